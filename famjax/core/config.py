@@ -1,0 +1,153 @@
+"""The one schema of an experiment: frozen nested dataclasses, a comment for every field."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape of a decoder-only language model. Letters: see `famjax.core.types`."""
+
+    # 0 takes the tokenizer's size; any other number must be at least that
+    vocab_size: int = 0
+    layers: int = 4
+    # d, the width of the residual stream
+    width: int = 256
+    heads: int = 4
+    # g: equal to heads is multi-head, 1 is multi-query (A.1), between is grouped-query; 0 = heads
+    kv_heads: int = 0
+    # e; 0 = width / heads
+    head_dim: int = 0
+    # hidden width of the feed-forward; 0 = 4 * width
+    mlp_width: int = 0
+    mlp: Literal["gelu", "swiglu", "geglu"] = "swiglu"
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    # the head shares the embedding table
+    tied: bool = True
+    rope_base: float = 10_000.0
+    # a mixer's name, or a comma-separated pattern repeated up the stack ("bswa,bswa,fam")
+    mixer: str = "fam"
+    # w, tokens in a block (2.1)
+    block_len: int = 128
+    # m, memory segments of bswa, bswa_sg and fam (2.1)
+    memory_segments: int = 1
+    # tokens a query of swa sees, itself included
+    window: int = 128
+    # tokens the cache of full attention holds
+    capacity: int = 4096
+    # f, FAM length (3.4.1)
+    fam_len: int = 16
+    # p, previous FAMs a block attends to (3.4.2)
+    fam_previous: int = 1
+    # one compiled layer for all repeats of the pattern; the same numbers either way
+    scan_layers: bool = True
+    # what backward recomputes: nothing, each layer, or each block's attention within each layer
+    remat: Literal["none", "layer", "block"] = "none"
+    # compute type; parameters and optimizer are float32
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+@dataclass(frozen=True)
+class PasskeyConfig:
+    """Passkey retrieval (TransformerFAM 3.2, D.1): needle, filler, question, answer."""
+
+    digits: int = 5
+    # documents have min_length to max_length tokens (log-uniform), needle and question included
+    min_length: int = 64
+    max_length: int = 4096
+    # with a curriculum, training starts at this longest length and doubles it up to max_length ...
+    start_length: int = 64
+    # ... each time the answers' token accuracy over a logging interval reaches this
+    threshold: float = 0.97
+    # weight of the tokens that are not the answer
+    other_weight: float = 0.02
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where tokens come from and how they are laid into batches."""
+
+    # what documents are: text, or generated passkey retrieval
+    task: Literal["text", "passkey"] = "text"
+    # text: file, folder or glob, several separated by commas; none at all: Python's own library
+    files: str = ""
+    # text: name of a seqio task or mixture (needs famjax[seqio])
+    seqio: str = ""
+    # text: name of a TFDS set, "name/config:version" (needs famjax[seqio])
+    tfds: str = ""
+    # feature of the seqio or TFDS examples that holds the text; seqio tokens: "targets"
+    feature: str = "text"
+    # "bytes" or the path of a SentencePiece model
+    tokenizer: str = "bytes"
+    # lanes: rows follow documents, memory carried between steps; packed: rows are independent
+    layout: Literal["lanes", "packed"] = "lanes"
+    # b, rows of a batch
+    batch: int = 8
+    # t, tokens of a row in a step; a multiple of model.block_len
+    length: int = 1024
+    # one document in so many is kept from training, for evaluation; 0 keeps none
+    holdout: int = 20
+    # packed: tokens of the row repeated at its end after '[repeat random segment]' (3.1.1); 0 none
+    repeat_len: int = 0
+    # packed: weight of the repeated tokens
+    repeat_weight: float = 0.1
+    passkey: PasskeyConfig = field(default_factory=PasskeyConfig)
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    name: Literal["adamw", "adafactor"] = "adamw"
+    learning_rate: float = 3e-3
+    schedule: Literal["constant", "cosine", "wsd"] = "cosine"
+    warmup_steps: int = 100
+    # wsd: last part of the run over which the rate falls linearly to zero
+    decay_fraction: float = 0.2
+    # cosine: final rate as a fraction of learning_rate
+    final_fraction: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    weight_decay: float = 0.0
+    # largest global gradient norm; 0 does not clip
+    clip_norm: float = 1.0
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    steps: int = 1000
+    # rows of a batch are cut into so many parts whose gradients are added up
+    accumulate: int = 1
+    # a step's tokens are read as so many segments, each rematerialised; the gradient flows through
+    # all of them and is cut at the step's start (truncated BPTT)
+    bptt_segments: int = 1
+    # probability of starting a packed row from the last step's memory (B.2.3); 0 = off
+    rsp: float = 0.0
+    # steps over which that probability rises linearly from 0
+    rsp_ramp: int = 0
+    # random position offset (B.2.2): uniform up to the longest wavelength, half of the time 0
+    rpo: bool = False
+    log_every: int = 10
+    checkpoint_every: int = 200
+    # checkpoints kept; the newest good one is used on resume
+    keep: int = 2
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """Devices along each axis. -1 for one axis takes what the others leave."""
+
+    data: int = -1
+    fsdp: int = 1
+    tensor: int = 1
+
+
+@dataclass(frozen=True)
+class Config:
+    name: str = "run"
+    seed: int = 0
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)

@@ -1,0 +1,20 @@
+"""One exception for every mistake a user can make.
+
+`UserError` carries one line: what is wrong and how to mend it. The command line prints that
+line and exits with status 2; anything else that escapes is a bug of ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """A mistake outside our code. The message is one line: the thing, what is wrong, the mend."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return "; did you mean X?" for the known name closest to `name`, or "" if none is close."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {matches[0]!r}?" if matches else ""

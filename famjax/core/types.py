@@ -1,0 +1,43 @@
+"""The alphabet of dimensions, and what every sequence model here is called with.
+
+Dimensions, used in every docstring and einsum of the project:
+
+    b  batch rows, called lanes when each follows one document
+    t  tokens of one call          n  blocks of one call        w  tokens in a block (block_len)
+    d  model width                 h  query heads               g  key/value heads
+    e  width of one head           v  vocabulary                l  layers
+    m  memory segments             p  previous FAMs attended    f  FAM length
+
+A model is a function of a segment and a state. `Context` holds what is not carried.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+
+Array = jax.Array
+# A pytree of named tuples of arrays: everything a model remembers. Its size never changes.
+State = Any
+
+
+class Context(NamedTuple):
+    """What a call needs besides the tokens and the carried state.
+
+    Attributes:
+      reset: [b t] bool, or None for no reset. True at the first token of a document, which stands
+        at the first token of a block: the lane forgets everything before it.
+      valid: [b t] bool, or None for all valid. False marks padding. Padding stands behind the
+        tokens of its lane, and is followed only by padding until the next reset or the end of the
+        call. It never updates the state; the outputs at padding mean nothing.
+      offset: scalar, added to all positions (random position offset, TransformerFAM B.2.2), or
+        None.
+      prompt: [f d], the FAM prompt as it stands before the layer (TransformerFAM B.1), set by the
+        stack when a reset needs it; None otherwise.
+    """
+
+    reset: Array | None = None
+    valid: Array | None = None
+    offset: Array | None = None
+    prompt: Array | None = None
