@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 Array = jax.Array
 # A pytree of named tuples of arrays: everything a model remembers. Its size never changes.
@@ -41,3 +42,16 @@ class Context(NamedTuple):
     valid: Array | None = None
     offset: Array | None = None
     prompt: Array | None = None
+
+
+def compute_dtype(name: str) -> jnp.dtype:
+    """Return the type of the maths: the configured one, or float64 where JAX is switched to x64.
+
+    Parameters, optimizer and the feedback memory are in `param_dtype` whatever it is.
+    """
+    return jnp.dtype("float64") if jax.config.jax_enable_x64 else jnp.dtype(name)
+
+
+def param_dtype() -> jnp.dtype:
+    """Return float32, or float64 where JAX is switched to x64 (the oracles' tests)."""
+    return jnp.dtype(jnp.result_type(float))

@@ -1,0 +1,43 @@
+"""The feed-forward sublayer, pre-norm and residual."""
+
+from __future__ import annotations
+
+import jax
+from flax import nnx
+
+from famjax.core.config import ModelConfig
+from famjax.core.types import Array, compute_dtype
+from famjax.layers.linear import Linear
+from famjax.layers.norm import Norm
+
+_GATES = {"swiglu": jax.nn.silu, "geglu": jax.nn.gelu}
+
+
+class FeedForward(nnx.Module):
+    """FF(PreLN(a)) + a (TransformerFAM 2.1), with GELU, SwiGLU or GeGLU inside.
+
+    The residual is added in the type of `a`, which for FAM is wider than the compute type.
+    """
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        d = config.width
+        hidden = config.mlp_width or 4 * d
+        self.dtype = compute_dtype(config.dtype)
+        self.kind = config.mlp
+        self.norm = Norm(config.norm, d)
+        up = ("...d,dc->...c", (d, hidden), d)
+        self.up = Linear(*up, dtype=self.dtype, rngs=rngs)
+        self.gate = Linear(*up, dtype=self.dtype, rngs=rngs) if config.mlp in _GATES else None
+        gain = (2 * config.layers) ** -0.5
+        self.down = Linear(
+            "...c,cd->...d", (hidden, d), hidden, dtype=self.dtype, rngs=rngs, gain=gain
+        )
+
+    def __call__(self, a: Array) -> Array:
+        """[... d] -> [... d]."""
+        x = self.norm(a, self.dtype)
+        if self.gate is None:
+            hidden = jax.nn.gelu(self.up(x))
+        else:
+            hidden = _GATES[self.kind](self.gate(x)) * self.up(x)
+        return a + self.down(hidden).astype(a.dtype)

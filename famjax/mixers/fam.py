@@ -1,0 +1,264 @@
+"""Feedback Attention Memory (TransformerFAM 2.2, Algorithm 2, B.1, B.2.1).
+
+A block attends to its memory segments, to the previous FAM and to itself; the FAM, as a query,
+attends to its own last value and to the whole block, and goes through the layer's own norm,
+projections and feed-forward:
+
+    A_tau^F = SelfAttention(Q_{tau-1}^F, Concat(K_{tau-1}^F, K_tau), ...) + F_{tau-1}
+    F_tau   = FF(PreLN(A_tau^F)) + A_tau^F
+
+Within one layer that recurrence needs nothing but the keys and values of each block. So all blocks
+are projected at once, a scan over the blocks updates the f memory tokens alone, and then all
+blocks attend at once: of f + w tokens only f are sequential.
+
+The FAM is kept in float32 whatever the compute type: it is a sum over all the blocks ever read,
+and in bfloat16 the terms would soon be lost in it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from famjax.core.config import ModelConfig
+from famjax.core.types import Array, Context, param_dtype
+from famjax.layers.mlp import FeedForward
+from famjax.mixers.window import (
+    Blocks,
+    Window,
+    WindowState,
+    choose,
+    keep_padding,
+    newest,
+    shifted,
+    where_lane,
+)
+from famjax.ops.attention import Frames, attend
+
+
+class FamState(NamedTuple):
+    """The window, and the feedback memory.
+
+    Attributes:
+      window: memory segments and the block being filled.
+      fam: [b f d] float32, F.
+      k, v: [b p f g e], keys and values of the last p FAMs, oldest first, the last of them F's;
+        each at positions -f to -1 of the block that came after it.
+      updates: [b] int32, updates since the document's start, at most p. At 0 the FAM is the
+        learned initial one.
+    """
+
+    window: WindowState
+    fam: Array
+    k: Array
+    v: Array
+    updates: Array
+
+
+class Fam(nnx.Module):
+    """Block sliding window attention with feedback memory."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        self.window = Window(config, rngs=rngs, segments=config.memory_segments)
+        self.block_len = config.block_len
+        self.fam_len = config.fam_len
+        self.previous = config.fam_previous
+
+    @property
+    def qkv(self):
+        return self.window.qkv
+
+    def init_state(self, batch: int, prompt: Array) -> FamState:
+        """Start every lane from the FAM prompt [f d] as it stands before this layer (B.1)."""
+        fam = jnp.broadcast_to(prompt, (batch, *prompt.shape)).astype(param_dtype())
+        _, k, v = self.project(fam)
+        older = ((0, 0), (self.previous - 1, 0), (0, 0), (0, 0), (0, 0))
+        return FamState(
+            self.window.init_state(batch),
+            fam,
+            jnp.pad(k[:, None], older),
+            jnp.pad(v[:, None], older),
+            jnp.zeros((batch,), jnp.int32),
+        )
+
+    def state_axes(self) -> FamState:
+        kv = ("batch", None, None, "kv_heads", None)
+        return FamState(
+            self.window.state_axes(), ("batch", None, None), kv, kv, ("batch",)
+        )
+
+    def pass_state(self, fresh: FamState, saved: FamState) -> FamState:
+        """Random state passing (B.2.3): start from another document's FAM and an empty window."""
+        return saved._replace(window=fresh.window)
+
+    def encode_prompt(self, prompt: Array) -> Array:
+        return self.qkv.encode_prompt(prompt)
+
+    def project(self, fam: Array) -> tuple[Array, Array, Array]:
+        """QKV(PreLN(F)) at positions -f to -1 of the block that follows: [b f d] -> [b f h|g e].
+
+        These are the last f positions of the block that F was made from (B.2.1).
+        """
+        q, k, v = self.qkv.project(fam)
+        positions = jnp.arange(-self.fam_len, 0)
+        return self.qkv.rotate(q, positions), self.qkv.rotate(k, positions), v
+
+    def update(self, fam: Array, updates: Array, k: Array, v: Array, mlp: FeedForward) -> Array:
+        """Return F_tau [b f d] from F_{tau-1} and the block's keys and values [b w g e]."""
+        q, fam_k, fam_v = self.project(fam)
+        attended = attend(q, jnp.concatenate([fam_k, k], 1), jnp.concatenate([fam_v, v], 1))
+        # the initial FAM has no context to pass on: the first residual is zero (B.1)
+        return mlp(self.qkv.merge(attended, where_lane(updates > 0, fam, jnp.zeros_like(fam))))
+
+    def __call__(
+        self, x: Array, state: FamState, ctx: Context, mlp: FeedForward
+    ) -> tuple[Array, FamState]:
+        """Read whole blocks: [b n*w d] -> [b n*w d]. The lanes stand at the start of a block."""
+        q, k, v, blocks = self.window.read(x, ctx)
+        feedback, fam, updates = self.feed_back(k, v, state, blocks, ctx, mlp)
+        seen = self.sight(k, v, state, blocks, feedback)
+        attended = self.window.attend_blocks(q, k, v, *seen, ctx)
+        y = self.qkv.merge(attended, x)
+        return y, self.close(k, v, state, blocks, feedback[:2], fam, updates)
+
+    def feed_back(
+        self,
+        k: Array,
+        v: Array,
+        state: FamState,
+        blocks: Blocks,
+        ctx: Context,
+        mlp: FeedForward,
+    ) -> tuple[tuple[Array, Array, Array], Array, Array]:
+        """Run the recurrence over the blocks, on the memory tokens alone.
+
+        Returns:
+          keys and values [b n f g e] of the FAM that each block starts with, and its updates [b n];
+          the last FAM [b f d]; its updates [b].
+        """
+        prompt = ctx.prompt
+
+        def block(carry, xs):
+            fam, updates = carry
+            k, v, reset, full = xs
+            if prompt is not None:
+                fam = where_lane(reset, jnp.broadcast_to(prompt, fam.shape).astype(fam.dtype), fam)
+                updates = jnp.where(reset, 0, updates)
+            _, fam_k, fam_v = self.project(fam)
+            new = self.update(fam, updates, k, v, mlp)
+            after = jnp.minimum(updates + full, self.previous)
+            return (where_lane(full, new, fam), after), (fam_k, fam_v, updates)
+
+        over_blocks = (k, v, blocks.reset, blocks.count == self.block_len)
+        xs = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), over_blocks)
+        (fam, updates), ys = jax.lax.scan(block, (state.fam, state.updates), xs)
+        return jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1), ys), fam, updates
+
+    def sight(
+        self,
+        k: Array,
+        v: Array,
+        state: FamState,
+        blocks: Blocks,
+        feedback: tuple[Array, Array, Array],
+    ) -> tuple[Array, Array, Array]:
+        """Return what each block sees of the past: memory segments, then the last p FAMs.
+
+        Returns:
+          keys and values [b n m*w+p*f g e] in the block's frame; mask [b n w m*w+p*f].
+        """
+        fam_k, fam_v, updates = feedback
+        b, n, f, g, e = fam_k.shape
+        p, w = self.previous, self.block_len
+        behind = jnp.arange(p - 1, -1, -1)
+        line_k = jnp.concatenate([state.k[:, :-1].astype(fam_k.dtype), fam_k], 1)
+        line_v = jnp.concatenate([state.v[:, :-1].astype(fam_v.dtype), fam_v], 1)
+        past_k = shifted(line_k, p, n)
+        if p > 1:
+            past_k = self.qkv.rotate(past_k, jnp.broadcast_to(-w * behind[:, None], (p, f)))
+        past_v = shifted(line_v, p, n)
+        there = jnp.repeat(updates[..., None] >= behind, f, axis=-1)
+        there = jnp.broadcast_to(there[:, :, None], (b, n, w, p * f))
+        seen_k, seen_v, visible = self.window.memory(k, v, state.window, blocks)
+        visible = jnp.broadcast_to(visible, (b, n, w, visible.shape[-1]))
+        return (
+            jnp.concatenate([seen_k, past_k.reshape(b, n, p * f, g, e)], 2),
+            jnp.concatenate([seen_v, past_v.reshape(b, n, p * f, g, e)], 2),
+            jnp.concatenate([visible, there], -1),
+        )
+
+    def close(
+        self,
+        k: Array,
+        v: Array,
+        state: FamState,
+        blocks: Blocks,
+        feedback: tuple[Array, Array],
+        fam: Array,
+        updates: Array,
+    ) -> FamState:
+        """Return the state after the call."""
+        older = self.previous - 1
+        _, *latest = self.project(fam)
+        holds = jnp.arange(older) >= older - updates[:, None]  # [b p-1]
+
+        def line(old: Array, new: Array, last: Array) -> Array:
+            kept = newest(jnp.concatenate([old[:, :-1].astype(new.dtype), new], 1), blocks.end, older)
+            kept = jnp.where(holds[..., None, None, None], kept, 0)
+            return where_lane(blocks.idle, old, jnp.concatenate([kept, last[:, None]], 1))
+
+        return FamState(
+            self.window.close(k, v, state.window, blocks),
+            fam,
+            line(state.k, feedback[0], latest[0]),
+            line(state.v, feedback[1], latest[1]),
+            updates,
+        )
+
+    def step(
+        self, x: Array, state: FamState, ctx: Context, mlp: FeedForward
+    ) -> tuple[Array, FamState]:
+        """Read one token a lane: [b 1 d] -> [b 1 d]. Lanes may stand anywhere in their blocks."""
+        before = state
+        if ctx.reset is not None:
+            state = choose(ctx.reset[:, 0], self.init_state(x.shape[0], ctx.prompt), state)
+        q, window = self.window.write(x, state.window)
+        attended = self.window.attend_token(q, window, self.frames(q, state))
+        y = self.qkv.merge(attended[:, None], x)
+        full = window.tokens + 1 == self.block_len
+        # once in w tokens
+        state = jax.lax.cond(
+            full.any(),
+            lambda state: choose(full, self.advance(state, window, mlp), state),
+            lambda state: state,
+            state,
+        )
+        return y, keep_padding(ctx, state._replace(window=self.window.turn(window)), before)
+
+    def frames(self, q: Array, state: FamState) -> Frames:
+        """Return the last p FAMs as one token sees them, in `attend_frames`' form."""
+        p, f = self.previous, self.fam_len
+        behind = jnp.arange(p - 1, -1, -1)
+        position = state.window.tokens[:, None] + self.block_len * behind
+        visible = state.updates[:, None] >= behind
+        return (
+            self.qkv.rotate(jnp.repeat(q[:, None], p, 1), position),
+            state.k,
+            state.v,
+            jnp.broadcast_to(visible[..., None], (*visible.shape, f)),
+        )
+
+    def advance(self, state: FamState, window: WindowState, mlp: FeedForward) -> FamState:
+        """Compress the block that has just been filled into the FAM."""
+        k, v = window.k[:, -1], window.v[:, -1]
+        fam = self.update(state.fam, state.updates, k, v, mlp)
+        _, fam_k, fam_v = self.project(fam)
+        return state._replace(
+            fam=fam,
+            k=jnp.concatenate([state.k[:, 1:], fam_k[:, None].astype(state.k.dtype)], 1),
+            v=jnp.concatenate([state.v[:, 1:], fam_v[:, None].astype(state.v.dtype)], 1),
+            updates=jnp.minimum(state.updates + 1, self.previous),
+        )

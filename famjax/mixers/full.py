@@ -1,0 +1,116 @@
+"""Full causal attention with a cache of fixed capacity: the baseline that does not stream."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from famjax.core.config import ModelConfig
+from famjax.core.errors import UserError
+from famjax.core.types import Array, Context
+from famjax.layers.mlp import FeedForward
+from famjax.layers.qkv import QKV
+from famjax.mixers.window import where_lane
+from famjax.ops.attention import attend
+
+
+class CacheState(NamedTuple):
+    """k, v: [b capacity g e], rotated by the position in the document; length: [b] int32."""
+
+    k: Array
+    v: Array
+    length: Array
+
+
+class Full(nnx.Module):
+    """Causal attention over everything since the document's start, up to the capacity.
+
+    Beyond the capacity outputs are NaN under jit, and a `UserError` otherwise: never a wrong number.
+    """
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        self.qkv = QKV(config, rngs=rngs)
+        self.block_len = 1
+        self.capacity = config.capacity
+
+    def init_state(self, batch: int, prompt: Array | None = None) -> CacheState:
+        shape = (batch, self.capacity, self.qkv.kv_heads, self.qkv.head_dim)
+        empty = jnp.zeros(shape, self.qkv.dtype)
+        return CacheState(empty, empty, jnp.zeros((batch,), jnp.int32))
+
+    def state_axes(self) -> CacheState:
+        kv = ("batch", None, "kv_heads", None)
+        return CacheState(kv, kv, ("batch",))
+
+    def encode_prompt(self, prompt: Array) -> Array:
+        return self.qkv.encode_prompt(prompt)
+
+    def __call__(
+        self, x: Array, state: CacheState, ctx: Context, mlp: FeedForward
+    ) -> tuple[Array, CacheState]:
+        """Read any number of tokens: [b t d] -> [b t d]."""
+        b, t, _ = x.shape
+        reset = jnp.zeros((b, t), bool) if ctx.reset is None else ctx.reset
+        valid = jnp.ones((b, t), bool) if ctx.valid is None else ctx.valid
+        index = jnp.arange(t)
+        start = jax.lax.cummax(jnp.where(reset, index, -1), axis=1)  # [b t]
+        position = jnp.where(start < 0, index + state.length[:, None], index - start)
+        self.refuse(jnp.where(valid, position, 0))
+
+        q, k, v = self.qkv.project(x)
+        k = self.qkv.rotate(k, position)
+        mask = self.mask(state, start, valid)
+        keys = jnp.concatenate([state.k.astype(k.dtype), k], 1)
+        values = jnp.concatenate([state.v.astype(v.dtype), v], 1)
+        q = self.qkv.rotate(q, position)
+        if ctx.offset is not None:
+            q, keys = self.qkv.rotate(q, ctx.offset[None]), self.qkv.rotate(keys, ctx.offset[None])
+        y = self.qkv.merge(attend(q, keys, values, mask), x)
+        y = jnp.where((valid & (position >= self.capacity))[..., None], jnp.nan, y)
+        return y, self.close(k, v, state, start[:, -1], valid)
+
+    step = __call__
+
+    def refuse(self, position: Array) -> None:
+        if not isinstance(position, jax.core.Tracer) and position.max() >= self.capacity:
+            raise UserError(
+                f"full attention: token {int(position.max()) + 1} of a document does not fit its "
+                f"cache of {self.capacity}; raise model.capacity or use a windowed mixer"
+            )
+
+    def mask(self, state: CacheState, start: Array, valid: Array) -> Array:
+        """Return [b t capacity+t]: cached keys unless a reset came between, own ones causally."""
+        t = start.shape[1]
+        cached = jnp.arange(self.capacity) < state.length[:, None]
+        cached = cached[:, None] & (start < 0)[..., None]
+        index = jnp.arange(t)
+        same = (start[:, :, None] == start[:, None, :]) & (index[:, None] >= index)
+        # padding sees itself, so that no row of the softmax is empty
+        same &= valid[:, None] | jnp.eye(t, dtype=bool)
+        return jnp.concatenate([cached, same], -1)
+
+    def close(self, k: Array, v: Array, state: CacheState, start: Array, valid: Array) -> CacheState:
+        """Append the new keys, or begin the cache anew behind the last reset."""
+        index = jnp.arange(k.shape[1])
+        begin = jnp.maximum(start, 0)
+        base = jnp.where(start < 0, state.length, 0)
+        total = base + (valid & (index >= begin[:, None])).sum(-1, dtype=jnp.int32)
+        slot = jnp.arange(self.capacity)
+        source = jnp.clip(slot - base[:, None] + begin[:, None], 0, k.shape[1] - 1)
+        is_old = slot < base[:, None]
+        is_new = ~is_old & (slot < total[:, None])
+
+        def merged(old: Array, new: Array) -> Array:
+            gathered = jnp.take_along_axis(new, source[..., None, None], 1).astype(old.dtype)
+            kept = jnp.where(is_old[..., None, None], old, 0)
+            return jnp.where(is_new[..., None, None], gathered, kept)
+
+        idle = ~valid.any(-1)
+        return CacheState(
+            where_lane(idle, state.k, merged(state.k, k)),
+            where_lane(idle, state.v, merged(state.v, v)),
+            jnp.where(idle, state.length, total),
+        )

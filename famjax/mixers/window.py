@@ -1,0 +1,332 @@
+"""Block sliding window attention (TransformerFAM 2.1, Equation 1, Algorithm 1) and its kin.
+
+    K^_t = Concat(K_{tau-m : tau-1}, K_{tau : t})          V^_t likewise
+    a_t  = SelfAttention(q_t, K^_t, V^_t) + i_t
+
+`swa` is the same with a mask beyond a token window; `bswa_sg` cuts the gradient at the memory
+segments. `fam` adds its memory to what a block sees (see `famjax.mixers.fam`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from famjax.core.config import ModelConfig
+from famjax.core.types import Array, Context, State
+from famjax.layers.mlp import FeedForward
+from famjax.layers.qkv import QKV
+from famjax.ops.attention import Frames, attend, attend_frames
+
+
+class WindowState(NamedTuple):
+    """Keys and values of the last blocks, each key rotated by its offset in its own block.
+
+    Attributes:
+      k, v: [b m+1 w g e]: the m memory segments, oldest first, then the block being filled by
+        `step`. What holds nothing is zero.
+      blocks: [b] int32, memory segments that hold something, at most m.
+      tokens: [b] int32, tokens in the block being filled, less than w.
+    """
+
+    k: Array
+    v: Array
+    blocks: Array
+    tokens: Array
+
+
+class Blocks(NamedTuple):
+    """Where the blocks of one call stand in their lanes' documents.
+
+    Attributes:
+      reset: [b n] bool, a document starts with the block.
+      count: [b n] int32, valid tokens of the block; they come first in it.
+      end: [b] int32, one behind the last full block of the lane's newest document.
+      fresh: [b] bool, that document began within the call.
+      idle: [b] bool, the lane holds nothing but padding.
+    """
+
+    reset: Array
+    count: Array
+    end: Array
+    fresh: Array
+    idle: Array
+
+    @classmethod
+    def of(cls, ctx: Context, batch: int, tokens: int, block_len: int) -> Blocks:
+        n = tokens // block_len
+        reset = jnp.zeros((batch, n), bool) if ctx.reset is None else ctx.reset[:, ::block_len]
+        if ctx.valid is None:
+            count = jnp.full((batch, n), block_len, jnp.int32)
+        else:
+            count = ctx.valid.reshape(batch, n, block_len).sum(-1, dtype=jnp.int32)
+        index = jnp.arange(n, dtype=jnp.int32)
+        start = jnp.where(reset, index, 0).max(-1)
+        full = (count == block_len) & (index >= start[:, None])
+        end = start + full.sum(-1, dtype=jnp.int32)
+        return cls(reset, count, end, reset.any(-1), ~(count > 0).any(-1))
+
+    def age(self, before: Array) -> Array:
+        """Return [b n]: blocks of the document before each block, `before` of them carried in."""
+        index = jnp.arange(self.reset.shape[1], dtype=jnp.int32)
+        start = jax.lax.cummax(jnp.where(self.reset, index, -1), axis=1)
+        return jnp.where(start < 0, index + before[:, None], index - start)
+
+
+def newest(sequence: Array, end: Array, size: int) -> Array:
+    """Return the `size` entries of each lane that stand from `end` on: [b s ...] -> [b size ...]."""
+    return jax.vmap(lambda x, i: jax.lax.dynamic_slice_in_dim(x, i, size, 0))(sequence, end)
+
+
+def shifted(sequence: Array, count: int, n: int) -> Array:
+    """Return for each of n blocks the `count` entries before it: [b count+n ...] -> [b n count ...]."""
+    return jnp.stack([sequence[:, j : j + n] for j in range(count)], axis=2)
+
+
+def where_lane(lanes: Array, new: Array, old: Array) -> Array:
+    """Choose by lane: [b] bool, [b ...], [b ...]."""
+    return jnp.where(lanes.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
+
+
+class Window(nnx.Module):
+    """Attention of each block to its memory segments and, causally, to itself.
+
+    Args:
+      config: block_len w, memory_segments m.
+      segments: m.
+      window: tokens a query sees, itself included; None is all of its memory segments.
+      stop_gradient: no gradient flows into memory segments (3.2, M1_SG).
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        rngs: nnx.Rngs,
+        segments: int,
+        window: int | None = None,
+        stop_gradient: bool = False,
+    ):
+        self.qkv = QKV(config, rngs=rngs)
+        self.block_len = config.block_len
+        self.segments = segments
+        self.window = window
+        self.stop_gradient = stop_gradient
+        self.by_block = config.remat == "block"
+
+    def init_state(self, batch: int, prompt: Array | None = None) -> WindowState:
+        """Return the empty memory. `prompt` is not used; see `famjax.mixers.fam`."""
+        shape = (batch, self.segments + 1, self.block_len, self.qkv.kv_heads, self.qkv.head_dim)
+        empty = jnp.zeros(shape, self.qkv.dtype)
+        zero = jnp.zeros((batch,), jnp.int32)
+        return WindowState(empty, empty, zero, zero)
+
+    def state_axes(self) -> WindowState:
+        kv = ("batch", None, None, "kv_heads", None)
+        return WindowState(kv, kv, ("batch",), ("batch",))
+
+    def encode_prompt(self, prompt: Array) -> Array:
+        return self.qkv.encode_prompt(prompt)
+
+    def __call__(
+        self, x: Array, state: WindowState, ctx: Context, mlp: FeedForward
+    ) -> tuple[Array, WindowState]:
+        """Read whole blocks: [b n*w d] -> [b n*w d]. The lanes stand at the start of a block."""
+        q, k, v, blocks = self.read(x, ctx)
+        seen_k, seen_v, visible = self.memory(k, v, state, blocks)
+        attended = self.attend_blocks(q, k, v, seen_k, seen_v, visible, ctx)
+        return self.qkv.merge(attended, x), self.close(k, v, state, blocks)
+
+    def read(self, x: Array, ctx: Context) -> tuple[Array, Array, Array, Blocks]:
+        """Project all blocks at once: [b n*w d] -> q [b n w h e], k and v [b n w g e]."""
+        b, t, d = x.shape
+        w = self.block_len
+        q, k, v = self.qkv.project(x.reshape(b, t // w, w, d))
+        offsets = jnp.arange(w)
+        return (
+            self.qkv.rotate(q, offsets),
+            self.qkv.rotate(k, offsets),
+            v,
+            Blocks.of(ctx, b, t, w),
+        )
+
+    def memory(
+        self, k: Array, v: Array, state: WindowState, blocks: Blocks
+    ) -> tuple[Array, Array, Array]:
+        """Return what each block sees of earlier blocks.
+
+        Returns:
+          keys and values [b n m*w g e], the keys turned into the block's own frame; and the mask
+          [b n w m*w].
+        """
+        b, n, w, g, e = k.shape
+        m = self.segments
+        past_k = jnp.concatenate([state.k[:, :m].astype(k.dtype), k], 1)
+        past_v = jnp.concatenate([state.v[:, :m].astype(v.dtype), v], 1)
+        if self.stop_gradient:
+            past_k, past_v = jax.lax.stop_gradient((past_k, past_v))
+        if m == 0:
+            empty = jnp.zeros((b, n, 0, g, e), k.dtype)
+            return empty, empty, jnp.zeros((b, n, w, 0), bool)
+        distance = jnp.arange(m, 0, -1)
+        shift = jnp.broadcast_to(-w * distance[:, None], (m, w))
+        seen_k = self.qkv.rotate(shifted(past_k, m, n), shift).reshape(b, n, m * w, g, e)
+        seen_v = shifted(past_v, m, n).reshape(b, n, m * w, g, e)
+        visible = blocks.age(state.blocks)[..., None] >= distance  # [b n m]
+        visible = jnp.repeat(visible, w, axis=-1)[:, :, None]
+        return seen_k, seen_v, visible & self.within_window(-w * distance)
+
+    def within_window(self, starts: Array) -> Array:
+        """Return [w s*w] bool: query i of a block may see key c of the block starting at `starts`."""
+        w = self.block_len
+        offsets = jnp.arange(w)
+        keys = (starts[:, None] + offsets).reshape(-1)
+        behind = offsets[:, None] - keys
+        return behind >= 0 if self.window is None else (behind >= 0) & (behind < self.window)
+
+    def attend_blocks(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        seen_k: Array,
+        seen_v: Array,
+        visible: Array,
+        ctx: Context,
+    ) -> Array:
+        """Attend to what is seen of the past and, causally, to the own block, block by block.
+
+        Args:
+          q, k, v: [b n w h|g e].
+          seen_k, seen_v, visible: [b n s g e] twice and [b n w|1 s].
+
+        Returns:
+          [b n*w h e].
+        """
+        b, n, w, h, e = q.shape
+        arguments = self.sights(q, k, v, seen_k, seen_v, visible, ctx)
+        if self.by_block:
+            # one block's scores at a time, recomputed in the backward pass (fam.remat)
+            out = jax.lax.map(
+                jax.checkpoint(lambda xs: attend(*xs)),
+                jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), arguments),
+            )
+            out = jnp.moveaxis(out, 0, 1)
+        else:
+            out = jax.vmap(attend, in_axes=1, out_axes=1)(*arguments)
+        return out.reshape(b, n * w, h, e)
+
+    def sights(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        seen_k: Array,
+        seen_v: Array,
+        visible: Array,
+        ctx: Context,
+    ) -> tuple[Array, Array, Array, Array]:
+        """Return queries, all keys, all values and the mask [b n w s+w] of every block."""
+        b, n, w = q.shape[:3]
+        own = jnp.broadcast_to(self.within_window(jnp.zeros(1, jnp.int32)), (b, n, w, w))
+        visible = jnp.broadcast_to(visible, (b, n, w, visible.shape[-1]))
+        keys = jnp.concatenate([seen_k, k], axis=2)
+        if ctx.offset is not None:
+            q, keys = self.qkv.rotate(q, ctx.offset[None]), self.qkv.rotate(keys, ctx.offset[None])
+        return (
+            q,
+            keys,
+            jnp.concatenate([seen_v, v], axis=2),
+            jnp.concatenate([visible, own], axis=-1),
+        )
+
+    def close(self, k: Array, v: Array, state: WindowState, blocks: Blocks) -> WindowState:
+        """Return the state after the call."""
+        m, w = self.segments, self.block_len
+        n = k.shape[1]
+        carried = jnp.where(blocks.fresh, 0, state.blocks)
+        start = jnp.where(blocks.reset, jnp.arange(n), 0).max(-1)
+        filled = jnp.minimum(m, carried + blocks.end - start).astype(jnp.int32)
+        tail = jnp.take_along_axis(jnp.pad(blocks.count, ((0, 0), (0, 1))), blocks.end[:, None], 1)
+        tokens = tail[:, 0]
+        holds = jnp.arange(m)[None] >= m - filled[:, None]  # [b m]
+        holds = jnp.repeat(holds[:, :, None], w, 2)
+        holds = jnp.concatenate([holds, (jnp.arange(w) < tokens[:, None])[:, None]], 1)
+
+        def latest(new: Array, old: Array) -> Array:
+            pad = jnp.zeros_like(new[:, :1])
+            line = jnp.concatenate([old[:, :m].astype(new.dtype), new, pad], 1)
+            kept = jnp.where(holds[..., None, None], newest(line, blocks.end, m + 1), 0)
+            return where_lane(blocks.idle, old, kept.astype(old.dtype))
+
+        return WindowState(
+            latest(k, state.k),
+            latest(v, state.v),
+            jnp.where(blocks.idle, state.blocks, filled),
+            jnp.where(blocks.idle, state.tokens, tokens),
+        )
+
+    # one token: the same mathematics, the query turned for each frame instead of the keys --------
+
+    def step(
+        self, x: Array, state: WindowState, ctx: Context, mlp: FeedForward
+    ) -> tuple[Array, WindowState]:
+        """Read one token a lane: [b 1 d] -> [b 1 d]. Lanes may stand anywhere in their blocks."""
+        before = state
+        if ctx.reset is not None:
+            state = choose(ctx.reset[:, 0], self.init_state(x.shape[0]), state)
+        q, state = self.write(x, state)
+        y = self.qkv.merge(self.attend_token(q, state)[:, None], x)
+        return y, keep_padding(ctx, self.turn(state), before)
+
+    def write(self, x: Array, state: WindowState) -> tuple[Array, WindowState]:
+        """Put the token's key and value at its place in the block; return q [b h e] unrotated."""
+        q, k, v = self.qkv.project(x)
+        k = self.qkv.rotate(k, state.tokens[:, None])
+        lanes = jnp.arange(x.shape[0])
+        place = (lanes, self.segments, state.tokens)
+        return q[:, 0], state._replace(
+            k=state.k.at[place].set(k[:, 0].astype(state.k.dtype)),
+            v=state.v.at[place].set(v[:, 0].astype(state.v.dtype)),
+        )
+
+    def attend_token(self, q: Array, state: WindowState, *more: Frames) -> Array:
+        """Attend with one token to the window and to `more` frames of keys: [b h e] -> [b h e]."""
+        m, w = self.segments, self.block_len
+        behind = w * jnp.arange(m, -1, -1)  # tokens from each frame's start to the own block's
+        position = state.tokens[:, None] + behind  # [b m+1]
+        distance = position[..., None] - jnp.arange(w)  # [b m+1 w]
+        filled = jnp.arange(m + 1) >= m - state.blocks[:, None]
+        mask = (distance >= 0) & filled[..., None]
+        if self.window is not None:
+            mask &= distance < self.window
+        frames = self.qkv.rotate(jnp.repeat(q[:, None], m + 1, 1), position)
+        return attend_frames((frames, state.k, state.v, mask), *more)
+
+    def turn(self, state: WindowState) -> WindowState:
+        """Count the token just written; a block that is full becomes the newest memory segment."""
+        full = state.tokens + 1 == self.block_len
+
+        def roll(x: Array) -> Array:
+            moved = jnp.concatenate([x[:, 1:], jnp.zeros_like(x[:, :1])], 1)
+            return where_lane(full, moved, x)
+
+        # once in w tokens: the branch spares the copy of the whole memory at all others
+        k, v = jax.lax.cond(
+            full.any(), lambda kv: jax.tree.map(roll, kv), lambda kv: kv, (state.k, state.v)
+        )
+        blocks = jnp.minimum(state.blocks + full, self.segments)
+        return WindowState(k, v, blocks, jnp.where(full, 0, state.tokens + 1))
+
+
+def choose(lanes: Array, new: State, old: State) -> State:
+    """Choose whole states by lane."""
+    return jax.tree.map(lambda a, b: where_lane(lanes, a, b.astype(a.dtype)), new, old)
+
+
+def keep_padding(ctx: Context, new: State, old: State) -> State:
+    """Return `new` where the token is valid, `old` where it is padding."""
+    return new if ctx.valid is None else choose(ctx.valid[:, 0], new, old)

@@ -1,0 +1,72 @@
+"""A decoder-only language model over any stack."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from famjax.core.config import ModelConfig
+from famjax.core.types import Array, Context, State, compute_dtype
+from famjax.layers.linear import Linear
+from famjax.layers.norm import Norm
+from famjax.stacks.residual import ResidualStack
+
+
+class LanguageModel(nnx.Module):
+    """Token embedding, stack, final norm, head.
+
+    A function of a segment and a state, by the protocol of all sequence models here:
+
+        state = model.init_state(batch)
+        logits, state = model(tokens, state)          # whole blocks
+        logits, state = model.step(tokens, state)     # one token a lane
+
+    Args:
+      config: its vocab_size is v, not 0.
+    """
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        v, d = config.vocab_size, config.width
+        self.dtype = compute_dtype(config.dtype)
+        self.embedding = nnx.Param(jax.random.normal(rngs.params(), (v, d)) * d**-0.5)
+        self.stack = ResidualStack(config, rngs=rngs)
+        self.norm = Norm(config.norm, d)
+        self.head = (
+            None
+            if config.tied
+            else Linear("...d,dv->...v", (d, v), d, dtype=self.dtype, rngs=rngs)
+        )
+        self.block_len = self.stack.block_len
+
+    def init_state(self, batch: int) -> State:
+        return self.stack.init_state(batch)
+
+    def state_axes(self) -> State:
+        return self.stack.state_axes()
+
+    def embed(self, tokens: Array) -> Array:
+        """[b t] int32 -> [b t d]. Rows are scaled to unit variance, the table is not."""
+        width = self.embedding.shape[-1]
+        return jnp.take(self.embedding[...], tokens, axis=0).astype(self.dtype) * width**0.5
+
+    def logits(self, x: Array) -> Array:
+        """[... d] -> [... v] in float32 or wider."""
+        x = self.norm(x, self.dtype)
+        if self.head is not None:
+            y = self.head(x)
+        else:
+            y = jnp.einsum("...d,vd->...v", x, self.embedding[...].astype(self.dtype))
+        return y.astype(jnp.promote_types(y.dtype, jnp.float32))
+
+    def __call__(
+        self, tokens: Array, state: State, ctx: Context | None = None
+    ) -> tuple[Array, State]:
+        """Read whole blocks: tokens [b n*w] -> logits of the next tokens [b n*w v]."""
+        x, state = self.stack(self.embed(tokens), state, ctx or Context())
+        return self.logits(x), state
+
+    def step(self, tokens: Array, state: State, ctx: Context | None = None) -> tuple[Array, State]:
+        """Read one token a lane: tokens [b 1] -> logits [b 1 v]."""
+        x, state = self.stack.step(self.embed(tokens), state, ctx or Context())
+        return self.logits(x), state

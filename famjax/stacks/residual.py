@@ -1,0 +1,142 @@
+"""The residual stack: a pattern of layers repeated, scanned or unrolled to the same numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from famjax.core.config import ModelConfig
+from famjax.core.types import Array, Context, State
+from famjax.layers.mlp import FeedForward
+from famjax.mixers import make_mixer
+
+
+class Layer(nnx.Module):
+    """A mixer and a feed-forward. The mixer may use the feed-forward on its memory (FAM does)."""
+
+    def __init__(self, name: str, config: ModelConfig, *, rngs: nnx.Rngs):
+        self.mixer = make_mixer(name, config, rngs=rngs)
+        self.mlp = FeedForward(config, rngs=rngs)
+        self.block_len = self.mixer.block_len
+
+    def init_state(self, batch: int, prompt: Array) -> State:
+        return self.mixer.init_state(batch, prompt)
+
+    def state_axes(self) -> State:
+        return self.mixer.state_axes()
+
+    def encode_prompt(self, prompt: Array) -> Array:
+        return self.mlp(self.mixer.encode_prompt(prompt))
+
+    def __call__(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
+        a, state = self.mixer(x, state, ctx, self.mlp)
+        return self.mlp(a), state
+
+    def step(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
+        a, state = self.mixer.step(x, state, ctx, self.mlp)
+        return self.mlp(a), state
+
+
+class ResidualStack(nnx.Module):
+    """Layers on one residual stream, and the FAM prompt that gives each its initial memory (B.1).
+
+    Parameters and states of equal layers are stacked on a leading axis r, the repeats of the
+    pattern, whether the layers are scanned or not; so checkpoints do not depend on that choice.
+    """
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        names = config.mixer.split(",")
+        self.repeats = config.layers // len(names)
+        self.scanned = config.scan_layers
+        self.remat = config.remat != "none"
+
+        def repeated(name: str) -> Layer:
+            @nnx.split_rngs(splits=self.repeats)
+            @nnx.vmap(in_axes=(0,))
+            def make(rngs: nnx.Rngs) -> Layer:
+                return Layer(name, config, rngs=rngs)
+
+            return make(rngs)
+
+        self.layers = nnx.List([repeated(name) for name in names])
+        self.block_len = math.lcm(*(layer.block_len for layer in self.layers))
+        prompt = jax.random.normal(rngs.params(), (config.fam_len, config.width))
+        self.prompt = nnx.Param(prompt) if "fam" in names else None
+
+    def init_state(self, batch: int) -> State:
+        """Return the states of lanes that have read nothing: a tuple over the pattern, [r b ...]."""
+
+        def layers(prompt: Array, layers: list[Layer], _: None) -> tuple[Array, State]:
+            states = []
+            for layer in layers:
+                states.append(layer.init_state(batch, prompt))
+                if self.prompt is not None:
+                    prompt = layer.encode_prompt(prompt)
+            return prompt, tuple(states)
+
+        return self._repeat(layers, self._prompt(), None)[1]
+
+    def state_axes(self) -> State:
+        def with_repeats(axes: tuple) -> tuple:
+            return (None, *axes)
+
+        leaf = lambda x: isinstance(x, tuple) and not hasattr(x, "_fields")  # noqa: E731
+        return tuple(
+            jax.tree.map(with_repeats, layer.state_axes(), is_leaf=leaf) for layer in self.layers
+        )
+
+    def pass_state(self, fresh: State, saved: State) -> State:
+        """Random state passing (B.2.3): what of `saved` a new document may start from."""
+        return tuple(
+            layer.mixer.pass_state(new, old) if hasattr(layer.mixer, "pass_state") else new
+            for layer, new, old in zip(self.layers, fresh, saved, strict=True)
+        )
+
+    def __call__(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
+        """[b t d] -> [b t d], t a multiple of block_len."""
+        return self._run(x, state, ctx, lambda layer: layer)
+
+    def step(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
+        """[b 1 d] -> [b 1 d]."""
+        return self._run(x, state, ctx, lambda layer: layer.step)
+
+    def _run(self, x: Array, state: State, ctx: Context, read: Any) -> tuple[Array, State]:
+        follow = self.prompt is not None and ctx.reset is not None
+
+        def layers(carry, layers: list[Layer], states: State):
+            x, prompt = carry
+            new = []
+            for layer, old in zip(layers, states, strict=True):
+                context = ctx._replace(prompt=prompt) if follow else ctx
+                x, after = read(layer)(x, old, context)
+                new.append(jax.tree.map(lambda a, b: a.astype(b.dtype), after, old))
+                prompt = layer.encode_prompt(prompt) if follow else prompt
+            return (x, prompt), tuple(new)
+
+        (x, _), state = self._repeat(layers, (x, self._prompt() if follow else None), state)
+        return x, state
+
+    def _prompt(self) -> Array | None:
+        return None if self.prompt is None else self.prompt[...]
+
+    def _repeat(self, body: Any, carry: Any, states: State) -> tuple[Any, State]:
+        """Run `body(carry, layers, states) -> (carry, states)` over the repeats of the pattern."""
+        graph, params = nnx.split(self.layers)
+
+        def one(carry, xs):
+            params, states = xs
+            return body(carry, nnx.merge(graph, params), states)
+
+        if self.remat:
+            one = jax.checkpoint(one)
+        if self.scanned:
+            return jax.lax.scan(one, carry, (params, states), length=self.repeats)
+        collected = []
+        for r in range(self.repeats):
+            carry, new = one(carry, jax.tree.map(lambda a: a[r], (params, states)))
+            collected.append(new)
+        return carry, jax.tree.map(lambda *a: jnp.stack(a), *collected)

@@ -1,0 +1,316 @@
+"""TransformerFAM's equations (2.1, 2.2, B.1, B.2), written down token by token in float64 NumPy.
+
+One sequence at a time, no batch dimension, nothing clever. Letters as in `famjax.core.types`, and
+
+    c  hidden width of the feed-forward      tau  index of a block      m  segments      p  previous
+
+Positions are absolute integers. A sequence may end in the middle of a block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray
+
+EPS = 1e-6
+
+
+def f64(x: Any) -> Array:
+    return np.asarray(x, dtype=np.float64)
+
+
+@dataclass
+class LayerWeights:
+    """One layer's weights; everything is turned to float64. A norm without bias is RMSNorm.
+
+    `mlp` is {"kind": "gelu", "w_in": [d c], "w_out": [c d]} or
+    {"kind": "swiglu" or "geglu", "w_gate": [d c], "w_up": [d c], "w_out": [c d]}.
+    """
+
+    norm1_scale: Array  # [d]
+    norm1_bias: Array | None  # [d], or None for RMSNorm
+    wq: Array  # [d h e]
+    wk: Array  # [d g e]
+    wv: Array  # [d g e]
+    wo: Array  # [h e d]
+    norm2_scale: Array  # [d]
+    norm2_bias: Array | None  # [d], or None for RMSNorm
+    mlp: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name != "mlp" and value is not None:
+                setattr(self, field.name, f64(value))
+        self.mlp = {k: v if k == "kind" else f64(v) for k, v in self.mlp.items()}
+
+
+# ------------------------------------------------------------------------------------------ parts
+
+
+def norm(x: Array, scale: Array, bias: Array | None) -> Array:
+    """[d] -> [d]. LayerNorm with a bias, RMSNorm without."""
+    if bias is None:
+        return x / math.sqrt(np.mean(x * x) + EPS) * scale
+    centred = x - np.mean(x)
+    return centred / math.sqrt(np.mean(centred * centred) + EPS) * scale + bias
+
+
+def gelu(x: Array) -> Array:
+    """The tanh approximation."""
+    return 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def silu(x: Array) -> Array:
+    return x * 0.5 * (1.0 + np.tanh(0.5 * x))  # x times the sigmoid of x, without overflow
+
+
+def feed_forward(mlp: dict[str, Any], x: Array) -> Array:
+    """[d] -> [d]."""
+    if mlp["kind"] == "gelu":
+        return gelu(x @ mlp["w_in"]) @ mlp["w_out"]
+    gate = {"swiglu": silu, "geglu": gelu}[mlp["kind"]]
+    return (gate(x @ mlp["w_gate"]) * (x @ mlp["w_up"])) @ mlp["w_out"]
+
+
+def rotate(x: Array, position: int, base: float) -> Array:
+    """[heads e] -> [heads e]. RoPE: components i and i + e/2 turn by position * base**(-2i/e)."""
+    e = x.shape[-1]
+    out = np.zeros_like(x)
+    for i in range(e // 2):
+        angle = position * base ** (-2.0 * i / e)
+        x1, x2 = x[:, i], x[:, i + e // 2]
+        out[:, i] = x1 * math.cos(angle) - x2 * math.sin(angle)
+        out[:, i + e // 2] = x2 * math.cos(angle) + x1 * math.sin(angle)
+    return out
+
+
+def qkv(w: LayerWeights, x: Array, position: int, base: float) -> tuple[Array, Array, Array]:
+    """QKV(PreLN(x)) of one token: [d] -> q [h e], k [g e], v [g e], with q and k rotated."""
+    x = norm(x, w.norm1_scale, w.norm1_bias)
+    q = np.einsum("d,dhe->he", x, w.wq)
+    k = np.einsum("d,dge->ge", x, w.wk)
+    v = np.einsum("d,dge->ge", x, w.wv)
+    return rotate(q, position, base), rotate(k, position, base), v
+
+
+def attend(w: LayerWeights, q: Array, keys: Sequence[Array], values: Sequence[Array]) -> Array:
+    """SelfAttention of one query over the listed keys and values, output projection included.
+
+    q: [h e]; keys, values: each [g e]. Returns [d]. Query head i reads head i // (h / g).
+    """
+    h, e = q.shape
+    g = w.wk.shape[1]
+    heads = np.zeros((h, e))
+    for i in range(h):
+        j = i // (h // g)
+        scores = f64([q[i] @ k[j] * e**-0.5 for k in keys])
+        weights = np.exp(scores - np.max(scores))
+        weights = weights / np.sum(weights)
+        for weight, v in zip(weights, values, strict=True):
+            heads[i] += weight * v[j]
+    return np.einsum("he,hed->d", heads, w.wo)
+
+
+def finish(w: LayerWeights, a: Array) -> Array:
+    """O = FF(PreLN(A)) + A of one token, [d] -> [d]."""
+    return feed_forward(w.mlp, norm(a, w.norm2_scale, w.norm2_bias)) + a
+
+
+def tokens_layer(
+    w: LayerWeights, x: Array, seen: Sequence[Sequence[int]], first: int, base: float
+) -> Array:
+    """a_t = SelfAttention(q_t, K of seen[t], V of seen[t]) + i_t; token t stands at first + t."""
+    x = f64(x)
+    projected = [qkv(w, x[t], first + t, base) for t in range(len(x))]
+    y = np.zeros_like(x)
+    for t in range(len(x)):
+        q = projected[t][0]
+        keys = [projected[s][1] for s in seen[t]]
+        values = [projected[s][2] for s in seen[t]]
+        y[t] = finish(w, attend(w, q, keys, values) + x[t])
+    return y
+
+
+# ----------------------------------------------------------------------------------------- layers
+
+
+def full_layer(w: LayerWeights, x: Array, *, rope_base: float = 10_000.0, offset: int = 0) -> Array:
+    """Causal attention over everything. x: [t d]; returns [t d]."""
+    return tokens_layer(w, x, [range(t + 1) for t in range(len(x))], offset, rope_base)
+
+
+def swa_layer(
+    w: LayerWeights, x: Array, *, window: int, rope_base: float = 10_000.0, offset: int = 0
+) -> Array:
+    """Token t sees tokens t-window+1 to t. x: [t d]; returns [t d]."""
+    seen = [range(max(0, t - window + 1), t + 1) for t in range(len(x))]
+    return tokens_layer(w, x, seen, offset, rope_base)
+
+
+def seen_in_memory(tau: int, block: int, segments: int) -> list[int]:
+    """Tokens of the blocks tau-m to tau-1, as far as they exist."""
+    return [
+        s for b in range(max(0, tau - segments), tau) for s in range(b * block, (b + 1) * block)
+    ]
+
+
+def bswa_layer(
+    w: LayerWeights,
+    x: Array,
+    *,
+    block: int,
+    segments: int,
+    rope_base: float = 10_000.0,
+    offset: int = 0,
+) -> Array:
+    """Equation 1: all of the blocks tau-m to tau-1 and the own block up to t. [t d] -> [t d]."""
+    seen = []
+    for t in range(len(x)):
+        tau = t // block
+        seen.append(seen_in_memory(tau, block, segments) + list(range(tau * block, t + 1)))
+    return tokens_layer(w, x, seen, offset, rope_base)
+
+
+def fam_layer(
+    w: LayerWeights,
+    x: Array,
+    *,
+    fam_init: Array,
+    block: int,
+    segments: int,
+    previous: int = 1,
+    rope_base: float = 10_000.0,
+    offset: int = 0,
+) -> tuple[Array, Array, list[Array]]:
+    """Algorithm 2, with the first update's zero residual (B.1) and FAM's positions (B.2.1).
+
+    x: [t d]; fam_init: [f d], F_{-1}. Returns y [t d], the last F [f d] (fam_init if no block was
+    completed) and [F_0, F_1, ...], one for each completed block.
+    """
+    x = f64(x)
+    fam_init = f64(fam_init)
+    f = len(fam_init)
+    y = np.zeros_like(x)
+
+    def project(fam: Array, tau: int) -> list[tuple[Array, Array, Array]]:
+        """QKV(PreLN(F_tau)). F_tau stands at the last f numbers of block tau; F_{-1} at -f..-1."""
+        start = offset + tau * block + block - f
+        return [qkv(w, fam[j], start + j, rope_base) for j in range(f)]
+
+    fam = fam_init  # F_{tau-1}
+    projected_fams = [project(fam_init, -1)]  # of F_{-1}, F_0, ..., F_{tau-1}
+    projected: list[tuple[Array, Array, Array]] = []  # of all tokens so far
+    fams: list[Array] = []
+
+    for tau in range(math.ceil(len(x) / block)):
+        begin, end = tau * block, min((tau + 1) * block, len(x))
+        for t in range(begin, end):
+            projected.append(qkv(w, x[t], offset + t, rope_base))
+
+        # the block's input attends to memory segments, the last p FAMs and its own past
+        for t in range(begin, end):
+            past = [projected[s] for s in seen_in_memory(tau, block, segments)]
+            for back in range(1, previous + 1):  # F_{tau-back}, at index tau-back+1
+                if tau - back >= -1:
+                    past += projected_fams[tau - back + 1]
+            past += projected[begin : t + 1]
+            a = attend(w, projected[t][0], [k for _, k, _ in past], [v for _, _, v in past]) + x[t]
+            y[t] = finish(w, a)
+
+        if end - begin < block:
+            break  # an incomplete block updates nothing
+
+        # FAM attends to itself and to the whole block
+        compressed = projected_fams[-1] + projected[begin:end]
+        keys = [k for _, k, _ in compressed]
+        values = [v for _, _, v in compressed]
+        updated = np.zeros_like(fam)
+        for j in range(f):
+            residual = np.zeros_like(fam[j]) if tau == 0 else fam[j]
+            updated[j] = finish(w, attend(w, projected_fams[-1][j][0], keys, values) + residual)
+        fam = updated
+        fams.append(fam)
+        projected_fams.append(project(fam, tau))
+
+    return y, fam, fams
+
+
+def prompt_layer(
+    w: LayerWeights, h: Array, *, rope_base: float = 10_000.0, offset: int = 0
+) -> Array:
+    """B.1: the FAM prompt's way through a layer, full attention at positions -f to -1. [f d]."""
+    f = len(h)
+    return tokens_layer(w, h, [range(f)] * f, offset - f, rope_base)
+
+
+# ------------------------------------------------------------------------------------------ model
+
+LAYERS = {"full": full_layer, "swa": swa_layer, "bswa": bswa_layer, "fam": fam_layer}
+
+
+def model(
+    embedding: Array,
+    layers: Sequence[tuple[LayerWeights, str, dict[str, Any]]],
+    final_norm: tuple[Array, Array | None],
+    head: Array | None,
+    prompt: Array | None,
+    tokens: Sequence[int] | Array,
+    *,
+    rope_base: float = 10_000.0,
+    offset: int = 0,
+) -> tuple[Array, list[Array | None]]:
+    """A decoder-only language model.
+
+    Args:
+      embedding: [v d].
+      layers: of (weights, kind in LAYERS, the keyword arguments that this kind needs beyond
+        rope_base, offset and fam_init).
+      final_norm: scale [d] and bias [d] or None.
+      head: [d v], or None for the transposed embedding.
+      prompt: [f d], the FAM prompt at the level of the embedding, or None. It goes through all
+        layers, whatever their kind; a layer's initial FAM is the prompt as it arrives there.
+      tokens: [t] integers.
+
+    Returns:
+      logits [t v], and for every layer its last FAM [f d], None where the layer is no fam.
+    """
+    embedding = f64(embedding)
+    x = np.stack([embedding[int(token)] for token in tokens])
+    h = None if prompt is None else f64(prompt)
+    fams: list[Array | None] = []
+    for w, kind, hyper in layers:
+        at = {"rope_base": rope_base, "offset": offset}
+        if kind == "fam":
+            if h is None:
+                raise ValueError("a fam layer needs a prompt")
+            x, fam, _ = fam_layer(w, x, fam_init=h, **hyper, **at)
+            fams.append(fam)
+        else:
+            x = LAYERS[kind](w, x, **hyper, **at)
+            fams.append(None)
+        if h is not None:
+            h = prompt_layer(w, h, **at)
+    scale, bias = final_norm
+    x = np.stack([norm(row, f64(scale), None if bias is None else f64(bias)) for row in x])
+    return x @ (embedding.T if head is None else f64(head)), fams
+
+
+def cross_entropy(logits: Array, targets: Array, weights: Array | None = None) -> float:
+    """Sum of weight * -log softmax(logits)[target], over the sum of weights (all 1 if None).
+
+    logits: [t v]; targets: [t] integers; weights: [t].
+    """
+    logits = f64(logits)
+    weights = np.ones(len(logits)) if weights is None else f64(weights)
+    total = 0.0
+    for row, target, weight in zip(logits, targets, weights, strict=True):
+        top = np.max(row)
+        total += weight * (top + math.log(np.sum(np.exp(row - top))) - row[int(target)])
+    return float(total / np.sum(weights))
