@@ -13,6 +13,32 @@ from famjax.layers.norm import Norm
 from famjax.stacks.residual import ResidualStack
 
 
+# up to this vocabulary a gradient by one-hot product is faster than one by scatter, on CPU by far
+_SMALL_VOCABULARY = 4096
+
+
+@jax.custom_vjp
+def look_up(table: Array, tokens: Array) -> Array:
+    """Return the rows of `table` [v d] at `tokens` [...]: [... d]."""
+    return jnp.take(table, tokens, axis=0)
+
+
+def _look_up_forward(table: Array, tokens: Array) -> tuple[Array, tuple[Array, Array]]:
+    return look_up(table, tokens), (jnp.zeros_like(table[:, :0]), tokens)
+
+
+def _look_up_backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array, None]:
+    shape, tokens = saved
+    grad = grad.reshape(-1, grad.shape[-1])
+    if len(shape) > _SMALL_VOCABULARY:
+        return jax.ops.segment_sum(grad, tokens.reshape(-1), len(shape)), None
+    one_hot = jax.nn.one_hot(tokens.reshape(-1), len(shape), dtype=grad.dtype)
+    return one_hot.T @ grad, None
+
+
+look_up.defvjp(_look_up_forward, _look_up_backward)
+
+
 class LanguageModel(nnx.Module):
     """Token embedding, stack, final norm, head.
 
@@ -47,8 +73,8 @@ class LanguageModel(nnx.Module):
 
     def embed(self, tokens: Array) -> Array:
         """[b t] int32 -> [b t d]. Rows are scaled to unit variance, the table is not."""
-        width = self.embedding.shape[-1]
-        return jnp.take(self.embedding[...], tokens, axis=0).astype(self.dtype) * width**0.5
+        table = self.embedding[...]
+        return look_up(table, tokens).astype(self.dtype) * table.shape[-1] ** 0.5
 
     def logits(self, x: Array) -> Array:
         """[... d] -> [... v] in float32 or wider."""

@@ -1,0 +1,48 @@
+# make demo       installs into .venv and runs the demonstration
+# make test       the tests; make test-slow: those that take minutes
+# make lint types what CI checks besides
+# make clean      removes .venv and caches; runs/ stays
+
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-slow lint types clean
+
+demo: $(VENV)/.installed
+	$(BIN)/python -m famjax.demo
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest --slow -m slow --timeout 3600
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+
+# Stamps: installation runs again only when pyproject.toml changes.
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	@echo "installing famjax into $(VENV), once; this takes some minutes"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "installing what the tests need, once; this takes some minutes"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,seqio]'
+	@touch $@
+
+# The first Python that is new enough, runs, and can make virtual environments.
+$(BIN)/python:
+	@for python in python3 python3.11 python3.12 python3.13; do \
+	  if $$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' \
+	    >/dev/null 2>&1; then exec $$python -m venv $(VENV); fi; \
+	done; \
+	echo "famjax: needs Python >= 3.11 with venv; install python3.11 (and python3.11-venv on" \
+	  "Debian or Ubuntu) and run make again" >&2; exit 1

@@ -1,0 +1,1 @@
+"""One file an experiment: `famjax train NAME` runs `configs/NAME.py`."""

@@ -1,0 +1,29 @@
+"""TransformerBSWA on text: `text_fam` without feedback memory, its baseline (2.1).
+
+    famjax train text_bswa                                   # the source of Python's own library
+    famjax train text_bswa data.files='books/*.txt' name=books_bswa
+
+Reads bytes in lanes: each of the 8 rows follows one document front to back, and its memory goes
+from step to step. A block of 128 sees itself and the block before.
+
+Cost: not measured yet. Expected: not measured yet; compare with `text_fam`.
+"""
+
+from famjax.core.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+
+
+def config() -> Config:
+    return Config(
+        name="text_bswa",
+        model=ModelConfig(
+            layers=4,
+            width=256,
+            heads=4,
+            mixer="bswa",
+            block_len=128,
+            memory_segments=1,
+        ),
+        data=DataConfig(layout="lanes", batch=8, length=1024),
+        optimizer=OptimizerConfig(learning_rate=3e-3, schedule="cosine", warmup_steps=100),
+        train=TrainConfig(steps=1000),
+    )

@@ -1,0 +1,30 @@
+"""TransformerFAM on text, laptop-sized, with nothing to download (2.2, 3.1.1).
+
+    famjax train text_fam                                    # the source of Python's own library
+    famjax train text_fam data.files='books/*.txt' name=books
+
+Reads bytes in lanes: each of the 8 rows follows one document front to back, and its memory goes
+from step to step. A block of 128 sees itself, the block before, and 16 FAM tokens.
+
+Cost: not measured yet. Expected: not measured yet; `text_bswa` is the same model without FAM.
+"""
+
+from famjax.core.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+
+
+def config() -> Config:
+    return Config(
+        name="text_fam",
+        model=ModelConfig(
+            layers=4,
+            width=256,
+            heads=4,
+            mixer="fam",
+            block_len=128,
+            memory_segments=1,
+            fam_len=16,
+        ),
+        data=DataConfig(layout="lanes", batch=8, length=1024),
+        optimizer=OptimizerConfig(learning_rate=3e-3, schedule="cosine", warmup_steps=100),
+        train=TrainConfig(steps=1000),
+    )

@@ -1,0 +1,183 @@
+"""`famjax doctor [--json]`: versions, devices, memory, optional parts, and a proof of work."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import sys
+import time
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from famjax.cli.main import parse
+from famjax.core import runtime
+
+REQUIRED = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "grain",
+    "numpy",
+    "sentencepiece",
+    "tyro",
+    "rich",
+    "tensorboardX",
+    "matplotlib",
+)
+
+# module, what its absence costs, and the command that brings it, from the checkout of famjax
+OPTIONAL = (
+    ("tensorflow", "no seqio tasks and no TFDS sets", "pip install -e '.[seqio]'"),
+    ("seqio", "data.seqio is refused", "pip install -e '.[seqio]'"),
+    ("tensorflow_datasets", "data.tfds is refused", "pip install -e '.[seqio]'"),
+    ("jax_cuda13_plugin", "an NVIDIA GPU is not used", "pip install -e '.[cuda]'"),
+    ("libtpu", "a TPU is not used", "pip install -e '.[tpu]'"),
+)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Show versions, devices, memory and missing parts; exit 1 if a required one fails."""
+
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+def run(argv: list[str]) -> int:
+    arguments = parse(Arguments, argv, "famjax doctor")
+    report = examine()
+    if arguments.json:
+        print(json.dumps(report, indent=2))
+    else:
+        _show(report)
+    return 0 if report["ok"] else 1
+
+
+def examine() -> dict[str, Any]:
+    """Return everything the doctor sees; "ok" tells whether the required parts work."""
+    versions = {name: _version(name) for name in REQUIRED}
+    found: dict[str, Any] = {
+        "famjax": _version("famjax"),
+        "python": platform.python_version(),
+        "required": versions,
+        "devices": [],
+        "host_memory": _host_memory(),
+        "compile_cache": runtime.cache_folder(),
+        "compile_cache_writable": runtime.is_writable(runtime.cache_folder()),
+        "optional": [
+            {
+                "name": name,
+                "found": importlib.util.find_spec(name) is not None,
+                "missing_costs": costs,
+                "install": command,
+            }
+            for name, costs, command in OPTIONAL
+        ],
+    }
+    try:
+        runtime.setup()
+        found["devices"] = _devices()
+        found["device_works"] = _proof()
+    except Exception as error:  # whatever breaks here is what the doctor is asked for
+        found["device_works"] = f"no: {' '.join(str(error).split()) or type(error).__name__}"
+    found["ok"] = None not in versions.values() and found["device_works"].startswith("yes")
+    return found
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _host_memory() -> dict[str, int | None]:
+    """Return total and available bytes; what the system does not tell is None."""
+    if not hasattr(os, "sysconf"):
+        return {"total": None, "available": None}
+    page = os.sysconf("SC_PAGE_SIZE")
+    known = {"total": "SC_PHYS_PAGES", "available": "SC_AVPHYS_PAGES"}
+    memory = {
+        word: page * os.sysconf(name) if name in os.sysconf_names else None
+        for word, name in known.items()
+    }
+    try:  # Linux counts what its file cache would give back only here
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            table = dict(line.split(":", 1) for line in lines)
+        memory["available"] = int(table["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        pass
+    return memory
+
+
+def _devices() -> list[dict[str, Any]]:
+    """Return a row for each kind of device."""
+    import jax
+
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for device in jax.local_devices():
+        row = rows.setdefault(
+            (device.platform, device.device_kind),
+            {"platform": device.platform, "kind": device.device_kind, "count": 0, "memory": None},
+        )
+        row["count"] += 1
+        limit = (device.memory_stats() or {}).get("bytes_limit")
+        row["memory"] = limit if limit is not None else row["memory"]
+    return list(rows.values())
+
+
+def _proof() -> str:
+    """Multiply two matrices on the default device and compare with NumPy."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    a = np.arange(64 * 64).reshape(64, 64) % 5
+    start = time.perf_counter()
+    with jax.default_matmul_precision("float32"):
+        out = jax.jit(jnp.matmul)(jnp.asarray(a, jnp.float32), jnp.asarray(a.T, jnp.float32))
+    if not np.array_equal(np.asarray(out), a @ a.T):
+        return "no: a matrix product came out wrong"
+    return f"yes: compiled and multiplied in {time.perf_counter() - start:.2f} s"
+
+
+def _show(report: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in _rows(report):
+        table.add_row(name, text)
+    Console(markup=False, highlight=False).print(table)
+
+
+def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [("famjax", report["famjax"] or "not installed"), ("python", report["python"])]
+    missing = f"MISSING: {os.path.basename(sys.executable)} -m pip install -e ."
+    rows += [(name, version or missing) for name, version in report["required"].items()]
+    rows += [
+        (f"device {d['platform']}", f"{d['count']} x {d['kind']}{_size(', {} each', d['memory'])}")
+        for d in report["devices"]
+    ]
+    rows.append(("device works", report["device_works"]))
+    memory = report["host_memory"]
+    total, available = _size("{}", memory["total"]), _size(", {} available", memory["available"])
+    rows.append(("host memory", f"{total}{available}" or "unknown"))
+    unwritable = "" if report["compile_cache_writable"] else " (not writable: all compiles again)"
+    rows.append(("compile cache", report["compile_cache"] + unwritable))
+    for part in report["optional"]:
+        absent = f"missing: {part['missing_costs']}; {part['install']}"
+        rows.append((f"optional {part['name']}", "found" if part["found"] else absent))
+    rows.append(("verdict", "ready" if report["ok"] else "not ready: see above"))
+    return rows
+
+
+def _size(template: str, size: int | None) -> str:
+    return "" if size is None else template.format(f"{size / 2**30:.1f} GiB")

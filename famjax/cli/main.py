@@ -1,0 +1,127 @@
+"""`famjax VERB ...`: one module a verb, imported only when it is called."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib
+import io
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from famjax.core.errors import UserError, nearest
+
+VERBS = {
+    "train": "train a model from a config, or go on with a run",
+    "eval": "stream documents of any length through a run and measure it",
+    "generate": "write text from a run, from a prompt or from a saved memory",
+    "tokenizer": "train a SentencePiece model on text files",
+    "bench": "measure time and memory of the layers",
+    "doctor": "show versions, devices, memory and what is missing",
+}
+
+T = TypeVar("T")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb and return the exit status.
+
+    0 is success, 1 a verb's own "no", 2 a mistake of the user's (one line tells it), 130 Ctrl-C.
+    An exception that escapes is a bug of ours.
+    """
+    try:
+        status = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()  # a closed pipe shows here, not in the interpreter's last breath
+        return status
+    except UserError as error:
+        return _fail(str(error), 2)
+    except KeyboardInterrupt:
+        return _fail("stopped by Ctrl-C", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + 13  # what a shell reports for a process ended by SIGPIPE
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        where = f" writing {error.filename}" if error.filename else ""
+        return _fail(f"disk full:{where or ' no space left'}; free some space and run again", 2)
+
+
+def _dispatch(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_help())
+        return 0
+    verb, rest = argv[0], argv[1:]
+    if verb not in VERBS:
+        raise UserError(f"unknown verb {verb!r}{nearest(verb, VERBS)} (known: {', '.join(VERBS)})")
+    try:
+        return importlib.import_module(f"famjax.cli.{verb}").run(rest)
+    except SystemExit as stop:  # tyro leaves this way after --help
+        if stop.code not in (None, 0):
+            raise
+        return 0
+
+
+def _help() -> str:
+    verbs = "\n".join(f"  {verb:<11}{line}" for verb, line in VERBS.items())
+    return (
+        "usage: famjax VERB ...\n\n"
+        f"{verbs}\n\n"
+        "example: famjax train text_fam data.files=book.txt train.steps=500\n"
+        "help on a verb: famjax VERB --help"
+    )
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"famjax: {' '.join(message.split())}", file=sys.stderr)
+    return status
+
+
+def parse(arguments: type[T], argv: Sequence[str], prog: str) -> T:
+    """Return `arguments`, a flat dataclass of a verb's flags, read from `argv` by tyro.
+
+    Args:
+      arguments: its docstring is the verb's help; a docstring below each field is that flag's.
+      prog: what the user typed before `argv`, "famjax eval".
+
+    Raises:
+      UserError: an unknown, missing or ill-typed flag, in one line.
+      SystemExit: with status 0, after printing the help.
+    """
+    import tyro  # 60 ms that `famjax --help` need not wait for
+
+    _refuse_unknown(arguments, argv, prog)
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(
+                arguments, prog=prog, args=list(argv), config=(tyro.conf.FlagCreatePairsOff,)
+            )
+    except SystemExit as stop:
+        if stop.code in (None, 0):
+            raise
+        raise UserError(f"{_unboxed(complaint.getvalue())}; see {prog} --help") from None
+
+
+def _refuse_unknown(arguments: Any, argv: Sequence[str], prog: str) -> None:
+    known = ["--help", *(f"--{field.name.replace('_', '-')}" for field in fields(arguments))]
+    for token in argv:
+        flag = re.match(r"--[a-z][\w-]*(?==|$)", token)
+        if flag and flag[0].replace("_", "-") not in known:
+            raise UserError(f"unknown option {flag[0]}{nearest(flag[0], known)}; see {prog} --help")
+
+
+def _unboxed(text: str) -> str:
+    """Return what tyro says in its box: between the title and the next rule, in UTF-8 or ASCII."""
+    lines = [line.strip(" │") for line in text.splitlines()]
+    rules = [i for i, line in enumerate(lines) if re.match(r"[╭╰]|[─-]{3,}$", line)]
+    said = lines[rules[0] + 1 : rules[1]] if len(rules) > 1 else lines
+    return " ".join(" ".join(said).split()).rstrip(".") or "cannot read the arguments"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""`famjax train CONFIG [section.key=value ...] [--run DIR]`."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from famjax.core import runtime
+from famjax.core.config import Config
+from famjax.core.errors import UserError
+from famjax.core.experiment import available, keys, load_config, values
+
+
+def run(argv: list[str]) -> int:
+    """Train, or go on with the run that stands in the run folder."""
+    if "--help" in argv or "-h" in argv:
+        print(_help())
+        return 0
+    folder, rest = _run_folder(argv)
+    if not rest or rest[0].startswith("--") or "=" in rest[0]:
+        raise UserError(f"train needs a config first: famjax train {next(iter(available()))} ...")
+    config = load_config(rest[0], rest[1:])
+    runtime.setup()
+    from famjax.train.loop import train
+
+    train(config, folder or Path("runs") / config.name)
+    return 0
+
+
+def _run_folder(argv: list[str]) -> tuple[Path | None, list[str]]:
+    """Take `--run DIR` or `--run=DIR` out of the arguments."""
+    folder, rest, tokens = None, [], iter(argv)
+    for token in tokens:
+        if token == "--run":
+            folder = next(tokens, "")
+        elif token.startswith("--run="):
+            folder = token.removeprefix("--run=")
+        else:
+            rest.append(token)
+    if folder == "":
+        raise UserError("--run needs a folder: --run runs/NAME")
+    return (Path(folder) if folder else None), rest
+
+
+def _help() -> str:
+    configs = "\n".join(f"  {name:<12}{_title(path)}" for name, path in available().items())
+    return (
+        "usage: famjax train CONFIG [section.key=value ...] [--run DIR]\n\n"
+        "Trains a model. The run folder, runs/NAME by default, keeps everything; the same command\n"
+        "goes on where a stopped run left off.\n\n"
+        "example: famjax train text_fam data.files='books/*.txt' train.steps=2000 name=books\n\n"
+        "CONFIG: a name below, the path of a Python file with a function config(), or the path of\n"
+        f"a run's config.json\n{configs}\n\n"
+        f"keys, with their defaults before the config sets them\n{_keys()}"
+    )
+
+
+def _title(path: Path) -> str:
+    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+
+
+def _keys() -> str:
+    defaults, comments = values(Config()), _comments(Config)
+    lines = []
+    for key, kind in keys().items():
+        about = comments.get(key, "")
+        if get_origin(kind) is Literal:
+            about = f"{' | '.join(get_args(kind))}{': ' if about else ''}{about}"
+        start = f"  {f'{key}={defaults[key]}':<36}"
+        lines += textwrap.wrap(about or "-", 100, initial_indent=start, subsequent_indent=" " * 38)
+    return "\n".join(line.removesuffix(" -").rstrip() for line in lines)
+
+
+def _comments(cls: Any, prefix: str = "") -> dict[str, str]:
+    """Return the comment above each field of the schema, by key."""
+    found: dict[str, str] = {}
+    pending: list[str] = []
+    for line in map(str.strip, inspect.getsource(cls).splitlines()):
+        if line.startswith("#"):
+            pending.append(line.lstrip("# "))
+            continue
+        if pending:
+            found[prefix + line.partition(":")[0]] = " ".join(pending)
+        pending = []
+    for name, kind in get_type_hints(cls).items():
+        if inspect.isclass(kind) and hasattr(kind, "__dataclass_fields__"):
+            found |= _comments(kind, f"{prefix}{name}.")
+    return found

@@ -1,0 +1,216 @@
+"""Lanes: each row of the batch follows one document front to back, over successive batches.
+
+What TransformerFAM 3.1.1 wanted and had no data for: "the same very long document should be used
+continuously in each minibatch component, while maintaining FAM and memory segments between
+training steps".
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import grain
+import numpy as np
+
+from famjax.core.errors import UserError
+from famjax.data.sources import Key, Piece, Source
+
+Batch = dict[str, np.ndarray]
+
+
+class Span(NamedTuple):
+    """Consecutive tokens of one document, each with the token behind it.
+
+    Attributes:
+      tokens: [n] int32.
+      targets: [n] int32, the next token of the document; behind its last, that token again.
+      weights: [n] float32, of predicting the target; 0 at the document's last token.
+      first: whether the span begins the document.
+      last: whether it ends it.
+    """
+
+    tokens: np.ndarray
+    targets: np.ndarray
+    weights: np.ndarray
+    first: bool
+    last: bool
+
+
+class Reader:
+    """Reads a lane's documents, one after the other, in spans of any length.
+
+    The state names the token to be read next. The key of the current document is part of it, since
+    a source may name its next documents by what has happened meanwhile (a curriculum).
+    """
+
+    def __init__(self, source: Source, lane: int, lanes: int):
+        self._source, self._lane, self._lanes = source, lane, lanes
+        self.set_state({"k": 0, "key": None, "piece": 0, "offset": 0})
+
+    def get_state(self) -> dict[str, Any]:
+        return {"k": self._k, "key": self._key, "piece": self._piece, "offset": self._offset}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._k: int = state["k"]
+        self._key: Key | None = state["key"]
+        self._piece: int = state["piece"]
+        self._offset: int = state["offset"]
+        self._forget()
+
+    def _forget(self) -> None:
+        self._stream: Iterator[Piece] | None = None
+        self._pieces: deque[Piece] = deque()
+        self._loaded = 0
+
+    def take(self, count: int) -> Span:
+        """Return the next `count` tokens of the current document, or all that are left of it."""
+        self._load(self._offset + count + 1)
+        first = self._piece == 0 and self._offset == 0
+        window = slice(self._offset, self._offset + count + 1)
+        tokens = np.concatenate([piece.tokens for piece in self._pieces])[window]
+        weights = np.concatenate([piece.weights for piece in self._pieces])[window]
+        if len(tokens) > count:
+            self._advance(count)
+            return Span(tokens[:-1], tokens[1:], weights[1:], first, last=False)
+        self._next_document()
+        targets, weights = np.append(tokens[1:], tokens[-1]), np.append(weights[1:], np.float32(0))
+        return Span(tokens, targets, weights, first, last=True)
+
+    def _load(self, count: int) -> None:
+        """Load `count` tokens from the current piece's start on, or all that are left."""
+        if self._key is None:
+            self._key = self._source.key(self._lane, self._lanes, self._k)
+        if self._stream is None:
+            self._stream = self._source.open(self._key, self._piece)
+        try:
+            while self._loaded < count and (piece := next(self._stream, None)) is not None:
+                self._pieces.append(piece)
+                self._loaded += len(piece.tokens)
+        except BaseException:
+            # A generator that failed looks like one that ended: the next call must fail again.
+            self._forget()
+            raise
+
+    def _advance(self, count: int) -> None:
+        self._offset += count
+        while self._offset >= (size := len(self._pieces[0].tokens)):
+            self._pieces.popleft()
+            self._piece += 1
+            self._offset -= size
+            self._loaded -= size
+
+    def _next_document(self) -> None:
+        self.set_state({"k": self._k + 1, "key": None, "piece": 0, "offset": 0})
+
+
+class Row(Protocol):
+    """One row of all batches."""
+
+    def next_row(self) -> Batch: ...
+    def get_state(self) -> dict[str, Any]: ...
+    def set_state(self, state: dict[str, Any]) -> None: ...
+
+
+class RowsIterator(grain.DatasetIterator[Batch]):
+    """Iterator over batches each of whose rows is made by itself; its state is that of the rows."""
+
+    def __init__(self, rows: Sequence[Row]):
+        super().__init__()
+        self._rows = rows
+
+    def __next__(self) -> Batch:
+        rows = [row.next_row() for row in self._rows]
+        return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+    def get_state(self) -> dict[str, Any]:
+        return {"rows": [row.get_state() for row in self._rows]}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        if len(state["rows"]) != len(self._rows):
+            raise UserError(
+                f"data.batch={len(self._rows)}: the saved run has {len(state['rows'])} rows; "
+                "resume with as many"
+            )
+        for row, saved in zip(self._rows, state["rows"], strict=True):
+            row.set_state(saved)
+
+
+class _Lane:
+    def __init__(self, source: Source, lane: int, lanes: int, length: int, block_len: int):
+        self._reader = Reader(source, lane, lanes)
+        self._length = length
+        self._block_len = block_len
+
+    def get_state(self) -> dict[str, Any]:
+        return self._reader.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._reader.set_state(state)
+
+    def next_row(self) -> Batch:
+        """Return the next `length` positions of the lane, [t] each."""
+        row = empty_row(self._length)
+        at = 0
+        while at < self._length:
+            span = self._reader.take(self._length - at)
+            # behind the last token nothing is predicted, so it takes no position
+            count = len(span.tokens) - span.last
+            write(row, at, span, count)
+            at += count
+            if span.last:
+                at += -at % self._block_len
+        return row
+
+
+class Lanes(grain.IterDataset[Batch]):
+    """Batches whose row i follows the documents of lane i.
+
+    A document begins on a block boundary; the tail of its last block is padding, and the next
+    document begins in the block behind it. A batch has, [b t] each: tokens and targets (int32),
+    weights (float32, of the targets), valid (bool, False at padding), reset (bool, True at the
+    first token of a document).
+
+    Args:
+      source: of the documents.
+      batch: b.
+      length: t, a multiple of `block_len`.
+      block_len: w.
+    """
+
+    def __init__(self, source: Source, batch: int, length: int, block_len: int):
+        super().__init__()
+        if length % block_len:
+            raise ValueError(f"length {length} is not a multiple of block_len {block_len}")
+        self._source, self._batch = source, batch
+        self._length, self._block_len = length, block_len
+
+    def __iter__(self) -> RowsIterator:
+        return RowsIterator(
+            [
+                _Lane(self._source, lane, self._batch, self._length, self._block_len)
+                for lane in range(self._batch)
+            ]
+        )
+
+
+def empty_row(length: int) -> Batch:
+    """Return a row of padding, [length] each."""
+    return {
+        "tokens": np.zeros(length, np.int32),
+        "targets": np.zeros(length, np.int32),
+        "weights": np.zeros(length, np.float32),
+        "valid": np.zeros(length, bool),
+        "reset": np.zeros(length, bool),
+    }
+
+
+def write(row: Batch, at: int, span: Span, count: int) -> None:
+    """Write the first `count` tokens of `span` into a row, from position `at` on."""
+    window = slice(at, at + count)
+    row["tokens"][window] = span.tokens[:count]
+    row["targets"][window] = span.targets[:count]
+    row["weights"][window] = span.weights[:count]
+    row["valid"][window] = True
+    row["reset"][at : at + bool(count)] = span.first

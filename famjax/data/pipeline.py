@@ -1,0 +1,115 @@
+"""From the configuration to batches: the source of documents, their layout, and a thread ahead."""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from typing import Any
+
+import grain
+
+from famjax.core.config import Config
+from famjax.core.errors import UserError
+from famjax.data.lanes import Batch, Lanes
+from famjax.data.packing import Packed
+from famjax.data.sources import Source, Split, TextSource
+from famjax.data.tokenizers import Tokenizer, load_tokenizer
+
+# batches made while the device computes
+_AHEAD = 2
+
+
+def make_source(config: Config, tokenizer: Tokenizer, split: Split = "train") -> Source:
+    """Return the documents that `config.data` asks for."""
+    data = config.data
+    if data.task == "passkey":
+        from famjax.tasks.passkey import PasskeySource
+
+        return PasskeySource(data.passkey, tokenizer, config.seed)
+    named = [name for name in ("files", "seqio", "tfds") if getattr(data, name)]
+    if len(named) > 1:
+        raise UserError(" and ".join(f"data.{name}" for name in named) + " are both set; set one")
+    if data.seqio or data.tfds:
+        from famjax.data.seqio_tasks import TfSource
+
+        return TfSource(data, tokenizer, config.seed, split)
+    return TextSource(data.files, tokenizer, config.seed, data.holdout, split)
+
+
+def make_batches(config: Config, source: Source, block_len: int) -> Batches:
+    """Return the iterator over batches of `source`, laid out as `config.data` says."""
+    data = config.data
+    for name in ("batch", "length"):
+        if getattr(data, name) <= 0:
+            raise UserError(f"data.{name}={getattr(data, name)}: must be positive")
+    if data.length % block_len:
+        raise UserError(
+            f"data.length={data.length}: must be a multiple of the model's block_len, {block_len}"
+        )
+    if data.layout == "packed":
+        dataset: grain.IterDataset = _packed(config, source)
+    else:
+        dataset = _lanes(config, source, block_len)
+    ahead = grain.experimental.ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=_AHEAD)
+    return Batches(iter(ahead), source)
+
+
+def _lanes(config: Config, source: Source, block_len: int) -> Lanes:
+    if config.data.repeat_len:
+        raise UserError(
+            "data.repeat_len: repeats in packed rows; set data.layout=packed, or 0 here"
+        )
+    return Lanes(source, config.data.batch, config.data.length, block_len)
+
+
+def _packed(config: Config, source: Source) -> Packed:
+    data = config.data
+    if data.repeat_len < 0 or data.repeat_weight < 0:
+        raise UserError("data.repeat_len and data.repeat_weight: must not be negative")
+    return Packed(
+        source,
+        load_tokenizer(data.tokenizer),
+        data.batch,
+        data.length,
+        config.seed,
+        data.repeat_len,
+        data.repeat_weight,
+    )
+
+
+class Batches(grain.DatasetIterator[Batch]):
+    """Iterator over batches made by a thread that runs ahead.
+
+    The state is that behind the batch handed out last, whatever the thread made since, and with it
+    the source's as it is now: what training told the source since that batch is not lost.
+    """
+
+    def __init__(self, ahead: grain.DatasetIterator[Batch], source: Source):
+        super().__init__(ahead)
+        self._source = source
+        atexit.register(_release, weakref.ref(self))
+
+    def __next__(self) -> Batch:
+        return next(self._parent)
+
+    def get_state(self) -> dict[str, Any]:
+        return {"batches": self._parent.get_state(), "source": self._source.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        # This stops the thread, so that no document is named by half a state.
+        self._parent.set_state(state["batches"])
+        self._source.set_state(state["source"])
+
+    def release(self) -> None:
+        """Stop the thread, and let go of it."""
+        self.close()
+        self._parents = ()
+
+
+def _release(reference: weakref.ref[Batches]) -> None:
+    """Release an iterator that lives until the interpreter exits.
+
+    grain would close it when modules are gone already, with a traceback on the screen.
+    """
+    if (batches := reference()) is not None:
+        batches.release()

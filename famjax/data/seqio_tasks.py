@@ -1,0 +1,233 @@
+"""Documents from seqio tasks and mixtures and from TFDS sets, by name. Needs famjax[seqio].
+
+TensorFlow is imported when a source is made: it takes seconds, and nothing else here needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+
+from famjax.core.config import DataConfig
+from famjax.core.errors import UserError, nearest
+from famjax.data.sources import Key, Piece, Split
+from famjax.data.tokenizers import Tokenizer
+
+_SHUFFLE_BUFFER = 1000
+
+
+class TfSource:
+    """Documents of a seqio task or mixture, or of a TFDS set; an example is a document.
+
+    Of seqio, the task's own tokens are taken, whole: "targets", behind "inputs" with weight 0 if
+    there are any. Of TFDS, the text of one feature. Lanes are disjoint shards of the examples,
+    shuffled anew in each epoch.
+
+    Examples held out are the set's own "validation" or "test" split.
+
+    Args:
+      data: `seqio` or `tfds` is set.
+      tokenizer: makes tokens of text; with seqio, must have the task's vocabulary.
+      seed: of the order.
+      split: which examples to give.
+    """
+
+    def __init__(self, data: DataConfig, tokenizer: Tokenizer, seed: int, split: Split = "train"):
+        _import_tensorflow()
+        self._set: _Seqio | _Tfds
+        self._set = _Seqio(data, tokenizer) if data.seqio else _Tfds(data, tokenizer)
+        self._split = self._set.split(split)
+        self._tokenizer = tokenizer
+        self._seed = seed
+        # what each lane reads: (documents read, iterator over the next ones)
+        self._open: dict[tuple[int, int], tuple[int, Iterator[Piece]]] = {}
+
+    def report(self) -> str:
+        """Return a line for the user."""
+        return f"{self._set.name}, split {self._split!r}"
+
+    def key(self, lane: int, lanes: int, k: int) -> Key:
+        return [lane, lanes, k]
+
+    def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
+        lane, lanes, k = key
+        read, examples = self._open.pop((lane, lanes), (-1, iter(())))
+        if read != k:
+            examples = self._examples(lane, lanes, k)
+        document = self._bounded(next(examples))
+        self._open[lane, lanes] = (k + 1, examples)
+        if piece == 0:
+            yield document
+
+    def get_state(self) -> dict[str, Any]:
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        del state
+
+    def _examples(self, lane: int, lanes: int, skip: int) -> Iterator[Piece]:
+        """Yield the tokens of a lane's examples for ever, without the first `skip`."""
+        epoch = 0
+        while True:
+            seed = int(np.random.SeedSequence((self._seed, epoch)).generate_state(1)[0] >> 1)
+            dataset = self._set.dataset(self._split, lane, lanes, seed)
+            found = False
+            for example in dataset.skip(skip).as_numpy_iterator():
+                found = True
+                yield self._set.tokens(example)
+            if not found:
+                # an epoch that ends within the skipped part; or one without any example
+                size = int(dataset.reduce(np.int64(0), lambda count, _: count + 1))
+                if size == 0:
+                    raise UserError(
+                        f"{self._set.name}: fewer examples than lanes; lower data.batch={lanes}"
+                    )
+                skip -= size
+            else:
+                skip = 0
+            epoch += 1
+
+    def _bounded(self, piece: Piece) -> Piece:
+        """Put bos and eos around an example's tokens, unless they are there."""
+        tokens, weights = piece
+        if not len(tokens) or tokens[0] != self._tokenizer.bos_id:
+            tokens = np.append(self._tokenizer.bos_id, tokens)
+            weights = np.append(0, weights)
+        if tokens[-1] != self._tokenizer.eos_id:
+            tokens = np.append(tokens, self._tokenizer.eos_id)
+            weights = np.append(weights, 1)
+        return Piece(tokens.astype(np.int32), weights.astype(np.float32))
+
+
+class _Seqio:
+    def __init__(self, data: DataConfig, tokenizer: Tokenizer):
+        import seqio
+
+        self._seqio = seqio
+        self.name = f"data.seqio={data.seqio}"
+        known = [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()]
+        if data.seqio not in known:
+            raise UserError(
+                f"{self.name}: no such task or mixture is registered; import the module that "
+                f"registers it in the configuration{nearest(data.seqio, known)}"
+            )
+        self._task = seqio.get_mixture_or_task(data.seqio)
+        features = self._task.output_features
+        if "targets" not in features:
+            raise UserError(f"{self.name}: has no feature 'targets', only {', '.join(features)}")
+        self._features = [name for name in ("inputs", "targets") if name in features]
+        for feature in self._features:
+            size = features[feature].vocabulary.vocab_size
+            if size > tokenizer.vocab_size:
+                raise UserError(
+                    f"{self.name}: its vocabulary has {size} ids, data.tokenizer={tokenizer.name} "
+                    f"only {tokenizer.vocab_size}; give the task's own SentencePiece model"
+                )
+
+    def split(self, split: Split) -> str:
+        return _own_split(self.name, split, list(self._task.splits))
+
+    def dataset(self, split: str, lane: int, lanes: int, seed: int) -> Any:
+        return self._task.get_dataset(
+            sequence_length=None,
+            split=split,
+            shuffle=True,
+            seed=seed,
+            shard_info=self._seqio.ShardInfo(index=lane, num_shards=lanes),
+            # a mixture that ends would run out of its smaller tasks first
+            num_epochs=None if isinstance(self._task, self._seqio.Mixture) else 1,
+            trim_output_features=False,
+        )
+
+    def tokens(self, example: dict[str, np.ndarray]) -> Piece:
+        parts = [example[name] for name in self._features if name in example]
+        weights = [np.full(len(part), float(i == len(parts) - 1)) for i, part in enumerate(parts)]
+        return Piece(np.concatenate(parts), np.concatenate(weights))
+
+
+class _Tfds:
+    def __init__(self, data: DataConfig, tokenizer: Tokenizer):
+        import tensorflow_datasets as tfds
+
+        self._tfds = tfds
+        self.name = f"data.tfds={data.tfds}"
+        self._feature = data.feature
+        self._tokenizer = tokenizer
+        try:
+            self._builder = tfds.builder(data.tfds)
+            self._builder.download_and_prepare()
+        except tfds.core.DatasetNotFoundError:
+            near = nearest(data.tfds, tfds.list_builders())
+            raise UserError(f"{self.name}: TFDS knows no such set{near}") from None
+        except Exception as error:
+            reason = str(error).strip().split("\n")[0]
+            raise UserError(f"{self.name}: could not be prepared: {reason}") from None
+        features = list(self._builder.info.features)
+        if self._feature not in features:
+            raise UserError(
+                f"{self.name}: no feature {self._feature!r}, set data.feature to one of "
+                + ", ".join(features)
+            )
+
+    def split(self, split: Split) -> str:
+        return _own_split(self.name, split, list(self._builder.info.splits))
+
+    def dataset(self, split: str, lane: int, lanes: int, seed: int) -> Any:
+        read = self._tfds.ReadConfig(shuffle_seed=seed, try_autocache=False)
+        dataset = self._builder.as_dataset(split=split, shuffle_files=True, read_config=read)
+        return dataset.shard(lanes, lane).shuffle(_SHUFFLE_BUFFER, seed=seed)
+
+    def tokens(self, example: dict[str, Any]) -> Piece:
+        text = example[self._feature]
+        if not isinstance(text, bytes):
+            raise UserError(f"{self.name}: feature {self._feature!r} is not text")
+        tokens = self._tokenizer.encode(text.decode("utf-8"))
+        return Piece(tokens, np.ones(len(tokens)))
+
+
+def _own_split(name: str, split: Split, known: list[str]) -> str:
+    """Return the set's name of a split."""
+    wanted = ["train"] if split == "train" else ["validation", "test"]
+    for own in wanted:
+        if own in known:
+            return own
+    raise UserError(f"{name}: has no {' or '.join(wanted)} split, only {', '.join(known)}")
+
+
+def _import_tensorflow() -> None:
+    """Import TensorFlow without its messages, and keep it off the accelerators."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with _silent():
+        try:
+            import seqio  # noqa: F401
+            import tensorflow as tf
+            import tensorflow_datasets  # noqa: F401
+            from absl import logging
+        except ImportError as error:
+            raise UserError(
+                f"data.seqio and data.tfds need {error.name}; pip install 'famjax[seqio]'"
+            ) from None
+        logging.set_verbosity(logging.ERROR)
+        # someone who has used TensorFlow before has decided
+        with suppress(RuntimeError):
+            tf.config.set_visible_devices([], "GPU")
+            tf.config.set_visible_devices([], "TPU")
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Drop what is written to the process's stderr: TensorFlow logs there before it can be told."""
+    sys.stderr.flush()
+    stderr, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(nothing)

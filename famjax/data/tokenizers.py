@@ -1,0 +1,219 @@
+"""Text to token ids and back, without loss: bytes, or a SentencePiece model.
+
+Every token stands for fixed bytes of UTF-8 (none for a special), so decoding is joining bytes.
+That one table gives `decode`, decoding as tokens arrive, and bits per byte.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import sentencepiece
+
+from famjax.core.errors import UserError
+
+# SentencePiece writes a space as this character, and so cannot tell the two apart.
+_META = "\u2581"
+# A ModelProto whose normalizer_spec has add_dummy_prefix (3) and remove_extra_whitespaces (4)
+# false. Protocol buffers merge what is appended: a model is made to keep the text it is given, so
+# that a document may be encoded in pieces.
+_KEEP_TEXT = b"\x1a\x04\x18\x00\x20\x00"
+# The trainer holds its text in memory and wants short sentences.
+_TRAINING_BYTES = 256 << 20
+_SENTENCE_CHARS = 2048
+
+
+class Tokenizer:
+    """Token ids of text.
+
+    Attributes:
+      name: what `load_tokenizer` was given.
+      vocab_size: v.
+      bos_id, eos_id: ids put around a document.
+      token_bytes: [v] int32, the UTF-8 bytes each token stands for; 0 for specials.
+      fingerprint: sha256, in hex, of what defines the ids.
+    """
+
+    def __init__(
+        self, name: str, pieces: Sequence[bytes], bos_id: int, eos_id: int, content: bytes
+    ):
+        self.name = name
+        self.vocab_size = len(pieces)
+        self.bos_id = bos_id
+        self.eos_id = eos_id
+        self.token_bytes = np.array([len(piece) for piece in pieces], np.int32)
+        self.fingerprint = hashlib.sha256(content).hexdigest()
+        self._pieces = tuple(pieces)
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return the ids of `text`, [n] int32, with no specials added."""
+        raise NotImplementedError
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes `token` stands for: none for specials and for ids beyond the vocabulary,
+        which a model with a padded embedding table can produce."""
+        return self._pieces[token] if 0 <= token < self.vocab_size else b""
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of `ids`; bytes that are not UTF-8 become U+FFFD."""
+        return b"".join(self.bytes_of(int(token)) for token in ids).decode("utf-8", "replace")
+
+
+class ByteTokenizer(Tokenizer):
+    """The 256 bytes, then bos and eos."""
+
+    def __init__(self) -> None:
+        pieces = [bytes([byte]) for byte in range(256)] + [b"", b""]
+        super().__init__("bytes", pieces, bos_id=256, eos_id=257, content=b"bytes")
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int32)
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """A SentencePiece model, made to keep leading and repeated spaces."""
+
+    def __init__(self, name: str, content: bytes):
+        self._model = sentencepiece.SentencePieceProcessor(model_proto=content + _KEEP_TEXT)
+        # T5's models have no bos; its decoders start with the padding id.
+        bos = self._model.bos_id() if self._model.bos_id() >= 0 else self._model.pad_id()
+        if bos < 0 or self._model.eos_id() < 0:
+            raise UserError(f"{name}: the model has no bos or no eos; train one with both")
+        pieces = [self._bytes(token) for token in range(self._model.vocab_size())]
+        super().__init__(name, pieces, bos, self._model.eos_id(), content)
+        self.token_bytes[self._model.unk_id()] = 0
+        self._meta_ids = self._byte_ids(_META)
+
+    def _bytes(self, token: int) -> bytes:
+        if self._model.is_control(token):
+            return b""
+        if self._model.is_unknown(token):
+            return "\ufffd".encode()
+        piece = self._model.id_to_piece(token)
+        if self._model.is_byte(token):
+            return bytes([int(piece[3:5], 16)])  # <0x1F>
+        return piece.replace(_META, " ").encode("utf-8")
+
+    def _byte_ids(self, text: str) -> list[int]:
+        ids = [self._model.piece_to_id(f"<0x{byte:02X}>") for byte in text.encode("utf-8")]
+        return ids if all(map(self._model.is_byte, ids)) else [self._model.unk_id()]
+
+    def encode(self, text: str) -> np.ndarray:
+        # A literal '▁' would come back as a space: it is written with its bytes instead.
+        first, *rest = text.split(_META)
+        ids = self._model.encode(first)
+        for part in rest:
+            ids += self._meta_ids + self._model.encode(part)
+        return np.array(ids, np.int32)
+
+
+class StreamDecoder:
+    """Decodes token by token, emitting complete characters only.
+
+    What `push` and `flush` returned, joined, equals `tokenizer.decode` of all tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        """Return the characters that `token` completes."""
+        return self._decoder.decode(self._tokenizer.bytes_of(int(token)))
+
+    def flush(self) -> str:
+        """Return what is left of an incomplete character, as U+FFFD, and start afresh."""
+        return self._decoder.decode(b"", final=True)
+
+
+def load_tokenizer(spec: str) -> Tokenizer:
+    """Return the tokenizer `spec` names: "bytes" or the path of a SentencePiece model."""
+    if spec == "bytes":
+        return ByteTokenizer()
+    path = Path(spec).expanduser()
+    try:
+        return SentencePieceTokenizer(spec, path.read_bytes())
+    except OSError as error:
+        raise UserError(
+            f"data.tokenizer={spec}: {error.strerror}; give 'bytes' or the path of a SentencePiece "
+            "model"
+        ) from None
+    except RuntimeError:
+        raise UserError(f"data.tokenizer={spec}: the file is not a SentencePiece model") from None
+
+
+def train_sentencepiece(files: str, vocab_size: int, out: str | Path) -> Tokenizer:
+    """Train a lossless BPE model on text files, write it to `out` and return it.
+
+    Args:
+      files: as `data.files`; of a larger corpus, 256 MiB of randomly chosen documents are read.
+      vocab_size: size asked for; a small text can yield fewer tokens (see the result's).
+      out: path of the model to write.
+    """
+    # sources imports this module
+    from famjax.data.sources import TextSource
+
+    if vocab_size <= 0:
+        raise UserError(f"vocab size {vocab_size}: must be positive")
+    source = TextSource(files, ByteTokenizer(), seed=0, holdout=0)
+    content = _train(_sentences(source.texts(), _TRAINING_BYTES), vocab_size)
+    try:
+        Path(out).write_bytes(content)
+    except OSError as error:
+        raise UserError(f"{out}: {error.strerror}; the model could not be written") from None
+    return SentencePieceTokenizer(str(out), content)
+
+
+def _sentences(texts: Iterable[str], limit: int) -> Iterator[str]:
+    """Yield short parts of `texts` up to about `limit` characters."""
+    total = 0
+    for text in texts:
+        # A tab in a sentence makes the trainer drop it; tabs are left to the byte fallback.
+        yield from re.findall(rf"[^\t]{{1,{_SENTENCE_CHARS}}}", text)
+        total += len(text)
+        if total >= limit:
+            return
+
+
+def _train(sentences: Iterator[str], vocab_size: int) -> bytes:
+    content = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=sentences,
+            model_writer=content,
+            model_type="bpe",
+            vocab_size=vocab_size,
+            hard_vocab_limit=False,
+            unk_id=0,
+            bos_id=1,
+            eos_id=2,
+            pad_id=-1,
+            byte_fallback=True,
+            split_digits=True,
+            normalization_rule_name="identity",
+            add_dummy_prefix=False,
+            remove_extra_whitespaces=False,
+            allow_whitespace_only_pieces=True,
+            max_sentence_length=8 * _SENTENCE_CHARS,
+            num_threads=1,  # the order of sums is part of the result
+            minloglevel=2,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise UserError(_training_error(str(error), vocab_size)) from None
+    return content.getvalue()
+
+
+def _training_error(message: str, vocab_size: int) -> str:
+    if "sentences_.empty" in message:
+        return "tokenizer training: the files hold no text"
+    if needed := re.search(r"smaller than required_chars. \d+ vs (\d+)", message):
+        return f"vocab size {vocab_size}: too small for this text, which needs {needed[1]} or more"
+    if "cannot parse" in message:
+        return f"vocab size {vocab_size}: too large"
+    return f"tokenizer training, vocab size {vocab_size}: {message.strip()}"

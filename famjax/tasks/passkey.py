@@ -1,0 +1,147 @@
+"""Passkey retrieval (TransformerFAM 3.2, D.1, Figure 11): needle first, filler, then the question.
+
+A document is made from a short name, (seed, lane, number, length), token by token as it is read:
+one of a million tokens costs no more memory than one of a hundred.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from famjax.core.config import PasskeyConfig
+from famjax.core.errors import UserError
+from famjax.data.sources import Key, Piece
+from famjax.data.tokenizers import Tokenizer
+
+NEEDLE = (
+    "There is an important info hidden inside a lot of irrelevant text. Find it and memorize "
+    "them. I will quiz you about the important information there. The pass key is {key}. "
+    "Remember it. {key} is the pass key. "
+)
+FILLER = (
+    "The grass is green. ",
+    "The sky is blue. ",
+    "The sun is yellow. ",
+    "Here we go. ",
+    "There and back again. ",
+)
+QUESTION = "What is the pass key? The pass key is "
+_PIECE_TOKENS = 4096
+
+
+def sample_text() -> str:
+    """Return text that holds every word and digit of the task, to train a tokenizer on."""
+    needles = "".join(NEEDLE.format(key=f"{i:05d}") for i in range(0, 100_000, 997))
+    return needles + "".join(FILLER) * 100 + QUESTION * 100
+
+
+class Passkey:
+    """The task in the tokens of one tokenizer.
+
+    Args:
+      tokenizer: any; it must write each digit of a key in tokens of its own.
+      digits: of a key.
+      other_weight: of the tokens that are not the answer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, digits: int, other_weight: float = 0.0):
+        self.tokenizer = tokenizer
+        self.digits = digits
+        self.other_weight = other_weight
+        self.filler = np.concatenate([tokenizer.encode(sentence) for sentence in FILLER])
+        self.starts = np.cumsum([0, *(len(tokenizer.encode(s)) for s in FILLER[:-1])])
+        self.question = tokenizer.encode(QUESTION)
+        self.shortest = len(self.head("0" * digits)) + len(self.tail("0" * digits))
+
+    def head(self, key: str) -> np.ndarray:
+        return np.concatenate(
+            [[self.tokenizer.bos_id], self.tokenizer.encode(NEEDLE.format(key=key))]
+        ).astype(np.int32)
+
+    def answer(self, key: str) -> np.ndarray:
+        return self.tokenizer.encode(key)
+
+    def tail(self, key: str) -> np.ndarray:
+        return np.concatenate([self.question, self.answer(key), [self.tokenizer.eos_id]]).astype(
+            np.int32
+        )
+
+    def document(self, rng: np.random.Generator, length: int) -> Iterator[Piece]:
+        """Yield a document of `length` tokens, bos and eos included, in pieces.
+
+        Raises:
+          UserError: `length` does not hold needle and question.
+        """
+        key = "".join(map(str, rng.integers(0, 10, self.digits)))
+        head, tail = self.head(key), self.tail(key)
+        left = length - len(head) - len(tail)
+        if left < 0:
+            raise UserError(
+                f"passkey: {length} tokens do not hold needle and question, which take "
+                f"{len(head) + len(tail)} with tokenizer {self.tokenizer.name}; ask for more"
+            )
+        start = int(rng.choice(self.starts))
+        yield self._plain(head)
+        for done in range(0, left, _PIECE_TOKENS):
+            index = start + done + np.arange(min(_PIECE_TOKENS, left - done))
+            yield self._plain(self.filler[index % len(self.filler)])
+        weights = np.full(len(tail), self.other_weight, np.float32)
+        weights[len(self.question) : -1] = 1
+        yield Piece(tail, weights)
+
+    def _plain(self, tokens: np.ndarray) -> Piece:
+        return Piece(tokens, np.full(len(tokens), self.other_weight, np.float32))
+
+
+class PasskeySource:
+    """Endless passkey documents of random length, up to a longest that grows as they are solved."""
+
+    def __init__(self, config: PasskeyConfig, tokenizer: Tokenizer, seed: int):
+        self.config = config
+        self.seed = seed
+        self.task = Passkey(tokenizer, config.digits, config.other_weight)
+        if config.min_length < self.task.shortest:
+            raise UserError(
+                f"data.passkey.min_length={config.min_length}: needle and question take "
+                f"{self.task.shortest} tokens with tokenizer {tokenizer.name}; raise it to that"
+            )
+        self.longest = config.start_length
+
+    def key(self, lane: int, lanes: int, k: int) -> Key:
+        """Return [lane, k, length], the length log-uniform up to today's longest."""
+        rng = np.random.default_rng([self.seed, lane, k, 0])
+        low, high = math.log(self.config.min_length), math.log(self.longest)
+        return [lane, k, round(math.exp(rng.uniform(low, high)))]
+
+    def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
+        lane, k, length = key
+        pieces = self.task.document(np.random.default_rng([self.seed, lane, k, 1]), length)
+        return (p for i, p in enumerate(pieces) if i >= piece)
+
+    def get_state(self) -> dict[str, Any]:
+        return {"longest": self.longest}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.longest = state["longest"]
+
+    def advance(self, state: dict[str, Any], accuracy: float) -> dict[str, Any]:
+        """Return the state after a logging interval in which answers had this token accuracy."""
+        if accuracy < self.config.threshold:
+            return state
+        return {"longest": min(2 * state["longest"], self.config.max_length)}
+
+    def report(self) -> str:
+        return (
+            f"passkey documents of {self.config.min_length:,} to {self.longest:,} tokens "
+            f"(growing to {self.config.max_length:,}), {self.config.digits} digits"
+        )
+
+
+def with_length(config: PasskeyConfig, length: int) -> PasskeyConfig:
+    """Return the config for documents of exactly one length."""
+    return replace(config, min_length=length, start_length=length, max_length=length)

@@ -1,0 +1,430 @@
+"""Checkpoints of a training run: written in the background, believed only when whole.
+
+A checkpoint is a folder named by its step:
+
+    000000200/params/ ...     one Orbax (OCDBT) folder for each top-level key of the tree
+    000000200/tree.json       path, shape and dtype of every leaf
+    000000200/extra.json      what the caller wants beside the arrays (data cursor, config)
+    000000200/manifest.json   size and sha256 of every other file
+
+It is written under another name and renamed when all of it is on disk, so a process killed at any
+moment leaves the old checkpoints or the new one, never a half one. Damage done later is found by
+the manifest, and the next older checkpoint is used.
+
+One Orbax folder for each top-level key lets a reader that wants the parameters alone verify and
+read nothing else. Leaves without elements (the keys of zero memory segments) are not written, as
+Orbax refuses them: their shape says all.
+
+One process holds and writes everything; arrays spread over several processes are refused by JAX.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from famjax.core.errors import UserError
+
+MANIFEST, TREE, EXTRA = "manifest.json", "tree.json", "extra.json"
+_WRITING, _REPLACED = "tmp-", "old-"
+
+# A tree with a dict of identifiers on top and jax.Array (or ShapeDtypeStruct) leaves.
+Tree = dict[str, Any]
+Leaves = dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one run, `folder` being RUN/checkpoints.
+
+    Args:
+      folder: made on the first save if it is missing.
+      keep: how many of the newest checkpoints stay after a save. 0 opens the folder for reading
+        only, which is safe while another process trains.
+
+    Only one writer at a time may have a folder: it removes what killed savers left behind.
+    Call `wait` before the process ends, also when it ends by an exception.
+    """
+
+    def __init__(self, folder: Path, keep: int = 0) -> None:
+        self.folder = Path(folder).absolute()
+        self.keep = keep
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        if keep and self.folder.is_dir():
+            self._clean()
+
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints there are, oldest first. They are not verified."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(int(p.name) for p in self.folder.iterdir() if re.fullmatch(r"\d{9,}", p.name))
+
+    def latest(self) -> int | None:
+        """The newest step, not verified; None if there is no checkpoint."""
+        return max(self.steps(), default=None)
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"{step:09d}"
+
+    def save(self, step: int, tree: Tree, extra: dict[str, Any]) -> None:
+        """Copy `tree` to the host, then write it in the background.
+
+        On return the arrays may be donated and `extra` changed. An earlier save is waited for
+        first; host memory therefore never holds more than one copy of the tree.
+
+        Once written, a checkpoint replaces one of the same step and removes those of later steps:
+        the run has gone back behind them, because they were damaged.
+
+        Args:
+          step: optimizer steps done, >= 0.
+          tree: dict of pytrees of jax.Array; typed keys as `jax.random.key_data`.
+          extra: anything JSON can hold.
+
+        Raises:
+          UserError: the earlier save failed (see `wait`); nothing is saved now.
+        """
+        if not self.keep:
+            raise ValueError("opened for reading only: keep=0")
+        self.wait()
+        leaves = {key: _leaves(_to_host(value)) for key, value in tree.items()}
+        _check_names(leaves)
+        note = json.dumps(extra)
+        self._thread = threading.Thread(
+            target=self._background, args=(step, leaves, note), name=f"save-{step}"
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the save under way is on disk.
+
+        Raises:
+          UserError: it failed for want of space or rights. The earlier checkpoints are untouched.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def restore(
+        self,
+        template: Tree,
+        step: int | None = None,
+        report: Callable[[str], None] | None = None,
+    ) -> tuple[int, Tree, dict[str, Any]]:
+        """Read the newest good checkpoint, bit for bit, onto the shardings of `template`.
+
+        Args:
+          template: tree of jax.ShapeDtypeStruct or jax.Array with the shapes, dtypes and shardings
+            wanted (no sharding: the first device). It may hold some of the top-level keys only,
+            such as {"params": ...}; the files of the others are then neither verified nor read.
+          step: this checkpoint and no other, instead of the newest good one.
+          report: takes one line for each damaged checkpoint passed over; standard error if None.
+
+        Returns:
+          Its step, the tree, and the `extra` given to `save`.
+
+        Raises:
+          UserError: there is no good checkpoint, or it does not fit the template.
+        """
+        step = self._newest_good(sorted(template), step, report or _to_stderr)
+        saved = json.loads((self.path(step) / TREE).read_text())
+        self._check_fit(step, saved, {key: _leaves(value) for key, value in template.items()})
+        tree = {key: _read(self.path(step) / key, value) for key, value in template.items()}
+        return step, tree, json.loads((self.path(step) / EXTRA).read_text())
+
+    def _newest_good(self, keys: list[str], step: int | None, report: Callable[[str], None]) -> int:
+        steps = self.steps()
+        if step is not None and step not in steps:
+            raise UserError(f"no checkpoint of step {step} in {self.folder}; there are: {steps}")
+        if not steps:
+            raise UserError(f"no checkpoint in {self.folder}; train the run first")
+        for candidate in [step] if step is not None else reversed(steps):
+            damage = _damage(self.path(candidate), keys)
+            if damage is None:
+                return candidate
+            report(f"checkpoint {self.path(candidate)} is damaged: {damage}; it is not used")
+        tried = steps if step is None else [step]
+        raise UserError(
+            f"no good checkpoint in {self.folder}: {tried} damaged; "
+            "restore the folder from a copy or start a new run"
+        )
+
+    def _check_fit(self, step: int, saved: dict[str, Any], wanted: dict[str, Leaves]) -> None:
+        for key, leaves in wanted.items():
+            there = {name: tuple(about) for name, about in saved.get(key, {}).items()}
+            here = {name: _about(leaf) for name, leaf in leaves.items()}
+            for name in [*here, *there]:
+                if there.get(name) != here.get(name):
+                    full = f"{key}/{name}" if name else key
+                    raise UserError(
+                        f"checkpoint {self.path(step)} does not fit: {full} is "
+                        f"{_words(there.get(name))} in it and {_words(here.get(name))} here; "
+                        "use the config the run was trained with (config.json beside checkpoints)"
+                    )
+
+    def _background(self, step: int, leaves: dict[str, Leaves], note: str) -> None:
+        try:
+            self._write(step, leaves, note)
+        except BaseException as error:
+            shutil.rmtree(self._writing(step), ignore_errors=True)
+            self._error = self._explain(step, list(leaves), error)
+
+    def _write(self, step: int, leaves: dict[str, Leaves], note: str) -> None:
+        writing = self._writing(step)
+        writing.mkdir(parents=True)
+        for key, values in leaves.items():
+            _write_arrays(writing / key, values)
+        index = {key: {n: _about(v) for n, v in values.items()} for key, values in leaves.items()}
+        (writing / TREE).write_text(json.dumps(index))
+        (writing / EXTRA).write_text(note)
+        _seal(writing)
+        self._publish(step)
+        self._prune(step)
+
+    def _publish(self, step: int) -> None:
+        """Rename the written folder to its step; one already there steps aside first."""
+        target, aside = self.path(step), self.folder / f"{_REPLACED}{step:09d}"
+        if target.exists():
+            target.rename(aside)
+        self._writing(step).rename(target)
+        _sync(self.folder)
+        shutil.rmtree(aside, ignore_errors=True)
+
+    def _prune(self, newest: int) -> None:
+        steps = self.steps()
+        kept = [s for s in steps if s <= newest][-self.keep :]
+        for step in set(steps) - set(kept):
+            # Renamed first: a folder half removed must not look like a damaged checkpoint.
+            self.path(step).rename(self._writing(step))
+            shutil.rmtree(self._writing(step), ignore_errors=True)
+
+    def _clean(self) -> None:
+        """Undo what killed savers left: half-written folders, and one moved aside in vain."""
+        for path in list(self.folder.iterdir()):
+            if path.name.startswith(_WRITING):
+                shutil.rmtree(path)
+            elif path.name.startswith(_REPLACED):
+                target = self.folder / path.name.removeprefix(_REPLACED)
+                if target.exists():
+                    shutil.rmtree(path)
+                else:
+                    path.rename(target)
+
+    def _writing(self, step: int) -> Path:
+        return self.folder / f"{_WRITING}{step:09d}"
+
+    def _explain(self, step: int, keys: list[str], error: BaseException) -> BaseException:
+        """The UserError for a disk that is full or refuses; any other error is ours, and itself."""
+        good = (s for s in reversed(self.steps()) if _damage(self.path(s), keys) is None)
+        last = next(good, None)
+        rest = "there is no good one" if last is None else f"the last good one is step {last}"
+        if _is_full(error):
+            return UserError(
+                f"disk full while saving checkpoint {self.path(step)}; {rest}; "
+                "free some space and resume"
+            )
+        if isinstance(error, OSError):
+            return UserError(f"cannot save checkpoint {self.path(step)}: {error}; {rest}")
+        return error
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _to_host(tree: Any) -> Any:
+    """NumPy copies of all leaves.
+
+    On the CPU `device_get` gives views of the buffers, which would change or block donation while
+    they are being written.
+    """
+
+    def copy(leaf: Any, host: Any) -> np.ndarray:
+        on_cpu = isinstance(leaf, jax.Array) and any(d.platform == "cpu" for d in leaf.devices())
+        return np.array(host) if on_cpu else np.asarray(host)
+
+    return jax.tree.map(copy, tree, jax.device_get(tree))
+
+
+def _leaves(tree: Any) -> Leaves:
+    """Leaves by path, "layers/0/w"; the empty path if the tree is one leaf."""
+    flat = jax.tree_util.tree_flatten_with_path(tree)[0]
+    leaves = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in flat}
+    if len(leaves) != len(flat):
+        raise ValueError("two leaves of the tree have the same path")
+    return leaves
+
+
+def _check_names(leaves: dict[str, Leaves]) -> None:
+    for key, values in leaves.items():
+        if not key.isidentifier():
+            raise ValueError(f"top-level key {key!r} cannot name a folder")
+        # Orbax joins paths with dots, so that a/b and a.b would share one array.
+        if len({name.replace("/", ".") for name in values}) != len(values):
+            raise ValueError(f"two leaves of {key!r} differ in dots and slashes only")
+
+
+def _about(leaf: Any) -> tuple[list[int], str]:
+    return list(leaf.shape), str(leaf.dtype)
+
+
+def _words(about: tuple[Any, ...] | None) -> str:
+    return "absent" if about is None else f"{about[1]}{about[0]}"
+
+
+def _nest(leaves: Leaves) -> Tree:
+    """A tree of dicts, readable by plain Orbax without our classes; empty leaves left out."""
+    tree: Tree = {}
+    for name, leaf in leaves.items():
+        if leaf.size:
+            *folders, last = name.split("/")
+            node = tree
+            for folder in folders:
+                node = node.setdefault(folder, {})
+            node[last or "value"] = leaf
+    return tree
+
+
+def _unnest(tree: Tree, name: str) -> Any:
+    for part in name.split("/"):
+        tree = tree[part or "value"]
+    return tree
+
+
+def _write_arrays(folder: Path, leaves: Leaves) -> None:
+    tree = _nest(leaves)
+    if tree:
+        with _one_line_errors(), ocp.PyTreeCheckpointer() as orbax:
+            orbax.save(folder, tree)
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Keep from the terminal the tracebacks Orbax logs of exceptions that it also raises."""
+
+    def wanted(record: logging.LogRecord) -> bool:
+        return "_SignalingThread" not in record.getMessage()
+
+    logger = logging.getLogger("absl")
+    logger.addFilter(wanted)
+    try:
+        yield
+    finally:
+        logger.removeFilter(wanted)
+
+
+def _read(folder: Path, template: Any) -> Any:
+    """The tree under `folder`, shaped, typed and sharded as `template`, known to fit."""
+    leaves = _leaves(template)
+    nested = _nest(leaves)
+    if nested:
+        with ocp.PyTreeCheckpointer() as orbax:
+            how = ocp.args.PyTreeRestore(item=nested, restore_args=jax.tree.map(_how, nested))
+            nested = orbax.restore(folder, args=how)
+    values = [
+        _unnest(nested, name)
+        if leaf.size
+        else jax.device_put(np.zeros(leaf.shape, leaf.dtype), _sharding(leaf))
+        for name, leaf in leaves.items()
+    ]
+    return jax.tree.unflatten(jax.tree.structure(template), values)
+
+
+def _how(leaf: Any) -> ocp.ArrayRestoreArgs:
+    return ocp.ArrayRestoreArgs(sharding=_sharding(leaf), global_shape=leaf.shape, dtype=leaf.dtype)
+
+
+def _sharding(leaf: Any) -> jax.sharding.Sharding:
+    given = getattr(leaf, "sharding", None)
+    return given or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+
+def _files(folder: Path) -> Iterator[str]:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            yield path.relative_to(folder).as_posix()
+
+
+def _seal(folder: Path) -> None:
+    """Write the manifest, and bring every file and folder to the disk before the rename."""
+    files = {name: _measure(folder / name, sync=True) for name in _files(folder)}
+    (folder / MANIFEST).write_text(json.dumps({"files": files}, indent=1))
+    _sync(folder / MANIFEST)
+    for path in [*folder.rglob("*"), folder]:
+        if path.is_dir():
+            _sync(path)
+
+
+def _measure(path: Path, sync: bool = False) -> dict[str, Any]:
+    with path.open("rb") as file:
+        if sync:
+            os.fsync(file.fileno())
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"size": file.tell(), "sha256": digest}
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _damage(folder: Path, keys: list[str]) -> str | None:
+    """What is wrong with the files a reader of these top-level keys needs; None if nothing."""
+    try:
+        files = json.loads((folder / MANIFEST).read_text())["files"]
+    except FileNotFoundError:
+        return f"{MANIFEST} is missing"
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"{MANIFEST} cannot be read"
+    for name in (TREE, EXTRA):
+        if name not in files:
+            return f"{MANIFEST} does not list {name}"
+    for name, about in files.items():
+        if name.split("/")[0] in (TREE, EXTRA, *keys):
+            wrong = _difference(folder / name, about)
+            if wrong:
+                return f"{name} {wrong}"
+    return None
+
+
+def _difference(path: Path, about: dict[str, Any]) -> str | None:
+    try:
+        size = path.stat().st_size
+        if size != about["size"]:
+            return f"has {size} bytes instead of {about['size']}"
+        return None if _measure(path) == about else "has other contents than were written"
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+
+
+def _is_full(error: BaseException) -> bool:
+    """Whether the disk or quota ran out. TensorStore tells so in the text of a ValueError only."""
+    texts = [os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT)]
+    chain: BaseException | None = error
+    while chain is not None:
+        if any(text in str(chain) for text in texts):
+            return True
+        chain = chain.__cause__ or chain.__context__
+    return False

@@ -1,0 +1,145 @@
+"""What a token costs by arithmetic, and what a device could do at most.
+
+Model FLOPs (PaLM, arXiv 2204.02311, appendix B): the multiplications and additions of the matrix
+products that the mathematics asks for, two for each multiplied pair. Not counted: norms, softmax,
+activations, rotations, the embedding's look-up, and whatever is computed again to save memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from famjax.core.config import ModelConfig
+
+# Keys that a block's token sees, on average over a long document; a block's own causal part, and
+# that of full attention's cache, is half of its length. Letters: `famjax.core.types`.
+KEYS_SEEN: dict[str, Callable[[ModelConfig], float]] = {
+    "full": lambda c: c.capacity / 2,  # a document as long as the cache; a shorter one costs less
+    "swa": lambda c: c.window,
+    "bswa": lambda c: (c.memory_segments + 0.5) * c.block_len,
+    "bswa_sg": lambda c: (c.memory_segments + 0.5) * c.block_len,
+    "fam": lambda c: (c.memory_segments + 0.5) * c.block_len + c.fam_previous * c.fam_len,
+}
+
+PRODUCT_SECONDS = 0.08
+
+# Dense bfloat16 FLOP/s of one device, by the words of `device_kind`; the first that has all of its
+# words wins. Sources: NVIDIA's data sheets (without sparsity), cloud.google.com/tpu/docs.
+_PEAKS: tuple[tuple[frozenset[str], float], ...] = tuple(
+    (frozenset(words.split()), peak)
+    for words, peak in [
+        ("h200 nvl", 836e12),
+        ("h200", 989e12),
+        ("h100 pcie", 756e12),
+        ("h100 nvl", 836e12),
+        ("h100", 989e12),
+        ("a100", 312e12),
+        ("l4", 121e12),
+        ("t4", 65e12),  # float16: it has no bfloat16
+        ("rtx 4090", 165e12),
+        ("tpu v4", 275e12),
+        ("tpu v5 lite", 197e12),
+        ("tpu v5e", 197e12),
+        ("tpu v5p", 459e12),
+        ("tpu v5", 459e12),
+        ("tpu v6 lite", 918e12),
+        ("tpu v6e", 918e12),
+    ]
+)
+
+
+def forward_flops(model: ModelConfig) -> float:
+    """Model FLOPs of one token read, in a long document.
+
+    Raises:
+      ValueError: the vocabulary size is not resolved, or a mixer has no line in KEYS_SEEN.
+    """
+    if not model.vocab_size:
+        raise ValueError("vocab_size 0 stands for the tokenizer's: fill it in first")
+    pattern = [name.strip() for name in model.mixer.split(",")]
+    layers = sum(_layer_flops(model, pattern[i % len(pattern)]) for i in range(model.layers))
+    return layers + 2 * model.width * model.vocab_size
+
+
+def training_flops(model: ModelConfig) -> float:
+    """Model FLOPs of one token trained on: backward is two products for each one of forward.
+
+    That bswa_sg spares the gradient of the memory's keys and values is not subtracted.
+    """
+    return 3 * forward_flops(model)
+
+
+def fam_floor(f: int, w: int) -> float:
+    """Least time of FAM over BSWA with the same memory: f more tokens with every block of w."""
+    return 1 + f / w
+
+
+def peak_flops(device: jax.Device) -> float | None:
+    """FLOP/s of a device in dense bfloat16 products; None for a CPU or an unknown kind.
+
+    So are a slice of a GPU (MIG) and the smaller chips sold under a bigger one's name.
+    """
+    words = set(device.device_kind.lower().replace("-", " ").split())
+    if words & {"mig", "laptop", "d"}:
+        return None
+    return next((peak for name, peak in _PEAKS if name <= words), None)
+
+
+@functools.cache
+def measured_peak(dtype: str) -> float:
+    """FLOP/s of the default device in the fastest of a few square products of `dtype`.
+
+    Measured once in a process, about 0.3 s on a CPU. Each size is the one whose product should
+    take up to PRODUCT_SECONDS at the speed of the smaller one before it: few sizes, as each is
+    compiled, and never a long wait where `dtype` is slow.
+    """
+    best, size, growth = 0.0, 256, 2
+    while growth > 1 and size <= 8192:
+        seconds = _product_seconds(size, dtype)
+        best = max(best, 2 * size**3 / seconds)
+        growth = 2 ** max(0, int(math.log2(PRODUCT_SECONDS / seconds) / 3))
+        size *= growth
+    return best
+
+
+def _layer_flops(model: ModelConfig, mixer: str) -> float:
+    if mixer not in KEYS_SEEN:
+        raise ValueError(f"no FLOPs known for mixer {mixer!r}: add it to KEYS_SEEN")
+    weights = 2 * _layer_weights(model)
+    flops = weights + _attention_flops(model, KEYS_SEEN[mixer](model))
+    if mixer == "fam":
+        # FAM's queries see the FAM before and the whole block, never memory segments (2.2).
+        share = model.fam_len / model.block_len
+        flops += share * (weights + _attention_flops(model, model.fam_len + model.block_len))
+    return flops
+
+
+def _layer_weights(model: ModelConfig) -> int:
+    """Weights of a layer's products: q and output, k and v, feed-forward."""
+    e = model.head_dim or model.width // model.heads
+    g = model.kv_heads or model.heads
+    hidden = model.mlp_width or 4 * model.width
+    gated = 2 if model.mlp == "gelu" else 3
+    return model.width * (2 * model.heads * e + 2 * g * e + gated * hidden)
+
+
+def _attention_flops(model: ModelConfig, keys: float) -> float:
+    """Scores, and the sum over values, of one query that sees so many keys."""
+    e = model.head_dim or model.width // model.heads
+    return 2 * 2 * model.heads * e * keys
+
+
+def _product_seconds(size: int, dtype: str) -> float:
+    """Time of a square product, after one that compiles."""
+    matrix = jnp.ones((size, size), dtype)
+    product = jax.jit(jnp.dot)
+    product(matrix, matrix).block_until_ready()
+    began = time.perf_counter()
+    product(matrix, matrix).block_until_ready()
+    return time.perf_counter() - began

@@ -1,0 +1,159 @@
+"""Metrics of a run: metrics.jsonl for programs, TensorBoard for eyes.
+
+metrics.jsonl holds one strict JSON object a line, `{"step": 20, "loss": 1.5}`. Since JSON has no
+word for them, numbers that are not finite are the strings "nan", "inf" and "-inf"; `read_metrics`
+gives them back as floats. A run that is killed and resumed leaves the file of one that was not, up
+to fields that measure time, if the row of a step is written before that step's checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tensorboardX import SummaryWriter
+
+from famjax.core.errors import UserError
+
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+class MetricsWriter:
+    """Appends rows to RUN/metrics.jsonl and RUN/tensorboard.
+
+    Args:
+      run_dir: RUN; made if missing.
+      resume_step: step of the checkpoint the run goes on from. Rows of later steps are dropped,
+        and so is a last line torn by a kill. None starts over: all rows are dropped.
+
+    Raises:
+      UserError: the file there is damaged before its last line, or cannot be written.
+    """
+
+    def __init__(self, run_dir: Path, resume_step: int | None) -> None:
+        self._path = run_dir / "metrics.jsonl"
+        last = -1 if resume_step is None else resume_step
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            _cut(self._path, last)
+            # Unbuffered: a row goes out in one write, so that a kill tears no row but the last.
+            self._file = self._path.open("ab", buffering=0)
+            # TensorBoard hides what earlier processes wrote of steps from purge_step on.
+            self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=last + 1)
+        except OSError as error:
+            raise _cannot_write(self._path, error) from error
+
+    def write(self, step: int, fields: Mapping[str, Any]) -> None:
+        """Append one row.
+
+        Args:
+          step: what the row is about; first in the row.
+          fields: numbers (Python, NumPy or JAX scalars) and strings. TensorBoard gets the finite
+            numbers.
+
+        Raises:
+          UserError: the disk is full or refuses; the file ends with the row before.
+        """
+        row = {"step": int(step)} | {name: _plain(value) for name, value in fields.items()}
+        line = json.dumps({name: _strict(value) for name, value in row.items()}) + "\n"
+        self._append(line.encode())
+        for name, value in row.items():
+            if name != "step" and isinstance(value, int | float) and math.isfinite(value):
+                self._board.add_scalar(name, value, step)
+        self._board.flush()
+
+    def close(self) -> None:
+        self._file.close()
+        self._board.close()
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _append(self, line: bytes) -> None:
+        before = os.fstat(self._file.fileno()).st_size
+        try:
+            if self._file.write(line) != len(line):
+                raise OSError("no space for a whole row")
+        except OSError as error:
+            # What fitted of the row would damage the file when the next one follows it.
+            os.truncate(self._path, before)
+            raise _cannot_write(self._path, error) from error
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Rows of a metrics.jsonl, oldest first; a torn last line is left out.
+
+    Raises:
+      UserError: there is no such file, or a line before the last is damaged.
+    """
+    return [row for row, _ in _rows(path)]
+
+
+def _rows(path: Path) -> list[tuple[dict[str, Any], bytes]]:
+    """Each row with its line as it stands in the file."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        raise UserError(f"no metrics at {path}; train the run first") from None
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        row = _parse(line)
+        if row is not None:
+            rows.append((row, line))
+        elif number < len(lines):
+            raise UserError(
+                f"{path}: line {number} is damaged; remove that line, its row is lost, "
+                "or restore the file from a copy"
+            )
+    return rows
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+        return None
+    return {name: _loose(value) for name, value in row.items()}
+
+
+def _cut(path: Path, last: int) -> None:
+    """Drop the rows after step `last`; the file is the old one or the new one at any moment."""
+    if not path.exists():
+        return
+    kept = [line + b"\n" for row, line in _rows(path) if row["step"] <= last]
+    cut = path.with_suffix(".tmp")
+    with cut.open("wb") as file:
+        file.writelines(kept)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(cut, path)
+
+
+def _cannot_write(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"cannot write {path}: {error.strerror or error}; free some space or check its rights, "
+        "and resume"
+    )
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _loose(value: Any) -> Any:
+    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value

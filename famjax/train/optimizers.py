@@ -1,0 +1,60 @@
+"""Optimizers and schedules, from optax."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import optax
+
+from famjax.core.config import OptimizerConfig
+from famjax.core.types import Array
+
+
+def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
+    """Return the learning rate by step, for a run of `steps`."""
+    rate, warmup = config.learning_rate, config.warmup_steps
+    rise = optax.linear_schedule(0.0 if warmup else rate, rate, max(warmup, 1))
+    if config.schedule == "constant":
+        fall = optax.constant_schedule(rate)
+    elif config.schedule == "cosine":
+        fall = optax.cosine_decay_schedule(rate, max(steps - warmup, 1), config.final_fraction)
+    else:
+        decay = max(round(config.decay_fraction * steps), 1)
+        hold = max(steps - warmup - decay, 0)
+        fall = optax.join_schedules(
+            [optax.constant_schedule(rate), optax.linear_schedule(rate, 0.0, decay)], [hold]
+        )
+    return optax.join_schedules([rise, fall], [warmup]) if warmup else fall
+
+
+def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
+    """Return clipping, the optimizer and its schedule as one transformation."""
+    schedule = make_schedule(config, steps)
+    if config.name == "adamw":
+        optimizer = optax.adamw(
+            schedule, b1=config.beta1, b2=config.beta2, weight_decay=config.weight_decay
+        )
+    else:
+        optimizer = _adafactor(config, schedule)
+    clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
+    return optax.chain(clip, optimizer)
+
+
+def _adafactor(config: OptimizerConfig, schedule: optax.Schedule) -> optax.GradientTransformation:
+    """Adafactor (Shazeer & Stern, 2018) with momentum and a second-moment decay that settles at beta2.
+
+    TransformerFAM 3.1 uses beta1 0.9 and beta2 0.99. A constant decay would overrate the first
+    steps tenfold for want of a bias correction, so it rises as 1 - t^-0.8 until it gets there.
+    """
+
+    def decay(step: Array, _: float) -> Array:
+        t = jnp.asarray(step, jnp.float32) + 1.0
+        return jnp.minimum(config.beta2, 1.0 - t**-0.8)
+
+    return optax.chain(
+        optax.scale_by_factored_rms(decay_rate_fn=decay),
+        optax.clip_by_block_rms(1.0),
+        optax.scale_by_param_block_rms(),
+        optax.ema(config.beta1, debias=False),
+        optax.add_decayed_weights(config.weight_decay),
+        optax.scale_by_learning_rate(schedule),
+    )

@@ -1,0 +1,51 @@
+"""What a run is at one step: everything a checkpoint holds but the data cursor and the config."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from famjax.core.types import Array, State
+
+
+class Totals(NamedTuple):
+    """Sums over the steps since the last log, on the device, so that the host need not wait.
+
+    Attributes (all scalars, float32):
+      steps: steps added up.
+      weight, loss: sum of token weights, and of weighted negative log-likelihoods, nats.
+      answers, right: targets of full weight, and how many of them were the likeliest token.
+      nats, bytes: negative log-likelihood of all targets of positive weight, and their UTF-8 bytes.
+      tokens: valid tokens read.
+      grad_norm: sum over steps of the global gradient norm before clipping.
+    """
+
+    steps: Array
+    weight: Array
+    loss: Array
+    answers: Array
+    right: Array
+    nats: Array
+    bytes: Array
+    tokens: Array
+    grad_norm: Array
+
+
+class TrainState(NamedTuple):
+    """One pytree of arrays.
+
+    Attributes:
+      step: scalar int32, optimizer steps done.
+      params: parameters, float32.
+      opt_state: optax's.
+      memory: the state carried to the next step. Lanes: all of it. Packed with random state
+        passing: that of row 0. Packed without: ().
+      key: [2] uint32, data of the random key.
+      totals: metrics since the last log.
+    """
+
+    step: Array
+    params: Any
+    opt_state: Any
+    memory: State
+    key: Array
+    totals: Totals

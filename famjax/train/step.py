@@ -1,0 +1,192 @@
+"""One training step: one compiled program from batch and state to the next state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from famjax.core.config import Config
+from famjax.core.types import Array, Context, State
+from famjax.models.language_model import LanguageModel
+from famjax.ops.losses import token_losses
+from famjax.ops.rotary import longest_wavelength
+from famjax.train.state import Totals, TrainState
+
+Batch = dict[str, Array]
+
+
+def zero_totals() -> Totals:
+    return Totals(*(jnp.zeros((), jnp.float32) for _ in Totals._fields))
+
+
+def init_memory(config: Config, model: LanguageModel) -> State:
+    """Return what `TrainState.memory` is before the first step."""
+    if config.data.layout == "lanes":
+        return model.init_state(config.data.batch)
+    return model.init_state(1) if config.train.rsp > 0 else ()
+
+
+def init_train_state(
+    config: Config, model: LanguageModel, optimizer: optax.GradientTransformation
+) -> TrainState:
+    """Return the state before the first step."""
+    params = nnx.state(model, nnx.Param)
+    return TrainState(
+        jnp.zeros((), jnp.int32),
+        params,
+        optimizer.init(params),
+        init_memory(config, model),
+        jax.random.key_data(jax.random.key(config.seed)),
+        zero_totals(),
+    )
+
+
+def make_step(
+    config: Config,
+    graph: Any,
+    optimizer: optax.GradientTransformation,
+    token_bytes: Array,
+) -> Callable[[TrainState, Batch], TrainState]:
+    """Return the step function, to be compiled with the state donated.
+
+    Args:
+      graph: the model's NNX graph; the parameters are in the state.
+      token_bytes: [v], UTF-8 bytes of each token.
+    """
+    lanes = config.data.layout == "lanes"
+    parts = config.train.accumulate
+
+    def start(model: LanguageModel, memory: State, rows: int, key: Array, step: Array) -> State:
+        """Return the state that the batch's rows begin with."""
+        if lanes:
+            return memory
+        fresh = model.init_state(rows)
+        if config.train.rsp == 0:
+            return fresh
+        # B.2.3: the first row's memory after the last step, shared by all rows of this one
+        saved = jax.tree.map(lambda a, b: jnp.broadcast_to(a, b.shape), memory, fresh)
+        ramp = jnp.minimum(1.0, (step + 1) / max(config.train.rsp_ramp, 1))
+        use = jax.random.bernoulli(key, config.train.rsp * ramp) & (step > 0)
+        passed = model.stack.pass_state(fresh, jax.lax.stop_gradient(saved))
+        return jax.tree.map(lambda a, b: jnp.where(use, a, b), passed, fresh)
+
+    def loss(params: Any, memory: State, batch: Batch, weight: Array, key: Array, step: Array):
+        """Return (this part's share of the mean loss, (memory, totals))."""
+        model = nnx.merge(graph, params)
+        rows, _ = batch["tokens"].shape
+        passing_key, offset_key = jax.random.split(key)
+        memory = start(model, memory, rows, passing_key, step)
+        offset = position_offset(offset_key, config) if config.train.rpo else None
+        memory, totals = read(model, memory, batch, offset)
+        return totals.loss / weight, (jax.lax.stop_gradient(memory), totals)
+
+    def read(model: LanguageModel, memory: State, batch: Batch, offset: Array | None):
+        """Read the rows segment by segment; the gradient flows through all of them."""
+
+        def segment(memory: State, batch: Batch) -> tuple[State, Totals]:
+            # packed rows begin with the state that `start` chose, not with a reset
+            reset = batch["reset"] if lanes else None
+            ctx = Context(reset, batch["valid"] if lanes else None, offset)
+            logits, memory = model(batch["tokens"], memory, ctx)
+            return memory, count(logits, batch, token_bytes)
+
+        k = config.train.bptt_segments
+        if k == 1:
+            return segment(memory, batch)
+        pieces = jax.tree.map(lambda a: jnp.stack(jnp.split(a, k, axis=1)), batch)
+        memory, totals = jax.lax.scan(jax.checkpoint(segment), memory, pieces)
+        return memory, jax.tree.map(lambda a: a.sum(0), totals)
+
+    def gradients(state: TrainState, batch: Batch, key: Array):
+        weight = jnp.maximum(batch["weights"].sum(), 1e-6)
+        grad = jax.grad(loss, has_aux=True)
+        if parts == 1:
+            return grad(state.params, state.memory, batch, weight, key, state.step)
+
+        def part(total, xs):
+            batch, memory = xs
+            grads, (memory, totals) = grad(state.params, memory, batch, weight, key, state.step)
+            return jax.tree.map(jnp.add, total, (grads, totals)), memory
+
+        batch = jax.tree.map(lambda a: a.reshape(parts, -1, *a.shape[1:]), batch)
+        zeros = (jax.tree.map(jnp.zeros_like, state.params), zero_totals())
+        memory = split_lanes(state.memory, parts) if lanes else _repeat(state.memory, parts)
+        (grads, totals), memory = jax.lax.scan(part, zeros, (batch, memory))
+        memory = join_lanes(memory) if lanes else jax.tree.map(lambda a: a[0], memory)
+        return grads, (memory, totals)
+
+    def step(state: TrainState, batch: Batch) -> TrainState:
+        key, now = jax.random.split(jax.random.wrap_key_data(state.key))
+        grads, (memory, totals) = gradients(state, batch, now)
+        if not lanes:
+            memory = jax.tree.map(lambda a: a[:, :1], memory) if config.train.rsp else ()
+        totals = totals._replace(
+            steps=jnp.ones((), jnp.float32), grad_norm=optax.global_norm(grads).astype(jnp.float32)
+        )
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        return TrainState(
+            state.step + 1,
+            optax.apply_updates(state.params, updates),
+            opt_state,
+            memory,
+            jax.random.key_data(key),
+            jax.tree.map(jnp.add, state.totals, totals),
+        )
+
+    return step
+
+
+def count(logits: Array, batch: Batch, token_bytes: Array) -> Totals:
+    """Return the totals of one segment: logits [b t v]."""
+    targets, weights = batch["targets"], batch["weights"]
+    nats = token_losses(logits, targets)
+    full = weights >= 1
+    right = full & (logits.argmax(-1) == targets)
+    counted = weights > 0
+    total = {
+        "weight": weights,
+        "loss": nats * weights,
+        "answers": full,
+        "right": right,
+        "nats": jnp.where(counted, nats, 0),
+        "bytes": jnp.where(counted, token_bytes[targets], 0),
+        "tokens": batch["valid"],
+    }
+    sums = {name: value.sum(dtype=jnp.float32) for name, value in total.items()}
+    return zero_totals()._replace(**sums)
+
+
+def position_offset(key: Array, config: Config) -> Array:
+    """Random position offset (B.2.2): uniform up to the longest wavelength, half of the time 0."""
+    value, half = jax.random.split(key)
+    offset = jax.random.uniform(value, maxval=longest_wavelength(config.model.rope_base))
+    return offset * jax.random.bernoulli(half)
+
+
+def split_lanes(memory: State, parts: int) -> State:
+    """[r b ...] -> [parts r b/parts ...]."""
+
+    def split(a: Array) -> Array:
+        r, b = a.shape[:2]
+        return jnp.moveaxis(a.reshape(r, parts, b // parts, *a.shape[2:]), 1, 0)
+
+    return jax.tree.map(split, memory)
+
+
+def join_lanes(memory: State) -> State:
+    """[parts r b/parts ...] -> [r b ...]."""
+
+    def join(a: Array) -> Array:
+        parts, r, b = a.shape[:3]
+        return jnp.moveaxis(a, 0, 1).reshape(r, parts * b, *a.shape[3:])
+
+    return jax.tree.map(join, memory)
+
+
+def _repeat(memory: State, parts: int) -> State:
+    return jax.tree.map(lambda a: jnp.broadcast_to(a, (parts, *a.shape)), memory)

@@ -1,0 +1,85 @@
+"""The doctor tells what is there, what is missing, and whether the device works."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from famjax.cli import doctor
+from famjax.cli.main import main
+from famjax.core import runtime
+
+
+@pytest.fixture(autouse=True)
+def as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the compile cache of the tests alone."""
+    monkeypatch.setattr("famjax.core.runtime.setup", lambda: None)
+
+
+def test_a_healthy_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"]
+    assert list(report["required"]) == list(doctor.REQUIRED)
+    assert sum(device["count"] for device in report["devices"]) >= 1
+    assert report["device_works"].startswith("yes")
+    assert report["host_memory"]["total"] > report["host_memory"]["available"] > 0
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in doctor.REQUIRED)
+    assert all(name in out for name, _, _ in doctor.OPTIONAL)
+    assert "ready" in out
+
+
+def test_a_missing_required_part(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "REQUIRED", (*doctor.REQUIRED, "no-such-part"))
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "MISSING" in out
+    assert "not ready" in out
+
+
+def test_a_missing_optional_part_costs_nothing_required(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "OPTIONAL", (("no_such_part", "no tea", "pip install tea"),))
+    assert main(["doctor"]) == 0
+    assert "missing: no tea; pip install tea" in capsys.readouterr().out
+
+
+def test_a_device_that_does_not_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> str:
+        raise RuntimeError("no\ndevice")
+
+    monkeypatch.setattr(doctor, "_proof", broken)
+    assert main(["doctor", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["device_works"] == "no: no device"
+
+
+def test_the_compile_cache_is_the_users_or_ours(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "gs://bucket/cache")
+    assert runtime.cache_folder() == "gs://bucket/cache"
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert runtime.cache_folder() == str(tmp_path / "famjax" / "jax")
+    assert runtime.is_writable(runtime.cache_folder())
+
+
+def test_a_compile_cache_that_cannot_be_made_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    assert main(["doctor"]) == 0
+    assert "(not writable" in " ".join(capsys.readouterr().out.split())

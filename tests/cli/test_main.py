@@ -1,0 +1,215 @@
+"""The command line: help, exit statuses, and one line for every mistake."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from famjax.cli.main import VERBS, main
+from famjax.core.config import Config
+from famjax.core.experiment import load_config
+
+
+def fake_verb(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Let `famjax bench` raise `error`."""
+
+    def run(argv: list[str]) -> int:
+        raise error
+
+    module = ModuleType("famjax.cli.bench")
+    module.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "famjax.cli.bench", module)
+
+
+def python(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, **options)
+
+
+def line(capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the only line that was printed, to stderr."""
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("famjax: ")
+    assert err.count("\n") == 1
+    return err.removeprefix("famjax: ").rstrip("\n")
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"]])
+def test_help_lists_every_verb(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 0
+    out = capsys.readouterr().out
+    assert all(f"  {verb} " in out for verb in VERBS)
+    assert "example: famjax train" in out
+
+
+def test_help_does_not_import_jax() -> None:
+    code = (
+        "import sys; from famjax.cli.main import main; status = main(['--help']);"
+        "assert not {'jax', 'numpy', 'tyro', 'rich'} & set(sys.modules), 'heavy'; sys.exit(status)"
+    )
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_unknown_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trian"]) == 2
+    assert line(capsys).startswith("unknown verb 'trian'; did you mean 'train'?")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (KeyboardInterrupt(), 130, "stopped by Ctrl-C"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "runs/x"),
+            2,
+            "disk full: writing runs/x; free some space and run again",
+        ),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            2,
+            "disk full: no space left; free some space and run again",
+        ),
+    ],
+)
+def test_what_is_no_bug_is_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    status: int,
+    said: str,
+) -> None:
+    fake_verb(monkeypatch, error)
+    assert main(["bench"]) == status
+    assert line(capsys) == said
+
+
+@pytest.mark.parametrize("error", [ValueError("ours"), OSError(errno.EACCES, "ours")])
+def test_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    fake_verb(monkeypatch, error)
+    with pytest.raises(type(error), match="ours"):
+        main(["bench"])
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    code = "import sys; from famjax.cli.main import main; sys.exit(main(['train', '--help']))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait() == 141
+
+
+# train
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, Path]]:
+    """Replace the training loop by a list of what it was called with."""
+    calls: list[tuple[Config, Path]] = []
+    module = ModuleType("famjax.train.loop")
+    module.train = lambda config, folder: calls.append((config, folder))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "famjax.train.loop", module)
+    monkeypatch.setattr("famjax.core.runtime.setup", lambda: None)
+    return calls
+
+
+def test_train_in_the_default_folder(trained: list[tuple[Config, Path]]) -> None:
+    assert main(["train", "text_fam", "model.layers=6", "name=six"]) == 0
+    expected = load_config("text_fam", ["model.layers=6", "name=six"])
+    assert trained == [(expected, Path("runs/six"))]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["text_fam", "--run", "there"],
+        ["--run=there", "text_fam"],
+        ["--run", "there", "text_fam"],
+    ],
+)
+def test_train_in_a_given_folder(argv: list[str], trained: list[tuple[Config, Path]]) -> None:
+    assert main(["train", *argv]) == 0
+    assert trained == [(load_config("text_fam"), Path("there"))]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "train needs a config first"),
+        (["model.layers=6"], "train needs a config first"),
+        (["text_fam", "--run"], "--run needs a folder"),
+        (["text_fam", "model.layer=6"], "unknown key 'model.layer'"),
+        (["text_fam", "model.layers=0"], "model.layers=0: must be at least 1"),
+    ],
+)
+def test_train_mistakes(
+    argv: list[str],
+    said: str,
+    trained: list[tuple[Config, Path]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["train", *argv]) == 2
+    assert line(capsys).startswith(said)
+    assert trained == []
+
+
+def test_train_help_shows_configs_and_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "  text_fam    TransformerFAM on text" in out
+    assert "  data.passkey.digits=5\n" in out
+    assert "optimizer.schedule=cosine           constant | cosine | wsd\n" in out
+    assert "f, FAM length (3.4.1)" in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+# tokenizer
+
+
+def test_tokenizer_train(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[tuple[str, int, str]] = []
+    module = ModuleType("famjax.data.tokenizers")
+    module.train_sentencepiece = lambda *args: calls.append(args)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "famjax.data.tokenizers", module)
+    assert (
+        main(["tokenizer", "train", "a.txt", "b", "--vocab-size", "500", "--out", "m.model"]) == 0
+    )
+    assert calls == [("a.txt,b", 500, "m.model")]
+    assert "data.tokenizer=m.model" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ("trian", "unknown action 'trian'; did you mean 'train'?"),
+        ("train a", "Missing from famjax tokenizer train: --vocab-size"),
+        ("train a --vocab-size x --out m", "Error parsing --vocab-size"),
+        ("train a --vocab 5 --out m", "unknown option --vocab; did you mean '--vocab-size'?"),
+        ("train --vocab-size 5 --out m", "tokenizer train needs files"),
+        ("train a --vocab-size 0 --out m", "--vocab-size 0: must be at least 1"),
+    ],
+)
+def test_tokenizer_mistakes(argv: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tokenizer", *argv.split()]) == 2
+    assert line(capsys).startswith(said)
+
+
+@pytest.mark.parametrize("verb", ["tokenizer", "tokenizer train", "doctor", "train"])
+def test_help_of_a_verb(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*verb.split(), "--help"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("usage: famjax ")
+    assert err == ""

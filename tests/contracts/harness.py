@@ -1,0 +1,293 @@
+"""Every mixer in its variants, ready to be called: NumPy in, NumPy out, compiled once."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from oracles import transformer as oracle
+
+from famjax.core.config import ModelConfig
+from famjax.core.types import Context
+from famjax.models.language_model import LanguageModel
+
+# these compile eight times faster; the programs are tiny
+FAST = {
+    "xla_backend_optimization_level": 0,
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
+jit = functools.partial(jax.jit, compiler_options=FAST)
+
+B, W, LENGTH, WIDTH, VOCAB = 3, 4, 24, 16, 11  # lanes, block, stream, width, vocabulary
+
+BASE = ModelConfig(
+    vocab_size=VOCAB,
+    layers=2,
+    width=WIDTH,
+    heads=4,
+    kv_heads=2,
+    mlp_width=24,
+    block_len=W,
+    window=W,
+    capacity=LENGTH,
+    fam_len=3,
+)
+
+# multi-head, grouped and multi-query, both norms, the three feed-forwards, tied and not, are dealt
+# out over the variants of the mixers, so that each is seen with several
+CASES: dict[str, ModelConfig] = {
+    "full": replace(BASE, mixer="full", norm="layernorm"),
+    "swa-2": replace(BASE, mixer="swa", window=2, kv_heads=1, mlp="gelu", norm="layernorm"),
+    "swa-block": replace(BASE, mixer="swa", kv_heads=4, mlp="geglu", tied=False),
+    "bswa-0": replace(BASE, mixer="bswa", memory_segments=0, kv_heads=4, mlp="gelu"),
+    "bswa-1": replace(BASE, mixer="bswa", memory_segments=1, norm="layernorm", tied=False),
+    "bswa-3": replace(BASE, mixer="bswa", memory_segments=3, kv_heads=1, mlp="geglu"),
+    "bswa_sg-2": replace(BASE, mixer="bswa_sg", memory_segments=2, kv_heads=4),
+    "fam-0-1": replace(BASE, mixer="fam", memory_segments=0, kv_heads=4, norm="layernorm"),
+    "fam-2-1": replace(BASE, mixer="fam", memory_segments=2, kv_heads=1, mlp="gelu"),
+    "fam-1-3": replace(BASE, mixer="fam", memory_segments=1, fam_previous=3, mlp="geglu"),
+    "bswa,fam": replace(BASE, mixer="bswa,fam", layers=4, norm="layernorm", tied=False),
+}
+# one of each mixer, where all variants would tell no more
+KINDS = ["full", "swa-2", "bswa-1", "bswa_sg-2", "fam-1-3", "bswa,fam"]
+
+# what the oracle calls each mixer, and needs to know
+ORACLES: dict[str, Any] = {
+    "full": lambda c: ("full", {}),
+    "swa": lambda c: ("swa", {"window": c.window}),
+    "bswa": lambda c: ("bswa", {"block": c.block_len, "segments": c.memory_segments}),
+    "bswa_sg": lambda c: ("bswa", {"block": c.block_len, "segments": c.memory_segments}),
+    "fam": lambda c: (
+        "fam",
+        {"block": c.block_len, "segments": c.memory_segments, "previous": c.fam_previous},
+    ),
+}
+
+
+class Runner:
+    """A model and its compiled functions.
+
+    Args:
+      x64: parameters and maths in float64.
+      params: of another runner; None draws them.
+    """
+
+    def __init__(self, config: ModelConfig, x64: bool = True, params: Any = None):
+        self.config, self.x64 = config, x64
+        with jax.enable_x64(x64):
+            model = LanguageModel(config, rngs=nnx.Rngs(0))
+            self.block_len = model.block_len
+            self.graph, drawn = nnx.split(model)
+            given = lively(drawn) if params is None else params
+            self.params = jax.tree.map(lambda a, b: jnp.asarray(b, a.dtype), drawn, given)
+
+    def model(self, params: Any) -> LanguageModel:
+        return nnx.merge(self.graph, params)
+
+    def run(self, f: Any, *args: Any) -> Any:
+        with jax.enable_x64(self.x64):
+            return jax.tree.map(np.asarray, f(self.params, *args))
+
+    # values -------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def fresh(self) -> Any:
+        """The state of B lanes that have read nothing."""
+        return self.run(jit(lambda params: self.model(params).init_state(B)))
+
+    @functools.cached_property
+    def _tokens(self):
+        return jit(lambda p, *args: self.model(p)(*args))
+
+    @functools.cached_property
+    def _call(self):
+        def f(params, x, state, ctx):
+            model = self.model(params)
+            x, state = model.stack(x, state, ctx)
+            return model.logits(x), state
+
+        return jit(f)
+
+    @functools.cached_property
+    def _step(self):
+        def f(params, x, state, ctx):
+            model = self.model(params)
+            x, state = model.stack.step(x, state, ctx)
+            return model.logits(x), state
+
+        return jit(f)
+
+    def tokens(self, tokens: Any, state: Any) -> Any:
+        """The language model itself: tokens [b t] -> logits [b t v], state."""
+        return self.run(self._tokens, tokens, state)
+
+    def call(self, x: Any, state: Any, reset: Any = None, valid: Any = None, **kw: Any) -> Any:
+        """Embeddings [b t d] -> logits [b t v], state."""
+        return self.run(self._call, x, state, Context(reset, valid, **kw))
+
+    def step(self, x: Any, state: Any, reset: Any = None, valid: Any = None) -> Any:
+        """Embeddings [b t d], token by token -> logits [b t v], state."""
+        ys = []
+        for t in range(x.shape[1]):
+            now = [None if a is None else a[:, t : t + 1] for a in (reset, valid)]
+            y, state = self.run(self._step, x[:, t : t + 1], state, Context(*now))
+            ys.append(y)
+        return np.concatenate(ys, 1), state
+
+    # gradients ----------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _grad(self):
+        def loss(params, x, state, probe, reset, begin):
+            model = self.model(params)
+            start = jax.tree.map(lambda a, b: jnp.where(begin, a, b), model.init_state(B), state)
+            y, new = model.stack(x, start, Context(reset))
+            return (model.logits(y) * probe).sum(), new
+
+        def f(*args):
+            both = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True, allow_int=True)
+            (value, state), grads = both(*args)
+            return value, state, jax.tree.map(_no_float0, grads)
+
+        return jit(f)
+
+    def grad(self, x: Any, probe: Any, state: Any = None, reset: Any = None) -> Any:
+        """Gradient of sum(probe * logits).
+
+        Returns:
+          the sum; the new state; gradients with respect to (params, x, state). Without a state, it
+          is the initial one as a function of the parameters.
+        """
+        no_reset = np.zeros(x.shape[:2], bool)
+        args = (probe, no_reset if reset is None else reset, state is None)
+        return self.run(self._grad, x, self.fresh if state is None else state, *args)
+
+    @functools.cached_property
+    def _grad_segments(self):
+        def loss(params, xs, probes, cut):
+            model = self.model(params)
+
+            def segment(state, both):
+                x, probe = both
+                state = jax.tree.map(lambda s: jnp.where(cut, jax.lax.stop_gradient(s), s), state)
+                y, state = model.stack(x, state, Context())
+                return state, (model.logits(y) * probe).sum()
+
+            return jax.lax.scan(segment, model.init_state(B), (xs, probes))[1].sum()
+
+        return jit(jax.value_and_grad(loss, argnums=(0, 1)))
+
+    def grad_segments(self, x: Any, probe: Any, count: int, cut: bool) -> Any:
+        """As `grad` of one call, in `count` calls with the state carried (or cut) between them."""
+
+        def split(a):
+            return np.stack(np.split(a, count, 1))
+
+        value, (params, xs) = self.run(self._grad_segments, split(x), split(probe), cut)
+        return value, params, np.concatenate(xs, 1)
+
+    # oracle -------------------------------------------------------------------------------------
+
+    def oracle(self, tokens: Any) -> Any:
+        """One lane by the NumPy transcription: tokens [t] -> logits [t v], FAM of each layer."""
+        c, p = self.config, jax.tree.map(np.asarray, nnx.to_pure_dict(self.params))
+        names = c.mixer.split(",")
+        layers = []
+        for i in range(c.layers):
+            name, stacked = names[i % len(names)], p["stack"]["layers"][i % len(names)]
+            w = jax.tree.map(lambda a, r=i // len(names): a[r], stacked)
+            mixer = w["mixer"]["window"] if "window" in w["mixer"] else w["mixer"]
+            layers.append((_weights(mixer["qkv"], w["mlp"], c.mlp), *ORACLES[name](c)))
+        return oracle.model(
+            embedding=p["embedding"] * c.width**0.5,  # `LanguageModel.embed`; not so the head
+            layers=layers,
+            final_norm=(p["norm"]["scale"], p["norm"].get("bias")),
+            head=p["embedding"].T if c.tied else p["head"]["kernel"],
+            prompt=p["stack"].get("prompt"),
+            tokens=tokens,
+            rope_base=c.rope_base,
+        )
+
+
+def _weights(qkv: Any, mlp: Any, kind: str) -> oracle.LayerWeights:
+    up = {"w_in": mlp["up"]} if kind == "gelu" else {"w_gate": mlp["gate"], "w_up": mlp["up"]}
+    inner = {name: w["kernel"] for name, w in (up | {"w_out": mlp["down"]}).items()}
+    return oracle.LayerWeights(
+        norm1_scale=qkv["norm"]["scale"],
+        norm1_bias=qkv["norm"].get("bias"),
+        wq=qkv["q"]["kernel"],
+        wk=qkv["k"]["kernel"],
+        wv=qkv["v"]["kernel"],
+        wo=qkv["out"]["kernel"],
+        norm2_scale=mlp["norm"]["scale"],
+        norm2_bias=mlp["norm"].get("bias"),
+        mlp={"kind": kind, **inner},
+    )
+
+
+def lively(params: Any) -> Any:
+    """Norms that do something, and attention sharp enough for one wrong key to be seen."""
+    rng = np.random.default_rng(3)
+
+    def change(path, a):
+        name = jax.tree_util.keystr(path)
+        if "norm" in name:
+            return np.asarray(a) + 0.3 * rng.normal(size=a.shape)
+        sharp = 1.5 if "'q'" in name or "'k'" in name else 1.0
+        return np.asarray(a) * (2 * sharp if "'out'" in name or "'down'" in name else sharp)
+
+    return jax.tree_util.tree_map_with_path(change, params)
+
+
+def _no_float0(g: Any) -> Any:
+    return jnp.zeros(g.shape) if g.dtype == jax.dtypes.float0 else g
+
+
+@functools.cache
+def runner(name: str, x64: bool = True, **changes: Any) -> Runner:
+    """The runner of a case; with the same parameters whatever the precision and the changes."""
+    if x64 and not changes:
+        return Runner(CASES[name])
+    return Runner(replace(CASES[name], **changes), x64, runner(name).params)
+
+
+def normal(seed: int, *shape: int) -> Any:
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def stream(seed: int = 0, length: int = LENGTH) -> Any:
+    return normal(seed, B, length, WIDTH)
+
+
+def lane(state: Any, i: int) -> Any:
+    """One lane of a state, whose leaves are [r b ...]."""
+    return jax.tree.map(lambda a: a[:, i], state)
+
+
+def close(a: Any, b: Any, tolerance: float = 1e-10) -> None:
+    """Assert that two trees agree, relative to the range of each array; integers exactly."""
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True):
+        x, y = np.asarray(x), np.asarray(y)
+        assert (x.shape, x.dtype) == (y.shape, y.dtype)
+        x, y = x.astype(np.float64), y.astype(np.float64)
+        assert np.isfinite(x).all(), jax.tree_util.keystr(path)
+        error = np.abs(x - y).max(initial=0)
+        limit = tolerance * (1 + np.abs(y).max(initial=0))
+        assert error <= limit, f"{jax.tree_util.keystr(path)}: {error:.2e} > {limit:.2e}"
+
+
+def same(a: Any, b: Any) -> None:
+    """Assert that two trees are equal bit for bit."""
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True):
+        x, y = np.asarray(x), np.asarray(y)
+        equal = (x.shape, x.dtype, x.tobytes()) == (y.shape, y.dtype, y.tobytes())
+        assert equal, jax.tree_util.keystr(path)

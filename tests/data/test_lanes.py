@@ -1,0 +1,178 @@
+"""Lanes lose no token, begin documents on blocks, and go on exactly where they stopped."""
+
+import json
+from collections import deque
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from famjax.core.config import Config, DataConfig
+from famjax.core.errors import UserError
+from famjax.data.lanes import Lanes
+from famjax.data.pipeline import make_batches, make_source
+from famjax.data.sources import Piece
+from famjax.data.tokenizers import load_tokenizer
+
+BOS, EOS = 256, 257
+BLOCK = 4
+
+
+class Documents:
+    """Random documents named by (lane, k, level), cut into pieces of random sizes.
+
+    `level` is mutable, as a curriculum is: documents drawn later are longer.
+    """
+
+    def __init__(self):
+        self.level = 0
+
+    def key(self, lane, lanes, k):
+        return [lane, k, self.level]
+
+    def document(self, key):
+        rng = np.random.default_rng([1, *key])
+        tokens = rng.integers(0, 256, rng.integers(0, 30 + 50 * key[2]), np.int32)
+        return np.concatenate([[BOS], tokens, [EOS]]).astype(np.int32)
+
+    def open(self, key, piece=0):
+        tokens = self.document(key)
+        rng = np.random.default_rng([2, *key])
+        cuts = np.sort(rng.integers(0, len(tokens) + 1, rng.integers(0, 5)))
+        for part in np.split(tokens, cuts)[piece:]:
+            yield Piece(part, (part % 3).astype(np.float32))
+
+    def get_state(self):
+        return {"level": self.level}
+
+    def set_state(self, state):
+        self.level = state["level"]
+
+
+def assert_equal(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+@given(batch=st.integers(1, 3), blocks=st.integers(1, 12))
+@settings(max_examples=20)
+def test_no_token_is_lost_and_documents_begin_on_blocks(batch, blocks):
+    source = Documents()
+    iterator = iter(Lanes(source, batch, blocks * BLOCK, BLOCK))
+    batches = [next(iterator) for _ in range(12)]
+    joined = {name: np.concatenate([b[name] for b in batches], axis=1) for name in batches[0]}
+    for lane in range(batch):
+        row = {name: values[lane] for name, values in joined.items()}
+        begins = np.flatnonzero(row["reset"])
+        assert begins[0] == 0
+        assert not (begins % BLOCK).any()
+        for k, (begin, end) in enumerate(zip(begins, [*begins[1:], None], strict=True)):
+            document = source.document([lane, k, 0])
+            valid = row["valid"][begin:end]
+            count = int(valid.sum())
+            assert valid[:count].all()
+            if end is not None:
+                assert count == len(document) - 1
+                assert end - begin == -(-count // BLOCK) * BLOCK
+            got = {name: values[begin : begin + count] for name, values in row.items()}
+            np.testing.assert_array_equal(got["tokens"], document[:count])
+            np.testing.assert_array_equal(got["targets"], document[1 : count + 1])
+            np.testing.assert_array_equal(got["weights"], document[1 : count + 1] % 3)
+        assert not row["weights"][~row["valid"]].any()
+
+
+def test_types_and_shapes():
+    batch = next(iter(Lanes(Documents(), 3, 2 * BLOCK, BLOCK)))
+    assert {name: values.dtype for name, values in batch.items()} == {
+        "tokens": np.int32,
+        "targets": np.int32,
+        "weights": np.float32,
+        "valid": bool,
+        "reset": bool,
+    }
+    assert all(values.shape == (3, 2 * BLOCK) for values in batch.values())
+
+
+@given(stop=st.integers(0, 15), level_at=st.integers(0, 15), blocks=st.integers(1, 5))
+@settings(max_examples=30)
+def test_an_interrupted_iterator_goes_on_exactly(stop, level_at, blocks):
+    source = Documents()
+    iterator = iter(Lanes(source, 2, blocks * BLOCK, BLOCK))
+    saved, expected = None, []
+    for step in range(20):
+        if step == level_at:
+            source.level = 1
+        if step == stop:
+            saved = json.dumps([iterator.get_state(), source.get_state()])
+        expected.append(next(iterator))
+    state, source_state = json.loads(saved)
+    resumed_source = Documents()
+    resumed = iter(Lanes(resumed_source, 2, blocks * BLOCK, BLOCK))
+    resumed.set_state(state)
+    resumed_source.set_state(source_state)
+    for step in range(stop, 20):
+        if step == level_at:
+            resumed_source.level = 1
+        assert_equal(next(resumed), expected[step])
+
+
+def config(files, **data):
+    return Config(data=DataConfig(files=str(files), batch=3, length=16, **data))
+
+
+@pytest.mark.parametrize("layout", ["lanes", "packed"])
+@pytest.mark.parametrize("stop", [0, 1, 7])
+def test_the_thread_ahead_does_not_show_in_the_state(tmp_path, layout, stop):
+    for i in range(7):
+        (tmp_path / f"{i}.txt").write_text(f"{i}" * (11 * i + 1))
+    tokenizer = load_tokenizer("bytes")
+    settings = config(tmp_path, layout=layout, holdout=0)
+    batches = make_batches(settings, make_source(settings, tokenizer), 8)
+    for _ in range(stop):
+        next(batches)
+    state = json.loads(json.dumps(batches.get_state()))
+    expected = [next(batches) for _ in range(10)]
+    again = make_batches(settings, make_source(settings, tokenizer), 8)
+    next(again)
+    again.set_state(state)
+    for batch in expected:
+        assert_equal(next(again), batch)
+    for iterator in (batches, again):
+        iterator.close()
+
+
+def test_an_error_in_the_thread_reaches_the_caller_each_time(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"word " * 20_000 + b"\xff")
+    settings = config(tmp_path, holdout=0)
+    batches = make_batches(settings, make_source(settings, load_tokenizer("bytes")), 8)
+    for _ in range(2):
+        with pytest.raises(UserError, match="not UTF-8 at byte 100000"):
+            deque(islice(batches, 10_000), maxlen=0)
+    batches.close()
+
+
+def test_mistakes_in_the_configuration(tmp_path):
+    (tmp_path / "a.txt").write_text("some text to read")
+    tokenizer = load_tokenizer("bytes")
+    source = make_source(config(tmp_path), tokenizer)
+    for data, message in [
+        (DataConfig(batch=0), "data.batch=0: must be positive"),
+        (DataConfig(length=-8), "data.length=-8: must be positive"),
+        (DataConfig(length=20), "data.length=20: must be a multiple of .* 8"),
+        (DataConfig(repeat_len=4), "data.layout=packed"),
+        (DataConfig(layout="packed", repeat_len=-1), "must not be negative"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            make_batches(Config(data=data), source, 8)
+    for data in (DataConfig(files="a", seqio="b"), DataConfig(seqio="a", tfds="b")):
+        with pytest.raises(UserError, match="both set"):
+            make_source(Config(data=data), tokenizer)
+
+
+def test_a_saved_run_with_another_batch_size_is_refused():
+    state = iter(Lanes(Documents(), 2, BLOCK, BLOCK)).get_state()
+    with pytest.raises(UserError, match=r"data\.batch=3: the saved run has 2 rows"):
+        iter(Lanes(Documents(), 3, BLOCK, BLOCK)).set_state(state)

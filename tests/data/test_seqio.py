@@ -1,0 +1,167 @@
+"""seqio tasks and TFDS sets as sources: whole, disjoint between lanes, resumable."""
+
+import json
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from famjax.core.config import DataConfig
+from famjax.core.errors import UserError
+from famjax.data.lanes import Lanes
+from famjax.data.seqio_tasks import TfSource
+from famjax.data.tokenizers import load_tokenizer, train_sentencepiece
+
+seqio = pytest.importorskip("seqio")
+tf = pytest.importorskip("tensorflow")
+tfds = pytest.importorskip("tensorflow_datasets")
+
+COUNT = 23
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    """A model, and the tasks 'lines' (targets), 'pairs' (inputs too) and 'mixed' made with it."""
+    folder = tmp_path_factory.mktemp("seqio")
+    lines = [f"question {i}\tanswer {i} " + "long " * 200 for i in range(COUNT)]
+    (folder / "lines.txt").write_text("\n".join(lines))
+    train_sentencepiece(str(folder / "lines.txt"), 300, folder / "m.model")
+    feature = seqio.Feature(seqio.SentencePieceVocabulary(str(folder / "m.model")), add_eos=True)
+    source = seqio.TextLineDataSource({"train": str(folder / "lines.txt")})
+    end = [seqio.preprocessors.tokenize, seqio.preprocessors.append_eos]
+
+    def targets(dataset):
+        return dataset.map(lambda line: {"targets": line})
+
+    seqio.TaskRegistry.add(
+        "lines", source, preprocessors=[targets, *end], output_features={"targets": feature}
+    )
+
+    def pairs(dataset):
+        parts = dataset.map(lambda line: tf.strings.split(line, "\t"))
+        return parts.map(lambda part: {"inputs": part[0], "targets": part[1]})
+
+    seqio.TaskRegistry.add(
+        "pairs",
+        source,
+        preprocessors=[pairs, *end],
+        output_features={"inputs": feature, "targets": feature},
+    )
+    seqio.MixtureRegistry.add("mixed", ["lines"], default_rate=1.0)
+    yield load_tokenizer(str(folder / "m.model"))
+    seqio.MixtureRegistry.remove("mixed")
+    seqio.TaskRegistry.remove("lines")
+    seqio.TaskRegistry.remove("pairs")
+
+
+def document(source, lane, lanes, k):
+    pieces = list(source.open(source.key(lane, lanes, k)))
+    return np.concatenate([p.tokens for p in pieces]), np.concatenate([p.weights for p in pieces])
+
+
+@pytest.mark.parametrize("name", ["lines", "mixed"])
+def test_lanes_of_a_task_are_disjoint_and_nothing_is_trimmed(tokenizer, name):
+    source = TfSource(DataConfig(seqio=name), tokenizer, seed=0)
+    seen = []
+    for lane in range(3):
+        texts = set()
+        for k in range(len(range(lane, COUNT, 3))):
+            tokens, weights = document(source, lane, 3, k)
+            assert tokens[0] == tokenizer.bos_id
+            assert (tokens == tokenizer.eos_id).sum() == 1
+            assert weights[1:].all()
+            assert len(tokens) > 190
+            texts.add(tokenizer.decode(tokens).split("\t")[0])
+        seen += sorted(texts)
+    assert len(seen) == len(set(seen))
+    if name == "lines":  # a mixture repeats its tasks before it shuffles them
+        assert sorted(seen) == sorted(f"question {i}" for i in range(COUNT))
+
+
+def test_inputs_have_weight_zero(tokenizer):
+    tokens, weights = document(TfSource(DataConfig(seqio="pairs"), tokenizer, 0), 0, 1, 0)
+    assert tokenizer.decode(tokens[weights == 0]).startswith("question")
+    assert tokenizer.decode(tokens[weights == 1]).startswith("answer")
+
+
+@pytest.mark.parametrize("name", ["lines", "mixed"])
+def test_documents_are_the_same_wherever_reading_starts(tokenizer, name):
+    data = DataConfig(seqio=name)
+    source = TfSource(data, tokenizer, seed=0)
+    expected = [document(source, 1, 2, k)[0] for k in range(2 * COUNT)]
+    assert tokenizer.decode(expected[0]) != tokenizer.decode(expected[COUNT // 2])
+    for k in (3, COUNT + 3):
+        np.testing.assert_array_equal(
+            document(TfSource(data, tokenizer, seed=0), 1, 2, k)[0], expected[k]
+        )
+    other = [document(TfSource(data, tokenizer, seed=1), 1, 2, k)[0] for k in range(3)]
+    assert any(not np.array_equal(a, b) for a, b in zip(other, expected, strict=False))
+
+
+def test_lanes_resume_in_the_middle_of_an_example(tokenizer):
+    data = DataConfig(seqio="lines")
+    iterator = iter(Lanes(TfSource(data, tokenizer, seed=0), 2, 48, 16))
+    for _ in range(17):
+        next(iterator)
+    state = json.loads(json.dumps(iterator.get_state()))
+    resumed = iter(Lanes(TfSource(data, tokenizer, seed=0), 2, 48, 16))
+    resumed.set_state(state)
+    for a, b in islice(zip(iterator, resumed, strict=False), 12):
+        for name in a:
+            np.testing.assert_array_equal(a[name], b[name])
+
+
+def test_mistakes_with_seqio(tokenizer):
+    with pytest.raises(UserError, match=r"data\.seqio=line: .*did you mean 'lines'"):
+        TfSource(DataConfig(seqio="line"), tokenizer, 0)
+    with pytest.raises(UserError, match=r"its vocabulary has \d+ ids, data\.tokenizer=bytes only"):
+        TfSource(DataConfig(seqio="lines"), load_tokenizer("bytes"), 0)
+    with pytest.raises(UserError, match="no validation or test split, only train"):
+        TfSource(DataConfig(seqio="lines"), tokenizer, 0, "holdout")
+    source = TfSource(DataConfig(seqio="lines"), tokenizer, 0)
+    with pytest.raises(UserError, match=r"fewer examples than lanes; lower data\.batch=100"):
+        document(source, 99, 100, 0)
+
+
+def test_the_text_of_a_tfds_set(tmp_path):
+    tokenizer = load_tokenizer("bytes")
+
+    class Poems(tfds.core.GeneratorBasedBuilder):
+        """Poems."""
+
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self):
+            features = tfds.features.FeaturesDict({"text": tfds.features.Text(), "id": np.int64})
+            return tfds.core.DatasetInfo(builder=self, features=features)
+
+        def _split_generators(self, dl_manager):
+            return {"train": self._generate_examples(), "test": self._generate_examples()}
+
+        def _generate_examples(self):
+            for i in range(11):
+                yield i, {"text": f"poëm {i}", "id": i}
+
+    with pytest.MonkeyPatch.context() as patch:
+        builder = Poems(data_dir=tmp_path)
+        patch.setattr(tfds, "builder", lambda name: builder)
+        source = TfSource(DataConfig(tfds="poems"), tokenizer, 0)
+        texts = [
+            tokenizer.decode(document(source, lane, 2, k)[0])
+            for lane in range(2)
+            for k in range(len(range(lane, 11, 2)))
+        ]
+        assert sorted(texts) == sorted(f"poëm {i}" for i in range(11))
+        assert TfSource(DataConfig(tfds="poems"), tokenizer, 0, "holdout").report() == (
+            "data.tfds=poems, split 'test'"
+        )
+        with pytest.raises(UserError, match=r"no feature 'txt', set data\.feature to one of"):
+            TfSource(DataConfig(tfds="poems", feature="txt"), tokenizer, 0)
+        source = TfSource(DataConfig(tfds="poems", feature="id"), tokenizer, 0)
+        with pytest.raises(UserError, match="feature 'id' is not text"):
+            document(source, 0, 1, 0)
+
+
+def test_an_unknown_tfds_set():
+    with pytest.raises(UserError, match="knows no such set; did you mean 'imdb_reviews'"):
+        TfSource(DataConfig(tfds="imdb_review"), load_tokenizer("bytes"), 0)

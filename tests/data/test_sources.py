@@ -1,0 +1,283 @@
+"""Every byte of the text is read once, in an order the seed decides; every mistake is one line."""
+
+import gzip
+import itertools
+import json
+import lzma
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from famjax.core.errors import UserError
+from famjax.data import sources
+from famjax.data.sources import TextSource, iter_tokens, read_text_pieces
+from famjax.data.tokenizers import load_tokenizer
+
+TOKENIZER = load_tokenizer("bytes")
+
+
+def make(files, seed=0, holdout=0, split="train"):
+    return TextSource(str(files), TOKENIZER, seed, holdout, split)
+
+
+def tokens(source, key, piece=0):
+    return np.concatenate([p.tokens for p in source.open(key, piece)])
+
+
+def text(source, key):
+    ids = tokens(source, key)
+    assert ids[0] == TOKENIZER.bos_id
+    assert ids[-1] == TOKENIZER.eos_id
+    return TOKENIZER.decode(ids)
+
+
+def epoch(source, lanes=1):
+    """The texts of lane 0 to lanes - 1 in their first epoch; documents are not fewer than lanes."""
+    count = len(source._documents)
+    return [
+        [text(source, source.key(lane, lanes, k)) for k in range(len(range(lane, count, lanes)))]
+        for lane in range(lanes)
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for i in range(30):
+        (tmp_path / f"{i:02}.txt").write_text(f"document {i}")
+    return tmp_path
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(sources, "PIECE_BYTES", 8)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
+def test_a_file_is_a_document_compressed_or_not(tmp_path, suffix, small_pieces):
+    opener = {"": open, ".gz": gzip.open, ".xz": lzma.open}[suffix]
+    content = "first line\nzweite Zeile: äöü 漢字 without any whitespace-at-all\r\n" * 3
+    with opener(tmp_path / f"a.txt{suffix}", "wb") as file:
+        file.write(content.encode())
+    source = make(tmp_path / f"a.txt{suffix}")
+    assert text(source, source.key(0, 1, 0)) == content
+    assert "".join(read_text_pieces(str(tmp_path / f"a.txt{suffix}"))) == content
+    whole = np.concatenate(list(iter_tokens(str(tmp_path / f"a.txt{suffix}"), TOKENIZER)))
+    np.testing.assert_array_equal(whole, tokens(source, source.key(0, 1, 0)))
+
+
+@given(content=st.text(st.sampled_from("aß漢😀 \n"), min_size=1, max_size=200))
+@settings(max_examples=50)
+def test_pieces_are_cut_between_characters_and_resume_anywhere(tmp_path_factory, content):
+    path = tmp_path_factory.mktemp("pieces") / "a.txt"
+    path.write_bytes(content.encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "PIECE_BYTES", 8)
+        assert all(len(piece.encode()) <= 16 for piece in read_text_pieces(str(path)))
+        assert "".join(read_text_pieces(str(path))) == content
+        source = make(path)
+        pieces = [p.tokens for p in source.open(source.key(0, 1, 0))]
+        for i in range(len(pieces)):
+            np.testing.assert_array_equal(
+                tokens(source, source.key(0, 1, 0), i), np.concatenate(pieces[i:])
+            )
+
+
+def test_pieces_are_cut_at_white_space(tmp_path, small_pieces):
+    (tmp_path / "a.txt").write_text("12345 78901 3456789012345678901234")
+    pieces = list(read_text_pieces(str(tmp_path / "a.txt")))
+    assert (
+        pieces == ["12345 78901", " 3456789", "01234567", "8901234"] or pieces[0] == "12345 78901"
+    )
+    assert pieces[1].startswith(" ")
+
+
+def test_memory_does_not_grow_with_the_document(tmp_path):
+    with open(tmp_path / "a.txt", "wb") as file:
+        for _ in range(160):
+            file.write(b"0123456 89abcde\n" * 6400)
+    source = make(tmp_path)
+    tracemalloc.start()
+    total = sum(len(piece.tokens) for piece in source.open(source.key(0, 1, 0)))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert total == 160 * 16 * 6400 + 2
+    assert peak < 4_000_000
+
+
+def test_weights_are_one_but_for_bos(tmp_path):
+    (tmp_path / "a.txt").write_text("abc")
+    source = make(tmp_path)
+    pieces = list(source.open(source.key(0, 1, 0)))
+    assert np.concatenate([p.weights for p in pieces]).tolist() == [0, 1, 1, 1, 1]
+    assert all(p.tokens.dtype == np.int32 and p.weights.dtype == np.float32 for p in pieces)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_line_of_jsonl_is_a_document(tmp_path, suffix):
+    opener = gzip.open if suffix else open
+    with opener(tmp_path / f"a.jsonl{suffix}", "wt") as file:
+        file.writelines(json.dumps({"text": f"zeile ü {i}", "id": i}) + "\n" for i in range(20))
+        file.write("\r\n  \n" + json.dumps({"text": "no newline behind"}))
+    documents = epoch(make(tmp_path))[0]
+    assert sorted(documents) == sorted([*(f"zeile ü {i}" for i in range(20)), "no newline behind"])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{not json", "line 3: not JSON"),
+        ('{"txt": "x"}', 'line 3: no "text"'),
+        ('{"text": 5}', 'line 3: no "text"'),
+        ("[1]", 'line 3: no "text"'),
+        ('{"text": "\\ud800"}', "line 3: not JSON with valid text"),
+    ],
+)
+def test_a_bad_line_of_jsonl_is_named(tmp_path, line, message):
+    (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n\n' + line)
+    source = make(tmp_path / "a.jsonl")
+    with pytest.raises(UserError, match=message):
+        epoch(source)
+
+
+def test_files_are_found_by_folder_glob_and_list(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / ".hidden").mkdir()
+    for name in ["a.txt", "b.md", "sub/c.py", ".d.txt", ".hidden/e.txt"]:
+        (tmp_path / name).write_text(name)
+    (tmp_path / "binary").write_bytes(b"ab\0c")
+    (tmp_path / "latin").write_bytes(b"na\xefve text")
+    (tmp_path / "empty").write_bytes(b"")
+    source = make(tmp_path)
+    assert sorted(epoch(source)[0]) == ["a.txt", "b.md", "sub/c.py"]
+    report = "3 documents, 0.0 MB, none held out; skipped 1 binary, 1 empty, 2 hidden, 1 not UTF-8"
+    assert source.report() == report
+    assert epoch(make(f"{tmp_path}/**/*.py"))[0] == ["sub/c.py"]
+    assert sorted(epoch(make(f"{tmp_path}/a.txt, {tmp_path}/b.*, {tmp_path}/a.txt"))[0]) == [
+        "a.txt",
+        "b.md",
+    ]
+
+
+def test_nothing_named_is_pythons_library():
+    source = make("", holdout=20)
+    assert "documents" in source.report()
+    names = [key[0] for key in (source.key(0, 1, k) for k in range(100))]
+    assert all(name.endswith(".py") and "site-packages" not in name for name in names)
+
+
+def test_an_epoch_has_every_document_once_whatever_the_lanes(folder):
+    for lanes in (1, 4, 30):
+        lists = epoch(make(folder), lanes)
+        assert sorted(itertools.chain(*lists)) == sorted(f"document {i}" for i in range(30))
+
+
+def test_the_order_depends_on_seed_and_epoch_only(folder):
+    keys = [make(folder, seed=1).key(0, 1, k) for k in range(60)]
+    assert keys == [make(folder, seed=1).key(0, 1, k) for k in range(60)]
+    assert keys == json.loads(json.dumps(keys))
+    assert keys[:30] != [make(folder, seed=2).key(0, 1, k) for k in range(30)]
+    assert keys[:30] != keys[30:]
+    assert sorted(keys[:30]) == sorted(keys[30:])
+
+
+@pytest.mark.parametrize("split", ["train", "holdout"])
+def test_fewer_documents_than_lanes_never_read_in_step(tmp_path, split):
+    for i in range(3):
+        (tmp_path / f"{i}.txt").write_text(f"{i} " * 1000)
+    source = make(tmp_path)
+    begins = [text(source, source.key(lane, 8, 0)) for lane in range(8)]
+    assert len(set(begins)) == 8
+    assert {text(source, source.key(7, 8, k))[:2] for k in range(1, 20)} >= {"0 ", "1 ", "2 "}
+    single = make(tmp_path / "0.txt", holdout=4, split=split)
+    assert len({text(single, single.key(lane, 8, 0)) for lane in range(8)}) == 8
+
+
+def test_holdout_is_disjoint_stable_and_never_empty(folder):
+    train, held = make(folder, holdout=5), make(folder, holdout=5, split="holdout")
+    train_texts, held_texts = set(epoch(train)[0]), set(epoch(held)[0])
+    assert len(train_texts) + len(held_texts) == 30
+    assert not train_texts & held_texts
+    assert 1 <= len(held_texts) <= 15
+    assert f"{len(held_texts)} held out" in train.report()
+    assert set(epoch(make(folder, seed=9, holdout=5, split="holdout"))[0]) == held_texts
+    few = f"{folder}/00.txt,{folder}/01.txt"
+    assert len(epoch(make(few, holdout=1000, split="holdout"))[0]) == 1
+    assert len(epoch(make(few, holdout=2))[0]) == 1
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".txt.gz", ".jsonl"])
+def test_of_a_single_document_the_tail_is_held_out(tmp_path, suffix):
+    content = "wörd " * 1000
+    data = json.dumps({"text": content}) if suffix == ".jsonl" else content
+    opener = gzip.open if suffix.endswith(".gz") else open
+    with opener(tmp_path / f"a{suffix}", "wb") as file:
+        file.write(data.encode())
+    train, held = make(tmp_path, holdout=10), make(tmp_path, holdout=10, split="holdout")
+    head, tail = (text(source, source.key(0, 1, 0)) for source in (train, held))
+    assert head + tail == content
+    assert 550 < len(tail.encode()) <= 600
+    assert "its last 9.9% held out" in train.report()
+
+
+def test_a_file_of_one_byte(tmp_path):
+    (tmp_path / "a").write_text("x")
+    source = make(tmp_path / "a", holdout=20)
+    assert {text(source, source.key(lane, 4, 0)) for lane in range(4)} <= {"x", ""}
+    assert text(source, source.key(0, 1, 0)) == "x"
+    with pytest.raises(UserError, match="too short to hold out"):
+        make(tmp_path / "a", holdout=20, split="holdout")
+
+
+def test_what_the_user_names_must_be_text(tmp_path):
+    (tmp_path / "binary").write_bytes(b"ab\0c")
+    (tmp_path / "latin").write_bytes(b"na\xefve text")
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "none").mkdir()
+    for name, message in [
+        ("binary", "binary, byte 2 is zero"),
+        ("latin", "not UTF-8 at byte 2; convert it"),
+        ("empty", "no text in there; skipped 1 empty"),
+        ("none", "no text in there"),
+        ("latim", "no such file or folder: .*latim; did you mean 'latin'"),
+        ("*.x", "no such file or folder"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            make(tmp_path / name)
+    with pytest.raises(UserError, match="empty"):
+        list(read_text_pieces(str(tmp_path / "empty")))
+
+
+def test_undecodable_bytes_far_into_a_file_are_named(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"word " * 40_000 + b"\xe4" + b" word" * 9)
+    source = make(tmp_path)
+    with pytest.raises(UserError, match=r"a\.txt: not UTF-8 at byte 200000"):
+        tokens(source, source.key(0, 1, 0))
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz"])
+def test_truncated_archives_are_named(tmp_path, suffix):
+    compress = gzip.compress if suffix == ".gz" else lzma.compress
+    data = compress(np.random.default_rng(0).integers(32, 127, 100_000, np.uint8).tobytes())
+    (tmp_path / f"a.txt{suffix}").write_bytes(data[:-1000])
+    source = make(tmp_path)
+    with pytest.raises(UserError, match=f"a.txt{suffix}: truncated or damaged"):
+        tokens(source, source.key(0, 1, 0))
+    (tmp_path / f"a.txt{suffix}").write_bytes(b"no archive")
+    with pytest.raises(UserError, match="truncated or damaged"):
+        make(tmp_path)
+
+
+def test_impossible_holdouts(folder):
+    for holdout in (-1, 1):
+        with pytest.raises(UserError, match="must be 0"):
+            make(folder, holdout=holdout)
+    with pytest.raises(UserError, match="nothing is held out"):
+        make(folder, split="holdout")
+
+
+def test_a_document_gone_since_the_run_was_saved(folder):
+    with pytest.raises(UserError, match="changed since the run was saved"):
+        tokens(make(folder), [str(folder / "99.txt"), 0, 0])

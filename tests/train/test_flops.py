@@ -1,0 +1,133 @@
+"""FLOPs per token, counted once more by hand and by the compiler."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from famjax.core.config import ModelConfig
+from famjax.train import flops
+
+SMALL = ModelConfig(
+    vocab_size=100, layers=1, width=8, heads=2, head_dim=4, mlp_width=16, mlp="gelu", block_len=10
+)
+
+
+def with_(**changes):
+    return replace(SMALL, **changes)
+
+
+def test_by_hand():
+    weights = 8 * 8 * 4 + 2 * 8 * 16
+    attention = 2 * 2 * 8 * (1 + 0.5) * 10
+    head = 2 * 8 * 100
+    model = with_(mixer="bswa", memory_segments=1)
+    assert flops.forward_flops(model) == 2 * weights + attention + head
+    assert flops.training_flops(model) == 3 * flops.forward_flops(model)
+
+
+@pytest.mark.parametrize(
+    ("changes", "keys"),
+    [
+        ({"mixer": "full", "capacity": 64}, 32),
+        ({"mixer": "swa", "window": 7}, 7),
+        ({"mixer": "bswa", "memory_segments": 0}, 5),
+        ({"mixer": "bswa_sg", "memory_segments": 3}, 35),
+    ],
+)
+def test_attention_is_over_what_the_mixer_sees(changes, keys):
+    weights = 2 * (8 * 8 * 4 + 2 * 8 * 16) + 2 * 8 * 100
+    assert flops.forward_flops(with_(**changes)) == weights + 4 * 8 * keys
+
+
+def test_fam_adds_its_tokens_share():
+    model = with_(mixer="fam", memory_segments=2, fam_len=5, fam_previous=3)
+    weights = 2 * (8 * 8 * 4 + 2 * 8 * 16)
+    token = weights + 4 * 8 * (25 + 15)
+    fam = weights + 4 * 8 * (5 + 10)
+    assert flops.forward_flops(model) == token + 0.5 * fam + 2 * 8 * 100
+
+
+def test_fam_over_bswa_is_near_the_floor():
+    shape = {"width": 512, "heads": 8, "head_dim": 64, "mlp_width": 2048, "vocab_size": 1}
+    sizes = {"memory_segments": 1, "block_len": 128, "fam_len": 8}
+    fam = flops.forward_flops(with_(mixer="fam", **shape, **sizes))
+    bswa = flops.forward_flops(with_(mixer="bswa", **shape, **sizes))
+    assert fam / bswa == pytest.approx(flops.fam_floor(8, 128), abs=0.01)
+    assert flops.fam_floor(64, 1024) == 1.0625
+
+
+def test_pattern_repeats_up_the_stack():
+    parts = [flops.forward_flops(with_(mixer=m)) for m in ("bswa", "fam")]
+    head = 2 * 8 * 100
+    both = flops.forward_flops(with_(mixer="bswa, fam", layers=3))
+    assert both == pytest.approx(2 * parts[0] + parts[1] - 2 * head)
+
+
+def test_gates_and_shared_keys_are_counted():
+    gain = flops.forward_flops(with_(mlp="swiglu")) - flops.forward_flops(with_(mlp="gelu"))
+    assert gain == pytest.approx(2 * 8 * 16 * (1 + SMALL.fam_len / SMALL.block_len))
+    saved = flops.forward_flops(with_(mixer="swa")) - flops.forward_flops(
+        with_(mixer="swa", kv_heads=1)
+    )
+    assert saved == 2 * 2 * 8 * 4
+
+
+def test_widths_left_at_zero():
+    plain = with_(kv_heads=0, head_dim=0, mlp_width=0)
+    full = with_(kv_heads=2, head_dim=4, mlp_width=32)
+    assert flops.forward_flops(plain) == flops.forward_flops(full)
+
+
+def test_xla_counts_the_same_products():
+    model = with_(mlp="swiglu", kv_heads=1)
+
+    def products(x, q, kv, out, up, down):
+        return (x @ q @ out) + (x @ kv).sum() + x @ up[:, :16] @ down + (x @ up[:, 16:]).sum()
+
+    shapes = [(64, 8), (8, 8), (8, 2 * 4), (8, 8), (8, 32), (16, 8)]
+    counted = jax.jit(products).lower(*(jnp.zeros(s) for s in shapes)).compile().cost_analysis()
+    assert counted["flops"] / 64 == pytest.approx(2 * flops._layer_weights(model), rel=0.1)
+
+
+def test_unknown_mixer_and_vocabulary():
+    with pytest.raises(ValueError, match="KEYS_SEEN"):
+        flops.forward_flops(with_(mixer="wavelet"))
+    with pytest.raises(ValueError, match="vocab_size"):
+        flops.forward_flops(with_(vocab_size=0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA A100-SXM4-40GB", 312e12),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA L40S", None),
+        ("Tesla T4", 65e12),
+        ("NVIDIA GeForce RTX 4090", 165e12),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("TPU v4", 275e12),
+        ("TPU v5 lite", 197e12),
+        ("TPU v5", 459e12),
+        ("TPU v5p", 459e12),
+        ("TPU v6 lite", 918e12),
+        ("cpu", None),
+    ],
+)
+def test_peaks_by_kind(kind, peak):
+    assert flops.peak_flops(SimpleNamespace(device_kind=kind)) == peak
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_measured_peak_is_sane_and_kept(dtype):
+    first = flops.measured_peak(dtype)
+    assert 1e8 < first < 1e16
+    assert flops.measured_peak(dtype) == first

@@ -1,0 +1,135 @@
+"""metrics.jsonl: strict, resumable, and honest about damage."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from famjax.core.errors import UserError
+from famjax.train import metrics
+from famjax.train.metrics import MetricsWriter, read_metrics
+
+
+def write(folder, steps, resume=None):
+    with MetricsWriter(folder, resume) as writer:
+        for step in steps:
+            writer.write(step, {"loss": 1 / (step + 1)})
+
+
+def test_rows_and_scalar_types(tmp_path):
+    with MetricsWriter(tmp_path, None) as writer:
+        writer.write(3, {"loss": jnp.float32(0.5), "tokens": np.int64(7), "stage": "warm", "n": 1})
+        text = (tmp_path / "metrics.jsonl").read_text()
+    assert text == '{"step": 3, "loss": 0.5, "tokens": 7, "stage": "warm", "n": 1}\n'
+    assert list((tmp_path / "tensorboard").iterdir())
+
+
+def test_each_row_is_on_its_way_at_once(tmp_path):
+    with MetricsWriter(tmp_path, None) as writer:
+        writer.write(1, {"loss": 1.0})
+        assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
+
+
+def test_numbers_that_are_not_finite_stay_strict_json(tmp_path):
+    with MetricsWriter(tmp_path, None) as writer:
+        writer.write(1, {"a": math.nan, "b": jnp.float32(math.inf), "c": -math.inf})
+    line = (tmp_path / "metrics.jsonl").read_text()
+    assert json.loads(line, parse_constant=pytest.fail) == {
+        "step": 1,
+        "a": "nan",
+        "b": "inf",
+        "c": "-inf",
+    }
+    row = read_metrics(tmp_path / "metrics.jsonl")[0]
+    assert math.isnan(row["a"])
+    assert (row["b"], row["c"]) == (math.inf, -math.inf)
+
+
+def test_interrupted_and_resumed_equals_uninterrupted(tmp_path):
+    write(tmp_path / "whole", range(0, 60, 5))
+    write(tmp_path / "cut", range(0, 40, 5))
+    with (tmp_path / "cut/metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 40, "lo')
+    write(tmp_path / "cut", range(25, 60, 5), resume=20)
+    files = [(tmp_path / name / "metrics.jsonl").read_bytes() for name in ("whole", "cut")]
+    assert files[0] == files[1]
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_starting_over_drops_all_rows(tmp_path):
+    write(tmp_path, [0, 1, 2])
+    write(tmp_path, [0, 1])
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [0, 1]
+
+
+def test_a_last_line_torn_before_its_newline_is_kept(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}')
+    write(tmp_path, [3], resume=2)
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("torn", ['{"st', '{"step": 2, "loss": 1.', '"x"', "\x00\x00"])
+def test_torn_last_line_is_left_out(tmp_path, torn):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n' + torn)
+    assert read_metrics(path) == [{"step": 1}]
+
+
+def test_damaged_middle_line_is_named(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step" 2}\n{"step": 3}\n')
+    with pytest.raises(UserError, match="line 2 is damaged"):
+        read_metrics(path)
+    with pytest.raises(UserError, match="line 2 is damaged"):
+        MetricsWriter(tmp_path, 3)
+    assert "2}" in path.read_text()
+
+
+def test_missing_and_empty_files(tmp_path):
+    with pytest.raises(UserError, match="no metrics"):
+        read_metrics(tmp_path / "metrics.jsonl")
+    (tmp_path / "metrics.jsonl").touch()
+    assert read_metrics(tmp_path / "metrics.jsonl") == []
+
+
+def test_full_disk_leaves_whole_rows(tmp_path):
+    with MetricsWriter(tmp_path, None) as writer:
+        writer.write(1, {"loss": 1.0})
+        whole = writer._file
+
+        class Full:
+            def fileno(self):
+                return whole.fileno()
+
+            def write(self, line):
+                return whole.write(line[:5])
+
+        writer._file = Full()
+        with pytest.raises(UserError, match=r"cannot write .*free some space"):
+            writer.write(2, {"loss": 1.0})
+        writer._file = whole
+        writer.write(3, {"loss": 1.0})
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 3]
+
+
+def test_a_place_that_cannot_be_written(tmp_path):
+    (tmp_path / "run").write_text("a file where the run's folder should be")
+    with pytest.raises(UserError, match="cannot write"):
+        MetricsWriter(tmp_path / "run", None)
+
+
+def test_tensorboard_purges_what_is_done_again(tmp_path, monkeypatch):
+    seen = {}
+    real = metrics.SummaryWriter
+
+    def spy(folder, purge_step):
+        seen["purge_step"] = purge_step
+        return real(folder, purge_step=purge_step)
+
+    monkeypatch.setattr(metrics, "SummaryWriter", spy)
+    write(tmp_path, [21], resume=20)
+    assert seen == {"purge_step": 21}

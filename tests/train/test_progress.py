@@ -1,0 +1,111 @@
+"""The live line on a terminal, the sparse lines without one."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from famjax.train import progress
+from famjax.train.progress import Progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch):
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "NO_COLOR", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    class Clock:
+        now = 100.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", clock)
+    return clock
+
+
+def test_plain_lines_are_sparse_but_first_and_last(capsys, clock):
+    with Progress(total=100) as shown:
+        for step in range(10, 101, 10):
+            shown.update(step, loss=1 / step)
+            clock.now += 3
+    steps = [line.split("/")[0] for line in capsys.readouterr().err.splitlines()]
+    assert steps == ["10", "50", "90", "100"]
+
+
+def test_an_interrupted_run_shows_its_last_step(capsys, clock):
+    def run():
+        with Progress(total=100) as shown:
+            shown.update(1)
+            shown.update(2)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert capsys.readouterr().err.splitlines()[-1].startswith("2/100")
+
+
+def test_what_a_line_says(capsys, clock):
+    with Progress(total=100, start=40) as shown:
+        shown.update(50, loss=2.0)
+        clock.now += 20
+        shown.update(
+            60,
+            loss=1.23456,
+            accuracy=0.5,
+            tokens_per_second=81234,
+            data_wait=0.03,
+            grad_norm=0.123456,
+        )
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "50/100 loss 2.0000, ? time left"
+    assert second == (
+        "60/100 loss 1.2346, accuracy 50.0%, 81.2k tokens/s, data 3% step 97%, "
+        "grad_norm 0.1235, 1:20 left"
+    )
+
+
+def test_quiet_keeps_notes(capsys):
+    with Progress(total=10, quiet=True) as shown:
+        shown.update(5, loss=1.0)
+        shown.note("checkpoint [3] is damaged")
+    captured = capsys.readouterr()
+    assert captured.err == "checkpoint [3] is damaged\n"
+    assert captured.out == ""
+
+
+def test_long_notes_are_not_wrapped(capsys):
+    with Progress(total=10) as shown:
+        shown.note("x" * 500)
+    assert capsys.readouterr().err == "x" * 500 + "\n"
+
+
+def test_live_line_on_a_terminal(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    with Progress(total=10) as shown:
+        shown.update(1, loss=2.5)
+        shown.note("a note that stays")
+        shown.update(10, loss=1.5)
+    text = terminal.getvalue()
+    assert "10/10" in text
+    assert "loss 1.5000" in text
+    assert "a note that stays" in text
+    assert "\x1b[" in text
+
+
+def test_long_times():
+    assert progress._duration(3 * 3600 + 61) == "3:01:01"
+    assert [progress._short(x) for x in (12, 1.5e3, 2e6, 3e9)] == ["12", "1.5k", "2.0M", "3.0G"]
