@@ -26,6 +26,7 @@ from flax import nnx
 from famjax.core.config import ModelConfig
 from famjax.core.types import Array, Context, param_dtype
 from famjax.layers.mlp import FeedForward
+from famjax.layers.qkv import QKV
 from famjax.mixers.window import (
     Blocks,
     Window,
@@ -36,7 +37,7 @@ from famjax.mixers.window import (
     shifted,
     where_lane,
 )
-from famjax.ops.attention import Frames, attend
+from famjax.ops.attention import Frames, attend, attention_weights
 
 
 class FamState(NamedTuple):
@@ -68,7 +69,7 @@ class Fam(nnx.Module):
         self.previous = config.fam_previous
 
     @property
-    def qkv(self):
+    def qkv(self) -> QKV:
         return self.window.qkv
 
     def init_state(self, batch: int, prompt: Array) -> FamState:
@@ -123,6 +124,18 @@ class Fam(nnx.Module):
         attended = self.window.attend_blocks(q, k, v, *seen, ctx)
         y = self.qkv.merge(attended, x)
         return y, self.close(k, v, state, blocks, feedback[:2], fam, updates)
+
+    def attention_mass(
+        self, x: Array, state: FamState, ctx: Context, mlp: FeedForward
+    ) -> Array:
+        """Return the mean share of a token's attention that goes to the FAM: a scalar."""
+        q, k, v, blocks = self.window.read(x, ctx)
+        feedback, _, _ = self.feed_back(k, v, state, blocks, ctx, mlp)
+        seen = self.sight(k, v, state, blocks, feedback)
+        q, k, _, mask = self.window.sights(q, k, v, *seen, ctx)
+        first = self.window.segments * self.block_len
+        weights = attention_weights(q, k, mask)
+        return weights[..., first : first + self.previous * self.fam_len].sum(-1).mean()
 
     def feed_back(
         self,

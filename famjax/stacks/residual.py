@@ -13,6 +13,7 @@ from famjax.core.config import ModelConfig
 from famjax.core.types import Array, Context, State
 from famjax.layers.mlp import FeedForward
 from famjax.mixers import make_mixer
+from famjax.mixers.fam import Fam, FamState
 
 
 class Layer(nnx.Module):
@@ -40,6 +41,13 @@ class Layer(nnx.Module):
         a, state = self.mixer.step(x, state, ctx, self.mlp)
         return self.mlp(a), state
 
+    def attention_mass(self, x: Array, state: State, ctx: Context) -> tuple[Array, Array]:
+        """Return the output, and the mean share of attention that goes to the FAM."""
+        share = jnp.zeros(())
+        if isinstance(self.mixer, Fam):
+            share = self.mixer.attention_mass(x, state, ctx, self.mlp)
+        return self(x, state, ctx)[0], share
+
 
 class ResidualStack(nnx.Module):
     """Layers on one residual stream, and the FAM prompt that gives each its initial memory (B.1).
@@ -64,6 +72,8 @@ class ResidualStack(nnx.Module):
 
         self.layers = nnx.List([repeated(name) for name in names])
         self.block_len = math.lcm(*(layer.block_len for layer in self.layers))
+        # tokens a document may have; None is any number
+        self.capacity = config.capacity if "full" in names else None
         prompt = jax.random.normal(rngs.params(), (config.fam_len, config.width))
         self.prompt = nnx.Param(prompt) if "fam" in names else None
 
@@ -104,6 +114,15 @@ class ResidualStack(nnx.Module):
         """[b 1 d] -> [b 1 d]."""
         return self._run(x, state, ctx, lambda layer: layer.step)
 
+    def attention_mass(self, x: Array, state: State, ctx: Context) -> Array:
+        """Return the mean share of attention that goes to the FAM, by layer: [l]."""
+        _, shares = self._run(x, state, ctx, lambda layer: layer.attention_mass)
+        return jnp.stack(shares, 1).reshape(-1)
+
+    def feedback(self, state: State) -> list[Array]:
+        """Return the FAMs of a state: [r b f d] for each FAM layer of the pattern."""
+        return [s.fam for s in state if isinstance(s, FamState)]
+
     def _run(self, x: Array, state: State, ctx: Context, read: Any) -> tuple[Array, State]:
         follow = self.prompt is not None and ctx.reset is not None
 
@@ -112,8 +131,8 @@ class ResidualStack(nnx.Module):
             new = []
             for layer, old in zip(layers, states, strict=True):
                 context = ctx._replace(prompt=prompt) if follow else ctx
-                x, after = read(layer)(x, old, context)
-                new.append(jax.tree.map(lambda a, b: a.astype(b.dtype), after, old))
+                x, out = read(layer)(x, old, context)
+                new.append(out)
                 prompt = layer.encode_prompt(prompt) if follow else prompt
             return (x, prompt), tuple(new)
 

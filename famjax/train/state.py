@@ -41,6 +41,7 @@ class TrainState(NamedTuple):
         passing: that of row 0. Packed without: ().
       key: [2] uint32, data of the random key.
       totals: metrics since the last log.
+      bad: scalar int32, the first step whose loss or gradient was not finite; 0 if there is none.
     """
 
     step: Array
@@ -49,3 +50,4 @@ class TrainState(NamedTuple):
     memory: State
     key: Array
     totals: Totals
+    bad: Array

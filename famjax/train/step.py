@@ -43,6 +43,7 @@ def init_train_state(
         init_memory(config, model),
         jax.random.key_data(jax.random.key(config.seed)),
         zero_totals(),
+        jnp.zeros((), jnp.int32),
     )
 
 
@@ -128,6 +129,7 @@ def make_step(
         totals = totals._replace(
             steps=jnp.ones((), jnp.float32), grad_norm=optax.global_norm(grads).astype(jnp.float32)
         )
+        finite = jnp.isfinite(totals.loss + totals.grad_norm)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         return TrainState(
             state.step + 1,
@@ -136,6 +138,7 @@ def make_step(
             memory,
             jax.random.key_data(key),
             jax.tree.map(jnp.add, state.totals, totals),
+            jnp.where(finite | (state.bad > 0), state.bad, state.step + 1),
         )
 
     return step
@@ -144,9 +147,9 @@ def make_step(
 def count(logits: Array, batch: Batch, token_bytes: Array) -> Totals:
     """Return the totals of one segment: logits [b t v]."""
     targets, weights = batch["targets"], batch["weights"]
-    nats = token_losses(logits, targets)
+    nats, likeliest = token_losses(logits, targets)
     full = weights >= 1
-    right = full & (logits.argmax(-1) == targets)
+    right = full & likeliest
     counted = weights > 0
     total = {
         "weight": weights,

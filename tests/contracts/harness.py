@@ -128,6 +128,9 @@ class Runner:
         """The language model itself: tokens [b t] -> logits [b t v], state."""
         return self.run(self._tokens, tokens, state)
 
+    def embed(self, tokens: Any) -> Any:
+        return self.run(lambda params: self.model(params).embed(tokens))
+
     def call(self, x: Any, state: Any, reset: Any = None, valid: Any = None, **kw: Any) -> Any:
         """Embeddings [b t d] -> logits [b t v], state."""
         return self.run(self._call, x, state, Context(reset, valid, **kw))

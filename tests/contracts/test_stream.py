@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from famjax.core.errors import UserError
+from famjax.core.types import Context
+from famjax.stacks.residual import Layer
 
 from .harness import (
     CASES,
@@ -148,20 +153,18 @@ def test_the_model_equals_its_transcription(case):
 @all_kinds
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_state_never_grows(case, dtype):
-    r = runner(case, x64=False, dtype=dtype, **(endless if case == "full" else {}))
-    state, sizes = r.fresh, []
+    """Shapes, types and bytes after 0, 1, 10 and 100 blocks."""
+    r = runner(case, x64=False, dtype=dtype, capacity=100 * W)
 
-    def shape(state):
+    def sizes(state):
         return jax.tree.map(lambda a: (a.shape, a.dtype.name, a.nbytes), state)
 
-    for _ in range(10):
-        _, state = r.call(np.tile(X, (1, 1, 1))[:, :W].astype(np.float32), state)
-        sizes.append(shape(state))
-    _, state = r.call(np.tile(X, (1, 15, 1)).astype(np.float32), state)
-    assert all(size == shape(r.fresh) for size in [*sizes, shape(state)])
-
-
-endless = {"capacity": 400}
+    state, read = r.fresh, 0
+    for until in [1, 10, 100]:
+        for _ in range(until - read):
+            _, state = r.call(X[:, :W].astype(np.float32), state)
+        read = until
+        assert sizes(state) == sizes(r.fresh)
 
 
 # 10 -----------------------------------------------------------------------------------------------
@@ -193,17 +196,41 @@ def test_saved_and_restored_it_goes_on_bit_for_bit(case, dtype):
 
 
 def test_full_attention_refuses_to_go_past_its_capacity():
-    r = runner("full")
-    model, more = r.model(r.params), stream(1, 1)
-    _, full = r.call(X, r.fresh)  # exactly at capacity; its values are contract 4
-    _, stepped = r.step(X, r.fresh)
-    assert (full[0].length == LENGTH).all()
-    close(stepped, full)
-    with jax.enable_x64(True), jax.disable_jit(False):
-        layer_state = jax.tree.map(lambda a: a[0], full[0])
-        layer = model.stack.layers[0].mixer
-        with pytest.raises(UserError, match=f"{LENGTH + 1}.*{LENGTH}.*capacity"):
-            layer.refuse(jnp.asarray(layer_state.length))
-        layer.refuse(jnp.asarray(layer_state.length - 1))
-    y, _ = r.step(more, full)
+    config = replace(CASES["full"], capacity=6)
+    layer, x = Layer("full", config, rngs=nnx.Rngs(0)), jnp.asarray(X, jnp.float32)
+    fresh = layer.init_state(B, None)
+    y, state = layer(x[:, :6], fresh, Context())  # exactly at capacity
+    assert np.isfinite(y).all()
+    assert (state.length == 6).all()
+    for read in (layer, layer.step):
+        with pytest.raises(UserError, match=r"token 7 .* 6; raise model\.capacity"):
+            read(x[:, 6:7], state, Context())
+    with pytest.raises(UserError, match="token 8 "):
+        layer(x[:, :8], fresh, Context())
+    # what is padding, or behind a reset, does fit
+    layer(x[:, :8], fresh, Context(valid=jnp.arange(8)[None] < jnp.full((B, 1), 6)))
+    layer(x[:, :8], fresh, Context(reset=jnp.broadcast_to(jnp.arange(8) == 4, (B, 8))))
+
+
+def test_full_attention_under_jit_is_nan_past_its_capacity():
+    r = runner("full")  # its values at capacity are contracts 1 to 4
+    _, state = r.call(X[:, :20], r.fresh)
+    y, at_capacity = r.step(X[:, 20:], state)
+    assert np.isfinite(y).all()
+    y, past = r.step(X[:, :2], at_capacity)
     assert np.isnan(y).all()
+    y, _ = r.call(X[:, :8], state)
+    assert np.isnan(y[:, 4:]).all()
+    # a new document begins with a clean cache
+    begin = np.arange(8)[None] == np.zeros((B, 1))
+    again, _ = r.step(X[:, :8], past, reset=begin)
+    close(again, r.call(X, r.fresh)[0][:, :8])
+
+
+def test_full_attention_recovers_from_going_past_its_capacity():
+    """Layers that were fed NaN have it in their caches; a new document must not see it."""
+    r = Runner(replace(CASES["full"], layers=4))
+    _, past = r.call(np.concatenate([X, X[:, :1]], 1), r.fresh)
+    begin = np.arange(8)[None] == np.zeros((B, 1))
+    again, _ = r.step(X[:, :8], past, reset=begin)
+    close(again, r.step(X[:, :8], r.fresh, reset=begin)[0])

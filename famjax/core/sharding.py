@@ -1,0 +1,139 @@
+"""How arrays lie on the mesh: a table of names, outside the maths.
+
+Parameters have logical axes by their path, states by their mixer's `state_axes`, batches by rows.
+Each logical axis goes to mesh axes; one that does not divide evenly is replicated instead.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from famjax.core.config import MeshConfig
+from famjax.core.errors import UserError
+
+Axes = tuple[str | None, ...]
+
+# logical axis -> mesh axes
+MESH_AXES: dict[str, str | tuple[str, ...]] = {
+    "batch": ("data", "fsdp"),
+    "embed": "fsdp",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "mlp": "tensor",
+    "vocab": "tensor",
+}
+
+# end of a parameter's path -> its logical axes, leading axes of stacked layers left out
+PARAMETER_AXES: tuple[tuple[str, Axes], ...] = (
+    (r"embedding$", ("vocab", "embed")),
+    (r"head/kernel$", ("embed", "vocab")),
+    (r"q/kernel$", ("embed", "heads", None)),
+    (r"[kv]/kernel$", ("embed", "kv_heads", None)),
+    (r"out/kernel$", ("heads", None, "embed")),
+    (r"(up|gate)/kernel$", ("embed", "mlp")),
+    (r"down/kernel$", ("mlp", "embed")),
+    (r"(scale|bias|prompt)$", ()),
+)
+
+
+def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
+    """Return the mesh (data, fsdp, tensor) over all devices.
+
+    Raises:
+      UserError: the sizes do not multiply to the number of devices.
+    """
+    devices = devices or jax.devices()
+    sizes = {"data": config.data, "fsdp": config.fsdp, "tensor": config.tensor}
+    fixed = 1
+    for size in sizes.values():
+        fixed *= size if size > 0 else 1
+    free = [name for name, size in sizes.items() if size == -1]
+    if (free and len(devices) % fixed) or (not free and fixed != len(devices)):
+        asked = " x ".join(f"{name}={size}" for name, size in sizes.items())
+        raise UserError(
+            f"mesh: {asked} does not fit {len(devices)} devices; set one axis to -1 and let the "
+            "others divide that number"
+        )
+    if free:
+        sizes[free[0]] = len(devices) // fixed
+    kinds = (jax.sharding.AxisType.Auto,) * len(sizes)
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), kinds, devices=devices)
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """Return a key path as "stack/layers/0/mixer/qkv/q/kernel"."""
+    names = (getattr(k, "key", getattr(k, "name", getattr(k, "idx", None))) for k in path)
+    return "/".join(str(name) for name in names if name != "value")
+
+
+def parameter_axes(name: str, ndim: int) -> Axes:
+    """Return the logical axes of a parameter by its path; leading ones are layers."""
+    for pattern, axes in PARAMETER_AXES:
+        if re.search(pattern, name):
+            return (None,) * (ndim - len(axes)) + axes
+    raise ValueError(f"no sharding rule for parameter {name}: add one to PARAMETER_AXES")
+
+
+def sharding(mesh: Mesh, axes: Axes, shape: tuple[int, ...]) -> NamedSharding:
+    """Return where an array of logical `axes` lies. An axis that does not divide is replicated."""
+    spec = []
+    for axis, size in zip(axes, shape, strict=True):
+        target = MESH_AXES.get(axis) if axis else None
+        names = (target,) if isinstance(target, str) else target or ()
+        parts = 1
+        for name in names:
+            parts *= mesh.shape[name]
+        spec.append(target if parts > 1 and size % parts == 0 else None)
+    return NamedSharding(mesh, PartitionSpec(*spec))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def parameter_shardings(mesh: Mesh, params: Any) -> Any:
+    """Return a tree of shardings for a tree of parameters or their shapes."""
+
+    def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        return sharding(mesh, parameter_axes(path_name(path), leaf.ndim), leaf.shape)
+
+    return jax.tree_util.tree_map_with_path(place, params)
+
+
+def optimizer_shardings(mesh: Mesh, params: Any, opt_state: Any) -> Any:
+    """Return shardings for optax's state: a leaf shaped as the parameter it is of lies like it."""
+    named = {
+        path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]
+    }
+
+    def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        name = path_name(path)
+        of = next((n for n in named if name.endswith("/" + n)), None)
+        if of is None or named[of].shape != leaf.shape:
+            return replicated(mesh)
+        return sharding(mesh, parameter_axes(of, leaf.ndim), leaf.shape)
+
+    return jax.tree_util.tree_map_with_path(place, opt_state)
+
+
+def state_shardings(mesh: Mesh, axes: Any, state: Any) -> Any:
+    """Return shardings for a carried state from its tree of logical axes."""
+    flat, tree = jax.tree.flatten(state)
+    names = jax.tree.flatten(axes, is_leaf=is_axes)[0]
+    return tree.unflatten(
+        [sharding(mesh, a, leaf.shape) for a, leaf in zip(names, flat, strict=True)]
+    )
+
+
+def is_axes(x: Any) -> bool:
+    """Tell a tuple of axis names from a named tuple of such tuples."""
+    return type(x) is tuple and all(a is None or isinstance(a, str) for a in x)
+
+
+def batch_sharding(mesh: Mesh, rows: int) -> NamedSharding:
+    """Return where [b t] lies."""
+    return sharding(mesh, ("batch", None), (rows, 1))

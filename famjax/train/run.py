@@ -1,0 +1,135 @@
+"""A run is a folder: config, tokenizer, metrics, checkpoints, plots. Open it and use its model."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+from flax import nnx
+
+from famjax.core.config import Config
+from famjax.core.errors import UserError
+from famjax.core.experiment import difference, from_json, to_json
+from famjax.data.tokenizers import Tokenizer, load_tokenizer
+from famjax.models.language_model import LanguageModel
+from famjax.train.checkpoint import Checkpoints
+
+CONFIG, TOKENIZER, CHECKPOINTS = "config.json", "tokenizer.model", "checkpoints"
+
+# what a resumed run may change: how long, how often, under which name, on which devices
+_FREE = ("name", "train.steps", "train.log_every", "train.checkpoint_every", "train.keep", "mesh.")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained model with everything needed to use it.
+
+    Attributes:
+      config: resolved.
+      tokenizer: the one it was trained with.
+      model: NNX module, its parameters restored.
+      step: of the checkpoint.
+    """
+
+    config: Config
+    tokenizer: Tokenizer
+    model: LanguageModel
+    step: int
+
+
+def open_run(
+    run_dir: str | Path, step: int | None = None, report: Callable[[str], None] | None = None
+) -> Run:
+    """Return the run in a folder, with the parameters of its newest good checkpoint.
+
+    Args:
+      run_dir: the folder.
+      step: use this checkpoint instead.
+      report: takes a line for each damaged checkpoint passed over; standard error if None.
+
+    Raises:
+      UserError: no run is there, or no checkpoint of it is good.
+    """
+    folder = Path(run_dir)
+    config = read_config(folder)
+    if config is None:
+        raise UserError(f"{folder} is not a run: it has no {CONFIG}; train one with famjax train")
+    tokenizer = run_tokenizer(folder, config)
+    graph, shapes = abstract_model(config)
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    template = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), shapes
+    )
+    found, tree, _ = Checkpoints(folder / CHECKPOINTS).restore({"params": template}, step, report)
+    return Run(config, tokenizer, nnx.merge(graph, tree["params"]), found)
+
+
+def abstract_model(config: Config) -> tuple[Any, Any]:
+    """Return the model's graph and the shapes of its parameters, without computing anything."""
+    model = nnx.eval_shape(lambda: LanguageModel(config.model, rngs=nnx.Rngs(0)))
+    return nnx.split(model)
+
+
+def read_config(folder: Path) -> Config | None:
+    """Return the config of the run in a folder, or None if there is no run."""
+    try:
+        return from_json((folder / CONFIG).read_text())
+    except FileNotFoundError:
+        return None
+    except UserError as error:
+        raise UserError(f"{folder / CONFIG}: {error}") from None
+
+
+def run_tokenizer(folder: Path, config: Config) -> Tokenizer:
+    """Return the tokenizer of a run, from the copy it keeps."""
+    copy = folder / TOKENIZER
+    return load_tokenizer(str(copy) if copy.exists() else config.data.tokenizer)
+
+
+def prepare_run(folder: Path, config: Config) -> tuple[Config, Tokenizer]:
+    """Make the run folder, or check that the one there is of the same experiment.
+
+    Returns:
+      The config with the vocabulary's size filled in, and the tokenizer.
+
+    Raises:
+      UserError: the vocabulary is too small for the tokenizer, or the folder holds another
+        experiment; the differences are named.
+    """
+    before = read_config(folder)
+    tokenizer = run_tokenizer(folder, config) if before else load_tokenizer(config.data.tokenizer)
+    config = with_vocabulary(config, tokenizer)
+    if before is not None:
+        changed = [line for line in difference(before, config) if not line.startswith(_FREE)]
+        if changed:
+            raise UserError(
+                f"{folder} holds a run with another config ({'; '.join(changed)}); "
+                "give --run another folder, or the same values"
+            )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder}: {error.strerror}; give --run another folder") from None
+    if before is None and config.data.tokenizer != "bytes":
+        shutil.copyfile(config.data.tokenizer, folder / TOKENIZER)
+    temporary = folder / (CONFIG + ".new")
+    temporary.write_text(to_json(config))
+    temporary.replace(folder / CONFIG)
+    return config, tokenizer
+
+
+def with_vocabulary(config: Config, tokenizer: Tokenizer) -> Config:
+    """Fill in `model.vocab_size`."""
+    size = config.model.vocab_size
+    if size == 0:
+        return replace(config, model=replace(config.model, vocab_size=tokenizer.vocab_size))
+    if size < tokenizer.vocab_size:
+        raise UserError(
+            f"model.vocab_size={size}: tokenizer {tokenizer.name} has {tokenizer.vocab_size} "
+            "tokens; set 0 to take its size"
+        )
+    return config

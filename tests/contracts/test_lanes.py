@@ -1,0 +1,132 @@
+"""Contract 5: lanes that begin new documents, end them with padding, or idle, each for itself."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from .harness import CASES, WIDTH, B, Runner, W, close, lane, normal, runner, same
+
+all_cases = pytest.mark.parametrize("case", CASES)
+
+
+class Call(NamedTuple):
+    """Masks of one call: [b t] each."""
+
+    reset: Any
+    valid: Any
+
+
+@st.composite
+def calls(draw, block: int):
+    """Draw calls whose lanes keep the rules of `Context`, and the lanes that end within a block.
+
+    Blocks of a lane are drawn one by one: go on, begin a document, stop. Padding lasts until a
+    document begins or the call ends; behind a block left incomplete, until a document begins.
+    """
+    lengths = draw(st.lists(st.sampled_from((1, 3, 8) if block == 1 else (W, 2 * W)), max_size=3))
+    incomplete = np.zeros(B, bool)
+    found = []
+    for length in lengths:
+        reset, valid = np.zeros((2, B, length), bool)
+        for i in range(B):
+            stopped = draw(st.sampled_from([False, False, False, True]))  # the whole lane idle
+            for at in range(0, length, block):
+                if draw(st.sampled_from([False, False, True])):
+                    reset[i, at], stopped, incomplete[i] = True, False, False
+                if stopped or incomplete[i]:
+                    continue
+                count = draw(st.sampled_from([block] * block + [*range(int(reset[i, at]), block)]))
+                valid[i, at : at + count] = True
+                stopped, incomplete[i] = count < block, 0 < count < block
+        found.append(Call(reset, valid))
+    return found
+
+
+@st.composite
+def steps(draw, count: int):
+    """Draw `count` tokens: valid ones, some beginning a document, and padding."""
+    kinds = [[draw(st.sampled_from("vvvrp")) for _ in range(count)] for _ in range(B)]
+    kinds = np.array(kinds).reshape(B, count)
+    return Call(kinds == "r", kinds != "p")
+
+
+class Fresh:
+    """One lane, read token by token from the initial state on, without any mask."""
+
+    def __init__(self, r: Runner):
+        self.r, self.state = r, r.fresh
+
+    def read(self, x: Any) -> Any:
+        """[d] -> [v]."""
+        y, self.state = self.r.step(np.broadcast_to(x, (B, 1, WIDTH)), self.state)
+        return y[0, 0]
+
+    def read_all(self, x: Any, reset: Any, valid: Any) -> Any:
+        """[t d] -> [t v], zero at padding."""
+        ys = np.zeros((len(x), self.r.config.vocab_size))
+        for t in np.flatnonzero(valid):
+            if reset[t]:
+                self.state = self.r.fresh
+            ys[t] = self.read(x[t])
+        return ys
+
+
+@all_cases
+@settings(max_examples=12, deadline=None)
+@given(data=st.data(), seed=st.integers(0, 99))
+def test_each_lane_is_a_fresh_stream_of_its_valid_tokens(case, data, seed):
+    r = runner(case)
+    drawn = data.draw(calls(r.block_len))
+    plan = [(r.call, call) for call in drawn] + [(r.step, data.draw(steps(W - 1)))]
+    state, alone = r.fresh, [Fresh(r) for _ in range(B)]
+    for number, (read, (reset, valid)) in enumerate(plan):
+        x = normal(100 * seed + number, *reset.shape, WIDTH)
+        before = state
+        y, state = read(x, state, reset, valid)
+        for i in range(B):
+            expected = alone[i].read_all(x[i], reset[i], valid[i])
+            close(np.where(valid[i][:, None], y[i], 0), expected)
+            close(lane(state, i), lane(alone[i].state, 0))
+            if not valid[i].any():
+                same(lane(state, i), lane(before, i))
+
+
+@all_cases
+@settings(max_examples=6, deadline=None)
+@given(data=st.data(), changed=st.integers(0, B - 1))
+def test_what_happens_in_a_lane_moves_no_other(case, data, changed):
+    r = runner(case)
+    _, start = r.step(normal(1, B, W, WIDTH), r.fresh)
+    one, other = (data.draw(calls(r.block_len).filter(len))[0] for _ in range(2))
+    length = min(one.reset.shape[1], other.reset.shape[1])
+    x, y = normal(2, B, length, WIDTH), normal(3, B, length, WIDTH)
+
+    def changed_lane(a, b):
+        a = a[:, :length].copy()
+        a[changed] = b[changed, :length]
+        return a
+
+    for read in (r.call, r.step):
+        before = read(x, start, one.reset[:, :length], one.valid[:, :length])
+        after = read(changed_lane(x, y), start, *map(changed_lane, one, other))
+        for i in set(range(B)) - {changed}:
+            same((after[0][i], lane(after[1], i)), (before[0][i], lane(before[1], i)))
+
+
+@all_cases
+def test_padding_may_hold_anything(case):
+    """Not a bit of the state, or of the outputs at tokens, comes from what stands in padding."""
+    r = runner(case)
+    _, start = r.step(normal(1, B, W, WIDTH), r.fresh)
+    x, reset = normal(2, B, 2 * W, WIDTH), np.zeros((B, 2 * W), bool)
+    valid = np.arange(2 * W) < np.array([[3], [W], [W + 1]])
+    junk = np.where(valid[..., None], x, 1e3 * normal(3, B, 2 * W, WIDTH))
+    y, state = r.call(x, start, reset, valid)
+    with_junk, state_with_junk = r.call(junk, start, reset, valid)
+    same(state_with_junk, state)
+    same(with_junk[valid], y[valid])
