@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from famjax.core.errors import UserError, nearest
+from famjax.core.errors import Stopped, UserError, nearest
 
 VERBS = {
     "train": "train a model from a config, or go on with a run",
@@ -30,8 +30,8 @@ T = TypeVar("T")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit status.
 
-    0 is success, 1 a verb's own "no", 2 a mistake of the user's (one line tells it), 130 Ctrl-C.
-    An exception that escapes is a bug of ours.
+    0 is success, 1 a verb's own "no", 2 a mistake of the user's (one line tells it), 130 Ctrl-C,
+    143 SIGTERM, which training answers by saving. An exception that escapes is a bug of ours.
     """
     try:
         status = _dispatch(list(sys.argv[1:] if argv is None else argv))
@@ -39,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     except UserError as error:
         return _fail(str(error), 2)
+    except Stopped as stop:
+        return _fail(str(stop), 128 + stop.signal)
     except KeyboardInterrupt:
         return _fail("stopped by Ctrl-C", 130)
     except BrokenPipeError:

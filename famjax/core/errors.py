@@ -7,11 +7,24 @@ line and exits with status 2; anything else that escapes is a bug of ours and ke
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Iterable
 
 
 class UserError(Exception):
     """A mistake outside our code. The message is one line: the thing, what is wrong, the mend."""
+
+
+class Stopped(Exception):
+    """The run was asked to stop and has saved. The message is one line.
+
+    Attributes:
+      signal: number of the signal that asked; the command line exits with 128 more.
+    """
+
+    def __init__(self, number: int, step: int):
+        super().__init__(f"stopped by {signal.Signals(number).name} at step {step}, saved")
+        self.signal = number
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

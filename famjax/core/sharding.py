@@ -112,7 +112,8 @@ def optimizer_shardings(mesh: Mesh, params: Any, opt_state: Any) -> Any:
 
     def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         name = path_name(path)
-        of = next((n for n in named if name.endswith("/" + n)), None)
+        # the longest: "norm/scale" also ends the names of the layers' norms
+        of = max((n for n in named if name.endswith("/" + n)), key=len, default=None)
         if of is None or named[of].shape != leaf.shape:
             return replicated(mesh)
         return sharding(mesh, parameter_axes(of, leaf.ndim), leaf.shape)

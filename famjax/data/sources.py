@@ -325,7 +325,8 @@ class TextSource:
         self._seed = seed
         found, self._skipped = _find(files)
         self._files = {file.path: file for file in found}
-        self._bytes = sum(os.path.getsize(path) for path in self._files)
+        sizes = [os.path.getsize(file.path) for file in found]
+        self._given, self._bytes, self._digest = files, sum(sizes), _fingerprint(found, sizes)
         # the number of the first document of each file, and of all documents behind the last
         self._starts = np.cumsum([0, *(len(file) for file in found)])
         self._paths = [file.path for file in found]
@@ -356,6 +357,17 @@ class TextSource:
         else:
             self._begin = cut
         self._held_out = f"its last {(size - cut) / size:.1%} held out" if size else "empty"
+
+    def __len__(self) -> int:
+        """Return how many documents there are: the keys of one lane of one before they repeat."""
+        return len(self._documents)
+
+    @property
+    def text_bytes(self) -> int | None:
+        """The bytes of all documents, or None where only reading them would tell."""
+        suffixes = (".gz", ".xz", ".jsonl")
+        whole = len(self) == self._starts[-1] and self._begin == 0 and self._end is None
+        return self._bytes if whole and not any(p.endswith(suffixes) for p in self._paths) else None
 
     def report(self) -> str:
         """Return a line for the user: how much there is, what is held out, what was skipped."""
@@ -403,10 +415,19 @@ class TextSource:
             yield from self._texts(self.key(0, 1, k), skip=0)
 
     def get_state(self) -> dict[str, Any]:
-        return {}
+        """Return a fingerprint of the documents: keys and cursors mean something in these only."""
+        return {"documents": int(self._starts[-1]), "bytes": self._bytes, "names": self._digest}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        del state
+        now = self.get_state()
+        if state != now:
+            saved = (f"{state[key]:,} {key}" for key in ("documents", "bytes"))
+            here = (f"{now[key]:,} {key}" for key in ("documents", "bytes"))
+            raise UserError(
+                f"data.files={self._given}: the documents changed since the run was saved "
+                f"({' of '.join(saved)} then, {' of '.join(here)} now, by name and size); "
+                "restore them, or start another run"
+            )
 
     def _texts(self, key: Key, skip: int) -> Iterator[str]:
         path, _, begin = key
@@ -461,6 +482,12 @@ def _line_number(path: str, offset: int) -> int:
     with open(path, "rb") as stream:
         blocks = iter(lambda: stream.read(min(_SCAN_BYTES, offset - stream.tell())), b"")
         return 1 + sum(block.count(b"\n") for block in blocks)
+
+
+def _fingerprint(files: Sequence[_File], sizes: Sequence[int]) -> str:
+    """Return a hash of the files' names, sizes and numbers of documents, in their order."""
+    listed = [(file.name, size, len(file)) for file, size in zip(files, sizes, strict=True)]
+    return hashlib.blake2b(json.dumps(listed).encode(), digest_size=8).hexdigest()
 
 
 def _held_out(files: Sequence[_File], holdout: int) -> np.ndarray:

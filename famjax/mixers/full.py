@@ -62,6 +62,8 @@ class Full(nnx.Module):
 
         q, k, v = self.qkv.project(x)
         k = self.qkv.rotate(k, position)
+        # the layer below gave NaN beyond the capacity; 0 * NaN would carry it to tokens that fit
+        v = jnp.where((position < self.capacity)[..., None, None], v, 0)
         mask = self.mask(state, start, valid)
         keys = jnp.concatenate([state.k.astype(k.dtype), k], 1)
         values = jnp.concatenate([state.v.astype(v.dtype), v], 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import time
@@ -18,8 +19,8 @@ from jax.sharding import Mesh
 
 from famjax.core import sharding
 from famjax.core.config import Config
-from famjax.core.errors import UserError
-from famjax.core.experiment import validate
+from famjax.core.errors import Stopped, UserError
+from famjax.core.experiment import from_json, validate
 from famjax.core.types import Array, Context
 from famjax.data.pipeline import Batches, make_batches, make_source
 from famjax.models.language_model import LanguageModel
@@ -28,17 +29,9 @@ from famjax.train.checkpoint import Checkpoints
 from famjax.train.metrics import MetricsWriter
 from famjax.train.optimizers import make_optimizer, make_schedule
 from famjax.train.progress import Progress
-from famjax.train.run import CHECKPOINTS, Run, abstract_model, prepare_run
+from famjax.train.run import CHECKPOINTS, Run, abstract_model, prepare_run, refuse_other
 from famjax.train.state import Totals, TrainState
 from famjax.train.step import Batch, init_train_state, make_step, zero_totals
-
-
-class Stopped(Exception):  # noqa: N818
-    """The run was asked to stop and has saved; `signal` says by what."""
-
-    def __init__(self, number: int, step: int):
-        super().__init__(f"stopped by {signal.Signals(number).name} at step {step}, saved")
-        self.signal = number
 
 
 class Program(NamedTuple):
@@ -90,7 +83,7 @@ def make_program(config: Config, token_bytes: np.ndarray) -> Program:
 
 def place(config: Config, mesh: Mesh, graph: Any, shapes: TrainState) -> TrainState:
     """Return the sharding of every array of the training state."""
-    everywhere = sharding.replicated(mesh)
+    everywhere: Any = sharding.replicated(mesh)
     memory = jax.tree.map(lambda _: everywhere, shapes.memory)
     if config.data.layout == "lanes":
         axes = nnx.merge(graph, shapes.params).state_axes()
@@ -132,6 +125,9 @@ def make_inspect(config: Config, graph: Any) -> Callable[[Any, Any, Batch], dict
 def train(config: Config, run_dir: str | Path, quiet: bool = False) -> Run:
     """Train, or go on with the run in the folder, to `config.train.steps`.
 
+    A run killed at any moment and called again ends as one never killed, bit for bit. `train.steps`
+    may be raised between calls; a cosine or wsd schedule then follows the new number.
+
     Args:
       config: the experiment.
       run_dir: the run's folder; a checkpoint there is resumed.
@@ -151,9 +147,7 @@ def train(config: Config, run_dir: str | Path, quiet: bool = False) -> Run:
     program = make_program(config, tokenizer.token_bytes)
     batches = make_batches(config, source, model_block_len(program.graph, config))
     checkpoints = Checkpoints(folder / CHECKPOINTS, config.train.keep)
-    with Progress(config.train.steps, 0, quiet) as progress:
-        if hasattr(source, "report"):
-            progress.note(source.report())
+    with Progress(config.train.steps, checkpoints.latest() or 0, quiet) as progress:
         try:
             trainer = Trainer(config, program, source, batches, checkpoints, folder, progress)
             state = trainer.run()
@@ -192,16 +186,17 @@ class Trainer:
 
     def run(self) -> TrainState:
         state, step = self.resume()
-        first = step
+        first, last = step, self.config.train.steps
+        if step >= last:
+            self.progress.note(f"nothing to do: train.steps={last}; raise it to go on")
+            return state
+        if hasattr(self.source, "report"):
+            self.progress.note(self.source.report())
         asked = _Asked()
         with asked.listening(), MetricsWriter(self.folder, step if step else None) as metrics:
-            while step < self.config.train.steps:
-                with self.clock.waiting():
-                    batch = jax.device_put(next(self.batches), self.program.batch)
-                log = (step + 1) % self.config.train.log_every == 0
-                log |= step + 1 == self.config.train.steps
-                about = self.program.inspect(state.params, state.memory, batch) if log else {}
-                state = self.program.step(state, batch)
+            while step < last:
+                log = (step + 1) % self.config.train.log_every == 0 or step + 1 == last
+                state, about = self.advance(state, inspect=log or step == first)
                 step += 1
                 if step == first + 1:
                     jax.block_until_ready(state)
@@ -218,6 +213,20 @@ class Trainer:
             self.checkpoints.wait()
         return state
 
+    @jax.transfer_guard("disallow")
+    def advance(self, state: TrainState, inspect: bool) -> tuple[TrainState, dict[str, Array]]:
+        """Start one step; the guard refuses whatever would make the host wait for the device.
+
+        Returns:
+          The next state, and if asked for what `Program.inspect` says of the step.
+        """
+        with self.clock.waiting():
+            batch = jax.device_put(next(self.batches), self.program.batch)
+        about = self.program.inspect(state.params, state.memory, batch) if inspect else {}
+        state = self.program.step(state, batch)
+        self.clock.steps += 1
+        return state, about
+
     def resume(self) -> tuple[TrainState, int]:
         """Return the newest good checkpoint's state, or the first state."""
         if self.checkpoints.latest() is None:
@@ -228,33 +237,48 @@ class Trainer:
             shapes,
             self.program.shardings,
         )
-        step, tree, extra = self.checkpoints.restore(
-            template._asdict(), report=self.progress.note
-        )
+        step, tree, extra = self.checkpoints.restore(to_tree(template), report=self.progress.note)
+        if step < self.config.train.steps:
+            self.progress.note(f"goes on from step {step:,} of {self.config.train.steps:,}")
+        self.compare(from_json(json.dumps(extra["config"])), step)
         self.batches.set_state(extra["data"])
         self.tokens = extra["tokens"]
         self.saved = step
-        self.progress.note(f"goes on from step {step:,} of {self.config.train.steps:,}")
-        return TrainState(**tree), step
+        return from_tree(tree), step
+
+    def compare(self, before: Config, step: int) -> None:
+        """Refuse a checkpoint made with another config; tell what a changed one means."""
+        refuse_other(before, self.config, self.checkpoints.path(step))
+        old, new = make_schedule(before.optimizer, before.train.steps)(step), self.schedule(step)
+        if old != new:
+            self.progress.note(
+                f"train.steps: {before.train.steps} -> {self.config.train.steps}; the "
+                f"{self.config.optimizer.schedule} schedule follows, the learning rate goes from "
+                f"{float(old):.3g} to {float(new):.3g}"
+            )
 
     def save(self, state: TrainState, step: int) -> None:
         """Save at this step, once. A state that is not finite is not saved but reported."""
         if self.saved == step:
             return
         self.refuse_bad(state)
-        extra = {"data": self.batches.get_state(), "tokens": self.tokens}
-        self.checkpoints.save(step, state._asdict(), extra)
+        extra = {
+            "data": self.batches.get_state(),
+            "tokens": self.tokens,
+            "config": dataclasses.asdict(self.config),
+        }
+        self.checkpoints.save(step, to_tree(state), extra)
         self.saved = step
 
     def refuse_bad(self, state: TrainState) -> None:
-        bad = int(state.bad)
+        bad = int(jax.device_get(state.bad))
         if bad:
             self.checkpoints.wait()
             last = self.checkpoints.latest()
             kept = f"the last good checkpoint is step {last}" if last else "nothing was saved yet"
             raise UserError(
-                f"the loss is not finite since step {bad}; {kept} in {self.checkpoints.folder}; "
-                "lower optimizer.learning_rate, or raise optimizer.warmup_steps"
+                f"the loss is not finite at step {bad}; {kept} in {self.checkpoints.folder}; "
+                "start a run with a lower optimizer.learning_rate or more optimizer.warmup_steps"
             )
 
     def log(
@@ -267,10 +291,10 @@ class Trainer:
         row["learning_rate"] = float(self.schedule(step - 1))
         row["tokens"] = self.tokens
         row |= self.guide(totals, row)
-        timing = self.clock.lap(float(totals.tokens), self.config)
+        timing = self.clock.lap(float(totals.tokens / totals.steps), self.config)
         metrics.write(step, {**row, **timing})
-        shown = {k: row[k] for k in ("loss", "accuracy", "longest") if k in row}
-        self.progress.update(step, **shown, **timing)
+        shown = ("loss", "accuracy", "longest", "tokens_per_second", "data_wait")
+        self.progress.update(step, **{k: v for k, v in (row | timing).items() if k in shown})
         self.refuse_bad(state)
         zeros = jax.device_put(zero_totals(), self.program.shardings.totals)
         return state._replace(totals=zeros)
@@ -288,6 +312,19 @@ class Trainer:
         if after != state["source"]:
             self.batches.set_state({**state, "source": after})
         return {"longest": float(after["longest"])}
+
+
+def to_tree(state: TrainState) -> dict[str, Any]:
+    """Return the state as `Checkpoints` takes it: parameters by themselves, for who wants no more.
+
+    The rest is one entry, as each costs a folder and its time.
+    """
+    rest = state._asdict()
+    return {"params": rest.pop("params"), "rest": rest}
+
+
+def from_tree(tree: dict[str, Any]) -> TrainState:
+    return TrainState(params=tree["params"], **tree["rest"])
 
 
 def summary(totals: Totals) -> dict[str, float]:
@@ -311,7 +348,7 @@ class Clock:
         self.start()
 
     def start(self) -> None:
-        self.begin, self.waited = time.perf_counter(), 0.0
+        self.begin, self.waited, self.steps = time.perf_counter(), 0.0, 0
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -321,19 +358,28 @@ class Clock:
         self.waited += time.perf_counter() - begin
 
     def lap(self, tokens: float, config: Config) -> dict[str, float]:
-        """Return rates since the last lap, or {} where there is no time to speak of."""
-        seconds, waited = time.perf_counter() - self.begin, self.waited
-        self.start()
-        if seconds <= 0:
+        """Return rates since the last lap; {} if no step was made in it but the one that compiled.
+
+        Args:
+          tokens: of a step.
+          config: what is trained.
+        """
+        if not self.steps:
             return {}
-        rate = tokens / seconds
-        peak = sum(flops.peak_flops(d) or flops.measured_peak(config.model.dtype)
-                   for d in jax.devices()[:1]) * jax.device_count()
-        return {
+        seconds = time.perf_counter() - self.begin
+        rate = tokens * self.steps / seconds
+        device = jax.devices()[0]
+        # measured at the first lap only, and before the next one begins
+        peak = flops.peak_flops(device) or flops.measured_peak(config.model.dtype)
+        shares = {
             "tokens_per_second": rate,
-            "model_flops_utilisation": rate * flops.training_flops(config.model) / peak,
-            "data_wait": waited / seconds,
+            "model_flops_utilisation": rate
+            * flops.training_flops(config.model)
+            / (peak * jax.device_count()),
+            "data_wait": self.waited / seconds,
         }
+        self.start()
+        return shares
 
 
 class _Asked:
@@ -343,13 +389,14 @@ class _Asked:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
+        before: dict[int, Any] = {}
+
         def note(number: int, _: Any) -> None:
             if self.signal:
-                signal.signal(number, signal.SIG_DFL)
+                signal.signal(number, before[number])
                 signal.raise_signal(number)
             self.signal = number
 
-        before = {}
         for number in (signal.SIGTERM, signal.SIGINT):
             try:
                 before[number] = signal.signal(number, note)
@@ -358,5 +405,5 @@ class _Asked:
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            for number_, handler in before.items():
+                signal.signal(number_, handler)

@@ -10,7 +10,13 @@ from famjax.core.types import Array
 
 
 def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Return the learning rate by step, for a run of `steps`."""
+    """Return the learning rate by step, for a run of `steps`.
+
+    The rate rises linearly from 0 over the first `warmup_steps`. Then "constant" holds it,
+    "cosine" lets it fall to `final_fraction` of it at the end of the run, and "wsd" holds it and
+    lets it fall to 0 over the last `decay_fraction` of the run. Cosine and wsd depend on `steps`:
+    a run whose `train.steps` is raised goes on with another rate than it had.
+    """
     rate, warmup = config.learning_rate, config.warmup_steps
     rise = optax.linear_schedule(0.0 if warmup else rate, rate, max(warmup, 1))
     if config.schedule == "constant":
@@ -18,7 +24,8 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     elif config.schedule == "cosine":
         fall = optax.cosine_decay_schedule(rate, max(steps - warmup, 1), config.final_fraction)
     else:
-        decay = max(round(config.decay_fraction * steps), 1)
+        # what the warmup leaves is all there is to fall in
+        decay = max(min(round(config.decay_fraction * steps), steps - warmup), 1)
         hold = max(steps - warmup - decay, 0)
         fall = optax.join_schedules(
             [optax.constant_schedule(rate), optax.linear_schedule(rate, 0.0, decay)], [hold]
@@ -40,7 +47,7 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
 
 
 def _adafactor(config: OptimizerConfig, schedule: optax.Schedule) -> optax.GradientTransformation:
-    """Adafactor (Shazeer & Stern, 2018) with momentum and a second-moment decay that settles at beta2.
+    """Adafactor (Shazeer & Stern, 2018) with momentum and a decay that settles at beta2.
 
     TransformerFAM 3.1 uses beta1 0.9 and beta2 0.99. A constant decay would overrate the first
     steps tenfold for want of a bias correction, so it rises as 1 - t^-0.8 until it gets there.

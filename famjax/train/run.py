@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,7 +21,8 @@ from famjax.train.checkpoint import Checkpoints
 
 CONFIG, TOKENIZER, CHECKPOINTS = "config.json", "tokenizer.model", "checkpoints"
 
-# what a resumed run may change: how long, how often, under which name, on which devices
+# What a resumed run may change: how long, how often, under which name, on which devices. With more
+# steps a cosine or wsd schedule goes on at another rate; the loop says so.
 _FREE = ("name", "train.steps", "train.log_every", "train.checkpoint_every", "train.keep", "mesh.")
 
 
@@ -76,12 +78,17 @@ def abstract_model(config: Config) -> tuple[Any, Any]:
 
 def read_config(folder: Path) -> Config | None:
     """Return the config of the run in a folder, or None if there is no run."""
+    path = folder / CONFIG
     try:
-        return from_json((folder / CONFIG).read_text())
+        return from_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not a text file; restore it from a copy") from None
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; give --run another folder") from None
     except UserError as error:
-        raise UserError(f"{folder / CONFIG}: {error}") from None
+        raise UserError(f"{path}: {error}") from None
 
 
 def run_tokenizer(folder: Path, config: Config) -> Tokenizer:
@@ -98,28 +105,43 @@ def prepare_run(folder: Path, config: Config) -> tuple[Config, Tokenizer]:
 
     Raises:
       UserError: the vocabulary is too small for the tokenizer, or the folder holds another
-        experiment; the differences are named.
+        experiment (the differences are named), or cannot be written.
     """
     before = read_config(folder)
     tokenizer = run_tokenizer(folder, config) if before else load_tokenizer(config.data.tokenizer)
     config = with_vocabulary(config, tokenizer)
     if before is not None:
-        changed = [line for line in difference(before, config) if not line.startswith(_FREE)]
-        if changed:
-            raise UserError(
-                f"{folder} holds a run with another config ({'; '.join(changed)}); "
-                "give --run another folder, or the same values"
-            )
+        refuse_other(before, config, folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        _write_run(folder, config, first=before is None)
     except OSError as error:
-        raise UserError(f"{folder}: {error.strerror}; give --run another folder") from None
-    if before is None and config.data.tokenizer != "bytes":
-        shutil.copyfile(config.data.tokenizer, folder / TOKENIZER)
-    temporary = folder / (CONFIG + ".new")
-    temporary.write_text(to_json(config))
-    temporary.replace(folder / CONFIG)
+        raise UserError(
+            f"cannot write the run folder {folder}: {error.strerror}; free some space, check its "
+            "rights, or give --run another folder"
+        ) from None
     return config, tokenizer
+
+
+def refuse_other(before: Config, config: Config, where: Path) -> None:
+    """Raise a `UserError` if what stands in `where` was made with a config that cannot go on."""
+    changed = [line for line in difference(before, config) if not line.startswith(_FREE)]
+    if changed:
+        raise UserError(
+            f"{where} holds a run with another config ({'; '.join(changed)}); "
+            "give --run another folder, or the same values"
+        )
+
+
+def _write_run(folder: Path, config: Config, first: bool) -> None:
+    """Write the tokenizer, the first time, and then the config, which makes the folder a run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    copy = folder / TOKENIZER
+    if first and config.data.tokenizer != "bytes":
+        with contextlib.suppress(shutil.SameFileError):
+            shutil.copyfile(config.data.tokenizer, copy)
+    temporary = folder / (CONFIG + ".new")
+    temporary.write_text(to_json(config), encoding="utf-8")
+    temporary.replace(folder / CONFIG)
 
 
 def with_vocabulary(config: Config, tokenizer: Tokenizer) -> Config:

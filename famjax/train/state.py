@@ -41,7 +41,8 @@ class TrainState(NamedTuple):
         passing: that of row 0. Packed without: ().
       key: [2] uint32, data of the random key.
       totals: metrics since the last log.
-      bad: scalar int32, the first step whose loss or gradient was not finite; 0 if there is none.
+      bad: scalar int32, the first step whose loss, gradient, new parameters or memory were not
+        finite; 0 if there is none.
     """
 
     step: Array

@@ -114,7 +114,7 @@ def make_step(
             grads, (memory, totals) = grad(state.params, memory, batch, weight, key, state.step)
             return jax.tree.map(jnp.add, total, (grads, totals)), memory
 
-        batch = jax.tree.map(lambda a: a.reshape(parts, -1, *a.shape[1:]), batch)
+        batch = jax.tree.map(lambda a: _parts(a, 0, parts), batch)
         zeros = (jax.tree.map(jnp.zeros_like, state.params), zero_totals())
         memory = split_lanes(state.memory, parts) if lanes else _repeat(state.memory, parts)
         (grads, totals), memory = jax.lax.scan(part, zeros, (batch, memory))
@@ -129,11 +129,13 @@ def make_step(
         totals = totals._replace(
             steps=jnp.ones((), jnp.float32), grad_norm=optax.global_norm(grads).astype(jnp.float32)
         )
-        finite = jnp.isfinite(totals.loss + totals.grad_norm)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        # what is carried on too: a checkpoint of this step must be good before the next loss tells
+        finite = jnp.isfinite(totals.loss + totals.grad_norm) & all_finite((params, memory))
         return TrainState(
             state.step + 1,
-            optax.apply_updates(state.params, updates),
+            params,
             opt_state,
             memory,
             jax.random.key_data(key),
@@ -164,6 +166,11 @@ def count(logits: Array, batch: Batch, token_bytes: Array) -> Totals:
     return zero_totals()._replace(**sums)
 
 
+def all_finite(tree: Any) -> Array:
+    """Return whether every number of a tree is finite: a scalar."""
+    return jnp.stack([jnp.isfinite(a).all() for a in jax.tree.leaves(tree)]).all()
+
+
 def position_offset(key: Array, config: Config) -> Array:
     """Random position offset (B.2.2): uniform up to the longest wavelength, half of the time 0."""
     value, half = jax.random.split(key)
@@ -172,23 +179,28 @@ def position_offset(key: Array, config: Config) -> Array:
 
 
 def split_lanes(memory: State, parts: int) -> State:
-    """[r b ...] -> [parts r b/parts ...]."""
-
-    def split(a: Array) -> Array:
-        r, b = a.shape[:2]
-        return jnp.moveaxis(a.reshape(r, parts, b // parts, *a.shape[2:]), 1, 0)
-
-    return jax.tree.map(split, memory)
+    """[r b ...] -> [parts r b/parts ...], cut as the batch is."""
+    return jax.tree.map(lambda a: _parts(a, 1, parts), memory)
 
 
 def join_lanes(memory: State) -> State:
     """[parts r b/parts ...] -> [r b ...]."""
 
     def join(a: Array) -> Array:
-        parts, r, b = a.shape[:3]
-        return jnp.moveaxis(a, 0, 1).reshape(r, parts * b, *a.shape[3:])
+        _, r, _, *rest = a.shape
+        return jnp.moveaxis(a, 0, 2).reshape(r, -1, *rest)
 
     return jax.tree.map(join, memory)
+
+
+def _parts(a: Array, axis: int, parts: int) -> Array:
+    """Cut the rows on `axis` into parts, on a new first axis; row i goes to part i % parts.
+
+    So every part has rows of every device, and none has to move.
+    """
+    rows = a.shape[axis] // parts
+    a = a.reshape(*a.shape[:axis], rows, parts, *a.shape[axis + 1 :])
+    return jnp.moveaxis(a, axis + 1, 0)
 
 
 def _repeat(memory: State, parts: int) -> State:

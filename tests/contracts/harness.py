@@ -256,9 +256,10 @@ def _no_float0(g: Any) -> Any:
 @functools.cache
 def runner(name: str, x64: bool = True, **changes: Any) -> Runner:
     """The runner of a case; with the same parameters whatever the precision and the changes."""
-    if x64 and not changes:
-        return Runner(CASES[name])
-    return Runner(replace(CASES[name], **changes), x64, runner(name).params)
+    config = replace(CASES[name], **changes)
+    if x64 and changes and config == CASES[name]:
+        return runner(name)
+    return Runner(config, x64, runner(name).params if changes or not x64 else None)
 
 
 def normal(seed: int, *shape: int) -> Any:
@@ -277,7 +278,9 @@ def lane(state: Any, i: int) -> Any:
 def close(a: Any, b: Any, tolerance: float = 1e-10) -> None:
     """Assert that two trees agree, relative to the range of each array; integers exactly."""
     assert jax.tree.structure(a) == jax.tree.structure(b)
-    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True):
+    for (path, x), y in zip(
+        jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True
+    ):
         x, y = np.asarray(x), np.asarray(y)
         assert (x.shape, x.dtype) == (y.shape, y.dtype)
         x, y = x.astype(np.float64), y.astype(np.float64)
@@ -290,7 +293,9 @@ def close(a: Any, b: Any, tolerance: float = 1e-10) -> None:
 def same(a: Any, b: Any) -> None:
     """Assert that two trees are equal bit for bit."""
     assert jax.tree.structure(a) == jax.tree.structure(b)
-    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True):
+    for (path, x), y in zip(
+        jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True
+    ):
         x, y = np.asarray(x), np.asarray(y)
         equal = (x.shape, x.dtype, x.tobytes()) == (y.shape, y.dtype, y.tobytes())
         assert equal, jax.tree_util.keystr(path)

@@ -1,0 +1,1 @@
+"""Benchmarks: ratios measured in one run, beside the floor that arithmetic sets."""

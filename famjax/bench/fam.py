@@ -1,0 +1,160 @@
+"""What feedback memory costs: FAM against BSWA of equal shape (TransformerFAM D.4, Tables 13, 14).
+
+The floor of the ratio is arithmetic: of every f + w tokens FAM works through, BSWA works through
+w, so nothing computed as Algorithm 2 says can be under 1 + f / w while products dominate.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from famjax.bench.timing import Pair, in_turns, peak_memory, reset_peak_memory
+from famjax.core.config import Config, ModelConfig
+from famjax.core.types import Context
+from famjax.models.language_model import LanguageModel
+from famjax.train.flops import fam_floor
+from famjax.train.loop import make_program
+
+# block and FAM length; f / w from 1/64 to 1/8
+SIZES = ((64, 8), (128, 8), (128, 16), (256, 16), (512, 8))
+# the paper's lengths, and a million
+LENGTHS = (26_000, 34_000, 66_000, 130_000, 258_000, 1_000_000)
+_GENERATED = 256
+_CHUNK = 2048
+
+
+class Cost(NamedTuple):
+    """FAM against BSWA at one size. `floor` is 1 + f / w."""
+
+    block_len: int
+    fam_len: int
+    training: Pair
+    streaming: Pair
+    floor: float
+
+
+class Long(NamedTuple):
+    """One length: seconds and peak bytes of both, most tokens read, 256 generated (D.4)."""
+
+    tokens: int
+    fam_seconds: float
+    bswa_seconds: float
+    fam_bytes: int
+    bswa_bytes: int
+    state_bytes: int
+
+
+def costs(model: ModelConfig, batch: int, length: int, turns: int) -> Iterator[Cost]:
+    """Measure training step and streaming at each of `SIZES`."""
+    for block_len, fam_len in SIZES:
+        fam, bswa = (
+            replace(model, mixer=mixer, block_len=block_len, fam_len=fam_len)
+            for mixer in ("fam", "bswa")
+        )
+        yield Cost(
+            block_len,
+            fam_len,
+            in_turns(_training(fam, batch, length), _training(bswa, batch, length), turns),
+            in_turns(_streaming(fam, batch, length), _streaming(bswa, batch, length), turns),
+            fam_floor(fam_len, block_len),
+        )
+
+
+def _training(model: ModelConfig, batch: int, length: int) -> Callable[[], Any]:
+    config = replace(Config(), model=model)
+    config = replace(config, data=replace(config.data, batch=batch, length=length))
+    program = make_program(config, np.ones(model.vocab_size, np.int32))
+    state = program.start()
+    tokens = np.random.default_rng(0).integers(0, model.vocab_size, (batch, length), np.int32)
+    data = {
+        "tokens": tokens,
+        "targets": tokens,
+        "weights": np.ones((batch, length), np.float32),
+        "valid": np.ones((batch, length), bool),
+        "reset": np.zeros((batch, length), bool),
+    }
+    data = jax.device_put(data, program.batch)
+
+    def run() -> Any:
+        nonlocal state
+        state = program.step(state, data)
+        return state
+
+    return run
+
+
+def _streaming(model: ModelConfig, batch: int, length: int) -> Callable[[], Any]:
+    reader = _Reader(model, batch)
+    tokens = np.random.default_rng(0).integers(0, model.vocab_size, (batch, length), np.int32)
+    return lambda: reader.read(tokens)
+
+
+class _Reader:
+    """A random model that reads and generates, its parameters an argument of the program."""
+
+    def __init__(self, model: ModelConfig, batch: int):
+        module = LanguageModel(model, rngs=nnx.Rngs(0))
+        graph, self.params = nnx.split(module)
+        self.state = module.init_state(batch)
+
+        def best(logits: jax.Array) -> jax.Array:
+            return logits.argmax(-1).astype(jnp.int32)
+
+        def read(params, state, tokens):
+            model = nnx.merge(graph, params)
+            x, state = model.stack(model.embed(tokens), state, Context())
+            return best(model.logits(x[:, -1:])), state
+
+        def step(params, state, token):
+            logits, state = nnx.merge(graph, params).step(token, state)
+            return best(logits), state
+
+        self._read = jax.jit(read, donate_argnums=1)
+        self._step = jax.jit(step, donate_argnums=1)
+
+    def read(self, tokens: np.ndarray) -> jax.Array:
+        token, self.state = self._read(self.params, self.state, tokens)
+        return token
+
+    def step(self, token: jax.Array) -> jax.Array:
+        token, self.state = self._step(self.params, self.state, token)
+        return token
+
+
+def long_documents(model: ModelConfig, note: Callable[[str], None]) -> Iterator[Long]:
+    """Read documents of growing length, generate 256 tokens behind each, in constant memory."""
+    readers = {name: _Reader(replace(model, mixer=name), 1) for name in ("fam", "bswa")}
+    for reader in readers.values():  # compile
+        jax.block_until_ready(reader.step(reader.read(np.zeros((1, _CHUNK), np.int32))))
+    size = sum(x.nbytes for x in jax.tree.leaves(readers["fam"].state))
+    for tokens in LENGTHS:
+        seconds, memory = {}, {}
+        for name, reader in readers.items():
+            note(f"{name}: {tokens:,} tokens")
+            reset_peak_memory()
+            seconds[name] = _read_and_generate(reader, tokens, model.vocab_size)
+            memory[name] = peak_memory()
+        yield Long(
+            tokens, seconds["fam"], seconds["bswa"], memory["fam"], memory["bswa"], size
+        )
+
+
+def _read_and_generate(reader: _Reader, tokens: int, vocabulary: int) -> float:
+    """Read `tokens` in chunks, the last generated one by one; return the seconds it took."""
+    begin = time.perf_counter()
+    rng = np.random.default_rng(0)
+    token = None
+    for _ in range(max(1, (tokens - _GENERATED) // _CHUNK)):
+        token = reader.read(rng.integers(0, vocabulary, (1, _CHUNK), np.int32))
+    for _ in range(_GENERATED):
+        token = reader.step(token)
+    jax.block_until_ready(token)
+    return time.perf_counter() - begin

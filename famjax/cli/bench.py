@@ -1,0 +1,101 @@
+"""`famjax bench fam`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from famjax.cli.main import parse
+from famjax.core import runtime
+from famjax.core.config import ModelConfig
+from famjax.core.experiment import load_config
+
+# small enough for two cores; --config measures any other shape
+_SMALL = ModelConfig(
+    vocab_size=256, layers=2, width=256, heads=4, mlp_width=1024, block_len=128, fam_len=8
+)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Measure what feedback memory costs: FAM against BSWA of equal shape, in one run."""
+
+    name: Literal["fam"]
+    """what to measure"""
+    config: str = ""
+    """take the model's shape from this config instead of a small one"""
+    batch: int = 4
+    """rows of the training step and of the streaming call"""
+    length: int = 2048
+    """tokens of a row"""
+    turns: int = 7
+    """times each program runs, in turns with the other"""
+    json: bool = False
+    """print one JSON object instead of tables"""
+
+
+def run(argv: list[str]) -> int:
+    """Print the ratio, the floor and the gap; then time and memory by length."""
+    asked = parse(Bench, argv, "famjax bench")
+    runtime.setup()
+    from famjax.bench import fam
+
+    model = load_config(asked.config).model if asked.config else _SMALL
+    console = Console(stderr=asked.json)
+    note = Console(stderr=True)
+    rows = []
+    table = _table(
+        f"FAM / BSWA, {model.layers} layers, width {model.width}, {asked.batch} x {asked.length}",
+        ("block", "FAM", "floor", "training", "gap", "streaming", "gap"),
+    )
+    for cost in fam.costs(model, asked.batch, asked.length, asked.turns):
+        note.print(f"measured block {cost.block_len}, FAM {cost.fam_len}")
+        train, stream = cost.training, cost.streaming
+        table.add_row(
+            str(cost.block_len),
+            str(cost.fam_len),
+            f"{cost.floor:.3f}",
+            f"{train.ratio:.3f} ± {train.spread:.3f}",
+            f"{train.ratio - cost.floor:+.3f}",
+            f"{stream.ratio:.3f} ± {stream.spread:.3f}",
+            f"{stream.ratio - cost.floor:+.3f}",
+        )
+        rows.append(cost._asdict() | {"training": train._asdict(), "streaming": stream._asdict()})
+    console.print(table)
+    longs = _longs(fam, model, console, note)
+    if asked.json:
+        print(json.dumps({"costs": rows, "lengths": longs}))
+    return 0
+
+
+def _longs(fam, model: ModelConfig, console: Console, note: Console) -> list[dict]:
+    table = _table(
+        "Reading a document, 256 tokens generated behind it (Tables 13, 14)",
+        ("tokens", "FAM s", "BSWA s", "ratio", "FAM peak MB", "BSWA peak MB", "FAM state MB"),
+    )
+    rows = []
+    model = replace(model, block_len=max(model.block_len, 16 * model.fam_len))
+    for row in fam.long_documents(model, note.print):
+        rows.append(row._asdict())
+        table.add_row(
+            f"{row.tokens:,}",
+            f"{row.fam_seconds:.1f}",
+            f"{row.bswa_seconds:.1f}",
+            f"{row.fam_seconds / row.bswa_seconds:.3f}",
+            f"{row.fam_bytes / 1e6:.0f}",
+            f"{row.bswa_bytes / 1e6:.0f}",
+            f"{row.state_bytes / 1e6:.2f}",
+        )
+    console.print(table)
+    return rows
+
+
+def _table(title: str, columns: tuple[str, ...]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table

@@ -1,0 +1,207 @@
+"""Text from a model, token by token, out of a memory that may have read a document of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from famjax.core.errors import UserError
+from famjax.core.types import Array
+from famjax.data.sources import read_text_pieces
+from famjax.data.tokenizers import StreamDecoder
+from famjax.eval.progress import TokenProgress
+from famjax.eval.streaming import Streamer, StreamState, rechunk
+from famjax.train.run import Run
+
+
+def sample(
+    logits: Array, key: Array, position: Array, temperature: Array, top_k: Array, top_p: Array
+) -> Array:
+    """Return a token for each row.
+
+    Args:
+      logits: [b v]; -inf is never taken.
+      key: a random key, the same for all tokens of a text.
+      position: folded into the key, so that a token's draw depends on nothing but its place.
+      temperature: divides the logits; 0 takes the likeliest token.
+      top_k: only so many of the likeliest tokens; 0 is all.
+      top_p: only the likeliest tokens that together reach this probability (Holtzman et al. 2019),
+        after the other two; 1 is all.
+
+    Returns:
+      [b 1] int32.
+    """
+    order = jnp.argsort(logits, axis=-1, descending=True)
+    falling = jnp.take_along_axis(logits, order, -1) / jnp.maximum(temperature, 1e-6)
+    rank = jnp.arange(logits.shape[-1])
+    falling = jnp.where((top_k == 0) | (rank < top_k), falling, -jnp.inf)
+    probabilities = jax.nn.softmax(falling)
+    before = jnp.cumsum(probabilities, -1) - probabilities
+    falling = jnp.where((before < top_p) | (rank == 0), falling, -jnp.inf)
+    drawn = jax.random.categorical(jax.random.fold_in(key, position), falling)[:, None]
+    chosen = jnp.where(temperature > 0, drawn, 0)
+    return jnp.take_along_axis(order, chosen, -1).astype(jnp.int32)
+
+
+class Generator:
+    """Writes text with a run: `"".join(Generator(run).generate("Once"))`."""
+
+    def __init__(self, run: Run):
+        self._run = run
+        self._tokenizer = run.tokenizer
+        self._streamer = Streamer(run.model, 1)
+        size = run.tokenizer.vocab_size
+
+        def draw(logits: Array, *given: Array) -> Array:
+            # a padded embedding table has rows that no text is made of
+            there = jnp.arange(logits.shape[-1]) < size
+            return sample(jnp.where(there, logits, -jnp.inf), *given)
+
+        self._draw = jax.jit(draw)
+
+    def read_document(self, document: Path | str, quiet: bool = True) -> StreamState:
+        """Return the memory of a document: a path is a file's, a string is the text itself.
+
+        A file of any size is read in constant memory. The document is left open: bos stands at
+        its start, but no eos at its end.
+
+        Raises:
+          UserError: the file is not one text, or is more than full attention can hold.
+        """
+        is_file = isinstance(document, Path)
+        texts = read_text_pieces(str(document)) if is_file else iter([str(document)])
+        stream = self._streamer.fresh()
+        with TokenProgress("reading", _size(document), quiet) as progress:
+            for tokens in rechunk(self._encoded(texts, progress), stream.chunk):
+                stream.read(tokens)
+        return stream.state
+
+    def _encoded(self, texts: Iterator[str], progress: TokenProgress) -> Iterator[np.ndarray]:
+        """Yield bos and the tokens of the texts, [1 n] each."""
+        yield np.array([[self._tokenizer.bos_id]], np.int32)
+        for text in texts:
+            tokens = self._tokenizer.encode(text)
+            yield tokens[None]
+            progress.advance(len(tokens), len(text.encode()))
+
+    def generate(
+        self,
+        prompt: str,
+        max_tokens: int = 256,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        stop: Sequence[str] = (),
+        seed: int = 0,
+        state: StreamState | None = None,
+    ) -> Iterator[str]:
+        """Return an iterator over the text that follows, in pieces of whole characters.
+
+        It ends at eos, before the first stop string, or after `max_tokens`.
+
+        Args:
+          prompt: read first.
+          max_tokens: the most tokens to write.
+          temperature: 0 always takes the likeliest token.
+          top_k: draw from so many of the likeliest tokens; 0 is all.
+          top_p: draw from the likeliest tokens that together reach this probability.
+          stop: strings, none of them empty.
+          seed: of the draws; the same call gives the same text.
+          state: the memory to go on from, which stays as it is; None begins a document.
+
+        Raises:
+          UserError: a number out of its range, an empty stop string, nothing to go on from, or more
+            tokens than full attention can hold.
+        """
+        _check(max_tokens, temperature, top_k, top_p, stop, seed)
+        if state is not None and not prompt:
+            raise UserError("the prompt is empty; a saved memory needs at least one character")
+        stream = self._streamer.fresh()
+        tokens = self._tokenizer.encode(prompt)
+        if state is None:
+            tokens = np.append(self._tokenizer.bos_id, tokens)
+        else:
+            stream.state = state
+        stream.read(tokens[None])
+        drawn = self._tokens(stream, max_tokens, temperature, top_k, top_p, seed)
+        return _until(stop, self._texts(drawn))
+
+    def _tokens(
+        self,
+        stream: Streamer,
+        count: int,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        seed: int,
+    ) -> Iterator[int]:
+        """Yield up to `count` tokens, without eos."""
+        key = jax.random.key(seed)
+        for left in range(count, 0, -1):
+            token = self._draw(stream.logits, key, stream.tokens, temperature, top_k, top_p)
+            if left > 1:
+                # the device goes on while the host waits for the token and prints it
+                stream.step(token)
+            number = int(token[0, 0])
+            if number == self._tokenizer.eos_id:
+                return
+            yield number
+
+    def _texts(self, tokens: Iterator[int]) -> Iterator[str]:
+        decoder = StreamDecoder(self._tokenizer)
+        for token in tokens:
+            yield decoder.push(token)
+        yield decoder.flush()
+
+
+def _size(document: Path | str) -> int | None:
+    """Return the bytes of a document's text, or None where only reading it would tell."""
+    if isinstance(document, str):
+        return len(document.encode())
+    compressed = document.suffix in (".gz", ".xz")
+    return document.stat().st_size if document.is_file() and not compressed else None
+
+
+def _check(
+    max_tokens: int, temperature: float, top_k: int, top_p: float, stop: Sequence[str], seed: int
+) -> None:
+    if max_tokens < 1:
+        raise UserError(f"max_tokens={max_tokens}: must be at least 1")
+    if not 0 <= temperature < float("inf"):
+        raise UserError(f"temperature={temperature}: must be 0 (the likeliest token) or more")
+    if top_k < 0:
+        raise UserError(f"top_k={top_k}: must be 0 (all tokens) or more")
+    if not 0 < top_p <= 1:
+        raise UserError(f"top_p={top_p}: must be more than 0 and at most 1")
+    if not 0 <= seed < 2**32:
+        raise UserError(f"seed={seed}: must be from 0 to {2**32 - 1}")
+    if "" in stop:
+        raise UserError("a stop string is empty; give at least one character")
+
+
+def _until(stop: Sequence[str], texts: Iterator[str]) -> Iterator[str]:
+    """Yield texts up to the first stop string, which may come in parts: its start is held back."""
+    held = ""
+    for text in texts:
+        held += text
+        found = [at for at in (held.find(s) for s in stop) if at >= 0]
+        if found:
+            held = held[: min(found)]
+            break
+        keep = _begun(held, stop)
+        if keep < len(held):
+            yield held[: len(held) - keep]
+            held = held[len(held) - keep :]
+    if held:
+        yield held
+
+
+def _begun(text: str, stop: Sequence[str]) -> int:
+    """Return the length of the longest end of `text` that a stop string begins with."""
+    longest = max((len(s) for s in stop), default=1) - 1
+    ends = range(min(longest, len(text)), 0, -1)
+    return next((n for n in ends if any(s.startswith(text[len(text) - n :]) for s in stop)), 0)

@@ -1,0 +1,59 @@
+"""How much memory the process takes, and that reading on takes no more."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from famjax.eval.streaming import Streamer
+
+
+def memory_report() -> dict[str, int]:
+    """Return resident_bytes, what the process holds now, and peak_bytes, the most it ever held.
+
+    Outside Linux the first is taken to be the second.
+    """
+    # kilobytes, but bytes on macOS
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return {"resident_bytes": peak, "peak_bytes": peak}
+    fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
+    return {
+        "resident_bytes": int(fields["VmRSS"].split()[0]) * 1024,
+        "peak_bytes": int(fields["VmHWM"].split()[0]) * 1024,
+    }
+
+
+def measure_flatness(
+    streamer: Streamer, tokens: np.ndarray, first: int = 2**14, last: int = 2**20
+) -> dict[str, Any]:
+    """Return how the memory of the process grows while a stream is read.
+
+    Args:
+      streamer: read from the start by this.
+      tokens: [t], read over and over.
+      first, last: tokens read when the peak is taken for the first and the last time.
+
+    Returns:
+      peaks: rows of tokens and peak_bytes, at each doubling from first to last; growth: the last
+      peak over the first, minus 1; state_bytes: of the streamer, before and behind.
+    """
+    stream = streamer.fresh()
+    before = stream.state_bytes()
+    line = np.resize(tokens, (stream.batch, stream.chunk)).astype(np.int32)
+    peaks = []
+    mark = first
+    while mark <= last:
+        while stream.tokens < mark:
+            stream.read(line)
+        stream.logits.block_until_ready()
+        peaks.append({"tokens": stream.tokens, "peak_bytes": memory_report()["peak_bytes"]})
+        mark *= 2
+    growth = peaks[-1]["peak_bytes"] / peaks[0]["peak_bytes"] - 1
+    return {"peaks": peaks, "growth": growth, "state_bytes": [before, stream.state_bytes()]}

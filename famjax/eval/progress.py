@@ -1,0 +1,63 @@
+"""How far reading is, on standard error: shown only for what takes longer than five seconds."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+# seconds before anything is shown, between changes of a live line, and between lines of a log
+_PATIENCE, _LIVE_INTERVAL, _PLAIN_INTERVAL = 5.0, 0.2, 10.0
+
+
+class TokenProgress:
+    """Shows tokens read, their rate, and the time left if the total is known.
+
+    Args:
+      what: is being done.
+      total: of the parts that `advance` counts; None if not known.
+      quiet: shows nothing.
+    """
+
+    def __init__(self, what: str, total: int | None = None, quiet: bool = False):
+        self._what, self._total, self._quiet = what, total, quiet
+        console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = console
+        live = console.is_terminal and not console.is_dumb_terminal
+        self._live = Live(console=console, auto_refresh=False, transient=True) if live else None
+        self._tokens = self._part = 0
+        self._begin = time.monotonic()
+        self._due = self._begin + _PATIENCE
+
+    def advance(self, tokens: int, part: int | None = None) -> None:
+        """Count tokens, and what share of the total they are: tokens too, if None."""
+        self._tokens += tokens
+        self._part += tokens if part is None else part
+        now = time.monotonic()
+        if self._quiet or now < self._due:
+            return
+        if self._live is None:
+            self._due = now + _PLAIN_INTERVAL
+            self._console.print(self._line(now - self._begin), markup=False)
+        else:
+            self._due = now + _LIVE_INTERVAL
+            self._live.start()
+            self._live.update(Text(self._line(now - self._begin)), refresh=True)
+
+    def _line(self, seconds: float) -> str:
+        line = f"{self._what}: {self._tokens:,} tokens, {self._tokens / seconds:,.0f} tokens/s"
+        if not self._total or not self._part:
+            return line
+        share = min(self._part / self._total, 1.0)
+        left = timedelta(seconds=round(seconds * (1 - share) / share))
+        return f"{line}, {share:.0%}, {left} left"
+
+    def __enter__(self) -> TokenProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()

@@ -1,0 +1,200 @@
+"""A memory on disk: what a model remembers of a document, in a file of constant size.
+
+The file is a safetensors file: eight bytes with the header's length, the header in JSON, the
+arrays. The header's metadata says which model, parameters and tokenizer it belongs to. Its sha256
+is over the whole file with the digest itself written as zeros, so that no bit can change unseen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from famjax.core.errors import UserError
+from famjax.core.sharding import path_name
+from famjax.eval.streaming import StreamState
+from famjax.train.run import Run
+
+_FORMAT, _VERSION = "famjax-state", "1"
+_BLANK = "0" * 64
+_TYPES = {
+    "bool": "BOOL",
+    "int32": "I32",
+    "uint32": "U32",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+}
+
+
+class _Damaged(Exception):  # noqa: N818
+    """The bytes are not what was written."""
+
+
+def save_state(path: str | Path, state: StreamState, run: Run) -> None:
+    """Write the memory of one lane; a file already there is replaced only by a whole one.
+
+    Args:
+      path: of the file.
+      state: of a `Streamer` with one lane over the run's model.
+      run: that the memory belongs to.
+
+    Raises:
+      UserError: the file cannot be written. A full disk is left to the caller, an `OSError`.
+    """
+    names, leaves = _named(state.memory)
+    shapes = [(leaf.shape, leaf.dtype) for leaf in leaves]
+    if shapes != [(leaf.shape, leaf.dtype) for leaf in _named(_template(run))[1]]:
+        raise ValueError("the state is not that of one lane of the run's model")
+    metadata = {"format": _FORMAT, "version": _VERSION, **_owner(run), "tokens": str(state.tokens)}
+    content = _pack(names, [np.asarray(leaf) for leaf in jax.device_get(leaves)], metadata)
+    try:
+        _replace(Path(path), content)
+    except (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError) as error:
+        raise UserError(f"{path}: {error.strerror}; give a file that can be written") from None
+
+
+def load_state(path: str | Path, run: Run) -> StreamState:
+    """Return the memory in a file, bit for bit, for a `Streamer` with one lane over the run's model.
+
+    Raises:
+      UserError: there is no such file; it is not a state or is damaged; it belongs to another
+        model, checkpoint or tokenizer.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; give a file made with --state-out") from None
+    try:
+        arrays, metadata = _unpack(content)
+    except _Damaged as error:
+        raise UserError(
+            f"{path}: {error}; read the document again with --read FILE --state-out {path}"
+        ) from None
+    if metadata["version"] != _VERSION:
+        raise UserError(
+            f"{path}: made by another famjax (format {metadata['version']}, this one reads "
+            f"{_VERSION}); read the document again"
+        )
+    for name, mine in _owner(run).items():
+        if metadata[name] != mine:
+            raise UserError(f"{path}: belongs to another {name}; read the document again with this")
+    return StreamState(_fitted(path, arrays, _template(run)), int(metadata["tokens"]))
+
+
+def _fitted(path: str | Path, arrays: dict[str, np.ndarray], template: Any) -> Any:
+    names, leaves = _named(template)
+    found = {name: (array.shape, array.dtype) for name, array in arrays.items()}
+    if found != {n: (leaf.shape, leaf.dtype) for n, leaf in zip(names, leaves, strict=True)}:
+        raise UserError(
+            f"{path}: made by another famjax, whose memory is laid out differently; read the "
+            "document again"
+        )
+    return jax.tree.unflatten(jax.tree.structure(template), [arrays[name] for name in names])
+
+
+def _template(run: Run) -> Any:
+    """Return the shapes of one lane's state."""
+    return nnx.eval_shape(lambda: run.model.init_state(1))
+
+
+def _named(tree: Any) -> tuple[list[str], list[Any]]:
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return [path_name(path) for path, _ in paths], [leaf for _, leaf in paths]
+
+
+def _owner(run: Run) -> dict[str, str]:
+    """Return the fingerprints of what a memory is meaningless without."""
+    return {"model": model_fingerprint(run), "tokenizer": run.tokenizer.fingerprint}
+
+
+def model_fingerprint(run: Run) -> str:
+    """Return the sha256, in hex, of the model's config and of every bit of its parameters."""
+    digest = hashlib.sha256(
+        json.dumps(dataclasses.asdict(run.config.model), sort_keys=True).encode()
+    )
+    for name, leaf in zip(*_named(nnx.state(run.model, nnx.Param)), strict=True):
+        digest.update(f"{name} {leaf.dtype} {leaf.shape}".encode())
+        digest.update(np.ascontiguousarray(jax.device_get(leaf)).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+# the format ------------------------------------------------------------------------------------
+
+
+def _pack(names: Sequence[str], arrays: Sequence[np.ndarray], metadata: dict[str, str]) -> bytes:
+    tensors, at = {}, 0
+    for name, array in zip(names, arrays, strict=True):
+        tensors[name] = {
+            "dtype": _TYPES[str(array.dtype)],
+            "shape": list(array.shape),
+            "data_offsets": [at, at + array.nbytes],
+        }
+        at += array.nbytes
+    header = json.dumps({"__metadata__": {**metadata, "sha256": _BLANK}, **tensors}).encode()
+    # arrays start at a multiple of eight bytes, as safetensors' own writer has it
+    header += b" " * (-len(header) % 8)
+    payload = b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
+    blank = len(header).to_bytes(8, "little") + header + payload
+    digest = hashlib.sha256(blank).hexdigest()
+    return blank.replace(_BLANK.encode(), digest.encode(), 1)
+
+
+def _unpack(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Return the arrays by name, and the metadata.
+
+    Raises:
+      _Damaged: the file is not one that `_pack` wrote.
+    """
+    begin = 8 + int.from_bytes(content[:8], "little")
+    try:
+        header = json.loads(content[8:begin])
+        metadata = header.pop("__metadata__")
+        written = metadata["sha256"]
+        known = metadata["format"] == _FORMAT
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        known = False
+    if not known:
+        raise _Damaged("not a famjax state, or damaged")
+    blank = content[:begin].replace(str(written).encode(), _BLANK.encode(), 1) + content[begin:]
+    if hashlib.sha256(blank).hexdigest() != written:
+        raise _Damaged("damaged, its checksum is wrong")
+    types = {short: jnp.dtype(name) for name, short in _TYPES.items()}
+    arrays = {}
+    for name, about in header.items():
+        first, last = (begin + offset for offset in about["data_offsets"])
+        flat = np.frombuffer(content[first:last], types[about["dtype"]])
+        arrays[name] = flat.reshape(about["shape"])
+    return arrays, metadata
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file so that at any moment there is the old one or the new one, whole."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(name).chmod(0o666 & ~_umask())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

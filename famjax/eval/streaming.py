@@ -1,0 +1,335 @@
+"""Streaming: a model reads documents of any length in constant memory, by one compiled shape."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from famjax.core.errors import UserError
+from famjax.core.types import Array, Context, State
+from famjax.data.lanes import Batch
+from famjax.models.language_model import LanguageModel
+from famjax.ops.losses import token_losses
+
+# tokens of a call, about: enough to keep the device busy, few enough to fit
+CHUNK = 1024
+# calls in flight: the host makes the next one while the device computes
+_AHEAD = 2
+
+
+class StreamState(NamedTuple):
+    """Where a stream stands.
+
+    Attributes:
+      memory: the model's carried state of b lanes.
+      tokens: read so far by every lane.
+    """
+
+    memory: State
+    tokens: int
+
+
+class _Programs(NamedTuple):
+    """The compiled functions of a model. The state they are given is donated.
+
+    Attributes:
+      start: (params, b) -> state.
+      read: (params, state, tokens, ctx, last) -> (logits [b v] behind token `last`, state).
+      losses: (params, state, tokens, targets, ctx, last) -> (nats, right, logits [b v], state).
+      step: (params, state, tokens [b 1], targets [b 1], ctx) -> as `losses`.
+    """
+
+    start: Callable[..., Any]
+    read: Callable[..., Any]
+    losses: Callable[..., Any]
+    step: Callable[..., Any]
+
+
+def _compiled(graph: Any) -> _Programs:
+    """Return the functions of a model's graph. Parameters are arguments, never constants."""
+
+    def start(params: Any, batch: int) -> State:
+        return nnx.merge(graph, params).init_state(batch)
+
+    def read(params: Any, state: State, tokens: Array, ctx: Context, last: Array):
+        model = nnx.merge(graph, params)
+        x, state = model.stack(model.embed(tokens), state, ctx)
+        # one token's logits: with a large vocabulary those of all are most of the work
+        return model.logits(jnp.take(x, last, axis=1)), state
+
+    def losses(
+        params: Any, state: State, tokens: Array, targets: Array, ctx: Context, last: Array
+    ):
+        logits, state = nnx.merge(graph, params)(tokens, state, ctx)
+        return *token_losses(logits, targets), jnp.take(logits, last, axis=1), state
+
+    def step(params: Any, state: State, tokens: Array, targets: Array, ctx: Context):
+        logits, state = nnx.merge(graph, params).step(tokens, state, ctx)
+        return *token_losses(logits, targets), logits[:, 0], state
+
+    return _Programs(
+        jax.jit(start, static_argnums=1),
+        jax.jit(read, donate_argnums=1),
+        jax.jit(losses, donate_argnums=1),
+        jax.jit(step, donate_argnums=1),
+    )
+
+
+class Streamer:
+    """A stream of b lanes through a model, all of them at the same token.
+
+    Calls are padded to `chunk` tokens, so there is one compiled shape and the memory does not
+    depend on how much is read. A stream that stands in the middle of a block goes on token by
+    token to the block's end; so pieces of whole chunks are the fastest (see `rechunk`).
+
+    Args:
+      model: any whose `stack` follows the protocol of carried states.
+      batch: b.
+      chunk: tokens of a call, a multiple of `model.block_len`; None is about 1024.
+      reset_every: forget everything each time so many tokens have been read, a multiple of
+        `model.block_len`: with the length of a block, an ablation of the memory. None never does.
+
+    Attributes:
+      batch, chunk: as given.
+      tokens: read so far by every lane.
+
+    Raises:
+      UserError: a size that does not fit the model.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        batch: int,
+        chunk: int | None = None,
+        reset_every: int | None = None,
+    ):
+        self._block = model.block_len
+        self.chunk = max(CHUNK // self._block, 1) * self._block if chunk is None else chunk
+        self._check("chunk", self.chunk)
+        if reset_every is not None:
+            self._check("reset_every", reset_every)
+        self._reset_every = reset_every
+        self._capacity = model.stack.capacity
+        graph, self._params = nnx.split(model)
+        self._programs = _compiled(graph)
+        self._begin(batch)
+
+    def _check(self, name: str, size: int) -> None:
+        if size <= 0 or size % self._block:
+            raise UserError(f"{name}={size}: must be a multiple of the model's block, {self._block}")
+
+    def _begin(self, batch: int) -> None:
+        if batch <= 0:
+            raise UserError(f"batch={batch}: must be at least 1")
+        self.batch = batch
+        self.tokens = 0
+        self._logits: Array | None = None
+        self._flying: deque[Array] = deque()
+        self._memory = self._programs.start(self._params, batch)
+
+    def fresh(self, batch: int | None = None) -> Streamer:
+        """Return a stream that has read nothing, with the same compiled functions."""
+        stream = copy.copy(self)
+        stream._begin(batch or self.batch)
+        return stream
+
+    # reading ------------------------------------------------------------------------------------
+
+    def read(self, tokens: np.ndarray) -> None:
+        """Read [b t]. Does not wait for the device.
+
+        Raises:
+          UserError: full attention cannot hold that many tokens; nothing was read.
+        """
+        for _ in self._advance(tokens, None):
+            pass
+
+    def losses(self, tokens: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Read [b t], and return how well each token predicted its target [b t].
+
+        Returns:
+          nats [b t], -log p(target); right [b t] bool, whether no token was likelier.
+
+        Raises:
+          UserError: full attention cannot hold that many tokens; nothing was read.
+        """
+        # the first chunks are long done when the last is fetched; what waits is 5 bytes a token
+        nats = [np.zeros((self.batch, 0), np.float32)]
+        right = [np.zeros((self.batch, 0), bool)]
+        for size, results in jax.device_get(list(self._advance(tokens, targets))):
+            nats.append(results[0][:, :size])
+            right.append(results[1][:, :size])
+        return np.concatenate(nats, 1), np.concatenate(right, 1)
+
+    def lane_losses(self, batch: Batch) -> tuple[Array, ...]:
+        """Read one batch of `famjax.data.lanes` [b chunk], whose rows follow documents of their own.
+
+        Not to be mixed with the other calls, for which all lanes stand at the same token; does not
+        count tokens, nor guard the capacity of full attention.
+
+        Returns:
+          As `losses`, on the device and not waited for.
+        """
+        ctx = Context(jnp.asarray(batch["reset"]), jnp.asarray(batch["valid"]))
+        return self._call(batch["tokens"], batch["targets"], ctx, self.chunk - 1)
+
+    def step(self, tokens: Array | np.ndarray) -> None:
+        """Read one token a lane [b 1], which may be on the device. Does not wait for the device."""
+        self._refuse(1)
+        self._step(tokens, None)
+
+    @property
+    def logits(self) -> Array:
+        """[b v] of the token behind the last one read."""
+        if self._logits is None:
+            raise ValueError("nothing was read since the stream or its state began")
+        return self._logits
+
+    def warm_up(self) -> None:
+        """Compile reading and losses, so that the times of what follows are the device's."""
+        stream = self.fresh()
+        one = np.zeros((self.batch, self._block), np.int32)
+        stream.read(one)
+        stream.losses(one, one)
+
+    def _advance(
+        self, tokens: np.ndarray, targets: np.ndarray | None
+    ) -> Iterator[tuple[int, tuple[Array, ...]]]:
+        """Dispatch the calls that read `tokens`; yield the size of each and what it will return."""
+        if tokens.ndim != 2 or tokens.shape[0] != self.batch:
+            raise ValueError(f"tokens {tokens.shape} are not [b t] with b={self.batch}")
+        count = tokens.shape[1]
+        self._refuse(count)
+        at = 0
+        while at < count:
+            aligned = self.tokens % self._block == 0
+            window = slice(at, min(at + self.chunk, count) if aligned else at + 1)
+            piece, of = tokens[:, window], None if targets is None else targets[:, window]
+            yield window.stop - at, self._chunk(piece, of) if aligned else self._step(piece, of)
+            at = window.stop
+
+    def _refuse(self, count: int) -> None:
+        longest = self.tokens + count
+        if self._reset_every is not None:
+            longest = min(longest, self._reset_every)
+        refuse_beyond(self._capacity, longest)
+
+    def _chunk(self, tokens: np.ndarray, targets: np.ndarray | None) -> tuple[Array, ...]:
+        """Read up to `chunk` tokens from a block's start; return [b chunk], or () without targets."""
+        size = tokens.shape[1]
+        padding = ((0, 0), (0, self.chunk - size))
+        valid = np.broadcast_to(np.arange(self.chunk) < size, (self.batch, self.chunk))
+        ctx = Context(self._resets(valid), jnp.asarray(valid))
+        wide = None if targets is None else np.pad(targets, padding)
+        results = self._call(np.pad(tokens, padding), wide, ctx, size - 1)
+        self.tokens += size
+        return results
+
+    def _call(
+        self, tokens: np.ndarray, targets: np.ndarray | None, ctx: Context, last: int
+    ) -> tuple[Array, ...]:
+        given = (self._params, self._memory, jnp.asarray(tokens, jnp.int32))
+        where = jnp.asarray(last, jnp.int32)
+        self._wait()
+        if targets is None:
+            self._logits, self._memory = self._programs.read(*given, ctx, where)
+            results: tuple[Array, ...] = ()
+        else:
+            wanted = jnp.asarray(targets, jnp.int32)
+            *scores, self._logits, self._memory = self._programs.losses(*given, wanted, ctx, where)
+            results = tuple(scores)
+        self._flying.append(self._logits)
+        return results
+
+    def _step(self, tokens: Any, targets: np.ndarray | None) -> tuple[Array, Array]:
+        self._wait()
+        ctx = Context(self._resets(np.ones((self.batch, 1), bool)))
+        given = (self._params, self._memory, jnp.asarray(tokens, jnp.int32))
+        wanted = np.zeros((self.batch, 1), np.int32) if targets is None else targets
+        nats, right, self._logits, self._memory = self._programs.step(
+            *given, jnp.asarray(wanted, jnp.int32), ctx
+        )
+        self._flying.append(self._logits)
+        self.tokens += 1
+        return nats, right
+
+    def _wait(self) -> None:
+        """Let the device catch up, so that a fast reader does not queue a whole document."""
+        if len(self._flying) >= _AHEAD:
+            self._flying.popleft().block_until_ready()
+
+    def _resets(self, valid: np.ndarray) -> Array | None:
+        """Return where to forget, [b t]. A reset at padding would forget what stands before it."""
+        if self._reset_every is None:
+            return None
+        index = self.tokens + np.arange(valid.shape[1])
+        return jnp.asarray((index % self._reset_every == 0) & valid)
+
+    # the state ----------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> StreamState:
+        """A copy of where the stream stands, which reading on does not touch."""
+        return StreamState(jax.tree.map(jnp.copy, self._memory), self.tokens)
+
+    @state.setter
+    def state(self, state: StreamState) -> None:
+        """Go on from there. The state stays the caller's."""
+
+        def place(new: Any, old: Array) -> Array:
+            if new.shape != old.shape or new.dtype != old.dtype:
+                raise ValueError(
+                    f"a state of {new.dtype}{new.shape} does not fit {old.dtype}{old.shape}"
+                )
+            return jax.device_put(new, old.sharding, may_alias=False)
+
+        self._memory = jax.tree.map(place, state.memory, self._memory)
+        self.tokens = state.tokens
+        self._logits = None
+
+    def state_bytes(self) -> int:
+        """Return the bytes of the carried state of all lanes."""
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(self._memory))
+
+
+def refuse_beyond(capacity: int | None, tokens: int) -> None:
+    """Raise a `UserError` if a stack that holds `capacity` tokens cannot read so many.
+
+    Args:
+      capacity: of the stack; None is any number.
+      tokens: of a document.
+    """
+    if capacity is not None and tokens > capacity:
+        raise UserError(
+            f"full attention: {tokens:,} tokens do not fit its cache of {capacity:,}; read less, "
+            "or train with a larger model.capacity, or with a mixer that streams (fam, bswa)"
+        )
+
+
+def rechunk(pieces: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
+    """Yield what `pieces` [... n] hold in pieces [... size], the last of them shorter.
+
+    Memory is that of one piece of either kind.
+    """
+    held: list[np.ndarray] = []
+    count = 0
+    for piece in pieces:
+        held.append(piece)
+        count += piece.shape[-1]
+        if count < size:
+            continue
+        line = np.concatenate(held, -1)
+        full = count - count % size
+        for at in range(0, full, size):
+            yield line[..., at : at + size]
+        held, count = [line[..., full:]], count - full
+    if count:
+        yield np.concatenate(held, -1)

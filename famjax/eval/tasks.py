@@ -1,0 +1,391 @@
+"""What a run can do: retrieve a passkey from documents of any length, and predict text."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from famjax.core.errors import UserError
+from famjax.data.lanes import Batch, Reader, empty_row, write
+from famjax.data.pipeline import make_source
+from famjax.data.sources import Key, Piece, Source, TextSource
+from famjax.eval.progress import TokenProgress
+from famjax.eval.streaming import CHUNK, Streamer, rechunk, refuse_beyond
+from famjax.tasks.passkey import Passkey
+from famjax.train.run import Run
+
+# the fourth number of a document's seed: training draws with 0 and 1
+_EVALUATION = 2
+# the first bucket of positions holds 2 ** 8 tokens
+_FIRST_BUCKET = 8
+_BUCKETS = 64 - _FIRST_BUCKET
+
+# ---------------------------------------------------------------------------------------------
+# Passkey
+
+
+def evaluate_passkey(
+    run: Run,
+    lengths: Sequence[int],
+    examples: int | Callable[[int], int] = 20,
+    batch: int = 8,
+    quiet: bool = False,
+) -> list[dict[str, Any]]:
+    """Return how often a run retrieves the passkey, by the length of the document.
+
+    Args:
+      run: of any task; the number of digits is its `data.passkey.digits`.
+      lengths: tokens of a document.
+      examples: documents of each length, or a function of the length.
+      batch: documents streamed together.
+      quiet: no progress.
+
+    Returns:
+      A row for each length: length, examples, key_accuracy (all tokens of the answer right),
+      token_accuracy, key_chance and token_chance (of guessing digits), seconds,
+      tokens_per_second.
+
+    Raises:
+      UserError: a length that does not hold the task, or is more than full attention can.
+    """
+    task = Passkey(run.tokenizer, run.config.data.passkey.digits)
+    counts = [examples(length) if callable(examples) else examples for length in lengths]
+    _check_passkey(run, task, lengths, [*counts, batch])
+    streamer = Streamer(run.model, min(batch, max(counts, default=1)))
+    rows = []
+    total = sum(length * count for length, count in zip(lengths, counts, strict=True))
+    with TokenProgress("passkey", total, quiet) as progress:
+        for length, count in zip(lengths, counts, strict=True):
+            streamer = streamer.fresh(min(batch, count))
+            streamer.warm_up()
+            begin = time.perf_counter()
+            right = _retrieve(streamer, task, length, count, progress)
+            rows.append(_passkey_row(task, length, right, time.perf_counter() - begin))
+    return rows
+
+
+def _check_passkey(
+    run: Run, task: Passkey, lengths: Sequence[int], sizes: Sequence[int]
+) -> None:
+    """Refuse before anything is read what would be refused in the middle."""
+    for length in lengths:
+        refuse_beyond(run.model.stack.capacity, length - 1)
+        if length < task.shortest:
+            raise UserError(
+                f"passkey: {length} tokens do not hold needle and question, which take "
+                f"{task.shortest} with tokenizer {task.tokenizer.name}; ask for more"
+            )
+    if min(sizes) < 1:
+        raise UserError(f"passkey: {min(sizes)} examples or rows of a batch; take at least 1")
+
+
+def _retrieve(
+    streamer: Streamer, task: Passkey, length: int, count: int, progress: TokenProgress
+) -> np.ndarray:
+    """Return which tokens of the answers were the likeliest, [examples tokens] bool."""
+    rows = []
+    for first in range(0, count, streamer.batch):
+        # the last batch is filled up with documents that do not count: one compiled shape
+        numbers = range(first, first + streamer.batch)
+        kept = min(streamer.batch, count - first)
+        stream = streamer.fresh()
+        rows.append(_answers(stream, task, length, numbers, kept, progress)[:kept])
+    return np.concatenate(rows)
+
+
+def _answers(
+    stream: Streamer,
+    task: Passkey,
+    length: int,
+    numbers: Sequence[int],
+    kept: int,
+    progress: TokenProgress,
+) -> np.ndarray:
+    """Stream documents side by side and return which answers' tokens were right, [b tokens]."""
+    documents = [_tokens_and_answers(task, length, number, stream.chunk) for number in numbers]
+    right: list[np.ndarray] = [np.zeros((len(numbers), 0), bool)]
+    # of tokens and their flags, [b 2 n]: the next piece tells the target of this one's last token
+    pieces = (np.stack(together) for together in zip(*documents, strict=True))
+    piece = next(pieces)
+    while piece is not None:
+        after = next(pieces, None)
+        line = piece if after is None else np.concatenate([piece, after[..., :1]], -1)
+        tokens, targets, wanted = line[:, 0, :-1], line[:, 0, 1:], line[:, 1, 1:] == 1
+        if wanted.any():
+            hits = stream.losses(tokens, targets)[1]
+            right.append(hits[wanted].reshape(len(numbers), -1))
+        else:
+            stream.read(tokens)
+        progress.advance(kept * piece.shape[-1])
+        piece = after
+    return np.concatenate(right, 1)
+
+
+def _tokens_and_answers(
+    task: Passkey, length: int, number: int, size: int
+) -> Iterator[np.ndarray]:
+    """Yield a document in pieces [2 size]: its tokens, and 1 at those of the answer."""
+    rng = np.random.default_rng([0, length, number, _EVALUATION])
+    pieces = (
+        np.stack([tokens, (weights == 1).astype(np.int32)])
+        for tokens, weights in task.document(rng, length)
+    )
+    return rechunk(pieces, size)
+
+
+def _passkey_row(task: Passkey, length: int, right: np.ndarray, seconds: float) -> dict[str, Any]:
+    return {
+        "length": length,
+        "examples": len(right),
+        "key_accuracy": float(right.all(-1).mean()),
+        "token_accuracy": float(right.mean()),
+        "key_chance": 10.0**-task.digits,
+        "token_chance": 0.1,
+        "seconds": seconds,
+        "tokens_per_second": length * len(right) / seconds,
+    }
+
+
+# ---------------------------------------------------------------------------------------------
+# Text
+
+
+def evaluate_text(
+    run: Run,
+    files: str | None = None,
+    max_bytes: int | None = None,
+    batch: int = 8,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Return how well a run predicts text, with its memory and without.
+
+    Every document is streamed from its first token to its last, as [bos] tokens [eos]; every token
+    but bos is predicted and counted. Documents are read side by side. "Without memory" is the same
+    run on the same tokens, forgetting everything at the start of each block.
+
+    Args:
+      run: any.
+      files: as `data.files`; None is what training held out.
+      max_bytes: no further document is begun when so many bytes of text have been read; what is
+        begun is read to its end.
+      batch: documents read together.
+      quiet: no progress.
+
+    Returns:
+      documents, documents_left, tokens, bytes, seconds, tokens_per_second, state_bytes (of one
+      document); loss (nats a token), accuracy, perplexity, bits_per_byte; the same four in
+      without_memory, and what they lose without it in memory_gain; by_position: rows of from, to
+      (tokens read before the predicted one), tokens, loss, accuracy, loss_without_memory.
+
+    Raises:
+      UserError: there is no such text, or a document is longer than full attention can hold.
+    """
+    if batch < 1 or (max_bytes is not None and max_bytes < 1):
+        raise UserError(f"text: batch={batch}, max_bytes={max_bytes}: must be at least 1")
+    source = _source(run, files)
+    documents = _Once(source, max_bytes)
+    block = run.config.model.block_len
+    streamer = Streamer(run.model, min(batch, len(source)), max(CHUNK // block, 1) * block)
+    streams = (streamer, streamer.fresh())
+    carried, forgetful = _Totals(), _Totals()
+    begin = time.perf_counter()
+    with TokenProgress("text", source.text_bytes, quiet) as progress:
+        for batch_read, positions, results in _predictions(run, documents, streams, block):
+            counted = batch_read["weights"] > 0
+            size = run.tokenizer.token_bytes[batch_read["targets"]] * counted
+            for totals, (nats, right) in zip((carried, forgetful), results, strict=True):
+                totals.add(counted, positions, nats, right, size)
+            documents.bytes += int(size.sum())
+            progress.advance(int(counted.sum()), int(size.sum()))
+    if carried.bytes == 0:
+        raise UserError(f"text:{files or 'holdout'}: the documents are empty")
+    seconds = time.perf_counter() - begin
+    return {
+        "documents": documents.given,
+        "documents_left": len(source) - documents.given,
+        "tokens": int(carried.tokens.sum()),
+        "bytes": carried.bytes,
+        "seconds": seconds,
+        "tokens_per_second": float(carried.tokens.sum()) / seconds,
+        "state_bytes": streamer.state_bytes() // streamer.batch,
+        **_scores(carried, forgetful),
+    }
+
+
+def _source(run: Run, files: str | None) -> TextSource:
+    if files is not None:
+        return TextSource(files, run.tokenizer, seed=0, holdout=0)
+    if run.config.data.task != "text":
+        raise UserError(
+            f"text:holdout: the run was trained on {run.config.data.task}, which holds out no text; "
+            "give text:FILES"
+        )
+    source = make_source(run.config, run.tokenizer, split="holdout")
+    if not isinstance(source, TextSource):
+        raise UserError("text:holdout: seqio and TFDS sets have no end; give text:FILES")
+    return source
+
+
+class _NoMore(Exception):  # noqa: N818
+    """All documents are given out."""
+
+
+class _Once:
+    """A `Source` that gives each document once, to the first lane that is free.
+
+    Attributes:
+      given: documents given out.
+      bytes: of text, counted by whoever reads them.
+    """
+
+    def __init__(self, source: TextSource, max_bytes: int | None):
+        self._source, self._max_bytes = source, max_bytes
+        self.given = self.bytes = 0
+
+    def key(self, lane: int, lanes: int, k: int) -> Key:
+        enough = self._max_bytes is not None and self.bytes >= self._max_bytes
+        if enough or self.given == len(self._source):
+            raise _NoMore
+        self.given += 1
+        return self._source.key(0, 1, self.given - 1)
+
+    def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
+        return self._source.open(key, piece)
+
+    def get_state(self) -> dict[str, Any]:
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        del state
+
+
+def _batches(source: Source, lanes: int, length: int, block: int) -> Iterator[Batch]:
+    """Yield batches as `famjax.data.lanes.Lanes` does, until all documents are read."""
+    readers = [Reader(source, lane, lanes) for lane in range(lanes)]
+    while True:
+        rows = [_row(reader, length, block) for reader in readers]
+        batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        if not batch["valid"].any():
+            return
+        yield batch
+
+
+def _row(reader: Reader, length: int, block: int) -> Batch:
+    row = empty_row(length)
+    at = 0
+    while at < length:
+        try:
+            span = reader.take(length - at)
+        except _NoMore:
+            break
+        # behind the last token nothing is predicted, so it takes no position
+        count = len(span.tokens) - span.last
+        write(row, at, span, count)
+        at += count
+        if span.last:
+            at += -at % block
+    return row
+
+
+def _predictions(
+    run: Run, source: Source, streams: tuple[Streamer, Streamer], block: int
+) -> Iterator[tuple[Batch, np.ndarray, list[tuple[np.ndarray, np.ndarray]]]]:
+    """Yield each batch, its positions [b t], and (nats, right) [b t] with memory and without.
+
+    Results are fetched a batch late, so that the host makes the next one meanwhile.
+    """
+    lanes, length = streams[0].batch, streams[0].chunk
+    waiting: deque[Any] = deque()
+    read = np.zeros(lanes, np.int64)
+    for batch in _batches(source, lanes, length, block):
+        positions, read = _positions(batch, read)
+        refuse_beyond(run.model.stack.capacity, int(positions[batch["valid"]].max()) + 1)
+        resets = batch["reset"].copy()
+        resets[:, ::block] |= batch["valid"][:, ::block]
+        forgetting = {**batch, "reset": resets}
+        results = [streams[0].lane_losses(batch), streams[1].lane_losses(forgetting)]
+        waiting.append((batch, positions, results))
+        if len(waiting) > 1:
+            batch, positions, results = waiting.popleft()
+            yield batch, positions, jax.device_get(results)
+    for batch, positions, results in waiting:
+        yield batch, positions, jax.device_get(results)
+
+
+def _positions(batch: Batch, read: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return each token's position in its document [b t], and the tokens read behind them [b].
+
+    Args:
+      read: [b], tokens of each lane's document read before.
+    """
+    index = np.arange(batch["reset"].shape[1])
+    start = np.maximum.accumulate(np.where(batch["reset"], index, -1), axis=1)
+    positions = np.where(start < 0, index + read[:, None], index - start)
+    return positions, positions[:, -1] + 1
+
+
+class _Totals:
+    """Sums over tokens, by buckets of positions: 0 to 255, 256 to 511, 512 to 1023 and so on."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.tokens, self.nats, self.right = (np.zeros(_BUCKETS) for _ in range(3))
+
+    def add(
+        self,
+        counted: np.ndarray,
+        positions: np.ndarray,
+        nats: np.ndarray,
+        right: np.ndarray,
+        size: np.ndarray,
+    ) -> None:
+        """Add one batch, [b t] each; `size` is in bytes."""
+        # frexp rather than log2: exact at powers of two
+        bucket = np.maximum(np.frexp(positions[counted])[1] - _FIRST_BUCKET, 0)
+        self.tokens += np.bincount(bucket, minlength=_BUCKETS)
+        self.nats += np.bincount(bucket, nats[counted], minlength=_BUCKETS)
+        self.right += np.bincount(bucket, right[counted], minlength=_BUCKETS)
+        self.bytes += int(size.sum())
+
+    def scores(self) -> dict[str, float]:
+        loss = float(self.nats.sum() / self.tokens.sum())
+        return {
+            "loss": loss,
+            "accuracy": float(self.right.sum() / self.tokens.sum()),
+            "perplexity": math.exp(loss) if loss < 700 else math.inf,
+            "bits_per_byte": float(self.nats.sum() / self.bytes / math.log(2)),
+        }
+
+
+def _scores(carried: _Totals, forgetful: _Totals) -> dict[str, Any]:
+    with_memory, without = carried.scores(), forgetful.scores()
+    rows = []
+    for i in np.flatnonzero(carried.tokens):
+        tokens = carried.tokens[i]
+        rows.append(
+            {
+                "from": 0 if i == 0 else 2 ** (_FIRST_BUCKET - 1 + int(i)),
+                "to": 2 ** (_FIRST_BUCKET + int(i)) - 1,
+                "tokens": int(tokens),
+                "loss": float(carried.nats[i] / tokens),
+                "accuracy": float(carried.right[i] / tokens),
+                "loss_without_memory": float(forgetful.nats[i] / tokens),
+            }
+        )
+    return {
+        **with_memory,
+        "without_memory": without,
+        "memory_gain": {
+            name: without[name] - with_memory[name]
+            if name != "accuracy"
+            else with_memory[name] - without[name]
+            for name in with_memory
+        },
+        "by_position": rows,
+    }

@@ -1,0 +1,126 @@
+"""Contracts 8 and 11: positions that keep their precision, and bfloat16."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from famjax.ops import rotary
+from famjax.ops.attention import attend
+
+from .harness import KINDS, LENGTH, B, W, close, normal, runner, same, stream
+
+X = stream()
+WINDOWED = [case for case in KINDS if case != "full"]
+
+
+# 8 ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["swa-2", "swa-block", "bswa-0", "bswa-1", "bswa-3", "bswa_sg-2"])
+def test_a_window_far_away_is_the_window_at_the_beginning(case):
+    """With equal blocks, nothing changes any more once the memory segments of all layers are full.
+
+    Bit for bit, outputs and state: the state holds no number that grows with the stream.
+    """
+    r, x = runner(case, x64=False), X[:, :W].astype(np.float32)
+    state, at = r.fresh, {}
+    for block in range(301):
+        y, state = r.call(x, state)
+        at[block] = y, state
+    same(at[300], at[8])
+
+
+def test_fam_far_away_reads_as_at_the_beginning():
+    """Of one layer, the window depends on the blocks alone. The memory itself moves on, rightly;
+    put back, it gives the outputs of the beginning bit for bit.
+    """
+    r = runner("fam-1-3", x64=False)
+    x, state, at = X[:, :W].astype(np.float32), r.fresh, {}
+    for block in range(301):
+        _, state = r.call(x, state)
+        at[block] = state
+    near, far = at[8][0], at[300][0]
+    first = jax.tree.map(lambda a: a[0], (near.window, far.window))
+    same(*first)  # the first layer's
+    same(
+        (near.window.blocks, near.window.tokens, near.updates),
+        (far.window.blocks, far.window.tokens, far.updates),
+    )
+    assert (near.updates == r.config.fam_previous).all()
+    assert np.abs(near.fam - far.fam).max() > 0
+
+    put_back = jax.tree.map(lambda a, b: np.concatenate([a[:1], b[1:]]), far, near)
+    same(r.call(x, (put_back,)), r.call(x, (near,)))
+
+
+@pytest.mark.parametrize("case", WINDOWED)
+def test_counters_are_bounded(case):
+    r, x = runner(case, x64=False), X.astype(np.float32)
+    state = r.fresh
+    for _ in range(5):
+        _, state = r.call(x, state)
+    c = r.config
+    for a in jax.tree.leaves(state):
+        if a.dtype.kind == "i":
+            assert a.max() <= max(c.memory_segments, c.fam_previous, W)
+
+
+@pytest.mark.parametrize("case", KINDS)
+@pytest.mark.parametrize("offset", [1.0, 62831.0])
+def test_a_common_offset_is_an_identity(case, offset):
+    """RoPE on queries and keys alone sees differences of positions only, so in exact arithmetic an
+    offset added to all of them (B.2.2) is the identity; what is left of it is rounding.
+    """
+    r = runner(case)
+    y, state = r.call(X[:, : 2 * W], r.fresh)
+    moved, moved_state = r.call(X[:, : 2 * W], r.fresh, offset=np.float64(offset))
+    close((moved, moved_state), (y, state), 1e-9)
+
+    r, x = runner(case, x64=False), X[:, : 2 * W].astype(np.float32)
+    y, state = r.call(x, r.fresh)
+    moved, moved_state = r.call(x, r.fresh, offset=np.float32(offset))
+    # float32 holds 62831 radians to 0.004
+    close((moved, moved_state), (y, state), 1e-5 if offset == 1 else 0.03)
+    assert (moved != y).any()  # it is not left out
+
+
+def test_an_offset_of_queries_alone_is_no_identity():
+    e, base = 8, 10_000.0
+    q, k, v = (jnp.asarray(normal(i, 5, 2, e)) for i in range(3))
+
+    def attended(of_q, of_k):
+        def turn(x, offset):
+            positions = jnp.arange(5) + offset
+            return rotary.rotate(x, rotary.angles(positions, e, base)[:, None])
+
+        return attend(turn(q, of_q), turn(k, of_k), v)
+
+    plain = attended(0, 0)
+    close(attended(3, 3), plain, 1e-5)
+    assert np.abs(attended(3, 0) - plain).max() > 0.1
+    assert np.abs(attended(0, 3) - attended(3, 0)).max() > 0.1  # the sign matters
+
+
+# 11 -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", WINDOWED)
+def test_bfloat16_stays_finite_and_close(case):
+    """Over 200 blocks; each call begins from bfloat16's own state."""
+    narrow, wide = runner(case, x64=False, dtype="bfloat16"), runner(case, x64=False)
+    a, b, errors = narrow.fresh, wide.fresh, []
+    for call in range(200 * W // LENGTH + 1):
+        x = stream(call).astype(np.float32)
+        y, a = narrow.call(x, a)
+        z, b = wide.call(x, b)
+        assert np.isfinite(y).all()
+        errors.append(np.sqrt(np.square(y - z).mean() / np.square(z).mean()))
+    assert max(errors) < 0.05, errors
+    for old, new in zip(a, b, strict=True):
+        if hasattr(old, "fam"):
+            assert old.fam.dtype == np.float32
+            assert old.k.dtype == jnp.bfloat16
+            assert np.isfinite(new.fam).all()
