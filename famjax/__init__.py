@@ -1,1 +1,72 @@
-"""famjax."""
+"""Transformers with feedback memory: train with carried state, stream for ever, generate from it.
+
+    import famjax
+
+    config = famjax.load_config("text_fam", ["data.files=book.txt", "train.steps=500"])
+    run = famjax.fit(config, "runs/book")          # or famjax.open_run("runs/book")
+
+    state = run.model.init_state(1)                # the model is a function of segment and state
+    logits, state = run.model(tokens, state)
+
+    print("".join(famjax.Generator(run).generate("Once upon a time")))
+
+Every name here is imported when it is first used, so that `import famjax` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from famjax.core.config import Config
+    from famjax.core.errors import UserError
+    from famjax.core.experiment import load_config
+    from famjax.eval.generate import Generator
+    from famjax.eval.streaming import Streamer
+    from famjax.train.loop import train as fit
+    from famjax.train.run import Run, open_run
+
+    __version__: str
+
+__all__ = [
+    "Config",
+    "Generator",
+    "Run",
+    "Streamer",
+    "UserError",
+    "__version__",
+    "fit",
+    "load_config",
+    "open_run",
+]
+
+# name -> module and its name there. Training is `fit`, since `famjax.train` is a package.
+_HOMES = {
+    "Config": ("famjax.core.config", "Config"),
+    "Generator": ("famjax.eval.generate", "Generator"),
+    "Run": ("famjax.train.run", "Run"),
+    "Streamer": ("famjax.eval.streaming", "Streamer"),
+    "UserError": ("famjax.core.errors", "UserError"),
+    "fit": ("famjax.train.loop", "train"),
+    "load_config": ("famjax.core.experiment", "load_config"),
+    "open_run": ("famjax.train.run", "open_run"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version("famjax")
+    elif name in _HOMES:
+        module, attribute = _HOMES[name]
+        value = getattr(importlib.import_module(module), attribute)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -142,16 +142,14 @@ def long_documents(model: ModelConfig, note: Callable[[str], None]) -> Iterator[
             reset_peak_memory()
             seconds[name] = _read_and_generate(reader, tokens, model.vocab_size)
             memory[name] = peak_memory()
-        yield Long(
-            tokens, seconds["fam"], seconds["bswa"], memory["fam"], memory["bswa"], size
-        )
+        yield Long(tokens, seconds["fam"], seconds["bswa"], memory["fam"], memory["bswa"], size)
 
 
 def _read_and_generate(reader: _Reader, tokens: int, vocabulary: int) -> float:
     """Read `tokens` in chunks, the last generated one by one; return the seconds it took."""
     begin = time.perf_counter()
     rng = np.random.default_rng(0)
-    token = None
+    token = jnp.zeros((1, 1), jnp.int32)
     for _ in range(max(1, (tokens - _GENERATED) // _CHUNK)):
         token = reader.read(rng.integers(0, vocabulary, (1, _CHUNK), np.int32))
     for _ in range(_GENERATED):

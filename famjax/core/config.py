@@ -87,6 +87,8 @@ class DataConfig:
     batch: int = 8
     # t, tokens of a row in a step; a multiple of model.block_len
     length: int = 1024
+    # lanes: a document that fits a row waits for the next one rather than be cut by the step's end
+    keep_whole: bool = False
     # one document in so many is kept from training, for evaluation; 0 keeps none
     holdout: int = 20
     # packed: tokens of the row repeated at its end after '[repeat random segment]' (3.1.1); 0 none

@@ -14,8 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from famjax.core.config import MeshConfig
 from famjax.core.errors import UserError
-
-Axes = tuple[str | None, ...]
+from famjax.core.types import Axes
 
 # logical axis -> mesh axes
 MESH_AXES: dict[str, str | tuple[str, ...]] = {
@@ -125,9 +124,8 @@ def state_shardings(mesh: Mesh, axes: Any, state: Any) -> Any:
     """Return shardings for a carried state from its tree of logical axes."""
     flat, tree = jax.tree.flatten(state)
     names = jax.tree.flatten(axes, is_leaf=is_axes)[0]
-    return tree.unflatten(
-        [sharding(mesh, a, leaf.shape) for a, leaf in zip(names, flat, strict=True)]
-    )
+    places = [sharding(mesh, a, leaf.shape) for a, leaf in zip(names, flat, strict=True)]
+    return jax.tree.unflatten(tree, places)
 
 
 def is_axes(x: Any) -> bool:

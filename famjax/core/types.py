@@ -19,6 +19,8 @@ import jax
 import jax.numpy as jnp
 
 Array = jax.Array
+# The logical axis names of one array, as `famjax.core.sharding` knows them.
+Axes = tuple[str | None, ...]
 # A pytree of named tuples of arrays: everything a model remembers. Its size never changes.
 State = Any
 
@@ -49,7 +51,8 @@ def compute_dtype(name: str) -> jnp.dtype:
 
     Parameters, optimizer and the feedback memory are in `param_dtype` whatever it is.
     """
-    return jnp.dtype("float64") if jax.config.jax_enable_x64 else jnp.dtype(name)
+    wide = param_dtype()
+    return wide if wide == jnp.float64 else jnp.dtype(name)
 
 
 def param_dtype() -> jnp.dtype:

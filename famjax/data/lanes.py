@@ -67,7 +67,7 @@ class Reader:
     def take(self, count: int) -> Span:
         """Return the next `count` tokens of the current document, or all that are left of it."""
         self._load(self._offset + count + 1)
-        first = self._piece == 0 and self._offset == 0
+        first = self.at_start()
         window = slice(self._offset, self._offset + count + 1)
         tokens = np.concatenate([piece.tokens for piece in self._pieces])[window]
         weights = np.concatenate([piece.weights for piece in self._pieces])[window]
@@ -77,6 +77,16 @@ class Reader:
         self._next_document()
         targets, weights = np.append(tokens[1:], tokens[-1]), np.append(weights[1:], np.float32(0))
         return Span(tokens, targets, weights, first, last=True)
+
+    def at_start(self) -> bool:
+        """Tell whether the next token is a document's first."""
+        return self._piece == 0 and self._offset == 0
+
+    def fits(self, count: int) -> bool:
+        """Tell whether all that is left of the document takes at most `count` positions."""
+        self._load(self._offset + count + 2)
+        # the last token takes none
+        return self._loaded - self._offset - 1 <= count
 
     def _load(self, count: int) -> None:
         """Load `count` tokens from the current piece's start on, or all that are left."""
@@ -138,10 +148,11 @@ class RowsIterator(grain.DatasetIterator[Batch]):
 
 
 class _Lane:
-    def __init__(self, source: Source, lane: int, lanes: int, length: int, block_len: int):
-        self._reader = Reader(source, lane, lanes)
+    def __init__(self, reader: Reader, length: int, block_len: int, keep_whole: bool):
+        self._reader = reader
         self._length = length
         self._block_len = block_len
+        self._keep_whole = keep_whole
 
     def get_state(self) -> dict[str, Any]:
         return self._reader.get_state()
@@ -153,7 +164,7 @@ class _Lane:
         """Return the next `length` positions of the lane, [t] each."""
         row = empty_row(self._length)
         at = 0
-        while at < self._length:
+        while at < self._length and not self._waits(self._length - at):
             span = self._reader.take(self._length - at)
             # behind the last token nothing is predicted, so it takes no position
             count = len(span.tokens) - span.last
@@ -162,6 +173,13 @@ class _Lane:
             if span.last:
                 at += -at % self._block_len
         return row
+
+    def _waits(self, left: int) -> bool:
+        """Tell whether the next document shall wait for the next row."""
+        reader = self._reader
+        if not self._keep_whole or left == self._length or not reader.at_start():
+            return False
+        return not reader.fits(left) and reader.fits(self._length)
 
 
 class Lanes(grain.IterDataset[Batch]):
@@ -177,19 +195,29 @@ class Lanes(grain.IterDataset[Batch]):
       batch: b.
       length: t, a multiple of `block_len`.
       block_len: w.
+      keep_whole: a document that fits a row is not cut in two: it waits for the next row, so that
+        the gradient reaches from its end to its beginning.
     """
 
-    def __init__(self, source: Source, batch: int, length: int, block_len: int):
+    def __init__(
+        self, source: Source, batch: int, length: int, block_len: int, keep_whole: bool = False
+    ):
         super().__init__()
         if length % block_len:
             raise ValueError(f"length {length} is not a multiple of block_len {block_len}")
         self._source, self._batch = source, batch
         self._length, self._block_len = length, block_len
+        self._keep_whole = keep_whole
 
     def __iter__(self) -> RowsIterator:
         return RowsIterator(
             [
-                _Lane(self._source, lane, self._batch, self._length, self._block_len)
+                _Lane(
+                    Reader(self._source, lane, self._batch),
+                    self._length,
+                    self._block_len,
+                    self._keep_whole,
+                )
                 for lane in range(self._batch)
             ]
         )

@@ -59,7 +59,8 @@ def _lanes(config: Config, source: Source, block_len: int) -> Lanes:
         raise UserError(
             "data.repeat_len: repeats in packed rows; set data.layout=packed, or 0 here"
         )
-    return Lanes(source, config.data.batch, config.data.length, block_len)
+    data = config.data
+    return Lanes(source, data.batch, data.length, block_len, data.keep_whole)
 
 
 def _packed(config: Config, source: Source) -> Packed:

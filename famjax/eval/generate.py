@@ -142,7 +142,8 @@ class Generator:
         """Yield up to `count` tokens, without eos."""
         key = jax.random.key(seed)
         for left in range(count, 0, -1):
-            token = self._draw(stream.logits, key, stream.tokens, temperature, top_k, top_p)
+            place = np.uint32(stream.tokens % 2**32)
+            token = self._draw(stream.logits, key, place, temperature, top_k, top_p)
             if left > 1:
                 # the device goes on while the host waits for the token and prints it
                 stream.step(token)

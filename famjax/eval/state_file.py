@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ _TYPES = {
 }
 
 
-class _Damaged(Exception):  # noqa: N818
+class _Damaged(Exception):
     """The bytes are not what was written."""
 
 
@@ -66,7 +65,7 @@ def save_state(path: str | Path, state: StreamState, run: Run) -> None:
 
 
 def load_state(path: str | Path, run: Run) -> StreamState:
-    """Return the memory in a file, bit for bit, for a `Streamer` with one lane over the run's model.
+    """Return the memory in a file, bit for bit, for a one-lane `Streamer` over the run's model.
 
     Raises:
       UserError: there is no such file; it is not a state or is damaged; it belongs to another
@@ -106,7 +105,7 @@ def _fitted(path: str | Path, arrays: dict[str, np.ndarray], template: Any) -> A
 
 def _template(run: Run) -> Any:
     """Return the shapes of one lane's state."""
-    return nnx.eval_shape(lambda: run.model.init_state(1))
+    return jax.eval_shape(lambda: run.model.init_state(1))
 
 
 def _named(tree: Any) -> tuple[list[str], list[Any]]:
@@ -126,7 +125,7 @@ def model_fingerprint(run: Run) -> str:
     )
     for name, leaf in zip(*_named(nnx.state(run.model, nnx.Param)), strict=True):
         digest.update(f"{name} {leaf.dtype} {leaf.shape}".encode())
-        digest.update(np.ascontiguousarray(jax.device_get(leaf)).view(np.uint8).data)
+        digest.update(np.ascontiguousarray(jax.device_get(leaf)).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 
@@ -181,20 +180,13 @@ def _unpack(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 
 def _replace(path: Path, content: bytes) -> None:
     """Write a file so that at any moment there is the old one or the new one, whole."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with os.fdopen(handle, "wb") as stream:
+        with new.open("wb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
-        Path(name).chmod(0o666 & ~_umask())
-        Path(name).replace(path)
+        new.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        new.unlink(missing_ok=True)
         raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

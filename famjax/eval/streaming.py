@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -52,8 +53,12 @@ class _Programs(NamedTuple):
     step: Callable[..., Any]
 
 
+@functools.lru_cache(maxsize=8)
 def _compiled(graph: Any) -> _Programs:
-    """Return the functions of a model's graph. Parameters are arguments, never constants."""
+    """Return the functions of a model's graph. Parameters are arguments, never constants.
+
+    All streams over models of one shape share them, and so compile once.
+    """
 
     def start(params: Any, batch: int) -> State:
         return nnx.merge(graph, params).init_state(batch)
@@ -64,9 +69,7 @@ def _compiled(graph: Any) -> _Programs:
         # one token's logits: with a large vocabulary those of all are most of the work
         return model.logits(jnp.take(x, last, axis=1)), state
 
-    def losses(
-        params: Any, state: State, tokens: Array, targets: Array, ctx: Context, last: Array
-    ):
+    def losses(params: Any, state: State, tokens: Array, targets: Array, ctx: Context, last: Array):
         logits, state = nnx.merge(graph, params)(tokens, state, ctx)
         return *token_losses(logits, targets), jnp.take(logits, last, axis=1), state
 
@@ -118,13 +121,17 @@ class Streamer:
             self._check("reset_every", reset_every)
         self._reset_every = reset_every
         self._capacity = model.stack.capacity
-        graph, self._params = nnx.split(model)
+        graph, params = nnx.split(model)
+        # committed to where it lies, as a state that is set will be: or all compiles once more
+        self._params = jax.tree.map(lambda a: jax.device_put(a, a.sharding), params)
         self._programs = _compiled(graph)
         self._begin(batch)
 
     def _check(self, name: str, size: int) -> None:
         if size <= 0 or size % self._block:
-            raise UserError(f"{name}={size}: must be a multiple of the model's block, {self._block}")
+            raise UserError(
+                f"{name}={size}: must be a multiple of the model's block, {self._block}"
+            )
 
     def _begin(self, batch: int) -> None:
         if batch <= 0:
@@ -170,7 +177,7 @@ class Streamer:
         return np.concatenate(nats, 1), np.concatenate(right, 1)
 
     def lane_losses(self, batch: Batch) -> tuple[Array, ...]:
-        """Read one batch of `famjax.data.lanes` [b chunk], whose rows follow documents of their own.
+        """Read one batch of `famjax.data.lanes` [b chunk]: rows follow documents of their own.
 
         Not to be mixed with the other calls, for which all lanes stand at the same token; does not
         count tokens, nor guard the capacity of full attention.
@@ -223,7 +230,7 @@ class Streamer:
         refuse_beyond(self._capacity, longest)
 
     def _chunk(self, tokens: np.ndarray, targets: np.ndarray | None) -> tuple[Array, ...]:
-        """Read up to `chunk` tokens from a block's start; return [b chunk], or () without targets."""
+        """Read up to `chunk` tokens from a block's start; [b chunk] results, or ()."""
         size = tokens.shape[1]
         padding = ((0, 0), (0, self.chunk - size))
         valid = np.broadcast_to(np.arange(self.chunk) < size, (self.batch, self.chunk))

@@ -70,9 +70,7 @@ def evaluate_passkey(
     return rows
 
 
-def _check_passkey(
-    run: Run, task: Passkey, lengths: Sequence[int], sizes: Sequence[int]
-) -> None:
+def _check_passkey(run: Run, task: Passkey, lengths: Sequence[int], sizes: Sequence[int]) -> None:
     """Refuse before anything is read what would be refused in the middle."""
     for length in lengths:
         refuse_beyond(run.model.stack.capacity, length - 1)
@@ -112,7 +110,7 @@ def _answers(
     right: list[np.ndarray] = [np.zeros((len(numbers), 0), bool)]
     # of tokens and their flags, [b 2 n]: the next piece tells the target of this one's last token
     pieces = (np.stack(together) for together in zip(*documents, strict=True))
-    piece = next(pieces)
+    piece: np.ndarray | None = next(pieces)
     while piece is not None:
         after = next(pieces, None)
         line = piece if after is None else np.concatenate([piece, after[..., :1]], -1)
@@ -127,9 +125,7 @@ def _answers(
     return np.concatenate(right, 1)
 
 
-def _tokens_and_answers(
-    task: Passkey, length: int, number: int, size: int
-) -> Iterator[np.ndarray]:
+def _tokens_and_answers(task: Passkey, length: int, number: int, size: int) -> Iterator[np.ndarray]:
     """Yield a document in pieces [2 size]: its tokens, and 1 at those of the answer."""
     rng = np.random.default_rng([0, length, number, _EVALUATION])
     pieces = (
@@ -223,8 +219,8 @@ def _source(run: Run, files: str | None) -> TextSource:
         return TextSource(files, run.tokenizer, seed=0, holdout=0)
     if run.config.data.task != "text":
         raise UserError(
-            f"text:holdout: the run was trained on {run.config.data.task}, which holds out no text; "
-            "give text:FILES"
+            f"text:holdout: the run was trained on {run.config.data.task}, which holds out no "
+            "text; give text:FILES"
         )
     source = make_source(run.config, run.tokenizer, split="holdout")
     if not isinstance(source, TextSource):
@@ -232,7 +228,7 @@ def _source(run: Run, files: str | None) -> TextSource:
     return source
 
 
-class _NoMore(Exception):  # noqa: N818
+class _NoMore(Exception):
     """All documents are given out."""
 
 

@@ -38,7 +38,9 @@ class QKV(nnx.Module):
 
     def rotate(self, x: Array, positions: Array) -> Array:
         """Rotate [... t h e] to positions [... t], in tokens."""
-        return rotary.rotate(x, rotary.angles(positions, self.head_dim, self.rope_base)[..., None, :])
+        return rotary.rotate(
+            x, rotary.angles(positions, self.head_dim, self.rope_base)[..., None, :]
+        )
 
     def merge(self, attended: Array, residual: Array) -> Array:
         """Project [... h e] back and add it to the residual [... d], in the residual's type."""

@@ -17,7 +17,7 @@ and in bfloat16 the terms would soon be lost in it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -86,10 +86,10 @@ class Fam(nnx.Module):
         )
 
     def state_axes(self) -> FamState:
-        kv = ("batch", None, None, "kv_heads", None)
-        return FamState(
-            self.window.state_axes(), ("batch", None, None), kv, kv, ("batch",)
-        )
+        kv: Any = ("batch", None, None, "kv_heads", None)
+        fam: Any = ("batch", None, None)
+        lanes: Any = ("batch",)
+        return FamState(self.window.state_axes(), fam, kv, kv, lanes)
 
     def pass_state(self, fresh: FamState, saved: FamState) -> FamState:
         """Random state passing (B.2.3): start from another document's FAM and an empty window."""
@@ -125,9 +125,7 @@ class Fam(nnx.Module):
         y = self.qkv.merge(attended, x)
         return y, self.close(k, v, state, blocks, feedback[:2], fam, updates)
 
-    def attention_mass(
-        self, x: Array, state: FamState, ctx: Context, mlp: FeedForward
-    ) -> Array:
+    def attention_mass(self, x: Array, state: FamState, ctx: Context, mlp: FeedForward) -> Array:
         """Return the mean share of a token's attention that goes to the FAM: a scalar."""
         q, k, v, blocks = self.window.read(x, ctx)
         feedback, _, _ = self.feed_back(k, v, state, blocks, ctx, mlp)
@@ -165,7 +163,7 @@ class Fam(nnx.Module):
             after = jnp.minimum(updates + full, self.previous)
             return (where_lane(full, new, fam), after), (fam_k, fam_v, updates)
 
-        over_blocks = (k, v, blocks.reset, blocks.count == self.block_len)
+        over_blocks = (k, v, blocks.reset, blocks.valid == self.block_len)
         xs = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), over_blocks)
         (fam, updates), ys = jax.lax.scan(block, (state.fam, state.updates), xs)
         return jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1), ys), fam, updates
@@ -219,7 +217,9 @@ class Fam(nnx.Module):
         holds = jnp.arange(older) >= older - updates[:, None]  # [b p-1]
 
         def line(old: Array, new: Array, last: Array) -> Array:
-            kept = newest(jnp.concatenate([old[:, :-1].astype(new.dtype), new], 1), blocks.end, older)
+            kept = newest(
+                jnp.concatenate([old[:, :-1].astype(new.dtype), new], 1), blocks.end, older
+            )
             kept = jnp.where(holds[..., None, None, None], kept, 0)
             return where_lane(blocks.idle, old, jnp.concatenate([kept, last[:, None]], 1))
 
@@ -236,7 +236,7 @@ class Fam(nnx.Module):
     ) -> tuple[Array, FamState]:
         """Read one token a lane: [b 1 d] -> [b 1 d]. Lanes may stand anywhere in their blocks."""
         before = state
-        if ctx.reset is not None:
+        if ctx.reset is not None and ctx.prompt is not None:
             state = choose(ctx.reset[:, 0], self.init_state(x.shape[0], ctx.prompt), state)
         q, window = self.window.write(x, state.window)
         attended = self.window.attend_token(q, window, self.frames(q, state))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,8 +42,9 @@ class Full(nnx.Module):
         return CacheState(empty, empty, jnp.zeros((batch,), jnp.int32))
 
     def state_axes(self) -> CacheState:
-        kv = ("batch", None, "kv_heads", None)
-        return CacheState(kv, kv, ("batch",))
+        kv: Any = ("batch", None, "kv_heads", None)
+        lanes: Any = ("batch",)
+        return CacheState(kv, kv, lanes)
 
     def encode_prompt(self, prompt: Array) -> Array:
         return self.qkv.encode_prompt(prompt)
@@ -94,7 +95,9 @@ class Full(nnx.Module):
         same &= valid[:, None] | jnp.eye(t, dtype=bool)
         return jnp.concatenate([cached, same], -1)
 
-    def close(self, k: Array, v: Array, state: CacheState, start: Array, valid: Array) -> CacheState:
+    def close(
+        self, k: Array, v: Array, state: CacheState, start: Array, valid: Array
+    ) -> CacheState:
         """Append the new keys, or begin the cache anew behind the last reset."""
         index = jnp.arange(k.shape[1])
         begin = jnp.maximum(start, 0)

@@ -9,7 +9,7 @@ segments. `fam` adds its memory to what a block sees (see `famjax.mixers.fam`).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,14 +43,14 @@ class Blocks(NamedTuple):
 
     Attributes:
       reset: [b n] bool, a document starts with the block.
-      count: [b n] int32, valid tokens of the block; they come first in it.
+      valid: [b n] int32, valid tokens of the block; they come first in it.
       end: [b] int32, one behind the last full block of the lane's newest document.
       fresh: [b] bool, that document began within the call.
       idle: [b] bool, the lane holds nothing but padding.
     """
 
     reset: Array
-    count: Array
+    valid: Array
     end: Array
     fresh: Array
     idle: Array
@@ -125,8 +125,9 @@ class Window(nnx.Module):
         return WindowState(empty, empty, zero, zero)
 
     def state_axes(self) -> WindowState:
-        kv = ("batch", None, None, "kv_heads", None)
-        return WindowState(kv, kv, ("batch",), ("batch",))
+        kv: Any = ("batch", None, None, "kv_heads", None)
+        lanes: Any = ("batch",)
+        return WindowState(kv, kv, lanes, lanes)
 
     def encode_prompt(self, prompt: Array) -> Array:
         return self.qkv.encode_prompt(prompt)
@@ -250,7 +251,7 @@ class Window(nnx.Module):
         carried = jnp.where(blocks.fresh, 0, state.blocks)
         start = jnp.where(blocks.reset, jnp.arange(n), 0).max(-1)
         filled = jnp.minimum(m, carried + blocks.end - start).astype(jnp.int32)
-        tail = jnp.take_along_axis(jnp.pad(blocks.count, ((0, 0), (0, 1))), blocks.end[:, None], 1)
+        tail = jnp.take_along_axis(jnp.pad(blocks.valid, ((0, 0), (0, 1))), blocks.end[:, None], 1)
         tokens = tail[:, 0]
         holds = jnp.arange(m)[None] >= m - filled[:, None]  # [b m]
         holds = jnp.repeat(holds[:, :, None], w, 2)

@@ -59,9 +59,7 @@ class LanguageModel(nnx.Module):
         self.stack = ResidualStack(config, rngs=rngs)
         self.norm = Norm(config.norm, d)
         self.head = (
-            None
-            if config.tied
-            else Linear("...d,dv->...v", (d, v), d, dtype=self.dtype, rngs=rngs)
+            None if config.tied else Linear("...d,dv->...v", (d, v), d, dtype=self.dtype, rngs=rngs)
         )
         self.block_len = self.stack.block_len
 

@@ -385,7 +385,7 @@ class Clock:
 class _Asked:
     """Remembers the first SIGTERM or SIGINT; a second one acts as always."""
 
-    signal = 0
+    signal: int = 0
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -405,5 +405,5 @@ class _Asked:
         try:
             yield
         finally:
-            for number_, handler in before.items():
-                signal.signal(number_, handler)
+            for known, handler in before.items():
+                signal.signal(known, handler)

@@ -40,6 +40,8 @@ BASE = ModelConfig(
     fam_len=3,
 )
 
+TOKENS = np.random.default_rng(5).integers(VOCAB, size=(B, LENGTH))
+
 # multi-head, grouped and multi-query, both norms, the three feed-forwards, tied and not, are dealt
 # out over the variants of the mixers, so that each is seen with several
 CASES: dict[str, ModelConfig] = {
@@ -128,8 +130,15 @@ class Runner:
         """The language model itself: tokens [b t] -> logits [b t v], state."""
         return self.run(self._tokens, tokens, state)
 
-    def embed(self, tokens: Any) -> Any:
-        return self.run(lambda params: self.model(params).embed(tokens))
+    @functools.cached_property
+    def whole(self) -> Any:
+        """TOKENS in one call: logits, state."""
+        return self.tokens(TOKENS, self.fresh)
+
+    @functools.cached_property
+    def x(self) -> Any:
+        """The embeddings of TOKENS."""
+        return self.run(lambda params: self.model(params).embed(TOKENS))
 
     def call(self, x: Any, state: Any, reset: Any = None, valid: Any = None, **kw: Any) -> Any:
         """Embeddings [b t d] -> logits [b t v], state."""
@@ -205,7 +214,7 @@ class Runner:
         layers = []
         for i in range(c.layers):
             name, stacked = names[i % len(names)], p["stack"]["layers"][i % len(names)]
-            w = jax.tree.map(lambda a, r=i // len(names): a[r], stacked)
+            w = jax.tree.map(functools.partial(_at, i // len(names)), stacked)
             mixer = w["mixer"]["window"] if "window" in w["mixer"] else w["mixer"]
             layers.append((_weights(mixer["qkv"], w["mlp"], c.mlp), *ORACLES[name](c)))
         return oracle.model(
@@ -233,6 +242,10 @@ def _weights(qkv: Any, mlp: Any, kind: str) -> oracle.LayerWeights:
         norm2_bias=mlp["norm"].get("bias"),
         mlp={"kind": kind, **inner},
     )
+
+
+def _at(i: int, a: Any) -> Any:
+    return a[i]
 
 
 def lively(params: Any) -> Any:

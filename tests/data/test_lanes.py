@@ -176,3 +176,37 @@ def test_a_saved_run_with_another_batch_size_is_refused():
     state = iter(Lanes(Documents(), 2, BLOCK, BLOCK)).get_state()
     with pytest.raises(UserError, match=r"data\.batch=3: the saved run has 2 rows"):
         iter(Lanes(Documents(), 3, BLOCK, BLOCK)).set_state(state)
+
+
+@given(blocks=st.integers(2, 12))
+@settings(max_examples=20)
+def test_documents_that_fit_a_row_are_kept_whole(blocks):
+    source = Documents()
+    length = blocks * BLOCK
+    lanes = iter(Lanes(source, 2, length, BLOCK, keep_whole=True))
+    rows = [next(lanes) for _ in range(30)]
+    for lane in range(2):
+        line = {name: np.concatenate([row[name][lane] for row in rows]) for name in rows[0]}
+        starts = np.flatnonzero(line["reset"])
+        for k, start in enumerate(starts[:-1]):
+            tokens = source.document([lane, k, 0])
+            positions = len(tokens) - 1
+            # no token is lost, whether the document is cut or not
+            np.testing.assert_array_equal(line["tokens"][start : start + positions], tokens[:-1])
+            assert line["valid"][start : start + positions].all()
+            whole = start // length == (start + positions - 1) // length
+            assert whole or positions > length
+
+
+def test_keeping_documents_whole_resumes_exactly():
+    def fresh():
+        return iter(Lanes(Documents(), 2, 6 * BLOCK, BLOCK, keep_whole=True))
+
+    reference = list(islice(fresh(), 12))
+    for stop in range(12):
+        first = fresh()
+        list(islice(first, stop))
+        again = fresh()
+        again.set_state(json.loads(json.dumps(first.get_state())))
+        for expected in reference[stop:]:
+            assert_equal(next(again), expected)

@@ -1,0 +1,255 @@
+"""`famjax eval RUN --tasks passkey,text:FILES --lengths 256,1024 [--json] [--plot]`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from famjax.cli.main import parse
+from famjax.core import runtime
+from famjax.core.errors import UserError, nearest
+
+TASKS = ("passkey", "text")
+_HOLDOUT = "holdout"
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Stream documents of any length through a run and measure what it makes of them."""
+
+    run: tyro.conf.Positional[str]
+    """Folder of the run."""
+    tasks: str = ""
+    """passkey, text:FILES (file, folder or glob, several separated by commas), or text:holdout,
+    what training held out; several separated by commas. Nothing is what the run was trained on."""
+    lengths: str = "256,1024,4096,16384"
+    """Passkey: tokens of the documents."""
+    examples: int = 20
+    """Passkey: documents of each length."""
+    batch: int = 8
+    """Documents read side by side."""
+    json: bool = False
+    """Print one JSON object instead of tables."""
+    plot: bool = False
+    """Draw accuracy by length and loss by position to RUN/plots."""
+
+
+def run(argv: list[str]) -> int:
+    arguments = parse(Arguments, argv, "famjax eval")
+    tasks = parse_tasks(arguments.tasks)
+    lengths = parse_lengths(arguments.lengths)
+    for name in ("examples", "batch"):
+        if getattr(arguments, name) < 1:
+            raise UserError(f"--{name} {getattr(arguments, name)}: must be at least 1")
+    report = evaluate(arguments, tasks, lengths)
+    if arguments.json:
+        print(json.dumps(report))
+    else:
+        _show(report)
+    if arguments.plot:
+        for path in plot(report, Path(arguments.run) / "plots"):
+            print(f"drew {path}", file=sys.stderr)
+    return 0
+
+
+def parse_tasks(text: str) -> list[tuple[str, str]]:
+    """Return the tasks of "passkey,text:a.txt,b.txt", each a name and its files.
+
+    What follows a text task and is not a task itself is one more of its files.
+
+    Raises:
+      UserError: an unknown task.
+    """
+    tasks: list[tuple[str, str]] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, colon, files = part.partition(":")
+        if name in TASKS and not (name == "passkey" and colon):
+            if colon and not files:
+                raise UserError("text: names no files; write text:FILES, or text:holdout")
+            tasks.append((name, files or (_HOLDOUT if name == "text" else "")))
+        elif tasks and tasks[-1][0] == "text" and tasks[-1][1] != _HOLDOUT:
+            tasks[-1] = ("text", f"{tasks[-1][1]},{part}")
+        else:
+            raise UserError(
+                f"unknown task {part!r}{nearest(name, TASKS)} (known: passkey, text:FILES, "
+                "text:holdout)"
+            )
+    return tasks
+
+
+def parse_lengths(text: str) -> list[int]:
+    """Return the lengths of "256,1024" in order."""
+    try:
+        lengths = [int(part.replace("_", "")) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--lengths {text}: write whole numbers, 256,1024") from None
+    if min(lengths) < 1:
+        raise UserError(f"--lengths {text}: must be at least 1")
+    return sorted(set(lengths))
+
+
+def evaluate(
+    arguments: Arguments, tasks: list[tuple[str, str]], lengths: list[int]
+) -> dict[str, Any]:
+    """Return everything measured: run, step, passkey (if asked), text (a list), memory."""
+    runtime.setup()
+    from famjax.eval.memory import memory_report
+    from famjax.eval.tasks import evaluate_passkey, evaluate_text
+    from famjax.train.run import open_run
+
+    opened = open_run(arguments.run)
+    trained_on = opened.config.data.task
+    report: dict[str, Any] = {"run": arguments.run, "step": opened.step, "text": []}
+    for name, files in tasks or [(trained_on, _HOLDOUT)]:
+        if name == "passkey":
+            report["passkey"] = evaluate_passkey(
+                opened, lengths, arguments.examples, arguments.batch
+            )
+        else:
+            given = None if files == _HOLDOUT else files
+            found = evaluate_text(opened, given, batch=arguments.batch)
+            report["text"].append({"files": files, **found})
+    return {**report, "memory": memory_report()}
+
+
+# tables ----------------------------------------------------------------------------------------
+
+
+def _show(report: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(f"{report['run']}, step {report['step']:,}", markup=False)
+    if "passkey" in report:
+        console.print(_passkey_table(report["passkey"]))
+    for text in report["text"]:
+        console.print(_text_table(text))
+        console.print(_position_table(text))
+    console.print(f"peak memory {report['memory']['peak_bytes'] / 2**20:,.0f} MiB")
+
+
+def _table(title: str, *columns: str) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title), title_justify="left")
+    for name in columns:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _passkey_table(rows: list[dict[str, Any]]) -> Any:
+    chance = rows[0]["key_chance"]
+    table = _table(
+        f"passkey (guessing gets {chance:.3%} of keys, {rows[0]['token_chance']:.0%} of digits)",
+        *("tokens", "documents", "whole keys", "digits", "seconds", "tokens/s"),
+    )
+    for row in rows:
+        table.add_row(
+            f"{row['length']:,}",
+            f"{row['examples']:,}",
+            f"{row['key_accuracy']:.1%}",
+            f"{row['token_accuracy']:.1%}",
+            f"{row['seconds']:.1f}",
+            f"{row['tokens_per_second']:,.0f}",
+        )
+    return table
+
+
+def _text_table(text: dict[str, Any]) -> Any:
+    left = f" ({text['documents_left']:,} not read)" if text["documents_left"] else ""
+    table = _table(
+        f"text:{text['files']}: {text['documents']:,} documents{left}, {text['tokens']:,} tokens, "
+        f"{text['bytes']:,} bytes, {text['tokens_per_second']:,.0f} tokens/s, "
+        f"{text['state_bytes']:,} bytes of memory a document",
+        *("", "bits per byte", "loss", "perplexity", "accuracy"),
+    )
+    kinds = {
+        "with memory": text,
+        "reset at every block": text["without_memory"],
+        "gained by memory": text["memory_gain"],
+    }
+    for name, scores in kinds.items():
+        table.add_row(
+            name,
+            f"{scores['bits_per_byte']:.4f}",
+            f"{scores['loss']:.4f}",
+            f"{scores['perplexity']:.3f}",
+            f"{scores['accuracy']:.2%}",
+        )
+    return table
+
+
+def _position_table(text: dict[str, Any]) -> Any:
+    columns = ("tokens before", "tokens", "loss", "reset at every block", "gained by memory")
+    table = _table("loss by position in the document", *columns)
+    for row in text["by_position"]:
+        gain = row["loss_without_memory"] - row["loss"]
+        table.add_row(
+            f"{row['from']:,} to {row['to']:,}",
+            f"{row['tokens']:,}",
+            f"{row['loss']:.4f}",
+            f"{row['loss_without_memory']:.4f}",
+            f"{gain:+.4f}",
+        )
+    return table
+
+
+# plots -----------------------------------------------------------------------------------------
+
+
+def plot(report: dict[str, Any], folder: Path) -> list[Path]:
+    """Draw what was measured, and return the files."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = []
+        if "passkey" in report:
+            paths.append(_plot_passkey(report["passkey"], folder / "passkey.png"))
+        for i, text in enumerate(report["text"]):
+            name = f"text_{i + 1}.png" if i else "text.png"
+            paths.append(_plot_text(text, folder / name))
+    except PermissionError as error:
+        raise UserError(f"{folder}: {error.strerror}; --plot draws into the run's folder") from None
+    return paths
+
+
+def _plot_passkey(rows: list[dict[str, Any]], path: Path) -> Path:
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    lengths = [row["length"] for row in rows]
+    axes.plot(lengths, [row["key_accuracy"] for row in rows], "o-", label="whole keys")
+    axes.plot(lengths, [row["token_accuracy"] for row in rows], "o--", label="digits")
+    axes.axhline(rows[0]["token_chance"], color="grey", linestyle=":", label="digits by chance")
+    axes.set_xscale("log", base=2)
+    axes.set(xlabel="tokens of the document", ylabel="accuracy", ylim=(-0.03, 1.03))
+    axes.legend()
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+    return path
+
+
+def _plot_text(text: dict[str, Any], path: Path) -> Path:
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    ends = [row["to"] + 1 for row in text["by_position"]]
+    for key, label in {
+        "loss": "with memory",
+        "loss_without_memory": "reset at every block",
+    }.items():
+        axes.plot(ends, [row[key] for row in text["by_position"]], "o-", label=label)
+    axes.set_xscale("log", base=2)
+    axes.set(xlabel="position in the document, up to", ylabel="loss (nats a token)")
+    axes.legend()
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+    return path

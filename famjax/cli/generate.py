@@ -1,0 +1,117 @@
+"""`famjax generate RUN --prompt TEXT [--read FILE] [--state-out F] [--state-in F]`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tyro
+
+from famjax.cli.main import parse
+from famjax.core import runtime
+from famjax.core.errors import UserError
+
+if TYPE_CHECKING:
+    from famjax.eval.generate import Generator
+    from famjax.eval.streaming import StreamState
+    from famjax.train.run import Run
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Write text from a run: from a prompt, behind a document, or from a saved memory of one."""
+
+    run: tyro.conf.Positional[str]
+    """Folder of the run."""
+    prompt: str | None = None
+    """Text to go on from; - reads it from standard input."""
+    read: str | None = None
+    """Text file to read first, of any size."""
+    state_out: str | None = None
+    """Save the memory of what --read has read to this file."""
+    state_in: str | None = None
+    """Begin with the memory in this file."""
+    max_tokens: int = 256
+    """The most tokens to write."""
+    temperature: float = 0.0
+    """0 takes the likeliest token every time; 1 draws as the model predicts."""
+    top_k: int = 0
+    """Draw from so many of the likeliest tokens; 0 is all."""
+    top_p: float = 1.0
+    """Draw from the likeliest tokens that together reach this probability."""
+    stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """End before this string; may be given several times."""
+    seed: int = 0
+    """Of the draws."""
+
+
+def run(argv: list[str]) -> int:
+    arguments = parse(Arguments, argv, "famjax generate")
+    _check(arguments)
+    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    runtime.setup()
+    from famjax.eval.generate import Generator
+    from famjax.train.run import open_run
+
+    opened = open_run(arguments.run)
+    generator = Generator(opened)
+    state = _memory(arguments, opened, generator)
+    if prompt is not None:
+        _write(arguments, prompt, generator, state)
+    return 0
+
+
+def _check(arguments: Arguments) -> None:
+    """Refuse, before anything is read for an hour, what cannot end well."""
+    a = arguments
+    if a.prompt is None and a.read is None:
+        raise UserError("generate needs --prompt TEXT, or --read FILE with --state-out F")
+    if a.prompt is None and a.state_out is None:
+        raise UserError("--read without --prompt needs --state-out F, or its memory would be lost")
+    if a.read is not None and a.state_in is not None:
+        raise UserError("--read begins a new memory and --state-in is one; give one of them")
+    if a.state_out is not None and a.read is None:
+        raise UserError("--state-out saves the memory of what --read reads; give --read FILE")
+    if a.state_out is not None:
+        _check_writable(Path(a.state_out))
+
+
+def _check_writable(path: Path) -> None:
+    if path.is_dir():
+        raise UserError(f"--state-out {path}: is a folder; give a file in it")
+    if not path.parent.is_dir():
+        raise UserError(f"--state-out {path}: there is no folder {path.parent}; make it first")
+    if not os.access(path.parent, os.W_OK):
+        raise UserError(f"--state-out {path}: the folder {path.parent} cannot be written")
+
+
+def _memory(arguments: Arguments, opened: Run, generator: Generator) -> StreamState | None:
+    """Return what to begin with, and save it if that is wanted."""
+    from famjax.eval.state_file import load_state, save_state
+
+    if arguments.state_in is not None:
+        return load_state(arguments.state_in, opened)
+    if arguments.read is None:
+        return None
+    state = generator.read_document(Path(arguments.read).expanduser(), quiet=False)
+    if arguments.state_out is not None:
+        save_state(arguments.state_out, state, opened)
+        size = Path(arguments.state_out).stat().st_size
+        said = f"read {state.tokens:,} tokens; wrote {arguments.state_out}, {size:,} bytes"
+        print(said, file=sys.stderr)
+    return state
+
+
+def _write(
+    arguments: Arguments, prompt: str, generator: Generator, state: StreamState | None
+) -> None:
+    a = arguments
+    texts = generator.generate(
+        prompt, a.max_tokens, a.temperature, a.top_k, a.top_p, a.stop, a.seed, state
+    )
+    for text in texts:
+        print(text, end="", flush=True)
+    print()

@@ -1,0 +1,255 @@
+"""The demonstration: memory against windows on passkey retrieval (TransformerFAM Figure 3).
+
+`make demo` trains FAM without memory segments, and BSWA of equal size with one and two; streams
+all of them at lengths far beyond what any was trained on; prints the table, draws the figure; and
+asks the saved FAM model for a key it read 100,000 tokens ago.
+
+`make demo-full` trains BSWA with 0 to 12 memory segments too, and goes to a million tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from famjax.core import runtime
+from famjax.core.config import Config
+from famjax.core.experiment import load_config
+from famjax.data.tokenizers import train_sentencepiece
+from famjax.eval.memory import memory_report
+from famjax.eval.streaming import Streamer
+from famjax.eval.tasks import evaluate_passkey
+from famjax.tasks.passkey import QUESTION, Passkey, sample_text
+from famjax.train.loop import train
+from famjax.train.run import Run, open_run
+
+_VOCABULARY = 600
+_REMEMBERED = 100_000
+# documents streamed together
+_BATCH = 16
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one demonstration trains and asks.
+
+    Attributes:
+      folder: of its runs.
+      segments: memory segments of the BSWA baselines.
+      lengths: tokens of the documents asked about.
+      examples: most documents of one length.
+      tokens: most tokens of one length, over all its documents.
+    """
+
+    folder: Path
+    segments: tuple[int, ...]
+    lengths: tuple[int, ...]
+    examples: int
+    tokens: int
+
+    def count(self, length: int) -> int:
+        return max(4, min(self.examples, self.tokens // length))
+
+
+SHORT = Plan(Path("runs/demo"), (1, 2), tuple(2**k for k in range(8, 19)), 32, 1_000_000)
+FULL = Plan(
+    Path("runs/demo-full"),
+    (0, 1, 2, 3, 4, 6, 8, 12),
+    tuple(2**k for k in range(8, 21)),
+    100,
+    100 * 2**20,
+)
+
+
+def main() -> int:
+    """Run the demonstration, or one model of it (`--only`, used by the process of the baselines)."""
+    parser = argparse.ArgumentParser(prog="python -m famjax.demo", description=__doc__)
+    parser.add_argument("--full", action="store_true", help="M0 to M12, 100 examples, 1M tokens")
+    parser.add_argument("--only", nargs="*", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    runtime.setup()
+    plan = FULL if asked.full else SHORT
+    if asked.only is not None:
+        for name in asked.only:
+            measure(plan, name, quiet=True)
+        return 0
+    demonstrate(plan, asked.full)
+    return 0
+
+
+def demonstrate(plan: Plan, full: bool) -> None:
+    console = Console(highlight=False)
+    begin = time.perf_counter()
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    make_tokenizer(plan)
+    names = ["FAM", *(f"M{m}" for m in plan.segments)]
+    console.print(
+        "TransformerFAM (no memory segments) and "
+        f"{', '.join(f'BSWA {name}' for name in names[1:])}, equal in size, learn to find a "
+        "passkey.\nTraining FAM; the others train beside it."
+    )
+    # two small models on a core each are done sooner than one after the other on both
+    beside = subprocess.Popen(
+        [sys.executable, "-m", "famjax.demo", *(["--full"] if full else []), "--only", *names[1:]],
+        stdout=subprocess.DEVNULL,
+        stderr=(plan.folder / "baselines.log").open("w"),
+    )
+    try:
+        measure(plan, "FAM", quiet=False)
+        with console.status("waiting for the baselines"):
+            if beside.wait():
+                raise RuntimeError(f"the baselines failed; see {plan.folder / 'baselines.log'}")
+    finally:
+        beside.kill()
+    results = [json.loads((plan.folder / name / "result.json").read_text()) for name in names]
+    remembered = ask(plan, console)
+    picture = draw(plan, results)
+    console.print(table(plan, results))
+    seconds = time.perf_counter() - begin
+    report = {
+        "seconds": seconds,
+        "devices": [d.device_kind for d in jax.devices()],
+        "models": results,
+        "remembered": remembered,
+    }
+    (plan.folder / "report.json").write_text(json.dumps(report, indent=1))
+    console.print(
+        f"figure: {picture}   report: {plan.folder / 'report.json'}   {seconds:.0f} seconds"
+    )
+
+
+def make_tokenizer(plan: Plan) -> Path:
+    """Train the SentencePiece model of the demonstration, once."""
+    path = plan.folder / "tokenizer.model"
+    if not path.exists():
+        text = plan.folder / "tokenizer.txt"
+        text.write_text(sample_text())
+        train_sentencepiece(str(text), _VOCABULARY, path)
+    return path
+
+
+def experiment(plan: Plan, name: str) -> Config:
+    """Return the config of "FAM" or of "M" and a number of memory segments."""
+    config = load_config("passkey", [f"data.tokenizer={plan.folder / 'tokenizer.model'}"])
+    if name != "FAM":
+        model = replace(config.model, mixer="bswa", memory_segments=int(name[1:]))
+        config = replace(config, model=model)
+    return replace(config, name=name)
+
+
+def measure(plan: Plan, name: str, quiet: bool) -> None:
+    """Train a model, stream it at every length, and write what came out."""
+    folder = plan.folder / name
+    begin = time.perf_counter()
+    run = train(experiment(plan, name), folder, quiet)
+    trained = time.perf_counter() - begin
+    rows = evaluate_passkey(run, plan.lengths, plan.count, _BATCH, quiet)
+    result = {
+        "name": name,
+        "parameters": sum(x.size for x in jax.tree.leaves(parameters(run))),
+        "train_seconds": trained,
+        "evaluation_seconds": time.perf_counter() - begin - trained,
+        "state_bytes": Streamer(run.model, 1).state_bytes(),
+        **memory_report(),
+        "rows": rows,
+    }
+    (folder / "result.json").write_text(json.dumps(result, indent=1))
+
+
+def parameters(run: Run) -> Any:
+    from flax import nnx
+
+    return nnx.state(run.model, nnx.Param)
+
+
+def ask(plan: Plan, console: Console) -> dict[str, Any]:
+    """Let the saved model read a key, 100,000 tokens of filler, and the question; print its answer."""
+    run = open_run(plan.folder / "FAM")
+    task = Passkey(run.tokenizer, run.config.data.passkey.digits)
+    rng = np.random.default_rng([2026, 1])
+    tokens = np.concatenate([p.tokens for p in task.document(rng, _REMEMBERED)])
+    asked = tokens[: -len(task.tail("0" * task.digits)) + len(task.question)]
+    answer = tokens[len(asked) : -1]
+    streamer = Streamer(run.model, 1)
+    streamer.read(asked[None])
+    found = []
+    for _ in answer:
+        found.append(int(np.asarray(streamer.logits).argmax()))
+        streamer.step(np.array([[found[-1]]], np.int32))
+    key, said = run.tokenizer.decode(answer), run.tokenizer.decode(found)
+    console.print(
+        f"\nFAM, loaded from its checkpoint, read a key and {len(asked):,} tokens; its whole "
+        f"memory is {streamer.state_bytes():,} bytes.\n> ...{QUESTION}[bold]{said}[/bold]"
+        f"   (it was {key})\n"
+    )
+    return {"tokens": len(asked), "key": key, "answer": said}
+
+
+def table(plan: Plan, results: Sequence[dict[str, Any]]) -> Table:
+    """Return whole keys found, by model and length."""
+    out = Table(title="Whole keys retrieved, by length in tokens", title_justify="left")
+    out.add_column("tokens", justify="right")
+    for result in results:
+        out.add_column(result["name"], justify="right")
+    out.add_column("examples", justify="right")
+    for i, length in enumerate(plan.lengths):
+        rows = [result["rows"][i] for result in results]
+        shares = (f"{row['key_accuracy']:.0%}" for row in rows)
+        out.add_row(f"{length:,}", *shares, str(rows[0]["examples"]))
+    out.add_section()
+    for name, unit in (("parameters", ""), ("state_bytes", " B"), ("train_seconds", " s")):
+        cells = (f"{result[name]:,.0f}{unit}" for result in results)
+        out.add_row(name.replace("_", " "), *cells, "")
+    return out
+
+
+def draw(plan: Plan, results: Sequence[dict[str, Any]]) -> Path:
+    """Draw accuracy against length, the paper's Figure 3."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    for result in results:
+        fam = result["name"] == "FAM"
+        axes.plot(
+            plan.lengths,
+            [100 * row["key_accuracy"] for row in result["rows"]],
+            marker="o",
+            markersize=4,
+            linewidth=2.5 if fam else 1.5,
+            label="TransformerFAM, M0" if fam else f"BSWA, {result['name']}",
+            zorder=3 if fam else 2,
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(plan.lengths, [_short(n) for n in plan.lengths])
+    axes.set(xlabel="document, tokens", ylabel="whole keys retrieved, %", ylim=(-3, 103))
+    axes.set_title("Passkey retrieval, needle first (TransformerFAM, Figure 3)")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="center left")
+    path = plan.folder / "plots" / "passkey.png"
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=140)
+    plt.close(figure)
+    return path
+
+
+def _short(number: int) -> str:
+    return f"{number // 1024}k" if number >= 1024 else str(number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

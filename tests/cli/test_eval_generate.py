@@ -1,0 +1,193 @@
+"""`famjax eval` and `famjax generate`: what they print, save and refuse."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny
+
+from famjax.cli.eval import parse_lengths, parse_tasks
+from famjax.cli.main import main
+from famjax.core.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def run() -> str:
+    return str(tiny.folder())
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(tiny.TEXT * 10, encoding="utf-8")
+    return path
+
+
+def refusal(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    return err.removeprefix("famjax: ").strip()
+
+
+# eval --------------------------------------------------------------------------------------------
+
+
+def test_json_is_one_object_and_nothing_else(
+    run: str, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = f"passkey,text:{text}"
+    argv = ["eval", run, "--tasks", tasks, "--lengths", "420", "--examples", "2", "--batch", "2"]
+    assert main([*argv, "--json", "--plot"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["step"] == 2
+    assert report["passkey"][0]["length"] == 420
+    assert report["text"][0]["files"] == str(text)
+    assert report["text"][0]["bytes"] == text.stat().st_size
+    assert report["memory"]["peak_bytes"] > 0
+    for name in ("passkey.png", "text.png"):
+        assert (Path(run) / "plots" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_tables_of_the_task_trained_on(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", run]) == 0
+    out = capsys.readouterr().out
+    assert "text:holdout" in out
+    assert "reset at every block" in out
+    assert "0 to 255" in out
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("", []),
+        ("passkey", [("passkey", "")]),
+        ("text", [("text", "holdout")]),
+        ("text:holdout, passkey", [("text", "holdout"), ("passkey", "")]),
+        ("text:a.txt,b.txt,passkey", [("text", "a.txt,b.txt"), ("passkey", "")]),
+        ("text:a,text:b:c", [("text", "a"), ("text", "b:c")]),
+    ],
+)
+def test_tasks(given: str, expected: list[tuple[str, str]]) -> None:
+    assert parse_tasks(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [("paskey", "did you mean 'passkey'"), ("passkey:a", "unknown task"), ("text:", "no files")],
+)
+def test_bad_tasks(given: str, what: str) -> None:
+    with pytest.raises(UserError, match=what):
+        parse_tasks(given)
+
+
+def test_lengths() -> None:
+    assert parse_lengths("1024,256,1_024") == [256, 1024]
+    for bad in ("", "a", "256,", "0", "-4"):
+        with pytest.raises(UserError, match="--lengths"):
+            parse_lengths(bad)
+
+
+@pytest.mark.parametrize(
+    ("argv", "what"),
+    [
+        (["--tasks", "tex"], "unknown task 'tex'; did you mean 'text'?"),
+        (["--tasks", "text:/no/such/file"], "no such file"),
+        (["--tasks", "passkey", "--lengths", "5"], "do not hold needle and question"),
+        (["--examples", "0"], "--examples 0: must be at least 1"),
+        (["--tsks", "x"], "did you mean '--tasks'"),
+    ],
+)
+def test_eval_refuses(
+    run: str, argv: list[str], what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert what in refusal(["eval", run, *argv], capsys)
+
+
+def test_not_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is not a run" in refusal(["eval", str(tmp_path)], capsys)
+    assert "is not a run" in refusal(["generate", str(tmp_path), "--prompt", "x"], capsys)
+
+
+# generate ----------------------------------------------------------------------------------------
+
+
+def test_read_save_and_ask_later(
+    run: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = str(tmp_path / "s")
+    ask = ["--prompt", "the", "--max-tokens", "8"]
+    assert main(["generate", run, "--read", str(text), "--state-out", state, *ask]) == 0
+    first, err = capsys.readouterr()
+    assert "read 671 tokens; wrote" in err
+    assert main(["generate", run, "--state-in", state, *ask]) == 0
+    assert capsys.readouterr().out == first
+    whole = ["--prompt", text.read_text(encoding="utf-8") + "the", "--max-tokens", "8"]
+    assert main(["generate", run, *whole]) == 0
+    assert capsys.readouterr().out == first
+    # reading only
+    assert main(["generate", run, "--read", str(text), "--state-out", state]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_prompt_from_standard_input_and_stop(
+    run: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw = ["--temperature", "1", "--max-tokens", "20", "--seed", "1"]
+    assert main(["generate", run, "--prompt", "the cat", *draw]) == 0
+    plain = capsys.readouterr().out
+    monkeypatch.setattr(sys, "stdin", io.StringIO("the cat"))
+    assert main(["generate", run, "--prompt", "-", *draw]) == 0
+    assert capsys.readouterr().out == plain
+    stops = ["--stop", plain[4], "--stop", plain[6:8]]
+    assert main(["generate", run, "--prompt", "the cat", *draw, *stops]) == 0
+    cut = min(plain.find(plain[4]), plain.find(plain[6:8]))
+    assert capsys.readouterr().out == plain[:cut] + "\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "what"),
+    [
+        ([], "needs --prompt"),
+        (["--read", "x"], "needs --state-out"),
+        (["--prompt", "x", "--state-out", "s"], "give --read"),
+        (["--prompt", "x", "--read", "a", "--state-in", "b"], "give one of them"),
+        (["--prompt", "x", "--read", "a", "--state-out", "/no/such/s"], "no folder"),
+        (["--prompt", "x", "--state-in", "/no/such/s"], "No such file"),
+        (["--prompt", "x", "--read", "/no/such/file"], "No such file"),
+        (["--prompt", "x", "--top-p", "2"], "top_p"),
+        (["--prompt", "x", "--temperature", "hot"], "temperature"),
+        (["--promt", "x"], "did you mean '--prompt'"),
+    ],
+)
+def test_generate_refuses(
+    run: str, argv: list[str], what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert what in refusal(["generate", run, *argv], capsys)
+
+
+def test_foreign_state_file(run: str, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refusal(["generate", run, "--prompt", "x", "--state-in", str(text)], capsys)
+    assert "not a famjax state" in said
+
+
+# import ------------------------------------------------------------------------------------------
+
+
+def test_import_is_light_and_names_are_there() -> None:
+    code = (
+        "import sys, famjax; assert not {'jax', 'numpy'} & set(sys.modules);"
+        "from famjax import *; import famjax.train.loop;"
+        "assert famjax.fit is famjax.train.loop.train and famjax.__version__;"
+        "assert set(famjax.__all__) <= set(dir(famjax));"
+        "famjax.nothing"
+    )
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True)
+    assert "has no attribute 'nothing'" in done.stderr.splitlines()[-1], done.stderr

@@ -1,0 +1,193 @@
+"""Generation: out of a prompt, or of the memory of a document, to the same text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from hypothesis import given
+from hypothesis import strategies as st
+
+from famjax.core.errors import UserError
+from famjax.eval.generate import Generator, _until, sample
+from famjax.eval.state_file import load_state, save_state
+
+
+@pytest.fixture(scope="module")
+def generator() -> Generator:
+    return Generator(tiny.run())
+
+
+def text(generator: Generator, *args: Any, **kwargs: Any) -> str:
+    return "".join(generator.generate(*args, **{"max_tokens": 12, **kwargs}))
+
+
+def test_greedy_takes_the_likeliest_token_each_time(generator: Generator) -> None:
+    run = tiny.run()
+    tokens = [run.tokenizer.bos_id, *run.tokenizer.encode("the cat")]
+    written: list[int] = []
+    for _ in range(12):
+        logits = tiny.logits(run.model, np.array([tokens + written]))
+        written.append(int(logits[0, -1].argmax()))
+        if written[-1] == run.tokenizer.eos_id:
+            break
+    assert text(generator, "the cat") == run.tokenizer.decode(written)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_reading_then_asking_equals_one_prompt(generator: Generator, temperature: float) -> None:
+    state = generator.read_document(tiny.TEXT * 3)
+    asked = text(generator, "the", temperature=temperature, state=state)
+    assert asked == text(generator, tiny.TEXT * 3 + "the", temperature=temperature)
+    # asking has not changed the memory
+    assert asked == text(generator, "the", temperature=temperature, state=state)
+
+
+def test_a_saved_state_answers_the_same(generator: Generator, tmp_path: Path) -> None:
+    file = tmp_path / "document.txt"
+    file.write_text(tiny.TEXT * 3, encoding="utf-8")
+    state = generator.read_document(file)
+    assert state.tokens == 1 + len((tiny.TEXT * 3).encode())
+    save_state(tmp_path / "s", state, tiny.run())
+    loaded = load_state(tmp_path / "s", tiny.run())
+    for temperature in (0.0, 0.8):
+        asked = {"temperature": temperature, "seed": 3}
+        assert text(generator, "the", state=loaded, **asked) == text(
+            generator, "the", state=state, **asked
+        )
+
+
+def test_seed_decides(generator: Generator) -> None:
+    drawn = [text(generator, "the", temperature=1.0, seed=seed) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_two_texts_at_once_do_not_mix(generator: Generator) -> None:
+    expected = [text(generator, "the", temperature=1.0), text(generator, "log", temperature=1.0)]
+    both = [generator.generate(prompt, max_tokens=12, temperature=1.0) for prompt in ("the", "log")]
+    got = ["", ""]
+    for pair in zip(*both, strict=False):
+        got = [a + b for a, b in zip(got, pair, strict=True)]
+    assert all(e.startswith(g) for e, g in zip(expected, got, strict=True))
+
+
+def test_eos_ends(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    eos = generator._tokenizer.eos_id
+    tokens = iter([104, 105, eos, 106])
+    monkeypatch.setattr(generator, "_draw", lambda *_: jnp.full((1, 1), next(tokens)))
+    assert text(generator, "the") == "hi"
+    assert next(tokens) == 106
+
+
+def test_padded_vocabulary_is_never_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tiny.run()
+    monkeypatch.setattr(run.tokenizer, "vocab_size", 100)
+    generator = Generator(run)
+    args = (jax.random.key(0), 0, 0.0, 0, 1.0)
+    assert int(generator._draw(jnp.arange(258.0)[None], *args)[0, 0]) == 99
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_k": -1}, "top_k"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"seed": -1}, "seed"),
+        ({"stop": [""]}, "stop"),
+    ],
+)
+def test_numbers_out_of_range(generator: Generator, options: Any, what: str) -> None:
+    with pytest.raises(UserError, match=what):
+        text(generator, "the", **options)
+
+
+def test_a_memory_needs_a_prompt(generator: Generator) -> None:
+    with pytest.raises(UserError, match="prompt is empty"):
+        text(generator, "", state=generator.read_document("the"))
+    assert isinstance(text(generator, ""), str)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"), [(b"", "empty"), (b"a\0b", "binary"), (b"\xff\xfe", "UTF-8")]
+)
+def test_files_that_are_no_text(
+    generator: Generator, content: bytes, what: str, tmp_path: Path
+) -> None:
+    (tmp_path / "f").write_bytes(content)
+    with pytest.raises(UserError, match=what):
+        generator.read_document(tmp_path / "f")
+    with pytest.raises(UserError, match="No such file"):
+        generator.read_document(tmp_path / "none")
+
+
+# sampling ----------------------------------------------------------------------------------------
+
+LOGITS = jnp.log(jnp.array([[0.1, 0.4, 0.05, 0.3, 0.15]]))
+
+
+def frequencies(temperature: float, top_k: int, top_p: float) -> dict[int, float]:
+    draws = jax.vmap(
+        lambda i: sample(LOGITS, jax.random.key(0), i, temperature, top_k, top_p)[0, 0]
+    )(jnp.arange(4000))
+    return {k: n / 4000 for k, n in Counter(np.asarray(draws).tolist()).items()}
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p", "expected"),
+    [
+        (0.0, 0, 1.0, {1: 1}),
+        (1.0, 1, 1.0, {1: 1}),
+        (1.0, 0, 1e-6, {1: 1}),
+        (1.0, 0, 1.0, {0: 0.1, 1: 0.4, 2: 0.05, 3: 0.3, 4: 0.15}),
+        (1.0, 2, 1.0, {1: 4 / 7, 3: 3 / 7}),
+        (1.0, 0, 0.69, {1: 4 / 7, 3: 3 / 7}),
+        (1.0, 0, 0.71, {1: 0.4 / 0.85, 3: 0.3 / 0.85, 4: 0.15 / 0.85}),
+        (0.5, 2, 1.0, {1: 16 / 25, 3: 9 / 25}),
+    ],
+)
+def test_draws_follow_the_probabilities(
+    temperature: float, top_k: int, top_p: float, expected: dict[int, float]
+) -> None:
+    got = frequencies(temperature, top_k, top_p)
+    assert set(got) == set(expected)
+    for token, share in expected.items():
+        assert got[token] == pytest.approx(share, abs=0.03)
+
+
+# stop strings ------------------------------------------------------------------------------------
+
+
+@given(
+    pieces=st.lists(st.text("ab", max_size=4), max_size=8),
+    stop=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
+)
+def test_stop_strings_are_never_written(pieces: list[str], stop: list[str]) -> None:
+    got = list(_until(stop, iter(pieces)))
+    whole = "".join(pieces)
+    assert whole.startswith("".join(got))
+    assert not any(s in "".join(got) for s in stop)
+    if not any(s in whole for s in stop):
+        assert "".join(got) == whole
+
+
+def test_text_is_held_back_only_while_a_stop_string_may_come() -> None:
+    source = iter(["x", "END", "ING", "y", "EN", "D", "!"])
+    texts = _until(["END!"], source)
+    assert [next(texts) for _ in range(3)] == ["x", "ENDING", "y"]
+    assert list(texts) == []
+
+
+def test_the_part_before_a_stop_string_is_written() -> None:
+    assert "".join(_until(["\n"], iter(["ab", "c\nd", "e"]))) == "abc"
+    assert "".join(_until([], iter(["ab", "", "c"]))) == "abc"
+    assert "".join(_until(["cd"], iter(["ab", "c"]))) == "abc"

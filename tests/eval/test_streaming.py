@@ -1,0 +1,176 @@
+"""Streaming: any split of the reading gives the same, in constant memory."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from famjax.core.config import MeshConfig
+from famjax.core.errors import UserError
+from famjax.core.sharding import make_mesh, parameter_shardings
+from famjax.eval.memory import measure_flatness, memory_report
+from famjax.eval.streaming import Streamer, rechunk
+from famjax.ops.losses import token_losses
+
+B, T = 2, 50
+LINE = np.random.default_rng(0).integers(0, 256, (B, T + 1)).astype(np.int32)
+TOKENS, TARGETS = LINE[:, :-1], LINE[:, 1:]
+
+
+@pytest.fixture(scope="module")
+def streamer() -> Streamer:
+    return Streamer(tiny.model("fam"), B, chunk=16)
+
+
+@pytest.fixture(scope="module")
+def whole(streamer: Streamer) -> tuple[np.ndarray, np.ndarray]:
+    return streamer.fresh().losses(TOKENS, TARGETS)
+
+
+def close(a: Any, b: Any) -> None:
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-5), a, b)
+
+
+def test_losses_are_those_of_one_call_of_the_model(whole: tuple[np.ndarray, np.ndarray]) -> None:
+    nats, right = token_losses(tiny.logits(tiny.model("fam"), TOKENS), TARGETS)
+    close(whole[0], nats)
+    assert (whole[1] == right).mean() > 0.98  # a tie in float32 may go either way
+
+
+@settings(max_examples=10)
+@given(cuts=st.lists(st.integers(0, T), max_size=4))
+def test_any_split_equals_one_call(
+    streamer: Streamer, whole: tuple[np.ndarray, np.ndarray], cuts: list[int]
+) -> None:
+    stream = streamer.fresh()
+    ends = [0, *sorted(cuts), T]
+    parts = [stream.losses(TOKENS[:, a:b], TARGETS[:, a:b])[0] for a, b in itertools.pairwise(ends)]
+    close(np.concatenate(parts, 1), whole[0])
+    assert stream.tokens == T
+
+
+def test_reading_and_stepping_leave_the_same_state_and_logits(streamer: Streamer) -> None:
+    read, scored, stepped = streamer.fresh(), streamer.fresh(), streamer.fresh()
+    read.read(TOKENS)
+    scored.losses(TOKENS, TARGETS)
+    for t in range(T):
+        stepped.step(TOKENS[:, t : t + 1])
+    for other in (scored, stepped):
+        close(other.state, read.state)
+        close(other.logits, read.logits)
+
+
+def test_a_saved_state_goes_on_and_is_not_consumed(
+    streamer: Streamer, whole: tuple[np.ndarray, np.ndarray]
+) -> None:
+    stream = streamer.fresh()
+    stream.read(TOKENS[:, :21])
+    saved = stream.state
+    for _ in range(2):
+        other = streamer.fresh()
+        other.state = saved
+        close(other.losses(TOKENS[:, 21:], TARGETS[:, 21:])[0], whole[0][:, 21:])
+    close(stream.losses(TOKENS[:, 21:], TARGETS[:, 21:])[0], whole[0][:, 21:])
+
+
+def test_state_of_other_lanes_is_refused(streamer: Streamer) -> None:
+    with pytest.raises(ValueError, match="does not fit"):
+        streamer.fresh(1).state = streamer.fresh().state
+
+
+@pytest.mark.parametrize("mixer", ["fam", "full"])
+def test_reset_every_block_reads_each_block_alone(mixer: str) -> None:
+    model = tiny.model(mixer)
+    forgetful = Streamer(model, B, chunk=16, reset_every=8)
+    plain = Streamer(model, B, chunk=16)
+    expected = [
+        plain.fresh().losses(TOKENS[:, t : t + 8], TARGETS[:, t : t + 8])[0] for t in range(0, T, 8)
+    ]
+    close(forgetful.fresh().losses(TOKENS, TARGETS)[0], np.concatenate(expected, 1))
+    # in pieces, and from the middle of a block
+    parts = [forgetful.losses(TOKENS[:, a:b], TARGETS[:, a:b])[0] for a, b in [(0, 13), (13, T)]]
+    close(np.concatenate(parts, 1), np.concatenate(expected, 1))
+
+
+def test_state_bytes_do_not_depend_on_what_was_read(streamer: Streamer) -> None:
+    stream = streamer.fresh()
+    before = stream.state_bytes()
+    stream.read(np.tile(TOKENS, 20))
+    assert stream.state_bytes() == before > 0
+
+
+def test_nothing_read_is_nothing(streamer: Streamer) -> None:
+    stream = streamer.fresh()
+    nats, right = stream.losses(TOKENS[:, :0], TARGETS[:, :0])
+    assert nats.shape == right.shape == (B, 0)
+    with pytest.raises(ValueError, match="nothing was read"):
+        _ = stream.logits
+
+
+def test_full_attention_refuses_before_its_capacity_is_exceeded() -> None:
+    stream = Streamer(tiny.model("full"), B)
+    stream.read(TOKENS)
+    nats = stream.losses(TOKENS[:, :14], TARGETS[:, :14])[0]
+    assert np.isfinite(nats).all()
+    with pytest.raises(UserError, match=r"65 tokens do not fit its cache of 64"):
+        stream.read(TOKENS[:, :1])
+    assert stream.tokens == 64
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"chunk": 12}, {"chunk": 0}, {"chunk": -8}, {"reset_every": 4}, {"batch": 0}]
+)
+def test_sizes_that_do_not_fit(sizes: dict[str, int]) -> None:
+    with pytest.raises(UserError, match="must be"):
+        Streamer(tiny.model("fam"), **{"batch": 1, **sizes})
+
+
+def test_one_compiled_shape(streamer: Streamer) -> None:
+    stream = streamer.fresh()
+    programs = stream._programs.losses, stream._programs.step
+    stream.losses(TOKENS[:, :17], TARGETS[:, :17])
+    stream.step(TOKENS[:, :1])
+    before = [program._cache_size() for program in programs]
+    stream.state = stream.state
+    for size in (14, 16, 3, 40):
+        stream.losses(TOKENS[:, :size], TARGETS[:, :size])
+    assert [program._cache_size() for program in programs] == before
+
+
+def test_parameters_spread_over_devices_are_read_where_they_are(
+    whole: tuple[np.ndarray, np.ndarray],
+) -> None:
+    graph, params = nnx.split(tiny.model("fam"))
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    model = nnx.merge(graph, jax.device_put(params, parameter_shardings(mesh, params)))
+    stream = Streamer(model, B, chunk=16)
+    stream.read(TOKENS[:, :21])
+    stream.state = stream.state
+    close(stream.losses(TOKENS[:, 21:], TARGETS[:, 21:])[0], whole[0][:, 21:])
+
+
+@given(sizes=st.lists(st.integers(0, 7), max_size=8), size=st.integers(1, 5))
+def test_rechunk_keeps_everything_in_order(sizes: list[int], size: int) -> None:
+    line = np.arange(sum(sizes))
+    pieces = np.split(line, np.cumsum(sizes)[:-1]) if sizes else []
+    got = list(rechunk(pieces, size))
+    assert all(len(piece) == size for piece in got[:-1])
+    assert all(0 < len(piece) <= size for piece in got)
+    np.testing.assert_array_equal(np.concatenate([*got, line[:0]]), line)
+
+
+def test_memory_is_measured(streamer: Streamer) -> None:
+    report = memory_report()
+    assert 10e6 < report["resident_bytes"] <= report["peak_bytes"]
+    flat = measure_flatness(streamer, TOKENS[0], first=32, last=128)
+    assert [peak["tokens"] for peak in flat["peaks"]] == [32, 64, 128]
+    assert flat["state_bytes"][0] == flat["state_bytes"][1]
+    assert 0 <= flat["growth"] < 0.5

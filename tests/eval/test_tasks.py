@@ -1,0 +1,234 @@
+"""Evaluation: every token is counted once, and the numbers are those of a direct computation."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from famjax.core.errors import UserError
+from famjax.eval import tasks
+from famjax.eval.streaming import Streamer
+from famjax.eval.tasks import evaluate_passkey, evaluate_text
+from famjax.ops.losses import token_losses
+from famjax.tasks.passkey import QUESTION, Passkey
+from famjax.train.run import Run
+
+W, LONGEST = 8, 2048  # block_len; tokens of a direct computation
+TEXTS = ["a", "short one", tiny.TEXT * 5, "é" * 40, tiny.TEXT * 20]
+
+
+@pytest.fixture(autouse=True)
+def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let documents go over many calls."""
+    monkeypatch.setattr(tasks, "CHUNK", 64)
+    monkeypatch.setattr("famjax.eval.streaming.CHUNK", 64)
+
+
+def write(folder: Path, texts: Sequence[str]) -> Path:
+    folder.mkdir()
+    for i, text in enumerate(texts):
+        (folder / f"{i}.txt").write_text(text, encoding="utf-8")
+    return folder
+
+
+def line(text: str) -> np.ndarray:
+    run = tiny.run()
+    return np.array([[run.tokenizer.bos_id, *run.tokenizer.encode(text), run.tokenizer.eos_id]])
+
+
+def direct(run: Run, text: str, block: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Return nats and hits of a document's tokens, [t]; with a block, of blocks read alone."""
+    tokens = line(text)
+    read, targets = tokens[:, :-1], tokens[:, 1:]
+    if block is None:
+        logits = tiny.logits(run.model, read, pad=LONGEST)
+    else:
+        rows = np.pad(read, ((0, 0), (0, LONGEST - read.shape[1]))).reshape(-1, block)
+        logits = tiny.logits(run.model, rows, pad=block).reshape(1, -1, 258)[:, : read.shape[1]]
+    nats, right = token_losses(jnp.asarray(logits), targets)
+    return np.asarray(nats)[0].astype(float), np.asarray(right)[0]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_text_totals_equal_a_direct_computation(batch: int, tmp_path: Path) -> None:
+    run = tiny.run()
+    result = evaluate_text(run, str(write(tmp_path / "d", TEXTS)), batch=batch, quiet=True)
+    size = sum(len(text.encode()) for text in TEXTS)
+    for scores, block in ((result, None), (result["without_memory"], W)):
+        nats, right = (
+            np.concatenate(parts)
+            for parts in zip(*(direct(run, text, block) for text in TEXTS), strict=True)
+        )
+        assert scores["loss"] == pytest.approx(nats.mean(), rel=1e-5)
+        assert scores["perplexity"] == pytest.approx(math.exp(nats.mean()), rel=1e-4)
+        assert scores["bits_per_byte"] == pytest.approx(nats.sum() / size / math.log(2), rel=1e-5)
+        assert scores["accuracy"] == pytest.approx(right.mean(), abs=2 / len(right))
+    assert result["documents"] == len(TEXTS)
+    assert result["documents_left"] == 0
+    assert result["bytes"] == size
+    assert result["tokens"] == size + len(TEXTS)
+    gain = result["without_memory"]["loss"] - result["loss"]
+    assert result["memory_gain"]["loss"] == pytest.approx(gain)
+
+
+def test_loss_by_position(tmp_path: Path) -> None:
+    run = tiny.run()
+    result = evaluate_text(run, str(write(tmp_path / "d", TEXTS)), quiet=True)
+    nats, alone = ([direct(run, text, block)[0] for text in TEXTS] for block in (None, W))
+    rows = result["by_position"]
+    assert [(row["from"], row["to"]) for row in rows] == [
+        (0, 255),
+        (256, 511),
+        (512, 1023),
+        (1024, 2047),
+    ]
+    for row in rows:
+        window = slice(row["from"], row["to"] + 1)
+        expected = np.concatenate([n[window] for n in nats])
+        assert row["tokens"] == len(expected)
+        assert row["loss"] == pytest.approx(expected.mean(), rel=1e-5)
+        without = np.concatenate([n[window] for n in alone]).mean()
+        assert row["loss_without_memory"] == pytest.approx(without, rel=1e-5)
+    assert sum(row["tokens"] for row in rows) == result["tokens"]
+
+
+def test_layout_of_documents_does_not_matter(tmp_path: Path) -> None:
+    files = write(tmp_path / "d", TEXTS)
+    expected = evaluate_text(tiny.run(), str(files), quiet=True)
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
+    packed = tmp_path / "all.jsonl.gz"
+    packed.write_bytes(gzip.compress(lines.encode()))
+    got = evaluate_text(tiny.run(), str(packed), batch=2, quiet=True)
+    for key in ("tokens", "bytes", "documents"):
+        assert got[key] == expected[key]
+    assert got["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+
+
+def test_max_bytes_ends_between_documents(tmp_path: Path) -> None:
+    files = str(write(tmp_path / "d", [tiny.TEXT * 5] * 6))
+    result = evaluate_text(tiny.run(), files, max_bytes=400, batch=1, quiet=True)
+    assert 0 < result["documents"] < 6
+    assert result["documents"] + result["documents_left"] == 6
+    assert result["bytes"] == result["documents"] * len((tiny.TEXT * 5).encode())
+
+
+def test_held_out_documents_are_the_default() -> None:
+    result = evaluate_text(tiny.run(), quiet=True)
+    assert result["bytes"] == pytest.approx(len((tiny.TEXT * 60).encode()) / 20, abs=20)
+
+
+def test_text_of_passkey_runs_and_bad_files(tmp_path: Path) -> None:
+    run = tiny.run()
+    passkey = replace(run.config, data=replace(run.config.data, task="passkey"))
+    with pytest.raises(UserError, match="trained on passkey"):
+        evaluate_text(replace(run, config=passkey), quiet=True)
+    for content, what in ((b"", "no text"), (b"a\0b", "binary"), (b"a\xff", "UTF-8")):
+        (tmp_path / "bad").write_bytes(content)
+        with pytest.raises(UserError, match=what):
+            evaluate_text(run, str(tmp_path / "bad"), quiet=True)
+    (tmp_path / "empty.jsonl").write_text('{"text": ""}\n')
+    with pytest.raises(UserError, match="empty"):
+        evaluate_text(run, str(tmp_path / "empty.jsonl"), quiet=True)
+    with pytest.raises(UserError, match="no such file"):
+        evaluate_text(run, str(tmp_path / "none"), quiet=True)
+
+
+def test_full_attention_refuses_a_document_it_cannot_hold(tmp_path: Path) -> None:
+    run = tiny.run_with("full")
+    result = evaluate_text(run, str(write(tmp_path / "a", ["x" * 63, "ab"])), quiet=True)
+    assert result["tokens"] == 67
+    assert result["without_memory"]["loss"] != result["loss"]
+    with pytest.raises(UserError, match="do not fit its cache of 64"):
+        evaluate_text(run, str(write(tmp_path / "b", ["x" * 64])), quiet=True)
+
+
+# passkey -----------------------------------------------------------------------------------------
+
+
+def keys(length: int, count: int) -> list[str]:
+    """Return the keys of the evaluation's documents, read from the documents."""
+    task = Passkey(tiny.run().tokenizer, 3)
+    found = []
+    for number in range(count):
+        rng = np.random.default_rng([0, length, number, 2])
+        tokens = np.concatenate([piece.tokens for piece in task.document(rng, length)])
+        assert len(tokens) == length
+        found.append(tiny.run().tokenizer.decode(tokens).split(QUESTION)[1])
+    return found
+
+
+class Oracle:
+    """A stream that knows some answers: right wherever `knows(row, token)` says so."""
+
+    def __init__(self, stream: Streamer, knows: Any, log: list[Any]):
+        self.stream, self.knows, self.log = stream, knows, log
+        self.batch, self.chunk = stream.batch, stream.chunk
+
+    def fresh(self, batch: int | None = None) -> Oracle:
+        return Oracle(self.stream.fresh(batch), self.knows, self.log)
+
+    def warm_up(self) -> None:
+        pass
+
+    def read(self, tokens: np.ndarray) -> None:
+        self.log.append(("read", tokens))
+
+    def losses(self, tokens: np.ndarray, targets: np.ndarray) -> Any:
+        self.log.append(("losses", targets))
+        right = np.array([[self.knows(row, t) for t in line] for row, line in enumerate(targets)])
+        return np.zeros(targets.shape), right
+
+
+def test_passkey_counts_known_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[Any] = []
+    # row 0 is always right, row 1 when the digit is less than 5, others never
+    knows = lambda row, token: row == 0 or (row == 1 and token < ord("5"))  # noqa: E731
+    monkeypatch.setattr(tasks, "Streamer", lambda *args: Oracle(Streamer(*args), knows, log))
+    lengths = [420, 700]
+    rows = evaluate_passkey(tiny.run(), lengths, examples=3, batch=2, quiet=True)
+    assert [row["length"] for row in rows] == lengths
+    for row in rows:
+        found = keys(row["length"], 3)
+        # rows 0 and 1, then row 0 again and a filler that does not count
+        hits = [[True] * 3, [int(d) < 5 for d in found[1]], [True] * 3]
+        assert row["examples"] == 3
+        assert row["token_accuracy"] == pytest.approx(np.mean(hits))
+        assert row["key_accuracy"] == pytest.approx(np.mean([all(h) for h in hits]))
+        assert row["key_chance"] == pytest.approx(1e-3)
+    read = [tokens.shape[1] for kind, tokens in log if kind == "read"]
+    scored = [targets.shape[1] for kind, targets in log if kind == "losses"]
+    assert len(scored) <= 2 * len(read)
+    assert sum(read) + sum(scored) == 2 * (419 + 699)
+
+
+def test_passkey_of_a_model_equals_its_own_argmax() -> None:
+    run, length = tiny.run(), 450
+    task = Passkey(run.tokenizer, 3)
+    [row] = evaluate_passkey(run, [length], examples=lambda _: 2, batch=4, quiet=True)
+    hits = []
+    for number in range(2):
+        pieces = list(task.document(np.random.default_rng([0, length, number, 2]), length))
+        tokens = np.concatenate([piece.tokens for piece in pieces])[None]
+        likeliest = tiny.logits(run.model, tokens[:, :-1], pad=LONGEST).argmax(-1)
+        hits.append((likeliest == tokens[:, 1:])[0, -4:-1])
+    assert row["token_accuracy"] == pytest.approx(np.mean(hits))
+    assert row["tokens_per_second"] > 0
+
+
+def test_passkey_refuses_before_it_reads() -> None:
+    with pytest.raises(UserError, match="do not hold needle and question"):
+        evaluate_passkey(tiny.run(), [500, 10], quiet=True)
+    with pytest.raises(UserError, match="at least 1"):
+        evaluate_passkey(tiny.run(), [500], examples=0, quiet=True)
+    with pytest.raises(UserError, match="do not fit its cache of 64"):
+        evaluate_passkey(tiny.run_with("full"), [500], quiet=True)

@@ -1,0 +1,84 @@
+"""Models so small that they compile in seconds, and a real run of one of them."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from famjax.core.config import Config, DataConfig, ModelConfig, PasskeyConfig, TrainConfig
+from famjax.models.language_model import LanguageModel
+from famjax.train.loop import train
+from famjax.train.run import Run, open_run
+
+TEXT = "the cat sat on the mat, and the dog — très bien — on the log.\n"
+
+SHAPE = ModelConfig(
+    vocab_size=258,
+    layers=2,
+    width=16,
+    heads=2,
+    block_len=8,
+    window=8,
+    fam_len=2,
+    capacity=64,
+)
+
+
+@functools.cache
+def model(mixer: str, seed: int = 0, **shape: Any) -> LanguageModel:
+    """Return a model with random parameters over bytes."""
+    return LanguageModel(replace(SHAPE, mixer=mixer, **shape), rngs=nnx.Rngs(seed))
+
+
+def logits(model: LanguageModel, tokens: np.ndarray, pad: int = 64) -> np.ndarray:
+    """Return what one call of the model says behind each token: [b t] -> [b t v].
+
+    Compiled for multiples of `pad` tokens.
+    """
+    padded = np.pad(tokens, ((0, 0), (0, -tokens.shape[1] % pad)))
+    graph, params = nnx.split(model)
+    return np.asarray(_forward(graph, params, padded))[:, : tokens.shape[1]]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _forward(graph: Any, params: Any, tokens: Any) -> Any:
+    model = nnx.merge(graph, params)
+    return model(tokens, model.init_state(len(tokens)))[0]
+
+
+@functools.cache
+def folder() -> Path:
+    """Return the folder of a FAM run trained for two steps on text."""
+    home = Path(_home().name)
+    text = home / "train.txt"
+    text.write_text(TEXT * 60, encoding="utf-8")
+    config = Config(
+        model=SHAPE,
+        data=DataConfig(files=str(text), batch=1, length=16, passkey=PasskeyConfig(digits=3)),
+        train=TrainConfig(steps=2, log_every=2),
+    )
+    train(config, home / "run", quiet=True)
+    return home / "run"
+
+
+@functools.cache
+def run() -> Run:
+    return open_run(folder())
+
+
+def run_with(mixer: str, seed: int = 0, **shape: Any) -> Run:
+    """Return the run with another model in its place."""
+    config = replace(run().config, model=replace(SHAPE, mixer=mixer, **shape))
+    return replace(run(), config=config, model=model(mixer, seed, **shape))
+
+
+@functools.cache
+def _home() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="famjax-tests-")

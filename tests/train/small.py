@@ -1,0 +1,132 @@
+"""Runs of a few steps of a model of a few numbers, and how to tell whether two of them agree.
+
+The programs are compiled once for all runs that differ in nothing the program depends on, and for
+one device only of the eight there are.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from famjax.core import sharding
+from famjax.core.config import Config, DataConfig, PasskeyConfig
+from famjax.core.experiment import override
+from famjax.train import loop
+from famjax.train.checkpoint import Checkpoints
+from famjax.train.metrics import read_metrics
+
+SHAPE = (
+    "model.layers=1 model.width=16 model.heads=2 model.kv_heads=1 model.mlp_width=32 "
+    "model.block_len=8 model.fam_len=2 model.scan_layers=false data.batch=2 data.length=64 "
+    "data.passkey.min_length=300 data.passkey.start_length=300 data.passkey.max_length=2000 "
+    "data.passkey.threshold=0 data.passkey.digits=3 optimizer.warmup_steps=2 "
+    "train.log_every=4 train.checkpoint_every=3"
+).split()
+LAYOUTS = {
+    "lanes": ["data.layout=lanes"],
+    "packed": ["data.layout=packed", "train.rsp=0.7", "train.rsp_ramp=3", "data.repeat_len=4"],
+}
+# fields of metrics.jsonl that measure time
+TIMES = ("tokens_per_second", "model_flops_utilisation", "data_wait")
+
+
+def texts(folder: Path, count: int = 6) -> Path:
+    """Write documents of different lengths, and return their folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for i in range(count):
+        (folder / f"{i}.txt").write_text(f"document {i} says {chr(97 + i)} " * (5 + 9 * i))
+    return folder
+
+
+def config(folder: Path, layout: str = "lanes", task: str = "text", *more: str) -> Config:
+    """Return a small config on the texts of a folder, or on passkeys with a growing length."""
+    files = [f"data.files={texts(folder)}"] if task == "text" else []
+    return override(Config(), [*SHAPE, *LAYOUTS[layout], f"data.task={task}", *files, *more])
+
+
+@functools.cache
+def _program(config: Config) -> loop.Program:
+    return _make_program(config, _token_bytes[-1])
+
+
+_make_program, _token_bytes = loop.make_program, [np.zeros(0)]
+
+
+def make_program(config: Config, token_bytes: np.ndarray) -> loop.Program:
+    """Return `famjax.train.loop.make_program`'s, from an earlier run if there was one."""
+    data = replace(
+        DataConfig(),
+        layout=config.data.layout,
+        batch=config.data.batch,
+        length=config.data.length,
+        passkey=PasskeyConfig(),
+    )
+    train = replace(config.train, log_every=1, checkpoint_every=1, keep=1)
+    _token_bytes.append(token_bytes)
+    return _program(replace(config, name="-", data=data, train=train))
+
+
+@pytest.fixture
+def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `train` take programs from `make_program` here, for one device."""
+    make_mesh = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
+    monkeypatch.setattr(sharding, "make_mesh", make_mesh)
+    monkeypatch.setattr(loop, "make_program", make_program)
+
+
+def final(run: Path, config: Config) -> tuple[Any, Any, list[dict[str, Any]]]:
+    """Return all that a run ended with: bits of every array, cursor and counts, rows."""
+    config = replace(config, model=replace(config.model, vocab_size=258))
+    program = make_program(config, np.ones(258, np.float32))
+    template = loop.to_tree(jax.eval_shape(program.start))
+    step, tree, extra = Checkpoints(run / "checkpoints").restore(template, report=pytest.fail)
+    bits = {
+        jax.tree_util.keystr(path): (str(leaf.dtype), leaf.shape, np.asarray(leaf).tobytes())
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+    return step, (bits, json.dumps(extra)), rows(run)
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    """Return the rows of a run's metrics without what measures time."""
+    found = read_metrics(run / "metrics.jsonl")
+    return [{k: v for k, v in row.items() if k not in TIMES} for row in found]
+
+
+def assert_same(run: Path, other: Path, config: Config) -> None:
+    """Two runs ended the same, bit for bit."""
+    (step, (bits, extra), table), (step_, (bits_, extra_), table_) = (
+        final(folder, config) for folder in (run, other)
+    )
+    assert step == step_
+    assert [name for name in bits if bits[name] != bits_[name]] == []
+    assert bits.keys() == bits_.keys()
+    assert extra == extra_
+    assert table == table_
+
+
+class Crash(BaseException):
+    """Stands for a kill: nothing in the loop may answer it."""
+
+
+def crash_at(monkeypatch: pytest.MonkeyPatch, count: int) -> Callable[[], None]:
+    """Let the loop crash when it starts its step number `count`; return what undoes that."""
+    left, advance = [count], loop.Trainer.advance
+
+    def crash(self: loop.Trainer, *args: Any, **named: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Crash
+        return advance(self, *args, **named)
+
+    monkeypatch.setattr(loop.Trainer, "advance", crash)
+    return lambda: monkeypatch.setattr(loop.Trainer, "advance", advance)

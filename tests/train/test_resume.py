@@ -1,0 +1,230 @@
+"""A run stopped at any moment and called again ends as one that never was, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from small import Crash, assert_same, compiled_once, config, crash_at, rows, texts  # noqa: F401
+
+from famjax.core.config import Config
+from famjax.core.errors import UserError
+from famjax.core.experiment import override, to_json
+from famjax.train.checkpoint import Checkpoints
+from famjax.train.loop import train
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+MODES = [(layout, task) for layout in ("lanes", "packed") for task in ("text", "passkey")]
+modes = pytest.mark.parametrize(("layout", "task"), MODES)
+
+
+def start(config: Config, run: Path) -> subprocess.Popen[str]:
+    """Run `famjax train` in another process, on one device as here."""
+    path = run.parent / f"{run.name}.json"
+    path.write_text(to_json(config))
+    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+    env["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    command = [sys.executable, "-m", "famjax.cli.main", "train", str(path), "--run", str(run)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
+
+
+def last_step(run: Path) -> int:
+    """Return the step of the last row, while the run goes on."""
+    path = run / "metrics.jsonl"
+    steps = re.findall(r'^{"step": (\d+),.*}$', path.read_text(), re.M) if path.exists() else []
+    return int(steps[-1]) if steps else 0
+
+
+def until(process: subprocess.Popen[str], reached: Callable[[], bool]) -> None:
+    """Wait for something that happens on the disk, or for the process to end."""
+    while process.poll() is None and not reached():
+        time.sleep(0.002)
+
+
+def end(process: subprocess.Popen[str], number: int) -> tuple[int, str]:
+    """Send a signal, and return the exit status and standard error."""
+    if process.poll() is None:
+        process.send_signal(number)
+    _, err = process.communicate(timeout=300)
+    return process.returncode, err
+
+
+# one process killed, one told to stop, each at a random moment, and the rest here
+@pytest.mark.parametrize(("layout", "task"), [("lanes", "text"), ("packed", "passkey")])
+def test_killed_then_stopped_then_resumed(tmp_path: Path, layout: str, task: str) -> None:
+    small = config(tmp_path / "texts", layout, task, "train.steps=42")
+    once, again = tmp_path / "once", tmp_path / "again"
+    train(small, once, quiet=True)
+
+    process = start(small, again)
+    until(process, lambda: last_step(again) >= 4)
+    time.sleep(random.uniform(0, 0.3))
+    status, _ = end(process, signal.SIGKILL)
+    assert status == -signal.SIGKILL
+
+    process = start(small, again)
+    before = last_step(again)
+    until(process, lambda: last_step(again) > before)
+    status, err = end(process, signal.SIGTERM)
+    assert status == 143, err
+    said = re.fullmatch(r"famjax: stopped by SIGTERM at step (\d+), saved", err.splitlines()[-1])
+    assert said, err
+    assert "Traceback" not in err
+    assert Checkpoints(again / "checkpoints").latest() == int(said[1])
+
+    train(small, again, quiet=True)
+    assert_same(once, again, small)
+
+
+@modes
+def test_a_crash_at_any_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, task: str
+) -> None:
+    """Each call crashes some steps later than the one before, before or behind logs and saves."""
+    small = config(tmp_path / "texts", layout, task, "train.steps=23")
+    once, again = tmp_path / "once", tmp_path / "again"
+    train(small, once, quiet=True)
+    for count in (2, 4, 5, 6):
+        mend = crash_at(monkeypatch, count)
+        with pytest.raises(Crash):
+            train(small, again, quiet=True)
+        mend()
+    train(small, again, quiet=True)
+    assert_same(once, again, small)
+    longest = [row.get("longest") for row in rows(again)]
+    assert longest == ([600, 1200, 2000, 2000, 2000, 2000] if task == "passkey" else [None] * 6)
+
+
+def kills(rng: random.Random, run: Path) -> Iterator[Callable[[subprocess.Popen[str]], None]]:
+    """Yield ways to wait for the moment of a kill."""
+    while True:
+        kind, delay = rng.choice(["running", "running", "saving", "starting"]), rng.random()
+        if kind == "starting":
+            yield lambda process, delay=delay: until(
+                process, lambda end=time.monotonic() + 8 * delay: time.monotonic() > end
+            )
+            continue
+
+        def running(process: subprocess.Popen[str], kind: str = kind, delay: float = delay) -> None:
+            before = last_step(run)
+            until(process, lambda: last_step(run) > before)
+            time.sleep(delay)
+            if kind == "saving":
+                until(process, lambda: any((run / "checkpoints").glob("tmp-*")))
+                time.sleep(delay / 10)
+
+        yield running
+
+
+@pytest.mark.slow
+@modes
+def test_twenty_kills(tmp_path: Path, layout: str, task: str) -> None:
+    small = config(tmp_path / "texts", layout, task, "train.steps=400")
+    once, again = tmp_path / "once", tmp_path / "again"
+    process = start(small, once)
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    moments = []
+    for wait in kills(random.Random(f"{layout} {task}"), again):
+        process = start(small, again)
+        wait(process)
+        status, err = end(process, signal.SIGKILL)
+        assert status == -signal.SIGKILL, err
+        moments.append((last_step(again), sorted(p.name for p in again.glob("checkpoints/*"))))
+        if len(moments) == 20:
+            break
+    process = start(small, again)
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    print(*moments, sep="\n")
+    assert_same(once, again, small)
+
+
+# going on
+
+
+def test_a_run_that_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = config(tmp_path / "texts", "lanes", "text", "train.steps=6")
+    run = tmp_path / "run"
+    first = train(small, run, quiet=True)
+    before = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in run.rglob("0*/*") if p.is_file()}
+    metrics = (run / "metrics.jsonl").read_bytes()
+    capsys.readouterr()
+    second = train(small, run, quiet=True)
+    assert capsys.readouterr().err == "nothing to do: train.steps=6; raise it to go on\n"
+    assert first.step == second.step == 6
+    assert before == {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in before}
+    assert metrics == (run / "metrics.jsonl").read_bytes()
+
+
+def test_more_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A constant rate: as if it had been asked for at first, but for the row of the first end."""
+    constant = "optimizer.schedule=constant"
+    small = config(tmp_path / "texts", "lanes", "text", "train.steps=6", constant)
+    more = override(small, ["train.steps=12"])
+    once, again = tmp_path / "once", tmp_path / "again"
+    train(more, once, quiet=True)
+    train(small, again, quiet=True)
+    capsys.readouterr()
+    assert train(more, again, quiet=True).step == 12
+    err = capsys.readouterr().err
+    assert err.startswith("goes on from step 6 of 12\n")
+    assert "learning rate" not in err
+    assert [row["step"] for row in rows(again)] == [4, 6, 8, 12]
+    assert rows(again)[-1] == rows(once)[-1]
+
+
+def test_more_steps_move_a_schedule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = config(tmp_path / "texts", "lanes", "text", "train.steps=6")
+    run = tmp_path / "run"
+    train(small, run, quiet=True)
+    capsys.readouterr()
+    train(override(small, ["train.steps=12"]), run, quiet=True)
+    said = "train.steps: 6 -> 12; the cosine schedule follows, the learning rate goes from 0.0003 "
+    assert said in capsys.readouterr().err
+
+
+# what must not go on
+
+
+def test_documents_that_changed(tmp_path: Path) -> None:
+    small = config(tmp_path / "texts", "lanes", "text", "train.steps=6")
+    run = tmp_path / "run"
+    train(small, run, quiet=True)
+    more = override(small, ["train.steps=8"])
+    changes: list[Callable[[Path], object]] = [
+        lambda folder: (folder / "3.txt").open("a").write("one word more"),
+        lambda folder: (folder / "3.txt").rename(folder / "9.txt"),
+        lambda folder: (folder / "new.txt").write_text("new"),
+        lambda folder: (folder / "3.txt").unlink(),
+    ]
+    for change in changes:
+        shutil.rmtree(tmp_path / "texts")
+        texts(tmp_path / "texts")
+        change(tmp_path / "texts")
+        with pytest.raises(UserError, match="the documents changed since the run was saved") as e:
+            train(more, run, quiet=True)
+        assert "\n" not in str(e.value)
+    shutil.rmtree(tmp_path / "texts")
+    texts(tmp_path / "texts")
+    assert train(more, run, quiet=True).step == 8
+
+
+def test_a_checkpoint_of_another_config(tmp_path: Path) -> None:
+    small = config(tmp_path / "texts", "lanes", "text", "train.steps=6")
+    train(small, tmp_path / "run", quiet=True)
+    (tmp_path / "run" / "config.json").unlink()
+    other = replace(small, seed=1)
+    with pytest.raises(UserError, match=r"checkpoints/000000006 holds .*\(seed: 0 -> 1\)"):
+        train(other, tmp_path / "run", quiet=True)
