@@ -164,7 +164,8 @@ def _passkey_table(rows: list[dict[str, Any]]) -> Any:
 def _text_table(text: dict[str, Any]) -> Any:
     left = f" ({text['documents_left']:,} not read)" if text["documents_left"] else ""
     table = _table(
-        f"text:{text['files']}: {text['documents']:,} documents{left}, {text['tokens']:,} tokens, "
+        f"text:{text['files']}: {text['documents']:,} document{'s' * (text['documents'] != 1)}"
+        f"{left}, {text['tokens']:,} tokens, "
         f"{text['bytes']:,} bytes, {text['tokens_per_second']:,.0f} tokens/s, "
         f"{text['state_bytes']:,} bytes of memory a document",
         *("", "bits per byte", "loss", "perplexity", "accuracy"),

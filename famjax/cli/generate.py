@@ -75,11 +75,13 @@ def _check(arguments: Arguments) -> None:
         raise UserError("--read begins a new memory and --state-in is one; give one of them")
     if a.state_out is not None and a.read is None:
         raise UserError("--state-out saves the memory of what --read reads; give --read FILE")
-    if a.state_out is not None:
-        _check_writable(Path(a.state_out))
+    if a.state_out is not None and a.read is not None:
+        _check_writable(Path(a.state_out), Path(a.read).expanduser())
 
 
-def _check_writable(path: Path) -> None:
+def _check_writable(path: Path, document: Path) -> None:
+    if path.exists() and document.exists() and path.samefile(document):
+        raise UserError(f"--state-out {path}: is the document itself; give another file")
     if path.is_dir():
         raise UserError(f"--state-out {path}: is a folder; give a file in it")
     if not path.parent.is_dir():

@@ -29,31 +29,35 @@ class TokenProgress:
         live = console.is_terminal and not console.is_dumb_terminal
         self._live = Live(console=console, auto_refresh=False, transient=True) if live else None
         self._tokens = self._part = 0
-        self._begin = time.monotonic()
-        self._due = self._begin + _PATIENCE
+        self._due = time.monotonic() + _PATIENCE
+        # time, tokens and part at the first advance: what was before it is compilation
+        self._first: tuple[float, int, int] | None = None
 
     def advance(self, tokens: int, part: int | None = None) -> None:
         """Count tokens, and what share of the total they are: tokens too, if None."""
         self._tokens += tokens
         self._part += tokens if part is None else part
         now = time.monotonic()
+        self._first = self._first or (now, self._tokens, self._part)
         if self._quiet or now < self._due:
             return
         if self._live is None:
             self._due = now + _PLAIN_INTERVAL
-            self._console.print(self._line(now - self._begin), markup=False)
+            self._console.print(self._line(now, *self._first), markup=False)
         else:
             self._due = now + _LIVE_INTERVAL
             self._live.start()
-            self._live.update(Text(self._line(now - self._begin)), refresh=True)
+            self._live.update(Text(self._line(now, *self._first)), refresh=True)
 
-    def _line(self, seconds: float) -> str:
-        line = f"{self._what}: {self._tokens:,} tokens, {self._tokens / seconds:,.0f} tokens/s"
-        if not self._total or not self._part:
-            return line
-        share = min(self._part / self._total, 1.0)
-        left = timedelta(seconds=round(seconds * (1 - share) / share))
-        return f"{line}, {share:.0%}, {left} left"
+    def _line(self, now: float, begin: float, tokens: int, part: int) -> str:
+        line, seconds = f"{self._what}: {self._tokens:,} tokens", now - begin
+        if seconds > 0:
+            line += f", {(self._tokens - tokens) / seconds:,.0f} tokens/s"
+        if self._total and self._part > part:
+            rest = max(self._total - self._part, 0)
+            left = timedelta(seconds=round(seconds * rest / (self._part - part)))
+            line += f", {1 - rest / self._total:.0%}, {left} left"
+        return line
 
     def __enter__(self) -> TokenProgress:
         return self

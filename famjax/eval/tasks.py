@@ -189,6 +189,8 @@ def evaluate_text(
     block = run.config.model.block_len
     streamer = Streamer(run.model, min(batch, len(source)), max(CHUNK // block, 1) * block)
     streams = (streamer, streamer.fresh())
+    # compile, so that the time is the device's
+    streamer.fresh().lane_losses(_batch([empty_row(streamer.chunk)] * streamer.batch))
     carried, forgetful = _Totals(), _Totals()
     begin = time.perf_counter()
     with TokenProgress("text", source.text_bytes, quiet) as progress:
@@ -265,11 +267,14 @@ def _batches(source: Source, lanes: int, length: int, block: int) -> Iterator[Ba
     """Yield batches as `famjax.data.lanes.Lanes` does, until all documents are read."""
     readers = [Reader(source, lane, lanes) for lane in range(lanes)]
     while True:
-        rows = [_row(reader, length, block) for reader in readers]
-        batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        batch = _batch([_row(reader, length, block) for reader in readers])
         if not batch["valid"].any():
             return
         yield batch
+
+
+def _batch(rows: Sequence[Batch]) -> Batch:
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 def _row(reader: Reader, length: int, block: int) -> Batch:

@@ -127,7 +127,7 @@ def make_step(
         if not lanes:
             memory = jax.tree.map(lambda a: a[:, :1], memory) if config.train.rsp else ()
         totals = totals._replace(
-            steps=jnp.ones((), jnp.float32), grad_norm=optax.global_norm(grads).astype(jnp.float32)
+            steps=jnp.ones((), jnp.float32), grad_norm=optax.tree.norm(grads).astype(jnp.float32)
         )
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)

@@ -173,6 +173,13 @@ def test_generate_refuses(
     assert what in refusal(["generate", run, *argv], capsys)
 
 
+def test_the_document_is_not_overwritten(
+    run: str, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["generate", run, "--read", str(text), "--state-out", str(text)]
+    assert "is the document itself" in refusal(argv, capsys)
+
+
 def test_foreign_state_file(run: str, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = refusal(["generate", run, "--prompt", "x", "--state-in", str(text)], capsys)
     assert "not a famjax state" in said

@@ -86,9 +86,9 @@ class Runner:
         with jax.enable_x64(x64):
             model = LanguageModel(config, rngs=nnx.Rngs(0))
             self.block_len = model.block_len
-            self.graph, drawn = nnx.split(model)
-            given = lively(drawn) if params is None else params
-            self.params = jax.tree.map(lambda a, b: jnp.asarray(b, a.dtype), drawn, given)
+            self.graph, own = nnx.split(model)
+            given = lively(own) if params is None else params
+            self.params = jax.tree.map(lambda a, b: jnp.asarray(b, a.dtype), own, given)
 
     def model(self, params: Any) -> LanguageModel:
         return nnx.merge(self.graph, params)
@@ -246,6 +246,11 @@ def _weights(qkv: Any, mlp: Any, kind: str) -> oracle.LayerWeights:
 
 def _at(i: int, a: Any) -> Any:
     return a[i]
+
+
+def drawn(config: ModelConfig) -> Any:
+    """Parameters as the model draws them."""
+    return nnx.split(LanguageModel(config, rngs=nnx.Rngs(0)))[1]
 
 
 def lively(params: Any) -> Any:

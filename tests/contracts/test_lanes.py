@@ -77,7 +77,7 @@ class Fresh:
 
 
 @all_cases
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(data=st.data(), seed=st.integers(0, 99))
 def test_each_lane_is_a_fresh_stream_of_its_valid_tokens(case, data, seed):
     r = runner(case)
@@ -97,7 +97,7 @@ def test_each_lane_is_a_fresh_stream_of_its_valid_tokens(case, data, seed):
 
 
 @all_cases
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(data=st.data(), changed=st.integers(0, B - 1))
 def test_what_happens_in_a_lane_moves_no_other(case, data, changed):
     r = runner(case)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,15 +12,26 @@ import pytest
 from famjax.ops import rotary
 from famjax.ops.attention import attend
 
-from .harness import KINDS, LENGTH, VOCAB, B, W, close, normal, runner, same, stream
-
-WINDOWED = [case for case in KINDS if case != "full"]
-
+from .harness import (
+    CASES,
+    KINDS,
+    LENGTH,
+    VOCAB,
+    B,
+    Runner,
+    W,
+    close,
+    drawn,
+    normal,
+    runner,
+    same,
+    stream,
+)
 
 # 8 ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", ["swa-2", "swa-block", "bswa-0", "bswa-1", "bswa-3", "bswa_sg-2"])
+@pytest.mark.parametrize("case", ["swa-2", "bswa-0", "bswa-1", "bswa-3"])
 def test_a_window_far_away_is_the_window_at_the_beginning(case):
     """With equal blocks, nothing changes any more once the memory segments of all layers are full.
 
@@ -88,20 +101,24 @@ def test_an_offset_of_queries_alone_is_no_identity():
 # 11 -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", WINDOWED)
+@pytest.mark.parametrize("case", ["swa-2", "bswa-1", "fam-1-3", "bswa,fam"])
 def test_bfloat16_stays_finite_and_close(case):
-    """Over 200 blocks; each call begins from bfloat16's own state."""
-    narrow, wide = runner(case, x64=False, dtype="bfloat16"), runner(case, x64=False)
-    a, b, errors = narrow.fresh, wide.fresh, []
+    """Over 200 blocks of 4, with the parameters as they are drawn: nothing here is made sharp."""
+    wide = Runner(CASES[case], x64=False, params=drawn(CASES[case]))
+    narrow = Runner(replace(CASES[case], dtype="bfloat16"), x64=False, params=wide.params)
+
+    def error(a, b):
+        return np.sqrt(np.square(a - b).mean() / np.square(b).mean())
+
+    a, b = narrow.fresh, wide.fresh
     for call in range(200 * W // LENGTH + 1):
         x = np.random.default_rng(call).integers(VOCAB, size=(B, LENGTH))
         y, a = narrow.tokens(x, a)
         z, b = wide.tokens(x, b)
         assert np.isfinite(y).all()
-        errors.append(np.sqrt(np.square(y - z).mean() / np.square(z).mean()))
-    assert max(errors) < 0.05, errors
-    for old, new in zip(a, b, strict=True):
-        if hasattr(old, "fam"):
-            assert old.fam.dtype == np.float32
-            assert old.k.dtype == jnp.bfloat16
-            assert np.isfinite(new.fam).all()
+        assert error(y, z) < 0.03
+    for narrow_layer, wide_layer in zip(a, b, strict=True):
+        if hasattr(narrow_layer, "fam"):
+            assert narrow_layer.fam.dtype == np.float32
+            assert narrow_layer.k.dtype == jnp.bfloat16
+            assert error(narrow_layer.fam, wide_layer.fam) < 0.1

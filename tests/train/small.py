@@ -29,6 +29,7 @@ SHAPE = (
     "model.block_len=8 model.fam_len=2 model.scan_layers=false data.batch=2 data.length=64 "
     "data.passkey.min_length=300 data.passkey.start_length=300 data.passkey.max_length=2000 "
     "data.passkey.threshold=0 data.passkey.digits=3 optimizer.warmup_steps=2 "
+    "optimizer.schedule=constant "
     "train.log_every=4 train.checkpoint_every=3"
 ).split()
 LAYOUTS = {
@@ -71,6 +72,8 @@ def make_program(config: Config, token_bytes: np.ndarray) -> loop.Program:
         passkey=PasskeyConfig(),
     )
     train = replace(config.train, log_every=1, checkpoint_every=1, keep=1)
+    if config.optimizer.schedule == "constant":
+        train = replace(train, steps=1)
     _token_bytes.append(token_bytes)
     return _program(replace(config, name="-", data=data, train=train))
 

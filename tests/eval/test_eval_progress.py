@@ -1,0 +1,54 @@
+"""Progress of reading: silent for a moment, then tokens, their rate and the time left."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from famjax.eval import progress
+from famjax.eval.progress import TokenProgress
+
+
+def lines(
+    steps: list[tuple[float, int]],
+    total: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    quiet: bool = False,
+) -> list[str]:
+    """Return what is printed when tokens are read at certain seconds."""
+    times = iter(itertools.chain([0.0], (time for time, _ in steps)))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(times))
+    with TokenProgress("reading", total, quiet) as shown:
+        for _, tokens in steps:
+            shown.advance(tokens)
+    out, err = capsys.readouterr()
+    assert out == ""
+    return err.splitlines()
+
+
+def test_short_work_is_silent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lines([(1, 10), (4.9, 10)], 20, monkeypatch, capsys) == []
+    assert lines([(1, 10), (60, 10)], 20, monkeypatch, capsys, quiet=True) == []
+
+
+def test_rate_and_time_left_do_not_count_compilation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = [(4.0, 100), (6.0, 200), (10.0, 200), (17.0, 800)]
+    assert lines(steps, 2600, monkeypatch, capsys) == [
+        "reading: 300 tokens, 100 tokens/s, 12%, 0:00:23 left",
+        "reading: 1,300 tokens, 92 tokens/s, 50%, 0:00:14 left",
+    ]
+
+
+def test_unknown_total_and_a_first_call_of_many_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lines([(30.0, 100), (41.0, 110)], None, monkeypatch, capsys) == [
+        "reading: 100 tokens",
+        "reading: 210 tokens, 10 tokens/s",
+    ]

@@ -1,0 +1,267 @@
+"""The loop: it never waits between logs, compiles once, gives its buffers away, and says it all."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small import compiled_once, config, make_program, rows  # noqa: F401
+
+from famjax.core.config import Config
+from famjax.core.errors import UserError
+from famjax.core.experiment import override
+from famjax.data import lanes
+from famjax.train import loop
+from famjax.train.checkpoint import Checkpoints
+from famjax.train.loop import train
+from famjax.train.metrics import read_metrics
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+
+@pytest.fixture
+def states(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
+    """Collect the states before and after each step."""
+    found: list[tuple[Any, Any]] = []
+    advance = loop.Trainer.advance
+
+    def spy(self: loop.Trainer, state: Any, inspect: bool) -> Any:
+        after, about = advance(self, state, inspect=inspect)
+        found.append((state, after))
+        return after, about
+
+    monkeypatch.setattr(loop.Trainer, "advance", spy)
+    return found
+
+
+def test_the_state_is_donated_and_lies_where_it_should(
+    tmp_path: Path, states: list[tuple[Any, Any]]
+) -> None:
+    small = config(tmp_path / "texts", "lanes", "text", "train.steps=6")
+    train(small, tmp_path / "run", quiet=True)
+    assert len(states) == 6
+    for before, after in states:
+        # the totals of a step that was logged are replaced by zeros, and so not given
+        kept = [
+            path
+            for path, leaf in jax.tree_util.tree_leaves_with_path(before)
+            if not leaf.is_deleted() and leaf.size
+        ]
+        assert kept == []
+        assert all(leaf.committed for leaf in jax.tree.leaves(after))
+
+
+@pytest.mark.parametrize("layout", ["lanes", "packed"])
+def test_one_program(tmp_path: Path, layout: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing compiles after the first step and the first log, nor when the run is resumed."""
+    small = config(tmp_path / "texts", layout, "text", "train.steps=9", "train.log_every=2")
+    train(small, tmp_path / "warm", quiet=True)
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        train(small, tmp_path / "run", quiet=True)
+        train(override(small, ["train.steps=12"]), tmp_path / "run", quiet=True)
+    compiled = [r.getMessage() for r in caplog.records if "XLA compilation" in r.getMessage()]
+    assert not [line for line in compiled if re.search(r"jit\((step|inspect|start)\)", line)]
+    vocabulary = override(small, ["model.vocab_size=258"])
+    program = make_program(vocabulary, np.ones(258, np.float32))
+    assert program.step._cache_size() == 1  # type: ignore[attr-defined]
+    assert program.inspect._cache_size() == 1  # type: ignore[attr-defined]
+
+
+def test_transfers_in_a_step_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were a NumPy array to reach the compiled step, it would be copied while the device waits."""
+    small = config(tmp_path / "texts", "lanes", "text", "train.steps=6")
+    monkeypatch.setattr(jax, "device_put", lambda batch, _: batch)
+    with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
+        train(small, tmp_path / "run", quiet=True)
+
+
+def test_no_value_is_read_between_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every read of a device value is counted. On CPU the guard sees none: they copy nothing."""
+    small = config(tmp_path / "texts", "lanes", "text", "train.steps=12", "train.log_every=6",
+                   "train.checkpoint_every=12")  # fmt: skip
+    reads: list[int] = []
+    done = [0]
+    advance, get = loop.Trainer.advance, jax.device_get
+
+    def counting(self: loop.Trainer, *args: Any, **named: Any) -> Any:
+        done[0] += 1
+        before = len(reads)
+        found = advance(self, *args, **named)
+        assert len(reads) == before
+        return found
+
+    def read(tree: Any) -> Any:
+        reads.append(done[0])
+        return get(tree)
+
+    array = type(jnp.zeros(()))
+    value = array._value
+    seen = property(lambda self: (reads.append(done[0]), value.fget(self))[1])
+    monkeypatch.setattr(loop.Trainer, "advance", counting)
+    monkeypatch.setattr(jax, "device_get", read)
+    monkeypatch.setattr(array, "_value", seen)
+    train(small, tmp_path / "run", quiet=True)
+    assert set(reads) == {6, 12}
+
+
+def test_loading_goes_on_while_the_device_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch takes 30 ms to load and a step 60: the loop waits for none but the first."""
+    small = config(tmp_path / "texts", "lanes", "text", "train.steps=12", "train.checkpoint_every=99")
+    make, program = lanes.RowsIterator.__next__, make_program
+
+    def slow(self: lanes.RowsIterator) -> Any:
+        time.sleep(0.03)
+        return make(self)
+
+    def slower(config: Config, token_bytes: np.ndarray) -> loop.Program:
+        found = program(config, token_bytes)
+
+        def step(state: Any, batch: Any) -> Any:
+            time.sleep(0.06)
+            return found.step(state, batch)
+
+        return found._replace(step=step)
+
+    train(small, tmp_path / "warm", quiet=True)
+    monkeypatch.setattr(lanes.RowsIterator, "__next__", slow)
+    monkeypatch.setattr(loop, "make_program", slower)
+    train(small, tmp_path / "run", quiet=True)
+    waits = [row["data_wait"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")]
+    assert min(waits) < 0.2  # without a thread ahead it would be a third
+
+
+def test_rows(tmp_path: Path) -> None:
+    """Every promised field is there, with numbers that can be."""
+    small = config(tmp_path / "texts", "lanes", "text", "train.steps=9")
+    train(small, tmp_path / "run", quiet=True)
+    table = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [row["step"] for row in table] == [4, 8, 9]
+    for row in table:
+        assert 0 < row["loss"] < 10
+        assert row["bits_per_byte"] == pytest.approx(row["loss"] / np.log(2), rel=0.1)
+        assert 0 <= row["accuracy"] <= 1
+        assert row["grad_norm"] > 0
+        assert row["state_norm"] > 0
+        assert 0 < row["fam_attention"] < 1
+        assert row["learning_rate"] == pytest.approx(3e-3)
+        assert row["tokens_per_second"] > 0
+        assert 0 < row["model_flops_utilisation"] < 1
+        assert 0 <= row["data_wait"] <= 1
+    tokens = [row["tokens"] for row in table]
+    assert tokens == sorted(tokens)
+    assert tokens[-1] <= 9 * 2 * 64
+
+
+def test_rates_count_what_was_timed() -> None:
+    """The step that compiled is neither timed nor counted; an interval of it alone has no rate."""
+    clock = loop.Clock()
+    assert clock.lap(100.0, Config()) == {}
+    model = override(Config(), ["model.vocab_size=32"])
+    clock.steps, clock.begin, clock.waited = 3, time.perf_counter() - 2, 0.5
+    lap = clock.lap(100.0, model)
+    assert lap["tokens_per_second"] == pytest.approx(150, rel=0.05)
+    assert lap["data_wait"] == pytest.approx(0.25, rel=0.05)
+    assert (clock.steps, clock.waited) == (0, 0)
+
+
+def test_the_progress_line_shows_where_time_goes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = config(tmp_path / "texts", "packed", "passkey", "train.steps=4")
+    train(small, tmp_path / "run")
+    out, err = capsys.readouterr()
+    assert out == ""
+    first, last = err.splitlines()
+    assert first.startswith("passkey documents of 300 to 300 tokens")
+    number = r"[\d.]+"
+    line = (
+        rf"4/4 loss {number}, accuracy {number}%, longest 600, {number}k? tokens/s, "
+        rf"data {number}% step {number}%, 0:00 left"
+    )
+    assert re.fullmatch(line, last)
+
+
+# not finite
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Step 6 is made from parameters that are not finite."""
+    advance = loop.Trainer.advance
+
+    def poison(self: loop.Trainer, state: Any, inspect: bool) -> Any:
+        self.count = getattr(self, "count", 0) + 1  # type: ignore[attr-defined]
+        if self.count == 6:  # type: ignore[attr-defined]
+            params = jax.tree.map(lambda a: a * jnp.nan, state.params)
+            state = state._replace(params=params)
+        return advance(self, state, inspect=inspect)
+
+    monkeypatch.setattr(loop.Trainer, "advance", poison)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(
+    ("every", "noticed", "kept"),
+    [(3, 6, "the last good checkpoint is step 3"), (20, 8, "nothing was saved yet")],
+)
+def test_a_loss_that_is_not_finite(tmp_path: Path, every: int, noticed: int, kept: str) -> None:
+    """Noticed at the next log or save, it names the step where it began, which is neither."""
+    more = ["train.steps=40", "train.log_every=8", f"train.checkpoint_every={every}"]
+    small = config(tmp_path / "texts", "lanes", "text", *more)
+    run = tmp_path / "run"
+    with pytest.raises(UserError, match=f"the loss is not finite at step 6; {kept} in ") as error:
+        train(small, run, quiet=True)
+    assert "\n" not in str(error.value)
+    assert Checkpoints(run / "checkpoints").steps() == ([3] if every == 3 else [])
+    assert [row["step"] for row in rows(run)] == ([8] if noticed == 8 else [])
+
+
+def test_a_run_goes_on_behind_a_loss_that_was_not_finite(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    small = config(tmp_path / "texts", "lanes", "text", "train.steps=9")
+    train(small, tmp_path / "once", quiet=True)
+    with pytest.MonkeyPatch.context() as patch:
+        poisoned.__wrapped__(patch)  # type: ignore[attr-defined]
+        with pytest.raises(UserError, match="not finite at step 6"):
+            train(small, tmp_path / "again", quiet=True)
+    train(small, tmp_path / "again", quiet=True)
+    assert rows(tmp_path / "again") == rows(tmp_path / "once")
+
+
+def test_stop_keeps_what_is_newer_than_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C once saves; twice stops at once."""
+    import signal
+
+    small = config(tmp_path / "texts", "lanes", "text", "train.steps=9", "train.checkpoint_every=50")
+    advance = loop.Trainer.advance
+
+    def interrupt(self: loop.Trainer, state: Any, inspect: bool, times: int) -> Any:
+        found = advance(self, state, inspect=inspect)
+        self.count = getattr(self, "count", 0) + 1  # type: ignore[attr-defined]
+        if self.count == 5:  # type: ignore[attr-defined]
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+        return found
+
+    before = signal.getsignal(signal.SIGINT)
+    for times, error in ((1, loop.Stopped), (2, KeyboardInterrupt)):
+        patched = functools.partialmethod(interrupt, times=times)
+        monkeypatch.setattr(loop.Trainer, "advance", patched)
+        run = tmp_path / str(times)
+        with pytest.raises(error):
+            train(small, run, quiet=True)
+        assert Checkpoints(run / "checkpoints").latest() == (5 if times == 1 else None)
+        assert signal.getsignal(signal.SIGINT) is before

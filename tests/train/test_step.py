@@ -1,0 +1,461 @@
+"""The training step: its gradients, what it carries, what it counts, and the optimizers."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from famjax.core.config import Config, OptimizerConfig
+from famjax.core.experiment import override
+from famjax.core.types import Context
+from famjax.mixers.fam import FamState
+from famjax.models.language_model import LanguageModel
+from famjax.ops.losses import token_losses
+from famjax.train.optimizers import make_optimizer, make_schedule
+from famjax.train.run import abstract_model
+from famjax.train.state import TrainState
+from famjax.train.step import count, init_train_state, make_step
+
+ROWS, LENGTH, VOCABULARY = 4, 16, 32
+# beta1=0 and no clipping: Adam's first moment is the gradient
+SHAPE = (
+    f"model.vocab_size={VOCABULARY} model.layers=1 model.width=16 model.heads=2 model.kv_heads=1 "
+    "model.mlp_width=32 model.block_len=8 model.fam_len=2 model.scan_layers=false "
+    f"data.batch={ROWS} data.length={LENGTH} optimizer.schedule=constant optimizer.warmup_steps=0 "
+    "optimizer.beta1=0 optimizer.clip_norm=0"
+).split()
+TOKEN_BYTES = np.arange(VOCABULARY) % 3 + 1.0
+
+# Correctness does not depend on it, and compilation takes half the time.
+FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+def quick(function: Any, *args: Any) -> Any:
+    return jax.jit(function).lower(*args).compile(compiler_options=FAST)
+
+
+class Setup(NamedTuple):
+    config: Config
+    graph: Any
+    state: TrainState
+    step: Any
+
+
+@functools.cache
+def setup(*overrides: str) -> Setup:
+    """Return a compiled step that donates nothing, and the state it starts from."""
+    config = override(Config(), [*SHAPE, *overrides])
+    optimizer = make_optimizer(config.optimizer, config.train.steps)
+
+    def start() -> TrainState:
+        model = LanguageModel(config.model, rngs=nnx.Rngs(config.seed))
+        return init_train_state(config, model, optimizer)
+
+    graph, _ = abstract_model(config)
+    state = quick(start)()
+    step = make_step(config, graph, optimizer, jnp.asarray(TOKEN_BYTES))
+    return Setup(config, graph, state, quick(step, state, batch(0)))
+
+
+def batch(seed: int, **given: Any) -> dict[str, jax.Array]:
+    """Return random rows; in lanes row 1 begins a document in its second block."""
+    rng = np.random.default_rng(seed)
+    shape = (ROWS, LENGTH)
+    reset = np.zeros(shape, bool)
+    reset[1, 8] = True
+    made = {
+        "tokens": rng.integers(0, VOCABULARY, shape, np.int32),
+        "targets": rng.integers(0, VOCABULARY, shape, np.int32),
+        "weights": rng.choice([0, 0.1, 1], shape).astype(np.float32),
+        "valid": np.ones(shape, bool),
+        "reset": reset,
+    }
+    return {name: jnp.asarray(value) for name, value in (made | given).items()}
+
+
+def gradient(state: TrainState) -> Any:
+    return state.opt_state[1][0].mu
+
+
+def assert_close(a: Any, b: Any, tolerance: float = 1e-5) -> None:
+    """Two trees agree to rounding, relative to the largest number of each leaf."""
+
+    def compare(x: Any, y: Any) -> None:
+        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+        scale = np.abs(y).max(initial=1e-6)
+        np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * scale)
+
+    jax.tree.map(compare, a, b)
+
+
+def without_totals(state: TrainState) -> dict[str, Any]:
+    """What must not depend on how a batch is cut; parameters move by Adam's sign of tiny numbers."""
+    return {"gradient": gradient(state), "memory": state.memory, "totals": state.totals}
+
+
+# gradients
+
+
+@pytest.mark.parametrize(
+    "cut", ["train.accumulate=2", "train.accumulate=4", "train.bptt_segments=2"]
+)
+def test_cutting_a_batch_changes_nothing(cut: str) -> None:
+    """Rows in parts, or segments with the gradient through all of them."""
+    whole, parts = setup(), setup(cut)
+    state = whole.step(whole.state, batch(0))
+    assert_close(without_totals(parts.step(parts.state, batch(0))), without_totals(state))
+    # from memory that holds something
+    again = parts.step(state, batch(1))
+    assert_close(without_totals(again), without_totals(whole.step(state, batch(1))))
+    assert int(again.step) == 2
+
+
+def mean_loss(graph: Any, params: Any, memory: Any, data: dict[str, Any], last: slice) -> Any:
+    """The loss as one would write it, of the targets in `last`."""
+    model = nnx.merge(graph, params)
+    logits, _ = model(data["tokens"], memory, Context(data["reset"], data["valid"]))
+    nats, _ = token_losses(logits[:, last], data["targets"][:, last])
+    weights = data["weights"][:, last]
+    return (nats * weights).sum() / weights.sum()
+
+
+def test_the_gradient_is_cut_at_the_start_of_a_step() -> None:
+    """A step on memory equals the loss with that memory constant, not with what it came from."""
+    small = setup()
+    state = small.step(small.state, batch(0))
+    # the memory after batch 0, as the parameters stand now
+    params = small.state.params
+    state = state._replace(params=params)
+    stepped = gradient(small.step(state, batch(1)))
+    whole = slice(None)
+    constant = quick(jax.grad(functools.partial(mean_loss, small.graph, last=whole)), params,
+                     state.memory, batch(1))  # fmt: skip
+    assert_close(stepped, constant(params, state.memory, batch(1)))
+
+    both = {name: jnp.concatenate([batch(0)[name], batch(1)[name]], 1) for name in batch(0)}
+    through = quick(
+        jax.grad(functools.partial(mean_loss, small.graph, last=slice(LENGTH, None))),
+        params,
+        small.state.memory,
+        both,
+    )
+    long = through(params, small.state.memory, both)
+    differ = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), stepped, long)
+    assert max(jax.tree.leaves(differ)) > 1e-3
+
+
+def test_weights_of_zero_take_no_part() -> None:
+    small = setup()
+    weights = batch(0)["weights"].at[:, 4:].set(0)
+    one = small.step(small.state, batch(0, weights=weights))
+    targets = batch(0)["targets"].at[:, 4:].set(0)
+    other = small.step(small.state, batch(0, weights=weights, targets=targets))
+    assert_close(without_totals(one), without_totals(other), 0)
+    none = small.step(small.state, batch(0, weights=jnp.zeros_like(weights)))
+    assert all(not np.asarray(g).any() for g in jax.tree.leaves(gradient(none)))
+    assert int(none.bad) == 0
+
+
+# random state passing
+
+
+def packed_start(small: Setup, memory: Any) -> Any:
+    """Row 0's FAM for all rows, and an empty window (B.2.3), written by hand."""
+    model = nnx.merge(small.graph, small.state.params)
+    fresh = model.init_state(ROWS)
+    rows = [jnp.repeat(leaf, ROWS, 1) for leaf in jax.tree.leaves(memory)]
+    saved = jax.tree.unflatten(jax.tree.structure(memory), rows)
+    assert all(isinstance(layer, FamState) for layer in saved)
+    return tuple(
+        old._replace(window=new.window) for old, new in zip(saved, fresh, strict=True)
+    )  # fmt: skip
+
+
+@functools.cache
+def forward() -> Any:
+    """Compiled (params, state, batch) -> (loss of packed rows, state)."""
+    small = setup("data.layout=packed", "train.rsp=1", "train.rsp_ramp=10")
+
+    def run(params: Any, state: Any, data: dict[str, Any]) -> Any:
+        logits, state = nnx.merge(small.graph, params)(data["tokens"], state)
+        nats, _ = token_losses(logits, data["targets"])
+        return (nats * data["weights"]).sum(), state
+
+    fresh = nnx.merge(small.graph, small.state.params).init_state(ROWS)
+    return quick(run, small.state.params, fresh, batch(0))
+
+
+def test_random_state_passing() -> None:
+    small = setup("data.layout=packed", "train.rsp=1", "train.rsp_ramp=10")
+    params, zeros = small.state.params, small.state.totals
+    fresh = nnx.merge(small.graph, params).init_state(ROWS)
+
+    first = small.step(small.state, batch(0))
+    loss, after = forward()(params, fresh, batch(0))
+    np.testing.assert_allclose(first.totals.loss, loss, rtol=1e-5)
+    assert_close(first.memory, jax.tree.map(lambda a: a[:, :1], after))
+
+    def loss_at(step: int, key: int) -> float:
+        state = first._replace(
+            step=jnp.int32(step),
+            params=params,
+            totals=zeros,
+            key=jax.random.key_data(jax.random.key(key)),
+        )
+        return float(small.step(state, batch(1)).totals.loss)
+
+    passed = packed_start(small, first.memory)
+    assert not any(np.asarray(leaf).any() for s in passed for leaf in s.window)
+    assert all(np.asarray(s.updates).all() for s in passed)
+    expected = float(forward()(params, passed, batch(1))[0])
+    anew = float(forward()(params, fresh, batch(1))[0])
+    assert abs(expected - anew) > 1e-2
+
+    # all the way up the ramp always, at step 0 never, in the middle half of the time
+    assert [loss_at(step, step) for step in range(9, 30)] == pytest.approx([expected] * 21, 1e-5)
+    assert [loss_at(0, key) for key in range(20)] == pytest.approx([anew] * 20, 1e-5)
+    middle = np.array([loss_at(4, key) for key in range(200)])
+    used = np.isclose(middle, expected, rtol=1e-5)
+    assert np.isclose(middle[~used], anew, rtol=1e-5).all()
+    assert 0.38 < used.mean() < 0.62
+
+
+def test_without_random_state_passing_nothing_is_carried() -> None:
+    small = setup("data.layout=packed")
+    state = small.step(small.state, batch(0))
+    assert state.memory == ()
+    fresh = nnx.merge(small.graph, small.state.params).init_state(ROWS)
+    state = small.step(state._replace(params=small.state.params, totals=small.state.totals),
+                       batch(1))  # fmt: skip
+    np.testing.assert_allclose(
+        state.totals.loss, forward()(small.state.params, fresh, batch(1))[0], rtol=1e-5
+    )
+
+
+def test_random_position_offset_is_an_identity() -> None:
+    """RoPE sees differences of positions only, so an offset common to all is seen by no one.
+
+    B.2.2 is therefore here for the experiment's sake; it moves nothing but rounding.
+    """
+    plain, moved = setup(), setup("train.rpo=true")
+    a, b = plain.state, moved.state
+    for seed in range(4):
+        a, b = plain.step(a._replace(params=plain.state.params), batch(seed)), moved.step(
+            b._replace(params=plain.state.params), batch(seed)
+        )  # fmt: skip
+        assert_close(gradient(b), gradient(a), 1e-4)
+    np.testing.assert_allclose(a.totals.loss, b.totals.loss, rtol=1e-5)
+    moved_bits = jax.tree.map(lambda x, y: bool((x != y).any()), gradient(a), gradient(b))
+    assert any(jax.tree.leaves(moved_bits))  # it was there
+
+
+# what is counted
+
+
+def test_totals_against_numpy() -> None:
+    rng = np.random.default_rng(3)
+    logits = rng.normal(size=(2, 5, VOCABULARY)).astype(np.float32)
+    targets = rng.integers(0, VOCABULARY, (2, 5))
+    targets[0, :2] = logits[0, :2].argmax(-1)
+    weights = np.array([[1, 1, 0.1, 0, 1], [0, 0, 1, 0.5, 0]], np.float32)
+    valid = weights > 0
+    given = {"targets": targets, "weights": weights, "valid": valid}
+    found = count(jnp.asarray(logits), jax.tree.map(jnp.asarray, given), jnp.asarray(TOKEN_BYTES))
+
+    exact = logits.astype(np.float64)
+    p = np.exp(exact) / np.exp(exact).sum(-1, keepdims=True)
+    nats = -np.log(np.take_along_axis(p, targets[..., None], -1)[..., 0])
+    right = (exact.argmax(-1) == targets) & (weights == 1)
+    expected = {
+        "weight": weights.sum(),
+        "loss": (nats * weights).sum(),
+        "answers": 4,
+        "right": right.sum(),
+        "nats": nats[weights > 0].sum(),
+        "bytes": TOKEN_BYTES[targets][weights > 0].sum(),
+        "tokens": 6,
+        "steps": 0,
+        "grad_norm": 0,
+    }
+    assert right.sum() >= 2
+    assert {n: float(v) for n, v in found._asdict().items()} == pytest.approx(expected, rel=1e-5)
+
+
+def test_totals_add_up() -> None:
+    small = setup()
+    state = small.step(small.state, batch(0))
+    norm = math.sqrt(sum(float(jnp.square(g).sum()) for g in jax.tree.leaves(gradient(state))))
+    assert float(state.totals.grad_norm) == pytest.approx(norm, rel=1e-5)
+    second = small.step(state, batch(1))
+    norm += math.sqrt(sum(float(jnp.square(g).sum()) for g in jax.tree.leaves(gradient(second))))
+    assert float(second.totals.grad_norm) == pytest.approx(norm, rel=1e-5)
+    assert float(second.totals.steps) == 2
+    assert float(second.totals.tokens) == 2 * ROWS * LENGTH
+
+
+def test_the_first_step_that_is_not_finite_is_kept() -> None:
+    small = setup()
+    bad = batch(1, weights=batch(1)["weights"].at[0, 0].set(jnp.nan))
+    state = small.step(small.state, batch(0))
+    assert int(state.bad) == 0
+    state = small.step(state, bad)
+    assert int(state.bad) == 2
+    assert int(small.step(state, batch(2)).bad) == 2
+
+
+def test_parameters_that_overflow_are_noticed_in_the_same_step() -> None:
+    """Before the next loss tells, so that no checkpoint holds them."""
+    small = setup("optimizer.learning_rate=3e38", "optimizer.weight_decay=100")
+    state = small.step(small.state, batch(0))
+    assert np.isfinite(float(state.totals.loss))
+    assert int(state.bad) == 1
+
+
+def test_bfloat16() -> None:
+    small, half = setup(), setup("model.dtype=bfloat16")
+    state = half.state
+    for seed in range(3):
+        state = half.step(state, batch(seed))
+    assert int(state.bad) == 0
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves((state.params, state.opt_state))}
+    assert dtypes == {jnp.dtype("float32"), jnp.dtype("int32")}
+    about = lambda tree: jax.tree.map(lambda a: (a.shape, a.dtype), tree)  # noqa: E731
+    assert about(state) == about(half.state)
+    one = small.step(small.state, batch(0)).totals
+    other = half.step(half.state, batch(0)).totals
+    assert float(other.loss) == pytest.approx(float(one.loss), rel=0.02)
+
+
+# optimizers and schedules
+
+
+PARAMETERS = {"w": np.linspace(-1, 1, 12).reshape(3, 4), "b": np.full(4, 0.5)}
+GRADIENTS = [
+    {"w": np.cos(np.arange(12.0)).reshape(3, 4), "b": np.full(4, 0.01)},
+    {"w": np.sin(np.arange(12.0)).reshape(3, 4), "b": np.full(4, -2.0)},
+]
+
+
+def updates(config: OptimizerConfig) -> list[dict[str, np.ndarray]]:
+    """Return the parameters after each of the gradients."""
+    optimizer = make_optimizer(config, 10)
+    params = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), PARAMETERS)
+    state, found = optimizer.init(params), []
+    for grads in GRADIENTS:
+        grads = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), grads)
+        change, state = optimizer.update(grads, state, params)
+        params = jax.tree.map(jnp.add, params, change)
+        found.append(params)
+    return found
+
+
+def clipped(grads: dict[str, np.ndarray], most: float) -> dict[str, np.ndarray]:
+    norm = math.sqrt(sum(np.square(g).sum() for g in grads.values()))
+    return {name: g * min(1, most / norm) for name, g in grads.items()}
+
+
+def compare(found: list[Any], expected: list[Any]) -> None:
+    for a, b in zip(found, expected, strict=True):
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), a, b)
+
+
+def test_adamw_against_numpy() -> None:
+    config = OptimizerConfig(
+        learning_rate=0.1, schedule="constant", warmup_steps=2, beta1=0.8, beta2=0.9,
+        weight_decay=0.05, clip_norm=1.0,
+    )  # fmt: skip
+    params = {name: value.copy() for name, value in PARAMETERS.items()}
+    m, v = ({name: np.zeros_like(a) for name, a in params.items()} for _ in range(2))
+    expected = []
+    for t, grads in enumerate(GRADIENTS, 1):
+        rate = 0.1 * (t - 1) / 2
+        for name, g in clipped(grads, 1.0).items():
+            m[name] = 0.8 * m[name] + 0.2 * g
+            v[name] = 0.9 * v[name] + 0.1 * g**2
+            unbiased = (m[name] / (1 - 0.8**t)) / (np.sqrt(v[name] / (1 - 0.9**t)) + 1e-8)
+            params[name] = params[name] - rate * (unbiased + 0.05 * params[name])
+        expected.append(dict(params))
+    compare(updates(config), expected)
+
+
+def test_adafactor_against_numpy() -> None:
+    """Small enough that second moments are not factored: decay, update clipping, scale, momentum."""
+    config = OptimizerConfig(
+        name="adafactor", learning_rate=0.1, schedule="constant", warmup_steps=0, beta1=0.9,
+        beta2=0.3, weight_decay=0.01, clip_norm=0,
+    )  # fmt: skip
+    params = {name: value.copy() for name, value in PARAMETERS.items()}
+    m, v = ({name: np.zeros_like(a) for name, a in params.items()} for _ in range(2))
+    expected = []
+
+    def rms(a: np.ndarray) -> float:
+        return float(np.sqrt(np.square(a).mean()))
+
+    for t, grads in enumerate(GRADIENTS, 1):
+        decay = min(0.3, 1 - t**-0.8)
+        assert decay == (0 if t == 1 else 0.3)  # 1 - 2^-0.8 is 0.43: it has settled
+        for name, g in grads.items():
+            v[name] = decay * v[name] + (1 - decay) * (g**2 + 1e-30)
+            update = g / np.sqrt(v[name])
+            update = update / max(1, rms(update)) * max(rms(params[name]), 1e-3)
+            m[name] = 0.9 * m[name] + 0.1 * update
+            params[name] = params[name] - 0.1 * (m[name] + 0.01 * params[name])
+        expected.append(dict(params))
+    compare(updates(config), expected)
+
+
+def test_adafactor_factors_large_matrices() -> None:
+    optimizer = make_optimizer(OptimizerConfig(name="adafactor"), 10)
+    large = {"w": jnp.zeros((2, 160, 130)), "b": jnp.zeros(160)}
+    state = jax.eval_shape(optimizer.init, large)
+    shapes = {
+        jax.tree_util.keystr(path).replace("'", ""): leaf.shape
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+    }
+    factors = {name[name.index(".v") :]: shape for name, shape in shapes.items() if ".v" in name}
+    assert factors.pop(".v[b]") == (160,)
+    assert {factors[".v_row[w]"], factors[".v_col[w]"]} == {(2, 160), (2, 130)}
+    assert factors[".v[w]"] == (1,)
+
+
+@pytest.mark.parametrize("name", ["constant", "cosine", "wsd"])
+@pytest.mark.parametrize("warmup", [0, 10])
+def test_schedules(name: Any, warmup: int) -> None:
+    config = OptimizerConfig(
+        learning_rate=2.0, schedule=name, warmup_steps=warmup, decay_fraction=0.2,
+        final_fraction=0.1,
+    )  # fmt: skip
+    rate = make_schedule(config, 100)
+    assert float(rate(0)) == (0 if warmup else 2)
+    assert float(rate(warmup)) == 2
+    if warmup:
+        assert float(rate(5)) == pytest.approx(1)
+    middle = warmup + (100 - warmup) // 2
+    middles = {"constant": 2, "cosine": 2 * (0.1 + 0.9 / 2), "wsd": 2}
+    assert float(rate(middle)) == pytest.approx(middles[name])
+    assert float(rate(90)) == pytest.approx(
+        {"constant": 2, "wsd": 1}.get(name, float(rate(90))), rel=1e-5
+    )
+    ends = {"constant": 2, "cosine": 0.2, "wsd": 0}
+    assert float(rate(100)) == pytest.approx(ends[name], abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["constant", "cosine", "wsd"])
+@pytest.mark.parametrize("warmup", [10, 50])
+def test_a_warmup_as_long_as_the_run(name: Any, warmup: int) -> None:
+    rate = make_schedule(OptimizerConfig(learning_rate=1.0, schedule=name, warmup_steps=warmup), 10)
+    found = [float(rate(step)) for step in range(10)]
+    assert found == pytest.approx([step / warmup for step in range(10)])
+
+
+def test_wsd_falls_to_zero_behind_a_long_warmup() -> None:
+    config = OptimizerConfig(learning_rate=1.0, schedule="wsd", warmup_steps=95, decay_fraction=0.2)
+    rate = make_schedule(config, 100)
+    assert [float(rate(step)) for step in (95, 100)] == pytest.approx([1, 0])
