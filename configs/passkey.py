@@ -22,12 +22,12 @@ def config() -> Config:
         model=ModelConfig(
             layers=2,
             width=64,
-            heads=2,
-            mlp_width=128,
+            heads=4,
+            mlp_width=256,
             mlp="gelu",
             tied=False,
             mixer="fam",
-            block_len=64,
+            block_len=32,
             memory_segments=0,
             fam_len=16,
         ),
@@ -36,18 +36,20 @@ def config() -> Config:
             tokenizer="runs/demo/tokenizer.model",
             layout="lanes",
             batch=4,
-            length=1024,
+            length=2048,
+            keep_whole=True,
             passkey=PasskeyConfig(
                 digits=5,
                 min_length=96,
                 start_length=96,
-                max_length=65_536,
-                threshold=0.85,
+                climb_length=1536,
+                max_length=32_768,
+                threshold=0.95,
                 other_weight=0.02,
             ),
         ),
         optimizer=OptimizerConfig(
-            learning_rate=5e-3, schedule="wsd", warmup_steps=20, beta2=0.99, decay_fraction=0.2
+            learning_rate=3e-3, schedule="wsd", warmup_steps=20, beta2=0.99, decay_fraction=0.4
         ),
-        train=TrainConfig(steps=800, log_every=10, checkpoint_every=400),
+        train=TrainConfig(steps=400, log_every=10, checkpoint_every=400),
     )

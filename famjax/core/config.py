@@ -54,12 +54,14 @@ class PasskeyConfig:
     """Passkey retrieval (TransformerFAM 3.2, D.1): needle, filler, question, answer."""
 
     digits: int = 5
-    # documents have min_length to max_length tokens (log-uniform), needle and question included
-    min_length: int = 64
+    # training begins with documents of this many tokens, needle and question included; ...
+    start_length: int = 96
+    # ... they double up to this length, which best fits a row, each time the answers' token
+    # accuracy over a logging interval reaches `threshold`; ...
+    climb_length: int = 768
+    # ... from then on they have any length between these two, as many tokens in each octave
+    min_length: int = 96
     max_length: int = 4096
-    # with a curriculum, training starts at this longest length and doubles it up to max_length ...
-    start_length: int = 64
-    # ... each time the answers' token accuracy over a logging interval reaches this
     threshold: float = 0.97
     # weight of the tokens that are not the answer
     other_weight: float = 0.02

@@ -416,11 +416,11 @@ def _bad_data(config: Config) -> Iterator[str]:
             f"data.passkey.min_length={p.min_length} is more than "
             f"data.passkey.max_length={p.max_length}; exchange them"
         )
-    if not p.min_length <= p.start_length <= p.max_length:
-        yield (
-            f"data.passkey.start_length={p.start_length} must be from data.passkey.min_length="
-            f"{p.min_length} to data.passkey.max_length={p.max_length}"
-        )
+    lengths = ("min_length", "start_length", "climb_length", "max_length")
+    sizes = [getattr(p, name) for name in lengths]
+    if sizes != sorted(sizes):
+        given = ", ".join(f"{n}={s}" for n, s in zip(lengths, sizes, strict=True))
+        yield f"data.passkey: {given} must not fall in this order"
 
 
 def _bad_train(config: Config) -> Iterator[str]:

@@ -456,7 +456,8 @@ class TextSource:
             window = stream.read(PIECE_BYTES)
         if space := _SPACE.search(window):
             return offset + space.start()
-        return offset + next((i for i, byte in enumerate(window) if byte & 0xC0 != 0x80), 0)
+        ends = (i for i, byte in enumerate(window) if byte & 0xC0 != 0x80)
+        return offset + next(ends, len(window))  # inside the last character: behind it
 
 
 def _json_text(file: _File, row: int) -> bytes:

@@ -100,6 +100,9 @@ def run_tokenizer(folder: Path, config: Config) -> Tokenizer:
 def prepare_run(folder: Path, config: Config) -> tuple[Config, Tokenizer]:
     """Make the run folder, or check that the one there is of the same experiment.
 
+    A folder without a checkpoint holds no experiment yet: whatever made its first try fail, such as
+    a misspelt file, may be given anew.
+
     Returns:
       The config with the vocabulary's size filled in, and the tokenizer.
 
@@ -108,6 +111,8 @@ def prepare_run(folder: Path, config: Config) -> tuple[Config, Tokenizer]:
         experiment (the differences are named), or cannot be written.
     """
     before = read_config(folder)
+    if Checkpoints(folder / CHECKPOINTS).latest() is None:
+        before = None
     tokenizer = run_tokenizer(folder, config) if before else load_tokenizer(config.data.tokenizer)
     config = with_vocabulary(config, tokenizer)
     if before is not None:

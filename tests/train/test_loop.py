@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,6 @@ def test_the_state_is_donated_and_lies_where_it_should(
     train(small, tmp_path / "run", quiet=True)
     assert len(states) == 6
     for before, after in states:
-        # the totals of a step that was logged are replaced by zeros, and so not given
         kept = [
             path
             for path, leaf in jax.tree_util.tree_leaves_with_path(before)
@@ -116,7 +116,9 @@ def test_loading_goes_on_while_the_device_computes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch takes 30 ms to load and a step 60: the loop waits for none but the first."""
-    small = config(tmp_path / "texts", "lanes", "text", "train.steps=12", "train.checkpoint_every=99")
+    small = config(
+        tmp_path / "texts", "lanes", "text", "train.steps=12", "train.checkpoint_every=99"
+    )
     make, program = lanes.RowsIterator.__next__, make_program
 
     def slow(self: lanes.RowsIterator) -> Any:
@@ -194,9 +196,8 @@ def test_the_progress_line_shows_where_time_goes(
 # not finite
 
 
-@pytest.fixture
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Step 6 is made from parameters that are not finite."""
+def poison_step_six(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let step 6 be made from parameters that are not finite."""
     advance = loop.Trainer.advance
 
     def poison(self: loop.Trainer, state: Any, inspect: bool) -> Any:
@@ -209,30 +210,30 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop.Trainer, "advance", poison)
 
 
-@pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(
     ("every", "noticed", "kept"),
-    [(3, 6, "the last good checkpoint is step 3"), (20, 8, "nothing was saved yet")],
+    [(5, 8, "the last good checkpoint is step 5"), (20, 8, "nothing was saved yet")],
 )
-def test_a_loss_that_is_not_finite(tmp_path: Path, every: int, noticed: int, kept: str) -> None:
-    """Noticed at the next log or save, it names the step where it began, which is neither."""
+def test_a_loss_that_is_not_finite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, noticed: int, kept: str
+) -> None:
+    """Noticed at the next log or save, it names the step where it began."""
+    poison_step_six(monkeypatch)
     more = ["train.steps=40", "train.log_every=8", f"train.checkpoint_every={every}"]
     small = config(tmp_path / "texts", "lanes", "text", *more)
     run = tmp_path / "run"
     with pytest.raises(UserError, match=f"the loss is not finite at step 6; {kept} in ") as error:
         train(small, run, quiet=True)
     assert "\n" not in str(error.value)
-    assert Checkpoints(run / "checkpoints").steps() == ([3] if every == 3 else [])
-    assert [row["step"] for row in rows(run)] == ([8] if noticed == 8 else [])
+    assert Checkpoints(run / "checkpoints").steps() == ([5] if every == 5 else [])
+    assert [row["step"] for row in rows(run)] == [noticed]
 
 
-def test_a_run_goes_on_behind_a_loss_that_was_not_finite(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_run_goes_on_behind_a_loss_that_was_not_finite(tmp_path: Path) -> None:
     small = config(tmp_path / "texts", "lanes", "text", "train.steps=9")
     train(small, tmp_path / "once", quiet=True)
     with pytest.MonkeyPatch.context() as patch:
-        poisoned.__wrapped__(patch)  # type: ignore[attr-defined]
+        poison_step_six(patch)
         with pytest.raises(UserError, match="not finite at step 6"):
             train(small, tmp_path / "again", quiet=True)
     train(small, tmp_path / "again", quiet=True)
@@ -243,9 +244,9 @@ def test_stop_keeps_what_is_newer_than_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C once saves; twice stops at once."""
-    import signal
-
-    small = config(tmp_path / "texts", "lanes", "text", "train.steps=9", "train.checkpoint_every=50")
+    small = config(
+        tmp_path / "texts", "lanes", "text", "train.steps=9", "train.checkpoint_every=50"
+    )
     advance = loop.Trainer.advance
 
     def interrupt(self: loop.Trainer, state: Any, inspect: bool, times: int) -> Any:

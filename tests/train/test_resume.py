@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -114,48 +114,40 @@ def test_a_crash_at_any_step(
     assert longest == ([600, 1200, 2000, 2000, 2000, 2000] if task == "passkey" else [None] * 6)
 
 
-def kills(rng: random.Random, run: Path) -> Iterator[Callable[[subprocess.Popen[str]], None]]:
-    """Yield ways to wait for the moment of a kill."""
-    while True:
-        kind, delay = rng.choice(["running", "running", "saving", "starting"]), rng.random()
-        if kind == "starting":
-            yield lambda process, delay=delay: until(
-                process, lambda end=time.monotonic() + 8 * delay: time.monotonic() > end
-            )
-            continue
-
-        def running(process: subprocess.Popen[str], kind: str = kind, delay: float = delay) -> None:
-            before = last_step(run)
-            until(process, lambda: last_step(run) > before)
-            time.sleep(delay)
-            if kind == "saving":
-                until(process, lambda: any((run / "checkpoints").glob("tmp-*")))
-                time.sleep(delay / 10)
-
-        yield running
+def wait(process: subprocess.Popen[str], run: Path, kind: str, delay: float) -> None:
+    """Wait for the moment of a kill: `delay` of 0 to 1 behind something that happens."""
+    if kind == "starting":
+        end = time.monotonic() + 8 * delay
+        until(process, lambda: time.monotonic() > end)
+        return
+    before = last_step(run)
+    until(process, lambda: last_step(run) > before)
+    time.sleep(delay)
+    if kind == "saving":
+        until(process, lambda: any((run / "checkpoints").glob("tmp-*")))
+        time.sleep(delay / 10)
 
 
 @pytest.mark.slow
 @modes
 def test_twenty_kills(tmp_path: Path, layout: str, task: str) -> None:
-    small = config(tmp_path / "texts", layout, task, "train.steps=400")
+    small = config(tmp_path / "texts", layout, task, "train.steps=300")
     once, again = tmp_path / "once", tmp_path / "again"
-    process = start(small, once)
-    _, err = process.communicate()
-    assert process.returncode == 0, err
-    moments = []
-    for wait in kills(random.Random(f"{layout} {task}"), again):
+    rng, newest = random.Random(f"{layout} {task}"), 0
+    for kill in range(20):
+        kind, delay = rng.choice(["running", "running", "saving", "starting"]), rng.random()
         process = start(small, again)
-        wait(process)
+        wait(process, again, kind, delay)
         status, err = end(process, signal.SIGKILL)
+        folders = sorted(p.name for p in again.glob("checkpoints/*"))
+        print(kill, kind, f"{delay:.2f}", last_step(again), folders, flush=True)
         assert status == -signal.SIGKILL, err
-        moments.append((last_step(again), sorted(p.name for p in again.glob("checkpoints/*"))))
-        if len(moments) == 20:
-            break
-    process = start(small, again)
-    _, err = process.communicate()
-    assert process.returncode == 0, err
-    print(*moments, sep="\n")
+        before, newest = newest, Checkpoints(again / "checkpoints").latest() or 0
+        assert newest >= before
+    for run in (once, again):
+        process = start(small, run)
+        _, err = process.communicate()
+        assert process.returncode == 0, err
     assert_same(once, again, small)
 
 

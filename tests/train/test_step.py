@@ -96,7 +96,7 @@ def assert_close(a: Any, b: Any, tolerance: float = 1e-5) -> None:
 
 
 def without_totals(state: TrainState) -> dict[str, Any]:
-    """What must not depend on how a batch is cut; parameters move by Adam's sign of tiny numbers."""
+    """What must not depend on how a batch is cut. Parameters may: Adam magnifies tiny gradients."""
     return {"gradient": gradient(state), "memory": state.memory, "totals": state.totals}
 
 
@@ -386,7 +386,7 @@ def test_adamw_against_numpy() -> None:
 
 
 def test_adafactor_against_numpy() -> None:
-    """Small enough that second moments are not factored: decay, update clipping, scale, momentum."""
+    """Too small to be factored: decay of second moments, update clipping, scale, momentum."""
     config = OptimizerConfig(
         name="adafactor", learning_rate=0.1, schedule="constant", warmup_steps=0, beta1=0.9,
         beta2=0.3, weight_decay=0.01, clip_norm=0,

@@ -24,14 +24,27 @@ from famjax.train import loop
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.metrics import read_metrics
 
-SHAPE = (
-    "model.layers=1 model.width=16 model.heads=2 model.kv_heads=1 model.mlp_width=32 "
-    "model.block_len=8 model.fam_len=2 model.scan_layers=false data.batch=2 data.length=64 "
-    "data.passkey.min_length=300 data.passkey.start_length=300 data.passkey.max_length=2000 "
-    "data.passkey.threshold=0 data.passkey.digits=3 optimizer.warmup_steps=2 "
-    "optimizer.schedule=constant "
-    "train.log_every=4 train.checkpoint_every=3"
-).split()
+SHAPE = [
+    "model.layers=1",
+    "model.width=16",
+    "model.heads=2",
+    "model.kv_heads=1",
+    "model.mlp_width=32",
+    "model.block_len=8",
+    "model.fam_len=2",
+    "model.scan_layers=false",
+    "data.batch=2",
+    "data.length=64",
+    "data.passkey.digits=3",
+    "data.passkey.min_length=300",
+    "data.passkey.start_length=300",
+    "data.passkey.max_length=2000",
+    "data.passkey.threshold=0",
+    "optimizer.schedule=constant",
+    "optimizer.warmup_steps=2",
+    "train.log_every=4",
+    "train.checkpoint_every=3",
+]
 LAYOUTS = {
     "lanes": ["data.layout=lanes"],
     "packed": ["data.layout=packed", "train.rsp=0.7", "train.rsp_ramp=3", "data.repeat_len=4"],

@@ -1,0 +1,225 @@
+"""Contract 9 in training: on eight devices, however they are arranged, as on one."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from small import rows, texts
+
+from famjax.core import sharding
+from famjax.core.config import Config, MeshConfig
+from famjax.core.errors import UserError
+from famjax.core.experiment import override
+from famjax.train import loop
+from famjax.train.checkpoint import Checkpoints
+from famjax.train.state import TrainState
+
+ROWS, LENGTH, VOCABULARY = 8, 16, 64
+SHAPE = (
+    f"model.vocab_size={VOCABULARY} model.layers=1 model.width=16 model.heads=4 model.kv_heads=2 "
+    "model.mlp_width=32 model.block_len=8 model.fam_len=2 model.tied=false model.scan_layers=false "
+    f"data.batch={ROWS} data.length={LENGTH} optimizer.schedule=constant optimizer.warmup_steps=0"
+).split()
+LANES = ("data.layout=lanes",)
+# one key/value head cannot be divided: it is on all devices
+PACKED = ("data.layout=packed", "train.rsp=1", "train.accumulate=2", "model.kv_heads=1")
+FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+MESHES = [(2, 2, 2), (8, 1, 1), (1, 4, 2)]
+CASES = [(mesh, LANES) for mesh in MESHES] + [
+    pytest.param(mesh, PACKED, marks=() if mesh == (2, 2, 2) else pytest.mark.slow)
+    for mesh in MESHES
+]
+
+
+class Trained(NamedTuple):
+    program: loop.Program
+    step: Any
+    states: list[TrainState]
+
+
+def batch(seed: int) -> dict[str, np.ndarray]:
+    """Return random rows; in lanes row 3 begins a document in its second block."""
+    rng = np.random.default_rng(seed)
+    shape = (ROWS, LENGTH)
+    reset = np.zeros(shape, bool)
+    reset[3, 8] = True
+    return {
+        "tokens": rng.integers(0, VOCABULARY, shape, np.int32),
+        "targets": rng.integers(0, VOCABULARY, shape, np.int32),
+        "weights": rng.choice([0, 0.1, 1], shape).astype(np.float32),
+        "valid": np.ones(shape, bool),
+        "reset": reset,
+    }
+
+
+def config_on(mesh: tuple[int, int, int], overrides: tuple[str, ...]) -> Config:
+    axes = zip(("data", "fsdp", "tensor"), mesh, strict=True)
+    return override(Config(), [*SHAPE, *overrides, *(f"mesh.{n}={size}" for n, size in axes)])
+
+
+@functools.cache
+def trained(mesh: tuple[int, int, int], overrides: tuple[str, ...]) -> Trained:
+    """Return the states after 0 to 4 steps."""
+    devices = jax.devices()[: int(np.prod(mesh))]
+    with pytest.MonkeyPatch.context() as patch:
+        make_mesh = functools.partial(sharding.make_mesh, devices=devices)
+        patch.setattr(sharding, "make_mesh", make_mesh)
+        program = loop.make_program(config_on(mesh, overrides), np.ones(VOCABULARY, np.float32))
+    state = program.start.lower().compile(compiler_options=FAST)()  # type: ignore[attr-defined]
+    lowered = program.step.lower(state, put(program, 0))  # type: ignore[attr-defined]
+    step = lowered.compile(compiler_options=FAST)
+    states = [copy(program, state)]
+    for seed in range(4):
+        state = step(state, put(program, seed))
+        states.append(copy(program, state))
+    return Trained(program, step, states)
+
+
+def put(program: loop.Program, seed: int) -> dict[str, jax.Array]:
+    return jax.device_put(batch(seed), program.batch)
+
+
+def copy(program: loop.Program, state: Any) -> Any:
+    """Return the state again, in buffers that no step can be given."""
+    host = jax.tree.map(lambda a: np.array(a), state)
+    return jax.device_put(host, program.shardings)
+
+
+def assert_close(state: TrainState, other: TrainState, tolerance: float = 1e-5) -> None:
+    """Equal but for the order of sums, relative to the largest number of each leaf."""
+
+    def compare(path: Any, x: Any, y: Any) -> None:
+        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+        atol = tolerance * np.abs(y).max(initial=1e-6)
+        np.testing.assert_allclose(x, y, rtol=0, atol=atol, err_msg=jax.tree_util.keystr(path))
+
+    jax.tree_util.tree_map_with_path(compare, state, other)
+
+
+@pytest.mark.parametrize(("mesh", "layout"), CASES)
+def test_eight_devices_equal_one(mesh: tuple[int, int, int], layout: tuple[str, ...]) -> None:
+    """Three steps, each with what it carries, from the same random start."""
+    one, many = trained((1, 1, 1), layout).states, trained(mesh, layout).states
+    assert_close(many[0], one[0], 1e-6)
+    for before, after in zip(one[1:4], many[1:4], strict=True):
+        assert_close(after, before)
+
+
+def spec(leaf: jax.Array) -> tuple[P, tuple[int, ...]]:
+    """Return how a leaf is divided, and the shape of a device's part."""
+    return leaf.sharding.spec, leaf.addressable_shards[0].data.shape
+
+
+def test_the_state_is_divided() -> None:
+    """Each device holds its part of parameters, moments and memory, and of nothing more."""
+    state = trained((2, 2, 2), LANES).states[3]
+    divided = {
+        "embedding": (P("tensor", "fsdp"), (32, 8)),
+        "head/kernel": (P("fsdp", "tensor"), (8, 32)),
+        "q/kernel": (P(None, "fsdp", "tensor", None), (1, 8, 2, 4)),
+        "k/kernel": (P(None, "fsdp", "tensor", None), (1, 8, 1, 4)),
+        "out/kernel": (P(None, "tensor", None, "fsdp"), (1, 2, 4, 8)),
+        "up/kernel": (P(None, "fsdp", "tensor"), (1, 8, 16)),
+        "down/kernel": (P(None, "tensor", "fsdp"), (1, 16, 8)),
+    }
+    moments = state.opt_state[1][0]
+    for tree in (state.params, moments.mu, moments.nu):
+        found = paths(tree)
+        for end, expected in divided.items():
+            names = [name for name in found if name.endswith(f"/{end}")]
+            assert names
+            assert {spec(found[name]) for name in names} == {expected}
+    memory = state.memory[0]
+    axes = ("data", "fsdp")
+    assert spec(memory.fam) == (P(None, axes, None, None), (1, 2, 2, 16))
+    # [r b p f g e]
+    assert spec(memory.k) == (P(None, axes, None, None, "tensor", None), (1, 2, 1, 2, 1, 4))
+    assert spec(memory.window.k)[1] == (1, 2, 2, 8, 1, 4)
+
+
+def paths(tree: Any) -> dict[str, Any]:
+    flat = jax.tree_util.tree_leaves_with_path(tree)
+    return {"/" + sharding.path_name(path): leaf for path, leaf in flat}
+
+
+def test_one_key_value_head_is_replicated() -> None:
+    state = trained((2, 2, 2), PACKED).states[1]
+    found = paths(state.params)
+    keys = [leaf for name, leaf in found.items() if name.endswith("/k/kernel")]
+    assert [leaf.sharding.spec for leaf in keys] == [P(None, "fsdp", None, None)]
+    axes = sharding.sharding(
+        sharding.make_mesh(MeshConfig(2, 2, 2)), ("batch", None, "kv_heads"), (8, 3, 1)
+    )
+    assert axes.spec == P(("data", "fsdp"), None, None)
+
+
+def test_optimizer_leaves_follow_their_own_parameter() -> None:
+    """Of two parameters whose names end alike, the one that is meant."""
+    mesh = sharding.make_mesh(MeshConfig(1, 4, 2))
+    shape = lambda *s: jax.ShapeDtypeStruct(s, np.float32)  # noqa: E731
+    params = {"q": {"kernel": shape(16, 2, 4)}, "mixer": {"q": {"kernel": shape(3, 16, 2, 4)}}}
+    placed = sharding.optimizer_shardings(mesh, params, {"mu": params, "count": shape()})
+    assert placed["mu"]["q"]["kernel"].spec == P("fsdp", "tensor", None)
+    assert placed["mu"]["mixer"]["q"]["kernel"].spec == P(None, "fsdp", "tensor", None)
+    assert placed["count"].spec == P()
+
+
+def test_a_checkpoint_moves_to_another_mesh(tmp_path: Path) -> None:
+    first, second = trained((2, 2, 2), LANES), trained((1, 4, 2), LANES)
+    checkpoints = Checkpoints(tmp_path, 1)
+    checkpoints.save(3, loop.to_tree(first.states[3]), {})
+    checkpoints.wait()
+    template = loop.to_tree(second.states[0])
+    _, tree, _ = checkpoints.restore(template)
+    state = loop.from_tree(tree)
+    assert_close(state, first.states[3], 0)
+    same = jax.tree.map(lambda a, b: a.sharding == b.sharding, state, second.states[0])
+    assert all(jax.tree.leaves(same))
+    after = second.step(copy(second.program, state), put(second.program, 3))
+    assert_close(after, trained((1, 1, 1), LANES).states[4])
+
+
+@pytest.mark.slow
+def test_a_run_moves_to_another_mesh(tmp_path: Path) -> None:
+    """The whole loop on eight devices, resumed on another arrangement of them."""
+    data = f"data.files={texts(tmp_path / 'texts')}"
+    shape = [
+        *SHAPE, data, "model.vocab_size=0", "train.log_every=2", "train.checkpoint_every=3",
+    ]  # fmt: skip
+    tables = []
+    for name, meshes in (("once", ["mesh.data=8", "mesh.data=8"]),
+                         ("again", ["mesh.data=8", "mesh.tensor=2,mesh.fsdp=4"])):  # fmt: skip
+        for steps, mesh in zip((5, 9), meshes, strict=True):
+            axes = ["mesh.data=-1", *mesh.split(",")]
+            config = override(Config(), [*shape, f"train.steps={steps}", *axes])
+            loop.train(config, tmp_path / name, quiet=True)
+        tables.append(rows(tmp_path / name))
+    for one, other in zip(*tables, strict=True):
+        assert one == pytest.approx(other, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "said"),
+    [
+        ((3, 1, 1), "mesh: data=3 x fsdp=1 x tensor=1 does not fit 8 devices"),
+        ((-1, 3, 1), "mesh: data=-1 x fsdp=3 x tensor=1 does not fit 8 devices"),
+        ((8, 2, 1), "mesh: data=8 x fsdp=2 x tensor=1 does not fit 8 devices"),
+    ],
+)
+def test_a_mesh_that_does_not_fit(mesh: tuple[int, int, int], said: str) -> None:
+    with pytest.raises(UserError) as error:
+        sharding.make_mesh(MeshConfig(*mesh))
+    assert str(error.value).startswith(said)
+    assert "\n" not in str(error.value)
+
+
+def test_an_axis_takes_what_the_others_leave() -> None:
+    mesh = sharding.make_mesh(MeshConfig(-1, 2, 2))
+    assert dict(mesh.shape) == {"data": 2, "fsdp": 2, "tensor": 2}
