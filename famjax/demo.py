@@ -74,7 +74,7 @@ FULL = Plan(
 
 
 def main() -> int:
-    """Run the demonstration, or one model of it (`--only`, used by the process of the baselines)."""
+    """Run the demonstration, or only some of its models (the process of the baselines does)."""
     parser = argparse.ArgumentParser(prog="python -m famjax.demo", description=__doc__)
     parser.add_argument("--full", action="store_true", help="M0 to M12, 100 examples, 1M tokens")
     parser.add_argument("--only", nargs="*", help=argparse.SUPPRESS)
@@ -175,7 +175,7 @@ def parameters(run: Run) -> Any:
 
 
 def ask(plan: Plan, console: Console) -> dict[str, Any]:
-    """Let the saved model read a key, 100,000 tokens of filler, and the question; print its answer."""
+    """Let the saved model read a key and 100,000 tokens, and print its answer to the question."""
     run = open_run(plan.folder / "FAM")
     task = Passkey(run.tokenizer, run.config.data.passkey.digits)
     rng = np.random.default_rng([2026, 1])

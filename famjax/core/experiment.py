@@ -284,6 +284,7 @@ _LOWEST: dict[str, float] = {
     "data.passkey.min_length": 1,
     "data.passkey.max_length": 1,
     "data.passkey.start_length": 1,
+    "data.passkey.climb_length": 1,
     "data.passkey.other_weight": 0,
     "optimizer.warmup_steps": 0,
     "optimizer.weight_decay": 0,

@@ -28,7 +28,7 @@ class CacheState(NamedTuple):
 class Full(nnx.Module):
     """Causal attention over everything since the document's start, up to the capacity.
 
-    Beyond the capacity outputs are NaN under jit, and a `UserError` otherwise: never a wrong number.
+    Beyond the capacity: a `UserError`, or NaN under jit, never a wrong number.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):

@@ -77,12 +77,12 @@ class Blocks(NamedTuple):
 
 
 def newest(sequence: Array, end: Array, size: int) -> Array:
-    """Return the `size` entries of each lane that stand from `end` on: [b s ...] -> [b size ...]."""
+    """Return `size` entries of each lane, from `end` on: [b s ...] -> [b size ...]."""
     return jax.vmap(lambda x, i: jax.lax.dynamic_slice_in_dim(x, i, size, 0))(sequence, end)
 
 
 def shifted(sequence: Array, count: int, n: int) -> Array:
-    """Return for each of n blocks the `count` entries before it: [b count+n ...] -> [b n count ...]."""
+    """Return the `count` entries before each of n blocks: [b count+n ...] -> [b n count ...]."""
     return jnp.stack([sequence[:, j : j + n] for j in range(count)], axis=2)
 
 
@@ -181,7 +181,7 @@ class Window(nnx.Module):
         return seen_k, seen_v, visible & self.within_window(-w * distance)
 
     def within_window(self, starts: Array) -> Array:
-        """Return [w s*w] bool: query i of a block may see key c of the block starting at `starts`."""
+        """Return [w s*w] bool: what the queries of a block may see of the s blocks at `starts`."""
         w = self.block_len
         offsets = jnp.arange(w)
         keys = (starts[:, None] + offsets).reshape(-1)

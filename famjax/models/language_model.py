@@ -12,7 +12,6 @@ from famjax.layers.linear import Linear
 from famjax.layers.norm import Norm
 from famjax.stacks.residual import ResidualStack
 
-
 # up to this vocabulary a gradient by one-hot product is faster than one by scatter, on CPU by far
 _SMALL_VOCABULARY = 4096
 

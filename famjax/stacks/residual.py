@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import jax
@@ -78,7 +79,7 @@ class ResidualStack(nnx.Module):
         self.prompt = nnx.Param(prompt) if "fam" in names else None
 
     def init_state(self, batch: int) -> State:
-        """Return the states of lanes that have read nothing: a tuple over the pattern, [r b ...]."""
+        """Return the states of lanes that have read nothing: over the pattern, [r b ...]."""
 
         def layers(prompt: Array, layers: list[Layer], _: None) -> tuple[Array, State]:
             states = []
@@ -156,6 +157,6 @@ class ResidualStack(nnx.Module):
             return jax.lax.scan(one, carry, (params, states), length=self.repeats)
         collected = []
         for r in range(self.repeats):
-            carry, new = one(carry, jax.tree.map(lambda a: a[r], (params, states)))
+            carry, new = one(carry, jax.tree.map(operator.itemgetter(r), (params, states)))
             collected.append(new)
         return carry, jax.tree.map(lambda *a: jnp.stack(a), *collected)
