@@ -22,12 +22,15 @@ def config() -> Config:
         model=ModelConfig(
             layers=2,
             width=64,
-            heads=4,
-            mlp_width=256,
+            # one wide head and slow rotations: a token finds a FAM slot by content, wherever in its
+            # block it stands
+            heads=1,
+            rope_base=1e6,
+            mlp_width=128,
             mlp="gelu",
             tied=False,
             mixer="fam",
-            block_len=32,
+            block_len=64,
             memory_segments=0,
             fam_len=16,
         ),
@@ -35,21 +38,20 @@ def config() -> Config:
             task="passkey",
             tokenizer="runs/demo/tokenizer.model",
             layout="lanes",
-            batch=4,
+            batch=2,
             length=2048,
             keep_whole=True,
             passkey=PasskeyConfig(
                 digits=5,
                 min_length=96,
                 start_length=96,
-                climb_length=1536,
-                max_length=32_768,
-                threshold=0.95,
+                max_length=4096,
+                threshold=0.85,
                 other_weight=0.02,
             ),
         ),
         optimizer=OptimizerConfig(
-            learning_rate=3e-3, schedule="wsd", warmup_steps=20, beta2=0.99, decay_fraction=0.4
+            learning_rate=5e-3, schedule="wsd", warmup_steps=20, beta2=0.99, decay_fraction=0.4
         ),
-        train=TrainConfig(steps=400, log_every=10, checkpoint_every=400),
+        train=TrainConfig(steps=800, log_every=10, checkpoint_every=400),
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -51,6 +52,7 @@ class Plan:
       lengths: tokens of the documents asked about.
       examples: most documents of one length.
       tokens: most tokens of one length, over all its documents.
+      overrides: of the config.
     """
 
     folder: Path
@@ -58,6 +60,7 @@ class Plan:
     lengths: tuple[int, ...]
     examples: int
     tokens: int
+    overrides: tuple[str, ...] = ()
 
     def count(self, length: int) -> int:
         return max(4, min(self.examples, self.tokens // length))
@@ -82,6 +85,7 @@ def main() -> int:
     runtime.setup()
     plan = FULL if asked.full else SHORT
     if asked.only is not None:
+        share_cores(first_half=False)
         for name in asked.only:
             measure(plan, name, quiet=True)
         return 0
@@ -100,12 +104,12 @@ def demonstrate(plan: Plan, full: bool) -> None:
         f"{', '.join(f'BSWA {name}' for name in names[1:])}, equal in size, learn to find a "
         "passkey.\nTraining FAM; the others train beside it."
     )
-    # two small models on a core each are done sooner than one after the other on both
     beside = subprocess.Popen(
         [sys.executable, "-m", "famjax.demo", *(["--full"] if full else []), "--only", *names[1:]],
         stdout=subprocess.DEVNULL,
         stderr=(plan.folder / "baselines.log").open("w"),
     )
+    share_cores(first_half=True)
     try:
         measure(plan, "FAM", quiet=False)
         with console.status("waiting for the baselines"):
@@ -130,6 +134,18 @@ def demonstrate(plan: Plan, full: bool) -> None:
     )
 
 
+def share_cores(first_half: bool) -> None:
+    """Take half of the cores, where the system lets a process choose.
+
+    Two small models on half of the cores each are done sooner than one after the other on all.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    middle = (len(cores) + 1) // 2
+    os.sched_setaffinity(0, (cores[:middle] if first_half else cores[middle:]) or cores)
+
+
 def make_tokenizer(plan: Plan) -> Path:
     """Train the SentencePiece model of the demonstration, once."""
     path = plan.folder / "tokenizer.model"
@@ -142,7 +158,8 @@ def make_tokenizer(plan: Plan) -> Path:
 
 def experiment(plan: Plan, name: str) -> Config:
     """Return the config of "FAM" or of "M" and a number of memory segments."""
-    config = load_config("passkey", [f"data.tokenizer={plan.folder / 'tokenizer.model'}"])
+    tokenizer = f"data.tokenizer={plan.folder / 'tokenizer.model'}"
+    config = load_config("passkey", [tokenizer, *plan.overrides])
     if name != "FAM":
         model = replace(config.model, mixer="bswa", memory_segments=int(name[1:]))
         config = replace(config, model=model)

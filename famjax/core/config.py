@@ -54,13 +54,11 @@ class PasskeyConfig:
     """Passkey retrieval (TransformerFAM 3.2, D.1): needle, filler, question, answer."""
 
     digits: int = 5
-    # training begins with documents of this many tokens, needle and question included; ...
-    start_length: int = 96
-    # ... they double up to this length, which best fits a row, each time the answers' token
-    # accuracy over a logging interval reaches `threshold`; ...
-    climb_length: int = 768
-    # ... from then on they have any length between these two, as many tokens in each octave
+    # documents have min_length tokens to today's longest, log-uniform, needle and question included
     min_length: int = 96
+    # the longest is this at first; it doubles, up to max_length, each time the answers' token
+    # accuracy over a logging interval reaches `threshold`
+    start_length: int = 96
     max_length: int = 4096
     threshold: float = 0.97
     # weight of the tokens that are not the answer

@@ -284,7 +284,6 @@ _LOWEST: dict[str, float] = {
     "data.passkey.min_length": 1,
     "data.passkey.max_length": 1,
     "data.passkey.start_length": 1,
-    "data.passkey.climb_length": 1,
     "data.passkey.other_weight": 0,
     "optimizer.warmup_steps": 0,
     "optimizer.weight_decay": 0,
@@ -417,7 +416,7 @@ def _bad_data(config: Config) -> Iterator[str]:
             f"data.passkey.min_length={p.min_length} is more than "
             f"data.passkey.max_length={p.max_length}; exchange them"
         )
-    lengths = ("min_length", "start_length", "climb_length", "max_length")
+    lengths = ("min_length", "start_length", "max_length")
     sizes = [getattr(p, name) for name in lengths]
     if sizes != sorted(sizes):
         given = ", ".join(f"{n}={s}" for n, s in zip(lengths, sizes, strict=True))

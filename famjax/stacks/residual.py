@@ -15,6 +15,7 @@ from famjax.core.types import Array, Context, State
 from famjax.layers.mlp import FeedForward
 from famjax.mixers import make_mixer
 from famjax.mixers.fam import Fam, FamState
+from famjax.mixers.full import Full
 
 
 class Layer(nnx.Module):
@@ -107,12 +108,23 @@ class ResidualStack(nnx.Module):
             for layer, new, old in zip(self.layers, fresh, saved, strict=True)
         )
 
+    def refuse(self, state: State, tokens: int, ctx: Context) -> None:
+        """Raise a `UserError` where full attention has no room for a call, if Python can see it.
+
+        Within a scan over the layers the mixer itself cannot: its arrays are traced.
+        """
+        for layer, old in zip(self.layers, state, strict=True):
+            if isinstance(layer.mixer, Full) and ctx.reset is None and ctx.valid is None:
+                layer.mixer.refuse(old.length + tokens - 1)
+
     def __call__(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
         """[b t d] -> [b t d], t a multiple of block_len."""
+        self.refuse(state, x.shape[1], ctx)
         return self._run(x, state, ctx, lambda layer: layer)
 
     def step(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
         """[b 1 d] -> [b 1 d]."""
+        self.refuse(state, 1, ctx)
         return self._run(x, state, ctx, lambda layer: layer.step)
 
     def attention_mass(self, x: Array, state: State, ctx: Context) -> Array:

@@ -6,6 +6,7 @@ one of a million tokens costs no more memory than one of a hundred.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -111,15 +112,10 @@ class PasskeySource:
         self.longest = config.start_length
 
     def key(self, lane: int, lanes: int, k: int) -> Key:
-        """Return [lane, k, length].
-
-        While the curriculum climbs, all documents are as long as it stands. Then the density of
-        lengths falls as 1 / length^2, which gives every octave as many tokens.
-        """
-        if self.longest < self.config.max_length:
-            return [lane, k, self.longest]
+        """Return [lane, k, length], the length log-uniform up to today's longest."""
         rng = np.random.default_rng([self.seed, lane, k, 0])
-        return [lane, k, round(1 / rng.uniform(1 / self.longest, 1 / self.config.min_length))]
+        low, high = math.log(self.config.min_length), math.log(self.longest)
+        return [lane, k, round(math.exp(rng.uniform(low, high)))]
 
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
         lane, k, length = key
@@ -136,12 +132,10 @@ class PasskeySource:
         """Return the state after a logging interval in which answers had this token accuracy."""
         if accuracy < self.config.threshold:
             return state
-        if state["longest"] >= self.config.climb_length:
-            return {"longest": self.config.max_length}
-        return {"longest": min(2 * state["longest"], self.config.climb_length)}
+        return {"longest": min(2 * state["longest"], self.config.max_length)}
 
     def report(self) -> str:
         return (
-            f"passkey documents, {self.config.digits} digits, of {self.longest:,} tokens, growing "
-            f"to {self.config.climb_length:,}, then of up to {self.config.max_length:,}"
+            f"passkey documents of {self.config.min_length:,} to {self.longest:,} tokens, growing "
+            f"to {self.config.max_length:,}; {self.config.digits} digits"
         )

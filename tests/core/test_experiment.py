@@ -321,7 +321,7 @@ def test_sizes_that_may_not_be_zero(key: str) -> None:
         ),
         (["data.passkey.min_length=5000"], "data.passkey.min_length=5000 is more than"),
         (["data.passkey.start_length=63"], "data.passkey: min_length=96, start_length=63,"),
-        (["data.passkey.climb_length=5000"], "data.passkey: min_length=96, start"),
+        (["data.passkey.start_length=5000"], "data.passkey: min_length=96, start_length=5000"),
         (["data.length=1000"], "data.length=1000 is not a multiple of model.block_len=128"),
         (["train.bptt_segments=3"], "train.bptt_segments=3 does not divide the 8 blocks"),
         (["train.accumulate=3"], "train.accumulate=3 does not divide data.batch=8"),

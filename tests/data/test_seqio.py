@@ -9,6 +9,7 @@ import pytest
 from famjax.core.config import DataConfig
 from famjax.core.errors import UserError
 from famjax.data.lanes import Lanes
+from famjax.data.packing import Packed
 from famjax.data.seqio_tasks import TfSource
 from famjax.data.tokenizers import load_tokenizer, train_sentencepiece
 
@@ -165,3 +166,36 @@ def test_the_text_of_a_tfds_set(tmp_path):
 def test_an_unknown_tfds_set():
     with pytest.raises(UserError, match="knows no such set; did you mean 'imdb_reviews'"):
         TfSource(DataConfig(tfds="imdb_review"), load_tokenizer("bytes"), 0)
+
+
+def test_a_mocked_public_set_goes_through_lanes_and_packing(tmp_path):
+    """What stands for any public set: TFDS makes random examples of its features, offline."""
+    tokenizer = load_tokenizer("bytes")
+
+    class Letters(tfds.core.GeneratorBasedBuilder):
+        """Letters."""
+
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self):
+            features = tfds.features.FeaturesDict({"text": tfds.features.Text()})
+            return tfds.core.DatasetInfo(builder=self, features=features)
+
+        def _split_generators(self, dl_manager):
+            return {"train": ((i, {"text": "unused"}) for i in range(9))}
+
+        def _generate_examples(self):
+            raise AssertionError
+
+    builder = Letters(data_dir=tmp_path)
+    builder.download_and_prepare()
+    with pytest.MonkeyPatch.context() as patch, tfds.testing.mock_data(num_examples=9):
+        patch.setattr(tfds, "builder", lambda name: builder)
+        source = TfSource(DataConfig(tfds="letters"), tokenizer, 0)
+        texts = {tokenizer.decode(document(source, 0, 1, k)[0]) for k in range(9)}
+        assert "unused" not in texts
+        assert len(texts) == 9
+        lanes = next(iter(Lanes(source, 2, 32, 8)))
+        assert lanes["reset"].any(axis=1).all()
+        packed = next(iter(Packed(source, tokenizer, 2, 32, seed=0)))
+        assert packed["valid"].all()

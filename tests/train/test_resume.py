@@ -110,8 +110,10 @@ def test_a_crash_at_any_step(
         mend()
     train(small, again, quiet=True)
     assert_same(once, again, small)
-    longest = [row.get("longest") for row in rows(again)]
-    assert longest == ([600, 1200, 2000, 2000, 2000, 2000] if task == "passkey" else [None] * 6)
+    if task == "passkey":  # the curriculum has advanced in the meantime, more than once
+        longest = [row["longest"] for row in rows(again)]
+        assert longest == sorted(longest)
+        assert len(set(longest)) > 2
 
 
 def wait(process: subprocess.Popen[str], run: Path, kind: str, delay: float) -> None:

@@ -1,0 +1,39 @@
+"""The language model around the stack: embedding gradient, heads, and refusals Python can see."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from famjax.core.config import ModelConfig
+from famjax.core.errors import UserError
+from famjax.models import language_model
+from famjax.models.language_model import LanguageModel, look_up
+
+
+def test_the_embedding_gradient_is_that_of_a_gather(monkeypatch):
+    table = jnp.asarray(np.random.default_rng(0).normal(size=(11, 5)), jnp.float32)
+    tokens = jnp.asarray([[3, 3, 0], [10, 3, 7]])
+
+    def loss(look):
+        return lambda table: jnp.sin(look(table, tokens)).sum()
+
+    expected = jax.grad(loss(lambda table, tokens: table[tokens]))(table)
+    np.testing.assert_allclose(jax.grad(loss(look_up))(table), expected, rtol=1e-6)
+    monkeypatch.setattr(language_model, "_SMALL_VOCABULARY", 4)
+    np.testing.assert_allclose(jax.grad(loss(look_up))(table), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("scan", [True, False])
+def test_full_attention_refuses_a_call_that_does_not_fit(scan):
+    config = ModelConfig(
+        vocab_size=20, layers=2, width=16, heads=2, mixer="full", capacity=8, scan_layers=scan
+    )
+    model = LanguageModel(config, rngs=nnx.Rngs(0))
+    logits, state = model(jnp.zeros((1, 8), jnp.int32), model.init_state(1))
+    assert jnp.isfinite(logits).all()
+    with pytest.raises(UserError, match=r"token 9 of a document does not fit its cache of 8"):
+        model.step(jnp.zeros((1, 1), jnp.int32), state)
+    with pytest.raises(UserError, match=r"token 9 of a document"):
+        model(jnp.zeros((1, 9), jnp.int32), model.init_state(1))
