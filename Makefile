@@ -1,4 +1,5 @@
 # make demo       installs into .venv and runs the demonstration
+# make demo-full  the same with BSWA M0 to M12 and a million tokens; takes hours
 # make test       the tests; make test-slow: those that take minutes
 # make lint types what CI checks besides
 # make clean      removes .venv and caches; runs/ stays
@@ -6,10 +7,13 @@
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow lint types clean
+.PHONY: demo demo-full test test-slow lint types clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m famjax.demo
+
+demo-full: $(VENV)/.installed
+	$(BIN)/python -m famjax.demo --full
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest
