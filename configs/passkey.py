@@ -1,4 +1,4 @@
-"""Passkey retrieval with feedback memory, trained in lanes (TransformerFAM 3.2, D.1, Figure 3).
+"""Passkey retrieval with FAM, trained in lanes (TransformerFAM 3.2, D.1, Figure 3).
 
 Command:  make demo (which makes the tokenizer and trains this config, and BSWA M1 and M2)
           famjax train passkey data.tokenizer=runs/demo/tokenizer.model
