@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -37,7 +37,8 @@ from famjax.train.loop import train
 from famjax.train.run import Run, open_run
 
 _VOCABULARY = 600
-_REMEMBERED = 100_000
+# of the baselines' process, in the plan's folder
+LOG = "baselines.log"
 # documents streamed together
 _BATCH = 16
 
@@ -52,6 +53,7 @@ class Plan:
       lengths: tokens of the documents asked about.
       examples: most documents of one length.
       tokens: most tokens of one length, over all its documents.
+      remembered: tokens of the document behind which the saved model is asked.
       overrides: of the config.
     """
 
@@ -60,6 +62,7 @@ class Plan:
     lengths: tuple[int, ...]
     examples: int
     tokens: int
+    remembered: int = 100_000
     overrides: tuple[str, ...] = ()
 
     def count(self, length: int) -> int:
@@ -77,46 +80,24 @@ FULL = Plan(
 
 
 def main() -> int:
-    """Run the demonstration, or only some of its models (the process of the baselines does)."""
     parser = argparse.ArgumentParser(prog="python -m famjax.demo", description=__doc__)
     parser.add_argument("--full", action="store_true", help="M0 to M12, 100 examples, 1M tokens")
-    parser.add_argument("--only", nargs="*", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    runtime.setup()
-    plan = FULL if asked.full else SHORT
-    if asked.only is not None:
-        share_cores(first_half=False)
-        for name in asked.only:
-            measure(plan, name, quiet=True)
-        return 0
-    demonstrate(plan, asked.full)
+    demonstrate(FULL if parser.parse_args().full else SHORT)
     return 0
 
 
-def demonstrate(plan: Plan, full: bool) -> None:
+def demonstrate(plan: Plan) -> None:
+    """Train, stream, ask, and show; everything is left in the plan's folder."""
     console = Console(highlight=False)
     begin = time.perf_counter()
     plan.folder.mkdir(parents=True, exist_ok=True)
     make_tokenizer(plan)
     names = ["FAM", *(f"M{m}" for m in plan.segments)]
     console.print(
-        "TransformerFAM (no memory segments) and "
-        f"{', '.join(f'BSWA {name}' for name in names[1:])}, equal in size, learn to find a "
-        "passkey.\nTraining FAM; the others train beside it."
+        f"TransformerFAM without memory segments, and BSWA {', '.join(names[1:])} of equal size, "
+        "learn to find a passkey.\nTraining FAM; the others train beside it."
     )
-    beside = subprocess.Popen(
-        [sys.executable, "-m", "famjax.demo", *(["--full"] if full else []), "--only", *names[1:]],
-        stdout=subprocess.DEVNULL,
-        stderr=(plan.folder / "baselines.log").open("w"),
-    )
-    share_cores(first_half=True)
-    try:
-        measure(plan, "FAM", quiet=False)
-        with console.status("waiting for the baselines"):
-            if beside.wait():
-                raise RuntimeError(f"the baselines failed; see {plan.folder / 'baselines.log'}")
-    finally:
-        beside.kill()
+    train_all(plan, names, console)
     results = [json.loads((plan.folder / name / "result.json").read_text()) for name in names]
     remembered = ask(plan, console)
     picture = draw(plan, results)
@@ -134,16 +115,46 @@ def demonstrate(plan: Plan, full: bool) -> None:
     )
 
 
-def share_cores(first_half: bool) -> None:
-    """Take half of the cores, where the system lets a process choose.
+def train_all(plan: Plan, names: Sequence[str], console: Console) -> None:
+    """Measure FAM here and the baselines in a process beside, each on half of the cores.
 
     Two small models on half of the cores each are done sooner than one after the other on all.
     """
+    beside = multiprocessing.get_context("spawn").Process(target=baselines, args=(plan, names[1:]))
+    beside.start()
+    cores = share_cores(first_half=True)
+    runtime.setup()
+    try:
+        measure(plan, names[0], quiet=False)
+        with console.status("waiting for the baselines"):
+            beside.join()
+    finally:
+        beside.kill()
+        if cores:
+            os.sched_setaffinity(0, cores)
+    if beside.exitcode:
+        raise RuntimeError(f"the baselines failed; see {plan.folder / LOG}")
+
+
+def baselines(plan: Plan, names: Sequence[str]) -> None:
+    """Measure the baselines, in a process of their own; what they say goes to a file."""
+    with (plan.folder / LOG).open("w") as log:
+        os.dup2(log.fileno(), sys.stderr.fileno())
+        share_cores(first_half=False)
+        runtime.setup()
+        for name in names:
+            measure(plan, name, quiet=True)
+
+
+def share_cores(first_half: bool) -> set[int]:
+    """Take half of the cores, where the system lets a process choose; return what it had."""
     if not hasattr(os, "sched_setaffinity"):
-        return
-    cores = sorted(os.sched_getaffinity(0))
+        return set()
+    before = os.sched_getaffinity(0)
+    cores = sorted(before)
     middle = (len(cores) + 1) // 2
     os.sched_setaffinity(0, (cores[:middle] if first_half else cores[middle:]) or cores)
+    return before
 
 
 def make_tokenizer(plan: Plan) -> Path:
@@ -196,7 +207,7 @@ def ask(plan: Plan, console: Console) -> dict[str, Any]:
     run = open_run(plan.folder / "FAM")
     task = Passkey(run.tokenizer, run.config.data.passkey.digits)
     rng = np.random.default_rng([2026, 1])
-    tokens = np.concatenate([p.tokens for p in task.document(rng, _REMEMBERED)])
+    tokens = np.concatenate([p.tokens for p in task.document(rng, plan.remembered)])
     asked = tokens[: -len(task.tail("0" * task.digits)) + len(task.question)]
     answer = tokens[len(asked) : -1]
     streamer = Streamer(run.model, 1)

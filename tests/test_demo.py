@@ -1,0 +1,32 @@
+"""The demonstration from end to end, with models that have hardly been trained."""
+
+import json
+
+from famjax.demo import Plan, demonstrate
+
+
+def test_the_demonstration_leaves_what_it_promises(tmp_path, capsys):
+    small = ("train.steps=2", "model.width=16", "model.mlp_width=16", "data.length=128")
+    plan = Plan(
+        tmp_path / "demo",
+        (1,),
+        (128, 256),
+        examples=4,
+        tokens=1024,
+        remembered=500,
+        overrides=small,
+    )
+    demonstrate(plan)
+    shown = capsys.readouterr().out
+    assert "Whole keys retrieved" in shown
+    assert "loaded from its checkpoint" in shown
+    report = json.loads((plan.folder / "report.json").read_text())
+    assert [model["name"] for model in report["models"]] == ["FAM", "M1"]
+    for model in report["models"]:
+        assert [row["length"] for row in model["rows"]] == [128, 256]
+        assert all(0 <= row["key_accuracy"] <= 1 for row in model["rows"])
+        assert model["state_bytes"] > 0
+        assert (plan.folder / model["name"] / "checkpoints" / "000000002").is_dir()
+    assert len(report["remembered"]["key"]) == 5
+    picture = (plan.folder / "plots" / "passkey.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
