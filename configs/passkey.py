@@ -4,7 +4,7 @@ Command:  make demo (which makes the tokenizer and trains this config, and BSWA 
           famjax train passkey data.tokenizer=runs/demo/tokenizer.model
 Cost:     see docs/results.md
 Expected: the aim is whole keys at every length to 262,144 tokens (the paper: 100% to 260k). So far
-          63% at 256, 72% at 1,000 and 53% at 4,000 tokens: docs/results.md.
+          56% at 256, 66% at 1,024 and 44% at 4,096 tokens: docs/results.md.
 """
 
 from famjax.core.config import (
