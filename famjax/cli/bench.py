@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from rich.console import Console
@@ -78,7 +78,6 @@ def _longs(fam, model: ModelConfig, console: Console, note: Console) -> list[dic
         ("tokens", "FAM s", "BSWA s", "ratio", "FAM peak MB", "BSWA peak MB", "FAM state MB"),
     )
     rows = []
-    model = replace(model, block_len=max(model.block_len, 16 * model.fam_len))
     for row in fam.long_documents(model, note.print):
         rows.append(row._asdict())
         table.add_row(

@@ -145,7 +145,7 @@ def train(config: Config, run_dir: str | Path, quiet: bool = False) -> Run:
     config, tokenizer = prepare_run(folder, config)
     source = make_source(config, tokenizer)
     program = make_program(config, tokenizer.token_bytes)
-    batches = make_batches(config, source, model_block_len(program.graph, config))
+    batches = make_batches(config, source, config.model.block_len)
     checkpoints = Checkpoints(folder / CHECKPOINTS, config.train.keep)
     with Progress(config.train.steps, checkpoints.latest() or 0, quiet) as progress:
         try:
@@ -156,11 +156,6 @@ def train(config: Config, run_dir: str | Path, quiet: bool = False) -> Run:
             checkpoints.wait()
     model = nnx.merge(program.graph, state.params)
     return Run(config, tokenizer, model, int(state.step))
-
-
-def model_block_len(graph: Any, config: Config) -> int:
-    """Documents start on these boundaries, with full attention too."""
-    return config.model.block_len
 
 
 class Trainer:

@@ -5,6 +5,9 @@ from itertools import islice
 
 import numpy as np
 import pytest
+import seqio
+import tensorflow as tf
+import tensorflow_datasets as tfds
 
 from famjax.core.config import DataConfig
 from famjax.core.errors import UserError
@@ -13,9 +16,6 @@ from famjax.data.packing import Packed
 from famjax.data.seqio_tasks import TfSource
 from famjax.data.tokenizers import load_tokenizer, train_sentencepiece
 
-seqio = pytest.importorskip("seqio")
-tf = pytest.importorskip("tensorflow")
-tfds = pytest.importorskip("tensorflow_datasets")
 
 COUNT = 23
 
