@@ -16,7 +16,6 @@ from famjax.data.packing import Packed
 from famjax.data.seqio_tasks import TfSource
 from famjax.data.tokenizers import load_tokenizer, train_sentencepiece
 
-
 COUNT = 23
 
 
