@@ -56,7 +56,9 @@ def reset_peak_memory() -> None:
 
 
 def peak_memory() -> int:
-    """Return the peak since `reset_peak_memory`, in bytes: of the device, or of the process."""
+    """Return the peak in bytes: of the device since the process began, for it cannot be reset; or
+    else of the process, since `reset_peak_memory`.
+    """
     stats = jax.devices()[0].memory_stats()
     if stats and "peak_bytes_in_use" in stats:
         return int(stats["peak_bytes_in_use"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.table import Table
 from famjax.cli.main import parse
 from famjax.core import runtime
 from famjax.core.config import ModelConfig
+from famjax.core.errors import UserError
 from famjax.core.experiment import load_config
 
 # small enough for two cores; --config measures any other shape
@@ -45,6 +46,9 @@ def run(argv: list[str]) -> int:
     from famjax.bench import fam
 
     model = load_config(asked.config).model if asked.config else _SMALL
+    # a config without a vocabulary takes that of its tokenizer: bytes
+    model = replace(model, vocab_size=model.vocab_size or 258)
+    _check(asked, model)
     console = Console(stderr=asked.json)
     note = Console(stderr=True)
     rows = []
@@ -70,6 +74,22 @@ def run(argv: list[str]) -> int:
     if asked.json:
         print(json.dumps({"costs": rows, "lengths": longs}))
     return 0
+
+
+def _check(asked: Bench, model: ModelConfig) -> None:
+    from famjax.bench.fam import CHUNK, SIZES
+
+    if CHUNK % model.block_len:
+        raise UserError(f"model.block_len={model.block_len}: must divide {CHUNK} to be measured")
+    whole = max(block for block, _ in SIZES)
+    if asked.turns < 2:
+        raise UserError(f"--turns {asked.turns}: a spread takes at least 2")
+    if asked.batch < 1:
+        raise UserError(f"--batch {asked.batch}: must be at least 1")
+    if asked.length < 1 or asked.length % whole:
+        raise UserError(
+            f"--length {asked.length}: must be a multiple of the largest block, {whole}"
+        )
 
 
 def _longs(fam, model: ModelConfig, console: Console, note: Console) -> list[dict]:

@@ -9,7 +9,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -28,13 +28,18 @@ T = TypeVar("T")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb and return the exit status.
+    """Run one verb and return the exit status; see `guarded`."""
+    return guarded(lambda: _dispatch(list(sys.argv[1:] if argv is None else argv)))
+
+
+def guarded(call: Callable[[], int]) -> int:
+    """Call, and return the exit status of what came of it.
 
     0 is success, 1 a verb's own "no", 2 a mistake of the user's (one line tells it), 130 Ctrl-C,
     143 SIGTERM, which training answers by saving. An exception that escapes is a bug of ours.
     """
     try:
-        status = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        status = call()
         sys.stdout.flush()  # a closed pipe shows here, not in the interpreter's last breath
         return status
     except UserError as error:

@@ -54,13 +54,19 @@ class PasskeyConfig:
     """Passkey retrieval (TransformerFAM 3.2, D.1): needle, filler, question, answer."""
 
     digits: int = 5
-    # documents have min_length tokens to today's longest, log-uniform, needle and question included
+    # documents have min_length tokens to today's longest, uniform, needle and question included
     min_length: int = 96
+    # ... rounded up to a multiple of this; with model.block_len every document ends with a block,
+    # so that no question is cut in two by a block's end
+    multiple: int = 1
     # the longest is this at first; it doubles, up to max_length, each time the answers' token
     # accuracy over a logging interval reaches `threshold`
     start_length: int = 96
     max_length: int = 4096
     threshold: float = 0.97
+    # the question is asked each time so many tokens have been read: what follows begins with the
+    # memory that stood before the block of the question. 0 asks at the end only
+    ask_every: int = 0
     # weight of the tokens that are not the answer
     other_weight: float = 0.02
 

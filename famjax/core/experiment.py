@@ -11,8 +11,9 @@ import dataclasses
 import io
 import json
 import math
+import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -215,20 +216,34 @@ def to_json(config: Config) -> str:
     return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
 
 
-def from_json(text: str) -> Config:
+def from_json(text: str, report: Callable[[str], None] | None = None) -> Config:
     """Return the config that `to_json` wrote.
 
+    A key that is not there is younger than the text: it takes its default, which `report` (default:
+    standard error) is told, so that runs of an older famjax can still be read.
+
     Raises:
-      UserError: not JSON, an unknown or missing key, or a value of the wrong type.
+      UserError: not JSON, an unknown key, or a value of the wrong type.
     """
     try:
         tree = json.loads(text)
     except ValueError as error:
         raise UserError(f"not a config: {error}; give a run's config.json") from error
-    return _build(Config, tree, "")
+    missing: list[str] = []
+    config = _build(Config, tree, "", missing)
+    if missing:
+        now = values(config)
+        taken = ", ".join(f"{key}={now[key]}" if key in now else f"{key}.*" for key in missing)
+        note = f"a saved config has no {taken}: the defaults are taken"
+        (report or _to_stderr)(note)
+    return config
 
 
-def _build(cls: type, tree: Any, prefix: str) -> Any:
+def _to_stderr(line: str) -> None:
+    print(f"famjax: {line}", file=sys.stderr)
+
+
+def _build(cls: type, tree: Any, prefix: str, missing: list[str]) -> Any:
     hints = get_type_hints(cls)
     if not isinstance(tree, dict):
         raise UserError(f"{prefix[:-1] or 'config'}={tree!r}: must be a table of keys")
@@ -239,9 +254,9 @@ def _build(cls: type, tree: Any, prefix: str) -> Any:
     for name, kind in hints.items():
         key = prefix + name
         if name not in tree:
-            raise UserError(f"key {key!r} is missing; add it, or start from a config that has it")
-        if dataclasses.is_dataclass(kind):
-            parts[name] = _build(kind, tree[name], f"{key}.")  # type: ignore[arg-type]
+            missing.append(key)
+        elif dataclasses.is_dataclass(kind):
+            parts[name] = _build(kind, tree[name], f"{key}.", missing)  # type: ignore[arg-type]
         elif not _fits(tree[name], kind):
             raise UserError(_wrong(key, tree[name], kind))
         else:
@@ -284,6 +299,8 @@ _LOWEST: dict[str, float] = {
     "data.passkey.min_length": 1,
     "data.passkey.max_length": 1,
     "data.passkey.start_length": 1,
+    "data.passkey.multiple": 1,
+    "data.passkey.ask_every": 0,
     "data.passkey.other_weight": 0,
     "optimizer.warmup_steps": 0,
     "optimizer.weight_decay": 0,
@@ -421,6 +438,30 @@ def _bad_data(config: Config) -> Iterator[str]:
     if sizes != sorted(sizes):
         given = ", ".join(f"{n}={s}" for n, s in zip(lengths, sizes, strict=True))
         yield f"data.passkey: {given} must not fall in this order"
+    if p.ask_every:
+        yield from _bad_asking(config)
+
+
+def _bad_asking(config: Config) -> Iterator[str]:
+    """Yield what keeps a document from beginning with the FAM before the last one's question."""
+    m, d, p = config.model, config.data, config.data.passkey
+    asked = f"data.passkey.ask_every={p.ask_every}"
+    off = "or set data.passkey.ask_every=0"
+    for name, size in (("ask_every", p.ask_every), ("multiple", p.multiple)):
+        if size % m.block_len:
+            yield (
+                f"data.passkey.{name}={size} is not a multiple of model.block_len={m.block_len}, "
+                f"so the memory would see the answers; take {_multiples(size, m.block_len)} {off}"
+            )
+    if d.layout == "packed":
+        yield f"{asked} needs memory that packed rows do not carry; set data.layout=lanes {off}"
+    if "fam" not in m.mixer.split(","):
+        yield f"{asked} needs a FAM, which model.mixer={m.mixer} has not; add one {off}"
+    if m.memory_segments or m.fam_previous > 1:
+        yield (
+            f"{asked} carries one FAM and nothing else; set model.memory_segments=0 and "
+            f"model.fam_previous=1 {off}"
+        )
 
 
 def _bad_train(config: Config) -> Iterator[str]:

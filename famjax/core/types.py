@@ -31,6 +31,8 @@ class Context(NamedTuple):
     Attributes:
       reset: [b t] bool, or None for no reset. True at the first token of a document, which stands
         at the first token of a block: the lane forgets everything before it.
+      passing: [b t] bool, or None for nowhere. True at a reset whose document starts with the FAM
+        of the one before it instead of the prompt (random state passing, TransformerFAM B.2.3).
       valid: [b t] bool, or None for all valid. False marks padding. Padding stands behind the
         tokens of its lane, and is followed only by padding until the next reset or the end of the
         call. It never updates the state; the outputs at padding mean nothing.
@@ -44,6 +46,7 @@ class Context(NamedTuple):
     valid: Array | None = None
     offset: Array | None = None
     prompt: Array | None = None
+    passing: Array | None = None
 
 
 def compute_dtype(name: str) -> jnp.dtype:

@@ -29,6 +29,7 @@ class Span(NamedTuple):
       weights: [n] float32, of predicting the target; 0 at the document's last token.
       first: whether the span begins the document.
       last: whether it ends it.
+      passing: whether it begins with the memory that the lane's last document left.
     """
 
     tokens: np.ndarray
@@ -36,6 +37,7 @@ class Span(NamedTuple):
     weights: np.ndarray
     first: bool
     last: bool
+    passing: bool = False
 
 
 class Reader:
@@ -47,16 +49,23 @@ class Reader:
 
     def __init__(self, source: Source, lane: int, lanes: int):
         self._source, self._lane, self._lanes = source, lane, lanes
-        self.set_state({"k": 0, "key": None, "piece": 0, "offset": 0})
+        self.set_state({"k": 0, "key": None, "piece": 0, "offset": 0, "before": None})
 
     def get_state(self) -> dict[str, Any]:
-        return {"k": self._k, "key": self._key, "piece": self._piece, "offset": self._offset}
+        return {
+            "k": self._k,
+            "key": self._key,
+            "piece": self._piece,
+            "offset": self._offset,
+            "before": self._before,
+        }
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._k: int = state["k"]
         self._key: Key | None = state["key"]
         self._piece: int = state["piece"]
         self._offset: int = state["offset"]
+        self._before: Key | None = state.get("before")
         self._forget()
 
     def _forget(self) -> None:
@@ -68,19 +77,25 @@ class Reader:
         """Return the next `count` tokens of the current document, or all that are left of it."""
         self._load(self._offset + count + 1)
         first = self.at_start()
+        passing = first and self.passing()
         window = slice(self._offset, self._offset + count + 1)
         tokens = np.concatenate([piece.tokens for piece in self._pieces])[window]
         weights = np.concatenate([piece.weights for piece in self._pieces])[window]
         if len(tokens) > count:
             self._advance(count)
-            return Span(tokens[:-1], tokens[1:], weights[1:], first, last=False)
+            return Span(tokens[:-1], tokens[1:], weights[1:], first, False, passing)
         self._next_document()
         targets, weights = np.append(tokens[1:], tokens[-1]), np.append(weights[1:], np.float32(0))
-        return Span(tokens, targets, weights, first, last=True)
+        return Span(tokens, targets, weights, first, True, passing)
 
     def at_start(self) -> bool:
         """Tell whether the next token is a document's first."""
         return self._piece == 0 and self._offset == 0
+
+    def passing(self) -> bool:
+        """Tell whether the current document begins with the memory of the one before it."""
+        self._load(1)
+        return self._piece == 0 and self._pieces[0].passing
 
     def fits(self, count: int) -> bool:
         """Tell whether all that is left of the document takes at most `count` positions."""
@@ -91,7 +106,7 @@ class Reader:
     def _load(self, count: int) -> None:
         """Load `count` tokens from the current piece's start on, or all that are left."""
         if self._key is None:
-            self._key = self._source.key(self._lane, self._lanes, self._k)
+            self._key = self._source.key(self._lane, self._lanes, self._k, self._before)
         if self._stream is None:
             self._stream = self._source.open(self._key, self._piece)
         try:
@@ -112,7 +127,9 @@ class Reader:
             self._loaded -= size
 
     def _next_document(self) -> None:
-        self.set_state({"k": self._k + 1, "key": None, "piece": 0, "offset": 0})
+        self.set_state(
+            {"k": self._k + 1, "key": None, "piece": 0, "offset": 0, "before": self._key}
+        )
 
 
 class Row(Protocol):
@@ -179,6 +196,8 @@ class _Lane:
         reader = self._reader
         if not self._keep_whole or left == self._length or not reader.at_start():
             return False
+        if reader.passing():
+            return False
         return not reader.fits(left) and reader.fits(self._length)
 
 
@@ -231,6 +250,7 @@ def empty_row(length: int) -> Batch:
         "weights": np.zeros(length, np.float32),
         "valid": np.zeros(length, bool),
         "reset": np.zeros(length, bool),
+        "passing": np.zeros(length, bool),
     }
 
 
@@ -242,3 +262,4 @@ def write(row: Batch, at: int, span: Span, count: int) -> None:
     row["weights"][window] = span.weights[:count]
     row["valid"][window] = True
     row["reset"][at : at + bool(count)] = span.first
+    row["passing"][at : at + bool(count)] = span.passing

@@ -25,7 +25,14 @@ def make_source(config: Config, tokenizer: Tokenizer, split: Split = "train") ->
     if data.task == "passkey":
         from famjax.tasks.passkey import PasskeySource
 
-        return PasskeySource(data.passkey, tokenizer, config.seed)
+        source = PasskeySource(data.passkey, tokenizer, config.seed)
+        if data.passkey.ask_every and source.question_len > config.model.block_len:
+            raise UserError(
+                f"model.block_len={config.model.block_len}: the question takes "
+                f"{source.question_len} tokens with tokenizer {tokenizer.name}, and must stand in "
+                "one block; raise it to that, or set data.passkey.ask_every=0"
+            )
+        return source
     named = [name for name in ("files", "seqio", "tfds") if getattr(data, name)]
     if len(named) > 1:
         raise UserError(" and ".join(f"data.{name}" for name in named) + " are both set; set one")

@@ -51,7 +51,7 @@ class TfSource:
         """Return a line for the user."""
         return f"{self._set.name}, split {self._split!r}"
 
-    def key(self, lane: int, lanes: int, k: int) -> Key:
+    def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
         return [lane, lanes, k]
 
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
@@ -65,10 +65,21 @@ class TfSource:
             yield document
 
     def get_state(self) -> dict[str, Any]:
-        return {}
+        """Return what the set is known by: keys mean something in this one only."""
+        return {"set": self._set.name, "split": self._split, **self._set.about(self._split)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        del state
+        now = self.get_state()
+        if state != now:
+            changed = ", ".join(
+                f"{key} {state.get(key)} then, {now.get(key)} here"
+                for key in sorted({*state, *now})
+                if state.get(key) != now.get(key)
+            )
+            raise UserError(
+                f"{self._set.name}: the set changed since the run was saved ({changed}); restore "
+                "it, or start another run"
+            )
 
     def _examples(self, lane: int, lanes: int, skip: int) -> Iterator[Piece]:
         """Yield the tokens of a lane's examples for ever, without the first `skip`."""
@@ -94,7 +105,7 @@ class TfSource:
 
     def _bounded(self, piece: Piece) -> Piece:
         """Put bos and eos around an example's tokens, unless they are there."""
-        tokens, weights = piece
+        tokens, weights = piece.tokens, piece.weights
         if not len(tokens) or tokens[0] != self._tokenizer.bos_id:
             tokens = np.append(self._tokenizer.bos_id, tokens)
             weights = np.append(0, weights)
@@ -131,6 +142,11 @@ class _Seqio:
 
     def split(self, split: Split) -> str:
         return _own_split(self.name, split, list(self._task.splits))
+
+    def about(self, split: str) -> dict[str, Any]:
+        tasks = getattr(self._task, "tasks", [self._task])
+        counts = [task.num_input_examples(split) for task in tasks if split in task.splits]
+        return {"examples": counts}
 
     def dataset(self, split: str, lane: int, lanes: int, seed: int) -> Any:
         return self._task.get_dataset(
@@ -176,6 +192,10 @@ class _Tfds:
 
     def split(self, split: Split) -> str:
         return _own_split(self.name, split, list(self._builder.info.splits))
+
+    def about(self, split: str) -> dict[str, Any]:
+        info = self._builder.info
+        return {"examples": info.splits[split].num_examples, "version": str(info.version)}
 
     def dataset(self, split: str, lane: int, lanes: int, seed: int) -> Any:
         read = self._tfds.ReadConfig(shuffle_seed=seed, try_autocache=False)

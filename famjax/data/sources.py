@@ -51,17 +51,20 @@ class Piece(NamedTuple):
     Attributes:
       tokens: [n] int32.
       weights: [n] float32, the weight of predicting each token.
+      passing: of a document's first piece: it begins with the FAM that the lane's last document
+        left, and not with the prompt.
     """
 
     tokens: np.ndarray
     weights: np.ndarray
+    passing: bool = False
 
 
 class Source(Protocol):
     """Endless documents for a number of lanes. Every document starts with bos, ends with eos."""
 
-    def key(self, lane: int, lanes: int, k: int) -> Key:
-        """Return the JSON-able name of the k-th document of `lane`."""
+    def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
+        """Return the JSON-able name of the k-th document of `lane`; `before` is the last one's."""
 
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
         """Yield the pieces of the document `key` from the piece-th on."""
@@ -377,7 +380,7 @@ class TextSource:
             f"{self._held_out}{_skips(self._skipped)}"
         )
 
-    def key(self, lane: int, lanes: int, k: int) -> Key:
+    def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
         count = len(self._documents)
         if count >= lanes:
             epoch, position = divmod(k, len(range(lane, count, lanes)))

@@ -129,8 +129,8 @@ def _tokens_and_answers(task: Passkey, length: int, number: int, size: int) -> I
     """Yield a document in pieces [2 size]: its tokens, and 1 at those of the answer."""
     rng = np.random.default_rng([0, length, number, _EVALUATION])
     pieces = (
-        np.stack([tokens, (weights == 1).astype(np.int32)])
-        for tokens, weights in task.document(rng, length)
+        np.stack([piece.tokens, (piece.weights == 1).astype(np.int32)])
+        for piece in task.document(rng, length)
     )
     return rechunk(pieces, size)
 
@@ -246,7 +246,7 @@ class _Once:
         self._source, self._max_bytes = source, max_bytes
         self.given = self.bytes = 0
 
-    def key(self, lane: int, lanes: int, k: int) -> Key:
+    def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
         enough = self._max_bytes is not None and self.bytes >= self._max_bytes
         if enough or self.given == len(self._source):
             raise _NoMore

@@ -6,8 +6,8 @@ one of a million tokens costs no more memory than one of a hundred.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -70,14 +70,22 @@ class Passkey:
             np.int32
         )
 
-    def document(self, rng: np.random.Generator, length: int) -> Iterator[Piece]:
+    def document(
+        self, rng: np.random.Generator, length: int, follows: bool = False
+    ) -> Iterator[Piece]:
         """Yield a document of `length` tokens, bos and eos included, in pieces.
+
+        Args:
+          rng: equal ones make equal documents; documents of one key begin with equal ones.
+          length: in tokens.
+          follows: the document has no needle: it asks for the key that the one before it told, and
+            begins with that one's memory.
 
         Raises:
           UserError: `length` does not hold needle and question.
         """
         key = "".join(map(str, rng.integers(0, 10, self.digits)))
-        head, tail = self.head(key), self.tail(key)
+        head, tail = self.head(key)[: 0 if follows else None], self.tail(key)
         left = length - len(head) - len(tail)
         if left < 0:
             raise UserError(
@@ -85,7 +93,7 @@ class Passkey:
                 f"{len(head) + len(tail)} with tokenizer {self.tokenizer.name}; ask for more"
             )
         start = int(rng.choice(self.starts))
-        yield self._plain(head)
+        yield self._plain(head, follows)
         for done in range(0, left, _PIECE_TOKENS):
             index = start + done + np.arange(min(_PIECE_TOKENS, left - done))
             yield self._plain(self.filler[index % len(self.filler)])
@@ -93,8 +101,8 @@ class Passkey:
         weights[len(self.question) : -1] = 1
         yield Piece(tail, weights)
 
-    def _plain(self, tokens: np.ndarray) -> Piece:
-        return Piece(tokens, np.full(len(tokens), self.other_weight, np.float32))
+    def _plain(self, tokens: np.ndarray, passing: bool = False) -> Piece:
+        return Piece(tokens, np.full(len(tokens), self.other_weight, np.float32), passing)
 
 
 class PasskeySource:
@@ -109,18 +117,34 @@ class PasskeySource:
                 f"data.passkey.min_length={config.min_length}: needle and question take "
                 f"{self.task.shortest} tokens with tokenizer {tokenizer.name}; raise it to that"
             )
+        self.question_len = len(self.task.tail("0" * config.digits))
+        if 0 < config.ask_every < self.question_len:
+            raise UserError(
+                f"data.passkey.ask_every={config.ask_every}: the question takes "
+                f"{self.question_len} tokens with tokenizer {tokenizer.name}; raise it to that"
+            )
         self.longest = config.start_length
 
-    def key(self, lane: int, lanes: int, k: int) -> Key:
-        """Return [lane, k, length], the length log-uniform up to today's longest."""
+    def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
+        """Return [lane, number of the needle, tokens, tokens about it to follow, which of them].
+
+        A needle's text is uniform in length up to today's longest. It comes in documents of
+        `ask_every` tokens, behind a first one that has the rest.
+        """
+        c = self.config
+        if before and before[3]:
+            _, needle, _, left, part = before
+            return [lane, needle, c.ask_every, left - c.ask_every, part + 1]
         rng = np.random.default_rng([self.seed, lane, k, 0])
-        low, high = math.log(self.config.min_length), math.log(self.longest)
-        return [lane, k, round(math.exp(rng.uniform(low, high)))]
+        length = round(rng.uniform(c.min_length, self.longest))
+        length = -(-length // c.multiple) * c.multiple
+        left = (length - c.min_length) // c.ask_every * c.ask_every if c.ask_every else 0
+        return [lane, k, length - left, left, 0]
 
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
-        lane, k, length = key
-        pieces = self.task.document(np.random.default_rng([self.seed, lane, k, 1]), length)
-        return (p for i, p in enumerate(pieces) if i >= piece)
+        lane, needle, length, _, part = key
+        rng = np.random.default_rng([self.seed, lane, needle, 1])
+        return islice(self.task.document(rng, length, follows=part > 0), piece, None)
 
     def get_state(self) -> dict[str, Any]:
         return {"longest": self.longest}

@@ -110,7 +110,9 @@ def make_inspect(config: Config, graph: Any) -> Callable[[Any, Any, Batch], dict
         lanes = config.data.layout == "lanes"
         state = jax.tree.map(lambda a: a[:, :1], memory) if lanes else model.init_state(1)
         row = jax.tree.map(lambda a: a[:1], batch)
-        ctx = Context(row["reset"], row["valid"]) if lanes else Context()
+        ctx = (
+            Context(row["reset"], row["valid"], passing=row.get("passing")) if lanes else Context()
+        )
         x = model.embed(row["tokens"])
         mass = model.stack.attention_mass(x, state, ctx)
         _, after = model.stack(x, state, ctx)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import optax
 
 from famjax.core.config import OptimizerConfig
+from famjax.core.sharding import path_name
 from famjax.core.types import Array
 
 
@@ -57,11 +61,40 @@ def _adafactor(config: OptimizerConfig, schedule: optax.Schedule) -> optax.Gradi
         t = jnp.asarray(step, jnp.float32) + 1.0
         return jnp.minimum(config.beta2, 1.0 - t**-0.8)
 
-    return optax.chain(
+    scaled = optax.chain(
         optax.scale_by_factored_rms(decay_rate_fn=decay),
         optax.clip_by_block_rms(1.0),
         optax.scale_by_param_block_rms(),
+    )
+    return optax.chain(
+        _by_layer(scaled),
         optax.ema(config.beta1, debias=False),
         optax.add_decayed_weights(config.weight_decay),
         optax.scale_by_learning_rate(schedule),
     )
+
+
+def _by_layer(transformation: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Apply to each layer by itself what takes the root mean square of a whole array.
+
+    The stack keeps equal layers in one array [r ...]: without this a parameter's scale would be
+    that of all layers together, and a wide stack could be factored over its layers.
+    """
+
+    def init(params: Any) -> Any:
+        empty = not jax.tree.leaves(params)
+        return transformation.init(params) if empty else jax.vmap(transformation.init)(params)
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        empty = not jax.tree.leaves(updates)
+        of = transformation.update if empty else jax.vmap(transformation.update)
+        return of(updates, state, params)
+
+    layers = optax.GradientTransformation(init, update)
+
+    def labels(params: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(
+            lambda path, _: "layers" if "stack/layers/" in path_name(path) else "others", params
+        )
+
+    return optax.partition({"layers": layers, "others": transformation}, labels)

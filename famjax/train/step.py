@@ -92,7 +92,8 @@ def make_step(
         def segment(memory: State, batch: Batch) -> tuple[State, Totals]:
             # packed rows begin with the state that `start` chose, not with a reset
             reset = batch["reset"] if lanes else None
-            ctx = Context(reset, batch["valid"] if lanes else None, offset)
+            valid, passing = (batch["valid"], batch.get("passing")) if lanes else (None, None)
+            ctx = Context(reset, valid, offset, passing=passing)
             logits, memory = model(batch["tokens"], memory, ctx)
             return memory, count(logits, batch, token_bytes)
 

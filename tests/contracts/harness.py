@@ -144,12 +144,15 @@ class Runner:
         """Embeddings [b t d] -> logits [b t v], state."""
         return self.run(self._call, x, state, Context(reset, valid, **kw))
 
-    def step(self, x: Any, state: Any, reset: Any = None, valid: Any = None) -> Any:
+    def step(
+        self, x: Any, state: Any, reset: Any = None, valid: Any = None, passing: Any = None
+    ) -> Any:
         """Embeddings [b t d], token by token -> logits [b t v], state."""
         ys = []
         for t in range(x.shape[1]):
-            now = [None if a is None else a[:, t : t + 1] for a in (reset, valid)]
-            y, state = self.run(self._step, x[:, t : t + 1], state, Context(*now))
+            masks = {"reset": reset, "valid": valid, "passing": passing}
+            now = {name: None if a is None else a[:, t : t + 1] for name, a in masks.items()}
+            y, state = self.run(self._step, x[:, t : t + 1], state, Context(**now))
             ys.append(y)
         return np.concatenate(ys, 1), state
 

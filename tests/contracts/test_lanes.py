@@ -130,3 +130,28 @@ def test_padding_may_hold_anything(case):
     with_junk, state_with_junk = r.call(junk, start, reset, valid)
     same(state_with_junk, state)
     same(with_junk[valid], y[valid])
+
+
+@all_cases
+def test_a_document_may_begin_with_the_memory_of_the_last_one(case):
+    """Random state passing: the FAM is kept and the window is not; without FAM it is a reset."""
+    r = runner(case)
+    _, start = r.call(normal(1, B, 2 * W, WIDTH), r.fresh)
+    x, begins = normal(2, B, 3 * W, WIDTH), np.zeros((B, 3 * W), bool)
+    begins[1, W] = begins[2, 0] = True  # lane 0 goes on; lane 2 begins anew
+    passing = begins & (np.arange(B) == 1)[:, None]
+    for read in (r.call, r.step):
+        y, state = read(x, start, begins, None, passing=passing)
+        _, before = r.call(x[:, :W], start)
+        passed = r.model(r.params).stack.pass_state(r.fresh, before)
+        expected, after = r.call(x[:, W:], passed)
+        close(y[1, W:], expected[1])
+        close(lane(state, 1), lane(after, 1))
+        plain, reset_state = r.call(x, start, begins)
+        others = np.arange(B) != 1
+        close(y[others], plain[others])
+        close(lane(state, 2), lane(reset_state, 2))
+        if "fam" in case:
+            assert np.abs(y[1, W:] - plain[1, W:]).max() > 1e-3
+        else:
+            close(y[1], plain[1])

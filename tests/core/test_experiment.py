@@ -213,13 +213,24 @@ def test_bad_json() -> None:
     assert "not a config" in refused(from_json, "{")
     assert "table of keys" in refused(from_json, "[]")
     assert "model=3: must be a table of keys" in refused(from_json, json.dumps(tree | {"model": 3}))
-    assert "key 'seed' is missing" in refused(
-        from_json, json.dumps({k: v for k, v in tree.items() if k != "seed"})
-    )
     tree["model"]["layer"] = tree["model"].pop("layers")
     assert "unknown key 'model.layer'; did you mean 'model.layers'?" in refused(
         from_json, json.dumps(tree)
     )
+
+
+def test_the_config_of_an_older_famjax_is_read_and_says_so() -> None:
+    config = override(Config(), ["seed=7", "model.layers=6", "data.passkey.digits=3"])
+    tree = json.loads(to_json(config))
+    del tree["model"]["layers"], tree["data"]["passkey"], tree["name"]
+    notes: list[str] = []
+    found = from_json(json.dumps(tree), notes.append)
+    default = Config()
+    assert (found.seed, found.model.layers, found.name) == (7, default.model.layers, default.name)
+    assert found.data.passkey == default.data.passkey
+    assert len(notes) == 1
+    for part in ("model.layers=4", "data.passkey.*", "name="):
+        assert part in notes[0]
 
 
 @pytest.mark.parametrize("value", [True, "4", 4.0, None])
@@ -230,6 +241,8 @@ def test_json_of_another_type(value: Any) -> None:
 
 
 # Checks
+
+ASK = ["data.passkey.ask_every=128", "data.passkey.multiple=128"]
 
 
 @pytest.mark.parametrize("key", [k for k, v in values(Config()).items() if type(v) is not str])
@@ -327,6 +340,11 @@ def test_sizes_that_may_not_be_zero(key: str) -> None:
         (["train.accumulate=3"], "train.accumulate=3 does not divide data.batch=8"),
         (["train.rsp=0.5"], "train.rsp=0.5 is for packed rows"),
         (["train.rsp=1.5"], "train.rsp=1.5: must be from 0 to 1"),
+        (["data.passkey.ask_every=100"], "data.passkey.ask_every=100 is not a multiple of model."),
+        (["data.passkey.ask_every=128"], "data.passkey.multiple=1 is not a multiple of model."),
+        ([*ASK, "data.layout=packed"], "data.passkey.ask_every=128 needs memory that packed rows"),
+        ([*ASK, "model.mixer=bswa"], "data.passkey.ask_every=128 needs a FAM"),
+        ([*ASK, "model.memory_segments=1"], "data.passkey.ask_every=128 carries one FAM"),
         (["data.passkey.threshold=1.5"], "data.passkey.threshold=1.5: must be from 0 to 1"),
         (["optimizer.beta2=1"], "optimizer.beta2=1.0: must be at least 0 and less than 1"),
         (["mesh.fsdp=-1"], "mesh.data and mesh.fsdp are -1"),

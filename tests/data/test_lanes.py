@@ -29,7 +29,8 @@ class Documents:
     def __init__(self):
         self.level = 0
 
-    def key(self, lane, lanes, k):
+    def key(self, lane, lanes, k, before):
+        assert before is None or before[:2] == [lane, k - 1]
         return [lane, k, self.level]
 
     def document(self, key):
@@ -42,7 +43,7 @@ class Documents:
         rng = np.random.default_rng([2, *key])
         cuts = np.sort(rng.integers(0, len(tokens) + 1, rng.integers(0, 5)))
         for part in np.split(tokens, cuts)[piece:]:
-            yield Piece(part, (part % 3).astype(np.float32))
+            yield Piece(part, (part % 3).astype(np.float32), passing=key[1] % 3 == 2)
 
     def get_state(self):
         return {"level": self.level}
@@ -82,6 +83,8 @@ def test_no_token_is_lost_and_documents_begin_on_blocks(batch, blocks):
             np.testing.assert_array_equal(got["targets"], document[1 : count + 1])
             np.testing.assert_array_equal(got["weights"], document[1 : count + 1] % 3)
         assert not row["weights"][~row["valid"]].any()
+        passing = np.arange(len(begins)) % 3 == 2
+        np.testing.assert_array_equal(np.flatnonzero(row["passing"]), begins[passing])
 
 
 def test_types_and_shapes():
@@ -92,6 +95,7 @@ def test_types_and_shapes():
         "weights": np.float32,
         "valid": bool,
         "reset": bool,
+        "passing": bool,
     }
     assert all(values.shape == (3, 2 * BLOCK) for values in batch.values())
 
@@ -195,7 +199,7 @@ def test_documents_that_fit_a_row_are_kept_whole(blocks):
             np.testing.assert_array_equal(line["tokens"][start : start + positions], tokens[:-1])
             assert line["valid"][start : start + positions].all()
             whole = start // length == (start + positions - 1) // length
-            assert whole or positions > length
+            assert whole or positions > length or line["passing"][start]
 
 
 def test_keeping_documents_whole_resumes_exactly():

@@ -111,6 +111,15 @@ def test_lanes_resume_in_the_middle_of_an_example(tokenizer):
             np.testing.assert_array_equal(a[name], b[name])
 
 
+def test_a_set_that_changed_is_not_gone_on_with(tokenizer):
+    for name in ("lines", "mixed"):
+        source = TfSource(DataConfig(seqio=name), tokenizer, 0)
+        state = json.loads(json.dumps(source.get_state()))
+        source.set_state(state)
+        with pytest.raises(UserError, match=rf"{name}: the set changed .*examples \[3\] then"):
+            source.set_state(state | {"examples": [3]})
+
+
 def test_mistakes_with_seqio(tokenizer):
     with pytest.raises(UserError, match=r"data\.seqio=line: .*did you mean 'lines'"):
         TfSource(DataConfig(seqio="line"), tokenizer, 0)

@@ -76,12 +76,43 @@ def test_documents_grow_as_they_are_solved(words):
     drawn = np.array([source.key(0, 4, k)[2] for k in range(2000)])
     assert drawn.min() >= 96
     assert drawn.max() <= 400
-    assert abs(np.log(drawn).mean() - np.log([96, 400]).mean()) < 0.02
+    assert abs(drawn.mean() - (96 + 400) / 2) < 5
+    rounded = PasskeySource(replace(config, multiple=32, start_length=400), words, seed=0)
+    lengths = {rounded.key(0, 4, k)[2] for k in range(200)}
+    assert lengths == {*range(128, 417, 32)}
+
+
+def test_a_key_is_asked_for_again_and_again(words):
+    config = PasskeyConfig(min_length=96, start_length=2000, max_length=2000, multiple=32)
+    asking = PasskeySource(replace(config, ask_every=256), words, seed=0)
+    silent = PasskeySource(config, words, seed=0)
+    before, k = None, 0
+    for _ in range(30):
+        total = silent.key(1, 4, k)[2]
+        read, answers = 0, set()
+        while True:
+            key = asking.key(1, 4, k, before)
+            pieces = list(asking.open(key))
+            tokens = np.concatenate([piece.tokens for piece in pieces])
+            weights = np.concatenate([piece.weights for piece in pieces])
+            text = words.decode(tokens)
+            assert ("Remember it" in text) == (read == 0)
+            assert pieces[0].passing == (read > 0)
+            assert not any(piece.passing for piece in pieces[1:])
+            assert len(tokens) == 256 if read else 96 <= len(tokens) < 96 + 256
+            answers.add(words.decode(tokens[weights == 1]))
+            read, before, k = read + len(tokens), key, k + 1
+            if key[3] == 0:
+                break
+        assert read == total
+        assert len(answers) == 1
+    with pytest.raises(UserError, match=r"ask_every=10: the question takes \d+ tokens"):
+        PasskeySource(replace(config, ask_every=10), words, seed=0)
 
 
 def test_a_document_opened_in_the_middle_goes_on(words):
     source = PasskeySource(replace(PasskeyConfig(), start_length=96), words, 3)
-    key = [1, 5, 9000]
+    key = [1, 5, 9000, 0, 0]
     pieces = list(source.open(key))
     assert len(pieces) > 3
     for start in range(len(pieces)):

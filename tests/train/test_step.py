@@ -411,6 +411,25 @@ def test_adafactor_against_numpy() -> None:
     compare(updates(config), expected)
 
 
+def test_adafactor_takes_each_layer_of_a_stack_by_itself() -> None:
+    """Two layers of very different size: each moves as if it were a parameter of its own."""
+    config = OptimizerConfig(name="adafactor", learning_rate=0.1, warmup_steps=0, clip_norm=0)
+    optimizer = make_optimizer(config, 10)
+    rng = np.random.default_rng(0)
+    layers = rng.normal(size=(2, 160, 130)) * np.array([1.0, 100.0])[:, None, None]
+    gradient = rng.normal(size=layers.shape)
+
+    def update(params: Any, grads: Any) -> Any:
+        return optimizer.update(grads, optimizer.init(params), params)[0]
+
+    params, grads = ({"stack": {"layers": [{"w": jnp.asarray(a)}]}} for a in (layers, gradient))
+    together = update(params, grads)["stack"]["layers"][0]["w"]
+    for i in range(2):
+        alone = update({"w": jnp.asarray(layers[i])}, {"w": jnp.asarray(gradient[i])})["w"]
+        np.testing.assert_allclose(together[i], alone, rtol=1e-5)
+    assert np.abs(together[1]).mean() > 50 * np.abs(together[0]).mean()
+
+
 def test_adafactor_factors_large_matrices() -> None:
     optimizer = make_optimizer(OptimizerConfig(name="adafactor"), 10)
     large = {"w": jnp.zeros((2, 160, 130)), "b": jnp.zeros(160)}
