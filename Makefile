@@ -16,7 +16,7 @@ demo-full: $(VENV)/.installed
 	$(BIN)/python -m famjax.demo --full
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest --slow -m slow --timeout 3600

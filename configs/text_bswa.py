@@ -3,8 +3,8 @@
     famjax train text_bswa                                   # the source of Python's own library
     famjax train text_bswa data.files='books/*.txt' name=books_bswa
 
-Reads bytes in lanes: each of the 8 rows follows one document front to back, and its memory goes
-from step to step. A block of 128 sees itself and the block before.
+Reads bytes in lanes: each of the 4 rows follows one document front to back, and its memory goes
+from step to step. A block of 64 sees itself and the block before.
 
 Cost: not measured yet. Expected: not measured yet; compare with `text_fam`.
 """
@@ -17,13 +17,16 @@ def config() -> Config:
         name="text_bswa",
         model=ModelConfig(
             layers=4,
-            width=256,
+            width=128,
             heads=4,
+            mlp_width=256,
+            tied=False,
             mixer="bswa",
-            block_len=128,
+            block_len=64,
             memory_segments=1,
+            scan_layers=False,
         ),
-        data=DataConfig(layout="lanes", batch=8, length=1024),
-        optimizer=OptimizerConfig(learning_rate=3e-3, schedule="cosine", warmup_steps=100),
+        data=DataConfig(layout="lanes", batch=4, length=1024),
+        optimizer=OptimizerConfig(learning_rate=3e-3, schedule="cosine", warmup_steps=50),
         train=TrainConfig(steps=1000),
     )

@@ -51,7 +51,7 @@ class Arguments:
 def run(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, "famjax generate")
     _check(arguments)
-    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    prompt = None if arguments.prompt is None else _decoded(arguments.prompt)
     runtime.setup()
     from famjax.eval.generate import Generator
     from famjax.train.run import open_run
@@ -62,6 +62,15 @@ def run(argv: list[str]) -> int:
     if prompt is not None:
         _write(arguments, prompt, generator, state)
     return 0
+
+
+def _decoded(prompt: str) -> str:
+    """Return the prompt, or standard input for "-", if it is UTF-8."""
+    data = sys.stdin.buffer.read() if prompt == "-" else os.fsencode(prompt)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"--prompt: not UTF-8 at byte {error.start}; convert it") from None
 
 
 def _check(arguments: Arguments) -> None:

@@ -32,7 +32,9 @@ class Context(NamedTuple):
       reset: [b t] bool, or None for no reset. True at the first token of a document, which stands
         at the first token of a block: the lane forgets everything before it.
       passing: [b t] bool, or None for nowhere. True at a reset whose document starts with the FAM
-        of the one before it instead of the prompt (random state passing, TransformerFAM B.2.3).
+        that the lane's last document left, and not with the prompt: state passing as in
+        TransformerFAM B.2.3, but by the data's choice, and the gradient flows through it. With
+        more than one previous FAM, that document must have ended with a whole block.
       valid: [b t] bool, or None for all valid. False marks padding. Padding stands behind the
         tokens of its lane, and is followed only by padding until the next reset or the end of the
         call. It never updates the state; the outputs at padding mean nothing.

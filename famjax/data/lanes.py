@@ -207,7 +207,8 @@ class Lanes(grain.IterDataset[Batch]):
     A document begins on a block boundary; the tail of its last block is padding, and the next
     document begins in the block behind it. A batch has, [b t] each: tokens and targets (int32),
     weights (float32, of the targets), valid (bool, False at padding), reset (bool, True at the
-    first token of a document).
+    first token of a document), passing (bool, True where that document begins with the memory that
+    the last one left).
 
     Args:
       source: of the documents.

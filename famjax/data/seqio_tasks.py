@@ -206,7 +206,13 @@ class _Tfds:
         text = example[self._feature]
         if not isinstance(text, bytes):
             raise UserError(f"{self.name}: feature {self._feature!r} is not text")
-        tokens = self._tokenizer.encode(text.decode("utf-8"))
+        try:
+            tokens = self._tokenizer.encode(text.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{self.name}: an example's {self._feature!r} is not UTF-8 at byte {error.start}; "
+                "take a set whose text is"
+            ) from None
         return Piece(tokens, np.ones(len(tokens)))
 
 

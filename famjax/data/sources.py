@@ -61,7 +61,9 @@ class Piece(NamedTuple):
 
 
 class Source(Protocol):
-    """Endless documents for a number of lanes. Every document starts with bos, ends with eos."""
+    """Endless documents for a number of lanes. Every document starts with bos, unless it begins
+    with the memory of the one before it, and ends with eos.
+    """
 
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
         """Return the JSON-able name of the k-th document of `lane`; `before` is the last one's."""

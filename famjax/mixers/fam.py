@@ -38,7 +38,6 @@ from famjax.mixers.window import (
     where_lane,
 )
 from famjax.ops.attention import Frames, attend, attention_weights
-from famjax.ops.recurrence import recur
 
 
 class FamState(NamedTuple):
@@ -58,18 +57,6 @@ class FamState(NamedTuple):
     k: Array
     v: Array
     updates: Array
-
-
-def count_updates(carried: Array, forget: Array, full: Array, most: int) -> tuple[Array, Array]:
-    """Count updates up to `most`: before each block [b n], and after the call [b]."""
-
-    def block(updates: Array, flags: tuple[Array, Array]) -> tuple[Array, Array]:
-        forget, full = flags
-        updates = jnp.where(forget, 0, updates)
-        return jnp.minimum(updates + full, most), updates
-
-    after, before = jax.lax.scan(block, carried, (forget.T, full.T))
-    return before.T, after
 
 
 class Fam(nnx.Module):
@@ -163,31 +150,26 @@ class Fam(nnx.Module):
           keys and values [b n f g e] of the FAM that each block starts with, and its updates [b n];
           the last FAM [b f d]; its updates [b].
         """
+        prompt = ctx.prompt
         forget = blocks.reset
         if ctx.passing is not None:
             forget = forget & ~ctx.passing[:, :: self.block_len]
-        full = blocks.valid == self.block_len
-        before, updates = count_updates(state.updates, forget, full, self.previous)
-        graph, weights = nnx.split((self, mlp))
 
-        def block(params, fam, kv, flags):
-            weights, prompt = params
-            forget, full, updates = flags
-            mixer, mlp = nnx.merge(graph, weights)
+        def block(carry, xs):
+            fam, updates = carry
+            k, v, forget, full = xs
             if prompt is not None:
                 fam = where_lane(forget, jnp.broadcast_to(prompt, fam.shape).astype(fam.dtype), fam)
-            _, *fam_kv = mixer.project(fam)
-            k, v = kv
-            new = mixer.update(fam, updates, k, v, mlp)
-            return where_lane(full, new, fam), tuple(fam_kv)
+                updates = jnp.where(forget, 0, updates)
+            _, fam_k, fam_v = self.project(fam)
+            new = self.update(fam, updates, k, v, mlp)
+            after = jnp.minimum(updates + full, self.previous)
+            return (where_lane(full, new, fam), after), (fam_k, fam_v, updates)
 
-        def by_block(tree: Any) -> Any:
-            return jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), tree)
-
-        flags = by_block((forget, full, before))
-        fam, seen = recur(block, (weights, ctx.prompt), state.fam, by_block((k, v)), flags)
-        fam_k, fam_v = jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1), seen)
-        return (fam_k, fam_v, before), fam, updates
+        over_blocks = (k, v, forget, blocks.valid == self.block_len)
+        xs = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), over_blocks)
+        (fam, updates), ys = jax.lax.scan(block, (state.fam, state.updates), xs)
+        return jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1), ys), fam, updates
 
     def sight(
         self,

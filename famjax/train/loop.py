@@ -273,9 +273,15 @@ class Trainer:
             self.checkpoints.wait()
             last = self.checkpoints.latest()
             kept = f"the last good checkpoint is step {last}" if last else "nothing was saved yet"
+            mend = "start a run with a lower optimizer.learning_rate or more optimizer.warmup_steps"
+            model = self.config.model
+            if "full" in model.mixer.split(","):
+                mend += (
+                    f"; or a document is longer than model.capacity={model.capacity} tokens, all "
+                    "that full attention holds: raise it"
+                )
             raise UserError(
-                f"the loss is not finite at step {bad}; {kept} in {self.checkpoints.folder}; "
-                "start a run with a lower optimizer.learning_rate or more optimizer.warmup_steps"
+                f"the loss is not finite at step {bad}; {kept} in {self.checkpoints.folder}; {mend}"
             )
 
     def log(

@@ -143,10 +143,12 @@ def test_prompt_from_standard_input_and_stop(
     draw = ["--temperature", "1", "--max-tokens", "20", "--seed", "1"]
     assert main(["generate", run, "--prompt", "the cat", *draw]) == 0
     plain = capsys.readouterr().out
-    monkeypatch.setattr(sys, "stdin", io.StringIO("the cat"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the cat")))
     assert main(["generate", run, "--prompt", "-", *draw]) == 0
     assert capsys.readouterr().out == plain
     stops = ["--stop", plain[4], "--stop", plain[6:8]]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the \xff")))
+    assert "not UTF-8 at byte 4" in refusal(["generate", run, "--prompt", "-"], capsys)
     assert main(["generate", run, "--prompt", "the cat", *draw, *stops]) == 0
     cut = min(plain.find(plain[4]), plain.find(plain[6:8]))
     assert capsys.readouterr().out == plain[:cut] + "\n"
