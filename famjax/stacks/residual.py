@@ -51,6 +51,15 @@ class Layer(nnx.Module):
         return self(x, state, ctx)[0], share
 
 
+def passable(state: State) -> State:
+    """Return what of a stack's state `pass_state` reads: the FAMs, without the windows."""
+    # the type of a state without a window is not worth a name
+    return tuple(
+        s._replace(window=()) if isinstance(s, FamState) else ()  # type: ignore[arg-type]
+        for s in state
+    )
+
+
 class ResidualStack(nnx.Module):
     """Layers on one residual stream, and the FAM prompt that gives each its initial memory (B.1).
 
@@ -102,7 +111,10 @@ class ResidualStack(nnx.Module):
         )
 
     def pass_state(self, fresh: State, saved: State) -> State:
-        """Random state passing (B.2.3): what of `saved` a new document may start from."""
+        """Random state passing (B.2.3): `fresh`, with what of `saved` a document may start from.
+
+        `saved` is a state of this stack, or what `passable` keeps of one.
+        """
         return tuple(
             layer.mixer.pass_state(new, old) if hasattr(layer.mixer, "pass_state") else new
             for layer, new, old in zip(self.layers, fresh, saved, strict=True)

@@ -116,10 +116,12 @@ def make_inspect(config: Config, graph: Any) -> Callable[[Any, Any, Batch], dict
         x = model.embed(row["tokens"])
         mass = model.stack.attention_mass(x, state, ctx)
         _, after = model.stack(x, state, ctx)
-        fams = [jnp.sqrt(jnp.square(fam).mean()) for fam in model.stack.feedback(after)]
+        fams = model.stack.feedback(after)
         if not fams:
             return {}
-        return {"state_norm": jnp.stack(fams).mean(), "fam_attention": mass.mean()}
+        norms = jnp.stack([jnp.sqrt(jnp.square(fam).mean()) for fam in fams])
+        # over the layers that have a FAM; the others have no mass on it
+        return {"state_norm": norms.mean(), "fam_attention": mass.sum() / sum(map(len, fams))}
 
     return inspect
 

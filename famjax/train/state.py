@@ -38,7 +38,7 @@ class TrainState(NamedTuple):
       params: parameters, float32.
       opt_state: optax's.
       memory: the state carried to the next step. Lanes: all of it. Packed with random state
-        passing: that of row 0. Packed without: ().
+        passing: the FAMs of row 0. Packed without: ().
       key: [2] uint32, data of the random key.
       totals: metrics since the last log.
       bad: scalar int32, the first step whose loss, gradient, new parameters or memory were not

@@ -15,6 +15,7 @@ from famjax.core.types import Array, Context, State
 from famjax.models.language_model import LanguageModel
 from famjax.ops.losses import token_losses
 from famjax.ops.rotary import longest_wavelength
+from famjax.stacks.residual import passable
 from famjax.train.state import Totals, TrainState
 
 Batch = dict[str, Array]
@@ -28,7 +29,7 @@ def init_memory(config: Config, model: LanguageModel) -> State:
     """Return what `TrainState.memory` is before the first step."""
     if config.data.layout == "lanes":
         return model.init_state(config.data.batch)
-    return model.init_state(1) if config.train.rsp > 0 else ()
+    return passable(model.init_state(1)) if config.train.rsp > 0 else ()
 
 
 def init_train_state(
@@ -70,7 +71,7 @@ def make_step(
         if config.train.rsp == 0:
             return fresh
         # B.2.3: the first row's memory after the last step, shared by all rows of this one
-        saved = jax.tree.map(lambda a, b: jnp.broadcast_to(a, b.shape), memory, fresh)
+        saved = jax.tree.map(lambda a, b: jnp.broadcast_to(a, b.shape), memory, passable(fresh))
         ramp = jnp.minimum(1.0, (step + 1) / max(config.train.rsp_ramp, 1))
         use = jax.random.bernoulli(key, config.train.rsp * ramp) & (step > 0)
         passed = model.stack.pass_state(fresh, jax.lax.stop_gradient(saved))
@@ -126,7 +127,7 @@ def make_step(
         key, now = jax.random.split(jax.random.wrap_key_data(state.key))
         grads, (memory, totals) = gradients(state, batch, now)
         if not lanes:
-            memory = jax.tree.map(lambda a: a[:, :1], memory) if config.train.rsp else ()
+            memory = jax.tree.map(lambda a: a[:, :1], passable(memory)) if config.train.rsp else ()
         totals = totals._replace(
             steps=jnp.ones((), jnp.float32), grad_norm=optax.tree.norm(grads).astype(jnp.float32)
         )
