@@ -6,7 +6,9 @@
 Reads bytes in lanes: each of the 4 rows follows one document front to back, and its memory goes
 from step to step. A block of 64 sees itself and the block before.
 
-Cost: not measured yet. Expected: not measured yet; compare with `text_fam`.
+Cost: 18 minutes for 1,300 steps on one core with a vocabulary of 2,048. Expected after that:
+1.803 bits per byte on held-back books (docs/results.md); compare with
+`text_fam`.
 """
 
 from famjax.core.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import tyro
 from rich.console import Console
 from rich.table import Table
 
@@ -25,7 +26,7 @@ _SMALL = ModelConfig(
 class Bench:
     """Measure what feedback memory costs: FAM against BSWA of equal shape, in one run."""
 
-    name: Literal["fam"]
+    name: tyro.conf.Positional[Literal["fam"]]
     """what to measure"""
     config: str = ""
     """take the model's shape from this config instead of a small one"""

@@ -32,6 +32,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return guarded(lambda: _dispatch(list(sys.argv[1:] if argv is None else argv)))
 
 
+def script() -> None:
+    """Run as a program: exit with `main`'s status."""
+    status = main()
+    if status == 130:
+        # Ctrl-C may have come while XLA's threads compile, and an interpreter that is taken down
+        # around them can crash. Nothing is left to do: what was to be saved is.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 def guarded(call: Callable[[], int]) -> int:
     """Call, and return the exit status of what came of it.
 
@@ -131,4 +143,4 @@ def _unboxed(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script()
