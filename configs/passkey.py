@@ -2,9 +2,9 @@
 
 Command:  make demo (which makes the tokenizer and trains this config, and BSWA M1 and M2)
           famjax train passkey data.tokenizer=runs/demo/tokenizer.model
-Cost:     see docs/results.md
+Cost:     220 seconds on one core
 Expected: every key at every length to 262,144 tokens (the paper: 100% to 260k), after training on
-          at most 4,096; see docs/results.md.
+          at most 4,096, with seed 0; other seeds, and what is not shown: docs/results.md.
 """
 
 from famjax.core.config import (
