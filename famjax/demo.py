@@ -276,7 +276,7 @@ def draw(plan: Plan, results: Sequence[dict[str, Any]]) -> Path:
     axes.set(xlabel="document, tokens", ylabel="whole keys retrieved, %", ylim=(-3, 103))
     axes.set_title("Passkey retrieval, needle first (TransformerFAM, Figure 3)")
     axes.grid(alpha=0.3)
-    axes.legend(loc="center left")
+    axes.legend(loc="center right")
     path = plan.folder / "plots" / "passkey.png"
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=140)
