@@ -15,6 +15,7 @@ demo: $(VENV)/.installed
 demo-full: $(VENV)/.installed
 	$(BIN)/python -m famjax.demo --full
 
+# two processes, a file to each: most of the time is compiling, on one core
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 

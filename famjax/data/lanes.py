@@ -196,9 +196,8 @@ class _Lane:
         reader = self._reader
         if not self._keep_whole or left == self._length or not reader.at_start():
             return False
-        if reader.passing():
-            return False
-        return not reader.fits(left) and reader.fits(self._length)
+        # what begins with a memory has its beginning in an earlier document anyway
+        return not reader.passing() and not reader.fits(left) and reader.fits(self._length)
 
 
 class Lanes(grain.IterDataset[Batch]):
@@ -216,7 +215,7 @@ class Lanes(grain.IterDataset[Batch]):
       length: t, a multiple of `block_len`.
       block_len: w.
       keep_whole: a document that fits a row is not cut in two: it waits for the next row, so that
-        the gradient reaches from its end to its beginning.
+        the gradient reaches from its end to its beginning; unless it begins with a memory.
     """
 
     def __init__(

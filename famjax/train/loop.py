@@ -191,6 +191,8 @@ class Trainer:
             return state
         if hasattr(self.source, "report"):
             self.progress.note(self.source.report())
+        if line := self.idle():
+            self.progress.note(line)
         asked = _Asked()
         with asked.listening(), MetricsWriter(self.folder, step if step else None) as metrics:
             while step < last:
@@ -225,6 +227,17 @@ class Trainer:
         state = self.program.step(state, batch)
         self.clock.steps += 1
         return state, about
+
+    def idle(self) -> str:
+        """Return what to say of devices that the batch cannot be shared over, or nothing."""
+        rows = self.config.data.batch // self.config.train.accumulate
+        devices = self.program.mesh.shape["data"] * self.program.mesh.shape["fsdp"]
+        if rows % devices == 0:
+            return ""
+        return (
+            f"data.batch={self.config.data.batch}: {rows} rows at a time do not divide over "
+            f"{devices} devices, so each computes all of them; take a multiple of {devices}"
+        )
 
     def resume(self) -> tuple[TrainState, int]:
         """Return the newest good checkpoint's state, or the first state."""
