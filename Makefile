@@ -4,6 +4,9 @@
 # make lint types what CI checks besides
 # make clean      removes .venv and caches; runs/ stays
 
+# huge pages: a quarter of a training step on CPU is spared (famjax.core.runtime)
+export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
+
 VENV := .venv
 BIN := $(VENV)/bin
 

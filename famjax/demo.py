@@ -57,6 +57,8 @@ class Plan:
       tokens: most tokens of one length, over all its documents.
       remembered: tokens of the document behind which the saved model is asked.
       overrides: of the config.
+      whole: windows, too, read every document from its first token, not from the first that their
+        answer can depend on; the answers are the same.
     """
 
     folder: Path
@@ -66,6 +68,7 @@ class Plan:
     tokens: int
     remembered: int = 100_000
     overrides: tuple[str, ...] = ()
+    whole: bool = True
 
     def count(self, length: int) -> int:
         return max(4, min(self.examples, self.tokens // length))
@@ -77,9 +80,10 @@ SHORT = Plan(
 FULL = Plan(
     Path("runs/demo-full"),
     (0, 1, 2, 3, 4, 6, 8, 12),
-    tuple(2**k for k in range(8, 21)),
-    100,
-    100 * 2**20,
+    (96, *(2**k for k in range(7, 21))),
+    examples=100,
+    tokens=100 * 2**20,
+    whole=False,
 )
 
 
@@ -192,7 +196,7 @@ def measure(plan: Plan, name: str, quiet: bool) -> None:
     begin = time.perf_counter()
     run = train(experiment(plan, name), folder, quiet)
     trained = time.perf_counter() - begin
-    rows = evaluate_passkey(run, plan.lengths, plan.count, _BATCH, quiet)
+    rows = evaluate_passkey(run, plan.lengths, plan.count, _BATCH, quiet, plan.whole)
     path = folder / "result.json"
     # where a result is, an earlier call trained, and this one only evaluated
     earlier = json.loads(path.read_text()) if path.exists() else {}

@@ -18,7 +18,7 @@ from famjax.core.experiment import load_config
 
 # small enough for two cores; --config measures any other shape
 _SMALL = ModelConfig(
-    vocab_size=256, layers=2, width=256, heads=4, mlp_width=1024, block_len=128, fam_len=8
+    vocab_size=256, layers=2, width=256, heads=4, mlp_width=1024, block_len=512, fam_len=32
 )
 
 
@@ -30,9 +30,9 @@ class Bench:
     """what to measure"""
     config: str = ""
     """take the model's shape from this config instead of a small one"""
-    batch: int = 4
+    batch: int = 16
     """rows of the training step and of the streaming call"""
-    length: int = 2048
+    length: int = 1024
     """tokens of a row"""
     turns: int = 7
     """times each program runs, in turns with the other"""

@@ -147,7 +147,7 @@ def _passkey_table(rows: list[dict[str, Any]]) -> Any:
     chance = rows[0]["key_chance"]
     table = _table(
         f"passkey (guessing gets {chance:.3%} of keys, {rows[0]['token_chance']:.0%} of digits)",
-        *("tokens", "documents", "whole keys", "digits", "seconds", "tokens/s"),
+        *("tokens", "documents", "whole keys", "digits", "seconds", "tokens/s", "peak MiB"),
     )
     for row in rows:
         table.add_row(
@@ -157,6 +157,7 @@ def _passkey_table(rows: list[dict[str, Any]]) -> Any:
             f"{row['token_accuracy']:.1%}",
             f"{row['seconds']:.1f}",
             f"{row['tokens_per_second']:,.0f}",
+            f"{row['peak_bytes'] / 2**20:,.0f}",
         )
     return table
 

@@ -14,6 +14,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from famjax.core.errors import Stopped, UserError, nearest
+from famjax.core.runtime import use_huge_pages
 
 VERBS = {
     "train": "train a model from a config, or go on with a run",
@@ -34,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def script() -> None:
     """Run as a program: exit with `main`'s status."""
+    use_huge_pages()
     status = main()
     if status == 130:
         # Ctrl-C may have come while XLA's threads compile, and an interpreter that is taken down

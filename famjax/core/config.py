@@ -77,7 +77,8 @@ class DataConfig:
 
     # what documents are: text, or generated passkey retrieval
     task: Literal["text", "passkey"] = "text"
-    # text: file, folder or glob, several separated by commas; none at all: Python's own library
+    # text: file, folder or glob, several separated by commas; none at all: Python's own library.
+    # .jsonl: a document on each line, {"text": ...} or {"inputs": ..., "targets": ...}
     files: str = ""
     # text: name of a seqio task or mixture (needs famjax[seqio])
     seqio: str = ""

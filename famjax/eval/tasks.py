@@ -6,6 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from famjax.core.errors import UserError
 from famjax.data.lanes import Batch, Reader, empty_row, write
 from famjax.data.pipeline import make_source
 from famjax.data.sources import Key, Piece, Source, TextSource
+from famjax.eval.memory import memory_report
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import CHUNK, Streamer, rechunk, refuse_beyond
 from famjax.tasks.passkey import Passkey
@@ -36,6 +38,7 @@ def evaluate_passkey(
     examples: int | Callable[[int], int] = 20,
     batch: int = 8,
     quiet: bool = False,
+    whole: bool = True,
 ) -> list[dict[str, Any]]:
     """Return how often a run retrieves the passkey, by the length of the document.
 
@@ -45,11 +48,14 @@ def evaluate_passkey(
       examples: documents of each length, or a function of the length.
       batch: documents streamed together.
       quiet: no progress.
+      whole: read every document from its first token. Otherwise a stack of windows reads only the
+        tokens that its answer can depend on, and gives the same answer, to the bit, sooner.
 
     Returns:
       A row for each length: length, examples, key_accuracy (all tokens of the answer right),
-      token_accuracy, key_chance and token_chance (of guessing digits), seconds,
-      tokens_per_second.
+      token_accuracy, key_chance and token_chance (of guessing digits), read (tokens of each
+      document that were read), seconds, tokens_per_second (of those read), peak_bytes (the most
+      that the process held, so far).
 
     Raises:
       UserError: a length that does not hold the task, or is more than full attention can.
@@ -58,16 +64,28 @@ def evaluate_passkey(
     counts = [examples(length) if callable(examples) else examples for length in lengths]
     _check_passkey(run, task, lengths, [*counts, batch])
     streamer = Streamer(run.model, min(batch, max(counts, default=1)))
+    reach = None if whole else run.model.stack.reach
+    starts = [_first_token(task, length, reach, streamer.chunk) for length in lengths]
+    asked = list(zip(lengths, starts, counts, strict=True))
     rows = []
-    total = sum(length * count for length, count in zip(lengths, counts, strict=True))
+    total = sum((length - start) * count for length, start, count in asked)
     with TokenProgress("passkey", total, quiet) as progress:
-        for length, count in zip(lengths, counts, strict=True):
+        for length, start, count in asked:
             streamer = streamer.fresh(min(batch, count))
             streamer.warm_up()
             begin = time.perf_counter()
-            right = _retrieve(streamer, task, length, count, progress)
-            rows.append(_passkey_row(task, length, right, time.perf_counter() - begin))
+            right = _retrieve(streamer, task, (length, start), count, progress)
+            rows.append(_passkey_row(task, length, start, right, time.perf_counter() - begin))
     return rows
+
+
+def _first_token(task: Passkey, length: int, reach: int | None, chunk: int) -> int:
+    """Return the first token to be read for an answer that depends on `reach` before its block."""
+    if reach is None:
+        return 0
+    # the block that holds the answer's first token begins less than a chunk before it
+    block = length - len(task.tail("0" * task.digits)) - chunk
+    return max(block - reach, 0) // chunk * chunk
 
 
 def _check_passkey(run: Run, task: Passkey, lengths: Sequence[int], sizes: Sequence[int]) -> None:
@@ -84,29 +102,32 @@ def _check_passkey(run: Run, task: Passkey, lengths: Sequence[int], sizes: Seque
 
 
 def _retrieve(
-    streamer: Streamer, task: Passkey, length: int, count: int, progress: TokenProgress
+    streamer: Streamer, task: Passkey, span: tuple[int, int], count: int, progress: TokenProgress
 ) -> np.ndarray:
-    """Return which tokens of the answers were the likeliest, [examples tokens] bool."""
+    """Return which tokens of the answers were the likeliest, [examples tokens] bool.
+
+    `span` is the documents' length and the first token of them that is read.
+    """
     rows = []
     for first in range(0, count, streamer.batch):
         # the last batch is filled up with documents that do not count: one compiled shape
         numbers = range(first, first + streamer.batch)
         kept = min(streamer.batch, count - first)
         stream = streamer.fresh()
-        rows.append(_answers(stream, task, length, numbers, kept, progress)[:kept])
+        rows.append(_answers(stream, task, span, numbers, kept, progress)[:kept])
     return np.concatenate(rows)
 
 
 def _answers(
     stream: Streamer,
     task: Passkey,
-    length: int,
+    span: tuple[int, int],
     numbers: Sequence[int],
     kept: int,
     progress: TokenProgress,
 ) -> np.ndarray:
     """Stream documents side by side and return which answers' tokens were right, [b tokens]."""
-    documents = [_tokens_and_answers(task, length, number, stream.chunk) for number in numbers]
+    documents = [_tokens_and_answers(task, span, number, stream.chunk) for number in numbers]
     right: list[np.ndarray] = [np.zeros((len(numbers), 0), bool)]
     # of tokens and their flags, [b 2 n]: the next piece tells the target of this one's last token
     pieces = (np.stack(together) for together in zip(*documents, strict=True))
@@ -125,17 +146,22 @@ def _answers(
     return np.concatenate(right, 1)
 
 
-def _tokens_and_answers(task: Passkey, length: int, number: int, size: int) -> Iterator[np.ndarray]:
+def _tokens_and_answers(
+    task: Passkey, span: tuple[int, int], number: int, size: int
+) -> Iterator[np.ndarray]:
     """Yield a document in pieces [2 size]: its tokens, and 1 at those of the answer."""
+    length, start = span
     rng = np.random.default_rng([0, length, number, _EVALUATION])
     pieces = (
         np.stack([piece.tokens, (piece.weights == 1).astype(np.int32)])
         for piece in task.document(rng, length)
     )
-    return rechunk(pieces, size)
+    return islice(rechunk(pieces, size), start // size, None)
 
 
-def _passkey_row(task: Passkey, length: int, right: np.ndarray, seconds: float) -> dict[str, Any]:
+def _passkey_row(
+    task: Passkey, length: int, start: int, right: np.ndarray, seconds: float
+) -> dict[str, Any]:
     return {
         "length": length,
         "examples": len(right),
@@ -143,8 +169,10 @@ def _passkey_row(task: Passkey, length: int, right: np.ndarray, seconds: float) 
         "token_accuracy": float(right.mean()),
         "key_chance": 10.0**-task.digits,
         "token_chance": 0.1,
+        "read": length - start,
         "seconds": seconds,
-        "tokens_per_second": length * len(right) / seconds,
+        "tokens_per_second": (length - start) * len(right) / seconds,
+        "peak_bytes": memory_report()["peak_bytes"],
     }
 
 
@@ -162,8 +190,9 @@ def evaluate_text(
     """Return how well a run predicts text, with its memory and without.
 
     Every document is streamed from its first token to its last, as [bos] tokens [eos]; every token
-    but bos is predicted and counted. Documents are read side by side. "Without memory" is the same
-    run on the same tokens, forgetting everything at the start of each block.
+    but bos and the inputs of .jsonl lines is predicted and counted. Documents are read side by
+    side. "Without memory" is the same run on the same tokens, forgetting everything at the start of
+    each block.
 
     Args:
       run: any.

@@ -17,7 +17,7 @@ from .harness import CASES, VOCAB, Runner, W, close, jit
 LANES = 4
 
 
-@pytest.mark.parametrize("case", ["full", "bswa,fam"])
+@pytest.mark.parametrize("case", ["full", "swa-2", "bswa_sg-2", "fam-1-3", "bswa,fam"])
 def test_sharded_equals_unsharded(case):
     """Lanes over data and fsdp, heads over tensor; a call with a reset, then a step."""
     # vocabulary and heads that divide, so that all that can be sharded is

@@ -68,6 +68,25 @@ def test_any_split_of_a_stream_into_calls_is_one_call(case, data):
     close(state, end)
 
 
+@all_cases
+def test_a_windows_reach_is_all_that_it_depends_on_and_not_less(case):
+    r = runner(case)
+    reach = r.model(r.params).stack.reach
+    if reach is None:
+        assert {"full", "fam"} & set(r.config.mixer.split(","))
+        return
+    last = max(LENGTH - W, reach + W)  # bswa-3 sees farther than the stream is long
+    x = np.concatenate([r.x, r.x], 1)[:, : last + W]
+    whole, _ = r.call(x, r.fresh)
+    late, _ = r.call(x[:, (last - reach) // W * W :], r.fresh)
+    close(late[:, -W:], whole[:, -W:])
+    for first, matters in ((last - reach - 1, False), (last - reach, True)):
+        other = x.copy()
+        other[:, first] += 1.0
+        moved = (r.call(other, r.fresh)[0] != whole)[:, -W:].any()
+        assert moved == matters
+
+
 @all_kinds
 def test_calls_and_steps_are_one_call_in_float32(case):
     r = runner(case, x64=False)

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from famjax.core.errors import UserError
-from famjax.data import sources
 from famjax.data.sources import TextSource, iter_tokens, read_text_pieces
 from famjax.data.tokenizers import load_tokenizer
 
@@ -52,7 +51,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(sources, "PIECE_BYTES", 8)
+    monkeypatch.setattr("famjax.data.files.PIECE_BYTES", 8)
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
@@ -74,7 +73,7 @@ def test_pieces_are_cut_between_characters_and_resume_anywhere(tmp_path_factory,
     path = tmp_path_factory.mktemp("pieces") / "a.txt"
     path.write_bytes(content.encode())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "PIECE_BYTES", 8)
+        patch.setattr("famjax.data.files.PIECE_BYTES", 8)
         assert all(len(piece.encode()) <= 16 for piece in read_text_pieces(str(path)))
         assert "".join(read_text_pieces(str(path))) == content
         source = make(path)
@@ -125,6 +124,29 @@ def test_a_line_of_jsonl_is_a_document(tmp_path, suffix):
     assert sorted(documents) == sorted([*(f"zeile ü {i}" for i in range(20)), "no newline behind"])
 
 
+def test_inputs_of_jsonl_have_no_weight_and_targets_have(tmp_path, small_pieces):
+    lines = [
+        {"inputs": "what is two and two? ", "targets": "four, äh, five", "id": 1},
+        {"inputs": "", "targets": "no question"},
+        {"text": "plain", "targets": "not read"},
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    source = make(tmp_path / "a.jsonl")
+    found = set()
+    for k in range(3):
+        key = source.key(0, 1, k)
+        whole = list(source.open(key))
+        for skip in range(len(whole)):
+            np.testing.assert_equal(list(source.open(key, skip)), whole[skip:])
+        tokens = np.concatenate([piece.tokens for piece in whole])
+        weights = np.concatenate([piece.weights for piece in whole])
+        found.add(tuple(TOKENIZER.decode(tokens[1:-1][weights[1:-1] == w]) for w in (0, 1)))
+        assert weights[0] == 0
+        assert weights[-1] == 1
+    asked = ("what is two and two? ", "four, äh, five")
+    assert found == {asked, ("", "no question"), ("", "plain")}
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -132,6 +154,9 @@ def test_a_line_of_jsonl_is_a_document(tmp_path, suffix):
         ('{"txt": "x"}', 'line 3: no "text"'),
         ('{"text": 5}', 'line 3: no "text"'),
         ("[1]", 'line 3: no "text"'),
+        ('{"inputs": "x"}', 'line 3: no "text", and no "inputs" with "targets"'),
+        ('{"targets": "x"}', 'line 3: no "text"'),
+        ('{"inputs": 5, "targets": "x"}', 'line 3: no "text"'),
         ('{"text": "\\ud800"}', "line 3: not JSON with valid text"),
     ],
 )

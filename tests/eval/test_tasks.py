@@ -225,6 +225,29 @@ def test_passkey_of_a_model_equals_its_own_argmax() -> None:
     assert row["tokens_per_second"] > 0
 
 
+def test_windows_need_not_read_what_they_cannot_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    class Watched(Streamer):
+        def losses(self, tokens: np.ndarray, targets: np.ndarray) -> Any:
+            seen.append(super().losses(tokens, targets))
+            return seen[-1]
+
+    monkeypatch.setattr(tasks, "Streamer", Watched)
+    # chunks of 64; the second length ends with its answer on both sides of a chunk's end
+    lengths = [5000, 4100]
+    for mixer, read in (("bswa", [5000 - 4864, 4100 - 3968]), ("fam", lengths)):
+        run = tiny.run_with(mixer)
+        whole = evaluate_passkey(run, lengths, examples=2, quiet=True)
+        every, seen[:] = list(seen), []
+        late = evaluate_passkey(run, lengths, examples=2, quiet=True, whole=False)
+        np.testing.assert_equal(seen, every)
+        seen.clear()
+        assert [row["read"] for row in whole] == lengths
+        assert [row["read"] for row in late] == read
+        assert [row["token_accuracy"] for row in whole] == [row["token_accuracy"] for row in late]
+
+
 def test_passkey_refuses_before_it_reads() -> None:
     with pytest.raises(UserError, match="do not hold needle and question"):
         evaluate_passkey(tiny.run(), [500, 10], quiet=True)

@@ -37,3 +37,23 @@ def test_full_attention_refuses_a_call_that_does_not_fit(scan):
         model.step(jnp.zeros((1, 1), jnp.int32), state)
     with pytest.raises(UserError, match=r"token 9 of a document"):
         model(jnp.zeros((1, 9), jnp.int32), model.init_state(1))
+
+
+@pytest.mark.parametrize("scan", [True, False])
+def test_scanned_layers_make_a_program_of_one_size_at_any_depth(scan):
+    """What takes time to compile is the program's length; a scanned stack has one layer's."""
+
+    def lines(layers: int) -> int:
+        config = ModelConfig(
+            vocab_size=20, layers=layers, width=16, heads=2, mixer="bswa,fam", scan_layers=scan
+        )
+        graph, params = nnx.split(nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0))))
+
+        def loss(params, tokens):
+            model = nnx.merge(graph, params)
+            return model(tokens, model.init_state(1))[0].sum()
+
+        tokens = jax.ShapeDtypeStruct((1, config.block_len), jnp.int32)
+        return len(jax.jit(jax.grad(loss)).lower(params, tokens).as_text().splitlines())
+
+    assert (lines(4) == lines(12)) == scan
