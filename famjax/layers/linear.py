@@ -2,11 +2,48 @@
 
 from __future__ import annotations
 
+import functools
+import math
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from famjax.core.types import Array
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def product(equation: str, x: Array, kernel: Array) -> Array:
+    """Return einsum(equation, x, kernel), where the gradient of the kernel is one fast product.
+
+    That gradient is a product over all tokens. XLA on CPU writes its first factor out transposed,
+    and JAX puts the output's gradient first: four times as wide as the input in a feed-forward,
+    where that copy took more time than the product. Here the narrower factor comes first.
+
+    Args:
+      equation: "...ab,abcd->...cd": a, b of the input are summed.
+    """
+    return jnp.einsum(equation, x, kernel)
+
+
+def _forward(equation: str, x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
+    return product(equation, x, kernel), (x, kernel)
+
+
+def _backward(equation: str, saved: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
+    x, kernel = saved
+    factors, output = equation.split("->")
+    inputs, weights = factors.split(",")
+    to_input = jnp.einsum(f"{output},{weights}->{inputs}", grad, kernel)
+    summed, made = inputs.removeprefix("..."), output.removeprefix("...")
+    into = math.prod(kernel.shape[: len(summed)])
+    if into**2 <= kernel.size:
+        return to_input, jnp.einsum(f"{inputs},{output}->{weights}", x, grad)
+    to_kernel = jnp.einsum(f"{output},{inputs}->{made}{summed}", grad, x)
+    return to_input, jnp.einsum(f"{made}{summed}->{weights}", to_kernel)
+
+
+product.defvjp(_forward, _backward)
 
 
 class Linear(nnx.Module):
@@ -33,4 +70,4 @@ class Linear(nnx.Module):
         self.kernel = nnx.Param(jax.random.normal(rngs.params(), shape) * gain * inputs**-0.5)
 
     def __call__(self, x: Array) -> Array:
-        return jnp.einsum(self.equation, x.astype(self.dtype), self.kernel[...].astype(self.dtype))
+        return product(self.equation, x.astype(self.dtype), self.kernel[...].astype(self.dtype))

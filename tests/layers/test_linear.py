@@ -1,0 +1,30 @@
+"""The linear map's own gradient is that of the einsum, whichever factor comes first in it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from famjax.layers.linear import product
+
+
+@pytest.mark.parametrize(
+    ("equation", "x", "kernel"),
+    [
+        ("...d,dc->...c", (2, 3, 4), (4, 9)),
+        ("...c,cd->...d", (2, 3, 9), (9, 4)),
+        ("...d,dhe->...he", (5, 4), (4, 2, 3)),
+        ("...he,hed->...d", (5, 2, 3), (2, 3, 4)),
+    ],
+)
+def test_gradients_are_those_of_the_einsum(equation, x, kernel):
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        a, b = jnp.asarray(rng.normal(size=x)), jnp.asarray(rng.normal(size=kernel))
+
+        def loss(multiply):
+            return lambda a, b: jnp.sin(multiply(equation, a, b)).sum()
+
+        expected = jax.value_and_grad(loss(jnp.einsum), (0, 1))(a, b)
+        found = jax.value_and_grad(loss(product), (0, 1))(a, b)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), found, expected)
