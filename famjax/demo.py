@@ -41,8 +41,6 @@ from famjax.train.run import Run, open_run
 _VOCABULARY = 600
 # of the baselines' process, in the plan's folder
 LOG = "baselines.log"
-# documents streamed together
-_BATCH = 16
 
 
 @dataclass(frozen=True)
@@ -55,6 +53,7 @@ class Plan:
       lengths: tokens of the documents asked about.
       examples: most documents of one length.
       tokens: most tokens of one length, over all its documents.
+      batch: documents streamed together.
       remembered: tokens of the document behind which the saved model is asked.
       overrides: of the config.
       whole: windows, too, read every document from its first token, not from the first that their
@@ -66,6 +65,7 @@ class Plan:
     lengths: tuple[int, ...]
     examples: int
     tokens: int
+    batch: int = 16
     remembered: int = 100_000
     overrides: tuple[str, ...] = ()
     whole: bool = True
@@ -83,6 +83,7 @@ FULL = Plan(
     (96, *(2**k for k in range(7, 21))),
     examples=100,
     tokens=100 * 2**20,
+    batch=25,
     whole=False,
 )
 
@@ -196,7 +197,7 @@ def measure(plan: Plan, name: str, quiet: bool) -> None:
     begin = time.perf_counter()
     run = train(experiment(plan, name), folder, quiet)
     trained = time.perf_counter() - begin
-    rows = evaluate_passkey(run, plan.lengths, plan.count, _BATCH, quiet, plan.whole)
+    rows = evaluate_passkey(run, plan.lengths, plan.count, plan.batch, quiet, plan.whole)
     path = folder / "result.json"
     # where a result is, an earlier call trained, and this one only evaluated
     earlier = json.loads(path.read_text()) if path.exists() else {}
