@@ -7,6 +7,8 @@ import os
 import sys
 from pathlib import Path
 
+_STARTED = "FAMJAX_STARTED"
+
 
 def cache_folder() -> str:
     """Return the folder of compiled programs: the user's own for JAX, or famjax's."""
@@ -27,16 +29,20 @@ def is_writable(folder: str) -> bool:
 
 
 def use_huge_pages() -> None:
-    """Start this program again with huge pages for its memory, where glibc can, unless it has them.
+    """Start this program again with huge pages for its memory, where glibc can.
 
     XLA on CPU takes a step's temporary arrays from the system and gives them back at every step.
     In pages of 4 KiB that is hundreds of thousands of page faults, a quarter of a step's time.
-    glibc reads its tunables only when a program starts.
+    glibc reads its tunables only when a program starts. What the user has set of them stands.
     """
-    if not sys.platform.startswith("linux") or "GLIBC_TUNABLES" in os.environ:
+    if not sys.platform.startswith("linux") or not sys.executable or not sys.orig_argv[1:]:
         return
-    os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
-    os.execv(sys.executable, sys.orig_argv)
+    if "GLIBC_TUNABLES" in os.environ or _STARTED in os.environ:
+        return
+    # the second name for who starts Python by a wrapper that clears the first
+    os.environ |= {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", _STARTED: "1"}
+    with contextlib.suppress(OSError):  # slower, but no reason to stop
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def setup() -> None:

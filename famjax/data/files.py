@@ -103,6 +103,7 @@ def _cut(buffer: bytes, at: int) -> int:
 
 
 def decode(data: bytes, path: str, offset: int) -> str:
+    """Return the text of the bytes of `path` from `offset` on."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -212,6 +213,7 @@ def _probe(path: str, explicit: bool) -> str | None:
 
 
 def skips(skipped: Counter[str]) -> str:
+    """Return what to say of the files that were skipped, by reason; nothing if there are none."""
     parts = [f"{count:,} {reason}" for reason, count in sorted(skipped.items()) if count]
     return f"; skipped {', '.join(parts)}" if parts else ""
 
@@ -254,7 +256,7 @@ def json_text(file: TextFile, row: int) -> tuple[bytes, bytes]:
         line = stream.readline()
     try:
         found = json.loads(line)
-        if "text" in found or "targets" not in found:
+        if found.get("text") is not None or "targets" not in found:
             return b"", found["text"].encode("utf-8")
         return found["inputs"].encode("utf-8"), found["targets"].encode("utf-8")
     except UnicodeDecodeError as error:

@@ -17,8 +17,8 @@ import grain
 import numpy as np
 
 from famjax.core.errors import UserError
-from famjax.data import files as text_files
 from famjax.data.files import (
+    PIECE_BYTES,
     SPACE,
     decode,
     find_files,
@@ -26,6 +26,7 @@ from famjax.data.files import (
     held_out,
     json_text,
     open_text,
+    pieces,
     read_text_pieces,
     reading,
     skips,
@@ -241,7 +242,7 @@ class TextSource:
             cuts = (
                 (*piece, weight)
                 for first, end, weight in spans
-                for piece in text_files.pieces(stream, path, first, end)
+                for piece in pieces(stream, path, first, end)
             )
             for offset, data, weight in islice(cuts, skip, None):
                 yield decode(data, path, offset), weight
@@ -266,7 +267,7 @@ class TextSource:
         """Return where to cut a document at or soon behind a byte offset."""
         with self._stream(key)[0] as stream, reading(key[0]):
             stream.seek(offset)
-            window = stream.read(text_files.PIECE_BYTES)
+            window = stream.read(PIECE_BYTES)
         if space := SPACE.search(window):
             return offset + space.start()
         ends = (i for i, byte in enumerate(window) if byte & 0xC0 != 0x80)

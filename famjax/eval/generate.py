@@ -11,7 +11,7 @@ import numpy as np
 
 from famjax.core.errors import UserError
 from famjax.core.types import Array
-from famjax.data.sources import read_text_pieces
+from famjax.data.files import read_text_pieces
 from famjax.data.tokenizers import StreamDecoder
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import Streamer, StreamState, rechunk

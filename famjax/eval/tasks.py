@@ -83,7 +83,7 @@ def _first_token(task: Passkey, length: int, reach: int | None, chunk: int) -> i
     """Return the first token to be read for an answer that depends on `reach` before its block."""
     if reach is None:
         return 0
-    # the block that holds the answer's first token begins less than a chunk before it
+    # the answer's block begins behind this, for a chunk is at least a block
     block = length - len(task.tail("0" * task.digits)) - chunk
     return max(block - reach, 0) // chunk * chunk
 
@@ -221,6 +221,7 @@ def evaluate_text(
     # compile, so that the time is the device's
     streamer.fresh().lane_losses(_batch([empty_row(streamer.chunk)] * streamer.batch))
     carried, forgetful = _Totals(), _Totals()
+    tokens = 0
     begin = time.perf_counter()
     with TokenProgress("text", source.text_bytes, quiet) as progress:
         for batch_read, positions, results in _predictions(run, documents, streams, block):
@@ -228,8 +229,11 @@ def evaluate_text(
             size = run.tokenizer.token_bytes[batch_read["targets"]] * counted
             for totals, (nats, right) in zip((carried, forgetful), results, strict=True):
                 totals.add(counted, positions, nats, right, size)
-            documents.bytes += int(size.sum())
-            progress.advance(int(counted.sum()), int(size.sum()))
+            valid = batch_read["valid"]
+            read = int(run.tokenizer.token_bytes[batch_read["tokens"][valid]].sum())
+            documents.bytes += read
+            tokens += int(valid.sum())
+            progress.advance(int(valid.sum()), read)
     if carried.bytes == 0:
         raise UserError(f"text:{files or 'holdout'}: the documents are empty")
     seconds = time.perf_counter() - begin
@@ -239,7 +243,7 @@ def evaluate_text(
         "tokens": int(carried.tokens.sum()),
         "bytes": carried.bytes,
         "seconds": seconds,
-        "tokens_per_second": float(carried.tokens.sum()) / seconds,
+        "tokens_per_second": tokens / seconds,
         "state_bytes": streamer.state_bytes() // streamer.batch,
         **_scores(carried, forgetful),
     }

@@ -67,7 +67,7 @@ class Fam(nnx.Module):
         self.block_len = config.block_len
         self.fam_len = config.fam_len
         self.previous = config.fam_previous
-        self.reach = None
+        self.reach = None  # it can depend on everything
 
     @property
     def qkv(self) -> QKV:

@@ -35,7 +35,7 @@ class Full(nnx.Module):
         self.qkv = QKV(config, rngs=rngs)
         self.block_len = 1
         self.capacity = config.capacity
-        self.reach = None
+        self.reach = None  # it can depend on everything
 
     def init_state(self, batch: int, prompt: Array | None = None) -> CacheState:
         shape = (batch, self.capacity, self.qkv.kv_heads, self.qkv.head_dim)

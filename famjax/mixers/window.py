@@ -115,8 +115,8 @@ class Window(nnx.Module):
         self.segments = segments
         self.window = window
         self.stop_gradient = stop_gradient
-        # tokens before a block that it can depend on; None, as of the other mixers, is all
-        self.reach: int | None = segments * config.block_len if window is None else window - 1
+        # blocks before a block that it can depend on, at most
+        self.reach: int | None = segments if window is None else -(-(window - 1) // self.block_len)
         self.by_block = config.remat == "block"
 
     def init_state(self, batch: int, prompt: Array | None = None) -> WindowState:

@@ -86,8 +86,8 @@ class ResidualStack(nnx.Module):
         # tokens a document may have; None is any number
         self.capacity = config.capacity if "full" in names else None
         reaches = [layer.mixer.reach for layer in self.layers]
-        # tokens before a block that its outputs can depend on; None is all
-        self.reach = None if None in reaches else self.repeats * sum(reaches)
+        # tokens before a block that its outputs can depend on, at most; None is all
+        self.reach = None if None in reaches else self.repeats * sum(reaches) * config.block_len
         prompt = jax.random.normal(rngs.params(), (config.fam_len, config.width))
         self.prompt = nnx.Param(prompt) if "fam" in names else None
 

@@ -236,7 +236,8 @@ class Trainer:
             return ""
         return (
             f"data.batch={self.config.data.batch}: {rows} rows at a time do not divide over "
-            f"{devices} devices, so each computes all of them; take a multiple of {devices}"
+            f"{devices} devices, which repeat each other's work; take a multiple of "
+            f"{devices * self.config.train.accumulate}"
         )
 
     def resume(self) -> tuple[TrainState, int]:

@@ -24,13 +24,15 @@ ORDER = (
 
 def imported(path: Path) -> set[str]:
     """Return the packages of famjax that a file imports, anywhere in it."""
-    names = set()
+    modules = []
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("famjax."):
-            names.add(node.module.split(".")[1])
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            # `from famjax import demo` names the package behind it
+            modules += [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
-            names |= {a.name.split(".")[1] for a in node.names if a.name.startswith("famjax.")}
-    return names
+            modules += [alias.name for alias in node.names]
+    return {module.split(".")[1] for module in modules if module.startswith("famjax.")}
 
 
 def test_packages_import_only_what_stands_before_them() -> None:
@@ -41,5 +43,6 @@ def test_packages_import_only_what_stands_before_them() -> None:
         package = path.relative_to(home).parts[0].removesuffix(".py")
         if package == "__init__":
             continue
+        assert package in rank, f"{path}: {package} has no place in the order"
         wrong += [f"{path}: {name}" for name in imported(path) if rank[name] > rank[package]]
     assert not wrong

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from famjax.core.errors import UserError
-from famjax.data.sources import TextSource, iter_tokens, read_text_pieces
+from famjax.data.files import read_text_pieces
+from famjax.data.sources import TextSource, iter_tokens
 from famjax.data.tokenizers import load_tokenizer
 
 TOKENIZER = load_tokenizer("bytes")
@@ -129,11 +130,12 @@ def test_inputs_of_jsonl_have_no_weight_and_targets_have(tmp_path, small_pieces)
         {"inputs": "what is two and two? ", "targets": "four, äh, five", "id": 1},
         {"inputs": "", "targets": "no question"},
         {"text": "plain", "targets": "not read"},
+        {"text": None, "inputs": "a ", "targets": "b"},
     ]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     source = make(tmp_path / "a.jsonl")
     found = set()
-    for k in range(3):
+    for k in range(4):
         key = source.key(0, 1, k)
         whole = list(source.open(key))
         for skip in range(len(whole)):
@@ -144,7 +146,26 @@ def test_inputs_of_jsonl_have_no_weight_and_targets_have(tmp_path, small_pieces)
         assert weights[0] == 0
         assert weights[-1] == 1
     asked = ("what is two and two? ", "four, äh, five")
-    assert found == {asked, ("", "no question"), ("", "plain")}
+    assert found == {asked, ("", "no question"), ("", "plain"), ("a ", "b")}
+
+
+@pytest.mark.parametrize("targets", ["yes", "a much longer answer than its question " * 9])
+def test_inputs_keep_their_weight_where_a_document_is_cut(tmp_path, small_pieces, targets):
+    inputs = "is it so, is it really so? " * 4
+    (tmp_path / "a.jsonl").write_text(json.dumps({"inputs": inputs, "targets": targets}))
+    text, found = inputs + targets, ""
+    for split in ("train", "holdout"):
+        source = make(tmp_path, holdout=2, split=split)
+        for lane in (2, 1, 0):  # lanes begin at different parts
+            key = source.key(lane, 3, 0)
+            pieces = list(source.open(key))
+            tokens = np.concatenate([piece.tokens for piece in pieces])[1:-1]
+            weights = np.concatenate([piece.weights for piece in pieces])[1:-1]
+            expected = np.arange(key[2], key[2] + len(tokens)) >= len(inputs)
+            np.testing.assert_equal(weights, expected)
+            assert TOKENIZER.decode(tokens) in text
+        found += TOKENIZER.decode(tokens)
+    assert found == text
 
 
 @pytest.mark.parametrize(

@@ -28,3 +28,18 @@ def test_gradients_are_those_of_the_einsum(equation, x, kernel):
         expected = jax.value_and_grad(loss(jnp.einsum), (0, 1))(a, b)
         found = jax.value_and_grad(loss(product), (0, 1))(a, b)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), found, expected)
+
+
+def test_the_narrower_factor_comes_first():
+    def gradient(equation, x, kernel, dtype):
+        loss = lambda x, kernel: product(equation, x, kernel).sum()  # noqa: E731
+        zeros = (jnp.zeros(x, dtype), jnp.zeros(kernel, dtype))
+        return jax.make_jaxpr(jax.grad(loss, 1))(*zeros)
+
+    for dtype in (jnp.float32, jnp.bfloat16):
+        up = gradient("...d,dc->...c", (32, 4), (4, 9), dtype)
+        down = gradient("...c,cd->...d", (32, 9), (9, 4), dtype)
+        for jaxpr in (up, down):
+            products = [e for e in jaxpr.eqns if e.primitive.name == "dot_general"]
+            assert [v.aval.shape for v in products[-1].invars] == [(32, 4), (32, 9)]
+            assert jaxpr.out_avals[0].dtype == dtype
