@@ -23,6 +23,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -82,7 +83,7 @@ SHORT = Plan(
 FULL = Plan(
     Path("runs/demo-full"),
     (0, 1, 2, 3, 4, 6, 8, 12),
-    (96, *(2**k for k in range(7, 21))),
+    tuple(2**k for k in range(7, 21)),
     examples=100,
     tokens=100 * 2**20,
     batch=25,
@@ -185,12 +186,27 @@ def experiment(plan: Plan, name: str) -> Config:
     if name == "FAM":
         config = load_config("passkey", [tokenizer, *plan.overrides])
     else:
-        # a window forgets at once, so questions behind the first have no answer, and a gradient
-        # through half as many tokens misses nothing
-        baseline = ["data.passkey.ask_every=0", "data.length=2048", "model.mixer=bswa"]
-        segments = f"model.memory_segments={name[1:]}"
-        config = load_config("passkey", [tokenizer, *baseline, segments, *plan.overrides])
+        config = load_config("passkey", [tokenizer, *baseline(plan, int(name[1:]))])
     return replace(config, name=name)
+
+
+def baseline(plan: Plan, segments: int) -> list[str]:
+    """Return what sets a window apart from FAM's config.
+
+    It forgets at once: questions behind the first have no answer, a gradient through half as many
+    tokens misses nothing, and documents longer than it can see teach nothing.
+    """
+    shape = load_config("passkey")
+    seen = shape.model.layers * segments * shape.model.block_len
+    passkey = shape.data.passkey
+    return [
+        "model.mixer=bswa",
+        f"model.memory_segments={segments}",
+        "data.length=2048",
+        "data.passkey.ask_every=0",
+        f"data.passkey.max_length={max(passkey.min_length, min(seen, passkey.max_length))}",
+        *plan.overrides,
+    ]
 
 
 def measure(plan: Plan, name: str, quiet: bool) -> None:
@@ -258,19 +274,28 @@ def ask(plan: Plan, console: Console) -> dict[str, Any]:
 
 def table(plan: Plan, results: Sequence[dict[str, Any]]) -> Table:
     """Return whole keys found, by model and length."""
-    out = Table(title="Whole keys retrieved, by length in tokens", title_justify="left")
+    # ten models' columns fit a terminal of 80
+    out = Table(
+        title="Whole keys retrieved, by length in tokens",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
     out.add_column("tokens", justify="right")
     for result in results:
         out.add_column(result["name"], justify="right")
-    out.add_column("examples", justify="right")
+    out.add_column("texts", justify="right")
     for i, length in enumerate(plan.lengths):
         rows = [result["rows"][i] for result in results]
         shares = (f"{row['key_accuracy']:.0%}" for row in rows)
-        out.add_row(f"{length:,}", *shares, str(rows[0]["examples"]))
+        out.add_row(_short(length), *shares, str(rows[0]["examples"]))
     out.add_section()
-    for name, unit in (("parameters", ""), ("state_bytes", " B"), ("train_seconds", " s")):
-        cells = (f"{result[name]:,.0f}{unit}" for result in results)
-        out.add_row(name.replace("_", " "), *cells, "")
+    for label, name, unit in (
+        ("params k", "parameters", 1000),
+        ("state kB", "state_bytes", 1000),
+        ("train s", "train_seconds", 1),
+    ):
+        out.add_row(label, *(f"{result[name] / unit:.0f}" for result in results))
     return out
 
 
@@ -307,7 +332,9 @@ def draw(plan: Plan, results: Sequence[dict[str, Any]]) -> Path:
 
 
 def _short(number: int) -> str:
-    return f"{number // 1024}k" if number >= 1024 else str(number)
+    if number >= 2**20:
+        return f"{number // 2**20}M"
+    return f"{number // 2**10}k" if number >= 2**10 else str(number)
 
 
 if __name__ == "__main__":
