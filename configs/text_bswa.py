@@ -6,8 +6,8 @@
 Reads bytes in lanes: each of the 4 rows follows one document front to back, and its memory goes
 from step to step. A block of 64 sees itself and the block before.
 
-Cost: 18 minutes for 1,300 steps on one core with a vocabulary of 2,048.
-Expected: 1.803 bits per byte on held-back books (docs/results.md); compare with `text_fam`.
+Cost: 18 minutes for 2,850 steps on one core with a vocabulary of 2,048.
+Expected: 1.706 bits per byte on held-back books (docs/results.md); compare with `text_fam`.
 """
 
 from famjax.core.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig

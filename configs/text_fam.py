@@ -6,9 +6,9 @@
 Reads bytes in lanes: each of the 4 rows follows one document front to back, and its memory goes
 from step to step. A block of 64 sees itself, the block before, and 16 FAM tokens.
 
-Cost: 18 minutes for 950 steps on one core with a vocabulary of 2,048.
-Expected: 1.889 bits per byte on held-back books; `text_bswa`, the same model without FAM, reaches
-1.803 in the same time (docs/results.md).
+Cost: 18 minutes for 2,000 steps on one core with a vocabulary of 2,048.
+Expected: 1.760 bits per byte on held-back books; `text_bswa`, the same model without FAM, reaches
+1.706 in the same time (docs/results.md).
 """
 
 from famjax.core.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig

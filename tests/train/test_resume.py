@@ -133,7 +133,8 @@ def wait(process: subprocess.Popen[str], run: Path, kind: str, delay: float) -> 
 @pytest.mark.slow
 @modes
 def test_twenty_kills(tmp_path: Path, layout: str, task: str) -> None:
-    small = config(tmp_path / "texts", layout, task, "train.steps=300")
+    # more than twenty pauses take, on a fast machine too
+    small = config(tmp_path / "texts", layout, task, "train.steps=900")
     once, again = tmp_path / "once", tmp_path / "again"
     rng, newest = random.Random(f"{layout} {task}"), 0
     for kill in range(20):
