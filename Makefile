@@ -1,5 +1,5 @@
 # make demo       installs into .venv and runs the demonstration
-# make demo-full  the same with BSWA M0 to M12 and a million tokens; takes hours
+# make demo-full  the same with BSWA M0 to M12 and a million tokens; takes 20 minutes
 # make test       the tests; make test-slow: those that take minutes
 # make lint types what CI checks besides
 # make clean      removes .venv and caches; runs/ stays
