@@ -38,6 +38,9 @@ def run(argv: list[str]) -> int:
         raise UserError(f"--vocab-size {arguments.vocab_size}: must be at least 1")
     from famjax.data.tokenizers import train_sentencepiece
 
-    train_sentencepiece(",".join(arguments.files), arguments.vocab_size, arguments.out)
-    print(f"wrote {arguments.out}; use it with data.tokenizer={arguments.out}")
+    made = train_sentencepiece(",".join(arguments.files), arguments.vocab_size, arguments.out)
+    size = f"{made.vocab_size:,} tokens"
+    if made.vocab_size < arguments.vocab_size:
+        size += f", for the text yields no {arguments.vocab_size:,}"
+    print(f"wrote {arguments.out}: {size}; use it with data.tokenizer={arguments.out}")
     return 0

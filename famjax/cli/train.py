@@ -21,7 +21,10 @@ def run(argv: list[str]) -> int:
         return 0
     folder, rest = _run_folder(argv)
     if not rest or rest[0].startswith("--") or "=" in rest[0]:
-        raise UserError(f"train needs a config first: famjax train {next(iter(available()))} ...")
+        raise UserError(
+            "train needs a config first: famjax train text_fam ... (known: "
+            f"{', '.join(available())})"
+        )
     config = load_config(rest[0], rest[1:])
     runtime.setup()
     from famjax.train.loop import train

@@ -166,7 +166,9 @@ def train_sentencepiece(files: str, vocab_size: int, out: str | Path) -> Tokeniz
     try:
         Path(out).write_bytes(content)
     except OSError as error:
-        raise UserError(f"{out}: {error.strerror}; the model could not be written") from None
+        raise UserError(
+            f"{out}: {error.strerror}; the model could not be written, give another --out"
+        ) from None
     return SentencePieceTokenizer(str(out), content)
 
 

@@ -26,6 +26,7 @@ from famjax.eval.streaming import StreamState
 from famjax.train.run import Run
 
 _FORMAT, _VERSION = "famjax-state", "1"
+_AGAIN = "read the document again: famjax generate RUN --read DOCUMENT --state-out FILE"
 _BLANK = "0" * 64
 _TYPES = {
     "bool": "BOOL",
@@ -78,17 +79,17 @@ def load_state(path: str | Path, run: Run) -> StreamState:
     try:
         arrays, metadata = _unpack(content)
     except _Damaged as error:
-        raise UserError(
-            f"{path}: {error}; read the document again with --read FILE --state-out {path}"
-        ) from None
+        raise UserError(f"{path}: {error}; {_AGAIN}") from None
     if metadata["version"] != _VERSION:
         raise UserError(
             f"{path}: made by another famjax (format {metadata['version']}, this one reads "
-            f"{_VERSION}); read the document again"
+            f"{_VERSION}); {_AGAIN}"
         )
     for name, mine in _owner(run).items():
         if metadata[name] != mine:
-            raise UserError(f"{path}: belongs to another {name}; read the document again with this")
+            raise UserError(
+                f"{path}: belongs to another {name}, or this one has trained on since; {_AGAIN}"
+            )
     return StreamState(_fitted(path, arrays, _template(run)), int(metadata["tokens"]))
 
 

@@ -6,7 +6,7 @@ import errno
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -177,18 +177,29 @@ def test_train_help_shows_configs_and_keys(capsys: pytest.CaptureFixture[str]) -
 # tokenizer
 
 
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [(500, "m.model: 500 tokens; use"), (322, "322 tokens, for the text yields no 500; use")],
+)
 def test_tokenizer_train(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], made: int, said: str
 ) -> None:
     calls: list[tuple[str, int, str]] = []
+
+    def train_sentencepiece(*args: Any) -> Any:
+        calls.append(args)
+        return SimpleNamespace(vocab_size=made)
+
     module = ModuleType("famjax.data.tokenizers")
-    module.train_sentencepiece = lambda *args: calls.append(args)  # type: ignore[attr-defined]
+    module.train_sentencepiece = train_sentencepiece  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "famjax.data.tokenizers", module)
     assert (
         main(["tokenizer", "train", "a.txt", "b", "--vocab-size", "500", "--out", "m.model"]) == 0
     )
     assert calls == [("a.txt,b", 500, "m.model")]
-    assert "data.tokenizer=m.model" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert said in out
+    assert "data.tokenizer=m.model" in out
 
 
 @pytest.mark.parametrize(
