@@ -276,7 +276,7 @@ def table(plan: Plan, results: Sequence[dict[str, Any]]) -> Table:
     """Return whole keys found, by model and length."""
     # ten models' columns fit a terminal of 80
     out = Table(
-        title="Whole keys retrieved, by length in tokens",
+        title="Whole keys retrieved, by tokens",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
