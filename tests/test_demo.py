@@ -2,7 +2,7 @@
 
 import json
 
-from famjax.demo import Plan, demonstrate
+from famjax.demo import Plan, demonstrate, experiment, train_and_time
 
 
 def test_the_demonstration_leaves_what_it_promises(tmp_path, capsys):
@@ -27,6 +27,10 @@ def test_the_demonstration_leaves_what_it_promises(tmp_path, capsys):
         assert all(0 <= row["key_accuracy"] <= 1 for row in model["rows"])
         assert model["state_bytes"] > 0
         assert (plan.folder / model["name"] / "checkpoints" / "000000002").is_dir()
+        # made again, it does not train, and knows how long that took
+        name, folder = model["name"], plan.folder / model["name"]
+        _, seconds = train_and_time(experiment(plan, name), folder, quiet=True)
+        assert seconds == model["train_seconds"] > 0
     assert len(report["remembered"]["key"]) == 5
     picture = (plan.folder / "plots" / "passkey.png").read_bytes()
     assert picture.startswith(b"\x89PNG")

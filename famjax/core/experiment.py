@@ -228,9 +228,7 @@ def from_json(text: str, report: Callable[[str], None] | None = None) -> Config:
     try:
         tree = json.loads(text)
     except ValueError as error:
-        raise UserError(
-            f"not a config: {error}; give a run's config.json, as it was written"
-        ) from error
+        raise UserError(f"not a config: {error}; give a config.json as famjax wrote it") from error
     missing: list[str] = []
     config = _build(Config, tree, "", missing)
     if missing:

@@ -87,9 +87,8 @@ def load_state(path: str | Path, run: Run) -> StreamState:
         )
     for name, mine in _owner(run).items():
         if metadata[name] != mine:
-            raise UserError(
-                f"{path}: belongs to another {name}, or this one has trained on since; {_AGAIN}"
-            )
+            since = ", or the run has trained on since" if name == "model" else ""
+            raise UserError(f"{path}: belongs to another {name}{since}; {_AGAIN}")
     return StreamState(_fitted(path, arrays, _template(run)), int(metadata["tokens"]))
 
 
@@ -98,8 +97,7 @@ def _fitted(path: str | Path, arrays: dict[str, np.ndarray], template: Any) -> A
     found = {name: (array.shape, array.dtype) for name, array in arrays.items()}
     if found != {n: (leaf.shape, leaf.dtype) for n, leaf in zip(names, leaves, strict=True)}:
         raise UserError(
-            f"{path}: made by another famjax, whose memory is laid out differently; read the "
-            "document again"
+            f"{path}: made by another famjax, whose memory is laid out differently; {_AGAIN}"
         )
     return jax.tree.unflatten(jax.tree.structure(template), [arrays[name] for name in names])
 
