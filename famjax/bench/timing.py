@@ -16,10 +16,10 @@ class Pair(NamedTuple):
     """Seconds of two programs, measured in turns, and their ratio.
 
     Attributes:
-      first, second: medians, seconds.
-      ratio: median over the turns of first / second, so that a machine that slows down for a
-        while slows both.
-      spread: half the range between the quartiles of that ratio.
+      first, second: the least of the turns, seconds: what the program needs. Whatever a turn takes
+        beyond that is the machine's.
+      ratio: first / second.
+      spread: half the range between the quartiles of that ratio, turn by turn.
     """
 
     first: float
@@ -33,14 +33,9 @@ def in_turns(first: Callable[[], Any], second: Callable[[], Any], turns: int) ->
     for run in (first, second):
         jax.block_until_ready(run())
     times = [(seconds(first), seconds(second)) for _ in range(turns)]
-    ratios = [a / b for a, b in times]
-    low, _, high = statistics.quantiles(ratios, n=4)
-    return Pair(
-        statistics.median(a for a, _ in times),
-        statistics.median(b for _, b in times),
-        statistics.median(ratios),
-        (high - low) / 2,
-    )
+    low, _, high = statistics.quantiles([a / b for a, b in times], n=4)
+    best = [min(column) for column in zip(*times, strict=True)]
+    return Pair(best[0], best[1], best[0] / best[1], (high - low) / 2)
 
 
 def seconds(run: Callable[[], Any]) -> float:

@@ -41,7 +41,7 @@ class Bench:
 
 
 def run(argv: list[str]) -> int:
-    """Print the ratio, the floor and the gap; then time and memory by length."""
+    """Print time and memory by length; then the ratio, the floor and the gap by size."""
     asked = parse(Bench, argv, "famjax bench")
     runtime.setup()
     from famjax.bench import fam
@@ -52,6 +52,31 @@ def run(argv: list[str]) -> int:
     _check(asked, model)
     console = Console(stderr=asked.json)
     note = Console(stderr=True)
+    # documents first: the steps leave the process with more memory than reading takes
+    longs = _longs(fam, model, console, note)
+    costs = _costs(fam, model, asked, console, note)
+    if asked.json:
+        print(json.dumps({"costs": costs, "lengths": longs}))
+    return 0
+
+
+def _check(asked: Bench, model: ModelConfig) -> None:
+    from famjax.bench.fam import CHUNK, SIZES
+
+    if CHUNK % model.block_len:
+        raise UserError(f"model.block_len={model.block_len}: must divide {CHUNK} to be measured")
+    whole = max(block for block, _ in SIZES)
+    if asked.turns < 2:
+        raise UserError(f"--turns {asked.turns}: a spread takes at least 2")
+    if asked.batch < 1:
+        raise UserError(f"--batch {asked.batch}: must be at least 1")
+    if asked.length < 1 or asked.length % whole:
+        raise UserError(
+            f"--length {asked.length}: must be a multiple of the largest block, {whole}"
+        )
+
+
+def _costs(fam, model: ModelConfig, asked: Bench, console: Console, note: Console) -> list[dict]:
     rows = []
     table = _table(
         f"FAM / BSWA, {model.layers} layers, width {model.width}, {asked.batch} x {asked.length}",
@@ -71,26 +96,7 @@ def run(argv: list[str]) -> int:
         )
         rows.append(cost._asdict() | {"training": train._asdict(), "streaming": stream._asdict()})
     console.print(table)
-    longs = _longs(fam, model, console, note)
-    if asked.json:
-        print(json.dumps({"costs": rows, "lengths": longs}))
-    return 0
-
-
-def _check(asked: Bench, model: ModelConfig) -> None:
-    from famjax.bench.fam import CHUNK, SIZES
-
-    if CHUNK % model.block_len:
-        raise UserError(f"model.block_len={model.block_len}: must divide {CHUNK} to be measured")
-    whole = max(block for block, _ in SIZES)
-    if asked.turns < 2:
-        raise UserError(f"--turns {asked.turns}: a spread takes at least 2")
-    if asked.batch < 1:
-        raise UserError(f"--batch {asked.batch}: must be at least 1")
-    if asked.length < 1 or asked.length % whole:
-        raise UserError(
-            f"--length {asked.length}: must be a multiple of the largest block, {whole}"
-        )
+    return rows
 
 
 def _longs(fam, model: ModelConfig, console: Console, note: Console) -> list[dict]:

@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def script() -> None:
     """Run as a program: exit with `main`'s status."""
-    use_huge_pages()
+    use_huge_pages(keep=sys.argv[1:2] == ["bench"])
     status = main()
     if status == 130:
         # Ctrl-C may have come while XLA's threads compile, and an interpreter that is taken down

@@ -43,7 +43,7 @@ class ModelConfig:
     fam_previous: int = 1
     # one compiled layer for all repeats of the pattern; the same numbers either way
     scan_layers: bool = True
-    # what backward recomputes: nothing, each layer, or each block's attention within each layer
+    # what backward recomputes: what is cheap, each layer, or each block's attention within each
     remat: Literal["none", "layer", "block"] = "none"
     # compute type; parameters and optimizer are float32
     dtype: Literal["float32", "bfloat16"] = "float32"

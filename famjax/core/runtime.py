@@ -8,6 +8,16 @@ import sys
 from pathlib import Path
 
 _STARTED = "FAMJAX_STARTED"
+_HUGE = "glibc.malloc.hugetlb=1"
+# one heap that never shrinks; the thread cache would take the rim of a freed array for small things
+# and leave a hole that the same array no longer fits
+_KEEP = (
+    ":".join(
+        f"glibc.malloc.{name}"
+        for name in ("mmap_threshold=1099511627776", "trim_threshold=1099511627776", "arena_max=1")
+    )
+    + ":glibc.malloc.tcache_count=0"
+)
 
 
 def cache_folder() -> str:
@@ -28,19 +38,24 @@ def is_writable(folder: str) -> bool:
     return os.access(folder, os.W_OK)
 
 
-def use_huge_pages() -> None:
+def use_huge_pages(*, keep: bool = False) -> None:
     """Start this program again with huge pages for its memory, where glibc can.
 
     XLA on CPU takes a step's temporary arrays from the system and gives them back at every step.
     In pages of 4 KiB that is hundreds of thousands of page faults, a quarter of a step's time.
     glibc reads its tunables only when a program starts. What the user has set of them stands.
+
+    Args:
+      keep: give no memory back at all: up to twice of what a step needs is held, and steps can be
+        compared whose time does not depend on how the system hands out pages.
     """
     if not sys.platform.startswith("linux") or not sys.executable or not sys.orig_argv[1:]:
         return
     if "GLIBC_TUNABLES" in os.environ or _STARTED in os.environ:
         return
     # the second name for who starts Python by a wrapper that clears the first
-    os.environ |= {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", _STARTED: "1"}
+    tunables = f"{_HUGE}:{_KEEP}" if keep else _HUGE
+    os.environ |= {"GLIBC_TUNABLES": tunables, _STARTED: "1"}
     with contextlib.suppress(OSError):  # slower, but no reason to stop
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 

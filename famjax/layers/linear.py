@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from famjax.core.remat import keep
 from famjax.core.types import Array
 
 
@@ -71,4 +72,5 @@ class Linear(nnx.Module):
         self.kernel = nnx.Param(jax.random.normal(rngs.params(), shape) * gain * inputs**-0.5)
 
     def __call__(self, x: Array) -> Array:
-        return product(self.equation, x.astype(self.dtype), self.kernel[...].astype(self.dtype))
+        kernel = self.kernel[...].astype(self.dtype)
+        return keep(product(self.equation, x.astype(self.dtype), kernel))

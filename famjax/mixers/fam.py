@@ -75,14 +75,18 @@ class Fam(nnx.Module):
 
     def init_state(self, batch: int, prompt: Array) -> FamState:
         """Start every lane from the FAM prompt [f d] as it stands before this layer (B.1)."""
-        fam = jnp.broadcast_to(prompt, (batch, *prompt.shape)).astype(param_dtype())
+        fam = prompt.astype(param_dtype())
         _, k, v = self.project(fam)
-        older = ((0, 0), (self.previous - 1, 0), (0, 0), (0, 0), (0, 0))
+        older = ((self.previous - 1, 0), (0, 0), (0, 0), (0, 0))
+
+        def each(x: Array) -> Array:
+            return jnp.broadcast_to(x, (batch, *x.shape))
+
         return FamState(
             self.window.init_state(batch),
-            fam,
-            jnp.pad(k[:, None], older),
-            jnp.pad(v[:, None], older),
+            each(fam),
+            each(jnp.pad(k[None], older)),
+            each(jnp.pad(v[None], older)),
             jnp.zeros((batch,), jnp.int32),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from famjax.core.remat import keep
 from famjax.core.types import Array
 
 
@@ -29,11 +30,50 @@ def attention_weights(q: Array, k: Array, mask: Array | None) -> Array:
     return jax.nn.softmax(scores, axis=-1)
 
 
+@jax.custom_vjp
 def attend(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
-    """Return SelfAttention(q, k, v): [... t h e]. Shapes as in `attention_weights`."""
-    weights = attention_weights(q, k, mask).astype(v.dtype)
-    out = jnp.einsum("...grts,...sge->...tgre", weights, v)
-    return out.reshape(q.shape)
+    """Return SelfAttention(q, k, v): [... t h e]. Shapes as in `attention_weights`.
+
+    For its gradient it keeps the weights and its result. The softmax's gradient takes the mean of
+    the weights' gradient under the weights; that is the product of the result with its own
+    gradient, a sum over e instead of over all keys.
+    """
+    return _attend(q, k, v, mask)[0]
+
+
+Saved = tuple[Array, Array, Array, Array, Array]
+
+
+def _attend(q: Array, k: Array, v: Array, mask: Array | None) -> tuple[Array, Saved]:
+    weights = keep(attention_weights(q, k, mask))
+    out = jnp.einsum("...grts,...sge->...tgre", weights.astype(v.dtype), v)
+    out = keep(out.reshape(q.shape))
+    return out, (q, k, v, weights, out)
+
+
+def _attend_backward(saved: Saved, to_out: Array) -> tuple[Array, Array, Array, None]:
+    q, k, v, weights, out = saved
+    e, groups = q.shape[-1], weights.shape[-4:-2]
+
+    def grouped(x: Array) -> Array:
+        return x.reshape(*x.shape[:-2], *groups, e)
+
+    wide = weights.dtype
+    mean = (grouped(to_out).astype(wide) * grouped(out)).sum(-1)  # [... t g r]
+    mean = jnp.moveaxis(mean, -3, -1)[..., None]
+    to_weights = jnp.einsum(
+        "...tgre,...sge->...grts", grouped(to_out), v, preferred_element_type=wide
+    )
+    to_scores = (weights * (to_weights - mean) * e**-0.5).astype(q.dtype)
+    return (
+        jnp.einsum("...grts,...sge->...tgre", to_scores, k).reshape(q.shape),
+        jnp.einsum("...grts,...tgre->...sge", to_scores, grouped(q)),
+        jnp.einsum("...grts,...tgre->...sge", weights.astype(v.dtype), grouped(to_out)),
+        None,
+    )
+
+
+attend.defvjp(_attend, _attend_backward)
 
 
 Frames = tuple[Array, Array, Array, Array]

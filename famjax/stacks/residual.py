@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from famjax.core.config import ModelConfig
+from famjax.core.remat import recomputing
 from famjax.core.types import Array, Context, State
 from famjax.layers.mlp import FeedForward
 from famjax.mixers import make_mixer
@@ -178,8 +179,7 @@ class ResidualStack(nnx.Module):
             params, states = xs
             return body(carry, nnx.merge(graph, params), states)
 
-        if self.remat:
-            one = jax.checkpoint(one)
+        one = recomputing(one, all_of_it=self.remat, scanned=self.scanned)
         if self.scanned:
             return jax.lax.scan(one, carry, (params, states), length=self.repeats)
         collected = []

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+
+from famjax.core.config import ModelConfig
+from famjax.core.types import Context
+from famjax.stacks.residual import ResidualStack
 
 from .harness import KINDS, VOCAB, B, W, close, normal, runner, stream
 
@@ -130,3 +136,25 @@ def test_scan_and_remat_change_no_number(changes):
 )
 def test_scan_and_remat_change_no_value(case, changes):
     close(runner(case, **changes).whole, runner(case).whole)
+
+
+def test_the_backward_pass_keeps_products_and_attention_weights_alone():
+    """Whatever else lies between is cheap, and would take more than twice the memory."""
+    b, n, w, d, h, c = 2, 4, 16, 32, 2, 128
+    config = ModelConfig(
+        vocab_size=8, mixer="bswa", layers=1, width=d, heads=h, mlp_width=c, block_len=w
+    )
+    graph, params = nnx.split(ResidualStack(config, rngs=nnx.Rngs(0)))
+
+    def read(params, x):
+        stack = nnx.merge(graph, params)
+        return stack(x, stack.init_state(b), Context())[0]
+
+    x = jnp.ones((b, n * w, d))
+    _, backward = jax.vjp(read, params, x)
+    kept = sum(a.size for a in jax.tree.leaves(backward))
+    weights = b * n * h * w * 2 * w
+    # x, q, k, v, attended, projected; up and gate
+    products = b * n * w * (6 * d + 2 * c)
+    parameters = sum(a.size for a in jax.tree.leaves(params))
+    assert weights + products < kept < 1.1 * (weights + products + parameters)

@@ -6,13 +6,15 @@ import sys
 
 import pytest
 
+from famjax.core import runtime
+
 STARTS = """
 import os, sys
 print("start", os.getpid(), flush=True)
 if "clear" in sys.argv:
     os.environ.pop("GLIBC_TUNABLES", None)
 from famjax.core.runtime import use_huge_pages
-use_huge_pages()
+use_huge_pages(keep="keep" in sys.argv)
 print("runs", os.environ.get("GLIBC_TUNABLES"), sys.argv[1:])
 """
 
@@ -24,6 +26,7 @@ print("runs", os.environ.get("GLIBC_TUNABLES"), sys.argv[1:])
         ({}, "a b", 2, "glibc.malloc.hugetlb=1"),
         ({"GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}, "x", 1, "glibc.malloc.arena_max=2"),
         ({}, "clear", 2, "None"),
+        ({}, "keep", 2, f"{runtime._HUGE}:{runtime._KEEP}"),
     ],
 )
 def test_huge_pages(given: dict[str, str], argument: str, starts: int, runs: str) -> None:
