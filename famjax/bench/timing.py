@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import statistics
 import time
 from collections.abc import Callable
@@ -13,18 +14,19 @@ import jax
 
 
 class Pair(NamedTuple):
-    """Seconds of two programs, measured in turns, and their ratio.
+    """Seconds of two programs, measured in turns.
 
     Attributes:
-      first, second: the least of the turns, seconds: what the program needs. Whatever a turn takes
-        beyond that is the machine's.
+      first, second: the least of the turns, seconds: what the program takes where nothing disturbs.
       ratio: first / second.
-      spread: half the range between the quartiles of that ratio, turn by turn.
+      typical: median over the turns of their ratios, disturbed or not.
+      spread: half the range between the quartiles of those.
     """
 
     first: float
     second: float
     ratio: float
+    typical: float
     spread: float
 
 
@@ -33,9 +35,9 @@ def in_turns(first: Callable[[], Any], second: Callable[[], Any], turns: int) ->
     for run in (first, second):
         jax.block_until_ready(run())
     times = [(seconds(first), seconds(second)) for _ in range(turns)]
-    low, _, high = statistics.quantiles([a / b for a, b in times], n=4)
-    best = [min(column) for column in zip(*times, strict=True)]
-    return Pair(best[0], best[1], best[0] / best[1], (high - low) / 2)
+    low, typical, high = statistics.quantiles([a / b for a, b in times], n=4)
+    least, other = (min(column) for column in zip(*times, strict=True))
+    return Pair(least, other, least / other, typical, (high - low) / 2)
 
 
 def seconds(run: Callable[[], Any]) -> float:
@@ -45,7 +47,12 @@ def seconds(run: Callable[[], Any]) -> float:
 
 
 def reset_peak_memory() -> None:
-    """Begin a new measurement of the peak of this process's memory, where the system can."""
+    """Begin a new measurement of the peak of this process's memory, where the system can.
+
+    What was freed and not given back goes first.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another libc than glibc
+        ctypes.CDLL(None).malloc_trim(0)
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 

@@ -41,7 +41,7 @@ class Bench:
 
 
 def run(argv: list[str]) -> int:
-    """Print time and memory by length; then the ratio, the floor and the gap by size."""
+    """Print the ratio of the least times, the floor and the gap; then time and memory by length."""
     asked = parse(Bench, argv, "famjax bench")
     runtime.setup()
     from famjax.bench import fam
@@ -52,9 +52,8 @@ def run(argv: list[str]) -> int:
     _check(asked, model)
     console = Console(stderr=asked.json)
     note = Console(stderr=True)
-    # documents first: the steps leave the process with more memory than reading takes
-    longs = _longs(fam, model, console, note)
     costs = _costs(fam, model, asked, console, note)
+    longs = _longs(fam, model, console, note)
     if asked.json:
         print(json.dumps({"costs": costs, "lengths": longs}))
     return 0
@@ -80,7 +79,7 @@ def _costs(fam, model: ModelConfig, asked: Bench, console: Console, note: Consol
     rows = []
     table = _table(
         f"FAM / BSWA, {model.layers} layers, width {model.width}, {asked.batch} x {asked.length}",
-        ("block", "FAM", "floor", "training", "gap", "streaming", "gap"),
+        ("block", "FAM", "floor", "training", "gap", "turns", "streaming", "gap", "turns"),
     )
     for cost in fam.costs(model, asked.batch, asked.length, asked.turns):
         note.print(f"measured block {cost.block_len}, FAM {cost.fam_len}")
@@ -89,10 +88,12 @@ def _costs(fam, model: ModelConfig, asked: Bench, console: Console, note: Consol
             str(cost.block_len),
             str(cost.fam_len),
             f"{cost.floor:.3f}",
-            f"{train.ratio:.3f} ± {train.spread:.3f}",
+            f"{train.ratio:.3f}",
             f"{train.ratio - cost.floor:+.3f}",
-            f"{stream.ratio:.3f} ± {stream.spread:.3f}",
+            f"{train.typical:.2f} ± {train.spread:.2f}",
+            f"{stream.ratio:.3f}",
             f"{stream.ratio - cost.floor:+.3f}",
+            f"{stream.typical:.2f} ± {stream.spread:.2f}",
         )
         rows.append(cost._asdict() | {"training": train._asdict(), "streaming": stream._asdict()})
     console.print(table)

@@ -27,7 +27,8 @@ def recomputing(body: Callable[..., Any], *, all_of_it: bool, scanned: bool) -> 
 
     Args:
       all_of_it: keep the arguments alone, not what `keep` has marked either.
-      scanned: `body` runs within `jax.lax.scan`, where XLA cannot merge both computations.
+      scanned: `body` runs more than once in a `jax.lax.scan`, where XLA cannot merge both
+        computations. A scan of one turn is no loop to it.
     """
     policy = None if all_of_it else jax.checkpoint_policies.save_only_these_names(_KEPT)
     return jax.checkpoint(body, policy=policy, prevent_cse=not scanned)

@@ -104,7 +104,7 @@ class Fam(nnx.Module):
         return self.qkv.encode_prompt(prompt)
 
     def project(self, fam: Array) -> tuple[Array, Array, Array]:
-        """QKV(PreLN(F)) at positions -f to -1 of the block that follows: [b f d] -> [b f h|g e].
+        """QKV(PreLN(F)) at -f to -1 of the block that follows: [... f d] -> [... f h|g e].
 
         These are the last f positions of the block that F was made from (B.2.1).
         """

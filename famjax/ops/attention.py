@@ -34,9 +34,10 @@ def attention_weights(q: Array, k: Array, mask: Array | None) -> Array:
 def attend(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
     """Return SelfAttention(q, k, v): [... t h e]. Shapes as in `attention_weights`.
 
-    For its gradient it keeps the weights and its result. The softmax's gradient takes the mean of
-    the weights' gradient under the weights; that is the product of the result with its own
-    gradient, a sum over e instead of over all keys.
+    For its gradient it keeps the weights, in v's type, and its result. The softmax's gradient takes
+    the mean of the weights' gradient under the weights; that is the product of the result with its
+    own gradient, a sum over e instead of over all keys. For a gradient q, k and v must have equal
+    leading axes; JAX's forward mode does not go through.
     """
     return _attend(q, k, v, mask)[0]
 
@@ -45,8 +46,8 @@ Saved = tuple[Array, Array, Array, Array, Array]
 
 
 def _attend(q: Array, k: Array, v: Array, mask: Array | None) -> tuple[Array, Saved]:
-    weights = keep(attention_weights(q, k, mask))
-    out = jnp.einsum("...grts,...sge->...tgre", weights.astype(v.dtype), v)
+    weights = keep(attention_weights(q, k, mask).astype(v.dtype))
+    out = jnp.einsum("...grts,...sge->...tgre", weights, v)
     out = keep(out.reshape(q.shape))
     return out, (q, k, v, weights, out)
 
@@ -58,7 +59,7 @@ def _attend_backward(saved: Saved, to_out: Array) -> tuple[Array, Array, Array, 
     def grouped(x: Array) -> Array:
         return x.reshape(*x.shape[:-2], *groups, e)
 
-    wide = weights.dtype
+    wide = jnp.promote_types(q.dtype, jnp.float32)
     mean = (grouped(to_out).astype(wide) * grouped(out)).sum(-1)  # [... t g r]
     mean = jnp.moveaxis(mean, -3, -1)[..., None]
     to_weights = jnp.einsum(
@@ -68,7 +69,7 @@ def _attend_backward(saved: Saved, to_out: Array) -> tuple[Array, Array, Array, 
     return (
         jnp.einsum("...grts,...sge->...tgre", to_scores, k).reshape(q.shape),
         jnp.einsum("...grts,...tgre->...sge", to_scores, grouped(q)),
-        jnp.einsum("...grts,...tgre->...sge", weights.astype(v.dtype), grouped(to_out)),
+        jnp.einsum("...grts,...tgre->...sge", weights, grouped(to_out)),
         None,
     )
 

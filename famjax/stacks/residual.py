@@ -127,7 +127,8 @@ class ResidualStack(nnx.Module):
     def refuse(self, state: State, tokens: int, ctx: Context) -> None:
         """Raise a `UserError` where full attention has no room for a call, if Python can see it.
 
-        Within a scan over the layers the mixer itself cannot: its arrays are traced.
+        The mixer itself cannot: within the stack its arrays are traced. Where lanes reset or are
+        padded, what does not fit gives NaN.
         """
         for layer, old in zip(self.layers, state, strict=True):
             if isinstance(layer.mixer, Full) and ctx.reset is None and ctx.valid is None:
@@ -179,7 +180,7 @@ class ResidualStack(nnx.Module):
             params, states = xs
             return body(carry, nnx.merge(graph, params), states)
 
-        one = recomputing(one, all_of_it=self.remat, scanned=self.scanned)
+        one = recomputing(one, all_of_it=self.remat, scanned=self.scanned and self.repeats > 1)
         if self.scanned:
             return jax.lax.scan(one, carry, (params, states), length=self.repeats)
         collected = []

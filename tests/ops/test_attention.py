@@ -1,0 +1,44 @@
+"""The attention's hand-written gradient is that of its definition."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from famjax.ops.attention import attend, attention_weights
+
+
+def plain(q, k, v, mask=None):
+    weights = attention_weights(q, k, mask).astype(v.dtype)
+    return jnp.einsum("...grts,...sge->...tgre", weights, v).reshape(q.shape)
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (3, 1)], ids=str)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("dtype", "apart"), [("float64", 1e-12), ("bfloat16", 0.02)])
+def test_its_gradient_is_that_of_its_definition(heads, masked, dtype, apart):
+    (h, g), t, s, e = heads, 5, 7, 8
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(dtype == "float64"):
+        q, k, v, probe = (
+            jnp.asarray(rng.normal(size=(2, length, n, e)), dtype)
+            for length, n in ((t, h), (s, g), (s, g), (t, h))
+        )
+        # one row for all, as a window's mask is
+        mask = jnp.asarray(rng.random((t, s)) < 0.6).at[:, 0].set(True) if masked else None
+
+        def read(attention, wide):
+            def value(q, k, v):
+                # vmapped over rows, as blocks are
+                out = jax.vmap(lambda q, k, v: attention(q, k, v, mask))(q, k, v)
+                return (out * probe.astype(out.dtype)).sum(dtype=wide)
+
+            return jax.grad(value, argnums=(0, 1, 2))
+
+        # the definition in the widest type there is
+        wide = jnp.promote_types(dtype, jnp.float32)
+        expected = read(plain, wide)(*(a.astype(wide) for a in (q, k, v)))
+        for ours, theirs in zip(read(attend, wide)(q, k, v), expected, strict=True):
+            assert ours.dtype == q.dtype
+            scale = jnp.abs(theirs).max()
+            assert jnp.abs(ours.astype(wide) - theirs).max() < apart * scale
