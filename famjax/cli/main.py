@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
+import famjax
 from famjax.core.errors import Stopped, UserError, nearest
 from famjax.core.runtime import use_huge_pages
 
@@ -75,6 +76,9 @@ def guarded(call: Callable[[], int]) -> int:
 def _dispatch(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(_help())
+        return 0
+    if argv == ["--version"]:
+        print(f"famjax {famjax.__version__}")
         return 0
     verb, rest = argv[0], argv[1:]
     if verb not in VERBS:

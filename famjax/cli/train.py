@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -29,7 +30,10 @@ def run(argv: list[str]) -> int:
     runtime.setup()
     from famjax.train.loop import train
 
-    train(config, folder or Path("runs") / config.name)
+    folder = folder or Path("runs") / config.name
+    train(config, folder)
+    behind = f"the run: {folder}; next: famjax eval {folder}, famjax generate {folder} --prompt ..."
+    print(behind, file=sys.stderr)
     return 0
 
 

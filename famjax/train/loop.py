@@ -187,7 +187,9 @@ class Trainer:
         state, step = self.resume()
         first, last = step, self.config.train.steps
         if step >= last:
-            self.progress.note(f"nothing to do: train.steps={last}; raise it to go on")
+            self.progress.note(
+                f"nothing to do: step {step:,} of train.steps={last} is done; raise it to go on"
+            )
             return state
         if hasattr(self.source, "report"):
             self.progress.note(self.source.report())

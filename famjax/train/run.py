@@ -59,7 +59,9 @@ def open_run(
     folder = Path(run_dir)
     config = read_config(folder)
     if config is None:
-        raise UserError(f"{folder} is not a run: it has no {CONFIG}; train one with famjax train")
+        within = sorted(str(path.parent) for path in folder.glob(f"*/{CONFIG}"))
+        mend = f"give one of {', '.join(within)}" if within else "train one with famjax train"
+        raise UserError(f"{folder} is not a run: it has no {CONFIG}; {mend}")
     tokenizer = run_tokenizer(folder, config)
     graph, shapes = abstract_model(config)
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import famjax
 from famjax.cli.main import VERBS, main
 from famjax.core.config import Config
 from famjax.core.experiment import load_config
@@ -46,6 +47,11 @@ def test_help_lists_every_verb(argv: list[str], capsys: pytest.CaptureFixture[st
     out = capsys.readouterr().out
     assert all(f"  {verb} " in out for verb in VERBS)
     assert "example: famjax train" in out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"famjax {famjax.__version__}\n"
 
 
 def test_help_does_not_import_jax() -> None:

@@ -165,7 +165,9 @@ def test_a_run_that_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     metrics = (run / "metrics.jsonl").read_bytes()
     capsys.readouterr()
     second = train(small, run, quiet=True)
-    assert capsys.readouterr().err == "nothing to do: train.steps=6; raise it to go on\n"
+    assert capsys.readouterr().err == (
+        "nothing to do: step 6 of train.steps=6 is done; raise it to go on\n"
+    )
     assert first.step == second.step == 6
     assert before == {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in before}
     assert metrics == (run / "metrics.jsonl").read_bytes()
