@@ -7,6 +7,42 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
+class ArchConfig:
+    """What pretrained families do each in their own way; the defaults are famjax's."""
+
+    # added to the mean square under a norm's root
+    norm_eps: float = 1e-6
+    # an RMSNorm multiplies by 1 + its scale (Gemma)
+    norm_plus_one: bool = False
+    # what attention and feed-forward give is normed before it is added (Gemma 2, 3)
+    post_norm: bool = False
+    # each head's query and key are normed before they are rotated (Qwen 3, Gemma 3)
+    qk_norm: bool = False
+    # scores are divided by the root of it; 0 = head_dim
+    query_scale: float = 0.0
+    # rows of the embedding are multiplied by it; 0 = the root of width
+    embed_scale: float = 0.0
+    # biases of queries, keys and values (Qwen 2)
+    qkv_bias: bool = False
+    # a bias behind the attention's output projection
+    out_bias: bool = False
+    # biases of the feed-forward
+    mlp_bias: bool = False
+    # share of each head's elements that is rotated, the first (GPT-NeoX)
+    rotary_fraction: float = 1.0
+    # how frequencies were stretched for longer texts: all by a factor, or the low ones (Llama 3)
+    rope_scaling: Literal["none", "linear", "llama3"] = "none"
+    # by how much
+    rope_factor: float = 1.0
+    # llama3: wavelengths over rope_length / this are stretched whole
+    rope_low: float = 1.0
+    # ... those under rope_length / this not at all
+    rope_high: float = 4.0
+    # ... tokens of the texts before stretching
+    rope_length: int = 8192
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Shape of a decoder-only language model. Letters: see `famjax.core.types`."""
 
@@ -47,6 +83,7 @@ class ModelConfig:
     remat: Literal["none", "layer", "block"] = "none"
     # compute type; parameters and optimizer are float32
     dtype: Literal["float32", "bfloat16"] = "float32"
+    arch: ArchConfig = field(default_factory=ArchConfig)
 
 
 @dataclass(frozen=True)

@@ -290,6 +290,9 @@ _LOWEST: dict[str, float] = {
     "model.capacity": 1,
     "model.fam_len": 1,
     "model.fam_previous": 1,
+    "model.arch.query_scale": 0,
+    "model.arch.embed_scale": 0,
+    "model.arch.rope_length": 1,
     "data.batch": 1,
     "data.length": 1,
     "data.holdout": 0,
@@ -313,7 +316,14 @@ _LOWEST: dict[str, float] = {
     "train.checkpoint_every": 1,
     "train.keep": 1,
 }
-_POSITIVE = ("model.rope_base", "optimizer.learning_rate")
+_POSITIVE = (
+    "model.rope_base",
+    "model.arch.norm_eps",
+    "model.arch.rope_factor",
+    "model.arch.rope_low",
+    "model.arch.rope_high",
+    "optimizer.learning_rate",
+)
 _FRACTIONS = (
     "data.passkey.threshold",
     "optimizer.decay_fraction",
@@ -376,6 +386,17 @@ def _bad_model(config: Config) -> Iterator[str]:
     if head_dim % 2:
         source = "" if m.head_dim else " (model.width / model.heads)"
         yield f"{key}={head_dim}{source} is odd; rotary positions turn pairs, take an even number"
+    rotated = head_dim * m.arch.rotary_fraction
+    if not 0 < rotated <= head_dim or rotated % 2:
+        yield (
+            f"model.arch.rotary_fraction={m.arch.rotary_fraction}: must leave an even number of "
+            f"the {head_dim} elements of a head, at least 2"
+        )
+    if m.arch.rope_low >= m.arch.rope_high:
+        yield (
+            f"model.arch.rope_low={m.arch.rope_low} is not below "
+            f"model.arch.rope_high={m.arch.rope_high}; Llama 3 has 1 and 4"
+        )
     if m.kv_heads and m.heads % m.kv_heads:
         yield (
             f"model.kv_heads={m.kv_heads} does not divide model.heads={m.heads}; "

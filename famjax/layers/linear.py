@@ -49,7 +49,7 @@ product.defvjp(_forward, _backward)
 
 
 class Linear(nnx.Module):
-    """y = einsum(equation, x, kernel), without bias.
+    """y = einsum(equation, x, kernel), plus a bias if there is one.
 
     Args:
       equation: for example "btd,dhe->bthe" written with an ellipsis, "...d,dhe->...he".
@@ -66,11 +66,15 @@ class Linear(nnx.Module):
         dtype: jnp.dtype,
         rngs: nnx.Rngs,
         gain: float = 1.0,
+        bias: bool = False,
     ):
         self.equation = equation
         self.dtype = dtype
         self.kernel = nnx.Param(jax.random.normal(rngs.params(), shape) * gain * inputs**-0.5)
+        made = len(equation.partition("->")[2].removeprefix("..."))
+        self.bias = nnx.Param(jnp.zeros(shape[-made:])) if bias else None
 
     def __call__(self, x: Array) -> Array:
         kernel = self.kernel[...].astype(self.dtype)
-        return keep(product(self.equation, x.astype(self.dtype), kernel))
+        y = keep(product(self.equation, x.astype(self.dtype), kernel))
+        return y if self.bias is None else y + self.bias[...].astype(self.dtype)

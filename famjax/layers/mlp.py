@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 from flax import nnx
 
@@ -20,18 +22,18 @@ class FeedForward(nnx.Module):
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        d = config.width
+        d, arch = config.width, config.arch
         hidden = config.mlp_width or 4 * d
         self.dtype = compute_dtype(config.dtype)
         self.kind = config.mlp
-        self.norm = Norm(config.norm, d)
+        self.norm = Norm(config.norm, d, arch)
+        linear = functools.partial(Linear, dtype=self.dtype, rngs=rngs, bias=arch.mlp_bias)
         up = ("...d,dc->...c", (d, hidden), d)
-        self.up = Linear(*up, dtype=self.dtype, rngs=rngs)
-        self.gate = Linear(*up, dtype=self.dtype, rngs=rngs) if config.mlp in _GATES else None
+        self.up = linear(*up)
+        self.gate = linear(*up) if config.mlp in _GATES else None
         gain = (2 * config.layers) ** -0.5
-        self.down = Linear(
-            "...c,cd->...d", (hidden, d), hidden, dtype=self.dtype, rngs=rngs, gain=gain
-        )
+        self.down = linear("...c,cd->...d", (hidden, d), hidden, gain=gain)
+        self.post = Norm(config.norm, d, arch) if arch.post_norm else None
 
     def __call__(self, a: Array) -> Array:
         """[... d] -> [... d]."""
@@ -40,4 +42,7 @@ class FeedForward(nnx.Module):
             hidden = jax.nn.gelu(self.up(x))
         else:
             hidden = _GATES[self.kind](self.gate(x)) * self.up(x)
-        return a + self.down(hidden).astype(a.dtype)
+        y = self.down(hidden)
+        if self.post is not None:
+            y = self.post(y, self.dtype)
+        return a + y.astype(a.dtype)

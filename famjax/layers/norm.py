@@ -7,24 +7,25 @@ from typing import Literal
 import jax.numpy as jnp
 from flax import nnx
 
+from famjax.core.config import ArchConfig
 from famjax.core.types import Array
-
-EPSILON = 1e-6
 
 
 class Norm(nnx.Module):
     """Normalise [... d] by its root mean square, or by its mean and variance."""
 
-    def __init__(self, kind: Literal["rmsnorm", "layernorm"], width: int):
-        self.scale = nnx.Param(jnp.ones((width,)))
+    def __init__(self, kind: Literal["rmsnorm", "layernorm"], width: int, arch: ArchConfig):
+        self.eps = arch.norm_eps
+        self.plus = 1.0 if arch.norm_plus_one and kind == "rmsnorm" else 0.0
+        self.scale = nnx.Param(jnp.full((width,), 1.0 - self.plus))
         self.bias = nnx.Param(jnp.zeros((width,))) if kind == "layernorm" else None
 
     def __call__(self, x: Array, dtype: jnp.dtype) -> Array:
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         if self.bias is not None:
             wide = wide - wide.mean(-1, keepdims=True)
-        y = wide * jnp.reciprocal(jnp.sqrt(jnp.square(wide).mean(-1, keepdims=True) + EPSILON))
-        y = y * self.scale[...]
+        y = wide * jnp.reciprocal(jnp.sqrt(jnp.square(wide).mean(-1, keepdims=True) + self.eps))
+        y = y * (self.scale[...] + self.plus)
         if self.bias is not None:
             y = y + self.bias[...]
         return y.astype(dtype)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax.numpy as jnp
 from flax import nnx
 
@@ -17,34 +19,43 @@ class QKV(nnx.Module):
     """QKV(PreLN(x)) and the output projection, with rotary positions."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        d, h = config.width, config.heads
+        d, h, arch = config.width, config.heads, config.arch
         e = config.head_dim or d // h
         g = config.kv_heads or h
         self.dtype = compute_dtype(config.dtype)
-        self.kv_heads, self.head_dim, self.rope_base = g, e, config.rope_base
-        self.norm = Norm(config.norm, d)
-        self.q = Linear("...d,dhe->...he", (d, h, e), d, dtype=self.dtype, rngs=rngs)
-        self.k = Linear("...d,dge->...ge", (d, g, e), d, dtype=self.dtype, rngs=rngs)
-        self.v = Linear("...d,dge->...ge", (d, g, e), d, dtype=self.dtype, rngs=rngs)
+        self.kv_heads, self.head_dim = g, e
+        self.frequencies = functools.partial(rotary.frequencies, e, config.rope_base, arch)
+        # attention divides by the root of e
+        self.query_gain = (e / arch.query_scale) ** 0.5 if arch.query_scale else 1.0
+        self.norm = Norm(config.norm, d, arch)
+        linear = functools.partial(Linear, dtype=self.dtype, rngs=rngs)
+        self.q = linear("...d,dhe->...he", (d, h, e), d, bias=arch.qkv_bias)
+        self.k = linear("...d,dge->...ge", (d, g, e), d, bias=arch.qkv_bias)
+        self.v = linear("...d,dge->...ge", (d, g, e), d, bias=arch.qkv_bias)
+        self.q_norm = Norm("rmsnorm", e, arch) if arch.qk_norm else None
+        self.k_norm = Norm("rmsnorm", e, arch) if arch.qk_norm else None
         gain = (2 * config.layers) ** -0.5
-        self.out = Linear(
-            "...he,hed->...d", (h, e, d), h * e, dtype=self.dtype, rngs=rngs, gain=gain
-        )
+        self.out = linear("...he,hed->...d", (h, e, d), h * e, gain=gain, bias=arch.out_bias)
+        self.post = Norm(config.norm, d, arch) if arch.post_norm else None
 
     def project(self, x: Array) -> tuple[Array, Array, Array]:
         """[... d] -> q [... h e], k [... g e], v [... g e], not yet rotated."""
         x = self.norm(x, self.dtype)
-        return self.q(x), self.k(x), self.v(x)
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q, self.dtype), self.k_norm(k, self.dtype)
+        return q if self.query_gain == 1 else q * self.query_gain, k, v
 
     def rotate(self, x: Array, positions: Array) -> Array:
         """Rotate [... t h e] to positions [... t], in tokens."""
-        return rotary.rotate(
-            x, rotary.angles(positions, self.head_dim, self.rope_base)[..., None, :]
-        )
+        return rotary.rotate(x, rotary.angles(positions, self.frequencies())[..., None, :])
 
     def merge(self, attended: Array, residual: Array) -> Array:
         """Project [... h e] back and add it to the residual [... d], in the residual's type."""
-        return self.out(attended).astype(residual.dtype) + residual
+        y = self.out(attended)
+        if self.post is not None:
+            y = self.post(y, self.dtype)
+        return y.astype(residual.dtype) + residual
 
     def encode_prompt(self, prompt: Array) -> Array:
         """Full attention among the f tokens of the FAM prompt (B.1): [f d] -> [f d].

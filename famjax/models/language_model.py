@@ -56,7 +56,8 @@ class LanguageModel(nnx.Module):
         self.dtype = compute_dtype(config.dtype)
         self.embedding = nnx.Param(jax.random.normal(rngs.params(), (v, d)) * d**-0.5)
         self.stack = ResidualStack(config, rngs=rngs)
-        self.norm = Norm(config.norm, d)
+        self.norm = Norm(config.norm, d, config.arch)
+        self.embed_scale = config.arch.embed_scale or d**0.5
         self.head = (
             None if config.tied else Linear("...d,dv->...v", (d, v), d, dtype=self.dtype, rngs=rngs)
         )
@@ -69,9 +70,8 @@ class LanguageModel(nnx.Module):
         return self.stack.state_axes()
 
     def embed(self, tokens: Array) -> Array:
-        """[b t] int32 -> [b t d]. Rows are scaled to unit variance, the table is not."""
-        table = self.embedding[...]
-        return look_up(table, tokens).astype(self.dtype) * table.shape[-1] ** 0.5
+        """[b t] int32 -> [b t d]. Rows are scaled, the table is not."""
+        return look_up(self.embedding[...], tokens).astype(self.dtype) * self.embed_scale
 
     def logits(self, x: Array) -> Array:
         """[... d] -> [... v] in float32 or wider."""

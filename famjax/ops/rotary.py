@@ -10,39 +10,60 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from famjax.core.config import ArchConfig
 from famjax.core.types import Array
 
 
-def angles(positions: Array, head_dim: int, base: float) -> Array:
+def frequencies(head_dim: int, base: float, arch: ArchConfig) -> Array:
+    """Return theta_i of the pairs that are rotated, as the family stretched them: [r/2], r <= e.
+
+    Args:
+      head_dim: e, even.
+      base: theta_i = base^(-2i/r).
+      arch: rotary_fraction, r / e; rope_scaling, with what it takes.
+    """
+    wide = jnp.result_type(float)  # float64 only where the oracles switched it on
+    rotated = int(head_dim * arch.rotary_fraction)
+    theta = base ** (-jnp.arange(0, rotated, 2, dtype=wide) / rotated)
+    if arch.rope_scaling == "none":
+        return theta
+    if arch.rope_scaling == "linear":
+        return theta / arch.rope_factor
+    # Llama 3: a ramp over the turns that a pair makes within the texts before stretching
+    turns = arch.rope_length * theta / (2 * jnp.pi)
+    ramp = jnp.clip((turns - arch.rope_low) / (arch.rope_high - arch.rope_low), 0, 1)
+    return theta * (ramp + (1 - ramp) / arch.rope_factor)
+
+
+def angles(positions: Array, theta: Array) -> Array:
     """Return theta_i * position for every frequency.
 
     Args:
       positions: [...] integers or floats, in tokens.
-      head_dim: e, even.
-      base: theta_i = base^(-2i/e).
+      theta: [r/2], in radians a token.
 
     Returns:
-      [... e/2] float32, in radians.
+      [... r/2], in radians.
     """
-    wide = jnp.result_type(float)  # float64 only where the oracles switched it on
-    frequencies = base ** (-jnp.arange(0, head_dim, 2, dtype=wide) / head_dim)
-    return positions[..., None].astype(wide) * frequencies
+    return positions[..., None].astype(theta.dtype) * theta
 
 
 def rotate(x: Array, angle: Array) -> Array:
-    """Rotate each pair (x_i, x_{i + e/2}) of the last axis by its angle.
+    """Rotate each pair (x_i, x_{i + r/2}) of the first r elements of the last axis by its angle.
 
     Args:
-      x: [... e].
-      angle: [... e/2] in radians, broadcast against x.
+      x: [... e], e >= r.
+      angle: [... r/2] in radians, broadcast against x.
 
     Returns:
       [... e] in x's type; computed in float32 or wider.
     """
     wide = jnp.promote_types(x.dtype, jnp.float32)
-    x1, x2 = jnp.split(x.astype(wide), 2, axis=-1)
+    half = angle.shape[-1]
+    x1, x2, rest = jnp.split(x.astype(wide), (half, 2 * half), axis=-1)
     cos, sin = jnp.cos(angle).astype(wide), jnp.sin(angle).astype(wide)
-    return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x.dtype)
+    turned = (x1 * cos - x2 * sin, x2 * cos + x1 * sin, rest)
+    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
 
 
 def longest_wavelength(base: float) -> float:

@@ -262,7 +262,7 @@ def lively(params: Any) -> Any:
 
     def change(path, a):
         name = jax.tree_util.keystr(path)
-        if "norm" in name:
+        if "norm" in name or "post" in name or "bias" in name:
             return np.asarray(a) + 0.3 * rng.normal(size=a.shape)
         sharp = 1.5 if "'q'" in name or "'k'" in name else 1.0
         return np.asarray(a) * (2 * sharp if "'out'" in name or "'down'" in name else sharp)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from famjax.core.config import ArchConfig
 from famjax.ops import rotary
 from famjax.ops.attention import attend
 
@@ -82,13 +83,14 @@ def test_in_float32_an_offset_is_an_identity_but_for_rounding():
 
 
 def test_an_offset_of_queries_alone_is_no_identity():
-    e, base = 8, 10_000.0
+    e = 8
+    theta = rotary.frequencies(e, 10_000.0, ArchConfig())
     q, k, v = (jnp.asarray(normal(i, 5, 2, e)) for i in range(3))
 
     def attended(of_q, of_k):
         def turn(x, offset):
             positions = jnp.arange(5) + offset
-            return rotary.rotate(x, rotary.angles(positions, e, base)[:, None])
+            return rotary.rotate(x, rotary.angles(positions, theta)[:, None])
 
         return attend(turn(q, of_q), turn(k, of_k), v)
 
