@@ -16,6 +16,7 @@ ORDER = (
     {"data", "tasks"},
     {"train"},
     {"eval"},
+    {"convert"},
     {"bench"},
     {"cli"},
     {"demo"},

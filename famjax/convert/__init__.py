@@ -1,0 +1,1 @@
+"""Pretrained models of Hugging Face's as famjax's, every weight kept."""

@@ -1,0 +1,158 @@
+"""What is wrong with a Hugging Face folder is said in one line."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from famjax.convert.families import family
+from famjax.convert.load import load_pretrained
+from famjax.core.errors import UserError
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 11,
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 16,
+    "tie_word_embeddings": True,
+}
+
+
+def names_and_shapes():
+    d, c, g = 8, 16, 4
+    shapes = {"model.embed_tokens.weight": (11, d), "model.norm.weight": (d,)}
+    for i in range(2):
+        shapes |= {
+            f"model.layers.{i}.{name}.weight": shape
+            for name, shape in {
+                "input_layernorm": (d,),
+                "post_attention_layernorm": (d,),
+                "self_attn.q_proj": (d, d),
+                "self_attn.k_proj": (g, d),
+                "self_attn.v_proj": (g, d),
+                "self_attn.o_proj": (d, d),
+                "mlp.gate_proj": (c, d),
+                "mlp.up_proj": (c, d),
+                "mlp.down_proj": (d, c),
+            }.items()
+        }
+    return shapes
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A whole checkpoint, in two files."""
+    rng = np.random.default_rng(0)
+    tensors = {n: rng.normal(size=s).astype(np.float32) for n, s in names_and_shapes().items()}
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    names = sorted(tensors)
+    for i, part in enumerate((names[:7], names[7:])):
+        save_file({n: tensors[n] for n in part}, tmp_path / f"model-{i}.safetensors")
+    return tmp_path
+
+
+def change(folder, **tensors):
+    """Write the second file again with tensors changed, added, or left out (None)."""
+    from safetensors.numpy import load_file
+
+    path = folder / "model-1.safetensors"
+    held = load_file(path) | tensors
+    save_file({n: a for n, a in held.items() if a is not None}, path)
+
+
+def refused(folder) -> str:
+    with pytest.raises(UserError) as caught:
+        load_pretrained(folder)
+    return str(caught.value)
+
+
+def test_every_tensor_has_its_place(folder):
+    config, model = load_pretrained(folder)
+    assert (config.layers, config.kv_heads, config.tied) == (2, 1, True)
+    tensors = {}
+    from safetensors.numpy import load_file
+
+    for path in folder.glob("*.safetensors"):
+        tensors |= load_file(path)
+    layer = model.stack.layers[0]
+    for i in range(2):
+        there = tensors[f"model.layers.{i}.self_attn.k_proj.weight"]
+        ours = np.asarray(layer.mixer.qkv.k.kernel[...][i])
+        assert (ours.reshape(8, 4) == there.T).all()
+        there = tensors[f"model.layers.{i}.self_attn.o_proj.weight"]
+        assert (np.asarray(layer.mixer.qkv.out.kernel[...][i]).reshape(8, 8) == there.T).all()
+    logits, _ = model(jnp.zeros((1, 4), jnp.int32), model.init_state(1))
+    assert np.isfinite(logits).all()
+
+
+def test_a_missing_tensor(folder):
+    change(folder, **{"model.layers.1.mlp.up_proj.weight": None})
+    assert refused(folder).startswith(
+        "the checkpoint lacks 1 tensors, first model.layers.1.mlp.up_proj.weight; did you mean"
+    )
+
+
+def test_a_tensor_too_many(folder):
+    change(folder, **{"model.layers.1.self_attn.k_proj.bias": np.zeros(4, np.float32)})
+    assert "1 tensors too many, first model.layers.1.self_attn.k_proj.bias" in refused(folder)
+
+
+def test_a_wrong_shape(folder):
+    change(folder, **{"model.layers.1.mlp.up_proj.weight": np.zeros((16, 9), np.float32)})
+    assert "model.layers.1.mlp.up_proj.weight has shape (16, 9)" in refused(folder)
+
+
+def test_numbers_that_are_none(folder):
+    change(folder, **{"model.layers.1.mlp.up_proj.weight": np.full((16, 8), np.nan, np.float32)})
+    assert "model.layers.1.mlp.up_proj.weight holds numbers that are not finite" in refused(folder)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 200, -4])
+def test_a_file_cut_short(folder, keep):
+    path = folder / "model-1.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    assert refused(folder).startswith(f"{path}: damaged (")
+
+
+def test_a_header_that_lies_about_its_size(folder):
+    path = folder / "model-1.safetensors"
+    path.write_bytes((2**40).to_bytes(8, "little") + path.read_bytes()[8:])
+    assert refused(folder).startswith(f"{path}: damaged (")
+
+
+def test_pickles_are_refused(folder):
+    for path in folder.glob("*.safetensors"):
+        path.unlink()
+    assert "no *.safetensors" in refused(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"x")
+    assert "pickles, which run code when they are read" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "has no config.json; give a Hugging Face model's folder"),
+        ("{", "config.json: damaged ("),
+        ("{}", "model_type=None is not supported"),
+        ('{"model_type": "lama"}', "model_type='lama' is not supported; did you mean 'llama'?"),
+        ('{"model_type": "llama"}', "config.json: has no 'num_attention_heads'"),
+    ],
+)
+def test_a_config_that_is_none(folder, text, said):
+    path = folder / "config.json"
+    path.unlink()
+    if text is not None:
+        path.write_text(text)
+    assert said in refused(folder)
+
+
+def test_rotary_positions_of_another_kind():
+    hf = LLAMA | {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}
+    with pytest.raises(UserError, match="rope_type='yarn' is not supported"):
+        family(hf).model(hf)

@@ -1,0 +1,77 @@
+"""A pretrained model's logits are Hugging Face's own. Live: skipped where transformers is not."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from famjax.convert.load import load_pretrained
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+TOKENS = np.random.default_rng(0).integers(0, 97, (2, 64))
+SHAPE = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
+
+CASES = {
+    "llama": ("llama", {"rms_norm_eps": 1e-5}),
+    "llama-3": ("llama", {"rope_parameters": LLAMA3}),
+    "llama-linear": ("llama", {"rope_parameters": LINEAR}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "smollm": ("llama", {"tie_word_embeddings": True}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral-window": ("mistral", {"sliding_window": 16}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+    "gemma": ("gemma", {"head_dim": 32, "num_key_value_heads": 1}),
+}
+
+
+@pytest.fixture
+def pretrained(request, tmp_path):
+    """A tiny random model of a family, saved as its users have it: its folder and its logits."""
+    kind, changes = CASES[request.param]
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(kind, **SHAPE | changes)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            wide = 0.3 if parameter.ndim == 1 else parameter.shape[-1] ** -0.5
+            parameter.add_(torch.randn_like(parameter) * wide)
+        logits = model.eval()(torch.tensor(TOKENS)).logits.numpy()
+    model.save_pretrained(tmp_path, max_shard_size="100KB")
+    return tmp_path, logits
+
+
+@pytest.mark.parametrize("pretrained", CASES, indirect=True)
+def test_logits_are_those_of_hugging_face(pretrained):
+    folder, expected = pretrained
+    _, model = load_pretrained(folder)
+    logits, _ = model(jnp.asarray(TOKENS, jnp.int32), model.init_state(len(TOKENS)))
+    apart = np.abs(np.asarray(logits) - expected).max()
+    assert apart < 1e-4 * (expected.max() - expected.min())
+
+
+@pytest.mark.parametrize("pretrained", ["llama"], indirect=True)
+def test_blocks_that_see_the_whole_text_give_the_same_logits(pretrained):
+    folder, expected = pretrained
+    _, model = load_pretrained(folder, mixer="bswa", block_len=16, memory_segments=3)
+    logits, _ = model(jnp.asarray(TOKENS, jnp.int32), model.init_state(len(TOKENS)))
+    apart = np.abs(np.asarray(logits) - expected).max()
+    assert apart < 1e-4 * (expected.max() - expected.min())
