@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from famjax.convert.families import family
-from famjax.convert.tensors import Tensors
+from famjax.convert.tensors import Tensor, Tensors
 from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError, nearest
 from famjax.models.language_model import LanguageModel
@@ -43,7 +44,7 @@ def load_pretrained(folder: str | Path, **changes: Any) -> tuple[ModelConfig, La
     model = nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))
     graph, shapes = nnx.split(model)
     with Checkpoint(folder) as checkpoint:
-        params = _fill(shapes, kind.tensors(config), config.layers, checkpoint)
+        params = _fill(shapes, kind.tensors(config), config, checkpoint)
     return config, nnx.merge(graph, params)
 
 
@@ -83,34 +84,42 @@ class Checkpoint:
         return tensor
 
 
-def _fill(shapes: Any, tensors: Tensors, layers: int, checkpoint: Checkpoint) -> Any:
+def _fill(shapes: Any, tensors: Tensors, config: ModelConfig, checkpoint: Checkpoint) -> Any:
     """Return the parameters, those of the layers stacked as the stack keeps them."""
+    layers, pattern = config.layers, len(config.mixer.split(","))
     wanted = {name for tensor in tensors.values() for name in _names(tensor.name, layers)}
     _compare(wanted, checkpoint.names())
-    pattern = len(shapes["stack"]["layers"])
 
     def value(path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> jax.Array:
         parts = [str(getattr(key, "key", getattr(key, "name", key))) for key in path]
+        # fam and bswa keep the same projections, fam in the window that it owns
         parts = [part for part in parts if part not in ("value", "window")]
+        if parts == ["stack", "prompt"]:
+            return _prompt(checkpoint.read(tensors["embedding"].name), config)
         if parts[:2] != ["stack", "layers"]:
             tensor = tensors[".".join(parts)]
-            return _shaped(tensor, tensor.name, shape.shape)
+            return _read(checkpoint, tensor, tensor.name, shape.shape)
         tensor = tensors[".".join(["layer", *parts[3:]])]
-        of_pattern = range(int(parts[2]), layers, pattern)
-        return jnp.stack(
-            [_shaped(tensor, tensor.name.format(i), shape.shape[1:]) for i in of_pattern]
-        )
-
-    def _shaped(tensor: Any, name: str, shape: tuple[int, ...]) -> jax.Array:
-        there = checkpoint.read(name)
-        if there.size != jnp.prod(jnp.asarray(shape)):
-            raise UserError(
-                f"{name} has shape {tuple(there.shape)}, which config.json does not say; take both "
-                "from one model"
-            )
-        return tensor.read(there, shape)
+        repeats = (tensor.name.format(i) for i in range(int(parts[2]), layers, pattern))
+        return jnp.stack([_read(checkpoint, tensor, name, shape.shape[1:]) for name in repeats])
 
     return jax.tree_util.tree_map_with_path(value, shapes)
+
+
+def _read(checkpoint: Checkpoint, tensor: Tensor, name: str, shape: tuple[int, ...]) -> jax.Array:
+    there = checkpoint.read(name)
+    if there.size != math.prod(shape):
+        raise UserError(
+            f"{name} has shape {there.shape}, which config.json does not say; take both from one "
+            "model"
+        )
+    return tensor.read(there, shape)
+
+
+def _prompt(embedding: jax.Array, config: ModelConfig) -> jax.Array:
+    """Return where the FAM begins, which no checkpoint has: tokens as they enter the stack."""
+    rows = jax.random.randint(jax.random.key(0), (config.fam_len,), 0, len(embedding))
+    return embedding[rows] * (config.arch.embed_scale or config.width**0.5)
 
 
 def _names(name: str, layers: int) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
+import jax
 
 from famjax.core.config import ModelConfig
 
@@ -21,7 +21,7 @@ class Tensor:
     name: str
     turned: bool = False
 
-    def read(self, there: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    def read(self, there: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         """Return our [shape] of their array; the sizes must agree."""
         return (there.T if self.turned else there).reshape(shape)
 

@@ -1,4 +1,4 @@
-"""What is wrong with a Hugging Face folder is said in one line."""
+"""Every tensor of a Hugging Face folder finds its place; what is wrong with it is one line."""
 
 import json
 
@@ -89,6 +89,22 @@ def test_every_tensor_has_its_place(folder):
         assert (np.asarray(layer.mixer.qkv.out.kernel[...][i]).reshape(8, 8) == there.T).all()
     logits, _ = model(jnp.zeros((1, 4), jnp.int32), model.init_state(1))
     assert np.isfinite(logits).all()
+
+
+def test_a_fam_keeps_every_weight_and_begins_as_tokens_do(folder):
+    _, full = load_pretrained(folder)
+    config, fam = load_pretrained(folder, mixer="bswa,fam", block_len=4, fam_len=3)
+    for i, layer in enumerate(fam.stack.layers):
+        qkv = layer.mixer.qkv
+        expected = full.stack.layers[0].mixer.qkv
+        for ours, theirs in ((qkv.q, expected.q), (qkv.out, expected.out)):
+            assert (ours.kernel[...][0] == theirs.kernel[...][i]).all()
+    rows = np.asarray(fam.embedding[...])
+    for token in np.asarray(fam.stack.prompt[...]):
+        assert (token == rows).all(-1).any()  # embed_scale is 1
+    logits, _ = fam(jnp.zeros((1, 8), jnp.int32), fam.init_state(1))
+    assert np.isfinite(logits).all()
+    assert config.fam_len == 3
 
 
 def test_a_missing_tensor(folder):
