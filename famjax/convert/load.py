@@ -55,6 +55,7 @@ class Checkpoint:
         self._files = sorted(folder.glob("*.safetensors"))
         if not self._files:
             raise UserError(_no_tensors(folder))
+        _refuse_gaps(folder, {path.name for path in self._files})
         self._open = ExitStack()
         self._at: dict[str, tuple[Any, Path]] = {}
 
@@ -152,6 +153,19 @@ def _read_config(folder: Path) -> dict[str, Any]:
         ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: damaged ({error}); copy or download it again") from None
+
+
+def _refuse_gaps(folder: Path, there: set[str]) -> None:
+    """Raise a `UserError` where the index of a checkpoint in parts names a part that is missing."""
+    path = folder / "model.safetensors.index.json"
+    if not path.exists():
+        return
+    try:
+        named = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, AttributeError) as error:
+        raise UserError(f"{path}: damaged ({error}); copy or download it again") from None
+    if missing := sorted(named - there):
+        raise UserError(f"{folder / missing[0]} is missing, which {path.name} names; copy it too")
 
 
 def _no_tensors(folder: Path) -> str:

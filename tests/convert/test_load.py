@@ -142,6 +142,28 @@ def test_a_header_that_lies_about_its_size(folder):
     assert refused(folder).startswith(f"{path}: damaged (")
 
 
+def test_a_part_that_is_missing(folder):
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model-0.safetensors", "b": "model-2.st"}}))
+    assert refused(folder).startswith(f"{folder / 'model-2.st'} is missing, which {index.name}")
+    index.write_text("{}")
+    assert refused(folder).startswith(f"{index}: damaged (")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_short_numbers_are_widened_without_loss(folder, dtype):
+    from safetensors.flax import save_file
+
+    name = "model.layers.1.mlp.up_proj.weight"
+    short = jnp.asarray(np.random.default_rng(1).normal(size=(16, 8)), dtype)
+    change(folder, **{name: None})
+    save_file({name: short}, folder / "model-2.safetensors")
+    _, model = load_pretrained(folder)
+    kernel = model.stack.layers[0].mlp.up.kernel[...][1]
+    assert kernel.dtype == jnp.float32
+    assert (kernel == short.T.astype(jnp.float32)).all()
+
+
 def test_pickles_are_refused(folder):
     for path in folder.glob("*.safetensors"):
         path.unlink()
