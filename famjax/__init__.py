@@ -19,6 +19,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from famjax.convert.load import load_pretrained
     from famjax.core.config import Config
     from famjax.core.errors import UserError
     from famjax.core.experiment import load_config
@@ -38,6 +39,7 @@ __all__ = [
     "__version__",
     "fit",
     "load_config",
+    "load_pretrained",
     "open_run",
 ]
 
@@ -50,6 +52,7 @@ _HOMES = {
     "UserError": ("famjax.core.errors", "UserError"),
     "fit": ("famjax.train.loop", "train"),
     "load_config": ("famjax.core.experiment", "load_config"),
+    "load_pretrained": ("famjax.convert.load", "load_pretrained"),
     "open_run": ("famjax.train.run", "open_run"),
 }
 

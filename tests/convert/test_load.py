@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from famjax import load_pretrained
 from famjax.convert.families import family
-from famjax.convert.load import load_pretrained
 from famjax.core.errors import UserError
 
 LLAMA = {
