@@ -17,7 +17,7 @@ class Norm(nnx.Module):
     def __init__(self, kind: Literal["rmsnorm", "layernorm"], width: int, arch: ArchConfig):
         self.eps = arch.norm_eps
         self.plus = 1.0 if arch.norm_plus_one and kind == "rmsnorm" else 0.0
-        self.scale = nnx.Param(jnp.full((width,), 1.0 - self.plus))
+        self.scale = nnx.Param(jnp.zeros((width,)) if self.plus else jnp.ones((width,)))
         self.bias = nnx.Param(jnp.zeros((width,))) if kind == "layernorm" else None
 
     def __call__(self, x: Array, dtype: jnp.dtype) -> Array:

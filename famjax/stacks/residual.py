@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from famjax.core.config import ModelConfig
+from famjax.core.errors import UserError
 from famjax.core.remat import recomputing
 from famjax.core.types import Array, Context, State
 from famjax.layers.mlp import FeedForward
@@ -135,7 +136,12 @@ class ResidualStack(nnx.Module):
                 layer.mixer.refuse(old.length + tokens - 1)
 
     def __call__(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
-        """[b t d] -> [b t d], t a multiple of block_len."""
+        """[b t d] -> [b t d], t a multiple of block_len, or a `UserError`."""
+        if x.shape[1] % self.block_len:
+            raise UserError(
+                f"a call of {x.shape[1]} tokens does not fill blocks of {self.block_len}; pad them "
+                "and say so in Context.valid, or read the rest with step"
+            )
         self.refuse(state, x.shape[1], ctx)
         return self._run(x, state, ctx, lambda layer: layer)
 

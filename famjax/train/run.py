@@ -59,7 +59,7 @@ def open_run(
     folder = Path(run_dir)
     config = read_config(folder)
     if config is None:
-        within = sorted(str(path.parent) for path in folder.glob(f"*/{CONFIG}"))
+        within = sorted(str(path.parent) for path in folder.glob(f"*/{CHECKPOINTS}"))
         mend = f"give one of {', '.join(within)}" if within else "train one with famjax train"
         raise UserError(f"{folder} is not a run: it has no {CONFIG}; {mend}")
     tokenizer = run_tokenizer(folder, config)

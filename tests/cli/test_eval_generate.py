@@ -114,8 +114,7 @@ def test_eval_refuses(
 def test_not_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "is not a run" in refusal(["eval", str(tmp_path)], capsys)
     assert "is not a run" in refusal(["generate", str(tmp_path), "--prompt", "x"], capsys)
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "config.json").write_text("{}")
+    (tmp_path / "a" / "checkpoints").mkdir(parents=True)
     assert f"give one of {tmp_path / 'a'}" in refusal(["eval", str(tmp_path)], capsys)
 
 

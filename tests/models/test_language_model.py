@@ -57,3 +57,10 @@ def test_scanned_layers_make_a_program_of_one_size_at_any_depth(scan):
         return len(jax.jit(jax.grad(loss)).lower(params, tokens).as_text().splitlines())
 
     assert (lines(4) == lines(12)) == scan
+
+
+def test_a_call_that_ends_within_a_block_is_refused():
+    config = ModelConfig(vocab_size=20, layers=1, width=16, heads=2, mixer="fam", block_len=8)
+    model = LanguageModel(config, rngs=nnx.Rngs(0))
+    with pytest.raises(UserError, match="a call of 12 tokens does not fill blocks of 8"):
+        model(jnp.zeros((1, 12), jnp.int32), model.init_state(1))
