@@ -55,6 +55,24 @@ class ArchConfig:
 
 
 @dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank adapters beside frozen weights; the FAM prompt is trained with them."""
+
+    # r; 0 has no adapters and trains everything
+    rank: int = 0
+    # what the adapters give is multiplied by alpha / rank; 0 = rank
+    alpha: float = 0.0
+    # ... by alpha / sqrt(rank) (rsLoRA)
+    rs: bool = False
+    # share of what the adapters read that is dropped in training
+    dropout: float = 0.0
+    # which maps have them: patterns of attention.q, .k, .v, .out, mlp.gate, .up, .down
+    on: str = "attention.*,mlp.*"
+    # type in which the frozen weights are kept
+    base: Literal["float32", "bfloat16"] = "float32"
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Shape of a decoder-only language model. Letters: see `famjax.core.types`."""
 
@@ -97,6 +115,7 @@ class ModelConfig:
     # compute type; parameters and optimizer are float32
     dtype: Literal["float32", "bfloat16"] = "float32"
     arch: ArchConfig = field(default_factory=ArchConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
 
 
 @dataclass(frozen=True)
@@ -205,6 +224,9 @@ class MeshConfig:
 class Config:
     name: str = "run"
     seed: int = 0
+    # folder of a run or a converted model to begin with: its shape, tokenizer and weights; what its
+    # layers attend to may be another thing (model.mixer=fam)
+    init: str = ""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
