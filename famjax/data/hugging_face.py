@@ -26,8 +26,9 @@ from famjax.data.tokenizers import Tokenizer
 _META = "\u2581"
 _TO_META = {"type": "Replace", "pattern": {"String": " "}, "content": _META}
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
-# Cut at a literal '▁', which is written with its bytes, and within what looks like a byte token.
-_CUTS = re.compile(f"({_META})|(?<=<)(?=0x[0-9A-F]{{2}}>)")
+# A literal '▁' is written with its bytes; what looks like a byte token is cut behind its first
+# character, and so is not taken for one.
+_CUTS = f"({_META})|(?<=<)(?=0x[0-9A-F]{{2}}>)"
 # These never stand in UTF-8.
 _NO_UTF8 = {0xC0, 0xC1, *range(0xF5, 0x100)}
 # Split text and keep all of it, but for a "behavior" of Removed.
@@ -69,10 +70,16 @@ class HuggingFaceTokenizer(Tokenizer):
         content = json.dumps([self._spec, bos, eos], sort_keys=True).encode()
         super().__init__(name, pieces, bos, eos, content)
         self.stop_ids |= beside.stops()
-        self._meta_ids: list[int] | None = None
+        self._meta_ids: list[int] = []
+        self._cuts = self._acting_cuts = None
         if not byte_level:
             vocabulary = _vocabulary(self._spec)
             self._meta_ids = [vocabulary[f"<0x{byte:02X}>"] for byte in _META.encode()]
+            # Unigram finds control tokens in text as it finds any other; merges do not make them
+            unigram = self._spec["model"].get("type") == "Unigram"
+            found = [_cut_within(control) for control in controls.values() if unigram]
+            self._acting_cuts = re.compile(_CUTS)
+            self._cuts = re.compile("|".join([_CUTS, *found]))
         if (source := beside.chat_template()) is not None:
             self.chat_template = ChatTemplate(
                 name,
@@ -97,19 +104,21 @@ class HuggingFaceTokenizer(Tokenizer):
             )
 
     def encode(self, text: str) -> np.ndarray:
-        return np.array(self._ids(self._plain, text), np.int32)
+        return np.array(self._ids(text), np.int32)
 
     def encode_rendered(self, text: str) -> np.ndarray:
-        ids: list[int] = []
-        for part, acting in parts(text):
-            ids += self._ids(self._acting if acting else self._plain, part)
+        ids = [token for part, acting in parts(text) for token in self._ids(part, acting)]
         return np.array(ids, np.int32)
 
-    def _ids(self, backend: tokenizers.Tokenizer, text: str) -> list[int]:
-        if self._meta_ids is None:
+    def _ids(self, text: str, acting: bool = False) -> list[int]:
+        """Return the ids of text in which control tokens act, or do not."""
+        backend, cuts = self._plain, self._cuts
+        if acting:
+            backend, cuts = self._acting, self._acting_cuts
+        if cuts is None:
             return backend.encode(text, add_special_tokens=False).ids
         ids: list[int] = []
-        for part in _CUTS.split(text):
+        for part in cuts.split(text):
             if part == _META:
                 ids += self._meta_ids
             elif part:
@@ -138,6 +147,11 @@ class HuggingFaceTokenizer(Tokenizer):
     def _id(self, token: str) -> int | None:
         added = {found["content"]: found["id"] for found in self._spec["added_tokens"]}
         return added[token] if token in added else _vocabulary(self._spec).get(token)
+
+
+def _cut_within(token: str) -> str:
+    """Return a pattern that stands behind the first character of `token`."""
+    return f"(?<={re.escape(token[0])})(?={re.escape(token[1:])})"
 
 
 # tokenizer.json ----------------------------------------------------------------------------------
