@@ -6,7 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+)
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 
@@ -41,11 +49,14 @@ def edit(folder: Path, **changes: Any) -> None:
 def byte_level(folder: Path, awkward: bool = False) -> Path:
     """Write a tokenizer like Qwen's, with a ChatML template.
 
-    Awkward: it also puts a space in front of the text, composes characters, adds bos, cuts and
-    pads.
+    Awkward: it also splits by a pattern, puts a space in front of the text, composes characters,
+    adds bos, cuts and pads.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=awkward)
+    if awkward:
+        words = pre_tokenizers.Split(Regex(r"\p{L}+|\p{N}|\s+|[^\s\p{L}\p{N}]+"), "isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, tokenizer.pre_tokenizer])
     tokenizer.decoder = decoders.ByteLevel()
     specials = ["<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -47,49 +47,46 @@ class HuggingFaceTokenizer(Tokenizer):
         self._where = f"data.tokenizer={name}"
         data = _read_json(path)
         try:
-            self._spec, byte_level = _lossless(data, self._where)
-            beside = _Beside(path.parent, self._id)
-            added = self._spec["added_tokens"] = _with_controls(self._spec, beside.names())
-            pieces = _pieces(self._spec, byte_level)
+            spec, byte_level = _lossless(data, self._where)
+            vocabulary = _vocabulary(spec)
+            added = {token["content"]: token["id"] for token in spec["added_tokens"]}
+            beside = _Beside(path.parent, {**vocabulary, **added})
+            spec["added_tokens"] = _with_controls(spec, vocabulary, beside.names())
+            pieces = _pieces(spec, vocabulary, byte_level)
         except (KeyError, TypeError, AttributeError, ValueError, IndexError):
             raise UserError(f"{path}: not a tokenizer.json; fetch it again") from None
-        controls = {token["id"]: token["content"] for token in added if token["special"]}
-        eos = beside.token("eos")
-        if eos is None:
-            raise UserError(
-                f"{self._where}: names no eos_token; write one into "
-                f"{path.with_name('tokenizer_config.json')}"
-            )
-        bos = beside.token("bos")
-        bos = eos if bos is None else bos
-        if max(bos, eos) >= len(pieces):
-            raise UserError(
-                f"{self._where}: bos {bos} or eos {eos} is beyond the {len(pieces)} tokens; mend "
-                f"{path.with_name('tokenizer_config.json')}"
-            )
-        content = json.dumps([self._spec, bos, eos], sort_keys=True).encode()
-        super().__init__(name, pieces, bos, eos, content)
+        bos, eos = self._ends(beside, path.with_name("tokenizer_config.json"), len(pieces))
+        self._json = json.dumps(spec, sort_keys=True)
+        super().__init__(name, pieces, bos, eos, f"{self._json} {bos} {eos}".encode())
         self.stop_ids |= beside.stops()
+        controls = {t["id"]: t["content"] for t in spec["added_tokens"] if t["special"]}
         self._meta_ids: list[int] = []
         self._cuts = self._acting_cuts = None
         if not byte_level:
-            vocabulary = _vocabulary(self._spec)
             self._meta_ids = [vocabulary[f"<0x{byte:02X}>"] for byte in _META.encode()]
             # Unigram finds control tokens in text as it finds any other; merges do not make them
-            unigram = self._spec["model"].get("type") == "Unigram"
+            unigram = spec["model"].get("type") == "Unigram"
             found = [_cut_within(control) for control in controls.values() if unigram]
             self._acting_cuts = re.compile(_CUTS)
             self._cuts = re.compile("|".join([_CUTS, *found]))
         if (source := beside.chat_template()) is not None:
+            around = controls.get(bos, ""), controls.get(eos, "")
             self.chat_template = ChatTemplate(
-                name,
-                source,
-                beside.names(),
-                controls.get(bos, ""),
-                controls.get(eos, ""),
-                [*controls.values()],
+                name, source, beside.names(), *around, [*controls.values()]
             )
         self._check()
+
+    def _ends(self, beside: _Beside, mend: Path, size: int) -> tuple[int, int]:
+        """Return the ids of bos and eos; without bos, eos stands for it."""
+        bos, eos = beside.token("bos"), beside.token("eos")
+        if eos is None:
+            raise UserError(f"{self._where}: names no eos_token; write one into {mend}")
+        bos = eos if bos is None else bos
+        if max(bos, eos) >= size:
+            raise UserError(
+                f"{self._where}: bos {bos} or eos {eos} is beyond the {size} tokens; mend {mend}"
+            )
+        return bos, eos
 
     def _check(self) -> None:
         if missing := _missing_bytes(self._pieces):
@@ -137,16 +134,12 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def _load(self) -> tokenizers.Tokenizer:
         try:
-            return tokenizers.Tokenizer.from_str(json.dumps(self._spec))
+            return tokenizers.Tokenizer.from_str(self._json)
         except Exception as error:  # the library has no other class for it
             raise UserError(
                 f"{self._where}: the tokenizers library cannot read it ({error}); fetch it again, "
                 "or install a newer library"
             ) from None
-
-    def _id(self, token: str) -> int | None:
-        added = {found["content"]: found["id"] for found in self._spec["added_tokens"]}
-        return added[token] if token in added else _vocabulary(self._spec).get(token)
 
 
 def _cut_within(token: str) -> str:
@@ -210,11 +203,12 @@ def _lossless(data: dict[str, Any], where: str) -> tuple[dict[str, Any], bool]:
     raise refuse("is neither byte-level nor has it byte tokens")
 
 
-def _with_controls(spec: dict[str, Any], names: dict[str, str]) -> list[dict[str, Any]]:
+def _with_controls(
+    spec: dict[str, Any], vocabulary: dict[str, int], names: dict[str, str]
+) -> list[dict[str, Any]]:
     """Return the added tokens, with bos and eos as specials among them if they are tokens."""
     wanted = set(names.values())
     added = [{**t, "special": t["special"] or t["content"] in wanted} for t in spec["added_tokens"]]
-    vocabulary = _vocabulary(spec)
     for name in sorted(wanted & set(vocabulary) - {token["content"] for token in added}):
         flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
         added.append({"id": vocabulary[name], "content": name, **flags, "special": True})
@@ -247,7 +241,7 @@ def _vocabulary(spec: dict[str, Any]) -> dict[str, int]:
     return {piece: number for number, (piece, _) in enumerate(found)}
 
 
-def _pieces(spec: dict[str, Any], byte_level: bool) -> list[bytes]:
+def _pieces(spec: dict[str, Any], vocabulary: dict[str, int], byte_level: bool) -> list[bytes]:
     """Return the bytes of each id; ids that nobody has stand for none."""
     alphabet = _byte_alphabet()
 
@@ -259,7 +253,7 @@ def _pieces(spec: dict[str, Any], byte_level: bool) -> list[bytes]:
             return bytes(alphabet[character] for character in token)
         return token.encode()
 
-    vocabulary, added = _vocabulary(spec), spec["added_tokens"]
+    added = spec["added_tokens"]
     size = 1 + max([*vocabulary.values(), *(token["id"] for token in added)])
     pieces = [b""] * size
     for token, number in vocabulary.items():
@@ -292,11 +286,11 @@ class _Beside:
 
     Args:
       folder: of the files.
-      find: gives the id of a token.
+      ids: of all tokens.
     """
 
-    def __init__(self, folder: Path, find: Callable[[str], int | None]):
-        self._folder, self._find = folder, find
+    def __init__(self, folder: Path, ids: Mapping[str, int]):
+        self._folder, self._ids = folder, ids
         self._config = self._read("tokenizer_config.json")
         self._map = self._read("special_tokens_map.json")
 
@@ -319,7 +313,7 @@ class _Beside:
     def token(self, role: str) -> int | None:
         """Return the id of "bos" or "eos", or None if there is none."""
         if (name := self._name(role)) is not None:
-            if (number := self._find(name)) is None:
+            if (number := self._ids.get(name)) is None:
                 raise UserError(
                     f"{self._folder}: {role}_token is {name!r}, which the vocabulary does not "
                     "have; mend tokenizer_config.json"

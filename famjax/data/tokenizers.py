@@ -7,6 +7,7 @@ That one table gives `decode`, decoding as tokens arrive, and bits per byte.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import hashlib
 import io
 import re
@@ -227,28 +228,29 @@ def save_tokenizer(spec: str, folder: Path) -> None:
         return
     source, home = _definition(spec), folder / "tokenizer"
     if source.suffix != ".json":
-        (home / HUGGING_FACE).unlink(missing_ok=True)
         _copy(source, folder / SENTENCEPIECE)
+        # what a first try with another tokenizer may have left
+        (home / HUGGING_FACE).unlink(missing_ok=True)
         return
     home.mkdir(exist_ok=True)
     _copy(source, home / HUGGING_FACE)
     for name in _BESIDE:
-        _copy(source.with_name(name), home / name)
+        if source.with_name(name).exists():
+            _copy(source.with_name(name), home / name)
+        else:
+            (home / name).unlink(missing_ok=True)
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Make `target` what `source` is: the same, or not there."""
-    if not source.exists():
-        target.unlink(missing_ok=True)
-    elif not (target.exists() and target.samefile(source)):
+    with contextlib.suppress(shutil.SameFileError):
         shutil.copyfile(source, target)
 
 
 def saved_tokenizer(folder: Path, spec: str) -> Tokenizer:
     """Return the tokenizer that `save_tokenizer(spec, folder)` kept; `spec` itself if none is."""
     if spec != "bytes":
-        for copy in (folder / "tokenizer", folder / SENTENCEPIECE):
-            if (copy / HUGGING_FACE if copy.name == "tokenizer" else copy).exists():
+        for copy in (folder / "tokenizer" / HUGGING_FACE, folder / SENTENCEPIECE):
+            if copy.exists():
                 return load_tokenizer(str(copy))
     return load_tokenizer(spec)
 
