@@ -51,15 +51,21 @@ class HuggingFaceTokenizer(Tokenizer):
             vocabulary = _vocabulary(spec)
             added = {token["content"]: token["id"] for token in spec["added_tokens"]}
             beside = _Beside(path.parent, {**vocabulary, **added})
-            spec["added_tokens"] = _with_controls(spec, vocabulary, beside.names())
+            bos, eos = self._ends(beside, path.with_name("tokenizer_config.json"))
+            spec["added_tokens"] = _with_controls(spec, vocabulary, {bos, eos})
             pieces = _pieces(spec, vocabulary, byte_level)
         except (KeyError, TypeError, AttributeError, ValueError, IndexError):
             raise UserError(f"{path}: not a tokenizer.json; fetch it again") from None
-        bos, eos = self._ends(beside, path.with_name("tokenizer_config.json"), len(pieces))
+        if missing := _missing_bytes(pieces):
+            raise UserError(
+                f"{self._where}: has no token for the byte 0x{missing[0]:02X}, so it cannot write "
+                "every text; take another tokenizer"
+            )
         self._json = json.dumps(spec, sort_keys=True)
         super().__init__(name, pieces, bos, eos, f"{self._json} {bos} {eos}".encode())
         self.stop_ids |= beside.stops()
-        controls = {t["id"]: t["content"] for t in spec["added_tokens"] if t["special"]}
+        specials = [token for token in spec["added_tokens"] if token["special"]]
+        controls = {token["id"]: token["content"] for token in specials if token["content"]}
         self._meta_ids: list[int] = []
         self._cuts = self._acting_cuts = None
         if not byte_level:
@@ -74,31 +80,23 @@ class HuggingFaceTokenizer(Tokenizer):
             self.chat_template = ChatTemplate(
                 name, source, beside.names(), *around, [*controls.values()]
             )
-        self._check()
-
-    def _ends(self, beside: _Beside, mend: Path, size: int) -> tuple[int, int]:
-        """Return the ids of bos and eos; without bos, eos stands for it."""
-        bos, eos = beside.token("bos"), beside.token("eos")
-        if eos is None:
-            raise UserError(f"{self._where}: names no eos_token; write one into {mend}")
-        bos = eos if bos is None else bos
-        if max(bos, eos) >= size:
-            raise UserError(
-                f"{self._where}: bos {bos} or eos {eos} is beyond the {size} tokens; mend {mend}"
-            )
-        return bos, eos
-
-    def _check(self) -> None:
-        if missing := _missing_bytes(self._pieces):
-            raise UserError(
-                f"{self._where}: has no token for the byte 0x{missing[0]:02X}, so it cannot write "
-                "every text; take another tokenizer"
-            )
         if b"".join(map(self.bytes_of, self.encode(_PROBE))) != _PROBE.encode():
             raise UserError(
                 f"{self._where}: changes the text it encodes in a way famjax does not know; take "
                 "another tokenizer"
             )
+
+    def _ends(self, beside: _Beside, mend: Path) -> tuple[int, int]:
+        """Return the ids of bos and eos; without bos, eos stands for it."""
+        bos, eos = beside.token("bos"), beside.token("eos")
+        if eos is None:
+            raise UserError(f"{self._where}: names no eos_token; write one into {mend}")
+        bos = eos if bos is None else bos
+        if not beside.known({bos, eos}):
+            raise UserError(
+                f"{self._where}: bos {bos} or eos {eos} is none of its tokens; name them in {mend}"
+            )
+        return bos, eos
 
     def encode(self, text: str) -> np.ndarray:
         return np.array(self._ids(text), np.int32)
@@ -204,15 +202,14 @@ def _lossless(data: dict[str, Any], where: str) -> tuple[dict[str, Any], bool]:
 
 
 def _with_controls(
-    spec: dict[str, Any], vocabulary: dict[str, int], names: dict[str, str]
+    spec: dict[str, Any], vocabulary: dict[str, int], ends: set[int]
 ) -> list[dict[str, Any]]:
-    """Return the added tokens, with bos and eos as specials among them if they are tokens."""
-    wanted = set(names.values())
-    added = [{**t, "special": t["special"] or t["content"] in wanted} for t in spec["added_tokens"]]
-    for name in sorted(wanted & set(vocabulary) - {token["content"] for token in added}):
-        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        added.append({"id": vocabulary[name], "content": name, **flags, "special": True})
-    return added
+    """Return the added tokens, with `ends`, bos and eos, as specials among them."""
+    added = [{**t, "special": t["special"] or t["id"] in ends} for t in spec["added_tokens"]]
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    missing = ends - {token["id"] for token in added}
+    found = [(number, text) for text, number in vocabulary.items() if number in missing]
+    return added + [{"id": n, "content": text, **flags, "special": True} for n, text in found]
 
 
 def _flat(step: dict[str, Any] | None, parts: str) -> list[dict[str, Any]]:
@@ -273,7 +270,7 @@ def _byte_alphabet() -> dict[str, int]:
     }
 
 
-def _missing_bytes(pieces: tuple[bytes, ...]) -> list[int]:
+def _missing_bytes(pieces: list[bytes]) -> list[int]:
     there = {piece[0] for piece in pieces if len(piece) == 1}
     return sorted(set(range(256)) - there - _NO_UTF8)
 
@@ -297,6 +294,9 @@ class _Beside:
     def _read(self, name: str) -> dict[str, Any]:
         path = self._folder / name
         return _read_json(path) if path.exists() else {}
+
+    def known(self, ids: set[int]) -> bool:
+        return ids <= set(self._ids.values())
 
     def names(self) -> dict[str, str]:
         """Return bos_token and eos_token, as a chat template knows them; "" if there is none."""

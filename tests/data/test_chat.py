@@ -26,10 +26,11 @@ EVERYTHING = (
     "  {%- if m.content == 'stop' %}{% break %}{% endif %}\n"
     "  {# a comment #}\n"
     "  {% generation %}{% set x = m %}{{ m.role }}: {{ m | tojson(indent=1) }}{% endgeneration %}\n"
-    "  {{ m.content[:2] }}{{ unknown }}\n"
+    "  {{ m.content[:2] }}{{ unknown }}{{ x is defined }}\n"
     "{% endfor %}\n"
     "{{ strftime_now('%Y') }}{{ bos_token }}{{ eos_token }}{{ tools is none }}\n"
     "{% if add_generation_prompt %}go{% endif %}\n"
+    "the last newline goes\n"
 )
 
 
@@ -143,7 +144,9 @@ def document(files, tokenizer, k=0):
     return np.concatenate([p.tokens for p in pieces]), np.concatenate([p.weights for p in pieces])
 
 
-def test_the_assistants_turns_weigh_one(chatml, tmp_path):
+def test_the_assistants_turns_weigh_one(chatml, tmp_path, monkeypatch):
+    # no piece of text ends within a control token
+    monkeypatch.setattr("famjax.data.files.PIECE_BYTES", 4)
     tokenizer = load_tokenizer(str(chatml))
     tokens, weights = document(lines(tmp_path, {"messages": [*TALK, TALK[1]]}), tokenizer)
     end = tokenizer.encode_rendered("<|im_end|>").tolist()

@@ -157,7 +157,11 @@ def test_bos_and_eos_are_found(folder, files, expected):
     assert (found.bos_id, found.eos_id, found.stop_ids) == expected
 
 
-def test_a_named_eos_has_no_bytes_though_the_json_lists_it_as_text(folder):
+@pytest.mark.parametrize("named", [True, False])
+def test_bos_and_eos_have_no_bytes_though_the_json_lists_them_as_text(folder, named):
+    if not named:
+        (folder / "tokenizer_config.json").unlink()
+        write(folder, "config.json", {"bos_token_id": 1, "eos_token_id": 2})
     data = json.loads((folder / "tokenizer.json").read_text())
     data["added_tokens"] = [special(1, "<s>", special=False)]
     write(folder, "tokenizer.json", data)
@@ -223,11 +227,12 @@ def test_models_that_lose_text_are_refused(folder, key, value, message):
     refused(folder, message)
 
 
-def test_every_byte_needs_a_token(folder):
+@pytest.mark.parametrize("byte", ["E2", "F0"])
+def test_every_byte_needs_a_token(folder, byte):
     model = json.loads((folder / "tokenizer.json").read_text())["model"]
-    del model["vocab"]["<0xF0>"]
+    del model["vocab"][f"<0x{byte}>"]
     edit(folder, model=model)
-    refused(folder, "no token for the byte 0xF0")
+    refused(folder, f"no token for the byte 0x{byte}")
 
 
 @pytest.mark.parametrize(
@@ -254,7 +259,7 @@ def test_damaged_files_are_named(folder, name, content, message):
 def test_ids_beyond_the_vocabulary(folder):
     (folder / "tokenizer_config.json").unlink()
     write(folder, "config.json", {"eos_token_id": 10**6})
-    refused(folder, "eos 1000000 is beyond the")
+    refused(folder, "eos 1000000 is none of its tokens")
 
 
 def test_nothing_there(tmp_path):
