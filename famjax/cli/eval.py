@@ -16,6 +16,7 @@ from famjax.core.errors import UserError, nearest
 
 TASKS = ("passkey", "text")
 _HOLDOUT = "holdout"
+_LENGTHS = [256, 1024, 4096, 16384]
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class Arguments:
     tasks: str = ""
     """passkey, text:FILES (file, folder or glob, several separated by commas), or text:holdout,
     what training held out; several separated by commas. Nothing is what the run was trained on."""
-    lengths: str = "256,1024,4096,16384"
-    """Passkey: tokens of the documents."""
+    lengths: str = ""
+    """Passkey: tokens of the documents, 256,1024,4096,16384 if not given."""
     examples: int = 20
     """Passkey: documents of each length."""
     batch: int = 8
@@ -42,7 +43,7 @@ class Arguments:
 def run(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, "famjax eval")
     tasks = parse_tasks(arguments.tasks)
-    lengths = parse_lengths(arguments.lengths)
+    lengths = parse_lengths(arguments.lengths) if arguments.lengths else None
     for name in ("examples", "batch"):
         if getattr(arguments, name) < 1:
             raise UserError(f"--{name} {getattr(arguments, name)}: must be at least 1")
@@ -94,7 +95,7 @@ def parse_lengths(text: str) -> list[int]:
 
 
 def evaluate(
-    arguments: Arguments, tasks: list[tuple[str, str]], lengths: list[int]
+    arguments: Arguments, tasks: list[tuple[str, str]], lengths: list[int] | None
 ) -> dict[str, Any]:
     """Return everything measured: run, step, passkey (if asked), text (a list), memory."""
     runtime.setup()
@@ -105,10 +106,15 @@ def evaluate(
     opened = open_run(arguments.run)
     trained_on = opened.config.data.task
     report: dict[str, Any] = {"run": arguments.run, "step": opened.step, "text": []}
-    for name, files in tasks or [(trained_on, _HOLDOUT)]:
+    tasks = tasks or [(trained_on, _HOLDOUT)]
+    if lengths and "passkey" not in dict(tasks):
+        raise UserError(
+            "--lengths is for passkey, texts are read whole; leave it out or add --tasks passkey"
+        )
+    for name, files in tasks:
         if name == "passkey":
             report["passkey"] = evaluate_passkey(
-                opened, lengths, arguments.examples, arguments.batch
+                opened, lengths or _LENGTHS, arguments.examples, arguments.batch
             )
         else:
             given = None if files == _HOLDOUT else files

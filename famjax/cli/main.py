@@ -97,7 +97,7 @@ def _help() -> str:
         "usage: famjax VERB ...\n\n"
         f"{verbs}\n\n"
         "example: famjax train text_fam data.files=book.txt train.steps=500\n"
-        "help on a verb: famjax VERB --help"
+        "help on a verb: famjax VERB --help; the version: famjax --version"
     )
 
 

@@ -12,7 +12,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from famjax.core import runtime
 from famjax.core.config import Config
 from famjax.core.errors import UserError
-from famjax.core.experiment import available, keys, load_config, values
+from famjax.core.experiment import available, load_config
+from famjax.core.keys import keys, values
 
 
 def run(argv: list[str]) -> int:

@@ -1,27 +1,28 @@
-"""Read a Hugging Face folder: config.json and safetensors files, one tensor at a time."""
+"""Read a Hugging Face folder into a model, every piece of a tensor straight into its place."""
 
 from __future__ import annotations
 
+import functools
 import json
-import math
-from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
+from famjax.convert.checkpoint import Checkpoint
 from famjax.convert.families import family
+from famjax.convert.families.common import HF
 from famjax.convert.tensors import Tensor, Tensors
+from famjax.core.checks import validate_model
 from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError, nearest
+from famjax.core.sharding import path_name
+from famjax.core.types import Array
 from famjax.models.language_model import LanguageModel
-
-# what a checkpoint may hold besides parameters: they follow from the config
-_DERIVED = ("rotary_emb.inv_freq", "masked_bias")
 
 
 def load_pretrained(folder: str | Path, **changes: Any) -> tuple[ModelConfig, LanguageModel]:
@@ -35,144 +36,150 @@ def load_pretrained(folder: str | Path, **changes: Any) -> tuple[ModelConfig, La
       UserError: something is missing, damaged, of another shape, or not known.
     """
     folder = Path(folder)
-    hf = _read_config(folder)
-    kind = family(hf)
-    try:
-        config = replace(kind.model(hf), **changes)
-    except KeyError as missing:
-        raise UserError(f"{folder / 'config.json'}: has no {missing}; take a whole copy") from None
-    model = nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))
-    graph, shapes = nnx.split(model)
-    with Checkpoint(folder) as checkpoint:
-        params = _fill(shapes, kind.tensors(config), config, checkpoint)
-    return config, nnx.merge(graph, params)
+    hf = read_config(folder)
+    config = read_model(hf, folder)
+    for name in set(changes) - set(vars(config)):
+        raise UserError(f"a model's config has no {name!r}{nearest(name, vars(config))}")
+    config = replace(config, **changes)
+    validate_model(config)
+    return config, fill(config, family(hf).tensors(config), folder)
 
 
-class Checkpoint:
-    """The tensors of a folder by name, read when asked for."""
-
-    def __init__(self, folder: Path):
-        self._files = sorted(folder.glob("*.safetensors"))
-        if not self._files:
-            raise UserError(_no_tensors(folder))
-        _refuse_gaps(folder, {path.name for path in self._files})
-        self._open = ExitStack()
-        self._at: dict[str, tuple[Any, Path]] = {}
-
-    def __enter__(self) -> Checkpoint:
-        from safetensors import SafetensorError, safe_open
-
-        for path in self._files:
-            try:
-                file = self._open.enter_context(safe_open(path, framework="flax"))
-            except (SafetensorError, OSError) as error:
-                self._open.close()
-                raise UserError(f"{path}: damaged ({error}); copy or download it again") from None
-            self._at |= dict.fromkeys(file.keys(), (file, path))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
-
-    def names(self) -> set[str]:
-        return {name for name in self._at if not name.endswith(_DERIVED)}
-
-    def read(self, name: str) -> jax.Array:
-        file, path = self._at[name]
-        tensor = file.get_tensor(name).astype(jnp.float32)
-        if not bool(jnp.isfinite(tensor).all()):
-            raise UserError(f"{path}: {name} holds numbers that are not finite; take another copy")
-        return tensor
-
-
-def _fill(shapes: Any, tensors: Tensors, config: ModelConfig, checkpoint: Checkpoint) -> Any:
-    """Return the parameters, those of the layers stacked as the stack keeps them."""
-    layers, pattern = config.layers, len(config.mixer.split(","))
-    wanted = {name for tensor in tensors.values() for name in _names(tensor.name, layers)}
-    _compare(wanted, checkpoint.names())
-
-    def value(path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> jax.Array:
-        parts = [str(getattr(key, "key", getattr(key, "name", key))) for key in path]
-        # fam and bswa keep the same projections, fam in the window that it owns
-        parts = [part for part in parts if part not in ("value", "window")]
-        if parts == ["stack", "prompt"]:
-            return _prompt(checkpoint.read(tensors["embedding"].name), config)
-        if parts[:2] != ["stack", "layers"]:
-            tensor = tensors[".".join(parts)]
-            return _read(checkpoint, tensor, tensor.name, shape.shape)
-        tensor = tensors[".".join(["layer", *parts[3:]])]
-        repeats = (tensor.name.format(i) for i in range(int(parts[2]), layers, pattern))
-        return jnp.stack([_read(checkpoint, tensor, name, shape.shape[1:]) for name in repeats])
-
-    return jax.tree_util.tree_map_with_path(value, shapes)
-
-
-def _read(checkpoint: Checkpoint, tensor: Tensor, name: str, shape: tuple[int, ...]) -> jax.Array:
-    there = checkpoint.read(name)
-    if there.size != math.prod(shape):
-        raise UserError(
-            f"{name} has shape {there.shape}, which config.json does not say; take both from one "
-            "model"
-        )
-    return tensor.read(there, shape)
-
-
-def _prompt(embedding: jax.Array, config: ModelConfig) -> jax.Array:
-    """Return where the FAM begins, which no checkpoint has: tokens as they enter the stack."""
-    rows = jax.random.randint(jax.random.key(0), (config.fam_len,), 0, len(embedding))
-    return embedding[rows] * (config.arch.embed_scale or config.width**0.5)
-
-
-def _names(name: str, layers: int) -> Iterator[str]:
-    return (name.format(i) for i in range(layers)) if "{}" in name else iter([name])
-
-
-def _compare(wanted: set[str], there: set[str]) -> None:
-    missing, extra = sorted(wanted - there), sorted(there - wanted)
-    if extra == ["lm_head.weight"]:
-        extra = []  # a copy of the embedding, which a tied head is
-    if missing:
-        raise UserError(
-            f"the checkpoint lacks {len(missing)} tensors, first {missing[0]}"
-            f"{nearest(missing[0], there)}"
-        )
-    if extra:
-        raise UserError(
-            f"the checkpoint has {len(extra)} tensors too many, first {extra[0]}"
-            f"{nearest(extra[0], wanted)}"
-        )
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> HF:
+    """Return the config.json of a folder."""
     path = folder / "config.json"
+    if not folder.is_dir():
+        raise UserError(f"{folder}: there is no such folder; give a Hugging Face model's")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        hf = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(
             f"{folder} has no config.json; give a Hugging Face model's folder"
         ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: damaged ({error}); copy or download it again") from None
+    if not isinstance(hf, dict):
+        raise UserError(f"{path}: not a table of keys; give a Hugging Face model's folder")
+    return hf
 
 
-def _refuse_gaps(folder: Path, there: set[str]) -> None:
-    """Raise a `UserError` where the index of a checkpoint in parts names a part that is missing."""
-    path = folder / "model.safetensors.index.json"
-    if not path.exists():
-        return
+def read_model(hf: HF, folder: Path) -> ModelConfig:
+    """Return what a config.json says of the model."""
     try:
-        named = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, AttributeError) as error:
-        raise UserError(f"{path}: damaged ({error}); copy or download it again") from None
-    if missing := sorted(named - there):
-        raise UserError(f"{folder / missing[0]} is missing, which {path.name} names; copy it too")
+        return family(hf).read(hf)
+    except KeyError as missing:
+        raise UserError(f"{folder / 'config.json'}: has no {missing}; take a whole copy") from None
 
 
-def _no_tensors(folder: Path) -> str:
-    if any(folder.glob("*.bin")):
-        return (
-            f"{folder} has its tensors in .bin files: those are pickles, which run code when they "
-            "are read; save them as safetensors: "
-            "transformers' AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW)"
-        )
-    return f"{folder} has no *.safetensors; give a Hugging Face model's folder"
+def fill(config: ModelConfig, tensors: Tensors, folder: Path) -> LanguageModel:
+    """Return the model with the weights of a folder.
+
+    Host memory: what the model keeps, and a few pieces of a tensor (famjax.convert.checkpoint).
+    """
+    model = nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))
+    graph, shapes = nnx.split(model)
+    with Checkpoint(folder) as checkpoint:
+        reader = Reader(config, tensors, checkpoint)
+        params = jax.tree_util.tree_map_with_path(reader.value, shapes)
+    return nnx.merge(graph, params)
+
+
+class Reader:
+    """Finds each parameter's tensors, those of the layers to be stacked as the stack keeps them."""
+
+    def __init__(self, config: ModelConfig, tensors: Tensors, checkpoint: Checkpoint):
+        self.config, self.tensors, self.checkpoint = config, tensors, checkpoint
+        there = checkpoint.names()
+        self.prefix = _prefix(tensors["embedding"].name, there)
+        layers = range(config.layers)
+        wanted = {self.named(tensor, i) for tensor in tensors.values() for i in layers}
+        _compare(wanted, there)
+
+    def named(self, tensor: Tensor, layer: int = 0) -> str:
+        return tensor.name.format(layer).removeprefix(self.prefix)
+
+    def value(self, path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Array:
+        name, first = parameter(path)
+        if name == "stack.prompt":
+            return self.prompt()
+        tensor = self.tensors[name]
+        if first is None:
+            return self.read(tensor, [self.named(tensor)], shape.shape).reshape(shape.shape)
+        pattern = len(self.config.mixer.split(","))
+        names = [self.named(tensor, i) for i in range(first, self.config.layers, pattern)]
+        return self.read(tensor, names, shape.shape[1:]).reshape(shape.shape)
+
+    def read(self, tensor: Tensor, names: list[str], shape: tuple[int, ...]) -> Array:
+        """Return the tensors of these names, [names inputs outputs]."""
+        inputs, outputs = tensor.flat(shape)
+        found = jnp.zeros((len(names), inputs, outputs), jnp.float32)
+        for i, name in enumerate(names):
+            if (there := self.checkpoint.shape(name)) != tensor.there(shape):
+                raise UserError(
+                    f"{name} has shape {there} where config.json says {tensor.there(shape)}; "
+                    "take both from one model"
+                )
+            row, column = 0, 0
+            for _, piece in self.checkpoint.pieces(name, tensor.rows()):
+                x = np.ascontiguousarray(tensor.read(piece))
+                found = _put(found, x, i, row, column)
+                if tensor.inputs and not tensor.turned:
+                    row += x.shape[0]
+                else:
+                    column += x.shape[1]
+        return found
+
+    def prompt(self) -> Array:
+        """Return where the FAM begins, which no checkpoint has: tokens as they enter the stack."""
+        embedding = self.tensors["embedding"]
+        pieces = self.checkpoint.pieces(self.named(embedding), 1)
+        rows = np.random.default_rng(0).integers(self.config.vocab_size, size=self.config.fam_len)
+        prompt = np.zeros((self.config.fam_len, self.config.width), np.float32)
+        for first, piece in pieces:
+            here = (rows >= first) & (rows < first + len(piece))
+            prompt[here] = piece[rows[here] - first]
+        return jnp.asarray(prompt * (self.config.arch.embed_scale or self.config.width**0.5))
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _put(found: Array, piece: Array, layer: Array, row: Array, column: Array) -> Array:
+    return jax.lax.dynamic_update_slice(
+        found, piece.astype(found.dtype)[None], (layer, row, column)
+    )
+
+
+def parameter(path: tuple[Any, ...]) -> tuple[str, int | None]:
+    """Return a parameter's name in `Tensors`, and its place in the pattern if it is a layer's."""
+    parts = path_name(path).split("/")
+    # fam and bswa keep the same projections, fam in the window that it owns
+    parts = [part for part in parts if part not in ("value", "window")]
+    if parts[:2] == ["stack", "layers"]:
+        return ".".join(["layer", *parts[3:]]), int(parts[2])
+    return ".".join(parts), None
+
+
+def _prefix(embedding: str, there: set[str]) -> str:
+    """Return what names lack that were saved from a model without its head: "model."."""
+    prefix = embedding.partition(".")[0] + "."
+    return prefix if embedding not in there and embedding.removeprefix(prefix) in there else ""
+
+
+def _compare(wanted: set[str], there: set[str]) -> None:
+    missing, extra = sorted(wanted - there), sorted(there - wanted)
+    if extra in (["lm_head.weight"], ["embed_out.weight"]):
+        extra = []  # a copy of the embedding, which a tied head is
+    if missing:
+        raise UserError(f"the checkpoint lacks {_listed(missing, there)}")
+    if extra:
+        raise UserError(f"the checkpoint has too many: {_listed(extra, wanted)}")
+
+
+def _listed(names: list[str], known: set[str]) -> str:
+    first = ", ".join(f"{name}{_near(name, known)}" for name in names[:3])
+    count = f"{len(names)} tensor{'s' if len(names) > 1 else ''}"
+    return f"{count}: {first}{', ...' if len(names) > 3 else ''}"
+
+
+def _near(name: str, known: set[str]) -> str:
+    near = nearest(name, known)
+    return f" ({near.removeprefix('; ')})" if near else ""

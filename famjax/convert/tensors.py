@@ -1,12 +1,28 @@
-"""How one parameter of ours lies in a Hugging Face checkpoint."""
+"""How one parameter of ours lies in a Hugging Face checkpoint, and back."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-import jax
+import numpy as np
 
-from famjax.core.config import ModelConfig
+
+class Part(NamedTuple):
+    """One of several maps that a checkpoint keeps as one.
+
+    Attributes:
+      place: which one.
+      of: so many.
+      each: outputs of one map that stand together; then follow as many of the next map. All of
+        them: the maps lie one behind the other. Those of one head: they take turns head by head.
+    """
+
+    place: int
+    of: int
+    each: int
 
 
 @dataclass(frozen=True)
@@ -15,52 +31,57 @@ class Tensor:
 
     Attributes:
       name: "{}" stands for the layer.
-      turned: a linear map, [outputs inputs] there and [inputs... outputs...] here.
+      inputs: how many leading axes of ours are one axis there, the inputs; all others are the
+        outputs. 0 is a vector.
+      turned: [outputs inputs] there; else [inputs outputs].
+      part: of a tensor that holds several maps.
     """
 
     name: str
+    inputs: int = 0
     turned: bool = False
+    part: Part | None = None
 
-    def read(self, there: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """Return our [shape] of their array; the sizes must agree."""
-        return (there.T if self.turned else there).reshape(shape)
+    def flat(self, shape: Sequence[int]) -> tuple[int, int]:
+        """Return inputs and outputs of our [shape]; a vector has one input."""
+        return math.prod(shape[: self.inputs]), math.prod(shape[self.inputs :])
+
+    def there(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape that a parameter of our `shape` has in the checkpoint."""
+        inputs, outputs = self.flat(shape)
+        outputs *= self.part.of if self.part else 1
+        if not self.inputs:
+            return (outputs,)
+        return (outputs, inputs) if self.turned else (inputs, outputs)
+
+    def rows(self) -> int:
+        """Return of how many rows there a piece must consist, or a multiple of that."""
+        by_output = self.turned or not self.inputs
+        return self.part.of * self.part.each if self.part and by_output else 1
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        """Return [inputs outputs] of ours that some rows there hold."""
+        x = rows.T if self.turned else np.atleast_2d(rows)
+        if self.part:
+            place, of, each = self.part
+            x = x.reshape(x.shape[0], -1, of, each)[:, :, place].reshape(x.shape[0], -1)
+        return x
+
+    def write(self, ours: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the tensor there, of our parameters of all its parts in order."""
+        inputs, _ = self.flat(ours[0].shape)
+        maps = [x.reshape(inputs, -1) for x in ours]
+        if self.part:
+            by_part = [x.reshape(inputs, -1, self.part.each) for x in maps]
+            maps = [np.stack(by_part, 2).reshape(inputs, -1)]
+        x = maps[0].T if self.turned else maps[0]
+        return np.ascontiguousarray(x if self.inputs else x[0])
 
 
 # keys are paths of parameters: those of a layer below "layer"
 Tensors = dict[str, Tensor]
 
 
-def llama(model: ModelConfig) -> Tensors:
-    """The names that Llama gave and most others took over."""
-    kernels = {
-        "mixer.qkv.q": "self_attn.q_proj",
-        "mixer.qkv.k": "self_attn.k_proj",
-        "mixer.qkv.v": "self_attn.v_proj",
-        "mixer.qkv.out": "self_attn.o_proj",
-        "mlp.gate": "mlp.gate_proj",
-        "mlp.up": "mlp.up_proj",
-        "mlp.down": "mlp.down_proj",
-    }
-    norms = {"mixer.qkv.norm": "input_layernorm", "mlp.norm": "post_attention_layernorm"}
-    if model.arch.qk_norm:
-        norms |= {
-            "mixer.qkv.q_norm": "self_attn.q_norm",
-            "mixer.qkv.k_norm": "self_attn.k_norm",
-        }
-    biases = ["mixer.qkv.q", "mixer.qkv.k", "mixer.qkv.v"] if model.arch.qkv_bias else []
-    biases += ["mixer.qkv.out"] if model.arch.out_bias else []
-    biases += ["mlp.gate", "mlp.up", "mlp.down"] if model.arch.mlp_bias else []
-    layer = "model.layers.{}."
-    tensors = {
-        "embedding": Tensor("model.embed_tokens.weight"),
-        "norm.scale": Tensor("model.norm.weight"),
-    }
-    if not model.tied:
-        tensors["head.kernel"] = Tensor("lm_head.weight", turned=True)
-    for ours, theirs in kernels.items():
-        tensors[f"layer.{ours}.kernel"] = Tensor(f"{layer}{theirs}.weight", turned=True)
-    for ours, theirs in norms.items():
-        tensors[f"layer.{ours}.scale"] = Tensor(f"{layer}{theirs}.weight")
-    for ours in biases:
-        tensors[f"layer.{ours}.bias"] = Tensor(f"{layer}{kernels[ours]}.bias")
-    return tensors
+def linear(name: str, inputs: int = 1) -> Tensor:
+    """Return the kernel of a torch.nn.Linear."""
+    return Tensor(f"{name}.weight", inputs, turned=True)

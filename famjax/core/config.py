@@ -20,6 +20,15 @@ class ArchConfig:
     qk_norm: bool = False
     # scores are divided by the root of it; 0 = head_dim
     query_scale: float = 0.0
+    # scores s become cap * tanh(s / cap); 0 leaves them (Gemma 2)
+    attention_cap: float = 0.0
+    # the same for logits
+    logit_cap: float = 0.0
+    # attention and feed-forward both read the layer's input (GPT-NeoX)
+    parallel: bool = False
+    # a learned vector for each of `model.capacity` positions of a document is added to its token,
+    # beyond them from the first again (GPT-2)
+    learned_positions: bool = False
     # rows of the embedding are multiplied by it; 0 = the root of width
     embed_scale: float = 0.0
     # biases of queries, keys and values (Qwen 2)
@@ -28,8 +37,11 @@ class ArchConfig:
     out_bias: bool = False
     # biases of the feed-forward
     mlp_bias: bool = False
-    # share of each head's elements that is rotated, the first (GPT-NeoX)
+    # share of each head's elements that is rotated, the first (GPT-NeoX); 0 rotates none (GPT-2)
     rotary_fraction: float = 1.0
+    # rope_base of swa layers, where it differs; frequencies not stretched there; 0 = the same for
+    # all layers (Gemma 3)
+    local_rope_base: float = 0.0
     # how frequencies were stretched for longer texts: all by a factor, or the low ones (Llama 3)
     rope_scaling: Literal["none", "linear", "llama3"] = "none"
     # by how much
@@ -58,7 +70,8 @@ class ModelConfig:
     head_dim: int = 0
     # hidden width of the feed-forward; 0 = 4 * width
     mlp_width: int = 0
-    mlp: Literal["gelu", "swiglu", "geglu"] = "swiglu"
+    # gelu and geglu take the tanh approximation, gelu_exact the error function
+    mlp: Literal["gelu", "gelu_exact", "swiglu", "geglu"] = "swiglu"
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     # the head shares the embedding table
     tied: bool = True

@@ -22,8 +22,8 @@ def recomputing(body: Callable[..., Any], *, all_of_it: bool, scanned: bool) -> 
     """Return `body`, whose backward pass computes again what lies between the products, or all.
 
     Norms, gates, masks and rotations cost less to compute again than to write and to read: a layer
-    of block sliding window attention holds 340 MB for its gradient then where it held 865 (16 x
-    1,024 tokens, width 256, block 128).
+    of block sliding window attention adds 314 MB to a training step then where it added 794 (16 x
+    1,024 tokens; docs/results.md, "What the FAM costs").
 
     Args:
       all_of_it: keep the arguments alone, not what `keep` has marked either.

@@ -60,6 +60,11 @@ def use_huge_pages(*, keep: bool = False) -> None:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
+def keeps_memory() -> bool:
+    """Return whether memory is kept as `use_huge_pages` does it; True where there is no glibc."""
+    return not sys.platform.startswith("linux") or _KEEP in os.environ.get("GLIBC_TUNABLES", "")
+
+
 def setup() -> None:
     """Keep compiled programs between processes and silence XLA's and TensorFlow's C++ chatter.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 from flax import nnx
@@ -13,10 +14,16 @@ from famjax.layers.linear import Linear
 from famjax.layers.norm import Norm
 
 _GATES = {"swiglu": jax.nn.silu, "geglu": jax.nn.gelu}
+_PLAIN: dict[str, Callable[[Array], Array]] = {
+    "gelu": jax.nn.gelu,
+    "gelu_exact": functools.partial(jax.nn.gelu, approximate=False),
+}
 
 
 class FeedForward(nnx.Module):
     """FF(PreLN(a)) + a (TransformerFAM 2.1), with GELU, SwiGLU or GeGLU inside.
+
+    Where attention and feed-forward are parallel it is FF(PreLN(x)) + a, x what attention has read.
 
     The residual is added in the type of `a`, which for FAM is wider than the compute type.
     """
@@ -26,6 +33,7 @@ class FeedForward(nnx.Module):
         hidden = config.mlp_width or 4 * d
         self.dtype = compute_dtype(config.dtype)
         self.kind = config.mlp
+        self.parallel = arch.parallel
         self.norm = Norm(config.norm, d, arch)
         linear = functools.partial(Linear, dtype=self.dtype, rngs=rngs, bias=arch.mlp_bias)
         up = ("...d,dc->...c", (d, hidden), d)
@@ -35,11 +43,11 @@ class FeedForward(nnx.Module):
         self.down = linear("...c,cd->...d", (hidden, d), hidden, gain=gain)
         self.post = Norm(config.norm, d, arch) if arch.post_norm else None
 
-    def __call__(self, a: Array) -> Array:
-        """[... d] -> [... d]."""
-        x = self.norm(a, self.dtype)
+    def __call__(self, a: Array, x: Array) -> Array:
+        """[... d], twice -> [... d]."""
+        x = self.norm(x if self.parallel else a, self.dtype)
         if self.gate is None:
-            hidden = jax.nn.gelu(self.up(x))
+            hidden = _PLAIN[self.kind](self.up(x))
         else:
             hidden = _GATES[self.kind](self.gate(x)) * self.up(x)
         y = self.down(hidden)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import jax.numpy as jnp
 from flax import nnx
@@ -16,15 +17,23 @@ from famjax.ops.attention import attend
 
 
 class QKV(nnx.Module):
-    """QKV(PreLN(x)) and the output projection, with rotary positions."""
+    """QKV(PreLN(x)) and the output projection, with rotary positions.
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+    Args:
+      local: of a layer that sees a token window, which has frequencies of its own in some families.
+    """
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, local: bool = False):
         d, h, arch = config.width, config.heads, config.arch
         e = config.head_dim or d // h
         g = config.kv_heads or h
         self.dtype = compute_dtype(config.dtype)
         self.kv_heads, self.head_dim = g, e
-        self.frequencies = functools.partial(rotary.frequencies, e, config.rope_base, arch)
+        base = config.rope_base
+        if local and arch.local_rope_base:
+            base, arch = arch.local_rope_base, replace(arch, rope_scaling="none")
+        self.frequencies = functools.partial(rotary.frequencies, e, base, arch)
+        self.cap = arch.attention_cap
         # attention divides by the root of e
         self.query_gain = (e / arch.query_scale) ** 0.5 if arch.query_scale else 1.0
         self.norm = Norm(config.norm, d, arch)
@@ -50,6 +59,10 @@ class QKV(nnx.Module):
         """Rotate [... t h e] to positions [... t], in tokens."""
         return rotary.rotate(x, rotary.angles(positions, self.frequencies())[..., None, :])
 
+    def attend(self, q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
+        """SelfAttention(q, k, v) with this family's cap of the scores."""
+        return attend(q, k, v, mask, self.cap)
+
     def merge(self, attended: Array, residual: Array) -> Array:
         """Project [... h e] back and add it to the residual [... d], in the residual's type."""
         y = self.out(attended)
@@ -64,5 +77,5 @@ class QKV(nnx.Module):
         """
         q, k, v = self.project(prompt)
         positions = jnp.arange(-prompt.shape[0], 0)
-        attended = attend(self.rotate(q, positions), self.rotate(k, positions), v)
+        attended = self.attend(self.rotate(q, positions), self.rotate(k, positions), v)
         return self.merge(attended, prompt)

@@ -15,7 +15,9 @@ from famjax.mixers.window import Window
 
 
 def _swa(config: ModelConfig, *, rngs: nnx.Rngs) -> Window:
-    return Window(config, rngs=rngs, segments=1, window=config.window)
+    # the blocks that a block's first token looks back into
+    segments = -(-(config.window - 1) // config.block_len)
+    return Window(config, rngs=rngs, segments=segments, window=config.window)
 
 
 def _bswa(config: ModelConfig, *, rngs: nnx.Rngs) -> Window:

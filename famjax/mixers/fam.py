@@ -37,7 +37,7 @@ from famjax.mixers.window import (
     shifted,
     where_lane,
 )
-from famjax.ops.attention import Frames, attend, attention_weights
+from famjax.ops.attention import Frames, attention_weights
 
 
 class FamState(NamedTuple):
@@ -115,9 +115,11 @@ class Fam(nnx.Module):
     def update(self, fam: Array, updates: Array, k: Array, v: Array, mlp: FeedForward) -> Array:
         """Return F_tau [b f d] from F_{tau-1} and the block's keys and values [b w g e]."""
         q, fam_k, fam_v = self.project(fam)
-        attended = attend(q, jnp.concatenate([fam_k, k], 1), jnp.concatenate([fam_v, v], 1))
+        keys, values = jnp.concatenate([fam_k, k], 1), jnp.concatenate([fam_v, v], 1)
+        attended = self.qkv.attend(q, keys, values)
         # the initial FAM has no context to pass on: the first residual is zero (B.1)
-        return mlp(self.qkv.merge(attended, where_lane(updates > 0, fam, jnp.zeros_like(fam))))
+        residual = where_lane(updates > 0, fam, jnp.zeros_like(fam))
+        return mlp(self.qkv.merge(attended, residual), fam)
 
     def __call__(
         self, x: Array, state: FamState, ctx: Context, mlp: FeedForward
@@ -137,7 +139,7 @@ class Fam(nnx.Module):
         seen = self.sight(k, v, state, blocks, feedback)
         q, k, _, mask = self.window.sights(q, k, v, *seen, ctx)
         first = self.window.segments * self.block_len
-        weights = attention_weights(q, k, mask)
+        weights = attention_weights(q, k, mask, self.qkv.cap)
         return weights[..., first : first + self.previous * self.fam_len].sum(-1).mean()
 
     def feed_back(

@@ -14,7 +14,7 @@ from famjax.core.types import Array, Context
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
 from famjax.mixers.window import where_lane
-from famjax.ops.attention import attend
+from famjax.ops.positions import in_document
 
 
 class CacheState(NamedTuple):
@@ -54,12 +54,8 @@ class Full(nnx.Module):
         self, x: Array, state: CacheState, ctx: Context, mlp: FeedForward
     ) -> tuple[Array, CacheState]:
         """Read any number of tokens: [b t d] -> [b t d]."""
-        b, t, _ = x.shape
-        reset = jnp.zeros((b, t), bool) if ctx.reset is None else ctx.reset
-        valid = jnp.ones((b, t), bool) if ctx.valid is None else ctx.valid
-        index = jnp.arange(t)
-        start = jax.lax.cummax(jnp.where(reset, index, -1), axis=1)  # [b t]
-        position = jnp.where(start < 0, index + state.length[:, None], index - start)
+        valid = jnp.ones(x.shape[:2], bool) if ctx.valid is None else ctx.valid
+        start, position, length = in_document(state.length, ctx, x.shape[1])
         self.refuse(jnp.where(valid, position, 0))
 
         q, k, v = self.qkv.project(x)
@@ -72,9 +68,9 @@ class Full(nnx.Module):
         q = self.qkv.rotate(q, position)
         if ctx.offset is not None:
             q, keys = self.qkv.rotate(q, ctx.offset[None]), self.qkv.rotate(keys, ctx.offset[None])
-        y = self.qkv.merge(attend(q, keys, values, mask), x)
+        y = self.qkv.merge(self.qkv.attend(q, keys, values, mask), x)
         y = jnp.where((valid & (position >= self.capacity))[..., None], jnp.nan, y)
-        return y, self.close(k, v, state, start[:, -1], valid)
+        return y, self.close(k, v, state, start[:, -1], valid, length)
 
     step = __call__
 
@@ -97,17 +93,15 @@ class Full(nnx.Module):
         return jnp.concatenate([cached, same], -1)
 
     def close(
-        self, k: Array, v: Array, state: CacheState, start: Array, valid: Array
+        self, k: Array, v: Array, state: CacheState, start: Array, valid: Array, length: Array
     ) -> CacheState:
         """Append the new keys, or begin the cache anew behind the last reset."""
-        index = jnp.arange(k.shape[1])
         begin = jnp.maximum(start, 0)
         base = jnp.where(start < 0, state.length, 0)
-        total = base + (valid & (index >= begin[:, None])).sum(-1, dtype=jnp.int32)
         slot = jnp.arange(self.capacity)
         source = jnp.clip(slot - base[:, None] + begin[:, None], 0, k.shape[1] - 1)
         is_old = slot < base[:, None]
-        is_new = ~is_old & (slot < total[:, None])
+        is_new = ~is_old & (slot < length[:, None])
 
         def merged(old: Array, new: Array) -> Array:
             gathered = jnp.take_along_axis(new, source[..., None, None], 1).astype(old.dtype)
@@ -118,5 +112,5 @@ class Full(nnx.Module):
         return CacheState(
             where_lane(idle, state.k, merged(state.k, k)),
             where_lane(idle, state.v, merged(state.v, v)),
-            jnp.where(idle, state.length, total),
+            length,
         )

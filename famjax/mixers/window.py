@@ -19,7 +19,7 @@ from famjax.core.config import ModelConfig
 from famjax.core.types import Array, Context, State
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
-from famjax.ops.attention import Frames, attend, attend_frames
+from famjax.ops.attention import Frames, attend_frames
 
 
 class WindowState(NamedTuple):
@@ -110,7 +110,7 @@ class Window(nnx.Module):
         window: int | None = None,
         stop_gradient: bool = False,
     ):
-        self.qkv = QKV(config, rngs=rngs)
+        self.qkv = QKV(config, rngs=rngs, local=window is not None)
         self.block_len = config.block_len
         self.segments = segments
         self.window = window
@@ -214,12 +214,12 @@ class Window(nnx.Module):
         if self.by_block:
             # one block's scores at a time, recomputed in the backward pass (fam.remat)
             out = jax.lax.map(
-                jax.checkpoint(lambda xs: attend(*xs)),
+                jax.checkpoint(lambda xs: self.qkv.attend(*xs)),
                 jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), arguments),
             )
             out = jnp.moveaxis(out, 0, 1)
         else:
-            out = jax.vmap(attend, in_axes=1, out_axes=1)(*arguments)
+            out = jax.vmap(self.qkv.attend, in_axes=1, out_axes=1)(*arguments)
         return out.reshape(b, n * w, h, e)
 
     def sights(
@@ -307,7 +307,7 @@ class Window(nnx.Module):
         if self.window is not None:
             mask &= distance < self.window
         frames = self.qkv.rotate(jnp.repeat(q[:, None], m + 1, 1), position)
-        return attend_frames((frames, state.k, state.v, mask), *more)
+        return attend_frames((frames, state.k, state.v, mask), *more, cap=self.qkv.cap)
 
     def turn(self, state: WindowState) -> WindowState:
         """Count the token just written; a block that is full becomes the newest memory segment."""

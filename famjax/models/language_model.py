@@ -10,6 +10,7 @@ from famjax.core.config import ModelConfig
 from famjax.core.types import Array, Context, State, compute_dtype
 from famjax.layers.linear import Linear
 from famjax.layers.norm import Norm
+from famjax.ops.attention import soft_cap
 from famjax.stacks.residual import ResidualStack
 
 # up to this vocabulary a gradient by one-hot product is faster than one by scatter, on CPU by far
@@ -58,6 +59,7 @@ class LanguageModel(nnx.Module):
         self.stack = ResidualStack(config, rngs=rngs)
         self.norm = Norm(config.norm, d, config.arch)
         self.embed_scale = config.arch.embed_scale or d**0.5
+        self.logit_cap = config.arch.logit_cap
         self.head = (
             None if config.tied else Linear("...d,dv->...v", (d, v), d, dtype=self.dtype, rngs=rngs)
         )
@@ -80,7 +82,7 @@ class LanguageModel(nnx.Module):
             y = self.head(x)
         else:
             y = jnp.einsum("...d,vd->...v", x, self.embedding[...].astype(self.dtype))
-        return y.astype(jnp.promote_types(y.dtype, jnp.float32))
+        return soft_cap(y.astype(jnp.promote_types(y.dtype, jnp.float32)), self.logit_cap)
 
     def __call__(
         self, tokens: Array, state: State, ctx: Context | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -9,50 +11,60 @@ from famjax.core.remat import keep
 from famjax.core.types import Array
 
 
-def attention_weights(q: Array, k: Array, mask: Array | None) -> Array:
+def soft_cap(x: Array, cap: float) -> Array:
+    """Return cap * tanh(x / cap), which stays within -cap to cap; x itself if cap is 0."""
+    return cap * jnp.tanh(x / cap) if cap else x
+
+
+def attention_weights(q: Array, k: Array, mask: Array | None, cap: float = 0.0) -> Array:
     """Return softmax(q k / sqrt(e)) over the keys that the mask lets through.
 
     Args:
       q: [... t h e].
       k: [... s g e]; query head i reads key head i // (h / g).
       mask: [... t s] bool, broadcast; True is visible. Each query must see at least one key.
+      cap: of the scores, see `soft_cap`.
 
     Returns:
       [... g h/g t s] in float32 or wider.
     """
-    *_, h, e = q.shape
-    g = k.shape[-2]
-    q = q.reshape(*q.shape[:-2], g, h // g, e)
-    wide = jnp.promote_types(q.dtype, jnp.float32)
-    scores = jnp.einsum("...tgre,...sge->...grts", q, k, preferred_element_type=wide) * e**-0.5
+    scores = soft_cap(_scores(q, k), cap)
     if mask is not None:
         scores = jnp.where(mask[..., None, None, :, :], scores, -jnp.inf)
     return jax.nn.softmax(scores, axis=-1)
 
 
-@jax.custom_vjp
-def attend(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
-    """Return SelfAttention(q, k, v): [... t h e]. Shapes as in `attention_weights`.
+def _scores(q: Array, k: Array) -> Array:
+    *_, h, e = q.shape
+    g = k.shape[-2]
+    q = q.reshape(*q.shape[:-2], g, h // g, e)
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    return jnp.einsum("...tgre,...sge->...grts", q, k, preferred_element_type=wide) * e**-0.5
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def attend(q: Array, k: Array, v: Array, mask: Array | None = None, cap: float = 0.0) -> Array:
+    """Return SelfAttention(q, k, v): [... t h e]. Arguments as in `attention_weights`.
 
     For its gradient it keeps the weights, in v's type, and its result. The softmax's gradient takes
     the mean of the weights' gradient under the weights; that is the product of the result with its
     own gradient, a sum over e instead of over all keys. For a gradient q, k and v must have equal
     leading axes; JAX's forward mode does not go through.
     """
-    return _attend(q, k, v, mask)[0]
+    return _attend(q, k, v, mask, cap)[0]
 
 
 Saved = tuple[Array, Array, Array, Array, Array]
 
 
-def _attend(q: Array, k: Array, v: Array, mask: Array | None) -> tuple[Array, Saved]:
-    weights = keep(attention_weights(q, k, mask).astype(v.dtype))
+def _attend(q: Array, k: Array, v: Array, mask: Array | None, cap: float) -> tuple[Array, Saved]:
+    weights = keep(attention_weights(q, k, mask, cap).astype(v.dtype))
     out = jnp.einsum("...grts,...sge->...tgre", weights, v)
     out = keep(out.reshape(q.shape))
     return out, (q, k, v, weights, out)
 
 
-def _attend_backward(saved: Saved, to_out: Array) -> tuple[Array, Array, Array, None]:
+def _attend_backward(cap: float, saved: Saved, to_out: Array) -> tuple[Array, Array, Array, None]:
     q, k, v, weights, out = saved
     e, groups = q.shape[-1], weights.shape[-4:-2]
 
@@ -65,7 +77,11 @@ def _attend_backward(saved: Saved, to_out: Array) -> tuple[Array, Array, Array, 
     to_weights = jnp.einsum(
         "...tgre,...sge->...grts", grouped(to_out), v, preferred_element_type=wide
     )
-    to_scores = (weights * (to_weights - mean) * e**-0.5).astype(q.dtype)
+    to_scores = weights * (to_weights - mean) * e**-0.5
+    if cap:
+        # the scores are computed once more: capped families are few, and this keeps nothing
+        to_scores = to_scores * (1 - jnp.square(jnp.tanh(_scores(q, k) / cap)))
+    to_scores = to_scores.astype(q.dtype)
     return (
         jnp.einsum("...grts,...sge->...tgre", to_scores, k).reshape(q.shape),
         jnp.einsum("...grts,...tgre->...sge", to_scores, grouped(q)),
@@ -80,7 +96,7 @@ attend.defvjp(_attend, _attend_backward)
 Frames = tuple[Array, Array, Array, Array]
 
 
-def attend_frames(*frames: Frames) -> Array:
+def attend_frames(*frames: Frames, cap: float = 0.0) -> Array:
     """Attend with one query to keys that are kept in frames of their own.
 
     This is `attend` for one token where the keys are rotated by their offset in their frame:
@@ -89,6 +105,7 @@ def attend_frames(*frames: Frames) -> Array:
     Args:
       frames: each (q, k, v, mask): q [b s h e], the query as each of s frames must see it; k and v
         [b s c g e], c keys a frame; mask [b s c] bool.
+      cap: of the scores, see `soft_cap`.
 
     Returns:
       [b h e].
@@ -100,7 +117,7 @@ def attend_frames(*frames: Frames) -> Array:
         wide = jnp.promote_types(q.dtype, jnp.float32)
         q = q.reshape(b, s, g, h // g, e)
         score = jnp.einsum("bsgre,bscge->bgrsc", q, k, preferred_element_type=wide) * e**-0.5
-        score = jnp.where(mask[:, None, None], score, -jnp.inf)
+        score = jnp.where(mask[:, None, None], soft_cap(score, cap), -jnp.inf)
         scores.append(score.reshape(b, g, h // g, s * c))
         values.append(v.reshape(b, s * c, g, e))
     weights = jax.nn.softmax(jnp.concatenate(scores, -1), axis=-1).astype(v.dtype)

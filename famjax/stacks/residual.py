@@ -15,6 +15,7 @@ from famjax.core.errors import UserError
 from famjax.core.remat import recomputing
 from famjax.core.types import Array, Context, State
 from famjax.layers.mlp import FeedForward
+from famjax.layers.positions import Positions
 from famjax.mixers import make_mixer
 from famjax.mixers.fam import Fam, FamState
 from famjax.mixers.full import Full
@@ -35,15 +36,15 @@ class Layer(nnx.Module):
         return self.mixer.state_axes()
 
     def encode_prompt(self, prompt: Array) -> Array:
-        return self.mlp(self.mixer.encode_prompt(prompt))
+        return self.mlp(self.mixer.encode_prompt(prompt), prompt)
 
     def __call__(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
         a, state = self.mixer(x, state, ctx, self.mlp)
-        return self.mlp(a), state
+        return self.mlp(a, x), state
 
     def step(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
         a, state = self.mixer.step(x, state, ctx, self.mlp)
-        return self.mlp(a), state
+        return self.mlp(a, x), state
 
     def attention_mass(self, x: Array, state: State, ctx: Context) -> tuple[Array, Array]:
         """Return the output, and the mean share of attention that goes to the FAM."""
@@ -84,6 +85,7 @@ class ResidualStack(nnx.Module):
             return make(rngs)
 
         self.layers = nnx.List([repeated(name) for name in names])
+        self.positions = Positions(config, rngs=rngs) if config.arch.learned_positions else None
         self.block_len = math.lcm(*(layer.block_len for layer in self.layers))
         # tokens a document may have; None is any number
         self.capacity = config.capacity if "full" in names else None
@@ -94,7 +96,10 @@ class ResidualStack(nnx.Module):
         self.prompt = nnx.Param(prompt) if "fam" in names else None
 
     def init_state(self, batch: int) -> State:
-        """Return the states of lanes that have read nothing: over the pattern, [r b ...]."""
+        """Return the states of lanes that have read nothing: over the pattern, [r b ...].
+
+        Learned positions come last, if there are any.
+        """
 
         def layers(prompt: Array, layers: list[Layer], _: None) -> tuple[Array, State]:
             states = []
@@ -104,26 +109,30 @@ class ResidualStack(nnx.Module):
                     prompt = layer.encode_prompt(prompt)
             return prompt, tuple(states)
 
-        return self._repeat(layers, self._prompt(), None)[1]
+        states = self._repeat(layers, self._prompt(), None)[1]
+        return states if self.positions is None else (*states, self.positions.init_state(batch))
 
     def state_axes(self) -> State:
         def with_repeats(axes: tuple) -> tuple:
             return (None, *axes)
 
         leaf = lambda x: isinstance(x, tuple) and not hasattr(x, "_fields")  # noqa: E731
-        return tuple(
+        axes = tuple(
             jax.tree.map(with_repeats, layer.state_axes(), is_leaf=leaf) for layer in self.layers
         )
+        return axes if self.positions is None else (*axes, self.positions.state_axes())
 
     def pass_state(self, fresh: State, saved: State) -> State:
         """Random state passing (B.2.3): `fresh`, with what of `saved` a document may start from.
 
         `saved` is a state of this stack, or what `passable` keeps of one.
         """
-        return tuple(
+        count = len(self.layers)
+        passed = tuple(
             layer.mixer.pass_state(new, old) if hasattr(layer.mixer, "pass_state") else new
-            for layer, new, old in zip(self.layers, fresh, saved, strict=True)
+            for layer, new, old in zip(self.layers, fresh[:count], saved[:count], strict=True)
         )
+        return (*passed, *fresh[count:])
 
     def refuse(self, state: State, tokens: int, ctx: Context) -> None:
         """Raise a `UserError` where full attention has no room for a call, if Python can see it.
@@ -131,7 +140,7 @@ class ResidualStack(nnx.Module):
         The mixer itself cannot: within the stack its arrays are traced. Where lanes reset or are
         padded, what does not fit gives NaN.
         """
-        for layer, old in zip(self.layers, state, strict=True):
+        for layer, old in zip(self.layers, state[: len(self.layers)], strict=True):
             if isinstance(layer.mixer, Full) and ctx.reset is None and ctx.valid is None:
                 layer.mixer.refuse(old.length + tokens - 1)
 
@@ -153,7 +162,7 @@ class ResidualStack(nnx.Module):
     def attention_mass(self, x: Array, state: State, ctx: Context) -> Array:
         """Return the mean share of attention that goes to the FAM, by layer: [l]."""
         _, shares = self._run(x, state, ctx, lambda layer: layer.attention_mass)
-        return jnp.stack(shares, 1).reshape(-1)
+        return jnp.stack(shares[: len(self.layers)], 1).reshape(-1)
 
     def feedback(self, state: State) -> list[Array]:
         """Return the FAMs of a state: [r b f d] for each FAM layer of the pattern."""
@@ -161,6 +170,11 @@ class ResidualStack(nnx.Module):
 
     def _run(self, x: Array, state: State, ctx: Context, read: Any) -> tuple[Array, State]:
         follow = self.prompt is not None and ctx.reset is not None
+        count = len(self.layers)
+        stood: tuple[Array, ...] = ()
+        if self.positions is not None:
+            x, after = self.positions(x, state[count], ctx)
+            stood = (after,)
 
         def layers(carry, layers: list[Layer], states: State):
             x, prompt = carry
@@ -172,8 +186,9 @@ class ResidualStack(nnx.Module):
                 prompt = layer.encode_prompt(prompt) if follow else prompt
             return (x, prompt), tuple(new)
 
-        (x, _), state = self._repeat(layers, (x, self._prompt() if follow else None), state)
-        return x, state
+        start = (x, self._prompt() if follow else None)
+        (x, _), state = self._repeat(layers, start, state[:count])
+        return x, (*state, *stood)
 
     def _prompt(self) -> Array | None:
         return None if self.prompt is None else self.prompt[...]

@@ -125,7 +125,7 @@ def _layer_weights(model: ModelConfig) -> int:
     e = model.head_dim or model.width // model.heads
     g = model.kv_heads or model.heads
     hidden = model.mlp_width or 4 * model.width
-    gated = 2 if model.mlp == "gelu" else 3
+    gated = 3 if model.mlp in ("swiglu", "geglu") else 2
     return model.width * (2 * model.heads * e + 2 * g * e + gated * hidden)
 
 

@@ -18,9 +18,10 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from famjax.core import sharding
+from famjax.core.checks import validate
 from famjax.core.config import Config
 from famjax.core.errors import Stopped, UserError
-from famjax.core.experiment import from_json, validate
+from famjax.core.experiment import from_json
 from famjax.core.types import Array, Context
 from famjax.data.pipeline import Batches, make_batches, make_source
 from famjax.models.language_model import LanguageModel

@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 from oracles import transformer as oracle
 
-from famjax.core.config import ModelConfig
+from famjax.core.config import ArchConfig, ModelConfig
 from famjax.core.types import Context
 from famjax.models.language_model import LanguageModel
 
@@ -47,6 +47,7 @@ TOKENS = np.random.default_rng(5).integers(VOCAB, size=(B, LENGTH))
 CASES: dict[str, ModelConfig] = {
     "full": replace(BASE, mixer="full", norm="layernorm"),
     "swa-2": replace(BASE, mixer="swa", window=2, kv_heads=1, mlp="gelu", norm="layernorm"),
+    "swa-6": replace(BASE, mixer="swa", window=6, tied=False),  # longer than a block
     "swa-block": replace(BASE, mixer="swa", kv_heads=4, mlp="geglu", tied=False),
     "bswa-0": replace(BASE, mixer="bswa", memory_segments=0, kv_heads=4, mlp="gelu"),
     "bswa-1": replace(BASE, mixer="bswa", memory_segments=1, norm="layernorm", tied=False),
@@ -59,6 +60,33 @@ CASES: dict[str, ModelConfig] = {
 }
 # one of each mixer, where all variants would tell no more
 KINDS = ["full", "swa-2", "bswa-1", "bswa_sg-2", "fam-1-3", "bswa,fam"]
+
+# what families of pretrained models differ in; Hugging Face's code is their oracle (tests/convert)
+_FAMILIES = ArchConfig(
+    norm_eps=1e-3,
+    norm_plus_one=True,
+    post_norm=True,
+    qk_norm=True,
+    query_scale=7,
+    attention_cap=1.5,
+    logit_cap=2.0,
+    embed_scale=2,
+    qkv_bias=True,
+    out_bias=True,
+    mlp_bias=True,
+    rotary_fraction=0.5,
+    local_rope_base=100.0,
+    rope_scaling="llama3",
+    rope_factor=4,
+    rope_length=64,
+)
+# learned positions whose table ends, and begins again, within the stream
+_OTHERS = ArchConfig(parallel=True, rotary_fraction=0.0, learned_positions=True)
+FAMILIES = {
+    f"{case}, {name}": replace(CASES[case], arch=arch, capacity=LENGTH if case == "full" else 10)
+    for case in ("full", "swa-2", "bswa-3", "fam-1-3")
+    for name, arch in (("families", _FAMILIES), ("others", _OTHERS))
+}
 
 # what the oracle calls each mixer, and needs to know
 ORACLES: dict[str, Any] = {
@@ -277,8 +305,9 @@ def _no_float0(g: Any) -> Any:
 @functools.cache
 def runner(name: str, x64: bool = True, **changes: Any) -> Runner:
     """The runner of a case; with the same parameters whatever the precision and the changes."""
-    config = replace(CASES[name], **changes)
-    if x64 and changes and config == CASES[name]:
+    case = (CASES | FAMILIES)[name]
+    config = replace(case, **changes)
+    if x64 and changes and config == case:
         return runner(name)
     return Runner(config, x64, runner(name).params if changes or not x64 else None)
 

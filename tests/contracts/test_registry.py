@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from oracles import transformer as oracle
 
-from famjax.core import experiment
+from famjax.core import checks
 from famjax.mixers import MIXERS
 
 from .harness import CASES, KINDS, ORACLES
@@ -16,7 +16,7 @@ def test_every_mixer_has_a_case_an_oracle_and_a_place_in_the_schema():
         assert named == set(MIXERS)
     assert set(ORACLES) == set(MIXERS)
     assert {ORACLES[name](CASES["full"])[0] for name in MIXERS} == set(oracle.LAYERS)
-    assert set(experiment.MIXERS) == set(MIXERS)
+    assert set(checks.MIXERS) == set(MIXERS)
 
 
 def test_the_variants_meet_every_norm_feed_forward_and_kind_of_head():

@@ -12,13 +12,13 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from famjax.core.config import ArchConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Context
 from famjax.stacks.residual import Layer
 
 from .harness import (
     CASES,
+    FAMILIES,
     KINDS,
     LENGTH,
     TOKENS,
@@ -126,26 +126,9 @@ def test_step_token_by_token_is_one_call(case):
     close(state, end)
 
 
-FAMILIES = ArchConfig(
-    norm_eps=1e-3,
-    norm_plus_one=True,
-    post_norm=True,
-    qk_norm=True,
-    query_scale=7,
-    embed_scale=2,
-    qkv_bias=True,
-    out_bias=True,
-    mlp_bias=True,
-    rotary_fraction=0.5,
-    rope_scaling="llama3",
-    rope_factor=4,
-    rope_length=64,
-)
-
-
-@pytest.mark.parametrize("case", ["full", "swa-2", "bswa-3", "fam-1-3"])
+@pytest.mark.parametrize("case", FAMILIES)
 def test_step_is_call_with_all_that_families_differ_in(case):
-    r = Runner(replace(CASES[case], arch=FAMILIES))
+    r = runner(case)
     whole, end = r.whole
     y, state = r.step(r.x, r.fresh)
     close(y, whole)

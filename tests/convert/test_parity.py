@@ -1,13 +1,12 @@
-"""A pretrained model's logits are Hugging Face's own. Live: skipped where transformers is not."""
+"""A pretrained model's logits are Hugging Face's own, asked live."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
+import transformers
 
 from famjax import load_pretrained
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
 TOKENS = np.random.default_rng(0).integers(0, 97, (2, 64))
 SHAPE = {
@@ -19,6 +18,7 @@ SHAPE = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }
+GPT2 = {"vocab_size": 97, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 64}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500_000.0,
@@ -28,6 +28,9 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
+
+# small enough to bend the scores and logits of these models
+CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
 
 CASES = {
     "llama": ("llama", {"rms_norm_eps": 1e-5}),
@@ -39,7 +42,27 @@ CASES = {
     "mistral-window": ("mistral", {"sliding_window": 16}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {"head_dim": 32}),
+    "qwen2-window": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
+    ),
     "gemma": ("gemma", {"head_dim": 32, "num_key_value_heads": 1}),
+    "gemma-2": (
+        "gemma2",
+        {"head_dim": 32, "sliding_window": 16, "query_pre_attn_scalar": 24, **CAPS},
+    ),
+    "gemma-3": (
+        "gemma3_text",
+        {
+            "head_dim": 32,
+            "sliding_window": 16,
+            "query_pre_attn_scalar": 24,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "gpt-neox": ("gpt_neox", {"hidden_act": "gelu"}),
+    "gpt-neox-sequential": ("gpt_neox", {"use_parallel_residual": False}),
+    "gpt2": ("gpt2", {}),
 }
 
 
@@ -48,7 +71,8 @@ def pretrained(request, tmp_path):
     """A tiny random model of a family, saved as its users have it: its folder and its logits."""
     kind, changes = CASES[request.param]
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(kind, **SHAPE | changes)
+    shape = GPT2 if kind == "gpt2" else SHAPE
+    config = transformers.AutoConfig.for_model(kind, **shape | changes)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with torch.no_grad():
         for parameter in model.parameters():

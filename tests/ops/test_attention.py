@@ -8,15 +8,16 @@ import pytest
 from famjax.ops.attention import attend, attention_weights
 
 
-def plain(q, k, v, mask=None):
-    weights = attention_weights(q, k, mask).astype(v.dtype)
+def plain(q, k, v, mask=None, cap=0.0):
+    weights = attention_weights(q, k, mask, cap).astype(v.dtype)
     return jnp.einsum("...grts,...sge->...tgre", weights, v).reshape(q.shape)
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (3, 1)], ids=str)
 @pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("cap", [0.0, 0.7])
 @pytest.mark.parametrize(("dtype", "apart"), [("float64", 1e-12), ("bfloat16", 0.02)])
-def test_its_gradient_is_that_of_its_definition(heads, masked, dtype, apart):
+def test_its_gradient_is_that_of_its_definition(heads, masked, cap, dtype, apart):
     (h, g), t, s, e = heads, 5, 7, 8
     rng = np.random.default_rng(0)
     with jax.enable_x64(dtype == "float64"):
@@ -30,7 +31,7 @@ def test_its_gradient_is_that_of_its_definition(heads, masked, dtype, apart):
         def read(attention, wide):
             def value(q, k, v):
                 # vmapped over rows, as blocks are
-                out = jax.vmap(lambda q, k, v: attention(q, k, v, mask))(q, k, v)
+                out = jax.vmap(lambda q, k, v: attention(q, k, v, mask, cap))(q, k, v)
                 return (out * probe.astype(out.dtype)).sum(dtype=wide)
 
             return jax.grad(value, argnums=(0, 1, 2))

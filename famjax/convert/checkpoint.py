@@ -1,0 +1,107 @@
+"""The tensors of a Hugging Face folder, read a piece at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from famjax.core.errors import UserError
+
+# what a checkpoint may hold besides parameters: it follows from the config
+_DERIVED = ("rotary_emb.inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
+_INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
+# of one piece, about
+_PIECE_BYTES = 32 << 20
+
+
+class Checkpoint:
+    """The tensors of a folder by name; a context manager.
+
+    Args:
+      folder: model.safetensors, or the parts that model.safetensors.index.json names, or, without
+        either, all *.safetensors.
+    """
+
+    def __init__(self, folder: Path):
+        self._files = _files(folder)
+        self._open = ExitStack()
+        self._at: dict[str, tuple[Any, Path]] = {}
+
+    def __enter__(self) -> Checkpoint:
+        from safetensors import SafetensorError, safe_open
+
+        for path in self._files:
+            try:
+                file = self._open.enter_context(safe_open(path, framework="numpy"))
+            except (SafetensorError, OSError) as error:
+                self._open.close()
+                raise UserError(f"{path}: damaged ({error}); copy or download it again") from None
+            self._at |= dict.fromkeys(file.keys(), (file, path))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def names(self) -> set[str]:
+        return {name for name in self._at if not name.endswith(_DERIVED)}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        file, _ = self._at[name]
+        return tuple(file.get_slice(name).get_shape())
+
+    def pieces(self, name: str, rows: int) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield (first row, rows) of a tensor, in the file's type; never all of a large one.
+
+        Args:
+          rows: a piece has a multiple of so many.
+
+        Raises:
+          UserError: it holds numbers that are not finite.
+        """
+        file, path = self._at[name]
+        tensor = file.get_slice(name)
+        shape = tensor.get_shape()
+        width = 4 * int(np.prod(shape[1:], dtype=np.int64))
+        step = max(_PIECE_BYTES // (width * rows), 1) * rows
+        for row in range(0, shape[0], step):
+            piece = tensor[row : min(row + step, shape[0])]
+            if not np.isfinite(piece.astype(np.float32)).all():
+                raise UserError(
+                    f"{path}: {name} holds numbers that are not finite; take another copy"
+                )
+            yield row, piece
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / _INDEX
+    if index.exists():
+        try:
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, AttributeError) as error:
+            raise UserError(f"{index}: damaged ({error}); copy or download it again") from None
+        if missing := sorted(name for name in names if not (folder / name).exists()):
+            raise UserError(
+                f"{folder / missing[0]} is missing, which {index.name} names; copy it too"
+            )
+        return sorted(folder / name for name in names)
+    if (folder / _WHOLE).exists():
+        return [folder / _WHOLE]
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UserError(_no_tensors(folder))
+    return files
+
+
+def _no_tensors(folder: Path) -> str:
+    if any(folder.glob("*.bin")):
+        return (
+            f"{folder} has its tensors in .bin files: those are pickles, which run code when they "
+            "are read; save them as safetensors: "
+            "transformers' AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW)"
+        )
+    return f"{folder} has no *.safetensors; give a Hugging Face model's folder"

@@ -1,0 +1,84 @@
+"""GPT-2: learned positions, and maps stored with the inputs first."""
+
+from __future__ import annotations
+
+from famjax.convert.families.common import HF, Family, gate
+from famjax.convert.tensors import Part, Tensor, Tensors
+from famjax.core.config import ArchConfig, ModelConfig
+from famjax.core.errors import UserError
+
+_GATES = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_exact"}
+
+
+def read(hf: HF) -> ModelConfig:
+    if hf.get("scale_attn_by_inverse_layer_idx") or not hf.get("scale_attn_weights", True):
+        raise UserError(
+            "config.json: scores scaled in another way than by the root of a head's size are not "
+            "supported; take a GPT-2 with scale_attn_weights alone"
+        )
+    width, heads = hf["n_embd"], hf["n_head"]
+    return ModelConfig(
+        vocab_size=hf["vocab_size"],
+        layers=hf["n_layer"],
+        width=width,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=width // heads,
+        mlp_width=hf.get("n_inner") or 4 * width,
+        mlp=gate(hf, _GATES, "activation_function"),  # type: ignore[arg-type]
+        norm="layernorm",
+        tied=hf.get("tie_word_embeddings", True),
+        mixer="full",
+        capacity=hf["n_positions"],
+        arch=ArchConfig(
+            norm_eps=hf.get("layer_norm_epsilon", 1e-5),
+            embed_scale=1.0,
+            qkv_bias=True,
+            out_bias=True,
+            mlp_bias=True,
+            rotary_fraction=0.0,
+            learned_positions=True,
+        ),
+    )
+
+
+def write(model: ModelConfig) -> HF:
+    return {
+        "model_type": "gpt2",
+        "vocab_size": model.vocab_size,
+        "n_embd": model.width,
+        "n_head": model.heads,
+        "n_layer": model.layers,
+        "n_inner": model.mlp_width or 4 * model.width,
+        "n_positions": model.capacity,
+        "activation_function": "gelu" if model.mlp == "gelu_exact" else "gelu_new",
+        "tie_word_embeddings": model.tied,
+        "layer_norm_epsilon": model.arch.norm_eps,
+    }
+
+
+def tensors(model: ModelConfig) -> Tensors:
+    layer = "transformer.h.{}."
+    found = {
+        "embedding": Tensor("transformer.wte.weight", inputs=1),
+        "stack.positions.table": Tensor("transformer.wpe.weight", inputs=1),
+        "norm.scale": Tensor("transformer.ln_f.weight"),
+        "norm.bias": Tensor("transformer.ln_f.bias"),
+    }
+    if not model.tied:
+        found["head.kernel"] = Tensor("lm_head.weight", 1, turned=True)
+    for ours, theirs in (("mixer.qkv.norm", "ln_1"), ("mlp.norm", "ln_2")):
+        found[f"layer.{ours}.scale"] = Tensor(f"{layer}{theirs}.weight")
+        found[f"layer.{ours}.bias"] = Tensor(f"{layer}{theirs}.bias")
+    for index, ours in enumerate("qkv"):
+        part = Part(index, 3, model.width)
+        found[f"layer.mixer.qkv.{ours}.kernel"] = Tensor(f"{layer}attn.c_attn.weight", 1, part=part)
+        found[f"layer.mixer.qkv.{ours}.bias"] = Tensor(f"{layer}attn.c_attn.bias", part=part)
+    maps = (("mixer.qkv.out", "attn.c_proj", 2), ("mlp.up", "mlp.c_fc", 1))
+    for ours, theirs, inputs in (*maps, ("mlp.down", "mlp.c_proj", 1)):
+        found[f"layer.{ours}.kernel"] = Tensor(f"{layer}{theirs}.weight", inputs)
+        found[f"layer.{ours}.bias"] = Tensor(f"{layer}{theirs}.bias")
+    return found
+
+
+GPT2 = Family("GPT2LMHeadModel", read, write, tensors)

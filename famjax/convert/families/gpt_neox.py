@@ -1,0 +1,101 @@
+"""GPT-NeoX and Pythia: parallel residual, partly rotated heads, queries, keys and values in one."""
+
+from __future__ import annotations
+
+from famjax.convert.families.common import HF, Family, gate, rope, stretched, write_rope
+from famjax.convert.tensors import Part, Tensor, Tensors, linear
+from famjax.core.config import ArchConfig, ModelConfig
+
+_GATES = {
+    "gelu": "gelu_exact",
+    "gelu_new": "gelu",
+    "gelu_fast": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+}
+
+
+def read(hf: HF) -> ModelConfig:
+    heads, width = hf["num_attention_heads"], hf["hidden_size"]
+    turns = rope(hf)
+    share = float(turns.get("partial_rotary_factor") or hf.get("rotary_pct", 0.25))
+    base = float(turns.get("rope_theta") or hf.get("rotary_emb_base", 10_000.0))
+    bias = hf.get("attention_bias", True)
+    return ModelConfig(
+        vocab_size=hf["vocab_size"],
+        layers=hf["num_hidden_layers"],
+        width=width,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=width // heads,
+        mlp_width=hf["intermediate_size"],
+        mlp=gate(hf, _GATES, "hidden_act"),  # type: ignore[arg-type]
+        norm="layernorm",
+        tied=hf.get("tie_word_embeddings", False),
+        mixer="full",
+        capacity=hf["max_position_embeddings"],
+        rope_base=base,
+        arch=ArchConfig(
+            norm_eps=hf.get("layer_norm_eps", 1e-5),
+            embed_scale=1.0,
+            qkv_bias=bias,
+            out_bias=bias,
+            mlp_bias=True,
+            parallel=hf.get("use_parallel_residual", True),
+            rotary_fraction=share,
+            **stretched(turns),
+        ),
+    )
+
+
+def write(model: ModelConfig) -> HF:
+    arch = model.arch
+    return {
+        "model_type": "gpt_neox",
+        "vocab_size": model.vocab_size,
+        "num_hidden_layers": model.layers,
+        "hidden_size": model.width,
+        "num_attention_heads": model.heads,
+        "intermediate_size": model.mlp_width or 4 * model.width,
+        "hidden_act": "gelu" if model.mlp == "gelu_exact" else "gelu_new",
+        "tie_word_embeddings": model.tied,
+        "max_position_embeddings": model.capacity,
+        "layer_norm_eps": arch.norm_eps,
+        "attention_bias": arch.qkv_bias,
+        "use_parallel_residual": arch.parallel,
+        "rotary_pct": arch.rotary_fraction,
+        "rope_parameters": write_rope(model) | {"partial_rotary_factor": arch.rotary_fraction},
+    }
+
+
+def tensors(model: ModelConfig) -> Tensors:
+    layer = "gpt_neox.layers.{}."
+    found = {
+        "embedding": Tensor("gpt_neox.embed_in.weight", inputs=1),
+        "norm.scale": Tensor("gpt_neox.final_layer_norm.weight"),
+        "norm.bias": Tensor("gpt_neox.final_layer_norm.bias"),
+    }
+    if not model.tied:
+        found["head.kernel"] = linear("embed_out")
+    for ours, theirs in (
+        ("mixer.qkv.norm", "input_layernorm"),
+        ("mlp.norm", "post_attention_layernorm"),
+    ):
+        found[f"layer.{ours}.scale"] = Tensor(f"{layer}{theirs}.weight")
+        found[f"layer.{ours}.bias"] = Tensor(f"{layer}{theirs}.bias")
+    fused = f"{layer}attention.query_key_value"
+    for index, ours in enumerate("qkv"):
+        # head by head: its query, its key, its value
+        part = Part(index, 3, model.head_dim or model.width // model.heads)
+        found[f"layer.mixer.qkv.{ours}.kernel"] = Tensor(f"{fused}.weight", 1, True, part)
+        if model.arch.qkv_bias:
+            found[f"layer.mixer.qkv.{ours}.bias"] = Tensor(f"{fused}.bias", part=part)
+    found["layer.mixer.qkv.out.kernel"] = linear(f"{layer}attention.dense", 2)
+    if model.arch.out_bias:
+        found["layer.mixer.qkv.out.bias"] = Tensor(f"{layer}attention.dense.bias")
+    for ours, theirs in (("up", "dense_h_to_4h"), ("down", "dense_4h_to_h")):
+        found[f"layer.mlp.{ours}.kernel"] = linear(f"{layer}mlp.{theirs}")
+        found[f"layer.mlp.{ours}.bias"] = Tensor(f"{layer}mlp.{theirs}.bias")
+    return found
+
+
+GPT_NEOX = Family("GPTNeoXForCausalLM", read, write, tensors)

@@ -1,0 +1,100 @@
+"""Llama 2 and 3, SmolLM, and the shape that most others took over."""
+
+from __future__ import annotations
+
+from famjax.convert.families.common import HF, Family, gate, rope, stretched, write_rope
+from famjax.convert.tensors import Tensor, Tensors, linear
+from famjax.core.config import ArchConfig, ModelConfig
+
+
+def read(hf: HF) -> ModelConfig:
+    heads = hf["num_attention_heads"]
+    bias = hf.get("attention_bias", False)
+    return ModelConfig(
+        vocab_size=hf["vocab_size"],
+        layers=hf["num_hidden_layers"],
+        width=hf["hidden_size"],
+        heads=heads,
+        kv_heads=hf.get("num_key_value_heads") or heads,
+        head_dim=hf.get("head_dim") or hf["hidden_size"] // heads,
+        mlp_width=hf["intermediate_size"],
+        mlp=gate(hf, {"silu": "swiglu"}, "hidden_act"),  # type: ignore[arg-type]
+        tied=hf.get("tie_word_embeddings", False),
+        mixer="full",
+        capacity=hf["max_position_embeddings"],
+        rope_base=rope(hf).get("rope_theta", 10_000.0),
+        arch=ArchConfig(
+            norm_eps=hf.get("rms_norm_eps", 1e-6),
+            embed_scale=1.0,
+            qkv_bias=bias,
+            out_bias=bias,
+            mlp_bias=hf.get("mlp_bias", False),
+            **stretched(rope(hf)),
+        ),
+    )
+
+
+def write(model: ModelConfig) -> HF:
+    arch = model.arch
+    return {
+        "model_type": "llama",
+        "vocab_size": model.vocab_size,
+        "num_hidden_layers": model.layers,
+        "hidden_size": model.width,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads or model.heads,
+        "head_dim": model.head_dim or model.width // model.heads,
+        "intermediate_size": model.mlp_width or 4 * model.width,
+        "hidden_act": "silu",
+        "tie_word_embeddings": model.tied,
+        "max_position_embeddings": model.capacity,
+        "rms_norm_eps": arch.norm_eps,
+        "attention_bias": arch.qkv_bias,
+        "mlp_bias": arch.mlp_bias,
+        "rope_parameters": write_rope(model),
+    }
+
+
+def tensors(model: ModelConfig) -> Tensors:
+    arch = model.arch
+    kernels = {
+        "mixer.qkv.q": "self_attn.q_proj",
+        "mixer.qkv.k": "self_attn.k_proj",
+        "mixer.qkv.v": "self_attn.v_proj",
+        "mixer.qkv.out": "self_attn.o_proj",
+        "mlp.gate": "mlp.gate_proj",
+        "mlp.up": "mlp.up_proj",
+        "mlp.down": "mlp.down_proj",
+    }
+    norms = {"mixer.qkv.norm": "input_layernorm", "mlp.norm": "post_attention_layernorm"}
+    if arch.post_norm:
+        norms |= {
+            "mixer.qkv.post": "post_attention_layernorm",
+            "mlp.norm": "pre_feedforward_layernorm",
+            "mlp.post": "post_feedforward_layernorm",
+        }
+    if arch.qk_norm:
+        norms |= {
+            "mixer.qkv.q_norm": "self_attn.q_norm",
+            "mixer.qkv.k_norm": "self_attn.k_norm",
+        }
+    biases = ["mixer.qkv.q", "mixer.qkv.k", "mixer.qkv.v"] if arch.qkv_bias else []
+    biases += ["mixer.qkv.out"] if arch.out_bias else []
+    biases += ["mlp.gate", "mlp.up", "mlp.down"] if arch.mlp_bias else []
+    layer = "model.layers.{}."
+    found = {
+        "embedding": Tensor("model.embed_tokens.weight", inputs=1),
+        "norm.scale": Tensor("model.norm.weight"),
+    }
+    if not model.tied:
+        found["head.kernel"] = linear("lm_head")
+    for ours, theirs in kernels.items():
+        found[f"layer.{ours}.kernel"] = linear(layer + theirs, 2 if ours.endswith("out") else 1)
+    for ours, theirs in norms.items():
+        found[f"layer.{ours}.scale"] = Tensor(f"{layer}{theirs}.weight")
+    for ours in biases:
+        found[f"layer.{ours}.bias"] = Tensor(f"{layer}{kernels[ours]}.bias")
+    return found
+
+
+LLAMA = Family("LlamaForCausalLM", read, write, tensors)

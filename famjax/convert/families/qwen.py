@@ -1,0 +1,57 @@
+"""Qwen 2 (biases of queries, keys and values) and Qwen 3 (norms of each head's query and key)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from famjax.convert.families import llama
+from famjax.convert.families.common import HF, Family, layer_types, mixers
+from famjax.core.config import ModelConfig
+
+
+def _layers(hf: HF) -> dict[str, Any]:
+    """Return what the layers see: the first `max_window_layers` everything, the others a window."""
+    if not hf.get("use_sliding_window"):
+        return {"mixer": "full"}
+    whole = min(hf.get("max_window_layers", 28), hf["num_hidden_layers"])
+    local = ["sliding_attention"] * (hf["num_hidden_layers"] - whole)
+    return mixers(hf, ["full_attention"] * whole + local)
+
+
+def _write_layers(model: ModelConfig) -> HF:
+    types = layer_types(model)
+    local = "sliding_attention" in types
+    return {
+        "use_sliding_window": local,
+        "sliding_window": model.window if local else None,
+        "max_window_layers": types.index("sliding_attention") if local else model.layers,
+        "layer_types": types,
+    }
+
+
+def read2(hf: HF) -> ModelConfig:
+    model = llama.read(hf)
+    arch = replace(model.arch, qkv_bias=True, out_bias=False)
+    return replace(model, arch=arch, **_layers(hf))
+
+
+def write2(model: ModelConfig) -> HF:
+    hf = llama.write(model) | _write_layers(model)
+    del hf["attention_bias"], hf["mlp_bias"]
+    return hf | {"model_type": "qwen2"}
+
+
+def read3(hf: HF) -> ModelConfig:
+    model = llama.read(hf)
+    return replace(model, arch=replace(model.arch, qk_norm=True), **_layers(hf))
+
+
+def write3(model: ModelConfig) -> HF:
+    hf = llama.write(model) | _write_layers(model)
+    del hf["mlp_bias"]
+    return hf | {"model_type": "qwen3"}
+
+
+QWEN2 = Family("Qwen2ForCausalLM", read2, write2, llama.tensors)
+QWEN3 = Family("Qwen3ForCausalLM", read3, write3, llama.tensors)

@@ -1,0 +1,287 @@
+"""The checks of a config: every size and every combination that cannot work, named with its mend.
+
+Each check yields lines naming key, value and the mend; the first one is raised, and the later
+checks rely on the earlier ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from famjax.core.config import Config, DataConfig, ModelConfig
+from famjax.core.errors import UserError, nearest
+from famjax.core.keys import fits, keys, values, wrong
+
+# Mixers a pattern may name.
+MIXERS = ("full", "swa", "bswa", "bswa_sg", "fam")
+
+_LOWEST: dict[str, float] = {
+    "seed": 0,
+    "model.vocab_size": 0,
+    "model.layers": 1,
+    "model.width": 1,
+    "model.heads": 1,
+    "model.kv_heads": 0,
+    "model.head_dim": 0,
+    "model.mlp_width": 0,
+    "model.block_len": 1,
+    "model.memory_segments": 0,
+    "model.window": 1,
+    "model.capacity": 1,
+    "model.fam_len": 1,
+    "model.fam_previous": 1,
+    "model.arch.query_scale": 0,
+    "model.arch.embed_scale": 0,
+    "model.arch.attention_cap": 0,
+    "model.arch.logit_cap": 0,
+    "model.arch.local_rope_base": 0,
+    "model.arch.rope_length": 1,
+    "data.batch": 1,
+    "data.length": 1,
+    "data.holdout": 0,
+    "data.repeat_len": 0,
+    "data.repeat_weight": 0,
+    "data.passkey.digits": 1,
+    "data.passkey.min_length": 1,
+    "data.passkey.max_length": 1,
+    "data.passkey.start_length": 1,
+    "data.passkey.multiple": 1,
+    "data.passkey.ask_every": 0,
+    "data.passkey.other_weight": 0,
+    "optimizer.warmup_steps": 0,
+    "optimizer.weight_decay": 0,
+    "optimizer.clip_norm": 0,
+    "train.steps": 1,
+    "train.accumulate": 1,
+    "train.bptt_segments": 1,
+    "train.rsp_ramp": 0,
+    "train.log_every": 1,
+    "train.checkpoint_every": 1,
+    "train.keep": 1,
+}
+_POSITIVE = (
+    "model.rope_base",
+    "model.arch.norm_eps",
+    "model.arch.rope_factor",
+    "model.arch.rope_low",
+    "model.arch.rope_high",
+    "optimizer.learning_rate",
+)
+_FRACTIONS = (
+    "data.passkey.threshold",
+    "optimizer.decay_fraction",
+    "optimizer.final_fraction",
+    "train.rsp",
+)
+_DECAYS = ("optimizer.beta1", "optimizer.beta2")
+_AXES = ("mesh.data", "mesh.fsdp", "mesh.tensor")
+
+
+def validate(config: Config) -> None:
+    """Raise a `UserError` for the first value of the config that cannot work."""
+    _raise_first(config, (*_OF_MODEL, _bad_data, _bad_train, _bad_mesh))
+
+
+def validate_model(model: ModelConfig) -> None:
+    """Raise a `UserError` for the first value of a model that cannot work, whatever it reads."""
+    config = Config(model=model, data=DataConfig(length=1))
+    _raise_first(config, _OF_MODEL)
+
+
+def _raise_first(config: Config, checks: Sequence[Callable[[Config], Iterator[str]]]) -> None:
+    for check in checks:
+        for problem in check(config):
+            raise UserError(problem)
+
+
+def bad_types(config: Config) -> Iterator[str]:
+    given = values(config)
+    for key, kind in keys().items():
+        if key not in given:
+            yield f"{key} is missing: its section is of another class"
+        elif not fits(given[key], kind):
+            yield wrong(key, repr(given[key]), kind)
+
+
+def _bad_ranges(config: Config) -> Iterator[str]:
+    given = values(config)
+    for key, value in given.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            yield f"{key}={value}: must be a finite number"
+    for key, lowest in _LOWEST.items():
+        if given[key] < lowest:
+            yield f"{key}={given[key]}: must be at least {lowest}"
+    for key in _POSITIVE:
+        if given[key] <= 0:
+            yield f"{key}={given[key]}: must be greater than 0"
+    for key in _FRACTIONS:
+        if not 0 <= given[key] <= 1:
+            yield f"{key}={given[key]}: must be from 0 to 1"
+    for key in _DECAYS:
+        if not 0 <= given[key] < 1:
+            yield f"{key}={given[key]}: must be at least 0 and less than 1"
+    if config.seed >= 2**32:
+        yield f"seed={config.seed}: must be less than {2**32}"
+    if not config.name or config.name in (".", "..") or set(config.name) & set("/\\\0"):
+        yield f"name={config.name!r}: names the run's folder; give a name without slashes"
+
+
+def _bad_model(config: Config) -> Iterator[str]:
+    m = config.model
+    if not m.head_dim and m.width % m.heads:
+        yield (
+            f"model.width={m.width} is not a multiple of model.heads={m.heads}; "
+            f"take {_multiples(m.width, m.heads)}, or set model.head_dim"
+        )
+    head_dim, key = m.head_dim or m.width // m.heads, "model.head_dim"
+    if head_dim % 2:
+        source = "" if m.head_dim else " (model.width / model.heads)"
+        yield f"{key}={head_dim}{source} is odd; rotary positions turn pairs, take an even number"
+    rotated = int(head_dim * m.arch.rotary_fraction)
+    if not 0 <= rotated <= head_dim or rotated % 2:
+        yield (
+            f"model.arch.rotary_fraction={m.arch.rotary_fraction}: must leave an even number of "
+            f"the {head_dim} elements of a head"
+        )
+    if m.arch.rope_low >= m.arch.rope_high:
+        yield (
+            f"model.arch.rope_low={m.arch.rope_low} is not below "
+            f"model.arch.rope_high={m.arch.rope_high}; Llama 3 has 1 and 4"
+        )
+    if m.kv_heads and m.heads % m.kv_heads:
+        yield (
+            f"model.kv_heads={m.kv_heads} does not divide model.heads={m.heads}; "
+            f"take one of {_divisors(m.heads)}"
+        )
+
+
+def _bad_mixers(config: Config) -> Iterator[str]:
+    m = config.model
+    pattern = mixer_pattern(m)
+    for name in pattern:
+        if name not in MIXERS:
+            yield (
+                f"model.mixer={m.mixer!r}: unknown mixer {name!r}{nearest(name, MIXERS)} "
+                f"(known: {', '.join(MIXERS)})"
+            )
+    if m.layers % len(pattern):
+        yield (
+            f"model.layers={m.layers} is not a multiple of the {len(pattern)} mixers of "
+            f"model.mixer={m.mixer!r}; take {_multiples(m.layers, len(pattern))}"
+        )
+    if "full" in pattern and config.data.length > m.capacity:
+        yield (
+            f"data.length={config.data.length} is longer than model.capacity={m.capacity}, all "
+            f"that full attention holds; set model.capacity={config.data.length}"
+        )
+
+
+def _bad_data(config: Config) -> Iterator[str]:
+    d, p = config.data, config.data.passkey
+    sources = [f"data.{k}={v!r}" for k in ("files", "seqio", "tfds") if (v := getattr(d, k))]
+    if len(sources) > 1:
+        yield f"{' and '.join(sources)}: documents come from one source; keep one of them"
+    if not d.tokenizer:
+        yield (
+            "data.tokenizer='': give 'bytes', the path of a SentencePiece model or of a "
+            "tokenizer.json, or a folder with either"
+        )
+    if d.holdout == 1:
+        yield "data.holdout=1 keeps every document from training; take 0 or at least 2"
+    if d.layout == "lanes" and d.repeat_len:
+        yield (
+            f"data.repeat_len={d.repeat_len} is for packed rows; "
+            "set data.layout=packed or data.repeat_len=0"
+        )
+    if 2 * d.repeat_len >= d.length:
+        yield (
+            f"data.repeat_len={d.repeat_len} must be less than half of data.length={d.length}; "
+            "take longer rows or repeat less"
+        )
+    if p.min_length > p.max_length:
+        yield (
+            f"data.passkey.min_length={p.min_length} is more than "
+            f"data.passkey.max_length={p.max_length}; exchange them"
+        )
+    lengths = ("min_length", "start_length", "max_length")
+    sizes = [getattr(p, name) for name in lengths]
+    if sizes != sorted(sizes):
+        given = ", ".join(f"{n}={s}" for n, s in zip(lengths, sizes, strict=True))
+        yield f"data.passkey: {given} must not fall in this order"
+    if p.ask_every:
+        yield from _bad_asking(config)
+
+
+def _bad_asking(config: Config) -> Iterator[str]:
+    """Yield what keeps a document from beginning with the FAM before the last one's question."""
+    m, d, p = config.model, config.data, config.data.passkey
+    asked = f"data.passkey.ask_every={p.ask_every}"
+    off = "or set data.passkey.ask_every=0"
+    for name, size in (("ask_every", p.ask_every), ("multiple", p.multiple)):
+        if size % m.block_len:
+            yield (
+                f"data.passkey.{name}={size} is not a multiple of model.block_len={m.block_len}, "
+                f"so the memory would see the answers; take {_multiples(size, m.block_len)} {off}"
+            )
+    if d.layout == "packed":
+        yield f"{asked} needs memory that packed rows do not carry; set data.layout=lanes {off}"
+    if "fam" not in m.mixer.split(","):
+        yield f"{asked} needs a FAM, which model.mixer={m.mixer} has not; add one {off}"
+    if m.memory_segments or m.fam_previous > 1:
+        yield (
+            f"{asked} carries one FAM and nothing else; set model.memory_segments=0 and "
+            f"model.fam_previous=1 {off}"
+        )
+
+
+def _bad_train(config: Config) -> Iterator[str]:
+    m, d, t = config.model, config.data, config.train
+    if d.length % m.block_len:
+        yield (
+            f"data.length={d.length} is not a multiple of model.block_len={m.block_len}; "
+            f"take {_multiples(d.length, m.block_len)}"
+        )
+    if d.length % (t.bptt_segments * m.block_len):
+        yield (
+            f"train.bptt_segments={t.bptt_segments} does not divide the {d.length // m.block_len} "
+            f"blocks of data.length={d.length}; take one of {_divisors(d.length // m.block_len)}"
+        )
+    if d.batch % t.accumulate:
+        yield (
+            f"train.accumulate={t.accumulate} does not divide data.batch={d.batch}; "
+            f"take one of {_divisors(d.batch)}"
+        )
+    if t.rsp and d.layout == "lanes":
+        yield (
+            f"train.rsp={t.rsp} is for packed rows, lanes always carry their memory; "
+            "set data.layout=packed or train.rsp=0"
+        )
+
+
+def _bad_mesh(config: Config) -> Iterator[str]:
+    given = {key: values(config)[key] for key in _AXES}
+    for key, size in given.items():
+        if size < 1 and size != -1:
+            yield f"{key}={size}: must be at least 1, or -1 for what the other axes leave"
+    if list(given.values()).count(-1) > 1:
+        named = " and ".join(key for key, size in given.items() if size == -1)
+        yield f"{named} are -1; only one axis can take what the others leave, give the other a size"
+
+
+_OF_MODEL = (bad_types, _bad_ranges, _bad_model, _bad_mixers)
+
+
+def mixer_pattern(model: ModelConfig) -> tuple[str, ...]:
+    """Return the names of `model.mixer`, the pattern that is repeated up the stack."""
+    return tuple(model.mixer.split(","))
+
+
+def _multiples(value: int, of: int) -> str:
+    below = value // of * of
+    return f"{below} or {below + of}" if below else f"{of}"
+
+
+def _divisors(value: int) -> str:
+    small = [n for n in range(1, math.isqrt(value) + 1) if value % n == 0]
+    return ", ".join(str(n) for n in sorted({*small, *(value // n for n in small)}))

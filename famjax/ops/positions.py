@@ -1,0 +1,32 @@
+"""Where the tokens of a call stand in their documents."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from famjax.core.types import Array, Context
+
+
+def in_document(before: Array, ctx: Context, tokens: int) -> tuple[Array, Array, Array]:
+    """Return where the documents of a call begin, and each token's place in its own.
+
+    Args:
+      before: [b] int32, tokens of each lane's document that earlier calls have read.
+      tokens: t, of this call.
+
+    Returns:
+      start: [b t] int32, where in the call the token's document begins; -1 before the call.
+      position: [b t] int32, tokens of the document before the token.
+      after: [b] int32, tokens of each lane's newest document read by now; padding counts nowhere.
+    """
+    index = jnp.arange(tokens, dtype=jnp.int32)
+    shape = (before.shape[0], tokens)
+    reset = jnp.zeros(shape, bool) if ctx.reset is None else ctx.reset
+    valid = jnp.ones(shape, bool) if ctx.valid is None else ctx.valid
+    start = jax.lax.cummax(jnp.where(reset, index, -1), axis=1)
+    position = jnp.where(start < 0, index + before[:, None], index - start)
+    newest = valid & (index >= start[:, -1:])
+    after = jnp.where(start[:, -1] < 0, before, 0) + newest.sum(-1, dtype=jnp.int32)
+    idle = ~valid.any(-1)
+    return start, position, jnp.where(idle, before, after)
