@@ -204,7 +204,10 @@ def _bad_data(config: Config) -> Iterator[str]:
     if len(sources) > 1:
         yield f"{' and '.join(sources)}: documents come from one source; keep one of them"
     if not d.tokenizer:
-        yield "data.tokenizer='': give 'bytes' or the path of a SentencePiece model"
+        yield (
+            "data.tokenizer='': give 'bytes', the path of a SentencePiece model or of a "
+            "tokenizer.json, or a folder with either"
+        )
     if d.holdout == 1:
         yield "data.holdout=1 keeps every document from training; take 0 or at least 2"
     if d.layout == "lanes" and d.repeat_len:

@@ -147,7 +147,8 @@ class DataConfig:
     # what documents are: text, or generated passkey retrieval
     task: Literal["text", "passkey"] = "text"
     # text: file, folder or glob, several separated by commas; none at all: Python's own library.
-    # .jsonl: a document on each line, {"text": ...} or {"inputs": ..., "targets": ...}
+    # .jsonl: a document on each line, {"text": ...}, {"inputs": ..., "targets": ...},
+    # {"prompt": ..., "response": ...} or {"messages": [{"role": ..., "content": ...}, ...]}
     files: str = ""
     # text: name of a seqio task or mixture (needs famjax[seqio])
     seqio: str = ""
@@ -155,7 +156,7 @@ class DataConfig:
     tfds: str = ""
     # feature of the seqio or TFDS examples that holds the text; seqio tokens: "targets"
     feature: str = "text"
-    # "bytes" or the path of a SentencePiece model
+    # "bytes", the path of a SentencePiece model or of a tokenizer.json, or a folder with either
     tokenizer: str = "bytes"
     # lanes: rows follow documents, memory carried between steps; packed: rows are independent
     layout: Literal["lanes", "packed"] = "lanes"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,13 +14,18 @@ from flax import nnx
 from famjax.core.config import Config, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import difference, from_json, to_json
-from famjax.data.tokenizers import Tokenizer, load_tokenizer
+from famjax.data.tokenizers import (
+    Tokenizer,
+    load_tokenizer,
+    save_tokenizer,
+    saved_tokenizer,
+)
 from famjax.models.language_model import LanguageModel
 from famjax.models.transplant import merge_adapters, transplant
 from famjax.train.begin import Frozen, divide, evaluated, fingerprint, refuse_base
 from famjax.train.checkpoint import Checkpoints
 
-CONFIG, TOKENIZER, CHECKPOINTS = "config.json", "tokenizer.model", "checkpoints"
+CONFIG, CHECKPOINTS = "config.json", "checkpoints"
 
 # What a resumed run may change: how long, how often, under which name, on which devices. With more
 # steps a cosine or wsd schedule goes on at another rate; the loop says so.
@@ -132,8 +135,7 @@ def read_config(folder: Path) -> Config | None:
 
 def run_tokenizer(folder: Path, config: Config) -> Tokenizer:
     """Return the tokenizer of a run, from the copy it keeps."""
-    copy = folder / TOKENIZER
-    return load_tokenizer(str(copy) if copy.exists() else config.data.tokenizer)
+    return saved_tokenizer(folder, config.data.tokenizer)
 
 
 def prepare_run(folder: Path, config: Config) -> tuple[Config, Tokenizer]:
@@ -179,10 +181,8 @@ def refuse_other(before: Config, config: Config, where: Path) -> None:
 def _write_run(folder: Path, config: Config, first: bool) -> None:
     """Write the tokenizer, the first time, and then the config, which makes the folder a run."""
     folder.mkdir(parents=True, exist_ok=True)
-    copy = folder / TOKENIZER
-    if first and config.data.tokenizer != "bytes":
-        with contextlib.suppress(shutil.SameFileError):
-            shutil.copyfile(config.data.tokenizer, copy)
+    if first:
+        save_tokenizer(config.data.tokenizer, folder)
     temporary = folder / (CONFIG + ".new")
     temporary.write_text(to_json(config), encoding="utf-8")
     temporary.replace(folder / CONFIG)
