@@ -15,12 +15,13 @@ from famjax.convert.families import family
 from famjax.convert.load import fill, read_config, read_model
 from famjax.convert.selfcheck import check, why_not
 from famjax.convert.surgery import To, with_attention
-from famjax.core.checks import validate
+from famjax.core.checks import validate, validate_model
 from famjax.core.config import Config, DataConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import override, to_json
 from famjax.data.tokenizers import load_tokenizer, save_tokenizer
 from famjax.models.language_model import LanguageModel
+from famjax.models.transplant import refuse_other_sizes
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.run import CHECKPOINTS, CONFIG, with_vocabulary
 
@@ -100,11 +101,14 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 def _config(model: ModelConfig, target: Path, tokenizer: str, overrides: tuple[str, ...]) -> Config:
     config = override(Config(name=target.name or "converted", model=model), overrides)
-    rows = max(1024 // config.model.block_len, 1) * config.model.block_len
-    if "full" in config.model.mixer.split(","):
-        rows = min(rows, config.model.capacity // config.model.block_len * config.model.block_len)
-    data = DataConfig(tokenizer=tokenizer, length=max(rows, config.model.block_len))
-    config = replace(config, data=data)
+    validate_model(config.model)
+    refuse_other_sizes(model, config.model)
+    model, rows = config.model, 1024
+    if "full" in model.mixer.split(","):
+        rows = min(rows, model.capacity)
+        model = replace(model, block_len=min(model.block_len, rows))
+    length = max(rows // model.block_len, 1) * model.block_len
+    config = replace(config, model=model, data=DataConfig(tokenizer=tokenizer, length=length))
     validate(config)
     return with_vocabulary(config, load_tokenizer(tokenizer))
 
