@@ -288,7 +288,7 @@ def table(plan: Plan, results: Sequence[dict[str, Any]]) -> Table:
     for i, length in enumerate(plan.lengths):
         rows = [result["rows"][i] for result in results]
         shares = (f"{row['key_accuracy']:.0%}" for row in rows)
-        out.add_row(_short(length), *shares, str(rows[0]["examples"]))
+        out.add_row(short(length), *shares, str(rows[0]["examples"]))
     out.add_section()
     for label, name, unit in (
         ("params k", "parameters", 1000),
@@ -319,7 +319,7 @@ def draw(plan: Plan, results: Sequence[dict[str, Any]]) -> Path:
             zorder=3 if fam else 2,
         )
     axes.set_xscale("log", base=2)
-    axes.set_xticks(plan.lengths, [_short(n) for n in plan.lengths])
+    axes.set_xticks(plan.lengths, [short(n) for n in plan.lengths])
     axes.set(xlabel="document, tokens", ylabel="whole keys retrieved, %", ylim=(-3, 103))
     axes.set_title("Passkey retrieval, needle first (TransformerFAM, Figure 3)")
     axes.grid(alpha=0.3)
@@ -331,7 +331,7 @@ def draw(plan: Plan, results: Sequence[dict[str, Any]]) -> Path:
     return path
 
 
-def _short(number: int) -> str:
+def short(number: int) -> str:
     if number >= 2**20:
         return f"{number // 2**20}M"
     return f"{number // 2**10}k" if number >= 2**10 else str(number)

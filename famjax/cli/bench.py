@@ -1,4 +1,4 @@
-"""`famjax bench fam`."""
+"""`famjax bench fam` and `famjax bench lora`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ _SMALL = ModelConfig(
 
 @dataclass(frozen=True)
 class Bench:
-    """Measure what feedback memory costs: FAM against BSWA of equal shape, in one run."""
+    """Measure, in one run: what feedback memory costs (fam: against BSWA of equal shape); what
+    adapters spare (lora: against training everything, and beside PyTorch's peft if installed)."""
 
-    name: tyro.conf.Positional[Literal["fam"]]
+    name: tyro.conf.Positional[Literal["fam", "lora"]]
     """what to measure"""
     config: str = ""
     """take the model's shape from this config instead of a small one"""
@@ -36,6 +37,8 @@ class Bench:
     """tokens of a row"""
     turns: int = 7
     """times each program runs, in turns with the other"""
+    rank: int = 64
+    """lora: of the adapters"""
     json: bool = False
     """print one JSON object instead of tables"""
 
@@ -44,8 +47,6 @@ def run(argv: list[str]) -> int:
     """Print the ratio of the least times, the floor and the gap; then time and memory by length."""
     asked = parse(Bench, argv, "famjax bench")
     runtime.setup()
-    from famjax.bench import fam
-
     model = load_config(asked.config).model if asked.config else _SMALL
     # a config without a vocabulary takes that of its tokenizer: bytes
     model = replace(model, vocab_size=model.vocab_size or 258)
@@ -57,6 +58,11 @@ def run(argv: list[str]) -> int:
             "GLIBC_TUNABLES was set already, so memory goes back to the system between steps and "
             "times jump by its page faults; unset it for steadier ones"
         )
+    if asked.name == "lora":
+        _lora(model, asked, console)
+        return 0
+    from famjax.bench import fam
+
     costs = _costs(fam, model, asked, console, note)
     longs = _longs(fam, model, console, note)
     if asked.json:
@@ -72,6 +78,8 @@ def _check(asked: Bench, model: ModelConfig) -> None:
     whole = max(block for block, _ in SIZES)
     if asked.turns < 2:
         raise UserError(f"--turns {asked.turns}: a spread takes at least 2")
+    if asked.rank < 1:
+        raise UserError(f"--rank {asked.rank}: must be at least 1")
     if asked.batch < 1:
         raise UserError(f"--batch {asked.batch}: must be at least 1")
     if asked.length < 1 or asked.length % whole:
@@ -124,6 +132,45 @@ def _longs(fam, model: ModelConfig, console: Console, note: Console) -> list[dic
         )
     console.print(table)
     return rows
+
+
+def _lora(model: ModelConfig, asked: Bench, console: Console) -> None:
+    from famjax.bench import lora
+
+    model = lora.llama(model)
+    given = (model, asked.rank, asked.batch, asked.length, asked.turns)
+    found = [lora.compare(*given)]
+    if lora.peers():
+        found.append(lora.compare_peft(*given))
+    least = lora.floor(model, asked.rank, asked.length)
+    if asked.json:
+        rows = [row._asdict() | {"time": row.time._asdict()} for row in found]
+        print(json.dumps({"floor": least, "rows": rows}, default=lambda kept: kept._asdict()))
+        return
+    table = _table(
+        f"Adapters of rank {asked.rank} against training everything, a Llama of {model.layers} "
+        f"layers, width {model.width}, {asked.batch} x {asked.length} tokens, AdamW; "
+        f"floor of the ratio {least:.3f}",
+        ("", "trained", "optimizer MB", "step's arrays MB", "step s", "ratio", "median"),
+    )
+    for row in found:
+        for way, kept, seconds in (
+            ("adapters", row.adapters, row.time.first),
+            ("everything", row.everything, row.time.second),
+        ):
+            ours = way == "adapters"
+            table.add_row(
+                f"{row.name}: {way}",
+                f"{kept.trained:,}",
+                f"{kept.optimizer_bytes / 1e6:.2f}",
+                f"{kept.step_bytes / 1e6:.0f}" if kept.step_bytes else "",
+                f"{seconds:.3f}",
+                f"{row.time.ratio:.3f}" if ours else "",
+                f"{row.time.typical:.3f} ± {row.time.spread:.3f}" if ours else "",
+            )
+    console.print(table)
+    if not lora.peers():
+        console.print(f"PyTorch beside it needs {', '.join(lora.PEERS)}")
 
 
 def _table(title: str, columns: tuple[str, ...]) -> Table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -13,41 +12,7 @@ from famjax.core.config import LoraConfig
 from famjax.core.remat import keep
 from famjax.core.types import Array
 from famjax.layers.lora import Lora
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def product(equation: str, x: Array, kernel: Array) -> Array:
-    """Return einsum(equation, x, kernel), where the gradient of the kernel is one fast product.
-
-    That gradient is a product over all tokens. XLA on CPU writes its first factor out transposed,
-    and JAX puts the output's gradient first: four times as wide as the input in a feed-forward,
-    where that copy took more time than the product. Here the narrower factor comes first. The price
-    is that JAX's forward mode (`jax.jvp`) does not go through.
-
-    Args:
-      equation: "...ab,abcd->...cd": a, b of the input are summed.
-    """
-    return jnp.einsum(equation, x, kernel)
-
-
-def _forward(equation: str, x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
-    return product(equation, x, kernel), (x, kernel)
-
-
-def _backward(equation: str, saved: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
-    x, kernel = saved
-    factors, output = equation.split("->")
-    inputs, weights = factors.split(",")
-    to_input = jnp.einsum(f"{output},{weights}->{inputs}", grad, kernel)
-    summed, made = inputs.removeprefix("..."), output.removeprefix("...")
-    into = math.prod(kernel.shape[: len(summed)])
-    if into**2 <= kernel.size:
-        return to_input, jnp.einsum(f"{inputs},{output}->{weights}", x, grad)
-    to_kernel = jnp.einsum(f"{output},{inputs}->{made}{summed}", grad, x)
-    return to_input, jnp.einsum(f"{made}{summed}->{weights}", to_kernel)
-
-
-product.defvjp(_forward, _backward)
+from famjax.ops.product import product
 
 
 class Linear(nnx.Module):

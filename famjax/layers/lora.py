@@ -11,6 +11,7 @@ from flax import nnx
 from famjax.core.config import LoraConfig
 from famjax.core.remat import keep
 from famjax.core.types import Array
+from famjax.ops.product import product
 
 
 class Adapter(nnx.Param):
@@ -71,8 +72,8 @@ class Lora(nnx.Module):
                 jax.random.wrap_key_data(self.key[...]), 1 - self.dropout, x.shape
             )
             x = jnp.where(kept, x / (1 - self.dropout), 0).astype(self.dtype)
-        low = keep(jnp.einsum(self.down, x, self.a[...].astype(self.dtype)))
-        return self.scale * jnp.einsum(self.up, low, self.b[...].astype(self.dtype))
+        low = keep(product(self.down, x, self.a[...].astype(self.dtype)))
+        return self.scale * product(self.up, low, self.b[...].astype(self.dtype))
 
 
 def merged(kernel: Array, a: Array, b: Array, config: LoraConfig) -> Array:

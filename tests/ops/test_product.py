@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from famjax.layers.linear import product
+from famjax.ops.product import product
 
 
 @pytest.mark.parametrize(

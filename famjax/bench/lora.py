@@ -1,0 +1,163 @@
+"""What adapters spare: a training step beside frozen weights against one of all weights.
+
+The floor of the ratio is arithmetic: of the three products that a linear map takes in training,
+output, gradient of the input, gradient of the kernel, the last is spared. The head's is too; the
+attention's own products and the adapters' are not. PyTorch's peft does the same mathematics beside
+it, where it is installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from famjax.bench.timing import Pair, in_turns
+from famjax.core.config import ArchConfig, Config, LoraConfig, ModelConfig
+from famjax.train.flops import forward_flops
+from famjax.train.loop import Program, make_program
+
+PEERS = ("torch", "transformers", "peft")
+# torch.nn.Linear's own LoRA places of a Llama, all of them
+_MAPS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+class Kept(NamedTuple):
+    """What one way of training holds: parameters trained, bytes of the optimizer, of a step.
+
+    `step_bytes` are XLA's temporary arrays; 0 where nobody says.
+    """
+
+    trained: int
+    optimizer_bytes: int
+    step_bytes: int
+
+
+class Comparison(NamedTuple):
+    """Adapters against everything, in one framework."""
+
+    name: str
+    adapters: Kept
+    everything: Kept
+    time: Pair
+
+
+def compare(model: ModelConfig, rank: int, batch: int, length: int, turns: int) -> Comparison:
+    """Measure famjax's own step, with AdamW."""
+    adapted = replace(model, lora=LoraConfig(rank=rank))
+    (some, one), (all_, other) = (_ours(m, batch, length) for m in (adapted, model))
+    return Comparison("famjax", some, all_, in_turns(one, other, turns))
+
+
+def floor(model: ModelConfig, rank: int, length: int) -> float:
+    """Return the least ratio of a step's arithmetic: that of the adapters is counted too."""
+    # of a whole document that the cache holds a token sees half, on average
+    full = forward_flops(replace(model, mixer="full", capacity=length))
+    return (2 * full + 3 * 2 * adapter_parameters(model, rank)) / (3 * full)
+
+
+def adapter_parameters(model: ModelConfig, rank: int) -> int:
+    """Return the parameters of adapters on every map."""
+    config = Config(model=replace(model, lora=LoraConfig(rank=rank)))
+    shapes = jax.eval_shape(_program(config, 1, model.block_len).start)
+    return sum(leaf.size for leaf in jax.tree.leaves(shapes.params))
+
+
+def llama(model: ModelConfig) -> ModelConfig:
+    """Return a model whose mathematics is a Llama's, so that transformers has it too."""
+    arch = ArchConfig(embed_scale=1.0)
+    return replace(model, mixer="full", mlp="swiglu", norm="rmsnorm", tied=False, arch=arch)
+
+
+def _program(config: Config, batch: int, length: int) -> Program:
+    data = replace(config.data, layout="packed", batch=batch, length=length)
+    config = replace(config, data=data)
+    return make_program(config, np.ones(config.model.vocab_size, np.int32))
+
+
+def _ours(model: ModelConfig, batch: int, length: int) -> tuple[Kept, Callable[[], Any]]:
+    program = _program(Config(model=replace(model, capacity=length)), batch, length)
+    state = program.start()
+    tokens = _tokens(model, batch, length)
+    data = jax.device_put(
+        {
+            "tokens": tokens,
+            "targets": tokens,
+            "weights": np.ones((batch, length), np.float32),
+            "valid": np.ones((batch, length), bool),
+            "reset": np.zeros((batch, length), bool),
+        },
+        program.batch,
+    )
+    compiled = program.step.lower(state, data).compile()  # type: ignore[attr-defined]
+    memory = compiled.memory_analysis()
+    kept = Kept(
+        sum(leaf.size for leaf in jax.tree.leaves(state.params)),
+        sum(leaf.nbytes for leaf in jax.tree.leaves(state.opt_state)),
+        memory.temp_size_in_bytes if memory else 0,
+    )
+
+    def run() -> Any:
+        nonlocal state
+        state = compiled(state, data)
+        return state
+
+    return kept, run
+
+
+def compare_peft(model: ModelConfig, rank: int, batch: int, length: int, turns: int) -> Comparison:
+    """Measure the same in PyTorch, by transformers and peft; eager, as its users run it."""
+    (some, one), (all_, other) = (_theirs(model, r, batch, length) for r in (rank, 0))
+    return Comparison("PyTorch, peft", some, all_, in_turns(one, other, turns))
+
+
+def peers() -> bool:
+    """Return whether what `compare_peft` needs is installed."""
+    return all(importlib.util.find_spec(name) for name in PEERS)
+
+
+def _theirs(
+    model: ModelConfig, rank: int, batch: int, length: int
+) -> tuple[Kept, Callable[[], Any]]:
+    import peft
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=model.vocab_size,
+        hidden_size=model.width,
+        intermediate_size=model.mlp_width or 4 * model.width,
+        num_hidden_layers=model.layers,
+        num_attention_heads=model.heads,
+        num_key_value_heads=model.kv_heads or model.heads,
+        max_position_embeddings=length,
+        use_cache=False,
+    )
+    net: Any = transformers.LlamaForCausalLM(config)
+    if rank:
+        about = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=_MAPS)
+        net = peft.get_peft_model(net, about)
+    trained = [p for p in net.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-3)
+    tokens = torch.tensor(_tokens(model, batch, length).astype(np.int64))
+
+    def run() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        net(input_ids=tokens, labels=tokens).loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+
+    run()
+    held = [x for s in optimizer.state.values() for x in s.values() if torch.is_tensor(x)]
+    size = sum(x.numel() * x.element_size() for x in held)
+    return Kept(sum(p.numel() for p in trained), size, 0), run
+
+
+def _tokens(model: ModelConfig, batch: int, length: int) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    return rng.integers(0, model.vocab_size, (batch, length), np.int32)
