@@ -100,7 +100,7 @@ class Reader:
 
     def value(self, path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Array:
         name, first = parameter(path)
-        if name == "stack.prompt":
+        if name == "stack.prompt" and name not in self.tensors:
             return self.prompt()
         tensor = self.tensors[name]
         if first is None:

@@ -1,0 +1,187 @@
+"""A run's tokenizer as files that `transformers.AutoTokenizer` reads, to the same ids.
+
+tokenizer.json is plain JSON and written as such: no library of Hugging Face's is needed for it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from famjax.core.errors import UserError
+from famjax.data.tokenizers import ByteTokenizer, Tokenizer
+from famjax.export.check import quiet
+from famjax.train.run import TOKENIZER
+
+_FOLDER = "tokenizer"
+_JSON = "tokenizer.json"
+# what tokenizers trip over; but "▁", which SentencePiece's form cannot tell from a space
+_SAMPLE = (
+    "The cat  sat on\tthe mat,\n\n and  the dog — très bien — said: 'I've 1234567 £ and 猫が'.\n"
+    "    def f(x):\r\n        return x**2 \U0001f600  "
+)
+
+Json = dict[str, Any]
+
+
+def write_tokenizer(run: Path, tokenizer: Tokenizer, folder: Path) -> list[str]:
+    """Write the tokenizer of the run in `run`, and return what was compared."""
+    if (run / _FOLDER).is_dir():
+        shutil.copytree(run / _FOLDER, folder, dirs_exist_ok=True)
+    elif isinstance(tokenizer, ByteTokenizer):
+        _write(folder, tokenizer, _bytes(), "<bos>", "<eos>")
+    else:
+        return _sentencepiece(tokenizer, folder)
+    same = _same_ids(folder, tokenizer)
+    if same is False:
+        raise UserError(
+            f"{run}: transformers reads its tokenizer to other ids; nothing was kept; report it"
+        )
+    return [_compared(tokenizer)] if same else []
+
+
+def _sentencepiece(tokenizer: Tokenizer, folder: Path) -> list[str]:
+    model = Path(tokenizer.name).expanduser()
+    made, bos, eos = _of_sentencepiece(model.read_bytes(), tokenizer)
+    _write(folder, tokenizer, made, bos, eos)
+    same = _same_ids(folder, tokenizer)
+    if same is False:
+        (folder / _JSON).unlink()
+        (folder / "tokenizer_config.json").unlink()
+        shutil.copyfile(model, folder / TOKENIZER)
+        return [
+            f"the tokenizer has no form that transformers reads to the same ids: take {TOKENIZER} "
+            "with the sentencepiece library"
+        ]
+    return [_compared(tokenizer)] if same else []
+
+
+def _compared(tokenizer: Tokenizer) -> str:
+    count = len(tokenizer.encode(_SAMPLE))
+    return f"compared with transformers' AutoTokenizer: the same {count} ids of a text"
+
+
+def _same_ids(folder: Path, tokenizer: Tokenizer) -> bool | None:
+    """Return whether transformers reads the folder to the same ids; None if it is not there."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        return None
+    with quiet():
+        # the model's code is not needed for it
+        theirs = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    ids = theirs.encode(_SAMPLE, add_special_tokens=False)
+    return bool(ids == tokenizer.encode(_SAMPLE).tolist())
+
+
+def _write(folder: Path, tokenizer: Tokenizer, made: Json, bos: str, eos: str) -> None:
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": bos,
+        "eos_token": eos,
+        "clean_up_tokenization_spaces": False,
+    }
+    for name, content in ((_JSON, made), ("tokenizer_config.json", config)):
+        text = json.dumps(content, indent=2, ensure_ascii=False)
+        (folder / name).write_text(text + "\n", encoding="utf-8")
+
+
+def _added(token: int, content: str, special: bool) -> Json:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": token, "content": content, **flags, "special": special}
+
+
+def _tokenizer(added: list[Json], **parts: Json | None) -> Json:
+    empty = dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer"))
+    return {"version": "1.0", **empty, "added_tokens": added, "post_processor": None} | parts
+
+
+def _bytes() -> Json:
+    """A byte-level BPE that merges nothing, its vocabulary the bytes as such a BPE writes them."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = {byte: chr(byte) for byte in printable}
+    letters |= {byte: chr(256 + i) for i, byte in enumerate(others)}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    level["use_regex"] = False
+    vocabulary = {letters[byte]: byte for byte in range(256)}
+    return _tokenizer(
+        [_added(256, "<bos>", True), _added(257, "<eos>", True)],
+        pre_tokenizer=level,
+        decoder=level,
+        model={"type": "BPE", "vocab": vocabulary, "merges": []},
+    )
+
+
+def _of_sentencepiece(content: bytes, tokenizer: Tokenizer) -> tuple[Json, str, str]:
+    """Return a SentencePiece model's tokenizer.json, and its bos and eos.
+
+    Like famjax it keeps all spaces and puts none in front.
+    """
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto = sentencepiece_model_pb2.ModelProto.FromString(content)
+    pieces = [piece.piece for piece in proto.pieces]
+    scores = [piece.score for piece in proto.pieces]
+    kinds = sentencepiece_model_pb2.ModelProto.SentencePiece
+    added = [
+        _added(i, piece.piece, piece.type != kinds.USER_DEFINED)
+        for i, piece in enumerate(proto.pieces)
+        if piece.type in (kinds.CONTROL, kinds.UNKNOWN, kinds.USER_DEFINED)
+    ]
+    spec = proto.trainer_spec
+    if spec.model_type == spec.BPE:
+        model: Json = {
+            "type": "BPE",
+            "unk_token": pieces[spec.unk_id],
+            "fuse_unk": True,
+            "byte_fallback": spec.byte_fallback,
+            "vocab": {piece: i for i, piece in enumerate(pieces)},
+            "merges": _merges(pieces, scores),
+        }
+    else:
+        model = {
+            "type": "Unigram",
+            "unk_id": spec.unk_id,
+            "vocab": [list(pair) for pair in zip(pieces, scores, strict=True)],
+            "byte_fallback": spec.byte_fallback,
+        }
+    space: Json = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    steps = [space]
+    if charsmap := proto.normalizer_spec.precompiled_charsmap:
+        text = base64.b64encode(charsmap).decode()
+        steps.insert(0, {"type": "Precompiled", "precompiled_charsmap": text})
+    back: Json = space | {"pattern": {"String": "▁"}, "content": " "}
+    made = _tokenizer(
+        added,
+        normalizer={"type": "Sequence", "normalizers": steps},
+        decoder={
+            "type": "Sequence",
+            "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}],
+        },
+        model=model,
+    )
+    return made, pieces[tokenizer.bos_id], pieces[tokenizer.eos_id]
+
+
+def _merges(pieces: list[str], scores: list[float]) -> list[list[str]]:
+    """Return the pairs that make the pieces, in the order in which SentencePiece merges them."""
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    found = []
+    for token in sorted(range(len(pieces)), key=lambda i: -scores[i]):
+        piece = pieces[token]
+        cuts = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
+        there = [cut for cut in cuts if cut[0] in ids and cut[1] in ids]
+        found += sorted(there, key=lambda cut: (ids[cut[0]], ids[cut[1]]))
+    return [list(pair) for pair in found]
+
+
+def copy_tokenizer(run: Path, tokenizer: Tokenizer, folder: Path) -> None:
+    """Copy the tokenizer as a run keeps it, for a folder that is a run itself."""
+    if (run / _FOLDER).is_dir():
+        shutil.copytree(run / _FOLDER, folder / _FOLDER)
+    elif not isinstance(tokenizer, ByteTokenizer):
+        shutil.copyfile(Path(tokenizer.name).expanduser(), folder / TOKENIZER)
