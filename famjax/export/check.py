@@ -51,6 +51,14 @@ def logits(model: LanguageModel, tokens: np.ndarray, last: int) -> np.ndarray:
     return np.asarray(read(params, jnp.asarray(padded, jnp.int32), valid))
 
 
+def of_run(model: LanguageModel, tokens: np.ndarray, last: int) -> np.ndarray:
+    """Return the logits of the run, which must be numbers."""
+    found = logits(model, tokens, last)
+    if not np.isfinite(found).all():
+        raise UserError("the run's logits are not finite numbers; export a run that has learned")
+    return found
+
+
 def compare(by: str, exported: np.ndarray, run: np.ndarray) -> str:
     """Return a line that says how far apart the logits are.
 
@@ -60,8 +68,6 @@ def compare(by: str, exported: np.ndarray, run: np.ndarray) -> str:
     Raises:
       UserError: too far.
     """
-    if not np.isfinite(run).all():
-        raise UserError("the run's logits are not finite numbers; export a run that has learned")
     apart = np.abs(exported - run).max()
     share = apart / max(run.max() - run.min(), np.finfo(np.float32).tiny)
     said = f"logits differ by {apart:.1e} at most, {share:.1e} of their range"

@@ -83,7 +83,7 @@ def _write_json(path: Path, content: HF) -> None:
 
 def _compare(source: Source, family: Family, folder: Path) -> list[str]:
     tokens, last = check.sample(source.model)
-    run = check.logits(source.reference(), tokens, last)
+    run = check.of_run(source.reference(), tokens, last)
     _, again = load_pretrained(folder)
     said = [check.compare("famjax reading it back", check.logits(again, tokens, last), run)]
     theirs = _transformers(family, folder, tokens, last)
