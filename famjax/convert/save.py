@@ -56,7 +56,7 @@ def save_tensors(
     kind = jnp.dtype(dtype)
     sizes = {name: kind.itemsize * _size(pieces) for name, pieces in made_of.items()}
     shards = list(_shards(sizes))
-    where = {}
+    where: dict[str, str] = {}
     for i, names in enumerate(shards):
         file = f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
         file = "model.safetensors" if len(shards) == 1 else file

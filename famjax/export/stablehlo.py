@@ -6,7 +6,6 @@ blocks, `step` one token. The parameters are arguments, so a program is small; t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +96,7 @@ def _chunk(model: LanguageModel) -> int:
     return min(chunk, capacity) if capacity else chunk
 
 
-def _programs(model: LanguageModel, chunk: int) -> dict[str, tuple[Callable[..., Any], Any]]:
+def _programs(model: LanguageModel, chunk: int) -> dict[str, tuple[Any, ...]]:
     """Return each function and the shapes of its arguments, the batch unknown."""
     graph, params = nnx.split(model)
     state = jax.eval_shape(lambda: model.init_state(1))
@@ -143,7 +142,7 @@ def _compare(source: Source, folder: Path, chunk: int) -> list[str]:
     state = {name: np.repeat(a, len(tokens), axis=1) for name, a in state.items()}
     whole = (tokens.shape[1] - 1) // model.block_len * model.block_len
 
-    def read(prefill: Callable[..., Any], step: Callable[..., Any], params: Named) -> np.ndarray:
+    def read(prefill: Any, step: Any, params: Named) -> np.ndarray:
         held, logits = state, []
         for at in range(0, whole, chunk):
             size = min(chunk, whole - at)
@@ -157,11 +156,11 @@ def _compare(source: Source, folder: Path, chunk: int) -> list[str]:
             logits.append(np.asarray(found))
         return np.concatenate(logits, 1)
 
-    exported = [
+    exported: list[Any] = [
         jax.jit(jax.export.deserialize(bytearray((folder / f"{name}.stablehlo").read_bytes())).call)
         for name in ("prefill", "step")
     ]
-    ours = [jax.jit(program) for program, *_ in _programs(model, chunk).values()]
+    ours: list[Any] = [jax.jit(program) for program, *_ in _programs(model, chunk).values()]
     found = read(*exported, load_file(folder / "params.safetensors"))
     expected = read(*ours, _named(nnx.split(model)[1]))
     by = f"the programs read back, on {jax.default_backend()}"

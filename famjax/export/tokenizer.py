@@ -121,12 +121,13 @@ def _of_sentencepiece(content: bytes, tokenizer: Tokenizer) -> tuple[Json, str, 
 
     Like famjax it keeps all spaces and puts none in front.
     """
-    from sentencepiece import sentencepiece_model_pb2
+    from sentencepiece import sentencepiece_model_pb2 as format
 
-    proto = sentencepiece_model_pb2.ModelProto.FromString(content)
+    model_proto: Any = format.ModelProto  # type: ignore[attr-defined]
+    proto = model_proto.FromString(content)
     pieces = [piece.piece for piece in proto.pieces]
     scores = [piece.score for piece in proto.pieces]
-    kinds = sentencepiece_model_pb2.ModelProto.SentencePiece
+    kinds = model_proto.SentencePiece
     added = [
         _added(i, piece.piece, piece.type != kinds.USER_DEFINED)
         for i, piece in enumerate(proto.pieces)
