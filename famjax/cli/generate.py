@@ -1,4 +1,4 @@
-"""`famjax generate RUN --prompt TEXT [--read FILE] [--state-out F] [--state-in F]`."""
+"""`famjax generate RUN --prompt TEXT [--chat] [--read FILE] [--state-out F] [--state-in F]`."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ class Arguments:
     """Folder of the run."""
     prompt: str | None = None
     """Text to go on from; - reads it from standard input."""
+    chat: bool = False
+    """The prompt is a user's message, written as the tokenizer's chat template has it."""
     read: str | None = None
     """Text file to read first, of any size."""
     state_out: str | None = None
@@ -57,6 +59,11 @@ def run(argv: list[str]) -> int:
     from famjax.train.run import open_run
 
     opened = open_run(arguments.run)
+    if arguments.chat and opened.tokenizer.chat_template is None:
+        raise UserError(
+            f"--chat: the tokenizer of {arguments.run} has no chat template; leave it out, or "
+            "train with a tokenizer that has one"
+        )
     generator = Generator(opened)
     state = _memory(arguments, opened, generator)
     if prompt is not None:
@@ -78,6 +85,8 @@ def _check(arguments: Arguments) -> None:
     a = arguments
     if a.prompt is None and a.read is None:
         raise UserError("generate needs --prompt TEXT, or --read FILE with --state-out F")
+    if a.prompt is None and a.chat:
+        raise UserError("--chat makes a message of the prompt; give --prompt TEXT")
     if a.prompt is None and a.state_out is None:
         raise UserError("--read without --prompt needs --state-out F, or its memory would be lost")
     if a.read is not None and a.state_in is not None:
@@ -121,7 +130,7 @@ def _write(
 ) -> None:
     a = arguments
     texts = generator.generate(
-        prompt, a.max_tokens, a.temperature, a.top_k, a.top_p, a.stop, a.seed, state
+        prompt, a.max_tokens, a.temperature, a.top_k, a.top_p, a.stop, a.seed, state, a.chat
     )
     for text in texts:
         print(text, end="", flush=True)

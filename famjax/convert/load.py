@@ -20,9 +20,9 @@ from famjax.convert.tensors import Tensor, Tensors
 from famjax.core.checks import validate_model
 from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError, nearest
-from famjax.core.sharding import path_name
 from famjax.core.types import Array
 from famjax.models.language_model import LanguageModel
+from famjax.models.transplant import abstract, fam_prompt, parameter
 
 
 def load_pretrained(folder: str | Path, **changes: Any) -> tuple[ModelConfig, LanguageModel]:
@@ -76,8 +76,7 @@ def fill(config: ModelConfig, tensors: Tensors, folder: Path) -> LanguageModel:
 
     Host memory: what the model keeps, and a few pieces of a tensor (famjax.convert.checkpoint).
     """
-    model = nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))
-    graph, shapes = nnx.split(model)
+    graph, shapes = abstract(config)
     with Checkpoint(folder) as checkpoint:
         reader = Reader(config, tensors, checkpoint)
         params = jax.tree_util.tree_map_with_path(reader.value, shapes)
@@ -98,10 +97,17 @@ class Reader:
     def named(self, tensor: Tensor, layer: int = 0) -> str:
         return tensor.name.format(layer).removeprefix(self.prefix)
 
+    @functools.cached_property
+    def embedding(self) -> Array:
+        tensor, shape = self.tensors["embedding"], (self.config.vocab_size, self.config.width)
+        return self.read(tensor, [self.named(tensor)], shape).reshape(shape)
+
     def value(self, path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Array:
         name, first = parameter(path)
         if name == "stack.prompt" and name not in self.tensors:
-            return self.prompt()
+            return fam_prompt(self.embedding, self.config)
+        if name == "embedding":
+            return self.embedding
         tensor = self.tensors[name]
         if first is None:
             return self.read(tensor, [self.named(tensor)], shape.shape).reshape(shape.shape)
@@ -129,33 +135,12 @@ class Reader:
                     column += x.shape[1]
         return found
 
-    def prompt(self) -> Array:
-        """Return where the FAM begins, which no checkpoint has: tokens as they enter the stack."""
-        embedding = self.tensors["embedding"]
-        pieces = self.checkpoint.pieces(self.named(embedding), 1)
-        rows = np.random.default_rng(0).integers(self.config.vocab_size, size=self.config.fam_len)
-        prompt = np.zeros((self.config.fam_len, self.config.width), np.float32)
-        for first, piece in pieces:
-            here = (rows >= first) & (rows < first + len(piece))
-            prompt[here] = piece[rows[here] - first]
-        return jnp.asarray(prompt * (self.config.arch.embed_scale or self.config.width**0.5))
-
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _put(found: Array, piece: Array, layer: Array, row: Array, column: Array) -> Array:
     return jax.lax.dynamic_update_slice(
         found, piece.astype(found.dtype)[None], (layer, row, column)
     )
-
-
-def parameter(path: tuple[Any, ...]) -> tuple[str, int | None]:
-    """Return a parameter's name in `Tensors`, and its place in the pattern if it is a layer's."""
-    parts = path_name(path).split("/")
-    # fam and bswa keep the same projections, fam in the window that it owns
-    parts = [part for part in parts if part not in ("value", "window")]
-    if parts[:2] == ["stack", "layers"]:
-        return ".".join(["layer", *parts[3:]]), int(parts[2])
-    return ".".join(parts), None
 
 
 def _prefix(embedding: str, there: set[str]) -> str:

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from famjax.convert.load import parameter
 from famjax.convert.tensors import Tensor, Tensors
 from famjax.core.config import ModelConfig
 from famjax.core.types import Array
 from famjax.models.language_model import LanguageModel
+from famjax.models.transplant import parameter
 
 # of one file, at most; a tensor that is larger has one of its own
 SHARD_BYTES = 4 << 30
@@ -50,8 +50,6 @@ def save_tensors(
       tensors: what they are called, and how they lie.
       dtype: float32 or bfloat16, of the tensors written.
     """
-    from safetensors.numpy import save_file
-
     made_of = _pieces(model, config, tensors)
     kind = jnp.dtype(dtype)
     sizes = {name: kind.itemsize * _size(pieces) for name, pieces in made_of.items()}
@@ -61,7 +59,7 @@ def save_tensors(
         file = f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
         file = "model.safetensors" if len(shards) == 1 else file
         held = {name: _tensor(made_of[name]).astype(kind) for name in names}
-        save_file(held, folder / file, metadata={"format": "pt"})
+        save_file(held, folder / file)
         where |= dict.fromkeys(names, file)
     if len(shards) > 1:
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}

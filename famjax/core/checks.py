@@ -6,6 +6,7 @@ checks rely on the earlier ones.
 
 from __future__ import annotations
 
+import fnmatch
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -15,6 +16,12 @@ from famjax.core.keys import fits, keys, values, wrong
 
 # Mixers a pattern may name.
 MIXERS = ("full", "swa", "bswa", "bswa_sg", "fam")
+
+# Maps that adapters may stand beside.
+ADAPTED = (
+    *(f"attention.{name}" for name in ("q", "k", "v", "out")),
+    *(f"mlp.{name}" for name in ("gate", "up", "down")),
+)
 
 _LOWEST: dict[str, float] = {
     "seed": 0,
@@ -37,6 +44,8 @@ _LOWEST: dict[str, float] = {
     "model.arch.logit_cap": 0,
     "model.arch.local_rope_base": 0,
     "model.arch.rope_length": 1,
+    "model.lora.rank": 0,
+    "model.lora.alpha": 0,
     "data.batch": 1,
     "data.length": 1,
     "data.holdout": 0,
@@ -74,7 +83,8 @@ _FRACTIONS = (
     "optimizer.final_fraction",
     "train.rsp",
 )
-_DECAYS = ("optimizer.beta1", "optimizer.beta2")
+# at least 0 and less than 1
+_SHARES = ("optimizer.beta1", "optimizer.beta2", "model.lora.dropout")
 _AXES = ("mesh.data", "mesh.fsdp", "mesh.tensor")
 
 
@@ -118,7 +128,7 @@ def _bad_ranges(config: Config) -> Iterator[str]:
     for key in _FRACTIONS:
         if not 0 <= given[key] <= 1:
             yield f"{key}={given[key]}: must be from 0 to 1"
-    for key in _DECAYS:
+    for key in _SHARES:
         if not 0 <= given[key] < 1:
             yield f"{key}={given[key]}: must be at least 0 and less than 1"
     if config.seed >= 2**32:
@@ -149,11 +159,22 @@ def _bad_model(config: Config) -> Iterator[str]:
             f"model.arch.rope_low={m.arch.rope_low} is not below "
             f"model.arch.rope_high={m.arch.rope_high}; Llama 3 has 1 and 4"
         )
+    if m.lora.rank:
+        yield from _bad_adapters(m)
     if m.kv_heads and m.heads % m.kv_heads:
         yield (
             f"model.kv_heads={m.kv_heads} does not divide model.heads={m.heads}; "
             f"take one of {_divisors(m.heads)}"
         )
+
+
+def _bad_adapters(model: ModelConfig) -> Iterator[str]:
+    for pattern in model.lora.on.split(","):
+        if not fnmatch.filter(ADAPTED, pattern):
+            yield (
+                f"model.lora.on={model.lora.on}: {pattern!r} names no map"
+                f"{nearest(pattern, ADAPTED)} (known: {', '.join(ADAPTED)})"
+            )
 
 
 def _bad_mixers(config: Config) -> Iterator[str]:
@@ -183,7 +204,10 @@ def _bad_data(config: Config) -> Iterator[str]:
     if len(sources) > 1:
         yield f"{' and '.join(sources)}: documents come from one source; keep one of them"
     if not d.tokenizer:
-        yield "data.tokenizer='': give 'bytes' or the path of a SentencePiece model"
+        yield (
+            "data.tokenizer='': give 'bytes', the path of a SentencePiece model or of a "
+            "tokenizer.json, or a folder with either"
+        )
     if d.holdout == 1:
         yield "data.holdout=1 keeps every document from training; take 0 or at least 2"
     if d.layout == "lanes" and d.repeat_len:
@@ -248,6 +272,11 @@ def _bad_train(config: Config) -> Iterator[str]:
         yield (
             f"train.accumulate={t.accumulate} does not divide data.batch={d.batch}; "
             f"take one of {_divisors(d.batch)}"
+        )
+    if m.lora.rank and not config.init:
+        yield (
+            f"model.lora.rank={m.lora.rank}: adapters need weights to adapt; give init=FOLDER, a "
+            "run or what famjax convert wrote, or set model.lora.rank=0"
         )
     if t.rsp and d.layout == "lanes":
         yield (

@@ -55,6 +55,24 @@ class ArchConfig:
 
 
 @dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank adapters beside frozen weights; the FAM prompt is trained with them."""
+
+    # r; 0 has no adapters and trains everything
+    rank: int = 0
+    # what the adapters give is multiplied by alpha / rank; 0 = rank
+    alpha: float = 0.0
+    # ... by alpha / sqrt(rank) (rsLoRA)
+    rs: bool = False
+    # share of what the adapters read that is dropped in training
+    dropout: float = 0.0
+    # which maps have them: patterns of attention.q, .k, .v, .out, mlp.gate, .up, .down
+    on: str = "attention.*,mlp.*"
+    # type in which the frozen weights are kept
+    base: Literal["float32", "bfloat16"] = "float32"
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Shape of a decoder-only language model. Letters: see `famjax.core.types`."""
 
@@ -97,6 +115,7 @@ class ModelConfig:
     # compute type; parameters and optimizer are float32
     dtype: Literal["float32", "bfloat16"] = "float32"
     arch: ArchConfig = field(default_factory=ArchConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
 
 
 @dataclass(frozen=True)
@@ -128,7 +147,8 @@ class DataConfig:
     # what documents are: text, or generated passkey retrieval
     task: Literal["text", "passkey"] = "text"
     # text: file, folder or glob, several separated by commas; none at all: Python's own library.
-    # .jsonl: a document on each line, {"text": ...} or {"inputs": ..., "targets": ...}
+    # .jsonl: a document on each line, {"text": ...}, {"inputs": ..., "targets": ...},
+    # {"prompt": ..., "response": ...} or {"messages": [{"role": ..., "content": ...}, ...]}
     files: str = ""
     # text: name of a seqio task or mixture (needs famjax[seqio])
     seqio: str = ""
@@ -136,7 +156,7 @@ class DataConfig:
     tfds: str = ""
     # feature of the seqio or TFDS examples that holds the text; seqio tokens: "targets"
     feature: str = "text"
-    # "bytes" or the path of a SentencePiece model
+    # "bytes", the path of a SentencePiece model or of a tokenizer.json, or a folder with either
     tokenizer: str = "bytes"
     # lanes: rows follow documents, memory carried between steps; packed: rows are independent
     layout: Literal["lanes", "packed"] = "lanes"
@@ -205,6 +225,9 @@ class MeshConfig:
 class Config:
     name: str = "run"
     seed: int = 0
+    # folder of a run or a converted model to begin with: its shape, tokenizer and weights; what its
+    # layers attend to may be another thing (model.mixer=fam)
+    init: str = ""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

@@ -13,6 +13,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
@@ -38,9 +39,32 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
     Raises:
       UserError: an unknown config or key, a value of the wrong type, or a size that cannot work.
     """
-    config = override(_read(name_or_path), overrides)
+    config = override(_begin_with(_read(name_or_path), overrides), overrides)
     validate(config)
     return config
+
+
+def _begin_with(config: Config, overrides: Sequence[str]) -> Config:
+    """Return the config with the model and the tokenizer of the folder that `init` names, if any.
+
+    How the model is computed and adapted stays as it is in `config`; a run's own config.json has
+    both already.
+    """
+    given = [value for key, value in _pairs(overrides) if key == "init"]
+    init = given[-1] if given else config.init
+    if not init or (not given and config.model.vocab_size):
+        return config
+    folder = Path(init)
+    if not (folder / "config.json").is_file():
+        raise UserError(
+            f"init={init}: has no config.json; give the folder of a run or of a converted model"
+        )
+    there, own = _from_json_file(folder / "config.json"), config.model
+    model = replace(there.model, scan_layers=own.scan_layers, remat=own.remat, lora=own.lora)
+    copies = (folder / name for name in ("tokenizer", "tokenizer.model"))
+    tokenizer = next((str(path) for path in copies if path.exists()), there.data.tokenizer)
+    data = replace(config.data, tokenizer=tokenizer)
+    return replace(config, init=init, model=model, data=data)
 
 
 def available() -> dict[str, Path]:

@@ -36,6 +36,14 @@ PARAMETER_AXES: tuple[tuple[str, Axes], ...] = (
     (r"out/kernel$", ("heads", None, "embed")),
     (r"(up|gate)/kernel$", ("embed", "mlp")),
     (r"down/kernel$", ("mlp", "embed")),
+    (r"(q|k|v|up|gate)/lora/a$", ("embed", None)),
+    (r"out/lora/a$", ("heads", None, None)),
+    (r"down/lora/a$", ("mlp", None)),
+    (r"q/lora/b$", (None, "heads", None)),
+    (r"[kv]/lora/b$", (None, "kv_heads", None)),
+    (r"(up|gate)/lora/b$", (None, "mlp")),
+    (r"(out|down)/lora/b$", (None, "embed")),
+    (r"lora/key$", (None,)),
     (r"(scale|bias|prompt)$", ()),
 )
 

@@ -23,11 +23,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from famjax.core.errors import UserError, nearest
+from famjax.data.chat import ChatTemplate
 
 PIECE_BYTES = 64 << 10
 _PROBE_BYTES = 8 << 10
@@ -243,10 +244,23 @@ def _indexed(file: TextFile) -> TextFile:
 # The lines of a .jsonl file
 
 
-def json_text(file: TextFile, row: int) -> tuple[bytes, bytes]:
-    """Return the inputs and the targets of a line of a .jsonl file, as UTF-8.
+class Line(NamedTuple):
+    """A document on a line of a .jsonl file.
 
-    A line with "text" is all targets.
+    Attributes:
+      parts: of its UTF-8, each with the weight of predicting it.
+      rendered: whether a chat template wrote it.
+    """
+
+    parts: Sequence[tuple[bytes, float]]
+    rendered: bool = False
+
+
+def json_line(file: TextFile, row: int, template: ChatTemplate | None) -> Line:
+    """Return the document on a line of a .jsonl file.
+
+    A line with "text" is all targets. Without a template, a prompt and its response are inputs and
+    targets; with one, they are a conversation, as are messages.
     """
     assert file.rows is not None
     begin = int(file.rows[row])
@@ -255,17 +269,52 @@ def json_text(file: TextFile, row: int) -> tuple[bytes, bytes]:
         stream.seek(begin)
         line = stream.readline()
     try:
-        found = json.loads(line)
-        if found.get("text") is not None or "targets" not in found:
-            return b"", found["text"].encode("utf-8")
-        return found["inputs"].encode("utf-8"), found["targets"].encode("utf-8")
+        return _parsed(json.loads(line), template)
     except UnicodeDecodeError as error:
         raise UserError(_not_utf8(file.path, begin + error.start)) from None
+    except UserError as error:
+        wrong = str(error)
     except ValueError as error:
         wrong = f"not JSON with valid text ({error})"
     except (KeyError, TypeError, AttributeError):
-        wrong = 'no "text", and no "inputs" with "targets", with a string in it'
+        wrong = (
+            'no "text", and no "inputs" with "targets", "prompt" with "response", or "messages", '
+            "with a string in it"
+        )
     raise UserError(f"{file.path}, line {_line_number(plain, begin)}: {wrong}")
+
+
+def _parsed(found: dict[str, Any], template: ChatTemplate | None) -> Line:
+    if found.get("text") is not None:
+        return _weighted([(found["text"], 1.0)])
+    if "targets" in found:
+        return _weighted([(found["inputs"], 0.0), (found["targets"], 1.0)])
+    if "messages" in found:
+        return _conversation(found["messages"], template)
+    prompt, response = found["prompt"], found["response"]
+    if template is None or not (isinstance(prompt, str) and isinstance(response, str)):
+        return _weighted([(prompt, 0.0), (response, 1.0)])
+    turns = (("user", prompt), ("assistant", response))
+    return _conversation([{"role": who, "content": said} for who, said in turns], template)
+
+
+def _conversation(messages: Any, template: ChatTemplate | None) -> Line:
+    if template is None:
+        raise UserError(
+            '"messages" needs a tokenizer with a chat template; set data.tokenizer to one, or '
+            'write "inputs" and "targets"'
+        )
+    if not isinstance(messages, list) or not messages:
+        raise UserError('"messages" is not a list with messages in it')
+    for i, message in enumerate(messages):
+        keys = ("role", "content")
+        if not (isinstance(message, dict) and all(type(message.get(k)) is str for k in keys)):
+            raise UserError(f'message {i + 1} has not both "role" and "content" with a string')
+    return _weighted(template.document(messages), rendered=True)
+
+
+def _weighted(parts: Sequence[tuple[str, float]], rendered: bool = False) -> Line:
+    return Line([(text.encode("utf-8"), weight) for text, weight in parts], rendered)
 
 
 def _line_number(path: str, offset: int) -> int:

@@ -20,11 +20,12 @@ from famjax.core.errors import UserError
 from famjax.data.files import (
     PIECE_BYTES,
     SPACE,
+    Line,
     decode,
     find_files,
     fingerprint,
     held_out,
-    json_text,
+    json_line,
     open_text,
     pieces,
     read_text_pieces,
@@ -73,22 +74,31 @@ class Source(Protocol):
 
 def iter_tokens(path: str, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
     """Yield the tokens [n] int32 of one file, piece by piece: [bos] tokens [eos]."""
-    texts = ((text, 1.0) for text in read_text_pieces(path))
+    texts = (Text(text, 1.0) for text in read_text_pieces(path))
     for piece in _document(texts, tokenizer, 0):
         yield piece.tokens
 
 
-def _document(
-    texts: Iterator[tuple[str, float]], tokenizer: Tokenizer, piece: int
-) -> Iterator[Piece]:
-    """Yield bos (piece 0), the tokens of each of `texts`, eos. `texts` starts at its due piece.
+class Text(NamedTuple):
+    """Consecutive text of a document.
 
-    Each of `texts` has a weight, that of predicting its tokens.
+    Attributes:
+      text: as `Tokenizer.encode` takes it, or `Tokenizer.encode_rendered`.
+      weight: of predicting its tokens.
+      rendered: whether a chat template wrote it.
     """
+
+    text: str
+    weight: float
+    rendered: bool = False
+
+
+def _document(texts: Iterator[Text], tokenizer: Tokenizer, piece: int) -> Iterator[Piece]:
+    """Yield bos (piece 0), the tokens of each of `texts`, eos. `texts` starts at its due piece."""
     if piece == 0:
         yield Piece(np.array([tokenizer.bos_id], np.int32), np.zeros(1, np.float32))
-    for text, weight in texts:
-        tokens = tokenizer.encode(text)
+    for text, weight, rendered in texts:
+        tokens = tokenizer.encode_rendered(text) if rendered else tokenizer.encode(text)
         yield Piece(tokens, np.full(len(tokens), weight, np.float32))
     yield Piece(np.array([tokenizer.eos_id], np.int32), np.ones(1, np.float32))
 
@@ -102,10 +112,14 @@ class TextSource:
 
     A file is a document; of a .jsonl file, every line is one: {"text": ...}, or {"inputs": ...,
     "targets": ...}, the inputs of weight 0 and the targets of weight 1 (3.1.1: "0 for instruction,
-    1 for answer"). In each epoch the documents are permuted anew and lane i takes the positions i,
-    i + lanes, and so on. With fewer documents than lanes each lane takes all of them, in its own
-    order; lanes that would read the same document at the same time begin their first document at
-    different parts of it.
+    1 for answer"). {"prompt": ..., "response": ...} is the same, and {"messages": ...} a
+    conversation whose assistant's turns are the answers; the tokenizer's chat template writes both
+    if it has one (`ChatTemplate.document`).
+
+    In each epoch the documents are permuted anew and lane i takes the positions i, i + lanes, and
+    so on. With fewer documents than lanes each lane takes all of them, in its own order; lanes that
+    would read the same document at the same time begin their first document at different parts of
+    it.
 
     One document in `holdout`, chosen by a hash of its name, is kept from "train" and is what
     "holdout" reads. Of a single document it is the last 1/holdout of its bytes.
@@ -214,7 +228,7 @@ class TextSource:
     def texts(self) -> Iterator[str]:
         """Yield the text of all documents once, in the order of the first epoch."""
         for k in range(len(self._documents)):
-            for text, _ in self._texts(self.key(0, 1, k), skip=0):
+            for text, *_ in self._texts(self.key(0, 1, k), skip=0):
                 yield text
 
     def get_state(self) -> dict[str, Any]:
@@ -232,31 +246,41 @@ class TextSource:
                 "restore them, or start another run"
             )
 
-    def _texts(self, key: Key, skip: int) -> Iterator[tuple[str, float]]:
-        """Yield the pieces of a document's text, each with its weight, without the first `skip`."""
+    def _texts(self, key: Key, skip: int) -> Iterator[Text]:
+        """Yield the pieces of a document's text without the first `skip`."""
         path, _, begin = key
-        stream, inputs = self._stream(key)
-        cut = max(begin, inputs if self._end is None else min(inputs, self._end))
+        stream, line = self._stream(key)
         with stream:
-            spans = ((begin, cut, 0.0), (cut, self._end, 1.0))
             cuts = (
-                (*piece, weight)
-                for first, end, weight in spans
-                for piece in pieces(stream, path, first, end)
+                (offset, data, weight)
+                for first, end, weight in self._spans(line, begin)
+                for offset, data in _pieces(stream, path, first, end, line)
             )
             for offset, data, weight in islice(cuts, skip, None):
-                yield decode(data, path, offset), weight
+                yield Text(decode(data, path, offset), weight, line is not None and line.rendered)
 
-    def _stream(self, key: Key) -> tuple[BinaryIO, int]:
-        """Open the bytes of a document's text, and return how many of them are inputs."""
+    def _spans(self, line: Line | None, begin: int) -> Iterator[tuple[int, int | None, float]]:
+        """Yield (first byte, byte behind the last, weight) of the parts of a document."""
+        if line is None:
+            yield begin, self._end, 1.0
+            return
+        at = 0
+        for data, weight in line.parts:
+            first, at = at, at + len(data)
+            first, end = max(first, begin), at if self._end is None else min(at, self._end)
+            if first < end:
+                yield first, end, weight
+
+    def _stream(self, key: Key) -> tuple[BinaryIO, Line | None]:
+        """Open the bytes of a document's text, and return the line of a .jsonl file it is."""
         path, row, _ = key
         file = self._files.get(path)
         if file is None or row >= len(file):
             raise UserError(f"{path}: changed since the run was saved; restore it or start anew")
         if file.rows is None:
-            return open_text(path), 0
-        inputs, targets = json_text(file, row)
-        return io.BytesIO(inputs + targets), len(inputs)
+            return open_text(path), None
+        line = json_line(file, row, self._tokenizer.chat_template)
+        return io.BytesIO(b"".join(data for data, _ in line.parts)), line
 
     def _size(self, key: Key) -> int:
         """Return the bytes of a document's text."""
@@ -272,3 +296,14 @@ class TextSource:
             return offset + space.start()
         ends = (i for i, byte in enumerate(window) if byte & 0xC0 != 0x80)
         return offset + next(ends, len(window))  # inside the last character: behind it
+
+
+def _pieces(
+    stream: BinaryIO, path: str, first: int, end: int | None, line: Line | None
+) -> Iterator[tuple[int, bytes]]:
+    """Yield (offset, bytes) of a part of a document, cut where that cuts no control token."""
+    if line is None or not line.rendered:
+        yield from pieces(stream, path, first, end)
+        return
+    stream.seek(first)
+    yield first, stream.read(-1 if end is None else end - first)

@@ -1,4 +1,4 @@
-"""Text to token ids and back, without loss: bytes, or a SentencePiece model.
+"""Text to token ids and back, without loss: bytes, SentencePiece, or Hugging Face's tokenizers.
 
 Every token stands for fixed bytes of UTF-8 (none for a special), so decoding is joining bytes.
 That one table gives `decode`, decoding as tokens arrive, and bits per byte.
@@ -7,16 +7,20 @@ That one table gives `decode`, decoding as tokens arrive, and bits per byte.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import hashlib
 import io
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import sentencepiece
 
 from famjax.core.errors import UserError
+from famjax.data.chat import ChatTemplate
 
 # SentencePiece writes a space as this character, and so cannot tell the two apart.
 _META = "\u2581"
@@ -27,6 +31,15 @@ _KEEP_TEXT = b"\x1a\x04\x18\x00\x20\x00"
 # The trainer holds its text in memory and wants short sentences.
 _TRAINING_BYTES = 256 << 20
 _SENTENCE_CHARS = 2048
+# A tokenizer in a folder: what defines it, and what Hugging Face keeps beside that
+SENTENCEPIECE, HUGGING_FACE = "tokenizer.model", "tokenizer.json"
+_BESIDE = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "config.json",
+    "chat_template.jinja",
+)
 
 
 class Tokenizer:
@@ -36,9 +49,13 @@ class Tokenizer:
       name: what `load_tokenizer` was given.
       vocab_size: v.
       bos_id, eos_id: ids put around a document.
+      stop_ids: at which a written text ends; eos_id is one of them.
       token_bytes: [v] int32, the UTF-8 bytes each token stands for; 0 for specials.
       fingerprint: sha256, in hex, of what defines the ids.
+      chat_template: writes a conversation as text; None if there is none.
     """
+
+    chat_template: ChatTemplate | None = None
 
     def __init__(
         self, name: str, pieces: Sequence[bytes], bos_id: int, eos_id: int, content: bytes
@@ -47,6 +64,7 @@ class Tokenizer:
         self.vocab_size = len(pieces)
         self.bos_id = bos_id
         self.eos_id = eos_id
+        self.stop_ids = frozenset([eos_id])
         self.token_bytes = np.array([len(piece) for piece in pieces], np.int32)
         self.fingerprint = hashlib.sha256(content).hexdigest()
         self._pieces = tuple(pieces)
@@ -54,6 +72,32 @@ class Tokenizer:
     def encode(self, text: str) -> np.ndarray:
         """Return the ids of `text`, [n] int32, with no specials added."""
         raise NotImplementedError
+
+    def encode_rendered(self, text: str) -> np.ndarray:
+        """Return the ids of text from `chat_template`, whose control tokens become their ids."""
+        raise NotImplementedError
+
+    def encode_chat(
+        self, messages: list[dict[str, Any]], add_generation_prompt: bool = True
+    ) -> np.ndarray:
+        """Return the ids of a conversation, [n] int32.
+
+        As with `encode`, bos is left to the caller, even where the template writes it. Strings of
+        control tokens are control tokens where the template wrote them, and text in a message.
+
+        Args:
+          messages: each with "role" and "content", and what else the template reads.
+          add_generation_prompt: end with the words that begin an answer.
+
+        Raises:
+          UserError: there is no template, or it refuses the messages.
+        """
+        if self.chat_template is None:
+            raise UserError(
+                f"tokenizer {self.name}: has no chat template; put chat_template.jinja beside its "
+                "tokenizer.json, or write plain text"
+            )
+        return self.encode_rendered(self.chat_template.prompt(messages, add_generation_prompt))
 
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes `token` stands for: none for specials and for ids beyond the vocabulary,
@@ -133,19 +177,82 @@ class StreamDecoder:
 
 
 def load_tokenizer(spec: str) -> Tokenizer:
-    """Return the tokenizer `spec` names: "bytes" or the path of a SentencePiece model."""
+    """Return the tokenizer `spec` names.
+
+    Args:
+      spec: "bytes", the path of a SentencePiece model or of a tokenizer.json, or that of a folder
+        with either; of both, tokenizer.json is taken.
+
+    Raises:
+      UserError: nothing is there, it is damaged, or its tokens do not stand for fixed bytes.
+    """
     if spec == "bytes":
         return ByteTokenizer()
-    path = Path(spec).expanduser()
     try:
+        path = _definition(spec)
+        if path.suffix == ".json":
+            # it imports this module
+            from famjax.data.hugging_face import HuggingFaceTokenizer
+
+            return HuggingFaceTokenizer(spec, path)
         return SentencePieceTokenizer(spec, path.read_bytes())
     except OSError as error:
         raise UserError(
-            f"data.tokenizer={spec}: {error.strerror}; give 'bytes' or the path of a SentencePiece "
-            "model"
+            f"data.tokenizer={spec}: {error.strerror}; give 'bytes', the path of a SentencePiece "
+            "model or of a tokenizer.json, or a folder with either"
         ) from None
     except RuntimeError:
         raise UserError(f"data.tokenizer={spec}: the file is not a SentencePiece model") from None
+
+
+def _definition(spec: str) -> Path:
+    """Return the file that defines the tokenizer `spec` names."""
+    path = Path(spec).expanduser()
+    if not path.is_dir():
+        return path
+    for name in (HUGGING_FACE, SENTENCEPIECE):
+        if (path / name).is_file():
+            return path / name
+    raise UserError(
+        f"data.tokenizer={spec}: the folder has no {HUGGING_FACE} and no {SENTENCEPIECE}; give one "
+        "that has, or 'bytes'"
+    )
+
+
+def save_tokenizer(spec: str, folder: Path) -> None:
+    """Copy the tokenizer `spec` names into `folder`, where `saved_tokenizer` finds it.
+
+    A SentencePiece model becomes folder/tokenizer.model; Hugging Face's become folder/tokenizer/.
+    """
+    if spec == "bytes":
+        return
+    source, home = _definition(spec), folder / "tokenizer"
+    if source.suffix != ".json":
+        _copy(source, folder / SENTENCEPIECE)
+        # what a first try with another tokenizer may have left
+        (home / HUGGING_FACE).unlink(missing_ok=True)
+        return
+    home.mkdir(exist_ok=True)
+    _copy(source, home / HUGGING_FACE)
+    for name in _BESIDE:
+        if source.with_name(name).exists():
+            _copy(source.with_name(name), home / name)
+        else:
+            (home / name).unlink(missing_ok=True)
+
+
+def _copy(source: Path, target: Path) -> None:
+    with contextlib.suppress(shutil.SameFileError):
+        shutil.copyfile(source, target)
+
+
+def saved_tokenizer(folder: Path, spec: str) -> Tokenizer:
+    """Return the tokenizer that `save_tokenizer(spec, folder)` kept; `spec` itself if none is."""
+    if spec != "bytes":
+        for copy in (folder / "tokenizer" / HUGGING_FACE, folder / SENTENCEPIECE):
+            if copy.exists():
+                return load_tokenizer(str(copy))
+    return load_tokenizer(spec)
 
 
 def train_sentencepiece(files: str, vocab_size: int, out: str | Path) -> Tokenizer:

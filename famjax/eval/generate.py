@@ -98,10 +98,12 @@ class Generator:
         stop: Sequence[str] = (),
         seed: int = 0,
         state: StreamState | None = None,
+        chat: bool = False,
     ) -> Iterator[str]:
         """Return an iterator over the text that follows, in pieces of whole characters.
 
-        It ends at eos, before the first stop string, or after `max_tokens`.
+        It ends at one of the tokenizer's `stop_ids`, before the first stop string, or after
+        `max_tokens`.
 
         Args:
           prompt: read first.
@@ -112,16 +114,20 @@ class Generator:
           stop: strings, none of them empty.
           seed: of the draws; the same call gives the same text.
           state: the memory to go on from, which stays as it is; None begins a document.
+          chat: the prompt is a user's message, and the text that follows the answer.
 
         Raises:
           UserError: a number out of its range, an empty stop string, nothing to go on from, or more
-            tokens than full attention can hold.
+            tokens than full attention can hold; or chat with a tokenizer that has no template.
         """
         _check(max_tokens, temperature, top_k, top_p, stop, seed)
         if state is not None and not prompt:
             raise UserError("the prompt is empty; a saved memory needs at least one character")
         stream = self._streamer.fresh()
-        tokens = self._tokenizer.encode(prompt)
+        if chat:
+            tokens = self._tokenizer.encode_chat([{"role": "user", "content": prompt}])
+        else:
+            tokens = self._tokenizer.encode(prompt)
         if state is None:
             tokens = np.append(self._tokenizer.bos_id, tokens)
         else:
@@ -139,7 +145,7 @@ class Generator:
         top_p: float,
         seed: int,
     ) -> Iterator[int]:
-        """Yield up to `count` tokens, without eos."""
+        """Yield up to `count` tokens, without the one that ends the text."""
         key = jax.random.key(seed)
         for left in range(count, 0, -1):
             place = np.uint32(stream.tokens % 2**32)
@@ -148,7 +154,7 @@ class Generator:
                 # the device goes on while the host waits for the token and prints it
                 stream.step(token)
             number = int(token[0, 0])
-            if number == self._tokenizer.eos_id:
+            if number in self._tokenizer.stop_ids:
                 return
             yield number
 

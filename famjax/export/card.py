@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained(FOLDER{trust})
 model = AutoModelForCausalLM.from_pretrained(FOLDER{trust}).eval()
 
-ids = [tokenizer.bos_token_id, *tokenizer.encode("Once upon a time", add_special_tokens=False)]
+ids = [{bos}, *tokenizer.encode("Once upon a time", add_special_tokens=False)]  # bos, the text
 print(tokenizer.decode(model.generate(torch.tensor([ids]), max_new_tokens=20)[0]))
 ```
 """
@@ -52,7 +52,7 @@ def card(source: Source, family: Family) -> str:
         "",
         "Licence: to be filled in by whoever publishes it.",
         "",
-        _LOAD.format(trust=trust),
+        _LOAD.format(trust=trust, bos=source.run.tokenizer.bos_id),
     ]
     text = "\n".join(lines)
     remembers = own and "full" not in config.model.mixer.split(",")

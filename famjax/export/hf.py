@@ -19,15 +19,18 @@ from famjax.convert.families.famjax import FAMJAX
 from famjax.convert.load import load_pretrained
 from famjax.convert.save import save_tensors
 from famjax.core.config import ModelConfig
+from famjax.core.errors import UserError
 from famjax.data.tokenizers import Tokenizer
 from famjax.export import check, pytorch
 from famjax.export.card import card
 from famjax.export.source import Source
 from famjax.export.tokenizer import write_tokenizer
+from famjax.models.language_model import LanguageModel
 
 # the config.json that a converted run came with
 SOURCE = "hf_config.json"
 CODE = ("configuration_famjax.py", "modeling_famjax.py")
+_GENERATION, _ENDS = "generation_config.json", ("bos_token_id", "eos_token_id")
 # what a config.json may say besides, in the words of older versions or of the source's files
 _STALE = (
     "rope_theta",
@@ -46,30 +49,37 @@ _STALE = (
 
 def write(source: Source, folder: Path) -> list[str]:
     """Write the folder and return what was compared."""
+    reference, source = source.reference(), source.merged()
     before = _source(source.folder)
     family = native(source.model, str(before.get("model_type"))) or FAMJAX
     model = source.model if family is FAMJAX else normal(source.model)
     save_tensors(source.run.model, source.model, family.tensors(model), folder, source.dtype)
     config = _config(family, model, before, source.run.tokenizer, source.dtype)
-    ends = {name: config[name] for name in ("bos_token_id", "eos_token_id")}
     _write_json(folder / "config.json", config)
-    _write_json(folder / "generation_config.json", ends)
+    said = write_tokenizer(source.run.tokenizer, folder)
+    if not (folder / _GENERATION).exists():
+        _write_json(folder / _GENERATION, {name: config[name] for name in _ENDS})
     if family is FAMJAX:
         for name in CODE:
             shutil.copyfile(Path(pytorch.__file__).with_name(name), folder / name)
-    said = write_tokenizer(source.folder, source.run.tokenizer, folder)
     (folder / "README.md").write_text(card(source, family), encoding="utf-8")
-    return _compare(source, family, folder) + said
+    return _compare(reference, source, family, folder) + said
 
 
 def _source(run: Path) -> HF:
     path = run / SOURCE
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if not path.exists():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path}: damaged ({error}); remove it, or restore it") from None
 
 
 def _config(family: Family, model: ModelConfig, before: HF, tokenizer: Tokenizer, dtype: str) -> HF:
     said = family.write(model)
-    ends = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
+    stops = sorted(tokenizer.stop_ids)
+    ends = dict(zip(_ENDS, (tokenizer.bos_id, stops if len(stops) > 1 else stops[0]), strict=True))
     kept = {name: value for name, value in before.items() if name not in _STALE}
     if FAMILIES.get(before.get("model_type", "")) is not family:
         # another family's words mean other things; its special tokens are the tokenizer's still
@@ -81,9 +91,9 @@ def _write_json(path: Path, content: HF) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _compare(source: Source, family: Family, folder: Path) -> list[str]:
+def _compare(reference: LanguageModel, source: Source, family: Family, folder: Path) -> list[str]:
     tokens, last = check.sample(source.model)
-    run = check.of_run(source.reference(), tokens, last)
+    run = check.of_run(reference, tokens, last)
     _, again = load_pretrained(folder)
     said = [check.compare("famjax reading it back", check.logits(again, tokens, last), run)]
     theirs = _transformers(family, folder, tokens, last)

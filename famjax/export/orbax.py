@@ -12,9 +12,9 @@ from flax import nnx
 
 from famjax.core.experiment import to_json
 from famjax.core.sharding import path_name
+from famjax.data.tokenizers import save_tokenizer
 from famjax.export import check
 from famjax.export.source import Source
-from famjax.export.tokenizer import copy_tokenizer
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.run import CHECKPOINTS, CONFIG, open_run
 
@@ -37,7 +37,8 @@ axis; config.json has the shape of the model.
 
 def write(source: Source, folder: Path) -> list[str]:
     """Write the folder and return what was compared."""
-    copy_tokenizer(source.folder, source.run.tokenizer, folder)
+    source = source.merged()
+    save_tokenizer(source.run.tokenizer.name, folder)
     params = nnx.split(source.run.model)[1]
     checkpoints = Checkpoints(folder / CHECKPOINTS, keep=1)
     checkpoints.save(source.run.step, {"params": params}, {})

@@ -14,8 +14,9 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
+from famjax.convert.save import save_file
 from famjax.core.experiment import to_json
 from famjax.core.sharding import path_name
 from famjax.core.types import Context
@@ -67,6 +68,7 @@ for _ in range(20):
 
 def write(source: Source, folder: Path) -> list[str]:
     """Write the folder and return what was compared."""
+    source = source.merged()
     model = source.run.model
     chunk = _chunk(model)
     _, params = nnx.split(model)
@@ -78,7 +80,7 @@ def write(source: Source, folder: Path) -> list[str]:
         exported = jax.export.export(jax.jit(program), platforms=PLATFORMS)(*extra)
         (folder / f"{name}.stablehlo").write_bytes(exported.serialize())
     (folder / CONFIG).write_text(to_json(source.run.config), encoding="utf-8")
-    said = write_tokenizer(source.folder, source.run.tokenizer, folder)
+    said = write_tokenizer(source.run.tokenizer, folder)
     readme = _README.format(
         name=source.run.config.name,
         platforms=", ".join(PLATFORMS),
@@ -156,12 +158,12 @@ def _compare(source: Source, folder: Path, chunk: int) -> list[str]:
             logits.append(np.asarray(found))
         return np.concatenate(logits, 1)
 
-    exported: list[Any] = [
+    prefill, step = (
         jax.jit(jax.export.deserialize(bytearray((folder / f"{name}.stablehlo").read_bytes())).call)
         for name in ("prefill", "step")
-    ]
-    ours: list[Any] = [jax.jit(program) for program, *_ in _programs(model, chunk).values()]
-    found = read(*exported, load_file(folder / "params.safetensors"))
-    expected = read(*ours, _named(nnx.split(model)[1]))
+    )
+    ours = [jax.jit(program) for program, *_ in _programs(model, chunk).values()]
+    found = read(prefill, step, load_file(folder / "params.safetensors"))
+    expected = read(ours[0], ours[1], _named(nnx.split(model)[1]))
     by = f"the programs read back, on {jax.default_backend()}"
     return [check.compare(by, found, expected)]

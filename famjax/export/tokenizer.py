@@ -11,13 +11,24 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from famjax.core.errors import UserError
-from famjax.data.tokenizers import ByteTokenizer, Tokenizer
+from famjax.data.tokenizers import (
+    HUGGING_FACE,
+    SENTENCEPIECE,
+    ByteTokenizer,
+    SentencePieceTokenizer,
+    Tokenizer,
+)
 from famjax.export.check import quiet
-from famjax.train.run import TOKENIZER
 
-_FOLDER = "tokenizer"
-_JSON = "tokenizer.json"
+_CONFIG = "tokenizer_config.json"
+# of Hugging Face's tokenizer; not its config.json, which is another model's
+_COPIED = (
+    HUGGING_FACE,
+    _CONFIG,
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
 # what tokenizers trip over; but "▁", which SentencePiece's form cannot tell from a space
 _SAMPLE = (
     "The cat  sat on\tthe mat,\n\n and  the dog — très bien — said: 'I've 1234567 £ and 猫が'.\n"
@@ -27,64 +38,54 @@ _SAMPLE = (
 Json = dict[str, Any]
 
 
-def write_tokenizer(run: Path, tokenizer: Tokenizer, folder: Path) -> list[str]:
-    """Write the tokenizer of the run in `run`, and return what was compared."""
-    if (run / _FOLDER).is_dir():
-        shutil.copytree(run / _FOLDER, folder, dirs_exist_ok=True)
-    elif isinstance(tokenizer, ByteTokenizer):
-        _write(folder, tokenizer, _bytes(), "<bos>", "<eos>")
-    else:
-        return _sentencepiece(tokenizer, folder)
-    same = _same_ids(folder, tokenizer)
-    if same is False:
-        raise UserError(
-            f"{run}: transformers reads its tokenizer to other ids; nothing was kept; report it"
-        )
-    return [_compared(tokenizer)] if same else []
+def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> list[str]:
+    """Write a run's tokenizer, and return what was compared."""
+    if isinstance(tokenizer, ByteTokenizer):
+        _write(folder, _bytes(), "<bos>", "<eos>")
+        return _compare(tokenizer, folder, "please report it")
+    home = Path(tokenizer.name).expanduser()
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        _write(folder, *_of_sentencepiece(home.read_bytes(), tokenizer))
+        shutil.copyfile(home, folder / SENTENCEPIECE)
+        return _compare(tokenizer, folder, f"take {SENTENCEPIECE} with the sentencepiece library")
+    for name in _COPIED:
+        if (home.parent / name).exists():
+            shutil.copyfile(home.parent / name, folder / name)
+    why = "famjax leaves out what it does to a text before, such as a space in front"
+    return _compare(tokenizer, folder, why)
 
 
-def _sentencepiece(tokenizer: Tokenizer, folder: Path) -> list[str]:
-    model = Path(tokenizer.name).expanduser()
-    made, bos, eos = _of_sentencepiece(model.read_bytes(), tokenizer)
-    _write(folder, tokenizer, made, bos, eos)
-    same = _same_ids(folder, tokenizer)
-    if same is False:
-        (folder / _JSON).unlink()
-        (folder / "tokenizer_config.json").unlink()
-        shutil.copyfile(model, folder / TOKENIZER)
-        return [
-            f"the tokenizer has no form that transformers reads to the same ids: take {TOKENIZER} "
-            "with the sentencepiece library"
-        ]
-    return [_compared(tokenizer)] if same else []
-
-
-def _compared(tokenizer: Tokenizer) -> str:
-    count = len(tokenizer.encode(_SAMPLE))
-    return f"compared with transformers' AutoTokenizer: the same {count} ids of a text"
-
-
-def _same_ids(folder: Path, tokenizer: Tokenizer) -> bool | None:
-    """Return whether transformers reads the folder to the same ids; None if it is not there."""
+def _compare(tokenizer: Tokenizer, folder: Path, otherwise: str) -> list[str]:
+    """Say whether transformers reads the folder to the same ids, if it is there to ask."""
     try:
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
     except ImportError:
-        return None
-    with quiet():
-        # the model's code is not needed for it
-        theirs = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    ids = theirs.encode(_SAMPLE, add_special_tokens=False)
-    return bool(ids == tokenizer.encode(_SAMPLE).tolist())
+        return []
+    ids = tokenizer.encode(_SAMPLE).tolist()
+    # the model's code is not needed for it
+    readers: tuple[tuple[Any, Json], ...] = (
+        (AutoTokenizer, {"trust_remote_code": False}),
+        (PreTrainedTokenizerFast, {}),
+    )
+    for kind, options in readers:
+        with quiet():
+            theirs = kind.from_pretrained(folder, **options)
+        if theirs.encode(_SAMPLE, add_special_tokens=False) == ids:
+            # AutoTokenizer puts another class in the place of the one that is asked for with some
+            # families, such as Qwen 2
+            said = f"compared with transformers' {kind.__name__}: the same {len(ids)} ids of a text"
+            return [said if kind is AutoTokenizer else f"{said}; AutoTokenizer gives others"]
+    return [f"transformers' AutoTokenizer gives other ids for some texts: {otherwise}"]
 
 
-def _write(folder: Path, tokenizer: Tokenizer, made: Json, bos: str, eos: str) -> None:
+def _write(folder: Path, made: Json, bos: str, eos: str) -> None:
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": bos,
         "eos_token": eos,
         "clean_up_tokenization_spaces": False,
     }
-    for name, content in ((_JSON, made), ("tokenizer_config.json", config)):
+    for name, content in ((HUGGING_FACE, made), (_CONFIG, config)):
         text = json.dumps(content, indent=2, ensure_ascii=False)
         (folder / name).write_text(text + "\n", encoding="utf-8")
 
@@ -178,11 +179,3 @@ def _merges(pieces: list[str], scores: list[float]) -> list[list[str]]:
         there = [cut for cut in cuts if cut[0] in ids and cut[1] in ids]
         found += sorted(there, key=lambda cut: (ids[cut[0]], ids[cut[1]]))
     return [list(pair) for pair in found]
-
-
-def copy_tokenizer(run: Path, tokenizer: Tokenizer, folder: Path) -> None:
-    """Copy the tokenizer as a run keeps it, for a folder that is a run itself."""
-    if (run / _FOLDER).is_dir():
-        shutil.copytree(run / _FOLDER, folder / _FOLDER)
-    elif not isinstance(tokenizer, ByteTokenizer):
-        shutil.copyfile(Path(tokenizer.name).expanduser(), folder / TOKENIZER)

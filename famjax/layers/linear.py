@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from famjax.core.config import LoraConfig
 from famjax.core.remat import keep
 from famjax.core.types import Array
+from famjax.layers.lora import Lora
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -55,6 +57,7 @@ class Linear(nnx.Module):
       equation: for example "btd,dhe->bthe" written with an ellipsis, "...d,dhe->...he".
       shape: of the kernel.
       inputs: number of summed elements; the kernel starts as N(0, gain^2 / inputs).
+      lora: of adapters beside it, if it has them.
     """
 
     def __init__(
@@ -67,14 +70,19 @@ class Linear(nnx.Module):
         rngs: nnx.Rngs,
         gain: float = 1.0,
         bias: bool = False,
+        lora: LoraConfig | None = None,
     ):
         self.equation = equation
         self.dtype = dtype
         self.kernel = nnx.Param(jax.random.normal(rngs.params(), shape) * gain * inputs**-0.5)
         made = len(equation.partition("->")[2].removeprefix("..."))
         self.bias = nnx.Param(jnp.zeros(shape[-made:])) if bias else None
+        beside = functools.partial(Lora, equation, shape, inputs, dtype=dtype, rngs=rngs)
+        self.lora = beside(lora) if lora else None
 
     def __call__(self, x: Array) -> Array:
         kernel = self.kernel[...].astype(self.dtype)
         y = keep(product(self.equation, x.astype(self.dtype), kernel))
-        return y if self.bias is None else y + self.bias[...].astype(self.dtype)
+        if self.bias is not None:
+            y = y + self.bias[...].astype(self.dtype)
+        return y if self.lora is None else y + self.lora(x)

@@ -11,6 +11,7 @@ from flax import nnx
 from famjax.core.config import ModelConfig
 from famjax.core.types import Array, compute_dtype
 from famjax.layers.linear import Linear
+from famjax.layers.lora import adapted
 from famjax.layers.norm import Norm
 
 _GATES = {"swiglu": jax.nn.silu, "geglu": jax.nn.gelu}
@@ -37,10 +38,12 @@ class FeedForward(nnx.Module):
         self.norm = Norm(config.norm, d, arch)
         linear = functools.partial(Linear, dtype=self.dtype, rngs=rngs, bias=arch.mlp_bias)
         up = ("...d,dc->...c", (d, hidden), d)
-        self.up = linear(*up)
-        self.gate = linear(*up) if config.mlp in _GATES else None
+        on = functools.partial(adapted, config.lora)
+        self.up = linear(*up, lora=on("mlp.up"))
+        self.gate = linear(*up, lora=on("mlp.gate")) if config.mlp in _GATES else None
         gain = (2 * config.layers) ** -0.5
-        self.down = linear("...c,cd->...d", (hidden, d), hidden, gain=gain)
+        down = ("...c,cd->...d", (hidden, d), hidden)
+        self.down = linear(*down, gain=gain, lora=on("mlp.down"))
         self.post = Norm(config.norm, d, arch) if arch.post_norm else None
 
     def __call__(self, a: Array, x: Array) -> Array:

@@ -11,6 +11,7 @@ from flax import nnx
 from famjax.core.config import ModelConfig
 from famjax.core.types import Array, compute_dtype
 from famjax.layers.linear import Linear
+from famjax.layers.lora import adapted
 from famjax.layers.norm import Norm
 from famjax.ops import rotary
 from famjax.ops.attention import attend
@@ -38,13 +39,16 @@ class QKV(nnx.Module):
         self.query_gain = (e / arch.query_scale) ** 0.5 if arch.query_scale else 1.0
         self.norm = Norm(config.norm, d, arch)
         linear = functools.partial(Linear, dtype=self.dtype, rngs=rngs)
-        self.q = linear("...d,dhe->...he", (d, h, e), d, bias=arch.qkv_bias)
-        self.k = linear("...d,dge->...ge", (d, g, e), d, bias=arch.qkv_bias)
-        self.v = linear("...d,dge->...ge", (d, g, e), d, bias=arch.qkv_bias)
+        on = functools.partial(adapted, config.lora)
+        kv = ("...d,dge->...ge", (d, g, e), d)
+        self.q = linear("...d,dhe->...he", (d, h, e), d, bias=arch.qkv_bias, lora=on("attention.q"))
+        self.k = linear(*kv, bias=arch.qkv_bias, lora=on("attention.k"))
+        self.v = linear(*kv, bias=arch.qkv_bias, lora=on("attention.v"))
         self.q_norm = Norm("rmsnorm", e, arch) if arch.qk_norm else None
         self.k_norm = Norm("rmsnorm", e, arch) if arch.qk_norm else None
         gain = (2 * config.layers) ** -0.5
-        self.out = linear("...he,hed->...d", (h, e, d), h * e, gain=gain, bias=arch.out_bias)
+        out = ("...he,hed->...d", (h, e, d), h * e)
+        self.out = linear(*out, gain=gain, bias=arch.out_bias, lora=on("attention.out"))
         self.post = Norm(config.norm, d, arch) if arch.post_norm else None
 
     def project(self, x: Array) -> tuple[Array, Array, Array]:

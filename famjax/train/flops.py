@@ -70,9 +70,11 @@ def forward_flops(model: ModelConfig) -> float:
 def training_flops(model: ModelConfig) -> float:
     """Model FLOPs of one token trained on: backward is two products for each one of forward.
 
-    That bswa_sg spares the gradient of the memory's keys and values is not subtracted.
+    Beside adapters it is one: no product makes a gradient of frozen weights. The adapters' own
+    products are few and not counted. That bswa_sg spares the gradient of the memory's keys and
+    values is not subtracted.
     """
-    return 3 * forward_flops(model)
+    return (2 if model.lora.rank else 3) * forward_flops(model)
 
 
 def fam_floor(f: int, w: int) -> float:

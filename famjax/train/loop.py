@@ -26,11 +26,19 @@ from famjax.core.types import Array, Context
 from famjax.data.pipeline import Batches, make_batches, make_source
 from famjax.models.language_model import LanguageModel
 from famjax.train import flops
+from famjax.train.begin import evaluated, fingerprint, refuse_base
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.metrics import MetricsWriter
 from famjax.train.optimizers import make_optimizer, make_schedule
 from famjax.train.progress import Progress
-from famjax.train.run import CHECKPOINTS, Run, abstract_model, prepare_run, refuse_other
+from famjax.train.run import (
+    CHECKPOINTS,
+    Run,
+    abstract_model,
+    initial_weights,
+    prepare_run,
+    refuse_other,
+)
 from famjax.train.state import Totals, TrainState
 from famjax.train.step import Batch, init_train_state, make_step, zero_totals
 
@@ -40,20 +48,21 @@ class Program(NamedTuple):
 
     Attributes:
       mesh: of devices.
-      graph: the model's NNX graph.
+      graph: the model's NNX graph, without dropout.
       shardings: where a `TrainState` lies.
-      start: () -> TrainState before the first step.
+      start: () -> TrainState before the first step; with weights, those of `initial_weights`, that
+        of a model that has them.
       step: (state, batch) -> state; the state given is donated.
-      inspect: (params, memory, batch) -> dict of scalars about the memory.
+      inspect: (params, frozen, memory, batch) -> dict of scalars about the memory.
       batch: where a batch lies.
     """
 
     mesh: Mesh
     graph: Any
     shardings: Any
-    start: Callable[[], TrainState]
+    start: Callable[..., TrainState]
     step: Callable[[TrainState, Batch], TrainState]
-    inspect: Callable[[Any, Any, Batch], dict[str, Array]]
+    inspect: Callable[[Any, Any, Any, Batch], dict[str, Array]]
     batch: jax.sharding.NamedSharding
 
 
@@ -61,10 +70,13 @@ def make_program(config: Config, token_bytes: np.ndarray) -> Program:
     """Build and place everything for a config whose vocabulary is known."""
     mesh = sharding.make_mesh(config.mesh)
     optimizer = make_optimizer(config.optimizer, config.train.steps)
-    graph, _ = abstract_model(config)
+    graph, *_ = abstract_model(config.model)
+    plain, *_ = abstract_model(evaluated(config.model))
 
-    def start() -> TrainState:
+    def start(weights: Any = None) -> TrainState:
         model = LanguageModel(config.model, rngs=nnx.Rngs(config.seed))
+        if weights is not None:
+            nnx.update(model, weights)
         return init_train_state(config, model, optimizer)
 
     shapes = jax.eval_shape(start)
@@ -73,11 +85,11 @@ def make_program(config: Config, token_bytes: np.ndarray) -> Program:
     step = make_step(config, graph, optimizer, jnp.asarray(token_bytes))
     return Program(
         mesh,
-        graph,
+        plain,
         shardings,
         jax.jit(start, out_shardings=shardings),
         jax.jit(step, donate_argnums=0, in_shardings=(shardings, rows), out_shardings=shardings),
-        jax.jit(make_inspect(config, graph)),
+        jax.jit(make_inspect(config, plain)),
         rows,
     )
 
@@ -87,7 +99,7 @@ def place(config: Config, mesh: Mesh, graph: Any, shapes: TrainState) -> TrainSt
     everywhere: Any = sharding.replicated(mesh)
     memory = jax.tree.map(lambda _: everywhere, shapes.memory)
     if config.data.layout == "lanes":
-        axes = nnx.merge(graph, shapes.params).state_axes()
+        axes = nnx.merge(graph, shapes.params, *shapes.frozen).state_axes()
         memory = sharding.state_shardings(mesh, axes, shapes.memory)
     return TrainState(
         everywhere,
@@ -97,17 +109,18 @@ def place(config: Config, mesh: Mesh, graph: Any, shapes: TrainState) -> TrainSt
         everywhere,
         jax.tree.map(lambda _: everywhere, shapes.totals),
         everywhere,
+        sharding.parameter_shardings(mesh, shapes.frozen),
     )
 
 
-def make_inspect(config: Config, graph: Any) -> Callable[[Any, Any, Batch], dict[str, Array]]:
-    """Return a function of (params, memory, batch): how large the FAM is, and how much it is read.
+def make_inspect(config: Config, graph: Any) -> Callable[[Any, Any, Any, Batch], dict[str, Array]]:
+    """Return a function of (params, frozen, memory, batch): how large the FAM is, how much read.
 
     It looks at the first row only.
     """
 
-    def inspect(params: Any, memory: Any, batch: Batch) -> dict[str, Array]:
-        model = nnx.merge(graph, params)
+    def inspect(params: Any, frozen: Any, memory: Any, batch: Batch) -> dict[str, Array]:
+        model = nnx.merge(graph, params, *frozen[:1])  # no keys: this graph has no dropout
         lanes = config.data.layout == "lanes"
         state = jax.tree.map(lambda a: a[:, :1], memory) if lanes else model.init_state(1)
         row = jax.tree.map(lambda a: a[:1], batch)
@@ -159,7 +172,7 @@ def train(config: Config, run_dir: str | Path, quiet: bool = False) -> Run:
         finally:
             batches.release()
             checkpoints.wait()
-    model = nnx.merge(program.graph, state.params)
+    model = nnx.merge(program.graph, state.params, *state.frozen[:1])
     return Run(config, tokenizer, model, int(state.step))
 
 
@@ -182,6 +195,7 @@ class Trainer:
         self.schedule = make_schedule(config.optimizer, config.train.steps)
         self.tokens = 0.0  # valid ones read since the run began
         self.saved = -1
+        self.base = ""  # fingerprint of the weights that are not trained
         self.clock = Clock()
 
     def run(self) -> TrainState:
@@ -226,7 +240,9 @@ class Trainer:
         """
         with self.clock.waiting():
             batch = jax.device_put(next(self.batches), self.program.batch)
-        about = self.program.inspect(state.params, state.memory, batch) if inspect else {}
+        about = {}
+        if inspect:
+            about = self.program.inspect(state.params, state.frozen, state.memory, batch)
         state = self.program.step(state, batch)
         self.clock.steps += 1
         return state, about
@@ -246,7 +262,7 @@ class Trainer:
     def resume(self) -> tuple[TrainState, int]:
         """Return the newest good checkpoint's state, or the first state."""
         if self.checkpoints.latest() is None:
-            return self.program.start(), 0
+            return self.begin(), 0
         shapes = jax.eval_shape(self.program.start)
         template = jax.tree.map(
             lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s),
@@ -260,7 +276,22 @@ class Trainer:
         self.batches.set_state(extra["data"])
         self.tokens = extra["tokens"]
         self.saved = step
-        return from_tree(tree), step
+        state = from_tree(tree)
+        if self.config.model.lora.rank:
+            state = state._replace(frozen=self.begin().frozen)
+            refuse_base(extra["base"], self.base, self.config.init, self.folder)
+        return state, step
+
+    def begin(self) -> TrainState:
+        """Return the state before the first step: drawn, or with the weights in `config.init`."""
+        if not self.config.init:
+            return self.program.start()
+        weights = initial_weights(self.config, self.progress.note)
+        places = sharding.parameter_shardings(self.program.mesh, weights)
+        state = self.program.start(jax.device_put(weights, places))
+        if state.frozen:
+            self.base = fingerprint(state.frozen[0])
+        return state
 
     def compare(self, before: Config, step: int) -> None:
         """Refuse a checkpoint made with another config; tell what a changed one means."""
@@ -282,6 +313,7 @@ class Trainer:
             "data": self.batches.get_state(),
             "tokens": self.tokens,
             "config": dataclasses.asdict(self.config),
+            "base": self.base,
         }
         self.checkpoints.save(step, to_tree(state), extra)
         self.saved = step
@@ -342,6 +374,7 @@ def to_tree(state: TrainState) -> dict[str, Any]:
     The rest is one entry, as each costs a folder and its time.
     """
     rest = state._asdict()
+    del rest["frozen"]  # they are in `config.init`
     return {"params": rest.pop("params"), "rest": rest}
 
 

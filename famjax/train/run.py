@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import shutil
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,14 +11,21 @@ from typing import Any
 import jax
 from flax import nnx
 
-from famjax.core.config import Config
+from famjax.core.config import Config, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import difference, from_json, to_json
-from famjax.data.tokenizers import Tokenizer, load_tokenizer
+from famjax.data.tokenizers import (
+    Tokenizer,
+    load_tokenizer,
+    save_tokenizer,
+    saved_tokenizer,
+)
 from famjax.models.language_model import LanguageModel
+from famjax.models.transplant import merge_adapters, transplant
+from famjax.train.begin import Frozen, divide, evaluated, fingerprint, refuse_base
 from famjax.train.checkpoint import Checkpoints
 
-CONFIG, TOKENIZER, CHECKPOINTS = "config.json", "tokenizer.model", "checkpoints"
+CONFIG, CHECKPOINTS = "config.json", "checkpoints"
 
 # What a resumed run may change: how long, how often, under which name, on which devices. With more
 # steps a cosine or wsd schedule goes on at another rate; the loop says so.
@@ -63,19 +69,53 @@ def open_run(
         mend = f"give one of {', '.join(within)}" if within else "train one with famjax train"
         raise UserError(f"{folder} is not a run: it has no {CONFIG}; {mend}")
     tokenizer = run_tokenizer(folder, config)
-    graph, shapes = abstract_model(config)
+    graph, shapes, _ = abstract_model(evaluated(config.model))
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     template = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), shapes
     )
-    found, tree, _ = Checkpoints(folder / CHECKPOINTS).restore({"params": template}, step, report)
-    return Run(config, tokenizer, nnx.merge(graph, tree["params"]), found)
+    checkpoints = Checkpoints(folder / CHECKPOINTS)
+    found, tree, extra = checkpoints.restore({"params": template}, step, report)
+    frozen: Frozen = ()
+    if config.model.lora.rank:
+        frozen = freeze(evaluated(config.model), initial_weights(config, report))
+        refuse_base(extra["base"], fingerprint(frozen[0]), config.init, folder)
+    return Run(config, tokenizer, nnx.merge(graph, tree["params"], *frozen), found)
 
 
-def abstract_model(config: Config) -> tuple[Any, Any]:
-    """Return the model's graph and the shapes of its parameters, without computing anything."""
-    model = nnx.eval_shape(lambda: LanguageModel(config.model, rngs=nnx.Rngs(0)))
-    return nnx.split(model)
+def initial_weights(config: Config, report: Callable[[str], None] | None = None) -> Any:
+    """Return the parameters of the model in `config.init`, as `config.model` keeps them.
+
+    Adapters that were trained there are merged; those that `config` has are not in it.
+
+    Raises:
+      UserError: nothing usable is there, or its sizes are others.
+    """
+    if not Path(config.init).is_dir():
+        raise UserError(
+            f"init={config.init}: there is no such folder; give a run or what famjax convert wrote"
+        )
+    run = open_run(config.init, report=report)
+    params, model = merge_adapters(nnx.state(run.model, nnx.Param), run.config.model)
+    return transplant(params, model, config.model)
+
+
+def freeze(config: ModelConfig, weights: Any) -> Frozen:
+    """Return what `divide` calls frozen of a model with these weights, which are given up."""
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def frozen(weights: Any) -> Frozen:
+        # what is drawn here is not used, and so is not computed
+        model = LanguageModel(config, rngs=nnx.Rngs(0))
+        nnx.update(model, weights)
+        return divide(config, model)[2]
+
+    return frozen(weights)
+
+
+def abstract_model(model: ModelConfig) -> tuple[Any, Any, Frozen]:
+    """Return what `divide` does of a model, shapes for arrays, without computing anything."""
+    return divide(model, nnx.eval_shape(lambda: LanguageModel(model, rngs=nnx.Rngs(0))))
 
 
 def read_config(folder: Path) -> Config | None:
@@ -95,8 +135,7 @@ def read_config(folder: Path) -> Config | None:
 
 def run_tokenizer(folder: Path, config: Config) -> Tokenizer:
     """Return the tokenizer of a run, from the copy it keeps."""
-    copy = folder / TOKENIZER
-    return load_tokenizer(str(copy) if copy.exists() else config.data.tokenizer)
+    return saved_tokenizer(folder, config.data.tokenizer)
 
 
 def prepare_run(folder: Path, config: Config) -> tuple[Config, Tokenizer]:
@@ -142,10 +181,8 @@ def refuse_other(before: Config, config: Config, where: Path) -> None:
 def _write_run(folder: Path, config: Config, first: bool) -> None:
     """Write the tokenizer, the first time, and then the config, which makes the folder a run."""
     folder.mkdir(parents=True, exist_ok=True)
-    copy = folder / TOKENIZER
-    if first and config.data.tokenizer != "bytes":
-        with contextlib.suppress(shutil.SameFileError):
-            shutil.copyfile(config.data.tokenizer, copy)
+    if first:
+        save_tokenizer(config.data.tokenizer, folder)
     temporary = folder / (CONFIG + ".new")
     temporary.write_text(to_json(config), encoding="utf-8")
     temporary.replace(folder / CONFIG)

@@ -35,12 +35,13 @@ class TrainState(NamedTuple):
 
     Attributes:
       step: scalar int32, optimizer steps done.
-      params: parameters, float32.
+      params: parameters that are trained, float32.
       opt_state: optax's.
       memory: the state carried to the next step. Lanes: all of it. Packed with random state
         passing: the FAMs of row 0. Packed without: ().
       key: [2] uint32, data of the random key.
       totals: metrics since the last log.
+      frozen: parameters that are not, see `famjax.train.begin.divide`; in no checkpoint.
       bad: scalar int32, the first step whose loss, gradient, new parameters or memory were not
         finite; 0 if there is none.
     """
@@ -52,3 +53,4 @@ class TrainState(NamedTuple):
     key: Array
     totals: Totals
     bad: Array
+    frozen: Any = ()

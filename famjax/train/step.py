@@ -16,6 +16,7 @@ from famjax.models.language_model import LanguageModel
 from famjax.ops.losses import token_losses
 from famjax.ops.rotary import longest_wavelength
 from famjax.stacks.residual import passable
+from famjax.train.begin import divide, with_keys
 from famjax.train.state import Totals, TrainState
 
 Batch = dict[str, Array]
@@ -36,7 +37,7 @@ def init_train_state(
     config: Config, model: LanguageModel, optimizer: optax.GradientTransformation
 ) -> TrainState:
     """Return the state before the first step."""
-    params = nnx.state(model, nnx.Param)
+    _, params, frozen = divide(config.model, model)
     return TrainState(
         jnp.zeros((), jnp.int32),
         params,
@@ -45,6 +46,7 @@ def init_train_state(
         jax.random.key_data(jax.random.key(config.seed)),
         zero_totals(),
         jnp.zeros((), jnp.int32),
+        frozen,
     )
 
 
@@ -57,7 +59,7 @@ def make_step(
     """Return the step function, to be compiled with the state donated.
 
     Args:
-      graph: the model's NNX graph; the parameters are in the state.
+      graph: the model's NNX graph, of `divide`; the parameters are in the state.
       token_bytes: [v], UTF-8 bytes of each token.
     """
     lanes = config.data.layout == "lanes"
@@ -77,12 +79,14 @@ def make_step(
         passed = model.stack.pass_state(fresh, jax.lax.stop_gradient(saved))
         return jax.tree.map(lambda a, b: jnp.where(use, a, b), passed, fresh)
 
-    def loss(params: Any, memory: State, batch: Batch, weight: Array, key: Array, step: Array):
+    def loss(
+        params: Any, memory: State, batch: Batch, weight: Array, key: Array, state: TrainState
+    ) -> Any:
         """Return (this part's share of the mean loss, (memory, totals))."""
-        model = nnx.merge(graph, params)
+        model = nnx.merge(graph, params, *with_keys(state.frozen, jax.random.fold_in(key, 2)))
         rows, _ = batch["tokens"].shape
         passing_key, offset_key = jax.random.split(key)
-        memory = start(model, memory, rows, passing_key, step)
+        memory = start(model, memory, rows, passing_key, state.step)
         offset = position_offset(offset_key, config) if config.train.rpo else None
         memory, totals = read(model, memory, batch, offset)
         return totals.loss / weight, (jax.lax.stop_gradient(memory), totals)
@@ -109,11 +113,11 @@ def make_step(
         weight = jnp.maximum(batch["weights"].sum(), 1e-6)
         grad = jax.grad(loss, has_aux=True)
         if parts == 1:
-            return grad(state.params, state.memory, batch, weight, key, state.step)
+            return grad(state.params, state.memory, batch, weight, key, state)
 
         def part(total, xs):
             batch, memory = xs
-            grads, (memory, totals) = grad(state.params, memory, batch, weight, key, state.step)
+            grads, (memory, totals) = grad(state.params, memory, batch, weight, key, state)
             return jax.tree.map(jnp.add, total, (grads, totals)), memory
 
         batch = jax.tree.map(lambda a: _parts(a, 0, parts), batch)
@@ -143,6 +147,7 @@ def make_step(
             jax.random.key_data(key),
             jax.tree.map(jnp.add, state.totals, totals),
             jnp.where(finite | (state.bad > 0), state.bad, state.step + 1),
+            state.frozen,
         )
 
     return step

@@ -6,14 +6,18 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tiny
+from tiny_tokenizers import byte_level
 
 from famjax.cli.eval import parse_lengths, parse_tasks
 from famjax.cli.main import main
 from famjax.core.errors import UserError
+from famjax.data.tokenizers import load_tokenizer
+from famjax.eval.generate import Generator
 
 
 @pytest.fixture(scope="module")
@@ -170,12 +174,34 @@ def test_prompt_from_standard_input_and_stop(
         (["--prompt", "x", "--top-p", "2"], "top_p"),
         (["--prompt", "x", "--temperature", "hot"], "temperature"),
         (["--promt", "x"], "did you mean '--prompt'"),
+        (["--chat", "--read", "x", "--state-out", "s"], "give --prompt TEXT"),
+        (["--prompt", "x", "--chat", "--read", "/no/such/file"], "has no chat template; leave it"),
     ],
 )
 def test_generate_refuses(
     run: str, argv: list[str], what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert what in refusal(["generate", run, *argv], capsys)
+
+
+def test_chat(
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tokenizer = load_tokenizer(str(byte_level(tmp_path / "tokenizer")))
+    run = replace(tiny.run_with("fam", vocab_size=tokenizer.vocab_size), tokenizer=tokenizer)
+    monkeypatch.setattr("famjax.train.run.open_run", lambda _: run)
+    expected = "".join(Generator(run).generate("the cat", 8, chat=True))
+    ask = ["generate", "run", "--prompt", "the cat", "--chat", "--max-tokens", "8"]
+    assert main(ask) == 0
+    assert capsys.readouterr().out == expected + "\n"
+    state = str(tmp_path / "state")
+    assert main([*ask, "--read", str(text), "--state-out", state]) == 0
+    behind = capsys.readouterr().out
+    assert main([*ask, "--state-in", state]) == 0
+    assert capsys.readouterr().out == behind
 
 
 def test_the_document_is_not_overwritten(

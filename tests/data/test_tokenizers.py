@@ -116,7 +116,7 @@ def test_what_is_not_a_model(tmp_path):
     (tmp_path / "empty.model").write_text("")
     for path, message in [
         (tmp_path / "missing.model", "No such file"),
-        (tmp_path, "directory"),
+        (tmp_path, "no tokenizer.json and no tokenizer.model"),
         (tmp_path / "not.model", "not a SentencePiece model"),
         (tmp_path / "empty.model", "not a SentencePiece model"),
     ]:

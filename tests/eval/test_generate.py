@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import pytest
 import tiny
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_tokenizers import byte_level
 
 from famjax.core.errors import UserError
+from famjax.data.tokenizers import load_tokenizer
 from famjax.eval.generate import Generator, _until, sample
 from famjax.eval.state_file import load_state, save_state
 
@@ -83,6 +86,30 @@ def test_eos_ends(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(generator, "_draw", lambda *_: jnp.full((1, 1), next(tokens)))
     assert text(generator, "the") == "hi"
     assert next(tokens) == 106
+
+
+def test_chat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = load_tokenizer(str(byte_level(tmp_path)))
+    shape = {"vocab_size": tokenizer.vocab_size}
+    generator = Generator(replace(tiny.run_with("fam", **shape), tokenizer=tokenizer))
+    asked = text(generator, "the <|im_end|>", chat=True)
+    message = {"role": "user", "content": "the <|im_end|>"}
+    ids = tokenizer.encode_chat([message])
+    monkeypatch.setattr(tokenizer, "encode", lambda _: ids)
+    assert asked == text(generator, "what encode returns")
+    monkeypatch.undo()
+    # out of a memory, which began with bos
+    state = generator.read_document("")
+    assert asked == text(generator, message["content"], chat=True, state=state)
+    for stop in tokenizer.stop_ids:
+        drawn = iter([*tokenizer.encode("hi"), stop, 66])
+        monkeypatch.setattr(generator, "_draw", lambda *_, d=drawn: jnp.full((1, 1), next(d)))
+        assert text(generator, "the", chat=True) == "hi"
+
+
+def test_chat_needs_a_template(generator: Generator) -> None:
+    with pytest.raises(UserError, match="tokenizer bytes: has no chat template"):
+        text(generator, "the", chat=True)
 
 
 def test_padded_vocabulary_is_never_drawn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,16 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tiny
+import tiny_tokenizers
 import torch
 import transformers
 
 from famjax import load_pretrained, open_run
 from famjax.cli.main import main
+from famjax.core.config import LoraConfig
 from famjax.core.errors import UserError
-from famjax.data.tokenizers import train_sentencepiece
+from famjax.data.tokenizers import load_tokenizer, train_sentencepiece
 from famjax.export import check, hf
 from famjax.export import export as exporting
 from famjax.export.source import Source
+from famjax.export.tokenizer import write_tokenizer
 
 TEXT = "  Pure thought, 12345  — très bien —\n\tin\r\n  lines 猫 \U0001f600 "
 
@@ -112,21 +115,24 @@ def test_half_the_bytes(tmp_path):
     assert kind(torch.tensor([[1, 2, 3] * 7])).logits.isfinite().all()
 
 
-@pytest.mark.parametrize("folder", [True, False])
-def test_a_sentencepiece_model_becomes_a_tokenizer(tmp_path, folder):
-    text = tmp_path / "text.txt"
-    text.write_text(tiny.TEXT * 50 + TEXT)
-    made = train_sentencepiece(str(text), 300, tmp_path / "tokenizer.model")
-    from famjax.export.tokenizer import write_tokenizer
+def test_adapters_are_merged(tmp_path):
+    run = tiny.run_with("fam", lora=LoraConfig(rank=2))
+    linear = run.model.stack.layers[0].mixer.qkv.q
+    linear.lora.b[...] = linear.lora.b[...] + 0.3
+    folder, said = written("fam", tmp_path, run=run)
+    assert said[0].startswith("compared with famjax reading it back: logits differ by")
+    kernel = load_pretrained(folder)[1].stack.layers[0].mixer.qkv.q.kernel[...]
+    assert np.abs(kernel - linear.kernel[...]).max() > 0.01
+    model = Source(run, tmp_path).merged().model
+    assert model.lora == LoraConfig()
 
+
+def test_a_sentencepiece_model_becomes_a_tokenizer(tmp_path):
+    (tmp_path / "text.txt").write_text(tiny.TEXT * 50 + TEXT)
+    made = train_sentencepiece(str(tmp_path / "text.txt"), 300, tmp_path / "tokenizer.model")
     out = tmp_path / "out"
     out.mkdir()
-    assert write_tokenizer(tmp_path, made, out)[0].startswith("compared with transformers'")
-    if folder:  # as a converted run keeps it
-        (tmp_path / "tokenizer.model").unlink()
-        out.rename(tmp_path / "tokenizer")
-        out.mkdir()
-        write_tokenizer(tmp_path, made, out)
+    assert write_tokenizer(made, out)[0].startswith("compared with transformers'")
     theirs = transformers.AutoTokenizer.from_pretrained(out)
     for said in (tiny.TEXT, TEXT, "unseen: ß水\n\n\n"):
         assert theirs.encode(said) == made.encode(said).tolist()
@@ -134,9 +140,24 @@ def test_a_sentencepiece_model_becomes_a_tokenizer(tmp_path, folder):
     assert (theirs.bos_token, theirs.eos_token) == ("<s>", "</s>")
 
 
-def test_orbax(tmp_path):
+@pytest.mark.parametrize("awkward", [False, True])
+def test_a_tokenizer_of_hugging_face_is_copied(tmp_path, awkward):
+    home = tiny_tokenizers.byte_level(tmp_path / "tokenizer", awkward)
+    (home / "config.json").write_text('{"model_type": "another"}')
+    made = load_tokenizer(str(home / "tokenizer.json"))
+    run = replace(tiny.run_with("full"), tokenizer=made)
+    folder, said = written("full", tmp_path, run=run)
+    assert said[2].startswith("compared with" if not awkward else "transformers' AutoTokenizer giv")
+    assert (folder / "tokenizer.json").read_bytes() == (home / "tokenizer.json").read_bytes()
+    ends = [json.loads((folder / f"{n}.json").read_text()) for n in ("config", "generation_config")]
+    assert [end["eos_token_id"] for end in ends] == [sorted(made.stop_ids)] * 2
+
+
+def test_orbax(tmp_path, capsys):
     folder = tmp_path / "out"
-    said = exporting.export(tiny.folder(), folder, "orbax")
+    assert main(["export", str(tiny.folder()), str(folder), "--format", "orbax"]) == 0
+    *said, last = capsys.readouterr().out.splitlines()
+    assert last == f"wrote {folder}"
     assert said[0].startswith("compared with Orbax ")
     assert said[1].endswith("logits differ by 0.0e+00 at most, 0.0e+00 of their range")
     assert open_run(folder).step == 2

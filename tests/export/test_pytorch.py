@@ -1,7 +1,9 @@
 """The PyTorch code that a folder takes along is famjax's mathematics, written a second time."""
 
+import tempfile
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +12,10 @@ import pytest
 import torch
 from contracts.harness import CASES, FAMILIES, TOKENS, VOCAB, jit, lively
 from flax import nnx
+from safetensors.torch import load_file
 
 from famjax.convert.families.famjax import FAMJAX
+from famjax.convert.save import save_tensors
 from famjax.export.pytorch.configuration_famjax import FamjaxConfig
 from famjax.export.pytorch.modeling_famjax import FamjaxForCausalLM
 from famjax.models.language_model import LanguageModel
@@ -45,10 +49,9 @@ def both(name):
 
 
 def pytorch(config, model):
-    from famjax.convert.save import _pieces, _tensor
-
-    pieces = _pieces(model, config, FAMJAX.tensors(config))
-    tensors = {name: torch.tensor(_tensor(parts)) for name, parts in pieces.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        save_tensors(model, config, FAMJAX.tensors(config), Path(folder), "float32")
+        tensors = load_file(Path(folder, "model.safetensors"))
     theirs = FamjaxForCausalLM(FamjaxConfig(**FAMJAX.write(config)))
     theirs.load_state_dict(tensors)
     return theirs.eval()
@@ -67,14 +70,18 @@ def test_logits_are_those_of_famjax(name):
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if "," not in name or name in CASES])
-@pytest.mark.parametrize("sizes", [[1] * 24, [3, 1, 9, 4, 7], [8, 16]])
+@pytest.mark.parametrize("sizes", [[1] * 24, [3, 1, 9, 4, 7]])
 @torch.no_grad()
 def test_pieces_of_any_length_are_one_call(name, sizes):
     ours, model = both(name)
     state, logits = None, []
     for piece in torch.tensor(TOKENS).split(sizes, 1):
-        logits.append(model(piece, state=state).logits)
-        state = model(piece, state=state).state  # a state may be read from twice
+        output = model(piece, state=state)
+        if len(piece[0]) > 1:
+            # a state may be read from twice
+            assert torch.equal(model(piece, state=state).logits, output.logits)
+        state = output.state
+        logits.append(output.logits)
     close(torch.cat(logits, 1), ours)
 
 

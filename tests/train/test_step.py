@@ -59,7 +59,7 @@ def setup(*overrides: str) -> Setup:
         model = LanguageModel(config.model, rngs=nnx.Rngs(config.seed))
         return init_train_state(config, model, optimizer)
 
-    graph, _ = abstract_model(config)
+    graph, *_ = abstract_model(config.model)
     state = quick(start)()
     step = make_step(config, graph, optimizer, jnp.asarray(TOKEN_BYTES))
     return Setup(config, graph, state, quick(step, state, batch(0)))

@@ -1,0 +1,364 @@
+"""Hugging Face's tokenizer.json, with the files beside it, as a tokenizer that loses nothing.
+
+Two families give every token fixed bytes. Byte-level BPE (GPT-2, Llama 3, Qwen) writes each byte as
+a character of its own. The SentencePiece-like (Llama 2, Mistral, Gemma) write a space as '▁' and
+have tokens <0xHH> for what is in no other. What they do to the text before is taken out where it
+only puts a space in front or composes characters (NFC), so that text may be encoded in pieces.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+from famjax.core.errors import UserError
+from famjax.data.chat import ChatTemplate, parts
+from famjax.data.tokenizers import Tokenizer
+
+_META = "\u2581"
+_TO_META = {"type": "Replace", "pattern": {"String": " "}, "content": _META}
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
+# A literal '▁' is written with its bytes; what looks like a byte token is cut behind its first
+# character, and so is not taken for one.
+_CUTS = f"({_META})|(?<=<)(?=0x[0-9A-F]{{2}}>)"
+# These never stand in UTF-8.
+_NO_UTF8 = {0xC0, 0xC1, *range(0xF5, 0x100)}
+# Split text and keep all of it, but for a "behavior" of Removed.
+_SPLITTERS = {"ByteLevel", "Split", "Digits", "Punctuation", "Metaspace", "UnicodeScripts"}
+_PROBE = " two  spaces\n\t\r\n   é e\u0301 漢字 😀 <s> </s> [INST] <0x0A> ▁ \0 I'm 1234 x\u00a0 "
+
+
+class HuggingFaceTokenizer(Tokenizer):
+    """A tokenizer.json: byte-level BPE, or SentencePiece-like with byte tokens.
+
+    Control tokens, those added as special, have no bytes and come from no text but a chat
+    template's. Other added tokens stand for their own text.
+    """
+
+    def __init__(self, name: str, path: Path):
+        self._where = f"data.tokenizer={name}"
+        data = _read_json(path)
+        try:
+            spec, byte_level = _lossless(data, self._where)
+            vocabulary = _vocabulary(spec)
+            added = {token["content"]: token["id"] for token in spec["added_tokens"]}
+            beside = _Beside(path.parent, {**vocabulary, **added})
+            bos, eos = self._ends(beside, path.with_name("tokenizer_config.json"))
+            spec["added_tokens"] = _with_controls(spec, vocabulary, {bos, eos})
+            pieces = _pieces(spec, vocabulary, byte_level)
+        except (KeyError, TypeError, AttributeError, ValueError, IndexError):
+            raise UserError(f"{path}: not a tokenizer.json; fetch it again") from None
+        if missing := _missing_bytes(pieces):
+            raise UserError(
+                f"{self._where}: has no token for the byte 0x{missing[0]:02X}, so it cannot write "
+                "every text; take another tokenizer"
+            )
+        self._json = json.dumps(spec, sort_keys=True)
+        super().__init__(name, pieces, bos, eos, f"{self._json} {bos} {eos}".encode())
+        self.stop_ids |= beside.stops()
+        specials = [token for token in spec["added_tokens"] if token["special"]]
+        controls = {token["id"]: token["content"] for token in specials if token["content"]}
+        self._meta_ids: list[int] = []
+        self._cuts = self._acting_cuts = None
+        if not byte_level:
+            self._meta_ids = [vocabulary[f"<0x{byte:02X}>"] for byte in _META.encode()]
+            # Unigram finds control tokens in text as it finds any other; merges do not make them
+            unigram = spec["model"].get("type") == "Unigram"
+            found = [_cut_within(control) for control in controls.values() if unigram]
+            self._acting_cuts = re.compile(_CUTS)
+            self._cuts = re.compile("|".join([_CUTS, *found]))
+        if (source := beside.chat_template()) is not None:
+            around = controls.get(bos, ""), controls.get(eos, "")
+            self.chat_template = ChatTemplate(
+                name, source, beside.names(), *around, [*controls.values()]
+            )
+        if b"".join(map(self.bytes_of, self.encode(_PROBE))) != _PROBE.encode():
+            raise UserError(
+                f"{self._where}: changes the text it encodes in a way famjax does not know; take "
+                "another tokenizer"
+            )
+
+    def _ends(self, beside: _Beside, mend: Path) -> tuple[int, int]:
+        """Return the ids of bos and eos; without bos, eos stands for it."""
+        bos, eos = beside.token("bos"), beside.token("eos")
+        if eos is None:
+            raise UserError(f"{self._where}: names no eos_token; write one into {mend}")
+        bos = eos if bos is None else bos
+        if not beside.known({bos, eos}):
+            raise UserError(
+                f"{self._where}: bos {bos} or eos {eos} is none of its tokens; name them in {mend}"
+            )
+        return bos, eos
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.array(self._ids(text), np.int32)
+
+    def encode_rendered(self, text: str) -> np.ndarray:
+        ids = [token for part, acting in parts(text) for token in self._ids(part, acting)]
+        return np.array(ids, np.int32)
+
+    def _ids(self, text: str, acting: bool = False) -> list[int]:
+        """Return the ids of text in which control tokens act, or do not."""
+        backend, cuts = self._plain, self._cuts
+        if acting:
+            backend, cuts = self._acting, self._acting_cuts
+        if cuts is None:
+            return backend.encode(text, add_special_tokens=False).ids
+        ids: list[int] = []
+        for part in cuts.split(text):
+            if part == _META:
+                ids += self._meta_ids
+            elif part:
+                ids += backend.encode(part, add_special_tokens=False).ids
+        return ids
+
+    @cached_property
+    def _plain(self) -> tokenizers.Tokenizer:
+        backend = self._load()
+        backend.encode_special_tokens = True
+        return backend
+
+    @cached_property
+    def _acting(self) -> tokenizers.Tokenizer:
+        return self._load()
+
+    def _load(self) -> tokenizers.Tokenizer:
+        try:
+            return tokenizers.Tokenizer.from_str(self._json)
+        except Exception as error:  # the library has no other class for it
+            raise UserError(
+                f"{self._where}: the tokenizers library cannot read it ({error}); fetch it again, "
+                "or install a newer library"
+            ) from None
+
+
+def _cut_within(token: str) -> str:
+    """Return a pattern that stands behind the first character of `token`."""
+    return f"(?<={re.escape(token[0])})(?={re.escape(token[1:])})"
+
+
+# tokenizer.json ----------------------------------------------------------------------------------
+
+
+def _lossless(data: dict[str, Any], where: str) -> tuple[dict[str, Any], bool]:
+    """Return a tokenizer.json that keeps the text it is given, and whether it is byte-level.
+
+    Raises:
+      UserError: its tokens do not stand for fixed bytes.
+    """
+
+    def refuse(what: str) -> UserError:
+        return UserError(
+            f"{where}: {what}, so its tokens do not stand for fixed bytes of text; take byte-level "
+            "BPE or a SentencePiece-like tokenizer with byte tokens"
+        )
+
+    data = copy.copy(data)
+    model = data["model"] = dict(data["model"])
+    kind = model.get("type") or ("BPE" if "merges" in model else "no known model")
+    if kind not in ("BPE", "Unigram"):
+        raise refuse(f"is {kind}")
+    for key in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(key):
+            raise refuse(f"marks words with {model[key]!r}")
+    # what training or a batch wanted: dropout, truncation, padding, specials around a text
+    if kind == "BPE":
+        model["dropout"] = None
+    data.update(truncation=None, padding=None, post_processor=None)
+
+    kept = []
+    for step in _flat(data.get("normalizer"), "normalizers"):
+        if step == _TO_META:
+            kept.append(step)
+        elif step["type"] not in ("Prepend", "NFC"):
+            raise refuse(f"has the normalizer {step['type']}")
+    data["normalizer"] = {"type": "Sequence", "normalizers": kept}
+    splitters = [_unprefixed(s) for s in _flat(data.get("pre_tokenizer"), "pretokenizers")]
+    for step in splitters:
+        if step["type"] not in _SPLITTERS or step.get("behavior") == "Removed":
+            raise refuse(f"has the pre-tokenizer {step['type']}, which drops text")
+        if step.get("replacement", _META) != _META:
+            raise refuse(f"writes spaces as {step['replacement']!r}")
+    data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": splitters}
+    # added text must not take the spaces around it
+    data["added_tokens"] = [
+        token if token["special"] else {**token, "lstrip": False, "rstrip": False}
+        for token in data.get("added_tokens") or []
+    ]
+    kinds = [step["type"] for step in splitters]
+    if "ByteLevel" in kinds and not kept:
+        return data, True
+    if (kept or "Metaspace" in kinds) and model.get("byte_fallback"):
+        return data, False
+    raise refuse("is neither byte-level nor has it byte tokens")
+
+
+def _with_controls(
+    spec: dict[str, Any], vocabulary: dict[str, int], ends: set[int]
+) -> list[dict[str, Any]]:
+    """Return the added tokens, with `ends`, bos and eos, as specials among them."""
+    added = [{**t, "special": t["special"] or t["id"] in ends} for t in spec["added_tokens"]]
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    missing = ends - {token["id"] for token in added}
+    found = [(number, text) for text, number in vocabulary.items() if number in missing]
+    return added + [{"id": n, "content": text, **flags, "special": True} for n, text in found]
+
+
+def _flat(step: dict[str, Any] | None, parts: str) -> list[dict[str, Any]]:
+    """Return the steps of a normalizer or pre-tokenizer, which may hold others."""
+    if step is None:
+        return []
+    if step["type"] == "Sequence":
+        return [inner for part in step[parts] for inner in _flat(part, parts)]
+    return [step]
+
+
+def _unprefixed(step: dict[str, Any]) -> dict[str, Any]:
+    """Return a pre-tokenizer that puts no space before the text."""
+    if step["type"] == "ByteLevel":
+        return {**step, "add_prefix_space": False}
+    if step["type"] == "Metaspace":
+        without = {key: value for key, value in step.items() if key != "add_prefix_space"}
+        return {**without, "prepend_scheme": "never"}
+    return step
+
+
+def _vocabulary(spec: dict[str, Any]) -> dict[str, int]:
+    found = spec["model"]["vocab"]
+    if isinstance(found, dict):
+        return found
+    return {piece: number for number, (piece, _) in enumerate(found)}
+
+
+def _pieces(spec: dict[str, Any], vocabulary: dict[str, int], byte_level: bool) -> list[bytes]:
+    """Return the bytes of each id; ids that nobody has stand for none."""
+    alphabet = _byte_alphabet()
+
+    def written(token: str) -> bytes:
+        if not byte_level:
+            byte = _BYTE_TOKEN.fullmatch(token)
+            return bytes([int(byte[1], 16)]) if byte else token.replace(_META, " ").encode()
+        if all(character in alphabet for character in token):
+            return bytes(alphabet[character] for character in token)
+        return token.encode()
+
+    added = spec["added_tokens"]
+    size = 1 + max([*vocabulary.values(), *(token["id"] for token in added)])
+    pieces = [b""] * size
+    for token, number in vocabulary.items():
+        pieces[number] = written(token)
+    for token in added:
+        text = token["content"] if byte_level else token["content"].replace(_META, " ")
+        pieces[token["id"]] = b"" if token["special"] else text.encode()
+    return pieces
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Return the byte of each character of GPT-2's alphabet: printable ones are themselves."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = sorted(set(range(256)) - set(printable))
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + i): byte for i, byte in enumerate(others)
+    }
+
+
+def _missing_bytes(pieces: list[bytes]) -> list[int]:
+    there = {piece[0] for piece in pieces if len(piece) == 1}
+    return sorted(set(range(256)) - there - _NO_UTF8)
+
+
+# the files beside it -----------------------------------------------------------------------------
+
+
+class _Beside:
+    """What the files beside a tokenizer.json say of it.
+
+    Args:
+      folder: of the files.
+      ids: of all tokens.
+    """
+
+    def __init__(self, folder: Path, ids: Mapping[str, int]):
+        self._folder, self._ids = folder, ids
+        self._config = self._read("tokenizer_config.json")
+        self._map = self._read("special_tokens_map.json")
+
+    def _read(self, name: str) -> dict[str, Any]:
+        path = self._folder / name
+        return _read_json(path) if path.exists() else {}
+
+    def known(self, ids: set[int]) -> bool:
+        return ids <= set(self._ids.values())
+
+    def names(self) -> dict[str, str]:
+        """Return bos_token and eos_token, as a chat template knows them; "" if there is none."""
+        return {f"{role}_token": self._name(role) or "" for role in ("bos", "eos")}
+
+    def _name(self, role: str) -> str | None:
+        for found in (self._config, self._map):
+            token = found.get(f"{role}_token")
+            token = token.get("content") if isinstance(token, dict) else token
+            if isinstance(token, str) and token:
+                return token
+        return None
+
+    def token(self, role: str) -> int | None:
+        """Return the id of "bos" or "eos", or None if there is none."""
+        if (name := self._name(role)) is not None:
+            if (number := self._ids.get(name)) is None:
+                raise UserError(
+                    f"{self._folder}: {role}_token is {name!r}, which the vocabulary does not "
+                    "have; mend tokenizer_config.json"
+                )
+            return number
+        for file in ("generation_config.json", "config.json"):
+            if numbers := self._numbers(file, f"{role}_token_id"):
+                return numbers[0]
+        return None
+
+    def stops(self) -> frozenset[int]:
+        """Return the ids at which generation ends besides eos."""
+        return frozenset(self._numbers("generation_config.json", "eos_token_id"))
+
+    def _numbers(self, file: str, key: str) -> list[int]:
+        found = self._read(file).get(key)
+        numbers = found if isinstance(found, list) else [] if found is None else [found]
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise UserError(f"{self._folder / file}: {key} is {found!r}; write ids")
+        return numbers
+
+    def chat_template(self) -> str | None:
+        """Return the source of the chat template, or None if there is none."""
+        path = self._folder / "chat_template.jinja"
+        if path.exists():
+            try:
+                return path.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                raise UserError(f"{path}: not UTF-8; fetch it again") from None
+        found = self._config.get("chat_template")
+        if isinstance(found, list):
+            named = {t.get("name"): t.get("template") for t in found if isinstance(t, dict)}
+            found = named.get("default")
+        if found is not None and not isinstance(found, str):
+            raise UserError(
+                f"{self._folder / 'tokenizer_config.json'}: chat_template is no text; mend it"
+            )
+        return found
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise UserError(f"{path}: damaged or truncated; fetch it again") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: not a JSON object; fetch it again")
+    return found

@@ -1,0 +1,87 @@
+"""Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685; TransformerFAM 3.1: rank 64)."""
+
+from __future__ import annotations
+
+import fnmatch
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from famjax.core.config import LoraConfig
+from famjax.core.remat import keep
+from famjax.core.types import Array
+
+
+class Adapter(nnx.Param):
+    """A parameter that is trained while those it adapts are frozen."""
+
+
+class DropoutKey(nnx.Variable):
+    """[2] uint32, data of the random key that the training step puts there."""
+
+
+def adapted(config: LoraConfig, place: str) -> LoraConfig | None:
+    """Return the config if a map of this name gets adapters."""
+    wanted = any(fnmatch.fnmatchcase(place, pattern) for pattern in config.on.split(","))
+    return config if config.rank and wanted else None
+
+
+def scale(config: LoraConfig) -> float:
+    """Return what B A is multiplied by: alpha / r, or alpha / sqrt(r) (arXiv 2312.03732)."""
+    alpha = config.alpha or config.rank
+    return alpha / (config.rank**0.5 if config.rs else config.rank)
+
+
+class Lora(nnx.Module):
+    """scale * B A x beside a linear map W x. B is zero at first, so that nothing changes.
+
+    Args:
+      equation: of the map it stands beside, "...d,dhe->...he".
+      shape: of that map's kernel.
+      inputs: number of summed elements; A starts as torch's linear maps do, uniform to
+        1 / sqrt(inputs), which is what peft starts with.
+    """
+
+    def __init__(
+        self,
+        equation: str,
+        shape: tuple[int, ...],
+        inputs: int,
+        config: LoraConfig,
+        *,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ):
+        given, made = equation.replace("...", "").split("->")
+        summed = given.partition(",")[0]
+        self.down = f"...{summed},{summed}z->...z"
+        self.up = f"...z,z{made}->...{made}"
+        self.scale, self.dropout, self.dtype = scale(config), config.dropout, dtype
+        count, bound = len(summed), inputs**-0.5
+        low = (*shape[:count], config.rank)
+        self.a = Adapter(jax.random.uniform(rngs.params(), low, minval=-bound, maxval=bound))
+        self.b = Adapter(jnp.zeros((config.rank, *shape[count:])))
+        self.key = DropoutKey(jnp.zeros(2, jnp.uint32)) if config.dropout else None
+
+    def __call__(self, x: Array) -> Array:
+        x = x.astype(self.dtype)
+        if self.key is not None:
+            kept = jax.random.bernoulli(
+                jax.random.wrap_key_data(self.key[...]), 1 - self.dropout, x.shape
+            )
+            x = jnp.where(kept, x / (1 - self.dropout), 0).astype(self.dtype)
+        low = keep(jnp.einsum(self.down, x, self.a[...].astype(self.dtype)))
+        return self.scale * jnp.einsum(self.up, low, self.b[...].astype(self.dtype))
+
+
+def merged(kernel: Array, a: Array, b: Array, config: LoraConfig) -> Array:
+    """Return W + scale * B A of one map, or of maps stacked on leading axes.
+
+    Args:
+      kernel: [... inputs... outputs...]; a: [... inputs... r]; b: [... r outputs...].
+    """
+    lead = a.ndim + b.ndim - 2 - kernel.ndim  # axes of layers, which both have
+    stacked = (*kernel.shape[:lead],)
+    low = a.reshape(*stacked, -1, a.shape[-1]) @ b.reshape(*stacked, a.shape[-1], -1)
+    return kernel + (scale(config) * low).reshape(kernel.shape).astype(kernel.dtype)

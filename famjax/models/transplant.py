@@ -1,0 +1,143 @@
+"""The weights of a model in another of equal sizes, whose layers attend to something else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from famjax.core.config import ArchConfig, LoraConfig, ModelConfig
+from famjax.core.errors import UserError
+from famjax.core.sharding import path_name
+from famjax.core.types import Array
+from famjax.layers import lora
+from famjax.models.language_model import LanguageModel
+
+# what may differ: it has no weights, but for the prompt
+_FREE = {
+    "mixer",
+    "block_len",
+    "memory_segments",
+    "window",
+    "capacity",
+    "fam_len",
+    "fam_previous",
+    "rope_base",
+    "scan_layers",
+    "remat",
+    "dtype",
+    "lora",
+    "arch",
+}
+
+
+def parameter(path: tuple[Any, ...]) -> tuple[str, int | None]:
+    """Return a parameter's name, whatever its layer attends to, and its place in the pattern.
+
+    "layer.mixer.qkv.q.kernel" and 0 for one of a layer's, "embedding" and None for another.
+    """
+    parts = path_name(path).split("/")
+    # fam and bswa keep the same projections, fam in the window that it owns
+    parts = [part for part in parts if part != "window"]
+    if parts[:2] == ["stack", "layers"]:
+        return ".".join(["layer", *parts[3:]]), int(parts[2])
+    return ".".join(parts), None
+
+
+def abstract(model: ModelConfig) -> tuple[Any, Any]:
+    """Return a model's graph and the shapes of its parameters, without computing anything."""
+    return nnx.split(nnx.eval_shape(lambda: LanguageModel(model, rngs=nnx.Rngs(0))))
+
+
+def transplant(params: Any, old: ModelConfig, new: ModelConfig) -> Any:
+    """Return the parameters of a model `new`, every weight taken from those of a model `old`.
+
+    A FAM prompt that is not there, or is of another length, begins as `fam_prompt` says. No array
+    is copied that lies the same way in both.
+
+    Raises:
+      UserError: the models differ in more than what their layers attend to.
+    """
+    _refuse_other(old, new)
+    flat, _ = jax.tree_util.tree_flatten_with_path(params)
+    there = {parameter(path): leaf for path, leaf in flat}
+    before, after = old.mixer.split(","), new.mixer.split(",")
+    _, shapes = abstract(replace(new, lora=LoraConfig()))
+
+    def value(path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Array:
+        name, place = parameter(path)
+        if name == "stack.prompt":
+            prompt = there.get((name, None))
+            if prompt is None or prompt.shape != shape.shape:
+                return fam_prompt(there["embedding", None], new)
+            return prompt
+        if place is None or len(before) == len(after):
+            return there[name, place]
+        layers = range(place, new.layers, len(after))
+        return jnp.stack([there[name, i % len(before)][i // len(before)] for i in layers])
+
+    return jax.tree_util.tree_map_with_path(value, shapes)
+
+
+def fam_prompt(embedding: Array, model: ModelConfig) -> Array:
+    """Return where the FAM begins in a model that has had none: f tokens as they enter the stack.
+
+    Args:
+      embedding: [v d].
+    """
+    rows = np.random.default_rng(0).integers(len(embedding), size=model.fam_len)
+    return jnp.asarray(embedding)[rows] * (model.arch.embed_scale or model.width**0.5)
+
+
+def merge_adapters(params: Any, model: ModelConfig) -> tuple[Any, ModelConfig]:
+    """Return parameters without adapters, W + scale * B A in the place of W, and their config."""
+    if not model.lora.rank:
+        return params, model
+    flat, _ = jax.tree_util.tree_flatten_with_path(params)
+    there = {path_name(path): leaf for path, leaf in flat}
+    plain = replace(model, lora=LoraConfig())
+    _, shapes = abstract(plain)
+
+    def value(path: tuple[Any, ...], _: jax.ShapeDtypeStruct) -> Array:
+        name = path_name(path)
+        beside = name.removesuffix("kernel") + "lora"
+        if name.endswith("/kernel") and f"{beside}/a" in there:
+            a, b = there[f"{beside}/a"], there[f"{beside}/b"]
+            return lora.merged(there[name].astype(a.dtype), a, b, model.lora)
+        return there[name].astype(jnp.float32)
+
+    return jax.tree_util.tree_map_with_path(value, shapes), plain
+
+
+def _refuse_other(old: ModelConfig, new: ModelConfig) -> None:
+    for field in vars(old):
+        if field not in _FREE and _size(old, field) != _size(new, field):
+            raise UserError(
+                f"model.{field}={getattr(new, field)}: the weights that are given have "
+                f"{getattr(old, field)}; leave it as it is there"
+            )
+    if new.arch.learned_positions and new.capacity != old.capacity:
+        raise UserError(
+            f"model.capacity={new.capacity}: the weights that are given have {old.capacity} "
+            "learned positions; leave it as it is there"
+        )
+    for field in vars(ArchConfig()):
+        if getattr(old.arch, field) != getattr(new.arch, field):
+            raise UserError(
+                f"model.arch.{field}={getattr(new.arch, field)}: the weights that are given have "
+                f"{getattr(old.arch, field)}; leave it as it is there"
+            )
+
+
+def _size(model: ModelConfig, field: str) -> Any:
+    """Return a field's value, 0 replaced by what it stands for."""
+    stands = {
+        "kv_heads": model.heads,
+        "head_dim": model.width // model.heads,
+        "mlp_width": 4 * model.width,
+    }
+    return getattr(model, field) or stands.get(field)

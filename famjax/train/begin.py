@@ -1,0 +1,92 @@
+"""What training begins with: which parameters are trained, and the weights of another model."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from famjax.core.config import ModelConfig
+from famjax.core.errors import UserError
+from famjax.core.sharding import path_name
+from famjax.core.types import Array
+from famjax.layers.lora import Adapter, DropoutKey
+
+# what is trained beside adapters
+_TRAINED = nnx.Any(Adapter, nnx.PathContains("prompt"))
+
+Frozen = tuple[Any, ...]
+
+
+def divide(config: ModelConfig, model: nnx.Module) -> tuple[Any, Any, Frozen]:
+    """Return a model's graph, what is trained of it, and what is not.
+
+    `nnx.merge(graph, trained, *frozen)` is the model. Without adapters everything is trained and
+    `frozen` is (); with them it is the weights, in the type of `lora.base`, and dropout's keys.
+    """
+    if not config.lora.rank:
+        graph, trained = nnx.split(model, nnx.Param)
+        return graph, trained, ()
+    parts: Any = nnx.split(model, _TRAINED, nnx.Param, DropoutKey)
+    graph, trained, weights, keys = parts
+    weights = jax.tree.map(lambda a: _cast(a, jnp.dtype(config.lora.base)), weights)
+    return graph, trained, (weights, keys)
+
+
+def _cast(a: Any, dtype: jnp.dtype) -> Any:
+    is_shape = isinstance(a, jax.ShapeDtypeStruct)
+    return jax.ShapeDtypeStruct(a.shape, dtype) if is_shape else a.astype(dtype)
+
+
+def evaluated(config: ModelConfig) -> ModelConfig:
+    """Return the config of the same model without dropout; what it is made of has no keys."""
+    return replace(config, lora=replace(config.lora, dropout=0.0))
+
+
+def with_keys(frozen: Frozen, key: Array) -> Frozen:
+    """Return what is frozen with new keys of dropout, one for each map of each layer."""
+    if not frozen:
+        return ()
+    weights, keys = frozen
+    leaves, tree = jax.tree.flatten(keys)
+    drawn = [
+        jax.random.bits(jax.random.fold_in(key, i), leaf.shape, jnp.uint32)
+        for i, leaf in enumerate(leaves)
+    ]
+    return weights, jax.tree.unflatten(tree, drawn)
+
+
+def fingerprint(weights: Any) -> str:
+    """Return a name for the numbers of a tree of float arrays, wherever they lie.
+
+    Two sums of the bits of each array, modulo 2^32, one of them weighted by place: integers, whose
+    sum does not depend on the order. It tells other weights apart; it is no defence against malice.
+    """
+
+    @jax.jit
+    def sums(a: Array) -> tuple[Array, Array]:
+        kind = jnp.uint16 if a.dtype.itemsize == 2 else jnp.uint32
+        bits = jax.lax.bitcast_convert_type(a, kind).astype(jnp.uint32).reshape(-1)
+        # an odd factor for each place, which no two near places share
+        factor = jnp.arange(bits.size, dtype=jnp.uint32) * jnp.uint32(2654435761) | jnp.uint32(1)
+        return bits.sum(dtype=jnp.uint32), (bits * factor).sum(dtype=jnp.uint32)
+
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_flatten_with_path(weights)[0]:
+        first, second = jax.device_get(sums(leaf))
+        digest.update(f"{path_name(path)} {leaf.dtype}{leaf.shape} {first} {second}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def refuse_base(there: str, here: str, init: str | Path, run: str | Path) -> None:
+    """Raise a `UserError` if adapters were trained on other weights than `init` holds."""
+    if there != here:
+        raise UserError(
+            f"{run}: its adapters were trained on other weights than {init} holds now (fingerprint "
+            f"{there}, here {here}); bring back the folder that they were trained on"
+        )

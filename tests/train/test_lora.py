@@ -1,0 +1,252 @@
+"""Adapters: nothing changes at first, only they are trained, and merged they are the same model."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import small
+from flax import nnx
+
+from famjax.core.config import LoraConfig
+from famjax.core.errors import UserError
+from famjax.core.experiment import load_config, override
+from famjax.core.sharding import path_name
+from famjax.layers import lora
+from famjax.models.language_model import LanguageModel
+from famjax.models.transplant import merge_adapters, transplant
+from famjax.train.begin import divide, fingerprint, with_keys
+from famjax.train.checkpoint import Checkpoints
+from famjax.train.loop import make_program, train
+from famjax.train.run import open_run
+
+TOKENS = np.random.default_rng(0).integers(0, 256, (2, 64))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A run with full attention."""
+    folder = tmp_path_factory.mktemp("base")
+    config = small.config(folder / "texts")
+    more = ["train.steps=3", "model.mixer=full", "model.capacity=2048", "model.layers=2"]
+    train(override(config, more), folder / "base", quiet=True)
+    return folder / "base"
+
+
+def adapting(base, *more):
+    """The config of a FAM with adapters on that run."""
+    given = [f"init={base}", "model.mixer=fam", "model.lora.rank=4", "train.steps=4"]
+    return load_config(str(base / "config.json"), [*given, *more])
+
+
+@pytest.fixture(scope="module")
+def adapted(base):
+    folder = base.parent / "adapted"
+    config = adapting(base, "optimizer.learning_rate=0.1", "model.lora.dropout=0.2")
+    return train(config, folder, quiet=True), folder
+
+
+def logits(model):
+    return np.asarray(model(TOKENS, model.init_state(2))[0])
+
+
+def named(model):
+    params = nnx.state(model, nnx.Param)
+    return {path_name(p): a for p, a in jax.tree_util.tree_flatten_with_path(params)[0]}
+
+
+@pytest.mark.parametrize("on", ["*", "attention.[qv]", "mlp.down"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_at_first_nothing_changes_to_the_bit(base, on, dtype):
+    given = open_run(base)
+    config = replace(given.config.model, dtype=dtype)
+    plain = LanguageModel(config, rngs=nnx.Rngs(0))
+    nnx.update(plain, nnx.state(given.model, nnx.Param))
+    with_adapters = replace(config, lora=LoraConfig(rank=4, on=on))
+    model = LanguageModel(with_adapters, rngs=nnx.Rngs(1))
+    nnx.update(model, nnx.state(given.model, nnx.Param))
+    assert (logits(model) == logits(plain)).all()
+    places = {name.split("/")[-3] for name in named(model) if name.endswith("lora/a")}
+    expected = {"*": {"q", "k", "v", "out", "gate", "up", "down"}, "attention.[qv]": {"q", "v"}}
+    assert places == expected.get(on, {"down"})
+
+
+def test_only_adapters_and_the_prompt_are_trained(base, adapted):
+    run, folder = adapted
+    before = transplant(
+        nnx.state(open_run(base).model, nnx.Param),
+        open_run(base).config.model,
+        replace(run.config.model, lora=LoraConfig()),
+    )
+    frozen = {path_name(p): a for p, a in jax.tree_util.tree_flatten_with_path(before)[0]}
+    for name, after in named(run.model).items():
+        if name.endswith("lora/b"):
+            assert np.abs(after).max() > 0
+        elif name == "stack/prompt":
+            assert (np.asarray(after) != np.asarray(frozen[name])).any()
+        elif not name.endswith("lora/a"):
+            assert (np.asarray(after) == np.asarray(frozen[name])).all(), name
+    # no checkpoint and no optimizer keeps what is frozen
+    saved = (folder / "checkpoints" / "000000004" / "tree.json").read_text()
+    assert "kernel/value" not in saved
+    assert "embedding" not in saved
+
+
+def test_a_run_of_adapters_is_opened_with_its_base(adapted):
+    run, folder = adapted
+    assert (logits(open_run(folder).model) == logits(run.model)).all()
+
+
+def test_merged_is_the_same_model_to_rounding(adapted):
+    run, _ = adapted
+    params, config = merge_adapters(nnx.state(run.model, nnx.Param), run.config.model)
+    merged = LanguageModel(config, rngs=nnx.Rngs(0))
+    nnx.update(merged, params)
+    assert "lora" not in "".join(named(merged))
+    ours, theirs = logits(merged), logits(run.model)
+    assert np.abs(ours - theirs).max() < 1e-5 * np.ptp(theirs)
+    plain = open_run(run.config.init)
+    assert np.abs(ours - logits(plain.model)).max() > 1e-2 * np.ptp(theirs)
+
+
+def test_stopped_and_called_again_it_ends_as_one_never_stopped(base, tmp_path):
+    config = adapting(base, "model.lora.dropout=0.2")
+    whole = train(config, tmp_path / "whole", quiet=True)
+    train(override(config, ["train.steps=2"]), tmp_path / "cut", quiet=True)
+    again = train(config, tmp_path / "cut", quiet=True)
+    for name, expected in named(whole.model).items():
+        assert (np.asarray(named(again.model)[name]) == np.asarray(expected)).all(), name
+
+
+def test_adapters_of_another_base_are_refused(base, adapted, tmp_path):
+    _, folder = adapted
+    other = tmp_path / "other"
+    config = open_run(base).config
+    train(replace(config, seed=7), other, quiet=True)
+    moved = tmp_path / "adapters"
+    moved.mkdir()
+    for name in ("checkpoints",):
+        (moved / name).symlink_to(folder / name)
+    text = (folder / "config.json").read_text()
+    (moved / "config.json").write_text(text.replace(str(base), str(other)))
+    with pytest.raises(UserError, match="its adapters were trained on other weights than"):
+        open_run(moved)
+    (moved / "config.json").write_text(text.replace(str(base), str(tmp_path / "nowhere")))
+    with pytest.raises(UserError, match="nowhere: there is no such folder; give a run"):
+        open_run(moved)
+
+
+def test_the_base_is_kept_in_bfloat16_if_asked(base):
+    config = adapting(base, "model.lora.base=bfloat16", "model.dtype=bfloat16")
+    state = make_program(config, np.ones(258, np.int32)).start()
+    assert {str(a.dtype) for a in jax.tree.leaves(state.frozen[0])} == {"bfloat16"}
+    assert {str(a.dtype) for a in jax.tree.leaves(state.params)} == {"float32"}
+    trained = sum(a.size for a in jax.tree.leaves(state.params))
+    held = sum(a.size for a in jax.tree.leaves(state.opt_state))
+    assert held < 2.1 * trained
+
+
+def test_dropout_drops_its_share_and_only_in_training():
+    config = LoraConfig(rank=3, dropout=0.25)
+    layer = lora.Lora("...d,dc->...c", (1000, 5), 1000, config, dtype=jnp.float32, rngs=nnx.Rngs(0))
+    x = jnp.eye(1000)
+    layer.b[...] = jnp.ones((3, 5))
+    graph, weights, keys = nnx.split(layer, nnx.Param, lora.DropoutKey)
+    dropped = []
+    for seed in (0, 1):
+        _, new = with_keys((weights, keys), jax.random.key(seed))
+        y = nnx.merge(graph, weights, new)(x)
+        dropped.append(np.asarray(y[:, 0] == 0))
+    assert abs(dropped[0].mean() - 0.25) < 0.05
+    assert (dropped[0] != dropped[1]).any()
+    plain = lora.Lora(
+        "...d,dc->...c", (1000, 5), 1000, LoraConfig(rank=3), dtype=jnp.float32, rngs=nnx.Rngs(0)
+    )
+    plain.b[...] = jnp.ones((3, 5))
+    kept = ~dropped[1]
+    assert np.allclose(np.asarray(y)[kept] * 0.75, np.asarray(plain(x))[kept], rtol=1e-5)
+
+
+def test_the_scale():
+    assert lora.scale(LoraConfig(rank=16)) == 1
+    assert lora.scale(LoraConfig(rank=16, alpha=8)) == 0.5
+    assert lora.scale(LoraConfig(rank=16, alpha=8, rs=True)) == 2
+
+
+def test_the_fingerprint_sees_every_number_and_its_place():
+    a = jnp.arange(6, dtype=jnp.float32).reshape(2, 3)
+    found = {
+        fingerprint({"a": a}),
+        fingerprint({"b": a}),
+        fingerprint({"a": a[::-1]}),
+        fingerprint({"a": a.reshape(3, 2)}),
+        fingerprint({"a": a.at[1, 1].add(1e-6)}),
+        fingerprint({"a": a.astype(jnp.bfloat16)}),
+    }
+    assert len(found) == 6
+    assert fingerprint({"a": a}) == fingerprint({"a": a + 0})
+
+
+def test_a_transplant_takes_every_weight_layer_by_layer(base):
+    old = open_run(base)
+    new = replace(old.config.model, mixer="bswa,fam")
+    params = transplant(nnx.state(old.model, nnx.Param), old.config.model, new)
+    full = nnx.state(old.model, nnx.Param)["stack"]["layers"][0]["mixer"]["qkv"]["q"]["kernel"]
+    for i, layer in params["stack"]["layers"].items():
+        mixer = layer["mixer"].get("window", layer["mixer"])
+        assert (mixer["qkv"]["q"]["kernel"][...][0] == full[...][i]).all()
+    back = transplant(params, new, old.config.model)
+    for a, b in zip(
+        jax.tree.leaves(back), jax.tree.leaves(nnx.state(old.model, nnx.Param)), strict=True
+    ):
+        assert (a == b).all()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["model.width=32"], "model.width=32: the weights that are given have 16"),
+        (["model.arch.qk_norm=true"], "model.arch.qk_norm=True: the weights that are given have"),
+        (["model.mlp_width=64"], "model.mlp_width=64: the weights that are given have 32"),
+    ],
+)
+def test_weights_of_other_sizes_are_refused(base, tmp_path, more, said):
+    with pytest.raises(UserError, match=said):
+        train(adapting(base, *more), tmp_path / "run", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["model.lora.rank=2"], "model.lora.rank=2: adapters need weights to adapt; give init="),
+        (["init=/nowhere"], "init=/nowhere: has no config.json; give the folder of a run"),
+        (["model.lora.rank=2", "model.lora.on=attention.x"], "'attention.x' names no map; did you"),
+        (["model.lora.dropout=1"], "model.lora.dropout=1.0: must be at least 0 and less than 1"),
+    ],
+)
+def test_adapters_that_cannot_be(more, said):
+    with pytest.raises(UserError) as caught:
+        load_config("text_fam", more)
+    assert said in str(caught.value)
+
+
+def test_divide_without_adapters_freezes_nothing(base):
+    run = open_run(base)
+    _, params, frozen = divide(run.config.model, run.model)
+    assert frozen == ()
+    assert len(jax.tree.leaves(params)) == len(named(run.model))
+    assert dataclasses.is_dataclass(run.config)
+
+
+def test_checkpoints_hold_adapters_alone(base, adapted):
+    _, folder = adapted
+
+    def size(run):
+        path = Checkpoints(run / "checkpoints").path(Checkpoints(run / "checkpoints").latest())
+        return sum(f.stat().st_size for f in (path / "params").rglob("*") if f.is_file())
+
+    assert size(folder) < size(base)
