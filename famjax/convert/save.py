@@ -15,6 +15,7 @@ from flax import nnx
 
 from famjax.convert.tensors import Tensor, Tensors
 from famjax.core.config import ModelConfig
+from famjax.core.errors import UserError
 from famjax.core.types import Array
 from famjax.models.language_model import LanguageModel
 from famjax.models.transplant import parameter
@@ -65,6 +66,17 @@ def save_tensors(
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
         path = folder / "model.safetensors.index.json"
         path.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def save_file(tensors: dict[str, np.ndarray], path: Path) -> None:
+    """Write a safetensors file."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file as write
+
+    try:
+        write(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise UserError(f"{path}: cannot be written ({error}); free some space") from None
 
 
 def _pieces(model: LanguageModel, config: ModelConfig, tensors: Tensors) -> dict[str, list[_Piece]]:
