@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -32,6 +33,9 @@ def run(argv: list[str]) -> int:
 
     refuse(Path(arguments.dest))
     runtime.setup()
-    said = export(arguments.run, arguments.dest, arguments.format, arguments.dtype)
+    a = arguments
+    said = export(
+        a.run, a.dest, a.format, a.dtype, report=lambda line: print(line, file=sys.stderr)
+    )
     print("\n".join([*said, f"wrote {arguments.dest}"]))
     return 0

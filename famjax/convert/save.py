@@ -77,6 +77,8 @@ def save_file(tensors: dict[str, np.ndarray], path: Path) -> None:
         write(tensors, path, metadata={"format": "pt"})
     except SafetensorError as error:
         raise UserError(f"{path}: cannot be written ({error}); free some space") from None
+    # the library makes files that nobody else can read
+    path.chmod(path.parent.stat().st_mode & 0o666)
 
 
 def _pieces(model: LanguageModel, config: ModelConfig, tensors: Tensors) -> dict[str, list[_Piece]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +20,11 @@ FORMATS = ("hf", "orbax", "stablehlo")
 
 
 def export(
-    run: str | Path, dest: str | Path, format: str = "hf", dtype: str = "float32"
+    run: str | Path,
+    dest: str | Path,
+    format: str = "hf",
+    dtype: str = "float32",
+    report: Callable[[str], None] = lambda line: None,
 ) -> list[str]:
     """Write a run to the folder `dest` in one of `FORMATS`.
 
@@ -30,6 +34,7 @@ def export(
       run: its folder; the newest good checkpoint is taken.
       dest: must not exist.
       dtype: float32 or bfloat16, of the tensors of hf.
+      report: takes a line before what may last a minute.
 
     Returns:
       Lines that say what was compared, and how far apart it was.
@@ -46,6 +51,7 @@ def export(
     dest = Path(dest)
     refuse(dest)
     source = Source(open_run(run), Path(run), dtype)
+    report(f"writing {dest}, then reading it again to compare its logits")
     write = importlib.import_module(f"famjax.export.{format}").write
     with whole(dest) as folder, jax.default_matmul_precision("highest"):
         return write(source, folder)

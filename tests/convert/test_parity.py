@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 from famjax import load_pretrained
 from famjax.convert import save
 from famjax.convert.families import FAMILIES, family, native
+from famjax.convert.families.llama import LLAMA
 from famjax.convert.load import read_config
 
 
@@ -74,3 +75,28 @@ def test_memory_is_in_no_family(mixer):
     hf = read_config(pretrained("qwen2")[0])
     config = replace(family(hf).read(hf), mixer=mixer, layers=2)
     assert native(config) is None
+
+
+def test_what_a_model_does_not_use_changes_no_family():
+    config = family(hf := read_config(pretrained("llama")[0])).read(hf)
+    assert native(replace(config, fam_len=99, memory_segments=7, window=3, remat="layer")) is LLAMA
+    assert native(replace(config, arch=replace(config.arch, rope_factor=3, rope_low=2))) is LLAMA
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mlp": "gelu"},
+        {"norm": "layernorm"},
+        {"mixer": "swa", "window": 64},  # as long as the text: Mistral would see it as full
+        {"arch": {"embed_scale": 2.0}},
+        {"arch": {"qkv_bias": True, "qk_norm": True}},
+        {"arch": {"norm_plus_one": True}},
+        {"arch": {"attention_cap": 30.0}},
+        {"arch": {"learned_positions": True}},
+    ],
+)
+def test_what_no_family_says(changes):
+    config = family(hf := read_config(pretrained("llama")[0])).read(hf)
+    arch = replace(config.arch, **changes.pop("arch", {}))
+    assert native(replace(config, arch=arch, **changes)) is None

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -113,6 +114,14 @@ def test_half_the_bytes(tmp_path):
     kind = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     assert kind.dtype == torch.bfloat16
     assert kind(torch.tensor([[1, 2, 3] * 7])).logits.isfinite().all()
+
+
+def test_without_transformers_it_is_said(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    folder, said = written("fam", tmp_path)
+    assert said[1:] == ["transformers or torch is not installed: not compared with it"]
+    # whoever may read the folder may read the file
+    assert (folder / "model.safetensors").stat().st_mode & 0o666 == folder.stat().st_mode & 0o666
 
 
 def test_adapters_are_merged(tmp_path):
