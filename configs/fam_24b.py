@@ -1,18 +1,18 @@
 """TransformerFAM 3.1, Tables 5 and 6: the Flan-PaLM 24B shape.
 
-    famjax train fam_24b data.files='flan/*.jsonl.gz' data.tokenizer=flan.model
+    famjax train fam_24b init=FOLDER data.files='flan/*.jsonl.gz'
 
-Give both files: the paper's instruction data, its 256k SentencePiece vocabulary and its pretrained
-weights are not public. Without them this shape trains from scratch on your text, and the numbers
-below are not to be expected.
+The folder is what famjax convert wrote of pretrained weights; shape and tokenizer are its own. The
+paper's weights, vocabulary and instruction data are not public, so the numbers below are not to be
+expected. Without init, and with model.lora.rank=0 data.tokenizer=FILE, this shape trains from
+scratch.
 
 From the paper: 56 layers of width 4096, 32 heads that share one set of keys and values,
 feed-forward multiplier 8; blocks of 1024, 3 memory segments, 64 FAM tokens; RSP 0.8, RPO;
 Adafactor at a constant 3e-3; 50k steps of 128 rows packed to 8.5k tokens, 256 of them repeated at
-the end with weight 0.1.
-Ours: rows of 9216 tokens, 9 blocks, the fewest that hold 8.5k, the prompt and the repetition; all
-parameters are trained (the paper: LoRA of rank 64); SwiGLU, as in PaLM, which makes
-24.5B parameters without the embedding table.
+the end with weight 0.1; LoRA of rank 64.
+Ours: rows of 9216 tokens, 9 blocks, the fewest that hold 8.5k, the prompt and the repetition;
+SwiGLU, as in PaLM, which makes 24.5B parameters without the embedding table.
 
 Cost: the paper used 128 TPUv5 cores and tells no time; not measured by us.
 Expected: in the paper, finetuned from Flan-PaLM 24B, PG-19 accuracy 57.2, NarrativeQA 23.0
@@ -22,6 +22,7 @@ Expected: in the paper, finetuned from Flan-PaLM 24B, PG-19 accuracy 57.2, Narra
 from famjax.core.config import (
     Config,
     DataConfig,
+    LoraConfig,
     MeshConfig,
     ModelConfig,
     OptimizerConfig,
@@ -46,6 +47,7 @@ def config() -> Config:
             fam_len=64,
             remat="block",
             dtype="bfloat16",
+            lora=LoraConfig(rank=64, base="bfloat16"),
         ),
         data=DataConfig(
             files="flan/*.jsonl.gz",

@@ -31,7 +31,7 @@ def run(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, "famjax export")
     from famjax.export.export import export, refuse
 
-    refuse(Path(arguments.dest))
+    refuse(Path(arguments.dest).expanduser())
     runtime.setup()
     a = arguments
     said = export(

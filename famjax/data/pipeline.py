@@ -13,7 +13,7 @@ from famjax.core.errors import UserError
 from famjax.data.lanes import Batch, Lanes
 from famjax.data.packing import Packed
 from famjax.data.sources import Source, Split, TextSource
-from famjax.data.tokenizers import Tokenizer, load_tokenizer
+from famjax.data.tokenizers import Tokenizer
 
 # batches made while the device computes
 _AHEAD = 2
@@ -43,7 +43,7 @@ def make_source(config: Config, tokenizer: Tokenizer, split: Split = "train") ->
     return TextSource(data.files, tokenizer, config.seed, data.holdout, split)
 
 
-def make_batches(config: Config, source: Source, block_len: int) -> Batches:
+def make_batches(config: Config, source: Source, tokenizer: Tokenizer, block_len: int) -> Batches:
     """Return the iterator over batches of `source`, laid out as `config.data` says."""
     data = config.data
     for name in ("batch", "length"):
@@ -54,7 +54,7 @@ def make_batches(config: Config, source: Source, block_len: int) -> Batches:
             f"data.length={data.length}: must be a multiple of the model's block_len, {block_len}"
         )
     if data.layout == "packed":
-        dataset: grain.IterDataset = _packed(config, source)
+        dataset: grain.IterDataset = _packed(config, source, tokenizer)
     else:
         dataset = _lanes(config, source, block_len)
     ahead = grain.experimental.ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=_AHEAD)
@@ -70,13 +70,13 @@ def _lanes(config: Config, source: Source, block_len: int) -> Lanes:
     return Lanes(source, data.batch, data.length, block_len, data.keep_whole)
 
 
-def _packed(config: Config, source: Source) -> Packed:
+def _packed(config: Config, source: Source, tokenizer: Tokenizer) -> Packed:
     data = config.data
     if data.repeat_len < 0 or data.repeat_weight < 0:
         raise UserError("data.repeat_len and data.repeat_weight: must not be negative")
     return Packed(
         source,
-        load_tokenizer(data.tokenizer),
+        tokenizer,
         data.batch,
         data.length,
         config.seed,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from famjax.convert.families.common import Family
 from famjax.convert.families.famjax import FAMJAX
+from famjax.convert.folder import SOURCE
 from famjax.core.config import ModelConfig
 from famjax.export.source import Source
 
@@ -36,7 +37,6 @@ def card(source: Source, family: Family) -> str:
     own = family is FAMJAX
     trust = ", trust_remote_code=True" if own else ""
     config = source.run.config
-    read = source.run.step * config.data.batch * config.data.length
     lines = [
         "---",
         "library_name: transformers",
@@ -47,8 +47,7 @@ def card(source: Source, family: Family) -> str:
         "",
         f"A language model trained with famjax: {about(source)}",
         "",
-        f"Training: {source.run.step:,} steps of {config.data.batch * config.data.length:,} tokens,"
-        f" {read:,} in all{_began(source)}.",
+        _training(source),
         "",
         "Licence: to be filled in by whoever publishes it.",
         "",
@@ -78,6 +77,11 @@ def _memory(model: ModelConfig) -> str:
     return said
 
 
-def _began(source: Source) -> str:
-    """Say where its weights come from, which a converted run has noted."""
-    return " on top of pretrained weights" if (source.folder / "hf_config.json").exists() else ""
+def _training(source: Source) -> str:
+    """Say what it has read, and where its weights come from, which a converted run has noted."""
+    step, data = source.run.step, source.run.config.data
+    if not step:
+        return "Pretrained weights, converted and not trained since."
+    tokens = data.batch * data.length
+    began = " on top of pretrained weights" if (source.folder / SOURCE).exists() else ""
+    return f"Training: {step:,} steps of {tokens:,} tokens, {step * tokens:,} in all{began}."

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
 
+from famjax.convert.folder import whole_folder
 from famjax.core.errors import UserError, nearest
 from famjax.export.source import Source
 from famjax.train.run import open_run
@@ -48,12 +47,12 @@ def export(
         )
     if dtype != "float32" and format != "hf":
         raise UserError(f"--dtype {dtype} is for --format hf; {format} keeps float32")
-    dest = Path(dest)
+    dest = Path(dest).expanduser()
     refuse(dest)
     source = Source(open_run(run), Path(run), dtype)
     report(f"writing {dest}, then reading it again to compare its logits")
     write = importlib.import_module(f"famjax.export.{format}").write
-    with whole(dest) as folder, jax.default_matmul_precision("highest"):
+    with whole_folder(dest) as folder, jax.default_matmul_precision("highest"):
         return write(source, folder)
 
 
@@ -65,22 +64,3 @@ def refuse(dest: Path) -> None:
         raise UserError(f"{dest}: there is no folder {dest.parent}; make it first")
     if not os.access(dest.absolute().parent, os.W_OK):
         raise UserError(f"{dest}: the folder {dest.parent} cannot be written; check its rights")
-
-
-@contextmanager
-def whole(dest: Path) -> Iterator[Path]:
-    """Give an empty folder that becomes `dest` at the end, and vanishes on any error."""
-    partial = dest.absolute().with_name(f"{dest.absolute().name}.partial")
-    try:
-        partial.mkdir()
-    except FileExistsError:
-        raise UserError(
-            f"{partial} is there: another export writes it, or was killed; if so, remove it"
-        ) from None
-    try:
-        yield partial
-        refuse(dest)
-        partial.rename(dest)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise

@@ -16,6 +16,7 @@ import numpy as np
 from famjax.convert.families import FAMILIES, native, normal
 from famjax.convert.families.common import HF, Family
 from famjax.convert.families.famjax import FAMJAX
+from famjax.convert.folder import SOURCE
 from famjax.convert.load import load_pretrained
 from famjax.convert.save import save_tensors
 from famjax.core.config import ModelConfig
@@ -27,8 +28,6 @@ from famjax.export.source import Source
 from famjax.export.tokenizer import write_tokenizer
 from famjax.models.language_model import LanguageModel
 
-# the config.json that a converted run came with
-SOURCE = "hf_config.json"
 CODE = ("configuration_famjax.py", "modeling_famjax.py")
 _GENERATION, _ENDS = "generation_config.json", ("bos_token_id", "eos_token_id")
 # what a config.json may say besides, in the words of older versions or of the source's files

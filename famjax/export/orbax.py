@@ -10,13 +10,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 from flax import nnx
 
-from famjax.core.experiment import to_json
+from famjax.convert.folder import write_model
 from famjax.core.sharding import path_name
 from famjax.data.tokenizers import save_tokenizer
 from famjax.export import check
 from famjax.export.source import Source
 from famjax.train.checkpoint import Checkpoints
-from famjax.train.run import CHECKPOINTS, CONFIG, open_run
+from famjax.train.run import CHECKPOINTS, open_run
 
 _README = """\
 # {name}
@@ -39,12 +39,8 @@ def write(source: Source, folder: Path) -> list[str]:
     """Write the folder and return what was compared."""
     source = source.merged()
     save_tokenizer(source.run.tokenizer.name, folder)
-    params = nnx.split(source.run.model)[1]
-    checkpoints = Checkpoints(folder / CHECKPOINTS, keep=1)
-    checkpoints.save(source.run.step, {"params": params}, {})
-    checkpoints.wait()
-    (folder / CONFIG).write_text(to_json(source.run.config), encoding="utf-8")
-    at = checkpoints.path(source.run.step) / "params"
+    write_model(folder, source.run.config, source.run.model, source.run.step)
+    at = Checkpoints(folder / CHECKPOINTS).path(source.run.step) / "params"
     readme = _README.format(
         name=source.run.config.name,
         step=source.run.step,

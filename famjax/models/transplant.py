@@ -62,7 +62,7 @@ def transplant(params: Any, old: ModelConfig, new: ModelConfig) -> Any:
     Raises:
       UserError: the models differ in more than what their layers attend to.
     """
-    _refuse_other(old, new)
+    refuse_other_sizes(old, new)
     flat, _ = jax.tree_util.tree_flatten_with_path(params)
     there = {parameter(path): leaf for path, leaf in flat}
     before, after = old.mixer.split(","), new.mixer.split(",")
@@ -113,7 +113,8 @@ def merge_adapters(params: Any, model: ModelConfig) -> tuple[Any, ModelConfig]:
     return jax.tree_util.tree_map_with_path(value, shapes), plain
 
 
-def _refuse_other(old: ModelConfig, new: ModelConfig) -> None:
+def refuse_other_sizes(old: ModelConfig, new: ModelConfig) -> None:
+    """Raise a `UserError` where weights of a model `old` cannot be those of a model `new`."""
     for field in vars(old):
         if field not in _FREE and _size(old, field) != _size(new, field):
             raise UserError(

@@ -81,7 +81,7 @@ class Checkpoints:
     def path(self, step: int) -> Path:
         return self.folder / f"{step:09d}"
 
-    def save(self, step: int, tree: Tree, extra: dict[str, Any]) -> None:
+    def save(self, step: int, tree: Tree, extra: dict[str, Any], copy: bool = True) -> None:
         """Copy `tree` to the host, then write it in the background.
 
         On return the arrays may be donated and `extra` changed. An earlier save is waited for
@@ -94,6 +94,8 @@ class Checkpoints:
           step: optimizer steps done, >= 0.
           tree: dict of pytrees of jax.Array; typed keys as `jax.random.key_data`.
           extra: anything JSON can hold.
+          copy: False spares the copy of arrays that are on the host already; they must stay until
+            `wait` has returned.
 
         Raises:
           UserError: the earlier save failed (see `wait`); nothing is saved now.
@@ -101,7 +103,7 @@ class Checkpoints:
         if not self.keep:
             raise ValueError("opened for reading only: keep=0")
         self.wait()
-        leaves = {key: _leaves(_to_host(value)) for key, value in tree.items()}
+        leaves = {key: _leaves(_to_host(value, copy)) for key, value in tree.items()}
         _check_names(leaves)
         note = json.dumps(extra)
         self._thread = threading.Thread(
@@ -249,8 +251,8 @@ def _to_stderr(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def _to_host(tree: Any) -> Any:
-    """NumPy copies of all leaves.
+def _to_host(tree: Any, safe: bool) -> Any:
+    """NumPy copies of all leaves; views where they are on the CPU and not `safe`.
 
     On the CPU `device_get` gives views of the buffers, which would change or block donation while
     they are being written.
@@ -258,7 +260,7 @@ def _to_host(tree: Any) -> Any:
 
     def copy(leaf: Any, host: Any) -> np.ndarray:
         on_cpu = isinstance(leaf, jax.Array) and any(d.platform == "cpu" for d in leaf.devices())
-        return np.array(host) if on_cpu else np.asarray(host)
+        return np.array(host) if on_cpu and safe else np.asarray(host)
 
     return jax.tree.map(copy, tree, jax.device_get(tree))
 
@@ -311,8 +313,11 @@ def _unnest(tree: Tree, name: str) -> Any:
 def _write_arrays(folder: Path, leaves: Leaves) -> None:
     tree = _nest(leaves)
     if tree:
-        with _one_line_errors(), ocp.PyTreeCheckpointer() as orbax:
-            orbax.save(folder, tree)
+        # Orbax holds what it is writing once more: the largest array, and not all of them
+        gigabytes = 2 + max(leaf.nbytes for leaf in leaves.values()) // 10**9
+        handler = ocp.PyTreeCheckpointHandler(save_concurrent_gb=gigabytes)
+        with _one_line_errors(), ocp.Checkpointer(handler) as orbax:
+            orbax.save(folder, ocp.args.PyTreeSave(tree))
 
 
 @contextmanager

@@ -163,7 +163,7 @@ def train(config: Config, run_dir: str | Path, quiet: bool = False) -> Run:
     config, tokenizer = prepare_run(folder, config)
     source = make_source(config, tokenizer)
     program = make_program(config, tokenizer.token_bytes)
-    batches = make_batches(config, source, config.model.block_len)
+    batches = make_batches(config, source, tokenizer, config.model.block_len)
     checkpoints = Checkpoints(folder / CHECKPOINTS, config.train.keep)
     with Progress(config.train.steps, checkpoints.latest() or 0, quiet) as progress:
         try:

@@ -2,6 +2,7 @@
 
 import json
 from collections import deque
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -134,12 +135,14 @@ def test_the_thread_ahead_does_not_show_in_the_state(tmp_path, layout, stop):
         (tmp_path / f"{i}.txt").write_text(f"{i}" * (11 * i + 1))
     tokenizer = load_tokenizer("bytes")
     settings = config(tmp_path, layout=layout, holdout=0)
-    batches = make_batches(settings, make_source(settings, tokenizer), 8)
+    batches = make_batches(settings, make_source(settings, tokenizer), tokenizer, 8)
     for _ in range(stop):
         next(batches)
     state = json.loads(json.dumps(batches.get_state()))
     expected = [next(batches) for _ in range(10)]
-    again = make_batches(settings, make_source(settings, tokenizer), 8)
+    # a run has its own copy of the tokenizer; the one it was given may be gone
+    settings = replace(settings, data=replace(settings.data, tokenizer="gone"))
+    again = make_batches(settings, make_source(settings, tokenizer), tokenizer, 8)
     next(again)
     again.set_state(state)
     for batch in expected:
@@ -151,7 +154,8 @@ def test_the_thread_ahead_does_not_show_in_the_state(tmp_path, layout, stop):
 def test_an_error_in_the_thread_reaches_the_caller_each_time(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"word " * 20_000 + b"\xff")
     settings = config(tmp_path, holdout=0)
-    batches = make_batches(settings, make_source(settings, load_tokenizer("bytes")), 8)
+    tokenizer = load_tokenizer("bytes")
+    batches = make_batches(settings, make_source(settings, tokenizer), tokenizer, 8)
     for _ in range(2):
         with pytest.raises(UserError, match="not UTF-8 at byte 100000"):
             deque(islice(batches, 10_000), maxlen=0)
@@ -170,7 +174,7 @@ def test_mistakes_in_the_configuration(tmp_path):
         (DataConfig(layout="packed", repeat_len=-1), "must not be negative"),
     ]:
         with pytest.raises(UserError, match=message):
-            make_batches(Config(data=data), source, 8)
+            make_batches(Config(data=data), source, tokenizer, 8)
     for data in (DataConfig(files="a", seqio="b"), DataConfig(seqio="a", tfds="b")):
         with pytest.raises(UserError, match="both set"):
             make_source(Config(data=data), tokenizer)

@@ -1,0 +1,129 @@
+"""What `famjax convert` writes: a folder that all verbs open, and `init=` begins with."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+from flax import nnx
+
+from famjax.convert.families import family
+from famjax.convert.load import fill, read_config, read_model
+from famjax.convert.selfcheck import check, why_not
+from famjax.convert.surgery import To, with_attention
+from famjax.core.checks import validate, validate_model
+from famjax.core.config import Config, DataConfig, ModelConfig
+from famjax.core.errors import UserError
+from famjax.core.experiment import override, to_json
+from famjax.data.tokenizers import load_tokenizer, save_tokenizer
+from famjax.models.language_model import LanguageModel
+from famjax.models.transplant import refuse_other_sizes
+from famjax.train.checkpoint import Checkpoints
+from famjax.train.run import CHECKPOINTS, CONFIG, with_vocabulary
+
+# Hugging Face's config.json, for who exports the model again
+SOURCE = "hf_config.json"
+# of the logits' range
+_TOLERANCE = 1e-4
+
+
+def convert(
+    source: Path,
+    target: Path,
+    to: To = "keep",
+    layers: str = "",
+    tokenizer: str = "",
+    overrides: tuple[str, ...] = (),
+    report: Callable[[str], None] = print,
+) -> Config:
+    """Write a Hugging Face model as a famjax run of no steps, and compare it with its source.
+
+    Args:
+      source: config.json, *.safetensors, tokenizer.
+      target: must not exist; it appears when all of it is written and checked.
+      to, layers: see `famjax.convert.surgery.with_attention`.
+      tokenizer: instead of the one in `source`.
+      overrides: "model.block_len=512".
+      report: takes each line of what was done.
+
+    Returns:
+      The config of what was written.
+
+    Raises:
+      UserError: see the modules that read; or the logits are not those of Hugging Face's code.
+    """
+    if target.exists():
+        raise UserError(f"{target}: exists already; give another folder or remove it")
+    hf = read_config(source)
+    native = read_model(hf, source)
+    config = _config(
+        with_attention(native, to, layers), target, tokenizer or str(source), overrides
+    )
+    model = fill(config.model, family(hf).tensors(config.model), source)
+    count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
+    report(f"{count:,} parameters of {hf['model_type']}; attention by layer: {config.model.mixer}")
+    report(_compared(source, native, model, config.model))
+    with whole_folder(target) as folder:
+        save_tokenizer(config.data.tokenizer, folder)
+        (folder / SOURCE).write_bytes((source / "config.json").read_bytes())
+        write_model(folder, config, model)
+    return config
+
+
+def write_model(folder: Path, config: Config, model: LanguageModel, step: int = 0) -> None:
+    """Write config and parameters, as `famjax.train.run.open_run` reads them."""
+    (folder / CONFIG).write_text(to_json(config), encoding="utf-8")
+    checkpoints = Checkpoints(folder / CHECKPOINTS, keep=1)
+    checkpoints.save(step, {"params": nnx.state(model, nnx.Param)}, {}, copy=False)
+    checkpoints.wait()
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """Give a folder to write in that becomes `target` at the end, or is removed on any error."""
+    partial = target.with_name(target.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        partial.rename(target)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {target}: {error.strerror}; free some space or check its rights"
+        ) from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _config(model: ModelConfig, target: Path, tokenizer: str, overrides: tuple[str, ...]) -> Config:
+    config = override(Config(name=target.name or "converted", model=model), overrides)
+    validate_model(config.model)
+    refuse_other_sizes(model, config.model)
+    model, rows = config.model, 1024
+    if "full" in model.mixer.split(","):
+        rows = min(rows, model.capacity)
+        model = replace(model, block_len=min(model.block_len, rows))
+    length = max(rows // model.block_len, 1) * model.block_len
+    config = replace(config, model=model, data=DataConfig(tokenizer=tokenizer, length=length))
+    validate(config)
+    return with_vocabulary(config, load_tokenizer(tokenizer))
+
+
+def _compared(source: Path, native: ModelConfig, model: LanguageModel, to: ModelConfig) -> str:
+    if reason := why_not(native):
+        return f"not compared with Hugging Face's code: {reason}"
+    found = check(source, native, model, to)
+    if not found.relative < _TOLERANCE:
+        raise UserError(
+            f"{source}: the logits differ from Hugging Face's by {found.relative:.1e} of their "
+            f"range, more than {_TOLERANCE:.0e}; this is a bug of famjax or a config.json of "
+            "another model: please report it"
+        )
+    return (
+        f"logits with the source's attention are Hugging Face's to {found.absolute:.1e}, "
+        f"{found.relative:.1e} of their range (float32)"
+    )

@@ -1,0 +1,237 @@
+"""`famjax convert`: a Hugging Face folder becomes a run, whole and compared, or nothing is left."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+from famjax import load_pretrained
+from famjax.cli.main import main
+from famjax.convert import selfcheck
+from famjax.convert.surgery import choose, layer_mixers, with_attention
+from famjax.core.config import ModelConfig
+from famjax.core.errors import UserError
+from famjax.core.experiment import load_config
+from famjax.train.loop import train
+from famjax.train.run import open_run
+
+TOKENS = np.random.default_rng(0).integers(0, 258, (1, 32))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """A tiny random Llama with a tokenizer of bytes, as its users have it."""
+    folder = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=260,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        bos_token_id=256,
+        eos_token_id=257,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    bytes_of = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    vocabulary = {character: i for i, character in enumerate(sorted(bytes_of))}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"bos_token": "<s>", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+    return folder
+
+
+@pytest.fixture
+def copy(llama, tmp_path):
+    """A copy to be spoilt."""
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    for path in llama.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+def logits(model, tokens=TOKENS):
+    return np.asarray(model(jnp.asarray(tokens), model.init_state(len(tokens)))[0])
+
+
+def refusal(capsys, *argv):
+    assert main(["convert", *map(str, argv)]) == 2
+    return capsys.readouterr().err.splitlines()[-1].removeprefix("famjax: ")
+
+
+def test_a_converted_model_is_a_run_and_is_trained_on(llama, tmp_path, capsys):
+    target = tmp_path / "fam"
+    sizes = ["model.block_len=8", "model.fam_len=2", "model.memory_segments=2"]
+    assert main(["convert", str(llama), str(target), "--to", "fam", *sizes]) == 0
+    said = capsys.readouterr()
+    assert "Hugging Face's to" in said.err
+    assert f"famjax train finetune init={target}" in said.out
+    run = open_run(target)
+    assert run.config.model.mixer == "fam"
+    assert (run.config.model.block_len, run.config.model.memory_segments) == (8, 2)
+    _, whole = load_pretrained(llama)
+    there = nnx.state(whole, nnx.Param)["stack"]["layers"][0]["mixer"]["qkv"]["q"]["kernel"]
+    ours = nnx.state(run.model, nnx.Param)["stack"]["layers"][0]["mixer"]["window"]["qkv"]
+    assert (ours["q"]["kernel"][...] == there[...]).all()
+    assert run.tokenizer.decode(run.tokenizer.encode("été")) == "été"
+    assert (target / "hf_config.json").read_text() == (llama / "config.json").read_text()
+
+    text = tmp_path / "text.txt"
+    text.write_text("some text to learn " * 60)
+    small = [
+        "data.length=64",
+        "data.batch=2",
+        "train.steps=1",
+        "data.holdout=0",
+        "model.remat=none",
+    ]
+    more = ["data.repeat_len=0", "train.steps=1"]
+    given = [f"init={target}", f"data.files={text}", *small, *more]
+    config = load_config("finetune", given)
+    assert config.model == replace(run.config.model, lora=config.model.lora)
+    trained = train(config, tmp_path / "tuned", quiet=True)
+    assert trained.tokenizer.vocab_size == 258
+
+
+def test_a_window_that_sees_all_has_the_logits_of_the_source(llama, tmp_path):
+    target = tmp_path / "bswa"
+    sizes = ["model.block_len=8", "model.memory_segments=3"]
+    assert main(["convert", str(llama), str(target), "--to", "bswa", *sizes]) == 0
+    _, whole = load_pretrained(llama)
+    expected = logits(whole)
+    assert np.abs(logits(open_run(target).model) - expected).max() < 1e-5 * np.ptp(expected)
+
+
+def test_what_is_wrong_leaves_nothing(llama, copy, tmp_path, capsys):
+    target = tmp_path / "out"
+    weights = copy / "model.safetensors"
+    tensors = load_file(weights)
+    name = "model.layers.1.mlp.up_proj.weight"
+    save_file({key: a for key, a in tensors.items() if key != name}, weights)
+    assert f"lacks 1 tensor: {name}" in refusal(capsys, copy, target)
+    save_file(tensors | {name: tensors[name] * np.nan}, weights)
+    assert "not finite" in refusal(capsys, copy, target)
+    assert list(tmp_path.iterdir()) == [copy]
+    target.mkdir()
+    assert "exists already; give another folder" in refusal(capsys, llama, target)
+    assert not list(target.iterdir())
+
+
+def test_a_write_that_fails_leaves_nothing(llama, tmp_path, capsys, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("famjax.convert.folder.write_model", full)
+    assert "No space left on device" in refusal(capsys, llama, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_is_not_the_sources_is_refused(llama, tmp_path, capsys, monkeypatch):
+    def other(config, tensors, folder):
+        model = fill(config, tensors, folder)
+        scale = model.norm.scale
+        scale[...] = scale[...] * 1.01
+        return model
+
+    from famjax.convert.folder import fill
+
+    monkeypatch.setattr("famjax.convert.folder.fill", other)
+    assert "the logits differ from Hugging Face's by" in refusal(capsys, llama, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_the_source_framework_it_says_so(llama, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(selfcheck.importlib.util, "find_spec", lambda name: None)
+    assert main(["convert", str(llama), str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().err
+    assert "not compared with Hugging Face's code: torch and transformers not installed" in said
+
+
+def test_without_memory_for_a_second_copy_it_says_so(monkeypatch):
+    monkeypatch.setattr(selfcheck, "_free_bytes", lambda: 1000)
+    assert "a second copy of the model needs" in selfcheck.why_not(ModelConfig(vocab_size=99))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--to", "fma"], "fma"),
+        (["--to", "fam", "--layers", "9"], "--layers 9: '9' is no layer of 4"),
+        (["--layers", "1"], "--layers 1: says which layers --to changes; give --to too"),
+        (["--to", "fam", "model.width=64"], "model.width=64: the weights that are given have 32"),
+        (["data.length=64", "model.arch.qk_norm=true"], "model.arch.qk_norm=True: the weights"),
+        (["--tokenizer", "nowhere"], "data.tokenizer=nowhere: No such file"),
+        (["--to", "bswa", "model.block_len=0"], "model.block_len=0: must be at least 1"),
+    ],
+)
+def test_mistakes(llama, tmp_path, capsys, more, said):
+    assert said in refusal(capsys, llama, tmp_path / "out", *more)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tokenizer_larger_than_the_embedding(copy, tmp_path, capsys):
+    tokenizer = tokenizers.Tokenizer.from_file(str(copy / "tokenizer.json"))
+    tokenizer.add_tokens(["more", "and more", "than", "there are rows"])
+    tokenizer.save(str(copy / "tokenizer.json"))
+    said = refusal(capsys, copy, tmp_path / "out")
+    assert said.startswith("model.vocab_size=260: tokenizer ")
+    assert "has 262 tokens" in said
+
+
+# which layers ------------------------------------------------------------------------------------
+
+GEMMA = ModelConfig(layers=6, mixer="swa,swa,full", vocab_size=9)
+MISTRAL = ModelConfig(layers=4, mixer="swa", vocab_size=9)
+
+
+@pytest.mark.parametrize(
+    ("model", "layers", "expected"),
+    [
+        (GEMMA, "", "swa,swa,fam,swa,swa,fam"),
+        (GEMMA, "0", "fam,swa,full,swa,swa,full"),
+        (MISTRAL, "", "fam,fam,fam,fam"),
+        (MISTRAL, "1::2", "swa,fam,swa,fam"),
+        (MISTRAL, "-1:,0", "fam,swa,swa,fam"),
+    ],
+)
+def test_layers_by_pattern(model, layers, expected):
+    assert ",".join(layer_mixers(with_attention(model, "fam", layers))) == expected
+
+
+def test_a_pattern_is_as_short_as_it_can_be():
+    assert with_attention(GEMMA, "fam").mixer == "swa,swa,fam"
+    assert with_attention(MISTRAL, "fam", "::2").mixer == "fam,swa"
+    assert with_attention(MISTRAL, "keep") == MISTRAL
+
+
+@pytest.mark.parametrize("text", ["x", "4", "-5", "1:2:3:4", "5:", "1,", "1.5"])
+def test_layers_that_are_not_there(text):
+    with pytest.raises(UserError, match="--layers"):
+        choose(text, 4)
+
+
+def test_every_leaf_of_a_converted_model_is_where_it_was(llama, tmp_path):
+    target = tmp_path / "hybrid"
+    assert main(["convert", str(llama), str(target), "--to", "bswa", "--layers", "::2"]) == 0
+    hybrid = open_run(target)
+    assert hybrid.config.model.mixer == "bswa,full"
+    _, whole = load_pretrained(llama)
+    total = sum(a.size for a in jax.tree.leaves(nnx.state(whole, nnx.Param)))
+    assert sum(a.size for a in jax.tree.leaves(nnx.state(hybrid.model, nnx.Param))) == total
