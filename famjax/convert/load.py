@@ -104,7 +104,7 @@ class Reader:
 
     def value(self, path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Array:
         name, first = parameter(path)
-        if name == "stack.prompt":
+        if name == "stack.prompt" and name not in self.tensors:
             return fam_prompt(self.embedding, self.config)
         if name == "embedding":
             return self.embedding

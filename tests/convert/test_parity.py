@@ -1,101 +1,102 @@
-"""A pretrained model's logits are Hugging Face's own, asked live."""
+"""A pretrained model's logits are Hugging Face's own, asked live; and so is what is written."""
+
+import json
+from dataclasses import replace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 import transformers
+from hugging_face import CASES, TOKENS, logits, pretrained
+from safetensors.numpy import load_file
 
 from famjax import load_pretrained
-
-TOKENS = np.random.default_rng(0).integers(0, 97, (2, 64))
-SHAPE = {
-    "vocab_size": 97,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-}
-GPT2 = {"vocab_size": 97, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 64}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500_000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
-
-# small enough to bend the scores and logits of these models
-CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
-
-CASES = {
-    "llama": ("llama", {"rms_norm_eps": 1e-5}),
-    "llama-3": ("llama", {"rope_parameters": LLAMA3}),
-    "llama-linear": ("llama", {"rope_parameters": LINEAR}),
-    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
-    "smollm": ("llama", {"tie_word_embeddings": True}),
-    "mistral": ("mistral", {"sliding_window": None}),
-    "mistral-window": ("mistral", {"sliding_window": 16}),
-    "qwen2": ("qwen2", {}),
-    "qwen3": ("qwen3", {"head_dim": 32}),
-    "qwen2-window": (
-        "qwen2",
-        {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
-    ),
-    "gemma": ("gemma", {"head_dim": 32, "num_key_value_heads": 1}),
-    "gemma-2": (
-        "gemma2",
-        {"head_dim": 32, "sliding_window": 16, "query_pre_attn_scalar": 24, **CAPS},
-    ),
-    "gemma-3": (
-        "gemma3_text",
-        {
-            "head_dim": 32,
-            "sliding_window": 16,
-            "query_pre_attn_scalar": 24,
-            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
-        },
-    ),
-    "gpt-neox": ("gpt_neox", {"hidden_act": "gelu"}),
-    "gpt-neox-sequential": ("gpt_neox", {"use_parallel_residual": False}),
-    "gpt2": ("gpt2", {}),
-}
+from famjax.convert import save
+from famjax.convert.families import FAMILIES, family, native
+from famjax.convert.families.llama import LLAMA
+from famjax.convert.load import read_config
 
 
-@pytest.fixture
-def pretrained(request, tmp_path):
-    """A tiny random model of a family, saved as its users have it: its folder and its logits."""
-    kind, changes = CASES[request.param]
-    torch.manual_seed(0)
-    shape = GPT2 if kind == "gpt2" else SHAPE
-    config = transformers.AutoConfig.for_model(kind, **shape | changes)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    with torch.no_grad():
-        for parameter in model.parameters():
-            wide = 0.3 if parameter.ndim == 1 else parameter.shape[-1] ** -0.5
-            parameter.add_(torch.randn_like(parameter) * wide)
-        logits = model.eval()(torch.tensor(TOKENS)).logits.numpy()
-    model.save_pretrained(tmp_path, max_shard_size="100KB")
-    return tmp_path, logits
+def close(ours, theirs):
+    apart = np.abs(np.asarray(ours) - theirs).max()
+    assert apart < 1e-4 * (theirs.max() - theirs.min())
 
 
-@pytest.mark.parametrize("pretrained", CASES, indirect=True)
-def test_logits_are_those_of_hugging_face(pretrained):
-    folder, expected = pretrained
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_hugging_face(case):
+    folder, expected = pretrained(case)
     _, model = load_pretrained(folder)
-    logits, _ = model(jnp.asarray(TOKENS, jnp.int32), model.init_state(len(TOKENS)))
-    apart = np.abs(np.asarray(logits) - expected).max()
-    assert apart < 1e-4 * (expected.max() - expected.min())
+    ours, _ = model(jnp.asarray(TOKENS, jnp.int32), model.init_state(len(TOKENS)))
+    close(ours, expected)
 
 
-@pytest.mark.parametrize("pretrained", ["llama"], indirect=True)
-def test_blocks_that_see_the_whole_text_give_the_same_logits(pretrained):
-    folder, expected = pretrained
+def test_blocks_that_see_the_whole_text_give_the_same_logits():
+    folder, expected = pretrained("llama")
     _, model = load_pretrained(folder, mixer="bswa", block_len=16, memory_segments=3)
-    logits, _ = model(jnp.asarray(TOKENS, jnp.int32), model.init_state(len(TOKENS)))
-    apart = np.abs(np.asarray(logits) - expected).max()
-    assert apart < 1e-4 * (expected.max() - expected.min())
+    ours, _ = model(jnp.asarray(TOKENS, jnp.int32), model.init_state(len(TOKENS)))
+    close(ours, expected)
+
+
+def tensors(folder):
+    held = {}
+    for path in folder.glob("*.safetensors"):
+        held |= load_file(path)
+    return held
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_was_read_is_written_as_it_was(case, tmp_path, monkeypatch):
+    folder, expected = pretrained(case)
+    config, model = load_pretrained(folder)
+    kind = native(config, read_config(folder)["model_type"])
+    assert kind is family(read_config(folder))
+    monkeypatch.setattr(save, "SHARD_BYTES", 100_000)
+    save.save_tensors(model, config, kind.tensors(config), tmp_path, "float32")
+    (tmp_path / "config.json").write_text(json.dumps(kind.write(config)))
+    before, after = tensors(folder), tensors(tmp_path)
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    assert before.keys() == after.keys()
+    for name, there in before.items():
+        assert (there.shape, there.dtype) == (after[name].shape, after[name].dtype)
+        assert (there == after[name]).all(), name
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    assert np.array_equal(logits(again), expected)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_model_without_its_source_finds_a_family(case):
+    hf = read_config(pretrained(case)[0])
+    config = family(hf).read(hf)
+    assert native(config) in FAMILIES.values()
+
+
+@pytest.mark.parametrize("mixer", ["bswa", "bswa_sg", "fam", "full,fam"])
+def test_memory_is_in_no_family(mixer):
+    hf = read_config(pretrained("qwen2")[0])
+    config = replace(family(hf).read(hf), mixer=mixer, layers=2)
+    assert native(config) is None
+
+
+def test_what_a_model_does_not_use_changes_no_family():
+    config = family(hf := read_config(pretrained("llama")[0])).read(hf)
+    assert native(replace(config, fam_len=99, memory_segments=7, window=3, remat="layer")) is LLAMA
+    assert native(replace(config, arch=replace(config.arch, rope_factor=3, rope_low=2))) is LLAMA
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mlp": "gelu"},
+        {"norm": "layernorm"},
+        {"mixer": "swa", "window": 64},  # as long as the text: Mistral would see it as full
+        {"arch": {"embed_scale": 2.0}},
+        {"arch": {"qkv_bias": True, "qk_norm": True}},
+        {"arch": {"norm_plus_one": True}},
+        {"arch": {"attention_cap": 30.0}},
+        {"arch": {"learned_positions": True}},
+    ],
+)
+def test_what_no_family_says(changes):
+    config = family(hf := read_config(pretrained("llama")[0])).read(hf)
+    arch = replace(config.arch, **changes.pop("arch", {}))
+    assert native(replace(config, arch=arch, **changes)) is None

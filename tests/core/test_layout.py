@@ -17,6 +17,7 @@ ORDER = (
     {"train"},
     {"eval"},
     {"convert"},
+    {"export"},
     {"bench"},
     {"cli"},
     {"demo"},
@@ -42,7 +43,8 @@ def test_packages_import_only_what_stands_before_them() -> None:
     wrong = []
     for path in home.rglob("*.py"):
         package = path.relative_to(home).parts[0].removesuffix(".py")
-        if package == "__init__":
+        # files for other people's folders import each other, as transformers wants it
+        if package == "__init__" or "pytorch" in path.parts:
             continue
         assert package in rank, f"{path}: {package} has no place in the order"
         wrong += [f"{path}: {name}" for name in imported(path) if rank[name] > rank[package]]

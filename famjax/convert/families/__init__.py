@@ -5,13 +5,17 @@ To add one: a file here, a line in `FAMILIES`, a case in tests/convert/test_pari
 
 from __future__ import annotations
 
-from famjax.convert.families.common import HF, Family
+from dataclasses import replace
+
+from famjax.convert.families.common import HF, Family, pattern
+from famjax.convert.families.famjax import FAMJAX
 from famjax.convert.families.gemma import GEMMA, GEMMA2, GEMMA3
 from famjax.convert.families.gpt2 import GPT2
 from famjax.convert.families.gpt_neox import GPT_NEOX
 from famjax.convert.families.llama import LLAMA
 from famjax.convert.families.mistral import MISTRAL
 from famjax.convert.families.qwen import QWEN2, QWEN3
+from famjax.core.config import ArchConfig, ModelConfig
 from famjax.core.errors import UserError, nearest
 
 # by model_type
@@ -25,6 +29,7 @@ FAMILIES = {
     "gemma3_text": GEMMA3,
     "gpt_neox": GPT_NEOX,
     "gpt2": GPT2,
+    "famjax": FAMJAX,
 }
 
 
@@ -37,3 +42,59 @@ def family(hf: HF) -> Family:
             f"(known: {', '.join(FAMILIES)})"
         )
     return FAMILIES[kind]
+
+
+def native(model: ModelConfig, prefer: str = "") -> Family | None:
+    """Return the family of Hugging Face's whose config.json says all of a model, if there is one.
+
+    Args:
+      prefer: a model_type to try first, where several families can say it.
+    """
+    if not set(model.mixer.split(",")) <= {"full", "swa"}:
+        return None
+    plain = normal(model)
+    for kind in sorted(FAMILIES.keys() - {"famjax"}, key=lambda kind: kind != prefer):
+        found = FAMILIES[kind]
+        if normal(found.read(found.write(plain))) == plain:
+            return found
+    return None
+
+
+def normal(model: ModelConfig) -> ModelConfig:
+    """Return the same function with every default filled in, and what it does not use at rest."""
+    default, arch = ModelConfig(), model.arch
+    head_dim = model.head_dim or model.width // model.heads
+    names = model.mixer.split(",")
+    rest = {"block_len", "memory_segments", "fam_len", "fam_previous"}
+    if set(names) & {"bswa", "bswa_sg", "fam"}:
+        rest = set()
+    if "swa" not in names:
+        rest.add("window")
+    return replace(
+        model,
+        **{name: getattr(default, name) for name in rest | {"scan_layers", "remat", "dtype"}},
+        mixer=pattern([names[i % len(names)] for i in range(model.layers)]),
+        kv_heads=model.kv_heads or model.heads,
+        head_dim=head_dim,
+        mlp_width=model.mlp_width or 4 * model.width,
+        rope_base=model.rope_base if arch.rotary_fraction else default.rope_base,
+        arch=_normal_arch(model, head_dim),
+    )
+
+
+def _normal_arch(model: ModelConfig, head_dim: int) -> ArchConfig:
+    default, arch = ArchConfig(), model.arch
+    ramp = ["rope_low", "rope_high", "rope_length"]
+    rest = {"none": ["rope_factor", *ramp], "linear": ramp, "llama3": []}[arch.rope_scaling]
+    local = arch.local_rope_base
+    if "swa" not in model.mixer.split(",") or not arch.rotary_fraction:
+        local = 0.0
+    elif not local and arch.rope_scaling == "none":
+        local = model.rope_base
+    return replace(
+        arch,
+        **{name: getattr(default, name) for name in rest},
+        embed_scale=arch.embed_scale or model.width**0.5,
+        query_scale=arch.query_scale or float(head_dim),
+        local_rope_base=local,
+    )

@@ -49,7 +49,7 @@ def write2(model: ModelConfig) -> HF:
     return hf | {
         "model_type": "gemma2",
         "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": arch.query_scale,
+        "query_pre_attn_scalar": int(arch.query_scale),  # transformers takes no other
         "attn_logit_softcapping": arch.attention_cap or None,
         "final_logit_softcapping": arch.logit_cap or None,
         "layer_types": layer_types(model),

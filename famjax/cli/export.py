@@ -1,0 +1,41 @@
+"""`famjax export RUN DEST --format hf|orbax|stablehlo`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from famjax.cli.main import parse
+from famjax.core import runtime
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Write a run in a format of others. It is read again and compared before it is there."""
+
+    run: tyro.conf.Positional[str]
+    """Folder of the run."""
+    dest: tyro.conf.Positional[str]
+    """Folder to make."""
+    format: str = "hf"
+    """hf: for transformers; orbax: the parameters alone; stablehlo: compiled anywhere by XLA."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the tensors, for hf."""
+
+
+def run(argv: list[str]) -> int:
+    arguments = parse(Arguments, argv, "famjax export")
+    from famjax.export.export import export, refuse
+
+    refuse(Path(arguments.dest).expanduser())
+    runtime.setup()
+    a = arguments
+    said = export(
+        a.run, a.dest, a.format, a.dtype, report=lambda line: print(line, file=sys.stderr)
+    )
+    print("\n".join([*said, f"wrote {arguments.dest}"]))
+    return 0

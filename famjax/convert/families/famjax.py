@@ -1,0 +1,93 @@
+"""famjax's own: what no family of Hugging Face's can say, such as memory.
+
+The folder takes its PyTorch code along (famjax/export/pytorch).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from famjax.convert.families.common import HF, Family
+from famjax.convert.tensors import Tensor, Tensors, linear
+from famjax.core.config import ArchConfig, ModelConfig
+from famjax.core.errors import UserError, nearest
+
+# how a model is computed, which is no part of it; and `tied`, which has a name of Hugging Face's
+_LEFT = ("scan_layers", "remat", "dtype", "tied")
+_FIELDS = [
+    field.name
+    for field in dataclasses.fields(ModelConfig)
+    if field.default is not dataclasses.MISSING and field.name not in _LEFT
+]
+
+
+def read(hf: HF) -> ModelConfig:
+    arch: dict[str, Any] = hf["arch"]
+    known = {field.name for field in dataclasses.fields(ArchConfig)}
+    for name in arch.keys() - known:
+        raise UserError(
+            f"config.json: arch.{name} is not known to this famjax{nearest(name, known)}; "
+            "take the famjax that wrote it"
+        )
+    given = {name: hf[name] for name in _FIELDS}
+    return ModelConfig(**given, tied=hf["tie_word_embeddings"], arch=ArchConfig(**arch))
+
+
+def write(model: ModelConfig) -> HF:
+    auto = {
+        "AutoConfig": "configuration_famjax.FamjaxConfig",
+        "AutoModelForCausalLM": "modeling_famjax.FamjaxForCausalLM",
+    }
+    return {
+        "model_type": "famjax",
+        "auto_map": auto,
+        **{name: getattr(model, name) for name in _FIELDS},
+        "kv_heads": model.kv_heads or model.heads,
+        "head_dim": model.head_dim or model.width // model.heads,
+        "mlp_width": model.mlp_width or 4 * model.width,
+        "tie_word_embeddings": model.tied,
+        "arch": dataclasses.asdict(model.arch),
+    }
+
+
+def tensors(model: ModelConfig) -> Tensors:
+    arch = model.arch
+    gated = model.mlp in ("swiglu", "geglu")
+    kernels = {f"mixer.qkv.{name}": f"attention.{name}" for name in ("q", "k", "v", "out")}
+    maps = ("up", "gate", "down") if gated else ("up", "down")
+    kernels |= {f"mlp.{name}": f"mlp.{name}" for name in maps}
+    biased = ["mixer.qkv.q", "mixer.qkv.k", "mixer.qkv.v"] if arch.qkv_bias else []
+    biased += ["mixer.qkv.out"] if arch.out_bias else []
+    biased += [name for name in kernels if name.startswith("mlp")] if arch.mlp_bias else []
+    norms = {"mixer.qkv.norm": "attention.norm", "mlp.norm": "mlp.norm"}
+    if arch.post_norm:
+        norms |= {"mixer.qkv.post": "attention.post_norm", "mlp.post": "mlp.post_norm"}
+    found = {"embedding": Tensor("embed.weight", inputs=1), **_norm(model, "norm", "norm")}
+    if not model.tied:
+        found["head.kernel"] = linear("head")
+    if arch.learned_positions:
+        found["stack.positions.table"] = Tensor("positions.weight", inputs=1)
+    if "fam" in model.mixer.split(","):
+        found["stack.prompt"] = Tensor("prompt", inputs=1)
+    layer = "layers.{}."
+    for ours, theirs in kernels.items():
+        found[f"layer.{ours}.kernel"] = linear(layer + theirs, 2 if ours.endswith("out") else 1)
+    for ours in biased:
+        found[f"layer.{ours}.bias"] = Tensor(f"{layer}{kernels[ours]}.bias")
+    for ours, theirs in norms.items():
+        found |= _norm(model, f"layer.{ours}", layer + theirs)
+    if arch.qk_norm:
+        for name in ("q_norm", "k_norm"):
+            found[f"layer.mixer.qkv.{name}.scale"] = Tensor(f"{layer}attention.{name}.weight")
+    return found
+
+
+def _norm(model: ModelConfig, ours: str, theirs: str) -> Tensors:
+    found = {f"{ours}.scale": Tensor(f"{theirs}.weight")}
+    if model.norm == "layernorm":
+        found[f"{ours}.bias"] = Tensor(f"{theirs}.bias")
+    return found
+
+
+FAMJAX = Family("FamjaxForCausalLM", read, write, tensors)

@@ -1,0 +1,120 @@
+"""Write a model's parameters as the tensors of a Hugging Face folder: `load`, backwards."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from famjax.convert.tensors import Tensor, Tensors
+from famjax.core.config import ModelConfig
+from famjax.core.errors import UserError
+from famjax.core.types import Array
+from famjax.models.language_model import LanguageModel
+from famjax.models.transplant import parameter
+
+# of one file, at most; a tensor that is larger has one of its own
+SHARD_BYTES = 4 << 30
+
+
+class _Piece(NamedTuple):
+    """A parameter, or one layer of it, that makes a tensor or a part of one."""
+
+    tensor: Tensor
+    stacked: Array
+    layer: int | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stacked.shape if self.layer is None else self.stacked.shape[1:]
+
+    def value(self) -> np.ndarray:
+        return np.asarray(self.stacked if self.layer is None else self.stacked[self.layer])
+
+
+def save_tensors(
+    model: LanguageModel, config: ModelConfig, tensors: Tensors, folder: Path, dtype: str
+) -> None:
+    """Write *.safetensors, and the index that names them if they are several.
+
+    Host memory: what one file holds.
+
+    Args:
+      model: its parameters are those of `config`.
+      tensors: what they are called, and how they lie.
+      dtype: float32 or bfloat16, of the tensors written.
+    """
+    made_of = _pieces(model, config, tensors)
+    kind = jnp.dtype(dtype)
+    sizes = {name: kind.itemsize * _size(pieces) for name, pieces in made_of.items()}
+    shards = list(_shards(sizes))
+    where: dict[str, str] = {}
+    for i, names in enumerate(shards):
+        file = f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
+        file = "model.safetensors" if len(shards) == 1 else file
+        held = {name: _tensor(made_of[name]).astype(kind) for name in names}
+        save_file(held, folder / file)
+        where |= dict.fromkeys(names, file)
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
+        path = folder / "model.safetensors.index.json"
+        path.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def save_file(tensors: dict[str, np.ndarray], path: Path) -> None:
+    """Write a safetensors file."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file as write
+
+    try:
+        write(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise UserError(f"{path}: cannot be written ({error}); free some space") from None
+    # the library makes files that nobody else can read
+    path.chmod(path.parent.stat().st_mode & 0o666)
+
+
+def _pieces(model: LanguageModel, config: ModelConfig, tensors: Tensors) -> dict[str, list[_Piece]]:
+    """Return what each tensor is made of, the parts of one in their order."""
+    pattern = len(config.mixer.split(","))
+    found: dict[str, list[_Piece]] = {}
+    paths, _ = jax.tree_util.tree_flatten_with_path(nnx.state(model, nnx.Param))
+    for path, leaf in paths:
+        name, first = parameter(path)
+        tensor = tensors[name]
+        if first is None:
+            found.setdefault(tensor.name, []).append(_Piece(tensor, leaf, None))
+            continue
+        for layer in range(first, config.layers, pattern):
+            piece = _Piece(tensor, leaf, layer // pattern)
+            found.setdefault(tensor.name.format(layer), []).append(piece)
+    for pieces in found.values():
+        pieces.sort(key=lambda piece: piece.tensor.part.place if piece.tensor.part else 0)
+    return dict(sorted(found.items()))
+
+
+def _size(pieces: list[_Piece]) -> int:
+    return sum(math.prod(piece.shape) for piece in pieces)
+
+
+def _shards(sizes: dict[str, int]) -> Iterator[list[str]]:
+    held: list[str] = []
+    total = 0
+    for name, size in sizes.items():
+        if held and total + size > SHARD_BYTES:
+            yield held
+            held, total = [], 0
+        held.append(name)
+        total += size
+    yield held
+
+
+def _tensor(pieces: list[_Piece]) -> np.ndarray:
+    return pieces[0].tensor.write([piece.value() for piece in pieces])

@@ -1,0 +1,1 @@
+"""Runs in formats of others: Hugging Face's, Orbax's, StableHLO."""

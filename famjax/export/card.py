@@ -1,0 +1,87 @@
+"""The model card: what it is, and the lines that load it."""
+
+from __future__ import annotations
+
+from famjax.convert.families.common import Family
+from famjax.convert.families.famjax import FAMJAX
+from famjax.convert.folder import SOURCE
+from famjax.core.config import ModelConfig
+from famjax.export.source import Source
+
+_LOAD = """\
+```python
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(FOLDER{trust})
+model = AutoModelForCausalLM.from_pretrained(FOLDER{trust}).eval()
+
+ids = [{bos}, *tokenizer.encode("Once upon a time", add_special_tokens=False)]  # bos, the text
+print(tokenizer.decode(model.generate(torch.tensor([ids]), max_new_tokens=20)[0]))
+```
+"""
+
+_STREAM = """
+It reads text of any length in pieces of any length; what it remembers has constant size:
+
+```python
+state = None
+for piece in torch.tensor([ids]).split(7, 1):
+    logits, state = model(piece, state=state, return_dict=False)[:2]
+```
+"""
+
+
+def card(source: Source, family: Family) -> str:
+    """Return the text of README.md."""
+    own = family is FAMJAX
+    trust = ", trust_remote_code=True" if own else ""
+    config = source.run.config
+    lines = [
+        "---",
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        "---",
+        "",
+        f"# {config.name}",
+        "",
+        f"A language model trained with famjax: {about(source)}",
+        "",
+        _training(source),
+        "",
+        "Licence: to be filled in by whoever publishes it.",
+        "",
+        _LOAD.format(trust=trust, bos=source.run.tokenizer.bos_id),
+    ]
+    text = "\n".join(lines)
+    remembers = own and "full" not in config.model.mixer.split(",")
+    return text + (_STREAM if remembers else "")
+
+
+def about(source: Source) -> str:
+    """Return a sentence on the model."""
+    model = source.model
+    shape = f"{model.layers} layers, width {model.width}, {model.vocab_size:,} tokens"
+    return f"{shape}, attention `{model.mixer}`{_memory(model)}."
+
+
+def _memory(model: ModelConfig) -> str:
+    names = model.mixer.split(",")
+    said = ""
+    if {"bswa", "bswa_sg", "fam"} & set(names):
+        said = f", blocks of {model.block_len}, memory segments {model.memory_segments}"
+    if "fam" in names:
+        said += f", feedback memory of {model.fam_len} tokens"
+    if "swa" in names:
+        said += f", window {model.window:,}"
+    return said
+
+
+def _training(source: Source) -> str:
+    """Say what it has read, and where its weights come from, which a converted run has noted."""
+    step, data = source.run.step, source.run.config.data
+    if not step:
+        return "Pretrained weights, converted and not trained since."
+    tokens = data.batch * data.length
+    began = " on top of pretrained weights" if (source.folder / SOURCE).exists() else ""
+    return f"Training: {step:,} steps of {tokens:,} tokens, {step * tokens:,} in all{began}."

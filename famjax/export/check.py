@@ -1,0 +1,92 @@
+"""Are an export's logits those of the run?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from famjax.core.config import ModelConfig
+from famjax.core.errors import UserError
+from famjax.core.types import Context
+from famjax.models.language_model import LanguageModel
+
+# of the logits' range
+_LIMIT = 1e-4
+# logits compared, at most: those of the last tokens
+_LOGITS = 1 << 26
+
+
+def sample(config: ModelConfig) -> tuple[np.ndarray, int]:
+    """Return random tokens [2 t], in two blocks and a part of a third, and of how many of the last
+    tokens to compare the logits."""
+    names = config.mixer.split(",")
+    block = max(config.block_len, config.window if "swa" in names else 1)
+    count = 2 * block + 3
+    if "full" in names:
+        count = min(count, config.capacity)
+    tokens = np.random.default_rng(0).integers(config.vocab_size, size=(2, count))
+    return tokens, min(count, max(_LOGITS // config.vocab_size // 2, 1))
+
+
+def logits(model: LanguageModel, tokens: np.ndarray, last: int) -> np.ndarray:
+    """Return [b last v] of the last tokens."""
+    count = tokens.shape[1]
+    padded = np.pad(tokens, ((0, 0), (0, -count % model.block_len)))
+    graph, params = nnx.split(model)
+
+    @jax.jit
+    def read(params: Any, tokens: Any, valid: Any) -> Any:
+        model = nnx.merge(graph, params)
+        state = model.init_state(len(tokens))
+        x, _ = model.stack(model.embed(tokens), state, Context(valid=valid))
+        return model.logits(x[:, count - last : count])
+
+    valid = np.broadcast_to(np.arange(padded.shape[1]) < count, padded.shape)
+    return np.asarray(read(params, jnp.asarray(padded, jnp.int32), valid))
+
+
+def of_run(model: LanguageModel, tokens: np.ndarray, last: int) -> np.ndarray:
+    """Return the logits of the run, which must be numbers."""
+    found = logits(model, tokens, last)
+    if not np.isfinite(found).all():
+        raise UserError("the run's logits are not finite numbers; export a run that has learned")
+    return found
+
+
+def compare(by: str, exported: np.ndarray, run: np.ndarray) -> str:
+    """Return a line that says how far apart the logits are.
+
+    Args:
+      by: what computed those of the export.
+
+    Raises:
+      UserError: too far.
+    """
+    apart = np.abs(exported - run).max()
+    share = apart / max(run.max() - run.min(), np.finfo(np.float32).tiny)
+    said = f"logits differ by {apart:.1e} at most, {share:.1e} of their range"
+    if not share <= _LIMIT:
+        raise UserError(f"{by}: {said}, over {_LIMIT:.0e}; nothing was kept; please report it")
+    return f"compared with {by}: {said}"
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers' warnings and progress bars, which speak of what is meant, to itself."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

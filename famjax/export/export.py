@@ -1,0 +1,66 @@
+"""`export`: a run in a format of others, read again and compared before it is there."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+from famjax.convert.folder import whole_folder
+from famjax.core.errors import UserError, nearest
+from famjax.export.source import Source
+from famjax.train.run import open_run
+
+# each is a module here: write(source, folder) -> lines that say how it was compared
+FORMATS = ("hf", "orbax", "stablehlo")
+
+
+def export(
+    run: str | Path,
+    dest: str | Path,
+    format: str = "hf",
+    dtype: str = "float32",
+    report: Callable[[str], None] = lambda line: None,
+) -> list[str]:
+    """Write a run to the folder `dest` in one of `FORMATS`.
+
+    Nothing is there until all of it was written, read again, and its logits compared.
+
+    Args:
+      run: its folder; the newest good checkpoint is taken.
+      dest: must not exist.
+      dtype: float32 or bfloat16, of the tensors of hf.
+      report: takes a line before what may last a minute.
+
+    Returns:
+      Lines that say what was compared, and how far apart it was.
+
+    Raises:
+      UserError: a mistake in these, or the logits are not those of the run.
+    """
+    if format not in FORMATS:
+        raise UserError(
+            f"--format {format}: unknown{nearest(format, FORMATS)} (known: {', '.join(FORMATS)})"
+        )
+    if dtype != "float32" and format != "hf":
+        raise UserError(f"--dtype {dtype} is for --format hf; {format} keeps float32")
+    dest = Path(dest).expanduser()
+    refuse(dest)
+    source = Source(open_run(run), Path(run), dtype)
+    report(f"writing {dest}, then reading it again to compare its logits")
+    write = importlib.import_module(f"famjax.export.{format}").write
+    with whole_folder(dest) as folder, jax.default_matmul_precision("highest"):
+        return write(source, folder)
+
+
+def refuse(dest: Path) -> None:
+    """Raise a `UserError` if no folder can be made there."""
+    if dest.exists() or dest.is_symlink():
+        raise UserError(f"{dest} is there already; give another folder, or remove it")
+    if not dest.absolute().parent.is_dir():
+        raise UserError(f"{dest}: there is no folder {dest.parent}; make it first")
+    if not os.access(dest.absolute().parent, os.W_OK):
+        raise UserError(f"{dest}: the folder {dest.parent} cannot be written; check its rights")

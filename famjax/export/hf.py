@@ -1,0 +1,123 @@
+"""A Hugging Face folder: safetensors, config.json, tokenizer, model card.
+
+A model that a family of Hugging Face's can say is written as one of it. All others take their
+PyTorch code along (famjax/export/pytorch).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from famjax.convert.families import FAMILIES, native, normal
+from famjax.convert.families.common import HF, Family
+from famjax.convert.families.famjax import FAMJAX
+from famjax.convert.folder import SOURCE
+from famjax.convert.load import load_pretrained
+from famjax.convert.save import save_tensors
+from famjax.core.config import ModelConfig
+from famjax.core.errors import UserError
+from famjax.data.tokenizers import Tokenizer
+from famjax.export import check, pytorch
+from famjax.export.card import card
+from famjax.export.source import Source
+from famjax.export.tokenizer import write_tokenizer
+from famjax.models.language_model import LanguageModel
+
+CODE = ("configuration_famjax.py", "modeling_famjax.py")
+_GENERATION, _ENDS = "generation_config.json", ("bos_token_id", "eos_token_id")
+# what a config.json may say besides, in the words of older versions or of the source's files
+_STALE = (
+    "rope_theta",
+    "rope_scaling",
+    "rope_local_base_freq",
+    "rotary_emb_base",
+    "sliding_window_pattern",
+    "_sliding_window_pattern",
+    "torch_dtype",
+    "quantization_config",
+    "auto_map",
+    "_name_or_path",
+    "transformers_version",
+)
+
+
+def write(source: Source, folder: Path) -> list[str]:
+    """Write the folder and return what was compared."""
+    reference, source = source.reference(), source.merged()
+    before = _source(source.folder)
+    family = native(source.model, str(before.get("model_type"))) or FAMJAX
+    model = source.model if family is FAMJAX else normal(source.model)
+    save_tensors(source.run.model, source.model, family.tensors(model), folder, source.dtype)
+    config = _config(family, model, before, source.run.tokenizer, source.dtype)
+    _write_json(folder / "config.json", config)
+    said = write_tokenizer(source.run.tokenizer, folder)
+    if not (folder / _GENERATION).exists():
+        _write_json(folder / _GENERATION, {name: config[name] for name in _ENDS})
+    if family is FAMJAX:
+        for name in CODE:
+            shutil.copyfile(Path(pytorch.__file__).with_name(name), folder / name)
+    (folder / "README.md").write_text(card(source, family), encoding="utf-8")
+    return _compare(reference, source, family, folder) + said
+
+
+def _source(run: Path) -> HF:
+    path = run / SOURCE
+    if not path.exists():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path}: damaged ({error}); remove it, or restore it") from None
+
+
+def _config(family: Family, model: ModelConfig, before: HF, tokenizer: Tokenizer, dtype: str) -> HF:
+    said = family.write(model)
+    stops = sorted(tokenizer.stop_ids)
+    ends = dict(zip(_ENDS, (tokenizer.bos_id, stops if len(stops) > 1 else stops[0]), strict=True))
+    kept = {name: value for name, value in before.items() if name not in _STALE}
+    if FAMILIES.get(before.get("model_type", "")) is not family:
+        # another family's words mean other things; its special tokens are the tokenizer's still
+        kept = {name: value for name, value in kept.items() if name in ends}
+    return ends | kept | said | {"architectures": [family.architecture], "dtype": dtype}
+
+
+def _write_json(path: Path, content: HF) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _compare(reference: LanguageModel, source: Source, family: Family, folder: Path) -> list[str]:
+    tokens, last = check.sample(source.model)
+    run = check.of_run(reference, tokens, last)
+    _, again = load_pretrained(folder)
+    said = [check.compare("famjax reading it back", check.logits(again, tokens, last), run)]
+    theirs = _transformers(family, folder, tokens, last)
+    if theirs is None:
+        return [*said, "transformers or torch is not installed: not compared with it"]
+    return [*said, check.compare(*theirs, run)]
+
+
+def _transformers(
+    family: Family, folder: Path, tokens: np.ndarray, last: int
+) -> tuple[str, np.ndarray] | None:
+    """Return transformers' version and its logits [b last v]; None if it is not there."""
+    try:
+        import torch
+        import transformers
+    except ImportError:
+        return None
+    # the code that the folder holds; as remote code it would also be copied to the user's cache
+    kind: Any = transformers.AutoModelForCausalLM
+    if family is FAMJAX:
+        from famjax.export.pytorch.modeling_famjax import FamjaxForCausalLM
+
+        kind = FamjaxForCausalLM
+    with check.quiet():
+        model = kind.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits = model(torch.tensor(tokens), logits_to_keep=last).logits
+    return f"transformers {transformers.__version__}", logits.float().numpy()

@@ -1,0 +1,72 @@
+"""The parameters alone, as Orbax keeps them: a run that is used and not trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from flax import nnx
+
+from famjax.convert.folder import write_model
+from famjax.core.sharding import path_name
+from famjax.data.tokenizers import save_tokenizer
+from famjax.export import check
+from famjax.export.source import Source
+from famjax.train.checkpoint import Checkpoints
+from famjax.train.run import CHECKPOINTS, open_run
+
+_README = """\
+# {name}
+
+The parameters of a famjax run at step {step:,}, without the optimizer's. For famjax the folder is a
+run: `famjax generate`, `famjax eval`, `famjax.open_run`. Everybody else reads them with Orbax:
+
+```python
+import orbax.checkpoint
+
+params = orbax.checkpoint.PyTreeCheckpointer().restore(FOLDER + "/{params}")
+```
+
+FOLDER is an absolute path. Layers of equal place in the pattern `{mixer}` are stacked on the first
+axis; config.json has the shape of the model.
+"""
+
+
+def write(source: Source, folder: Path) -> list[str]:
+    """Write the folder and return what was compared."""
+    source = source.merged()
+    save_tokenizer(source.run.tokenizer.name, folder)
+    write_model(folder, source.run.config, source.run.model, source.run.step)
+    at = Checkpoints(folder / CHECKPOINTS).path(source.run.step) / "params"
+    readme = _README.format(
+        name=source.run.config.name,
+        step=source.run.step,
+        params=at.relative_to(folder.absolute()),
+        mixer=source.model.mixer,
+    )
+    (folder / "README.md").write_text(readme, encoding="utf-8")
+    return _compare(source, folder, at)
+
+
+def _compare(source: Source, folder: Path, at: Path) -> list[str]:
+    with ocp.PyTreeCheckpointer() as orbax:
+        plain = orbax.restore(at)
+    ours = dict(_named(nnx.split(source.run.model)[1]))
+    theirs = dict(_named(plain))
+    same = all(np.array_equal(theirs[name], ours[name]) for name in ours)
+    if not same or theirs.keys() != ours.keys():
+        raise ValueError("Orbax read other parameters than were written")
+    tokens, last = check.sample(source.model)
+    run = check.of_run(source.run.model, tokens, last)
+    again = check.logits(open_run(folder).model, tokens, last)
+    return [
+        f"compared with Orbax {ocp.__version__}: the same {len(ours)} arrays",
+        check.compare("famjax opening it as a run", again, run),
+    ]
+
+
+def _named(tree: Any) -> list[tuple[str, Any]]:
+    return [(path_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]

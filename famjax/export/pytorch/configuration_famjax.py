@@ -1,0 +1,96 @@
+"""The config of a model exported from famjax."""
+
+from transformers import PreTrainedConfig
+
+
+class FamjaxConfig(PreTrainedConfig):
+    """Shape of a decoder whose layers carry a memory.
+
+    Args:
+      layers, width, heads, kv_heads, head_dim, mlp_width: the shape of a transformer.
+      mlp: gelu, gelu_exact, swiglu or geglu.
+      norm: rmsnorm or layernorm.
+      mixer: what the layers attend to, a comma-separated pattern repeated up the stack: full, swa,
+        bswa, bswa_sg, fam.
+      block_len: tokens of a block.
+      memory_segments: blocks that bswa, bswa_sg and fam see before their own.
+      window: tokens a query of swa sees, itself included.
+      capacity: tokens that full attention holds; rows of the table of learned positions.
+      fam_len, fam_previous: memory tokens of fam, and how many of its last memories a block sees.
+      arch: what pretrained families do each in their own way.
+    """
+
+    model_type = "famjax"
+    attribute_map = {  # noqa: RUF012
+        "hidden_size": "width",
+        "num_hidden_layers": "layers",
+        "num_attention_heads": "heads",
+        "num_key_value_heads": "kv_heads",
+        "intermediate_size": "mlp_width",
+    }
+
+    def __init__(
+        self,
+        vocab_size=258,
+        layers=2,
+        width=16,
+        heads=2,
+        kv_heads=2,
+        head_dim=8,
+        mlp_width=64,
+        mlp="swiglu",
+        norm="rmsnorm",
+        rope_base=10_000.0,
+        mixer="fam",
+        block_len=8,
+        memory_segments=1,
+        window=8,
+        capacity=64,
+        fam_len=2,
+        fam_previous=1,
+        arch=None,
+        **kwargs,
+    ):
+        self.vocab_size = vocab_size
+        self.layers = layers
+        self.width = width
+        self.heads = heads
+        self.kv_heads = kv_heads
+        self.head_dim = head_dim
+        self.mlp_width = mlp_width
+        self.mlp = mlp
+        self.norm = norm
+        self.rope_base = rope_base
+        self.mixer = mixer
+        self.block_len = block_len
+        self.memory_segments = memory_segments
+        self.window = window
+        self.capacity = capacity
+        self.fam_len = fam_len
+        self.fam_previous = fam_previous
+        self.arch = _ARCH | (arch or {})
+        super().__init__(**kwargs)
+
+
+_ARCH = {
+    "norm_eps": 1e-6,
+    "norm_plus_one": False,
+    "post_norm": False,
+    "qk_norm": False,
+    "query_scale": 0.0,
+    "attention_cap": 0.0,
+    "logit_cap": 0.0,
+    "parallel": False,
+    "learned_positions": False,
+    "embed_scale": 0.0,
+    "qkv_bias": False,
+    "out_bias": False,
+    "mlp_bias": False,
+    "rotary_fraction": 1.0,
+    "local_rope_base": 0.0,
+    "rope_scaling": "none",
+    "rope_factor": 1.0,
+    "rope_low": 1.0,
+    "rope_high": 4.0,
+    "rope_length": 8192,
+}

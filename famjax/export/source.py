@@ -1,0 +1,53 @@
+"""What is exported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from famjax.core.config import ModelConfig
+from famjax.models.language_model import LanguageModel
+from famjax.models.transplant import abstract, merge_adapters
+from famjax.train.begin import evaluated
+from famjax.train.run import Run
+
+
+@dataclass(frozen=True)
+class Source:
+    """A run on its way into another format.
+
+    Attributes:
+      run: opened.
+      folder: of the run.
+      dtype: float32 or bfloat16, of the tensors to write.
+    """
+
+    run: Run
+    folder: Path
+    dtype: str = "float32"
+
+    @property
+    def model(self) -> ModelConfig:
+        return self.run.config.model
+
+    def merged(self) -> Source:
+        """Return the run without adapters, its weights changed by them, on its own feet."""
+        params, model = merge_adapters(nnx.state(self.run.model, nnx.Param), self.model)
+        graph, _ = abstract(model)
+        config = replace(self.run.config, model=model, init="")
+        return replace(self, run=replace(self.run, config=config, model=nnx.merge(graph, params)))
+
+    def reference(self) -> LanguageModel:
+        """Return the run's model as the export must compute it: its parameters as they are
+        written, everything else in float32."""
+        # float32 keeps what adapters give beside the weights: another sum than the merged weights'
+        run = self.run if self.dtype == "float32" else self.merged().run
+        config = replace(evaluated(run.config.model), dtype="float32", remat="none")
+        graph, _ = abstract(config)
+        kind = jnp.dtype(self.dtype)
+        params = nnx.split(run.model)[1]
+        return nnx.merge(graph, jax.tree.map(lambda a: a.astype(kind).astype(jnp.float32), params))

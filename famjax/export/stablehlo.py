@@ -1,0 +1,169 @@
+"""StableHLO by `jax.export`: programs that run without famjax, on CPU, CUDA and TPU.
+
+Two of them, functions of parameters and state as the model is: `prefill` reads a chunk of whole
+blocks, `step` one token. The parameters are arguments, so a program is small; they lie beside it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from safetensors.numpy import load_file
+
+from famjax.convert.save import save_file
+from famjax.core.experiment import to_json
+from famjax.core.sharding import path_name
+from famjax.core.types import Context
+from famjax.eval.streaming import CHUNK
+from famjax.export import check
+from famjax.export.source import Source
+from famjax.export.tokenizer import write_tokenizer
+from famjax.models.language_model import LanguageModel
+from famjax.train.run import CONFIG
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+# arrays by name: plain dicts need no class of ours where the program is read
+Named = dict[str, Any]
+
+_README = """\
+# {name}
+
+A language model as StableHLO, for {platforms}; JAX alone runs it, with any batch.
+`prefill` reads {chunk:,} tokens, padding behind them marked in `valid`; `step` reads one, and goes
+on wherever the text stands. `prefill` goes on only from a multiple of {block}.
+
+```python
+import jax.export
+import numpy as np
+from safetensors.numpy import load_file
+
+def program(name):
+    content = open(f"{{FOLDER}}/{{name}}.stablehlo", "rb").read()
+    return jax.jit(jax.export.deserialize(bytearray(content)).call)
+
+prefill, step = program("prefill"), program("step")
+params = load_file(f"{{FOLDER}}/params.safetensors")
+state = load_file(f"{{FOLDER}}/state.safetensors")  # of one text of which nothing was read
+
+ids = [{bos}, 72, 105]  # begins with bos
+batch = 2
+state = {{name: np.repeat(a, batch, axis=1) for name, a in state.items()}}
+tokens = np.zeros((batch, {chunk}), np.int32)
+tokens[:, : len(ids)] = ids
+valid = np.broadcast_to(np.arange({chunk}) < len(ids), tokens.shape)
+logits, state = prefill(params, state, tokens, valid)
+likeliest = np.asarray(logits[:, len(ids) - 1]).argmax(-1)
+for _ in range(20):
+    logits, state = step(params, state, likeliest[:, None].astype(np.int32))
+    likeliest = np.asarray(logits[:, 0]).argmax(-1)
+```
+"""
+
+
+def write(source: Source, folder: Path) -> list[str]:
+    """Write the folder and return what was compared."""
+    source = source.merged()
+    model = source.run.model
+    chunk = _chunk(model)
+    _, params = nnx.split(model)
+    held = {name: np.asarray(a) for name, a in _named(params).items()}
+    save_file(held, folder / "params.safetensors")
+    state = {name: np.asarray(a) for name, a in _named(model.init_state(1)).items()}
+    save_file(state, folder / "state.safetensors")
+    for name, (program, *extra) in _programs(model, chunk).items():
+        exported = jax.export.export(jax.jit(program), platforms=PLATFORMS)(*extra)
+        (folder / f"{name}.stablehlo").write_bytes(exported.serialize())
+    (folder / CONFIG).write_text(to_json(source.run.config), encoding="utf-8")
+    said = write_tokenizer(source.run.tokenizer, folder)
+    readme = _README.format(
+        name=source.run.config.name,
+        platforms=", ".join(PLATFORMS),
+        chunk=chunk,
+        block=model.block_len,
+        bos=source.run.tokenizer.bos_id,
+    )
+    (folder / "README.md").write_text(readme, encoding="utf-8")
+    return _compare(source, folder, chunk) + said
+
+
+def _chunk(model: LanguageModel) -> int:
+    chunk = max(CHUNK // model.block_len, 1) * model.block_len
+    capacity = model.stack.capacity
+    return min(chunk, capacity) if capacity else chunk
+
+
+def _programs(model: LanguageModel, chunk: int) -> dict[str, tuple[Any, ...]]:
+    """Return each function and the shapes of its arguments, the batch unknown."""
+    graph, params = nnx.split(model)
+    state = jax.eval_shape(lambda: model.init_state(1))
+    trees = jax.tree.structure(params), jax.tree.structure(state)
+    orders = list(_named(params)), list(_named(state))
+    (batch,) = jax.export.symbolic_shape("b")
+
+    def rebuilt(named: Named, which: int) -> Any:
+        return jax.tree.unflatten(trees[which], [named[name] for name in orders[which]])
+
+    def prefill(params: Named, state: Named, tokens: Any, valid: Any) -> tuple[Any, Named]:
+        model = nnx.merge(graph, rebuilt(params, 0))
+        logits, new = model(tokens, rebuilt(state, 1), Context(valid=valid))
+        return logits, _named(new)
+
+    def step(params: Named, state: Named, tokens: Any) -> tuple[Any, Named]:
+        model = nnx.merge(graph, rebuilt(params, 0))
+        logits, new = model.step(tokens, rebuilt(state, 1))
+        return logits, _named(new)
+
+    def lanes(a: Any) -> Any:
+        return jax.ShapeDtypeStruct((a.shape[0], batch, *a.shape[2:]), a.dtype)
+
+    # every array of a state is [r b ...]
+    given = _named(params), {name: lanes(a) for name, a in _named(state).items()}
+    many = jax.ShapeDtypeStruct((batch, chunk), jnp.int32)
+    one = jax.ShapeDtypeStruct((batch, 1), jnp.int32)
+    return {
+        "prefill": (prefill, *given, many, jax.ShapeDtypeStruct((batch, chunk), bool)),
+        "step": (step, *given, one),
+    }
+
+
+def _named(tree: Any) -> Named:
+    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _compare(source: Source, folder: Path, chunk: int) -> list[str]:
+    """Read the folder as its README says and compare it with the run: whole blocks, then steps."""
+    model = source.run.model
+    tokens, last = check.sample(source.model)
+    state = load_file(folder / "state.safetensors")
+    state = {name: np.repeat(a, len(tokens), axis=1) for name, a in state.items()}
+    whole = (tokens.shape[1] - 1) // model.block_len * model.block_len
+
+    def read(prefill: Any, step: Any, params: Named) -> np.ndarray:
+        held, logits = state, []
+        for at in range(0, whole, chunk):
+            size = min(chunk, whole - at)
+            valid = np.broadcast_to(np.arange(chunk) < size, (len(tokens), chunk))
+            piece = np.zeros((len(tokens), chunk), np.int32)
+            piece[:, :size] = tokens[:, at : at + size]
+            found, held = prefill(params, held, piece, valid)
+            logits.append(np.asarray(found[:, max(size - last, 0) : size]))
+        for at in range(whole, tokens.shape[1]):
+            found, held = step(params, held, tokens[:, at : at + 1].astype(np.int32))
+            logits.append(np.asarray(found))
+        return np.concatenate(logits, 1)
+
+    prefill, step = (
+        jax.jit(jax.export.deserialize(bytearray((folder / f"{name}.stablehlo").read_bytes())).call)
+        for name in ("prefill", "step")
+    )
+    ours = [jax.jit(program) for program, *_ in _programs(model, chunk).values()]
+    found = read(prefill, step, load_file(folder / "params.safetensors"))
+    expected = read(ours[0], ours[1], _named(nnx.split(model)[1]))
+    by = f"the programs read back, on {jax.default_backend()}"
+    return [check.compare(by, found, expected)]

@@ -1,0 +1,181 @@
+"""A run's tokenizer as files that `transformers.AutoTokenizer` reads, to the same ids.
+
+tokenizer.json is plain JSON and written as such: no library of Hugging Face's is needed for it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from famjax.data.tokenizers import (
+    HUGGING_FACE,
+    SENTENCEPIECE,
+    ByteTokenizer,
+    SentencePieceTokenizer,
+    Tokenizer,
+)
+from famjax.export.check import quiet
+
+_CONFIG = "tokenizer_config.json"
+# of Hugging Face's tokenizer; not its config.json, which is another model's
+_COPIED = (
+    HUGGING_FACE,
+    _CONFIG,
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
+# what tokenizers trip over; but "▁", which SentencePiece's form cannot tell from a space
+_SAMPLE = (
+    "The cat  sat on\tthe mat,\n\n and  the dog — très bien — said: 'I've 1234567 £ and 猫が'.\n"
+    "    def f(x):\r\n        return x**2 \U0001f600  "
+)
+
+Json = dict[str, Any]
+
+
+def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> list[str]:
+    """Write a run's tokenizer, and return what was compared."""
+    if isinstance(tokenizer, ByteTokenizer):
+        _write(folder, _bytes(), "<bos>", "<eos>")
+        return _compare(tokenizer, folder, "please report it")
+    home = Path(tokenizer.name).expanduser()
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        _write(folder, *_of_sentencepiece(home.read_bytes(), tokenizer))
+        shutil.copyfile(home, folder / SENTENCEPIECE)
+        return _compare(tokenizer, folder, f"take {SENTENCEPIECE} with the sentencepiece library")
+    for name in _COPIED:
+        if (home.parent / name).exists():
+            shutil.copyfile(home.parent / name, folder / name)
+    why = "famjax leaves out what it does to a text before, such as a space in front"
+    return _compare(tokenizer, folder, why)
+
+
+def _compare(tokenizer: Tokenizer, folder: Path, otherwise: str) -> list[str]:
+    """Say whether transformers reads the folder to the same ids, if it is there to ask."""
+    try:
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    except ImportError:
+        return []
+    ids = tokenizer.encode(_SAMPLE).tolist()
+    # the model's code is not needed for it
+    readers: tuple[tuple[Any, Json], ...] = (
+        (AutoTokenizer, {"trust_remote_code": False}),
+        (PreTrainedTokenizerFast, {}),
+    )
+    for kind, options in readers:
+        with quiet():
+            theirs = kind.from_pretrained(folder, **options)
+        if theirs.encode(_SAMPLE, add_special_tokens=False) == ids:
+            # AutoTokenizer puts another class in the place of the one that is asked for with some
+            # families, such as Qwen 2
+            said = f"compared with transformers' {kind.__name__}: the same {len(ids)} ids of a text"
+            return [said if kind is AutoTokenizer else f"{said}; AutoTokenizer gives others"]
+    return [f"transformers' AutoTokenizer gives other ids for some texts: {otherwise}"]
+
+
+def _write(folder: Path, made: Json, bos: str, eos: str) -> None:
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": bos,
+        "eos_token": eos,
+        "clean_up_tokenization_spaces": False,
+    }
+    for name, content in ((HUGGING_FACE, made), (_CONFIG, config)):
+        text = json.dumps(content, indent=2, ensure_ascii=False)
+        (folder / name).write_text(text + "\n", encoding="utf-8")
+
+
+def _added(token: int, content: str, special: bool) -> Json:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": token, "content": content, **flags, "special": special}
+
+
+def _tokenizer(added: list[Json], **parts: Json | None) -> Json:
+    empty = dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer"))
+    return {"version": "1.0", **empty, "added_tokens": added, "post_processor": None} | parts
+
+
+def _bytes() -> Json:
+    """A byte-level BPE that merges nothing, its vocabulary the bytes as such a BPE writes them."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = {byte: chr(byte) for byte in printable}
+    letters |= {byte: chr(256 + i) for i, byte in enumerate(others)}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    level["use_regex"] = False
+    vocabulary = {letters[byte]: byte for byte in range(256)}
+    return _tokenizer(
+        [_added(256, "<bos>", True), _added(257, "<eos>", True)],
+        pre_tokenizer=level,
+        decoder=level,
+        model={"type": "BPE", "vocab": vocabulary, "merges": []},
+    )
+
+
+def _of_sentencepiece(content: bytes, tokenizer: Tokenizer) -> tuple[Json, str, str]:
+    """Return a SentencePiece model's tokenizer.json, and its bos and eos.
+
+    Like famjax it keeps all spaces and puts none in front.
+    """
+    from sentencepiece import sentencepiece_model_pb2 as format
+
+    model_proto: Any = format.ModelProto  # type: ignore[attr-defined]
+    proto = model_proto.FromString(content)
+    pieces = [piece.piece for piece in proto.pieces]
+    scores = [piece.score for piece in proto.pieces]
+    kinds = model_proto.SentencePiece
+    added = [
+        _added(i, piece.piece, piece.type != kinds.USER_DEFINED)
+        for i, piece in enumerate(proto.pieces)
+        if piece.type in (kinds.CONTROL, kinds.UNKNOWN, kinds.USER_DEFINED)
+    ]
+    spec = proto.trainer_spec
+    if spec.model_type == spec.BPE:
+        model: Json = {
+            "type": "BPE",
+            "unk_token": pieces[spec.unk_id],
+            "fuse_unk": True,
+            "byte_fallback": spec.byte_fallback,
+            "vocab": {piece: i for i, piece in enumerate(pieces)},
+            "merges": _merges(pieces, scores),
+        }
+    else:
+        model = {
+            "type": "Unigram",
+            "unk_id": spec.unk_id,
+            "vocab": [list(pair) for pair in zip(pieces, scores, strict=True)],
+            "byte_fallback": spec.byte_fallback,
+        }
+    space: Json = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    steps = [space]
+    if charsmap := proto.normalizer_spec.precompiled_charsmap:
+        text = base64.b64encode(charsmap).decode()
+        steps.insert(0, {"type": "Precompiled", "precompiled_charsmap": text})
+    back: Json = space | {"pattern": {"String": "▁"}, "content": " "}
+    made = _tokenizer(
+        added,
+        normalizer={"type": "Sequence", "normalizers": steps},
+        decoder={
+            "type": "Sequence",
+            "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}],
+        },
+        model=model,
+    )
+    return made, pieces[tokenizer.bos_id], pieces[tokenizer.eos_id]
+
+
+def _merges(pieces: list[str], scores: list[float]) -> list[list[str]]:
+    """Return the pairs that make the pieces, in the order in which SentencePiece merges them."""
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    found = []
+    for token in sorted(range(len(pieces)), key=lambda i: -scores[i]):
+        piece = pieces[token]
+        cuts = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
+        there = [cut for cut in cuts if cut[0] in ids and cut[1] in ids]
+        found += sorted(there, key=lambda cut: (ids[cut[0]], ids[cut[1]]))
+    return [list(pair) for pair in found]

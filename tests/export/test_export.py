@@ -1,0 +1,247 @@
+"""A run becomes a folder that others read to the same logits, or nothing at all."""
+
+import json
+import re
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tiny
+import tiny_tokenizers
+import torch
+import transformers
+
+from famjax import load_pretrained, open_run
+from famjax.cli.main import main
+from famjax.core.config import LoraConfig
+from famjax.core.errors import UserError
+from famjax.data.tokenizers import load_tokenizer, train_sentencepiece
+from famjax.export import check, hf
+from famjax.export import export as exporting
+from famjax.export.source import Source
+from famjax.export.tokenizer import write_tokenizer
+
+TEXT = "  Pure thought, 12345  — très bien —\n\tin\r\n  lines 猫 \U0001f600 "
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _modules_of_exported_folders(tmp_path_factory):
+    """transformers copies remote code to its cache; not to the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        cache = str(tmp_path_factory.mktemp("modules"))
+        patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", cache)
+        yield
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """The FAM run as a Hugging Face folder, and what was said."""
+    folder = tmp_path_factory.mktemp("hf") / "out"
+    return folder, exporting.export(tiny.folder(), folder)
+
+
+def lines_of(folder):
+    """Return the code of the model card."""
+    text = (folder / "README.md").read_text()
+    return [
+        block.replace("FOLDER", repr(str(folder)))
+        for block in re.findall(r"```python\n(.*?)```", text, re.S)
+    ]
+
+
+def test_what_was_compared_is_said(exported):
+    _, said = exported
+    assert re.match(r"compared with famjax reading it back: logits differ by 0\.0e\+00 at", said[0])
+    assert said[1].startswith(f"compared with transformers {transformers.__version__}: logits diff")
+    assert said[2].startswith("compared with transformers' AutoTokenizer: the same ")
+
+
+def test_the_lines_of_the_model_card(exported, capsys):
+    folder, _ = exported
+    load, stream = lines_of(folder)
+    names = {}
+    exec(load, names)
+    assert isinstance(names["model"], transformers.PreTrainedModel)
+    assert capsys.readouterr().out.startswith("<bos>Once upon a time")
+    exec(stream, names)
+    with torch.no_grad():
+        whole = names["model"](torch.tensor([names["ids"]])).logits
+    assert torch.allclose(names["logits"], whole[:, -names["logits"].shape[1] :], atol=1e-5)
+    assert "2 steps of 16 tokens, 32 in all" in (folder / "README.md").read_text()
+
+
+def test_famjax_reads_it_too(exported):
+    config, model = load_pretrained(exported[0])
+    assert config.mixer == "fam"
+    ours = tiny.run().model.stack.prompt[...]
+    assert (model.stack.prompt[...] == ours).all()
+
+
+def test_bytes_are_the_same_ids(exported):
+    theirs = transformers.AutoTokenizer.from_pretrained(exported[0], trust_remote_code=False)
+    ids = tiny.run().tokenizer.encode(TEXT).tolist()
+    assert theirs.encode(TEXT) == ids
+    assert theirs.decode(ids) == TEXT
+    assert (theirs.bos_token_id, theirs.eos_token_id) == (256, 257)
+
+
+def written(mixer, tmp_path, dtype="float32", run=None, **shape):
+    """Export a random model by hf; return the folder and what was said."""
+    given = run or tiny.run_with(mixer, **shape)
+    folder = tmp_path / "out"
+    folder.mkdir()
+    return folder, hf.write(Source(given, tmp_path, dtype), folder)
+
+
+def test_a_run_that_llama_can_say_is_a_llama(tmp_path):
+    arch = replace(tiny.SHAPE.arch, embed_scale=1.0)
+    (tmp_path / hf.SOURCE).write_text(
+        json.dumps({"model_type": "llama", "bos_token_id": 7, "attention_dropout": 0.25})
+    )
+    folder, said = written("full", tmp_path, arch=arch)
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["model_type"], config["architectures"]) == ("llama", ["LlamaForCausalLM"])
+    # what the source said besides stays
+    assert (config["bos_token_id"], config["attention_dropout"]) == (7, 0.25)
+    assert not (folder / "modeling_famjax.py").exists()
+    assert len(said) == 3
+
+
+def test_half_the_bytes(tmp_path):
+    folder, said = written("fam", tmp_path, dtype="bfloat16")
+    assert "differ by 0.0e+00" in said[0]
+    kind = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    assert kind.dtype == torch.bfloat16
+    assert kind(torch.tensor([[1, 2, 3] * 7])).logits.isfinite().all()
+
+
+def test_without_transformers_it_is_said(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    folder, said = written("fam", tmp_path)
+    assert said[1:] == ["transformers or torch is not installed: not compared with it"]
+    # whoever may read the folder may read the file
+    assert (folder / "model.safetensors").stat().st_mode & 0o666 == folder.stat().st_mode & 0o666
+
+
+def test_adapters_are_merged(tmp_path):
+    run = tiny.run_with("fam", lora=LoraConfig(rank=2))
+    linear = run.model.stack.layers[0].mixer.qkv.q
+    linear.lora.b[...] = linear.lora.b[...] + 0.3
+    folder, said = written("fam", tmp_path, run=run)
+    assert said[0].startswith("compared with famjax reading it back: logits differ by")
+    kernel = load_pretrained(folder)[1].stack.layers[0].mixer.qkv.q.kernel[...]
+    assert np.abs(kernel - linear.kernel[...]).max() > 0.01
+    model = Source(run, tmp_path).merged().model
+    assert model.lora == LoraConfig()
+
+
+def test_a_sentencepiece_model_becomes_a_tokenizer(tmp_path):
+    (tmp_path / "text.txt").write_text(tiny.TEXT * 50 + TEXT)
+    made = train_sentencepiece(str(tmp_path / "text.txt"), 300, tmp_path / "tokenizer.model")
+    out = tmp_path / "out"
+    out.mkdir()
+    assert write_tokenizer(made, out)[0].startswith("compared with transformers'")
+    theirs = transformers.AutoTokenizer.from_pretrained(out)
+    for said in (tiny.TEXT, TEXT, "unseen: ß水\n\n\n"):
+        assert theirs.encode(said) == made.encode(said).tolist()
+        assert theirs.decode(made.encode(said)) == said
+    assert (theirs.bos_token, theirs.eos_token) == ("<s>", "</s>")
+
+
+@pytest.mark.parametrize("awkward", [False, True])
+def test_a_tokenizer_of_hugging_face_is_copied(tmp_path, awkward):
+    home = tiny_tokenizers.byte_level(tmp_path / "tokenizer", awkward)
+    (home / "config.json").write_text('{"model_type": "another"}')
+    made = load_tokenizer(str(home / "tokenizer.json"))
+    run = replace(tiny.run_with("full"), tokenizer=made)
+    folder, said = written("full", tmp_path, run=run)
+    assert said[2].startswith("compared with" if not awkward else "transformers' AutoTokenizer giv")
+    assert (folder / "tokenizer.json").read_bytes() == (home / "tokenizer.json").read_bytes()
+    ends = [json.loads((folder / f"{n}.json").read_text()) for n in ("config", "generation_config")]
+    assert [end["eos_token_id"] for end in ends] == [sorted(made.stop_ids)] * 2
+
+
+def test_orbax(tmp_path, capsys):
+    folder = tmp_path / "out"
+    assert main(["export", str(tiny.folder()), str(folder), "--format", "orbax"]) == 0
+    *said, last = capsys.readouterr().out.splitlines()
+    assert last == f"wrote {folder}"
+    assert said[0].startswith("compared with Orbax ")
+    assert said[1].endswith("logits differ by 0.0e+00 at most, 0.0e+00 of their range")
+    assert open_run(folder).step == 2
+    names = {}
+    exec(lines_of(folder)[0], names)
+    table = names["params"]["embedding"]["value"]
+    assert (table == np.asarray(tiny.run().model.embedding[...])).all()
+
+
+def test_stablehlo(tmp_path):
+    folder = tmp_path / "out"
+    said = exporting.export(tiny.folder(), folder, "stablehlo")
+    assert said[0].startswith("compared with the programs read back, on cpu: logits differ by")
+    names = {}
+    exec(lines_of(folder)[0], names)
+    text = [256, 72, 105]
+    for _ in range(21):
+        text.append(int(tiny.logits(tiny.run().model, np.array([text]))[0, -1].argmax()))
+    assert names["likeliest"].tolist() == [text[-1]] * 2
+
+
+# what is refused, and leaves nothing
+
+
+def line(capsys):
+    err = capsys.readouterr().err.splitlines()
+    return [said for said in err if said.startswith("famjax: ")][-1].removeprefix("famjax: ")
+
+
+def test_what_is_refused(tmp_path, capsys):
+    there = tmp_path / "there"
+    there.mkdir()
+    run = str(tiny.folder())
+    assert main(["export", run, str(there)]) == 2
+    assert line(capsys) == f"{there} is there already; give another folder, or remove it"
+    assert main(["export", run, str(tmp_path / "no" / "out")]) == 2
+    assert line(capsys).endswith(f"there is no folder {tmp_path / 'no'}; make it first")
+    assert main(["export", str(there), str(tmp_path / "out")]) == 2
+    assert "is not a run" in line(capsys)
+    assert main(["export", run, str(tmp_path / "out"), "--format", "orbx"]) == 2
+    assert "--format orbx: unknown; did you mean 'orbax'?" in line(capsys)
+    arguments = ["--format", "orbax", "--dtype", "bfloat16"]
+    assert main(["export", run, str(tmp_path / "out"), *arguments]) == 2
+    assert line(capsys) == "--dtype bfloat16 is for --format hf; orbax keeps float32"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["there"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, UserError("no")])
+def test_nothing_partial_is_left(tmp_path, monkeypatch, error):
+    def write(source, folder):
+        (folder / "half").write_text("x")
+        raise error
+
+    monkeypatch.setattr(hf, "write", write)
+    with pytest.raises((KeyboardInterrupt, UserError)):
+        exporting.export(tiny.folder(), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_logits_are_refused(tmp_path, monkeypatch):
+    def wrong(*args):
+        found = logits(*args).copy()
+        found[0, 0, 0] += 1
+        return found
+
+    logits = check.logits
+    calls = iter([logits, wrong])
+    monkeypatch.setattr(check, "logits", lambda *args: next(calls)(*args))
+    with pytest.raises(UserError, match="over 1e-04; nothing was kept"):
+        exporting.export(tiny.folder(), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_has_diverged_is_refused(tmp_path):
+    run = tiny.run_with("bswa", seed=5)
+    run.model.embedding[...] = run.model.embedding[...] * np.nan
+    with pytest.raises(UserError, match="the run's logits are not finite numbers"):
+        written("bswa", tmp_path, run=run)

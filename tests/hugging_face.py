@@ -1,0 +1,95 @@
+"""Tiny random models of Hugging Face's families, saved as their users have them."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+TOKENS = np.random.default_rng(0).integers(0, 97, (2, 64))
+SHAPE = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+GPT2 = {"vocab_size": 97, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 64}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
+
+# small enough to bend the scores and logits of these models
+CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+
+CASES = {
+    "llama": ("llama", {"rms_norm_eps": 1e-5}),
+    "llama-3": ("llama", {"rope_parameters": LLAMA3}),
+    "llama-linear": ("llama", {"rope_parameters": LINEAR}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "smollm": ("llama", {"tie_word_embeddings": True}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral-window": ("mistral", {"sliding_window": 16}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+    "qwen2-window": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
+    ),
+    "gemma": ("gemma", {"head_dim": 32, "num_key_value_heads": 1}),
+    "gemma-2": (
+        "gemma2",
+        {"head_dim": 32, "sliding_window": 16, "query_pre_attn_scalar": 24, **CAPS},
+    ),
+    "gemma-3": (
+        "gemma3_text",
+        {
+            "head_dim": 32,
+            "sliding_window": 16,
+            "query_pre_attn_scalar": 24,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "gpt-neox": ("gpt_neox", {"hidden_act": "gelu"}),
+    "gpt-neox-sequential": ("gpt_neox", {"use_parallel_residual": False}),
+    "gpt2": ("gpt2", {}),
+}
+
+
+@functools.cache
+def pretrained(case: str) -> tuple[Path, np.ndarray]:
+    """Return the folder of a model and its logits behind TOKENS."""
+    kind, changes = CASES[case]
+    torch.manual_seed(0)
+    shape = GPT2 if kind == "gpt2" else SHAPE
+    config = transformers.AutoConfig.for_model(kind, **shape | changes)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            wide = 0.3 if parameter.ndim == 1 else parameter.shape[-1] ** -0.5
+            parameter.add_(torch.randn_like(parameter) * wide)
+    folder = Path(_home().name) / case
+    model.save_pretrained(folder, max_shard_size="100KB")
+    return folder, logits(model)
+
+
+def logits(model: torch.nn.Module) -> np.ndarray:
+    with torch.no_grad():
+        return model.eval()(torch.tensor(TOKENS)).logits.numpy()
+
+
+@functools.cache
+def _home() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="famjax-tests-")
