@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from flax import nnx
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -32,7 +31,7 @@ from famjax.core.config import ArchConfig, Config, DataConfig, ModelConfig, Opti
 from famjax.core.errors import UserError
 from famjax.core.experiment import load_config, override
 from famjax.data.tokenizers import train_sentencepiece
-from famjax.demo import short, share_cores
+from famjax.demo import share_cores, short
 from famjax.eval.tasks import evaluate_passkey, evaluate_text
 from famjax.export.export import export
 from famjax.train.begin import divide

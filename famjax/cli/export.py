@@ -1,4 +1,4 @@
-"""`famjax export RUN DEST --format hf|orbax|stablehlo`."""
+"""`famjax export RUN DEST --format hf|peft|orbax|stablehlo`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class Arguments:
     dest: tyro.conf.Positional[str]
     """Folder to make."""
     format: str = "hf"
-    """hf: for transformers; orbax: the parameters alone; stablehlo: compiled anywhere by XLA."""
+    """hf: for transformers; peft: adapters alone; orbax: the parameters alone; stablehlo: compiled
+    anywhere by XLA."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the tensors, for hf."""
 

@@ -15,7 +15,7 @@ from famjax.export.source import Source
 from famjax.train.run import open_run
 
 # each is a module here: write(source, folder) -> lines that say how it was compared
-FORMATS = ("hf", "orbax", "stablehlo")
+FORMATS = ("hf", "peft", "orbax", "stablehlo")
 
 
 def export(

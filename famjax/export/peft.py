@@ -1,0 +1,179 @@
+"""Adapters alone, as peft keeps them: for a model that Hugging Face has too."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+
+from famjax.convert.families import native, normal
+from famjax.convert.families.common import Family
+from famjax.convert.save import save_file, save_tensors
+from famjax.convert.tensors import Tensor, Tensors
+from famjax.core.config import LoraConfig
+from famjax.core.errors import UserError
+from famjax.export import check
+from famjax.export.source import Source
+from famjax.models.language_model import LanguageModel
+from famjax.models.transplant import abstract, parameter
+
+_WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_NEEDED = ("torch", "transformers", "peft")
+
+_README = """\
+# {name}
+
+LoRA adapters of rank {rank}, trained by famjax in {step:,} steps.
+
+```python
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+base = AutoModelForCausalLM.from_pretrained(BASE)  # the model that was converted
+model = PeftModel.from_pretrained(base, FOLDER)
+```
+"""
+
+
+class _Pair(NamedTuple):
+    """One map's adapter: a [inputs... r], b [r outputs...], in its tensor."""
+
+    tensor: Tensor
+    a: np.ndarray
+    b: np.ndarray
+
+
+def write(source: Source, folder: Path) -> list[str]:
+    """Write the folder and return what was compared."""
+    model = source.model
+    if not model.lora.rank:
+        raise UserError(f"{source.folder}: has no adapters; take --format hf, which writes all")
+    plain = replace(model, lora=LoraConfig())
+    family = native(plain)
+    if family is None:
+        raise UserError(
+            f"{source.folder}: peft adapts models of Hugging Face's own, which have no attention "
+            f"like model.mixer={model.mixer}; take --format hf, which merges the adapters"
+        )
+    tensors = family.tensors(normal(plain))
+    weights, about = _adapters(source, tensors)
+    save_file(weights, folder / _WEIGHTS)
+    (folder / _CONFIG).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    name, step = source.run.config.name, source.run.step
+    readme = _README.format(name=name, rank=model.lora.rank, step=step)
+    (folder / "README.md").write_text(readme, encoding="utf-8")
+    missing = [name for name in _NEEDED if not importlib.util.find_spec(name)]
+    if missing:
+        return [f"not compared: {', '.join(missing)} not installed"]
+    return [_compare(source, family, tensors, folder)]
+
+
+def _adapters(source: Source, tensors: Tensors) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return the tensors of the adapters, and peft's config of them."""
+    lora = source.model.lora
+    weights: dict[str, np.ndarray] = {}
+    ranks: dict[str, int] = {}
+    turned = True
+    for module, pairs in _modules(source, tensors).items():
+        count = pairs[0].tensor.part.of if pairs[0].tensor.part else 1
+        a, b = _joined(pairs, count, lora.rank)
+        weights[f"base_model.model.{module}.lora_A.weight"] = a
+        weights[f"base_model.model.{module}.lora_B.weight"] = b
+        # the layers' numbers aside: "self_attn.q_proj"
+        ranks[".".join(module.split(".")[-2:])] = count
+        turned = pairs[0].tensor.turned
+    alpha = lora.alpha or lora.rank
+    fused = {name: count for name, count in ranks.items() if count > 1}
+    return weights, {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": None,
+        "r": lora.rank,
+        "lora_alpha": alpha,
+        "use_rslora": lora.rs,
+        "lora_dropout": lora.dropout,
+        "target_modules": sorted(ranks),
+        # several maps in one tensor have as many adapters, one below the other: the scale of each
+        # must stay
+        "rank_pattern": {name: count * lora.rank for name, count in fused.items()},
+        "alpha_pattern": {
+            name: alpha * (count**0.5 if lora.rs else count) for name, count in fused.items()
+        },
+        "fan_in_fan_out": not turned,
+        "bias": "none",
+        "inference_mode": True,
+    }
+
+
+def _joined(pairs: list[_Pair], count: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return A [count*r inputs] and B [outputs count*r] of a tensor's maps."""
+    tensor = pairs[0].tensor
+    inputs = tensor.flat((*pairs[0].a.shape[:-1], 1))[0]
+    a = np.zeros((count * rank, inputs), np.float32)
+    outs = [np.zeros((count * rank, *pairs[0].b.shape[1:]), np.float32) for _ in range(count)]
+    for pair in pairs:
+        place = pair.tensor.part.place if pair.tensor.part else 0
+        rows = slice(place * rank, (place + 1) * rank)
+        a[rows] = pair.a.reshape(inputs, rank).T
+        outs[place][rows] = pair.b
+    b = replace(tensor, inputs=1).write(outs)
+    return a, np.ascontiguousarray(b if tensor.turned else b.T)
+
+
+def _modules(source: Source, tensors: Tensors) -> dict[str, list[_Pair]]:
+    """Return the adapters of each of Hugging Face's modules."""
+    found: dict[str, list[_Pair]] = {}
+    for name, layer, a, b in _pairs(source):
+        tensor = tensors[name]
+        module = tensor.name.format(layer).removesuffix(".weight")
+        found.setdefault(module, []).append(_Pair(tensor, a, b))
+    return found
+
+
+def _pairs(source: Source) -> Iterator[tuple[str, int, np.ndarray, np.ndarray]]:
+    """Yield each kernel's name, layer, and adapter."""
+    pattern = len(source.model.mixer.split(","))
+    paths, _ = jax.tree_util.tree_flatten_with_path(nnx.state(source.run.model, nnx.Param))
+    there = {parameter(path): np.asarray(leaf) for path, leaf in paths}
+    for (name, first), a in there.items():
+        if first is None or not name.endswith(".lora.a"):
+            continue
+        b = there[name.removesuffix("a") + "b", first]
+        kernel = name.removesuffix("lora.a") + "kernel"
+        for repeat in range(len(a)):
+            yield kernel, first + repeat * pattern, a[repeat], b[repeat]
+
+
+def _compare(source: Source, family: Family, tensors: Tensors, folder: Path) -> str:
+    """Put the adapters that were written beside the weights, in peft, and compare the logits."""
+    import peft
+    import torch
+    import transformers
+
+    plain = replace(source.model, lora=LoraConfig())
+    graph, shapes = abstract(plain)
+    paths, _ = jax.tree_util.tree_flatten_with_path(nnx.state(source.run.model, nnx.Param))
+    there = {jax.tree_util.keystr(path): leaf for path, leaf in paths}
+    weights = jax.tree_util.tree_map_with_path(
+        lambda path, _: there[jax.tree_util.keystr(path)].astype(np.float32), shapes
+    )
+    base: LanguageModel = nnx.merge(graph, weights)
+    tokens, last = check.sample(source.model)
+    with tempfile.TemporaryDirectory() as scratch, check.quiet():
+        save_tensors(base, plain, tensors, Path(scratch), "float32")
+        hf = family.write(normal(plain)) | {"architectures": [family.architecture]}
+        (Path(scratch) / "config.json").write_text(json.dumps(hf))
+        kind: Any = transformers.AutoModelForCausalLM
+        model = peft.PeftModel.from_pretrained(kind.from_pretrained(scratch), str(folder)).eval()
+    with torch.no_grad():
+        theirs = model(input_ids=torch.tensor(tokens)).logits[:, -last:].float().numpy()
+    ours = check.of_run(source.reference(), tokens, last)
+    return check.compare(f"peft {peft.__version__}", theirs, ours)

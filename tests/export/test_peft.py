@@ -1,0 +1,78 @@
+"""Adapters that peft reads: the same logits, whatever shape the family keeps its maps in."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import hugging_face
+import jax
+import numpy as np
+import pytest
+import tiny
+from flax import nnx
+
+from famjax.convert.load import load_pretrained
+from famjax.core.config import Config, LoraConfig
+from famjax.core.errors import UserError
+from famjax.export import peft
+from famjax.export.source import Source
+from famjax.layers.lora import Adapter
+from famjax.models.language_model import LanguageModel
+from famjax.train.begin import evaluated
+from famjax.train.run import Run
+
+
+def adapted(case: str, **lora) -> Source:
+    """A pretrained model with adapters that do something."""
+    folder, _ = hugging_face.pretrained(case)
+    config, plain = load_pretrained(folder)
+    config = replace(config, lora=LoraConfig(**{"rank": 3, **lora}))
+    model = LanguageModel(evaluated(config), rngs=nnx.Rngs(0))
+    nnx.update(model, nnx.state(plain, nnx.Param))
+    rng = np.random.default_rng(0)
+    adapters = nnx.state(model, Adapter)
+    drawn = jax.tree.map(lambda a: a + 0.2 * rng.normal(size=a.shape).astype(np.float32), adapters)
+    nnx.update(model, drawn)
+    return Source(Run(Config(model=config), tiny.run().tokenizer, model, 7), Path("run"))
+
+
+@pytest.mark.parametrize(
+    ("case", "lora"),
+    [
+        ("llama", {"alpha": 5.0}),
+        ("gpt-neox", {"alpha": 5.0, "rs": True}),
+        ("gpt2", {"on": "attention.[qv],mlp.*"}),
+        ("gemma-3", {"on": "attention.out", "dropout": 0.5}),
+    ],
+)
+def test_peft_has_the_same_logits(case, lora, tmp_path):
+    source = adapted(case, **lora)
+    (said,) = peft.write(source, tmp_path)
+    assert said.startswith("compared with peft ")
+    about = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert about["r"] == 3
+    if case == "gpt2":
+        assert about["rank_pattern"] == {"attn.c_attn": 9}
+        assert about["target_modules"] == ["attn.c_attn", "mlp.c_fc", "mlp.c_proj"]
+
+
+def test_adapters_that_are_not_those_are_noticed(tmp_path, monkeypatch):
+    def other(source, tensors):
+        weights, about = adapters(source, tensors)
+        return weights, about | {"lora_alpha": about["lora_alpha"] * 2}
+
+    adapters = peft._adapters
+    monkeypatch.setattr(peft, "_adapters", other)
+    with pytest.raises(UserError, match="logits differ by"):
+        peft.write(adapted("llama"), tmp_path)
+
+
+def test_what_peft_has_not(tmp_path):
+    with pytest.raises(UserError, match="has no adapters; take --format hf"):
+        peft.write(adapted("llama", rank=0), tmp_path)
+    source = adapted("llama")
+    config = replace(source.run.config, model=replace(source.model, mixer="fam"))
+    with pytest.raises(UserError, match=r"no attention like model\.mixer=fam"):
+        peft.write(replace(source, run=replace(source.run, config=config)), tmp_path)
