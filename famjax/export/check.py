@@ -48,7 +48,9 @@ def logits(model: LanguageModel, tokens: np.ndarray, last: int) -> np.ndarray:
         return model.logits(x[:, count - last : count])
 
     valid = np.broadcast_to(np.arange(padded.shape[1]) < count, padded.shape)
-    return np.asarray(read(params, jnp.asarray(padded, jnp.int32), valid))
+    # accelerators would take fewer bits for products than PyTorch does
+    with jax.default_matmul_precision("highest"):
+        return np.asarray(read(params, jnp.asarray(padded, jnp.int32), valid))
 
 
 def of_run(model: LanguageModel, tokens: np.ndarray, last: int) -> np.ndarray:

@@ -7,8 +7,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import jax
-
 from famjax.convert.folder import whole_folder
 from famjax.core.errors import UserError, nearest
 from famjax.export.source import Source
@@ -52,7 +50,7 @@ def export(
     source = Source(open_run(run), Path(run), dtype)
     report(f"writing {dest}, then reading it again to compare its logits")
     write = importlib.import_module(f"famjax.export.{format}").write
-    with whole_folder(dest) as folder, jax.default_matmul_precision("highest"):
+    with whole_folder(dest) as folder:
         return write(source, folder)
 
 

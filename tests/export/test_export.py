@@ -5,6 +5,7 @@ import re
 import sys
 from dataclasses import replace
 
+import jax.export
 import numpy as np
 import pytest
 import tiny
@@ -182,6 +183,12 @@ def test_stablehlo(tmp_path):
     assert said[0].startswith("compared with the programs read back, on cpu: logits differ by")
     names = {}
     exec(lines_of(folder)[0], names)
+    for name in ("prefill", "step"):
+        content = bytearray((folder / f"{name}.stablehlo").read_bytes())
+        program = jax.export.deserialize(content)
+        assert program.platforms == ("cpu", "cuda", "tpu")
+        # a device's own precision, not that of the comparison
+        assert "HIGHEST" not in program.mlir_module()
     text = [256, 72, 105]
     for _ in range(21):
         text.append(int(tiny.logits(tiny.run().model, np.array([text]))[0, -1].argmax()))
