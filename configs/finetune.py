@@ -1,4 +1,4 @@
-"""TransformerFAM 3.1: a pretrained model finetuned with LoRA, its memory trained beside it.
+"""TransformerFAM 3.1: a pretrained model finetuned with LoRA, and its memory with it.
 
     famjax convert HF_FOLDER models/mine --to fam model.block_len=1024 model.fam_len=64
     famjax train finetune init=models/mine data.files='conversations/*.jsonl' name=mine

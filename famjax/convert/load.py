@@ -12,11 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from famjax.convert.checkpoint import Checkpoint
 from famjax.convert.families import family
 from famjax.convert.families.common import HF
 from famjax.convert.tensors import Tensor, Tensors
+from famjax.core import sharding
 from famjax.core.checks import validate_model
 from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError, nearest
@@ -25,11 +27,15 @@ from famjax.models.language_model import LanguageModel
 from famjax.models.transplant import abstract, fam_prompt, parameter
 
 
-def load_pretrained(folder: str | Path, **changes: Any) -> tuple[ModelConfig, LanguageModel]:
+def load_pretrained(
+    folder: str | Path, mesh: Mesh | None = None, **changes: Any
+) -> tuple[ModelConfig, LanguageModel]:
     """Return the model of a Hugging Face folder and its config, parameters in float32.
 
     Args:
       folder: config.json and *.safetensors, with or without model.safetensors.index.json.
+      mesh: of devices that share the parameters (`famjax.core.sharding.make_mesh`); none is held
+        whole by one of them on the way. None is the first device.
       **changes: of the config, mixer="full" or capacity=1024.
 
     Raises:
@@ -42,7 +48,7 @@ def load_pretrained(folder: str | Path, **changes: Any) -> tuple[ModelConfig, La
         raise UserError(f"a model's config has no {name!r}{nearest(name, vars(config))}")
     config = replace(config, **changes)
     validate_model(config)
-    return config, fill(config, family(hf).tensors(config), folder)
+    return config, fill(config, family(hf).tensors(config), folder, mesh)
 
 
 def read_config(folder: Path) -> HF:
@@ -71,14 +77,16 @@ def read_model(hf: HF, folder: Path) -> ModelConfig:
         raise UserError(f"{folder / 'config.json'}: has no {missing}; take a whole copy") from None
 
 
-def fill(config: ModelConfig, tensors: Tensors, folder: Path) -> LanguageModel:
+def fill(
+    config: ModelConfig, tensors: Tensors, folder: Path, mesh: Mesh | None = None
+) -> LanguageModel:
     """Return the model with the weights of a folder.
 
     Host memory: what the model keeps, and a few pieces of a tensor (famjax.convert.checkpoint).
     """
     graph, shapes = abstract(config)
     with Checkpoint(folder) as checkpoint:
-        reader = Reader(config, tensors, checkpoint)
+        reader = Reader(config, tensors, checkpoint, mesh)
         params = jax.tree_util.tree_map_with_path(reader.value, shapes)
     return nnx.merge(graph, params)
 
@@ -86,8 +94,16 @@ def fill(config: ModelConfig, tensors: Tensors, folder: Path) -> LanguageModel:
 class Reader:
     """Finds each parameter's tensors, those of the layers to be stacked as the stack keeps them."""
 
-    def __init__(self, config: ModelConfig, tensors: Tensors, checkpoint: Checkpoint):
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: Tensors,
+        checkpoint: Checkpoint,
+        mesh: Mesh | None = None,
+    ):
         self.config, self.tensors, self.checkpoint = config, tensors, checkpoint
+        self.mesh = mesh
+        self.embedding: Array | None = None  # read before the prompt, which is made of it
         there = checkpoint.names()
         self.prefix = _prefix(tensors["embedding"].name, there)
         layers = range(config.layers)
@@ -97,38 +113,49 @@ class Reader:
     def named(self, tensor: Tensor, layer: int = 0) -> str:
         return tensor.name.format(layer).removeprefix(self.prefix)
 
-    @functools.cached_property
-    def embedding(self) -> Array:
-        tensor, shape = self.tensors["embedding"], (self.config.vocab_size, self.config.width)
-        return self.read(tensor, [self.named(tensor)], shape).reshape(shape)
-
     def value(self, path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Array:
+        place = self.place(path, shape)
         name, first = parameter(path)
         if name == "stack.prompt" and name not in self.tensors:
-            return fam_prompt(self.embedding, self.config)
-        if name == "embedding":
-            return self.embedding
+            assert self.embedding is not None
+            return jax.device_put(fam_prompt(self.embedding, self.config), place)
         tensor = self.tensors[name]
         if first is None:
-            return self.read(tensor, [self.named(tensor)], shape.shape).reshape(shape.shape)
+            found = self.read(tensor, [self.named(tensor)], shape.shape, shape.shape, place)
+            if name == "embedding":
+                self.embedding = found
+            return found
         pattern = len(self.config.mixer.split(","))
         names = [self.named(tensor, i) for i in range(first, self.config.layers, pattern)]
-        return self.read(tensor, names, shape.shape[1:]).reshape(shape.shape)
+        return self.read(tensor, names, shape.shape[1:], shape.shape, place)
 
-    def read(self, tensor: Tensor, names: list[str], shape: tuple[int, ...]) -> Array:
-        """Return the tensors of these names, [names inputs outputs]."""
-        inputs, outputs = tensor.flat(shape)
-        found = jnp.zeros((len(names), inputs, outputs), jnp.float32)
+    def place(self, path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Sharding:
+        if self.mesh is None:
+            return SingleDeviceSharding(jax.devices()[0])
+        axes = sharding.parameter_axes(sharding.path_name(path), shape.ndim)
+        return sharding.sharding(self.mesh, axes, shape.shape)
+
+    def read(
+        self,
+        tensor: Tensor,
+        names: list[str],
+        of_layer: tuple[int, ...],
+        shape: tuple[int, ...],
+        place: Sharding,
+    ) -> Array:
+        """Return the tensors of these names, each of the shape `of_layer`, as one of `shape`."""
+        put = _putter(place, (len(names), *tensor.flat(of_layer)))
+        found = jnp.zeros(shape, jnp.float32, device=place)
         for i, name in enumerate(names):
-            if (there := self.checkpoint.shape(name)) != tensor.there(shape):
+            if (there := self.checkpoint.shape(name)) != tensor.there(of_layer):
                 raise UserError(
-                    f"{name} has shape {there} where config.json says {tensor.there(shape)}; "
+                    f"{name} has shape {there} where config.json says {tensor.there(of_layer)}; "
                     "take both from one model"
                 )
             row, column = 0, 0
             for _, piece in self.checkpoint.pieces(name, tensor.rows()):
                 x = np.ascontiguousarray(tensor.read(piece))
-                found = _put(found, x, i, row, column)
+                found = put(found, x, (i, row, column))
                 if tensor.inputs and not tensor.turned:
                     row += x.shape[0]
                 else:
@@ -136,11 +163,20 @@ class Reader:
         return found
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def _put(found: Array, piece: Array, layer: Array, row: Array, column: Array) -> Array:
-    return jax.lax.dynamic_update_slice(
-        found, piece.astype(found.dtype)[None], (layer, row, column)
-    )
+@functools.cache
+def _putter(place: Sharding, flat: tuple[int, int, int]) -> Any:
+    """Return a function that writes a piece [inputs outputs] into an array, in its place.
+
+    Args:
+      place: of the array.
+      flat: its layers, inputs and outputs.
+    """
+
+    def put(found: Array, piece: Array, at: tuple[Array, Array, Array]) -> Array:
+        piece = piece.astype(found.dtype)[None]
+        return jax.lax.dynamic_update_slice(found.reshape(flat), piece, at).reshape(found.shape)
+
+    return jax.jit(put, donate_argnums=0, out_shardings=place)
 
 
 def _prefix(embedding: str, there: set[str]) -> str:

@@ -286,7 +286,7 @@ class Trainer:
         """Return the state before the first step: drawn, or with the weights in `config.init`."""
         if not self.config.init:
             return self.program.start()
-        weights = initial_weights(self.config, self.progress.note)
+        weights = initial_weights(self.config, self.progress.note, self.program.mesh)
         places = sharding.parameter_shardings(self.program.mesh, weights)
         state = self.program.start(jax.device_put(weights, places))
         if state.frozen:

@@ -10,7 +10,9 @@ from typing import Any
 
 import jax
 from flax import nnx
+from jax.sharding import Mesh
 
+from famjax.core import sharding
 from famjax.core.config import Config, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import difference, from_json, to_json
@@ -50,7 +52,10 @@ class Run:
 
 
 def open_run(
-    run_dir: str | Path, step: int | None = None, report: Callable[[str], None] | None = None
+    run_dir: str | Path,
+    step: int | None = None,
+    report: Callable[[str], None] | None = None,
+    mesh: Mesh | None = None,
 ) -> Run:
     """Return the run in a folder, with the parameters of its newest good checkpoint.
 
@@ -58,6 +63,7 @@ def open_run(
       run_dir: the folder.
       step: use this checkpoint instead.
       report: takes a line for each damaged checkpoint passed over; standard error if None.
+      mesh: of devices that share the parameters; None is the first device.
 
     Raises:
       UserError: no run is there, or no checkpoint of it is good.
@@ -70,20 +76,33 @@ def open_run(
         raise UserError(f"{folder} is not a run: it has no {CONFIG}; {mend}")
     tokenizer = run_tokenizer(folder, config)
     graph, shapes, _ = abstract_model(evaluated(config.model))
-    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    template = jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), shapes
-    )
+    template = _placed(shapes, mesh)
     checkpoints = Checkpoints(folder / CHECKPOINTS)
     found, tree, extra = checkpoints.restore({"params": template}, step, report)
     frozen: Frozen = ()
     if config.model.lora.rank:
-        frozen = freeze(evaluated(config.model), initial_weights(config, report))
+        frozen = freeze(evaluated(config.model), initial_weights(config, report, mesh))
         refuse_base(extra["base"], fingerprint(frozen[0]), config.init, folder)
     return Run(config, tokenizer, nnx.merge(graph, tree["params"], *frozen), found)
 
 
-def initial_weights(config: Config, report: Callable[[str], None] | None = None) -> Any:
+def _placed(shapes: Any, mesh: Mesh | None) -> Any:
+    """Return shapes of parameters with the places where they shall lie."""
+    if mesh is None:
+        one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        places = jax.tree.map(lambda _: one, shapes)
+    else:
+        places = sharding.parameter_shardings(mesh, shapes)
+    return jax.tree.map(
+        lambda a, place: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), shapes, places
+    )
+
+
+def initial_weights(
+    config: Config,
+    report: Callable[[str], None] | None = None,
+    mesh: Mesh | None = None,
+) -> Any:
     """Return the parameters of the model in `config.init`, as `config.model` keeps them.
 
     Adapters that were trained there are merged; those that `config` has are not in it.
@@ -95,7 +114,7 @@ def initial_weights(config: Config, report: Callable[[str], None] | None = None)
         raise UserError(
             f"init={config.init}: there is no such folder; give a run or what famjax convert wrote"
         )
-    run = open_run(config.init, report=report)
+    run = open_run(config.init, report=report, mesh=mesh)
     params, model = merge_adapters(nnx.state(run.model, nnx.Param), run.config.model)
     return transplant(params, model, config.model)
 

@@ -2,13 +2,17 @@
 
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from safetensors.numpy import save_file
 
 from famjax import load_pretrained
 from famjax.convert.families import family
+from famjax.core import sharding
+from famjax.core.config import MeshConfig
 from famjax.core.errors import UserError
 
 LLAMA = {
@@ -194,3 +198,17 @@ def test_rotary_positions_of_another_kind():
     hf = LLAMA | {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}
     with pytest.raises(UserError, match="rope_type='yarn' is not supported"):
         family(hf).read(hf)
+
+
+def test_every_parameter_lies_where_the_mesh_wants_it(folder):
+    mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=2, tensor=2), jax.devices()[:4])
+    _, whole = load_pretrained(folder, mixer="bswa,fam", block_len=4, fam_len=2)
+    _, model = load_pretrained(folder, mesh, mixer="bswa,fam", block_len=4, fam_len=2)
+    params, expected = (nnx.state(m, nnx.Param) for m in (model, whole))
+    places = sharding.parameter_shardings(mesh, params)
+    spread = 0
+    for a, b, place in zip(*map(jax.tree.leaves, (params, expected, places)), strict=True):
+        assert a.sharding.is_equivalent_to(place, a.ndim)
+        assert (np.asarray(a) == np.asarray(b)).all()
+        spread += not a.is_fully_replicated
+    assert spread > 10
