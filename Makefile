@@ -1,5 +1,6 @@
 # make demo       installs into .venv and runs the demonstration
 # make demo-full  the same with BSWA M0 to M12 and a million tokens; takes 20 minutes
+# make demo-finetune  a pretrained model given a memory and finetuned with LoRA; 5 minutes
 # make test       the tests; make test-slow: those that take minutes
 # make lint types what CI checks besides
 # make clean      removes .venv and caches; runs/ stays
@@ -10,13 +11,16 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo demo-full test test-slow lint types clean
+.PHONY: demo demo-full demo-finetune test test-slow lint types clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m famjax.demo
 
 demo-full: $(VENV)/.installed
 	$(BIN)/python -m famjax.demo --full
+
+demo-finetune: $(VENV)/.installed
+	$(BIN)/python -m famjax.demo_finetune
 
 # two processes, a file to each: most of the time is compiling, on one core
 test: $(VENV)/.installed-dev

@@ -41,7 +41,7 @@ from famjax.train.run import Run, open_run
 _LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 # packages of Python's library: what is learnt, and what is only read
 _LEARNT = ("asyncio", "email", "http", "json", "unittest")
-_READ = ("logging", "wsgiref")
+_READ = ("wsgiref",)
 _VOCABULARY = 512
 LOG = "bswa.log"
 
@@ -131,7 +131,7 @@ def pretrain(plan: Plan) -> Run:
         ),
         optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=20),
     )
-    config = override(config, ["train.steps=400", "train.checkpoint_every=400", *plan.pretraining])
+    config = override(config, ["train.steps=450", "train.checkpoint_every=450", *plan.pretraining])
     return train(config, plan.folder / "pretrained")
 
 
@@ -183,7 +183,7 @@ def experiment(plan: Plan, name: str) -> Config:
         "model.lora.rank=16",
         "data.passkey.min_length=192",
         "data.passkey.start_length=192",
-        "train.steps=260",
+        "train.steps=420",
     ]
     if name == "BSWA":
         # It forgets at once: questions on the way have no answer, and longer documents than it can

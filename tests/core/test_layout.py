@@ -21,6 +21,7 @@ ORDER = (
     {"bench"},
     {"cli"},
     {"demo"},
+    {"demo_finetune"},
 )
 
 

@@ -53,8 +53,10 @@ def native(model: ModelConfig, prefer: str = "") -> Family | None:
     if not set(model.mixer.split(",")) <= {"full", "swa"}:
         return None
     plain = normal(model)
-    for kind in sorted(FAMILIES.keys() - {"famjax"}, key=lambda kind: kind != prefer):
-        found = FAMILIES[kind]
+    first = [FAMILIES[prefer]] if prefer in FAMILIES else []
+    for found in [*first, *FAMILIES.values()]:
+        if found is FAMJAX:
+            continue
         if normal(found.read(found.write(plain))) == plain:
             return found
     return None

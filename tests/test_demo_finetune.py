@@ -1,0 +1,37 @@
+"""The finetuning demonstration from end to end, with models that have hardly been trained."""
+
+import json
+
+from famjax import load_pretrained, open_run
+from famjax.demo_finetune import Plan, demonstrate
+
+
+def test_the_demonstration_leaves_what_it_promises(tmp_path, capsys):
+    tiny = ("model.width=16", "model.heads=1", "model.mlp_width=16", "model.lora.rank=0")
+    plan = Plan(
+        tmp_path / "demo",
+        (192, 256),
+        examples=2,
+        pretraining=("train.steps=2", "data.batch=1", *tiny),
+        finetuning=("train.steps=2", "data.length=512", "data.passkey.max_length=256"),
+    )
+    demonstrate(plan)
+    shown = capsys.readouterr().out
+    assert "Whole keys retrieved" in shown
+    assert "logits with the source's attention are Hugging Face's to" in shown
+    assert "compared with transformers" in shown
+    report = json.loads((plan.folder / "report.json").read_text())
+    assert [model["name"] for model in report["models"]] == ["FAM", "BSWA"]
+    for model in report["models"]:
+        assert 0 < model["trained"] < model["frozen"]
+        for when in ("before", "after"):
+            assert [row["length"] for row in model[when]["passkey"]] == [192, 256]
+            assert model[when]["bits_per_byte"] > 1
+        run = open_run(plan.folder / model["name"])
+        assert run.config.model.lora.rank == 16
+    config, _ = load_pretrained(plan.folder / "exported")
+    assert (config.mixer, config.lora.rank) == ("fam", 0)
+    assert (plan.folder / "plots" / "finetune.png").read_bytes().startswith(b"\x89PNG")
+    # made again, nothing is done again
+    demonstrate(plan)
+    assert "nothing to do" in capsys.readouterr().err
