@@ -66,11 +66,11 @@ class Plan:
 
 PLAN = Plan(Path("runs/demo-finetune"), (192, *(2**k for k in range(8, 15))), examples=16)
 
-# Both read blocks of 32. BSWA sees four blocks before its own in each of two layers, so 288 tokens
-# back at most; FAM sees none, but for what its 16 memory tokens hold.
+# Both read blocks of 64. BSWA sees two blocks before its own in each of two layers, so 256 tokens
+# before its block at most; FAM sees none, but for what its 16 memory tokens hold.
 _ATTENTION = {
     "FAM": ("fam", ("model.memory_segments=0", "model.fam_len=16")),
-    "BSWA": ("bswa", ("model.memory_segments=4",)),
+    "BSWA": ("bswa", ("model.memory_segments=2",)),
 }
 
 
@@ -131,7 +131,7 @@ def pretrain(plan: Plan) -> Run:
         ),
         optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=20),
     )
-    config = override(config, ["train.steps=450", "train.checkpoint_every=450", *plan.pretraining])
+    config = override(config, ["train.steps=350", "train.checkpoint_every=350", *plan.pretraining])
     return train(config, plan.folder / "pretrained")
 
 
@@ -144,7 +144,7 @@ def give_memory(plan: Plan, console: Console) -> None:
     for name, (to, sizes) in _ATTENTION.items():
         target = plan.folder / f"converted-{name}"
         if not target.exists():
-            given = ("model.block_len=32", "model.scan_layers=false", *sizes)
+            given = ("model.block_len=64", "model.scan_layers=false", *sizes)
             convert(source, target, to, overrides=given, report=console.print)  # type: ignore[arg-type]
 
 
@@ -183,6 +183,11 @@ def experiment(plan: Plan, name: str) -> Config:
         "model.lora.rank=16",
         "data.passkey.min_length=192",
         "data.passkey.start_length=192",
+        "data.passkey.multiple=64",
+        # a pretrained model has learnt to predict: what it shall learn now are the answers
+        "data.passkey.other_weight=0.002",
+        "optimizer.schedule=wsd",
+        "optimizer.decay_fraction=0.3",
         "train.steps=420",
     ]
     if name == "BSWA":

@@ -48,8 +48,8 @@ _STALE = (
 
 def write(source: Source, folder: Path) -> list[str]:
     """Write the folder and return what was compared."""
+    before = _source(source.folder, source.run.config.init)
     reference, source = source.reference(), source.merged()
-    before = _source(source.folder)
     family = native(source.model, str(before.get("model_type"))) or FAMJAX
     model = source.model if family is FAMJAX else normal(source.model)
     save_tensors(source.run.model, source.model, family.tensors(model), folder, source.dtype)
@@ -65,9 +65,11 @@ def write(source: Source, folder: Path) -> list[str]:
     return _compare(reference, source, family, folder) + said
 
 
-def _source(run: Path) -> HF:
-    path = run / SOURCE
-    if not path.exists():
+def _source(run: Path, init: str) -> HF:
+    """Return the config.json that a run was converted from, or the model it began with."""
+    found = [folder / SOURCE for folder in (run, *([Path(init)] if init else []))]
+    path = next((path for path in found if path.exists()), None)
+    if path is None:
         return {}
     try:
         return json.loads(path.read_text(encoding="utf-8"))

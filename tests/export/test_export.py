@@ -109,6 +109,16 @@ def test_a_run_that_llama_can_say_is_a_llama(tmp_path):
     assert len(said) == 3
 
 
+def test_a_tuned_model_keeps_what_its_base_said(tmp_path):
+    (tmp_path / "base").mkdir()
+    said = {"model_type": "llama", "attention_dropout": 0.25}
+    (tmp_path / "base" / hf.SOURCE).write_text(json.dumps(said))
+    run = tiny.run_with("full", arch=replace(tiny.SHAPE.arch, embed_scale=1.0))
+    run = replace(run, config=replace(run.config, init=str(tmp_path / "base")))
+    folder, _ = written("full", tmp_path, run=run)
+    assert json.loads((folder / "config.json").read_text())["attention_dropout"] == 0.25
+
+
 def test_half_the_bytes(tmp_path):
     folder, said = written("fam", tmp_path, dtype="bfloat16")
     assert "differ by 0.0e+00" in said[0]
