@@ -2,10 +2,13 @@
 
 import json
 
+import pytest
+
 from famjax import load_pretrained, open_run
 from famjax.demo_finetune import Plan, demonstrate
 
 
+@pytest.mark.slow
 def test_the_demonstration_leaves_what_it_promises(tmp_path, capsys):
     tiny = ("model.width=16", "model.heads=1", "model.mlp_width=16", "model.lora.rank=0")
     plan = Plan(
