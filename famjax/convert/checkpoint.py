@@ -15,6 +15,7 @@ from famjax.core.errors import UserError
 # what a checkpoint may hold besides parameters: it follows from the config
 _DERIVED = ("rotary_emb.inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
 _INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
+_FLOATS = ("F32", "BF16", "F16")
 # of one piece, about
 _PIECE_BYTES = 32 << 20
 
@@ -65,6 +66,11 @@ class Checkpoint:
         """
         file, path = self._at[name]
         tensor = file.get_slice(name)
+        if (kind := tensor.get_dtype()) not in _FLOATS:
+            raise UserError(
+                f"{path}: {name} is of type {kind}; quantized weights are not read, take a copy in "
+                f"{', '.join(_FLOATS)}"
+            )
         shape = tensor.get_shape()
         width = 4 * int(np.prod(shape[1:], dtype=np.int64))
         step = max(_PIECE_BYTES // (width * rows), 1) * rows
@@ -82,13 +88,12 @@ def _files(folder: Path) -> list[Path]:
     if index.exists():
         try:
             names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, AttributeError) as error:
+            named = [folder / name for name in names]
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise UserError(f"{index}: damaged ({error}); copy or download it again") from None
-        if missing := sorted(name for name in names if not (folder / name).exists()):
-            raise UserError(
-                f"{folder / missing[0]} is missing, which {index.name} names; copy it too"
-            )
-        return sorted(folder / name for name in names)
+        if missing := sorted(path for path in named if not path.exists()):
+            raise UserError(f"{missing[0]} is missing, which {index.name} names; copy it too")
+        return sorted(named)
     if (folder / _WHOLE).exists():
         return [folder / _WHOLE]
     files = sorted(folder.glob("*.safetensors"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -61,7 +63,7 @@ def convert(
     hf = read_config(source)
     native = read_model(hf, source)
     config = _config(
-        with_attention(native, to, layers), target, tokenizer or str(source), overrides
+        native, with_attention(native, to, layers), target, tokenizer or str(source), overrides
     )
     model = fill(config.model, family(hf).tensors(config.model), source)
     count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
@@ -78,17 +80,23 @@ def write_model(folder: Path, config: Config, model: LanguageModel, step: int = 
     """Write config and parameters, as `famjax.train.run.open_run` reads them."""
     (folder / CONFIG).write_text(to_json(config), encoding="utf-8")
     checkpoints = Checkpoints(folder / CHECKPOINTS, keep=1)
-    checkpoints.save(step, {"params": nnx.state(model, nnx.Param)}, {}, copy=False)
-    checkpoints.wait()
+    try:
+        checkpoints.save(step, {"params": nnx.state(model, nnx.Param)}, {}, copy=False)
+    finally:
+        # whoever removes the folder must not have it written meanwhile
+        checkpoints.wait()
 
 
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
     """Give a folder to write in that becomes `target` at the end, or is removed on any error."""
-    partial = target.with_name(target.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    partial = None
     try:
-        partial.mkdir(parents=True)
+        target.absolute().parent.mkdir(parents=True, exist_ok=True)
+        name = tempfile.mkdtemp(".partial", f"{target.name}.", target.absolute().parent)
+        partial = Path(name)
+        # as any new folder; a temporary one is its owner's alone
+        partial.chmod(0o777 & ~_umask())
         yield partial
         partial.rename(target)
     except OSError as error:
@@ -96,13 +104,29 @@ def whole_folder(target: Path) -> Iterator[Path]:
             f"cannot write {target}: {error.strerror}; free some space or check its rights"
         ) from None
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
-def _config(model: ModelConfig, target: Path, tokenizer: str, overrides: tuple[str, ...]) -> Config:
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _config(
+    native: ModelConfig,
+    model: ModelConfig,
+    target: Path,
+    tokenizer: str,
+    overrides: tuple[str, ...],
+) -> Config:
+    for given in overrides:
+        if not given.startswith("model."):
+            raise UserError(f"{given}: only model.* is set here; give the rest to famjax train")
     config = override(Config(name=target.name or "converted", model=model), overrides)
     validate_model(config.model)
-    refuse_other_sizes(model, config.model)
+    refuse_other_sizes(native, config.model)
     model, rows = config.model, 1024
     if "full" in model.mixer.split(","):
         rows = min(rows, model.capacity)

@@ -24,7 +24,7 @@ from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError, nearest
 from famjax.core.types import Array
 from famjax.models.language_model import LanguageModel
-from famjax.models.transplant import abstract, fam_prompt, parameter
+from famjax.models.transplant import abstract, fam_prompt, parameter, refuse_other_sizes
 
 
 def load_pretrained(
@@ -46,8 +46,12 @@ def load_pretrained(
     config = read_model(hf, folder)
     for name in set(changes) - set(vars(config)):
         raise UserError(f"a model's config has no {name!r}{nearest(name, vars(config))}")
-    config = replace(config, **changes)
-    validate_model(config)
+    new = replace(config, **changes)
+    validate_model(new)
+    refuse_other_sizes(config, new)
+    if new.lora.rank:
+        raise UserError("lora: adapters come by training; famjax.fit with init and model.lora.rank")
+    config = new
     return config, fill(config, family(hf).tensors(config), folder, mesh)
 
 
@@ -66,6 +70,11 @@ def read_config(folder: Path) -> HF:
         raise UserError(f"{path}: damaged ({error}); copy or download it again") from None
     if not isinstance(hf, dict):
         raise UserError(f"{path}: not a table of keys; give a Hugging Face model's folder")
+    if {"model", "optimizer"} <= hf.keys():
+        raise UserError(
+            f"{folder} is a famjax run; famjax train CONFIG init={folder} model.mixer=fam goes on "
+            "with its weights and another attention"
+        )
     return hf
 
 
@@ -75,6 +84,11 @@ def read_model(hf: HF, folder: Path) -> ModelConfig:
         return family(hf).read(hf)
     except KeyError as missing:
         raise UserError(f"{folder / 'config.json'}: has no {missing}; take a whole copy") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{folder / 'config.json'}: a value of a kind that is not expected ({error}); take "
+            "another copy"
+        ) from None
 
 
 def fill(
@@ -108,10 +122,23 @@ class Reader:
         self.prefix = _prefix(tensors["embedding"].name, there)
         layers = range(config.layers)
         wanted = {self.named(tensor, i) for tensor in tensors.values() for i in layers}
-        _compare(wanted, there)
+        for name in _HEADS & (there - wanted):
+            # a copy of the embedding, which a tied head is
+            self.refuse_other(name, self.named(tensors["embedding"]))
+        _compare(wanted | _HEADS & there, there)
 
     def named(self, tensor: Tensor, layer: int = 0) -> str:
         return tensor.name.format(layer).removeprefix(self.prefix)
+
+    def refuse_other(self, head: str, embedding: str) -> None:
+        """Raise a `UserError` if a head that config.json says is the embedding is another."""
+        both = (self.checkpoint.pieces(name, 1) for name in (head, embedding))
+        same = self.checkpoint.shape(head) == self.checkpoint.shape(embedding)
+        if not same or any((a != b).any() for (_, a), (_, b) in zip(*both, strict=True)):
+            raise UserError(
+                f"{head} is not the embedding, as config.json says; set tie_word_embeddings=false "
+                "there"
+            )
 
     def value(self, path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Array:
         place = self.place(path, shape)
@@ -179,6 +206,9 @@ def _putter(place: Sharding, flat: tuple[int, int, int]) -> Any:
     return jax.jit(put, donate_argnums=0, out_shardings=place)
 
 
+_HEADS = {"lm_head.weight", "embed_out.weight"}
+
+
 def _prefix(embedding: str, there: set[str]) -> str:
     """Return what names lack that were saved from a model without its head: "model."."""
     prefix = embedding.partition(".")[0] + "."
@@ -187,8 +217,6 @@ def _prefix(embedding: str, there: set[str]) -> str:
 
 def _compare(wanted: set[str], there: set[str]) -> None:
     missing, extra = sorted(wanted - there), sorted(there - wanted)
-    if extra in (["lm_head.weight"], ["embed_out.weight"]):
-        extra = []  # a copy of the embedding, which a tied head is
     if missing:
         raise UserError(f"the checkpoint lacks {_listed(missing, there)}")
     if extra:

@@ -71,13 +71,16 @@ def check(folder: Path, source: ModelConfig, model: LanguageModel, to: ModelConf
     # a cache of its few tokens is enough
     short = source if source.arch.learned_positions else replace(source, capacity=tokens.shape[1])
     params = transplant(nnx.state(model, nnx.Param), to, short)
-    return apart(np.asarray(_logits(short, params, tokens)), expected)
+    # accelerators multiply in fewer bits unless told
+    with jax.default_matmul_precision("highest"):
+        return apart(np.asarray(_logits(short, params, tokens)), expected)
 
 
 def _tokens(model: ModelConfig) -> np.ndarray:
     """Return a few tokens, as many as fill blocks."""
-    length = -(-_TOKENS // model.block_len) * model.block_len if "swa" in model.mixer else _TOKENS
-    length = min(length, model.capacity)
+    block = model.block_len if "swa" in model.mixer else 1
+    longest = model.capacity if "full" in model.mixer else max(_TOKENS, block)
+    length = max(min(-(-_TOKENS // block) * block, longest // block * block), block)
     return np.random.default_rng(0).integers(model.vocab_size, size=(1, length))
 
 

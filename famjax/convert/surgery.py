@@ -8,6 +8,7 @@ from typing import Literal
 from famjax.convert.families.common import pattern
 from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError
+from famjax.models.transplant import layer_mixers
 
 To = Literal["keep", "full", "swa", "bswa", "bswa_sg", "fam"]
 
@@ -35,12 +36,6 @@ def with_attention(model: ModelConfig, to: To, layers: str = "") -> ModelConfig:
     for i in chosen:
         names[i] = to
     return replace(model, mixer=pattern(names))
-
-
-def layer_mixers(model: ModelConfig) -> tuple[str, ...]:
-    """Return the mixer of every layer."""
-    names = model.mixer.split(",")
-    return tuple(names[i % len(names)] for i in range(model.layers))
 
 
 def choose(text: str, count: int) -> list[int]:

@@ -169,11 +169,13 @@ def _bad_model(config: Config) -> Iterator[str]:
 
 
 def _bad_adapters(model: ModelConfig) -> Iterator[str]:
+    gated = model.mlp in ("swiglu", "geglu")
+    there = [name for name in ADAPTED if gated or name != "mlp.gate"]
     for pattern in model.lora.on.split(","):
-        if not fnmatch.filter(ADAPTED, pattern):
+        if not fnmatch.filter(there, pattern):
             yield (
                 f"model.lora.on={model.lora.on}: {pattern!r} names no map"
-                f"{nearest(pattern, ADAPTED)} (known: {', '.join(ADAPTED)})"
+                f"{nearest(pattern, there)} (known: {', '.join(there)})"
             )
 
 

@@ -40,6 +40,9 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
       UserError: an unknown config or key, a value of the wrong type, or a size that cannot work.
     """
     config = override(_begin_with(_read(name_or_path), overrides), overrides)
+    if config.init:
+        # the run is opened from anywhere
+        config = replace(config, init=str(Path(config.init).expanduser().absolute()))
     validate(config)
     return config
 
@@ -54,13 +57,19 @@ def _begin_with(config: Config, overrides: Sequence[str]) -> Config:
     init = given[-1] if given else config.init
     if not init or (not given and config.model.vocab_size):
         return config
-    folder = Path(init)
+    folder = Path(init).expanduser().absolute()
     if not (folder / "config.json").is_file():
         raise UserError(
             f"init={init}: has no config.json; give the folder of a run or of a converted model"
         )
     there, own = _from_json_file(folder / "config.json"), config.model
-    model = replace(there.model, scan_layers=own.scan_layers, remat=own.remat, lora=own.lora)
+    model = replace(
+        there.model,
+        scan_layers=own.scan_layers,
+        remat=own.remat,
+        dtype=own.dtype,
+        lora=own.lora,
+    )
     copies = (folder / name for name in ("tokenizer", "tokenizer.model"))
     tokenizer = next((str(path) for path in copies if path.exists()), there.data.tokenizer)
     data = replace(config.data, tokenizer=tokenizer)
@@ -220,6 +229,10 @@ def from_json(text: str, report: Callable[[str], None] | None = None) -> Config:
         tree = json.loads(text)
     except ValueError as error:
         raise UserError(f"not a config: {error}; give a config.json as famjax wrote it") from error
+    if isinstance(tree, dict) and "architectures" in tree:
+        raise UserError(
+            "is a Hugging Face model's config.json; famjax convert HF_FOLDER DEST makes a run of it"
+        )
     missing: list[str] = []
     config = _build(Config, tree, "", missing)
     if missing:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from famjax.convert.families.common import Family
 from famjax.convert.families.famjax import FAMJAX
-from famjax.convert.folder import SOURCE
 from famjax.core.config import ModelConfig
 from famjax.export.source import Source
 
@@ -32,8 +31,12 @@ for piece in torch.tensor([ids]).split(7, 1):
 """
 
 
-def card(source: Source, family: Family) -> str:
-    """Return the text of README.md."""
+def card(source: Source, family: Family, pretrained: bool) -> str:
+    """Return the text of README.md.
+
+    Args:
+      pretrained: it began with a converted model's weights.
+    """
     own = family is FAMJAX
     trust = ", trust_remote_code=True" if own else ""
     config = source.run.config
@@ -47,7 +50,7 @@ def card(source: Source, family: Family) -> str:
         "",
         f"A language model trained with famjax: {about(source)}",
         "",
-        _training(source),
+        _training(source, pretrained),
         "",
         "Licence: to be filled in by whoever publishes it.",
         "",
@@ -77,11 +80,11 @@ def _memory(model: ModelConfig) -> str:
     return said
 
 
-def _training(source: Source) -> str:
-    """Say what it has read, and where its weights come from, which a converted run has noted."""
+def _training(source: Source, pretrained: bool) -> str:
+    """Say what it has read, and where its weights come from."""
     step, data = source.run.step, source.run.config.data
     if not step:
         return "Pretrained weights, converted and not trained since."
     tokens = data.batch * data.length
-    began = " on top of pretrained weights" if (source.folder / SOURCE).exists() else ""
+    began = " on top of pretrained weights" if pretrained else ""
     return f"Training: {step:,} steps of {tokens:,} tokens, {step * tokens:,} in all{began}."

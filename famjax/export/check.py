@@ -34,6 +34,13 @@ def sample(config: ModelConfig) -> tuple[np.ndarray, int]:
     return tokens, min(count, max(_LOGITS // config.vocab_size // 2, 1))
 
 
+def capacity(config: ModelConfig) -> int:
+    """Return the capacity that a model needs to read the sample: its own may be gigabytes."""
+    if config.arch.learned_positions:
+        return config.capacity
+    return min(config.capacity, sample(config)[0].shape[1])
+
+
 def logits(model: LanguageModel, tokens: np.ndarray, last: int) -> np.ndarray:
     """Return [b last v] of the last tokens."""
     count = tokens.shape[1]

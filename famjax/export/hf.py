@@ -61,7 +61,7 @@ def write(source: Source, folder: Path) -> list[str]:
     if family is FAMJAX:
         for name in CODE:
             shutil.copyfile(Path(pytorch.__file__).with_name(name), folder / name)
-    (folder / "README.md").write_text(card(source, family), encoding="utf-8")
+    (folder / "README.md").write_text(card(source, family, bool(before)), encoding="utf-8")
     return _compare(reference, source, family, folder) + said
 
 
@@ -82,6 +82,10 @@ def _config(family: Family, model: ModelConfig, before: HF, tokenizer: Tokenizer
     stops = sorted(tokenizer.stop_ids)
     ends = dict(zip(_ENDS, (tokenizer.bos_id, stops if len(stops) > 1 else stops[0]), strict=True))
     kept = {name: value for name, value in before.items() if name not in _STALE}
+    eos = before.get("eos_token_id")
+    if eos is not None and not set(eos if isinstance(eos, list) else [eos]) <= tokenizer.stop_ids:
+        # of another tokenizer
+        kept = {name: value for name, value in kept.items() if name not in ends}
     if FAMILIES.get(before.get("model_type", "")) is not family:
         # another family's words mean other things; its special tokens are the tokenizer's still
         kept = {name: value for name, value in kept.items() if name in ends}
@@ -95,7 +99,7 @@ def _write_json(path: Path, content: HF) -> None:
 def _compare(reference: LanguageModel, source: Source, family: Family, folder: Path) -> list[str]:
     tokens, last = check.sample(source.model)
     run = check.of_run(reference, tokens, last)
-    _, again = load_pretrained(folder)
+    _, again = load_pretrained(folder, capacity=check.capacity(source.model))
     said = [check.compare("famjax reading it back", check.logits(again, tokens, last), run)]
     theirs = _transformers(family, folder, tokens, last)
     if theirs is None:

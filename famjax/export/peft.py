@@ -16,6 +16,7 @@ from flax import nnx
 
 from famjax.convert.families import native, normal
 from famjax.convert.families.common import Family
+from famjax.convert.folder import SOURCE
 from famjax.convert.save import save_file, save_tensors
 from famjax.convert.tensors import Tensor, Tensors
 from famjax.core.config import LoraConfig
@@ -24,6 +25,8 @@ from famjax.export import check
 from famjax.export.source import Source
 from famjax.models.language_model import LanguageModel
 from famjax.models.transplant import abstract, parameter
+from famjax.train.checkpoint import Checkpoints
+from famjax.train.run import CHECKPOINTS
 
 _WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _NEEDED = ("torch", "transformers", "peft")
@@ -37,7 +40,7 @@ LoRA adapters of rank {rank}, trained by famjax in {step:,} steps.
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-base = AutoModelForCausalLM.from_pretrained(BASE)  # the model that was converted
+base = AutoModelForCausalLM.from_pretrained(BASE)  # {base}
 model = PeftModel.from_pretrained(base, FOLDER)
 ```
 """
@@ -68,12 +71,20 @@ def write(source: Source, folder: Path) -> list[str]:
     save_file(weights, folder / _WEIGHTS)
     (folder / _CONFIG).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     name, step = source.run.config.name, source.run.step
-    readme = _README.format(name=name, rank=model.lora.rank, step=step)
+    readme = _README.format(name=name, rank=model.lora.rank, step=step, base=_base(source))
     (folder / "README.md").write_text(readme, encoding="utf-8")
     missing = [name for name in _NEEDED if not importlib.util.find_spec(name)]
     if missing:
         return [f"not compared: {', '.join(missing)} not installed"]
     return [_compare(source, family, tensors, folder)]
+
+
+def _base(source: Source) -> str:
+    """Say what the adapters stand beside: not Hugging Face's weights if those were trained."""
+    init = Path(source.run.config.init)
+    if Checkpoints(init / CHECKPOINTS).latest() == 0 and (init / SOURCE).exists():
+        return "the model that was converted"
+    return f"what `famjax export {init} BASE --format hf` writes"
 
 
 def _adapters(source: Source, tensors: Tensors) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

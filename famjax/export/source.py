@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from famjax.core.config import ModelConfig
+from famjax.export import check
 from famjax.models.language_model import LanguageModel
 from famjax.models.transplant import abstract, merge_adapters
 from famjax.train.begin import evaluated
@@ -46,7 +47,8 @@ class Source:
         written, everything else in float32."""
         # float32 keeps what adapters give beside the weights: another sum than the merged weights'
         run = self.run if self.dtype == "float32" else self.merged().run
-        config = replace(evaluated(run.config.model), dtype="float32", remat="none")
+        short = check.capacity(run.config.model)
+        config = replace(evaluated(run.config.model), dtype="float32", remat="none", capacity=short)
         graph, _ = abstract(config)
         kind = jnp.dtype(self.dtype)
         params = nnx.split(run.model)[1]

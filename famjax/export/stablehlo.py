@@ -17,6 +17,7 @@ from flax import nnx
 from safetensors.numpy import load_file
 
 from famjax.convert.save import save_file
+from famjax.core.errors import UserError
 from famjax.core.experiment import to_json
 from famjax.core.sharding import path_name
 from famjax.core.types import Context
@@ -95,7 +96,14 @@ def write(source: Source, folder: Path) -> list[str]:
 def _chunk(model: LanguageModel) -> int:
     chunk = max(CHUNK // model.block_len, 1) * model.block_len
     capacity = model.stack.capacity
-    return min(chunk, capacity) if capacity else chunk
+    if capacity is None or capacity >= chunk:
+        return chunk
+    if capacity < model.block_len:
+        raise UserError(
+            f"model.capacity={capacity}: less than a block of {model.block_len}, which is what a "
+            "program reads; take --format hf"
+        )
+    return capacity // model.block_len * model.block_len
 
 
 def _programs(model: LanguageModel, chunk: int) -> dict[str, tuple[Any, ...]]:

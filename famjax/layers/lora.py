@@ -84,5 +84,6 @@ def merged(kernel: Array, a: Array, b: Array, config: LoraConfig) -> Array:
     """
     lead = a.ndim + b.ndim - 2 - kernel.ndim  # axes of layers, which both have
     stacked = (*kernel.shape[:lead],)
-    low = a.reshape(*stacked, -1, a.shape[-1]) @ b.reshape(*stacked, a.shape[-1], -1)
+    ab = (a.reshape(*stacked, -1, a.shape[-1]), b.reshape(*stacked, a.shape[-1], -1))
+    low = jnp.matmul(*ab, precision=jax.lax.Precision.HIGHEST)
     return kernel + (scale(config) * low).reshape(kernel.shape).astype(kernel.dtype)

@@ -124,14 +124,34 @@ def refuse_other_sizes(old: ModelConfig, new: ModelConfig) -> None:
     if new.arch.learned_positions and new.capacity != old.capacity:
         raise UserError(
             f"model.capacity={new.capacity}: the weights that are given have {old.capacity} "
-            "learned positions; leave it as it is there"
+            "learned positions; leave it as it is there, and read at most so many tokens at once"
         )
+    _refuse_other_rotation(old, new)
     for field in vars(ArchConfig()):
         if getattr(old.arch, field) != getattr(new.arch, field):
             raise UserError(
                 f"model.arch.{field}={getattr(new.arch, field)}: the weights that are given have "
                 f"{getattr(old.arch, field)}; leave it as it is there"
             )
+
+
+def _refuse_other_rotation(old: ModelConfig, new: ModelConfig) -> None:
+    """Raise a `UserError` for a layer whose positions the weights would not know again."""
+    if not new.arch.local_rope_base:
+        return
+    for i, names in enumerate(zip(layer_mixers(old), layer_mixers(new), strict=True)):
+        if names[0] != names[1] and "swa" in names:
+            raise UserError(
+                f"model.mixer: layer {i} goes from {names[0]} to {names[1]}, but this model's "
+                f"local layers (swa) turn by base {new.arch.local_rope_base:g} and the others by "
+                f"{new.rope_base:g}; change the layers with full attention only, and not to swa"
+            )
+
+
+def layer_mixers(model: ModelConfig) -> tuple[str, ...]:
+    """Return the mixer of every layer."""
+    names = model.mixer.split(",")
+    return tuple(names[i % len(names)] for i in range(model.layers))
 
 
 def _size(model: ModelConfig, field: str) -> Any:

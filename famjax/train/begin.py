@@ -71,9 +71,13 @@ def fingerprint(weights: Any) -> str:
     @jax.jit
     def sums(a: Array) -> tuple[Array, Array]:
         kind = jnp.uint16 if a.dtype.itemsize == 2 else jnp.uint32
-        bits = jax.lax.bitcast_convert_type(a, kind).astype(jnp.uint32).reshape(-1)
+        bits = jax.lax.bitcast_convert_type(a, kind).astype(jnp.uint32)
+        # not flattened, which would bring an array together that is spread over devices
+        place = jnp.zeros(bits.shape, jnp.uint32)
+        for axis, size in enumerate(bits.shape):
+            place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, a.shape, axis)
         # an odd factor for each place, which no two near places share
-        factor = jnp.arange(bits.size, dtype=jnp.uint32) * jnp.uint32(2654435761) | jnp.uint32(1)
+        factor = place * jnp.uint32(2654435761) | jnp.uint32(1)
         return bits.sum(dtype=jnp.uint32), (bits * factor).sum(dtype=jnp.uint32)
 
     digest = hashlib.sha256()
@@ -81,6 +85,12 @@ def fingerprint(weights: Any) -> str:
         first, second = jax.device_get(sums(leaf))
         digest.update(f"{path_name(path)} {leaf.dtype}{leaf.shape} {first} {second}\n".encode())
     return digest.hexdigest()[:16]
+
+
+def chained(trained: str, base: str) -> str:
+    """Return the fingerprint of weights that were trained beside others: nothing is merged for it,
+    since sums of products are not the same on all devices."""
+    return hashlib.sha256(f"{trained} {base}".encode()).hexdigest()[:16] if base else trained
 
 
 def refuse_base(there: str, here: str, init: str | Path, run: str | Path) -> None:

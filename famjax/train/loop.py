@@ -26,7 +26,7 @@ from famjax.core.types import Array, Context
 from famjax.data.pipeline import Batches, make_batches, make_source
 from famjax.models.language_model import LanguageModel
 from famjax.train import flops
-from famjax.train.begin import evaluated, fingerprint, refuse_base
+from famjax.train.begin import evaluated, refuse_base
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.metrics import MetricsWriter
 from famjax.train.optimizers import make_optimizer, make_schedule
@@ -195,7 +195,7 @@ class Trainer:
         self.schedule = make_schedule(config.optimizer, config.train.steps)
         self.tokens = 0.0  # valid ones read since the run began
         self.saved = -1
-        self.base = ""  # fingerprint of the weights that are not trained
+        self.base = ""  # fingerprint of the weights in `config.init`
         self.clock = Clock()
 
     def run(self) -> TrainState:
@@ -286,12 +286,10 @@ class Trainer:
         """Return the state before the first step: drawn, or with the weights in `config.init`."""
         if not self.config.init:
             return self.program.start()
-        weights = initial_weights(self.config, self.progress.note, self.program.mesh)
-        places = sharding.parameter_shardings(self.program.mesh, weights)
-        state = self.program.start(jax.device_put(weights, places))
-        if state.frozen:
-            self.base = fingerprint(state.frozen[0])
-        return state
+        mesh = self.program.mesh
+        weights, self.base = initial_weights(self.config, self.folder, self.progress.note, mesh)
+        places = sharding.parameter_shardings(mesh, weights)
+        return self.program.start(jax.device_put(weights, places))
 
     def compare(self, before: Config, step: int) -> None:
         """Refuse a checkpoint made with another config; tell what a changed one means."""

@@ -24,14 +24,22 @@ from famjax.data.tokenizers import (
 )
 from famjax.models.language_model import LanguageModel
 from famjax.models.transplant import merge_adapters, transplant
-from famjax.train.begin import Frozen, divide, evaluated, fingerprint, refuse_base
+from famjax.train.begin import Frozen, chained, divide, evaluated, fingerprint, refuse_base
 from famjax.train.checkpoint import Checkpoints
 
 CONFIG, CHECKPOINTS = "config.json", "checkpoints"
 
 # What a resumed run may change: how long, how often, under which name, on which devices. With more
 # steps a cosine or wsd schedule goes on at another rate; the loop says so.
-_FREE = ("name", "train.steps", "train.log_every", "train.checkpoint_every", "train.keep", "mesh.")
+_FREE = (
+    "name",
+    "init",
+    "train.steps",
+    "train.log_every",
+    "train.checkpoint_every",
+    "train.keep",
+    "mesh.",
+)
 
 
 @dataclass(frozen=True)
@@ -43,12 +51,19 @@ class Run:
       tokenizer: the one it was trained with.
       model: NNX module, its parameters restored.
       step: of the checkpoint.
+      base: fingerprint of the weights that its adapters stand beside; "" without adapters.
     """
 
     config: Config
     tokenizer: Tokenizer
     model: LanguageModel
     step: int
+    base: str = ""
+
+    def fingerprint(self) -> str:
+        """Return a name for the run's weights, the same on all devices."""
+        _, trained, _ = divide(evaluated(self.config.model), self.model)
+        return chained(fingerprint(trained), self.base)
 
 
 def open_run(
@@ -80,10 +95,12 @@ def open_run(
     checkpoints = Checkpoints(folder / CHECKPOINTS)
     found, tree, extra = checkpoints.restore({"params": template}, step, report)
     frozen: Frozen = ()
+    base = ""
     if config.model.lora.rank:
-        frozen = freeze(evaluated(config.model), initial_weights(config, report, mesh))
-        refuse_base(extra["base"], fingerprint(frozen[0]), config.init, folder)
-    return Run(config, tokenizer, nnx.merge(graph, tree["params"], *frozen), found)
+        weights, base = initial_weights(config, folder, report, mesh)
+        refuse_base(extra["base"], base, config.init, folder)
+        frozen = freeze(evaluated(config.model), weights)
+    return Run(config, tokenizer, nnx.merge(graph, tree["params"], *frozen), found, base)
 
 
 def _placed(shapes: Any, mesh: Mesh | None) -> Any:
@@ -100,23 +117,32 @@ def _placed(shapes: Any, mesh: Mesh | None) -> Any:
 
 def initial_weights(
     config: Config,
+    folder: Path,
     report: Callable[[str], None] | None = None,
     mesh: Mesh | None = None,
-) -> Any:
+) -> tuple[Any, str]:
     """Return the parameters of the model in `config.init`, as `config.model` keeps them.
 
     Adapters that were trained there are merged; those that `config` has are not in it.
+
+    Args:
+      folder: of the run that begins with them.
+
+    Returns:
+      The parameters, and the fingerprint of that model.
 
     Raises:
       UserError: nothing usable is there, or its sizes are others.
     """
     if not Path(config.init).is_dir():
         raise UserError(
-            f"init={config.init}: there is no such folder; give a run or what famjax convert wrote"
+            f"init={config.init}: there is no such folder; if it was moved, write where it is into "
+            f"{folder / CONFIG}"
         )
     run = open_run(config.init, report=report, mesh=mesh)
+    name = run.fingerprint()
     params, model = merge_adapters(nnx.state(run.model, nnx.Param), run.config.model)
-    return transplant(params, model, config.model)
+    return transplant(params, model, config.model), name
 
 
 def freeze(config: ModelConfig, weights: Any) -> Frozen:
@@ -189,7 +215,9 @@ def prepare_run(folder: Path, config: Config) -> tuple[Config, Tokenizer]:
 
 def refuse_other(before: Config, config: Config, where: Path) -> None:
     """Raise a `UserError` if what stands in `where` was made with a config that cannot go on."""
-    changed = [line for line in difference(before, config) if not line.startswith(_FREE)]
+    # with `init` the tokenizer is that folder's, and the run has a copy
+    free = (*_FREE, "data.tokenizer") if config.init else _FREE
+    changed = [line for line in difference(before, config) if not line.startswith(free)]
     if changed:
         raise UserError(
             f"{where} holds a run with another config ({'; '.join(changed)}); "
@@ -212,9 +240,13 @@ def with_vocabulary(config: Config, tokenizer: Tokenizer) -> Config:
     size = config.model.vocab_size
     if size == 0:
         return replace(config, model=replace(config.model, vocab_size=tokenizer.vocab_size))
-    if size < tokenizer.vocab_size:
+    # of tokens that no text is made of, a pretrained embedding may lack the last (Gemma 3's)
+    beyond = (
+        tokenizer.token_bytes[size:].any() or max(tokenizer.bos_id, *tokenizer.stop_ids) >= size
+    )
+    if size < tokenizer.vocab_size and beyond:
         raise UserError(
             f"model.vocab_size={size}: tokenizer {tokenizer.name} has {tokenizer.vocab_size} "
-            "tokens; set 0 to take its size"
+            "tokens; take the tokenizer of this model, or set 0 to take its size"
         )
     return config

@@ -80,10 +80,18 @@ def make_step(
         return jax.tree.map(lambda a, b: jnp.where(use, a, b), passed, fresh)
 
     def loss(
-        params: Any, memory: State, batch: Batch, weight: Array, key: Array, state: TrainState
+        params: Any,
+        memory: State,
+        batch: Batch,
+        weight: Array,
+        key: Array,
+        state: TrainState,
+        index: Array | int = 0,
     ) -> Any:
         """Return (this part's share of the mean loss, (memory, totals))."""
-        model = nnx.merge(graph, params, *with_keys(state.frozen, jax.random.fold_in(key, 2)))
+        # of dropout alone each part of a batch has keys of its own
+        dropout = jax.random.fold_in(jax.random.fold_in(key, 2), index)
+        model = nnx.merge(graph, params, *with_keys(state.frozen, dropout))
         rows, _ = batch["tokens"].shape
         passing_key, offset_key = jax.random.split(key)
         memory = start(model, memory, rows, passing_key, state.step)
@@ -116,14 +124,15 @@ def make_step(
             return grad(state.params, state.memory, batch, weight, key, state)
 
         def part(total, xs):
-            batch, memory = xs
-            grads, (memory, totals) = grad(state.params, memory, batch, weight, key, state)
+            batch, memory, index = xs
+            given = (memory, batch, weight, key, state, index)
+            grads, (memory, totals) = grad(state.params, *given)
             return jax.tree.map(jnp.add, total, (grads, totals)), memory
 
         batch = jax.tree.map(lambda a: _parts(a, 0, parts), batch)
         zeros = (jax.tree.map(jnp.zeros_like, state.params), zero_totals())
         memory = split_lanes(state.memory, parts) if lanes else _repeat(state.memory, parts)
-        (grads, totals), memory = jax.lax.scan(part, zeros, (batch, memory))
+        (grads, totals), memory = jax.lax.scan(part, zeros, (batch, memory, jnp.arange(parts)))
         memory = join_lanes(memory) if lanes else jax.tree.map(lambda a: a[0], memory)
         return grads, (memory, totals)
 

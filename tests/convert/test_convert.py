@@ -18,10 +18,11 @@ from safetensors.numpy import load_file, save_file
 from famjax import load_pretrained
 from famjax.cli.main import main
 from famjax.convert import selfcheck
-from famjax.convert.surgery import choose, layer_mixers, with_attention
-from famjax.core.config import ModelConfig
+from famjax.convert.surgery import choose, with_attention
+from famjax.core.config import ArchConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import load_config
+from famjax.models.transplant import layer_mixers, refuse_other_sizes
 from famjax.train.loop import train
 from famjax.train.run import open_run
 
@@ -176,7 +177,8 @@ def test_without_memory_for_a_second_copy_it_says_so(monkeypatch):
         (["--to", "fam", "--layers", "9"], "--layers 9: '9' is no layer of 4"),
         (["--layers", "1"], "--layers 1: says which layers --to changes; give --to too"),
         (["--to", "fam", "model.width=64"], "model.width=64: the weights that are given have 32"),
-        (["data.length=64", "model.arch.qk_norm=true"], "model.arch.qk_norm=True: the weights"),
+        (["data.batch=3"], "data.batch=3: only model.* is set here; give the rest to famjax train"),
+        (["model.arch.qk_norm=true"], "model.arch.qk_norm=True: the weights"),
         (["--tokenizer", "nowhere"], "data.tokenizer=nowhere: No such file"),
         (["--to", "bswa", "model.block_len=0"], "model.block_len=0: must be at least 1"),
     ],
@@ -213,6 +215,39 @@ MISTRAL = ModelConfig(layers=4, mixer="swa", vocab_size=9)
 )
 def test_layers_by_pattern(model, layers, expected):
     assert ",".join(layer_mixers(with_attention(model, "fam", layers))) == expected
+
+
+def test_layers_that_would_turn_by_another_base_are_refused():
+    gemma = replace(GEMMA, arch=ArchConfig(local_rope_base=1e4), rope_base=1e6)
+    refuse_other_sizes(gemma, with_attention(gemma, "fam"))
+    for new in (with_attention(gemma, "fam", "0"), with_attention(gemma, "swa")):
+        with pytest.raises(UserError, match="turn by base 10000 and the others by 1e"):
+            refuse_other_sizes(gemma, new)
+
+
+def test_tokens_that_no_text_has_may_be_beyond_the_embedding(copy, tmp_path):
+    tokenizer = tokenizers.Tokenizer.from_file(str(copy / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<image>", "<more>", "<than rows>"])
+    tokenizer.save(str(copy / "tokenizer.json"))
+    assert main(["convert", str(copy), str(tmp_path / "out")]) == 0
+    run = open_run(tmp_path / "out")
+    assert (run.tokenizer.vocab_size, run.config.model.vocab_size) == (261, 260)
+
+
+def test_folders_of_the_wrong_kind(llama, tmp_path, capsys):
+    assert main(["eval", str(llama)]) == 2
+    assert "famjax convert HF_FOLDER DEST makes a run of it" in capsys.readouterr().err
+    assert main(["convert", str(llama), str(tmp_path / "run")]) == 0
+    assert "is a famjax run; famjax train" in refusal(capsys, tmp_path / "run", tmp_path / "again")
+
+
+def test_a_folder_of_the_users_is_not_touched(llama, tmp_path):
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "mine").write_text("x")
+    assert main(["convert", str(llama), str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out.partial" / "mine").read_text() == "x"
+    mode = (tmp_path / "out.partial").stat().st_mode
+    assert (tmp_path / "out").stat().st_mode == mode
 
 
 def test_a_pattern_is_as_short_as_it_can_be():

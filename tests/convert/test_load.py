@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from famjax import load_pretrained
 from famjax.convert.families import family
 from famjax.core import sharding
-from famjax.core.config import MeshConfig
+from famjax.core.config import LoraConfig, MeshConfig
 from famjax.core.errors import UserError
 
 LLAMA = {
@@ -212,3 +212,58 @@ def test_every_parameter_lies_where_the_mesh_wants_it(folder):
         assert (np.asarray(a) == np.asarray(b)).all()
         spread += not a.is_fully_replicated
     assert spread > 10
+
+
+# what only a damaged or a strange folder has ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rope_scaling": "x"}, "a value of a kind that is not expected"),
+        ({"model_type": ["llama"]}, "model_type=['llama'] is not supported"),
+        ({"hidden_act": ["silu"]}, "a value of a kind that is not expected"),
+        ({"hidden_act": "relu"}, "hidden_act='relu' is not supported here (known: silu)"),
+        ({"model": {}, "optimizer": {}}, "is a famjax run; famjax train CONFIG init="),
+    ],
+)
+def test_a_config_that_says_something_else(folder, changes, said):
+    (folder / "config.json").write_text(json.dumps(LLAMA | changes))
+    assert said in refused(folder)
+
+
+@pytest.mark.parametrize("index", ["[]", '{"weight_map": {"a": 5}}'])
+def test_an_index_of_another_kind(folder, index):
+    (folder / "model.safetensors.index.json").write_text(index)
+    assert "index.json: damaged (" in refused(folder)
+
+
+def test_weights_that_are_no_floats(folder):
+    name = "model.layers.1.mlp.up_proj.weight"
+    change(folder, **{name: np.zeros((16, 8), np.int8)})
+    assert f"{name} is of type I8; quantized weights are not read" in refused(folder)
+
+
+def test_a_tied_head_must_be_the_embedding(folder):
+    from safetensors.numpy import load_file
+
+    table = load_file(folder / "model-0.safetensors")["model.embed_tokens.weight"]
+    change(folder, **{"lm_head.weight": table})
+    load_pretrained(folder)
+    change(folder, **{"lm_head.weight": table + 1})
+    assert "lm_head.weight is not the embedding, as config.json says" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"mixr": "fam"}, "a model's config has no 'mixr'; did you mean 'mixer'?"),
+        ({"mixer": "fma"}, "unknown mixer 'fma'; did you mean 'fam'?"),
+        ({"width": 16}, "model.width=16: the weights that are given have 8"),
+        ({"lora": LoraConfig(rank=2)}, "adapters come by training"),
+    ],
+)
+def test_changes_that_cannot_be(folder, changes, said):
+    with pytest.raises(UserError) as caught:
+        load_pretrained(folder, **changes)
+    assert said in str(caught.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -136,8 +137,49 @@ def test_adapters_of_another_base_are_refused(base, adapted, tmp_path):
     with pytest.raises(UserError, match="its adapters were trained on other weights than"):
         open_run(moved)
     (moved / "config.json").write_text(text.replace(str(base), str(tmp_path / "nowhere")))
-    with pytest.raises(UserError, match="nowhere: there is no such folder; give a run"):
+    with pytest.raises(UserError, match="nowhere: there is no such folder; if it was moved"):
         open_run(moved)
+
+
+def test_adapters_on_adapters_open_on_any_mesh(adapted, tmp_path):
+    _, folder = adapted
+    config = load_config(str(folder / "config.json"), [f"init={folder}", "train.steps=2"])
+    config = replace(config, mesh=replace(config.mesh, data=1, fsdp=4, tensor=2))
+    run = train(config, tmp_path / "second", quiet=True)
+    again = open_run(tmp_path / "second")
+    assert np.abs(logits(again.model) - logits(run.model)).max() < 1e-4
+    assert again.base != open_run(folder).base
+
+
+def test_a_base_that_was_moved_is_found_again(base, tmp_path, monkeypatch):
+    monkeypatch.chdir(base.parent)
+    config = replace(adapting(Path("base")), data=open_run(base).config.data)
+    train(override(config, ["train.steps=1"]), tmp_path / "run", quiet=True)
+    monkeypatch.chdir(tmp_path)
+    open_run("run")  # from anywhere
+    (tmp_path / "moved").symlink_to(base)
+    moved = replace(adapting(tmp_path / "moved"), data=config.data)
+    train(override(moved, ["train.steps=2"]), tmp_path / "run", quiet=True)
+    assert open_run("run").config.init == str(tmp_path / "moved")
+
+
+def test_each_part_of_a_batch_drops_its_own(base):
+    _, _, frozen = divide(*_with_dropout(base))
+    first, second = (with_keys(frozen, jax.random.fold_in(jax.random.key(0), i)) for i in (0, 1))
+    for a, b in zip(jax.tree.leaves(first[1]), jax.tree.leaves(second[1]), strict=True):
+        assert (a != b).any()
+
+
+def _with_dropout(base):
+    config = adapting(base, "model.lora.dropout=0.5").model
+    return config, LanguageModel(config, rngs=nnx.Rngs(0))
+
+
+def test_how_a_model_is_computed_stays_the_configs(base):
+    given = [f"init={base}", "data.files=x", "data.length=64"]
+    config = load_config("fam_1b", [*given, "data.repeat_len=0"])
+    assert (config.model.dtype, config.model.remat) == ("bfloat16", "block")
+    assert config.model.width == open_run(base).config.model.width
 
 
 def test_the_base_is_kept_in_bfloat16_if_asked(base):
@@ -225,6 +267,10 @@ def test_weights_of_other_sizes_are_refused(base, tmp_path, more, said):
         (["model.lora.rank=2"], "model.lora.rank=2: adapters need weights to adapt; give init="),
         (["init=/nowhere"], "init=/nowhere: has no config.json; give the folder of a run"),
         (["model.lora.rank=2", "model.lora.on=attention.x"], "'attention.x' names no map; did you"),
+        (
+            ["model.lora.rank=2", "model.lora.on=mlp.gate", "model.mlp=gelu"],
+            "'mlp.gate' names no map",
+        ),
         (["model.lora.dropout=1"], "model.lora.dropout=1.0: must be at least 0 and less than 1"),
     ],
 )

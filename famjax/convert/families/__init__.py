@@ -36,7 +36,7 @@ FAMILIES = {
 def family(hf: HF) -> Family:
     """Return the family that a config.json names."""
     kind = hf.get("model_type")
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise UserError(
             f"config.json: model_type={kind!r} is not supported{nearest(str(kind), FAMILIES)} "
             f"(known: {', '.join(FAMILIES)})"
