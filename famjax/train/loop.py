@@ -6,6 +6,7 @@ import dataclasses
 import json
 import signal
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,7 +52,7 @@ class Program(NamedTuple):
       graph: the model's NNX graph, without dropout.
       shardings: where a `TrainState` lies.
       start: () -> TrainState before the first step; with weights, those of `initial_weights`, that
-        of a model that has them.
+        of a model that has them. The weights given are donated.
       step: (state, batch) -> state; the state given is donated.
       inspect: (params, frozen, memory, batch) -> dict of scalars about the memory.
       batch: where a batch lies.
@@ -87,7 +88,7 @@ def make_program(config: Config, token_bytes: np.ndarray) -> Program:
         mesh,
         plain,
         shardings,
-        jax.jit(start, out_shardings=shardings),
+        jax.jit(start, donate_argnums=0, out_shardings=shardings),
         jax.jit(step, donate_argnums=0, in_shardings=(shardings, rows), out_shardings=shardings),
         jax.jit(make_inspect(config, plain)),
         rows,
@@ -289,7 +290,10 @@ class Trainer:
         mesh = self.program.mesh
         weights, self.base = initial_weights(self.config, self.folder, self.progress.note, mesh)
         places = sharding.parameter_shardings(mesh, weights)
-        return self.program.start(jax.device_put(weights, places))
+        with warnings.catch_warnings():
+            # what changes its type (lora.base) leaves its place behind
+            warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+            return self.program.start(jax.device_put(weights, places))
 
     def compare(self, before: Config, step: int) -> None:
         """Refuse a checkpoint made with another config; tell what a changed one means."""
