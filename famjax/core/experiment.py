@@ -34,7 +34,8 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
     Args:
       name_or_path: a name in `configs/`, the path of a Python file with a function `config()`, or
         the path of a run's `config.json`.
-      overrides: "section.key=value", "--section.key=value", or "--section.key", "value".
+      overrides: "section.key=value", "--section.key=value", or "--section.key", "value". With
+        "init=FOLDER" shape and tokenizer are that folder's, before the others are applied.
 
     Raises:
       UserError: an unknown config or key, a value of the wrong type, or a size that cannot work.
