@@ -275,11 +275,6 @@ def _bad_train(config: Config) -> Iterator[str]:
             f"train.accumulate={t.accumulate} does not divide data.batch={d.batch}; "
             f"take one of {_divisors(d.batch)}"
         )
-    if m.lora.rank and not config.init:
-        yield (
-            f"model.lora.rank={m.lora.rank}: adapters need weights to adapt; give init=FOLDER, a "
-            "run or what famjax convert wrote, or set model.lora.rank=0"
-        )
     if t.rsp and d.layout == "lanes":
         yield (
             f"train.rsp={t.rsp} is for packed rows, lanes always carry their memory; "

@@ -160,6 +160,11 @@ def train(config: Config, run_dir: str | Path, quiet: bool = False) -> Run:
       Stopped: SIGTERM or SIGINT came; everything is saved.
     """
     validate(config)
+    if config.model.lora.rank and not config.init:
+        raise UserError(
+            f"model.lora.rank={config.model.lora.rank}: adapters need weights to adapt; give "
+            "init=FOLDER, a run or what famjax convert wrote, or set model.lora.rank=0"
+        )
     folder = Path(run_dir)
     config, tokenizer = prepare_run(folder, config)
     source = make_source(config, tokenizer)

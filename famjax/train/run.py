@@ -247,6 +247,6 @@ def with_vocabulary(config: Config, tokenizer: Tokenizer) -> Config:
     if size < tokenizer.vocab_size and beyond:
         raise UserError(
             f"model.vocab_size={size}: tokenizer {tokenizer.name} has {tokenizer.vocab_size} "
-            "tokens; take the tokenizer of this model, or set 0 to take its size"
+            "tokens; set 0 to take its size, or give the tokenizer that the weights came with"
         )
     return config

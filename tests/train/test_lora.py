@@ -261,10 +261,15 @@ def test_weights_of_other_sizes_are_refused(base, tmp_path, more, said):
         train(adapting(base, *more), tmp_path / "run", quiet=True)
 
 
+def test_adapters_need_weights(tmp_path):
+    with pytest.raises(UserError, match="adapters need weights to adapt; give init="):
+        train(load_config("text_fam", ["model.lora.rank=2"]), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["model.lora.rank=2"], "model.lora.rank=2: adapters need weights to adapt; give init="),
         (["init=/nowhere"], "init=/nowhere: has no config.json; give the folder of a run"),
         (["model.lora.rank=2", "model.lora.on=attention.x"], "'attention.x' names no map; did you"),
         (
