@@ -14,8 +14,8 @@ train.rsp=0 data.repeat_len=0: then the memory goes from step to step and nothin
 moves a matrix by its own size, and adapters begin at 0: with few steps take optimizer.name=adamw.
 
 Cost: that of your model, not measured by us; `make demo-finetune` takes five minutes on two cores.
-Expected: in the paper, finetuned from Flan-PaLM 8B, PG-19 accuracy 52.9, NarrativeQA 19.3 (Table 1);
-in `make demo-finetune` every key to the longest document learnt from (docs/finetune.md).
+Expected: in the paper, finetuned from Flan-PaLM 8B, PG-19 accuracy 52.9, NarrativeQA 19.3
+(Table 1); in `make demo-finetune` every key to the longest document learnt from (docs/finetune.md).
 """
 
 from famjax.core.config import (
