@@ -43,6 +43,7 @@ _LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 _LEARNT = ("asyncio", "email", "http", "json", "unittest")
 _READ = ("wsgiref",)
 _VOCABULARY = 512
+_BLOCK = 192
 LOG = "bswa.log"
 
 
@@ -64,13 +65,14 @@ class Plan:
     finetuning: tuple[str, ...] = ()
 
 
-PLAN = Plan(Path("runs/demo-finetune"), (192, *(2**k for k in range(8, 15))), examples=16)
+PLAN = Plan(Path("runs/demo-finetune"), tuple(192 * 2**k for k in range(8)), examples=16)
 
-# Both read blocks of 64. BSWA sees two blocks before its own in each of two layers, so 256 tokens
-# before its block at most; FAM sees none, but for what its 16 memory tokens hold.
+# Both read blocks of 192, which hold the shortest document: to find the key within a block is learnt
+# first, to keep it next. BSWA sees one block before its own in each of two layers; FAM sees none but
+# for what its 16 memory tokens hold.
 _ATTENTION = {
     "FAM": ("fam", ("model.memory_segments=0", "model.fam_len=16")),
-    "BSWA": ("bswa", ("model.memory_segments=2",)),
+    "BSWA": ("bswa", ("model.memory_segments=1",)),
 }
 
 
@@ -144,7 +146,7 @@ def give_memory(plan: Plan, console: Console) -> None:
     for name, (to, sizes) in _ATTENTION.items():
         target = plan.folder / f"converted-{name}"
         if not target.exists():
-            given = ("model.block_len=64", "model.scan_layers=false", *sizes)
+            given = (f"model.block_len={_BLOCK}", "model.scan_layers=false", *sizes)
             convert(source, target, to, overrides=given, report=console.print)  # type: ignore[arg-type]
 
 
@@ -181,19 +183,26 @@ def experiment(plan: Plan, name: str) -> Config:
         f"init={plan.folder / f'converted-{name}'}",
         f"name={name}",
         "model.lora.rank=16",
-        "data.passkey.min_length=192",
-        "data.passkey.start_length=192",
-        "data.passkey.multiple=64",
+        f"data.length={20 * _BLOCK}",
+        f"data.passkey.max_length={20 * _BLOCK}",
+        f"data.passkey.ask_every={3 * _BLOCK}",
+        f"data.passkey.min_length={_BLOCK}",
+        f"data.passkey.start_length={_BLOCK}",
+        f"data.passkey.multiple={_BLOCK}",
         # a pretrained model has learnt to predict: what it shall learn now are the answers
         "data.passkey.other_weight=0.002",
         "optimizer.schedule=wsd",
         "optimizer.decay_fraction=0.3",
-        "train.steps=420",
+        "train.steps=600",
     ]
     if name == "BSWA":
         # It forgets at once: questions on the way have no answer, and longer documents than it can
         # see teach nothing.
-        given += ["data.length=2048", "data.passkey.ask_every=0", "data.passkey.max_length=256"]
+        given += [
+            f"data.length={10 * _BLOCK}",
+            "data.passkey.ask_every=0",
+            f"data.passkey.max_length={3 * _BLOCK}",
+        ]
     return load_config("passkey", [*given, *plan.finetuning])
 
 

@@ -13,10 +13,10 @@ def test_the_demonstration_leaves_what_it_promises(tmp_path, capsys):
     tiny = ("model.width=16", "model.heads=1", "model.mlp_width=16", "model.lora.rank=0")
     plan = Plan(
         tmp_path / "demo",
-        (192, 256),
+        (192, 384),
         examples=2,
         pretraining=("train.steps=2", "data.batch=1", *tiny),
-        finetuning=("train.steps=2", "data.length=512", "data.passkey.max_length=256"),
+        finetuning=("train.steps=2", "data.length=576", "data.passkey.max_length=384"),
     )
     demonstrate(plan)
     shown = capsys.readouterr().out
@@ -28,7 +28,7 @@ def test_the_demonstration_leaves_what_it_promises(tmp_path, capsys):
     for model in report["models"]:
         assert 0 < model["trained"] < model["frozen"]
         for when in ("before", "after"):
-            assert [row["length"] for row in model[when]["passkey"]] == [192, 256]
+            assert [row["length"] for row in model[when]["passkey"]] == [192, 384]
             assert model[when]["bits_per_byte"] > 1
         run = open_run(plan.folder / model["name"])
         assert run.config.model.lora.rank == 16
