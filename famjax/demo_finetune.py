@@ -67,9 +67,9 @@ class Plan:
 
 PLAN = Plan(Path("runs/demo-finetune"), tuple(192 * 2**k for k in range(8)), examples=16)
 
-# Both read blocks of 192, which hold the shortest document: to find the key within a block is learnt
-# first, to keep it next. BSWA sees one block before its own in each of two layers; FAM sees none but
-# for what its 16 memory tokens hold.
+# Both read blocks of 192, which hold the shortest document: to find the key within a block is
+# learnt first, to keep it next. BSWA sees one block before its own in each of two layers; FAM sees
+# none but for what its 16 memory tokens hold.
 _ATTENTION = {
     "FAM": ("fam", ("model.memory_segments=0", "model.fam_len=16")),
     "BSWA": ("bswa", ("model.memory_segments=1",)),
@@ -193,7 +193,8 @@ def experiment(plan: Plan, name: str) -> Config:
         "data.passkey.other_weight=0.002",
         "optimizer.schedule=wsd",
         "optimizer.decay_fraction=0.3",
-        "train.steps=600",
+        "data.passkey.threshold=0.7",
+        "train.steps=750",
     ]
     if name == "BSWA":
         # It forgets at once: questions on the way have no answer, and longer documents than it can
