@@ -15,7 +15,7 @@ moves a matrix by its own size, and adapters begin at 0: with few steps take opt
 
 Cost: that of your model, not measured by us; `make demo-finetune` takes five minutes on two cores.
 Expected: in the paper, finetuned from Flan-PaLM 8B, PG-19 accuracy 52.9, NarrativeQA 19.3
-(Table 1); in `make demo-finetune` every key to the longest document learnt from (docs/finetune.md).
+(Table 1); `make demo-finetune`: docs/finetune.md.
 """
 
 from famjax.core.config import (

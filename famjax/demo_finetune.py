@@ -193,8 +193,7 @@ def experiment(plan: Plan, name: str) -> Config:
         "data.passkey.other_weight=0.002",
         "optimizer.schedule=wsd",
         "optimizer.decay_fraction=0.3",
-        "data.passkey.threshold=0.7",
-        "train.steps=750",
+        "train.steps=600",
     ]
     if name == "BSWA":
         # It forgets at once: questions on the way have no answer, and longer documents than it can
