@@ -29,6 +29,7 @@ from famjax.train.run import CHECKPOINTS, CONFIG, with_vocabulary
 
 # Hugging Face's config.json, for who exports the model again
 SOURCE = "hf_config.json"
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 # of the logits' range
 _TOLERANCE = 1e-4
 
@@ -61,6 +62,11 @@ def convert(
     if target.exists():
         raise UserError(f"{target}: exists already; give another folder or remove it")
     hf = read_config(source)
+    if not tokenizer and not any((source / name).is_file() for name in _TOKENIZERS):
+        raise UserError(
+            f"{source}: has no {' and no '.join(_TOKENIZERS)}; copy the tokenizer there, or give "
+            "--tokenizer PATH (or bytes)"
+        )
     native = read_model(hf, source)
     config = _config(
         native, with_attention(native, to, layers), target, tokenizer or str(source), overrides

@@ -225,6 +225,12 @@ def test_layers_that_would_turn_by_another_base_are_refused():
             refuse_other_sizes(gemma, new)
 
 
+def test_a_folder_without_a_tokenizer(copy, tmp_path, capsys):
+    (copy / "tokenizer.json").unlink()
+    assert "has no tokenizer.json and no tokenizer.model" in refusal(capsys, copy, tmp_path / "out")
+    assert main(["convert", str(copy), str(tmp_path / "out"), "--tokenizer", "bytes"]) == 0
+
+
 def test_tokens_that_no_text_has_may_be_beyond_the_embedding(copy, tmp_path):
     tokenizer = tokenizers.Tokenizer.from_file(str(copy / "tokenizer.json"))
     tokenizer.add_special_tokens(["<image>", "<more>", "<than rows>"])
