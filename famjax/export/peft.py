@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from flax import nnx
+from safetensors.numpy import load_file
 
 from famjax.convert.families import native, normal
 from famjax.convert.families.common import Family
@@ -73,10 +74,38 @@ def write(source: Source, folder: Path) -> list[str]:
     name, step = source.run.config.name, source.run.step
     readme = _README.format(name=name, rank=model.lora.rank, step=step, base=_base(source))
     (folder / "README.md").write_text(readme, encoding="utf-8")
+    said = [_read_back(source, tensors, folder)]
     missing = [name for name in _NEEDED if not importlib.util.find_spec(name)]
     if missing:
-        return [f"not compared: {', '.join(missing)} not installed"]
-    return [_compare(source, family, tensors, folder)]
+        return [*said, f"not compared with peft: {', '.join(missing)} not installed"]
+    return [*said, _compare(source, family, tensors, folder)]
+
+
+def _read_back(source: Source, tensors: Tensors, folder: Path) -> str:
+    """Compare what the written adapters add to each of Hugging Face's tensors with ours."""
+    there = load_file(folder / _WEIGHTS)
+    worst = 0.0
+    for module, pairs in _modules(source, tensors).items():
+        name = f"base_model.model.{module}.lora_"
+        added = there[f"{name}B.weight"] @ there[f"{name}A.weight"]
+        tensor = pairs[0].tensor
+        count = tensor.part.of if tensor.part else 1
+        rank = source.model.lora.rank
+        maps = [np.zeros(1, np.float32)] * count
+        for pair in pairs:
+            place = pair.tensor.part.place if pair.tensor.part else 0
+            maps[place] = pair.a.reshape(-1, rank) @ pair.b.reshape(rank, -1)
+        size = max(x.shape for x in maps if x.ndim == 2)
+        maps = [x if x.ndim == 2 else np.zeros(size, np.float32) for x in maps]
+        ours = replace(tensor, inputs=1).write(maps)
+        apart = np.abs(added - (ours if tensor.turned else ours.T)).max()
+        worst = max(worst, float(apart / max(np.abs(ours).max(), 1e-30)))
+    if not worst < 1e-5:
+        raise UserError(
+            f"{folder}: the adapters read back add something else, by {worst:.1e} of it; nothing "
+            "was kept; please report it"
+        )
+    return f"compared with the adapters read back: what they add differs by {worst:.1e} of it"
 
 
 def _base(source: Source) -> str:

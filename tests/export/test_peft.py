@@ -49,7 +49,8 @@ def adapted(case: str, **lora) -> Source:
 )
 def test_peft_has_the_same_logits(case, lora, tmp_path):
     source = adapted(case, **lora)
-    (said,) = peft.write(source, tmp_path)
+    first, said = peft.write(source, tmp_path)
+    assert first.startswith("compared with the adapters read back: what they add differs by ")
     assert said.startswith("compared with peft ")
     about = json.loads((tmp_path / "adapter_config.json").read_text())
     assert about["r"] == 3
@@ -67,6 +68,20 @@ def test_adapters_that_are_not_those_are_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(peft, "_adapters", other)
     with pytest.raises(UserError, match="logits differ by"):
         peft.write(adapted("llama"), tmp_path)
+
+
+def test_without_peft_they_are_read_back(tmp_path, monkeypatch):
+    def other(source, tensors):
+        weights, about = adapters(source, tensors)
+        return {name: a * 1.01 for name, a in weights.items()}, about
+
+    adapters = peft._adapters
+    monkeypatch.setattr(peft.importlib.util, "find_spec", lambda name: None)
+    said = peft.write(adapted("gpt2"), tmp_path)
+    assert said[1].startswith("not compared with peft: torch, transformers, peft not installed")
+    monkeypatch.setattr(peft, "_adapters", other)
+    with pytest.raises(UserError, match="the adapters read back add something else"):
+        peft.write(adapted("gpt2"), tmp_path)
 
 
 def test_what_peft_has_not(tmp_path):
