@@ -24,6 +24,8 @@ class ArchConfig:
     attention_cap: float = 0.0
     # the same for logits
     logit_cap: float = 0.0
+    # false: norms stand behind the residual sums, and there is no final one (Vaswani et al., 2017)
+    pre_norm: bool = True
     # attention and feed-forward both read the layer's input (GPT-NeoX)
     parallel: bool = False
     # a learned vector for each of `model.capacity` positions of a document is added to its token,
@@ -73,9 +75,61 @@ class LoraConfig:
 
 
 @dataclass(frozen=True)
+class FeedbackConfig:
+    """Feedback Transformer (arXiv 2002.09402), and the Transformer of the same parts."""
+
+    # tokens whose memory a token attends to, itself not included (tau, 3.1)
+    span: int = 128
+    # what a token's memory is made of (Equation 1; v1 5.1): its states before, between and behind
+    # the layers, weighted by a softmax that is learned or equal; the last; the one behind `layer`
+    # layers; of each layer, those up to its own output (as in an RNN), or its input (Transformer)
+    composition: Literal["all", "average", "top", "layer", "same_and_lower", "previous"] = "all"
+    # 0 is the embedding
+    layer: int = 0
+    # one projection to keys and values for all layers (3.3)
+    shared_kv: bool = True
+    # what is carried: keys and values, or the memory that they are made from anew at every call,
+    # which is less to store and more to compute (v1 5.3)
+    cache: Literal["keys_values", "memory"] = "keys_values"
+    # learned: a vector for each distance is added to the keys, the same for all heads and layers
+    positions: Literal["learned", "rotary"] = "learned"
+    # each head learns how far it sees (Sukhbaatar et al., 2019)
+    adaptive_span: bool = False
+    # tokens over which a head's sight fades
+    span_ramp: int = 32
+    # share of `span` that heads see at first
+    span_start: float = 0.0
+    # a loss of this times the mean span of the heads, summed over layers
+    span_loss: float = 0.0
+    # training alone: sweeps over all tokens at once that approach the memory, and the relative
+    # change of the last sweep beyond which the exact loop is taken; 0 sweeps: always the loop
+    sweeps: int = 0
+    tolerance: float = 0.1
+
+
+@dataclass(frozen=True)
+class DropoutConfig:
+    """Shares that are dropped in training (FT3 7.6, 4.2.1); for stacks feedback and transformer."""
+
+    # of attention weights
+    attention: float = 0.0
+    # of the feed-forward's hidden units
+    hidden: float = 0.0
+    # of what the embedding gives
+    embedding: float = 0.0
+    # of what the last layer gives
+    output: float = 0.0
+    # of layers, each as a whole (LayerDrop)
+    layer: float = 0.0
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Shape of a decoder-only language model. Letters: see `famjax.core.types`."""
 
+    # what layers stand in: on one residual stream, each with a mixer; with feedback memory; the
+    # Transformer of the same parts; an LSTM
+    stack: Literal["residual", "feedback", "transformer", "lstm"] = "residual"
     # 0 takes the tokenizer's size; any other number must be at least that
     vocab_size: int = 0
     layers: int = 4
@@ -89,7 +143,7 @@ class ModelConfig:
     # hidden width of the feed-forward; 0 = 4 * width
     mlp_width: int = 0
     # gelu and geglu take the tanh approximation, gelu_exact the error function
-    mlp: Literal["gelu", "gelu_exact", "swiglu", "geglu"] = "swiglu"
+    mlp: Literal["relu", "gelu", "gelu_exact", "swiglu", "geglu"] = "swiglu"
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     # the head shares the embedding table
     tied: bool = True
@@ -114,6 +168,8 @@ class ModelConfig:
     remat: Literal["none", "layer", "block"] = "none"
     # compute type; parameters and optimizer are float32
     dtype: Literal["float32", "bfloat16"] = "float32"
+    feedback: FeedbackConfig = field(default_factory=FeedbackConfig)
+    dropout: DropoutConfig = field(default_factory=DropoutConfig)
     arch: ArchConfig = field(default_factory=ArchConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
 

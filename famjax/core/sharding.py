@@ -43,7 +43,11 @@ PARAMETER_AXES: tuple[tuple[str, Axes], ...] = (
     (r"[kv]/lora/b$", (None, "kv_heads", None)),
     (r"(up|gate)/lora/b$", (None, "mlp")),
     (r"(out|down)/lora/b$", (None, "embed")),
-    (r"lora/key$", (None,)),
+    (r"(lora|stack)/key$", (None,)),
+    # of adaptive span; of distances; of Equation 1
+    (r"layers/0/span$", (None,)),
+    (r"distances$", (None, None)),
+    (r"mix$", (None, None)),
     (r"(scale|bias|prompt)$", ()),
 )
 

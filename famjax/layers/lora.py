@@ -11,15 +11,12 @@ from flax import nnx
 from famjax.core.config import LoraConfig
 from famjax.core.remat import keep
 from famjax.core.types import Array
+from famjax.layers.dropout import dropout, no_key
 from famjax.ops.product import product
 
 
 class Adapter(nnx.Param):
     """A parameter that is trained while those it adapts are frozen."""
-
-
-class DropoutKey(nnx.Variable):
-    """[2] uint32, data of the random key that the training step puts there."""
 
 
 def adapted(config: LoraConfig, place: str) -> LoraConfig | None:
@@ -63,15 +60,12 @@ class Lora(nnx.Module):
         low = (*shape[:count], config.rank)
         self.a = Adapter(jax.random.uniform(rngs.params(), low, minval=-bound, maxval=bound))
         self.b = Adapter(jnp.zeros((config.rank, *shape[count:])))
-        self.key = DropoutKey(jnp.zeros(2, jnp.uint32)) if config.dropout else None
+        self.key = no_key() if config.dropout else None
 
     def __call__(self, x: Array) -> Array:
         x = x.astype(self.dtype)
         if self.key is not None:
-            kept = jax.random.bernoulli(
-                jax.random.wrap_key_data(self.key[...]), 1 - self.dropout, x.shape
-            )
-            x = jnp.where(kept, x / (1 - self.dropout), 0).astype(self.dtype)
+            x = dropout(x, self.dropout, jax.random.wrap_key_data(self.key[...]))
         low = keep(product(self.down, x, self.a[...].astype(self.dtype)))
         return self.scale * product(self.up, low, self.b[...].astype(self.dtype))
 

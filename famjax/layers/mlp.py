@@ -16,15 +16,16 @@ from famjax.layers.norm import Norm
 
 _GATES = {"swiglu": jax.nn.silu, "geglu": jax.nn.gelu}
 _PLAIN: dict[str, Callable[[Array], Array]] = {
+    "relu": jax.nn.relu,
     "gelu": jax.nn.gelu,
     "gelu_exact": functools.partial(jax.nn.gelu, approximate=False),
 }
 
 
 class FeedForward(nnx.Module):
-    """FF(PreLN(a)) + a (TransformerFAM 2.1), with GELU, SwiGLU or GeGLU inside.
+    """FF(PreLN(a)) + a (TransformerFAM 2.1), with ReLU, GELU, SwiGLU or GeGLU inside.
 
-    Where attention and feed-forward are parallel it is FF(PreLN(x)) + a, x what attention has read.
+    With `arch.pre_norm` false it is LN(FF(a) + a) (Vaswani et al., 2017). Where attention and feed-forward are parallel it is FF(PreLN(x)) + a, x what attention has read.
 
     The residual is added in the type of `a`, which for FAM is wider than the compute type.
     """
@@ -35,25 +36,30 @@ class FeedForward(nnx.Module):
         self.dtype = compute_dtype(config.dtype)
         self.kind = config.mlp
         self.parallel = arch.parallel
+        self.pre_norm = arch.pre_norm
         self.norm = Norm(config.norm, d, arch)
         linear = functools.partial(Linear, dtype=self.dtype, rngs=rngs, bias=arch.mlp_bias)
         up = ("...d,dc->...c", (d, hidden), d)
         on = functools.partial(adapted, config.lora)
         self.up = linear(*up, lora=on("mlp.up"))
         self.gate = linear(*up, lora=on("mlp.gate")) if config.mlp in _GATES else None
-        gain = (2 * config.layers) ** -0.5
+        gain = (2 * config.layers) ** -0.5 if arch.pre_norm else 1.0
         down = ("...c,cd->...d", (hidden, d), hidden)
         self.down = linear(*down, gain=gain, lora=on("mlp.down"))
         self.post = Norm(config.norm, d, arch) if arch.post_norm else None
 
-    def __call__(self, a: Array, x: Array) -> Array:
-        """[... d], twice -> [... d]."""
-        x = self.norm(x if self.parallel else a, self.dtype)
+    def __call__(
+        self, a: Array, x: Array, drop: Callable[[Array], Array] = lambda hidden: hidden
+    ) -> Array:
+        """[... d], twice -> [... d]; `drop` is the dropout of the hidden units."""
+        x = x if self.parallel else a
+        x = self.norm(x, self.dtype) if self.pre_norm else x.astype(self.dtype)
         if self.gate is None:
             hidden = _PLAIN[self.kind](self.up(x))
         else:
             hidden = _GATES[self.kind](self.gate(x)) * self.up(x)
-        y = self.down(hidden)
+        y = self.down(drop(hidden))
         if self.post is not None:
             y = self.post(y, self.dtype)
-        return a + y.astype(a.dtype)
+        y = a + y.astype(a.dtype)
+        return y if self.pre_norm else self.norm(y, y.dtype)

@@ -17,17 +17,61 @@ from famjax.ops import rotary
 from famjax.ops.attention import attend
 
 
+class Keys(nnx.Module):
+    """Keys and values of what is remembered, not yet rotated.
+
+    Args:
+      norm: what is remembered is normed before, unless norms stand behind the sums.
+    """
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        d, arch = config.width, config.arch
+        e, g = head_dim(config), config.kv_heads or config.heads
+        self.dtype = compute_dtype(config.dtype)
+        self.norm = Norm(config.norm, d, arch) if arch.pre_norm else None
+        self.k, self.v = _keys_values(config, d, g, e, rngs)
+        self.k_norm = Norm("rmsnorm", e, arch) if arch.qk_norm else None
+
+    def __call__(self, x: Array) -> tuple[Array, Array]:
+        """[... d] -> k [... g e], v [... g e]."""
+        x = x.astype(self.dtype) if self.norm is None else self.norm(x, self.dtype)
+        k = self.k(x)
+        return k if self.k_norm is None else self.k_norm(k, self.dtype), self.v(x)
+
+
+def head_dim(config: ModelConfig) -> int:
+    """Return e."""
+    return config.head_dim or config.width // config.heads
+
+
+def _keys_values(
+    config: ModelConfig, d: int, g: int, e: int, rngs: nnx.Rngs
+) -> tuple[Linear, Linear]:
+    linear = functools.partial(Linear, dtype=compute_dtype(config.dtype), rngs=rngs)
+    kv = ("...d,dge->...ge", (d, g, e), d)
+    bias = config.arch.qkv_bias
+    on = functools.partial(adapted, config.lora)
+    return (
+        linear(*kv, bias=bias, lora=on("attention.k")),
+        linear(*kv, bias=bias, lora=on("attention.v")),
+    )
+
+
 class QKV(nnx.Module):
     """QKV(PreLN(x)) and the output projection, with rotary positions.
 
+    With `arch.pre_norm` false the norm stands behind the residual sum, LN(x + Attention(x)).
+
     Args:
       local: of a layer that sees a token window, which has frequencies of its own in some families.
+      keys: it has keys and values of its own.
     """
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, local: bool = False):
+    def __init__(
+        self, config: ModelConfig, *, rngs: nnx.Rngs, local: bool = False, keys: bool = True
+    ):
         d, h, arch = config.width, config.heads, config.arch
-        e = config.head_dim or d // h
-        g = config.kv_heads or h
+        e, g = head_dim(config), config.kv_heads or h
         self.dtype = compute_dtype(config.dtype)
         self.kv_heads, self.head_dim = g, e
         base = config.rope_base
@@ -40,24 +84,37 @@ class QKV(nnx.Module):
         self.norm = Norm(config.norm, d, arch)
         linear = functools.partial(Linear, dtype=self.dtype, rngs=rngs)
         on = functools.partial(adapted, config.lora)
-        kv = ("...d,dge->...ge", (d, g, e), d)
         self.q = linear("...d,dhe->...he", (d, h, e), d, bias=arch.qkv_bias, lora=on("attention.q"))
-        self.k = linear(*kv, bias=arch.qkv_bias, lora=on("attention.k"))
-        self.v = linear(*kv, bias=arch.qkv_bias, lora=on("attention.v"))
+        self.k, self.v = _keys_values(config, d, g, e, rngs) if keys else (None, None)
         self.q_norm = Norm("rmsnorm", e, arch) if arch.qk_norm else None
-        self.k_norm = Norm("rmsnorm", e, arch) if arch.qk_norm else None
-        gain = (2 * config.layers) ** -0.5
+        self.k_norm = Norm("rmsnorm", e, arch) if arch.qk_norm and keys else None
+        self.pre_norm = arch.pre_norm
+        gain = (2 * config.layers) ** -0.5 if arch.pre_norm else 1.0
         out = ("...he,hed->...d", (h, e, d), h * e)
         self.out = linear(*out, gain=gain, bias=arch.out_bias, lora=on("attention.out"))
         self.post = Norm(config.norm, d, arch) if arch.post_norm else None
 
     def project(self, x: Array) -> tuple[Array, Array, Array]:
         """[... d] -> q [... h e], k [... g e], v [... g e], not yet rotated."""
-        x = self.norm(x, self.dtype)
-        q, k, v = self.q(x), self.k(x), self.v(x)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q, self.dtype), self.k_norm(k, self.dtype)
-        return q if self.query_gain == 1 else q * self.query_gain, k, v
+        x = self.read(x)
+        return self.query(x), *self.remember(x)
+
+    def read(self, x: Array) -> Array:
+        """Return what queries, keys and values are projected from."""
+        return self.norm(x, self.dtype) if self.pre_norm else x.astype(self.dtype)
+
+    def query(self, x: Array) -> Array:
+        """[... d], of `read` -> [... h e], not yet rotated."""
+        q = self.q(x)
+        q = q if self.q_norm is None else self.q_norm(q, self.dtype)
+        return q if self.query_gain == 1 else q * self.query_gain
+
+    def remember(self, x: Array) -> tuple[Array, Array]:
+        """[... d], of `read` -> k [... g e], v [... g e], not yet rotated."""
+        if self.k is None or self.v is None:
+            raise ValueError("this layer has no keys of its own")
+        k = self.k(x)
+        return k if self.k_norm is None else self.k_norm(k, self.dtype), self.v(x)
 
     def rotate(self, x: Array, positions: Array) -> Array:
         """Rotate [... t h e] to positions [... t], in tokens."""
@@ -72,7 +129,8 @@ class QKV(nnx.Module):
         y = self.out(attended)
         if self.post is not None:
             y = self.post(y, self.dtype)
-        return y.astype(residual.dtype) + residual
+        y = y.astype(residual.dtype) + residual
+        return y if self.pre_norm else self.norm(y, y.dtype)
 
     def encode_prompt(self, prompt: Array) -> Array:
         """Full attention among the f tokens of the FAM prompt (B.1): [f d] -> [f d].

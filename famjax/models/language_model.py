@@ -11,7 +11,7 @@ from famjax.core.types import Array, Context, State, compute_dtype
 from famjax.layers.linear import Linear
 from famjax.layers.norm import Norm
 from famjax.ops.attention import soft_cap
-from famjax.stacks.residual import ResidualStack
+from famjax.stacks import make_stack
 
 # up to this vocabulary a gradient by one-hot product is faster than one by scatter, on CPU by far
 _SMALL_VOCABULARY = 4096
@@ -56,8 +56,8 @@ class LanguageModel(nnx.Module):
         v, d = config.vocab_size, config.width
         self.dtype = compute_dtype(config.dtype)
         self.embedding = nnx.Param(jax.random.normal(rngs.params(), (v, d)) * d**-0.5)
-        self.stack = ResidualStack(config, rngs=rngs)
-        self.norm = Norm(config.norm, d, config.arch)
+        self.stack = make_stack(config, rngs=rngs)
+        self.norm = Norm(config.norm, d, config.arch) if config.arch.pre_norm else None
         self.embed_scale = config.arch.embed_scale or d**0.5
         self.logit_cap = config.arch.logit_cap
         self.head = (
@@ -77,7 +77,7 @@ class LanguageModel(nnx.Module):
 
     def logits(self, x: Array) -> Array:
         """[... d] -> [... v] in float32 or wider."""
-        x = self.norm(x, self.dtype)
+        x = x.astype(self.dtype) if self.norm is None else self.norm(x, self.dtype)
         if self.head is not None:
             y = self.head(x)
         else:

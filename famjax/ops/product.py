@@ -4,30 +4,45 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
+from contextvars import ContextVar
 
 import jax
 import jax.numpy as jnp
 
 from famjax.core.types import Array
 
+# what does the products of the loop that is being traced, if there is one
+TAPE: ContextVar[Callable[[str, Array, Array], Array] | None] = ContextVar("TAPE", default=None)
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+
 def product(equation: str, x: Array, kernel: Array) -> Array:
     """Return einsum(equation, x, kernel), where the gradient of the kernel is one fast product.
 
-    That gradient is a product over all tokens. XLA on CPU writes its first factor out transposed,
-    and JAX puts the output's gradient first: four times as wide as the input in a feed-forward,
-    where that copy took more time than the product. Here the narrower factor comes first. The price
-    is that JAX's forward mode (`jax.jvp`) does not go through.
+    Within a loop of `famjax.ops.hindsight` that loop's tape does it, and takes the gradient behind
+    the loop.
 
     Args:
       equation: "...ab,abcd->...cd": a, b of the input are summed.
+    """
+    tape = TAPE.get()
+    return fast_product(equation, x, kernel) if tape is None else tape(equation, x, kernel)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def fast_product(equation: str, x: Array, kernel: Array) -> Array:
+    """Return what `product` does outside of a loop.
+
+    The kernel's gradient is a product over all tokens. XLA on CPU writes its first factor out transposed,
+    and JAX puts the output's gradient first: four times as wide as the input in a feed-forward,
+    where that copy took more time than the product. Here the narrower factor comes first. The price
+    is that JAX's forward mode (`jax.jvp`) does not go through.
     """
     return jnp.einsum(equation, x, kernel)
 
 
 def _forward(equation: str, x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
-    return product(equation, x, kernel), (x, kernel)
+    return fast_product(equation, x, kernel), (x, kernel)
 
 
 def _backward(equation: str, saved: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
@@ -43,4 +58,4 @@ def _backward(equation: str, saved: tuple[Array, Array], grad: Array) -> tuple[A
     return to_input, jnp.einsum(f"{made}{summed}->{weights}", to_kernel)
 
 
-product.defvjp(_forward, _backward)
+fast_product.defvjp(_forward, _backward)

@@ -1,1 +1,23 @@
-"""famjax."""
+"""The table of stacks: what carries state through the layers. One file, one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flax import nnx
+
+from famjax.core.config import ModelConfig
+from famjax.stacks.feedback import Feedback, Transformer
+from famjax.stacks.residual import ResidualStack
+
+STACKS: dict[str, Callable[..., Any]] = {
+    "residual": ResidualStack,
+    "feedback": Feedback,  # ft.feedback
+    "transformer": Transformer,
+}
+
+
+def make_stack(config: ModelConfig, *, rngs: nnx.Rngs) -> Any:
+    """Return a new stack by its name in the table."""
+    return STACKS[config.stack](config, rngs=rngs)

@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.core.config import ModelConfig
+from famjax.core.config import DropoutConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.sharding import path_name
 from famjax.core.types import Array
-from famjax.layers.lora import Adapter, DropoutKey
+from famjax.layers.dropout import DropoutKey
+from famjax.layers.lora import Adapter
 
 # what is trained beside adapters
 _TRAINED = nnx.Any(Adapter, nnx.PathContains("prompt"))
@@ -26,12 +27,16 @@ Frozen = tuple[Any, ...]
 def divide(config: ModelConfig, model: nnx.Module) -> tuple[Any, Any, Frozen]:
     """Return a model's graph, what is trained of it, and what is not.
 
-    `nnx.merge(graph, trained, *frozen)` is the model. Without adapters everything is trained and
-    `frozen` is (); with them it is the weights, in the type of `lora.base`, and dropout's keys.
+    `nnx.merge(graph, trained, *frozen)` is the model. Without adapters and dropout everything is
+    trained and `frozen` is (); else it is the weights that adapters stand beside, in the type of
+    `lora.base`, and dropout's keys.
     """
-    if not config.lora.rank:
+    if not config.lora.rank and not any(vars(config.dropout).values()):
         graph, trained = nnx.split(model, nnx.Param)
         return graph, trained, ()
+    if not config.lora.rank:
+        everything: Any = nnx.split(model, nnx.Param, nnx.Nothing(), DropoutKey)
+        return everything[0], everything[1], everything[2:]
     parts: Any = nnx.split(model, _TRAINED, nnx.Param, DropoutKey)
     graph, trained, weights, keys = parts
     weights = jax.tree.map(lambda a: _cast(a, jnp.dtype(config.lora.base)), weights)
@@ -44,8 +49,10 @@ def _cast(a: Any, dtype: jnp.dtype) -> Any:
 
 
 def evaluated(config: ModelConfig) -> ModelConfig:
-    """Return the config of the same model without dropout; what it is made of has no keys."""
-    return replace(config, lora=replace(config.lora, dropout=0.0))
+    """Return the config of the same model as it is used: no dropout, so no keys; no sweeps."""
+    exact = replace(config.feedback, sweeps=0)
+    lora = replace(config.lora, dropout=0.0)
+    return replace(config, lora=lora, dropout=DropoutConfig(), feedback=exact)
 
 
 def with_keys(frozen: Frozen, key: Array) -> Frozen:

@@ -1,0 +1,33 @@
+"""Dropout in training: a model's key is a variable that the training step fills."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from famjax.core.types import Array
+
+
+class DropoutKey(nnx.Variable):
+    """[2] uint32, data of the random key that the training step puts there."""
+
+
+def no_key() -> DropoutKey:
+    """Return the variable as a model is made with it."""
+    return DropoutKey(jnp.zeros(2, jnp.uint32))
+
+
+def dropout(x: Array, rate: float, key: Array) -> Array:
+    """Return x with a share `rate` of its elements 0, and the others scaled up."""
+    kept = jax.random.bernoulli(key, 1 - rate, x.shape)
+    return jnp.where(kept, x / (1 - rate), 0).astype(x.dtype)
+
+
+def dropper(rate: float, key: Array | None, site: int) -> Callable[[Array], Array]:
+    """Return the dropout of one place in a model; without a key or a rate, nothing is dropped."""
+    if key is None or not rate:
+        return lambda x: x
+    return lambda x: dropout(x, rate, jax.random.fold_in(key, site))

@@ -1,0 +1,160 @@
+"""The Feedback Transformer (arXiv 2002.09402, 3.3), and the Transformer of the same parts.
+
+    z_t^l = Attn(x_t^l, {m_{t-tau}, ..., m_{t-1}})       m_t = sum_l softmax(w)_l x_t^l   (Eq. 1)
+
+All layers attend to one memory that is made of all layers, so a token must be read to its end
+before the next one begins: `famjax.ops.hindsight` is the loop, and its gradient. Where the memory
+of a layer is its own input (composition "previous"), it is a Transformer; the class `Transformer`
+reads the same parameters and states all tokens at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from famjax.core.config import ModelConfig
+from famjax.core.types import Array, Context
+from famjax.layers.dropout import dropper, no_key
+from famjax.layers.qkv import Keys
+from famjax.stacks.feedback import ring, solve
+from famjax.stacks.feedback.parts import (
+    EMBEDDING,
+    OUTPUT,
+    Divided,
+    FeedbackLayer,
+    Random,
+    assemble,
+    divide,
+)
+from famjax.stacks.feedback.plan import Plan
+from famjax.stacks.feedback.ring import FeedbackState, Pair, Reading
+from famjax.stacks.feedback.step import slots_of, step
+
+
+class Feedback(nnx.Module):
+    """Layers that attend to a memory of earlier tokens, each token read after the one before it.
+
+    Parameters of the layers are stacked on a leading axis.
+    """
+
+    parallel = False
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        c = config.feedback
+        self.plan = Plan(config, "previous" if self.parallel else c.composition)
+
+        @nnx.split_rngs(splits=config.layers)
+        @nnx.vmap(in_axes=(0,))
+        def make(rngs: nnx.Rngs) -> FeedbackLayer:
+            return FeedbackLayer(config, rngs=rngs)
+
+        self.layers = nnx.List([make(rngs)])
+        self.keys = Keys(config, rngs=rngs) if c.shared_kv else None
+        draw = jax.random.normal(rngs.params(), (self.plan.head_dim, c.span))
+        self.distances = nnx.Param(draw) if c.positions == "learned" else None
+        learned = self.plan.composition in ("all", "same_and_lower")
+        logits = jnp.zeros((self.plan.memories, config.layers + 1))
+        self.mix = nnx.Param(logits) if learned else None
+        self.key = no_key() if any(vars(config.dropout).values()) else None
+        self.block_len = 1
+        self.capacity = None
+        # tokens before one that its output can depend on, at most; None is all
+        self.reach: int | None = c.span * config.layers if self.parallel else None
+
+    def init_state(self, batch: int) -> FeedbackState:
+        """Return the state of lanes that have read nothing."""
+        return ring.empty(self.plan, batch)
+
+    def state_axes(self) -> FeedbackState:
+        return ring.axes(self.plan)
+
+    def __call__(
+        self, x: Array, state: FeedbackState, ctx: Context
+    ) -> tuple[Array, FeedbackState]:
+        """[b t d] -> [b t d]. A position offset changes nothing: all positions are relative."""
+        plan, random = self.plan, self._random()
+        key = None if random is None else random.key
+        x = dropper(plan.model.dropout.embedding, key, EMBEDDING)(x)
+        reading = Reading.of(plan, state, ctx, x.shape[1])
+        given = (plan, self._divided(), x, self._line(state), reading.first, random)
+        if self.parallel:
+            y, slots, memory = solve.at_once(*given)
+        elif plan.config.sweeps:
+            y, slots, memory = solve.in_sweeps(*given)
+        else:
+            y, slots, memory = solve.one_by_one(*given)
+        y = dropper(plan.model.dropout.output, key, OUTPUT)(y)
+        keys = (memory,) if plan.remembers_states else tuple(
+            jnp.stack(of) for of in zip(*slots, strict=True)
+        )
+        return y, ring.closed(plan, state, keys, reading)
+
+    def step(self, x: Array, state: FeedbackState, ctx: Context) -> tuple[Array, FeedbackState]:
+        """[b 1 d] -> [b 1 d]."""
+        return step(self.plan, assemble(*self._divided()), x, state, ctx)
+
+    def change(self, x: Array, state: FeedbackState, ctx: Context) -> Array:
+        """Return by how much of it the last of the sweeps changes the memory."""
+        reading = Reading.of(self.plan, state, ctx, x.shape[1])
+        given = (self._divided(), x, self._line(state), reading.first, None)
+        return solve.sweep(self.plan, *given)[1]
+
+    def shares(self) -> Array:
+        """Return what share of each state a memory is made of (Equation 1): [j L+1]."""
+        return self.plan.mix(None if self.mix is None else self.mix[...])
+
+    def spans(self) -> Array | None:
+        """Return the tokens that each head sees, [L h], where they are learned."""
+        share = self.layers[0].span
+        return None if share is None else share[...] * self.plan.span
+
+    def span_loss(self) -> Array:
+        """Return adaptive span's loss: its coefficient times the mean span, summed over layers."""
+        spans = self.spans()
+        return jnp.zeros(()) if spans is None else self.plan.config.span_loss * spans.mean(1).sum()
+
+    def trimmed(self, to: int = 64) -> Plan:
+        """Return the plan that looks only at slots that some head sees, in steps of `to` slots.
+
+        It is to be computed outside of compiled functions: it decides their shapes.
+        """
+        spans, c = self.spans(), self.plan.config
+        if spans is None:
+            return self.plan
+        longest = [float(x) + c.span_ramp for x in jax.device_get(spans.max(1))]
+        if self.plan.sets == 1:
+            longest = [max(longest)]
+        looked = tuple(min(c.span, -(-int(x + 1) // to) * to) for x in longest)
+        return dataclasses.replace(self.plan, looked=looked)
+
+    def _divided(self) -> Divided:
+        distances = None if self.distances is None else self.distances[...]
+        return divide(self.plan, self.layers[0], self.keys, distances, self.shares())
+
+    def _line(self, state: FeedbackState) -> list[Pair]:
+        """Return what the layers look at of the slots before a call: [b g n e], of each set."""
+        plan = self.plan
+        line = state._replace(slots=ring.line(plan, state))
+        pairs = slots_of(plan, assemble(*self._divided()), line)
+        return [
+            (k[:, :, plan.span - n :], v[:, :, plan.span - n :])
+            for (k, v), n in zip(pairs, plan.spans, strict=True)
+        ]
+
+    def _random(self) -> Random | None:
+        if self.key is None:
+            return None
+        key = jax.random.wrap_key_data(self.key[...])
+        rate, count = self.plan.model.dropout.layer, self.plan.model.layers
+        return Random(key, jax.random.bernoulli(jax.random.fold_in(key, 2**30), rate, (count,)))
+
+
+class Transformer(Feedback):
+    """The Transformer of the same parts: each layer remembers what it reads, all tokens at once."""
+
+    parallel = True
