@@ -26,8 +26,15 @@ def dropout(x: Array, rate: float, key: Array) -> Array:
     return jnp.where(kept, x / (1 - rate), 0).astype(x.dtype)
 
 
-def dropper(rate: float, key: Array | None, site: int) -> Callable[[Array], Array]:
-    """Return the dropout of one place in a model; without a key or a rate, nothing is dropped."""
+Drop = Callable[[Array], Array]
+
+
+def dropper(rate: float, key: Array | None, site: int) -> Drop | None:
+    """Return the dropout of one place in a model, or None: without a key or a rate."""
     if key is None or not rate:
-        return lambda x: x
+        return None
     return lambda x: dropout(x, rate, jax.random.fold_in(key, site))
+
+
+def dropped(x: Array, drop: Drop | None) -> Array:
+    return x if drop is None else drop(x)

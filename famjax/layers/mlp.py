@@ -10,6 +10,7 @@ from flax import nnx
 
 from famjax.core.config import ModelConfig
 from famjax.core.types import Array, compute_dtype
+from famjax.layers.dropout import Drop, dropped
 from famjax.layers.linear import Linear
 from famjax.layers.lora import adapted
 from famjax.layers.norm import Norm
@@ -48,9 +49,7 @@ class FeedForward(nnx.Module):
         self.down = linear(*down, gain=gain, lora=on("mlp.down"))
         self.post = Norm(config.norm, d, arch) if arch.post_norm else None
 
-    def __call__(
-        self, a: Array, x: Array, drop: Callable[[Array], Array] = lambda hidden: hidden
-    ) -> Array:
+    def __call__(self, a: Array, x: Array, drop: Drop | None = None) -> Array:
         """[... d], twice -> [... d]; `drop` is the dropout of the hidden units."""
         x = x if self.parallel else a
         x = self.norm(x, self.dtype) if self.pre_norm else x.astype(self.dtype)
@@ -58,7 +57,7 @@ class FeedForward(nnx.Module):
             hidden = _PLAIN[self.kind](self.up(x))
         else:
             hidden = _GATES[self.kind](self.gate(x)) * self.up(x)
-        y = self.down(drop(hidden))
+        y = self.down(dropped(hidden, drop))
         if self.post is not None:
             y = self.post(y, self.dtype)
         y = a + y.astype(a.dtype)

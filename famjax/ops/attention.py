@@ -16,7 +16,9 @@ def soft_cap(x: Array, cap: float) -> Array:
     return cap * jnp.tanh(x / cap) if cap else x
 
 
-def attention_weights(q: Array, k: Array, mask: Array | None, cap: float = 0.0) -> Array:
+def attention_weights(
+    q: Array, k: Array, mask: Array | None, cap: float = 0.0, bias: Array | None = None
+) -> Array:
     """Return softmax(q k / sqrt(e)) over the keys that the mask lets through.
 
     Args:
@@ -24,11 +26,14 @@ def attention_weights(q: Array, k: Array, mask: Array | None, cap: float = 0.0) 
       k: [... s g e]; query head i reads key head i // (h / g).
       mask: [... t s] bool, broadcast; True is visible. Each query must see at least one key.
       cap: of the scores, see `soft_cap`.
+      bias: [... g h/g t s], added to the scores; all but the last axis are broadcast.
 
     Returns:
       [... g h/g t s] in float32 or wider.
     """
     scores = soft_cap(_scores(q, k), cap)
+    if bias is not None:
+        scores = scores + bias
     if mask is not None:
         scores = jnp.where(mask[..., None, None, :, :], scores, -jnp.inf)
     return jax.nn.softmax(scores, axis=-1)
@@ -43,7 +48,14 @@ def _scores(q: Array, k: Array) -> Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def attend(q: Array, k: Array, v: Array, mask: Array | None = None, cap: float = 0.0) -> Array:
+def attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None = None,
+    cap: float = 0.0,
+    bias: Array | None = None,
+) -> Array:
     """Return SelfAttention(q, k, v): [... t h e]. Arguments as in `attention_weights`.
 
     For its gradient it keeps the weights, in v's type, and its result. The softmax's gradient takes
@@ -51,21 +63,26 @@ def attend(q: Array, k: Array, v: Array, mask: Array | None = None, cap: float =
     own gradient, a sum over e instead of over all keys. For a gradient q, k and v must have equal
     leading axes; JAX's forward mode does not go through.
     """
-    return _attend(q, k, v, mask, cap)[0]
+    return _attend(q, k, v, mask, cap, bias)[0]
 
 
-Saved = tuple[Array, Array, Array, Array, Array]
+Saved = tuple[Array, Array, Array, Array, Array, Array | None]
 
 
-def _attend(q: Array, k: Array, v: Array, mask: Array | None, cap: float) -> tuple[Array, Saved]:
-    weights = keep(attention_weights(q, k, mask, cap).astype(v.dtype))
+def _attend(
+    q: Array, k: Array, v: Array, mask: Array | None, cap: float, bias: Array | None
+) -> tuple[Array, Saved]:
+    weights = keep(attention_weights(q, k, mask, cap, bias).astype(v.dtype))
     out = jnp.einsum("...grts,...sge->...tgre", weights, v)
     out = keep(out.reshape(q.shape))
-    return out, (q, k, v, weights, out)
+    # of the bias the shape alone
+    return out, (q, k, v, weights, out, None if bias is None else bias[..., :0])
 
 
-def _attend_backward(cap: float, saved: Saved, to_out: Array) -> tuple[Array, Array, Array, None]:
-    q, k, v, weights, out = saved
+def _attend_backward(
+    cap: float, saved: Saved, to_out: Array
+) -> tuple[Array, Array, Array, None, Array | None]:
+    q, k, v, weights, out, bias = saved
     e, groups = q.shape[-1], weights.shape[-4:-2]
 
     def grouped(x: Array) -> Array:
@@ -77,7 +94,9 @@ def _attend_backward(cap: float, saved: Saved, to_out: Array) -> tuple[Array, Ar
     to_weights = jnp.einsum(
         "...tgre,...sge->...grts", grouped(to_out), v, preferred_element_type=wide
     )
-    to_scores = weights * (to_weights - mean) * e**-0.5
+    to_scores = weights * (to_weights - mean)
+    to_bias = None if bias is None else _summed(to_scores, bias)
+    to_scores = to_scores * e**-0.5
     if cap:
         # the scores are computed once more: capped families are few, and this keeps nothing
         to_scores = to_scores * (1 - jnp.square(jnp.tanh(_scores(q, k) / cap)))
@@ -87,7 +106,15 @@ def _attend_backward(cap: float, saved: Saved, to_out: Array) -> tuple[Array, Ar
         jnp.einsum("...grts,...tgre->...sge", to_scores, grouped(q)),
         jnp.einsum("...grts,...tgre->...sge", weights, grouped(to_out)),
         None,
+        to_bias,
     )
+
+
+def _summed(a: Array, like: Array) -> Array:
+    """Sum over the axes that `like` has not, or has as 1; the last stays."""
+    a = a.sum(tuple(range(a.ndim - like.ndim)))
+    narrow = tuple(i for i, n in enumerate(like.shape[:-1]) if n == 1 and a.shape[i] != 1)
+    return a.sum(narrow, keepdims=True).astype(like.dtype)
 
 
 attend.defvjp(_attend, _attend_backward)

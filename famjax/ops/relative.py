@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from famjax.core.types import Array
-from famjax.ops.attention import soft_cap
+from famjax.ops.attention import attend, attention_weights, soft_cap
 from famjax.ops.hindsight import slot_product
 
 # stands for minus infinity where that would make NaN of a gradient
@@ -80,7 +80,7 @@ def attend_window(
     bias: Array,
     mask: Array,
     cap: float,
-    drop: Drop,
+    drop: Drop | None,
 ) -> Array:
     """Attend with one token to the slots before its block and to those in it (`ops.hindsight`).
 
@@ -105,7 +105,8 @@ def attend_window(
     scores = soft_cap(scores * e**-0.5, cap) + bias.reshape(-1, *groups[1:], bias.shape[-1])
     mask, some = visible_or_all(mask)
     weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, -jnp.inf), axis=-1)
-    weights = drop(weights * some[:, None, None, None]).astype(v.dtype)
+    weights = weights * some[:, None, None, None]
+    weights = (weights if drop is None else drop(weights)).astype(v.dtype)
     out = slot_product("bgrs,bgse->bgre", weights[..., :span], v)
     out = out + _wide("bgrs,bgse->bgre", weights[..., span:], own_v)
     return out.astype(v.dtype).reshape(b, h, e)
@@ -117,7 +118,7 @@ def _wide(equation: str, x: Array, y: Array) -> Array:
 
 
 def attend_line(
-    q: Array, k: Array, v: Array, bias: Array, mask: Array, cap: float, drop: Drop
+    q: Array, k: Array, v: Array, bias: Array, mask: Array, cap: float, drop: Drop | None
 ) -> Array:
     """Attend with all tokens of a call to a line of slots.
 
@@ -126,36 +127,18 @@ def attend_line(
       k, v: [b g s e].
       bias: [b|1 h t s], added to the scores.
       mask: [b t s] bool.
+      drop: dropout of the weights, if there is one.
 
     Returns:
       [b t h e].
     """
-    b, t, h, e = q.shape
-    g = k.shape[1]
-    q = q.reshape(b, t, g, h // g, e)
-    scores = soft_cap(_wide("btgre,bgse->bgrts", q, k) * e**-0.5, cap)
-    scores = scores + bias.reshape(-1, g, h // g, *bias.shape[2:])
+    (h, e), g = q.shape[-2:], k.shape[1]
+    bias = bias.reshape(-1, g, h // g, *bias.shape[2:])
     mask, some = visible_or_all(mask)
-    weights = softmax(jnp.where(mask[:, None, None], scores, HIDDEN))
-    weights = drop(weights * some[:, None, None, :, None]).astype(v.dtype)
-    out = _wide("bgrts,bgse->btgre", weights, v)
-    return out.astype(v.dtype).reshape(b, t, h, e)
-
-
-@jax.custom_vjp
-def softmax(scores: Array) -> Array:
-    """Return softmax over the last axis; the gradient keeps its result alone."""
-    return jax.nn.softmax(scores, axis=-1)
-
-
-def _softmax(scores: Array) -> tuple[Array, Array]:
-    weights = softmax(scores)
-    return weights, weights
-
-
-def _softmax_backward(weights: Array, grad: Array) -> tuple[Array]:
-    scaled = weights * grad
-    return (scaled - weights * scaled.sum(-1, keepdims=True),)
-
-
-softmax.defvjp(_softmax, _softmax_backward)
+    k, v = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
+    if drop is None:
+        out = attend(q, k, v, mask, cap, bias)
+    else:
+        weights = drop(attention_weights(q, k, mask, cap, bias)).astype(v.dtype)
+        out = jnp.einsum("bgrts,bsge->btgre", weights, v).reshape(q.shape)
+    return jnp.where(some[..., None, None], out, 0)

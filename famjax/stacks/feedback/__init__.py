@@ -19,7 +19,7 @@ from flax import nnx
 
 from famjax.core.config import ModelConfig
 from famjax.core.types import Array, Context
-from famjax.layers.dropout import dropper, no_key
+from famjax.layers.dropout import dropped, dropper, no_key
 from famjax.layers.qkv import Keys
 from famjax.stacks.feedback import ring, solve
 from famjax.stacks.feedback.parts import (
@@ -79,7 +79,8 @@ class Feedback(nnx.Module):
         """[b t d] -> [b t d]. A position offset changes nothing: all positions are relative."""
         plan, random = self.plan, self._random()
         key = None if random is None else random.key
-        x = dropper(plan.model.dropout.embedding, key, EMBEDDING)(x)
+        rates = plan.model.dropout
+        x = dropped(x, dropper(rates.embedding, key, EMBEDDING))
         reading = Reading.of(plan, state, ctx, x.shape[1])
         given = (plan, self._divided(), x, self._line(state), reading.first, random)
         if self.parallel:
@@ -88,7 +89,7 @@ class Feedback(nnx.Module):
             y, slots, memory = solve.in_sweeps(*given)
         else:
             y, slots, memory = solve.one_by_one(*given)
-        y = dropper(plan.model.dropout.output, key, OUTPUT)(y)
+        y = dropped(y, dropper(rates.output, key, OUTPUT))
         keys = (memory,) if plan.remembers_states else tuple(
             jnp.stack(of) for of in zip(*slots, strict=True)
         )

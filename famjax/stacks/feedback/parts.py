@@ -11,7 +11,7 @@ from flax import nnx
 
 from famjax.core.config import ModelConfig
 from famjax.core.types import Array
-from famjax.layers.dropout import dropper
+from famjax.layers.dropout import Drop, dropper
 from famjax.layers.lora import Adapter
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV, Keys
@@ -36,7 +36,7 @@ class FeedbackLayer(nnx.Module):
         self.span = nnx.Param(start) if feedback.adaptive_span else None
 
     def __call__(
-        self, x: Array, attend: Callable[[Array], Array], drop: relative.Drop = lambda x: x
+        self, x: Array, attend: Callable[[Array], Array], drop: Drop | None = None
     ) -> Array:
         """[... d] -> [... d]; `attend` takes queries [... h e] to what they find."""
         q = self.qkv.query(self.qkv.read(x))

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from famjax.core.remat import recomputing
 from famjax.core.types import Array
+from famjax.layers.dropout import Drop
 from famjax.ops import relative
 from famjax.ops.hindsight import Seen, loop
 from famjax.stacks.feedback.parts import Divided, Parts, Random, assemble
@@ -75,7 +76,7 @@ def _token(plan: Plan, graphs: Any, heavy: Any, light: Any, seen: Seen, xs: Any)
 
 
 def _attend_window(
-    plan: Plan, parts: Parts, i: int, seen: Seen, first: Array, q: Array, drop: relative.Drop
+    plan: Plan, parts: Parts, i: int, seen: Seen, first: Array, q: Array, drop: Drop | None
 ) -> Array:
     """Attend to the slots of layer i's set with one token: [b h e] -> [b h e]."""
     s = i % plan.sets
@@ -144,7 +145,7 @@ def _layer(
     slots = plan.span - span + jnp.arange(span + t)  # as they are counted in the line
     mask = relative.within(token, span, span + t) & (slots >= first[..., None])
 
-    def attend(q: Array, drop: relative.Drop) -> Array:
+    def attend(q: Array, drop: Drop | None) -> Array:
         bias = parts.bias(plan, i, q, span)
         by_head = jnp.moveaxis(bias, -3, -2) if bias.ndim > 2 else bias[:, None]
         bias = relative.skew(jnp.broadcast_to(by_head, (*by_head.shape[:-2], t, span)), span + t)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from famjax.core.types import Array, Context
+from famjax.layers.dropout import Drop, dropped
 from famjax.ops import relative
 from famjax.ops.attention import soft_cap
 from famjax.stacks.feedback import ring
@@ -63,7 +64,7 @@ def _attend(
     behind: Array,
     mask: Array,
     q: Array,
-    drop: relative.Drop,
+    drop: Drop | None,
 ) -> Array:
     """Attend with one token to a ring: [b h e] -> [b h e].
 
@@ -79,7 +80,7 @@ def _attend(
     scores = soft_cap(_scores(plan, q, k, place), parts.layers[i].qkv.cap) + bias
     mask, some = relative.visible_or_all(mask)
     weights = jax.nn.softmax(jnp.where(mask[:, None], scores, -jnp.inf), axis=-1)
-    weights = drop(weights * some[:, None, None]).astype(v.dtype)
+    weights = dropped(weights * some[:, None, None], drop).astype(v.dtype)
     found = jnp.einsum("bgrs,bgse->bgre", weights.reshape(b, k.shape[1], -1, span), v)
     return found.reshape(b, h, e)
 
