@@ -59,9 +59,7 @@ def evaluate_toy(
     for length in lengths or [test_steps(task, toy)]:
         asked = replace(toy, steps=length, episodes=examples)
         source = ToySource(task, asked, run.tokenizer, run.config.seed, "holdout")
-        begin = time.perf_counter()
-        right, tokens = _answer(run, source, min(batch, examples), toy.concatenate, quiet)
-        seconds = time.perf_counter() - begin
+        right, tokens, seconds = _answer(run, source, min(batch, examples), toy.concatenate, quiet)
         rows.append(
             {
                 "length": length,
@@ -107,21 +105,23 @@ class _Once:
 
 def _answer(
     run: Run, source: ToySource, lanes: int, concatenate: bool, quiet: bool
-) -> tuple[np.ndarray, int]:
-    """Return right answers and all answers of each episode, [episodes 2], and the tokens read."""
+) -> tuple[np.ndarray, int, float]:
+    """Return right and all answers of each episode, [episodes 2], tokens read, and seconds."""
     block = run.config.model.block_len
     stream = Streamer(run.model, lanes, max(CHUNK // block, 1) * block)
     # compile, so that the time is the device's
     stream.fresh().lane_losses(join_rows([empty_row(stream.chunk)] * lanes))
     counts = np.zeros((lanes, len(source) + 1, 2), np.int64)
     begun = np.zeros(lanes, np.int64)
-    tokens = 0
+    tokens, begin = 0, time.perf_counter()
     with TokenProgress(source.name, None, quiet) as progress:
         for read, right in _results(run, _Once(source, concatenate), stream, block):
             begun = _count(counts, begun, read, right)
             tokens += int(read["valid"].sum())
             progress.advance(int(read["valid"].sum()))
-    return np.concatenate([lane[1 : n + 1] for lane, n in zip(counts, begun, strict=True)]), tokens
+    seconds = time.perf_counter() - begin
+    episodes = [lane[1 : n + 1] for lane, n in zip(counts, begun, strict=True)]
+    return np.concatenate(episodes), tokens, seconds
 
 
 def _results(
@@ -146,6 +146,6 @@ def _count(counts: np.ndarray, begun: np.ndarray, read: Batch, right: np.ndarray
     number = begun[:, None] + np.cumsum((read["tokens"] == BEGIN) & read["valid"], axis=1)
     lane, position = np.nonzero(read["weights"] > 0)
     episode = number[lane, position]
-    np.add.at(counts, (lane, episode, 0), right[lane, position])
-    np.add.at(counts, (lane, episode, 1), 1)
+    both = np.stack([right[lane, position], np.ones(len(lane), bool)], axis=-1)
+    np.add.at(counts, (lane, episode), both)
     return number[:, -1]

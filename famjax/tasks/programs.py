@@ -27,8 +27,9 @@ Values = dict[str, int]
 
 
 class Algorithmic:
-    """Programs of 3 or 5 variables. Attributes: see `famjax.tasks.walks.Walk`."""
+    """Programs of up to 5 variables. Attributes: see `famjax.tasks.toy.Toy`."""
 
+    outputs = True
     steps = (100, 100)
     answers = range(len(SPECIALS), len(SPECIALS) + len(_VALUES))
 

@@ -17,6 +17,8 @@ from famjax.data.words import BEGIN, SPECIALS
 class _Sequences:
     """What the tasks here have in common."""
 
+    outputs = False
+
     def last(self, piece: Piece) -> np.ndarray | None:
         return None
 
@@ -33,7 +35,7 @@ def _piece(question: np.ndarray, separator: int, answer: np.ndarray) -> Piece:
 class Copy(_Sequences):
     """`steps` digits, "=", and the same digits again.
 
-    Attributes: see `famjax.tasks.walks.Walk`.
+    Attributes: see `famjax.tasks.toy.Toy`.
     """
 
     words: tuple[str, ...] = (*"0123456789", "=")
@@ -62,7 +64,7 @@ class Reverse(Copy):
 class Counting(_Sequences):
     """A number of A's from 1 to `steps`, "=", as many B's, and "."; B's and "." are the answer.
 
-    Attributes: see `famjax.tasks.walks.Walk`.
+    Attributes: see `famjax.tasks.toy.Toy`.
     """
 
     words: tuple[str, ...] = ("A", "B", "=", ".")

@@ -34,11 +34,14 @@ class Toy(Protocol):
     Attributes:
       words: of the vocabulary, behind the special ones.
       answers: ids that may be an answer.
+      outputs: answers are said at a token and not read (`Piece.targets`); otherwise they are the
+        tokens that follow.
       steps: what stands for 0 in `ToyConfig.steps` and `ToyConfig.test_steps`.
     """
 
     words: tuple[str, ...]
     answers: range
+    outputs: bool
     steps: tuple[int, int]
 
     def __init__(self, config: ToyConfig): ...
@@ -117,24 +120,20 @@ class ToySource:
         return [epoch, own, first + number * distance, distance, 1]
 
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
-        _, _, first, distance, count = key
+        epoch, own, first, distance, count = key
+        seed = int(np.random.SeedSequence((self._seed, epoch, own)).generate_state(1)[0])
+        positions = range(first, first + count * distance, distance)
         for done in range(piece, count, _TOGETHER):
-            positions = range(first + done * distance, first + count * distance, distance)
-            rngs = [self._rng(self._episode(key, p)) for p in positions[:_TOGETHER]]
-            for episode in self.task.episodes(rngs, self._steps):
-                own = episode.targets is not None
-                yield episode
-        if piece < count:
-            yield _end(own)
-        elif piece == count:
-            yield _end(self.task.episodes([self._rng(0)], 1)[0].targets is not None)
+            together = positions[done : done + _TOGETHER]
+            rngs = [self._rng(self._shuffled(position, seed)) for position in together]
+            yield from self.task.episodes(rngs, self._steps)
+        if piece <= count:
+            yield _end(self.task.outputs)
 
-    def _episode(self, key: Key, position: int) -> int:
-        """Return the number of the episode at a position of an epoch."""
-        epoch, own, *_ = key
-        seed = np.random.SeedSequence((self._seed, epoch, own)).generate_state(1)[0]
+    def _shuffled(self, position: int, seed: int) -> int:
+        """Return the number of the episode at a position of a permutation."""
         last = len(self) - 1
-        return grain.experimental.index_shuffle(position, max_index=last, seed=int(seed), rounds=4)
+        return grain.experimental.index_shuffle(position, max_index=last, seed=seed, rounds=4)
 
     def _rng(self, number: int) -> np.random.Generator:
         return np.random.default_rng([self._seed, int(self._split == "holdout"), number])
@@ -152,10 +151,10 @@ class ToySource:
         del state
 
 
-def _end(own: bool) -> Piece:
-    """Return the token behind a document, which nothing is predicted at."""
+def _end(outputs: bool) -> Piece:
+    """Return the token behind a document, at which nothing is predicted."""
     token = np.array([BEGIN], np.int32)
-    return Piece(token, np.zeros(1, np.float32), targets=token if own else None)
+    return Piece(token, np.zeros(1, np.float32), targets=token if outputs else None)
 
 
 # ---------------------------------------------------------------------------------------------

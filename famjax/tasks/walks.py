@@ -30,10 +30,10 @@ class Walk:
 
     Attributes:
       words: of the vocabulary, behind the special ones.
-      answers: ids that may be an answer.
-      steps: actions of an episode in the paper, in training and in the test.
+      answers, outputs, steps: see `famjax.tasks.toy.Toy`.
     """
 
+    outputs = True
     steps = (100, 100)
 
     def __init__(
