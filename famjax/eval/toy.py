@@ -19,7 +19,7 @@ from famjax.eval.memory import memory_report
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import CHUNK, Streamer, refuse_beyond
 from famjax.eval.tasks import NoMore, batches, join_rows, positions_of
-from famjax.tasks.toy import ToySource, baselines, test_steps
+from famjax.tasks.toy import ToySource, baselines, steps_of_test
 from famjax.train.run import Run
 
 
@@ -56,7 +56,7 @@ def evaluate_toy(
         raise UserError(f"{task}: examples={examples}, batch={batch}: must be at least 1")
     toy = run.config.data.toy
     rows = []
-    for length in lengths or [test_steps(task, toy)]:
+    for length in lengths or [steps_of_test(task, toy)]:
         asked = replace(toy, steps=length, episodes=examples)
         source = ToySource(task, asked, run.tokenizer, run.config.seed, "holdout")
         right, tokens, seconds = _answer(run, source, min(batch, examples), toy.concatenate, quiet)

@@ -69,7 +69,7 @@ def words_of(task: str, config: ToyConfig) -> Words:
     return Words("task", TASKS[task](config).words)
 
 
-def test_steps(task: str, config: ToyConfig) -> int:
+def steps_of_test(task: str, config: ToyConfig) -> int:
     """Return the steps of a task's test episodes, if nothing else is asked for."""
     trained, tested = TASKS[task].steps
     unlike = tested if tested != trained else config.steps or trained
