@@ -55,7 +55,7 @@ def direct(run: Run, task: str, length: int, examples: int) -> tuple[float, floa
 
 @pytest.mark.parametrize(
     ("task", "mixer", "length"),
-    [("random_walk", "fam", 2), ("random_walk", "full", 40), ("counting", "bswa", 3)],
+    [("random_walk", "bswa", 2), ("counting", "full", 3)],
 )
 def test_alone_every_answer_is_counted_in_its_episode(task: str, mixer: str, length: int) -> None:
     run = run_of(task, mixer, concatenate=False, size=2)
@@ -105,7 +105,8 @@ def test_what_cannot_be_asked() -> None:
 def test_from_training_to_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(tmp_path / "run")
     given = ["data.task=blocked_walk", "data.tokenizer=task", "data.toy.episodes=50"]
-    argv = ["train", "text_fam", *SHAPE, *given, "train.steps=4", "data.toy.steps=20"]
+    given += ["data.toy.steps=20", "model.mixer=bswa", "train.steps=2"]
+    argv = ["train", "text_fam", *SHAPE, *given]
     assert main([*argv, "--run", run]) == 0
     assert "blocked_walk: 50 episodes of 20 steps" in capsys.readouterr().err
     assert open_run(run).tokenizer.words[:5] == ("<s>", "<unk>", "<eos>", "east", "south")
@@ -121,8 +122,5 @@ def test_from_training_to_tables(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert (tmp_path / "run" / "plots" / "blocked_walk.png").exists()
     assert main([*ask, "--tasks", "copy"]) == 2
     assert capsys.readouterr().err.startswith("famjax: copy: tokenizer")
-    # goes on where it was
-    argv[-2] = "train.steps=6"
-    assert main([*argv, "--run", run]) == 0
     assert main([*argv, "data.toy.episodes=51", "--run", run]) == 2
     assert "data.toy.episodes: 50 -> 51" in capsys.readouterr().err
