@@ -1,4 +1,4 @@
-"""`famjax eval RUN --tasks passkey,text:FILES --lengths 256,1024 [--json] [--plot]`."""
+"""`famjax eval RUN --tasks passkey,copy,text:FILES --lengths 256,1024 [--json] [--plot]`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import tyro
 
 from famjax.cli.main import parse
 from famjax.core import runtime
+from famjax.core.checks import TOYS
 from famjax.core.errors import UserError, nearest
 
-TASKS = ("passkey", "text")
+TASKS = ("passkey", "text", *TOYS)
 _HOLDOUT = "holdout"
 _LENGTHS = [256, 1024, 4096, 16384]
+_PASSKEYS, _EPISODES = 20, 1000
 
 
 @dataclass(frozen=True)
@@ -26,12 +28,14 @@ class Arguments:
     run: tyro.conf.Positional[str]
     """Folder of the run."""
     tasks: str = ""
-    """passkey, text:FILES (file, folder or glob, several separated by commas), or text:holdout,
-    what training held out; several separated by commas. Nothing is what the run was trained on."""
+    """passkey, text:FILES (file, folder or glob, several separated by commas), text:holdout,
+    what training held out, or a toy task (random_walk, blocked_walk, copy, reverse, counting,
+    algorithmic); several separated by commas. Nothing is what the run was trained on."""
     lengths: str = ""
-    """Passkey: tokens of the documents, 256,1024,4096,16384 if not given."""
-    examples: int = 20
-    """Passkey: documents of each length."""
+    """Passkey: tokens of the documents, 256,1024,4096,16384 if not given. Toy tasks: steps of the
+    episodes (digits, A's, actions, statements), data.toy.test_steps if not given."""
+    examples: int | None = None
+    """Documents or episodes of each length: 20 of passkey and 1000 of toy tasks if not given."""
     batch: int = 8
     """Documents read side by side."""
     json: bool = False
@@ -45,8 +49,9 @@ def run(argv: list[str]) -> int:
     tasks = parse_tasks(arguments.tasks)
     lengths = parse_lengths(arguments.lengths) if arguments.lengths else None
     for name in ("examples", "batch"):
-        if getattr(arguments, name) < 1:
-            raise UserError(f"--{name} {getattr(arguments, name)}: must be at least 1")
+        given = getattr(arguments, name)
+        if given is not None and given < 1:
+            raise UserError(f"--{name} {given}: must be at least 1")
     report = evaluate(arguments, tasks, lengths)
     if arguments.json:
         print(json.dumps(report))
@@ -69,7 +74,7 @@ def parse_tasks(text: str) -> list[tuple[str, str]]:
     tasks: list[tuple[str, str]] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, colon, files = part.partition(":")
-        if name in TASKS and not (name == "passkey" and colon):
+        if name in TASKS and not (name != "text" and colon):
             if colon and not files:
                 raise UserError("text: names no files; write text:FILES, or text:holdout")
             tasks.append((name, files or (_HOLDOUT if name == "text" else "")))
@@ -78,7 +83,7 @@ def parse_tasks(text: str) -> list[tuple[str, str]]:
         else:
             raise UserError(
                 f"unknown task {part!r}{nearest(name, TASKS)} (known: passkey, text:FILES, "
-                "text:holdout)"
+                f"text:holdout, {', '.join(TOYS)})"
             )
     return tasks
 
@@ -97,25 +102,29 @@ def parse_lengths(text: str) -> list[int]:
 def evaluate(
     arguments: Arguments, tasks: list[tuple[str, str]], lengths: list[int] | None
 ) -> dict[str, Any]:
-    """Return everything measured: run, step, passkey (if asked), text (a list), memory."""
+    """Return everything measured: run, step, passkey (if asked), text and toy (lists), memory."""
     runtime.setup()
     from famjax.eval.memory import memory_report
     from famjax.eval.tasks import evaluate_passkey, evaluate_text
+    from famjax.eval.toy import evaluate_toy
     from famjax.train.run import open_run
 
     opened = open_run(arguments.run)
     trained_on = opened.config.data.task
-    report: dict[str, Any] = {"run": arguments.run, "step": opened.step, "text": []}
+    report: dict[str, Any] = {"run": arguments.run, "step": opened.step, "text": [], "toy": []}
     tasks = tasks or [(trained_on, _HOLDOUT)]
-    if lengths and "passkey" not in dict(tasks):
+    if lengths and {name for name, _ in tasks} == {"text"}:
         raise UserError(
             "--lengths is for passkey, texts are read whole; leave it out or add --tasks passkey"
         )
     for name, files in tasks:
         if name == "passkey":
             report["passkey"] = evaluate_passkey(
-                opened, lengths or _LENGTHS, arguments.examples, arguments.batch
+                opened, lengths or _LENGTHS, arguments.examples or _PASSKEYS, arguments.batch
             )
+        elif name in TOYS:
+            examples = arguments.examples or _EPISODES
+            report["toy"].append(evaluate_toy(opened, name, lengths, examples, arguments.batch))
         else:
             given = None if files == _HOLDOUT else files
             found = evaluate_text(opened, given, batch=arguments.batch)
@@ -133,6 +142,8 @@ def _show(report: dict[str, Any]) -> None:
     console.print(f"{report['run']}, step {report['step']:,}", markup=False)
     if "passkey" in report:
         console.print(_passkey_table(report["passkey"]))
+    for toy in report["toy"]:
+        console.print(_toy_table(toy))
     for text in report["text"]:
         console.print(_text_table(text))
         console.print(_position_table(text))
@@ -164,6 +175,28 @@ def _passkey_table(rows: list[dict[str, Any]]) -> Any:
             f"{row['seconds']:.1f}",
             f"{row['tokens_per_second']:,.0f}",
             f"{row['peak_bytes'] / 2**20:,.0f}",
+        )
+    return table
+
+
+def _toy_table(toy: dict[str, Any]) -> Any:
+    first = toy["rows"][0]
+    columns = ("steps", "episodes", "whole episodes", "answers", f"always {first['commonest']}")
+    table = _table(
+        f"{toy['task']} (guessing gets {first['chance']:.1%} of answers)",
+        *columns,
+        "as last time",
+        "tokens/s",
+    )
+    for row in toy["rows"]:
+        table.add_row(
+            f"{row['length']:,}",
+            f"{row['examples']:,}",
+            f"{row['episode_accuracy']:.1%}",
+            f"{row['accuracy']:.1%}",
+            f"{row['commonest_accuracy']:.1%}",
+            "" if row["last_accuracy"] is None else f"{row['last_accuracy']:.1%}",
+            f"{row['tokens_per_second']:,.0f}",
         )
     return table
 
@@ -221,6 +254,8 @@ def plot(report: dict[str, Any], folder: Path) -> list[Path]:
         paths = []
         if "passkey" in report:
             paths.append(_plot_passkey(report["passkey"], folder / "passkey.png"))
+        for toy in report["toy"]:
+            paths.append(_plot_toy(toy, folder / f"{toy['task']}.png"))
         for i, text in enumerate(report["text"]):
             name = f"text_{i + 1}.png" if i else "text.png"
             paths.append(_plot_text(text, folder / name))
@@ -239,6 +274,22 @@ def _plot_passkey(rows: list[dict[str, Any]], path: Path) -> Path:
     axes.axhline(rows[0]["token_chance"], color="grey", linestyle=":", label="digits by chance")
     axes.set_xscale("log", base=2)
     axes.set(xlabel="tokens of the document", ylabel="accuracy", ylim=(-0.03, 1.03))
+    axes.legend()
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+    return path
+
+
+def _plot_toy(toy: dict[str, Any], path: Path) -> Path:
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    lengths = [row["length"] for row in toy["rows"]]
+    axes.plot(lengths, [row["episode_accuracy"] for row in toy["rows"]], "o-", label="episodes")
+    axes.plot(lengths, [row["accuracy"] for row in toy["rows"]], "o--", label="answers")
+    guessed = [row["commonest_accuracy"] for row in toy["rows"]]
+    axes.plot(lengths, guessed, ":", color="grey", label="the commonest answer")
+    axes.set(xlabel=f"steps of an episode of {toy['task']}", ylabel="accuracy", ylim=(-0.03, 1.03))
     axes.legend()
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

@@ -1,25 +1,33 @@
-"""`famjax tokenizer train FILES... --vocab-size N --out M`."""
+"""`famjax tokenizer train FILES... --vocab-size N --out M`, or a list of words: --kind words."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
 from famjax.cli.main import parse
 from famjax.core.errors import UserError, nearest
 
+if TYPE_CHECKING:
+    from famjax.data.tokenizers import Tokenizer
+
 
 @dataclass(frozen=True)
 class Arguments:
-    """Train a SentencePiece model; use it with data.tokenizer=OUT."""
+    """Train a SentencePiece model, or list the words of texts; use it with data.tokenizer=OUT."""
 
     files: tyro.conf.Positional[tuple[str, ...]]
     """Text files, folders or globs."""
-    vocab_size: int
-    """Number of tokens."""
     out: str
-    """The model file to write."""
+    """The file to write: a model, or with --kind words a list of words, .txt."""
+    vocab_size: int | None = None
+    """Number of tokens; of words the most, all if not given."""
+    kind: Literal["sentencepiece", "words"] = "sentencepiece"
+    """words: everything between white space, and the ends of lines, as WikiText is read."""
+    min_count: int = 1
+    """Words: those found less often become <unk>."""
 
 
 def run(argv: list[str]) -> int:
@@ -34,13 +42,28 @@ def run(argv: list[str]) -> int:
     arguments = parse(Arguments, argv[1:], "famjax tokenizer train")
     if not arguments.files:
         raise UserError("tokenizer train needs files: famjax tokenizer train FILES ...")
-    if arguments.vocab_size < 1:
-        raise UserError(f"--vocab-size {arguments.vocab_size}: must be at least 1")
-    from famjax.data.tokenizers import train_sentencepiece
-
-    made = train_sentencepiece(",".join(arguments.files), arguments.vocab_size, arguments.out)
+    for name in ("vocab_size", "min_count"):
+        given = getattr(arguments, name)
+        if given is not None and given < 1:
+            raise UserError(f"--{name.replace('_', '-')} {given}: must be at least 1")
+    made = _made(arguments)
     size = f"{made.vocab_size:,} tokens"
-    if made.vocab_size < arguments.vocab_size:
+    if arguments.kind != "words" and made.vocab_size < (arguments.vocab_size or 0):
         size += f", for the text yields no {arguments.vocab_size:,}"
     print(f"wrote {arguments.out}: {size}; use it with data.tokenizer={arguments.out}")
     return 0
+
+
+def _made(arguments: Arguments) -> Tokenizer:
+    files, size = ",".join(arguments.files), arguments.vocab_size
+    if arguments.kind == "words":
+        from famjax.data.words import count_words
+
+        return count_words(files, arguments.out, arguments.min_count, size)
+    if size is None:
+        raise UserError("tokenizer train needs --vocab-size N; --kind words can do without")
+    if arguments.min_count != 1:
+        raise UserError(f"--min-count {arguments.min_count} is for --kind words; leave it out")
+    from famjax.data.tokenizers import train_sentencepiece
+
+    return train_sentencepiece(files, size, arguments.out)

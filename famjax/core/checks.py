@@ -17,6 +17,9 @@ from famjax.core.keys import fits, keys, values, wrong
 # Mixers a pattern may name.
 MIXERS = ("full", "swa", "bswa", "bswa_sg", "fam")
 
+# Toy tasks, whose sizes are in data.toy.
+TOYS = ("random_walk", "blocked_walk", "copy", "reverse", "counting", "algorithmic")
+
 # Maps that adapters may stand beside.
 ADAPTED = (
     *(f"attention.{name}" for name in ("q", "k", "v", "out")),
@@ -58,6 +61,11 @@ _LOWEST: dict[str, float] = {
     "data.passkey.multiple": 1,
     "data.passkey.ask_every": 0,
     "data.passkey.other_weight": 0,
+    "data.toy.episodes": 1,
+    "data.toy.steps": 0,
+    "data.toy.test_steps": 0,
+    "data.toy.size": 2,
+    "data.toy.variables": 1,
     "optimizer.warmup_steps": 0,
     "optimizer.weight_decay": 0,
     "optimizer.clip_norm": 0,
@@ -207,8 +215,8 @@ def _bad_data(config: Config) -> Iterator[str]:
         yield f"{' and '.join(sources)}: documents come from one source; keep one of them"
     if not d.tokenizer:
         yield (
-            "data.tokenizer='': give 'bytes', the path of a SentencePiece model or of a "
-            "tokenizer.json, or a folder with either"
+            "data.tokenizer='': give 'bytes', the path of a SentencePiece model, of a "
+            "tokenizer.json or of a list of words, or a folder with one of them"
         )
     if d.holdout == 1:
         yield "data.holdout=1 keeps every document from training; take 0 or at least 2"
@@ -234,6 +242,28 @@ def _bad_data(config: Config) -> Iterator[str]:
         yield f"data.passkey: {given} must not fall in this order"
     if p.ask_every:
         yield from _bad_asking(config)
+    yield from _bad_toy(config)
+
+
+def _bad_toy(config: Config) -> Iterator[str]:
+    d, m = config.data, config.model
+    if d.toy.size > 64:
+        yield f"data.toy.size={d.toy.size}: every cell is a word; take at most 64"
+    if d.toy.variables > 5:
+        yield f"data.toy.variables={d.toy.variables}: there are 5 names; take at most 5"
+    if d.task not in TOYS:
+        if d.tokenizer == "task":
+            yield f"data.tokenizer=task: data.task={d.task} has no words of its own; give 'bytes'"
+        return
+    if d.tokenizer == "bytes":
+        yield f"data.tokenizer=bytes: data.task={d.task} has its own words; set data.tokenizer=task"
+    if d.repeat_len:
+        yield f"data.repeat_len={d.repeat_len} repeats text, data.task={d.task} is none; set 0"
+    if "full" in mixer_pattern(m) and d.toy.concatenate and d.layout == "lanes":
+        yield (
+            f"data.toy.concatenate=true: full attention holds model.capacity={m.capacity} tokens "
+            "and cannot go on through all episodes; set data.toy.concatenate=false"
+        )
 
 
 def _bad_asking(config: Config) -> Iterator[str]:

@@ -197,11 +197,40 @@ class PasskeyConfig:
 
 
 @dataclass(frozen=True)
+class ToyConfig:
+    """The toy tasks of the Feedback Transformer (v3 4.1, 7.1, 7.4; v1 B.1): docs/tasks.md."""
+
+    # training episodes, the same ones in every epoch, in another order
+    episodes: int = 10_000
+    # of an episode: actions of a walk, digits to copy or reverse, the most A's to count, statements
+    # of a program; 0 = the paper's: 100, 40, 50, 100
+    steps: int = 0
+    # the same in evaluation; 0 = the paper's: 400 digits, all else as in training
+    test_steps: int = 0
+    # random_walk: cells along each side of the grid
+    size: int = 8
+    # algorithmic: variables of a program, at most 5
+    variables: int = 3
+    # a document is an epoch of the lane's episodes, one behind the other, and the memory goes on
+    # through them; otherwise every episode is a document
+    concatenate: bool = True
+
+
+@dataclass(frozen=True)
 class DataConfig:
     """Where tokens come from and how they are laid into batches."""
 
-    # what documents are: text, or generated passkey retrieval
-    task: Literal["text", "passkey"] = "text"
+    # what documents are: text, generated passkey retrieval, or a toy task (data.toy)
+    task: Literal[
+        "text",
+        "passkey",
+        "random_walk",
+        "blocked_walk",
+        "copy",
+        "reverse",
+        "counting",
+        "algorithmic",
+    ] = "text"
     # text: file, folder or glob, several separated by commas; none at all: Python's own library.
     # .jsonl: a document on each line, {"text": ...}, {"inputs": ..., "targets": ...},
     # {"prompt": ..., "response": ...} or {"messages": [{"role": ..., "content": ...}, ...]}
@@ -212,7 +241,8 @@ class DataConfig:
     tfds: str = ""
     # feature of the seqio or TFDS examples that holds the text; seqio tokens: "targets"
     feature: str = "text"
-    # "bytes", the path of a SentencePiece model or of a tokenizer.json, or a folder with either
+    # "bytes", "task" (the words of a toy task), the path of a SentencePiece model, of a
+    # tokenizer.json or of a list of words (.txt), or a folder with one of them
     tokenizer: str = "bytes"
     # lanes: rows follow documents, memory carried between steps; packed: rows are independent
     layout: Literal["lanes", "packed"] = "lanes"
@@ -229,6 +259,7 @@ class DataConfig:
     # packed: weight of the repeated tokens
     repeat_weight: float = 0.1
     passkey: PasskeyConfig = field(default_factory=PasskeyConfig)
+    toy: ToyConfig = field(default_factory=ToyConfig)
 
 
 @dataclass(frozen=True)

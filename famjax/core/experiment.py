@@ -71,7 +71,7 @@ def _begin_with(config: Config, overrides: Sequence[str]) -> Config:
         dtype=own.dtype,
         lora=own.lora,
     )
-    copies = (folder / name for name in ("tokenizer", "tokenizer.model"))
+    copies = (folder / name for name in ("tokenizer", "tokenizer.model", "words.txt"))
     tokenizer = next((str(path) for path in copies if path.exists()), there.data.tokenizer)
     data = replace(config.data, tokenizer=tokenizer)
     return replace(config, init=init, model=model, data=data)

@@ -8,7 +8,7 @@ training steps".
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import grain
@@ -21,11 +21,12 @@ Batch = dict[str, np.ndarray]
 
 
 class Span(NamedTuple):
-    """Consecutive tokens of one document, each with the token behind it.
+    """Consecutive tokens of one document, each with its target: the token behind it, mostly.
 
     Attributes:
       tokens: [n] int32.
-      targets: [n] int32, the next token of the document; behind its last, that token again.
+      targets: [n] int32, the next token of the document; behind its last, that token again. Or
+        what the document's own targets are.
       weights: [n] float32, of predicting the target; 0 at the document's last token.
       first: whether the span begins the document.
       last: whether it ends it.
@@ -79,14 +80,14 @@ class Reader:
         first = self.at_start()
         passing = first and self.passing()
         window = slice(self._offset, self._offset + count + 1)
-        tokens = np.concatenate([piece.tokens for piece in self._pieces])[window]
-        weights = np.concatenate([piece.weights for piece in self._pieces])[window]
-        if len(tokens) > count:
+        tokens, targets, weights = (part[window] for part in _joined(self._pieces))
+        last = len(tokens) <= count
+        if last:
+            self._next_document()
+        else:
             self._advance(count)
-            return Span(tokens[:-1], tokens[1:], weights[1:], first, False, passing)
-        self._next_document()
-        targets, weights = np.append(tokens[1:], tokens[-1]), np.append(weights[1:], np.float32(0))
-        return Span(tokens, targets, weights, first, True, passing)
+        kept = slice(None, count)
+        return Span(tokens[kept], targets[kept], weights[kept], first, last, passing)
 
     def at_start(self) -> bool:
         """Tell whether the next token is a document's first."""
@@ -130,6 +131,20 @@ class Reader:
         self.set_state(
             {"k": self._k + 1, "key": None, "piece": 0, "offset": 0, "before": self._key}
         )
+
+
+def _joined(pieces: Iterable[Piece]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return tokens, targets and weights of consecutive pieces, [n] each.
+
+    What stands behind the last token is not known here: as next token it is that token again, with
+    weight 0.
+    """
+    tokens = np.concatenate([piece.tokens for piece in pieces])
+    weights = np.concatenate([piece.weights for piece in pieces])
+    own = [piece.targets for piece in pieces if piece.targets is not None]
+    if own:
+        return tokens, np.concatenate(own), weights
+    return tokens, np.append(tokens[1:], tokens[-1]), np.append(weights[1:], np.float32(0))
 
 
 class Row(Protocol):

@@ -8,15 +8,25 @@ from typing import Any
 
 import grain
 
-from famjax.core.config import Config
+from famjax.core.checks import TOYS
+from famjax.core.config import Config, DataConfig
 from famjax.core.errors import UserError
 from famjax.data.lanes import Batch, Lanes
 from famjax.data.packing import Packed
 from famjax.data.sources import Source, Split, TextSource
-from famjax.data.tokenizers import Tokenizer
+from famjax.data.tokenizers import Tokenizer, load_tokenizer
 
 # batches made while the device computes
 _AHEAD = 2
+
+
+def make_tokenizer(data: DataConfig) -> Tokenizer:
+    """Return the tokenizer that `data` names."""
+    if data.tokenizer != "task":
+        return load_tokenizer(data.tokenizer)
+    from famjax.tasks.toy import words_of
+
+    return words_of(data.task, data.toy)
 
 
 def make_source(config: Config, tokenizer: Tokenizer, split: Split = "train") -> Source:
@@ -33,6 +43,10 @@ def make_source(config: Config, tokenizer: Tokenizer, split: Split = "train") ->
                 "one block; raise it to that, or set data.passkey.ask_every=0"
             )
         return source
+    if data.task in TOYS:
+        from famjax.tasks.toy import ToySource
+
+        return ToySource(data.task, data.toy, tokenizer, config.seed, split)
     named = [name for name in ("files", "seqio", "tfds") if getattr(data, name)]
     if len(named) > 1:
         raise UserError(" and ".join(f"data.{name}" for name in named) + " are both set; set one")

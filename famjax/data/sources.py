@@ -47,11 +47,15 @@ class Piece(NamedTuple):
       weights: [n] float32, the weight of predicting each token.
       passing: of a document's first piece: it begins with the FAM that the lane's last document
         left, and not with the prompt.
+      targets: [n] int32, what is to be said at each token, of weight `weights` there; None is the
+        next token. All pieces of a document have them, or none. The last token of a document is
+        not read in lanes either way.
     """
 
     tokens: np.ndarray
     weights: np.ndarray
     passing: bool = False
+    targets: np.ndarray | None = None
 
 
 class Source(Protocol):

@@ -1,7 +1,8 @@
-"""Text to token ids and back, without loss: bytes, SentencePiece, or Hugging Face's tokenizers.
+"""Text to token ids and back: bytes, SentencePiece, Hugging Face's tokenizers, or lists of words.
 
-Every token stands for fixed bytes of UTF-8 (none for a special), so decoding is joining bytes.
-That one table gives `decode`, decoding as tokens arrive, and bits per byte.
+Every token stands for fixed bytes of UTF-8 (none for a special), so decoding is joining bytes; all
+but lists of words give back the text they were given. That one table gives `decode`, decoding as
+tokens arrive, and bits per byte.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _KEEP_TEXT = b"\x1a\x04\x18\x00\x20\x00"
 _TRAINING_BYTES = 256 << 20
 _SENTENCE_CHARS = 2048
 # A tokenizer in a folder: what defines it, and what Hugging Face keeps beside that
-SENTENCEPIECE, HUGGING_FACE = "tokenizer.model", "tokenizer.json"
+SENTENCEPIECE, HUGGING_FACE, WORDS = "tokenizer.model", "tokenizer.json", "words.txt"
 _BESIDE = (
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -180,8 +181,8 @@ def load_tokenizer(spec: str) -> Tokenizer:
     """Return the tokenizer `spec` names.
 
     Args:
-      spec: "bytes", the path of a SentencePiece model or of a tokenizer.json, or that of a folder
-        with either; of both, tokenizer.json is taken.
+      spec: "bytes", the path of a SentencePiece model, of a tokenizer.json or of a list of words
+        (.txt), or that of a folder with one of them; of several, tokenizer.json is taken.
 
     Raises:
       UserError: nothing is there, it is damaged, or its tokens do not stand for fixed bytes.
@@ -195,11 +196,15 @@ def load_tokenizer(spec: str) -> Tokenizer:
             from famjax.data.hugging_face import HuggingFaceTokenizer
 
             return HuggingFaceTokenizer(spec, path)
+        if path.suffix == ".txt":
+            from famjax.data.words import read_words
+
+            return read_words(spec, path)
         return SentencePieceTokenizer(spec, path.read_bytes())
     except OSError as error:
         raise UserError(
             f"data.tokenizer={spec}: {error.strerror}; give 'bytes', the path of a SentencePiece "
-            "model or of a tokenizer.json, or a folder with either"
+            "model, of a tokenizer.json or of a list of words, or a folder with one of them"
         ) from None
     except RuntimeError:
         raise UserError(f"data.tokenizer={spec}: the file is not a SentencePiece model") from None
@@ -210,7 +215,7 @@ def _definition(spec: str) -> Path:
     path = Path(spec).expanduser()
     if not path.is_dir():
         return path
-    for name in (HUGGING_FACE, SENTENCEPIECE):
+    for name in (HUGGING_FACE, SENTENCEPIECE, WORDS):
         if (path / name).is_file():
             return path / name
     raise UserError(
@@ -222,11 +227,15 @@ def _definition(spec: str) -> Path:
 def save_tokenizer(spec: str, folder: Path) -> None:
     """Copy the tokenizer `spec` names into `folder`, where `saved_tokenizer` finds it.
 
-    A SentencePiece model becomes folder/tokenizer.model; Hugging Face's become folder/tokenizer/.
+    A SentencePiece model becomes folder/tokenizer.model, a list of words folder/words.txt; Hugging
+    Face's become folder/tokenizer/.
     """
     if spec == "bytes":
         return
     source, home = _definition(spec), folder / "tokenizer"
+    if source.suffix == ".txt":
+        save_words(source.read_text(encoding="utf-8"), folder)
+        return
     if source.suffix != ".json":
         _copy(source, folder / SENTENCEPIECE)
         # what a first try with another tokenizer may have left
@@ -241,6 +250,14 @@ def save_tokenizer(spec: str, folder: Path) -> None:
             (home / name).unlink(missing_ok=True)
 
 
+def save_words(text: str, folder: Path) -> None:
+    """Write a list of words into `folder`, where `saved_tokenizer` finds it."""
+    for other in (folder / "tokenizer" / HUGGING_FACE, folder / SENTENCEPIECE):
+        # what a first try with another tokenizer may have left
+        other.unlink(missing_ok=True)
+    (folder / WORDS).write_text(text, encoding="utf-8", newline="\n")
+
+
 def _copy(source: Path, target: Path) -> None:
     with contextlib.suppress(shutil.SameFileError):
         shutil.copyfile(source, target)
@@ -249,7 +266,7 @@ def _copy(source: Path, target: Path) -> None:
 def saved_tokenizer(folder: Path, spec: str) -> Tokenizer:
     """Return the tokenizer that `save_tokenizer(spec, folder)` kept; `spec` itself if none is."""
     if spec != "bytes":
-        for copy in (folder / "tokenizer" / HUGGING_FACE, folder / SENTENCEPIECE):
+        for copy in (folder / "tokenizer" / HUGGING_FACE, folder / SENTENCEPIECE, folder / WORDS):
             if copy.exists():
                 return load_tokenizer(str(copy))
     return load_tokenizer(spec)

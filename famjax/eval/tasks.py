@@ -219,7 +219,7 @@ def evaluate_text(
     streamer = Streamer(run.model, min(batch, len(source)), max(CHUNK // block, 1) * block)
     streams = (streamer, streamer.fresh())
     # compile, so that the time is the device's
-    streamer.fresh().lane_losses(_batch([empty_row(streamer.chunk)] * streamer.batch))
+    streamer.fresh().lane_losses(join_rows([empty_row(streamer.chunk)] * streamer.batch))
     carried, forgetful = _Totals(), _Totals()
     tokens = 0
     begin = time.perf_counter()
@@ -263,7 +263,7 @@ def _source(run: Run, files: str | None) -> TextSource:
     return source
 
 
-class _NoMore(Exception):
+class NoMore(Exception):
     """All documents are given out."""
 
 
@@ -282,7 +282,7 @@ class _Once:
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
         enough = self._max_bytes is not None and self.bytes >= self._max_bytes
         if enough or self.given == len(self._source):
-            raise _NoMore
+            raise NoMore
         self.given += 1
         return self._source.key(0, 1, self.given - 1)
 
@@ -296,17 +296,17 @@ class _Once:
         del state
 
 
-def _batches(source: Source, lanes: int, length: int, block: int) -> Iterator[Batch]:
+def batches(source: Source, lanes: int, length: int, block: int) -> Iterator[Batch]:
     """Yield batches as `famjax.data.lanes.Lanes` does, until all documents are read."""
     readers = [Reader(source, lane, lanes) for lane in range(lanes)]
     while True:
-        batch = _batch([_row(reader, length, block) for reader in readers])
+        batch = join_rows([_row(reader, length, block) for reader in readers])
         if not batch["valid"].any():
             return
         yield batch
 
 
-def _batch(rows: Sequence[Batch]) -> Batch:
+def join_rows(rows: Sequence[Batch]) -> Batch:
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
@@ -316,7 +316,7 @@ def _row(reader: Reader, length: int, block: int) -> Batch:
     while at < length:
         try:
             span = reader.take(length - at)
-        except _NoMore:
+        except NoMore:
             break
         # behind the last token nothing is predicted, so it takes no position
         count = len(span.tokens) - span.last
@@ -337,8 +337,8 @@ def _predictions(
     lanes, length = streams[0].batch, streams[0].chunk
     waiting: deque[Any] = deque()
     read = np.zeros(lanes, np.int64)
-    for batch in _batches(source, lanes, length, block):
-        positions, read = _positions(batch, read)
+    for batch in batches(source, lanes, length, block):
+        positions, read = positions_of(batch, read)
         refuse_beyond(run.model.stack.capacity, int(positions[batch["valid"]].max()) + 1)
         resets = batch["reset"].copy()
         resets[:, ::block] |= batch["valid"][:, ::block]
@@ -352,7 +352,7 @@ def _predictions(
         yield batch, positions, jax.device_get(results)
 
 
-def _positions(batch: Batch, read: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def positions_of(batch: Batch, read: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return each token's position in its document [b t], and the tokens read behind them [b].
 
     Args:

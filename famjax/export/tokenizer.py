@@ -18,6 +18,7 @@ from famjax.data.tokenizers import (
     SentencePieceTokenizer,
     Tokenizer,
 )
+from famjax.data.words import BEGIN, LINE_END, UNKNOWN, Words
 from famjax.export.check import quiet
 
 _CONFIG = "tokenizer_config.json"
@@ -43,6 +44,9 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> list[str]:
     if isinstance(tokenizer, ByteTokenizer):
         _write(folder, _bytes(), "<bos>", "<eos>")
         return _compare(tokenizer, folder, "please report it")
+    if isinstance(tokenizer, Words):
+        _write(folder, _of_words(tokenizer), tokenizer.words[BEGIN], tokenizer.words[BEGIN])
+        return _compare(tokenizer, folder, "white space beyond ASCII is the cause")
     home = Path(tokenizer.name).expanduser()
     if isinstance(tokenizer, SentencePieceTokenizer):
         _write(folder, *_of_sentencepiece(home.read_bytes(), tokenizer))
@@ -114,6 +118,22 @@ def _bytes() -> Json:
         pre_tokenizer=level,
         decoder=level,
         model={"type": "BPE", "vocab": vocabulary, "merges": []},
+    )
+
+
+def _of_words(tokenizer: Words) -> Json:
+    """Return a list of words as tokenizer.json; ends of lines are a word there too."""
+    words = tokenizer.words
+    line: Json = {"type": "Replace", "pattern": {"String": "\n"}, "content": f" {words[LINE_END]} "}
+    return _tokenizer(
+        [_added(BEGIN, words[BEGIN], True)],
+        normalizer=line,
+        pre_tokenizer={"type": "WhitespaceSplit"},
+        model={
+            "type": "WordLevel",
+            "vocab": {word: i for i, word in enumerate(words)},
+            "unk_token": words[UNKNOWN],
+        },
     )
 
 

@@ -16,12 +16,9 @@ from famjax.core import sharding
 from famjax.core.config import Config, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import difference, from_json, to_json
-from famjax.data.tokenizers import (
-    Tokenizer,
-    load_tokenizer,
-    save_tokenizer,
-    saved_tokenizer,
-)
+from famjax.data.pipeline import make_tokenizer
+from famjax.data.tokenizers import Tokenizer, save_tokenizer, save_words, saved_tokenizer
+from famjax.data.words import Words
 from famjax.models.language_model import LanguageModel
 from famjax.models.transplant import merge_adapters, transplant
 from famjax.train.begin import Frozen, chained, divide, evaluated, fingerprint, refuse_base
@@ -199,12 +196,12 @@ def prepare_run(folder: Path, config: Config) -> tuple[Config, Tokenizer]:
     before = read_config(folder)
     if Checkpoints(folder / CHECKPOINTS).latest() is None:
         before = None
-    tokenizer = run_tokenizer(folder, config) if before else load_tokenizer(config.data.tokenizer)
+    tokenizer = run_tokenizer(folder, config) if before else make_tokenizer(config.data)
     config = with_vocabulary(config, tokenizer)
     if before is not None:
         refuse_other(before, config, folder)
     try:
-        _write_run(folder, config, first=before is None)
+        _write_run(folder, config, None if before else tokenizer)
     except OSError as error:
         raise UserError(
             f"cannot write the run folder {folder}: {error.strerror}; free some space, check its "
@@ -225,10 +222,12 @@ def refuse_other(before: Config, config: Config, where: Path) -> None:
         )
 
 
-def _write_run(folder: Path, config: Config, first: bool) -> None:
-    """Write the tokenizer, the first time, and then the config, which makes the folder a run."""
+def _write_run(folder: Path, config: Config, tokenizer: Tokenizer | None) -> None:
+    """Write the tokenizer, if one is given, and then the config, which makes the folder a run."""
     folder.mkdir(parents=True, exist_ok=True)
-    if first:
+    if isinstance(tokenizer, Words):
+        save_words(tokenizer.text(), folder)
+    elif tokenizer is not None:
         save_tokenizer(config.data.tokenizer, folder)
     temporary = folder / (CONFIG + ".new")
     temporary.write_text(to_json(config), encoding="utf-8")

@@ -241,6 +241,7 @@ def test_json_of_another_type(value: Any) -> None:
 
 # Checks
 
+TOY = ["data.task=copy", "data.tokenizer=task"]
 ASK = ["data.passkey.ask_every=128", "data.passkey.multiple=128"]
 
 
@@ -276,6 +277,9 @@ ZERO = [
     "data.length",
     "data.passkey.digits",
     "data.passkey.min_length",
+    "data.toy.episodes",
+    "data.toy.size",
+    "data.toy.variables",
     "optimizer.learning_rate",
     "train.steps",
     "train.accumulate",
@@ -345,6 +349,22 @@ def test_sizes_that_may_not_be_zero(key: str) -> None:
         ([*ASK, "model.memory_segments=1"], "data.passkey.ask_every=128 carries one FAM"),
         (["data.passkey.threshold=1.5"], "data.passkey.threshold=1.5: must be from 0 to 1"),
         (["optimizer.beta2=1"], "optimizer.beta2=1.0: must be at least 0 and less than 1"),
+        (
+            ["data.task=copy"],
+            "data.tokenizer=bytes: data.task=copy has its own words; set data.tok",
+        ),
+        (["data.tokenizer=task"], "data.tokenizer=task: data.task=text has no words of its own"),
+        (["data.task=cpy"], "data.task=cpy: must be one of text, passkey, random_walk"),
+        (["data.toy.size=65"], "data.toy.size=65: every cell is a word; take at most 64"),
+        (["data.toy.variables=6"], "data.toy.variables=6: there are 5 names; take at most 5"),
+        (
+            [*TOY, "data.layout=packed", "data.repeat_len=5"],
+            "data.repeat_len=5 repeats text, data.task=copy is none",
+        ),
+        (
+            [*TOY, "model.mixer=full"],
+            "data.toy.concatenate=true: full attention holds model.capacity=4096 tokens and",
+        ),
         (["mesh.fsdp=-1"], "mesh.data and mesh.fsdp are -1"),
         (["seed=4294967296"], "seed=4294967296: must be less than"),
         (["name="], "name=''"),

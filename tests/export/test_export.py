@@ -18,6 +18,7 @@ from famjax.cli.main import main
 from famjax.core.config import LoraConfig
 from famjax.core.errors import UserError
 from famjax.data.tokenizers import load_tokenizer, train_sentencepiece
+from famjax.data.words import Words
 from famjax.export import check, hf
 from famjax.export import export as exporting
 from famjax.export.source import Source
@@ -158,6 +159,14 @@ def test_a_sentencepiece_model_becomes_a_tokenizer(tmp_path):
         assert theirs.encode(said) == made.encode(said).tolist()
         assert theirs.decode(made.encode(said)) == said
     assert (theirs.bos_token, theirs.eos_token) == ("<s>", "</s>")
+
+
+def test_a_list_of_words_becomes_a_tokenizer(tmp_path):
+    made = Words("w", ["the", "cat", "mat,"])
+    assert write_tokenizer(made, tmp_path)[0].startswith("compared with transformers'")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for said in (tiny.TEXT, "the cat\n\n on  the mat,\n"):
+        assert theirs.encode(said) == made.encode(said).tolist()
 
 
 @pytest.mark.parametrize("awkward", [False, True])

@@ -1,0 +1,115 @@
+"""Words between white space as tokens, the end of a line as one more, as WikiText is read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice
+from pathlib import Path
+
+import numpy as np
+
+from famjax.core.errors import UserError
+from famjax.data.tokenizers import ByteTokenizer, Tokenizer
+
+# what begins and ends a document, a word that is not in the vocabulary, the end of a line
+SPECIALS = ("<s>", "<unk>", "<eos>")
+BEGIN, UNKNOWN, LINE_END = range(3)
+
+
+class Words(Tokenizer):
+    """A list of words, `SPECIALS` the first of them.
+
+    A word stands for itself and a space, "<eos>" for a line break: of white space, the text that
+    comes back keeps no more. The first and the third special, if a text holds such strings, are
+    unknown words.
+
+    Args:
+      name: what `load_tokenizer` was given.
+      words: behind the specials.
+
+    Attributes:
+      words: all of them, by id.
+    """
+
+    def __init__(self, name: str, words: Sequence[str]):
+        self.words = (*SPECIALS, *words)
+        own = [f"{word} ".encode() for word in self.words[UNKNOWN:]]
+        own[LINE_END - UNKNOWN] = b"\n"
+        super().__init__(name, [b"", *own], BEGIN, BEGIN, self.text().encode())
+        self._ids = {word: i for i, word in enumerate(self.words) if i not in (BEGIN, LINE_END)}
+
+    def encode(self, text: str) -> np.ndarray:
+        lines = (
+            [self._ids.get(word, UNKNOWN) for word in line.split()] for line in text.split("\n")
+        )
+        ids = chain.from_iterable(chain(line, [LINE_END]) for line in lines)
+        # what follows the last line break is a line without an end
+        return np.fromiter(ids, np.int32)[:-1]
+
+    def text(self) -> str:
+        """Return what `read_words` reads: a word on each line."""
+        return "\n".join(self.words) + "\n"
+
+
+def read_words(name: str, path: Path) -> Words:
+    """Return the tokenizer in a file that holds a word on each line.
+
+    Raises:
+      UserError: the file is no list of words.
+    """
+    try:
+        words = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError:
+        raise UserError(f"data.tokenizer={name}: not a text file; give a list of words") from None
+    if words[-1] == "":
+        words.pop()
+    if tuple(words[: len(SPECIALS)]) != SPECIALS:
+        raise UserError(
+            f"data.tokenizer={name}: does not begin with the lines {', '.join(SPECIALS)}; make one "
+            "with famjax tokenizer train FILES --kind words --out words.txt"
+        )
+    for number, word in enumerate(words, 1):
+        if word.split() != [word]:
+            raise UserError(f"data.tokenizer={name}: line {number} is not one word: {word!r}")
+    if len(set(words)) < len(words):
+        twice = Counter(words).most_common(1)[0][0]
+        raise UserError(f"data.tokenizer={name}: {twice!r} stands there twice; remove one of them")
+    return Words(name, words[len(SPECIALS) :])
+
+
+def count_words(
+    files: str, out: str | Path, min_count: int = 1, max_size: int | None = None
+) -> Words:
+    """Make a tokenizer of the words in text files, the commonest first, and write it to `out`.
+
+    Args:
+      files: as `data.files`.
+      out: path of the list, which must end in .txt.
+      min_count: words found less often are unknown ones.
+      max_size: the most words, the specials included; None takes all.
+    """
+    # sources imports the tokenizers
+    from famjax.data.sources import TextSource
+
+    if Path(out).suffix != ".txt":
+        raise UserError(f"{out}: a list of words is a .txt file; give --out words.txt")
+    source = TextSource(files, ByteTokenizer(), seed=0, holdout=0)
+    most = None if max_size is None else max(max_size - len(SPECIALS), 0)
+    words = Words(str(out), list(islice(_commonest(source.texts(), min_count), most)))
+    try:
+        Path(out).write_text(words.text(), encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise UserError(
+            f"{out}: {error.strerror}; the list could not be written, give another --out"
+        ) from None
+    return words
+
+
+def _commonest(texts: Iterable[str], min_count: int) -> Iterable[str]:
+    """Yield words by falling count, equal ones in the order of the alphabet."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(text.split())
+    ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    return (word for word, count in ordered if count >= min_count and word not in SPECIALS)

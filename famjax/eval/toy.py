@@ -1,0 +1,151 @@
+"""How well a run solves a toy task: its answers, and whole episodes of them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from famjax.core.errors import UserError
+from famjax.data.lanes import Batch, empty_row
+from famjax.data.sources import Key, Piece
+from famjax.data.words import BEGIN
+from famjax.eval.memory import memory_report
+from famjax.eval.progress import TokenProgress
+from famjax.eval.streaming import CHUNK, Streamer, refuse_beyond
+from famjax.eval.tasks import NoMore, batches, join_rows, positions_of
+from famjax.tasks.toy import ToySource, baselines, steps_of_test
+from famjax.train.run import Run
+
+
+def evaluate_toy(
+    run: Run,
+    task: str,
+    lengths: Sequence[int] | None = None,
+    examples: int = 1000,
+    batch: int = 8,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Return how many answers of a toy task's test a run gives, and how many whole episodes.
+
+    Episodes are read side by side, and one behind the other with the memory carried on if the run
+    was trained so (`data.toy.concatenate`).
+
+    Args:
+      run: one that has the task's words.
+      task: name.
+      lengths: steps of the test's episodes; None is what the config says.
+      examples: episodes of each length.
+      batch: episodes read together.
+      quiet: no progress.
+
+    Returns:
+      task, and rows, one for each length: length, examples, answers (their number), accuracy
+      (of answers), episode_accuracy (all answers right), what `baselines` returns, seconds,
+      tokens_per_second, peak_bytes.
+
+    Raises:
+      UserError: other words, or an episode longer than full attention can hold.
+    """
+    if min(examples, batch) < 1:
+        raise UserError(f"{task}: examples={examples}, batch={batch}: must be at least 1")
+    toy = run.config.data.toy
+    rows = []
+    for length in lengths or [steps_of_test(task, toy)]:
+        asked = replace(toy, steps=length, episodes=examples)
+        source = ToySource(task, asked, run.tokenizer, run.config.seed, "holdout")
+        right, tokens, seconds = _answer(run, source, min(batch, examples), toy.concatenate, quiet)
+        rows.append(
+            {
+                "length": length,
+                "examples": len(right),
+                "answers": int(right[:, 1].sum()),
+                "accuracy": float(right[:, 0].sum() / right[:, 1].sum()),
+                "episode_accuracy": float((right[:, 0] == right[:, 1]).mean()),
+                **baselines(task, toy, length, run.config.seed),
+                "seconds": seconds,
+                "tokens_per_second": tokens / seconds,
+                "peak_bytes": memory_report()["peak_bytes"],
+            }
+        )
+    return {"task": task, "rows": rows}
+
+
+class _Once:
+    """A `Source` of each test episode once.
+
+    Each lane has one document of its share of them, or takes the next one when it is free.
+    """
+
+    def __init__(self, source: ToySource, concatenate: bool):
+        self._source, self._concatenate, self._given = source, concatenate, 0
+
+    def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
+        if self._concatenate and k == 0:
+            return self._source.key(lane, lanes, 0)
+        if self._concatenate or self._given == len(self._source):
+            raise NoMore
+        self._given += 1
+        return self._source.key(0, 1, self._given - 1)
+
+    def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
+        return self._source.open(key, piece)
+
+    def get_state(self) -> dict[str, Any]:
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        del state
+
+
+def _answer(
+    run: Run, source: ToySource, lanes: int, concatenate: bool, quiet: bool
+) -> tuple[np.ndarray, int, float]:
+    """Return right and all answers of each episode, [episodes 2], tokens read, and seconds."""
+    block = run.config.model.block_len
+    stream = Streamer(run.model, lanes, max(CHUNK // block, 1) * block)
+    # compile, so that the time is the device's
+    stream.fresh().lane_losses(join_rows([empty_row(stream.chunk)] * lanes))
+    counts = np.zeros((lanes, len(source) + 1, 2), np.int64)
+    begun = np.zeros(lanes, np.int64)
+    tokens, begin = 0, time.perf_counter()
+    with TokenProgress(source.name, None, quiet) as progress:
+        for read, right in _results(run, _Once(source, concatenate), stream, block):
+            begun = _count(counts, begun, read, right)
+            tokens += int(read["valid"].sum())
+            progress.advance(int(read["valid"].sum()))
+    seconds = time.perf_counter() - begin
+    episodes = [lane[1 : n + 1] for lane, n in zip(counts, begun, strict=True)]
+    return np.concatenate(episodes), tokens, seconds
+
+
+def _results(
+    run: Run, source: _Once, stream: Streamer, block: int
+) -> Iterator[tuple[Batch, np.ndarray]]:
+    """Yield each batch and which of its targets were the likeliest [b t], fetched a batch late."""
+    waiting: deque[Any] = deque()
+    at = np.zeros(stream.batch, np.int64)
+    for batch in batches(source, stream.batch, stream.chunk, block):
+        positions, at = positions_of(batch, at)
+        refuse_beyond(run.model.stack.capacity, int(positions[batch["valid"]].max()) + 1)
+        waiting.append((batch, stream.lane_losses(batch)[1]))
+        if len(waiting) > 1:
+            first, right = waiting.popleft()
+            yield first, jax.device_get(right)
+    for first, right in waiting:
+        yield first, jax.device_get(right)
+
+
+def _count(counts: np.ndarray, begun: np.ndarray, read: Batch, right: np.ndarray) -> np.ndarray:
+    """Add a batch to `counts` [b episodes 2], and return the episodes each lane has begun [b]."""
+    number = begun[:, None] + np.cumsum((read["tokens"] == BEGIN) & read["valid"], axis=1)
+    lane, position = np.nonzero(read["weights"] > 0)
+    episode = number[lane, position]
+    both = np.stack([right[lane, position], np.ones(len(lane), bool)], axis=-1)
+    np.add.at(counts, (lane, episode), both)
+    return number[:, -1]

@@ -1,0 +1,112 @@
+"""Walks on small grids: where is the agent after each action? (Feedback Transformer v3 7.1, v1 B.1)
+
+An episode is the reset symbol and `steps` actions. The answer at each of them is the cell that the
+agent stands in behind it, a symbol of its own, which the model never reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from famjax.core.config import ToyConfig
+from famjax.data.sources import Piece
+from famjax.data.words import BEGIN, SPECIALS
+
+# east, south, west, north: (row, column)
+_MOVES = np.array([(0, 1), (1, 0), (0, -1), (-1, 0)])
+
+
+class Walk:
+    """Walks through a table of states.
+
+    Args:
+      actions: their words.
+      cells: words of the places.
+      table: [states actions], the state behind an action.
+      place: [states], the cell of each state.
+      start: the state an episode begins in.
+
+    Attributes:
+      words: of the vocabulary, behind the special ones.
+      answers, outputs, steps: see `famjax.tasks.toy.Toy`.
+    """
+
+    outputs = True
+    steps = (100, 100)
+
+    def __init__(
+        self,
+        actions: Sequence[str],
+        cells: Sequence[str],
+        table: np.ndarray,
+        place: np.ndarray,
+        start: int,
+    ):
+        self.words = (*actions, *cells)
+        first = len(SPECIALS) + len(actions)
+        self.answers = range(first, first + len(cells))
+        self._table, self._cell, self._start = table, first + place, start
+
+    def episodes(self, rngs: Sequence[np.random.Generator], steps: int) -> list[Piece]:
+        """Return an episode for each generator, all of them walked at once."""
+        actions = np.stack([rng.integers(0, self._table.shape[1], steps) for rng in rngs])
+        states = np.full((len(rngs), steps + 1), self._start)
+        for t in range(steps):
+            states[:, t + 1] = self._table[states[:, t], actions[:, t]]
+        tokens = np.pad(actions + len(SPECIALS), ((0, 0), (1, 0)), constant_values=BEGIN)
+        return [
+            Piece(line, np.ones(steps + 1, np.float32), targets=targets)
+            for line, targets in zip(
+                tokens.astype(np.int32), self._cell[states].astype(np.int32), strict=True
+            )
+        ]
+
+    def last(self, piece: Piece) -> np.ndarray | None:
+        """Stay: the cell before each action."""
+        assert piece.targets is not None
+        return np.append(piece.targets[:1], piece.targets[:-1])
+
+
+class RandomWalk(Walk):
+    """Forward, left, right on a square grid, from its north-west corner, facing east.
+
+    What would leave the grid is ignored.
+    """
+
+    def __init__(self, config: ToyConfig):
+        size = config.size
+        at = np.stack(np.divmod(np.arange(size**2), size), -1)[:, None]  # [cells 1 2]
+        ahead = np.clip(at + _MOVES, 0, size - 1) @ (size, 1)  # [cells 4]
+        cell, facing = np.divmod(np.arange(4 * size**2), 4)
+        table = np.stack(
+            [
+                4 * ahead[cell, facing] + facing,
+                4 * cell + (facing - 1) % 4,
+                4 * cell + (facing + 1) % 4,
+            ],
+            axis=-1,
+        )
+        cells = [f"{row},{column}" for row in range(size) for column in range(size)]
+        super().__init__(("forward", "left", "right"), cells, table, cell, start=0)
+
+
+class BlockedWalk(Walk):
+    """Four moves on a torus of 3 x 3 cells A to I, from E; what would enter a block is ignored.
+
+    The picture that shows the blocks is lost. "Brown cells represent blocks where agent cannot move
+    (except for the initial step)": E is one, to which there is no way back. A is our choice.
+    """
+
+    blocks = "AE"
+
+    def __init__(self, config: ToyConfig):
+        del config
+        names = "ABCDEFGHI"
+        at = np.stack(np.divmod(np.arange(9), 3), -1)[:, None]
+        table = ((at + _MOVES) % 3) @ (3, 1)
+        blocked = np.isin(table, [names.index(name) for name in self.blocks])
+        table = np.where(blocked, np.arange(9)[:, None], table)
+        actions = ("east", "south", "west", "north")
+        super().__init__(actions, names, table, np.arange(9), start=names.index("E"))

@@ -1,0 +1,126 @@
+"""Evaluation of toy tasks: through the command line from training on, and counted by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from small import SHAPE
+
+from famjax.cli.main import main
+from famjax.core import sharding
+from famjax.core.config import DataConfig, ToyConfig
+from famjax.core.errors import UserError
+from famjax.eval import toy
+from famjax.eval.toy import evaluate_toy
+from famjax.tasks.toy import ToySource, answers, words_of
+from famjax.train.run import Run, open_run
+
+
+@pytest.fixture(autouse=True)
+def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the compile cache of the tests and one device; let episodes go over many calls."""
+    monkeypatch.setattr("famjax.core.runtime.setup", lambda: None)
+    make_mesh = sharding.make_mesh
+    monkeypatch.setattr(sharding, "make_mesh", lambda m: make_mesh(m, devices=jax.devices()[:1]))
+    monkeypatch.setattr(toy, "CHUNK", 32)
+
+
+def run_of(task: str, mixer: str = "fam", **sizes: Any) -> Run:
+    """Return a run of a task with random parameters."""
+    config = ToyConfig(episodes=30, **sizes)
+    words = words_of(task, config)
+    run = tiny.run_with(mixer, vocab_size=words.vocab_size)
+    data = DataConfig(task=task, tokenizer="task", toy=config)  # type: ignore[arg-type]
+    return replace(run, config=replace(run.config, data=data), tokenizer=words)
+
+
+def direct(run: Run, task: str, length: int, examples: int) -> tuple[float, float]:
+    """Return accuracies of answers and of episodes, each read alone by one call."""
+    config = replace(run.config.data.toy, steps=length, episodes=examples)
+    source = ToySource(task, config, run.tokenizer, run.config.seed, "holdout")
+    right = []
+    for piece in source.episodes():
+        said = tiny.logits(run.model, piece.tokens[None])[0].argmax(-1)
+        at = np.flatnonzero(piece.weights) - (piece.targets is None)
+        right.append(said[at] == answers(piece))
+    return float(np.concatenate(right).mean()), float(np.mean([r.all() for r in right]))
+
+
+@pytest.mark.parametrize(
+    ("task", "mixer", "length"),
+    [("random_walk", "bswa", 2), ("counting", "full", 3)],
+)
+def test_alone_every_answer_is_counted_in_its_episode(task: str, mixer: str, length: int) -> None:
+    run = run_of(task, mixer, concatenate=False, size=2)
+    (row,) = evaluate_toy(run, task, [length], examples=25, batch=4, quiet=True)["rows"]
+    accuracy, whole = direct(run, task, length, 25)
+    assert row["examples"] == 25
+    assert row["accuracy"] == pytest.approx(accuracy)
+    assert row["episode_accuracy"] == pytest.approx(whole)
+
+
+@pytest.mark.parametrize("concatenate", [True, False])
+@pytest.mark.parametrize("batch", [1, 4, 50])
+def test_every_episode_is_asked_once(
+    batch: int, concatenate: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # an oracle that is wrong at one answer in every third episode
+    seen: list[np.ndarray] = []
+
+    def lane_losses(self: Any, read: Any) -> tuple[Any, Any]:
+        seen.append(read["targets"][read["weights"] > 0])
+        return read["weights"], read["targets"] != wrong
+
+    run = run_of("copy", concatenate=concatenate)
+    wrong = run.tokenizer.encode("7")[0]
+    monkeypatch.setattr("famjax.eval.streaming.Streamer.lane_losses", lane_losses)
+    (row,) = evaluate_toy(run, "copy", [5], examples=20, batch=batch, quiet=True)["rows"]
+    source = ToySource(
+        "copy", replace(run.config.data.toy, steps=5, episodes=20), run.tokenizer, 0, "holdout"
+    )
+    expected = [answers(piece) for piece in source.episodes()]
+    assert row["answers"] == 100
+    assert row["examples"] == 20
+    assert row["episode_accuracy"] == pytest.approx(np.mean([wrong not in a for a in expected]))
+    assert row["accuracy"] == pytest.approx(np.mean(np.concatenate(expected) != wrong))
+    np.testing.assert_array_equal(np.sort(np.concatenate(seen)), np.sort(np.concatenate(expected)))
+
+
+def test_what_cannot_be_asked() -> None:
+    with pytest.raises(UserError, match="copy: tokenizer bytes has other words than the task"):
+        evaluate_toy(tiny.run(), "copy", quiet=True)
+    with pytest.raises(UserError, match=r"full attention: .* tokens do not fit its cache of 64"):
+        evaluate_toy(run_of("copy", "full", concatenate=False), "copy", [40], 4, quiet=True)
+    with pytest.raises(UserError, match="examples=0, batch=8: must be at least 1"):
+        evaluate_toy(run_of("copy"), "copy", examples=0)
+
+
+def test_from_training_to_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(tmp_path / "run")
+    given = ["data.task=blocked_walk", "data.tokenizer=task", "data.toy.episodes=50"]
+    given += ["data.toy.steps=20", "model.mixer=bswa", "train.steps=2"]
+    argv = ["train", "text_fam", *SHAPE, *given]
+    assert main([*argv, "--run", run]) == 0
+    assert "blocked_walk: 50 episodes of 20 steps" in capsys.readouterr().err
+    assert open_run(run).tokenizer.words[:5] == ("<s>", "<unk>", "<eos>", "east", "south")
+    ask = ["eval", run, "--examples", "10", "--batch", "2"]
+    assert main(ask) == 0
+    out = capsys.readouterr().out
+    assert "blocked_walk (guessing gets 11.1% of answers)" in out
+    assert "whole" in out
+    assert main([*ask, "--tasks", "blocked_walk", "--lengths", "7,12", "--json", "--plot"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["toy"]
+    assert [row["length"] for row in found["rows"]] == [7, 12]
+    assert [row["answers"] for row in found["rows"]] == [80, 130]
+    assert (tmp_path / "run" / "plots" / "blocked_walk.png").exists()
+    assert main([*ask, "--tasks", "copy"]) == 2
+    assert capsys.readouterr().err.startswith("famjax: copy: tokenizer")
+    assert main([*argv, "data.toy.episodes=51", "--run", run]) == 2
+    assert "data.toy.episodes: 50 -> 51" in capsys.readouterr().err
