@@ -23,7 +23,7 @@ from famjax.train.warmup import at_length, length_at
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
-WARM = ("train.bptt_start=16", "train.bptt_double_every=4")
+WARM = ("model.mixer=bswa", "train.bptt_start=16", "train.bptt_double_every=4")
 
 
 def warm(tmp_path: Path, task: str = "text", steps: int = 10) -> Config:
