@@ -23,6 +23,7 @@ from famjax.core.experiment import override
 from famjax.train import loop
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.metrics import read_metrics
+from famjax.train.warmup import at_length, length_at
 
 SHAPE = [
     "model.layers=1",
@@ -102,8 +103,11 @@ def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def final(run: Path, config: Config) -> tuple[Any, Any, list[dict[str, Any]]]:
     """Return all that a run ended with: bits of every array, cursor and counts, rows."""
     config = replace(config, model=replace(config.model, vocab_size=258))
-    program = make_program(config, np.ones(258, np.float32))
-    template = loop.to_tree(jax.eval_shape(program.start))
+
+    def template(step: int) -> Any:
+        now = at_length(config, length_at(config, step))
+        return loop.to_tree(jax.eval_shape(make_program(now, np.ones(258, np.float32)).start))
+
     step, tree, extra = Checkpoints(run / "checkpoints").restore(template, report=pytest.fail)
     bits = {
         jax.tree_util.keystr(path): (str(leaf.dtype), leaf.shape, np.asarray(leaf).tobytes())

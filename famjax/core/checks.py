@@ -72,6 +72,8 @@ _LOWEST: dict[str, float] = {
     "train.steps": 1,
     "train.accumulate": 1,
     "train.bptt_segments": 1,
+    "train.bptt_start": 0,
+    "train.bptt_double_every": 0,
     "train.rsp_ramp": 0,
     "train.log_every": 1,
     "train.checkpoint_every": 1,
@@ -98,7 +100,7 @@ _AXES = ("mesh.data", "mesh.fsdp", "mesh.tensor")
 
 def validate(config: Config) -> None:
     """Raise a `UserError` for the first value of the config that cannot work."""
-    _raise_first(config, (*_OF_MODEL, _bad_data, _bad_train, _bad_mesh))
+    _raise_first(config, (*_OF_MODEL, _bad_data, _bad_train, _bad_warmup, _bad_mesh))
 
 
 def validate_model(model: ModelConfig) -> None:
@@ -312,6 +314,32 @@ def _bad_train(config: Config) -> Iterator[str]:
         )
 
 
+def _bad_warmup(config: Config) -> Iterator[str]:
+    """Yield what keeps the tokens that a step reads of a row from doubling up to data.length."""
+    m, d, t = config.model, config.data, config.train
+    start, off = f"train.bptt_start={t.bptt_start}", "or train.bptt_start=0"
+    if bool(t.bptt_start) != bool(t.bptt_double_every):
+        yield (
+            f"{start} and train.bptt_double_every={t.bptt_double_every}: the length at first and "
+            "the steps after which it doubles; set both or neither"
+        )
+    if not t.bptt_start:
+        return
+    if d.layout == "packed":
+        yield (
+            f"{start} is for lanes, packed rows carry no memory from step to step; "
+            f"set data.layout=lanes {off}"
+        )
+    least = m.block_len * t.bptt_segments
+    fitting = [n for n in _halves(d.length) if n % least == 0]
+    if t.bptt_start not in fitting:
+        yield (
+            f"{start} does not double to data.length={d.length} in multiples of model.block_len="
+            f"{m.block_len} times train.bptt_segments={t.bptt_segments}; "
+            f"take one of {', '.join(map(str, fitting))}, {off}"
+        )
+
+
 def _bad_mesh(config: Config) -> Iterator[str]:
     given = {key: values(config)[key] for key in _AXES}
     for key, size in given.items():
@@ -333,6 +361,11 @@ def mixer_pattern(model: ModelConfig) -> tuple[str, ...]:
 def _multiples(value: int, of: int) -> str:
     below = value // of * of
     return f"{below} or {below + of}" if below else f"{of}"
+
+
+def _halves(value: int) -> list[int]:
+    """Return what doubles to `value`, the smallest first."""
+    return [value // 2**n for n in reversed(range(value.bit_length())) if value % 2**n == 0]
 
 
 def _divisors(value: int) -> str:

@@ -287,6 +287,12 @@ class TrainConfig:
     # a step's tokens are read as so many segments, each rematerialised; the gradient flows through
     # all of them and is cut at the step's start (truncated BPTT)
     bptt_segments: int = 1
+    # lanes: a step reads so many tokens of a row at first, of as many more rows: every step has
+    # data.batch * data.length tokens. It doubles until it is data.length, and half of the lanes end
+    # each time (Feedback Transformer, arXiv 2002.09402v1, 3.2). 0 = data.length from the start
+    bptt_start: int = 0
+    # steps after which it doubles; the paper: 50,000 from 32 to 256
+    bptt_double_every: int = 0
     # probability of starting a packed row from the last step's memory (B.2.3); 0 = off
     rsp: float = 0.0
     # steps over which that probability rises linearly from 0

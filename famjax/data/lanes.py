@@ -50,7 +50,12 @@ class Reader:
 
     def __init__(self, source: Source, lane: int, lanes: int):
         self._source, self._lane, self._lanes = source, lane, lanes
-        self.set_state({"k": 0, "key": None, "piece": 0, "offset": 0, "before": None})
+        self.set_state(_at_document(0))
+
+    @property
+    def documents(self) -> int:
+        """How many documents have been read to their end."""
+        return self._k
 
     def get_state(self) -> dict[str, Any]:
         return {
@@ -128,9 +133,46 @@ class Reader:
             self._loaded -= size
 
     def _next_document(self) -> None:
-        self.set_state(
-            {"k": self._k + 1, "key": None, "piece": 0, "offset": 0, "before": self._key}
-        )
+        self.set_state(_at_document(self._k + 1, self._key))
+
+
+def _at_document(k: int, before: Key | None = None) -> dict[str, Any]:
+    """Return a reader's state in front of its k-th document."""
+    return {"k": k, "key": None, "piece": 0, "offset": 0, "before": before}
+
+
+class Turns:
+    """Reads the documents of several readers, whole and in turn: the one that has read the fewest
+    is next. What begins with the memory of the document before it comes behind that one.
+    """
+
+    def __init__(self, readers: Sequence[Reader]):
+        self._readers, self._now = readers, 0
+
+    def get_state(self) -> dict[str, Any]:
+        return {"now": self._now, "readers": [reader.get_state() for reader in self._readers]}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._now = state["now"]
+        for reader, saved in zip(self._readers, state["readers"], strict=True):
+            reader.set_state(saved)
+
+    def take(self, count: int) -> Span:
+        reader = self._readers[self._now]
+        span = reader.take(count)
+        if span.last and not reader.passing():
+            read = [reader.documents for reader in self._readers]
+            self._now = read.index(min(read))
+        return span
+
+    def at_start(self) -> bool:
+        return self._readers[self._now].at_start()
+
+    def passing(self) -> bool:
+        return self._readers[self._now].passing()
+
+    def fits(self, count: int) -> bool:
+        return self._readers[self._now].fits(count)
 
 
 def _joined(pieces: Iterable[Piece]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -180,7 +222,7 @@ class RowsIterator(grain.DatasetIterator[Batch]):
 
 
 class _Lane:
-    def __init__(self, reader: Reader, length: int, block_len: int, keep_whole: bool):
+    def __init__(self, reader: Reader | Turns, length: int, block_len: int, keep_whole: bool):
         self._reader = reader
         self._length = length
         self._block_len = block_len
@@ -231,30 +273,69 @@ class Lanes(grain.IterDataset[Batch]):
       block_len: w.
       keep_whole: a document that fits a row is not cut in two: it waits for the next row, so that
         the gradient reaches from its end to its beginning; unless it begins with a memory.
+      streams: documents are dealt out to so many times the lanes, and each lane reads those of so
+        many neighbours in turn (`halve`).
     """
 
     def __init__(
-        self, source: Source, batch: int, length: int, block_len: int, keep_whole: bool = False
+        self,
+        source: Source,
+        batch: int,
+        length: int,
+        block_len: int,
+        keep_whole: bool = False,
+        streams: int = 1,
     ):
         super().__init__()
         if length % block_len:
             raise ValueError(f"length {length} is not a multiple of block_len {block_len}")
         self._source, self._batch = source, batch
         self._length, self._block_len = length, block_len
-        self._keep_whole = keep_whole
+        self._keep_whole, self._streams = keep_whole, streams
 
     def __iter__(self) -> RowsIterator:
         return RowsIterator(
             [
-                _Lane(
-                    Reader(self._source, lane, self._batch),
-                    self._length,
-                    self._block_len,
-                    self._keep_whole,
-                )
+                _Lane(self._reader(lane), self._length, self._block_len, self._keep_whole)
                 for lane in range(self._batch)
             ]
         )
+
+    def _reader(self, lane: int) -> Reader | Turns:
+        count = self._streams
+        readers = [
+            Reader(self._source, lane * count + i, self._batch * count) for i in range(count)
+        ]
+        return readers[0] if count == 1 else Turns(readers)
+
+
+def halve(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of half as many lanes, of twice the streams, that go on from that of all.
+
+    Lane i goes on where lane 2 i stood. Lane 2 i + 1 ends: the rest of a document that it has begun
+    is read by no one, those that were to follow are read by lane i, in turn with its own. So no
+    document is dealt out twice. Of one long document the lanes have parts of their own, which grow
+    to where the ended lanes stood: the lanes that are left are as far apart as before.
+    """
+    rows = state["rows"]
+    pairs = zip(rows[::2], rows[1::2], strict=True)
+    return {"rows": [_joined(kept, ended) for kept, ended in pairs]}
+
+
+def _joined(kept: dict[str, Any], ended: dict[str, Any]) -> dict[str, Any]:
+    readers = [*_readers(kept), *map(_left, _readers(ended))]
+    return {"now": kept.get("now", 0), "readers": readers}
+
+
+def _readers(lane: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = lane.get("readers", [lane])
+    return found
+
+
+def _left(reader: dict[str, Any]) -> dict[str, Any]:
+    """Return a reader's state in front of its next document, which no memory waits for."""
+    begun = reader["piece"] > 0 or reader["offset"] > 0
+    return _at_document(reader["k"] + begun)
 
 
 def empty_row(length: int) -> Batch:

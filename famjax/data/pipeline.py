@@ -11,7 +11,7 @@ import grain
 from famjax.core.checks import TOYS
 from famjax.core.config import Config, DataConfig
 from famjax.core.errors import UserError
-from famjax.data.lanes import Batch, Lanes
+from famjax.data.lanes import Batch, Lanes, halve
 from famjax.data.packing import Packed
 from famjax.data.sources import Source, Split, TextSource
 from famjax.data.tokenizers import Tokenizer, load_tokenizer
@@ -80,8 +80,9 @@ def _lanes(config: Config, source: Source, block_len: int) -> Lanes:
         raise UserError(
             "data.repeat_len: repeats in packed rows; set data.layout=packed, or 0 here"
         )
-    data = config.data
-    return Lanes(source, data.batch, data.length, block_len, data.keep_whole)
+    data, start = config.data, config.train.bptt_start
+    streams = data.length // start if start else 1
+    return Lanes(source, data.batch, data.length, block_len, data.keep_whole, streams)
 
 
 def _packed(config: Config, source: Source, tokenizer: Tokenizer) -> Packed:
@@ -121,6 +122,11 @@ class Batches(grain.DatasetIterator[Batch]):
         # This stops the thread, so that no document is named by half a state.
         self._parent.set_state(state["batches"])
         self._source.set_state(state["source"])
+
+    def get_halved(self) -> dict[str, Any]:
+        """Return the state with which half as many lanes of twice the length go on."""
+        state = self.get_state()
+        return {**state, "batches": halve(state["batches"])}
 
     def release(self) -> None:
         """Stop the thread, and let go of it."""

@@ -64,7 +64,9 @@ class Source(Protocol):
     """
 
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
-        """Return the JSON-able name of the k-th document of `lane`; `before` is the last one's."""
+        """Return the JSON-able name of the k-th document of `lane`; `before` is the last one's, or
+        None if there is none or its memory is gone.
+        """
 
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
         """Yield the pieces of the document `key` from the piece-th on."""

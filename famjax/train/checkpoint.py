@@ -126,7 +126,7 @@ class Checkpoints:
 
     def restore(
         self,
-        template: Tree,
+        template: Tree | Callable[[int], Tree],
         step: int | None = None,
         report: Callable[[str], None] | None = None,
     ) -> tuple[int, Tree, dict[str, Any]]:
@@ -135,7 +135,8 @@ class Checkpoints:
         Args:
           template: tree of jax.ShapeDtypeStruct or jax.Array with the shapes, dtypes and shardings
             wanted (no sharding: the first device). It may hold some of the top-level keys only,
-            such as {"params": ...}; the files of the others are then neither verified nor read.
+            such as {"params": ...}; the files of the others are then neither verified nor read. A
+            function that returns it, where shapes depend on the step.
           step: this checkpoint and no other, instead of the newest good one.
           report: takes one line for each damaged checkpoint passed over; standard error if None.
 
@@ -145,22 +146,26 @@ class Checkpoints:
         Raises:
           UserError: there is no good checkpoint, or it does not fit the template.
         """
-        step = self._newest_good(sorted(template), step, report or _to_stderr)
+        of = template if callable(template) else lambda _: template
+        step, template = self._newest_good(of, step, report or _to_stderr)
         saved = json.loads((self.path(step) / TREE).read_text())
         self._check_fit(step, saved, {key: _leaves(value) for key, value in template.items()})
         tree = {key: _read(self.path(step) / key, value) for key, value in template.items()}
         return step, tree, json.loads((self.path(step) / EXTRA).read_text())
 
-    def _newest_good(self, keys: list[str], step: int | None, report: Callable[[str], None]) -> int:
+    def _newest_good(
+        self, of: Callable[[int], Tree], step: int | None, report: Callable[[str], None]
+    ) -> tuple[int, Tree]:
         steps = self.steps()
         if step is not None and step not in steps:
             raise UserError(f"no checkpoint of step {step} in {self.folder}; there are: {steps}")
         if not steps:
             raise UserError(f"no checkpoint in {self.folder}; train the run first")
         for candidate in [step] if step is not None else reversed(steps):
-            damage = _damage(self.path(candidate), keys)
+            template = of(candidate)
+            damage = _damage(self.path(candidate), sorted(template))
             if damage is None:
-                return candidate
+                return candidate, template
             report(f"checkpoint {self.path(candidate)} is damaged: {damage}; it is not used")
         tried = steps if step is None else [step]
         raise UserError(

@@ -24,7 +24,8 @@ from famjax.core.config import Config
 from famjax.core.errors import Stopped, UserError
 from famjax.core.experiment import from_json
 from famjax.core.types import Array, Context
-from famjax.data.pipeline import Batches, make_batches, make_source
+from famjax.data.pipeline import make_batches, make_source
+from famjax.data.tokenizers import Tokenizer
 from famjax.models.language_model import LanguageModel
 from famjax.train import flops
 from famjax.train.begin import evaluated, refuse_base
@@ -42,6 +43,7 @@ from famjax.train.run import (
 )
 from famjax.train.state import Totals, TrainState
 from famjax.train.step import Batch, init_train_state, make_step, zero_totals
+from famjax.train.warmup import at_length, halve_memory, length_at
 
 
 class Program(NamedTuple):
@@ -167,18 +169,16 @@ def train(config: Config, run_dir: str | Path, quiet: bool = False) -> Run:
         )
     folder = Path(run_dir)
     config, tokenizer = prepare_run(folder, config)
-    source = make_source(config, tokenizer)
-    program = make_program(config, tokenizer.token_bytes)
-    batches = make_batches(config, source, tokenizer, config.model.block_len)
     checkpoints = Checkpoints(folder / CHECKPOINTS, config.train.keep)
-    with Progress(config.train.steps, checkpoints.latest() or 0, quiet) as progress:
+    progress = Progress(config.train.steps, checkpoints.latest() or 0, quiet)
+    trainer = Trainer(config, tokenizer, checkpoints, folder, progress)
+    with progress:
         try:
-            trainer = Trainer(config, program, source, batches, checkpoints, folder, progress)
             state = trainer.run()
         finally:
-            batches.release()
+            trainer.batches.release()
             checkpoints.wait()
-    model = nnx.merge(program.graph, state.params, *state.frozen[:1])
+    model = nnx.merge(trainer.program.graph, state.params, *state.frozen[:1])
     return Run(config, tokenizer, model, int(state.step))
 
 
@@ -188,16 +188,15 @@ class Trainer:
     def __init__(
         self,
         config: Config,
-        program: Program,
-        source: Any,
-        batches: Batches,
+        tokenizer: Tokenizer,
         checkpoints: Checkpoints,
         folder: Path,
         progress: Progress,
     ):
-        self.config, self.program, self.source = config, program, source
-        self.batches, self.checkpoints, self.progress = batches, checkpoints, progress
-        self.folder = folder
+        self.config, self.tokenizer, self.folder = config, tokenizer, folder
+        self.checkpoints, self.progress = checkpoints, progress
+        self.source: Any = make_source(config, tokenizer)
+        self.set_length(length_at(config, checkpoints.latest() or 0))
         self.schedule = make_schedule(config.optimizer, config.train.steps)
         self.tokens = 0.0  # valid ones read since the run began
         self.saved = -1
@@ -206,6 +205,7 @@ class Trainer:
 
     def run(self) -> TrainState:
         state, step = self.resume()
+        # the step before the first of the program in use
         first, last = step, self.config.train.steps
         if step >= last:
             self.progress.note(
@@ -227,6 +227,8 @@ class Trainer:
                     self.clock.start()  # what was before is compilation
                 if log:
                     state = self.log(metrics, state, step, about)
+                if length_at(self.config, step) != self.length:
+                    state, first = self.lengthen(state, step), step
                 if step % self.config.train.checkpoint_every == 0:
                     self.save(state, step)
                 if asked.signal:
@@ -253,6 +255,28 @@ class Trainer:
         self.clock.steps += 1
         return state, about
 
+    def set_length(self, length: int) -> None:
+        """Let the steps that follow read so many tokens of a row."""
+        config = at_length(self.config, length)
+        self.length, self.rows = config.data.length, config.data.batch
+        self.program = make_program(config, self.tokenizer.token_bytes)
+        self.batches = make_batches(
+            config, self.source, self.tokenizer, self.config.model.block_len
+        )
+
+    def lengthen(self, state: TrainState, step: int) -> TrainState:
+        """Let rows become twice as long, and half as many, which go on where they stand."""
+        before, rows, data = self.length, self.rows, self.batches.get_halved()
+        self.batches.release()
+        self.set_length(length_at(self.config, step))
+        self.batches.set_state(data)
+        self.progress.note(
+            f"step {step:,}: rows of {self.length:,} tokens, {self.rows:,} of them "
+            f"(were {before:,} and {rows:,})"
+        )
+        halve = jax.jit(halve_memory, out_shardings=self.program.shardings.memory)
+        return state._replace(memory=halve(state.memory))
+
     def idle(self) -> str:
         """Return what to say of devices that the batch cannot be shared over, or nothing."""
         rows = self.config.data.batch // self.config.train.accumulate
@@ -269,13 +293,7 @@ class Trainer:
         """Return the newest good checkpoint's state, or the first state."""
         if self.checkpoints.latest() is None:
             return self.begin(), 0
-        shapes = jax.eval_shape(self.program.start)
-        template = jax.tree.map(
-            lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s),
-            shapes,
-            self.program.shardings,
-        )
-        step, tree, extra = self.checkpoints.restore(to_tree(template), report=self.progress.note)
+        step, tree, extra = self.checkpoints.restore(self.template, report=self.progress.note)
         if step < self.config.train.steps:
             self.progress.note(f"goes on from step {step:,} of {self.config.train.steps:,}")
         self.compare(from_json(json.dumps(extra["config"])), step)
@@ -287,6 +305,18 @@ class Trainer:
             state = state._replace(frozen=self.begin().frozen)
             refuse_base(extra["base"], self.base, self.config.init, self.folder)
         return state, step
+
+    def template(self, step: int) -> dict[str, Any]:
+        """Return what the checkpoint of a step holds, and let rows have that step's length."""
+        if (length := length_at(self.config, step)) != self.length:
+            self.batches.release()
+            self.set_length(length)
+        places = jax.tree.map(
+            lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s),
+            jax.eval_shape(self.program.start),
+            self.program.shardings,
+        )
+        return to_tree(places)
 
     def begin(self) -> TrainState:
         """Return the state before the first step: drawn, or with the weights in `config.init`."""
@@ -351,10 +381,12 @@ class Trainer:
         row = {**summary(totals), **{name: float(value) for name, value in about.items()}}
         row["learning_rate"] = float(self.schedule(step - 1))
         row["tokens"] = self.tokens
+        if self.config.train.bptt_start:
+            row["length"] = self.length
         row |= self.guide(totals, row)
         timing = self.clock.lap(float(totals.tokens / totals.steps), self.config)
         metrics.write(step, {**row, **timing})
-        shown = ("loss", "accuracy", "longest", "tokens_per_second", "data_wait")
+        shown = ("loss", "accuracy", "longest", "length", "tokens_per_second", "data_wait")
         self.progress.update(step, **{k: v for k, v in (row | timing).items() if k in shown})
         self.refuse_bad(state)
         zeros = jax.device_put(zero_totals(), self.program.shardings.totals)

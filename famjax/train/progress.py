@@ -19,6 +19,7 @@ PLAIN_INTERVAL = 10.0
 _FORMATS: dict[str, Callable[[Any], str]] = {
     "loss": lambda x: f"loss {x:.4f}",
     "accuracy": lambda x: f"accuracy {x:.1%}",
+    "length": lambda x: f"rows of {x:,} tokens",
     "tokens_per_second": lambda x: f"{_short(x)} tokens/s",
     "data_wait": lambda x: f"data {x:.0%} step {1 - x:.0%}",
 }
@@ -51,8 +52,8 @@ class Progress:
         Args:
           step: steps done in the whole run.
           **fields: what is known about the last of them. `loss`, `accuracy` (a fraction),
-            `tokens_per_second`, `data_wait` (fraction of the time the loop waited for data) have
-            formats of their own, others are shown as name and number.
+            `length` (tokens of a row), `tokens_per_second`, `data_wait` (fraction of the time the
+            loop waited for data) have formats of their own, others are shown as name and number.
         """
         left = self._clock.left(step)
         parts = [_text(name, value) for name, value in fields.items()]

@@ -243,6 +243,7 @@ def test_json_of_another_type(value: Any) -> None:
 
 TOY = ["data.task=copy", "data.tokenizer=task"]
 ASK = ["data.passkey.ask_every=128", "data.passkey.multiple=128"]
+WARM = ["train.bptt_start=128", "train.bptt_double_every=9"]
 
 
 @pytest.mark.parametrize("key", [k for k, v in values(Config()).items() if type(v) is not str])
@@ -340,6 +341,20 @@ def test_sizes_that_may_not_be_zero(key: str) -> None:
         (["data.length=1000"], "data.length=1000 is not a multiple of model.block_len=64"),
         (["train.bptt_segments=3"], "train.bptt_segments=3 does not divide the 16 blocks"),
         (["train.accumulate=3"], "train.accumulate=3 does not divide data.batch=4"),
+        (
+            ["train.bptt_start=128"],
+            "train.bptt_start=128 and train.bptt_double_every=0: the length",
+        ),
+        (["train.bptt_double_every=9"], "train.bptt_start=0 and train.bptt_double_every=9: the"),
+        ([*WARM, "data.layout=packed"], "train.bptt_start=128 is for lanes, packed rows carry no"),
+        (
+            [*WARM, "data.length=1152"],
+            "train.bptt_start=128 does not double to data.length=1152 in multiples of model."
+            "block_len=64 times train.bptt_segments=1; take one of 576, 1152, or train.",
+        ),
+        ([*WARM, "train.bptt_segments=4"], "train.bptt_start=128 does not double to data.length="),
+        ([*WARM, "train.bptt_start=2048"], "train.bptt_start=2048 does not double to data.length="),
+        (["train.bptt_start=-1"], "train.bptt_start=-1: must be at least 0"),
         (["train.rsp=0.5"], "train.rsp=0.5 is for packed rows"),
         (["train.rsp=1.5"], "train.rsp=1.5: must be from 0 to 1"),
         (["data.passkey.ask_every=100"], "data.passkey.ask_every=100 is not a multiple of model."),

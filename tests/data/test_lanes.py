@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from famjax.core.config import Config, DataConfig
 from famjax.core.errors import UserError
-from famjax.data.lanes import Lanes
+from famjax.data.lanes import Lanes, halve
 from famjax.data.pipeline import make_batches, make_source
 from famjax.data.sources import Piece
 from famjax.data.tokenizers import load_tokenizer
@@ -218,3 +218,87 @@ def test_keeping_documents_whole_resumes_exactly():
         again.set_state(json.loads(json.dumps(first.get_state())))
         for expected in reference[stop:]:
             assert_equal(next(again), expected)
+
+
+# lanes that end while the others go on
+
+
+class Chains:
+    """Documents whose tokens say which they are and then count up, in chains of `links`: each but
+    a chain's first begins with the memory of the one before it.
+    """
+
+    def __init__(self, links):
+        self.links = links
+
+    def key(self, lane, lanes, k, before=None):
+        assert lanes == 4
+        return [lane, k, (before[2] + 1) % self.links if before else 0]
+
+    def document(self, key):
+        size = np.random.default_rng(key).integers(4, 50)
+        return np.array([BOS, *key, *range(4, size), EOS], np.int32)
+
+    def open(self, key, piece=0):
+        for part in np.array_split(self.document(key), 3)[piece:]:
+            yield Piece(part, np.ones(len(part), np.float32), passing=key[2] > 0)
+
+    def get_state(self):
+        return {}
+
+
+def halving(source, blocks, steps):
+    """Return what each of four lanes reads until it ends: so many steps of 4, 2 and 1 lanes."""
+    lines, state = [[] for _ in range(4)], None
+    for i, count in enumerate(steps):
+        batches = Lanes(source, 4 >> i, (blocks << i) * BLOCK, BLOCK, streams=1 << i)
+        batches = iter(batches)
+        if state:
+            batches.set_state(json.loads(json.dumps(halve(state))))
+        for batch in islice(batches, int(count)):
+            for lane in range(4 >> i):
+                lines[lane << i].append({name: rows[lane] for name, rows in batch.items()})
+        state = batches.get_state()
+    return [{n: np.concatenate([row[n] for row in line]) for n in line[0]} for line in lines]
+
+
+@given(
+    links=st.integers(1, 3),
+    blocks=st.integers(1, 4),
+    steps=st.lists(st.integers(1, 12), min_size=3, max_size=3),
+)
+@settings(max_examples=40)
+def test_lanes_that_are_left_read_on_and_take_over_the_others_documents(links, blocks, steps):
+    source, read = Chains(links), []
+    for lane, line in enumerate(halving(source, blocks, steps)):
+        begins, before = np.flatnonzero(line["reset"]), None
+        for begin, end in zip(begins, [*begins[1:], None], strict=True):
+            tokens = line["tokens"][begin:end][line["valid"][begin:end]]
+            key = tokens[1:4].tolist()
+            document = source.document(key)[:-1]
+            # whole, wherever rows became longer; of a lane that ended, up to there
+            assert len(tokens) == len(document) or end is None
+            np.testing.assert_array_equal(tokens, document[: len(tokens)])
+            passing = bool(line["passing"][begin])
+            assert passing == (key[2] > 0)
+            assert not passing or before == [key[0], key[1] - 1, key[2] - 1]
+            read.append(tuple(key[:2]))
+            before = key
+        # lanes 0 and 2 took lanes 1 and 3 over, and lane 0 then lane 2
+        assert {k[0] for k in read[-len(begins) :]} <= {0: {0, 1, 2, 3}, 2: {2, 3}}.get(
+            lane, {lane}
+        )
+    assert len(set(read)) == len(read)
+    for lane in range(4):  # in order, none left out
+        assert sorted(k for of, k in read if of == lane) == list(
+            range(sum(n[0] == lane for n in read))
+        )
+
+
+def test_documents_are_read_in_turn():
+    """The lanes taken over catch up: lane 0 is as far in each of the four when it has time."""
+    state = iter(Lanes(Chains(1), 1, 100 * BLOCK, BLOCK, streams=4))
+    next(state)
+    counts = [reader["k"] for reader in state.get_state()["rows"][0]["readers"]]
+    assert max(counts) - min(counts) <= 1
+    assert min(counts) > 1

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import PartitionSpec as P
 from small import rows, texts
 
@@ -19,6 +21,7 @@ from famjax.core.experiment import override
 from famjax.train import loop
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.state import TrainState
+from famjax.train.warmup import halve_memory
 
 ROWS, LENGTH, VOCABULARY = 8, 16, 64
 SHAPE = (
@@ -184,6 +187,50 @@ def test_a_checkpoint_moves_to_another_mesh(tmp_path: Path) -> None:
     assert all(jax.tree.leaves(same))
     after = second.step(copy(second.program, state), put(second.program, 3))
     assert_close(after, trained((1, 1, 1), LANES).states[4])
+
+
+@pytest.mark.parametrize("mesh", [(2, 2, 2), (8, 1, 1)])
+def test_lanes_that_end_move_no_other(mesh: tuple[int, int, int]) -> None:
+    """Half of the lanes (BPTT warm-up): each device keeps half of its own, or with one lane for
+    each device those that are left are everywhere."""
+    program, _, states = trained(mesh, LANES)
+    memory = copy(program, states[2]).memory
+    half = jax.tree.map(lambda a: np.asarray(a)[:, ::2], memory)
+    axes = nnx.merge(program.graph, states[2].params).state_axes()
+    places = sharding.state_shardings(program.mesh, axes, half)
+    halve = jax.jit(halve_memory, out_shardings=places).lower(memory).compile()
+    jax.tree.map(np.testing.assert_array_equal, halve(memory), half)
+    found = halve(memory)[0].fam
+    if mesh == (8, 1, 1):
+        assert spec(found) == (P(None, None, None, None), (1, 4, 2, 16))
+        return
+    assert spec(found) == (P(None, ("data", "fsdp"), None, None), (1, 1, 2, 16))
+    moves = "all-gather|all-to-all|collective-permute|all-reduce"
+    assert re.search(moves, halve.as_text()) is None
+
+
+@pytest.mark.slow
+def test_a_run_of_longer_and_longer_rows_on_eight_devices(tmp_path: Path) -> None:
+    """As on one device, to rounding; 16 rows of 8 tokens, then 8 of 16; resumed in between."""
+    data = f"data.files={texts(tmp_path / 'texts')}"
+    shape = [
+        *SHAPE, data, "model.vocab_size=0", "train.log_every=2", "train.checkpoint_every=3",
+        "train.bptt_start=8", "train.bptt_double_every=4",
+    ]  # fmt: skip
+    tables = []
+    for name, mesh, ends in (("one", (1, 1, 1), (7,)), ("eight", (2, 2, 2), (4, 7))):
+        devices = jax.devices()[: int(np.prod(mesh))]
+        with pytest.MonkeyPatch.context() as patch:
+            make_mesh = functools.partial(sharding.make_mesh, devices=devices)
+            patch.setattr(sharding, "make_mesh", make_mesh)
+            for steps in ends:
+                axes = zip(("data", "fsdp", "tensor"), mesh, strict=True)
+                given = [*shape, f"train.steps={steps}", *(f"mesh.{n}={size}" for n, size in axes)]
+                loop.train(override(Config(), given), tmp_path / name, quiet=True)
+        tables.append(rows(tmp_path / name))
+    assert [row["length"] for row in tables[0]] == [8, 8, 16, 16]
+    for one, other in zip(*tables, strict=True):
+        assert one == pytest.approx(other, rel=1e-3)
 
 
 @pytest.mark.slow

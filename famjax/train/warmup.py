@@ -1,0 +1,37 @@
+"""Warming up the BPTT length: short rows and many at first, long ones and few at the end.
+
+Feedback Transformer (arXiv 2002.09402v1), 3.2: "we start with a small M and double it after every K
+updates. We also reduce B accordingly so that the number of tokens in a batch is constant."
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+
+from famjax.core.config import Config
+from famjax.core.types import State
+
+
+def length_at(config: Config, step: int) -> int:
+    """Return the tokens of a row in the step that follows `step` steps."""
+    start, length = config.train.bptt_start, config.data.length
+    if not start:
+        return length
+    doublings = (length // start).bit_length() - 1
+    return start << min(step // config.train.bptt_double_every, doublings)
+
+
+def at_length(config: Config, length: int) -> Config:
+    """Return the config with rows of so many tokens, and as many rows as make the same batch."""
+    rows = config.data.batch * config.data.length // length
+    return replace(config, data=replace(config.data, batch=rows, length=length))
+
+
+def halve_memory(memory: State) -> State:
+    """[r b ...] -> [r b/2 ...], of the lanes that `famjax.data.lanes.halve` keeps.
+
+    Every second one: so every device keeps half of its rows, and none has to move.
+    """
+    return jax.tree.map(lambda a: a[:, ::2], memory)
