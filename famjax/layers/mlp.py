@@ -26,7 +26,9 @@ _PLAIN: dict[str, Callable[[Array], Array]] = {
 class FeedForward(nnx.Module):
     """FF(PreLN(a)) + a (TransformerFAM 2.1), with ReLU, GELU, SwiGLU or GeGLU inside.
 
-    With `arch.pre_norm` false it is LN(FF(a) + a) (Vaswani et al., 2017). Where attention and feed-forward are parallel it is FF(PreLN(x)) + a, x what attention has read.
+    With `arch.pre_norm` false it is LN(FF(a) + a) (Vaswani et al., 2017).
+
+    Where attention and feed-forward are parallel it is FF(PreLN(x)) + a, x what attention has read.
 
     The residual is added in the type of `a`, which for FAM is wider than the compute type.
     """

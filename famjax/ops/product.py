@@ -33,10 +33,10 @@ def product(equation: str, x: Array, kernel: Array) -> Array:
 def fast_product(equation: str, x: Array, kernel: Array) -> Array:
     """Return what `product` does outside of a loop.
 
-    The kernel's gradient is a product over all tokens. XLA on CPU writes its first factor out transposed,
-    and JAX puts the output's gradient first: four times as wide as the input in a feed-forward,
-    where that copy took more time than the product. Here the narrower factor comes first. The price
-    is that JAX's forward mode (`jax.jvp`) does not go through.
+    The kernel's gradient is a product over all tokens. XLA on CPU writes its first factor out
+    transposed, and JAX puts the output's gradient first: four times as wide as the input in a
+    feed-forward, where that copy took more time than the product. Here the narrower factor comes
+    first. The price is that JAX's forward mode (`jax.jvp`) does not go through.
     """
     return jnp.einsum(equation, x, kernel)
 

@@ -132,7 +132,7 @@ def attend_line(
     Returns:
       [b t h e].
     """
-    (h, e), g = q.shape[-2:], k.shape[1]
+    h, g = q.shape[-2], k.shape[1]
     bias = bias.reshape(-1, g, h // g, *bias.shape[2:])
     mask, some = visible_or_all(mask)
     k, v = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)

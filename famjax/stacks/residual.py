@@ -164,6 +164,20 @@ class ResidualStack(nnx.Module):
         _, shares = self._run(x, state, ctx, lambda layer: layer.attention_mass)
         return jnp.stack(shares[: len(self.layers)], 1).reshape(-1)
 
+    def report(self, x: Array, state: State, ctx: Context) -> dict[str, Array]:
+        """Return how large the FAMs are behind a call, and how much attention they had in it."""
+        if self.prompt is None:
+            return {}
+        mass = self.attention_mass(x, state, ctx)
+        fams = self.feedback(self(x, state, ctx)[1])
+        norms = jnp.stack([jnp.sqrt(jnp.square(fam).mean()) for fam in fams])
+        # over the layers that have a FAM; the others have no mass on it
+        return {"state_norm": norms.mean(), "fam_attention": mass.sum() / sum(map(len, fams))}
+
+    def loss(self) -> Array:
+        """Return what the stack adds to the training loss: nothing."""
+        return jnp.zeros(())
+
     def feedback(self, state: State) -> list[Array]:
         """Return the FAMs of a state: [r b f d] for each FAM layer of the pattern."""
         return [s.fam for s in state if isinstance(s, FamState)]

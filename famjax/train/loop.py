@@ -117,7 +117,7 @@ def place(config: Config, mesh: Mesh, graph: Any, shapes: TrainState) -> TrainSt
 
 
 def make_inspect(config: Config, graph: Any) -> Callable[[Any, Any, Any, Batch], dict[str, Array]]:
-    """Return a function of (params, frozen, memory, batch): how large the FAM is, how much read.
+    """Return a function of (params, frozen, memory, batch): what the stack reports of its memory.
 
     It looks at the first row only.
     """
@@ -131,14 +131,7 @@ def make_inspect(config: Config, graph: Any) -> Callable[[Any, Any, Any, Batch],
             Context(row["reset"], row["valid"], passing=row.get("passing")) if lanes else Context()
         )
         x = model.embed(row["tokens"])
-        mass = model.stack.attention_mass(x, state, ctx)
-        _, after = model.stack(x, state, ctx)
-        fams = model.stack.feedback(after)
-        if not fams:
-            return {}
-        norms = jnp.stack([jnp.sqrt(jnp.square(fam).mean()) for fam in fams])
-        # over the layers that have a FAM; the others have no mass on it
-        return {"state_norm": norms.mean(), "fam_attention": mass.sum() / sum(map(len, fams))}
+        return model.stack.report(x, state, ctx)
 
     return inspect
 

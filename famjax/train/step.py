@@ -97,7 +97,9 @@ def make_step(
         memory = start(model, memory, rows, passing_key, state.step)
         offset = position_offset(offset_key, config) if config.train.rpo else None
         memory, totals = read(model, memory, batch, offset)
-        return totals.loss / weight, (jax.lax.stop_gradient(memory), totals)
+        # of a batch in parts, each adds its part of the stack's own loss
+        objective = totals.loss / weight + model.stack.loss() / parts
+        return objective, (jax.lax.stop_gradient(memory), totals)
 
     def read(model: LanguageModel, memory: State, batch: Batch, offset: Array | None):
         """Read the rows segment by segment; the gradient flows through all of them."""

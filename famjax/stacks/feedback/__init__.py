@@ -11,7 +11,7 @@ reads the same parameters and states all tokens at once.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import math
 
 import jax
 import jax.numpy as jnp
@@ -73,9 +73,7 @@ class Feedback(nnx.Module):
     def state_axes(self) -> FeedbackState:
         return ring.axes(self.plan)
 
-    def __call__(
-        self, x: Array, state: FeedbackState, ctx: Context
-    ) -> tuple[Array, FeedbackState]:
+    def __call__(self, x: Array, state: FeedbackState, ctx: Context) -> tuple[Array, FeedbackState]:
         """[b t d] -> [b t d]. A position offset changes nothing: all positions are relative."""
         plan, random = self.plan, self._random()
         key = None if random is None else random.key
@@ -90,8 +88,10 @@ class Feedback(nnx.Module):
         else:
             y, slots, memory = solve.one_by_one(*given)
         y = dropped(y, dropper(rates.output, key, OUTPUT))
-        keys = (memory,) if plan.remembers_states else tuple(
-            jnp.stack(of) for of in zip(*slots, strict=True)
+        keys = (
+            (memory,)
+            if plan.remembers_states
+            else tuple(jnp.stack(of) for of in zip(*slots, strict=True))
         )
         return y, ring.closed(plan, state, keys, reading)
 
@@ -99,11 +99,17 @@ class Feedback(nnx.Module):
         """[b 1 d] -> [b 1 d]."""
         return step(self.plan, assemble(*self._divided()), x, state, ctx)
 
-    def change(self, x: Array, state: FeedbackState, ctx: Context) -> Array:
-        """Return by how much of it the last of the sweeps changes the memory."""
-        reading = Reading.of(self.plan, state, ctx, x.shape[1])
-        given = (self._divided(), x, self._line(state), reading.first, None)
-        return solve.sweep(self.plan, *given)[1]
+    def report(self, x: Array, state: FeedbackState, ctx: Context) -> dict[str, Array]:
+        """Return the mean of learned spans, in tokens, and by how much the last sweep still changed
+        the memory of a call; what there is of them."""
+        found = {}
+        if (spans := self.spans()) is not None:
+            found["mean_span"] = spans.mean()
+        if self.plan.config.sweeps:
+            reading = Reading.of(self.plan, state, ctx, x.shape[1])
+            given = (self._divided(), x, self._line(state), reading.first, None)
+            found["sweep_change"] = solve.sweep(self.plan, *given)[1]
+        return found
 
     def shares(self) -> Array:
         """Return what share of each state a memory is made of (Equation 1): [j L+1]."""
@@ -114,24 +120,30 @@ class Feedback(nnx.Module):
         share = self.layers[0].span
         return None if share is None else share[...] * self.plan.span
 
-    def span_loss(self) -> Array:
+    def loss(self) -> Array:
         """Return adaptive span's loss: its coefficient times the mean span, summed over layers."""
         spans = self.spans()
         return jnp.zeros(()) if spans is None else self.plan.config.span_loss * spans.mean(1).sum()
 
-    def trimmed(self, to: int = 64) -> Plan:
-        """Return the plan that looks only at slots that some head sees, in steps of `to` slots.
+    def looked(self, margin: float = 0.0, to: int = 64) -> tuple[int, ...]:
+        """Return how many slots the layers of each set need to look at, in steps of `to`.
 
-        It is to be computed outside of compiled functions: it decides their shapes.
+        It is computed outside of compiled functions: it decides their shapes (`look_at`).
+
+        Args:
+          margin: tokens by which spans may have grown until it is asked again.
         """
         spans, c = self.spans(), self.plan.config
         if spans is None:
-            return self.plan
-        longest = [float(x) + c.span_ramp for x in jax.device_get(spans.max(1))]
+            return self.plan.spans
+        longest = [float(x) + c.span_ramp + margin for x in jax.device_get(spans.max(1))]
         if self.plan.sets == 1:
             longest = [max(longest)]
-        looked = tuple(min(c.span, -(-int(x + 1) // to) * to) for x in longest)
-        return dataclasses.replace(self.plan, looked=looked)
+        return tuple(min(c.span, -(-math.ceil(x) // to) * to) for x in longest)
+
+    def look_at(self, slots: tuple[int, ...]) -> None:
+        """Let calls look at the newest slots only, so many for each set; () is all."""
+        self.plan = dataclasses.replace(self.plan, looked=slots)
 
     def _divided(self) -> Divided:
         distances = None if self.distances is None else self.distances[...]

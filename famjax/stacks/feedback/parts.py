@@ -150,9 +150,7 @@ def divide(
     wide = (parts[0], common[1], distances)
     # once for all tokens
     cast = jax.tree.map(lambda a: a.astype(plan.dtype), wide)
-    return Divided(
-        (split[0], common[0]), cast, (parts[1], common[2], mix), (parts[2], common[3])
-    )
+    return Divided((split[0], common[0]), cast, (parts[1], common[2], mix), (parts[2], common[3]))
 
 
 def assemble(graphs: Any, heavy: Any, light: Any, rest: Any) -> Parts:

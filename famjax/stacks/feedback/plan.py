@@ -1,4 +1,4 @@
-"""What of a Feedback Transformer is known before any array: sizes, and what its memory is made of."""
+"""What of a Feedback Transformer is known before any array: its sizes and its composition."""
 
 from __future__ import annotations
 

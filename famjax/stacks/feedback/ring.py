@@ -1,7 +1,7 @@
 """The carried state: what the last `span` tokens left, as a ring, and as a line in a call.
 
-In a ring a token overwrites the one that stood `span` tokens before it, so that a token costs one
-slot's writing. In a call the slots lie on a line, oldest first, and those of the call behind them:
+In a ring a token overwrites the one that stood `span` tokens before it, so that it costs the
+writing of one slot. In a call the slots lie on a line, oldest first, those of the call behind them:
 the call's token i has slot span + i. Keys with rotary positions are rotated by their slot in either.
 """
 
@@ -23,7 +23,7 @@ class FeedbackState(NamedTuple):
     """A ring of slots.
 
     Attributes:
-      slots: keys and values, each [s b g span e]; or the memory that they are made of, [j b span d].
+      slots: keys and values, each [s b g span e]; or the memory they are made of, [j b span d].
       place: [1 b] int32, the slot of the document's next token.
       filled: [1 b] int32, slots that hold something; the others are zero.
     """

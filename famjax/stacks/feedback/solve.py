@@ -55,8 +55,7 @@ def one_by_one(
     x = jnp.swapaxes(x, 0, 1)
     (y, memory), line = loop(token, block, divided.heavy, divided.light, line, x, rest)
     slots = [
-        (k[:, :, n : n + t], v[:, :, n : n + t])
-        for (k, v), n in zip(line, plan.spans, strict=True)
+        (k[:, :, n : n + t], v[:, :, n : n + t]) for (k, v), n in zip(line, plan.spans, strict=True)
     ]
     return jnp.swapaxes(y[:t], 0, 1), slots, jnp.moveaxis(memory[:t], 0, 2)
 
@@ -191,9 +190,7 @@ def sweep(
         states = [x]
         for i in range(len(parts.layers)):
             s = i % plan.sets
-            states.append(
-                _layer(plan, parts, i, states[-1], line[s], slots[s], first, random)
-            )
+            states.append(_layer(plan, parts, i, states[-1], line[s], slots[s], first, random))
         return states[-1], slots, parts.memory(states)
 
     memory = jnp.broadcast_to(x, (plan.memories, *x.shape))
