@@ -319,10 +319,10 @@ def halve(state: dict[str, Any]) -> dict[str, Any]:
     """
     rows = state["rows"]
     pairs = zip(rows[::2], rows[1::2], strict=True)
-    return {"rows": [_joined(kept, ended) for kept, ended in pairs]}
+    return {"rows": [_taken_over(kept, ended) for kept, ended in pairs]}
 
 
-def _joined(kept: dict[str, Any], ended: dict[str, Any]) -> dict[str, Any]:
+def _taken_over(kept: dict[str, Any], ended: dict[str, Any]) -> dict[str, Any]:
     readers = [*_readers(kept), *map(_left, _readers(ended))]
     return {"now": kept.get("now", 0), "readers": readers}
 

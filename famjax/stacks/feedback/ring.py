@@ -2,7 +2,7 @@
 
 In a ring a token overwrites the one that stood `span` tokens before it, so that it costs the
 writing of one slot. In a call the slots lie on a line, oldest first, those of the call behind them:
-the call's token i has slot span + i. Keys with rotary positions are rotated by their slot in either.
+the call's token i has slot span + i. Keys with rotary positions are rotated by their slot in both.
 """
 
 from __future__ import annotations
