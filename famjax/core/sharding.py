@@ -36,6 +36,9 @@ PARAMETER_AXES: tuple[tuple[str, Axes], ...] = (
     (r"out/kernel$", ("heads", None, "embed")),
     (r"(up|gate)/kernel$", ("embed", "mlp")),
     (r"down/kernel$", ("mlp", "embed")),
+    # the recurrent one is read at every token, which fetches nothing of it from other rows' devices
+    (r"cells/\d+/input/kernel$", ("embed", None, "mlp")),
+    (r"cells/\d+/hidden/kernel$", (None, None, "mlp")),
     (r"(q|k|v|up|gate)/lora/a$", ("embed", None)),
     (r"out/lora/a$", ("heads", None, None)),
     (r"down/lora/a$", ("mlp", None)),
