@@ -95,11 +95,13 @@ def _backward(saved: Any, grads: tuple[Array, LstmState]) -> tuple[Any, ...]:
         past = (jnp.where(valid, 0, a) for a in grad)
         dh, dc = of_new
         dgates, dc = jax.vjp(cell, gates, c)[1]((dh + dy, dc))
-        dh = jnp.einsum("bgk,dgk->bd", dgates.astype(kernel.dtype), kernel).astype(dy.dtype)
+        dh = jnp.einsum("bgk,gkd->bd", dgates.astype(kernel.dtype), back).astype(dy.dtype)
         before = (a + jnp.where(reset, 0, b) for a, b in zip(past, (dh, dc), strict=True))
         return LstmState(*before), dgates
 
     dy, dend = grads
+    # turned here, once: XLA on CPU would turn it at every token
+    back = jnp.moveaxis(kernel, 0, -1)
     start, dgates = jax.lax.scan(token, dend, (dy, gates, c, reset, valid), reverse=True)
     narrow = dgates.astype(kernel.dtype)
     dkernel = jnp.einsum("tbd,tbgk->dgk", h.astype(kernel.dtype), narrow)
