@@ -73,6 +73,19 @@ class LoraConfig:
 
 
 @dataclass(frozen=True)
+class AdaptiveConfig:
+    """Adaptive input and softmax, for vocabularies of words sorted by falling frequency.
+
+    `model.tied` then shares the tables, and the projections of all clusters but the first.
+    """
+
+    # first words of the rarer clusters, "20000,60000"; none: one embedding and one softmax
+    cutoffs: str = ""
+    # cluster i has vectors of width / factor^i
+    factor: int = 4
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Shape of a decoder-only language model. Letters: see `famjax.core.types`."""
 
@@ -116,6 +129,7 @@ class ModelConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     arch: ArchConfig = field(default_factory=ArchConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
+    adaptive: AdaptiveConfig = field(default_factory=AdaptiveConfig)
 
 
 @dataclass(frozen=True)

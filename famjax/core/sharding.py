@@ -29,6 +29,9 @@ MESH_AXES: dict[str, str | tuple[str, ...]] = {
 # end of a parameter's path -> its logical axes, leading axes of stacked layers left out
 PARAMETER_AXES: tuple[tuple[str, Axes], ...] = (
     (r"embedding$", ("vocab", "embed")),
+    (r"clusters/\d+/table$", ("vocab", "embed")),
+    (r"clusters/\d+/projection$", (None, "embed")),
+    (r"entries/kernel$", ("embed", None)),
     (r"positions/table$", (None, "embed")),
     (r"head/kernel$", ("embed", "vocab")),
     (r"q/kernel$", ("embed", "heads", None)),
