@@ -43,10 +43,12 @@ class LanguageModel(nnx.Module):
         self.norm = Norm(config.norm, d, config.arch)
         self.embed_scale = config.arch.embed_scale or d**0.5
         self.logit_cap = config.arch.logit_cap
-        self.head: Linear | AdaptiveSoftmax | None = None
+        self.head: Linear | AdaptiveSoftmax | None
         if config.adaptive.cutoffs:
             self.head = AdaptiveSoftmax(config, rngs=rngs)
-        elif not config.tied:
+        elif config.tied:
+            self.head = None
+        else:
             self.head = Linear("...d,dv->...v", (d, v), d, dtype=self.dtype, rngs=rngs)
         self.block_len = self.stack.block_len
 
