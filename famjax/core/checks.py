@@ -7,6 +7,7 @@ checks rely on the earlier ones.
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -48,6 +49,7 @@ _LOWEST: dict[str, float] = {
     "model.arch.local_rope_base": 0,
     "model.arch.rope_length": 1,
     "model.lora.rank": 0,
+    "model.adaptive.factor": 1,
     "model.lora.alpha": 0,
     "data.batch": 1,
     "data.length": 1,
@@ -187,6 +189,35 @@ def _bad_adapters(model: ModelConfig) -> Iterator[str]:
                 f"model.lora.on={model.lora.on}: {pattern!r} names no map"
                 f"{nearest(pattern, there)} (known: {', '.join(there)})"
             )
+
+
+def _bad_adaptive(config: Config) -> Iterator[str]:
+    m = config.model
+    text = m.adaptive.cutoffs
+    if not text:
+        return
+    named = f"model.adaptive.cutoffs={text}"
+    if not all(part.isascii() and part.isdigit() for part in text.split(",")):
+        yield f"{named}: give whole numbers separated by commas, such as 20000,60000"
+    cuts = cutoffs(m)
+    if cuts[0] < 1 or any(a >= b for a, b in itertools.pairwise(cuts)):
+        yield f"{named}: each must be more than the one before it, and the first at least 1"
+    if m.vocab_size and cuts[-1] >= m.vocab_size:
+        yield (
+            f"{named}: {cuts[-1]} leaves its cluster no word of a vocabulary of {m.vocab_size}; "
+            "take smaller ones, or fewer"
+        )
+    narrow = m.adaptive.factor ** len(cuts)
+    if m.width % narrow:
+        yield (
+            f"model.width={m.width} is not a multiple of model.adaptive.factor^{len(cuts)}="
+            f"{narrow}, by which the last cluster is narrower; take {_multiples(m.width, narrow)}"
+        )
+    if m.arch.logit_cap:
+        yield (
+            f"model.arch.logit_cap={m.arch.logit_cap}: an adaptive softmax has no logits of all "
+            "words to cap; set it to 0"
+        )
 
 
 def _bad_mixers(config: Config) -> Iterator[str]:
@@ -350,7 +381,13 @@ def _bad_mesh(config: Config) -> Iterator[str]:
         yield f"{named} are -1; only one axis can take what the others leave, give the other a size"
 
 
-_OF_MODEL = (bad_types, _bad_ranges, _bad_model, _bad_mixers)
+_OF_MODEL = (bad_types, _bad_ranges, _bad_model, _bad_adaptive, _bad_mixers)
+
+
+def cutoffs(model: ModelConfig) -> tuple[int, ...]:
+    """Return the first words of the vocabulary's clusters but the first; () has one cluster."""
+    text = model.adaptive.cutoffs
+    return tuple(int(part) for part in text.split(",")) if text else ()
 
 
 def mixer_pattern(model: ModelConfig) -> tuple[str, ...]:

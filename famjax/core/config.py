@@ -121,6 +121,17 @@ class DropoutConfig:
     output: float = 0.0
     # of layers, each as a whole (LayerDrop)
     layer: float = 0.0
+@dataclass(frozen=True)
+class AdaptiveConfig:
+    """Adaptive input and softmax, for vocabularies of words sorted by falling frequency.
+
+    `model.tied` then shares the tables, and the projections of all clusters but the first.
+    """
+
+    # first words of the rarer clusters, "20000,60000"; none: one embedding and one softmax
+    cutoffs: str = ""
+    # cluster i has vectors of width / factor^i
+    factor: int = 4
 
 
 @dataclass(frozen=True)
@@ -172,6 +183,7 @@ class ModelConfig:
     dropout: DropoutConfig = field(default_factory=DropoutConfig)
     arch: ArchConfig = field(default_factory=ArchConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
+    adaptive: AdaptiveConfig = field(default_factory=AdaptiveConfig)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,9 @@ MESH_AXES: dict[str, str | tuple[str, ...]] = {
 # end of a parameter's path -> its logical axes, leading axes of stacked layers left out
 PARAMETER_AXES: tuple[tuple[str, Axes], ...] = (
     (r"embedding$", ("vocab", "embed")),
+    (r"clusters/\d+/table$", ("vocab", "embed")),
+    (r"clusters/\d+/projection$", (None, "embed")),
+    (r"entries/kernel$", ("embed", None)),
     (r"positions/table$", (None, "embed")),
     (r"head/kernel$", ("embed", "vocab")),
     (r"q/kernel$", ("embed", "heads", None)),
@@ -36,6 +39,9 @@ PARAMETER_AXES: tuple[tuple[str, Axes], ...] = (
     (r"out/kernel$", ("heads", None, "embed")),
     (r"(up|gate)/kernel$", ("embed", "mlp")),
     (r"down/kernel$", ("mlp", "embed")),
+    # the recurrent one is read at every token, which fetches nothing of it from other rows' devices
+    (r"cells/\d+/input/kernel$", ("embed", None, "mlp")),
+    (r"cells/\d+/hidden/kernel$", (None, None, "mlp")),
     (r"(q|k|v|up|gate)/lora/a$", ("embed", None)),
     (r"out/lora/a$", ("heads", None, None)),
     (r"down/lora/a$", ("mlp", None)),

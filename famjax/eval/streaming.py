@@ -17,7 +17,6 @@ from famjax.core.errors import UserError
 from famjax.core.types import Array, Context, State
 from famjax.data.lanes import Batch
 from famjax.models.language_model import LanguageModel
-from famjax.ops.losses import token_losses
 
 # tokens of a call, about: enough to keep the device busy, few enough to fit
 CHUNK = 1024
@@ -70,12 +69,15 @@ def _compiled(graph: Any) -> _Programs:
         return model.logits(jnp.take(x, last, axis=1)), state
 
     def losses(params: Any, state: State, tokens: Array, targets: Array, ctx: Context, last: Array):
-        logits, state = nnx.merge(graph, params)(tokens, state, ctx)
-        return *token_losses(logits, targets), jnp.take(logits, last, axis=1), state
+        model = nnx.merge(graph, params)
+        x, state = model.stack(model.embed(tokens), state, ctx)
+        logits = model.logits(jnp.take(x, last, axis=1))
+        return *model.losses(x, targets), logits, state
 
     def step(params: Any, state: State, tokens: Array, targets: Array, ctx: Context):
-        logits, state = nnx.merge(graph, params).step(tokens, state, ctx)
-        return *token_losses(logits, targets), logits[:, 0], state
+        model = nnx.merge(graph, params)
+        x, state = model.stack.step(model.embed(tokens), state, ctx)
+        return *model.losses(x, targets), model.logits(x)[:, 0], state
 
     return _Programs(
         jax.jit(start, static_argnums=1),

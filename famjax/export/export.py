@@ -48,6 +48,11 @@ def export(
     dest = Path(dest).expanduser()
     refuse(dest)
     source = Source(open_run(run), Path(run), dtype)
+    if format in ("hf", "peft") and source.model.adaptive.cutoffs:
+        raise UserError(
+            f"--format {format}: has no words for an adaptive embedding and softmax; take "
+            "--format stablehlo or orbax"
+        )
     report(f"writing {dest}, then reading it again to compare its logits")
     write = importlib.import_module(f"famjax.export.{format}").write
     with whole_folder(dest) as folder:

@@ -8,35 +8,13 @@ from flax import nnx
 
 from famjax.core.config import ModelConfig
 from famjax.core.types import Array, Context, State, compute_dtype
+from famjax.layers.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from famjax.layers.linear import Linear
 from famjax.layers.norm import Norm
 from famjax.ops.attention import soft_cap
+from famjax.ops.lookup import look_up
+from famjax.ops.losses import in_pieces, token_losses
 from famjax.stacks import make_stack
-
-# up to this vocabulary a gradient by one-hot product is faster than one by scatter, on CPU by far
-_SMALL_VOCABULARY = 4096
-
-
-@jax.custom_vjp
-def look_up(table: Array, tokens: Array) -> Array:
-    """Return the rows of `table` [v d] at `tokens` [...]: [... d]."""
-    return jnp.take(table, tokens, axis=0)
-
-
-def _look_up_forward(table: Array, tokens: Array) -> tuple[Array, tuple[Array, Array]]:
-    return look_up(table, tokens), (jnp.zeros_like(table[:, :0]), tokens)
-
-
-def _look_up_backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array, None]:
-    shape, tokens = saved
-    grad = grad.reshape(-1, grad.shape[-1])
-    if len(shape) > _SMALL_VOCABULARY:
-        return jax.ops.segment_sum(grad, tokens.reshape(-1), len(shape)), None
-    one_hot = jax.nn.one_hot(tokens.reshape(-1), len(shape), dtype=grad.dtype)
-    return one_hot.T @ grad, None
-
-
-look_up.defvjp(_look_up_forward, _look_up_backward)
 
 
 class LanguageModel(nnx.Module):
@@ -55,14 +33,23 @@ class LanguageModel(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         v, d = config.vocab_size, config.width
         self.dtype = compute_dtype(config.dtype)
-        self.embedding = nnx.Param(jax.random.normal(rngs.params(), (v, d)) * d**-0.5)
+        self.vocab_size = v
+        self.embedding: nnx.Param | AdaptiveEmbedding
+        if config.adaptive.cutoffs:
+            self.embedding = AdaptiveEmbedding(config, rngs=rngs)
+        else:
+            self.embedding = nnx.Param(jax.random.normal(rngs.params(), (v, d)) * d**-0.5)
         self.stack = make_stack(config, rngs=rngs)
         self.norm = Norm(config.norm, d, config.arch) if config.arch.pre_norm else None
         self.embed_scale = config.arch.embed_scale or d**0.5
         self.logit_cap = config.arch.logit_cap
-        self.head = (
-            None if config.tied else Linear("...d,dv->...v", (d, v), d, dtype=self.dtype, rngs=rngs)
-        )
+        self.head: Linear | AdaptiveSoftmax | None
+        if config.adaptive.cutoffs:
+            self.head = AdaptiveSoftmax(config, rngs=rngs)
+        elif config.tied:
+            self.head = None
+        else:
+            self.head = Linear("...d,dv->...v", (d, v), d, dtype=self.dtype, rngs=rngs)
         self.block_len = self.stack.block_len
 
     def init_state(self, batch: int) -> State:
@@ -73,16 +60,38 @@ class LanguageModel(nnx.Module):
 
     def embed(self, tokens: Array) -> Array:
         """[b t] int32 -> [b t d]. Rows are scaled, the table is not."""
+        if isinstance(self.embedding, AdaptiveEmbedding):
+            return self.embedding(tokens) * self.embed_scale
         return look_up(self.embedding[...], tokens).astype(self.dtype) * self.embed_scale
 
     def logits(self, x: Array) -> Array:
-        """[... d] -> [... v] in float32 or wider."""
-        x = x.astype(self.dtype) if self.norm is None else self.norm(x, self.dtype)
+        """[... d] -> [... v] in float32 or wider; those of an adaptive softmax sum to one."""
+        x = self._normed(x)
+        if isinstance(self.embedding, AdaptiveEmbedding):
+            assert isinstance(self.head, AdaptiveSoftmax)
+            return self.head.log_probs(x, self.embedding)
         if self.head is not None:
             y = self.head(x)
         else:
             y = jnp.einsum("...d,vd->...v", x, self.embedding[...].astype(self.dtype))
         return soft_cap(y.astype(jnp.promote_types(y.dtype, jnp.float32)), self.logit_cap)
+
+    def losses(self, x: Array, targets: Array) -> tuple[Array, Array]:
+        """Return how well x [b t d], of the stack, predicts targets [b t], logits not all at once.
+
+        Returns:
+          nats [b t], -log p(target); right [b t] bool, whether no token is likelier.
+        """
+        return in_pieces(self._losses, x, targets, self.vocab_size)
+
+    def _losses(self, x: Array, targets: Array) -> tuple[Array, Array]:
+        if isinstance(self.embedding, AdaptiveEmbedding):
+            assert isinstance(self.head, AdaptiveSoftmax)
+            return self.head.losses(self._normed(x), targets, self.embedding)
+        return token_losses(self.logits(x), targets)
+
+    def _normed(self, x: Array) -> Array:
+        return x.astype(self.dtype) if self.norm is None else self.norm(x, self.dtype)
 
     def __call__(
         self, tokens: Array, state: State, ctx: Context | None = None

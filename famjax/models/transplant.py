@@ -73,7 +73,7 @@ def transplant(params: Any, old: ModelConfig, new: ModelConfig) -> Any:
         if name == "stack.prompt":
             prompt = there.get((name, None))
             if prompt is None or prompt.shape != shape.shape:
-                return fam_prompt(there["embedding", None], new)
+                return fam_prompt(_table(there), new)
             return prompt
         if place is None or len(before) == len(after):
             return there[name, place]
@@ -81,6 +81,15 @@ def transplant(params: Any, old: ModelConfig, new: ModelConfig) -> Any:
         return jnp.stack([there[name, i % len(before)][i // len(before)] for i in layers])
 
     return jax.tree_util.tree_map_with_path(value, shapes)
+
+
+def _table(there: dict[Any, Any]) -> Array:
+    if ("embedding", None) not in there:
+        raise UserError(
+            "model.fam_len: a new FAM prompt begins as rows of the embedding, and an adaptive one "
+            "has no rows of the model's width; train with a FAM of that length from scratch"
+        )
+    return there["embedding", None]
 
 
 def fam_prompt(embedding: Array, model: ModelConfig) -> Array:
@@ -115,6 +124,11 @@ def merge_adapters(params: Any, model: ModelConfig) -> tuple[Any, ModelConfig]:
 
 def refuse_other_sizes(old: ModelConfig, new: ModelConfig) -> None:
     """Raise a `UserError` where weights of a model `old` cannot be those of a model `new`."""
+    if old.adaptive != new.adaptive:
+        raise UserError(
+            f"model.adaptive: the weights that are given have cutoffs={old.adaptive.cutoffs!r} and "
+            f"factor={old.adaptive.factor}; leave them as they are there"
+        )
     for field in vars(old):
         if field not in _FREE and _size(old, field) != _size(new, field):
             raise UserError(

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
 from famjax.core.types import Array
+
+# what the logits of one piece may take, in float32, all devices together
+LOGITS_BYTES = 64 * 2**20
+
+
+def chosen(logits: Array, index: Array) -> Array:
+    """Return logits[index]: [... v], [...] -> [...]; 0 where the index is beyond them.
+
+    A masked sum rather than a gather, so that there is no scatter in the gradient.
+    """
+    return jnp.where(jnp.arange(logits.shape[-1]) == index[..., None], logits, 0).sum(-1)
 
 
 def token_losses(logits: Array, targets: Array) -> tuple[Array, Array]:
@@ -17,7 +30,40 @@ def token_losses(logits: Array, targets: Array) -> tuple[Array, Array]:
     Returns:
       Two [...], float and bool.
     """
-    # masked sum and maximum rather than gather and argmax: no scatter in the gradient, no index
-    chosen = jnp.arange(logits.shape[-1]) == targets[..., None]
-    logit = jnp.where(chosen, logits, 0).sum(-1)
+    logit = chosen(logits, targets)
+    # a maximum rather than an argmax: no index
     return jax.nn.logsumexp(logits, axis=-1) - logit, logit >= logits.max(-1)
+
+
+def in_pieces(
+    score: Callable[[Array, Array], tuple[Array, Array]], x: Array, targets: Array, v: int
+) -> tuple[Array, Array]:
+    """Return score(x, targets), in pieces of tokens whose [b t v] logits take `LOGITS_BYTES`.
+
+    The logits of all tokens are never there at once, neither forward nor backward, which computes
+    each piece again. What fits is one piece, and no loop.
+
+    Args:
+      score: x [b t d], targets [b t] -> two [b t]; each token by itself.
+      v: logits of a token.
+    """
+    b, t = targets.shape
+    count = pieces(b, t, v)
+    if count == 1:
+        return score(x, targets)
+
+    # by time, and not by rows, which may lie on different devices
+    def cut(a: Array) -> Array:
+        return jnp.moveaxis(a.reshape(b, count, t // count, *a.shape[2:]), 1, 0)
+
+    # in a loop XLA cannot merge what is computed twice
+    again = jax.checkpoint(score, prevent_cse=False)
+    both = jax.lax.map(lambda piece: again(*piece), (cut(x), cut(targets)))
+    nats, right = (jnp.moveaxis(a, 0, 1).reshape(b, t) for a in both)
+    return nats, right
+
+
+def pieces(b: int, t: int, v: int) -> int:
+    """Return the least divisor of t whose pieces fit, or t, if not even one token of each row."""
+    fits = (n for n in range(1, t + 1) if t % n == 0 and b * (t // n) * v * 4 <= LOGITS_BYTES)
+    return next(fits, t)

@@ -9,12 +9,14 @@ from flax import nnx
 
 from famjax.core.config import ModelConfig
 from famjax.stacks.feedback import Feedback, Transformer
+from famjax.stacks.lstm import LstmStack
 from famjax.stacks.residual import ResidualStack
 
 STACKS: dict[str, Callable[..., Any]] = {
     "residual": ResidualStack,
     "feedback": Feedback,  # ft.feedback
     "transformer": Transformer,
+    "lstm": LstmStack,  # ft.lstm
 }
 
 

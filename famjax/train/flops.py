@@ -8,6 +8,7 @@ activations, rotations, the embedding's look-up, and whatever is computed again 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from famjax.core.checks import cutoffs
 from famjax.core.config import ModelConfig
 
 # Keys that a block's token sees, on average over a long document; a block's own causal part, and
@@ -64,7 +66,7 @@ def forward_flops(model: ModelConfig) -> float:
         raise ValueError("vocab_size 0 stands for the tokenizer's: fill it in first")
     pattern = [name.strip() for name in model.mixer.split(",")]
     layers = sum(_layer_flops(model, pattern[i % len(pattern)]) for i in range(model.layers))
-    return layers + 2 * model.width * model.vocab_size
+    return layers + _vocabulary_flops(model)
 
 
 def training_flops(model: ModelConfig) -> float:
@@ -120,6 +122,18 @@ def _layer_flops(model: ModelConfig, mixer: str) -> float:
         share = model.fam_len / model.block_len
         flops += share * (weights + _attention_flops(model, model.fam_len + model.block_len))
     return flops
+
+
+def _vocabulary_flops(model: ModelConfig) -> int:
+    """The softmax; of an adaptive one every cluster, as it is computed, and the input's too."""
+    d, cuts = model.width, cutoffs(model)
+    if not cuts:
+        return 2 * d * model.vocab_size
+    head = 2 * d * (cuts[0] + len(cuts))
+    widths = [d // model.adaptive.factor**i for i in range(len(cuts) + 1)]
+    sizes = [b - a for a, b in itertools.pairwise((*cuts, model.vocab_size))]
+    tails = sum(2 * c * (d + s) for c, s in zip(widths[1:], sizes, strict=True))
+    return head + tails + 2 * d * sum(widths)
 
 
 def _layer_weights(model: ModelConfig) -> int:

@@ -13,6 +13,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from famjax.core import sharding
+from famjax.core.checks import validate_model
 from famjax.core.config import Config, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import difference, from_json, to_json
@@ -238,7 +239,9 @@ def with_vocabulary(config: Config, tokenizer: Tokenizer) -> Config:
     """Fill in `model.vocab_size`."""
     size = config.model.vocab_size
     if size == 0:
-        return replace(config, model=replace(config.model, vocab_size=tokenizer.vocab_size))
+        model = replace(config.model, vocab_size=tokenizer.vocab_size)
+        validate_model(model)  # cut-offs, which may lie beyond it
+        return replace(config, model=model)
     # of tokens that no text is made of, a pretrained embedding may lack the last (Gemma 3's)
     beyond = (
         tokenizer.token_bytes[size:].any() or max(tokenizer.bos_id, *tokenizer.stop_ids) >= size

@@ -13,7 +13,6 @@ from flax import nnx
 from famjax.core.config import Config
 from famjax.core.types import Array, Context, State
 from famjax.models.language_model import LanguageModel
-from famjax.ops.losses import token_losses
 from famjax.ops.rotary import longest_wavelength
 from famjax.stacks.residual import passable
 from famjax.train.begin import divide, with_keys
@@ -109,8 +108,8 @@ def make_step(
             reset = batch["reset"] if lanes else None
             valid, passing = (batch["valid"], batch.get("passing")) if lanes else (None, None)
             ctx = Context(reset, valid, offset, passing=passing)
-            logits, memory = model(batch["tokens"], memory, ctx)
-            return memory, count(logits, batch, token_bytes)
+            x, memory = model.stack(model.embed(batch["tokens"]), memory, ctx)
+            return memory, count(*model.losses(x, batch["targets"]), batch, token_bytes)
 
         k = config.train.bptt_segments
         if k == 1:
@@ -164,10 +163,9 @@ def make_step(
     return step
 
 
-def count(logits: Array, batch: Batch, token_bytes: Array) -> Totals:
-    """Return the totals of one segment: logits [b t v]."""
+def count(nats: Array, likeliest: Array, batch: Batch, token_bytes: Array) -> Totals:
+    """Return the totals of one segment from `LanguageModel.losses`: two [b t]."""
     targets, weights = batch["targets"], batch["weights"]
-    nats, likeliest = token_losses(logits, targets)
     full = weights >= 1
     right = full & likeliest
     counted = weights > 0

@@ -15,7 +15,7 @@ import transformers
 
 from famjax import load_pretrained, open_run
 from famjax.cli.main import main
-from famjax.core.config import LoraConfig
+from famjax.core.config import AdaptiveConfig, LoraConfig
 from famjax.core.errors import UserError
 from famjax.data.tokenizers import load_tokenizer, train_sentencepiece
 from famjax.data.words import Words
@@ -212,6 +212,17 @@ def test_stablehlo(tmp_path):
     for _ in range(21):
         text.append(int(tiny.logits(tiny.run().model, np.array([text]))[0, -1].argmax()))
     assert names["likeliest"].tolist() == [text[-1]] * 2
+
+
+def test_an_adaptive_model_is_a_program_and_no_folder_of_hugging_face(tmp_path, monkeypatch):
+    run = tiny.run_with("bswa", adaptive=AdaptiveConfig("64,128", factor=2))
+    monkeypatch.setattr(exporting, "open_run", lambda folder: run)
+    said = exporting.export(tiny.folder(), tmp_path / "out", "stablehlo")
+    assert said[0].startswith("compared with the programs read back, on cpu: logits differ by")
+    for kind in ("hf", "peft"):
+        with pytest.raises(UserError, match=f"--format {kind}: has no words for an adaptive"):
+            exporting.export(tiny.folder(), tmp_path / kind, kind)
+        assert not (tmp_path / kind).exists()
 
 
 # what is refused, and leaves nothing

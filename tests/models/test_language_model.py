@@ -8,8 +8,9 @@ from flax import nnx
 
 from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError
-from famjax.models import language_model
-from famjax.models.language_model import LanguageModel, look_up
+from famjax.models.language_model import LanguageModel
+from famjax.ops import lookup
+from famjax.ops.lookup import look_up
 
 
 def test_the_embedding_gradient_is_that_of_a_gather(monkeypatch):
@@ -21,7 +22,7 @@ def test_the_embedding_gradient_is_that_of_a_gather(monkeypatch):
 
     expected = jax.grad(loss(lambda table, tokens: table[tokens]))(table)
     np.testing.assert_allclose(jax.grad(loss(look_up))(table), expected, rtol=1e-6)
-    monkeypatch.setattr(language_model, "_SMALL_VOCABULARY", 4)
+    monkeypatch.setattr(lookup, "_SMALL_VOCABULARY", 4)
     np.testing.assert_allclose(jax.grad(loss(look_up))(table), expected, rtol=1e-6)
 
 

@@ -268,7 +268,8 @@ def test_totals_against_numpy() -> None:
     weights = np.array([[1, 1, 0.1, 0, 1], [0, 0, 1, 0.5, 0]], np.float32)
     valid = weights > 0
     given = {"targets": targets, "weights": weights, "valid": valid}
-    found = count(jnp.asarray(logits), jax.tree.map(jnp.asarray, given), jnp.asarray(TOKEN_BYTES))
+    scores = token_losses(jnp.asarray(logits), jnp.asarray(targets))
+    found = count(*scores, jax.tree.map(jnp.asarray, given), jnp.asarray(TOKEN_BYTES))
 
     exact = logits.astype(np.float64)
     p = np.exp(exact) / np.exp(exact).sum(-1, keepdims=True)
