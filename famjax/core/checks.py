@@ -48,6 +48,12 @@ _LOWEST: dict[str, float] = {
     "model.arch.logit_cap": 0,
     "model.arch.local_rope_base": 0,
     "model.arch.rope_length": 1,
+    "model.feedback.span": 1,
+    "model.feedback.layer": 0,
+    "model.feedback.span_ramp": 1,
+    "model.feedback.span_loss": 0,
+    "model.feedback.sweeps": 0,
+    "model.feedback.tolerance": 0,
     "model.lora.rank": 0,
     "model.adaptive.factor": 1,
     "model.lora.alpha": 0,
@@ -94,9 +100,15 @@ _FRACTIONS = (
     "optimizer.decay_fraction",
     "optimizer.final_fraction",
     "train.rsp",
+    "model.feedback.span_start",
 )
 # at least 0 and less than 1
-_SHARES = ("optimizer.beta1", "optimizer.beta2", "model.lora.dropout")
+_SHARES = (
+    "optimizer.beta1",
+    "optimizer.beta2",
+    "model.lora.dropout",
+    *(f"model.dropout.{name}" for name in ("attention", "hidden", "embedding", "output", "layer")),
+)
 _AXES = ("mesh.data", "mesh.fsdp", "mesh.tensor")
 
 
@@ -229,7 +241,7 @@ def _bad_mixers(config: Config) -> Iterator[str]:
                 f"model.mixer={m.mixer!r}: unknown mixer {name!r}{nearest(name, MIXERS)} "
                 f"(known: {', '.join(MIXERS)})"
             )
-    if m.layers % len(pattern):
+    if pattern and m.layers % len(pattern):
         yield (
             f"model.layers={m.layers} is not a multiple of the {len(pattern)} mixers of "
             f"model.mixer={m.mixer!r}; take {_multiples(m.layers, len(pattern))}"
@@ -238,6 +250,58 @@ def _bad_mixers(config: Config) -> Iterator[str]:
         yield (
             f"data.length={config.data.length} is longer than model.capacity={m.capacity}, all "
             f"that full attention holds; set model.capacity={config.data.length}"
+        )
+
+
+def _bad_stack(config: Config) -> Iterator[str]:
+    m = config.model
+    attends = m.stack in ("feedback", "transformer")
+    named = f"model.stack={m.stack}"
+    if m.stack != "residual" and m.block_len != 1:
+        yield f"{named} reads in no blocks, model.block_len={m.block_len}; set model.block_len=1"
+    if not attends:
+        for name, rate in vars(m.dropout).items():
+            if rate:
+                yield f"model.dropout.{name}={rate}: {named} has no such dropout; set 0"
+        if not m.arch.pre_norm:
+            yield (
+                f"model.arch.pre_norm=false: {named} norms before; set model.stack=feedback or "
+                "transformer, or model.arch.pre_norm=true"
+            )
+        return
+    if m.lora.dropout:
+        yield f"model.lora.dropout={m.lora.dropout}: {named} has none; set 0"
+    if m.arch.learned_positions:
+        yield (
+            f"model.arch.learned_positions=true: {named} knows positions by distance alone; set "
+            "false"
+        )
+    yield from _bad_feedback(config)
+
+
+def _bad_feedback(config: Config) -> Iterator[str]:
+    m, c, d = config.model, config.model.feedback, config.data
+    if c.layer > m.layers:
+        yield (
+            f"model.feedback.layer={c.layer}: there are states behind 0 (the embedding) to "
+            f"model.layers={m.layers} layers"
+        )
+    if m.stack == "transformer" and c.composition not in ("all", "previous"):
+        yield (
+            f"model.feedback.composition={c.composition}: a Transformer's layers remember their "
+            "inputs; set model.stack=feedback"
+        )
+    if m.stack == "transformer" and c.sweeps:
+        yield f"model.feedback.sweeps={c.sweeps}: a Transformer needs none; set 0"
+    if c.span_loss and not c.adaptive_span:
+        yield (
+            f"model.feedback.span_loss={c.span_loss} is of learned spans; set "
+            "model.feedback.adaptive_span=true, or 0"
+        )
+    if d.layout == "packed" and c.span > d.length > 1:
+        yield (
+            f"model.feedback.span={c.span} is longer than data.length={d.length}, all that a token "
+            f"of a packed row can see; take at most {d.length}, or data.layout=lanes"
         )
 
 
@@ -312,7 +376,7 @@ def _bad_asking(config: Config) -> Iterator[str]:
             )
     if d.layout == "packed":
         yield f"{asked} needs memory that packed rows do not carry; set data.layout=lanes {off}"
-    if "fam" not in m.mixer.split(","):
+    if "fam" not in mixer_pattern(m):
         yield f"{asked} needs a FAM, which model.mixer={m.mixer} has not; add one {off}"
     if m.memory_segments or m.fam_previous > 1:
         yield (
@@ -381,7 +445,7 @@ def _bad_mesh(config: Config) -> Iterator[str]:
         yield f"{named} are -1; only one axis can take what the others leave, give the other a size"
 
 
-_OF_MODEL = (bad_types, _bad_ranges, _bad_model, _bad_adaptive, _bad_mixers)
+_OF_MODEL = (bad_types, _bad_ranges, _bad_stack, _bad_model, _bad_adaptive, _bad_mixers)
 
 
 def cutoffs(model: ModelConfig) -> tuple[int, ...]:
@@ -391,8 +455,11 @@ def cutoffs(model: ModelConfig) -> tuple[int, ...]:
 
 
 def mixer_pattern(model: ModelConfig) -> tuple[str, ...]:
-    """Return the names of `model.mixer`, the pattern that is repeated up the stack."""
-    return tuple(model.mixer.split(","))
+    """Return the names of `model.mixer`, the pattern that is repeated up the stack.
+
+    Other stacks than the residual one have none.
+    """
+    return tuple(model.mixer.split(",")) if model.stack == "residual" else ()
 
 
 def _multiples(value: int, of: int) -> str:

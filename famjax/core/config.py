@@ -121,6 +121,8 @@ class DropoutConfig:
     output: float = 0.0
     # of layers, each as a whole (LayerDrop)
     layer: float = 0.0
+
+
 @dataclass(frozen=True)
 class AdaptiveConfig:
     """Adaptive input and softmax, for vocabularies of words sorted by falling frequency.

@@ -32,6 +32,9 @@ _FREE = {
     "dtype",
     "lora",
     "arch",
+    "stack",
+    "feedback",
+    "dropout",
 }
 
 
@@ -41,8 +44,10 @@ def parameter(path: tuple[Any, ...]) -> tuple[str, int | None]:
     "layer.mixer.qkv.q.kernel" and 0 for one of a layer's, "embedding" and None for another.
     """
     parts = path_name(path).split("/")
-    # fam and bswa keep the same projections, fam in the window that it owns
+    # all keep the same projections: fam in the window that it owns, a feedback layer by itself
     parts = [part for part in parts if part != "window"]
+    if parts[3:4] == ["qkv"]:
+        parts.insert(3, "mixer")
     if parts[:2] == ["stack", "layers"]:
         return ".".join(["layer", *parts[3:]]), int(parts[2])
     return ".".join(parts), None

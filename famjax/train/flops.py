@@ -64,6 +64,10 @@ def forward_flops(model: ModelConfig) -> float:
     """
     if not model.vocab_size:
         raise ValueError("vocab_size 0 stands for the tokenizer's: fill it in first")
+    if model.stack == "lstm":
+        return model.layers * 2 * 8 * model.width**2 + _vocabulary_flops(model)
+    if model.stack != "residual":
+        return _feedback_flops(model) + _vocabulary_flops(model)
     pattern = [name.strip() for name in model.mixer.split(",")]
     layers = sum(_layer_flops(model, pattern[i % len(pattern)]) for i in range(model.layers))
     return layers + _vocabulary_flops(model)
@@ -110,6 +114,20 @@ def measured_peak(dtype: str) -> float:
         growth = 2 ** max(0, int(math.log2(PRODUCT_SECONDS / seconds) / 3))
         size *= growth
     return best
+
+
+def _feedback_flops(model: ModelConfig) -> float:
+    """Model FLOPs of a Feedback Transformer's layers, or of the Transformer's of the same parts."""
+    c, e = model.feedback, model.head_dim or model.width // model.heads
+    flops = model.layers * (2 * _layer_weights(model) + _attention_flops(model, c.span))
+    if c.positions == "learned":
+        flops += model.layers * 2 * model.heads * e * c.span
+    own = model.stack == "transformer" or c.composition in ("same_and_lower", "previous")
+    if c.shared_kv and not own:
+        # one projection to keys and values
+        g = model.kv_heads or model.heads
+        flops -= (model.layers - 1) * 2 * 2 * model.width * g * e
+    return flops
 
 
 def _layer_flops(model: ModelConfig, mixer: str) -> float:

@@ -69,12 +69,19 @@ class Program(NamedTuple):
     batch: jax.sharding.NamedSharding
 
 
-def make_program(config: Config, token_bytes: np.ndarray) -> Program:
-    """Build and place everything for a config whose vocabulary is known."""
+def make_program(config: Config, token_bytes: np.ndarray, looked: tuple[int, ...] = ()) -> Program:
+    """Build and place everything for a config whose vocabulary is known.
+
+    Args:
+      looked: slots that layers with learned spans look at, see `Feedback.look_at`; () is all.
+    """
     mesh = sharding.make_mesh(config.mesh)
     optimizer = make_optimizer(config.optimizer, config.train.steps)
-    graph, *_ = abstract_model(config.model)
-    plain, *_ = abstract_model(evaluated(config.model))
+    graph, *_ = abstract_model(config.model, looked)
+    plain, *_ = abstract_model(evaluated(config.model), looked)
+    seen, *_ = abstract_model(
+        dataclasses.replace(evaluated(config.model), feedback=config.model.feedback), looked
+    )
 
     def start(weights: Any = None) -> TrainState:
         model = LanguageModel(config.model, rngs=nnx.Rngs(config.seed))
@@ -92,7 +99,7 @@ def make_program(config: Config, token_bytes: np.ndarray) -> Program:
         shardings,
         jax.jit(start, donate_argnums=0, out_shardings=shardings),
         jax.jit(step, donate_argnums=0, in_shardings=(shardings, rows), out_shardings=shardings),
-        jax.jit(make_inspect(config, plain)),
+        jax.jit(make_inspect(config, seen)),
         rows,
     )
 
@@ -220,6 +227,7 @@ class Trainer:
                     self.clock.start()  # what was before is compilation
                 if log:
                     state = self.log(metrics, state, step, about)
+                    self.look(state, step)
                 if length_at(self.config, step) != self.length:
                     state, first = self.lengthen(state, step), step
                 if step % self.config.train.checkpoint_every == 0:
@@ -256,6 +264,19 @@ class Trainer:
         self.batches = make_batches(
             config, self.source, self.tokenizer, self.config.model.block_len
         )
+
+    def look(self, state: TrainState, step: int) -> None:
+        """Let layers whose spans are learned look no farther than they see."""
+        if not self.config.model.feedback.adaptive_span:
+            return
+        stack = nnx.merge(self.program.graph, state.params, *state.frozen[:1]).stack
+        # Adam moves a span by about the learning rate at most, until it is looked at again
+        rate = self.config.optimizer.learning_rate * self.config.train.log_every
+        looked = stack.looked(rate * stack.plan.span)
+        if looked != stack.plan.spans:
+            self.progress.note(f"step {step:,}: layers look at {max(looked):,} tokens")
+            config = at_length(self.config, self.length)
+            self.program = make_program(config, self.tokenizer.token_bytes, looked)
 
     def lengthen(self, state: TrainState, step: int) -> TrainState:
         """Let rows become twice as long, and half as many, which go on where they stand."""

@@ -98,7 +98,10 @@ def open_run(
         weights, base = initial_weights(config, folder, report, mesh)
         refuse_base(extra["base"], base, config.init, folder)
         frozen = freeze(evaluated(config.model), weights)
-    return Run(config, tokenizer, nnx.merge(graph, tree["params"], *frozen), found, base)
+    model = nnx.merge(graph, tree["params"], *frozen)
+    if config.model.feedback.adaptive_span and hasattr(model.stack, "look_at"):
+        model.stack.look_at(model.stack.looked())
+    return Run(config, tokenizer, model, found, base)
 
 
 def _placed(shapes: Any, mesh: Mesh | None) -> Any:
@@ -156,9 +159,16 @@ def freeze(config: ModelConfig, weights: Any) -> Frozen:
     return frozen(weights)
 
 
-def abstract_model(model: ModelConfig) -> tuple[Any, Any, Frozen]:
-    """Return what `divide` does of a model, shapes for arrays, without computing anything."""
-    return divide(model, nnx.eval_shape(lambda: LanguageModel(model, rngs=nnx.Rngs(0))))
+def abstract_model(model: ModelConfig, looked: tuple[int, ...] = ()) -> tuple[Any, Any, Frozen]:
+    """Return what `divide` does of a model, shapes for arrays, without computing anything.
+
+    Args:
+      looked: slots that layers with learned spans look at, see `Feedback.look_at`.
+    """
+    module = nnx.eval_shape(lambda: LanguageModel(model, rngs=nnx.Rngs(0)))
+    if looked:
+        module.stack.look_at(looked)
+    return divide(model, module)
 
 
 def read_config(folder: Path) -> Config | None:

@@ -11,6 +11,7 @@ import optax
 from flax import nnx
 
 from famjax.core.config import Config
+from famjax.core.sharding import path_name
 from famjax.core.types import Array, Context, State
 from famjax.models.language_model import LanguageModel
 from famjax.ops.rotary import longest_wavelength
@@ -146,7 +147,7 @@ def make_step(
             steps=jnp.ones((), jnp.float32), grad_norm=optax.tree.norm(grads).astype(jnp.float32)
         )
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        params = within_bounds(optax.apply_updates(state.params, updates))
         # what is carried on too: a checkpoint of this step must be good before the next loss tells
         finite = jnp.isfinite(totals.loss + totals.grad_norm) & all_finite((params, memory))
         return TrainState(
@@ -180,6 +181,15 @@ def count(nats: Array, likeliest: Array, batch: Batch, token_bytes: Array) -> To
     }
     sums = {name: value.sum(dtype=jnp.float32) for name, value in total.items()}
     return zero_totals()._replace(**sums)
+
+
+def within_bounds(params: Any) -> Any:
+    """Return the parameters with learned spans brought back to shares of the longest."""
+
+    def bring(path: tuple[Any, ...], leaf: Array) -> Array:
+        return jnp.clip(leaf, 0, 1) if path_name(path).endswith("/span") else leaf
+
+    return jax.tree_util.tree_map_with_path(bring, params)
 
 
 def all_finite(tree: Any) -> Array:
