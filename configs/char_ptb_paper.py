@@ -5,7 +5,7 @@ Command:  famjax train char_ptb_paper
           famjax train char_ptb_paper init=runs/char_ptb_paper optimizer.learning_rate=1.5e-4 \
               train.steps=1000 name=char_ptb_finetuned
 Cost:     an accelerator; not run here
-Expected: 1.160 bits per character with 2 layers, finetuned (the paper, v1 Table 2; Transformer 1.227)
+Expected: 1.160 bits per character with 2 layers, finetuned (v1 Table 2; Transformer 1.227)
 """
 
 from famjax.core.config import (

@@ -5,7 +5,7 @@ Command:  famjax train wikitext103_large_paper
               name=wikitext103_large_paper_transformer
           famjax tokenizer train wiki.train.tokens --kind words --out wikitext103.txt   # first
           famjax train wikitext103_large_paper init=runs/wikitext103_large_paper \
-              optimizer.learning_rate=7e-5 train.steps=10000 train.bptt_start=0
+              optimizer.learning_rate=7e-5 train.steps=10000 train.bptt_start=0 \
               train.bptt_double_every=0 name=wikitext103_large_finetuned
 Cost:     an accelerator; not run here
 Expected: perplexity of the test set 18.3 (the paper; 18.2 in v1; its Transformer 19.9)

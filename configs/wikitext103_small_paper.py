@@ -5,7 +5,7 @@ Command:  famjax train wikitext103_small_paper
               name=wikitext103_small_paper_transformer
           famjax tokenizer train wiki.train.tokens --kind words --out wikitext103.txt   # first
           famjax train wikitext103_small_paper init=runs/wikitext103_small_paper \
-              optimizer.learning_rate=7e-5 train.steps=10000 train.bptt_start=0
+              optimizer.learning_rate=7e-5 train.steps=10000 train.bptt_start=0 \
               train.bptt_double_every=0 name=wikitext103_small_finetuned
 Cost:     an accelerator; not run here
 Expected: perplexity of the test set 22.4 (the paper, v1 Table 4; its Transformer 25.2)
