@@ -36,6 +36,8 @@ class Arguments:
     """Save the memory of what --read has read to this file."""
     state_in: str | None = None
     """Begin with the memory in this file."""
+    small_cache: bool = False
+    """Of a feedback stack: carry one vector a token, not keys and values, and compute more."""
     max_tokens: int = 256
     """The most tokens to write."""
     temperature: float = 0.0
@@ -64,6 +66,8 @@ def run(argv: list[str]) -> int:
             f"--chat: the tokenizer of {arguments.run} has no chat template; leave it out, or "
             "train with a tokenizer that has one"
         )
+    if arguments.small_cache:
+        opened = opened.with_small_cache()
     generator = Generator(opened)
     state = _memory(arguments, opened, generator)
     if prompt is not None:

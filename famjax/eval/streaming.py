@@ -116,6 +116,11 @@ class Streamer:
         chunk: int | None = None,
         reset_every: int | None = None,
     ):
+        if getattr(model.stack, "approximate", False):
+            raise UserError(
+                "model.feedback.sweeps approaches the memory, in training alone; what is read here "
+                "is read exactly: set model.feedback.sweeps=0 in the model's config"
+            )
         self._block = model.block_len
         self.chunk = max(CHUNK // self._block, 1) * self._block if chunk is None else chunk
         self._check("chunk", self.chunk)

@@ -315,9 +315,11 @@ class Trainer:
         self.tokens = extra["tokens"]
         self.saved = step
         state = from_tree(tree)
-        if self.config.model.lora.rank:
+        if jax.tree.leaves(jax.eval_shape(self.program.start).frozen):
             state = state._replace(frozen=self.begin().frozen)
+        if self.config.model.lora.rank:
             refuse_base(extra["base"], self.base, self.config.init, self.folder)
+        self.look(state, step)
         return state, step
 
     def template(self, step: int) -> dict[str, Any]:

@@ -63,6 +63,18 @@ class Run:
         _, trained, _ = divide(evaluated(self.config.model), self.model)
         return chained(fingerprint(trained), self.base)
 
+    def with_small_cache(self) -> Run:
+        """Return the run with a model that carries memories, not keys and values (FT v1 5.3)."""
+        if self.config.model.stack not in ("feedback", "transformer"):
+            raise UserError(
+                f"model.stack={self.config.model.stack}: has no memory of one vector a token; "
+                "leave out --small-cache"
+            )
+        self.model.stack.carry_memory()
+        feedback = replace(self.config.model.feedback, cache="memory")
+        model = replace(self.config.model, feedback=feedback)
+        return replace(self, config=replace(self.config, model=model))
+
 
 def open_run(
     run_dir: str | Path,

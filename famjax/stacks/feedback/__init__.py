@@ -145,6 +145,17 @@ class Feedback(nnx.Module):
         """Let calls look at the newest slots only, so many for each set; () is all."""
         self.plan = dataclasses.replace(self.plan, looked=slots)
 
+    def carry_memory(self) -> None:
+        """Let the state be the memory, one vector a token, and not keys and values (v1 5.3)."""
+        config = dataclasses.replace(self.plan.config, cache="memory")
+        model = dataclasses.replace(self.plan.model, feedback=config)
+        self.plan = dataclasses.replace(self.plan, model=model)
+
+    @property
+    def approximate(self) -> bool:
+        """Tell whether calls are not exact."""
+        return self.plan.config.sweeps > 0
+
     def _divided(self) -> Divided:
         distances = None if self.distances is None else self.distances[...]
         return divide(self.plan, self.layers[0], self.keys, distances, self.shares())
