@@ -98,6 +98,12 @@ def fill(
 
     Host memory: what the model keeps, and a few pieces of a tensor (famjax.convert.checkpoint).
     """
+    if config.stack != "residual":
+        raise UserError(
+            f"model.stack={config.stack}: a folder is read with its own layers; leave it out here, "
+            f"then famjax train CONFIG init=FOLDER model.stack={config.stack} "
+            "model.feedback.positions=rotary"
+        )
     graph, shapes = abstract(config)
     with Checkpoint(folder) as checkpoint:
         reader = Reader(config, tensors, checkpoint, mesh)

@@ -53,6 +53,11 @@ def export(
             f"--format {format}: has no words for an adaptive embedding and softmax; take "
             "--format stablehlo or orbax"
         )
+    if format in ("hf", "peft") and source.model.stack != "residual":
+        raise UserError(
+            f"--format {format}: has no words for model.stack={source.model.stack}; take --format "
+            "stablehlo or orbax"
+        )
     report(f"writing {dest}, then reading it again to compare its logits")
     write = importlib.import_module(f"famjax.export.{format}").write
     with whole_folder(dest) as folder:
