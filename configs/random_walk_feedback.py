@@ -37,7 +37,7 @@ def config() -> Config:
             batch=16,
             length=102,
             keep_whole=True,
-            toy=ToyConfig(concatenate=False, episodes=100_000, start_steps=20),
+            toy=ToyConfig(concatenate=False, episodes=100_000, start_steps=25, threshold=0.85),
         ),
         optimizer=OptimizerConfig(
             learning_rate=2e-3, schedule="cosine", warmup_steps=100, beta2=0.99, clip_norm=0.1
