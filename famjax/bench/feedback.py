@@ -11,6 +11,7 @@ much slower these rows make them is measured as well (`rows_floor`).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from famjax.core.types import Context
 from famjax.models.language_model import LanguageModel
 from famjax.ops import hindsight
 from famjax.stacks.feedback import solve
+from famjax.stacks.feedback.ring import FeedbackState
 from famjax.stacks.feedback.solve import BLOCK
 from famjax.train.flops import training_flops
 from famjax.train.loop import Program, make_program
@@ -243,3 +245,83 @@ def rows_floor(model: ModelConfig, batch: int, length: int, turns: int) -> Pair:
     }
     times = rounds(runs, turns)
     return compared(times["loop"], times["at once"])
+
+
+# generation ---------------------------------------------------------------------------------------
+
+
+def generation(model: ModelConfig, turns: int, note: Callable[[str], None]) -> Iterator[Generation]:
+    """Measure one-token steps behind `SPANS` tokens, for `BATCHES`.
+
+    Of as many bytes of state as the Transformer's, feedback holds `layers` times the lanes.
+    """
+    for span in SPANS:
+        for batch in BATCHES:
+            note(f"generation: {span:,} tokens before, batch {batch}")
+            yield from _generated(_spanning(model, span), batch, turns)
+
+
+def _spanning(model: ModelConfig, span: int) -> dict[str, ModelConfig]:
+    c = replace(model.feedback, span=span, shared_kv=True, sweeps=0)
+    feedback = replace(model, stack="feedback", feedback=c)
+    return {
+        "transformer": replace(model, stack="transformer", feedback=replace(c, shared_kv=False)),
+        "feedback": feedback,
+        "feedback, memory kept": replace(feedback, feedback=replace(c, cache="memory")),
+    }
+
+
+def _generated(models: dict[str, ModelConfig], batch: int, turns: int) -> Iterator[Generation]:
+    # the same memory in fewer layers' caches: a Transformer of L layers has L times the bytes
+    more = batch * models["feedback"].layers
+    asked = {(name, "batch"): (of, batch) for name, of in models.items()}
+    asked["feedback", "bytes"] = (models["feedback"], more)
+    runs, sizes = {}, {}
+    for key, (of, lanes) in asked.items():
+        runs[key], sizes[key] = _generator(of, lanes)
+    times = rounds(runs, turns)
+    base = ("transformer", "batch")
+    for key, (_, lanes) in asked.items():
+        if key == base:
+            continue
+        time = compared(times[key], times[base])
+        mine, other = lanes * TOKENS / time.first, batch * TOKENS / time.second
+        span = models["feedback"].feedback.span
+        yield Generation(
+            key[0], span, key[1], lanes, batch, sizes[key], sizes[base], mine, other, time, mine / other
+        )
+
+
+def _generator(model: ModelConfig, batch: int) -> tuple[Callable[[], Any], int]:
+    """Return what generates `TOKENS` greedy tokens behind a full memory, and its state's bytes."""
+    module = LanguageModel(model, rngs=nnx.Rngs(0))
+    graph, params = nnx.split(module)
+    state = jax.block_until_ready(jax.jit(functools.partial(_full, module.init_state, batch))())
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    token = jnp.zeros((batch, 1), jnp.int32)
+
+    def generate(params: Any, state: Any, token: jax.Array) -> Any:
+        model = nnx.merge(graph, params)
+
+        def one(carry: Any, _: None) -> Any:
+            token, state = carry
+            logits, state = model.step(token, state)
+            return (logits.argmax(-1).astype(jnp.int32), state), None
+
+        return jax.lax.scan(one, (token, state), None, TOKENS)[0]
+
+    compiled = jax.jit(generate, donate_argnums=1).lower(params, state, token).compile()
+
+    def run() -> Any:
+        nonlocal state, token
+        token, state = compiled(params, state, token)
+        return token
+
+    return run, size
+
+
+def _full(init_state: Callable[[int], FeedbackState], batch: int) -> FeedbackState:
+    """Return the state of lanes that have read `span` tokens, of random slots."""
+    state = init_state(batch)
+    slots = tuple(jax.random.normal(jax.random.key(0), a.shape, a.dtype) for a in state.slots)
+    return FeedbackState(slots, state.place, jnp.full_like(state.filled, slots[0].shape[-2]))
