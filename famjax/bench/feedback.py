@@ -288,7 +288,17 @@ def _generated(models: dict[str, ModelConfig], batch: int, turns: int) -> Iterat
         mine, other = lanes * TOKENS / time.first, batch * TOKENS / time.second
         span = models["feedback"].feedback.span
         yield Generation(
-            key[0], span, key[1], lanes, batch, sizes[key], sizes[base], mine, other, time, mine / other
+            key[0],
+            span,
+            key[1],
+            lanes,
+            batch,
+            sizes[key],
+            sizes[base],
+            mine,
+            other,
+            time,
+            mine / other,
         )
 
 
