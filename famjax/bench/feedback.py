@@ -167,9 +167,9 @@ def _data(program: Program, model: ModelConfig, batch: int, length: int) -> Any:
 @contextmanager
 def plainly(really: bool = True) -> Iterator[None]:
     """Let what is traced within differentiate the loop over tokens as JAX does it by itself."""
-    ours = solve.loop
+    ours: Any = solve.loop
     if really:
-        solve.loop = _plain_loop
+        solve.loop = _plain_loop  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -213,7 +213,7 @@ def rows_floor(model: ModelConfig, batch: int, length: int, turns: int) -> Pair:
     kernel = jnp.ones((model.width, hidden), model.dtype)
     count = -(-length // BLOCK)
 
-    def three(kernel: jax.Array, x: jax.Array, made: jax.Array) -> jax.Array:
+    def three(kernel: jax.Array, x: jax.Array, made: jax.Array) -> Any:
         to_x, to_kernel = made @ kernel.T, x.T @ made
         return x @ kernel, to_x, to_kernel
 

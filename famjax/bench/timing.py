@@ -8,9 +8,11 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
+
+K = TypeVar("K")
 
 
 class Pair(NamedTuple):
@@ -38,11 +40,11 @@ def in_turns(first: Callable[[], Any], second: Callable[[], Any], turns: int) ->
     return compared(*zip(*times, strict=True))
 
 
-def rounds(runs: Mapping[str, Callable[[], Any]], turns: int) -> dict[str, list[float]]:
+def rounds(runs: Mapping[K, Callable[[], Any]], turns: int) -> dict[K, list[float]]:
     """Time functions in turns, each called once before; return the seconds of each, by name."""
     for run in runs.values():
         jax.block_until_ready(run())
-    times: dict[str, list[float]] = {name: [] for name in runs}
+    times: dict[K, list[float]] = {name: [] for name in runs}
     for _ in range(turns):
         for name, run in runs.items():
             times[name].append(seconds(run))

@@ -96,8 +96,10 @@ def run(argv: list[str]) -> int:
 
 def _filled(asked: Bench) -> Any:
     """Return what was asked for, with the bench's own sizes where none were given."""
-    sizes = zip(("batch", "length", "turns"), _SIZES[asked.name], strict=True)
-    return replace(asked, **{k: v for k, v in sizes if getattr(asked, k) is None})
+    given = (asked.batch, asked.length, asked.turns)
+    pairs = zip(given, _SIZES[asked.name], strict=True)
+    batch, length, turns = (size if given is None else given for given, size in pairs)
+    return replace(asked, batch=batch, length=length, turns=turns)
 
 
 def _small(name: str) -> ModelConfig:
@@ -131,7 +133,9 @@ def _check(asked: Any, model: ModelConfig) -> None:
     for name in ("layers", "width", "span"):
         if (size := getattr(asked, name)) is not None and size < 1:
             raise UserError(f"--{name} {size}: must be at least 1")
-    if asked.name == "feedback" and asked.length >= 1:
+    if asked.name == "feedback":
+        if asked.length < 1:
+            raise UserError(f"--length {asked.length}: must be at least 1")
         return
     if asked.length < 1 or asked.length % whole:
         raise UserError(
