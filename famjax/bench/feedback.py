@@ -40,7 +40,7 @@ SWEEPS = (2, 4)
 SPANS = (512, 2048, 8192)
 BATCHES = (1, 16)
 # of one call that generates
-TOKENS = 16
+TOKENS = 8
 
 
 class Step(NamedTuple):

@@ -92,7 +92,7 @@ def _steps(
     for step in steps:
         change = step.sweep_change
         table.add_row(
-            step.name,
+            step.name.removeprefix("feedback, "),
             f"{step.transformer.first:.3f}",
             f"{step.transformer.ratio:.2f}",
             _median(step.transformer),
@@ -133,19 +133,19 @@ def _bound(least: bool) -> str:
 
 def _generated(rows: list[measured.Generation], model: ModelConfig) -> Table:
     table = _table(
-        f"Generation, one token at a time, {_shape(model)}, against the Transformer",
-        ("tokens before", "", "equal", "batch", "state MB", "tokens/s", "its", "ratio", "median"),
+        f"Generation, one token at a time, {model.layers} layers, width {model.width}, "
+        "feedback / Transformer",
+        ("before", "", "equal", "batch", "state MB", "tokens/s", "ratio", "median"),
     )
     for row in rows:
         scale = row.batch / row.other_batch
         table.add_row(
             f"{row.span:,}",
-            row.name,
+            row.name.removeprefix("feedback, "),
             row.equal,
             f"{row.batch} / {row.other_batch}",
             f"{row.state_bytes / 1e6:.1f} / {row.other_state_bytes / 1e6:.1f}",
-            f"{row.tokens_per_second:,.0f}",
-            f"{row.other_tokens_per_second:,.0f}",
+            f"{row.tokens_per_second:,.0f} / {row.other_tokens_per_second:,.0f}",
             f"{row.ratio:.2f}",
             f"{scale / row.time.typical:.2f}",
         )
@@ -177,8 +177,8 @@ def _shape(model: ModelConfig) -> str:
 
 def _table(title: str, columns: tuple[str, ...]) -> Table:
     table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, justify="right")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right", no_wrap=i < 2)
     return table
 
 
