@@ -6,11 +6,13 @@ import contextlib
 import ctypes
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
+
+K = TypeVar("K")
 
 
 class Pair(NamedTuple):
@@ -35,8 +37,25 @@ def in_turns(first: Callable[[], Any], second: Callable[[], Any], turns: int) ->
     for run in (first, second):
         jax.block_until_ready(run())
     times = [(seconds(first), seconds(second)) for _ in range(turns)]
-    low, typical, high = statistics.quantiles([a / b for a, b in times], n=4)
-    least, other = (min(column) for column in zip(*times, strict=True))
+    return compared(*zip(*times, strict=True))
+
+
+def rounds(runs: Mapping[K, Callable[[], Any]], turns: int) -> dict[K, list[float]]:
+    """Time functions in turns, each called once before; return the seconds of each, by name."""
+    for run in runs.values():
+        jax.block_until_ready(run())
+    times: dict[K, list[float]] = {name: [] for name in runs}
+    for _ in range(turns):
+        for name, run in runs.items():
+            times[name].append(seconds(run))
+    return times
+
+
+def compared(first: Sequence[float], second: Sequence[float]) -> Pair:
+    """Compare the seconds of two programs, turn by turn; there must be two turns at least."""
+    ratios = [a / b for a, b in zip(first, second, strict=True)]
+    low, typical, high = statistics.quantiles(ratios, n=4)
+    least, other = min(first), min(second)
     return Pair(least, other, least / other, typical, (high - low) / 2)
 
 

@@ -1,10 +1,11 @@
-"""`famjax bench fam` and `famjax bench lora`."""
+"""`famjax bench fam`, `famjax bench lora` and `famjax bench feedback`."""
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import tyro
 from rich.console import Console
@@ -22,21 +23,38 @@ _SMALL = ModelConfig(
 )
 
 
+_SMALL_FEEDBACK = ModelConfig(vocab_size=256, layers=4, width=128, heads=4)
+
+# rows, tokens of a row and turns, where they are not given; feedback's loop over tokens has no
+# large products, and many models take turns
+_SIZES = {"fam": (16, 1024, 7), "lora": (16, 1024, 7), "feedback": (32, 128, 3)}
+
+
 @dataclass(frozen=True)
 class Bench:
-    """Measure, in one run: what feedback memory costs (fam: against BSWA of equal shape); what
-    adapters spare (lora: against training everything, and beside PyTorch's peft if installed)."""
+    """Measure, in one run: what feedback memory costs (fam: against BSWA of equal shape; feedback:
+    a Feedback Transformer's training and generation against a Transformer's, and beside
+    feedback-transformer-pytorch if installed); what adapters spare (lora: against training
+    everything, and beside PyTorch's peft if installed)."""
 
-    name: tyro.conf.Positional[Literal["fam", "lora"]]
+    name: tyro.conf.Positional[Literal["fam", "lora", "feedback"]]
     """what to measure"""
     config: str = ""
     """take the model's shape from this config instead of a small one"""
-    batch: int = 16
-    """rows of the training step and of the streaming call"""
-    length: int = 1024
-    """tokens of a row"""
-    turns: int = 7
-    """times each program runs, in turns with the other"""
+    batch: int | None = None
+    """rows of the training step and of the streaming call: 16, feedback 32"""
+    length: int | None = None
+    """tokens of a row: 1024, feedback 128"""
+    turns: int | None = None
+    """times each program runs, in turns with the others: 7, feedback 3"""
+    layers: int | None = None
+    """feedback: instead of the shape's"""
+    width: int | None = None
+    """feedback: instead of the shape's"""
+    span: int | None = None
+    """feedback: tokens that are remembered, instead of the shape's"""
+    plot: str = ""
+    """feedback: a file to draw into, .png, .svg or .pdf"""
     rank: int = 64
     """lora: of the adapters"""
     json: bool = False
@@ -45,9 +63,9 @@ class Bench:
 
 def run(argv: list[str]) -> int:
     """Print the ratio of the least times, the floor and the gap; then time and memory by length."""
-    asked = parse(Bench, argv, "famjax bench")
+    asked = _filled(parse(Bench, argv, "famjax bench"))
     runtime.setup()
-    model = load_config(asked.config).model if asked.config else _SMALL
+    model = load_config(asked.config).model if asked.config else _small(asked.name)
     # a config without a vocabulary takes that of its tokenizer: bytes
     model = replace(model, vocab_size=model.vocab_size or 258)
     _check(asked, model)
@@ -61,6 +79,12 @@ def run(argv: list[str]) -> int:
     if asked.name == "lora":
         _lora(model, asked, console)
         return 0
+    if asked.name == "feedback":
+        from famjax.cli import bench_feedback
+
+        sizes = bench_feedback.Sizes(asked.batch, asked.length, asked.turns, asked.plot)
+        bench_feedback.run(_reshaped(model, asked), sizes, asked.json, console, note)
+        return 0
     from famjax.bench import fam
 
     costs = _costs(fam, model, asked, console, note)
@@ -70,10 +94,34 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _check(asked: Bench, model: ModelConfig) -> None:
+def _filled(asked: Bench) -> Any:
+    """Return what was asked for, with the bench's own sizes where none were given."""
+    given = (asked.batch, asked.length, asked.turns)
+    pairs = zip(given, _SIZES[asked.name], strict=True)
+    batch, length, turns = (size if given is None else given for given, size in pairs)
+    return replace(asked, batch=batch, length=length, turns=turns)
+
+
+def _small(name: str) -> ModelConfig:
+    return _SMALL_FEEDBACK if name == "feedback" else _SMALL
+
+
+def _reshaped(model: ModelConfig, asked: Any) -> ModelConfig:
+    """Return the model with the layers, width and span asked for."""
+    width = asked.width or model.width
+    if width % model.heads:
+        raise UserError(f"--width {width}: must be a multiple of the {model.heads} heads")
+    span = asked.span or model.feedback.span
+    feedback = replace(model.feedback, span=span)
+    layers = asked.layers or model.layers
+    block_len = math.gcd(asked.length, 128)  # of swa beside it
+    return replace(model, layers=layers, width=width, feedback=feedback, block_len=block_len)
+
+
+def _check(asked: Any, model: ModelConfig) -> None:
     from famjax.bench.fam import CHUNK, SIZES
 
-    if CHUNK % model.block_len:
+    if asked.name != "feedback" and CHUNK % model.block_len:
         raise UserError(f"model.block_len={model.block_len}: must divide {CHUNK} to be measured")
     whole = max(block for block, _ in SIZES)
     if asked.turns < 2:
@@ -82,13 +130,20 @@ def _check(asked: Bench, model: ModelConfig) -> None:
         raise UserError(f"--rank {asked.rank}: must be at least 1")
     if asked.batch < 1:
         raise UserError(f"--batch {asked.batch}: must be at least 1")
+    for name in ("layers", "width", "span"):
+        if (size := getattr(asked, name)) is not None and size < 1:
+            raise UserError(f"--{name} {size}: must be at least 1")
+    if asked.name == "feedback":
+        if asked.length < 1:
+            raise UserError(f"--length {asked.length}: must be at least 1")
+        return
     if asked.length < 1 or asked.length % whole:
         raise UserError(
             f"--length {asked.length}: must be a multiple of the largest block, {whole}"
         )
 
 
-def _costs(fam, model: ModelConfig, asked: Bench, console: Console, note: Console) -> list[dict]:
+def _costs(fam, model: ModelConfig, asked: Any, console: Console, note: Console) -> list[dict]:
     rows = []
     table = _table(
         f"FAM / BSWA, {model.layers} layers, width {model.width}, {asked.batch} x {asked.length}",
@@ -134,7 +189,7 @@ def _longs(fam, model: ModelConfig, console: Console, note: Console) -> list[dic
     return rows
 
 
-def _lora(model: ModelConfig, asked: Bench, console: Console) -> None:
+def _lora(model: ModelConfig, asked: Any, console: Console) -> None:
     from famjax.bench import lora
 
     model = lora.llama(model)

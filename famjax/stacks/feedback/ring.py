@@ -122,14 +122,19 @@ def written(
     """Return the state behind one token that has left `new`: [s b g e] twice, or [j b d]."""
     place = state.place[0]
     valid = jnp.ones_like(place) if ctx.valid is None else ctx.valid[:, 0].astype(jnp.int32)
+    lanes, everything = jnp.arange(len(place)), slice(None)
+    # what is not valid is written outside of the ring, where it is dropped
+    at = jnp.where(valid > 0, place, plan.span)
 
-    def lane(slots: Array, new: Array, place: Array, valid: Array) -> Array:
-        old = jax.lax.dynamic_slice_in_dim(slots, place, 1, slots.ndim - 2)
-        new = jnp.where(valid > 0, jnp.expand_dims(new.astype(slots.dtype), -2), old)
-        return jax.lax.dynamic_update_slice_in_dim(slots, new, place, slots.ndim - 2)
+    def write(slots: Array, new: Array) -> Array:
+        # in place: mapped over lanes, a ring of several sets would be transposed twice a token
+        between = (everything,) * (slots.ndim - 4)
+        if between:
+            new = jnp.swapaxes(new, 0, 1)
+        where = (everything, lanes, *between, at)
+        return slots.at[where].set(new.astype(slots.dtype), mode="drop", unique_indices=True)
 
-    write = jax.vmap(lane, (1, 1, 0, 0), 1)
-    slots = tuple(write(a, b, place, valid) for a, b in zip(state.slots, new, strict=True))
+    slots = tuple(write(a, b) for a, b in zip(state.slots, new, strict=True))
     filled = jnp.minimum(state.filled + valid, plan.span)
     return FeedbackState(slots, (state.place + valid) % plan.span, filled)
 

@@ -1,0 +1,337 @@
+"""What feedback memory costs in training and gains in generation (arXiv 2002.09402, Table 5).
+
+Beside each other, in one run: the Feedback Transformer, the Transformer of the same parts, and a
+Transformer of equal size on the residual stack (`swa`), which is the fastest one here.
+
+The floor of training is arithmetic: the matrix products' FLOPs, from `famjax.train.flops`. It is
+far away: while a large product of the Transformer has batch * length rows, the loop over tokens has
+`batch` of them in the two products that cannot wait, and only the weights' gradient has more. How
+much slower these rows make them is measured as well (`rows_floor`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from famjax.bench.timing import Pair, compared, rounds
+from famjax.core.config import Config, ModelConfig
+from famjax.core.types import Context
+from famjax.models.language_model import LanguageModel
+from famjax.ops import hindsight
+from famjax.stacks.feedback import solve
+from famjax.stacks.feedback.ring import FeedbackState
+from famjax.stacks.feedback.solve import BLOCK
+from famjax.train.flops import training_flops
+from famjax.train.loop import Program, make_program
+
+# what the issue asks for: times the Transformer's training step; of its temporaries; tokens/s
+TRAINING_AIM, MEMORY_AIM, GENERATION_AIM = 1.8, 1.0, 3.7
+SWEEPS = (2, 4)
+SPANS = (512, 2048, 8192)
+BATCHES = (1, 16)
+# of one call that generates
+TOKENS = 8
+
+
+class Step(NamedTuple):
+    """A training step of one model.
+
+    Attributes:
+      transformer, swa: its time against theirs.
+      temporary_bytes: XLA's, while a step runs.
+      floor: its matrix products' FLOPs over the Transformer's.
+      sweep_change: share of the memory that the last sweep still changed; None without sweeps.
+    """
+
+    name: str
+    transformer: Pair
+    swa: Pair
+    temporary_bytes: int
+    floor: float
+    sweep_change: float | None
+
+
+class Generation(NamedTuple):
+    """One-token steps of one model behind `span` tokens.
+
+    Attributes:
+      equal: "batch" or "bytes", what the Transformer beside it has as much of.
+      batch, state_bytes, tokens_per_second: of feedback.
+      other_*: of the Transformer.
+      time: of as many tokens of one lane, feedback's against the Transformer's.
+      ratio: feedback's tokens/s, of all lanes, over the Transformer's.
+    """
+
+    name: str
+    span: int
+    equal: str
+    batch: int
+    other_batch: int
+    state_bytes: int
+    other_state_bytes: int
+    tokens_per_second: float
+    other_tokens_per_second: float
+    time: Pair
+    ratio: float
+
+
+# training -----------------------------------------------------------------------------------------
+
+
+def models(model: ModelConfig) -> dict[str, ModelConfig]:
+    """Return what is measured, by name; all of the same width, depth and span."""
+    c = replace(model.feedback, sweeps=0, tolerance=math.inf)
+
+    def feedback(**changes: Any) -> ModelConfig:
+        return replace(model, stack="feedback", feedback=replace(c, **changes))
+
+    own = replace(c, shared_kv=False)
+    found = {
+        "transformer": replace(model, stack="transformer", feedback=own),
+        "swa": replace(
+            model, stack="residual", mixer="swa", window=c.span + 1, block_len=model.block_len
+        ),
+        "feedback": feedback(shared_kv=True),
+        "feedback, keys per layer": feedback(shared_kv=False),
+        "feedback, plain autodiff": feedback(shared_kv=True),
+    }
+    return found | {f"feedback, {n} sweeps": feedback(shared_kv=True, sweeps=n) for n in SWEEPS}
+
+
+def training(model: ModelConfig, batch: int, length: int, turns: int) -> Iterator[Step]:
+    """Measure a training step of all models, in turns."""
+    asked = models(model)
+    runs, temporary, change = {}, {}, {}
+    for name, of in asked.items():
+        with plainly("plain" in name):
+            runs[name], temporary[name], change[name] = _trainer(of, batch, length)
+    times = rounds(runs, turns)
+    least = training_flops(asked["transformer"])
+    for name, of in asked.items():
+        yield Step(
+            name,
+            compared(times[name], times["transformer"]),
+            compared(times[name], times["swa"]),
+            temporary[name],
+            training_flops(of) / least,
+            change[name],
+        )
+
+
+def _trainer(
+    model: ModelConfig, batch: int, length: int
+) -> tuple[Callable[[], Any], int, float | None]:
+    """Return a training step, its temporary bytes, and what `Step.sweep_change` is."""
+    config = replace(Config(), model=model)
+    config = replace(config, data=replace(config.data, batch=batch, length=length))
+    program = make_program(config, np.ones(model.vocab_size, np.int32))
+    state, data = program.start(), _data(program, model, batch, length)
+    compiled = program.step.lower(state, data).compile()  # type: ignore[attr-defined]
+    memory = compiled.memory_analysis()
+    change = None
+    if model.stack == "feedback" and model.feedback.sweeps:
+        found = program.inspect(state.params, state.frozen, state.memory, data)
+        change = float(found["sweep_change"])
+
+    def run() -> Any:
+        nonlocal state
+        state = compiled(state, data)
+        return state
+
+    return run, memory.temp_size_in_bytes if memory else 0, change
+
+
+def _data(program: Program, model: ModelConfig, batch: int, length: int) -> Any:
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, model.vocab_size, (batch, length), np.int32)
+    data = {
+        "tokens": tokens,
+        "targets": tokens,
+        "weights": np.ones((batch, length), np.float32),
+        "valid": np.ones((batch, length), bool),
+        "reset": np.zeros((batch, length), bool),
+    }
+    return jax.device_put(data, program.batch)
+
+
+@contextmanager
+def plainly(really: bool = True) -> Iterator[None]:
+    """Let what is traced within differentiate the loop over tokens as JAX does it by itself."""
+    ours: Any = solve.loop
+    if really:
+        solve.loop = _plain_loop  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        solve.loop = ours
+
+
+def _plain_loop(token: Any, block: int, *given: Any) -> Any:
+    """Return what `hindsight.loop` does, by the same forward pass."""
+    return hindsight._forward(token, block, *given)[0]
+
+
+def check_plain(model: ModelConfig, batch: int, length: int) -> float:
+    """Return the largest difference of a gradient from plain autodiff's, as a share of its range.
+
+    The largest over all weights; each weight's range is that of its gradient.
+    """
+    module = LanguageModel(replace(model, stack="feedback"), rngs=nnx.Rngs(0))
+    graph, params = nnx.split(module)
+    rng = np.random.default_rng(0)
+    tokens = jnp.asarray(rng.integers(0, model.vocab_size, (batch, length), np.int32))
+
+    def loss(params: Any) -> jax.Array:
+        model = nnx.merge(graph, params)
+        x, _ = model.stack(model.embed(tokens), model.init_state(batch), Context())
+        return model.losses(x, jnp.roll(tokens, -1, 1))[0].mean()
+
+    ours = jax.jit(jax.grad(loss))(params)
+    with plainly():
+        plain = jax.jit(jax.grad(lambda params: loss(params)))(params)
+    apart = jax.tree.map(lambda a, b: jnp.abs(a - b).max() / jnp.ptp(b), ours, plain)
+    return float(jnp.stack(jax.tree.leaves(apart)).max())
+
+
+def rows_floor(model: ModelConfig, batch: int, length: int, turns: int) -> Pair:
+    """Time of the products that a layer's weights are in: as the loop does them against at once.
+
+    The loop: forward and to the input with `batch` rows, once a token; to the weights with
+    batch * BLOCK rows. At once: all three with batch * length rows.
+    """
+    hidden = model.mlp_width or 4 * model.width
+    kernel = jnp.ones((model.width, hidden), model.dtype)
+    count = -(-length // BLOCK)
+
+    def three(kernel: jax.Array, x: jax.Array, made: jax.Array) -> Any:
+        to_x, to_kernel = made @ kernel.T, x.T @ made
+        return x @ kernel, to_x, to_kernel
+
+    @jax.jit
+    def at_once(kernel: jax.Array, x: jax.Array, made: jax.Array) -> Any:
+        return three(kernel, x, made)
+
+    @jax.jit
+    def in_loop(kernel: jax.Array, x: jax.Array, made: jax.Array) -> Any:
+        def block(total: jax.Array, xs: Any) -> Any:
+            x, made = xs
+
+            def token(_: None, xs: Any) -> Any:
+                x, made = xs
+                return None, (x @ kernel, made @ kernel.T)
+
+            _, out = jax.lax.scan(token, None, (x, made))
+            rows = (a.reshape(-1, a.shape[-1]) for a in (x, made))
+            return total + next(rows).T @ next(rows), out
+
+        cut = (a.reshape(count, BLOCK, batch, -1) for a in (x, made))
+        return jax.lax.scan(block, jnp.zeros_like(kernel), tuple(cut))
+
+    x = jnp.ones((count * BLOCK * batch, model.width), model.dtype)
+    made = jnp.ones((len(x), hidden), model.dtype)
+    runs = {
+        "loop": lambda: in_loop(kernel, x, made),
+        "at once": lambda: at_once(kernel, x, made),
+    }
+    times = rounds(runs, turns)
+    return compared(times["loop"], times["at once"])
+
+
+# generation ---------------------------------------------------------------------------------------
+
+
+def generation(model: ModelConfig, turns: int, note: Callable[[str], None]) -> Iterator[Generation]:
+    """Measure one-token steps behind `SPANS` tokens, for `BATCHES`.
+
+    Of as many bytes of state as the Transformer's, feedback holds `layers` times the lanes.
+    """
+    for span in SPANS:
+        for batch in BATCHES:
+            note(f"generation: {span:,} tokens before, batch {batch}")
+            yield from _generated(_spanning(model, span), batch, turns)
+
+
+def _spanning(model: ModelConfig, span: int) -> dict[str, ModelConfig]:
+    c = replace(model.feedback, span=span, shared_kv=True, sweeps=0)
+    feedback = replace(model, stack="feedback", feedback=c)
+    return {
+        "transformer": replace(model, stack="transformer", feedback=replace(c, shared_kv=False)),
+        "feedback": feedback,
+        "feedback, memory kept": replace(feedback, feedback=replace(c, cache="memory")),
+    }
+
+
+def _generated(models: dict[str, ModelConfig], batch: int, turns: int) -> Iterator[Generation]:
+    # the same memory in fewer layers' caches: a Transformer of L layers has L times the bytes
+    more = batch * models["feedback"].layers
+    asked = {(name, "batch"): (of, batch) for name, of in models.items()}
+    asked["feedback", "bytes"] = (models["feedback"], more)
+    runs, sizes = {}, {}
+    for key, (of, lanes) in asked.items():
+        runs[key], sizes[key] = _generator(of, lanes)
+    times = rounds(runs, turns)
+    base = ("transformer", "batch")
+    for key, (_, lanes) in asked.items():
+        if key == base:
+            continue
+        time = compared(times[key], times[base])
+        mine, other = lanes * TOKENS / time.first, batch * TOKENS / time.second
+        span = models["feedback"].feedback.span
+        yield Generation(
+            key[0],
+            span,
+            key[1],
+            lanes,
+            batch,
+            sizes[key],
+            sizes[base],
+            mine,
+            other,
+            time,
+            mine / other,
+        )
+
+
+def _generator(model: ModelConfig, batch: int) -> tuple[Callable[[], Any], int]:
+    """Return what generates `TOKENS` greedy tokens behind a full memory, and its state's bytes."""
+    module = LanguageModel(model, rngs=nnx.Rngs(0))
+    graph, params = nnx.split(module)
+    state = jax.block_until_ready(jax.jit(functools.partial(_full, module.init_state, batch))())
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    token = jnp.zeros((batch, 1), jnp.int32)
+
+    def generate(params: Any, state: Any, token: jax.Array) -> Any:
+        model = nnx.merge(graph, params)
+
+        def one(carry: Any, _: None) -> Any:
+            token, state = carry
+            logits, state = model.step(token, state)
+            return (logits.argmax(-1).astype(jnp.int32), state), None
+
+        return jax.lax.scan(one, (token, state), None, TOKENS)[0]
+
+    compiled = jax.jit(generate, donate_argnums=1).lower(params, state, token).compile()
+
+    def run() -> Any:
+        nonlocal state, token
+        token, state = compiled(params, state, token)
+        return token
+
+    return run, size
+
+
+def _full(init_state: Callable[[int], FeedbackState], batch: int) -> FeedbackState:
+    """Return the state of lanes that have read `span` tokens, of random slots."""
+    state = init_state(batch)
+    slots = tuple(jax.random.normal(jax.random.key(0), a.shape, a.dtype) for a in state.slots)
+    return FeedbackState(slots, state.place, jnp.full_like(state.filled, slots[0].shape[-2]))

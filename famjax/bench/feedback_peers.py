@@ -1,0 +1,217 @@
+"""The Feedback Transformer of another package, on PyTorch, at equal sizes and equal mathematics.
+
+`feedback-transformer-pytorch`, one token at a time (`seq_len=1`), as its users run it, eager. What
+differs cannot be made equal there, and costs little:
+
+    positions    a bias for each head by T5's buckets of distance; here learned vectors that are
+                 added to the keys, which is one product more
+    memory       not normed before its keys and values; here it is
+    biases       in the feed-forward and behind the attention, and an untied head with one
+    gelu         exact; here the tanh approximation
+    first token  attends to nothing and skips the output's bias as well
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from famjax.bench.timing import Pair, compared, rounds
+from famjax.core.config import ArchConfig, ModelConfig
+from famjax.core.types import Context
+from famjax.models.language_model import LanguageModel
+
+PEERS = ("torch", "feedback_transformer_pytorch")
+NAME = "feedback-transformer-pytorch"
+DIFFERENCES = "T5's bias for learned distances, memory not normed, linear biases, exact gelu"
+WIDTHS = (128, 256)
+AIM = 5.0
+
+
+class Peer(NamedTuple):
+    """Forward and backward of the mean loss, of the other package against famjax.
+
+    Attributes:
+      time: theirs against ours; its ratio is how many times faster we are.
+      apart: largest difference of logits with the same weights, as a share of their range.
+    """
+
+    width: int
+    time: Pair
+    apart: float
+
+
+def installed() -> bool:
+    """Return whether what `peers` needs is there."""
+    return all(importlib.util.find_spec(name) for name in PEERS)
+
+
+def peers(model: ModelConfig, batch: int, length: int, turns: int) -> Iterator[Peer]:
+    """Measure both at each of `WIDTHS`; the model gives layers, heads, span and vocabulary."""
+    for width in WIDTHS:
+        asked = alike(replace(model, width=width))
+        tokens = _tokens(asked, batch, length)
+        times = rounds(
+            {"theirs": _theirs(asked, tokens), "ours": _ours(asked, tokens)},
+            turns,
+        )
+        apart = check_peer(asked, 2, min(length, 2 * asked.feedback.span, 40))
+        yield Peer(width, compared(times["theirs"], times["ours"]), apart)
+
+
+def alike(model: ModelConfig) -> ModelConfig:
+    """Return the config whose mathematics is nearest to the package's."""
+    feedback = replace(
+        model.feedback, shared_kv=True, composition="all", positions="learned", sweeps=0
+    )
+    # its hidden width and norm's epsilon are fixed
+    return replace(
+        model,
+        stack="feedback",
+        feedback=feedback,
+        kv_heads=0,
+        head_dim=0,
+        mlp="geglu",
+        mlp_width=4 * model.width,
+        norm="layernorm",
+        tied=False,
+        arch=ArchConfig(norm_eps=1e-5, embed_scale=1.0),
+    )
+
+
+def _tokens(model: ModelConfig, batch: int, length: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, model.vocab_size, (batch, length), np.int32)
+
+
+def _net(model: ModelConfig) -> Any:
+    import feedback_transformer_pytorch
+    import torch
+
+    torch.manual_seed(0)
+    return feedback_transformer_pytorch.FeedbackTransformer(
+        num_tokens=model.vocab_size,
+        dim=model.width,
+        depth=model.layers,
+        seq_len=1,
+        mem_len=model.feedback.span,
+        heads=model.heads,
+        dim_head=model.width // model.heads,
+    )
+
+
+def _theirs(model: ModelConfig, tokens: np.ndarray) -> Callable[[], Any]:
+    import os
+
+    import torch
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    net, ids = _net(model), torch.tensor(tokens.astype(np.int64))
+
+    def run() -> None:
+        net.zero_grad(set_to_none=True)
+        logits = net(ids)
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()
+
+    return run
+
+
+def _ours(model: ModelConfig, tokens: np.ndarray) -> Callable[[], Any]:
+    graph, params = nnx.split(LanguageModel(model, rngs=nnx.Rngs(0)))
+    given = jnp.asarray(tokens)
+
+    @jax.jit
+    def gradients(params: Any, tokens: jax.Array) -> Any:
+        def loss(params: Any) -> jax.Array:
+            model = nnx.merge(graph, params)
+            x, _ = model.stack(model.embed(tokens), model.init_state(len(tokens)), Context())
+            return model.losses(x, tokens)[0].mean()
+
+        return jax.grad(loss)(params)
+
+    return lambda: gradients(params, given)
+
+
+# equal mathematics --------------------------------------------------------------------------------
+
+
+def check_peer(model: ModelConfig, batch: int, length: int) -> float:
+    """Compare logits of both with the same weights, what differs taken out; float32.
+
+    Positions and biases are zero, their memory is normed before its keys and values, their gelu is
+    the tanh approximation.
+
+    Returns:
+      The largest difference as a share of the logits' range.
+    """
+    import torch
+
+    module = LanguageModel(alike(model), rngs=nnx.Rngs(0))
+    assert module.stack.distances is not None
+    module.stack.distances[...] = jnp.zeros_like(module.stack.distances[...])
+    net, tokens = _net(model), _tokens(model, batch, length)
+    with torch.no_grad():
+        _load(net, module)
+        theirs = _evaluated(net, torch.tensor(tokens.astype(np.int64))).numpy()
+    ours, _ = module(jnp.asarray(tokens), module.init_state(batch))
+    return float(np.abs(np.asarray(ours) - theirs).max() / np.ptp(theirs))
+
+
+def _evaluated(net: Any, tokens: Any) -> Any:
+    """Return their logits, with the memory normed and the gelu approximated."""
+    import torch
+    from torch.nn import functional
+
+    plain = net.shared_kv_proj
+    width = plain.in_features
+    net.shared_kv_proj = torch.nn.Sequential(
+        torch.nn.LayerNorm(width, elementwise_affine=False), plain
+    )
+
+    class Gate(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            x, gate = x.chunk(2, dim=-1)
+            return functional.gelu(gate, approximate="tanh") * x
+
+    for _, ff in net.layers:
+        ff.fn.fn.net[1] = Gate()
+    return net(tokens)
+
+
+def _load(net: Any, module: LanguageModel) -> None:
+    """Put our weights into their modules, and zero what we have not."""
+    stack: Any = module.stack
+    head: Any = module.head
+    layers, keys, width = stack.layers[0], stack.keys, net.token_emb.weight.shape[1]
+    for parameter in net.parameters():
+        if parameter.ndim == 1:
+            parameter.zero_()
+    norms = [net.to_logits[0]]
+    _copy(net.token_emb.weight, module.embedding)
+    _copy(net.to_logits[1].weight, head.kernel[...].T)
+    net.pos_emb.relative_attention_bias.weight.zero_()
+    both = [kernel[...].reshape(width, -1) for kernel in (keys.k.kernel, keys.v.kernel)]
+    _copy(net.shared_kv_proj.weight, jnp.concatenate(both, 1).T)
+    for i, (attend, ff) in enumerate(net.layers):
+        attend = attend.fn.fn  # of SkipIf and of the residual
+        ff = ff.fn
+        norms += [attend.norm, ff.norm]
+        _copy(attend.fn.to_q.weight, layers.qkv.q.kernel[i].reshape(width, -1).T)
+        _copy(attend.fn.to_out.weight, layers.qkv.out.kernel[i].reshape(-1, width).T)
+        up = (layers.mlp.up.kernel[i], layers.mlp.gate.kernel[i])
+        _copy(ff.fn.net[0].weight, jnp.concatenate(up, 1).T)
+        _copy(ff.fn.net[3].weight, layers.mlp.down.kernel[i].T)
+    for norm in norms:
+        norm.weight.fill_(1.0)
+
+
+def _copy(parameter: Any, array: Any) -> None:
+    import torch
+
+    parameter.copy_(torch.tensor(np.asarray(array)))

@@ -1,0 +1,207 @@
+"""`famjax bench feedback`: its tables and its plot."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from famjax.bench import feedback as measured
+from famjax.bench import feedback_peers as peers
+from famjax.bench.timing import Pair
+from famjax.core.config import ModelConfig
+from famjax.core.errors import UserError
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is asked for: rows, tokens of a row, turns; where the plot goes, "" for none."""
+
+    batch: int
+    length: int
+    turns: int
+    plot: str
+
+
+def run(model: ModelConfig, sizes: Sizes, as_json: bool, console: Console, note: Console) -> None:
+    """Measure, print the tables or one JSON object, and draw."""
+    plot = _writable(sizes.plot) if sizes.plot else None
+    given = (model, sizes.batch, sizes.length, sizes.turns)
+    note.print("training steps")
+    steps = list(measured.training(*given))
+    rows = measured.rows_floor(*given)
+    apart = measured.check_plain(model, 2, min(sizes.length, 24))
+    console.print(_steps(steps, rows, apart, model, sizes))
+    for line in _aims(steps):
+        console.print(line)
+    generated = list(measured.generation(model, sizes.turns, note.print))
+    console.print(_generated(generated, model))
+    console.print(_generation_aim(generated))
+    found = []
+    if peers.installed():
+        note.print(peers.NAME)
+        found = list(peers.peers(model, sizes.batch, sizes.length, 2))
+        console.print(_peers(found, model, sizes))
+    else:
+        console.print(f"{peers.NAME} beside it needs {', '.join(peers.PEERS)}")
+    if as_json:
+        report = {
+            "steps": [_plain(step) for step in steps],
+            "rows_floor": rows._asdict(),
+            "plain_autodiff_apart": apart,
+            "generation": [_plain(row) for row in generated],
+            "peers": [_plain(row) for row in found],
+        }
+        print(json.dumps(report))
+    if plot:
+        _draw(steps, generated, plot)
+        note.print(f"drawn: {plot}")
+
+
+def _writable(name: str) -> Path:
+    path = Path(name)
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise UserError(f"--plot {name}: must end in .png, .svg or .pdf")
+    if not path.parent.is_dir():
+        raise UserError(f"--plot {name}: there is no folder {path.parent}")
+    return path
+
+
+def _plain(row: Any) -> dict[str, Any]:
+    """Return a named tuple as a dict, its pairs too."""
+    return {k: v._asdict() if isinstance(v, Pair) else v for k, v in row._asdict().items()}
+
+
+def _median(pair: Pair) -> str:
+    return f"{pair.typical:.2f} ± {pair.spread:.2f}"
+
+
+def _steps(
+    steps: list[measured.Step], rows: Pair, apart: float, model: ModelConfig, sizes: Sizes
+) -> Table:
+    table = _table(
+        f"Training step, {_shape(model)}, {sizes.batch} x {sizes.length} tokens. Products of "
+        f"{sizes.batch} rows, as in the loop, take {rows.ratio:.2f} times those of all tokens at "
+        f"once; gradients differ from plain autodiff's by {apart:.1e} of their range",
+        ("", "s", "/ transformer", "median", "/ swa", "FLOPs", "temporary MB", "last sweep"),
+    )
+    for step in steps:
+        change = step.sweep_change
+        table.add_row(
+            step.name.removeprefix("feedback, "),
+            f"{step.transformer.first:.3f}",
+            f"{step.transformer.ratio:.2f}",
+            _median(step.transformer),
+            f"{step.swa.ratio:.2f}",
+            f"{step.floor:.3f}",
+            f"{step.temporary_bytes / 1e6:.0f}",
+            "" if change is None else f"{change:.1e}",
+        )
+    return table
+
+
+def _aims(steps: list[measured.Step]) -> list[str]:
+    by_name = {step.name: step for step in steps}
+    ours, theirs = by_name["feedback"], by_name["transformer"]
+    memory = ours.temporary_bytes / max(theirs.temporary_bytes, 1)
+    return [
+        _aim("training step / transformer's", ours.transformer.ratio, measured.TRAINING_AIM),
+        _aim("temporary bytes / transformer's", memory, measured.MEMORY_AIM),
+    ]
+
+
+def _generation_aim(rows: list[measured.Generation]) -> str:
+    longest = max(row.span for row in rows)
+    held = [row for row in rows if row.span == longest and row.name == "feedback"]
+    best = max(held, key=lambda row: row.ratio)
+    about = f"tokens/s / transformer's behind {longest:,}, best (equal {best.equal})"
+    return _aim(about, best.ratio, measured.GENERATION_AIM, least=True)
+
+
+def _aim(what: str, value: float, aim: float, least: bool = False) -> str:
+    met = value >= aim if least else value <= aim
+    return f"aim {'met' if met else 'missed'}: {what} {value:.2f}, at {_bound(least)} {aim}"
+
+
+def _bound(least: bool) -> str:
+    return "least" if least else "most"
+
+
+def _generated(rows: list[measured.Generation], model: ModelConfig) -> Table:
+    table = _table(
+        f"Generation, one token at a time, {model.layers} layers, width {model.width}, "
+        "feedback / Transformer",
+        ("before", "", "equal", "batch", "state MB", "tokens/s", "ratio", "median"),
+    )
+    for row in rows:
+        scale = row.batch / row.other_batch
+        table.add_row(
+            f"{row.span:,}",
+            row.name.removeprefix("feedback, "),
+            row.equal,
+            f"{row.batch} / {row.other_batch}",
+            f"{row.state_bytes / 1e6:.1f} / {row.other_state_bytes / 1e6:.1f}",
+            f"{row.tokens_per_second:,.0f} / {row.other_tokens_per_second:,.0f}",
+            f"{row.ratio:.2f}",
+            f"{scale / row.time.typical:.2f}",
+        )
+    return table
+
+
+def _peers(rows: list[peers.Peer], model: ModelConfig, sizes: Sizes) -> Table:
+    table = _table(
+        f"Forward and backward, {peers.NAME} against famjax, {model.layers} layers, "
+        f"{sizes.batch} x {sizes.length} tokens, aim {peers.AIM:.0f}; differs: "
+        f"{peers.DIFFERENCES}; those taken out, logits differ by",
+        ("width", "its s", "ours s", "times faster", "median", "logits apart"),
+    )
+    for row in rows:
+        table.add_row(
+            str(row.width),
+            f"{row.time.first:.3f}",
+            f"{row.time.second:.3f}",
+            f"{row.time.ratio:.2f}",
+            _median(row.time),
+            f"{row.apart:.1e}",
+        )
+    return table
+
+
+def _shape(model: ModelConfig) -> str:
+    return f"{model.layers} layers, width {model.width}, span {model.feedback.span}"
+
+
+def _table(title: str, columns: tuple[str, ...]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right", no_wrap=i < 2)
+    return table
+
+
+def _draw(steps: list[measured.Step], rows: list[measured.Generation], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    left.barh([step.name for step in steps], [step.transformer.ratio for step in steps])
+    left.axvline(measured.TRAINING_AIM, color="grey", linestyle=":", label="aim")
+    left.invert_yaxis()
+    left.set(xlabel="training step / transformer's")
+    left.legend()
+    for kind in dict.fromkeys((row.name, row.equal, row.other_batch) for row in rows):
+        name, equal, batch = kind
+        mine = [row for row in rows if (row.name, row.equal, row.other_batch) == kind]
+        label = f"{name}, equal {equal} ({batch})"
+        right.plot([row.span for row in mine], [row.ratio for row in mine], "o-", label=label)
+    right.axhline(measured.GENERATION_AIM, color="grey", linestyle=":", label="aim")
+    right.set_xscale("log", base=2)
+    right.set(xlabel="tokens before", ylabel="tokens/s / transformer's", ylim=(0, None))
+    right.legend(fontsize="small")
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
