@@ -125,7 +125,7 @@ def attend_line(
     Args:
       q: [b t h e].
       k, v: [b g s e].
-      bias: [b|1 h t s], added to the scores.
+      bias: [b h t s] or [h t s], added to the scores.
       mask: [b t s] bool.
       drop: dropout of the weights, if there is one.
 
@@ -133,7 +133,7 @@ def attend_line(
       [b t h e].
     """
     h, g = q.shape[-2], k.shape[1]
-    bias = bias.reshape(-1, g, h // g, *bias.shape[2:])
+    bias = bias.reshape(-1, g, h // g, *bias.shape[-2:])
     mask, some = visible_or_all(mask)
     k, v = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
     if drop is None:
