@@ -170,7 +170,7 @@ class LstmStack(nnx.Module):
         return fresh
 
     def report(self, x: Array, state: LstmState, ctx: Context) -> dict[str, Array]:
-        """Return what the state is like: nothing that a number would tell."""
+        """Return what tells how the memory fares: of this one, nothing."""
         return {}
 
     def loss(self) -> Array:
