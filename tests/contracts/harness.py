@@ -50,7 +50,9 @@ ADAPTIVE = {"adaptive_span": True, "span_ramp": 2, "span_start": 0.4}
 POST = ArchConfig(pre_norm=False)
 
 
-def _feedback(composition: str, *changes: Any, stack: str = "feedback", **model: Any) -> ModelConfig:
+def _feedback(
+    composition: str, *changes: Any, stack: str = "feedback", **model: Any
+) -> ModelConfig:
     """A stack whose tokens see six others, so that most calls begin and end within the ring."""
     fields: dict[str, Any] = functools.reduce(operator.or_, changes, {"composition": composition})
     feedback = FeedbackConfig(span=6, **fields)

@@ -149,7 +149,7 @@ def test_bfloat16_stays_finite_and_close(case):
         assert np.isfinite(y).all()
         assert error(y, z) < 0.03
     # an LSTM's state is a sum over all tokens too
-    kept = np.float32 if narrow.config.stack == "lstm" else jnp.bfloat16
+    kept = jnp.dtype(np.float32 if narrow.config.stack == "lstm" else jnp.bfloat16)
     for narrow_layer, wide_layer in zip(a, b, strict=True):
         if narrow.config.stack != "residual":
             assert {x.dtype for x in jax.tree.leaves(narrow_layer)} <= {kept, np.dtype(np.int32)}

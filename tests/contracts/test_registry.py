@@ -6,9 +6,9 @@ import importlib
 import pkgutil
 from typing import Any, get_args, get_type_hints
 
-import configs
 from oracles import feedback, transformer
 
+import configs
 from famjax.core import checks
 from famjax.core.config import FeedbackConfig, ModelConfig
 from famjax.mixers import MIXERS

@@ -153,7 +153,9 @@ def attend(w: Stack, i: int, x: Array, t: int, memory: Memory) -> Array:
     seen = range(max(0, t - w.tau), t)
     if not seen:
         return np.zeros_like(x)  # there is nothing to attend to
-    q = np.einsum("d,dhe->he", norm(x, own.norm1_scale, own.norm1_bias) if w.pre_norm else x, own.wq)
+    q = np.einsum(
+        "d,dhe->he", norm(x, own.norm1_scale, own.norm1_bias) if w.pre_norm else x, own.wq
+    )
     if w.distances is None:
         q = rotate(q, t, w.rope_base)
     slots = [keys_values(w, i, memory.of(s, i), s) for s in seen]
@@ -182,7 +184,10 @@ def faded(weights: Array, seen: Sequence[int], t: int, z: float, ramp: int) -> A
     m_z(x) = min(max((R + z - x) / R, 0), 1) of the distance x; then the weights are normed again.
     """
     masked = f64(
-        [min(max((ramp + z - (t - s)) / ramp, 0), 1) * a for s, a in zip(seen, weights, strict=True)]
+        [
+            min(max((ramp + z - (t - s)) / ramp, 0), 1) * a
+            for s, a in zip(seen, weights, strict=True)
+        ]
     )
     return masked / np.sum(masked)
 
