@@ -118,6 +118,14 @@ FAMILIES = {
     for case in ("full", "swa-2", "bswa-3", "fam-1-3")
     for name, arch in (("families", _FAMILIES), ("others", _OTHERS))
 }
+FAMILIES |= {
+    f"{case}, {name}": replace(CASES[case], arch=arch)
+    for case, name, arch in (
+        ("feedback-previous", "families", _FAMILIES),
+        ("feedback-all", "others", replace(_OTHERS, learned_positions=False)),
+        ("transformer-shared", "families", _FAMILIES),
+    )
+}
 
 
 class Runner:
