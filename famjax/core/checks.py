@@ -71,6 +71,7 @@ _LOWEST: dict[str, float] = {
     "data.passkey.other_weight": 0,
     "data.toy.episodes": 1,
     "data.toy.steps": 0,
+    "data.toy.start_steps": 0,
     "data.toy.test_steps": 0,
     "data.toy.size": 2,
     "data.toy.variables": 1,
@@ -97,6 +98,7 @@ _POSITIVE = (
 )
 _FRACTIONS = (
     "data.passkey.threshold",
+    "data.toy.threshold",
     "optimizer.decay_fraction",
     "optimizer.final_fraction",
     "train.rsp",
@@ -348,6 +350,11 @@ def _bad_toy(config: Config) -> Iterator[str]:
         yield f"data.toy.size={d.toy.size}: every cell is a word; take at most 64"
     if d.toy.variables > 5:
         yield f"data.toy.variables={d.toy.variables}: there are 5 names; take at most 5"
+    if d.toy.start_steps and d.toy.concatenate:
+        yield (
+            f"data.toy.start_steps={d.toy.start_steps}: episodes of an epoch cannot grow; set "
+            "data.toy.concatenate=false, or 0"
+        )
     if d.task not in TOYS:
         if d.tokenizer == "task":
             yield f"data.tokenizer=task: data.task={d.task} has no words of its own; give 'bytes'"

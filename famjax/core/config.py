@@ -140,11 +140,11 @@ class AdaptiveConfig:
 class ModelConfig:
     """Shape of a decoder-only language model. Letters: see `famjax.core.types`."""
 
+    # 0 takes the tokenizer's size; any other number must be at least that
+    vocab_size: int = 0
     # what layers stand in: on one residual stream, each with a mixer; with feedback memory; the
     # Transformer of the same parts; an LSTM
     stack: Literal["residual", "feedback", "transformer", "lstm"] = "residual"
-    # 0 takes the tokenizer's size; any other number must be at least that
-    vocab_size: int = 0
     layers: int = 4
     # d, the width of the residual stream
     width: int = 256
@@ -219,6 +219,10 @@ class ToyConfig:
     # of an episode: actions of a walk, digits to copy or reverse, the most A's to count, statements
     # of a program; 0 = the paper's: 100, 40, 50, 100
     steps: int = 0
+    # training episodes have so many at first; they double each time the accuracy over a logging
+    # interval reaches `threshold`; 0 = `steps` from the beginning
+    start_steps: int = 0
+    threshold: float = 0.9
     # the same in evaluation; 0 = the paper's: 400 digits, all else as in training
     test_steps: int = 0
     # random_walk: cells along each side of the grid

@@ -85,7 +85,9 @@ class QKV(nnx.Module):
         linear = functools.partial(Linear, dtype=self.dtype, rngs=rngs)
         on = functools.partial(adapted, config.lora)
         self.q = linear("...d,dhe->...he", (d, h, e), d, bias=arch.qkv_bias, lora=on("attention.q"))
-        self.k, self.v = _keys_values(config, d, g, e, rngs) if keys else (None, None)
+        own = _keys_values(config, d, g, e, rngs) if keys else (None, None)
+        self.k: Linear | None = own[0]
+        self.v: Linear | None = own[1]
         self.q_norm = Norm("rmsnorm", e, arch) if arch.qk_norm else None
         self.k_norm = Norm("rmsnorm", e, arch) if arch.qk_norm and keys else None
         self.pre_norm = arch.pre_norm

@@ -10,12 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from famjax.core.checks import mixer_pattern
 from famjax.core.config import ArchConfig, LoraConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.sharding import path_name
 from famjax.core.types import Array
 from famjax.layers import lora
 from famjax.models.language_model import LanguageModel
+from famjax.models.transplant_feedback import feedback_weight, refuse_other_stack
 
 # what may differ: it has no weights, but for the prompt
 _FREE = {
@@ -70,7 +72,7 @@ def transplant(params: Any, old: ModelConfig, new: ModelConfig) -> Any:
     refuse_other_sizes(old, new)
     flat, _ = jax.tree_util.tree_flatten_with_path(params)
     there = {parameter(path): leaf for path, leaf in flat}
-    before, after = old.mixer.split(","), new.mixer.split(",")
+    before, after = _pattern(old), _pattern(new)
     _, shapes = abstract(replace(new, lora=LoraConfig()))
 
     def value(path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Array:
@@ -80,12 +82,21 @@ def transplant(params: Any, old: ModelConfig, new: ModelConfig) -> Any:
             if prompt is None or prompt.shape != shape.shape:
                 return fam_prompt(_table(there), new)
             return prompt
+        if new.stack != "residual" or old.stack != "residual":
+            changed = feedback_weight(name, shape, there, new)
+            if changed is not None:
+                return changed
         if place is None or len(before) == len(after):
             return there[name, place]
         layers = range(place, new.layers, len(after))
         return jnp.stack([there[name, i % len(before)][i // len(before)] for i in layers])
 
     return jax.tree_util.tree_map_with_path(value, shapes)
+
+
+def _pattern(model: ModelConfig) -> tuple[str, ...]:
+    """Return what is repeated up the stack; other stacks than the residual one repeat one layer."""
+    return mixer_pattern(model) or (model.stack,)
 
 
 def _table(there: dict[Any, Any]) -> Array:
@@ -129,6 +140,7 @@ def merge_adapters(params: Any, model: ModelConfig) -> tuple[Any, ModelConfig]:
 
 def refuse_other_sizes(old: ModelConfig, new: ModelConfig) -> None:
     """Raise a `UserError` where weights of a model `old` cannot be those of a model `new`."""
+    refuse_other_stack(old, new)
     if old.adaptive != new.adaptive:
         raise UserError(
             f"model.adaptive: the weights that are given have cutoffs={old.adaptive.cutoffs!r} and "

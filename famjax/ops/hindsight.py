@@ -41,13 +41,13 @@ class Seen(NamedTuple):
       own: pytree of [... c e], the slots of the block; those that are not written yet are zero in
         the forward pass, and known in the backward pass: the token must not look at them.
       place: scalar, the token's place in its block.
-      index: scalar, the token's place in the call.
+      at: scalar, the token's place in the call.
     """
 
     before: Any
     own: Any
     place: Array
-    index: Array
+    at: Array
 
 
 # (heavy, light, seen, x) -> (y, slots): `heavy` and `seen.before` are used in products alone (those

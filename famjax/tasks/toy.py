@@ -96,6 +96,8 @@ class ToySource:
         self.task = TASKS[task](config)
         self.name, self._config, self._seed, self._split = task, config, seed, split
         self._steps = config.steps or self.task.steps[0]
+        # of today's training episodes
+        self._longest = config.start_steps if split == "train" and config.start_steps else None
         if not isinstance(tokenizer, Words) or tokenizer.words != words_of(task, config).words:
             raise UserError(
                 f"{task}: tokenizer {tokenizer.name} has other words than the task; "
@@ -108,25 +110,33 @@ class ToySource:
     def report(self) -> str:
         """Return a line for the user."""
         together = "one behind the other" if self._config.concatenate else "a document each"
-        return f"{self.name}: {len(self):,} episodes of {self._steps:,} steps, {together}"
+        steps = f"{self._steps:,} steps"
+        if self._longest is not None:
+            steps = f"{self._longest:,} steps, growing to {self._steps:,}"
+        return f"{self.name}: {len(self):,} episodes of {steps}, {together}"
 
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
-        """Return [epoch, seed of the order, first position, distance, number of episodes]."""
+        """Return [epoch, seed of the order, first position, distance, number of episodes, steps].
+
+        Steps are there with a curriculum alone.
+        """
         own, first, distance = (0, lane, lanes) if len(self) >= lanes else (1 + lane, 0, 1)
         count = len(range(first, len(self), distance))
         if self._config.concatenate:
             return [k, own, first, distance, count]
         epoch, number = divmod(k, count)
-        return [epoch, own, first + number * distance, distance, 1]
+        steps = [] if self._longest is None else [self._longest]
+        return [epoch, own, first + number * distance, distance, 1, *steps]
 
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
-        epoch, own, first, distance, count = key
+        epoch, own, first, distance, count, *steps = key
+        (of,) = steps or [self._steps]
         seed = int(np.random.SeedSequence((self._seed, epoch, own)).generate_state(1)[0])
         positions = range(first, first + count * distance, distance)
         for done in range(piece, count, _TOGETHER):
             together = positions[done : done + _TOGETHER]
             rngs = [self._rng(self._shuffled(position, seed)) for position in together]
-            yield from self.task.episodes(rngs, self._steps)
+            yield from self.task.episodes(rngs, of)
         if piece <= count:
             yield _end(self.task.outputs)
 
@@ -145,10 +155,17 @@ class ToySource:
             yield from self.task.episodes([self._rng(number) for number in numbers], self._steps)
 
     def get_state(self) -> dict[str, Any]:
-        return {}
+        return {} if self._longest is None else {"longest": self._longest}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        del state
+        if self._longest is not None:
+            self._longest = state["longest"]
+
+    def advance(self, state: dict[str, Any], accuracy: float) -> dict[str, Any]:
+        """Return the state after a logging interval in which answers had this accuracy."""
+        if self._longest is None or accuracy < self._config.threshold:
+            return state
+        return {"longest": min(2 * state["longest"], self._steps)}
 
 
 def _end(outputs: bool) -> Piece:

@@ -418,7 +418,7 @@ class Trainer:
         after = self.source.advance(state["source"], row["accuracy"])
         if after != state["source"]:
             self.batches.set_state({**state, "source": after})
-        return {"longest": float(after["longest"])}
+        return {"longest": float(after["longest"])} if "longest" in after else {}
 
 
 def to_tree(state: TrainState) -> dict[str, Any]:

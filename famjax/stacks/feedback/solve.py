@@ -69,7 +69,7 @@ def _token(plan: Plan, graphs: Any, heavy: Any, light: Any, seen: Seen, xs: Any)
         attend = functools.partial(_attend_window, plan, parts, i, seen, first)
         states.append(parts.layer(plan, i, states[-1], attend, random))
     memory = parts.memory(states)
-    slot = (plan.span + seen.index)[None]
+    slot = (plan.span + seen.at)[None]
     pairs = [(plan.rotate(k[..., None, :], slot)[..., 0, :], v) for k, v in parts.remember(memory)]
     return (states[-1], memory), pairs
 
@@ -84,9 +84,9 @@ def _attend_window(
     slots = span + own[0].shape[-2]
     bias = relative.spread(parts.bias(plan, i, q, span), seen.place, slots)
     # the window's first slot, as slots are counted in the line
-    start = plan.span - span + seen.index - seen.place
+    start = plan.span - span + seen.at - seen.place
     mask = relative.within(seen.place, span, slots) & (jnp.arange(slots) >= first[:, None] - start)
-    q = plan.rotate(q, (plan.span + seen.index)[None])
+    q = plan.rotate(q, (plan.span + seen.at)[None])
     cap = parts.layers[i].qkv.cap
     return relative.attend_window(q, before, own, bias, mask, cap, drop)
 

@@ -1,0 +1,45 @@
+"""Programs with 3 variables, sized for 2 cores (Feedback Transformer v3 4.1.2, 7.4, Table 1).
+
+Command:  famjax train algorithmic_3_feedback
+          famjax train algorithmic_3_feedback model.stack=transformer \
+              model.feedback.shared_kv=false name=algorithmic_3_transformer
+Cost:     @@
+Expected: @@
+"""
+
+from famjax.core.config import (
+    Config,
+    DataConfig,
+    FeedbackConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ToyConfig,
+    TrainConfig,
+)
+
+
+def config() -> Config:
+    return Config(
+        name="algorithmic_3_feedback",
+        model=ModelConfig(
+            stack="feedback",
+            layers=2,
+            width=64,
+            heads=4,
+            mlp="relu",
+            norm="layernorm",
+            block_len=1,
+            feedback=FeedbackConfig(span=128),
+        ),
+        data=DataConfig(
+            task="algorithmic",
+            tokenizer="task",
+            batch=16,
+            length=96,
+            toy=ToyConfig(variables=3, concatenate=False, episodes=100_000, start_steps=10),
+        ),
+        optimizer=OptimizerConfig(
+            learning_rate=2e-3, schedule="cosine", warmup_steps=100, beta2=0.99, clip_norm=0.1
+        ),
+        train=TrainConfig(steps=8000, log_every=50, checkpoint_every=500),
+    )

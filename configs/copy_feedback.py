@@ -1,0 +1,46 @@
+"""Copy 40 digits, then 400, sized for 2 cores (Feedback Transformer v3 4.1.1, Table 1).
+
+Command:  famjax train copy_feedback
+          famjax train copy_feedback model.stack=transformer model.feedback.shared_kv=false \
+              name=copy_transformer
+Cost:     @@
+Expected: @@
+"""
+
+from famjax.core.config import (
+    Config,
+    DataConfig,
+    FeedbackConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ToyConfig,
+    TrainConfig,
+)
+
+
+def config() -> Config:
+    return Config(
+        name="copy_feedback",
+        model=ModelConfig(
+            stack="feedback",
+            layers=2,
+            width=64,
+            heads=4,
+            mlp="relu",
+            norm="layernorm",
+            block_len=1,
+            feedback=FeedbackConfig(span=128),
+        ),
+        data=DataConfig(
+            task="copy",
+            tokenizer="task",
+            batch=16,
+            length=82,
+            keep_whole=True,
+            toy=ToyConfig(concatenate=False, episodes=100_000, start_steps=5),
+        ),
+        optimizer=OptimizerConfig(
+            learning_rate=2e-3, schedule="cosine", warmup_steps=100, beta2=0.99, clip_norm=0.1
+        ),
+        train=TrainConfig(steps=3000, log_every=50, checkpoint_every=500),
+    )
