@@ -169,6 +169,14 @@ class LstmStack(nnx.Module):
         """Random state passing (B.2.3) passes FAMs, of which there are none."""
         return fresh
 
+    def report(self, x: Array, state: LstmState, ctx: Context) -> dict[str, Array]:
+        """Return what tells how the memory fares: of this one, nothing."""
+        return {}
+
+    def loss(self) -> Array:
+        """Return the stack's own loss, 0."""
+        return jnp.zeros(())
+
     def __call__(self, x: Array, state: LstmState, ctx: Context) -> tuple[Array, LstmState]:
         """[b t d] -> [b t d]."""
         no = jnp.zeros(x.shape[:2], bool)

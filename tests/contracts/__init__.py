@@ -1,1 +1,1 @@
-"""The contracts that every mixer keeps, one suite over all of them (see `harness.CASES`)."""
+"""The contracts that every mixer and stack keeps, one suite over all (see `harness.CASES`)."""

@@ -1,8 +1,9 @@
-"""Every mixer in its variants, ready to be called: NumPy in, NumPy out, compiled once."""
+"""Every mixer and stack in its variants, ready to be called: NumPy in, NumPy out, compiled once."""
 
 from __future__ import annotations
 
 import functools
+import operator
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from oracles import transformer as oracle
 
-from famjax.core.config import ArchConfig, ModelConfig
+from famjax.core.checks import mixer_pattern
+from famjax.core.config import ArchConfig, FeedbackConfig, ModelConfig
 from famjax.core.types import Context
 from famjax.models.language_model import LanguageModel
+
+from . import transcribed
 
 # these compile eight times faster; the programs are tiny
 FAST = {
@@ -42,8 +45,22 @@ BASE = ModelConfig(
 
 TOKENS = np.random.default_rng(5).integers(VOCAB, size=(B, LENGTH))
 
-# multi-head, grouped and multi-query, both norms, the three feed-forwards, tied and not, are dealt
-# out over the variants of the mixers, so that each is seen with several
+OWN, ROTARY, MEMORY = {"shared_kv": False}, {"positions": "rotary"}, {"cache": "memory"}
+ADAPTIVE = {"adaptive_span": True, "span_ramp": 2, "span_start": 0.4}
+POST = ArchConfig(pre_norm=False)
+
+
+def _feedback(
+    composition: str, *changes: Any, stack: str = "feedback", **model: Any
+) -> ModelConfig:
+    """A stack whose tokens see six others, so that most calls begin and end within the ring."""
+    fields: dict[str, Any] = functools.reduce(operator.or_, changes, {"composition": composition})
+    feedback = FeedbackConfig(span=6, **fields)
+    return replace(BASE, stack=stack, block_len=1, mixer="full", feedback=feedback, **model)
+
+
+# multi-head, grouped and multi-query, both norms, the feed-forwards, tied and not, are dealt
+# out over the variants, so that each is seen with several
 CASES: dict[str, ModelConfig] = {
     "full": replace(BASE, mixer="full", norm="layernorm"),
     "swa-2": replace(BASE, mixer="swa", window=2, kv_heads=1, mlp="gelu", norm="layernorm"),
@@ -57,9 +74,23 @@ CASES: dict[str, ModelConfig] = {
     "fam-2-1": replace(BASE, mixer="fam", memory_segments=2, kv_heads=1, mlp="gelu"),
     "fam-1-3": replace(BASE, mixer="fam", memory_segments=1, fam_previous=3, mlp="geglu"),
     "bswa,fam": replace(BASE, mixer="bswa,fam", layers=4, norm="layernorm", tied=False),
+    "feedback-all": _feedback("all", mlp="relu", norm="layernorm", kv_heads=4),
+    "feedback-average": _feedback(
+        "average", OWN, ROTARY, MEMORY, kv_heads=1, norm="layernorm", arch=POST
+    ),
+    "feedback-top": _feedback("top", ADAPTIVE, mlp="geglu"),
+    "feedback-layer": _feedback("layer", ROTARY, {"layer": 1}, mlp="gelu", arch=POST),
+    "feedback-same_and_lower": _feedback("same_and_lower", MEMORY, ADAPTIVE, tied=False),
+    "feedback-previous": _feedback("previous", OWN, ROTARY, kv_heads=4, norm="layernorm"),
+    "transformer-own": _feedback("previous", OWN, MEMORY, stack="transformer", mlp="relu"),
+    "transformer-shared": _feedback(
+        "previous", ROTARY, ADAPTIVE, stack="transformer", kv_heads=1, norm="layernorm"
+    ),
+    "lstm": replace(BASE, stack="lstm", block_len=1, mixer="full", tied=False),
 }
-# one of each mixer, where all variants would tell no more
+# one of each mixer and stack, where all variants would tell no more
 KINDS = ["full", "swa-2", "bswa-1", "bswa_sg-2", "fam-1-3", "bswa,fam"]
+KINDS += ["feedback-all", "feedback-same_and_lower", "transformer-shared", "lstm"]
 
 # what families of pretrained models differ in; Hugging Face's code is their oracle (tests/convert)
 _FAMILIES = ArchConfig(
@@ -87,17 +118,13 @@ FAMILIES = {
     for case in ("full", "swa-2", "bswa-3", "fam-1-3")
     for name, arch in (("families", _FAMILIES), ("others", _OTHERS))
 }
-
-# what the oracle calls each mixer, and needs to know
-ORACLES: dict[str, Any] = {
-    "full": lambda c: ("full", {}),
-    "swa": lambda c: ("swa", {"window": c.window}),
-    "bswa": lambda c: ("bswa", {"block": c.block_len, "segments": c.memory_segments}),
-    "bswa_sg": lambda c: ("bswa", {"block": c.block_len, "segments": c.memory_segments}),
-    "fam": lambda c: (
-        "fam",
-        {"block": c.block_len, "segments": c.memory_segments, "previous": c.fam_previous},
-    ),
+FAMILIES |= {
+    f"{case}, {name}": replace(CASES[case], arch=arch)
+    for case, name, arch in (
+        ("feedback-previous", "families", _FAMILIES),
+        ("feedback-all", "others", replace(_OTHERS, learned_positions=False)),
+        ("transformer-shared", "families", _FAMILIES),
+    )
 }
 
 
@@ -117,6 +144,11 @@ class Runner:
             self.graph, own = nnx.split(model)
             given = lively(own) if params is None else params
             self.params = jax.tree.map(lambda a, b: jnp.asarray(b, a.dtype), own, given)
+
+    @property
+    def mixers(self) -> tuple[str, ...]:
+        """The mixers of the residual stack; others have none."""
+        return mixer_pattern(self.config)
 
     def model(self, params: Any) -> LanguageModel:
         return nnx.merge(self.graph, params)
@@ -239,44 +271,9 @@ class Runner:
     # oracle -------------------------------------------------------------------------------------
 
     def oracle(self, tokens: Any) -> Any:
-        """One lane by the NumPy transcription: tokens [t] -> logits [t v], FAM of each layer."""
-        c, p = self.config, jax.tree.map(np.asarray, nnx.to_pure_dict(self.params))
-        names = c.mixer.split(",")
-        layers = []
-        for i in range(c.layers):
-            name, stacked = names[i % len(names)], p["stack"]["layers"][i % len(names)]
-            w = jax.tree.map(functools.partial(_at, i // len(names)), stacked)
-            mixer = w["mixer"]["window"] if "window" in w["mixer"] else w["mixer"]
-            layers.append((_weights(mixer["qkv"], w["mlp"], c.mlp), *ORACLES[name](c)))
-        return oracle.model(
-            embedding=p["embedding"] * c.width**0.5,  # `LanguageModel.embed`; not so the head
-            layers=layers,
-            final_norm=(p["norm"]["scale"], p["norm"].get("bias")),
-            head=p["embedding"].T if c.tied else p["head"]["kernel"],
-            prompt=p["stack"].get("prompt"),
-            tokens=tokens,
-            rope_base=c.rope_base,
-        )
-
-
-def _weights(qkv: Any, mlp: Any, kind: str) -> oracle.LayerWeights:
-    up = {"w_in": mlp["up"]} if kind == "gelu" else {"w_gate": mlp["gate"], "w_up": mlp["up"]}
-    inner = {name: w["kernel"] for name, w in (up | {"w_out": mlp["down"]}).items()}
-    return oracle.LayerWeights(
-        norm1_scale=qkv["norm"]["scale"],
-        norm1_bias=qkv["norm"].get("bias"),
-        wq=qkv["q"]["kernel"],
-        wk=qkv["k"]["kernel"],
-        wv=qkv["v"]["kernel"],
-        wo=qkv["out"]["kernel"],
-        norm2_scale=mlp["norm"]["scale"],
-        norm2_bias=mlp["norm"].get("bias"),
-        mlp={"kind": kind, **inner},
-    )
-
-
-def _at(i: int, a: Any) -> Any:
-    return a[i]
+        """One lane by the NumPy transcription: tokens [t] -> logits [t v], what is remembered."""
+        params = jax.tree.map(np.asarray, nnx.to_pure_dict(self.params))
+        return transcribed.model(self.config, params, tokens)
 
 
 def drawn(config: ModelConfig) -> Any:
@@ -292,6 +289,10 @@ def lively(params: Any) -> Any:
         name = jax.tree_util.keystr(path)
         if "norm" in name or "post" in name or "bias" in name:
             return np.asarray(a) + 0.3 * rng.normal(size=a.shape)
+        if "'span'" in name:
+            return rng.uniform(0, 1, a.shape)
+        if "'mix'" in name:
+            return rng.normal(size=a.shape)
         sharp = 1.5 if "'q'" in name or "'k'" in name else 1.0
         return np.asarray(a) * (2 * sharp if "'out'" in name or "'down'" in name else sharp)
 

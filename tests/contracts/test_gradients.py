@@ -52,7 +52,7 @@ def test_behind_a_reset_gradients_are_those_of_a_fresh_stream(case):
     close((value, params, dx), (alone, fresh_params, np.roll(fresh_dx, HALF, 1)))
     assert (dx[:, :HALF] == 0).all()
     assert all((g == 0).all() for g in jax.tree.leaves(dstate))
-    if "fam" in r.config.mixer:
+    if "fam" in r.mixers:
         assert np.abs(jax.tree.leaves(params["stack"]["prompt"])[0]).max() > 1e-3
 
 
@@ -131,6 +131,7 @@ def test_scan_and_remat_change_no_number(changes):
         ("swa-2", {"scan_layers": False, "remat": "layer"}),
         ("full", {"scan_layers": False}),
         ("bswa,fam", {"scan_layers": False, "remat": "block"}),
+        ("transformer-shared", {"remat": "layer"}),
     ],
     ids=str,
 )

@@ -32,7 +32,9 @@ from .harness import (
 # 8 ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", ["swa-2", "bswa-0", "bswa-1", "bswa-3"])
+@pytest.mark.parametrize(
+    "case", ["swa-2", "bswa-0", "bswa-1", "bswa-3", "transformer-own", "transformer-shared"]
+)
 def test_a_window_far_away_is_the_window_at_the_beginning(case):
     """With equal blocks, nothing changes any more once the memory segments of all layers are full.
 
@@ -40,10 +42,11 @@ def test_a_window_far_away_is_the_window_at_the_beginning(case):
     """
     r, x = runner(case, x64=False), stream()[:, :W].astype(np.float32)
     state, at = r.fresh, {}
-    for block in range(301):
+    # so many that a ring is where it was
+    for block in range(309):
         y, state = r.call(x, state)
         at[block] = y, state
-    same(at[300], at[8])
+    same(at[308], at[8])
 
 
 def test_the_window_of_fam_far_away_is_the_window_at_the_beginning():
@@ -61,6 +64,26 @@ def test_the_window_of_fam_far_away_is_the_window_at_the_beginning():
     same(*counters)
     assert (near.updates == r.config.fam_previous).all()
     assert np.abs(near.fam - far.fam).max() > 0
+
+
+@pytest.mark.parametrize("case", ["feedback-all", "feedback-layer", "lstm"])
+def test_what_reads_all_is_as_precise_far_away_as_at_the_beginning(case):
+    """Behind 300 blocks, float32 is as near to float64 as at the beginning, from the same state."""
+    r, exact = runner(case, x64=False), runner(case)
+    state, counters = r.fresh, []
+    for block in range(301):
+        if block in (6, 300):
+            wide = jax.tree.map(lambda a: a.astype(float) if a.dtype == np.float32 else a, state)
+            y, end = exact.call(r.x[:, :W], wide)
+            found, after = r.call(r.x[:, :W], state)
+            close(found.astype(float), y, 1e-5)
+            same(
+                [a for a in jax.tree.leaves(after) if a.dtype == np.int32],
+                [a for a in jax.tree.leaves(end) if a.dtype == np.int32],
+            )
+            counters.append([a for a in jax.tree.leaves(after) if a.dtype == np.int32])
+        _, state = r.call(r.x[:, :W], state)
+    same(*counters)
 
 
 @pytest.mark.parametrize("case", KINDS)
@@ -103,7 +126,13 @@ def test_an_offset_of_queries_alone_is_no_identity():
 # 11 -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", ["swa-2", "bswa-1", "fam-1-3", "bswa,fam"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("swa-2", "bswa-1", "fam-1-3", "bswa,fam"),
+        *("feedback-all", "feedback-average", "transformer-own", "transformer-shared", "lstm"),
+    ],
+)
 def test_bfloat16_stays_finite_and_close(case):
     """Over 200 blocks of 4, with the parameters as they are drawn: nothing here is made sharp."""
     wide = Runner(CASES[case], x64=False, params=drawn(CASES[case]))
@@ -119,7 +148,11 @@ def test_bfloat16_stays_finite_and_close(case):
         z, b = wide.tokens(x, b)
         assert np.isfinite(y).all()
         assert error(y, z) < 0.03
+    # an LSTM's state is a sum over all tokens too
+    kept = jnp.dtype(np.float32 if narrow.config.stack == "lstm" else jnp.bfloat16)
     for narrow_layer, wide_layer in zip(a, b, strict=True):
+        if narrow.config.stack != "residual":
+            assert {x.dtype for x in jax.tree.leaves(narrow_layer)} <= {kept, np.dtype(np.int32)}
         if hasattr(narrow_layer, "fam"):
             assert narrow_layer.fam.dtype == np.float32
             assert narrow_layer.k.dtype == jnp.bfloat16

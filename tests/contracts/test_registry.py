@@ -1,29 +1,74 @@
-"""No mixer without its variants here and its oracle."""
+"""No mixer, stack or composition without its variants here, its oracle and its configs."""
 
 from __future__ import annotations
 
-from oracles import transformer as oracle
+import importlib
+import pkgutil
+import re
+from typing import Any, get_args, get_type_hints
 
+from oracles import feedback, transformer
+
+import configs
 from famjax.core import checks
+from famjax.core.config import FeedbackConfig, ModelConfig
 from famjax.mixers import MIXERS
+from famjax.stacks import STACKS
 
-from .harness import CASES, KINDS, ORACLES
+from . import transcribed
+from .harness import CASES, KINDS
+
+
+def allowed(section: type, name: str) -> set[Any]:
+    return set(get_args(get_type_hints(section)[name]))
 
 
 def test_every_mixer_has_a_case_an_oracle_and_a_place_in_the_schema():
     for cases in (CASES, KINDS):
-        named = {mixer for case in cases for mixer in CASES[case].mixer.split(",")}
+        named = {mixer for case in cases for mixer in checks.mixer_pattern(CASES[case])}
         assert named == set(MIXERS)
-    assert set(ORACLES) == set(MIXERS)
-    assert {ORACLES[name](CASES["full"])[0] for name in MIXERS} == set(oracle.LAYERS)
+    assert set(transcribed.MIXERS) == set(MIXERS)
+    called = {transcribed.MIXERS[name](CASES["full"])[0] for name in MIXERS}
+    assert called == set(transformer.LAYERS)
     assert set(checks.MIXERS) == set(MIXERS)
 
 
-def test_the_variants_meet_every_norm_feed_forward_and_kind_of_head():
-    def seen(field: str) -> set:
-        return {getattr(config, field) for config in CASES.values()}
+def test_every_stack_and_composition_has_a_case_an_oracle_and_a_place_in_the_schema():
+    for cases in (CASES, KINDS):
+        assert {CASES[case].stack for case in cases} == set(STACKS)
+    assert set(transcribed.STACKS) == set(STACKS) == allowed(ModelConfig, "stack")
+    compositions = {c.feedback.composition for c in CASES.values() if c.stack == "feedback"}
+    assert compositions == set(feedback.COMPOSITIONS)
+    assert compositions == allowed(FeedbackConfig, "composition")
 
-    assert seen("norm") == {"rmsnorm", "layernorm"}
-    assert seen("mlp") == {"gelu", "swiglu", "geglu"}
-    assert seen("kv_heads") == {1, 2, 4}
-    assert seen("tied") == {True, False}
+
+def test_every_stack_has_a_config():
+    """Or is one word in the command of a config."""
+    names = [module.name for module in pkgutil.iter_modules(configs.__path__)]
+    modules = [importlib.import_module(f"configs.{name}") for name in names]
+    shown = {module.config().model.stack for module in modules}
+    for module in modules:
+        shown.update(re.findall(r"model\.stack=(\w+)", module.__doc__ or ""))
+    assert shown == set(STACKS)
+
+
+def test_the_variants_meet_every_norm_feed_forward_and_kind_of_head():
+    def seen(field: str, *stacks: str) -> set:
+        return {getattr(c, field) for c in CASES.values() if c.stack in stacks}
+
+    feedback_stacks = ("feedback", "transformer")
+    for stacks, plain in [(("residual",), set()), (feedback_stacks, {"relu"})]:
+        assert seen("norm", *stacks) == {"rmsnorm", "layernorm"}
+        assert seen("mlp", *stacks) == {"gelu", "swiglu", "geglu"} | plain
+        assert seen("kv_heads", *stacks) == {1, 2, 4}
+        assert seen("tied", *stacks) == {True, False}
+    sections = [c.feedback for c in CASES.values() if c.stack in feedback_stacks]
+    for name, values in {
+        "shared_kv": {True, False},
+        "adaptive_span": {True, False},
+        "cache": allowed(FeedbackConfig, "cache"),
+        "positions": allowed(FeedbackConfig, "positions"),
+    }.items():
+        assert {getattr(section, name) for section in sections} == values
+    norms = {c.arch.pre_norm for c in CASES.values() if c.stack in feedback_stacks}
+    assert norms == {True, False}

@@ -29,7 +29,7 @@ def f64(x: Any) -> Array:
 class LayerWeights:
     """One layer's weights; everything is turned to float64. A norm without bias is RMSNorm.
 
-    `mlp` is {"kind": "gelu", "w_in": [d c], "w_out": [c d]} or
+    `mlp` is {"kind": "gelu" or "relu", "w_in": [d c], "w_out": [c d]} or
     {"kind": "swiglu" or "geglu", "w_gate": [d c], "w_up": [d c], "w_out": [c d]}.
     """
 
@@ -67,14 +67,19 @@ def gelu(x: Array) -> Array:
     return 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
 
 
+def relu(x: Array) -> Array:
+    return np.where(x > 0, x, 0)
+
+
 def silu(x: Array) -> Array:
     return x * 0.5 * (1.0 + np.tanh(0.5 * x))  # x times the sigmoid of x, without overflow
 
 
 def feed_forward(mlp: dict[str, Any], x: Array) -> Array:
     """[d] -> [d]."""
-    if mlp["kind"] == "gelu":
-        return gelu(x @ mlp["w_in"]) @ mlp["w_out"]
+    if "w_in" in mlp:
+        plain = {"gelu": gelu, "relu": relu}[mlp["kind"]]
+        return plain(x @ mlp["w_in"]) @ mlp["w_out"]
     gate = {"swiglu": silu, "geglu": gelu}[mlp["kind"]]
     return (gate(x @ mlp["w_gate"]) * (x @ mlp["w_up"])) @ mlp["w_out"]
 
@@ -255,6 +260,32 @@ def prompt_layer(
 LAYERS = {"full": full_layer, "swa": swa_layer, "bswa": bswa_layer, "fam": fam_layer}
 
 
+def stack(
+    layers: Sequence[tuple[LayerWeights, str, dict[str, Any]]],
+    prompt: Array | None,
+    x: Array,
+    *,
+    rope_base: float = 10_000.0,
+    offset: int = 0,
+) -> tuple[Array, list[Array | None]]:
+    """The layers of `model`: [t d] -> [t d], and for every layer its last FAM."""
+    h = None if prompt is None else f64(prompt)
+    fams: list[Array | None] = []
+    for w, kind, hyper in layers:
+        at = {"rope_base": rope_base, "offset": offset}
+        if kind == "fam":
+            if h is None:
+                raise ValueError("a fam layer needs a prompt")
+            x, fam, _ = fam_layer(w, x, fam_init=h, **hyper, **at)
+            fams.append(fam)
+        else:
+            x = LAYERS[kind](w, x, **hyper, **at)
+            fams.append(None)
+        if h is not None:
+            h = prompt_layer(w, h, **at)
+    return x, fams
+
+
 def model(
     embedding: Array,
     layers: Sequence[tuple[LayerWeights, str, dict[str, Any]]],
@@ -283,20 +314,7 @@ def model(
     """
     embedding = f64(embedding)
     x = np.stack([embedding[int(token)] for token in tokens])
-    h = None if prompt is None else f64(prompt)
-    fams: list[Array | None] = []
-    for w, kind, hyper in layers:
-        at = {"rope_base": rope_base, "offset": offset}
-        if kind == "fam":
-            if h is None:
-                raise ValueError("a fam layer needs a prompt")
-            x, fam, _ = fam_layer(w, x, fam_init=h, **hyper, **at)
-            fams.append(fam)
-        else:
-            x = LAYERS[kind](w, x, **hyper, **at)
-            fams.append(None)
-        if h is not None:
-            h = prompt_layer(w, h, **at)
+    x, fams = stack(layers, prompt, x, rope_base=rope_base, offset=offset)
     scale, bias = final_norm
     x = np.stack([norm(row, f64(scale), None if bias is None else f64(bias)) for row in x])
     return x @ (embedding.T if head is None else f64(head)), fams

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from famjax.core.config import ModelConfig
-from famjax.core.types import Array, Context
+from famjax.core.types import Array, Context, State
 from famjax.layers.dropout import dropped, dropper, no_key
 from famjax.layers.qkv import Keys
 from famjax.stacks.feedback import ring, solve
@@ -72,6 +72,10 @@ class Feedback(nnx.Module):
 
     def state_axes(self) -> FeedbackState:
         return ring.axes(self.plan)
+
+    def pass_state(self, fresh: FeedbackState, saved: State) -> FeedbackState:
+        """Random state passing (TransformerFAM B.2.3) passes FAMs, of which there are none."""
+        return fresh
 
     def __call__(self, x: Array, state: FeedbackState, ctx: Context) -> tuple[Array, FeedbackState]:
         """[b t d] -> [b t d]. A position offset changes nothing: all positions are relative."""

@@ -1,0 +1,143 @@
+"""The transcription (`tests/oracles`) of every stack: one lane, parameters given as they are held.
+
+Each takes the config, the stack's parameters and the embedded tokens [t d], and returns what the
+stack makes of them [t d], and what it remembers behind the last token; `remembered` takes the same
+from a state.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+from oracles import feedback, lstm, transformer
+
+from famjax.core.config import ModelConfig
+
+Read = tuple[Any, list[Any]]
+
+# the residual stack -------------------------------------------------------------------------------
+
+# what the oracle calls each mixer, and needs to know
+MIXERS: dict[str, Any] = {
+    "full": lambda c: ("full", {}),
+    "swa": lambda c: ("swa", {"window": c.window}),
+    "bswa": lambda c: ("bswa", {"block": c.block_len, "segments": c.memory_segments}),
+    "bswa_sg": lambda c: ("bswa", {"block": c.block_len, "segments": c.memory_segments}),
+    "fam": lambda c: (
+        "fam",
+        {"block": c.block_len, "segments": c.memory_segments, "previous": c.fam_previous},
+    ),
+}
+
+
+def _residual(c: ModelConfig, p: Any, x: Any) -> Read:
+    """The FAM of every layer, None where it has none."""
+    names = c.mixer.split(",")
+    layers = []
+    for i in range(c.layers):
+        name, stacked = names[i % len(names)], p["layers"][i % len(names)]
+        w = jax.tree.map(functools.partial(_at, i // len(names)), stacked)
+        mixer = w["mixer"]["window"] if "window" in w["mixer"] else w["mixer"]
+        layers.append((_weights(mixer["qkv"], w["mlp"], c.mlp), *MIXERS[name](c)))
+    return transformer.stack(layers, p.get("prompt"), x, rope_base=c.rope_base)
+
+
+# the feedback stacks ------------------------------------------------------------------------------
+
+
+def _feedback(c: ModelConfig, p: Any, x: Any) -> Read:
+    """The memories of the last tokens, token t in slot t of as many: [j span d]."""
+    f = c.feedback
+    own = [jax.tree.map(functools.partial(_at, i), p["layers"][0]) for i in range(c.layers)]
+    w = feedback.Stack(
+        layers=[_weights(w["qkv"], w["mlp"], c.mlp) for w in own],
+        tau=f.span,
+        composition="previous" if c.stack == "transformer" else f.composition,
+        keys=_keys(p["keys"]) if "keys" in p else None,
+        logits=p.get("mix"),
+        layer=f.layer,
+        # they are held far first
+        distances=p["distances"].T[::-1] if f.positions == "learned" else None,
+        rope_base=c.rope_base,
+        spans=np.stack([w["span"] for w in own]) * f.span if f.adaptive_span else None,
+        ramp=f.span_ramp,
+        pre_norm=c.arch.pre_norm,
+    )
+    y, memory = feedback.stack(w, x)
+    slots = np.zeros((len(memory.tokens[0]), f.span, c.width))
+    for t, left in enumerate(memory.tokens):
+        slots[:, t % f.span] = left
+    return y, [slots]
+
+
+def _keys(p: Any) -> feedback.KeyWeights:
+    norm = p.get("norm", {})
+    return feedback.KeyWeights(
+        norm.get("scale"), norm.get("bias"), p["k"]["kernel"], p["v"]["kernel"]
+    )
+
+
+# the LSTM -----------------------------------------------------------------------------------------
+
+
+def _lstm(c: ModelConfig, p: Any, x: Any) -> Read:
+    """h and c, [l d] each."""
+    cells = [p["cells"][i] for i in range(c.layers)]
+    layers = [
+        {"input": w["input"]["kernel"], "hidden": w["hidden"]["kernel"], "bias": w["bias"]}
+        for w in cells
+    ]
+    y, *memory = lstm.stack(layers, x)
+    return y, memory
+
+
+# all ----------------------------------------------------------------------------------------------
+
+STACKS = {"residual": _residual, "feedback": _feedback, "transformer": _feedback, "lstm": _lstm}
+
+
+def model(c: ModelConfig, p: Any, tokens: Any) -> Read:
+    """Tokens [t] -> logits [t v], and what the stack remembers."""
+    embedded = p["embedding"][tokens] * c.width**0.5  # `LanguageModel.embed`; not so the head
+    x, memory = STACKS[c.stack](c, p["stack"], embedded)
+    if "norm" in p:
+        x = np.stack([transformer.norm(y, p["norm"]["scale"], p["norm"].get("bias")) for y in x])
+    return x @ (p["embedding"].T if c.tied else p["head"]["kernel"]), memory
+
+
+def remembered(c: ModelConfig, state: Any, lane: int) -> list[Any]:
+    """What a state holds of what `model` returns; where it holds something else, []."""
+    if c.stack == "residual":
+        names = c.mixer.split(",")
+        places = [divmod(i, len(names)) for i in range(c.layers)]
+        return [
+            state[place].fam[repeat, lane] if names[place] == "fam" else None
+            for repeat, place in places
+        ]
+    if c.stack == "lstm":
+        return [state.h[:, lane], state.c[:, lane]]
+    return [state.slots[0][:, lane]] if c.feedback.cache == "memory" else []
+
+
+def _weights(qkv: Any, mlp: Any, kind: str) -> transformer.LayerWeights:
+    up = {"w_gate": mlp["gate"], "w_up": mlp["up"]} if "gate" in mlp else {"w_in": mlp["up"]}
+    inner = {name: w["kernel"] for name, w in (up | {"w_out": mlp["down"]}).items()}
+    return transformer.LayerWeights(
+        norm1_scale=qkv["norm"]["scale"],
+        norm1_bias=qkv["norm"].get("bias"),
+        wq=qkv["q"]["kernel"],
+        # keys may be shared by all layers, and lie elsewhere
+        wk=qkv["k"]["kernel"] if "k" in qkv else np.zeros(0),
+        wv=qkv["v"]["kernel"] if "v" in qkv else np.zeros(0),
+        wo=qkv["out"]["kernel"],
+        norm2_scale=mlp["norm"]["scale"],
+        norm2_bias=mlp["norm"].get("bias"),
+        mlp={"kind": kind, **inner},
+    )
+
+
+def _at(i: int, a: Any) -> Any:
+    return a[i]

@@ -1,0 +1,476 @@
+"""The Feedback Transformer and its Transformer: gradients, dropout, learned spans, sweeps, memory.
+
+What holds of every stack is in `tests/contracts`.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from contracts.harness import close, jit, normal, same
+from flax import nnx
+
+from famjax.core.config import ArchConfig, DropoutConfig, FeedbackConfig, LoraConfig, ModelConfig
+from famjax.core.types import Context
+from famjax.layers.dropout import DropoutKey, dropout
+from famjax.models.language_model import LanguageModel
+from famjax.ops import hindsight
+from famjax.ops.hindsight import Seen
+from famjax.stacks.feedback import Feedback, Transformer, solve
+from famjax.train.begin import evaluated
+from famjax.train.step import within_bounds
+
+B, T, D, SPAN = 2, 5, 8, 4
+
+SECTION = FeedbackConfig(span=SPAN, span_ramp=2, span_start=0.4)
+BASE = ModelConfig(
+    stack="feedback", layers=2, width=D, heads=2, mlp_width=12, block_len=1, feedback=SECTION
+)
+
+
+def config(*, dropout: Any = None, arch: Any = None, lora: Any = None, **changes: Any):
+    """BASE with other fields, of its feedback section where they are that section's."""
+    ours = {k: changes.pop(k) for k in list(changes) if hasattr(SECTION, k)}
+    return replace(
+        BASE,
+        feedback=replace(SECTION, **ours),
+        dropout=DropoutConfig(**dropout or {}),
+        arch=ArchConfig(**arch or {}),
+        lora=LoraConfig(**lora or {}),
+        **changes,
+    )
+
+
+class Made:
+    """A stack taken apart, with parameters that all do something, and a state that is not fresh."""
+
+    def __init__(self, config: ModelConfig, of: type[Feedback] = Feedback, x64: bool = True):
+        self.x64 = x64
+        with jax.enable_x64(x64):
+            stack = of(config, rngs=nnx.Rngs(0))
+            self.graph, params, self.rest = nnx.split(stack, nnx.Param, ...)
+            self.fresh = jax.tree.map(np.asarray, stack.init_state(B))
+        kind = np.float64 if x64 else np.float32
+        rng = np.random.default_rng(1)
+        self.params = jax.tree.map(
+            lambda a: (np.asarray(a) + 0.2 * rng.normal(size=a.shape)).astype(kind), params
+        )
+
+    def stack(self, params: Any = None, key: Any = (3, 4)) -> Feedback:
+        with jax.enable_x64(self.x64):
+            rest = jax.tree.map(lambda a: jnp.array(key, jnp.uint32), self.rest)
+            return nnx.merge(self.graph, self.params if params is None else params, rest)
+
+    def run(self, f: Any, *args: Any) -> Any:
+        with jax.enable_x64(self.x64):
+            return jax.tree.map(np.asarray, f(*args))
+
+    @functools.cached_property
+    def _call(self) -> Any:
+        return jit(lambda params, key, *args: self.stack(params, key)(*args))
+
+    def call(
+        self,
+        x: Any,
+        state: Any = None,
+        ctx: Context | None = None,
+        key: Any = (3, 4),
+        params: Any = None,
+    ) -> Any:
+        """[b t d] -> [b t d], state."""
+        params = self.params if params is None else params
+        state = self.fresh if state is None else state
+        return self.run(self._call, params, np.array(key, np.uint32), x, state, ctx or Context())
+
+    def grad(self, x: Any, state: Any) -> Any:
+        """Value, new state and gradients by (params, x, slots) of sums over all that comes out."""
+        b, t, d = x.shape
+        to_y = normal(7, b, t, d)
+
+        def loss(params: Any, x: Any, slots: Any) -> Any:
+            y, new = self.stack(params)(x, state._replace(slots=slots), Context())
+            to_slots = [normal(8, *a.shape) for a in new.slots]
+            both = [(y, to_y), *zip(new.slots, to_slots, strict=True)]
+            total = sum((a * b.astype(a.dtype)).sum() for a, b in both)
+            return total, (y, new)
+
+        f = jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))
+        return self.run(f, self.params, x.astype(self.kind), state.slots)
+
+    @property
+    def kind(self) -> Any:
+        return np.float64 if self.x64 else np.float32
+
+
+X = normal(0, B, T, D)
+
+
+def read(made: Made) -> Any:
+    """The state behind more tokens than a ring holds, in lane 1 of another document."""
+    x = normal(5, B, SPAN + 1, D).astype(made.kind)
+    reset = np.zeros(x.shape[:2], bool)
+    reset[1, 2] = True
+    return made.call(x, ctx=Context(reset))[1]
+
+
+# a Transformer ------------------------------------------------------------------------------------
+
+OWN = {"shared_kv": False}
+ROTARY = {"positions": "rotary"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        OWN,
+        {**ROTARY, "adaptive_span": True, "kv_heads": 1},
+        {**OWN, **ROTARY, "cache": "memory", "arch": {"pre_norm": False}, "remat": "layer"},
+    ],
+    ids=str,
+)
+def test_a_memory_of_layers_inputs_is_a_transformer(changes):
+    """Read one by one, it equals what reads all at once: values, states and gradients."""
+    of = config(composition="previous", **changes)
+    one_by_one, at_once = Made(of), Made(of, Transformer)
+    reset, valid = np.zeros((B, T), bool), np.ones((B, T), bool)
+    reset[0, 2] = True
+    valid[1, 4:] = False
+    state, ctx = read(one_by_one), Context(reset, valid)
+    close(read(at_once), state)
+    close(at_once.grad(X, state), one_by_one.grad(X, state))
+    (y, end), (z, also) = (made.call(X, state, ctx) for made in (one_by_one, at_once))
+    close((z[valid], also), (y[valid], end))
+
+
+# the gradient -------------------------------------------------------------------------------------
+
+
+def plainly(token: Any, block: int, heavy: Any, light: Any, line: Any, xs: Any, rest: Any) -> Any:
+    """`hindsight.loop` as a Python loop, for plain differentiation."""
+    t = jax.tree.leaves(xs)[0].shape[0]
+    spans = jax.tree.map(lambda a: a.shape[-2], line)
+    line = jax.tree.map(lambda a: hindsight._longer(a, t), line)
+    ys = []
+    for i in range(t):
+        place = i % block
+        at = i - place
+        before = jax.tree.map(lambda a, n: a[..., at : at + n, :], line, spans)  # noqa: B023
+        own = jax.tree.map(lambda a, n: a[..., at + n : at + n + block, :], line, spans)  # noqa: B023
+        seen = Seen(before, own, jnp.int32(place), jnp.int32(i))
+        with hindsight._using(hindsight._einsum):
+            y, slots = token(heavy, light, seen, jax.tree.map(operator.itemgetter(i), (xs, rest)))
+        line = jax.tree.map(lambda a, s, n: a.at[..., n + i, :].set(s), line, slots, spans)  # noqa: B023
+        ys.append(y)
+    return jax.tree.map(lambda *a: jnp.stack(a), *ys), line
+
+
+DROPPED = {"attention": 0.3, "hidden": 0.3, "embedding": 0.2, "output": 0.2, "layer": 0.3}
+BIASES = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
+GRADIENTS = {
+    "dropout": config(dropout=DROPPED, mlp="relu", norm="layernorm"),
+    "spans": config(composition="same_and_lower", adaptive_span=True, arch=BIASES, kv_heads=1),
+    "adapters": config(
+        composition="average", **OWN, **ROTARY, cache="memory", lora={"rank": 2}, norm="layernorm",
+        arch={"pre_norm": False},
+    ),
+    "families": config(
+        composition="top", arch={"qk_norm": True, "attention_cap": 1.5, "post_norm": True},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("case", "x64", "tolerance"),
+    [*((case, True, 1e-10) for case in GRADIENTS), ("dropout", False, 1e-5)],
+)
+def test_the_gradient_in_hindsight_is_that_of_plain_differentiation(
+    case, x64, tolerance, monkeypatch
+):
+    """By all parameters, the inputs and the slots before; over blocks of 2, the last one filled."""
+    monkeypatch.setattr(solve, "BLOCK", 2)
+    made = Made(GRADIENTS[case], x64=x64)
+    state = read(made)
+    ours = made.grad(X, state)
+    monkeypatch.setattr(solve, "loop", plainly)
+    close(ours, made.grad(X, state), tolerance)
+    moved = jax.tree.map(lambda a: np.abs(a).max() > 0, ours[1][:2])
+    assert all(jax.tree.leaves(moved))  # all of it is used
+
+
+def test_a_training_step_takes_no_more_memory_than_a_transformers():
+    shape = ModelConfig(
+        layers=4, width=64, heads=4, mlp_width=256, block_len=1, mlp="relu", vocab_size=32,
+        feedback=FeedbackConfig(span=64),
+    )  # fmt: skip
+
+    def temporary(stack: str) -> int:
+        shared = stack == "feedback"
+        of = replace(shape, stack=stack, feedback=replace(shape.feedback, shared_kv=shared))
+        graph, params = nnx.split(LanguageModel(of, rngs=nnx.Rngs(0)))
+        tokens = jnp.zeros((8, 128), jnp.int32)
+
+        def loss(params, state):
+            model = nnx.merge(graph, params)
+            x, _ = model.stack(model.embed(tokens), state, Context())
+            return model.losses(x, tokens)[0].mean()
+
+        state = nnx.merge(graph, params).init_state(8)
+        program = jax.jit(jax.grad(loss)).lower(params, state).compile()
+        return program.memory_analysis().temp_size_in_bytes
+
+    assert temporary("feedback") <= temporary("transformer")
+
+
+# dropout ------------------------------------------------------------------------------------------
+
+both_stacks = pytest.mark.parametrize("of", [Feedback, Transformer])
+
+
+def test_dropout_leaves_out_a_share_and_keeps_the_mean():
+    x, rate = jnp.full((200, 200), 3.0), 0.3
+    y = np.asarray(dropout(x, rate, jax.random.key(0)))
+    assert set(np.unique(y)) == {0, np.float32(3 / (1 - rate))}
+    error = 5 * (rate * (1 - rate) / x.size) ** 0.5
+    assert abs((y == 0).mean() - rate) < error
+    assert abs(y.mean() - 3) < 3 * error / (1 - rate)
+
+
+@both_stacks
+def test_dropout_is_of_training_alone(of):
+    dropping = Made(config(composition="previous", dropout=DROPPED), of)
+    used = evaluated(config(composition="previous", dropout=DROPPED, sweeps=0))
+    plain = Made(used, of)
+    assert len(jax.tree.leaves(dropping.rest)) == 1
+    assert not jax.tree.leaves(nnx.state(plain.stack(), DropoutKey))
+    y, _ = plain.call(X)
+    one, _ = dropping.call(X, key=(1, 2))
+    again, _ = dropping.call(X, key=(1, 2))
+    other, _ = dropping.call(X, key=(1, 3))
+    same(again, one)
+    assert np.abs(one - other).max() > 1e-3
+    assert np.abs(one - y).max() > 1e-3
+    # one token at a time is generation
+    stack = dropping.stack()
+    stepped, _ = dropping.run(stack.step, X[:, :1], dropping.fresh, Context())
+    close(stepped, y[:, :1])
+
+
+def _silenced(params: Any, part: str) -> Any:
+    """The parameters, where what `part` adds to the stream is nothing."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, a: 0 * a if f"'{part}'" in jax.tree_util.keystr(path) else a, params
+    )
+
+
+@both_stacks
+@pytest.mark.parametrize(("place", "silent"), [("hidden", "out"), ("attention", "down")])
+def test_each_token_drops_its_own_and_the_mean_stays(of, place, silent):
+    """One layer, all tokens alike: what it adds is linear in what is dropped."""
+    b, t, rate = 16, 64, 0.4
+    composition = {"composition": "layer", "layer": 0} if of is Feedback else {}
+    shape = config(layers=1, **composition, **OWN, **ROTARY)
+    x = np.broadcast_to(normal(2, D), (b, t, D))
+
+    def added(dropout: DropoutConfig) -> Any:
+        made = Made(replace(shape, dropout=dropout), of, x64=False)
+        state = jax.tree.map(lambda a: np.repeat(a, b // B, 1), made.fresh)
+        y, _ = made.call(x.astype(np.float32), state, params=_silenced(made.params, silent))
+        return (y - x)[:, SPAN:].reshape(-1, D)  # where all see as many others
+
+    plain, found = added(DropoutConfig())[0], added(DropoutConfig(**{place: rate}))
+    distinct = len(np.unique(found.round(5), axis=0))
+    # of four weights there are 16 ways to drop some, and 4 equal ones leave 5 sums
+    assert distinct > (len(found) / 2 if place == "hidden" else 4)
+    per_call = found.reshape(b, -1, D).std((0, 1))
+    error = per_call / len(found) ** 0.5
+    assert (np.abs(found.mean(0) - plain) < 5 * error + 1e-6).all()
+    assert (per_call > 0).all()
+
+
+@both_stacks
+def test_all_layers_left_out_is_the_identity(of):
+    made = Made(config(composition="previous", dropout={"layer": 0.999999}), of)
+    same(made.call(X)[0], X)
+
+
+@both_stacks
+def test_dropout_of_the_embedding_and_the_output_is_of_what_goes_in_and_comes_out(of):
+    x = normal(3, B, 400, D)
+    for place in ("embedding", "output"):
+        rates = {"layer": 0.999999, place: 0.25}
+        y, _ = Made(config(composition="previous", dropout=rates), of).call(x)
+        kept = y != 0
+        np.testing.assert_allclose(y[kept], x[kept] / 0.75)
+        assert abs(kept.mean() - 0.75) < 5 * (0.25 * 0.75 / x.size) ** 0.5
+
+
+@both_stacks
+def test_a_layer_left_out_is_left_out_for_the_whole_call(of):
+    made = Made(config(composition="previous", layers=3, dropout={"layer": 0.5}), of)
+    plain = Made(config(composition="previous", layers=3), of)
+    drawn = set()
+    for key in range(6):
+        out = made.run(lambda key: made.stack(key=(0, key))._random().layers, key)
+        drawn.add(tuple(out))
+        keep = ~out
+
+        def silent(path, a, keep=keep):
+            added = any(f"'{name}'" in jax.tree_util.keystr(path) for name in ("out", "down"))
+            return a * keep.reshape(-1, *(1,) * (a.ndim - 1)) if added else a
+
+        params = jax.tree_util.tree_map_with_path(silent, plain.params)
+        close(made.call(X, key=(0, key))[0], plain.call(X, params=params)[0])
+    assert len(drawn) > 2
+
+
+# learned spans ------------------------------------------------------------------------------------
+
+
+def spanning(**changes: Any) -> ModelConfig:
+    return config(**{"adaptive_span": True, "span": 16, "span_loss": 0.5, **changes})
+
+
+def with_spans(made: Made, shares: Any) -> Any:
+    return jax.tree_util.tree_map_with_path(
+        lambda path, a: np.asarray(shares) if "'span'" in jax.tree_util.keystr(path) else a,
+        made.params,
+    )
+
+
+@pytest.mark.parametrize(
+    ("of", "changes", "looked"),
+    [
+        (Feedback, {}, (8,)),
+        (Feedback, {"composition": "same_and_lower", "cache": "memory"}, (8, 4)),
+        (Transformer, {**OWN, **ROTARY}, (8, 4)),
+    ],
+    ids=str,
+)
+def test_layers_look_no_farther_than_they_see(of, changes, looked):
+    """Spans of 4.8 and 1.6 tokens at most and a ramp of 2, in steps of 4."""
+    made = Made(spanning(**changes), of)
+    shares = [[0.1, 0.3], [0.1, 0.05]]
+    made.params = with_spans(made, shares)
+    stack = made.stack()
+    assert stack.looked(to=4) == looked
+    assert stack.looked(margin=100) == (16,) * len(looked)
+    close(np.asarray(stack.spans()), 16 * np.array(shares))
+    np.testing.assert_allclose(stack.loss(), 0.5 * 16 * (0.2 + 0.075))
+    state = made.call(normal(5, B, 20, D))[1]
+
+    def measured() -> tuple[Any, float]:
+        with jax.enable_x64(True):
+            call = jax.jit(lambda *args: made.stack()(*args)).lower(X, state, Context())
+        return made.grad(X, state), call.cost_analysis()["flops"]
+
+    whole, much = measured()
+    stack.look_at(looked)
+    made.graph = nnx.split(stack, nnx.Param, ...)[0]
+    trimmed, less = measured()
+    close(trimmed, whole, 1e-12)
+    assert less < much
+
+
+def test_spans_stay_shares_of_the_longest():
+    made = Made(spanning())
+    params = with_spans(made, [[-0.2, 1.4], [0.3, 1.0]])
+    close(made.run(within_bounds, params), with_spans(made, [[0.0, 1.0], [0.3, 1.0]]))
+
+
+def test_a_mean_span_is_reported():
+    made = Made(spanning())
+    made.params = with_spans(made, np.full((2, 2), 0.25))
+    assert made.run(made.stack().report, X, made.fresh, Context()) == {"mean_span": 4}
+    assert made.stack().shares().shape == (1, 3)
+
+
+# sweeps -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def exact() -> Any:
+    made = Made(config())
+    state = read(made)
+    return state, made.grad(X, state)
+
+
+def swept(sweeps: int, tolerance: float, state: Any) -> Any:
+    return Made(config(sweeps=sweeps, tolerance=tolerance)).grad(X, state)
+
+
+def test_after_n_sweeps_the_first_n_tokens_are_exact(exact):
+    state, ((_, (y, _)), _) = exact
+    for n in (1, 3):
+        (_, (z, end)), grads = swept(n, np.inf, state)
+        close(z[:, :n], y[:, :n], 1e-12)
+        assert (np.abs(z[:, n:] - y[:, n:]).max((0, 2)) > 1e-6).all()
+        assert all(np.isfinite(a).all() for a in jax.tree.leaves((end, grads)))
+
+
+def test_as_many_sweeps_as_tokens_are_exact(exact):
+    """One more, to see that the last one changes nothing: gradients too, as it is a fixed point."""
+    state, expected = exact
+    close(swept(T + 1, 1e-12, state), expected, 1e-9)
+
+
+def test_beyond_the_tolerance_tokens_are_read_one_by_one(exact):
+    state, expected = exact
+    close(swept(1, 0.0, state), expected, 1e-12)
+
+
+def test_the_last_sweeps_change_is_reported_and_evaluation_has_none(exact):
+    state, _ = exact
+    changes = []
+    for n in (1, 2, T + 1):
+        made = Made(config(sweeps=n))
+        report = made.run(made.stack().report, X, state, Context())
+        changes.append(float(report["sweep_change"]))
+    assert changes[0] > changes[1] > changes[2]
+    assert changes[2] < 1e-12
+    assert evaluated(config(sweeps=3)).feedback.sweeps == 0
+
+
+# the state ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "factor"),
+    [(OWN, 2 * 2), ({}, 2), ({"kv_heads": 1}, 1), ({"composition": "same_and_lower"}, 2)],
+    ids=str,
+)
+def test_memory_is_smaller_than_the_keys_and_values_made_of_it(changes, factor):
+    keys_values, memory = (Made(config(cache=c, **changes)) for c in ("keys_values", "memory"))
+    sizes = [sum(a.nbytes for a in made.fresh.slots) for made in (keys_values, memory)]
+    assert sizes[0] == factor * sizes[1]
+    start = [read(made) for made in (keys_values, memory)]
+    close(memory.call(X, start[1])[0], keys_values.call(X, start[0])[0])
+
+
+@both_stacks
+def test_in_bfloat16_parameters_and_their_gradients_stay_wide(of):
+    narrow, wide = (
+        Made(config(composition="previous", dtype=kind), of, x64=False)
+        for kind in ("bfloat16", "float32")
+    )
+    (_, (y, end)), (to_params, *_) = narrow.grad(X, narrow.fresh)
+    assert {a.dtype for a in end.slots} == {jnp.dtype(jnp.bfloat16)}
+    assert {a.dtype for a in jax.tree.leaves(to_params)} == {np.dtype(np.float32)}
+    (_, (z, _)), also = wide.grad(X, wide.fresh)
+    assert np.abs(y - z).max() < 0.05
+    for a, b in zip(jax.tree.leaves(to_params), jax.tree.leaves(also[0]), strict=True):
+        assert np.linalg.norm(a - b) < 0.1 * np.linalg.norm(b)
+
+
+def test_a_memory_begins_as_the_mean_of_all_states():
+    stack = Feedback(config(layers=3), rngs=nnx.Rngs(0))
+    np.testing.assert_allclose(stack.shares(), np.full((1, 4), 0.25))
+    lower = Feedback(config(layers=3, composition="same_and_lower"), rngs=nnx.Rngs(0))
+    expected = [[1 / 2, 1 / 2, 0, 0], [1 / 3, 1 / 3, 1 / 3, 0], [1 / 4] * 4]
+    np.testing.assert_allclose(lower.shares(), expected, rtol=1e-6)
