@@ -11,7 +11,8 @@ Command:  famjax train char_ptb_feedback data.files=ptb.char.train.txt
               model.head_dim=128 model.mlp_width=2048
           # then at a tenth of the rate (7.6)
           famjax train char_ptb_feedback data.files=ptb.char.train.txt \\
-              init=runs/char_ptb_feedback optimizer.learning_rate=2e-4 train.steps=300 name=char_ptb_finetuned
+              init=runs/char_ptb_feedback optimizer.learning_rate=2e-4 train.steps=300 \\
+              name=char_ptb_finetuned
 Cost:     @@
 Expected: @@
 """
