@@ -148,7 +148,6 @@ def _layer(
         bias = parts.bias(plan, i, q, span)
         by_head = jnp.moveaxis(bias, -3, -2) if bias.ndim > 2 else bias[:, None]
         bias = relative.skew(jnp.broadcast_to(by_head, (*by_head.shape[:-2], t, span)), span + t)
-        bias = bias.reshape(-1, *bias.shape[-3:])  # without learned distances it has no lanes
         q = jnp.swapaxes(plan.rotate(jnp.swapaxes(q, 1, 2), plan.span + token), 1, 2)
         return relative.attend_line(q, k, v, bias, mask, parts.layers[i].qkv.cap, drop)
 
