@@ -21,8 +21,8 @@ from famjax.export.pytorch.modeling_famjax import FamjaxForCausalLM
 from famjax.models.language_model import LanguageModel
 
 MODELS = (
-    CASES
-    | FAMILIES
+    # other stacks are in no format of Hugging Face's
+    {name: config for name, config in (CASES | FAMILIES).items() if config.stack == "residual"}
     | {
         f"bswa-1, {kind}": replace(
             CASES["bswa-1"],
