@@ -50,7 +50,7 @@ _LOWEST: dict[str, float] = {
     "model.arch.rope_length": 1,
     "model.feedback.span": 1,
     "model.feedback.layer": 0,
-    "model.feedback.span_ramp": 1,
+    "model.feedback.span_ramp": 2,
     "model.feedback.span_loss": 0,
     "model.feedback.sweeps": 0,
     "model.feedback.tolerance": 0,

@@ -196,6 +196,7 @@ class Trainer:
         self.config, self.tokenizer, self.folder = config, tokenizer, folder
         self.checkpoints, self.progress = checkpoints, progress
         self.source: Any = make_source(config, tokenizer)
+        self.looked: tuple[int, ...] = ()  # see `make_program`
         self.set_length(length_at(config, checkpoints.latest() or 0))
         self.schedule = make_schedule(config.optimizer, config.train.steps)
         self.tokens = 0.0  # valid ones read since the run began
@@ -260,7 +261,7 @@ class Trainer:
         """Let the steps that follow read so many tokens of a row."""
         config = at_length(self.config, length)
         self.length, self.rows = config.data.length, config.data.batch
-        self.program = make_program(config, self.tokenizer.token_bytes)
+        self.program = make_program(config, self.tokenizer.token_bytes, self.looked)
         self.batches = make_batches(
             config, self.source, self.tokenizer, self.config.model.block_len
         )
@@ -275,6 +276,7 @@ class Trainer:
         looked = stack.looked(rate * stack.plan.span)
         if looked != stack.plan.spans:
             self.progress.note(f"step {step:,}: layers look at {max(looked):,} tokens")
+            self.looked = looked
             config = at_length(self.config, self.length)
             self.program = make_program(config, self.tokenizer.token_bytes, looked)
 

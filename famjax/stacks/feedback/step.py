@@ -22,7 +22,8 @@ def step(
 ) -> tuple[Array, FeedbackState]:
     """[b 1 d] -> [b 1 d]."""
     if ctx.reset is not None:
-        state = _reset(plan, state, ctx.reset[:, 0])
+        begins = ctx.reset if ctx.valid is None else ctx.reset & ctx.valid
+        state = _reset(plan, state, begins[:, 0])
     place = state.place[0]
     rings = slots_of(plan, parts, state)
     # distances less one of the slots, from the one before the token's around to the token's own
