@@ -76,7 +76,9 @@ def _program(config: Config) -> loop.Program:
 _make_program, _token_bytes = loop.make_program, [np.zeros(0)]
 
 
-def make_program(config: Config, token_bytes: np.ndarray) -> loop.Program:
+def make_program(
+    config: Config, token_bytes: np.ndarray, looked: tuple[int, ...] = ()
+) -> loop.Program:
     """Return `famjax.train.loop.make_program`'s, from an earlier run if there was one."""
     data = replace(
         DataConfig(),
