@@ -1,7 +1,7 @@
 """The Feedback Transformer of another package, on PyTorch, at equal sizes and equal mathematics.
 
 `feedback-transformer-pytorch`, one token at a time (`seq_len=1`), as its users run it, eager. What
-differs cannot be made equal there, and costs little:
+differs cannot be made equal there:
 
     positions    a bias for each head by T5's buckets of distance; here learned vectors that are
                  added to the keys, which is one product more
