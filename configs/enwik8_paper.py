@@ -33,7 +33,7 @@ def config() -> Config:
             mlp="relu",
             norm="layernorm",
             block_len=1,
-            feedback=FeedbackConfig(span=8192, adaptive_span=True, span_loss=5e-7),
+            feedback=FeedbackConfig(span=8192, shared_kv=False, adaptive_span=True, span_loss=5e-7),
             dropout=DropoutConfig(attention=0.5, hidden=0.5),
         ),
         data=DataConfig(files="enwik8.train", batch=1024, length=128),
