@@ -3,11 +3,12 @@
 Command:  famjax train algorithmic_3_paper
           famjax train algorithmic_3_paper model.stack=transformer \
               name=algorithmic_3_paper_transformer
-          famjax train algorithmic_3_paper model.layers=8 model.stack=transformer
+          famjax train algorithmic_3_paper model.stack=transformer model.layers=8 \
+              name=algorithmic_3_paper_transformer_8
           famjax train algorithmic_3_paper model.stack=lstm model.dropout.attention=0 \
-              model.dropout.hidden=0
-          famjax train algorithmic_3_paper model.feedback.span=512   # span 100 sees no whole \
-              program
+              model.dropout.hidden=0 name=algorithmic_3_paper_lstm
+          famjax train algorithmic_3_paper model.feedback.span=512 \
+              name=algorithmic_3_paper_long   # span 100 sees no whole program
 Cost:     an accelerator; not run here
 Expected: 99.1% (the paper; its Transformer 33.7%, 8 layers 47.4%, LSTM 82.8%)
 """

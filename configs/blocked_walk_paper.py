@@ -3,7 +3,8 @@
 Command:  famjax train blocked_walk_paper
           famjax train blocked_walk_paper model.stack=transformer \
               name=blocked_walk_paper_transformer
-          famjax train blocked_walk_paper data.toy.episodes=1000000
+          famjax train blocked_walk_paper data.toy.episodes=1000000 \
+              name=blocked_walk_paper_million
 Cost:     an accelerator; not run here
 Expected: 100% (the paper; its Transformer 88.1% with 10,000 episodes, 97.1% with 1,000,000)
 """

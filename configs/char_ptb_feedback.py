@@ -3,15 +3,17 @@
 The file has one character a byte: lines stripped, every space written `_`.
 
 Command:  famjax train char_ptb_feedback data.files=ptb.char.train.txt
-          famjax train char_ptb_feedback data.files=ptb.char.train.txt model.stack=transformer
+          famjax train char_ptb_feedback data.files=ptb.char.train.txt model.stack=transformer \
+              name=char_ptb_transformer
           # less depth at equal parameters (Figure 9): wider heads and feed-forwards
-          famjax train char_ptb_feedback data.files=ptb.char.train.txt model.layers=2 \\
-              model.head_dim=64 model.mlp_width=1024
-          famjax train char_ptb_feedback data.files=ptb.char.train.txt model.layers=1 \\
-              model.head_dim=128 model.mlp_width=2048
+          famjax train char_ptb_feedback data.files=ptb.char.train.txt model.layers=2 \
+              model.head_dim=64 model.mlp_width=1024 name=char_ptb_2
+          famjax train char_ptb_feedback data.files=ptb.char.train.txt model.layers=1 \
+              model.head_dim=128 model.mlp_width=2048 name=char_ptb_1
           # then at a tenth of the rate (7.6)
-          famjax train char_ptb_feedback data.files=ptb.char.train.txt \\
-              init=runs/char_ptb_feedback optimizer.learning_rate=2e-4 train.steps=300 \\
+          famjax train char_ptb_feedback data.files=ptb.char.train.txt \
+              init=runs/char_ptb_feedback optimizer.learning_rate=2e-4 \
+              optimizer.schedule=constant optimizer.warmup_steps=0 train.steps=300 \
               name=char_ptb_finetuned
 Cost:     @@
 Expected: @@

@@ -1,10 +1,10 @@
 """Count up to 50 A's, sized for 2 cores (Feedback Transformer v3 4.1.1, Table 1).
 
 Command:  famjax train counting_feedback
-          famjax train counting_feedback model.stack=transformer \
-              model.feedback.shared_kv=false name=counting_transformer
+          famjax train counting_feedback model.stack=transformer model.feedback.shared_kv=false \
+              name=counting_transformer
           famjax train counting_feedback data.toy.steps=1000 model.feedback.span=2048 \
-              data.length=2004
+              data.length=2004 name=counting_1000
 Cost:     @@
 Expected: @@
 """

@@ -1,10 +1,10 @@
 """enwik8 at the paper's size: 77M parameters, adaptive span to 8,192 (v3 4.3.3, 7.6, Table 9).
 
 Command:  famjax train enwik8_paper
-          famjax train enwik8_paper model.stack=transformer name=enwik8_paper_transformer
+          famjax train enwik8_paper model.stack=transformer name=enwik8_transformer
           famjax train enwik8_paper init=runs/enwik8_paper optimizer.learning_rate=1.5e-4 \
-              train.steps=10000 train.bptt_start=0 train.bptt_double_every=0 \
-              name=enwik8_finetuned
+              optimizer.warmup_steps=0 train.steps=10000 train.bptt_start=0 \
+              train.bptt_double_every=0 name=enwik8_finetuned
 Cost:     an accelerator; not run here
 Expected: 0.96 bits per byte after 10,000 more steps at a tenth of the rate (the paper)
 """

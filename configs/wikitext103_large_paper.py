@@ -1,12 +1,13 @@
 """WikiText-103, the large model at the paper's size (v3 4.3.3, 7.6, Table 9).
 
-Command:  famjax train wikitext103_large_paper
+Command:  famjax tokenizer train wiki.train.tokens --kind words --out wikitext103.txt   # first
+          famjax train wikitext103_large_paper
           famjax train wikitext103_large_paper model.stack=transformer \
-              name=wikitext103_large_paper_transformer
-          famjax tokenizer train wiki.train.tokens --kind words --out wikitext103.txt   # first
+              model.feedback.shared_kv=false \
+              name=wikitext103_large_transformer
           famjax train wikitext103_large_paper init=runs/wikitext103_large_paper \
-              optimizer.learning_rate=7e-5 train.steps=10000 train.bptt_start=0 \
-              train.bptt_double_every=0 name=wikitext103_large_finetuned
+              optimizer.learning_rate=7e-5 optimizer.warmup_steps=0 train.steps=10000 \
+              train.bptt_start=0 train.bptt_double_every=0 name=wikitext103_large_finetuned
 Cost:     an accelerator; not run here
 Expected: perplexity of the test set 18.3 (the paper; 18.2 in v1; its Transformer 19.9)
 """

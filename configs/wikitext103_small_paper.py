@@ -1,12 +1,13 @@
 """WikiText-103, the small model at the paper's size (v3 4.3.3, 7.6, Table 9).
 
-Command:  famjax train wikitext103_small_paper
+Command:  famjax tokenizer train wiki.train.tokens --kind words --out wikitext103.txt   # first
+          famjax train wikitext103_small_paper
           famjax train wikitext103_small_paper model.stack=transformer \
-              name=wikitext103_small_paper_transformer
-          famjax tokenizer train wiki.train.tokens --kind words --out wikitext103.txt   # first
+              model.feedback.shared_kv=false \
+              name=wikitext103_small_transformer
           famjax train wikitext103_small_paper init=runs/wikitext103_small_paper \
-              optimizer.learning_rate=7e-5 train.steps=10000 train.bptt_start=0 \
-              train.bptt_double_every=0 name=wikitext103_small_finetuned
+              optimizer.learning_rate=7e-5 optimizer.warmup_steps=0 train.steps=10000 \
+              train.bptt_start=0 train.bptt_double_every=0 name=wikitext103_small_finetuned
 Cost:     an accelerator; not run here
 Expected: perplexity of the test set 22.4 (the paper, v1 Table 4; its Transformer 25.2)
 """

@@ -102,7 +102,7 @@ def fill(
         raise UserError(
             f"model.stack={config.stack}: a folder is read with its own layers; leave it out here, "
             f"then famjax train CONFIG init=FOLDER model.stack={config.stack} "
-            "model.feedback.positions=rotary"
+            "model.feedback.positions=rotary model.block_len=1"
         )
     graph, shapes = abstract(config)
     with Checkpoint(folder) as checkpoint:

@@ -261,7 +261,12 @@ def _bad_stack(config: Config) -> Iterator[str]:
     named = f"model.stack={m.stack}"
     if m.stack != "residual" and m.block_len != 1:
         yield f"{named} reads in no blocks, model.block_len={m.block_len}; set model.block_len=1"
+    if m.stack != "residual":
+        yield from _bad_without_blocks(config)
     if not attends:
+        for name in ("adaptive_span", "sweeps"):
+            if given := getattr(m.feedback, name):
+                yield f"model.feedback.{name}={given}: {named} has none; set model.stack=feedback"
         for name, rate in vars(m.dropout).items():
             if rate:
                 yield f"model.dropout.{name}={rate}: {named} has no such dropout; set 0"
@@ -279,6 +284,25 @@ def _bad_stack(config: Config) -> Iterator[str]:
             "false"
         )
     yield from _bad_feedback(config)
+
+
+def _bad_without_blocks(config: Config) -> Iterator[str]:
+    """Yield what the other stacks than the residual one would pass over without a word."""
+    m, t = config.model, config.train
+    named = f"model.stack={m.stack}"
+    if t.rsp:
+        yield f"train.rsp={t.rsp} passes FAMs, of which {named} has none; set 0"
+    if t.rpo:
+        yield f"train.rpo=true: {named} has relative positions, which no offset moves; set false"
+    if m.remat != "none" and m.stack != "transformer":
+        yield f"model.remat={m.remat}: {named} keeps products alone already; set none"
+    if m.lora.rank and m.stack == "lstm":
+        yield f"model.lora.rank={m.lora.rank}: {named} has no maps that take adapters; set 0"
+    if m.arch.local_rope_base:
+        yield (
+            f"model.arch.local_rope_base={m.arch.local_rope_base:g}: {named} turns the keys of all "
+            "layers alike; this family's local layers (Gemma 3) cannot become its layers"
+        )
 
 
 def _bad_feedback(config: Config) -> Iterator[str]:

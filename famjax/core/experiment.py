@@ -64,8 +64,13 @@ def _begin_with(config: Config, overrides: Sequence[str]) -> Config:
             f"init={init}: has no config.json; give the folder of a run or of a converted model"
         )
     there, own = _from_json_file(folder / "config.json"), config.model
+    feedback = replace(
+        there.model.feedback, sweeps=own.feedback.sweeps, tolerance=own.feedback.tolerance
+    )
     model = replace(
         there.model,
+        dropout=own.dropout,
+        feedback=feedback,
         scan_layers=own.scan_layers,
         remat=own.remat,
         dtype=own.dtype,

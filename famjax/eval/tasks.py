@@ -215,7 +215,9 @@ def evaluate_text(
         raise UserError(f"text: batch={batch}, max_bytes={max_bytes}: must be at least 1")
     source = _source(run, files)
     documents = _Once(source, max_bytes)
-    block = run.config.model.block_len
+    model = run.config.model
+    # what reads in no blocks forgets each time it has read what it may see
+    block = model.block_len if model.stack == "residual" else model.feedback.span
     streamer = Streamer(run.model, min(batch, len(source)), max(CHUNK // block, 1) * block)
     streams = (streamer, streamer.fresh())
     # compile, so that the time is the device's

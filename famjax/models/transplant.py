@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from famjax.core.checks import mixer_pattern
-from famjax.core.config import ArchConfig, LoraConfig, ModelConfig
+from famjax.core.config import ArchConfig, DropoutConfig, LoraConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.sharding import path_name
 from famjax.core.types import Array
@@ -73,7 +73,7 @@ def transplant(params: Any, old: ModelConfig, new: ModelConfig) -> Any:
     flat, _ = jax.tree_util.tree_flatten_with_path(params)
     there = {parameter(path): leaf for path, leaf in flat}
     before, after = _pattern(old), _pattern(new)
-    _, shapes = abstract(replace(new, lora=LoraConfig()))
+    _, shapes = abstract(replace(new, lora=LoraConfig(), dropout=DropoutConfig()))
 
     def value(path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Array:
         name, place = parameter(path)

@@ -198,6 +198,8 @@ def _forward(
 def _backward(token: Token, block: int, saved: Any, grads: Any) -> Any:
     heavy, light, line, cut, made = saved
     to_ys, to_line = grads
+    # sums over tokens and blocks are wide, whatever the type of what they are gradients of
+    to_line = jax.tree.map(_wide, to_line)
     t = jax.tree.leaves(to_ys)[0].shape[0]
     to_ys = jax.tree.map(lambda a: _blocks(a, block), to_ys)
 
@@ -221,7 +223,7 @@ def _backward(token: Token, block: int, saved: Any, grads: Any) -> Any:
                     return token(heavy, light, Seen(before, own, place, index), (x, rest))
 
             probes = jax.tree.map(jnp.zeros_like, made)
-            to_slots = jax.tree.map(lambda a: _read(a, place), to_own)
+            to_slots = jax.tree.map(lambda a, b: _read(a, place).astype(b.dtype), to_own, own)
             _, vjp = jax.vjp(f, light, own, x, probes)
             light_, own_, to_x, to_made = vjp((to_y, to_slots))
             add = functools.partial(jax.tree.map, jnp.add)
@@ -239,12 +241,14 @@ def _backward(token: Token, block: int, saved: Any, grads: Any) -> Any:
         to_line = jax.tree.map(lambda a, new: _added(a, new, index), to_line, before_)
         return (to_line, to_heavy, to_light), to_x
 
-    zeros = jax.tree.map(jnp.zeros_like, (heavy, light))
+    zeros = jax.tree.map(lambda a: _wide(jnp.zeros_like(a)), (heavy, light))
     (to_line, to_heavy, to_light), to_xs = jax.lax.scan(
         back, (to_line, *zeros), (cut, made, to_ys), reverse=True
     )
     to_line = jax.tree.map(lambda a: _slots(a, 0, _span(a, t)), to_line)
-    return to_heavy, to_light, to_line, jax.tree.map(_joined, to_xs), None
+    found = (to_heavy, to_light, to_line)
+    found = jax.tree.map(lambda a, b: a.astype(b.dtype), found, (heavy, light, line))
+    return *found, jax.tree.map(_joined, to_xs), None
 
 
 loop.defvjp(_forward, _backward)
@@ -280,6 +284,10 @@ def _weighted(token: Token, given: Any, cut: Any, made: Any, to_made: Any) -> Ar
 
 
 # ------------------------------------------------------------------------------------------- slots
+
+
+def _wide(a: Array) -> Array:
+    return a.astype(jnp.promote_types(a.dtype, jnp.float32))
 
 
 def _longer(line: Array, t: int) -> Array:

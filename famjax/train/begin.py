@@ -19,7 +19,7 @@ from famjax.layers.dropout import DropoutKey
 from famjax.layers.lora import Adapter
 
 # what is trained beside adapters
-_TRAINED = nnx.Any(Adapter, nnx.PathContains("prompt"))
+_TRAINED = nnx.Any(Adapter, *map(nnx.PathContains, ("prompt", "mix", "distances", "span")))
 
 Frozen = tuple[Any, ...]
 

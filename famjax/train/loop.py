@@ -19,7 +19,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from famjax.core import sharding
-from famjax.core.checks import validate
+from famjax.core.checks import mixer_pattern, validate
 from famjax.core.config import Config
 from famjax.core.errors import Stopped, UserError
 from famjax.core.experiment import from_json
@@ -271,14 +271,21 @@ class Trainer:
         if not self.config.model.feedback.adaptive_span:
             return
         stack = nnx.merge(self.program.graph, state.params, *state.frozen[:1]).stack
-        # Adam moves a span by about the learning rate at most, until it is looked at again
-        rate = self.config.optimizer.learning_rate * self.config.train.log_every
-        looked = stack.looked(rate * stack.plan.span)
-        if looked != stack.plan.spans:
+        c = self.config.optimizer
+        # by so many learning rates Adam can move a parameter in a step
+        rates = max(1.0, (1 - c.beta1) / (1 - c.beta2) ** 0.5)
+        grown = rates * c.learning_rate * self.config.train.log_every
+        looked, now = stack.looked(grown * stack.plan.span), stack.plan.spans
+        # each program takes its time to compile: a little less is not worth another
+        if any(a > b for a, b in zip(looked, now, strict=True)) or sum(looked) <= 0.75 * sum(now):
             self.progress.note(f"step {step:,}: layers look at {max(looked):,} tokens")
-            self.looked = looked
-            config = at_length(self.config, self.length)
-            self.program = make_program(config, self.tokenizer.token_bytes, looked)
+            self.look_at(looked)
+
+    def look_at(self, slots: tuple[int, ...]) -> None:
+        """Let calls look at so many slots, see `make_program`."""
+        self.looked = slots
+        config = at_length(self.config, self.length)
+        self.program = make_program(config, self.tokenizer.token_bytes, slots)
 
     def lengthen(self, state: TrainState, step: int) -> TrainState:
         """Let rows become twice as long, and half as many, which go on where they stand."""
@@ -308,7 +315,9 @@ class Trainer:
     def resume(self) -> tuple[TrainState, int]:
         """Return the newest good checkpoint's state, or the first state."""
         if self.checkpoints.latest() is None:
-            return self.begin(), 0
+            state = self.begin()
+            self.look(state, 0)
+            return state, 0
         step, tree, extra = self.checkpoints.restore(self.template, report=self.progress.note)
         if step < self.config.train.steps:
             self.progress.note(f"goes on from step {step:,} of {self.config.train.steps:,}")
@@ -317,12 +326,20 @@ class Trainer:
         self.tokens = extra["tokens"]
         self.saved = step
         state = from_tree(tree)
-        if jax.tree.leaves(jax.eval_shape(self.program.start).frozen):
-            state = state._replace(frozen=self.begin().frozen)
         if self.config.model.lora.rank:
+            state = state._replace(frozen=self.begin().frozen)
             refuse_base(extra["base"], self.base, self.config.init, self.folder)
-        self.look(state, step)
+        else:
+            state = state._replace(frozen=self.no_keys())
+        if extra.get("looked"):
+            self.look_at(tuple(extra["looked"]))
         return state, step
+
+    def no_keys(self) -> Any:
+        """Return what is frozen where that is dropout's keys alone; each step draws them anew."""
+        shapes = jax.eval_shape(self.program.start).frozen
+        zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes)
+        return jax.device_put(zeros, self.program.shardings.frozen)
 
     def template(self, step: int) -> dict[str, Any]:
         """Return what the checkpoint of a step holds, and let rows have that step's length."""
@@ -369,6 +386,7 @@ class Trainer:
             "tokens": self.tokens,
             "config": dataclasses.asdict(self.config),
             "base": self.base,
+            "looked": self.looked,
         }
         self.checkpoints.save(step, to_tree(state), extra)
         self.saved = step
@@ -381,7 +399,7 @@ class Trainer:
             kept = f"the last good checkpoint is step {last}" if last else "nothing was saved yet"
             mend = "start a run with a lower optimizer.learning_rate or more optimizer.warmup_steps"
             model = self.config.model
-            if "full" in model.mixer.split(","):
+            if "full" in mixer_pattern(model):
                 mend += (
                     f"; or a document is longer than model.capacity={model.capacity} tokens, all "
                     "that full attention holds: raise it"

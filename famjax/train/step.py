@@ -91,20 +91,36 @@ def make_step(
         """Return (this part's share of the mean loss, (memory, totals))."""
         # of dropout alone each part of a batch has keys of its own
         dropout = jax.random.fold_in(jax.random.fold_in(key, 2), index)
-        model = nnx.merge(graph, params, *with_keys(state.frozen, dropout))
+
+        def segment_model(index: Array | int) -> LanguageModel:
+            keys = with_keys(state.frozen, jax.random.fold_in(dropout, index))
+            return nnx.merge(graph, params, *keys)
+
+        model = segment_model(0)
         rows, _ = batch["tokens"].shape
         passing_key, offset_key = jax.random.split(key)
         memory = start(model, memory, rows, passing_key, state.step)
         offset = position_offset(offset_key, config) if config.train.rpo else None
-        memory, totals = read(model, memory, batch, offset)
+        memory, totals = read(segment_model, memory, batch, offset)
         # of a batch in parts, each adds its part of the stack's own loss
         objective = totals.loss / weight + model.stack.loss() / parts
         return objective, (jax.lax.stop_gradient(memory), totals)
 
-    def read(model: LanguageModel, memory: State, batch: Batch, offset: Array | None):
-        """Read the rows segment by segment; the gradient flows through all of them."""
+    def read(
+        model_of: Callable[[Array | int], LanguageModel],
+        memory: State,
+        batch: Batch,
+        offset: Array | None,
+    ):
+        """Read the rows segment by segment; the gradient flows through all of them.
 
-        def segment(memory: State, batch: Batch) -> tuple[State, Totals]:
+        Args:
+          model_of: the model with the dropout of a segment, by its number.
+        """
+
+        def segment(memory: State, xs: tuple[Batch, Array | int]) -> tuple[State, Totals]:
+            batch, index = xs
+            model = model_of(index)
             # packed rows begin with the state that `start` chose, not with a reset
             reset = batch["reset"] if lanes else None
             valid, passing = (batch["valid"], batch.get("passing")) if lanes else (None, None)
@@ -114,9 +130,9 @@ def make_step(
 
         k = config.train.bptt_segments
         if k == 1:
-            return segment(memory, batch)
+            return segment(memory, (batch, 0))
         pieces = jax.tree.map(lambda a: jnp.stack(jnp.split(a, k, axis=1)), batch)
-        memory, totals = jax.lax.scan(jax.checkpoint(segment), memory, pieces)
+        memory, totals = jax.lax.scan(jax.checkpoint(segment), memory, (pieces, jnp.arange(k)))
         return memory, jax.tree.map(lambda a: a.sum(0), totals)
 
     def gradients(state: TrainState, batch: Batch, key: Array):

@@ -35,6 +35,18 @@ def test_loads(path: Path) -> None:
     assert "@@" not in path.read_text()
 
 
+def test_commands_are_runs_of_their_own() -> None:
+    """What a docstring tells to run has a name that no other command has."""
+    before: dict[str, str] = {}
+    for path in CONFIGS:
+        for line in path.read_text().split('"""')[1].replace("\\\n", " ").splitlines():
+            command = line.partition("famjax train ")[2].partition("#")[0].split()
+            if not command or command[0] != path.stem or any("init=" in x for x in command):
+                continue
+            name = load_config(command[0], command[1:]).name
+            assert before.setdefault(name, line) == line, line
+
+
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_size_of_the_papers(name: str) -> None:
     millions, words = PARAMETERS[name]

@@ -18,7 +18,7 @@ from famjax.core import sharding
 from famjax.core.checks import validate
 from famjax.core.config import Config, ModelConfig
 from famjax.core.errors import UserError
-from famjax.core.experiment import override
+from famjax.core.experiment import load_config, override
 from famjax.eval.generate import Generator
 from famjax.eval.streaming import Streamer
 from famjax.models.language_model import LanguageModel
@@ -71,9 +71,10 @@ def test_learned_spans_are_trimmed_and_come_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = config(*SPANS, "model.feedback.span=128", "train.steps=4", "model.dropout.hidden=0.1")
-    run = train(given, tmp_path / "run", quiet=True)
+    run = train(given, tmp_path / "run")
     # spans begin at 0: the ramp and what they may grow are all there is to look at
-    assert run.model.stack.plan.spans != (128,) or run.model.stack.looked() == (64,)
+    assert "step 0: layers look at 64 tokens" in capsys.readouterr().err
+    assert run.model.stack.plan.spans == (64,)
     assert "mean_span" in read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]
     opened = open_run(tmp_path / "run")
     assert opened.model.stack.plan.spans == (64,)
@@ -88,7 +89,7 @@ def test_learned_spans_are_trimmed_and_come_back(
     ]
     np.testing.assert_allclose(*logits, atol=1e-5)
     # goes on, and ends as one that was never stopped
-    longer = override(given, ["train.steps=6"])
+    longer = override(given, ["train.steps=7"])
     train(longer, tmp_path / "run", quiet=True)
     train(longer, tmp_path / "other", quiet=True)
     ends = [flat(nnx.state(open_run(tmp_path / name).model)) for name in ("run", "other")]
@@ -194,11 +195,32 @@ def test_distances_of_another_span() -> None:
         np.testing.assert_array_equal(found[:, :-near], table[:, :1].repeat(span - near, 1))
 
 
-def test_train_from_a_transformer(tmp_path: Path) -> None:
-    train(config("model.stack=transformer", "train.steps=2"), tmp_path / "old", quiet=True)
-    given = config(f"init={tmp_path / 'old'}", "train.steps=2", "optimizer.learning_rate=1e-4")
-    run = train(given, tmp_path / "new", quiet=True)
-    assert run.config.model.stack == "feedback"
+def test_train_from_a_converted_model(tmp_path: Path) -> None:
+    """A residual model of a folder, its layers now with feedback, as `load_config` reads it."""
+    residual = [
+        *("model.stack=residual", "model.mixer=full", "model.block_len=8", "model.capacity=16"),
+        *("data.layout=packed", "train.steps=2"),
+    ]
+    old = train(config(*residual), tmp_path / "old", quiet=True)
+    experiment = tmp_path / "experiment.py"
+    experiment.write_text(
+        "from famjax.core.config import *\n"
+        "def config(): return Config(model=ModelConfig(dropout=DropoutConfig(hidden=0.1)))"
+    )
+    given = load_config(
+        str(experiment),
+        [
+            *(f"init={tmp_path / 'old'}", "model.stack=feedback", "model.block_len=1"),
+            *("model.feedback.positions=rotary", "model.feedback.span=16"),
+            *(line for line in SHAPE if line.startswith(("data", "optimizer", "train"))),
+            *("data.tokenizer=task", "train.steps=1", "optimizer.learning_rate=1e-9"),
+        ],
+    )
+    assert given.model.dropout.hidden == 0.1
+    new = train(given, tmp_path / "new", quiet=True)
+    before, after = (flat(nnx.state(run.model, nnx.Param)) for run in (old, new))
+    name = "['stack']['layers'][0]{}['qkv']['q']['kernel'].value"
+    np.testing.assert_allclose(after[name.format("")], before[name.format("['mixer']")], atol=1e-6)
     with pytest.raises(UserError, match=r"model\.width=32: the weights that are given have 16"):
         train(override(given, ["model.width=32"]), tmp_path / "wrong", quiet=True)
 

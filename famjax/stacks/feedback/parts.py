@@ -21,7 +21,7 @@ from famjax.stacks.feedback.plan import Plan
 from famjax.stacks.feedback.ring import Pair
 
 # places of dropout, each with random numbers of its own
-EMBEDDING, OUTPUT, _ATTENTION, _HIDDEN, _LAYER, _SITES = range(6)
+EMBEDDING, OUTPUT, _ATTENTION, _HIDDEN, _SITES = range(5)
 
 
 class FeedbackLayer(nnx.Module):

@@ -122,7 +122,7 @@ def written(
     """Return the state behind one token that has left `new`: [s b g e] twice, or [j b d]."""
     place = state.place[0]
     valid = jnp.ones_like(place) if ctx.valid is None else ctx.valid[:, 0].astype(jnp.int32)
-    lanes, everything = jnp.arange(len(place)), slice(None)
+    lanes, everything = jnp.arange(place.shape[0]), slice(None)
     # what is not valid is written outside of the ring, where it is dropped
     at = jnp.where(valid > 0, place, plan.span)
 
