@@ -34,7 +34,7 @@ from famjax.stacks.feedback.solve import BLOCK
 from famjax.train.flops import training_flops
 from famjax.train.loop import Program, make_program
 
-# what the issue asks for: times the Transformer's training step; of its temporaries; tokens/s
+# aims: times the Transformer's training step; of its temporaries; tokens/s
 TRAINING_AIM, MEMORY_AIM, GENERATION_AIM = 1.8, 1.0, 3.7
 SWEEPS = (2, 4)
 SPANS = (512, 2048, 8192)
