@@ -1,0 +1,39 @@
+"""Stacks other than the residual one: what formats can hold them, and what cannot."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import jax
+import pytest
+
+from famjax.core import sharding
+from famjax.core.config import Config
+from famjax.core.errors import UserError
+from famjax.core.experiment import override
+from famjax.export.export import export
+from famjax.train.loop import train
+
+SHAPE = [
+    *("model.block_len=1", "model.layers=1", "model.width=16", "model.heads=2"),
+    *("model.feedback.span=16", "data.task=blocked_walk", "data.tokenizer=task"),
+    *("data.toy.episodes=8", "data.toy.steps=20", "data.batch=2", "data.length=16"),
+    *("train.steps=1", "optimizer.warmup_steps=0"),
+]
+
+
+@pytest.mark.parametrize("stack", ["stack=feedback model.feedback.cache=memory", "stack=lstm"])
+def test_formats(stack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_mesh = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
+    monkeypatch.setattr(sharding, "make_mesh", make_mesh)
+    given = override(Config(), [*SHAPE, *f"model.{stack}".split()])
+    train(given, tmp_path / "run", quiet=True)
+    for name in ("orbax", "stablehlo"):
+        # each is read again and compared before it is there
+        assert export(tmp_path / "run", tmp_path / name, name)
+        assert (tmp_path / name).is_dir()
+    for name in ("hf", "peft"):
+        with pytest.raises(UserError, match="take --format stablehlo or orbax") as caught:
+            export(tmp_path / "run", tmp_path / name, name)
+        assert "\n" not in str(caught.value)
