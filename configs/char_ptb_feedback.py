@@ -15,8 +15,9 @@ Command:  famjax train char_ptb_feedback data.files=ptb.char.train.txt
               init=runs/char_ptb_feedback optimizer.learning_rate=2e-4 \
               optimizer.schedule=constant optimizer.warmup_steps=0 train.steps=300 \
               name=char_ptb_finetuned
-Cost:     @@
-Expected: @@
+Cost:     4 minutes on one core
+Expected: 2.03 bits per character of the validation set, the Transformer 2.04; less deep:
+          docs/feedback.md
 """
 
 from famjax.core.config import (
@@ -49,5 +50,5 @@ def config() -> Config:
         optimizer=OptimizerConfig(
             learning_rate=2e-3, schedule="cosine", warmup_steps=100, beta2=0.99, clip_norm=1.0
         ),
-        train=TrainConfig(steps=2500, log_every=50, checkpoint_every=500),
+        train=TrainConfig(steps=1200, log_every=50, checkpoint_every=500),
     )
