@@ -54,7 +54,13 @@ def _run_folder(argv: list[str]) -> tuple[Path | None, list[str]]:
 
 
 def _help() -> str:
-    configs = "\n".join(f"  {name:<12}{_title(path)}" for name, path in available().items())
+    configs = "\n".join(
+        line
+        for name, path in available().items()
+        for line in textwrap.wrap(
+            _title(path), 100, initial_indent=f"  {name:<26}", subsequent_indent=" " * 28
+        )
+    )
     return (
         "usage: famjax train CONFIG [section.key=value ...] [--run DIR]\n\n"
         "Trains a model. The run folder, runs/NAME by default, keeps everything; the same command\n"

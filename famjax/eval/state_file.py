@@ -88,6 +88,8 @@ def load_state(path: str | Path, run: Run) -> StreamState:
     for name, mine in _owner(run).items():
         if metadata[name] != mine:
             since = ", or the run has trained on since" if name == "model" else ""
+            if since and run.config.model.stack != "residual":
+                since += ", or --small-cache was given to one of both"
             raise UserError(f"{path}: belongs to another {name}{since}; {_AGAIN}")
     return StreamState(_fitted(path, arrays, _template(run)), int(metadata["tokens"]))
 

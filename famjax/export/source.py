@@ -38,6 +38,7 @@ class Source:
     def merged(self) -> Source:
         """Return the run without adapters, its weights changed by them, on its own feet."""
         params, model = merge_adapters(nnx.state(self.run.model, nnx.Param), self.model)
+        model = evaluated(model)
         graph, _ = abstract(model)
         config = replace(self.run.config, model=model, init="")
         return replace(self, run=replace(self.run, config=config, model=nnx.merge(graph, params)))

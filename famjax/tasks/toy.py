@@ -101,7 +101,7 @@ class ToySource:
         if not isinstance(tokenizer, Words) or tokenizer.words != words_of(task, config).words:
             raise UserError(
                 f"{task}: tokenizer {tokenizer.name} has other words than the task; "
-                "take a run with data.tokenizer=task and the same data.toy"
+                "take a run with data.tokenizer=task and the same data.task and data.toy"
             )
 
     def __len__(self) -> int:

@@ -173,7 +173,7 @@ def test_train_mistakes(
 def test_train_help_shows_configs_and_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--help"]) == 0
     out = capsys.readouterr().out
-    assert "  text_fam    TransformerFAM on text" in out
+    assert f"  {'text_fam':<26}TransformerFAM on text" in out
     assert "  data.passkey.digits=5\n" in out
     assert "optimizer.schedule=cosine           constant | cosine | wsd\n" in out
     assert "f, FAM length (3.4.1)" in out

@@ -23,7 +23,9 @@ SHAPE = [
 ]
 
 
-@pytest.mark.parametrize("stack", ["stack=feedback model.feedback.cache=memory", "stack=lstm"])
+@pytest.mark.parametrize(
+    "stack", ["stack=feedback model.feedback.cache=memory model.dropout.hidden=0.1", "stack=lstm"]
+)
 def test_formats(stack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_mesh = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
     monkeypatch.setattr(sharding, "make_mesh", make_mesh)
