@@ -126,7 +126,9 @@ def test_loading_goes_on_while_the_device_computes(
         time.sleep(0.03)
         return make(self)
 
-    def slower(config: Config, token_bytes: np.ndarray) -> loop.Program:
+    def slower(
+        config: Config, token_bytes: np.ndarray, looked: tuple[int, ...] = ()
+    ) -> loop.Program:
         found = program(config, token_bytes)
 
         def step(state: Any, batch: Any) -> Any:

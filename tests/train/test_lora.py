@@ -18,6 +18,7 @@ from famjax.core.errors import UserError
 from famjax.core.experiment import load_config, override
 from famjax.core.sharding import path_name
 from famjax.layers import lora
+from famjax.layers.dropout import DropoutKey
 from famjax.models.language_model import LanguageModel
 from famjax.models.transplant import merge_adapters, transplant
 from famjax.train.begin import divide, fingerprint, with_keys
@@ -197,7 +198,7 @@ def test_dropout_drops_its_share_and_only_in_training():
     layer = lora.Lora("...d,dc->...c", (1000, 5), 1000, config, dtype=jnp.float32, rngs=nnx.Rngs(0))
     x = jnp.eye(1000)
     layer.b[...] = jnp.ones((3, 5))
-    graph, weights, keys = nnx.split(layer, nnx.Param, lora.DropoutKey)
+    graph, weights, keys = nnx.split(layer, nnx.Param, DropoutKey)
     dropped = []
     for seed in (0, 1):
         _, new = with_keys((weights, keys), jax.random.key(seed))

@@ -132,7 +132,11 @@ def written(
         if between:
             new = jnp.swapaxes(new, 0, 1)
         where = (everything, lanes, *between, at)
-        return slots.at[where].set(new.astype(slots.dtype), mode="drop", unique_indices=True)
+        return (
+            jnp.asarray(slots)
+            .at[where]
+            .set(new.astype(slots.dtype), mode="drop", unique_indices=True)
+        )
 
     slots = tuple(write(a, b) for a, b in zip(state.slots, new, strict=True))
     filled = jnp.minimum(state.filled + valid, plan.span)
