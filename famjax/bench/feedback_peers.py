@@ -24,7 +24,8 @@ import numpy as np
 from flax import nnx
 
 from famjax.bench.timing import Pair, compared, rounds
-from famjax.core.config import ArchConfig, ModelConfig
+from famjax.core import sharding
+from famjax.core.config import ArchConfig, MeshConfig, ModelConfig
 from famjax.core.types import Context
 from famjax.models.language_model import LanguageModel
 
@@ -124,9 +125,10 @@ def _theirs(model: ModelConfig, tokens: np.ndarray) -> Callable[[], Any]:
 
 def _ours(model: ModelConfig, tokens: np.ndarray) -> Callable[[], Any]:
     graph, params = nnx.split(LanguageModel(model, rngs=nnx.Rngs(0)))
-    given = jnp.asarray(tokens)
+    mesh = sharding.make_mesh(MeshConfig())
+    given = jax.device_put(tokens, sharding.batch_sharding(mesh, len(tokens)))
+    params = jax.device_put(params, sharding.replicated(mesh))
 
-    @jax.jit
     def gradients(params: Any, tokens: jax.Array) -> Any:
         def loss(params: Any) -> jax.Array:
             model = nnx.merge(graph, params)
@@ -135,7 +137,8 @@ def _ours(model: ModelConfig, tokens: np.ndarray) -> Callable[[], Any]:
 
         return jax.grad(loss)(params)
 
-    return lambda: gradients(params, given)
+    compiled = jax.jit(sharding.on_mesh(mesh, gradients))
+    return lambda: compiled(params, given)
 
 
 # equal mathematics --------------------------------------------------------------------------------

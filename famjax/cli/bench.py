@@ -82,6 +82,7 @@ def run(argv: list[str]) -> int:
     if asked.name == "feedback":
         from famjax.cli import bench_feedback
 
+        runtime.share_cores(asked.batch)
         sizes = bench_feedback.Sizes(asked.batch, asked.length, asked.turns, asked.plot)
         bench_feedback.run(_reshaped(model, asked), sizes, asked.json, console, note)
         return 0

@@ -37,7 +37,7 @@ class Arguments:
     state_in: str | None = None
     """Begin with the memory in this file."""
     small_cache: bool = False
-    """Of a feedback stack: carry one vector a token, not keys and values, and compute more."""
+    """Of stacks feedback and transformer: carry memories, not keys and values, and compute more."""
     max_tokens: int = 256
     """The most tokens to write."""
     temperature: float = 0.0

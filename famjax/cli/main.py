@@ -23,7 +23,7 @@ VERBS = {
     "generate": "write text from a run, from a prompt or from a saved memory",
     "convert": "turn a pretrained Hugging Face model into one with memory",
     "export": "write a run for Hugging Face's transformers, Orbax or StableHLO",
-    "tokenizer": "train a SentencePiece model on text files",
+    "tokenizer": "train a SentencePiece model, or list the words, of text files",
     "bench": "measure time and memory of the layers",
     "doctor": "show versions, devices, memory and what is missing",
 }

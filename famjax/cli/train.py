@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from famjax.core import runtime
-from famjax.core.config import Config
+from famjax.core.config import Config, MeshConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import available, load_config
 from famjax.core.keys import keys, values
@@ -29,6 +29,8 @@ def run(argv: list[str]) -> int:
         )
     config = load_config(rest[0], rest[1:])
     runtime.setup()
+    if config.model.stack != "residual" and config.mesh == MeshConfig():
+        runtime.share_cores(config.data.batch // config.train.accumulate)
     from famjax.train.loop import train
 
     folder = folder or Path("runs") / config.name

@@ -64,6 +64,7 @@ def _begin_with(config: Config, overrides: Sequence[str]) -> Config:
             f"init={init}: has no config.json; give the folder of a run or of a converted model"
         )
     there, own = _from_json_file(folder / "config.json"), config.model
+    _refuse_other_words(init, there, override(config, overrides))
     feedback = replace(
         there.model.feedback, sweeps=own.feedback.sweeps, tolerance=own.feedback.tolerance
     )
@@ -80,6 +81,15 @@ def _begin_with(config: Config, overrides: Sequence[str]) -> Config:
     tokenizer = next((str(path) for path in copies if path.exists()), there.data.tokenizer)
     data = replace(config.data, tokenizer=tokenizer)
     return replace(config, init=init, model=model, data=data)
+
+
+def _refuse_other_words(init: str, there: Config, here: Config) -> None:
+    """Raise a `UserError` where a toy task's words would be all that another task is read by."""
+    if there.data.tokenizer == "task" and there.data.task != here.data.task:
+        raise UserError(
+            f"init={init}: knows the words of data.task={there.data.task} alone, of which "
+            f"data.task={here.data.task} is not made; begin with a model of the same task"
+        )
 
 
 def available() -> dict[str, Path]:

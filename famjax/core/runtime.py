@@ -1,4 +1,4 @@
-"""What every verb sets before JAX is used: huge pages, the compile cache, quiet C++ logs."""
+"""What verbs set before JAX is used: huge pages, cores, the compile cache, quiet C++ logs."""
 
 from __future__ import annotations
 
@@ -63,6 +63,24 @@ def use_huge_pages(*, keep: bool = False) -> None:
 def keeps_memory() -> bool:
     """Return whether memory is kept as `use_huge_pages` does it; True where there is no glibc."""
     return not sys.platform.startswith("linux") or _KEEP in os.environ.get("GLIBC_TUNABLES", "")
+
+
+def share_cores(rows: int) -> None:
+    """Let the cores of a CPU machine be devices, as many as divide the rows of a batch.
+
+    A loop over tokens has products too small for threads to share; rows can be shared, and a mesh
+    shares them. It has no effect once JAX has looked for devices, where XLA_FLAGS has a number of
+    its own, and on accelerators.
+    """
+    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    import jax
+
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    devices = max(n for n in range(1, cores + 1) if rows % n == 0)
+    with contextlib.suppress(RuntimeError):
+        jax.config.update("jax_num_cpu_devices", devices)
 
 
 def setup() -> None:

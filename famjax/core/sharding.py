@@ -6,7 +6,10 @@ Each logical axis goes to mesh axes; one that does not divide evenly is replicat
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -16,9 +19,12 @@ from famjax.core.config import MeshConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Axes
 
+# the mesh axes that share the rows of a batch
+BATCH = ("data", "fsdp")
+
 # logical axis -> mesh axes
 MESH_AXES: dict[str, str | tuple[str, ...]] = {
-    "batch": ("data", "fsdp"),
+    "batch": BATCH,
     "embed": "fsdp",
     "heads": "tensor",
     "kv_heads": "tensor",
@@ -145,6 +151,63 @@ def state_shardings(mesh: Mesh, axes: Any, state: Any) -> Any:
     names = jax.tree.flatten(axes, is_leaf=is_axes)[0]
     places = [sharding(mesh, a, leaf.shape) for a, leaf in zip(names, flat, strict=True)]
     return jax.tree.unflatten(tree, places)
+
+
+# where what is being traced will run; None is one device, or wherever GSPMD puts it
+_MESH: ContextVar[Mesh | None] = ContextVar("mesh", default=None)
+
+
+def on_mesh(mesh: Mesh, f: Callable[..., Any]) -> Callable[..., Any]:
+    """Return f, which is to be compiled for a mesh and may divide its rows by `by_rows`."""
+
+    @functools.wraps(f)
+    def on(*args: Any) -> Any:
+        token = _MESH.set(mesh)
+        try:
+            return f(*args)
+        finally:
+            _MESH.reset(token)
+
+    return on
+
+
+def row_parts(rows: int) -> int:
+    """Return into how many parts `by_rows` divides so many rows."""
+    mesh = _MESH.get()
+    parts = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
+    return parts if rows % parts == 0 else 1
+
+
+def by_rows(f: Callable[..., Any], rows: int, axes: Any, out_axes: Any) -> Callable[..., Any]:
+    """Return f, each device at work on rows of its own and on nothing else.
+
+    What all rows share is fetched once before f, and its gradient summed once behind it. That is
+    for loops: GSPMD by itself would sum in every turn, to keep a sum equal on all devices.
+
+    Args:
+      f: of arrays; what it returns for a row depends on that row and on what all share.
+      rows: of the whole batch.
+      axes: for each argument, prefix of a tree: which axis is the rows', None for what all share.
+      out_axes: of the result.
+    """
+    parts = row_parts(rows)
+    if parts == 1:
+        return f
+
+    def spec(axis: int | None) -> PartitionSpec:
+        return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, BATCH)
+
+    inner, outer = (
+        jax.tree.map(spec, of, is_leaf=lambda a: a is None) for of in (tuple(axes), out_axes)
+    )
+    return jax.shard_map(
+        f,
+        mesh=_MESH.get(),
+        in_specs=inner,
+        out_specs=outer,
+        axis_names=set(BATCH),
+        check_vma=False,
+    )
 
 
 def is_axes(x: Any) -> bool:

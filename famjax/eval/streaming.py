@@ -122,7 +122,8 @@ class Streamer:
                 "is read exactly: set model.feedback.sweeps=0 in the model's config"
             )
         self._block = model.block_len
-        self.chunk = max(CHUNK // self._block, 1) * self._block if chunk is None else chunk
+        size = getattr(model.stack, "call_len", CHUNK)
+        self.chunk = max(size // self._block, 1) * self._block if chunk is None else chunk
         self._check("chunk", self.chunk)
         if reset_every is not None:
             self._check("reset_every", reset_every)

@@ -52,7 +52,7 @@ prefill, step = program("prefill"), program("step")
 params = load_file(f"{{FOLDER}}/params.safetensors")
 state = load_file(f"{{FOLDER}}/state.safetensors")  # of one text of which nothing was read
 
-ids = [{bos}, 72, 105]  # begins with bos
+ids = [{bos}, 1, 2]  # begins with bos
 batch = 2
 state = {{name: np.repeat(a, batch, axis=1) for name, a in state.items()}}
 tokens = np.zeros((batch, {chunk}), np.int32)

@@ -19,6 +19,7 @@ array of a line may have a span of its own.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from famjax.core.types import Array
-from famjax.ops.product import TAPE, fast_product
+from famjax.ops.product import TAPE
 
 # the axis of the slots in the arrays of a line: [b g n e], and in [b n d]
 SLOTS = -2
@@ -86,29 +87,30 @@ class Recording:
 
 
 class Replaying:
-    """The backward pass through one token: every product is known; probes take their gradients."""
+    """The backward pass through one token: every product is known; probes take their gradients.
 
-    def __init__(self, made: list[Array], probes: list[Array]):
+    Args:
+      turned: matrices of the weights' products, [m n].
+    """
+
+    def __init__(self, turned: list[Array], made: list[Array], probes: list[Array]):
+        self._turned = iter(turned)
         self._left = iter(zip(made, probes, strict=True))
 
     def __call__(self, equation: str, x: Array, kernel: Array) -> Array:
-        made, probe = next(self._left)
-        return _known(equation, x, kernel, made, probe)
+        back = next(self._turned) if equation.startswith("...") else kernel
+        return _known(equation, x, back, *next(self._left))
 
 
 class Collecting:
-    """The weights' gradients: what went into every product, and its kernel."""
+    """The kernels' gradients: what went into every product, and its kernel."""
 
     def __init__(self, made: list[Array]):
         self._left = iter(made)
-        self.equations: list[str] = []
-        self.inputs: list[Array] = []
-        self.kernels: list[Array] = []
+        self.used: list[Product] = []
 
     def __call__(self, equation: str, x: Array, kernel: Array) -> Array:
-        self.equations.append(equation)
-        self.inputs.append(x)
-        self.kernels.append(kernel)
+        self.used.append(Product(equation, x, kernel))
         return next(self._left)
 
 
@@ -122,24 +124,92 @@ def _using(tape: Any) -> Iterator[Any]:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _known(equation: str, x: Array, kernel: Array, made: Array, probe: Array) -> Array:
-    """Return `made`, which is einsum(equation, x, kernel); the probe's gradient is its own."""
+def _known(equation: str, x: Array, back: Array, made: Array, probe: Array) -> Array:
+    """Return `made`, which is einsum(equation, x, kernel); the probe's gradient is its own.
+
+    Args:
+      back: the slots, or the weights turned.
+    """
     return made
 
 
-def _known_forward(equation: str, x: Array, kernel: Array, made: Array, probe: Array) -> Any:
-    return made, (jnp.zeros((), x.dtype), kernel)
+def _known_forward(equation: str, x: Array, back: Array, made: Array, probe: Array) -> Any:
+    # of x the shape and the type alone, which no residual can be
+    return made, (jnp.zeros((0, *x.shape), x.dtype), back)
 
 
 def _known_backward(equation: str, saved: tuple[Array, Array], grad: Array) -> Any:
-    like, kernel = saved
-    factors, output = equation.split("->")
-    inputs, weights = factors.split(",")
-    to_x = jnp.einsum(f"{output},{weights}->{inputs}", grad, kernel)
+    like, back = saved
+    if equation.startswith("..."):
+        to_x = (grad.reshape(-1, len(back)) @ back).reshape(like.shape[1:])
+    else:
+        inputs, slots, output = _terms(equation)
+        to_x = jnp.einsum(f"{output},{slots}->{inputs}", grad, back)
     return to_x.astype(like.dtype), None, None, grad
 
 
 _known.defvjp(_known_forward, _known_backward)
+
+
+# ---------------------------------------------------------------------------------------- products
+
+
+class Product(NamedTuple):
+    """An einsum, with slots or with weights.
+
+    Weights "abcd" of "...ab,abcd->...cd" are seen as a matrix [ab cd] of n rows and m columns.
+    """
+
+    equation: str
+    x: Array
+    kernel: Array
+
+    @property
+    def of_weights(self) -> bool:
+        return self.equation.startswith("...")
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Return (n, m)."""
+        shape, summed = self.kernel.shape, len(_terms(self.equation)[0].removeprefix("..."))
+        return math.prod(shape[:summed]), math.prod(shape[summed:])
+
+    def turned(self) -> Array:
+        """Return the weights as [m n]."""
+        return self.kernel.reshape(self.size).T
+
+    def gradient(self, x: Array, grad: Array) -> Array:
+        """Return the kernel's gradient from the tokens of a block: x and grad are [c ...].
+
+        That of weights is turned, [m n], where n > m: the narrower factor is to be the first one,
+        which XLA on CPU writes out transposed.
+        """
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        if not self.of_weights:
+            inputs, slots, output = _terms(self.equation)
+            equation = f"z{inputs},z{output}->{slots}"
+            return jnp.einsum(equation, x, grad, preferred_element_type=wide)
+        n, m = self.size
+        x, grad = x.reshape(-1, n), grad.reshape(-1, m)
+        first, second = (x, grad) if n <= m else (grad, x)
+        return jnp.einsum("ri,ro->io", first, second, preferred_element_type=wide)
+
+    def no_gradient(self) -> Array:
+        """Return 0 in the shape and type of `gradient`, of weights."""
+        return jnp.zeros(sorted(self.size), jnp.promote_types(self.kernel.dtype, jnp.float32))
+
+    def straight(self, grad: Array) -> Array:
+        """Return the sum of gradients as the weights are shaped, in their type."""
+        n, m = self.size
+        grad = grad if n <= m else grad.T
+        return grad.reshape(self.kernel.shape).astype(self.kernel.dtype)
+
+
+def _terms(equation: str) -> tuple[str, str, str]:
+    """Return "x", "y" and "z" of "x,y->z"."""
+    factors, output = equation.split("->")
+    inputs, kernel = factors.split(",")
+    return inputs, kernel, output
 
 
 # -------------------------------------------------------------------------------------------- loop
@@ -203,8 +273,25 @@ def _backward(token: Token, block: int, saved: Any, grads: Any) -> Any:
     t = jax.tree.leaves(to_ys)[0].shape[0]
     to_ys = jax.tree.map(lambda a: _blocks(a, block), to_ys)
 
+    # a kernel is the same for all tokens: those of the first one are taken
+    first = jax.tree.map(lambda a: a[0, 0], (cut, made))
+    used: list[Product] = []
+
+    def kernels(heavy: Any) -> list[Array]:
+        (index, *x), made = first
+        own = jax.tree.map(lambda a: _slots(a, _span(a, t), block), line)
+        seen = Seen(_before(line, 0, t), own, index, index)
+        with _using(Collecting(made)) as tape:
+            token(heavy, light, seen, tuple(x))
+        used[:] = [each for each in tape.used if each.of_weights]
+        return [each.kernel for each in used]
+
+    weights, to_heavy = jax.vjp(kernels, heavy)
+    products = [of._replace(kernel=each) for of, each in zip(used, weights, strict=True)]
+    turned = [of.turned() for of in products]
+
     def back(carry: Any, xs: Any) -> Any:
-        to_line, to_heavy, to_light = carry
+        to_line, to_weights, to_light = carry
         (indices, x, rest), made, to_y = xs
         index = indices[0]
         before = _before(line, index, t)
@@ -219,7 +306,7 @@ def _backward(token: Token, block: int, saved: Any, grads: Any) -> Any:
             place = index % block
 
             def f(light: Any, own: Any, x: Any, probes: Any) -> Any:
-                with _using(Replaying(made, probes)):
+                with _using(Replaying(turned, made, probes)):
                     return token(heavy, light, Seen(before, own, place, index), (x, rest))
 
             probes = jax.tree.map(jnp.zeros_like, made)
@@ -233,54 +320,52 @@ def _backward(token: Token, block: int, saved: Any, grads: Any) -> Any:
             one, (to_own, to_light), ((indices, x, rest), made, to_y), reverse=True
         )
 
-        def products(heavy: Any, before: Any) -> Array:
-            return _weighted(token, (heavy, light, before, own), (indices, x, rest), made, to_made)
-
-        heavy_, before_ = jax.grad(products, argnums=(0, 1))(heavy, before)
-        to_heavy = jax.tree.map(jnp.add, to_heavy, heavy_)
+        given = (heavy, light, before, own), (indices, x, rest), made, to_made
+        weights_, before_ = _gradients(token, *given)
+        to_weights = [a + b for a, b in zip(to_weights, weights_, strict=True)]
         to_line = jax.tree.map(lambda a, new: _added(a, new, index), to_line, before_)
-        return (to_line, to_heavy, to_light), to_x
+        return (to_line, to_weights, to_light), to_x
 
-    zeros = jax.tree.map(lambda a: _wide(jnp.zeros_like(a)), (heavy, light))
-    (to_line, to_heavy, to_light), to_xs = jax.lax.scan(
+    zeros = (
+        [of.no_gradient() for of in products],
+        jax.tree.map(lambda a: _wide(jnp.zeros_like(a)), light),
+    )
+    (to_line, to_weights, to_light), to_xs = jax.lax.scan(
         back, (to_line, *zeros), (cut, made, to_ys), reverse=True
     )
+    (heavy_,) = to_heavy([of.straight(a) for of, a in zip(products, to_weights, strict=True)])
     to_line = jax.tree.map(lambda a: _slots(a, 0, _span(a, t)), to_line)
-    found = (to_heavy, to_light, to_line)
-    found = jax.tree.map(lambda a, b: a.astype(b.dtype), found, (heavy, light, line))
-    return *found, jax.tree.map(_joined, to_xs), None
+    found = jax.tree.map(lambda a, b: a.astype(b.dtype), (to_light, to_line), (light, line))
+    return heavy_, *found, jax.tree.map(_joined, to_xs), None
 
 
 loop.defvjp(_forward, _backward)
 
 
-def _weighted(token: Token, given: Any, cut: Any, made: Any, to_made: Any) -> Array:
-    """Return the sum over a block's products of <gradient of the result, result>.
-
-    Its gradient with respect to a kernel is that kernel's.
-    """
+def _gradients(token: Token, given: Any, cut: Any, made: Any, to_made: Any) -> Any:
+    """Return the gradients of the weights, one for each product, and of `before`, from a block."""
     heavy, light, before, own = given
-    kernels: list[Array] = []
-    equations: list[str] = []
+    used: list[Product] = []
 
-    def inputs(xs: Any, made: Any) -> list[Array]:
-        index, x, rest = xs
-        place = index % jax.tree.leaves(own)[0].shape[SLOTS]
-        with _using(Collecting(made)) as tape:
-            token(heavy, light, Seen(before, own, place, index), (x, rest))
-        # what depends on no token is not mapped over
-        kernels[:], equations[:] = tape.kernels, tape.equations
-        return tape.inputs
+    def slots(before: Any) -> tuple[list[Array], list[Array]]:
+        def products(xs: Any, made: Any) -> tuple[list[Array], list[Array]]:
+            index, x, rest = xs
+            place = index % jax.tree.leaves(own)[0].shape[SLOTS]
+            with _using(Collecting(made)) as tape:
+                token(heavy, light, Seen(before, own, place, index), (x, rest))
+            used[:] = tape.used
+            kernels = [each.kernel for each in tape.used if not each.of_weights]
+            return kernels, [each.x for each in tape.used]
 
-    read = jax.lax.stop_gradient(jax.vmap(inputs)(cut, made))
-    total = jnp.zeros(())
-    for equation, x, kernel, to_y in zip(equations, read, kernels, to_made, strict=True):
-        if equation.startswith("..."):
-            y = fast_product(equation, x, kernel)
-        else:
-            y = jax.vmap(functools.partial(_einsum, equation), (0, None))(x, kernel)
-        total = total + (y * to_y).sum(dtype=total.dtype)
-    return total
+        # kernels depend on no token
+        return jax.vmap(products, out_axes=(None, 0))(cut, made)
+
+    kernels, to_before, inputs = jax.vjp(slots, before, has_aux=True)
+    found = [of.gradient(x, y) for of, x, y in zip(used, inputs, to_made, strict=True)]
+    of_slots = [a for of, a in zip(used, found, strict=True) if not of.of_weights]
+    of_weights = [a for of, a in zip(used, found, strict=True) if of.of_weights]
+    of_slots = [a.astype(k.dtype) for a, k in zip(of_slots, kernels, strict=True)]
+    return of_weights, to_before(of_slots)[0]
 
 
 # ------------------------------------------------------------------------------------------- slots

@@ -92,7 +92,7 @@ def make_program(config: Config, token_bytes: np.ndarray, looked: tuple[int, ...
     shapes = jax.eval_shape(start)
     shardings = place(config, mesh, graph, shapes)
     rows = sharding.batch_sharding(mesh, config.data.batch)
-    step = make_step(config, graph, optimizer, jnp.asarray(token_bytes))
+    step = sharding.on_mesh(mesh, make_step(config, graph, optimizer, jnp.asarray(token_bytes)))
     return Program(
         mesh,
         plain,

@@ -182,6 +182,14 @@ def test_a_transformer_becomes_a_feedback_transformer() -> None:
     np.testing.assert_array_equal(keys, np.broadcast_to(first, keys.shape))
 
 
+def test_words_of_another_task_are_refused(tmp_path: Path) -> None:
+    train(config("train.steps=1"), tmp_path / "old", quiet=True)
+    for given in ("data.task=text", "data.task=copy"):
+        with pytest.raises(UserError, match="knows the words of data.task=blocked_walk alone") as caught:
+            load_config("text_fam", [f"init={tmp_path / 'old'}", given])
+        assert "\n" not in str(caught.value)
+
+
 def test_distances_of_another_span() -> None:
     old = replace(STACKS["feedback"], feedback=replace(ROTARY, positions="learned"))
     params = nnx.state(LanguageModel(old, rngs=nnx.Rngs(0)), nnx.Param)

@@ -63,6 +63,8 @@ class Feedback(nnx.Module):
         self.key = no_key() if any(vars(config.dropout).values()) else None
         self.block_len = 1
         self.capacity = None
+        # tokens of a call that are enough: all that a call is padded with is read one by one too
+        self.call_len = 1024 if self.parallel else 128
         # tokens before one that its output can depend on, at most; None is all
         self.reach: int | None = c.span * config.layers if self.parallel else None
 

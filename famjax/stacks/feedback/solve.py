@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from famjax.core.remat import recomputing
+from famjax.core.sharding import by_rows, row_parts
 from famjax.core.types import Array
 from famjax.layers.dropout import Drop
 from famjax.ops import relative
@@ -50,10 +51,17 @@ def one_by_one(
     x, first = _filled_up(x, block), _filled_up(first, block)
     count = x.shape[1]
     spread = functools.partial(jax.tree.map, lambda a: jnp.broadcast_to(a, (count, *a.shape)))
-    rest = (jnp.swapaxes(first, 0, 1), _by_token(random, count), spread(divided.rest))
+    parts = row_parts(x.shape[0])
+    rest = (jnp.swapaxes(first, 0, 1), _by_token(random, count, parts), spread(divided.rest))
     token = functools.partial(_token, plan, divided.graphs)
+    read = by_rows(
+        functools.partial(loop, token, block),
+        x.shape[0],
+        (None, None, 0, 1, (1, None if random is None else Random(1, None), None)),
+        ((1, 2), 0),
+    )
     x = jnp.swapaxes(x, 0, 1)
-    (y, memory), line = loop(token, block, divided.heavy, divided.light, line, x, rest)
+    (y, memory), line = read(divided.heavy, divided.light, line, x, rest)
     slots = [
         (k[:, :, n : n + t], v[:, :, n : n + t]) for (k, v), n in zip(line, plan.spans, strict=True)
     ]
@@ -63,6 +71,7 @@ def one_by_one(
 def _token(plan: Plan, graphs: Any, heavy: Any, light: Any, seen: Seen, xs: Any) -> Any:
     """Read one token: x [b d] -> ((y [b d], memory [j b d]), (k, v) [b g e] of each set)."""
     x, (first, random, others) = xs
+    random = None if random is None else random._replace(key=random.key[0])
     parts = assemble(graphs, heavy, light, others)
     states = [x]
     for i in range(len(parts.layers)):
@@ -96,11 +105,15 @@ def _filled_up(a: Array, block: int) -> Array:
     return jnp.pad(a, [(0, 0), (0, -a.shape[1] % block)] + [(0, 0)] * (a.ndim - 2))
 
 
-def _by_token(random: Random | None, count: int) -> Random | None:
-    """Return random numbers of each token, [t ...]; layers are left out for a whole call."""
+def _by_token(random: Random | None, count: int, parts: int) -> Random | None:
+    """Return random numbers of each token, [t ...], keys [t parts] for each part of the rows.
+
+    Layers are left out for a whole call. Dropout is another with another number of devices.
+    """
     if random is None:
         return None
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(random.key, jnp.arange(count))
+    every = jax.vmap(jax.random.fold_in, (None, 0))
+    keys = every(random.key, jnp.arange(count * parts)).reshape(count, parts)
     return Random(keys, jnp.broadcast_to(random.layers, (count, *random.layers.shape)))
 
 
