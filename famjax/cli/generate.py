@@ -57,6 +57,7 @@ def run(argv: list[str]) -> int:
     _check(arguments)
     prompt = None if arguments.prompt is None else _decoded(arguments.prompt)
     runtime.setup()
+    from famjax.data.words import Words
     from famjax.eval.generate import Generator
     from famjax.train.run import open_run
 
@@ -66,6 +67,8 @@ def run(argv: list[str]) -> int:
             f"--chat: the tokenizer of {arguments.run} has no chat template; leave it out, or "
             "train with a tokenizer that has one"
         )
+    if prompt is not None and isinstance(opened.tokenizer, Words):
+        _tell_unknown(opened.tokenizer.unknown(prompt))
     if arguments.small_cache:
         opened = opened.with_small_cache()
     generator = Generator(opened)
@@ -82,6 +85,12 @@ def _decoded(prompt: str) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"--prompt: not UTF-8 at byte {error.start}; convert it") from None
+
+
+def _tell_unknown(words: list[str]) -> None:
+    if words:
+        some = ", ".join(words[:5]) + (", ..." if words[5:] else "")
+        print(f"not in the vocabulary, read as <unk>: {some}", file=sys.stderr)
 
 
 def _check(arguments: Arguments) -> None:

@@ -35,7 +35,10 @@ def run(argv: list[str]) -> int:
 
     folder = folder or Path("runs") / config.name
     train(config, folder)
-    behind = f"the run: {folder}; next: famjax eval {folder}, famjax generate {folder} --prompt ..."
+    behind = f"the run: {folder}; next: famjax eval {folder}"
+    # of most toy tasks the answers are no tokens that could be generated
+    if config.data.tokenizer != "task":
+        behind += f", famjax generate {folder} --prompt ..."
     print(behind, file=sys.stderr)
     return 0
 

@@ -21,6 +21,7 @@ from typing import Any, get_type_hints
 from famjax.core.checks import bad_types, validate
 from famjax.core.config import Config
 from famjax.core.errors import UserError, nearest
+from famjax.core.idle import refuse_idle
 from famjax.core.keys import fits, keys, values, wrong
 
 # The package of experiments, installed beside famjax; found by its place, since "configs" on
@@ -45,6 +46,7 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
         # the run is opened from anywhere
         config = replace(config, init=str(Path(config.init).expanduser().absolute()))
     validate(config)
+    refuse_idle(config, (key for key, _ in _pairs(overrides)))
     return config
 
 

@@ -47,6 +47,10 @@ class Words(Tokenizer):
         # what follows the last line break is a line without an end
         return np.fromiter(ids, np.int32)[:-1]
 
+    def unknown(self, text: str) -> list[str]:
+        """Return the words of a text that stand in no vocabulary, each once."""
+        return [word for word in dict.fromkeys(text.split()) if word not in self._ids]
+
     def text(self) -> str:
         """Return what `read_words` reads: a word on each line."""
         return "\n".join(self.words) + "\n"

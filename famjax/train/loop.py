@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import signal
 import time
 import warnings
@@ -30,7 +31,7 @@ from famjax.models.language_model import LanguageModel
 from famjax.train import flops
 from famjax.train.begin import evaluated, refuse_base
 from famjax.train.checkpoint import Checkpoints
-from famjax.train.metrics import MetricsWriter
+from famjax.train.metrics import METRICS, MetricsWriter
 from famjax.train.optimizers import make_optimizer, make_schedule
 from famjax.train.progress import Progress
 from famjax.train.run import (
@@ -168,18 +169,32 @@ def train(config: Config, run_dir: str | Path, quiet: bool = False) -> Run:
             "init=FOLDER, a run or what famjax convert wrote, or set model.lora.rank=0"
         )
     folder = Path(run_dir)
-    config, tokenizer = prepare_run(folder, config)
-    checkpoints = Checkpoints(folder / CHECKPOINTS, config.train.keep)
-    progress = Progress(config.train.steps, checkpoints.latest() or 0, quiet)
-    trainer = Trainer(config, tokenizer, checkpoints, folder, progress)
-    with progress:
-        try:
-            state = trainer.run()
-        finally:
-            trainer.batches.release()
-            checkpoints.wait()
+    with leaving_nothing(folder):
+        config, tokenizer = prepare_run(folder, config)
+        checkpoints = Checkpoints(folder / CHECKPOINTS, config.train.keep)
+        progress = Progress(config.train.steps, checkpoints.latest() or 0, quiet)
+        trainer = Trainer(config, tokenizer, checkpoints, folder, progress)
+        with progress:
+            try:
+                state = trainer.run()
+            finally:
+                trainer.batches.release()
+                checkpoints.wait()
     model = nnx.merge(trainer.program.graph, state.params, *state.frozen[:1])
     return Run(config, tokenizer, model, int(state.step))
+
+
+@contextmanager
+def leaving_nothing(folder: Path) -> Iterator[None]:
+    """Take the folder away again if it was made here for a run that was refused."""
+    new = not folder.exists()
+    try:
+        yield
+    except UserError:
+        rows = folder / METRICS
+        if new and not (rows.exists() and rows.stat().st_size):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 class Trainer:

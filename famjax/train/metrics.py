@@ -22,6 +22,9 @@ from famjax.core.errors import UserError
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
+METRICS = "metrics.jsonl"
+
+
 class MetricsWriter:
     """Appends rows to RUN/metrics.jsonl and RUN/tensorboard.
 
@@ -35,7 +38,7 @@ class MetricsWriter:
     """
 
     def __init__(self, run_dir: Path, resume_step: int | None) -> None:
-        self._path = run_dir / "metrics.jsonl"
+        self._path = run_dir / METRICS
         last = -1 if resume_step is None else resume_step
         try:
             run_dir.mkdir(parents=True, exist_ok=True)

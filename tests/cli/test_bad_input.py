@@ -121,6 +121,7 @@ def test_the_shortest_texts_train(famjax: Famjax, content: str) -> None:
 def test_a_failed_first_try_does_not_bind(famjax: Famjax) -> None:
     """A misspelt file name must not make the run folder another experiment's."""
     famjax.refused("data.files=no-such-file")
+    assert not famjax.run.exists()
     assert famjax(famjax.texts) == 0
 
 
@@ -146,6 +147,7 @@ def test_a_failed_first_try_does_not_bind(famjax: Famjax) -> None:
         ("modle.layers=2", "unknown key 'modle.layers'; did you mean 'model.layers'?"),
         ("model.vocab_size=100", "model.vocab_size=100: tokenizer bytes has 258 tokens; set 0"),
         ("data.tokenizer=no.model", "no.model"),
+        ("model.feedback.span=9", "model.feedback.span: does nothing with model.stack=residual"),
     ],
 )
 def test_values_that_cannot_work(famjax: Famjax, given: str, said: str) -> None:

@@ -27,6 +27,11 @@ def test_words_and_ends_of_lines_are_tokens():
     assert words.encode("").tolist() == []
 
 
+def test_unknown_words_are_named_once():
+    words = Words("list", ["a", "b"])
+    assert words.unknown("a c\nb c d <s>") == ["c", "d", "<s>"]
+
+
 def test_pieces_of_a_text_have_its_tokens():
     words = Words("w", ["a", "b"])
     text = "a b\n\nb a \n a"
