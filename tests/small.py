@@ -23,6 +23,7 @@ from famjax.core.experiment import override
 from famjax.train import loop
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.metrics import read_metrics
+from famjax.train.program import Program
 from famjax.train.warmup import at_length, length_at
 
 SHAPE = [
@@ -69,17 +70,15 @@ def config(folder: Path, layout: str = "lanes", task: str = "text", *more: str) 
 
 
 @functools.cache
-def _program(config: Config) -> loop.Program:
+def _program(config: Config) -> Program:
     return _make_program(config, _token_bytes[-1])
 
 
 _make_program, _token_bytes = loop.make_program, [np.zeros(0)]
 
 
-def make_program(
-    config: Config, token_bytes: np.ndarray, looked: tuple[int, ...] = ()
-) -> loop.Program:
-    """Return `famjax.train.loop.make_program`'s, from an earlier run if there was one."""
+def make_program(config: Config, token_bytes: np.ndarray, looked: tuple[int, ...] = ()) -> Program:
+    """Return `famjax.train.program.make_program`'s, from an earlier run if there was one."""
     data = replace(
         DataConfig(),
         layout=config.data.layout,

@@ -21,7 +21,7 @@ from famjax.core.config import Config, ModelConfig
 from famjax.core.types import Context
 from famjax.models.language_model import LanguageModel
 from famjax.train.flops import fam_floor
-from famjax.train.loop import make_program
+from famjax.train.program import make_program
 
 # block and FAM length; f / w from 1/64 to 1/8
 SIZES = ((64, 8), (128, 8), (128, 16), (256, 16), (512, 8))

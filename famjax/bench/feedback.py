@@ -32,7 +32,7 @@ from famjax.stacks.feedback import solve
 from famjax.stacks.feedback.ring import FeedbackState
 from famjax.stacks.feedback.solve import BLOCK
 from famjax.train.flops import training_flops
-from famjax.train.loop import Program, make_program
+from famjax.train.program import Program, make_program
 
 # aims: times the Transformer's training step; of its temporaries; tokens/s
 TRAINING_AIM, MEMORY_AIM, GENERATION_AIM = 1.8, 1.0, 3.7

@@ -19,7 +19,7 @@ import numpy as np
 from famjax.bench.timing import Pair, in_turns
 from famjax.core.config import ArchConfig, Config, LoraConfig, ModelConfig
 from famjax.train.flops import forward_flops
-from famjax.train.loop import Program, make_program
+from famjax.train.program import Program, make_program
 
 PEERS = ("torch", "transformers", "peft")
 # torch.nn.Linear's own LoRA places of a Llama, all of them

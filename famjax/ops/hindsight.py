@@ -390,7 +390,7 @@ def _span(line: Array, t: int) -> int:
     return line.shape[SLOTS] - t
 
 
-def _before(line: Any, index: Array, t: int) -> Any:
+def _before(line: Any, index: Any, t: int) -> Any:
     """Return what a block at `index` sees of the slots before it."""
     return jax.tree.map(lambda a: _slots(a, index, _span(a, t)), line)
 

@@ -23,7 +23,8 @@ from famjax.models.language_model import LanguageModel
 from famjax.models.transplant import merge_adapters, transplant
 from famjax.train.begin import divide, fingerprint, with_keys
 from famjax.train.checkpoint import Checkpoints
-from famjax.train.loop import make_program, train
+from famjax.train.loop import train
+from famjax.train.program import make_program
 from famjax.train.run import open_run
 
 TOKENS = np.random.default_rng(0).integers(0, 256, (2, 64))

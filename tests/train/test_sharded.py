@@ -20,6 +20,7 @@ from famjax.core.errors import UserError
 from famjax.core.experiment import override
 from famjax.train import loop
 from famjax.train.checkpoint import Checkpoints
+from famjax.train.program import Program, make_program
 from famjax.train.state import TrainState
 from famjax.train.warmup import halve_memory
 
@@ -42,7 +43,7 @@ CASES = [(mesh, LANES) for mesh in MESHES] + [
 
 
 class Trained(NamedTuple):
-    program: loop.Program
+    program: Program
     step: Any
     states: list[TrainState]
 
@@ -74,7 +75,7 @@ def trained(mesh: tuple[int, int, int], overrides: tuple[str, ...]) -> Trained:
     with pytest.MonkeyPatch.context() as patch:
         make_mesh = functools.partial(sharding.make_mesh, devices=devices)
         patch.setattr(sharding, "make_mesh", make_mesh)
-        program = loop.make_program(config_on(mesh, overrides), np.ones(VOCABULARY, np.float32))
+        program = make_program(config_on(mesh, overrides), np.ones(VOCABULARY, np.float32))
     state = program.start.lower().compile(compiler_options=FAST)()  # type: ignore[attr-defined]
     lowered = program.step.lower(state, put(program, 0))  # type: ignore[attr-defined]
     step = lowered.compile(compiler_options=FAST)
@@ -85,11 +86,11 @@ def trained(mesh: tuple[int, int, int], overrides: tuple[str, ...]) -> Trained:
     return Trained(program, step, states)
 
 
-def put(program: loop.Program, seed: int) -> dict[str, jax.Array]:
+def put(program: Program, seed: int) -> dict[str, jax.Array]:
     return jax.device_put(batch(seed), program.batch)
 
 
-def copy(program: loop.Program, state: Any) -> Any:
+def copy(program: Program, state: Any) -> Any:
     """Return the state again, in buffers that no step can be given."""
     host = jax.tree.map(lambda a: np.array(a), state)
     return jax.device_put(host, program.shardings)

@@ -54,12 +54,10 @@ def one_by_one(
     parts = row_parts(x.shape[0])
     rest = (jnp.swapaxes(first, 0, 1), _by_token(random, count, parts), spread(divided.rest))
     token = functools.partial(_token, plan, divided.graphs)
-    read = by_rows(
-        functools.partial(loop, token, block),
-        x.shape[0],
-        (None, None, 0, 1, (1, None if random is None else Random(1, None), None)),
-        ((1, 2), 0),
-    )
+    axes: Any = (1, None)  # of the random numbers, the keys are each part's own
+    of_rest = (1, None if random is None else Random(*axes), None)
+    step = functools.partial(loop, token, block)
+    read = by_rows(step, x.shape[0], (None, None, 0, 1, of_rest), ((1, 2), 0))
     x = jnp.swapaxes(x, 0, 1)
     (y, memory), line = read(divided.heavy, divided.light, line, x, rest)
     slots = [

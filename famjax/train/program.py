@@ -1,0 +1,120 @@
+"""What is compiled once for a run, and where it lies on the mesh."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from famjax.core import sharding
+from famjax.core.config import Config
+from famjax.core.types import Array, Context
+from famjax.models.language_model import LanguageModel
+from famjax.train.begin import evaluated
+from famjax.train.optimizers import make_optimizer
+from famjax.train.run import abstract_model
+from famjax.train.state import TrainState
+from famjax.train.step import Batch, init_train_state, make_step
+
+
+class Program(NamedTuple):
+    """What is compiled once for a run.
+
+    Attributes:
+      mesh: of devices.
+      graph: the model's NNX graph, without dropout.
+      shardings: where a `TrainState` lies.
+      start: () -> TrainState before the first step; with weights, those of `initial_weights`, that
+        of a model that has them. The weights given are donated.
+      step: (state, batch) -> state; the state given is donated.
+      inspect: (params, frozen, memory, batch) -> dict of scalars about the memory.
+      batch: where a batch lies.
+    """
+
+    mesh: Mesh
+    graph: Any
+    shardings: Any
+    start: Callable[..., TrainState]
+    step: Callable[[TrainState, Batch], TrainState]
+    inspect: Callable[[Any, Any, Any, Batch], dict[str, Array]]
+    batch: jax.sharding.NamedSharding
+
+
+def make_program(config: Config, token_bytes: np.ndarray, looked: tuple[int, ...] = ()) -> Program:
+    """Build and place everything for a config whose vocabulary is known.
+
+    Args:
+      looked: slots that layers with learned spans look at, see `Feedback.look_at`; () is all.
+    """
+    mesh = sharding.make_mesh(config.mesh)
+    optimizer = make_optimizer(config.optimizer, config.train.steps)
+    graph, *_ = abstract_model(config.model, looked)
+    plain, *_ = abstract_model(evaluated(config.model), looked)
+    seen, *_ = abstract_model(
+        dataclasses.replace(evaluated(config.model), feedback=config.model.feedback), looked
+    )
+
+    def start(weights: Any = None) -> TrainState:
+        model = LanguageModel(config.model, rngs=nnx.Rngs(config.seed))
+        if weights is not None:
+            nnx.update(model, weights)
+        return init_train_state(config, model, optimizer)
+
+    shapes = jax.eval_shape(start)
+    shardings = place(config, mesh, graph, shapes)
+    rows = sharding.batch_sharding(mesh, config.data.batch)
+    step = sharding.on_mesh(mesh, make_step(config, graph, optimizer, jnp.asarray(token_bytes)))
+    return Program(
+        mesh,
+        plain,
+        shardings,
+        jax.jit(start, donate_argnums=0, out_shardings=shardings),
+        jax.jit(step, donate_argnums=0, in_shardings=(shardings, rows), out_shardings=shardings),
+        jax.jit(make_inspect(config, seen)),
+        rows,
+    )
+
+
+def place(config: Config, mesh: Mesh, graph: Any, shapes: TrainState) -> TrainState:
+    """Return the sharding of every array of the training state."""
+    everywhere: Any = sharding.replicated(mesh)
+    memory = jax.tree.map(lambda _: everywhere, shapes.memory)
+    if config.data.layout == "lanes":
+        axes = nnx.merge(graph, shapes.params, *shapes.frozen).state_axes()
+        memory = sharding.state_shardings(mesh, axes, shapes.memory)
+    return TrainState(
+        everywhere,
+        sharding.parameter_shardings(mesh, shapes.params),
+        sharding.optimizer_shardings(mesh, shapes.params, shapes.opt_state),
+        memory,
+        everywhere,
+        jax.tree.map(lambda _: everywhere, shapes.totals),
+        everywhere,
+        sharding.parameter_shardings(mesh, shapes.frozen),
+    )
+
+
+def make_inspect(config: Config, graph: Any) -> Callable[[Any, Any, Any, Batch], dict[str, Array]]:
+    """Return a function of (params, frozen, memory, batch): what the stack reports of its memory.
+
+    It looks at the first row only.
+    """
+
+    def inspect(params: Any, frozen: Any, memory: Any, batch: Batch) -> dict[str, Array]:
+        model = nnx.merge(graph, params, *frozen[:1])  # no keys: this graph has no dropout
+        lanes = config.data.layout == "lanes"
+        state = jax.tree.map(lambda a: a[:, :1], memory) if lanes else model.init_state(1)
+        row = jax.tree.map(lambda a: a[:1], batch)
+        ctx = (
+            Context(row["reset"], row["valid"], passing=row.get("passing")) if lanes else Context()
+        )
+        x = model.embed(row["tokens"])
+        return model.stack.report(x, state, ctx)
+
+    return inspect
