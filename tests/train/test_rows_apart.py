@@ -1,0 +1,98 @@
+"""A loop over tokens on several devices: each reads rows of its own, and sums once."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from famjax.core import sharding
+from famjax.core.config import Config
+from famjax.core.experiment import override
+from famjax.stacks.feedback.parts import Random
+from famjax.stacks.feedback.solve import _by_token
+from famjax.train.program import Program, make_program
+
+ROWS, LENGTH, VOCABULARY = 8, 20, 32
+SHAPE = (
+    f"model.vocab_size={VOCABULARY} model.stack=feedback model.layers=2 model.width=16 "
+    "model.heads=4 model.kv_heads=2 model.mlp_width=32 model.block_len=1 model.feedback.span=8 "
+    f"data.batch={ROWS} data.length={LENGTH} optimizer.schedule=constant optimizer.warmup_steps=0"
+).split()
+COLLECTIVE = re.compile(r" = .*(all-reduce|all-gather|all-to-all|collective-permute)(-start)?\(")
+
+
+def program_on(mesh: tuple[int, int, int], *overrides: str) -> Program:
+    axes = zip(("data", "fsdp", "tensor"), mesh, strict=True)
+    given = [*SHAPE, *overrides, *(f"mesh.{name}={size}" for name, size in axes)]
+    devices = jax.devices()[: int(np.prod(mesh))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharding, "make_mesh", functools.partial(sharding.make_mesh, devices=devices))
+        return make_program(override(Config(), given), np.ones(VOCABULARY, np.float32))
+
+
+def batch() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, VOCABULARY, (ROWS, LENGTH), np.int32)
+    reset = np.zeros((ROWS, LENGTH), bool)
+    reset[3, 7] = True
+    return {
+        "tokens": tokens,
+        "targets": np.roll(tokens, -1, 1),
+        "weights": np.ones((ROWS, LENGTH), np.float32),
+        "valid": np.ones((ROWS, LENGTH), bool),
+        "reset": reset,
+    }
+
+
+def after_two_steps(program: Program, step: Any) -> Any:
+    state = program.start()
+    for _ in range(2):
+        state = step(state, jax.device_put(batch(), program.batch))
+    return jax.tree.map(np.asarray, (state.params, state.memory, state.totals.loss))
+
+
+@functools.cache
+def on_one() -> Any:
+    program = program_on((1, 1, 1))
+    return after_two_steps(program, program.step)
+
+
+@pytest.mark.parametrize("mesh", [(8, 1, 1), pytest.param((2, 2, 2), marks=pytest.mark.slow)])
+def test_rows_on_many_devices(mesh: tuple[int, int, int]) -> None:
+    """The same parameters, memory and loss; no device waits for another in the loop."""
+    program = program_on(mesh)
+    data = jax.device_put(batch(), program.batch)
+    compiled = program.step.lower(program.start(), data).compile()  # type: ignore[attr-defined]
+    for a, b in zip(
+        jax.tree.leaves(after_two_steps(program, compiled)), jax.tree.leaves(on_one()), strict=True
+    ):
+        np.testing.assert_allclose(a, b, atol=2e-5 * np.abs(b).max(initial=1e-6), rtol=0)
+    if mesh[2] == 1:  # heads that are divided are summed in every token
+        assert collectives(compiled.as_text()) == {True}
+
+
+def collectives(text: str) -> set[bool]:
+    """Return for the collectives of a program whether they stand outside of all loops."""
+    found, entry = set(), False
+    for line in text.splitlines():
+        if line.endswith("{") and not line.startswith(" "):
+            entry = line.startswith("ENTRY")
+        if COLLECTIVE.search(line):
+            found.add(entry)
+    return found
+
+
+def test_dropout_differs_from_part_to_part() -> None:
+    random = Random(jax.random.key(0), np.zeros(2, bool))  # type: ignore[arg-type]
+    keys = jax.random.key_data(_by_token(random, 3, 4).key)  # type: ignore[union-attr]
+    assert keys.shape[:2] == (3, 4)
+    assert len(np.unique(keys.reshape(12, -1), axis=0)) == 12
+    program = program_on((4, 1, 1), "model.dropout.hidden=0.5")
+    data = jax.device_put(batch(), program.batch)
+    shapes = jax.eval_shape(program.step, jax.eval_shape(program.start), data)
+    assert shapes.totals.loss.shape == ()
