@@ -16,7 +16,7 @@ from famjax.core.errors import UserError, nearest
 from famjax.core.keys import fits, keys, values, wrong
 
 # Mixers a pattern may name.
-MIXERS = ("full", "swa", "bswa", "bswa_sg", "fam")
+MIXERS = ("full", "swa", "bswa", "bswa_sg", "fam", "linear")
 
 # Toy tasks, whose sizes are in data.toy.
 TOYS = ("random_walk", "blocked_walk", "copy", "reverse", "counting", "algorithmic")
@@ -48,6 +48,8 @@ _LOWEST: dict[str, float] = {
     "model.arch.logit_cap": 0,
     "model.arch.local_rope_base": 0,
     "model.arch.rope_length": 1,
+    "model.linear.features": 1,
+    "model.linear.chunk": 1,
     "model.feedback.span": 1,
     "model.feedback.layer": 0,
     "model.feedback.span_ramp": 2,
@@ -252,6 +254,22 @@ def _bad_mixers(config: Config) -> Iterator[str]:
         yield (
             f"data.length={config.data.length} is longer than model.capacity={m.capacity}, all "
             f"that full attention holds; set model.capacity={config.data.length}"
+        )
+    if "linear" in pattern:
+        yield from _bad_linear(config)
+
+
+def _bad_linear(config: Config) -> Iterator[str]:
+    c = config.model.linear
+    if c.map == "rfa" and c.features % 2:
+        yield (
+            f"model.linear.features={c.features} is odd; rfa has a sine and a cosine of each "
+            f"random vector, take {_multiples(c.features, 2)}"
+        )
+    if config.train.rpo and c.rope:
+        yield (
+            "train.rpo=true: features of rotated keys are no function of distances, so an offset "
+            "is not undone; set train.rpo=false or model.linear.rope=false"
         )
 
 

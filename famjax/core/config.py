@@ -108,6 +108,23 @@ class FeedbackConfig:
 
 
 @dataclass(frozen=True)
+class LinearConfig:
+    """Normalised linear attention (T2R, arXiv 2103.13076), of layers whose mixer is `linear`."""
+
+    # phi, one for a head's queries and its keys. Learned are relu, and learned_elu (1 + elu), cos
+    # and tanh of W x + b. Without W: 1 + elu(x), sines and cosines of random products over a
+    # learned temperature (Peng et al., 2021), positive ones of orthogonal vectors (Performer)
+    map: Literal["relu", "learned_elu", "cos", "tanh", "elu", "rfa", "performer"] = "relu"
+    # k, elements of phi(x), even for rfa; elu has head_dim, whatever stands here
+    features: int = 32
+    # queries and keys are rotated before phi, as far as model.arch rotates any
+    rope: bool = True
+    # tokens that a call reads at once, all pairs of them; between chunks goes the state. The same
+    # numbers for any, but for rounding
+    chunk: int = 32
+
+
+@dataclass(frozen=True)
 class DropoutConfig:
     """Shares that are dropped in training (FT3 7.6, 4.2.1); for stacks feedback and transformer."""
 
@@ -181,6 +198,7 @@ class ModelConfig:
     remat: Literal["none", "layer", "block"] = "none"
     # compute type; parameters and optimizer are float32
     dtype: Literal["float32", "bfloat16"] = "float32"
+    linear: LinearConfig = field(default_factory=LinearConfig)
     feedback: FeedbackConfig = field(default_factory=FeedbackConfig)
     dropout: DropoutConfig = field(default_factory=DropoutConfig)
     arch: ArchConfig = field(default_factory=ArchConfig)

@@ -56,6 +56,10 @@ PARAMETER_AXES: tuple[tuple[str, Axes], ...] = (
     (r"(up|gate)/lora/b$", (None, "mlp")),
     (r"(out|down)/lora/b$", (None, "embed")),
     (r"(lora|stack)/key$", (None,)),
+    # one map for a key head and the query heads that read it
+    (r"map/kernel$", ("kv_heads", None, None)),
+    (r"map/bias$", ("kv_heads", None)),
+    (r"map/tau$", ("kv_heads",)),
     # of adaptive span; of distances; of Equation 1
     (r"layers/0/span$", (None,)),
     (r"distances$", (None, None)),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from famjax.convert.folder import whole_folder
+from famjax.core.checks import mixer_pattern
 from famjax.core.errors import UserError, nearest
 from famjax.export.source import Source
 from famjax.train.run import open_run
@@ -57,6 +58,10 @@ def export(
         raise UserError(
             f"--format {format}: has no words for model.stack={source.model.stack}; take --format "
             "stablehlo or orbax"
+        )
+    if format in ("hf", "peft") and "linear" in mixer_pattern(source.model):
+        raise UserError(
+            f"--format {format}: has no words for linear attention; take --format stablehlo or orbax"
         )
     report(f"writing {dest}, then reading it again to compare its logits")
     write = importlib.import_module(f"famjax.export.{format}").write

@@ -11,6 +11,7 @@ from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError, nearest
 from famjax.mixers.fam import Fam
 from famjax.mixers.full import Full
+from famjax.mixers.linear import Linear
 from famjax.mixers.window import Window
 
 
@@ -34,6 +35,7 @@ MIXERS: dict[str, Callable[..., Any]] = {
     "bswa": _bswa,  # fam.bswa
     "bswa_sg": _bswa_sg,  # fam.bswa_sg
     "fam": Fam,  # fam.fam
+    "linear": Linear,  # t2r.map
 }
 
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from famjax.core.checks import cutoffs
 from famjax.core.config import ModelConfig
+from famjax.layers.feature_map import multiplied, size
 
 # Keys that a block's token sees, on average over a long document; a block's own causal part, and
 # that of full attention's cache, is half of its length. Letters: `famjax.core.types`.
@@ -131,6 +132,8 @@ def _feedback_flops(model: ModelConfig) -> float:
 
 
 def _layer_flops(model: ModelConfig, mixer: str) -> float:
+    if mixer == "linear":
+        return 2 * _layer_weights(model) + _linear_flops(model)
     if mixer not in KEYS_SEEN:
         raise ValueError(f"no FLOPs known for mixer {mixer!r}: add it to KEYS_SEEN")
     weights = 2 * _layer_weights(model)
@@ -167,6 +170,13 @@ def _attention_flops(model: ModelConfig, keys: float) -> float:
     """Scores, and the sum over values, of one query that sees so many keys."""
     e = model.head_dim or model.width // model.heads
     return 2 * 2 * model.heads * e * keys
+
+
+def _linear_flops(model: ModelConfig) -> float:
+    """phi of queries and keys, phi(k) v^T, and the products of phi(q) with S and z."""
+    e, h = model.head_dim or model.width // model.heads, model.heads
+    g, k = model.kv_heads or h, size(model)
+    return 2 * ((h + g) * e * multiplied(model) + g * k * e + h * k * (e + 1))
 
 
 def _product_seconds(size: int, dtype: str) -> float:

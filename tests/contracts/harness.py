@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from famjax.core.checks import mixer_pattern
-from famjax.core.config import ArchConfig, FeedbackConfig, ModelConfig
+from famjax.core.config import ArchConfig, FeedbackConfig, LinearConfig, ModelConfig
 from famjax.core.types import Context
 from famjax.models.language_model import LanguageModel
 
@@ -59,6 +59,12 @@ def _feedback(
     return replace(BASE, stack=stack, block_len=1, mixer="full", feedback=feedback, **model)
 
 
+def _linear(map: str, mixer: str = "linear", rope: bool = False, **model: Any) -> ModelConfig:
+    """Chunks that end within blocks, and calls that end within chunks."""
+    linear: Any = {"map": map, "features": 6, "chunk": 5, "rope": rope}
+    return replace(BASE, mixer=mixer, linear=LinearConfig(**linear), **model)
+
+
 # multi-head, grouped and multi-query, both norms, the feed-forwards, tied and not, are dealt
 # out over the variants, so that each is seen with several
 CASES: dict[str, ModelConfig] = {
@@ -74,6 +80,12 @@ CASES: dict[str, ModelConfig] = {
     "fam-2-1": replace(BASE, mixer="fam", memory_segments=2, kv_heads=1, mlp="gelu"),
     "fam-1-3": replace(BASE, mixer="fam", memory_segments=1, fam_previous=3, mlp="geglu"),
     "bswa,fam": replace(BASE, mixer="bswa,fam", layers=4, norm="layernorm", tied=False),
+    "linear": _linear("relu", rope=True),
+    "linear-relu": _linear("relu", kv_heads=4),
+    "linear-elu": _linear("elu", kv_heads=4, norm="layernorm"),
+    "linear-rfa": _linear("rfa", kv_heads=1, mlp="gelu"),
+    "linear-performer": _linear("performer", mlp="geglu", tied=False),
+    "fam,linear": _linear("learned_elu", "fam,linear", rope=True),
     "feedback-all": _feedback("all", mlp="relu", norm="layernorm", kv_heads=4),
     "feedback-average": _feedback(
         "average", OWN, ROTARY, MEMORY, kv_heads=1, norm="layernorm", arch=POST
@@ -90,7 +102,7 @@ CASES: dict[str, ModelConfig] = {
 }
 # one of each mixer and stack, where all variants would tell no more
 KINDS = ["full", "swa-2", "bswa-1", "bswa_sg-2", "fam-1-3", "bswa,fam"]
-KINDS += ["feedback-all", "feedback-same_and_lower", "transformer-shared", "lstm"]
+KINDS += ["linear", "feedback-all", "feedback-same_and_lower", "transformer-shared", "lstm"]
 
 # what families of pretrained models differ in; Hugging Face's code is their oracle (tests/convert)
 _FAMILIES = ArchConfig(
@@ -121,6 +133,7 @@ FAMILIES = {
 FAMILIES |= {
     f"{case}, {name}": replace(CASES[case], arch=arch)
     for case, name, arch in (
+        ("linear", "families", _FAMILIES),
         ("feedback-previous", "families", _FAMILIES),
         ("feedback-all", "others", replace(_OTHERS, learned_positions=False)),
         ("transformer-shared", "families", _FAMILIES),

@@ -20,7 +20,7 @@ LANES = 4
 @pytest.mark.parametrize(
     "case",
     [
-        *("full", "swa-2", "bswa_sg-2", "fam-1-3", "bswa,fam"),
+        *("full", "swa-2", "bswa_sg-2", "fam-1-3", "bswa,fam", "linear", "linear-rfa"),
         *("feedback-all", "feedback-same_and_lower", "transformer-shared", "lstm"),
     ],
 )

@@ -84,7 +84,7 @@ def test_a_windows_reach_is_all_that_it_depends_on(case):
     r = Runner(HYBRIDS[case]) if case in HYBRIDS else runner(case)
     reach = r.model(r.params).stack.reach
     if reach is None:
-        assert {"full", "fam", "feedback", "lstm"} & {*r.mixers, r.config.stack}
+        assert {"full", "fam", "linear", "feedback", "lstm"} & {*r.mixers, r.config.stack}
         return
     last = max(LENGTH - W, reach + W)  # bswa-3 sees farther than the stream is long
     x = np.concatenate([r.x, r.x], 1)[:, : last + W]

@@ -12,15 +12,16 @@ from typing import Any
 
 import jax
 import numpy as np
-from oracles import feedback, lstm, transformer
+from oracles import feedback, linear, lstm, transformer
 
 from famjax.core.config import ModelConfig
+from famjax.layers import feature_map
 
 Read = tuple[Any, list[Any]]
 
 # the residual stack -------------------------------------------------------------------------------
 
-# what the oracle calls each mixer, and needs to know
+# what the oracle calls each mixer, and needs to know beside weights
 MIXERS: dict[str, Any] = {
     "full": lambda c: ("full", {}),
     "swa": lambda c: ("swa", {"window": c.window}),
@@ -30,19 +31,31 @@ MIXERS: dict[str, Any] = {
         "fam",
         {"block": c.block_len, "segments": c.memory_segments, "previous": c.fam_previous},
     ),
+    "linear": lambda c: ("linear", {"rope": c.linear.rope}),
 }
 
 
 def _residual(c: ModelConfig, p: Any, x: Any) -> Read:
-    """The FAM of every layer, None where it has none."""
+    """The FAM or the S of every layer, None where it has none."""
     names = c.mixer.split(",")
     layers = []
     for i in range(c.layers):
         name, stacked = names[i % len(names)], p["layers"][i % len(names)]
         w = jax.tree.map(functools.partial(_at, i // len(names)), stacked)
         mixer = w["mixer"]["window"] if "window" in w["mixer"] else w["mixer"]
-        layers.append((_weights(mixer["qkv"], w["mlp"], c.mlp), *MIXERS[name](c)))
+        kind, hyper = MIXERS[name](c)
+        if kind == "linear":
+            hyper |= {"phi": _phi(c, mixer.get("map"))}
+        layers.append((_weights(mixer["qkv"], w["mlp"], c.mlp), kind, hyper))
     return transformer.stack(layers, p.get("prompt"), x, rope_base=c.rope_base)
+
+
+def _phi(c: ModelConfig, weights: Any) -> linear.Phi:
+    """The random numbers are famjax's; what they must be is tested beside the map itself."""
+    draw = {"rfa": feature_map.random_vectors, "performer": feature_map.orthogonal_vectors}
+    kind, e = c.linear.map, c.head_dim or c.width // c.heads
+    sizes = (c.kv_heads or c.heads, e, feature_map.multiplied(c))
+    return linear.phi_of(kind, weights, draw[kind](*sizes) if kind in draw else None)
 
 
 # the feedback stacks ------------------------------------------------------------------------------
@@ -113,8 +126,11 @@ def remembered(c: ModelConfig, state: Any, lane: int) -> list[Any]:
     if c.stack == "residual":
         names = c.mixer.split(",")
         places = [divmod(i, len(names)) for i in range(c.layers)]
+        held = {"fam": "fam", "linear": "s"}
         return [
-            state[place].fam[repeat, lane] if names[place] == "fam" else None
+            getattr(state[place], held[names[place]])[repeat, lane]
+            if names[place] in held
+            else None
             for repeat, place in places
         ]
     if c.stack == "lstm":

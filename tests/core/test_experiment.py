@@ -315,6 +315,21 @@ def test_sizes_that_may_not_be_zero(key: str) -> None:
         ),
         (["model.mixer=fma"], "model.mixer='fma': unknown mixer 'fma'; did you mean 'fam'?"),
         (["model.mixer=fam,"], "model.mixer='fam,': unknown mixer ''"),
+        (
+            ["model.mixer=linear", "model.linear.map=rellu"],
+            "model.linear.map=rellu: must be one of relu, learned_elu, cos, tanh, elu, rfa",
+        ),
+        (
+            ["model.mixer=linear", "model.linear.features=0"],
+            "model.linear.features=0: must be at least",
+        ),
+        (["model.mixer=linear", "model.linear.chunk=0"], "model.linear.chunk=0: must be at least"),
+        (
+            ["model.mixer=linear", "model.linear.map=rfa", "model.linear.features=7"],
+            "model.linear.features=7 is odd; rfa has a sine and a cosine of each random vector, "
+            "take 6 or 8",
+        ),
+        (["model.mixer=linear", "train.rpo=true"], "train.rpo=true: features of rotated keys"),
         (["model.mixer=bswa,bswa,fam"], "model.layers=4 is not a multiple of the 3 mixers"),
         (
             ["model.mixer=full", "model.capacity=9"],

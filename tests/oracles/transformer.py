@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from . import linear
+
 Array = np.ndarray
 
 EPS = 1e-6
@@ -96,12 +98,17 @@ def rotate(x: Array, position: int, base: float) -> Array:
     return out
 
 
-def qkv(w: LayerWeights, x: Array, position: int, base: float) -> tuple[Array, Array, Array]:
-    """QKV(PreLN(x)) of one token: [d] -> q [h e], k [g e], v [g e], with q and k rotated."""
+def qkv(w: LayerWeights, x: Array, position: int | None, base: float) -> tuple[Array, Array, Array]:
+    """QKV(PreLN(x)) of one token: [d] -> q [h e], k [g e], v [g e], with q and k rotated.
+
+    At no position they are not.
+    """
     x = norm(x, w.norm1_scale, w.norm1_bias)
     q = np.einsum("d,dhe->he", x, w.wq)
     k = np.einsum("d,dge->ge", x, w.wk)
     v = np.einsum("d,dge->ge", x, w.wv)
+    if position is None:
+        return q, k, v
     return rotate(q, position, base), rotate(k, position, base), v
 
 
@@ -247,6 +254,31 @@ def fam_layer(
     return y, fam, fams
 
 
+def linear_layer(
+    w: LayerWeights,
+    x: Array,
+    *,
+    phi: linear.Phi,
+    rope: bool,
+    everything: bool = False,
+    rope_base: float = 10_000.0,
+    offset: int = 0,
+) -> tuple[Array, Array]:
+    """T2R's Equations 3 to 7 (`linear`): causal, or all tokens see everything.
+
+    x: [t d]; returns [t d], and S behind the last token [g k e].
+    """
+    x = f64(x)
+    projected = [qkv(w, x[t], offset + t if rope else None, rope_base) for t in range(len(x))]
+    keys, values = [k for _, k, _ in projected], [v for _, _, v in projected]
+    y = np.zeros_like(x)
+    for t in range(len(x)):
+        seen = len(x) if everything else t + 1
+        heads = linear.attend(phi, projected[t][0], keys[:seen], values[:seen])
+        y[t] = finish(w, np.einsum("he,hed->d", heads, w.wo) + x[t])
+    return y, linear.state(phi, keys, values)
+
+
 def prompt_layer(
     w: LayerWeights, h: Array, *, rope_base: float = 10_000.0, offset: int = 0
 ) -> Array:
@@ -257,7 +289,13 @@ def prompt_layer(
 
 # ------------------------------------------------------------------------------------------ model
 
-LAYERS = {"full": full_layer, "swa": swa_layer, "bswa": bswa_layer, "fam": fam_layer}
+LAYERS: dict[str, Any] = {
+    "full": full_layer,
+    "swa": swa_layer,
+    "bswa": bswa_layer,
+    "fam": fam_layer,
+    "linear": linear_layer,
+}
 
 
 def stack(
@@ -268,22 +306,28 @@ def stack(
     rope_base: float = 10_000.0,
     offset: int = 0,
 ) -> tuple[Array, list[Array | None]]:
-    """The layers of `model`: [t d] -> [t d], and for every layer its last FAM."""
+    """The layers of `model`: [t d] -> [t d], and what each remembers: its last FAM, or its S."""
     h = None if prompt is None else f64(prompt)
-    fams: list[Array | None] = []
+    memory: list[Array | None] = []
     for w, kind, hyper in layers:
         at = {"rope_base": rope_base, "offset": offset}
         if kind == "fam":
             if h is None:
                 raise ValueError("a fam layer needs a prompt")
             x, fam, _ = fam_layer(w, x, fam_init=h, **hyper, **at)
-            fams.append(fam)
+            memory.append(fam)
+        elif kind == "linear":
+            x, s = linear_layer(w, x, **hyper, **at)
+            memory.append(s)
         else:
             x = LAYERS[kind](w, x, **hyper, **at)
-            fams.append(None)
-        if h is not None:
+            memory.append(None)
+        if h is not None and kind == "linear":
+            before = {"rope_base": rope_base, "offset": offset - len(h)}
+            h, _ = linear_layer(w, h, everything=True, **hyper, **before)
+        elif h is not None:
             h = prompt_layer(w, h, **at)
-    return x, fams
+    return x, memory
 
 
 def model(
@@ -310,14 +354,14 @@ def model(
       tokens: [t] integers.
 
     Returns:
-      logits [t v], and for every layer its last FAM [f d], None where the layer is no fam.
+      logits [t v], and for every layer its last FAM [f d], or its S [g k e]; None for others.
     """
     embedding = f64(embedding)
     x = np.stack([embedding[int(token)] for token in tokens])
-    x, fams = stack(layers, prompt, x, rope_base=rope_base, offset=offset)
+    x, memory = stack(layers, prompt, x, rope_base=rope_base, offset=offset)
     scale, bias = final_norm
     x = np.stack([norm(row, f64(scale), None if bias is None else f64(bias)) for row in x])
-    return x @ (embedding.T if head is None else f64(head)), fams
+    return x @ (embedding.T if head is None else f64(head)), memory
 
 
 def cross_entropy(logits: Array, targets: Array, weights: Array | None = None) -> float:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from famjax.core.config import ModelConfig
+from famjax.core.config import LinearConfig, ModelConfig
 from famjax.train import flops
 
 SMALL = ModelConfig(
@@ -50,6 +50,17 @@ def test_fam_adds_its_tokens_share():
     token = weights + 4 * 8 * (25 + 15)
     fam = weights + 4 * 8 * (5 + 10)
     assert flops.forward_flops(model) == token + 0.5 * fam + 2 * 8 * 100
+
+
+@pytest.mark.parametrize(
+    ("kind", "phi", "k"), [("relu", 6, 6), ("rfa", 3, 6), ("performer", 6, 6), ("elu", 0, 4)]
+)
+def test_linear_attention_costs_its_maps_its_state_and_its_reading(kind, phi, k):
+    """Two query heads and one key head of 4."""
+    model = with_(mixer="linear", kv_heads=1, linear=LinearConfig(kind, features=6, chunk=7))
+    weights = 8 * (2 * 8 + 2 * 4) + 2 * 8 * 16
+    pairs = 3 * 4 * phi + k * 4 + 2 * k * (4 + 1)
+    assert flops.forward_flops(model) == 2 * (weights + pairs) + 2 * 8 * 100
 
 
 def test_fam_over_bswa_is_near_the_floor():

@@ -70,6 +70,8 @@ def normal(model: ModelConfig) -> ModelConfig:
     rest = {"block_len", "memory_segments", "fam_len", "fam_previous"}
     if set(names) & {"bswa", "bswa_sg", "fam"}:
         rest = set()
+    if "linear" not in names:
+        rest.add("linear")
     if "swa" not in names:
         rest.add("window")
     return replace(

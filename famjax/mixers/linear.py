@@ -1,0 +1,108 @@
+"""Normalised linear attention: a layer that is an RNN (T2R 2.2, Equations 3 to 7).
+
+    out_i = phi(q_i)^T S_i / phi(q_i)^T z_i          S_i = sum_{j <= i} phi(k_j) v_j^T
+
+phi is in `famjax.layers.feature_map`, the sums in `famjax.ops.linear_attention`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from flax import nnx
+
+from famjax.core.config import ModelConfig
+from famjax.core.types import Array, Context, param_dtype
+from famjax.layers import feature_map
+from famjax.layers.feature_map import FeatureMap
+from famjax.layers.mlp import FeedForward
+from famjax.layers.qkv import QKV
+from famjax.ops.linear_attention import Sums, attend_all, chunked, recurrent
+from famjax.ops.positions import in_document
+
+_Attend = Callable[[Array, Array, Array, Sums, Array], tuple[Array, Sums]]
+
+
+class LinearState(NamedTuple):
+    """Sums over the tokens of a lane's document, float32 whatever the compute type.
+
+    Attributes:
+      s, z: [b g k e] and [b g k].
+      length: [b] int32, tokens read of the document.
+    """
+
+    s: Array
+    z: Array
+    length: Array
+
+
+class Linear(nnx.Module):
+    """Causal linear attention over everything since the document's start, in O(k e) a head."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        self.qkv = QKV(config, rngs=rngs)
+        self.map = FeatureMap(config, rngs=rngs)
+        self.features = feature_map.size(config)
+        self.rope = config.linear.rope
+        self.chunk = config.linear.chunk
+        self.block_len = 1
+        self.reach = None  # it can depend on everything
+
+    def init_state(self, batch: int, prompt: Array | None = None) -> LinearState:
+        g, k, e = self.qkv.kv_heads, self.features, self.qkv.head_dim
+        dtype = param_dtype()
+        s, z = jnp.zeros((batch, g, k, e), dtype), jnp.zeros((batch, g, k), dtype)
+        return LinearState(s, z, jnp.zeros((batch,), jnp.int32))
+
+    def state_axes(self) -> LinearState:
+        s: Any = ("batch", "kv_heads", None, None)
+        z: Any = ("batch", "kv_heads", None)
+        lanes: Any = ("batch",)
+        return LinearState(s, z, lanes)
+
+    def encode_prompt(self, prompt: Array) -> Array:
+        """Let all tokens of the FAM prompt (B.1) see each other, at -f to -1: [f d] -> [f d]."""
+        q, k, v = self.project(prompt, jnp.arange(-prompt.shape[0], 0))
+        return self.qkv.merge(_heads(attend_all(q, k, v)), prompt)
+
+    def __call__(
+        self, x: Array, state: LinearState, ctx: Context, mlp: FeedForward
+    ) -> tuple[Array, LinearState]:
+        """Read any number of tokens: [b t d] -> [b t d]."""
+        return self._read(x, state, ctx, functools.partial(chunked, chunk=self.chunk))
+
+    def step(
+        self, x: Array, state: LinearState, ctx: Context, mlp: FeedForward
+    ) -> tuple[Array, LinearState]:
+        """Read one token a lane: [b 1 d] -> [b 1 d]."""
+        return self._read(x, state, ctx, recurrent)
+
+    def project(self, x: Array, position: Array) -> tuple[Array, Array, Array]:
+        """[... t d] at [... t] -> phi(q) [... t g r k], phi(k) [... t g k], v [... t g e]."""
+        q, k, v = self.qkv.project(x)
+        if self.rope:
+            q, k = self.qkv.rotate(q, position), self.qkv.rotate(k, position)
+        *_, h, e = q.shape
+        g = self.qkv.kv_heads
+        q = q.reshape(*q.shape[:-2], g, h // g, e)
+        return self.map(q), self.map(k[..., None, :])[..., 0, :], v
+
+    def _read(
+        self, x: Array, state: LinearState, ctx: Context, attend: _Attend
+    ) -> tuple[Array, LinearState]:
+        valid = jnp.ones(x.shape[:2], bool) if ctx.valid is None else ctx.valid
+        # no document begins with padding
+        reset = None if ctx.reset is None else ctx.reset & valid
+        start, position, length = in_document(state.length, ctx._replace(reset=reset), x.shape[1])
+        q, k, v = self.project(x, position if ctx.offset is None else position + ctx.offset)
+        k, v = (jnp.where(valid[..., None, None], a, 0) for a in (k, v))
+        y, (s, z) = attend(q, k, v, Sums(state.s, state.z), start)
+        return self.qkv.merge(_heads(y), x), LinearState(s, z, length)
+
+
+def _heads(y: Array) -> Array:
+    """[... g r e] -> [... h e]."""
+    return y.reshape(*y.shape[:-3], -1, y.shape[-1])

@@ -1,0 +1,201 @@
+"""Normalised linear attention (T2R, Equations 4 to 7) on plain arrays of features.
+
+    S_i = S_{i-1} + phi(k_i) v_i^T          z_i = z_{i-1} + phi(k_i)
+    out_i = phi(q_i)^T S_i / phi(q_i)^T z_i
+
+`q` and `k` are phi(q) and phi(k) here, of k features; `c` is the tokens of a chunk, r = h / g the
+query heads that read one key head. Multi-head, grouped-query and multi-query alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from famjax.core.remat import keep
+from famjax.core.types import Array
+
+# the least denominator, as in the authors' code (fairseq/random_feature_attention/utils.py)
+EPS = 1e-2
+
+
+class Sums(NamedTuple):
+    """S: [b g k e] and z: [b g k] of a document's keys and values, float32 or wider."""
+
+    s: Array
+    z: Array
+
+
+def recurrent(q: Array, k: Array, v: Array, sums: Sums, start: Array) -> tuple[Array, Sums]:
+    """Read one token a lane, in O(k e). Arguments and results as in `chunked`, with t = 1."""
+    wide = sums.s.dtype
+    sums = Sums(*(jnp.where(_lanes(start[:, 0] < 0, a), a, 0) for a in sums))
+    q_i, k_i, v_i = (a[:, 0].astype(wide) for a in (q, k, v))
+    s = sums.s + k_i[..., None] * v_i[..., None, :]
+    z = sums.z + k_i
+    out = _normalised(jnp.einsum("bgrk,bgke->bgre", q_i, s), jnp.einsum("bgrk,bgk->bgr", q_i, z))
+    return out.astype(v.dtype)[:, None], Sums(s, z)
+
+
+def chunked(
+    q: Array, k: Array, v: Array, sums: Sums, start: Array, chunk: int
+) -> tuple[Array, Sums]:
+    """Read t tokens: all pairs within a chunk, and S and z from chunk to chunk.
+
+    Args:
+      q, k, v: [b t g r k], [b t g k], [b t g e]. Where k and v are zero nothing is remembered.
+      sums: of the document that each lane stands in.
+      start: [b t] int32, where in the call the token's document begins; -1 before the call.
+      chunk: c; the results are the same for any.
+
+    Returns:
+      [b t g r e] in v's type, and the sums of each lane's last document.
+    """
+    b, t, g, r, _ = q.shape
+    chunk = min(chunk, t)
+    tokens = (_chunks(q, chunk), _chunks(k, chunk), _chunks(v, chunk))
+    # what fills the last chunk belongs to the last document and adds nothing to it
+    filled = jnp.pad(start, ((0, 0), (0, -t % chunk)), mode="edge")
+    num, den, sums = _pairs(*tokens, sums, _chunks(filled[..., None], chunk)[..., 0])
+    out = _normalised(num, den).astype(v.dtype)  # [n b g r c e]
+    return out.transpose(1, 0, 4, 2, 3, 5).reshape(b, -1, g, r, v.shape[-1])[:, :t], sums
+
+
+def attend_all(q: Array, k: Array, v: Array) -> Array:
+    """Let every query see every key: [... t g r k], [... s g k], [... s g e] -> [... t g r e]."""
+    q, k, wide_v = (a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in (q, k, v))
+    s = jnp.einsum("...sgk,...sge->...gke", k, wide_v)
+    num = jnp.einsum("...tgrk,...gke->...tgre", q, s)
+    return _normalised(num, jnp.einsum("...tgrk,...gk->...tgr", q, k.sum(-3))).astype(v.dtype)
+
+
+def _normalised(num: Array, den: Array) -> Array:
+    return num / jnp.maximum(den, EPS)[..., None]
+
+
+def _lanes(lanes: Array, like: Array) -> Array:
+    return lanes.reshape(-1, *(1,) * (like.ndim - 1))
+
+
+def _chunks(x: Array, c: int) -> Array:
+    """[b t ... k] -> [n b ... c k], zeros behind the last token."""
+    b, t, *_ = x.shape
+    x = jnp.pad(x, ((0, 0), (0, -t % c), *((0, 0),) * (x.ndim - 2)))
+    return jnp.moveaxis(jnp.moveaxis(x.reshape(b, -1, c, *x.shape[2:]), 1, 0), 2, -2)
+
+
+# all pairs within chunks --------------------------------------------------------------------------
+
+# q [n b g r c k], k [n b g c k], v [n b g c e] and start [n b c]
+Tokens = tuple[Array, Array, Array, Array]
+
+
+@jax.custom_vjp
+def _pairs(q: Array, k: Array, v: Array, sums: Sums, start: Array) -> tuple[Array, Array, Sums]:
+    """Return phi(q_i) S_i [n b g r c e], phi(q_i) z_i [n b g r c] and the last S and z.
+
+    The gradient goes over the chunks twice, forward with S for that of q, and backward with the
+    gradient of S for those of k and v: nothing of k x e is kept, for a token or for a chunk.
+    """
+
+    def chunk(sums: Sums, xs: Any) -> tuple[Sums, tuple[Array, Array]]:
+        q, k, v, sight = xs
+        a = sight.own(_wide("bgrik,bgjk->bgrij", q, k))
+        q_past = sight.past(q)
+        num = _wide("bgrij,bgje->bgrie", a, v) + _wide("bgrik,bgke->bgrie", q_past, sums.s)
+        den = a.sum(-1) + jnp.einsum("bgrik,bgk->bgri", q_past, sums.z)
+        return _remember(sums, k, v, sight), (num, den)
+
+    sums, (num, den) = jax.lax.scan(chunk, sums, (q, k, v, _sights(start)))
+    return keep(num), keep(den), sums
+
+
+def _forward(
+    q: Array, k: Array, v: Array, sums: Sums, start: Array
+) -> tuple[tuple[Array, Array, Sums], Any]:
+    return _pairs(q, k, v, sums, start), (q, k, v, sums, start)
+
+
+def _backward(saved: Any, grads: tuple[Array, Array, Sums]) -> tuple[Any, ...]:
+    q, k, v, sums, start = saved
+    to_num, to_den, to_sums = grads
+    sights = _sights(start)
+
+    def to_a(to_num: Array, to_den: Array, v: Array, sight: Sight) -> Array:
+        return sight.own(_wide("bgrie,bgje->bgrij", to_num, v) + to_den[..., None])
+
+    def of_q(sums: Sums, xs: Any) -> tuple[Sums, Array]:
+        k, v, sight, to_num, to_den = xs
+        past = _wide("bgrie,bgke->bgrik", to_num, sums.s)
+        past = sight.past(past + to_den[..., None] * sums.z[:, :, None, None])
+        own = _wide("bgrij,bgjk->bgrik", to_a(to_num, to_den, v, sight), k)
+        return _remember(sums, k, v, sight), (past + own).astype(q.dtype)
+
+    def of_k_v(to_sums: Sums, xs: Any) -> tuple[Sums, tuple[Array, Array]]:
+        q, k, v, sight, to_num, to_den = xs
+        to_scores = to_a(to_num, to_den, v, sight)
+        a = sight.own(_wide("bgrik,bgjk->bgrij", q, k))
+        to_k = _wide("bgje,bgke->bgjk", v, to_sums.s) + to_sums.z[:, :, None]
+        to_k = sight.last(to_k) + _wide("bgrij,bgrik->bgjk", to_scores, q)
+        to_v = _wide("bgjk,bgke->bgje", sight.last(k), to_sums.s)
+        to_v = to_v + _wide("bgrij,bgrie->bgje", a, to_num)
+        q_past = sight.past(q)
+        before = Sums(
+            sight.kept(to_sums.s) + _wide("bgrik,bgrie->bgke", q_past, to_num),
+            sight.kept(to_sums.z) + jnp.einsum("bgrik,bgri->bgk", q_past, to_den),
+        )
+        return before, (to_k.astype(k.dtype), to_v.astype(v.dtype))
+
+    _, to_q = jax.lax.scan(of_q, sums, (k, v, sights, to_num, to_den))
+    xs = (q, k, v, sights, to_num, to_den)
+    to_sums, (to_k, to_v) = jax.lax.scan(of_k_v, to_sums, xs, reverse=True)
+    return to_q, to_k, to_v, to_sums, None
+
+
+_pairs.defvjp(_forward, _backward)
+
+
+class Sight(NamedTuple):
+    """What the tokens of a chunk may see. start: [b c], before: [b], the document behind it."""
+
+    start: Array
+    before: Array
+
+    def own(self, a: Array) -> Array:
+        """Of the chunk's own tokens, those of its document up to itself: [b g r i j]."""
+        index = jnp.arange(a.shape[-1])
+        seen = (self.start[:, :, None] == self.start[:, None]) & (index[:, None] >= index)
+        return jnp.where(seen[:, None, None], a, 0)
+
+    def past(self, a: Array) -> Array:
+        """Of what was before the chunk, a token of the same document everything: [b g r c k]."""
+        return jnp.where((self.start == self.before[:, None])[:, None, None, :, None], a, 0)
+
+    def last(self, a: Array) -> Array:
+        """Only tokens of the chunk's last document are carried on: [b g c k]."""
+        return jnp.where((self.start == self.start[:, -1:])[:, None, :, None], a, 0)
+
+    def kept(self, a: Array) -> Array:
+        """Sums outlive the chunk if no document begins in it: [b ...]."""
+        return jnp.where(_lanes(self.start[:, -1] == self.before, a), a, 0)
+
+
+def _sights(start: Array) -> Sight:
+    """[n b c] -> for every chunk, stacked."""
+    before = jnp.concatenate([jnp.full_like(start[:1, :, -1], -1), start[:-1, :, -1]])
+    return Sight(start, before)
+
+
+def _remember(sums: Sums, k: Array, v: Array, sight: Sight) -> Sums:
+    k = sight.last(k)
+    s = sight.kept(sums.s) + _wide("bgjk,bgje->bgke", k, v)
+    return Sums(s, sight.kept(sums.z) + k.sum(2, dtype=s.dtype))
+
+
+def _wide(equation: str, x: Array, y: Array) -> Array:
+    """Multiply in the narrower of both types, and add up in float32 or wider."""
+    narrow = x.dtype if x.dtype.itemsize < y.dtype.itemsize else y.dtype
+    wide = jnp.promote_types(narrow, jnp.float32)
+    return jnp.einsum(equation, x.astype(narrow), y.astype(narrow), preferred_element_type=wide)
