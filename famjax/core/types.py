@@ -7,6 +7,7 @@ Dimensions, used in every docstring and einsum of the project:
     d  model width                 h  query heads               g  key/value heads
     e  width of one head           v  vocabulary                l  layers
     m  memory segments             p  previous FAMs attended    f  FAM length
+    k  features of linear attention                             r  query heads of a key head, h / g
 
 A model is a function of a segment and a state. `Context` holds what is not carried.
 """

@@ -61,7 +61,8 @@ def export(
         )
     if format in ("hf", "peft") and "linear" in mixer_pattern(source.model):
         raise UserError(
-            f"--format {format}: has no words for linear attention; take --format stablehlo or orbax"
+            f"--format {format}: has no words for linear attention; take --format stablehlo or "
+            "orbax"
         )
     report(f"writing {dest}, then reading it again to compare its logits")
     write = importlib.import_module(f"famjax.export.{format}").write

@@ -15,7 +15,7 @@ import transformers
 
 from famjax import load_pretrained, open_run
 from famjax.cli.main import main
-from famjax.core.config import AdaptiveConfig, LoraConfig
+from famjax.core.config import AdaptiveConfig, LinearConfig, LoraConfig
 from famjax.core.errors import UserError
 from famjax.data.tokenizers import load_tokenizer, train_sentencepiece
 from famjax.data.words import Words
@@ -223,6 +223,14 @@ def test_an_adaptive_model_is_a_program_and_no_folder_of_hugging_face(tmp_path, 
         with pytest.raises(UserError, match=f"--format {kind}: has no words for an adaptive"):
             exporting.export(tiny.folder(), tmp_path / kind, kind)
         assert not (tmp_path / kind).exists()
+
+
+def test_linear_attention_is_no_folder_of_hugging_face(tmp_path, monkeypatch):
+    run = tiny.run_with("linear", linear=LinearConfig("performer"))
+    monkeypatch.setattr(exporting, "open_run", lambda folder: run)
+    for kind in ("hf", "peft"):
+        with pytest.raises(UserError, match=f"--format {kind}: has no words for linear"):
+            exporting.export(tiny.folder(), tmp_path / kind, kind)
 
 
 # what is refused, and leaves nothing
