@@ -34,6 +34,7 @@ _FREE = {
     "dtype",
     "lora",
     "arch",
+    "linear",
     "stack",
     "feedback",
     "dropout",
@@ -86,9 +87,19 @@ def transplant(params: Any, old: ModelConfig, new: ModelConfig) -> Any:
             changed = feedback_weight(name, shape, there, new)
             if changed is not None:
                 return changed
-        if place is None or len(before) == len(after):
+        if place is None:
             return there[name, place]
         layers = range(place, new.layers, len(after))
+        if name.startswith("layer.mixer.map."):
+            given = [there.get((name, i % len(before))) for i in layers]
+            if any(leaf is None or leaf.shape[1:] != shape.shape[1:] for leaf in given):
+                raise UserError(
+                    f"model.linear.map={new.linear.map}: the weights that are given have no such "
+                    "map, or one of another size; take model.linear.map=elu or performer, which "
+                    "have no weights"
+                )
+        if len(before) == len(after):
+            return there[name, place]
         return jnp.stack([there[name, i % len(before)][i // len(before)] for i in layers])
 
     return jax.tree_util.tree_map_with_path(value, shapes)

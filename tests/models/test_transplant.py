@@ -1,0 +1,43 @@
+"""Weights of one model in another whose layers attend linearly, or no longer do."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from famjax.core.config import LinearConfig, ModelConfig
+from famjax.core.errors import UserError
+from famjax.models.transplant import abstract, parameter, transplant
+
+FULL = ModelConfig(vocab_size=9, layers=2, width=8, heads=2, mixer="full")
+RELU = replace(FULL, mixer="linear", linear=LinearConfig("relu", features=4))
+
+
+def weights(model):
+    return jax.tree.map(lambda a: jnp.zeros(a.shape), abstract(model)[1])
+
+
+def names(params):
+    return {parameter(path)[0] for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]}
+
+
+def test_maps_without_weights_take_those_of_softmax_attention_as_they_are():
+    elu = replace(RELU, linear=LinearConfig("elu"))
+    assert names(transplant(weights(FULL), FULL, elu)) == names(weights(FULL))
+
+
+def test_a_maps_weights_are_left_behind_or_kept():
+    assert names(transplant(weights(RELU), RELU, FULL)) == names(weights(FULL))
+    half = transplant(weights(RELU), RELU, replace(RELU, mixer="linear,full"))
+    kernel = nnx.to_pure_dict(half)["stack"]["layers"][0]["mixer"]["map"]["kernel"]
+    assert kernel.shape == (1, 2, 4, 4)
+
+
+@pytest.mark.parametrize(
+    "old", [FULL, replace(RELU, mixer="linear,full"), replace(RELU, linear=LinearConfig())]
+)
+def test_a_map_that_is_not_there_is_told(old):
+    with pytest.raises(UserError, match=r"model\.linear\.map=relu: the weights that are given"):
+        transplant(weights(old), old, RELU)
