@@ -71,7 +71,7 @@ def run(argv: list[str]) -> int:
     _check(asked, model)
     console = Console(stderr=asked.json)
     note = Console(stderr=True)
-    if not runtime.keeps_memory():
+    if asked.name != "feedback" and not runtime.keeps_memory():
         note.print(
             "GLIBC_TUNABLES was set already, so memory goes back to the system between steps and "
             "times jump by its page faults; unset it for steadier ones"

@@ -38,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def script() -> None:
     """Run as a program: exit with `main`'s status."""
-    use_huge_pages(keep=sys.argv[1:2] == ["bench"])
+    # feedback's loop runs on several devices at once, which one heap would hold up
+    use_huge_pages(keep=sys.argv[1:2] == ["bench"] and "feedback" not in sys.argv)
     status = main()
     if status == 130:
         # Ctrl-C may have come while XLA's threads compile, and an interpreter that is taken down
