@@ -13,8 +13,8 @@ from rich.table import Table
 from famjax.bench import feedback as measured
 from famjax.bench import feedback_peers as peers
 from famjax.bench.timing import Pair
+from famjax.cli.plot import plot_file
 from famjax.core.config import ModelConfig
-from famjax.core.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Sizes:
 
 def run(model: ModelConfig, sizes: Sizes, as_json: bool, console: Console, note: Console) -> None:
     """Measure, print the tables or one JSON object, and draw."""
-    plot = _writable(sizes.plot) if sizes.plot else None
+    plot = plot_file(sizes.plot) if sizes.plot else None
     given = (model, sizes.batch, sizes.length, sizes.turns)
     note.print("training steps")
     steps = list(measured.training(*given))
@@ -60,15 +60,6 @@ def run(model: ModelConfig, sizes: Sizes, as_json: bool, console: Console, note:
     if plot:
         _draw(steps, generated, plot)
         note.print(f"drawn: {plot}")
-
-
-def _writable(name: str) -> Path:
-    path = Path(name)
-    if path.suffix not in (".png", ".svg", ".pdf"):
-        raise UserError(f"--plot {name}: must end in .png, .svg or .pdf")
-    if not path.parent.is_dir():
-        raise UserError(f"--plot {name}: there is no folder {path.parent}")
-    return path
 
 
 def _plain(row: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from famjax.core.checks import TOYS
 from famjax.core.errors import UserError, nearest
 
 TASKS = ("passkey", "text", *TOYS)
-_HOLDOUT = "holdout"
+HOLDOUT = "holdout"
 _LENGTHS = [256, 1024, 4096, 16384]
 _PASSKEYS, _EPISODES = 20, 1000
 
@@ -77,8 +77,8 @@ def parse_tasks(text: str) -> list[tuple[str, str]]:
         if name in TASKS and not (name != "text" and colon):
             if colon and not files:
                 raise UserError("text: names no files; write text:FILES, or text:holdout")
-            tasks.append((name, files or (_HOLDOUT if name == "text" else "")))
-        elif tasks and tasks[-1][0] == "text" and tasks[-1][1] != _HOLDOUT:
+            tasks.append((name, files or (HOLDOUT if name == "text" else "")))
+        elif tasks and tasks[-1][0] == "text" and tasks[-1][1] != HOLDOUT:
             tasks[-1] = ("text", f"{tasks[-1][1]},{part}")
         else:
             raise UserError(
@@ -112,7 +112,7 @@ def evaluate(
     opened = open_run(arguments.run)
     trained_on = opened.config.data.task
     report: dict[str, Any] = {"run": arguments.run, "step": opened.step, "text": [], "toy": []}
-    tasks = tasks or [(trained_on, _HOLDOUT)]
+    tasks = tasks or [(trained_on, HOLDOUT)]
     if lengths and {name for name, _ in tasks} == {"text"}:
         raise UserError(
             "--lengths is for passkey, texts are read whole; leave it out or add --tasks passkey"
@@ -126,7 +126,7 @@ def evaluate(
             examples = arguments.examples or _EPISODES
             report["toy"].append(evaluate_toy(opened, name, lengths, examples, arguments.batch))
         else:
-            given = None if files == _HOLDOUT else files
+            given = None if files == HOLDOUT else files
             found = evaluate_text(opened, given, batch=arguments.batch)
             report["text"].append({"files": files, **found})
     return {**report, "memory": memory_report()}

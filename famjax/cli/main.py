@@ -20,6 +20,7 @@ from famjax.core.runtime import use_huge_pages
 VERBS = {
     "train": "train a model from a config, or go on with a run",
     "eval": "stream documents of any length through a run and measure it",
+    "analyze": "measure how a run's attention is spread, and how far it is from a teacher's",
     "generate": "write text from a run, from a prompt or from a saved memory",
     "convert": "turn a pretrained Hugging Face model into one with memory",
     "export": "write a run for Hugging Face's transformers, Orbax or StableHLO",

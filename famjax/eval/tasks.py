@@ -213,7 +213,7 @@ def evaluate_text(
     """
     if batch < 1 or (max_bytes is not None and max_bytes < 1):
         raise UserError(f"text: batch={batch}, max_bytes={max_bytes}: must be at least 1")
-    source = _source(run, files)
+    source = text_source(run, files)
     documents = _Once(source, max_bytes)
     model = run.config.model
     # what reads in no blocks forgets each time it has read what it may see
@@ -251,7 +251,7 @@ def evaluate_text(
     }
 
 
-def _source(run: Run, files: str | None) -> TextSource:
+def text_source(run: Run, files: str | None) -> TextSource:
     if files is not None:
         return TextSource(files, run.tokenizer, seed=0, holdout=0)
     if run.config.data.task != "text":

@@ -14,7 +14,7 @@ from famjax.layers.linear import Linear
 from famjax.layers.lora import adapted
 from famjax.layers.norm import Norm
 from famjax.ops import rotary
-from famjax.ops.attention import attend
+from famjax.ops.attention import attend, attention_weights
 
 
 class Keys(nnx.Module):
@@ -125,6 +125,12 @@ class QKV(nnx.Module):
     def attend(self, q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
         """SelfAttention(q, k, v) with this family's cap of the scores."""
         return attend(q, k, v, mask, self.cap)
+
+    def weights(self, q: Array, k: Array, mask: Array) -> Array:
+        """Return what `attend` gives each value: [... t h e], [... s g e] -> [... h t s]."""
+        weights = attention_weights(q, k, mask, self.cap)
+        *leading, g, r, t, s = weights.shape
+        return weights.reshape(*leading, g * r, t, s)
 
     def merge(self, attended: Array, residual: Array) -> Array:
         """Project [... h e] back and add it to the residual [... d], in the residual's type."""

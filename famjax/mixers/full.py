@@ -74,6 +74,13 @@ class Full(nnx.Module):
 
     step = __call__
 
+    def weights(self, x: Array) -> Array:
+        """Return the attention of a document read in one call: [b t d] -> [b h t t]."""
+        position = jnp.arange(x.shape[1])
+        q, k, _ = self.qkv.project(x)
+        q, k = self.qkv.rotate(q, position), self.qkv.rotate(k, position)
+        return self.qkv.weights(q, k, position[:, None] >= position)
+
     def refuse(self, position: Array) -> None:
         if not isinstance(position, jax.core.Tracer) and position.max() >= self.capacity:
             raise UserError(

@@ -20,7 +20,7 @@ from famjax.layers import feature_map
 from famjax.layers.feature_map import FeatureMap
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
-from famjax.ops.linear_attention import Sums, attend_all, chunked, recurrent
+from famjax.ops.linear_attention import Sums, attend_all, causal_weights, chunked, recurrent
 from famjax.ops.positions import in_document
 
 _Attend = Callable[[Array, Array, Array, Sums, Array], tuple[Array, Sums]]
@@ -79,6 +79,17 @@ class Linear(nnx.Module):
     ) -> tuple[Array, LinearState]:
         """Read one token a lane: [b 1 d] -> [b 1 d]."""
         return self._read(x, state, ctx, recurrent)
+
+    def weights(self, x: Array) -> Array:
+        """Return the attention of a document read in one call: [b t d] -> [b h t t].
+
+        phi(q_i) phi(k_j) over their sum, which is held above `EPS` as in the layer's output: rows
+        of a smaller sum do not add up to 1. Maps with negative features give negative weights.
+        """
+        q, k, _ = self.project(x, jnp.arange(x.shape[1]))
+        weights = causal_weights(q, k)
+        b, g, r, t, _ = weights.shape
+        return weights.reshape(b, g * r, t, t)
 
     def project(self, x: Array, position: Array) -> tuple[Array, Array, Array]:
         """[... t d] at [... t] -> phi(q) [... t g r k], phi(k) [... t g k], v [... t g e]."""

@@ -246,6 +246,21 @@ class Window(nnx.Module):
             jnp.concatenate([visible, own], axis=-1),
         )
 
+    def weights(self, x: Array) -> Array:
+        """Return the attention of a document read in one call: [b n*w d] -> [b h n*w n*w]."""
+        ctx, state = Context(), self.init_state(x.shape[0])
+        q, k, v, blocks = self.read(x, ctx)
+        seen_k, seen_v, visible = self.memory(k, v, state, blocks)
+        q, keys, _, mask = self.sights(q, k, v, seen_k, seen_v, visible, ctx)
+        b, n, w, h, _ = q.shape
+        weights = self.qkv.weights(q, keys, mask)  # [b n h w m*w+w]
+        # block i sees the tokens of blocks i-m to i, the first m of them before the document
+        rows = [
+            jnp.pad(weights[:, i], ((0, 0), (0, 0), (0, 0), (i * w, (n - 1 - i) * w)))
+            for i in range(n)
+        ]
+        return jnp.stack(rows, 2).reshape(b, h, n * w, -1)[..., self.segments * w :]
+
     def close(self, k: Array, v: Array, state: WindowState, blocks: Blocks) -> WindowState:
         """Return the state after the call."""
         m, w = self.segments, self.block_len

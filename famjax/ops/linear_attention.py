@@ -71,6 +71,16 @@ def attend_all(q: Array, k: Array, v: Array) -> Array:
     return _normalised(num, jnp.einsum("...tgrk,...gk->...tgr", q, k.sum(-3))).astype(v.dtype)
 
 
+def causal_weights(q: Array, k: Array) -> Array:
+    """Return what `chunked` gives each value of a document: [b t g r k], [b t g k] -> [b g r t t].
+
+    All pairs at once; to look at, not to train with.
+    """
+    index = jnp.arange(q.shape[1])
+    similar = jnp.where(index[:, None] >= index, _wide("bigrk,bjgk->bgrij", q, k), 0)
+    return _normalised(similar, similar.sum(-1))
+
+
 def _normalised(num: Array, den: Array) -> Array:
     return num / jnp.maximum(den, EPS)[..., None]
 

@@ -46,6 +46,13 @@ class Layer(nnx.Module):
         a, state = self.mixer.step(x, state, ctx, self.mlp)
         return self.mlp(a, x), state
 
+    def weights(self, x: Array) -> Array | None:
+        """Return the attention of documents read in one call, [b t d] -> [b h t t].
+
+        FAM's goes to memories beside tokens: None.
+        """
+        return None if isinstance(self.mixer, Fam) else self.mixer.weights(x)
+
     def attention_mass(self, x: Array, state: State, ctx: Context) -> tuple[Array, Array]:
         """Return the output, and the mean share of attention that goes to the FAM."""
         share = jnp.zeros(())

@@ -37,6 +37,11 @@ MIXERS: dict[str, Any] = {
 
 def _residual(c: ModelConfig, p: Any, x: Any) -> Read:
     """The FAM or the S of every layer, None where it has none."""
+    return transformer.stack(residual_layers(c, p), p.get("prompt"), x, rope_base=c.rope_base)
+
+
+def residual_layers(c: ModelConfig, p: Any) -> list[tuple[transformer.LayerWeights, str, Any]]:
+    """The layers of a residual stack, as `transformer.stack` takes them."""
     names = c.mixer.split(",")
     layers = []
     for i in range(c.layers):
@@ -47,7 +52,7 @@ def _residual(c: ModelConfig, p: Any, x: Any) -> Read:
         if kind == "linear":
             hyper |= {"phi": _phi(c, mixer.get("map"))}
         layers.append((_weights(mixer["qkv"], w["mlp"], c.mlp), kind, hyper))
-    return transformer.stack(layers, p.get("prompt"), x, rope_base=c.rope_base)
+    return layers
 
 
 def _phi(c: ModelConfig, weights: Any) -> linear.Phi:

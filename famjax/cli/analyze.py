@@ -1,0 +1,164 @@
+"""`famjax analyze RUN [--teacher RUN] [--tasks text:FILES] [--json] [--plot FILE]`."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from famjax.cli.eval import HOLDOUT, parse_tasks
+from famjax.cli.main import parse
+from famjax.cli.plot import plot_file
+from famjax.core import runtime
+from famjax.core.errors import UserError
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Measure the entropy of a run's attention, and its distance from a teacher's (T2R 4, A.2)."""
+
+    run: tyro.conf.Positional[str]
+    """Folder of the run."""
+    teacher: str = ""
+    """Folder of the run it was made of, which reads the same text."""
+    tasks: str = "text:holdout"
+    """text:FILES (file, folder or glob, several separated by commas), or text:holdout, what
+    training held out."""
+    length: int = 512
+    """Tokens of an example, contiguous ones of one document."""
+    examples: int = 16
+    """Examples, the first there are; memory is that of one."""
+    json: bool = False
+    """Print one JSON object instead of a table; it has every head."""
+    plot: str = ""
+    """Draw every head of every layer to this file, .png, .svg or .pdf."""
+
+
+def run(argv: list[str]) -> int:
+    arguments = parse(Arguments, argv, "famjax analyze")
+    files = _files(arguments.tasks)
+    drawn = plot_file(arguments.plot) if arguments.plot else None
+    report = measure(arguments, files)
+    if arguments.json:
+        print(json.dumps(report))
+    else:
+        _show(report)
+    if drawn:
+        plot(report, drawn)
+        print(f"drew {drawn}", file=sys.stderr)
+    return 0
+
+
+def _files(tasks: str) -> str:
+    found = parse_tasks(tasks)
+    if len(found) != 1 or found[0][0] != "text":
+        raise UserError(f"--tasks {tasks}: analyze reads text; write text:FILES, or text:holdout")
+    return found[0][1]
+
+
+def measure(arguments: Arguments, files: str) -> dict[str, Any]:
+    """Return run, step, teacher, teacher_step (None without one), files, and what was measured."""
+    runtime.setup()
+    from famjax.eval.attention import analyze
+    from famjax.train.run import open_run
+
+    opened = open_run(arguments.run)
+    teacher = open_run(arguments.teacher) if arguments.teacher else None
+    given = None if files == HOLDOUT else files
+    return {
+        "run": arguments.run,
+        "step": opened.step,
+        "teacher": arguments.teacher or None,
+        "teacher_step": None if teacher is None else teacher.step,
+        "files": files,
+        **analyze(opened, teacher, given, arguments.length, arguments.examples),
+    }
+
+
+def _show(report: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    line = f"{report['run']}, step {report['step']:,}"
+    if report["teacher"]:
+        line += f"; teacher {report['teacher']}, step {report['teacher_step']:,}"
+    console.print(line, markup=False)
+    console.print(_table(report))
+    for note in _notes(report):
+        console.print(note, markup=False)
+
+
+def _table(report: dict[str, Any]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = [name for name in ("entropy", "distance") if report[name] is not None]
+    table = Table(
+        title=Text(
+            f"text:{report['files']}: {report['examples']:,} x {report['length']:,} tokens; means "
+            f"over heads; the most entropy is {math.log(report['length']):.3f} nats"
+        ),
+        title_justify="left",
+    )
+    for column in ("layer", "mixer", *(f"{n}, {q}" for n in shown for q in ("all", "last query"))):
+        table.add_column(column, justify="right")
+    for row in report["layers"]:
+        table.add_row(str(row["layer"]), row["mixer"], *_cells(row, shown))
+    table.add_section()
+    table.add_row("all", "", *_cells(report, shown))
+    return table
+
+
+def _cells(row: dict[str, Any], shown: list[str]) -> list[str]:
+    found = [(row[name] or {}).get(key) for name in shown for key in ("mean", "last")]
+    return ["" if value is None else f"{value:.4f}" for value in found]
+
+
+def _notes(report: dict[str, Any]) -> list[str]:
+    notes = []
+    layers = report["layers"]
+    left = [str(row["layer"]) for row in layers if row["entropy"] is None]
+    if left:
+        notes.append(f"left out: layers {', '.join(left)} (fam attends to memories beside tokens)")
+    for row in layers:
+        share = 0 if row["entropy"] is None else row["entropy"]["undefined"]
+        if share:
+            notes.append(
+                f"layer {row['layer']}: no entropy for {share:.2%} of the queries, whose weights "
+                "are no distribution (some below 0, or all 0)"
+            )
+    return notes
+
+
+def plot(report: dict[str, Any], path: Path) -> None:
+    """Draw a heat map, layers by heads, of each measure of all queries."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import numpy as np
+    from matplotlib import pyplot
+
+    shown = [name for name in ("entropy", "distance") if report[name] is not None]
+    figure, axes = pyplot.subplots(
+        1, len(shown), figsize=(5 * len(shown), 4), layout="constrained", squeeze=False
+    )
+    heads = max(len(row["entropy"]["heads"]) for row in report["layers"] if row["entropy"])
+    blank = {"heads": [None] * heads}
+    for name, axis in zip(shown, axes[0], strict=True):
+        values = [(row[name] or blank)["heads"] for row in report["layers"]]
+        image = axis.imshow(np.array(values, float), aspect="auto")
+        title = "entropy (nats)" if name == "entropy" else "distance from the teacher"
+        axis.set(title=title, xlabel="head", ylabel="layer")
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.yaxis.get_major_locator().set_params(integer=True)
+        figure.colorbar(image, ax=axis)
+    try:
+        figure.savefig(path, dpi=150)
+    except PermissionError as error:
+        raise UserError(f"--plot {path}: {error.strerror}; give another file") from None
+    pyplot.close(figure)

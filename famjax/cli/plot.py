@@ -1,0 +1,17 @@
+"""Where a verb draws to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from famjax.core.errors import UserError
+
+
+def plot_file(name: str) -> Path:
+    """Return the file of `--plot`, or raise a `UserError` before anything is measured."""
+    path = Path(name)
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise UserError(f"--plot {name}: must end in .png, .svg or .pdf")
+    if not path.parent.is_dir():
+        raise UserError(f"--plot {name}: there is no folder {path.parent}")
+    return path

@@ -1,0 +1,285 @@
+"""How attention is spread: its entropy, and its distance from a teacher's (T2R 4, A.2).
+
+Of a query's weights a_j over the tokens it reads, and a teacher's b_j:
+
+    entropy = -sum_j a_j log a_j (nats)          distance = sqrt(sum_j (a_j - b_j)^2)
+
+The paper predicts one word from the 512 before it, and averages what the last query's weights give
+over samples, layers and heads (Figures 5 and 6): here "last". "mean" is over all queries, early
+ones as they are: the i-th has an entropy of at most log i, the first one of 0 and a distance of 0.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from famjax.core.checks import mixer_pattern
+from famjax.core.errors import UserError
+from famjax.core.types import Array, Context, State
+from famjax.data.sources import TextSource
+from famjax.eval.progress import TokenProgress
+from famjax.eval.streaming import rechunk
+from famjax.eval.tasks import text_source
+from famjax.models.language_model import LanguageModel
+from famjax.train.run import Run
+
+
+def analyze(
+    run: Run,
+    teacher: Run | None = None,
+    files: str | None = None,
+    length: int = 512,
+    examples: int = 16,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Return the entropy of a run's attention, and its distance from a teacher's.
+
+    Both models read the same texts, each layer what its own model's lower layers made of them.
+
+    Args:
+      run: of a residual stack.
+      teacher: of as many layers and heads, and the same tokenizer.
+      files: as `data.files`; None is what training held out.
+      length: tokens of an example, contiguous ones of a document, read with an empty memory.
+      examples: the first of them are taken, document after document; there may be fewer.
+      quiet: no progress.
+
+    Returns:
+      length; examples, as many as were read; layers: rows of layer, mixer, entropy and distance;
+      entropy and distance, over all layers. Each measure is a dict of mean (over all queries) and
+      last (of the last query alone); in a layer also of heads and last_heads, lists of the same,
+      and for entropy of undefined, the share of queries whose weights are no distribution: some
+      below 0, or all 0. These are left out of it. A measure that has no value is None.
+
+    Raises:
+      UserError: models that cannot be compared, or no text of that length.
+    """
+    runs = [run] if teacher is None else [run, teacher]
+    _check(runs, length, examples)
+    tokens = _spans(run, files, length, examples)
+    rows = [_Layer(i, name) for i, name in enumerate(_mixers(run))]
+    with TokenProgress("analyze", len(tokens) * length, quiet) as progress:
+        for line in tokens:
+            read = [attention(opened.model, line) for opened in runs]
+            for row, weights, *other in zip(rows, *read, strict=True):
+                row.add(weights, *other)
+            progress.advance(length)
+    layers = [row.report() for row in rows]
+    overall = {name: _overall(layers, name) for name in ("entropy", "distance")}
+    return {"length": length, "examples": len(tokens), "layers": layers, **overall}
+
+
+def attention(model: LanguageModel, tokens: np.ndarray) -> Iterator[Array | None]:
+    """Read a document [t] from an empty memory; yield each layer's weights [h t t], None for FAM.
+
+    One layer's are there at a time.
+    """
+    t = len(tokens)
+    fill = -t % model.block_len
+    # the models are causal: what fills the last block is seen by nobody that counts
+    ctx = Context(valid=jnp.arange(t + fill)[None] < t)
+    x = model.embed(jnp.pad(jnp.asarray(tokens, jnp.int32), (0, fill))[None])
+    state = model.init_state(1)
+    stack = model.stack
+    if stack.positions is not None:
+        x, _ = stack.positions(x, state[-1], ctx)
+    split = [nnx.split(layer) for layer in stack.layers]
+    for repeat in range(stack.repeats):
+        for (graph, params), old in zip(split, state, strict=False):
+            held = jax.tree.map(operator.itemgetter(repeat), (params, old))
+            x, weights = _read(graph, *held, x, ctx)
+            yield None if weights is None else weights[0, :, :t, :t]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _read(
+    graph: Any, params: Any, state: State, x: Array, ctx: Context
+) -> tuple[Array, Array | None]:
+    layer = nnx.merge(graph, params)
+    return layer(x, state, ctx)[0], layer.weights(x)
+
+
+@jax.jit
+def entropy(weights: Array) -> Array:
+    """[... s] -> [...] in nats, of weights / sum(weights); NaN where they are no distribution."""
+    total = weights.sum(-1, keepdims=True)
+    is_one = (weights >= 0).all(-1, keepdims=True) & (total > 0)
+    shares = jnp.where(is_one, weights, 0) / jnp.where(is_one, total, 1)
+    return jnp.where(is_one[..., 0], jax.scipy.special.entr(shares).sum(-1), jnp.nan)
+
+
+@jax.jit
+def distance(weights: Array, others: Array) -> Array:
+    """[... s] twice -> [...], Euclidean, of the weights as the layers multiply values with them."""
+    return jnp.sqrt(jnp.square(weights - others).sum(-1))
+
+
+# means ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Mean:
+    """Of numbers of every head, those that are not NaN. total, count: [h]."""
+
+    total: Any = 0.0
+    count: Any = 0
+    missing: Any = 0
+
+    def add(self, values: np.ndarray) -> None:
+        """[h t]."""
+        known = ~np.isnan(values)
+        self.total = self.total + np.where(known, values, 0).sum(-1, dtype=np.float64)
+        self.count = self.count + known.sum(-1)
+        self.missing = self.missing + (~known).sum(-1)
+
+    def heads(self) -> list[float | None]:
+        counts = zip(self.total, self.count, strict=True)
+        return [float(total / count) if count else None for total, count in counts]
+
+    def undefined(self) -> float:
+        return float(self.missing.sum() / (self.missing + self.count).sum())
+
+
+@dataclass
+class _Measure:
+    """A measure of one layer: over all queries, and of the last ones."""
+
+    all: _Mean = field(default_factory=_Mean)
+    last: _Mean = field(default_factory=_Mean)
+
+    def add(self, values: Array) -> None:
+        """[h t]."""
+        found = np.asarray(values)
+        self.all.add(found)
+        self.last.add(found[:, -1:])
+
+    def report(self) -> dict[str, Any]:
+        heads, last = self.all.heads(), self.last.heads()
+        return {"mean": mean(heads), "last": mean(last), "heads": heads, "last_heads": last}
+
+
+@dataclass
+class _Layer:
+    """What is measured of one layer; None is what it does not have."""
+
+    layer: int
+    mixer: str
+    entropy: _Measure | None = None
+    distance: _Measure | None = None
+
+    def add(self, weights: Array | None, other: Array | None = None) -> None:
+        if weights is None:
+            return
+        self.entropy = self.entropy or _Measure()
+        self.entropy.add(entropy(weights))
+        if other is not None:
+            self.distance = self.distance or _Measure()
+            self.distance.add(distance(weights, other))
+
+    def report(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"entropy": None, "distance": None}
+        if self.entropy is not None:
+            found["entropy"] = {
+                **self.entropy.report(),
+                "undefined": self.entropy.all.undefined(),
+            }
+        if self.distance is not None:
+            found["distance"] = self.distance.report()
+        return {"layer": self.layer, "mixer": self.mixer, **found}
+
+
+def mean(values: list[float | None]) -> float | None:
+    """Return the mean of those that there are."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _overall(layers: list[dict[str, Any]], name: str) -> dict[str, float | None] | None:
+    """Average over layers, as the paper's figures do."""
+    found = [layer[name] for layer in layers if layer[name] is not None]
+    return {key: mean([row[key] for row in found]) for key in ("mean", "last")} if found else None
+
+
+# what is read ---------------------------------------------------------------------------------
+
+
+def _spans(run: Run, files: str | None, length: int, examples: int) -> list[np.ndarray]:
+    """Return examples [length] of contiguous tokens of one document each."""
+    source = text_source(run, files)
+    longest = [0]
+
+    def all_of_them(source: TextSource) -> Iterator[np.ndarray]:
+        for k in range(len(source)):
+            pieces = (piece.tokens for piece in source.open(source.key(0, 1, k)))
+            for span in rechunk(pieces, length):
+                longest[0] = max(longest[0], len(span))
+                if len(span) == length:
+                    yield span
+
+    spans = list(islice(all_of_them(source), examples))
+    if not spans:
+        raise UserError(
+            f"text:{files or 'holdout'}: no document has {length:,} tokens, the longest has "
+            f"{longest[0]:,}; give --length, or other texts"
+        )
+    return spans
+
+
+def _mixers(run: Run) -> list[str]:
+    names = mixer_pattern(run.config.model)
+    return [*names] * (run.config.model.layers // len(names))
+
+
+def _check(runs: list[Run], length: int, examples: int) -> None:
+    for name, given in (("length", length), ("examples", examples)):
+        if given < 1:
+            raise UserError(f"--{name} {given}: must be at least 1")
+    for run, which in zip(runs, ("the run", "the teacher"), strict=False):
+        _check_run(run, which, length)
+    if len(runs) == 2:
+        _check_pair(*runs)
+
+
+def _check_run(run: Run, which: str, length: int) -> None:
+    stack, capacity = run.config.model.stack, run.model.stack.capacity
+    if stack != "residual":
+        raise UserError(
+            f"{which} has model.stack={stack}, which is not analyzed; give one of "
+            "model.stack=residual, whose layers attend to tokens"
+        )
+    if set(_mixers(run)) == {"fam"}:
+        raise UserError(
+            f"{which} has model.mixer=fam alone, which attends to its memory beside tokens; give "
+            "one with other layers"
+        )
+    if capacity is not None and length > capacity:
+        raise UserError(
+            f"--length {length}: {which} has full attention of {capacity} tokens (model.capacity); "
+            f"give --length {capacity} or less"
+        )
+
+
+def _check_pair(run: Run, teacher: Run) -> None:
+    ours, theirs = run.config.model, teacher.config.model
+    for name in ("vocab_size", "layers", "heads"):
+        one, other = getattr(ours, name), getattr(theirs, name)
+        if one != other:
+            raise UserError(
+                f"--teacher: model.{name}={other}, but the run's is {one}; give the model that the "
+                "run was made of"
+            )
+    if run.tokenizer.fingerprint != teacher.tokenizer.fingerprint:
+        raise UserError(
+            f"--teacher: its tokenizer {teacher.tokenizer.name} is not the run's "
+            f"{run.tokenizer.name}; give the model that the run was made of"
+        )

@@ -1,0 +1,197 @@
+"""Attention as it is measured is the models' own, and the measures are those of the papers."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from contracts import transcribed
+from contracts.harness import B, close, jit, runner, stream
+from flax import nnx
+from oracles import attention as oracle
+
+from famjax.core.config import FeedbackConfig, LinearConfig
+from famjax.core.errors import UserError
+from famjax.core.types import Context
+from famjax.eval.attention import analyze, attention, distance, entropy
+from famjax.train.run import Run
+
+CASES = ["full", "full, families", "swa-6", "bswa-0", "bswa_sg-2", "bswa-3, families", "linear"]
+CASES += ["linear, families", "linear-rfa", "linear-performer"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_are_what_the_mixer_multiplies_values_with(case: str) -> None:
+    r = runner(case)
+
+    def both(params: Any, x: Any) -> Any:
+        layers = r.model(params).stack.layers[0]
+        graph, stacked = nnx.split(layers)
+        layer = nnx.merge(graph, jax.tree.map(lambda a: a[0], stacked))
+        mixer = layer.mixer
+        out, _ = mixer(x, mixer.init_state(B), Context(), layer.mlp)
+        weights, v = mixer.weights(x), mixer.qkv.project(x)[2]
+        v = jnp.repeat(v, weights.shape[1] // v.shape[2], axis=2)
+        return mixer.qkv.merge(jnp.einsum("bhts,bshe->bthe", weights, v), x), out
+
+    close(*r.run(jit(both), stream()))
+
+
+@pytest.mark.parametrize("case", ["swa-6", "bswa-1", "fam,linear"])
+@pytest.mark.parametrize("length", [20, 22])
+def test_layers_read_what_lower_ones_made(case: str, length: int) -> None:
+    """Blocks are of 4 tokens: the last one may not be full."""
+    r, tokens = runner(case), np.arange(length) * 7 % 11
+    with jax.enable_x64(True):
+        found = [None if a is None else np.asarray(a) for a in attention(r.model(r.params), tokens)]
+    params = jax.tree.map(np.asarray, nnx.to_pure_dict(r.params))
+    expected = _oracle(r.config, params, tokens)
+    assert [a is None for a in found] == [a is None for a in expected]
+    for a, b in zip(found, expected, strict=True):
+        if b is not None:
+            close(a, b)
+
+
+def _oracle(config: Any, params: Any, tokens: np.ndarray) -> list[np.ndarray | None]:
+    layers = transcribed.residual_layers(config, params["stack"])
+    x = params["embedding"][tokens] * config.width**0.5
+    return oracle.of_model(layers, params["stack"].get("prompt"), x)
+
+
+# measures -----------------------------------------------------------------------------------------
+
+
+def test_entropy_and_distance_of_rows() -> None:
+    rows = np.array([[1, 0, 0, 0], [0.25] * 4, [0.1, 0.3, 0, 0], [0, 0, 0, 0], [0.9, 0.2, -0.1, 0]])
+    with jax.enable_x64(True):
+        found = entropy(rows), distance(rows, rows[::-1])
+    expected = [oracle.entropy(row) for row in rows]
+    np.testing.assert_allclose(found[0], expected, atol=1e-12)
+    assert expected[:2] == pytest.approx([0, np.log(4)])
+    assert np.isnan(found[0]).tolist() == [False, False, False, True, True]
+    pairs = zip(rows, rows[::-1], strict=True)
+    np.testing.assert_allclose(found[1], [oracle.distance(*pair) for pair in pairs], atol=1e-12)
+
+
+LENGTH = 20
+PAIRS = {
+    "relu": {"linear": LinearConfig(features=6)},
+    "rfa": {"linear": LinearConfig(map="rfa", features=6)},
+}
+
+
+def given(run: Run) -> Any:
+    return jax.tree.map(
+        lambda a: np.asarray(a, np.float64), nnx.to_pure_dict(nnx.state(run.model, nnx.Param))
+    )
+
+
+@functools.cache
+def pair(name: str) -> tuple[Run, Run]:
+    return tiny.run_with("full,linear", **PAIRS[name]), tiny.run_with("swa,full", seed=1, window=5)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(tiny.TEXT, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_report_is_the_mean_of_the_oracle(name: str, text: Path) -> None:
+    runs = pair(name)
+    report = analyze(*runs, str(text), LENGTH, examples=2, quiet=True)
+    whole = [runs[0].tokenizer.bos_id, *runs[0].tokenizer.encode(tiny.TEXT)]
+    spans = np.array(whole[: 2 * LENGTH]).reshape(2, LENGTH)
+    assert (report["length"], report["examples"]) == (LENGTH, 2)
+    # [of a run][of an example][of a layer] [h t t]
+    read: Any = [[_oracle(run.config.model, given(run), span) for span in spans] for run in runs]
+    for i, row in enumerate(report["layers"]):
+        weights, others = (np.stack([example[i] for example in of]) for of in read)
+        found = {
+            "entropy": np.apply_along_axis(oracle.entropy, -1, weights),
+            "distance": np.sqrt(np.square(weights - others).sum(-1)),
+        }
+        assert row["mixer"] == ("full", "linear")[i]
+        for measure, values in found.items():  # [2 h t]
+            heads, last = np.nanmean(values, (0, 2)), values[..., -1]
+            np.testing.assert_allclose(row[measure]["heads"], heads, rtol=1e-4, atol=1e-6)
+            assert row[measure]["mean"] == pytest.approx(heads.mean(), rel=1e-4)
+            if np.isnan(last).all():
+                assert row[measure]["last"] is None
+            elif not np.isnan(last).any():
+                np.testing.assert_allclose(
+                    row[measure]["last_heads"], last.mean(0), rtol=1e-4, atol=1e-6
+                )
+        assert row["entropy"]["undefined"] == np.isnan(found["entropy"]).mean()
+    for measure in ("entropy", "distance"):
+        for key in ("mean", "last"):
+            layers = [row[measure][key] for row in report["layers"]]
+            known = [value for value in layers if value is not None]
+            assert report[measure][key] == pytest.approx(np.mean(known))
+
+
+def test_a_run_is_at_no_distance_from_itself(text: Path) -> None:
+    run = pair("relu")[0]
+    report = analyze(run, run, str(text), LENGTH, examples=1)
+    assert report["distance"] == {"mean": 0, "last": 0}
+    alone = analyze(run, None, str(text), LENGTH, examples=1)
+    assert alone["distance"] is None
+    assert alone["entropy"] == report["entropy"]
+
+
+def test_examples_are_what_there_is(text: Path) -> None:
+    run = tiny.run_with("full")
+    size = 2 + len(tiny.TEXT.encode())
+    assert analyze(run, None, str(text), LENGTH)["examples"] == size // LENGTH
+
+
+# what is refused ----------------------------------------------------------------------------------
+
+
+def refused(said: str, *args: Any, **named: Any) -> None:
+    with pytest.raises(UserError, match=said):
+        analyze(*args, **named)
+
+
+def test_what_cannot_be_measured(text: Path) -> None:
+    full = tiny.run_with("full")
+    files = str(text)
+    refused("no such file", full, None, "/no/such/file", LENGTH)
+    refused("no document has 64 tokens|the longest has", full, None, _short(text), 64)
+    refused("--length 65: the run has full attention of 64 tokens", full, None, files, 65)
+    refused("--length 0: must be at least 1", full, None, files, 0)
+    refused("--examples 0: must be at least 1", full, None, files, LENGTH, 0)
+    refused("the run has model.mixer=fam alone", tiny.run_with("fam"), None, files, LENGTH)
+    lstm = tiny.run_with("full", stack="lstm", block_len=1)
+    refused("the teacher has model.stack=lstm", full, lstm, files, LENGTH)
+    feedback = tiny.run_with("full", stack="feedback", feedback=FeedbackConfig(span=6))
+    refused("the run has model.stack=feedback", feedback, None, files, LENGTH)
+
+
+def test_models_that_cannot_be_compared(text: Path) -> None:
+    full = tiny.run_with("full")
+    for shape in ({"heads": 4}, {"layers": 4}, {"vocab_size": 300}):
+        key, value = next(iter(shape.items()))
+        other = tiny.run_with("full", **shape)
+        refused(f"--teacher: model.{key}={value}, but", full, other, str(text), LENGTH)
+
+    class Other:
+        name, fingerprint = "other.model", "x"
+
+    other = replace(full, tokenizer=Other())  # type: ignore[arg-type]
+    refused("its tokenizer other.model is not the run's bytes", full, other, str(text), LENGTH)
+
+
+def _short(text: Path) -> str:
+    path = text.parent / "short.txt"
+    path.write_text("short", encoding="utf-8")
+    return str(path)
