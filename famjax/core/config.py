@@ -300,7 +300,8 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    name: Literal["adamw", "adafactor"] = "adamw"
+    # nag is gradient descent with Nesterov's momentum, which beta1 is
+    name: Literal["adamw", "adafactor", "nag"] = "adamw"
     learning_rate: float = 3e-3
     schedule: Literal["constant", "cosine", "wsd"] = "cosine"
     warmup_steps: int = 100

@@ -44,6 +44,12 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
         optimizer = optax.adamw(
             schedule, b1=config.beta1, b2=config.beta2, weight_decay=config.weight_decay
         )
+    elif config.name == "nag":
+        # fairseq's: its buffer is this one's trace times the rate (T2R, Tables 3 and 4)
+        optimizer = optax.chain(
+            optax.add_decayed_weights(config.weight_decay),
+            optax.sgd(schedule, momentum=config.beta1, nesterov=True),
+        )
     else:
         optimizer = _adafactor(config, schedule)
     clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()

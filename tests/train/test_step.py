@@ -387,6 +387,25 @@ def test_adamw_against_numpy() -> None:
     compare(updates(config), expected)
 
 
+def test_nag_against_numpy() -> None:
+    """As fairseq's NAG has it, whose buffer holds the rate it was filled at."""
+    config = OptimizerConfig(
+        name="nag", learning_rate=0.1, schedule="cosine", final_fraction=0.3, warmup_steps=0,
+        beta1=0.9, weight_decay=0, clip_norm=0,
+    )  # fmt: skip
+    params = {name: value.copy() for name, value in PARAMETERS.items()}
+    buffer = {name: np.zeros_like(a) for name, a in params.items()}
+    rates = [float(make_schedule(config, 10)(step)) for step in range(len(GRADIENTS))]
+    expected = []
+    for grads, rate, before in zip(GRADIENTS, rates, [rates[0], *rates], strict=False):
+        for name, g in grads.items():
+            carried = buffer[name] * rate / before
+            params[name] = params[name] + 0.9**2 * carried - 1.9 * rate * g
+            buffer[name] = 0.9 * carried - rate * g
+        expected.append(dict(params))
+    compare(updates(config), expected)
+
+
 def test_adafactor_against_numpy() -> None:
     """Too small to be factored: decay of second moments, update clipping, scale, momentum."""
     config = OptimizerConfig(
