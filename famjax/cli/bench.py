@@ -1,4 +1,4 @@
-"""`famjax bench fam`, `famjax bench lora` and `famjax bench feedback`."""
+"""`famjax bench fam`, `lora`, `feedback` and `linear`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from famjax.cli.bench_output import Sizes
 from famjax.cli.main import parse
 from famjax.core import runtime
 from famjax.core.config import ModelConfig
@@ -24,10 +25,19 @@ _SMALL = ModelConfig(
 
 
 _SMALL_FEEDBACK = ModelConfig(vocab_size=256, layers=4, width=128, heads=4)
+# heads as wide as the paper's (T2R 3.2.1)
+_SMALL_LINEAR = ModelConfig(
+    vocab_size=256, layers=2, width=256, heads=2, head_dim=128, mlp_width=1024
+)
 
 # rows, tokens of a row and turns, where they are not given; feedback's loop over tokens has no
 # large products, and many models take turns
-_SIZES = {"fam": (16, 1024, 7), "lora": (16, 1024, 7), "feedback": (32, 128, 3)}
+_SIZES = {
+    "fam": (16, 1024, 7),
+    "lora": (16, 1024, 7),
+    "feedback": (32, 128, 3),
+    "linear": (2, 16384, 5),
+}
 
 
 @dataclass(frozen=True)
@@ -35,18 +45,20 @@ class Bench:
     """Measure, in one run: what feedback memory costs (fam: against BSWA of equal shape; feedback:
     a Feedback Transformer's training and generation against a Transformer's, and beside
     feedback-transformer-pytorch if installed); what adapters spare (lora: against training
-    everything, and beside PyTorch's peft if installed)."""
+    everything, and beside PyTorch's peft if installed); what linear attention costs and gains
+    (linear: alone, and in decoding, beside softmax attention and performer-pytorch if
+    installed)."""
 
-    name: tyro.conf.Positional[Literal["fam", "lora", "feedback"]]
+    name: tyro.conf.Positional[Literal["fam", "lora", "feedback", "linear"]]
     """what to measure"""
     config: str = ""
     """take the model's shape from this config instead of a small one"""
     batch: int | None = None
-    """rows of the training step and of the streaming call: 16, feedback 32"""
+    """rows of the training step and of the streaming call: 16, feedback 32, linear 2"""
     length: int | None = None
-    """tokens of a row: 1024, feedback 128"""
+    """tokens of a row: 1024, feedback 128; linear: at most so many, 16384"""
     turns: int | None = None
-    """times each program runs, in turns with the others: 7, feedback 3"""
+    """times each program runs, in turns with the others: 7, feedback 3, linear 5"""
     layers: int | None = None
     """feedback: instead of the shape's"""
     width: int | None = None
@@ -54,7 +66,7 @@ class Bench:
     span: int | None = None
     """feedback: tokens that are remembered, instead of the shape's"""
     plot: str = ""
-    """feedback: a file to draw into, .png, .svg or .pdf"""
+    """feedback, linear: a file to draw into, .png, .svg or .pdf"""
     rank: int = 64
     """lora: of the adapters"""
     json: bool = False
@@ -79,11 +91,17 @@ def run(argv: list[str]) -> int:
     if asked.name == "lora":
         _lora(model, asked, console)
         return 0
+    sizes = Sizes(asked.batch, asked.length, asked.turns, asked.plot)
+    if asked.name == "linear":
+        from famjax.cli import bench_linear
+
+        alone = model if asked.config else replace(model, heads=4, head_dim=64)
+        bench_linear.run(alone, model, sizes, asked.json, console, note)
+        return 0
     if asked.name == "feedback":
         from famjax.cli import bench_feedback
 
         runtime.share_cores(asked.batch)
-        sizes = bench_feedback.Sizes(asked.batch, asked.length, asked.turns, asked.plot)
         bench_feedback.run(_reshaped(model, asked), sizes, asked.json, console, note)
         return 0
     from famjax.bench import fam
@@ -104,7 +122,7 @@ def _filled(asked: Bench) -> Any:
 
 
 def _small(name: str) -> ModelConfig:
-    return _SMALL_FEEDBACK if name == "feedback" else _SMALL
+    return {"feedback": _SMALL_FEEDBACK, "linear": _SMALL_LINEAR}.get(name, _SMALL)
 
 
 def _reshaped(model: ModelConfig, asked: Any) -> ModelConfig:
@@ -122,7 +140,7 @@ def _reshaped(model: ModelConfig, asked: Any) -> ModelConfig:
 def _check(asked: Any, model: ModelConfig) -> None:
     from famjax.bench.fam import CHUNK, SIZES
 
-    if asked.name != "feedback" and CHUNK % model.block_len:
+    if asked.name in ("fam", "lora") and CHUNK % model.block_len:
         raise UserError(f"model.block_len={model.block_len}: must divide {CHUNK} to be measured")
     whole = max(block for block, _ in SIZES)
     if asked.turns < 2:
@@ -134,7 +152,7 @@ def _check(asked: Any, model: ModelConfig) -> None:
     for name in ("layers", "width", "span"):
         if (size := getattr(asked, name)) is not None and size < 1:
             raise UserError(f"--{name} {size}: must be at least 1")
-    if asked.name == "feedback":
+    if asked.name in ("feedback", "linear"):
         if asked.length < 1:
             raise UserError(f"--length {asked.length}: must be at least 1")
         return

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -13,18 +11,9 @@ from rich.table import Table
 from famjax.bench import feedback as measured
 from famjax.bench import feedback_peers as peers
 from famjax.bench.timing import Pair
+from famjax.cli.bench_output import Sizes, aim, make_table, median, plain
 from famjax.cli.plot import plot_file
 from famjax.core.config import ModelConfig
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What is asked for: rows, tokens of a row, turns; where the plot goes, "" for none."""
-
-    batch: int
-    length: int
-    turns: int
-    plot: str
 
 
 def run(model: ModelConfig, sizes: Sizes, as_json: bool, console: Console, note: Console) -> None:
@@ -50,11 +39,11 @@ def run(model: ModelConfig, sizes: Sizes, as_json: bool, console: Console, note:
         console.print(f"{peers.NAME} beside it needs {', '.join(peers.PEERS)}")
     if as_json:
         report = {
-            "steps": [_plain(step) for step in steps],
+            "steps": [plain(step) for step in steps],
             "rows_floor": rows._asdict(),
             "plain_autodiff_apart": apart,
-            "generation": [_plain(row) for row in generated],
-            "peers": [_plain(row) for row in found],
+            "generation": [plain(row) for row in generated],
+            "peers": [plain(row) for row in found],
         }
         print(json.dumps(report))
     if plot:
@@ -62,19 +51,10 @@ def run(model: ModelConfig, sizes: Sizes, as_json: bool, console: Console, note:
         note.print(f"drawn: {plot}")
 
 
-def _plain(row: Any) -> dict[str, Any]:
-    """Return a named tuple as a dict, its pairs too."""
-    return {k: v._asdict() if isinstance(v, Pair) else v for k, v in row._asdict().items()}
-
-
-def _median(pair: Pair) -> str:
-    return f"{pair.typical:.2f} ± {pair.spread:.2f}"
-
-
 def _steps(
     steps: list[measured.Step], rows: Pair, apart: float, model: ModelConfig, sizes: Sizes
 ) -> Table:
-    table = _table(
+    table = make_table(
         f"Training step, {_shape(model)}, {sizes.batch} x {sizes.length} tokens. Products of "
         f"{sizes.batch} rows, as in the loop, take {rows.ratio:.2f} times those of all tokens at "
         f"once; gradients differ from plain autodiff's by {apart:.1e} of their range",
@@ -86,7 +66,7 @@ def _steps(
             step.name.removeprefix("feedback, "),
             f"{step.transformer.first:.3f}",
             f"{step.transformer.ratio:.2f}",
-            _median(step.transformer),
+            median(step.transformer),
             f"{step.swa.ratio:.2f}",
             f"{step.floor:.3f}",
             f"{step.temporary_bytes / 1e6:.0f}",
@@ -100,8 +80,8 @@ def _aims(steps: list[measured.Step]) -> list[str]:
     ours, theirs = by_name["feedback"], by_name["transformer"]
     memory = ours.temporary_bytes / max(theirs.temporary_bytes, 1)
     return [
-        _aim("training step / transformer's", ours.transformer.ratio, measured.TRAINING_AIM),
-        _aim("temporary bytes / transformer's", memory, measured.MEMORY_AIM),
+        aim("training step / transformer's", ours.transformer.ratio, measured.TRAINING_AIM),
+        aim("temporary bytes / transformer's", memory, measured.MEMORY_AIM),
     ]
 
 
@@ -110,20 +90,11 @@ def _generation_aim(rows: list[measured.Generation]) -> str:
     held = [row for row in rows if row.span == longest and row.name == "feedback"]
     best = max(held, key=lambda row: row.ratio)
     about = f"tokens/s / transformer's behind {longest:,}, best (equal {best.equal})"
-    return _aim(about, best.ratio, measured.GENERATION_AIM, least=True)
-
-
-def _aim(what: str, value: float, aim: float, least: bool = False) -> str:
-    met = value >= aim if least else value <= aim
-    return f"aim {'met' if met else 'missed'}: {what} {value:.2f}, at {_bound(least)} {aim}"
-
-
-def _bound(least: bool) -> str:
-    return "least" if least else "most"
+    return aim(about, best.ratio, measured.GENERATION_AIM, least=True)
 
 
 def _generated(rows: list[measured.Generation], model: ModelConfig) -> Table:
-    table = _table(
+    table = make_table(
         f"Generation, one token at a time, {model.layers} layers, width {model.width}, "
         "feedback / Transformer",
         ("before", "", "equal", "batch", "state MB", "tokens/s", "ratio", "median"),
@@ -144,7 +115,7 @@ def _generated(rows: list[measured.Generation], model: ModelConfig) -> Table:
 
 
 def _peers(rows: list[peers.Peer], model: ModelConfig, sizes: Sizes) -> Table:
-    table = _table(
+    table = make_table(
         f"Forward and backward, {peers.NAME} against famjax, {model.layers} layers, "
         f"{sizes.batch} x {sizes.length} tokens, aim {peers.AIM:.0f}; differs: "
         f"{peers.DIFFERENCES}; those taken out, logits differ by",
@@ -156,7 +127,7 @@ def _peers(rows: list[peers.Peer], model: ModelConfig, sizes: Sizes) -> Table:
             f"{row.time.first:.3f}",
             f"{row.time.second:.3f}",
             f"{row.time.ratio:.2f}",
-            _median(row.time),
+            median(row.time),
             f"{row.apart:.1e}",
         )
     return table
@@ -164,13 +135,6 @@ def _peers(rows: list[peers.Peer], model: ModelConfig, sizes: Sizes) -> Table:
 
 def _shape(model: ModelConfig) -> str:
     return f"{model.layers} layers, width {model.width}, span {model.feedback.span}"
-
-
-def _table(title: str, columns: tuple[str, ...]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right", no_wrap=i < 2)
-    return table
 
 
 def _draw(steps: list[measured.Step], rows: list[measured.Generation], path: Path) -> None:

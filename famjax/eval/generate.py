@@ -1,50 +1,24 @@
-"""Text from a model, token by token, out of a memory that may have read a document of any size."""
+"""Text from a model, out of a memory that may have read a document of any size."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from famjax.core.errors import UserError
-from famjax.core.types import Array
 from famjax.data.files import read_text_pieces
 from famjax.data.tokenizers import StreamDecoder
 from famjax.eval.progress import TokenProgress
-from famjax.eval.streaming import Streamer, StreamState, rechunk
+from famjax.eval.sampling import Sampling
+from famjax.eval.streaming import PIECE, Streamer, StreamState, rechunk
 from famjax.train.run import Run
 
-
-def sample(
-    logits: Array, key: Array, position: Array, temperature: Array, top_k: Array, top_p: Array
-) -> Array:
-    """Return a token for each row.
-
-    Args:
-      logits: [b v]; -inf is never taken.
-      key: a random key, the same for all tokens of a text.
-      position: folded into the key, so that a token's draw depends on nothing but its place.
-      temperature: divides the logits; 0 takes the likeliest token.
-      top_k: only so many of the likeliest tokens; 0 is all.
-      top_p: only the likeliest tokens that together reach this probability (Holtzman et al. 2019),
-        after the other two; 1 is all.
-
-    Returns:
-      [b 1] int32.
-    """
-    order = jnp.argsort(logits, axis=-1, descending=True)
-    falling = jnp.take_along_axis(logits, order, -1) / jnp.maximum(temperature, 1e-6)
-    rank = jnp.arange(logits.shape[-1])
-    falling = jnp.where((top_k == 0) | (rank < top_k), falling, -jnp.inf)
-    probabilities = jax.nn.softmax(falling)
-    before = jnp.cumsum(probabilities, -1) - probabilities
-    falling = jnp.where((before < top_p) | (rank == 0), falling, -jnp.inf)
-    drawn = jax.random.categorical(jax.random.fold_in(key, position), falling)[:, None]
-    chosen = jnp.where(temperature > 0, drawn, 0)
-    return jnp.take_along_axis(order, chosen, -1).astype(jnp.int32)
+# text is read as it comes: no piece that a program writes should take much longer
+PIECE_SECONDS = 0.1
 
 
 class Generator:
@@ -54,14 +28,6 @@ class Generator:
         self._run = run
         self._tokenizer = run.tokenizer
         self._streamer = Streamer(run.model, 1)
-        size = run.tokenizer.vocab_size
-
-        def draw(logits: Array, *given: Array) -> Array:
-            # a padded embedding table has rows that no text is made of
-            there = jnp.arange(logits.shape[-1]) < size
-            return sample(jnp.where(there, logits, -jnp.inf), *given)
-
-        self._draw = jax.jit(draw)
 
     def read_document(self, document: Path | str, quiet: bool = True) -> StreamState:
         """Return the memory of a document: a path is a file's, a string is the text itself.
@@ -133,30 +99,30 @@ class Generator:
         else:
             stream.state = state
         stream.read(tokens[None])
-        drawn = self._tokens(stream, max_tokens, temperature, top_k, top_p, seed)
-        return _until(stop, self._texts(drawn))
-
-    def _tokens(
-        self,
-        stream: Streamer,
-        count: int,
-        temperature: float,
-        top_k: int,
-        top_p: float,
-        seed: int,
-    ) -> Iterator[int]:
-        """Yield up to `count` tokens, without the one that ends the text."""
         key = jax.random.key(seed)
-        for left in range(count, 0, -1):
-            place = np.uint32(stream.tokens % 2**32)
-            token = self._draw(stream.logits, key, place, temperature, top_k, top_p)
-            if left > 1:
-                # the device goes on while the host waits for the token and prints it
-                stream.step(token)
-            number = int(token[0, 0])
-            if number in self._tokenizer.stop_ids:
+        size = self._tokenizer.vocab_size
+        how = Sampling(key, float(temperature), top_k, float(top_p), size)
+        return _until(stop, self._texts(self._tokens(stream, max_tokens, how)))
+
+    def _tokens(self, stream: Streamer, count: int, how: Sampling) -> Iterator[int]:
+        """Yield up to `count` tokens, without the one that ends the text.
+
+        One program writes a piece of them; pieces grow from a token while they are quick.
+        """
+        stops = np.array(sorted(self._tokenizer.stop_ids), np.int32)
+        tokens, size = stream.draw(how), 1
+        while True:
+            for number in tokens.tolist():
+                if number in stops:
+                    return
+                yield number
+            count -= len(tokens)
+            if not count:
                 return
-            yield number
+            began = time.perf_counter()
+            tokens = stream.write(tokens[-1], min(size, count), how, stops)
+            quick = time.perf_counter() - began < PIECE_SECONDS
+            size = min(2 * size, PIECE) if quick else max(size // 2, 1)
 
     def _texts(self, tokens: Iterator[int]) -> Iterator[str]:
         decoder = StreamDecoder(self._tokenizer)

@@ -16,10 +16,13 @@ from flax import nnx
 from famjax.core.errors import UserError
 from famjax.core.types import Array, Context, State
 from famjax.data.lanes import Batch
+from famjax.eval.sampling import Sampling
 from famjax.models.language_model import LanguageModel
 
 # tokens of a call, about: enough to keep the device busy, few enough to fit
 CHUNK = 1024
+# most tokens that one program writes: its start and the wait for it are then little beside them
+PIECE = 32
 # calls in flight: the host makes the next one while the device computes
 _AHEAD = 2
 
@@ -44,12 +47,17 @@ class _Programs(NamedTuple):
       read: (params, state, tokens, ctx, last) -> (logits [b v] behind token `last`, state).
       losses: (params, state, tokens, targets, ctx, last) -> (nats, right, logits [b v], state).
       step: (params, state, tokens [b 1], targets [b 1], ctx) -> as `losses`.
+      draw: (logits [b v], sampling, place) -> [b 1], the token at that place of the text.
+      write: (params, state, token [1 1], place, count, sampling, stops [n]) ->
+        (tokens [PIECE], how many were written, logits [1 v], state).
     """
 
     start: Callable[..., Any]
     read: Callable[..., Any]
     losses: Callable[..., Any]
     step: Callable[..., Any]
+    draw: Callable[..., Any]
+    write: Callable[..., Any]
 
 
 @functools.lru_cache(maxsize=8)
@@ -79,11 +87,34 @@ def _compiled(graph: Any) -> _Programs:
         x, state = model.stack.step(model.embed(tokens), state, ctx)
         return *model.losses(x, targets), model.logits(x)[:, 0], state
 
+    def write(params: Any, state: State, token: Array, place: Array, *given: Any):
+        count, how, stops = given
+        model = nnx.merge(graph, params)
+
+        def going(carry: Any) -> Array:
+            token, written, *_ = carry
+            return (written < count) & ~jnp.isin(token, stops).any()
+
+        def one(carry: Any) -> Any:
+            token, written, tokens, _, state = carry
+            logits, state = model.step(token, state)
+            token = how.draw(logits[:, 0], place + written.astype(place.dtype))
+            tokens = tokens.at[written].set(token[0, 0])
+            return token, written + 1, tokens, logits[:, 0], state
+
+        shape = jax.eval_shape(model.step, token, state)[0]
+        tokens, logits = jnp.zeros(PIECE, jnp.int32), jnp.zeros(shape.shape[::2], shape.dtype)
+        carry = (token, jnp.int32(0), tokens, logits, state)
+        _, written, tokens, logits, state = jax.lax.while_loop(going, one, carry)
+        return tokens, written, logits, state
+
     return _Programs(
         jax.jit(start, static_argnums=1),
         jax.jit(read, donate_argnums=1),
         jax.jit(losses, donate_argnums=1),
         jax.jit(step, donate_argnums=1),
+        jax.jit(lambda logits, how, place: how.draw(logits, place)),
+        jax.jit(write, donate_argnums=1),
     )
 
 
@@ -200,6 +231,43 @@ class Streamer:
         """Read one token a lane [b 1], which may be on the device. Does not wait for the device."""
         self._refuse(1)
         self._step(tokens, None)
+
+    def draw(self, how: Sampling) -> np.ndarray:
+        """Return the token that follows what was read, [1]; it is not read. For one lane."""
+        return np.asarray(self._programs.draw(self.logits, how, self._place(0)))[0]
+
+    def write(self, token: int, count: int, how: Sampling, stops: np.ndarray) -> np.ndarray:
+        """Read a token, draw the next, read it, and so on, in one program. For one lane.
+
+        Args:
+          token: the last one drawn, not read yet.
+          count: most tokens to draw, up to PIECE.
+          how: as they are drawn.
+          stops: [n] int32, tokens none of which is read.
+
+        Returns:
+          [1 to count], what was drawn; the last, a stop or not, is not read.
+
+        Raises:
+          UserError: full attention cannot hold one more token; of fewer than `count` those are
+            written that it can.
+        """
+        if self._reset_every is not None or self.batch != 1:
+            raise ValueError("one lane writes, and forgets nothing")
+        self._refuse(1)
+        if self._capacity is not None:
+            count = min(count, self._capacity - self.tokens)
+        # the token that is read comes before the one that is drawn
+        given = (np.array([[token]], np.int32), self._place(1), np.int32(count), how, stops)
+        tokens, written, self._logits, self._memory = self._programs.write(
+            self._params, self._memory, *given
+        )
+        drawn = np.asarray(tokens)[: int(written)]
+        self.tokens += len(drawn)
+        return drawn
+
+    def _place(self, ahead: int) -> np.uint32:
+        return np.uint32((self.tokens + ahead) % 2**32)
 
     @property
     def logits(self) -> Array:

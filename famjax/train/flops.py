@@ -89,6 +89,15 @@ def fam_floor(f: int, w: int) -> float:
     return 1 + f / w
 
 
+def linear_attention_flops(tokens: int, k: int, e: int, chunk: int) -> int:
+    """Model FLOPs of chunkwise linear attention, forward and backward, of one head's tokens.
+
+    Forward: a chunk's pairs phi(q) phi(k) and their sums over v, and k x e products into and out of
+    S; backward is two products for each. What is computed again is not counted.
+    """
+    return 3 * 2 * tokens * (chunk * (k + e) + 2 * k * e)
+
+
 def peak_flops(device: jax.Device) -> float | None:
     """FLOP/s of a device in dense bfloat16 products; None for a CPU or an unknown kind.
 

@@ -1,13 +1,17 @@
-"""`famjax bench fam` and `feedback`: the tables, and the mistakes; not the figures themselves."""
+"""`famjax bench`: the tables, and the mistakes; not the figures themselves."""
 
 import json
+from dataclasses import replace
 
+import jax
+import numpy as np
 import pytest
 
-from famjax.bench import fam, feedback, feedback_peers
+from famjax.bench import fam, feedback, feedback_peers, linear, linear_peers
 from famjax.cli import bench
 from famjax.cli.main import main
-from famjax.core.config import FeedbackConfig, ModelConfig
+from famjax.core.config import FeedbackConfig, LinearConfig, ModelConfig
+from famjax.train.flops import linear_attention_flops
 
 TINY = ModelConfig(vocab_size=11, layers=1, width=8, heads=2, mlp_width=8, block_len=4, fam_len=2)
 
@@ -73,6 +77,70 @@ def test_the_peer_reads_the_same_from_the_same_weights():
     assert feedback_peers.check_peer(SMALL_FEEDBACK, 2, 7) < 1e-4
 
 
+SMALL_LINEAR = ModelConfig(
+    vocab_size=11,
+    layers=1,
+    width=8,
+    heads=2,
+    head_dim=8,
+    mlp_width=8,
+    linear=LinearConfig(features=2),
+)
+
+
+def test_linear_is_measured_beside_every_other(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(bench, "_SMALL_LINEAR", SMALL_LINEAR)
+    monkeypatch.setattr(linear, "LENGTHS", (16, 40, 80))
+    monkeypatch.setattr(linear, "AIM_LENGTH", 16)
+    monkeypatch.setattr(linear, "PRODUCT", 8)
+    monkeypatch.setattr(linear, "BEHIND", (2, 8))
+    monkeypatch.setattr(linear, "AIM_BEHIND", 8)
+    monkeypatch.setattr(linear, "LANES", 2)
+    monkeypatch.setattr(linear, "TOKENS", 4)
+    # so little that no other form goes on to the second length
+    monkeypatch.setattr(linear, "MOST_SECONDS", 1e-9)
+    monkeypatch.setattr(linear_peers, "installed", lambda: False)
+    drawn = tmp_path / "bench.png"
+    sizes = ["--length", "60", "--turns", "2"]
+    assert main(["bench", "linear", *sizes, "--json", "--plot", str(drawn)]) == 0
+    printed = capsys.readouterr()
+    report = json.loads(printed.out)
+    rows = {(row["name"], row["length"]): row for row in report["attention"]}
+    assert {length for _, length in rows} == {16, 40}
+    assert rows["chunkwise", 16]["floor"]["ratio"] > 0
+    for name in ("token scan", "all pairs"):
+        assert rows[name, 16]["apart"] < 1e-5
+        assert rows[name, 40]["time"] is None
+    assert rows["softmax", 16]["apart"] is None
+    states = {(row["name"], row["length"]): row["state_bytes"] for row in report["decoding"]}
+    assert states["T2R", 2] == states["T2R", 8] < states["elu", 8] / 3
+    assert states["transformer", 2] == 2 * 2 * 2 * 2 * 8 * 4 + 2 * 4
+    for said in ("left out", "needs torch, performer_pytorch", "aim met: attention's bytes"):
+        assert said in printed.err
+    assert drawn.stat().st_size
+
+
+def test_linear_attention_of_one_head_takes_these_products():
+    # a chunk of 2 with k 3 and e 5: 2 x 2 pairs times k and times e, into S and out of it k x e
+    forward = 2 * (2 * 2 * 3 + 2 * 2 * 5 + 2 * 3 * 5 + 2 * 3 * 5)
+    assert linear_attention_flops(2, 3, 5, 2) == 3 * forward
+    assert linear_attention_flops(8, 3, 5, 2) == 4 * linear_attention_flops(2, 3, 5, 2)
+
+
+def test_gradients_of_every_form_of_linear_attention_are_equal():
+    arrays = linear.given(SMALL_LINEAR, 2, 10, 2)
+    ours = jax.jit(linear.forward_backward(linear.chunkwise(4)))(*arrays)
+    for form in (linear.scan, linear.all_pairs):
+        for a, b in zip(ours[1], jax.jit(linear.forward_backward(form))(*arrays)[1], strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-5 * np.ptp(b))
+
+
+@pytest.mark.skipif(not linear_peers.installed(), reason="needs " + linear_peers.NAME)
+def test_the_peer_attends_alike():
+    model = replace(SMALL_LINEAR, linear=LinearConfig(features=4))
+    assert linear_peers.check_peer(model, 2, 300) < 1e-4
+
+
 def test_the_paper_lengths_are_whole_chunks_and_what_is_generated():
     rounded = [round(tokens, -3) for tokens in fam.LENGTHS]
     assert rounded == [25_000, 33_000, 66_000, 129_000, 258_000, 1_000_000]
@@ -104,3 +172,8 @@ def test_mistakes(flags, line, capsys):
 def test_mistakes_with_feedback(flags, line, capsys):
     assert main(["bench", "feedback", *flags]) == 2
     assert line in capsys.readouterr().err
+
+
+def test_mistakes_with_linear(capsys):
+    assert main(["bench", "linear", "--length", "100"]) == 2
+    assert "--length 100: the shortest that is measured is 512" in capsys.readouterr().err

@@ -18,7 +18,8 @@ from tiny_tokenizers import byte_level
 
 from famjax.core.errors import UserError
 from famjax.data.tokenizers import load_tokenizer
-from famjax.eval.generate import Generator, _until, sample
+from famjax.eval.generate import Generator, _until
+from famjax.eval.sampling import Sampling, sample
 from famjax.eval.state_file import load_state, save_state
 
 
@@ -80,12 +81,59 @@ def test_two_texts_at_once_do_not_mix(generator: Generator) -> None:
     assert all(e.startswith(g) for e, g in zip(expected, got, strict=True))
 
 
-def test_eos_ends(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    eos = generator._tokenizer.eos_id
-    tokens = iter([104, 105, eos, 106])
-    monkeypatch.setattr(generator, "_draw", lambda *_: jnp.full((1, 1), next(tokens)))
-    assert text(generator, "the") == "hi"
-    assert next(tokens) == 106
+def words(generator: Generator, seed: int, **kwargs: Any) -> list[int]:
+    """Return what is drawn at random, with no token that ends it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generator._tokenizer, "stop_ids", frozenset([-1]))
+        how = Sampling(jax.random.key(seed), 1.0, 0, 1.0, 258)
+        stream = generator._streamer.fresh()
+        stream.read(np.array([generator._tokenizer.encode("the")]))
+        return list(generator._tokens(stream, **{"count": 40, "how": how, **kwargs}))
+
+
+def test_pieces_of_any_size_hold_what_single_tokens_would(generator: Generator) -> None:
+    stream = generator._streamer.fresh()
+    stream.read(np.array([generator._tokenizer.encode("the")]))
+    how = Sampling(jax.random.key(4), 1.0, 0, 1.0, 258)
+    expected = []
+    for _ in range(70):
+        token = stream.draw(how)
+        stream.step(token[None])
+        expected.append(int(token[0]))
+    # 1, 1, 2, ... PIECE, and the rest
+    assert words(generator, 4, count=70) == expected
+    for slow in (-1.0, 1e9):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("famjax.eval.generate.PIECE_SECONDS", slow)
+            assert words(generator, 4) == expected[:40]
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 20])
+def test_the_first_of_the_stop_ids_ends(
+    generator: Generator, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = words(generator, 5)
+    stop = next(n for n in drawn[at:] if n not in drawn[:at])
+    monkeypatch.setattr(generator._tokenizer, "stop_ids", frozenset([stop, 300]))
+    how = Sampling(jax.random.key(5), 1.0, 0, 1.0, 258)
+    stream = generator._streamer.fresh()
+    stream.read(np.array([generator._tokenizer.encode("the")]))
+    assert list(generator._tokens(stream, 40, how)) == drawn[: drawn.index(stop)]
+    # nothing behind it was computed
+    assert stream.tokens == 3 + drawn.index(stop)
+
+
+def test_full_attention_writes_until_its_cache_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = Generator(tiny.run_with("full", capacity=16))
+    stream = generator._streamer.fresh()
+    stream.read(np.zeros((1, 5), np.int32))
+    how = Sampling(jax.random.key(0), 1.0, 0, 1.0, 258)
+    monkeypatch.setattr(generator._tokenizer, "stop_ids", frozenset([-1]))
+    # the last token is written, but not read
+    assert len(list(generator._tokens(stream, 12, how))) == 12
+    assert stream.tokens == 16
+    with pytest.raises(UserError, match="do not fit its cache of 16"):
+        stream.write(0, 1, how, np.array([-1], np.int32))
 
 
 def test_chat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,10 +149,6 @@ def test_chat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # out of a memory, which began with bos
     state = generator.read_document("")
     assert asked == text(generator, message["content"], chat=True, state=state)
-    for stop in tokenizer.stop_ids:
-        drawn = iter([*tokenizer.encode("hi"), stop, 66])
-        monkeypatch.setattr(generator, "_draw", lambda *_, d=drawn: jnp.full((1, 1), next(d)))
-        assert text(generator, "the", chat=True) == "hi"
 
 
 def test_chat_needs_a_template(generator: Generator) -> None:
@@ -112,12 +156,10 @@ def test_chat_needs_a_template(generator: Generator) -> None:
         text(generator, "the", chat=True)
 
 
-def test_padded_vocabulary_is_never_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = tiny.run()
-    monkeypatch.setattr(run.tokenizer, "vocab_size", 100)
-    generator = Generator(run)
-    args = (jax.random.key(0), 0, 0.0, 0, 1.0)
-    assert int(generator._draw(jnp.arange(258.0)[None], *args)[0, 0]) == 99
+def test_padded_vocabulary_is_never_drawn() -> None:
+    for temperature in (0.0, 1e-9):
+        how = Sampling(jax.random.key(0), temperature, 0, 1.0, 100)
+        assert int(how.draw(jnp.arange(258.0)[None], 0)[0, 0]) == 99
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,282 @@
+"""What linear attention costs and gains (T2R, arXiv 2103.13076, 3.3, Figures 2 and 3).
+
+Attention alone, forward and backward, on arrays: the chunkwise form that layers train with, beside
+a scan over tokens, all pairs under a mask, and softmax attention. Its floor is arithmetic: the
+chunkwise form's products, at the speed that one large product reaches in the same turn.
+
+Decoding: a Transformer whose cache holds so many tokens, and linear attention by its feature maps,
+on models of equal shape.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from famjax.bench.timing import Pair, compared, rounds
+from famjax.core.config import ModelConfig
+from famjax.models.language_model import LanguageModel
+from famjax.ops import attention
+from famjax.ops.linear_attention import EPS, Sums, chunked, recurrent
+from famjax.train.flops import linear_attention_flops
+
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+# a form is left out from where a call would take longer, or hold more in temporary arrays
+MOST_SECONDS, MOST_BYTES = 5.0, 4e9
+# of the large product that says how fast products are here
+PRODUCT = 2048
+# aims: times softmax's speed at a length; of the floor
+SOFTMAX_AIM, AIM_LENGTH, FLOOR_AIM = 10.0, 4096, 2.0
+
+BEHIND = (8, 32, 128, 512, 2048, 8192)
+# lanes as in the paper's Figures 2 and 3; tokens of one call
+LANES, TOKENS = 16, 16
+# aims: tokens/s over the Transformer's behind AIM_BEHIND, over elu's and rfa's, and at the longest
+# over those behind AIM_BEHIND; bytes of state over elu's
+TRANSFORMER_AIM, AIM_BEHIND, MAPS_AIM, FLAT_AIM, BYTES_AIM = 4.0, 512, 1.15, 0.9, 0.3
+
+# attention ----------------------------------------------------------------------------------------
+
+# q and k [b t h k], v and the gradient of the result [b t h e]; softmax's q and k are [b t h e]
+Given = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+Form = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+class Attention(NamedTuple):
+    """One form at one length, forward and backward.
+
+    Attributes:
+      time: against the chunkwise form; its ratio is how many times slower. None: left out.
+      floor: the chunkwise form's time over its floor; None for the others.
+      apart: largest difference of the result from the chunkwise form's, as a share of its range;
+        None where the mathematics is another's.
+    """
+
+    name: str
+    length: int
+    time: Pair | None
+    floor: Pair | None
+    apart: float | None
+
+
+def scan(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Equations 4 to 7, a token at a time."""
+    begun = jnp.full((len(q), 1), -1)
+
+    def token(sums: Sums, xs: Any) -> tuple[Sums, jax.Array]:
+        q, k, v = (a[:, None] for a in xs)
+        y, sums = recurrent(q[..., None, :], k, v, sums, begun)
+        return sums, y[:, 0, :, 0]
+
+    _, y = jax.lax.scan(token, _nothing(k, v), tuple(jnp.moveaxis(a, 1, 0) for a in (q, k, v)))
+    return jnp.moveaxis(y, 0, 1)
+
+
+def all_pairs(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Equation 3 as it stands: phi(q_i) phi(k_j) for all j <= i, over their sum."""
+    a = jnp.einsum("bihk,bjhk->bhij", q, k)
+    a = jnp.where(_causal(len(q[0])), a, 0)
+    y = jnp.einsum("bhij,bjhe->bihe", a, v)
+    return y / jnp.maximum(a.sum(-1), EPS).swapaxes(1, 2)[..., None]
+
+
+def softmax(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    return attention.attend(q, k, v, _causal(len(q[0])))
+
+
+def chunkwise(chunk: int) -> Form:
+    def form(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        begun = jnp.full(q.shape[:2], -1)
+        return chunked(q[..., None, :], k, v, _nothing(k, v), begun, chunk)[0][..., 0, :]
+
+    return form
+
+
+def forms(chunk: int) -> dict[str, tuple[Form, int]]:
+    """Return each form, and the power of the length that its time grows with."""
+    return {
+        "chunkwise": (chunkwise(chunk), 1),
+        "token scan": (scan, 1),
+        "all pairs": (all_pairs, 2),
+        "softmax": (softmax, 2),
+    }
+
+
+def attend(model: ModelConfig, batch: int, longest: int, turns: int) -> Iterator[Attention]:
+    """Measure all forms in turns, at each of `LENGTHS` up to `longest`."""
+    spent: dict[str, float] = {}
+    before = 0
+    for length in (n for n in LENGTHS if n <= longest):
+        runs, apart = _runs(model, batch, length, spent, before)
+        times = rounds(runs | {"product": _product()}, turns)
+        k, e = model.linear.features, _head(model)
+        flops = linear_attention_flops(batch * length * model.heads, k, e, model.linear.chunk)
+        floor = [flops / (2 * PRODUCT**3) * t for t in times["product"]]
+        ours = times["chunkwise"]
+        for name in forms(model.linear.chunk):
+            if name not in runs:
+                spent[name] = np.inf
+                yield Attention(name, length, None, None, None)
+                continue
+            spent[name] = min(times[name])
+            to_floor = compared(ours, floor) if name == "chunkwise" else None
+            yield Attention(name, length, compared(times[name], ours), to_floor, apart.get(name))
+        before = length
+
+
+def given(model: ModelConfig, batch: int, length: int, width: int) -> Given:
+    """Return features and values as layers have them: q and k above zero, of `width` elements."""
+    rng, e = np.random.default_rng(0), _head(model)
+    shapes = [(batch, length, model.heads, n) for n in (width, width, e, e)]
+    q, k, v, to_y = (rng.standard_normal(s, np.float32) for s in shapes)
+    q, k, v, to_y = (jax.device_put(a) for a in (np.abs(q), np.abs(k), v, to_y))
+    return q, k, v, to_y
+
+
+def _runs(
+    model: ModelConfig, batch: int, length: int, spent: dict[str, float], before: int
+) -> tuple[dict[str, Callable[[], Any]], dict[str, float]]:
+    """Return what runs each form that is not left out, and `Attention.apart`."""
+    runs: dict[str, Callable[[], Any]] = {}
+    results = {}
+    for name, (form, power) in forms(model.linear.chunk).items():
+        too_long = before and spent.get(name, np.inf) * (length / before) ** power > MOST_SECONDS
+        if too_long and name != "chunkwise":
+            continue
+        width = _head(model) if name == "softmax" else model.linear.features
+        arrays = given(model, batch, length, width)
+        compiled = jax.jit(forward_backward(form)).lower(*arrays).compile()
+        memory = compiled.memory_analysis()
+        if memory and memory.temp_size_in_bytes > MOST_BYTES and name != "chunkwise":
+            continue
+        runs[name] = functools.partial(compiled, *arrays)
+        if name != "softmax":
+            results[name] = np.asarray(runs[name]()[0])
+    ours = results["chunkwise"]
+    apart = {name: float(np.abs(y - ours).max() / np.ptp(ours)) for name, y in results.items()}
+    return runs, apart
+
+
+def forward_backward(form: Form) -> Callable[..., Any]:
+    """Return the result and the gradients of q, k and v."""
+
+    def both(q: jax.Array, k: jax.Array, v: jax.Array, to_y: jax.Array) -> Any:
+        y, backward = jax.vjp(form, q, k, v)
+        return y, backward(to_y)
+
+    return both
+
+
+def _product() -> Callable[[], Any]:
+    matrix = jnp.ones((PRODUCT, PRODUCT))
+    return functools.partial(jax.jit(jnp.dot), matrix, matrix)
+
+
+def _nothing(k: jax.Array, v: jax.Array) -> Sums:
+    b, _, g, width = k.shape
+    return Sums(jnp.zeros((b, g, width, v.shape[-1])), jnp.zeros((b, g, width)))
+
+
+def _causal(t: int) -> jax.Array:
+    index = jnp.arange(t)
+    return index[:, None] >= index
+
+
+def _head(model: ModelConfig) -> int:
+    return model.head_dim or model.width // model.heads
+
+
+# decoding -----------------------------------------------------------------------------------------
+
+
+class Decoding(NamedTuple):
+    """Greedy tokens of one model behind `length` tokens.
+
+    Attributes:
+      seconds: of each turn, `TOKENS` tokens of all lanes; empty: left out.
+      state_bytes: of what attention carries, all lanes.
+    """
+
+    name: str
+    length: int
+    seconds: tuple[float, ...]
+    state_bytes: int
+
+    @property
+    def tokens_per_second(self) -> float:
+        return LANES * TOKENS / min(self.seconds)
+
+
+def models(model: ModelConfig, length: int) -> dict[str, ModelConfig]:
+    """Return what is measured, by name, of the same width and depth; the cache holds `length`."""
+
+    def linear(kind: Any) -> ModelConfig:
+        return replace(model, mixer="linear", linear=replace(model.linear, map=kind, rope=False))
+
+    maps = {"T2R": linear("relu"), "elu": linear("elu"), "rfa": linear("rfa")}
+    return {"transformer": replace(model, mixer="full", capacity=length)} | maps
+
+
+def decode(model: ModelConfig, turns: int, note: Callable[[str], None]) -> Iterator[Decoding]:
+    """Measure all models in turns, the last `TOKENS` tokens of each of `BEHIND`."""
+    spent, before = 0.0, 1
+    for length in BEHIND:
+        note(f"decoding: {length:,} tokens")
+        runs, sizes = {}, {}
+        for name, of in models(model, length).items():
+            if name == "transformer" and spent * length / before > MOST_SECONDS:
+                continue
+            runs[name], sizes[name] = _decoder(of, length)
+        times = rounds(runs, turns)
+        for name in models(model, length):
+            yield Decoding(name, length, tuple(times.get(name, ())), sizes.get(name, 0))
+        spent, before = min(times.get("transformer", [np.inf])), length
+
+
+def _decoder(model: ModelConfig, length: int) -> tuple[Callable[[], Any], int]:
+    """Return what writes the tokens up to `length`, again and again, and its state's bytes."""
+    module = LanguageModel(model, rngs=nnx.Rngs(0))
+    graph, params = nnx.split(module)
+    count = min(TOKENS, length)
+    state = jax.jit(module.init_state, static_argnums=0)(LANES)
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    token = jnp.zeros((LANES, 1), jnp.int32)
+
+    def write(params: Any, state: Any, token: jax.Array) -> Any:
+        model = nnx.merge(graph, params)
+
+        def one(carry: Any, _: None) -> Any:
+            token, state = carry
+            logits, state = model.step(token, state)
+            return (logits.argmax(-1).astype(jnp.int32), state), None
+
+        return jax.lax.scan(one, (token, _behind(state, length - count)), None, count)[0]
+
+    compiled = jax.jit(write, donate_argnums=1).lower(params, state, token).compile()
+
+    def run() -> Any:
+        nonlocal state, token
+        for _ in range(TOKENS // count):
+            token, state = compiled(params, state, token)
+        return token
+
+    return run, size
+
+
+def _behind(state: Any, length: int) -> Any:
+    """Return the state of lanes that have read so many tokens, whatever they were."""
+
+    def is_layer(s: Any) -> bool:
+        return hasattr(s, "length")
+
+    def set_back(s: Any) -> Any:
+        return s._replace(length=jnp.full_like(s.length, length))
+
+    return jax.tree.map(set_back, state, is_leaf=is_layer)

@@ -1,0 +1,88 @@
+"""Causal linear attention of another package, on PyTorch, on equal features and values.
+
+`performer-pytorch` without its CUDA kernel, as it runs on a CPU, eager: sums over tokens of
+phi(k) v^T, all of them kept, in 128 pieces. It adds 1e-6 to the normaliser's sums where ours has a
+least denominator; on features above zero the mathematics is the same.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from famjax.bench.linear import Given, chunkwise, forward_backward, given
+from famjax.bench.timing import Pair, compared, rounds
+from famjax.core.config import ModelConfig
+
+PEERS = ("torch", "performer_pytorch")
+NAME = "performer-pytorch"
+# beyond, it keeps gigabytes
+LENGTHS = (512, 2048, 4096)
+
+
+class Peer(NamedTuple):
+    """Forward and backward, of the other package against the chunkwise form.
+
+    Attributes:
+      time: theirs against ours; its ratio is how many times faster we are.
+      apart: the largest difference of a result or gradient, as a share of its range.
+    """
+
+    length: int
+    time: Pair
+    apart: float
+
+
+def installed() -> bool:
+    """Return whether what `peers` needs is there."""
+    return all(importlib.util.find_spec(name) for name in PEERS)
+
+
+def peers(model: ModelConfig, batch: int, longest: int, turns: int) -> Iterator[Peer]:
+    """Measure both at each of `LENGTHS` up to `longest`."""
+    for length in (n for n in LENGTHS if n <= longest):
+        arrays = given(model, batch, length, model.linear.features)
+        runs = {"theirs": _theirs(arrays), "ours": _ours(model, arrays)}
+        times = rounds(runs, turns)
+        apart = check_peer(model, batch, length)
+        yield Peer(length, compared(times["theirs"], times["ours"]), apart)
+
+
+def check_peer(model: ModelConfig, batch: int, length: int) -> float:
+    """Return `Peer.apart`."""
+    arrays = given(model, batch, length, model.linear.features)
+    theirs, ours = _theirs(arrays)(), jax.tree.leaves(_ours(model, arrays)())
+    pairs = zip(theirs, (np.asarray(a) for a in ours), strict=True)
+    return max(float(np.abs(a - b).max() / np.ptp(b)) for a, b in pairs)
+
+
+def _ours(model: ModelConfig, arrays: Given) -> Callable[[], Any]:
+    program = jax.jit(forward_backward(chunkwise(model.linear.chunk)))
+    return lambda: program(*arrays)
+
+
+def _theirs(arrays: Given) -> Callable[[], list[np.ndarray]]:
+    """Return their result and gradients of q, k and v, [b t h ...]."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its imports of what Python and PyTorch moved
+        from performer_pytorch.performer_pytorch import causal_linear_attention_noncuda
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    q, k, v, to_y = (torch.tensor(np.asarray(a)).transpose(1, 2).contiguous() for a in arrays)
+    for a in (q, k, v):
+        a.requires_grad_()
+
+    def run() -> Any:
+        y = causal_linear_attention_noncuda(q, k, v)
+        found = (y, *torch.autograd.grad(y, (q, k, v), to_y))
+        return [a.detach().transpose(1, 2).numpy() for a in found]
+
+    return run

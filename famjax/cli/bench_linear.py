@@ -1,0 +1,183 @@
+"""`famjax bench linear`: its tables and its plot."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from famjax.bench import linear as measured
+from famjax.bench import linear_peers as peers
+from famjax.bench.linear import Attention, Decoding
+from famjax.bench.timing import compared
+from famjax.cli.bench_output import Sizes, aim, make_table, median, plain
+from famjax.cli.plot import plot_file
+from famjax.core.config import ModelConfig
+from famjax.core.errors import UserError
+
+
+def run(
+    alone: ModelConfig,
+    model: ModelConfig,
+    sizes: Sizes,
+    as_json: bool,
+    console: Console,
+    note: Console,
+) -> None:
+    """Measure, print the tables or one JSON object, and draw.
+
+    Args:
+      alone: whose heads, features and chunk attention alone has.
+      model: what decodes.
+    """
+    shortest = measured.LENGTHS[0]
+    if sizes.length < shortest:
+        raise UserError(f"--length {sizes.length}: the shortest that is measured is {shortest}")
+    plot = plot_file(sizes.plot) if sizes.plot else None
+    given = (alone, sizes.batch, sizes.length, sizes.turns)
+    note.print("attention")
+    attended = list(measured.attend(*given))
+    console.print(_attended(attended, alone, sizes))
+    for line in _attention_aims(attended):
+        console.print(line)
+    found = []
+    if peers.installed():
+        note.print(peers.NAME)
+        found = list(peers.peers(*given))
+        console.print(_peers(found))
+    else:
+        console.print(f"{peers.NAME} beside it needs {', '.join(peers.PEERS)}")
+    decoded = list(measured.decode(model, sizes.turns, note.print))
+    console.print(_decoded(decoded, model))
+    for line in _decoding_aims(decoded):
+        console.print(line)
+    if as_json:
+        report = {
+            "attention": [plain(row) for row in attended],
+            "peers": [plain(row) for row in found],
+            "decoding": [plain(row) for row in decoded],
+        }
+        print(json.dumps(report))
+    if plot:
+        _draw(decoded, plot)
+        note.print(f"drawn: {plot}")
+
+
+def _attended(rows: list[Attention], model: ModelConfig, sizes: Sizes) -> Table:
+    k, e = model.linear.features, model.head_dim or model.width // model.heads
+    table = make_table(
+        f"Attention alone, forward and backward, {sizes.batch} rows, {model.heads} heads of {e}, "
+        f"{k} features, chunks of {model.linear.chunk}; left out (-): over "
+        f"{measured.MOST_SECONDS:.0f} s or {measured.MOST_BYTES / 1e9:.0f} GB",
+        ("tokens", "", "ms", "/ chunkwise", "median", "/ floor", "median", "apart"),
+    )
+    for row in rows:
+        if row.time is None:
+            table.add_row(f"{row.length:,}", row.name, "-")
+            continue
+        table.add_row(
+            f"{row.length:,}",
+            row.name,
+            f"{row.time.first * 1e3:.1f}",
+            f"{row.time.ratio:.2f}",
+            median(row.time),
+            f"{row.floor.ratio:.2f}" if row.floor else "",
+            median(row.floor) if row.floor else "",
+            "" if row.apart is None else f"{row.apart:.0e}",
+        )
+    return table
+
+
+def _attention_aims(rows: list[Attention]) -> list[str]:
+    others = [row for row in rows if row.time and row.name != "chunkwise"]
+    slowest = max((row.floor for row in rows if row.floor), key=lambda floor: floor.ratio)
+    nearest = min(others, key=lambda row: row.time.ratio if row.time else 0)
+    assert nearest.time
+    about = f"nearest other form's time ({nearest.name}, {nearest.length:,} tokens) / ours"
+    lines = [aim(about, nearest.time.ratio, 1.0, least=True)]
+    for row in others:
+        if row.time and (row.name, row.length) == ("softmax", measured.AIM_LENGTH):
+            about = f"softmax's time / ours at {row.length:,} tokens"
+            lines.append(aim(about, row.time.ratio, measured.SOFTMAX_AIM, least=True))
+    return [*lines, aim("time / floor, at worst", slowest.ratio, measured.FLOOR_AIM)]
+
+
+def _peers(rows: list[peers.Peer]) -> Table:
+    table = make_table(
+        f"{peers.NAME} against the chunkwise form, forward and backward, equal features",
+        ("tokens", "its ms", "ours ms", "times faster", "median", "apart"),
+    )
+    for row in rows:
+        table.add_row(
+            f"{row.length:,}",
+            f"{row.time.first * 1e3:.1f}",
+            f"{row.time.second * 1e3:.1f}",
+            f"{row.time.ratio:.2f}",
+            median(row.time),
+            f"{row.apart:.0e}",
+        )
+    return table
+
+
+def _decoded(rows: list[Decoding], model: ModelConfig) -> Table:
+    table = make_table(
+        f"Decoding, greedy, {measured.LANES} lanes, {model.layers} layers, width {model.width}, "
+        f"{model.linear.features} features, at so many tokens",
+        ("tokens", "", "tokens/s", "attention MB"),
+    )
+    for row in rows:
+        speed = f"{row.tokens_per_second:,.0f}" if row.seconds else "-"
+        size = f"{row.state_bytes / 1e6:.2f}" if row.seconds else ""
+        table.add_row(f"{row.length:,}", row.name, speed, size)
+    return table
+
+
+def _decoding_aims(rows: list[Decoding]) -> list[str]:
+    by_key = {(row.name, row.length): row for row in rows}
+    behind = measured.AIM_BEHIND
+    longest = by_key["T2R", max(measured.BEHIND)]
+    ours, theirs = by_key["T2R", behind], by_key["transformer", behind]
+    lines = []
+    if theirs.seconds:
+        ratio = compared(theirs.seconds, ours.seconds).ratio
+        about = f"tokens/s / transformer's at {behind:,} tokens"
+        lines.append(aim(about, ratio, measured.TRANSFORMER_AIM, least=True))
+    flat = longest.tokens_per_second / ours.tokens_per_second
+    about = f"tokens/s at {longest.length:,} tokens / at {behind:,}"
+    lines.append(aim(about, flat, measured.FLAT_AIM, least=True))
+    for name in ("elu", "rfa"):
+        # their work is the same at every length: all turns count
+        ratio = compared(_all_turns(rows, name), _all_turns(rows, "T2R")).ratio
+        lines.append(aim(f"tokens/s / {name}'s", ratio, measured.MAPS_AIM, least=True))
+    share = ours.state_bytes / by_key["elu", behind].state_bytes
+    return [*lines, aim("attention's bytes / elu's", share, measured.BYTES_AIM)]
+
+
+def _all_turns(rows: list[Decoding], name: str) -> list[float]:
+    return list(itertools.chain.from_iterable(row.seconds for row in rows if row.name == name))
+
+
+def _draw(rows: list[Decoding], path: Path) -> None:
+    """Draw speed (Figure 2) and attention's memory (Figure 3) against length."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for name in dict.fromkeys(row.name for row in rows):
+        mine = [row for row in rows if row.name == name and row.seconds]
+        lengths = [row.length for row in mine]
+        left.plot(lengths, [row.tokens_per_second for row in mine], "o-", label=name)
+        right.plot(lengths, [row.state_bytes / 1e6 for row in mine], "o-", label=name)
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.set(xlabel="tokens")
+    left.set(ylabel="tokens/s", ylim=(0, None))
+    right.set(ylabel="MB that attention carries", yscale="log")
+    left.legend(fontsize="small")
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)

@@ -1,0 +1,42 @@
+"""What the benches' verbs print with: tables, aims met or missed, JSON, where a plot goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from famjax.bench.timing import Pair
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is asked for: rows, tokens of a row, turns; where the plot goes, "" for none."""
+
+    batch: int
+    length: int
+    turns: int
+    plot: str
+
+
+def plain(row: Any) -> dict[str, Any]:
+    """Return a named tuple as a dict, its pairs too."""
+    return {k: v._asdict() if isinstance(v, Pair) else v for k, v in row._asdict().items()}
+
+
+def median(pair: Pair) -> str:
+    return f"{pair.typical:.2f} ± {pair.spread:.2f}"
+
+
+def aim(what: str, value: float, aim: float, least: bool = False) -> str:
+    met = value >= aim if least else value <= aim
+    bound = "least" if least else "most"
+    return f"aim {'met' if met else 'missed'}: {what} {value:.2f}, at {bound} {aim}"
+
+
+def make_table(title: str, columns: tuple[str, ...]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right", no_wrap=i < 2)
+    return table
