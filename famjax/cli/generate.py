@@ -71,7 +71,8 @@ def run(argv: list[str]) -> int:
         _tell_unknown(opened.tokenizer.unknown(prompt))
     if arguments.small_cache:
         opened = opened.with_small_cache()
-    generator = Generator(opened)
+    # files of memories belong to the run as it is
+    generator = Generator(opened.with_folded_maps())
     state = _memory(arguments, opened, generator)
     if prompt is not None:
         _write(arguments, prompt, generator, state)

@@ -257,6 +257,8 @@ def _bad_mixers(config: Config) -> Iterator[str]:
         )
     if "linear" in pattern:
         yield from _bad_linear(config)
+    if config.train.only != "all":
+        yield from _bad_only(config)
 
 
 def _bad_linear(config: Config) -> Iterator[str]:
@@ -270,6 +272,20 @@ def _bad_linear(config: Config) -> Iterator[str]:
         yield (
             "train.rpo=true: features of rotated keys are no function of distances, so an offset "
             "is not undone; set train.rpo=false or model.linear.rope=false"
+        )
+
+
+def _bad_only(config: Config) -> Iterator[str]:
+    m, named, off = config.model, f"train.only={config.train.only}", "or set train.only=all"
+    if "linear" not in mixer_pattern(m):
+        where = f"model.mixer={m.mixer}" if m.stack == "residual" else f"model.stack={m.stack}"
+        yield f"{named}: {where} has no feature maps; give layers the mixer linear, {off}"
+    if m.linear.map in ("elu", "performer"):
+        yield f"{named}: model.linear.map={m.linear.map} has no weights; take a learned map, {off}"
+    if config.train.only == "maps" and m.lora.rank:
+        yield (
+            f"{named}: adapters are not trained then, model.lora.rank={m.lora.rank}; set "
+            f"model.lora.rank=0, {off}"
         )
 
 

@@ -319,6 +319,10 @@ class OptimizerConfig:
 @dataclass(frozen=True)
 class TrainConfig:
     steps: int = 1000
+    # what is trained: everything (with adapters: those and what is new beside them), the feature
+    # maps of linear layers alone, or all but them (T2R 2.2, note 5); the rest stays as it is in
+    # `init`, and is in no checkpoint
+    only: Literal["all", "maps", "not_maps"] = "all"
     # rows of a batch are cut into so many parts whose gradients are added up
     accumulate: int = 1
     # a step's tokens are read as so many segments, each rematerialised; the gradient flows through

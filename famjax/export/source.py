@@ -12,7 +12,7 @@ from flax import nnx
 from famjax.core.config import ModelConfig
 from famjax.export import check
 from famjax.models.language_model import LanguageModel
-from famjax.models.transplant import abstract, merge_adapters
+from famjax.models.transplant import abstract
 from famjax.train.begin import evaluated
 from famjax.train.run import Run
 
@@ -37,11 +37,7 @@ class Source:
 
     def merged(self) -> Source:
         """Return the run without adapters, its weights changed by them, on its own feet."""
-        params, model = merge_adapters(nnx.state(self.run.model, nnx.Param), self.model)
-        model = evaluated(model)
-        graph, _ = abstract(model)
-        config = replace(self.run.config, model=model, init="")
-        return replace(self, run=replace(self.run, config=config, model=nnx.merge(graph, params)))
+        return replace(self, run=self.run.merged())
 
     def reference(self) -> LanguageModel:
         """Return the run's model as the export must compute it: its parameters as they are

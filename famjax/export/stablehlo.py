@@ -17,6 +17,7 @@ from flax import nnx
 from safetensors.numpy import load_file
 
 from famjax.convert.save import save_file
+from famjax.core.checks import mixer_pattern
 from famjax.core.errors import UserError
 from famjax.core.experiment import to_json
 from famjax.core.sharding import path_name
@@ -25,6 +26,7 @@ from famjax.eval.streaming import CHUNK
 from famjax.export import check
 from famjax.export.source import Source
 from famjax.export.tokenizer import write_tokenizer
+from famjax.models.fold import folded, why_not_folded
 from famjax.models.language_model import LanguageModel
 from famjax.train.run import CONFIG
 
@@ -70,7 +72,8 @@ for _ in range(20):
 def write(source: Source, folder: Path) -> list[str]:
     """Write the folder and return what was compared."""
     source = source.merged()
-    model = source.run.model
+    reason = why_not_folded(source.model)
+    model = source.run.model if reason else folded(source.run.model)
     chunk = _chunk(model)
     _, params = nnx.split(model)
     held = {name: np.asarray(a) for name, a in _named(params).items()}
@@ -90,7 +93,19 @@ def write(source: Source, folder: Path) -> list[str]:
         bos=source.run.tokenizer.bos_id,
     )
     (folder / "README.md").write_text(readme, encoding="utf-8")
-    return _compare(source, folder, chunk) + said
+    return [*_folded(source, reason), *_compare(source, model, folder, chunk), *said]
+
+
+def _folded(source: Source, reason: str) -> list[str]:
+    """Compare the model whose feature maps are folded with the one that has them, in float32."""
+    if "linear" not in mixer_pattern(source.model):
+        return []
+    if reason:
+        return [f"feature maps are not folded into the projections: {reason}"]
+    tokens, last = check.sample(source.model)
+    reference = source.reference()
+    ours, run = (check.logits(m, tokens, last) for m in (folded(reference), reference))
+    return [check.compare("feature maps folded into the projections", ours, run)]
 
 
 def _chunk(model: LanguageModel) -> int:
@@ -144,9 +159,8 @@ def _named(tree: Any) -> Named:
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def _compare(source: Source, folder: Path, chunk: int) -> list[str]:
-    """Read the folder as its README says and compare it with the run: whole blocks, then steps."""
-    model = source.run.model
+def _compare(source: Source, model: LanguageModel, folder: Path, chunk: int) -> list[str]:
+    """Read the folder as its README says and compare it: whole blocks, then steps."""
     tokens, last = check.sample(source.model)
     state = load_file(folder / "state.safetensors")
     state = {name: np.repeat(a, len(tokens), axis=1) for name, a in state.items()}

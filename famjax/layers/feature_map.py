@@ -13,6 +13,7 @@ from flax import nnx
 
 from famjax.core.config import ModelConfig
 from famjax.core.types import Array
+from famjax.layers.linear import Linear
 from famjax.layers.qkv import head_dim
 
 # what may be negative is small beside the least denominator, until many tokens agree; so in the
@@ -38,6 +39,13 @@ def size(config: ModelConfig) -> int:
     return head_dim(config) if config.linear.map == "elu" else config.linear.features
 
 
+def shaping(kind: str) -> tuple[str, ...]:
+    """Return the fields of `LinearConfig` that say what weights a map has; () if it has none."""
+    if kind in LEARNED:
+        return ("map", "features")
+    return ("map",) if kind == "rfa" else ()
+
+
 def multiplied(config: ModelConfig) -> int:
     """Return the vectors that x is multiplied with for phi(x)."""
     kind, k = config.linear.map, config.linear.features
@@ -53,6 +61,7 @@ class FeatureMap(nnx.Module):
     Attributes:
       kernel, bias: [g e k] and [g k], W and b of a learned map.
       tau: [g], the temperature of rfa.
+      folded: W x + b is what the projections give already, see `fold`.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -63,8 +72,47 @@ class FeatureMap(nnx.Module):
         self.kernel = nnx.Param(start) if learned else None
         self.bias = nnx.Param(jnp.zeros((g, k))) if learned else None
         self.tau = nnx.Param(jnp.ones(g)) if self.kind == "rfa" else None
+        self.folded = False
+
+    def fold(self, projection: Linear, gain: float = 1.0) -> None:
+        """Fold W and b into a projection whose output this map reads (T2R, Equation 8).
+
+            W' = gain W_q W          b' = gain b_q W + b
+
+        Args:
+          projection: [... d h e], of h = g r heads, with leading axes of layers or without.
+          gain: what stands between both.
+        """
+        assert self.kernel is not None
+        assert self.bias is not None
+        kernel, bias = self.kernel[...], self.bias[...]
+
+        def times(x: Array, equation: str) -> Array:
+            *lead, h, e = x.shape
+            g, _, k = kernel.shape[-3:]
+            y = jnp.einsum(
+                equation,
+                x.reshape(*lead, g, h // g, e),
+                kernel,
+                precision=jax.lax.Precision.HIGHEST,
+            )
+            return gain * y.reshape(*lead, h, k)
+
+        h = projection.kernel.shape[-2]
+        folded = jnp.repeat(bias, h // bias.shape[-2], axis=-2)
+        if projection.bias is not None:
+            folded = folded + times(projection.bias[...], "...gre,...gek->...grk")
+        projection.kernel = nnx.Param(times(projection.kernel[...], "...dgre,...gek->...dgrk"))
+        # there may have been none
+        projection.bias = nnx.data(nnx.Param(folded))
+
+    def drop(self) -> None:
+        """Leave W and b to the projections that they were folded into."""
+        self.kernel, self.bias, self.folded = None, None, True
 
     def __call__(self, x: Array) -> Array:
+        if self.folded:
+            return LEARNED[self.kind](x)
         if self.kernel is not None and self.bias is not None:
             bias = self.bias[...].astype(x.dtype)[:, None]
             return LEARNED[self.kind](_times(x, self.kernel[...]) + bias)

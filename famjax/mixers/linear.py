@@ -101,6 +101,14 @@ class Linear(nnx.Module):
         q = q.reshape(*q.shape[:-2], g, h // g, e)
         return self.map(q), self.map(k[..., None, :])[..., 0, :], v
 
+    def fold_map(self) -> None:
+        """Let the projections give W q + b and W k + b: queries and keys are never formed."""
+        assert self.qkv.k is not None
+        self.map.fold(self.qkv.q, self.qkv.query_gain)
+        self.map.fold(self.qkv.k)
+        self.map.drop()
+        self.qkv.query_gain, self.rope = 1.0, False
+
     def _read(
         self, x: Array, state: LinearState, ctx: Context, attend: _Attend
     ) -> tuple[Array, LinearState]:

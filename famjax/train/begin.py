@@ -11,36 +11,49 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.core.config import DropoutConfig, ModelConfig
+from famjax.core.config import Config, DropoutConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.sharding import path_name
 from famjax.core.types import Array
 from famjax.layers.dropout import DropoutKey
 from famjax.layers.lora import Adapter
 
-# what is trained beside adapters
-_TRAINED = nnx.Any(Adapter, *map(nnx.PathContains, ("prompt", "mix", "distances", "span")))
+_MAP = nnx.PathContains("map")
+# what is trained beside adapters: what may be new where they begin
+_NEW = nnx.Any(Adapter, _MAP, *map(nnx.PathContains, ("prompt", "mix", "distances", "span")))
 
 Frozen = tuple[Any, ...]
 
 
-def divide(config: ModelConfig, model: nnx.Module) -> tuple[Any, Any, Frozen]:
+def freezes(config: Config) -> bool:
+    """Return whether weights stay as they are in `init`."""
+    return bool(config.model.lora.rank) or config.train.only != "all"
+
+
+def divide(config: ModelConfig, model: nnx.Module, only: str = "all") -> tuple[Any, Any, Frozen]:
     """Return a model's graph, what is trained of it, and what is not.
 
-    `nnx.merge(graph, trained, *frozen)` is the model. Without adapters and dropout everything is
-    trained and `frozen` is (); else it is the weights that adapters stand beside, in the type of
-    `lora.base`, and dropout's keys.
+    `nnx.merge(graph, trained, *frozen)` is the model. If everything is trained, without dropout,
+    `frozen` is (); else it is the weights that are not trained, in the type of `lora.base`, and
+    dropout's keys.
+
+    Args:
+      only: `train.only`.
     """
-    if not config.lora.rank and not any(vars(config.dropout).values()):
-        graph, trained = nnx.split(model, nnx.Param)
-        return graph, trained, ()
-    if not config.lora.rank:
-        everything: Any = nnx.split(model, nnx.Param, nnx.Nothing(), DropoutKey)
-        return everything[0], everything[1], everything[2:]
-    parts: Any = nnx.split(model, _TRAINED, nnx.Param, DropoutKey)
+    parts: Any = nnx.split(model, _trained(config, only), nnx.Param, DropoutKey)
     graph, trained, weights, keys = parts
+    if not jax.tree.leaves((weights, keys)):
+        return graph, trained, ()
     weights = jax.tree.map(lambda a: _cast(a, jnp.dtype(config.lora.base)), weights)
     return graph, trained, (weights, keys)
+
+
+def _trained(config: ModelConfig, only: str) -> Any:
+    """Return the filter of what is trained."""
+    if only == "maps":
+        return nnx.All(nnx.Param, _MAP)
+    every = nnx.All(nnx.Param, _NEW) if config.lora.rank else nnx.Param
+    return every if only == "all" else nnx.All(every, nnx.Not(_MAP))
 
 
 def _cast(a: Any, dtype: jnp.dtype) -> Any:
@@ -101,9 +114,9 @@ def chained(trained: str, base: str) -> str:
 
 
 def refuse_base(there: str, here: str, init: str | Path, run: str | Path) -> None:
-    """Raise a `UserError` if adapters were trained on other weights than `init` holds."""
+    """Raise a `UserError` if a run was trained beside other weights than `init` holds."""
     if there != here:
         raise UserError(
-            f"{run}: its adapters were trained on other weights than {init} holds now (fingerprint "
-            f"{there}, here {here}); bring back the folder that they were trained on"
+            f"{run}: was trained beside other weights than {init} holds now (fingerprint {there}, "
+            f"here {here}); bring back the folder that it began with"
         )

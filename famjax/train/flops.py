@@ -74,14 +74,14 @@ def forward_flops(model: ModelConfig) -> float:
     return layers + _vocabulary_flops(model)
 
 
-def training_flops(model: ModelConfig) -> float:
+def training_flops(model: ModelConfig, only: str = "all") -> float:
     """Model FLOPs of one token trained on: backward is two products for each one of forward.
 
-    Beside adapters it is one: no product makes a gradient of frozen weights. The adapters' own
-    products are few and not counted. That bswa_sg spares the gradient of the memory's keys and
-    values is not subtracted.
+    Beside adapters, or of feature maps alone (`train.only`), it is one: no product makes a gradient
+    of frozen weights. Their own products are few and not counted. That bswa_sg spares the gradient
+    of the memory's keys and values is not subtracted.
     """
-    return (2 if model.lora.rank else 3) * forward_flops(model)
+    return (2 if model.lora.rank or only == "maps" else 3) * forward_flops(model)
 
 
 def fam_floor(f: int, w: int) -> float:

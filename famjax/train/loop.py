@@ -26,7 +26,7 @@ from famjax.core.types import Array
 from famjax.data.pipeline import make_batches, make_source
 from famjax.data.tokenizers import Tokenizer
 from famjax.train import flops
-from famjax.train.begin import refuse_base
+from famjax.train.begin import freezes, refuse_base
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.metrics import METRICS, MetricsWriter
 from famjax.train.optimizers import make_schedule
@@ -67,6 +67,11 @@ def train(config: Config, run_dir: str | Path, quiet: bool = False) -> Run:
         raise UserError(
             f"model.lora.rank={config.model.lora.rank}: adapters need weights to adapt; give "
             "init=FOLDER, a run or what famjax convert wrote, or set model.lora.rank=0"
+        )
+    if freezes(config) and not config.init:
+        raise UserError(
+            f"train.only={config.train.only}: what is not trained is taken from another model; "
+            "give init=FOLDER, a run or what famjax convert wrote, or set train.only=all"
         )
     folder = Path(run_dir)
     with leaving_nothing(folder):
@@ -241,7 +246,7 @@ class Trainer:
         self.tokens = extra["tokens"]
         self.saved = step
         state = from_tree(tree)
-        if self.config.model.lora.rank:
+        if freezes(self.config):
             state = state._replace(frozen=self.begin().frozen)
             refuse_base(extra["base"], self.base, self.config.init, self.folder)
         else:
@@ -419,7 +424,7 @@ class Clock:
         shares = {
             "tokens_per_second": rate,
             "model_flops_utilisation": rate
-            * flops.training_flops(config.model)
+            * flops.training_flops(config.model, config.train.only)
             / (peak * jax.device_count()),
             "data_wait": self.waited / seconds,
         }

@@ -54,10 +54,10 @@ def make_program(config: Config, token_bytes: np.ndarray, looked: tuple[int, ...
     """
     mesh = sharding.make_mesh(config.mesh)
     optimizer = make_optimizer(config.optimizer, config.train.steps)
-    graph, *_ = abstract_model(config.model, looked)
-    plain, *_ = abstract_model(evaluated(config.model), looked)
-    seen, *_ = abstract_model(
-        dataclasses.replace(evaluated(config.model), feedback=config.model.feedback), looked
+    used, only = evaluated(config.model), config.train.only
+    swept = dataclasses.replace(used, feedback=config.model.feedback)
+    graph, plain, seen = (
+        abstract_model(model, looked, only)[0] for model in (config.model, used, swept)
     )
 
     def start(weights: Any = None) -> TrainState:

@@ -14,15 +14,24 @@ from jax.sharding import Mesh
 
 from famjax.core import sharding
 from famjax.core.checks import validate_model
-from famjax.core.config import Config, ModelConfig
+from famjax.core.config import Config, LoraConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import difference, from_json, to_json
 from famjax.data.pipeline import make_tokenizer
 from famjax.data.tokenizers import Tokenizer, save_tokenizer, save_words, saved_tokenizer
 from famjax.data.words import Words
+from famjax.models.fold import folded, why_not_folded
 from famjax.models.language_model import LanguageModel
-from famjax.models.transplant import merge_adapters, transplant
-from famjax.train.begin import Frozen, chained, divide, evaluated, fingerprint, refuse_base
+from famjax.models.transplant import abstract, merge_adapters, transplant
+from famjax.train.begin import (
+    Frozen,
+    chained,
+    divide,
+    evaluated,
+    fingerprint,
+    freezes,
+    refuse_base,
+)
 from famjax.train.checkpoint import Checkpoints
 
 CONFIG, CHECKPOINTS = "config.json", "checkpoints"
@@ -49,7 +58,7 @@ class Run:
       tokenizer: the one it was trained with.
       model: NNX module, its parameters restored.
       step: of the checkpoint.
-      base: fingerprint of the weights that its adapters stand beside; "" without adapters.
+      base: fingerprint of the model whose weights it was trained beside; "" if it has its own.
     """
 
     config: Config
@@ -60,8 +69,24 @@ class Run:
 
     def fingerprint(self) -> str:
         """Return a name for the run's weights, the same on all devices."""
-        _, trained, _ = divide(evaluated(self.config.model), self.model)
+        _, trained, _ = divide(evaluated(self.config.model), self.model, self.config.train.only)
         return chained(fingerprint(trained), self.base)
+
+    def merged(self) -> Run:
+        """Return the run on its own feet: without adapters, its weights changed by them."""
+        params, model = merge_adapters(nnx.state(self.model, nnx.Param), self.config.model)
+        model = evaluated(model)
+        train = replace(self.config.train, only="all")
+        config = replace(self.config, model=model, train=train, init="")
+        return replace(self, config=config, model=nnx.merge(abstract(model)[0], params), base="")
+
+    def with_folded_maps(self) -> Run:
+        """Return the run for use alone, `famjax.models.fold`; itself where that cannot be."""
+        model = replace(self.config.model, lora=LoraConfig())
+        if why_not_folded(model):
+            return self
+        run = self.merged() if self.config.model.lora.rank else self
+        return replace(run, model=folded(run.model))
 
     def with_small_cache(self) -> Run:
         """Return the run with a model that carries memories, not keys and values (FT v1 5.3)."""
@@ -100,20 +125,21 @@ def open_run(
         mend = f"give one of {', '.join(within)}" if within else "train one with famjax train"
         raise UserError(f"{folder} is not a run: it has no {CONFIG}; {mend}")
     tokenizer = run_tokenizer(folder, config)
-    graph, shapes, _ = abstract_model(evaluated(config.model))
+    model, only = evaluated(config.model), config.train.only
+    graph, shapes, _ = abstract_model(model, only=only)
     template = _placed(shapes, mesh)
     checkpoints = Checkpoints(folder / CHECKPOINTS)
     found, tree, extra = checkpoints.restore({"params": template}, step, report)
     frozen: Frozen = ()
     base = ""
-    if config.model.lora.rank:
+    if freezes(config):
         weights, base = initial_weights(config, folder, report, mesh)
         refuse_base(extra["base"], base, config.init, folder)
-        frozen = freeze(evaluated(config.model), weights)
-    model = nnx.merge(graph, tree["params"], *frozen)
-    if config.model.feedback.adaptive_span and hasattr(model.stack, "look_at"):
-        model.stack.look_at(model.stack.looked())
-    return Run(config, tokenizer, model, found, base)
+        frozen = freeze(model, weights, only)
+    module = nnx.merge(graph, tree["params"], *frozen)
+    if config.model.feedback.adaptive_span and hasattr(module.stack, "look_at"):
+        module.stack.look_at(module.stack.looked())
+    return Run(config, tokenizer, module, found, base)
 
 
 def _placed(shapes: Any, mesh: Mesh | None) -> Any:
@@ -158,7 +184,7 @@ def initial_weights(
     return transplant(params, model, config.model), name
 
 
-def freeze(config: ModelConfig, weights: Any) -> Frozen:
+def freeze(config: ModelConfig, weights: Any, only: str = "all") -> Frozen:
     """Return what `divide` calls frozen of a model with these weights, which are given up."""
 
     @functools.partial(jax.jit, donate_argnums=0)
@@ -166,21 +192,24 @@ def freeze(config: ModelConfig, weights: Any) -> Frozen:
         # what is drawn here is not used, and so is not computed
         model = LanguageModel(config, rngs=nnx.Rngs(0))
         nnx.update(model, weights)
-        return divide(config, model)[2]
+        return divide(config, model, only)[2]
 
     return frozen(weights)
 
 
-def abstract_model(model: ModelConfig, looked: tuple[int, ...] = ()) -> tuple[Any, Any, Frozen]:
+def abstract_model(
+    model: ModelConfig, looked: tuple[int, ...] = (), only: str = "all"
+) -> tuple[Any, Any, Frozen]:
     """Return what `divide` does of a model, shapes for arrays, without computing anything.
 
     Args:
       looked: slots that layers with learned spans look at, see `Feedback.look_at`.
+      only: `train.only`.
     """
     module = nnx.eval_shape(lambda: LanguageModel(model, rngs=nnx.Rngs(0)))
     if looked:
         module.stack.look_at(looked)
-    return divide(model, module)
+    return divide(model, module, only)
 
 
 def read_config(folder: Path) -> Config | None:

@@ -37,7 +37,7 @@ def init_train_state(
     config: Config, model: LanguageModel, optimizer: optax.GradientTransformation
 ) -> TrainState:
     """Return the state before the first step."""
-    _, params, frozen = divide(config.model, model)
+    _, params, frozen = divide(config.model, model, config.train.only)
     return TrainState(
         jnp.zeros((), jnp.int32),
         params,
