@@ -1,4 +1,4 @@
-"""`famjax convert HF_DIR DEST [--to fam] [--layers ::4] [model.block_len=512 ...]`."""
+"""`famjax convert SOURCE DEST [--to fam] [--layers ::4] [model.block_len=512 ...]`."""
 
 from __future__ import annotations
 
@@ -11,26 +11,33 @@ import tyro
 from famjax.cli.main import parse
 from famjax.convert.surgery import To
 from famjax.core import runtime
+from famjax.core.errors import UserError
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Turn a pretrained Hugging Face folder into a famjax model, with the attention you choose.
+    """Turn a pretrained Hugging Face folder, or a famjax run, into a model with the attention you
+    choose.
 
     Every weight is kept; the FAM's prompt, which no checkpoint has, begins as rows of the
-    embedding. Sizes of the new attention are given as model.block_len=512, model.fam_len=64,
-    model.memory_segments=2, behind the flags.
+    embedding, and the feature maps of t2r at random. Sizes of the new attention are given as
+    model.block_len=512, model.fam_len=64, model.memory_segments=2, model.linear.map=elu, behind the
+    flags.
     """
 
     source: tyro.conf.Positional[str]
-    """Folder with config.json, *.safetensors and a tokenizer."""
+    """Folder with config.json, *.safetensors and a tokenizer; or of a run."""
     dest: tyro.conf.Positional[str]
     """Folder to write, which must not exist."""
     to: To = "keep"
-    """What the layers attend to from now on."""
+    """What the layers attend to from now on; t2r: linear attention, which makes them RNNs."""
     layers: str = ""
     """Which layers --to changes: numbers and slices, 0,4 or ::4. None given: those with full
     attention; of a model without such, all."""
+    keep_every: int | None = None
+    """Instead of --layers: the top layer and every so-manieth below it stay as they are."""
+    feature_size: int | None = None
+    """For t2r: elements of a feature map, model.linear.features."""
     tokenizer: str = ""
     """Another tokenizer than the folder's: bytes, a tokenizer.json, a SentencePiece model."""
 
@@ -38,11 +45,13 @@ class Arguments:
 def run(argv: list[str]) -> int:
     overrides = tuple(token for token in argv if not token.startswith("-") and "=" in token)
     arguments = parse(Arguments, [a for a in argv if a not in overrides], "famjax convert")
+    if arguments.feature_size is not None:
+        overrides = (*overrides, _features(arguments, overrides))
     runtime.setup()
     from famjax.convert.folder import convert
 
     source, target = Path(arguments.source).expanduser(), Path(arguments.dest).expanduser()
-    convert(
+    config = convert(
         source,
         target,
         arguments.to,
@@ -50,6 +59,23 @@ def run(argv: list[str]) -> int:
         arguments.tokenizer,
         overrides,
         report=lambda line: print(line, file=sys.stderr),
+        keep_every=arguments.keep_every,
     )
-    print(f"wrote {target}; next: famjax train finetune init={target} data.files=...")
+    # which finetune has, and features of rotated keys do not bear
+    off = " train.rpo=false" if "linear" in config.model.mixer and config.model.linear.rope else ""
+    print(f"wrote {target}; next: famjax train finetune init={target}{off} data.files=...")
     return 0
+
+
+def _features(arguments: Arguments, overrides: tuple[str, ...]) -> str:
+    """Return --feature-size as the key that it stands for."""
+    assert arguments.feature_size is not None
+    flag, key = f"--feature-size {arguments.feature_size}", "model.linear.features"
+    if arguments.to != "t2r":
+        raise UserError(f"{flag}: is of linear attention alone; give --to t2r too")
+    if arguments.feature_size < 1:
+        raise UserError(f"{flag}: must be at least 1")
+    for given in overrides:
+        if given.startswith(f"{key}="):
+            raise UserError(f"{flag} and {given}: are the same; give one of them")
+    return f"{key}={arguments.feature_size}"

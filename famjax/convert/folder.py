@@ -17,18 +17,18 @@ from famjax.convert.families import family
 from famjax.convert.load import fill, read_config, read_model
 from famjax.convert.selfcheck import check, why_not
 from famjax.convert.surgery import To, with_attention
+from famjax.convert.teacher import SOURCE, Teacher, is_run, of_run
 from famjax.core.checks import validate, validate_model
 from famjax.core.config import Config, DataConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import override, to_json
+from famjax.core.idle import refuse_idle
 from famjax.data.tokenizers import load_tokenizer, save_tokenizer
 from famjax.models.language_model import LanguageModel
-from famjax.models.transplant import refuse_other_sizes
+from famjax.models.transplant import is_map, parameter, refuse_other_sizes
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.run import CHECKPOINTS, CONFIG, with_vocabulary
 
-# Hugging Face's config.json, for who exports the model again
-SOURCE = "hf_config.json"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 # of the logits' range
 _TOLERANCE = 1e-4
@@ -42,13 +42,14 @@ def convert(
     tokenizer: str = "",
     overrides: tuple[str, ...] = (),
     report: Callable[[str], None] = print,
+    keep_every: int | None = None,
 ) -> Config:
     """Write a Hugging Face model as a famjax run of no steps, and compare it with its source.
 
     Args:
-      source: config.json, *.safetensors, tokenizer.
+      source: config.json, *.safetensors, tokenizer; or the folder of a famjax run.
       target: must not exist; it appears when all of it is written and checked.
-      to, layers: see `famjax.convert.surgery.with_attention`.
+      to, layers, keep_every: see `famjax.convert.surgery.with_attention`.
       tokenizer: instead of the one in `source`.
       overrides: "model.block_len=512".
       report: takes each line of what was done.
@@ -61,25 +62,45 @@ def convert(
     """
     if target.exists():
         raise UserError(f"{target}: exists already; give another folder or remove it")
+    teacher = (of_run if is_run(source) else _of_hugging_face)(source, tokenizer)
+    student = with_attention(teacher.model, to, layers, keep_every)
+    config = _config(teacher, student, target, overrides)
+    model = teacher.student(config.model)
+    report(_counted(teacher, config.model, model))
+    report(teacher.compared(model, config.model))
+    with whole_folder(target) as folder:
+        save_tokenizer(teacher.tokenizer, folder)
+        if teacher.hf:
+            (folder / SOURCE).write_bytes(teacher.hf)
+        write_model(folder, config, model)
+    return config
+
+
+def _of_hugging_face(source: Path, tokenizer: str) -> Teacher:
     hf = read_config(source)
     if not tokenizer and not any((source / name).is_file() for name in _TOKENIZERS):
         raise UserError(
             f"{source}: has no {' and no '.join(_TOKENIZERS)}; copy the tokenizer there, or give "
             "--tokenizer PATH (or bytes)"
         )
-    native = read_model(hf, source)
-    config = _config(
-        native, with_attention(native, to, layers), target, tokenizer or str(source), overrides
+    native, tokenizer = read_model(hf, source), tokenizer or str(source)
+    return Teacher(
+        hf["model_type"],
+        native,
+        tokenizer,
+        DataConfig(tokenizer=tokenizer),
+        lambda model: fill(model, family(hf).tensors(model), source),
+        lambda model, to: _compared(source, native, model, to),
+        (source / "config.json").read_bytes(),
     )
-    model = fill(config.model, family(hf).tensors(config.model), source)
-    count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
-    report(f"{count:,} parameters of {hf['model_type']}; attention by layer: {config.model.mixer}")
-    report(_compared(source, native, model, config.model))
-    with whole_folder(target) as folder:
-        save_tokenizer(config.data.tokenizer, folder)
-        (folder / SOURCE).write_bytes((source / "config.json").read_bytes())
-        write_model(folder, config, model)
-    return config
+
+
+def _counted(teacher: Teacher, config: ModelConfig, model: LanguageModel) -> str:
+    paths = jax.tree_util.tree_leaves_with_path(nnx.state(model, nnx.Param))
+    count = sum(leaf.size for _, leaf in paths)
+    maps = sum(leaf.size for path, leaf in paths if is_map(parameter(path)[0]))
+    of_maps = f", {maps:,} of them feature maps" if maps else ""
+    return f"{count:,} parameters of {teacher.name}{of_maps}; attention by layer: {config.mixer}"
 
 
 def write_model(folder: Path, config: Config, model: LanguageModel, step: int = 0) -> None:
@@ -121,26 +142,23 @@ def _umask() -> int:
 
 
 def _config(
-    native: ModelConfig,
-    model: ModelConfig,
-    target: Path,
-    tokenizer: str,
-    overrides: tuple[str, ...],
+    teacher: Teacher, model: ModelConfig, target: Path, overrides: tuple[str, ...]
 ) -> Config:
     for given in overrides:
         if not given.startswith("model."):
             raise UserError(f"{given}: only model.* is set here; give the rest to famjax train")
     config = override(Config(name=target.name or "converted", model=model), overrides)
     validate_model(config.model)
-    refuse_other_sizes(native, config.model)
+    refuse_idle(config, (given.partition("=")[0] for given in overrides))
+    refuse_other_sizes(teacher.model, config.model)
     model, rows = config.model, 1024
     if "full" in model.mixer.split(","):
         rows = min(rows, model.capacity)
         model = replace(model, block_len=min(model.block_len, rows))
     length = max(rows // model.block_len, 1) * model.block_len
-    config = replace(config, model=model, data=DataConfig(tokenizer=tokenizer, length=length))
+    config = replace(config, model=model, data=replace(teacher.data, length=length))
     validate(config)
-    return with_vocabulary(config, load_tokenizer(tokenizer))
+    return with_vocabulary(config, load_tokenizer(teacher.tokenizer))
 
 
 def _compared(source: Path, native: ModelConfig, model: LanguageModel, to: ModelConfig) -> str:

@@ -24,7 +24,14 @@ from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError, nearest
 from famjax.core.types import Array
 from famjax.models.language_model import LanguageModel
-from famjax.models.transplant import abstract, fam_prompt, parameter, refuse_other_sizes
+from famjax.models.transplant import (
+    abstract,
+    fam_prompt,
+    is_map,
+    new_map,
+    parameter,
+    refuse_other_sizes,
+)
 
 
 def load_pretrained(
@@ -152,13 +159,18 @@ class Reader:
         if name == "stack.prompt" and name not in self.tensors:
             assert self.embedding is not None
             return jax.device_put(fam_prompt(self.embedding, self.config), place)
+        pattern = len(self.config.mixer.split(","))
+        if is_map(name):
+            assert first is not None
+            layers = range(first, self.config.layers, pattern)
+            begun = jnp.stack([new_map(name, self.config, i) for i in layers])
+            return jax.device_put(begun, place)
         tensor = self.tensors[name]
         if first is None:
             found = self.read(tensor, [self.named(tensor)], shape.shape, shape.shape, place)
             if name == "embedding":
                 self.embedding = found
             return found
-        pattern = len(self.config.mixer.split(","))
         names = [self.named(tensor, i) for i in range(first, self.config.layers, pattern)]
         return self.read(tensor, names, shape.shape[1:], shape.shape, place)
 

@@ -28,6 +28,11 @@ def refuse_idle(config: Config, given: Iterable[str]) -> None:
             raise UserError(
                 f"{key}: does nothing with {where}; take it away, or set model.mixer=linear"
             )
+        elif key == "model.linear.features" and config.model.linear.map == "elu":
+            raise UserError(
+                f"{key}: does nothing with model.linear.map=elu, which has as many as a head has "
+                "elements; take it away, or set another map"
+            )
         else:
             continue
         raise UserError(f"{key}: does nothing with model.stack={stack}; take it away, or {mend}")

@@ -15,7 +15,8 @@ from famjax.core.config import ArchConfig, DropoutConfig, LoraConfig, ModelConfi
 from famjax.core.errors import UserError
 from famjax.core.sharding import path_name
 from famjax.core.types import Array
-from famjax.layers import lora
+from famjax.layers import feature_map, lora
+from famjax.layers.feature_map import FeatureMap
 from famjax.models.language_model import LanguageModel
 from famjax.models.transplant_feedback import feedback_weight, refuse_other_stack
 
@@ -38,7 +39,9 @@ _FREE = {
     "stack",
     "feedback",
     "dropout",
+    "linear",
 }
+_MAP = "layer.mixer.map."
 
 
 def parameter(path: tuple[Any, ...]) -> tuple[str, int | None]:
@@ -64,8 +67,9 @@ def abstract(model: ModelConfig) -> tuple[Any, Any]:
 def transplant(params: Any, old: ModelConfig, new: ModelConfig) -> Any:
     """Return the parameters of a model `new`, every weight taken from those of a model `old`.
 
-    A FAM prompt that is not there, or is of another length, begins as `fam_prompt` says. No array
-    is copied that lies the same way in both.
+    A FAM prompt that is not there, or is of another length, begins as `fam_prompt` says, and a
+    layer's feature map that is not there as `new_map`. No array is copied that lies the same way in
+    both.
 
     Raises:
       UserError: the models differ in more than what their layers attend to.
@@ -75,6 +79,12 @@ def transplant(params: Any, old: ModelConfig, new: ModelConfig) -> Any:
     there = {parameter(path): leaf for path, leaf in flat}
     before, after = _pattern(old), _pattern(new)
     _, shapes = abstract(replace(new, lora=LoraConfig(), dropout=DropoutConfig()))
+
+    def of_layer(name: str, i: int) -> Array:
+        repeat, place = divmod(i, len(before))
+        if is_map(name) and (name, place) not in there:
+            return new_map(name, new, i)
+        return there[name, place][repeat]
 
     def value(path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Array:
         name, place = parameter(path)
@@ -87,20 +97,10 @@ def transplant(params: Any, old: ModelConfig, new: ModelConfig) -> Any:
             changed = feedback_weight(name, shape, there, new)
             if changed is not None:
                 return changed
-        if place is None:
+        same = len(before) == len(after) and not (is_map(name) and (name, place) not in there)
+        if place is None or same:
             return there[name, place]
-        layers = range(place, new.layers, len(after))
-        if name.startswith("layer.mixer.map."):
-            given = [there.get((name, i % len(before))) for i in layers]
-            if any(leaf is None or leaf.shape[1:] != shape.shape[1:] for leaf in given):
-                raise UserError(
-                    f"model.linear.map={new.linear.map}: the weights that are given have no such "
-                    "map, or one of another size; take model.linear.map=elu or performer, which "
-                    "have no weights"
-                )
-        if len(before) == len(after):
-            return there[name, place]
-        return jnp.stack([there[name, i % len(before)][i // len(before)] for i in layers])
+        return jnp.stack([of_layer(name, i) for i in range(place, new.layers, len(after))])
 
     return jax.tree_util.tree_map_with_path(value, shapes)
 
@@ -127,6 +127,20 @@ def fam_prompt(embedding: Array, model: ModelConfig) -> Array:
     """
     rows = np.random.default_rng(0).integers(len(embedding), size=model.fam_len)
     return jnp.asarray(embedding)[rows] * (model.arch.embed_scale or model.width**0.5)
+
+
+def is_map(name: str) -> bool:
+    """Return whether a parameter, named as `parameter` names it, is of a feature map."""
+    return name.startswith(_MAP)
+
+
+def new_map(name: str, model: ModelConfig, layer: int) -> Array:
+    """Return where a parameter of a layer's feature map begins in a model that has had none.
+
+    By the layer's number alone: the same whichever other layers change.
+    """
+    fresh = FeatureMap(model, rngs=nnx.Rngs(layer))
+    return getattr(fresh, name.removeprefix(_MAP))[...]
 
 
 def merge_adapters(params: Any, model: ModelConfig) -> tuple[Any, ModelConfig]:
@@ -169,6 +183,7 @@ def refuse_other_sizes(old: ModelConfig, new: ModelConfig) -> None:
             "learned positions; leave it as it is there, and read at most so many tokens at once"
         )
     _refuse_other_rotation(old, new)
+    _refuse_other_maps(old, new)
     for field in vars(ArchConfig()):
         if getattr(old.arch, field) != getattr(new.arch, field):
             raise UserError(
@@ -182,11 +197,26 @@ def _refuse_other_rotation(old: ModelConfig, new: ModelConfig) -> None:
     if not new.arch.local_rope_base:
         return
     for i, names in enumerate(zip(layer_mixers(old), layer_mixers(new), strict=True)):
-        if names[0] != names[1] and "swa" in names:
+        unturned = names[1] == "linear" and not new.linear.rope
+        if names[0] != names[1] and "swa" in names and not unturned:
+            mend = ", or set model.linear.rope=false" if names[1] == "linear" else ""
             raise UserError(
                 f"model.mixer: layer {i} goes from {names[0]} to {names[1]}, but this model's "
                 f"local layers (swa) turn by base {new.arch.local_rope_base:g} and the others by "
                 f"{new.rope_base:g}; change the layers with full attention only, and not to swa"
+                f"{mend}"
+            )
+
+
+def _refuse_other_maps(old: ModelConfig, new: ModelConfig) -> None:
+    """Raise a `UserError` where feature maps that were learned would not be kept."""
+    if not all("linear" in mixer_pattern(model) for model in (old, new)):
+        return
+    for field in feature_map.shaping(old.linear.map):
+        if getattr(old.linear, field) != getattr(new.linear, field):
+            raise UserError(
+                f"model.linear.{field}={getattr(new.linear, field)}: the feature maps that are "
+                f"given have {getattr(old.linear, field)}; leave it as it is there"
             )
 
 

@@ -244,7 +244,8 @@ def test_folders_of_the_wrong_kind(llama, tmp_path, capsys):
     assert main(["eval", str(llama)]) == 2
     assert "famjax convert HF_FOLDER DEST makes a run of it" in capsys.readouterr().err
     assert main(["convert", str(llama), str(tmp_path / "run")]) == 0
-    assert "is a famjax run; famjax train" in refusal(capsys, tmp_path / "run", tmp_path / "again")
+    with pytest.raises(UserError, match="is a famjax run; famjax train"):
+        load_pretrained(tmp_path / "run")
 
 
 def test_a_folder_of_the_users_is_not_touched(llama, tmp_path):

@@ -1,0 +1,454 @@
+"""From Transformer to RNN (T2R): layers swapped, every other weight kept, trained, and stepped."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import small
+import torch
+import transformers
+from flax import nnx
+
+from famjax.cli.main import main
+from famjax.convert.surgery import with_attention
+from famjax.core import sharding
+from famjax.core.config import ArchConfig, LinearConfig, LoraConfig, ModelConfig
+from famjax.core.errors import UserError
+from famjax.core.experiment import load_config
+from famjax.export import export as exporting
+from famjax.models.fold import folded, why_not_folded
+from famjax.models.language_model import LanguageModel
+from famjax.models.transplant import layer_mixers, parameter, refuse_other_sizes, transplant
+from famjax.train.checkpoint import Checkpoints
+from famjax.train.loop import train
+from famjax.train.run import initial_weights, open_run
+
+TOKENS = np.random.default_rng(0).integers(0, 258, (2, 32))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("t2r")
+
+
+@pytest.fixture(scope="module")
+def llama(home):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=258,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(home / "llama")
+    return home / "llama"
+
+
+@pytest.fixture(scope="module")
+def gpt2(home):
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=258, n_embd=16, n_layer=2, n_head=2, n_positions=64)
+    transformers.GPT2LMHeadModel(config).save_pretrained(home / "gpt2")
+    return home / "gpt2"
+
+
+@pytest.fixture(scope="module")
+def hybrid(llama):
+    """A converted Llama whose top layer of four stays."""
+    return converted(llama, "hybrid", "--keep-every", "4", "--feature-size", "6")
+
+
+@pytest.fixture(scope="module")
+def text(home):
+    """Where the data of a short training comes from."""
+    files = small.texts(home / "texts")
+    return [f"data.files={files}", "data.length=16", "data.batch=2", "data.holdout=0"]
+
+
+def converted(source, name, *more):
+    target = source.parent / name
+    given = ["--to", "t2r", "--tokenizer", "bytes", "model.block_len=8", *more]
+    assert main(["convert", str(source), str(target), *given]) == 0
+    return target
+
+
+def trained(init, text, name, *more):
+    """Train two steps on from a folder, on one device of the eight."""
+    few = ["train.steps=2", "optimizer.warmup_steps=0", "train.log_every=2"]
+    config = load_config("text_fam", [f"init={init}", *text, *few, *more])
+    with pytest.MonkeyPatch.context() as patch:
+        one = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
+        patch.setattr(sharding, "make_mesh", one)
+        return train(config, init.parent / name, quiet=True)
+
+
+def refusal(capsys, *argv):
+    capsys.readouterr()
+    assert main(["convert", *map(str, argv)]) == 2
+    return capsys.readouterr().err.splitlines()[-1].removeprefix("famjax: ")
+
+
+def weights(model):
+    """Each layer's parameters by name and number, and all others."""
+    names = len(model.stack.layers)
+    found = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(nnx.state(model, nnx.Param)):
+        name, place = parameter(path)
+        if place is None:
+            found[name, None] = np.asarray(leaf)
+            continue
+        for i, layer in enumerate(np.asarray(leaf)):
+            found[name, place + i * names] = layer
+    return found
+
+
+def logits(model, tokens=TOKENS):
+    return np.asarray(model(jnp.asarray(tokens), model.init_state(len(tokens)))[0])
+
+
+def stepped(model, tokens):
+    """Return what the model says token by token."""
+    graph, params = nnx.split(model)
+
+    @jax.jit
+    def step(params, state, token):
+        return nnx.merge(graph, params).step(token, state)
+
+    state, said = model.init_state(len(tokens)), []
+    for i in range(tokens.shape[1]):
+        found, state = step(params, state, tokens[:, i : i + 1])
+        said.append(np.asarray(found))
+    return np.concatenate(said, 1)
+
+
+def near(ours, theirs, share=1e-5):
+    return np.abs(ours - theirs).max() < share * np.ptp(theirs)
+
+
+# conversion ---------------------------------------------------------------------------------------
+
+
+def test_a_llama_becomes_a_hybrid_with_every_weight(llama, hybrid, home):
+    model = open_run(hybrid).config.model
+    assert model.mixer == "linear,linear,linear,full"
+    assert model.linear.features == 6
+    assert main(["convert", str(llama), str(home / "kept"), "--tokenizer", "bytes"]) == 0
+    before, after = weights(open_run(home / "kept").model), weights(open_run(hybrid).model)
+    new = after.keys() - before.keys()
+    assert not before.keys() - after.keys()
+    assert all((after[name] == before[name]).all() for name in before)
+    assert {name for name, _ in new} == {"layer.mixer.map.kernel", "layer.mixer.map.bias"}
+    assert {layer for _, layer in new} == {0, 1, 2}
+    kernels = [after["layer.mixer.map.kernel", i] for i in range(3)]
+    assert kernels[0].shape == (2, 4, 6)
+    assert len({kernel.tobytes() for kernel in kernels}) == 3
+
+
+def test_what_is_said_next_can_be_done(llama, home, text, capsys):
+    capsys.readouterr()
+    target = converted(llama, "next", "--keep-every", "2")
+    said = capsys.readouterr().out.partition("next: famjax train finetune ")[2].split()
+    assert said[:2] == [f"init={target}", "train.rpo=false"]
+    config = load_config("finetune", [*said[:-1], *text, "data.repeat_len=0"])
+    assert config.model.linear.features == 32
+
+
+def test_maps_depend_on_their_layer_alone(llama, hybrid, home):
+    whole = converted(llama, "whole", "model.linear.features=6")
+    assert open_run(whole).config.model.mixer == "linear"
+    first, second = weights(open_run(hybrid).model), weights(open_run(whole).model)
+    for name in first:
+        assert (first[name] == second[name]).all(), name
+
+
+def test_the_source_may_be_a_run(lora, home):
+    tuned = open_run(lora)
+    again = converted(lora, "again", "--layers", "3")
+    run = open_run(again)
+    assert run.config.model.mixer == "linear"
+    assert (run.config.model.lora.rank, run.config.init, run.step) == (0, "", 0)
+    assert (again / "hf_config.json").exists()
+    expected = weights(tuned.merged().model)
+    found = weights(run.model)
+    assert all((found[name] == expected[name]).all() for name in expected)
+    assert {name for name in found if name not in expected} == {
+        ("layer.mixer.map.kernel", 3),
+        ("layer.mixer.map.bias", 3),
+    }
+
+
+def test_training_begins_with_the_same_surgery(llama, home, text):
+    main(["convert", str(llama), str(home / "teacher"), "--tokenizer", "bytes"])
+    mixer = ["model.mixer=linear,bswa,full,fam", "model.block_len=8", "model.linear.features=6"]
+    config = load_config("text_fam", [f"init={home / 'teacher'}", *text, *mixer])
+    params, _ = initial_weights(config, home / "none")
+    student = LanguageModel(config.model, rngs=nnx.Rngs(1))
+    nnx.update(student, params)
+    teacher = open_run(home / "teacher")
+    before, after = weights(teacher.model), weights(student)
+    assert all((after[name] == before[name]).all() for name in before)
+    assert {name for name, _ in after.keys() - before.keys()} == {
+        "stack.prompt",
+        "layer.mixer.map.kernel",
+        "layer.mixer.map.bias",
+    }
+    back = transplant(params, config.model, teacher.config.model)
+    for ours, theirs in zip(
+        jax.tree.leaves(back), jax.tree.leaves(nnx.state(teacher.model, nnx.Param)), strict=True
+    ):
+        assert (ours == theirs).all()
+
+
+# training -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lora(hybrid, text, home):
+    trained(hybrid, text, "lora", "model.lora.rank=2", "optimizer.learning_rate=0.1")
+    return home / "lora"
+
+
+@pytest.fixture(scope="module")
+def rnn(gpt2):
+    """A GPT-2 of a linear layer and a full one."""
+    return converted(gpt2, "gpt2-rnn", "--keep-every", "2", "--feature-size", "4")
+
+
+@pytest.fixture(scope="module")
+def tuned(rnn, text):
+    return trained(rnn, text, "gpt2-tuned")
+
+
+def changed(before, after):
+    return {name for name, _ in before if not (before[name, _] == after[name, _]).all()}
+
+
+MAPS = {"layer.mixer.map.kernel", "layer.mixer.map.bias"}
+
+
+def test_all_weights_are_trained_and_it_steps_as_it_reads(rnn, tuned):
+    before = weights(open_run(rnn).model)
+    # keys' biases move no softmax
+    still = {"layer.mixer.qkv.k.bias"}
+    assert changed(before, weights(tuned.model)) | still == {name for name, _ in before}
+    assert near(stepped(tuned.model, TOKENS), logits(tuned.model))
+
+
+@pytest.mark.parametrize("only", ["maps", "not_maps"])
+def test_what_is_frozen_stays(rnn, text, only):
+    name, given = f"gpt2-{only}", [f"train.only={only}"]
+    run = trained(rnn, text, name, *given, "train.steps=1", "train.checkpoint_every=1")
+    run = trained(rnn, text, name, *given)  # and goes on
+    before, after = weights(open_run(rnn).model), weights(run.model)
+    moved = changed(before, after)
+    assert moved == MAPS if only == "maps" else not moved & MAPS and len(moved) > 10
+    opened = weights(open_run(rnn.parent / name).model)
+    assert all((opened[key] == after[key]).all() for key in after)
+    folder = Checkpoints(rnn.parent / name / "checkpoints").path(2)
+    saved = (folder / "tree.json").read_text()
+    assert ("map" in saved) == (only == "maps")
+    assert ("embedding" in saved) == (only != "maps")
+
+
+def test_maps_are_trained_beside_adapters(hybrid, lora):
+    before, after = weights(open_run(hybrid).model), weights(open_run(lora).model)
+    assert changed(before, after) == MAPS
+    assert any(name.endswith("lora.b") for name, _ in after)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["model.mixer=full"], "train.only=maps: model.mixer=full has no feature maps; give"),
+        (["model.linear.map=elu"], "train.only=maps: model.linear.map=elu has no weights; take"),
+        (["model.lora.rank=2"], "train.only=maps: adapters are not trained then, model.lora.ra"),
+    ],
+)
+def test_what_cannot_be_frozen(more, said):
+    with pytest.raises(UserError) as caught:
+        load_config("text_fam", ["model.mixer=linear", "train.only=maps", *more])
+    assert str(caught.value).startswith(said)
+
+
+def test_what_is_frozen_comes_from_somewhere(tmp_path):
+    config = load_config("text_fam", ["model.mixer=linear", "train.only=not_maps"])
+    with pytest.raises(UserError, match=r"train\.only=not_maps: what is not trained is taken from"):
+        train(config, tmp_path / "run", quiet=True)
+    assert not list(tmp_path.iterdir())
+
+
+# maps folded into the projections -----------------------------------------------------------------
+
+SMALL = ModelConfig(
+    vocab_size=258,
+    layers=2,
+    width=16,
+    heads=4,
+    kv_heads=2,
+    mlp_width=16,
+    mixer="linear,full",
+    capacity=64,
+    linear=LinearConfig(features=4, rope=False),
+)
+
+
+@pytest.mark.parametrize("kind", ["relu", "learned_elu", "cos", "tanh"])
+@pytest.mark.parametrize("scale", [0.0, 9.0])
+def test_folded_is_the_same_to_rounding(kind, scale):
+    arch = ArchConfig(qkv_bias=True, query_scale=scale)
+    config = replace(SMALL, linear=replace(SMALL.linear, map=kind), arch=arch)
+    assert not why_not_folded(config)
+    model = LanguageModel(config, rngs=nnx.Rngs(0))
+    key = jax.random.key(0)
+    params = jax.tree.map(
+        lambda a: a + 0.1 * jax.random.normal(key, a.shape), nnx.state(model, nnx.Param)
+    )
+    nnx.update(model, params)
+    merged = folded(model)
+    names = {name for name, _ in weights(merged)}
+    assert not names & MAPS
+    assert weights(merged)["layer.mixer.qkv.q.kernel", 0].shape == (16, 4, 4)
+    assert weights(merged)["layer.mixer.qkv.q.kernel", 1].shape == (16, 4, 4)
+    assert near(logits(merged), logits(model))
+    assert near(stepped(merged, TOKENS[:, :8]), logits(model)[:, :8])
+    ours, theirs = (jax.eval_shape(lambda m=m: m.init_state(2)) for m in (merged, model))
+    assert ours == theirs
+    # the model itself is as it was
+    assert {name for name, _ in weights(model)} >= MAPS
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"linear": LinearConfig(features=4)}, "rotated before them; train with model.linear.rope"),
+        ({"arch": ArchConfig(qk_norm=True)}, "normed before them (model.arch.qk_norm=true)"),
+        ({"linear": LinearConfig("elu", rope=False)}, "model.linear.map=elu is no function of W"),
+        ({"mixer": "full"}, "it has no linear attention"),
+        ({"lora": LoraConfig(rank=1)}, "the adapters are not merged"),
+        ({"linear": LinearConfig(features=64, rope=False)}, "the projections would grow"),
+    ],
+)
+def test_what_is_not_folded(change, said):
+    assert said in why_not_folded(replace(SMALL, **change))
+    assert not why_not_folded(replace(SMALL, linear=LinearConfig(features=4), arch=NOT_ROTATED))
+
+
+NOT_ROTATED = ArchConfig(rotary_fraction=0.0)
+
+
+def test_a_trained_gpt2_is_folded_where_it_is_used(rnn, tuned, capsys, tmp_path):
+    used = tuned.with_folded_maps()
+    assert not {name for name, _ in weights(used.model)} & MAPS
+    assert near(logits(used.model), logits(tuned.model))
+    folder = str(rnn.parent / "gpt2-tuned")
+    capsys.readouterr()
+    assert main(["generate", folder, "--prompt", "a", "--max-tokens", "3"]) == 0
+    said = exporting.export(folder, tmp_path / "out", "stablehlo")
+    assert said[0].startswith("compared with feature maps folded into the projections: logits")
+    assert exporting.export(folder, tmp_path / "run", "orbax")
+    assert {name for name, _ in weights(open_run(tmp_path / "run").model)} >= MAPS
+
+
+def test_adapters_are_merged_before_maps(lora):
+    run = open_run(lora)
+    assert run.with_folded_maps() is run  # a Llama's are rotated
+    config = replace(SMALL, lora=LoraConfig(rank=2))
+    model = LanguageModel(config, rngs=nnx.Rngs(0))
+    params = jax.tree.map(lambda a: a + 0.1, nnx.state(model, nnx.Param))
+    nnx.update(model, params)
+    given = replace(run, model=model, config=replace(run.config, model=config))
+    used = given.with_folded_maps()
+    assert not any("lora" in name for name, _ in weights(used.model))
+    assert near(logits(used.model), logits(model))
+
+
+# what cannot be -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--feature-size", "0"], "--feature-size 0: must be at least 1"),
+        (["model.linear.features=0"], "model.linear.features=0: must be at least 1"),
+        (
+            ["--feature-size", "8", "model.linear.features=8"],
+            "--feature-size 8 and model.linear.features=8: are the same; give one of them",
+        ),
+        (
+            ["--feature-size", "8", "model.linear.map=elu"],
+            "model.linear.features: does nothing with model.linear.map=elu",
+        ),
+        (["--keep-every", "5"], "--keep-every 5: must be from 2 to the model's 4 layers"),
+        (["--keep-every", "1"], "--keep-every 1: must be from 2 to the model's 4 layers"),
+        (["--keep-every", "2", "--layers", "0"], "--layers 0 and --keep-every 2: both say"),
+        (["--layers", "4"], "--layers 4: '4' is no layer of 4"),
+        (["model.fam_len=x"], "model.fam_len=x: must be a whole number"),
+        (["model.linear.map=rleu"], "did you mean 'relu'"),
+    ],
+)
+def test_mistakes(llama, tmp_path, capsys, more, said):
+    given = ["--to", "t2r", "--tokenizer", "bytes", "model.block_len=8", *more]
+    assert said in refusal(capsys, llama, tmp_path / "out", *given)
+    assert not list(tmp_path.iterdir())
+
+
+def test_flags_without_what_they_are_of(llama, tmp_path, capsys):
+    out = tmp_path / "out"
+    given = ["--to", "bswa", "--tokenizer", "bytes"]
+    said = refusal(capsys, llama, out, *given, "--feature-size", "8")
+    assert said == "--feature-size 8: is of linear attention alone; give --to t2r too"
+    said = refusal(capsys, llama, out, *given, "model.linear.rope=false")
+    assert said.startswith("model.linear.rope: does nothing with model.mixer=bswa")
+    said = refusal(capsys, llama, out, "--tokenizer", "bytes", "--keep-every", "2")
+    assert said == "--keep-every 2: says which layers --to changes; give --to too"
+
+
+def test_learned_maps_are_not_lost(hybrid, tmp_path, capsys):
+    said = refusal(capsys, hybrid, tmp_path / "out", "model.linear.map=tanh")
+    assert said.startswith("model.linear.map=tanh: the feature maps that are given have relu")
+    said = refusal(capsys, hybrid, tmp_path / "out", "--to", "t2r", "--feature-size", "9")
+    assert said.startswith("model.linear.features=9: the feature maps that are given have 6")
+
+
+GEMMA2 = ModelConfig(
+    layers=4, mixer="swa,full", vocab_size=9, arch=ArchConfig(attention_cap=50.0, qk_norm=True)
+)
+
+
+def test_local_layers_that_turn_by_another_base():
+    gemma = replace(GEMMA2, arch=ArchConfig(local_rope_base=1e4), rope_base=1e6)
+    refuse_other_sizes(gemma, with_attention(gemma, "t2r"))
+    whole = with_attention(gemma, "t2r", ":")
+    with pytest.raises(UserError, match="layer 0 goes from swa to linear") as caught:
+        refuse_other_sizes(gemma, whole)
+    assert "or set model.linear.rope=false" in str(caught.value)
+    refuse_other_sizes(gemma, replace(whole, linear=LinearConfig(rope=False)))
+
+
+def test_a_cap_of_scores_goes_with_them():
+    swapped = with_attention(GEMMA2, "t2r")
+    refuse_other_sizes(GEMMA2, swapped)
+    assert swapped.mixer == "swa,linear"
+
+
+def test_other_stacks_have_no_such_layers():
+    with pytest.raises(UserError, match=r"--to t2r: model\.stack=lstm has no layers with"):
+        with_attention(ModelConfig(stack="lstm", block_len=1), "t2r")
+
+
+@pytest.mark.parametrize(
+    ("layers", "every", "expected"),
+    [(8, 4, "LLLfLLLf"), (6, 4, "LfLLLf"), (5, 2, "fLfLf"), (4, 4, "LLLf")],
+)
+def test_every_so_manieth_layer_from_the_top_stays(layers, every, expected):
+    model = with_attention(ModelConfig(layers=layers, mixer="full"), "t2r", keep_every=every)
+    short = {"linear": "L", "full": "f"}
+    assert "".join(short[name] for name in layer_mixers(model)) == expected
