@@ -39,7 +39,6 @@ _FREE = {
     "stack",
     "feedback",
     "dropout",
-    "linear",
 }
 _MAP = "layer.mixer.map."
 

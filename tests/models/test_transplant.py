@@ -35,9 +35,16 @@ def test_a_maps_weights_are_left_behind_or_kept():
     assert kernel.shape == (1, 2, 4, 4)
 
 
-@pytest.mark.parametrize(
-    "old", [FULL, replace(RELU, mixer="linear,full"), replace(RELU, linear=LinearConfig())]
-)
-def test_a_map_that_is_not_there_is_told(old):
-    with pytest.raises(UserError, match=r"model\.linear\.map=relu: the weights that are given"):
+def test_maps_that_are_not_there_begin_anew_and_each_layer_has_its_own():
+    made = nnx.to_pure_dict(transplant(weights(FULL), FULL, RELU))
+    kernel = made["stack"]["layers"][0]["mixer"]["map"]["kernel"]
+    assert kernel.shape == (2, 2, 4, 4)
+    assert not jnp.allclose(kernel[0], kernel[1])
+
+
+def test_a_map_of_another_size_is_told():
+    old = replace(RELU, linear=LinearConfig())
+    with pytest.raises(
+        UserError, match=r"model\.linear\.features=4: the feature maps that are given"
+    ):
         transplant(weights(old), old, RELU)
