@@ -44,7 +44,5 @@ def test_maps_that_are_not_there_begin_anew_and_each_layer_has_its_own():
 
 def test_a_map_of_another_size_is_told():
     old = replace(RELU, linear=LinearConfig())
-    with pytest.raises(
-        UserError, match=r"model\.linear\.features=4: the feature maps that are given"
-    ):
+    with pytest.raises(UserError, match=r"model\.linear\.features=4: the feature maps"):
         transplant(weights(old), old, RELU)
