@@ -46,7 +46,7 @@ def run(
     found = []
     if peers.installed():
         note.print(peers.NAME)
-        found = list(peers.peers(*given))
+        found = list(peers.peers(alone, sizes.batch, sizes.length, 2))
         console.print(_peers(found))
     else:
         console.print(f"{peers.NAME} beside it needs {', '.join(peers.PEERS)}")
