@@ -24,7 +24,7 @@ def config() -> Config:
         model=ModelConfig(
             stack="feedback",
             layers=2,
-            width=64,
+            width=128,
             heads=4,
             mlp="relu",
             norm="layernorm",
@@ -34,12 +34,12 @@ def config() -> Config:
         data=DataConfig(
             task="algorithmic",
             tokenizer="task",
-            batch=16,
+            batch=64,
             length=96,
-            toy=ToyConfig(variables=5, concatenate=False, episodes=100_000, start_steps=10),
+            toy=ToyConfig(variables=5, concatenate=False, episodes=1_000_000, start_steps=4),
         ),
         optimizer=OptimizerConfig(
             learning_rate=2e-3, schedule="cosine", warmup_steps=100, beta2=0.99, clip_norm=0.1
         ),
-        train=TrainConfig(steps=8000, log_every=50, checkpoint_every=500),
+        train=TrainConfig(steps=3000, log_every=50, checkpoint_every=500),
     )
