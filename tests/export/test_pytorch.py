@@ -22,7 +22,12 @@ from famjax.models.language_model import LanguageModel
 
 MODELS = (
     # other stacks are in no format of Hugging Face's
-    {name: config for name, config in (CASES | FAMILIES).items() if config.stack == "residual"}
+    # linear layers are refused
+    {
+        name: config
+        for name, config in (CASES | FAMILIES).items()
+        if config.stack == "residual" and "linear" not in config.mixer
+    }
     | {
         f"bswa-1, {kind}": replace(
             CASES["bswa-1"],
