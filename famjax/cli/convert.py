@@ -35,7 +35,7 @@ class Arguments:
     """Which layers --to changes: numbers and slices, 0,4 or ::4. None given: those with full
     attention; of a model without such, all."""
     keep_every: int | None = None
-    """Instead of --layers: the top layer and every so-manieth below it stay as they are."""
+    """n, instead of --layers: the top layer and every n-th below it stay as they are."""
     feature_size: int | None = None
     """For t2r: elements of a feature map, model.linear.features."""
     tokenizer: str = ""

@@ -44,7 +44,7 @@ def convert(
     report: Callable[[str], None] = print,
     keep_every: int | None = None,
 ) -> Config:
-    """Write a Hugging Face model as a famjax run of no steps, and compare it with its source.
+    """Write a pretrained model as a famjax run of no steps, and compare it with its source.
 
     Args:
       source: config.json, *.safetensors, tokenizer; or the folder of a famjax run.
