@@ -96,8 +96,8 @@ def transplant(params: Any, old: ModelConfig, new: ModelConfig) -> Any:
             changed = feedback_weight(name, shape, there, new)
             if changed is not None:
                 return changed
-        same = len(before) == len(after) and not (is_map(name) and (name, place) not in there)
-        if place is None or same:
+        new_here = is_map(name) and (name, place) not in there
+        if place is None or (len(before) == len(after) and not new_here):
             return there[name, place]
         return jnp.stack([of_layer(name, i) for i in range(place, new.layers, len(after))])
 

@@ -35,14 +35,18 @@ def test_a_maps_weights_are_left_behind_or_kept():
     assert kernel.shape == (1, 2, 4, 4)
 
 
-def test_maps_that_are_not_there_begin_anew_and_each_layer_has_its_own():
-    made = nnx.to_pure_dict(transplant(weights(FULL), FULL, RELU))
-    kernel = made["stack"]["layers"][0]["mixer"]["map"]["kernel"]
-    assert kernel.shape == (2, 2, 4, 4)
-    assert not jnp.allclose(kernel[0], kernel[1])
+def test_a_map_that_is_not_there_begins_as_its_layer_says():
+    half = replace(RELU, mixer="linear,full")
+    whole, rest = (transplant(weights(old), old, RELU) for old in (FULL, half))
+    kernels = [
+        nnx.to_pure_dict(p)["stack"]["layers"][0]["mixer"]["map"]["kernel"] for p in (whole, rest)
+    ]
+    assert (kernels[0][0] != kernels[0][1]).any()
+    assert not kernels[1][0].any()  # what was given
+    assert (kernels[1][1] == kernels[0][1]).all()
 
 
-def test_a_map_of_another_size_is_told():
+def test_a_map_of_another_size_is_not_lost():
     old = replace(RELU, linear=LinearConfig())
-    with pytest.raises(UserError, match=r"model\.linear\.features=4: the feature maps"):
+    with pytest.raises(UserError, match=r"model\.linear\.features=4: the feature maps that are"):
         transplant(weights(old), old, RELU)
