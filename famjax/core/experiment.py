@@ -18,11 +18,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
 
-from famjax.core.checks import bad_types, validate
+from famjax.core.checks import validate
 from famjax.core.config import Config
 from famjax.core.errors import UserError, nearest
 from famjax.core.idle import refuse_idle
 from famjax.core.keys import fits, keys, values, wrong
+from famjax.core.ranges import bad_types
 
 # The package of experiments, installed beside famjax; found by its place, since "configs" on
 # the import path may be another project's.

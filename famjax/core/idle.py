@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from famjax.core.checks import mixer_pattern
-from famjax.core.config import Config
+from famjax.core.config import Config, ModelConfig
 from famjax.core.errors import UserError
 
 # of the residual stack alone
@@ -17,22 +17,22 @@ _RESIDUAL = tuple(
 
 def refuse_idle(config: Config, given: Iterable[str]) -> None:
     """Raise a `UserError` for the first of the keys given that does nothing in this config."""
-    stack, mixer = config.model.stack, config.model.mixer
     for key in given:
-        if key.startswith("model.feedback.") and stack not in ("feedback", "transformer"):
-            mend = "set model.stack=feedback"
-        elif key in _RESIDUAL and stack != "residual":
-            mend = "set model.stack=residual"
-        elif key.startswith("model.linear.") and "linear" not in mixer_pattern(config.model):
-            where = f"model.mixer={mixer}" if stack == "residual" else f"model.stack={stack}"
-            raise UserError(
-                f"{key}: does nothing with {where}; take it away, or set model.mixer=linear"
-            )
-        elif key == "model.linear.features" and config.model.linear.map == "elu":
-            raise UserError(
-                f"{key}: does nothing with model.linear.map=elu, which has as many as a head has "
-                "elements; take it away, or set another map"
-            )
-        else:
-            continue
-        raise UserError(f"{key}: does nothing with model.stack={stack}; take it away, or {mend}")
+        if found := _idle_with(config.model, key):
+            value, mend = found
+            raise UserError(f"{key}: does nothing with {value}; take it away, or set {mend}")
+
+
+def _idle_with(model: ModelConfig, key: str) -> tuple[str, str] | None:
+    """Return what a key does nothing with, and what would mend it; None for a key that is used."""
+    stack = f"model.stack={model.stack}"
+    if key.startswith("model.feedback.") and model.stack not in ("feedback", "transformer"):
+        return stack, "model.stack=feedback"
+    if key in _RESIDUAL and model.stack != "residual":
+        return stack, "model.stack=residual"
+    if key.startswith("model.linear.") and "linear" not in mixer_pattern(model):
+        where = stack if model.stack != "residual" else f"model.mixer={model.mixer}"
+        return where, "model.mixer=linear"
+    if key == "model.linear.features" and model.linear.map == "elu":
+        return "model.linear.map=elu, which has as many as a head has elements", "another map"
+    return None

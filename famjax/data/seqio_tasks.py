@@ -5,6 +5,7 @@ TensorFlow is imported when a source is made: it takes seconds, and nothing else
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -228,6 +229,10 @@ def _own_split(name: str, split: Split, known: list[str]) -> str:
 def _import_tensorflow() -> None:
     """Import TensorFlow without its messages, and keep it off the accelerators."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    # PyTorch for CUDA brings triton, which ends the process if it is loaded behind TensorFlow, as
+    # an export would do it
+    with suppress(ImportError):
+        importlib.import_module("triton")
     with _silent():
         try:
             import seqio  # noqa: F401

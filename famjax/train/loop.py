@@ -91,13 +91,14 @@ def train(config: Config, run_dir: str | Path, quiet: bool = False) -> Run:
 
 @contextmanager
 def leaving_nothing(folder: Path) -> Iterator[None]:
-    """Take the folder away again if it was made here for a run that was refused."""
+    """Take the folder away again if it was made here for a run that was refused at its start."""
     new = not folder.exists()
     try:
         yield
     except UserError:
         rows = folder / METRICS
-        if new and not (rows.exists() and rows.stat().st_size):
+        begun = (rows.exists() and rows.stat().st_size) or any((folder / CHECKPOINTS).glob("*"))
+        if new and not begun:
             shutil.rmtree(folder, ignore_errors=True)
         raise
 

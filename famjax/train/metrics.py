@@ -19,10 +19,9 @@ from tensorboardX import SummaryWriter
 
 from famjax.core.errors import UserError
 
-_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-
-
 METRICS = "metrics.jsonl"
+
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 class MetricsWriter:

@@ -232,6 +232,16 @@ def test_a_loss_that_is_not_finite(
     assert [row["step"] for row in rows(run)] == [noticed]
 
 
+def test_a_checkpoint_is_kept_though_nothing_was_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison_step_six(monkeypatch)
+    more = ["train.steps=40", "train.log_every=40", "train.checkpoint_every=5"]
+    with pytest.raises(UserError, match="the last good checkpoint is step 5"):
+        train(config(tmp_path / "texts", "lanes", "text", *more), tmp_path / "run", quiet=True)
+    assert Checkpoints(tmp_path / "run" / "checkpoints").steps() == [5]
+
+
 def test_a_run_goes_on_behind_a_loss_that_was_not_finite(tmp_path: Path) -> None:
     small = config(tmp_path / "texts", "lanes", "text", "train.steps=9")
     train(small, tmp_path / "once", quiet=True)

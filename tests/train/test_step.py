@@ -1,4 +1,4 @@
-"""The training step: its gradients, what it carries, what it counts, and the optimizers."""
+"""The training step: its gradients, what it carries and what it counts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from famjax.core.config import Config, OptimizerConfig
+from famjax.core.config import Config
 from famjax.core.experiment import override
 from famjax.core.types import Context
 from famjax.mixers.fam import FamState
 from famjax.models.language_model import LanguageModel
 from famjax.ops.losses import token_losses
 from famjax.stacks.residual import passable
-from famjax.train.optimizers import make_optimizer, make_schedule
+from famjax.train.optimizers import make_optimizer
 from famjax.train.run import abstract_model
 from famjax.train.state import TrainState
 from famjax.train.step import count, init_train_state, make_step
@@ -333,169 +333,3 @@ def test_bfloat16() -> None:
     one = small.step(small.state, batch(0)).totals
     other = half.step(half.state, batch(0)).totals
     assert float(other.loss) == pytest.approx(float(one.loss), rel=0.02)
-
-
-# optimizers and schedules
-
-
-PARAMETERS = {"w": np.linspace(-1, 1, 12).reshape(3, 4), "b": np.full(4, 0.5)}
-GRADIENTS = [
-    {"w": np.cos(np.arange(12.0)).reshape(3, 4), "b": np.full(4, 0.01)},
-    {"w": np.sin(np.arange(12.0)).reshape(3, 4), "b": np.full(4, -2.0)},
-]
-
-
-def updates(config: OptimizerConfig) -> list[dict[str, np.ndarray]]:
-    """Return the parameters after each of the gradients."""
-    optimizer = make_optimizer(config, 10)
-    params = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), PARAMETERS)
-    state, found = optimizer.init(params), []
-    for grads in GRADIENTS:
-        grads = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), grads)
-        change, state = optimizer.update(grads, state, params)
-        params = jax.tree.map(jnp.add, params, change)
-        found.append(params)
-    return found
-
-
-def clipped(grads: dict[str, np.ndarray], most: float) -> dict[str, np.ndarray]:
-    norm = math.sqrt(sum(np.square(g).sum() for g in grads.values()))
-    return {name: g * min(1, most / norm) for name, g in grads.items()}
-
-
-def compare(found: list[Any], expected: list[Any]) -> None:
-    for a, b in zip(found, expected, strict=True):
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), a, b)
-
-
-def test_adamw_against_numpy() -> None:
-    config = OptimizerConfig(
-        learning_rate=0.1, schedule="constant", warmup_steps=2, beta1=0.8, beta2=0.9,
-        weight_decay=0.05, clip_norm=1.0,
-    )  # fmt: skip
-    params = {name: value.copy() for name, value in PARAMETERS.items()}
-    m, v = ({name: np.zeros_like(a) for name, a in params.items()} for _ in range(2))
-    expected = []
-    for t, grads in enumerate(GRADIENTS, 1):
-        rate = 0.1 * (t - 1) / 2
-        for name, g in clipped(grads, 1.0).items():
-            m[name] = 0.8 * m[name] + 0.2 * g
-            v[name] = 0.9 * v[name] + 0.1 * g**2
-            unbiased = (m[name] / (1 - 0.8**t)) / (np.sqrt(v[name] / (1 - 0.9**t)) + 1e-8)
-            params[name] = params[name] - rate * (unbiased + 0.05 * params[name])
-        expected.append(dict(params))
-    compare(updates(config), expected)
-
-
-def test_nag_against_numpy() -> None:
-    """As fairseq's NAG has it, whose buffer holds the rate it was filled at."""
-    config = OptimizerConfig(
-        name="nag", learning_rate=0.1, schedule="cosine", final_fraction=0.3, warmup_steps=0,
-        beta1=0.9, weight_decay=0, clip_norm=0,
-    )  # fmt: skip
-    params = {name: value.copy() for name, value in PARAMETERS.items()}
-    buffer = {name: np.zeros_like(a) for name, a in params.items()}
-    rates = [float(make_schedule(config, 10)(step)) for step in range(len(GRADIENTS))]
-    expected = []
-    for grads, rate, before in zip(GRADIENTS, rates, [rates[0], *rates], strict=False):
-        for name, g in grads.items():
-            carried = buffer[name] * rate / before
-            params[name] = params[name] + 0.9**2 * carried - 1.9 * rate * g
-            buffer[name] = 0.9 * carried - rate * g
-        expected.append(dict(params))
-    compare(updates(config), expected)
-
-
-def test_adafactor_against_numpy() -> None:
-    """Too small to be factored: decay of second moments, update clipping, scale, momentum."""
-    config = OptimizerConfig(
-        name="adafactor", learning_rate=0.1, schedule="constant", warmup_steps=0, beta1=0.9,
-        beta2=0.3, weight_decay=0.01, clip_norm=0,
-    )  # fmt: skip
-    params = {name: value.copy() for name, value in PARAMETERS.items()}
-    m, v = ({name: np.zeros_like(a) for name, a in params.items()} for _ in range(2))
-    expected = []
-
-    def rms(a: np.ndarray) -> float:
-        return float(np.sqrt(np.square(a).mean()))
-
-    for t, grads in enumerate(GRADIENTS, 1):
-        decay = min(0.3, 1 - t**-0.8)
-        assert decay == (0 if t == 1 else 0.3)  # 1 - 2^-0.8 is 0.43: it has settled
-        for name, g in grads.items():
-            v[name] = decay * v[name] + (1 - decay) * (g**2 + 1e-30)
-            update = g / np.sqrt(v[name])
-            update = update / max(1, rms(update)) * max(rms(params[name]), 1e-3)
-            m[name] = 0.9 * m[name] + 0.1 * update
-            params[name] = params[name] - 0.1 * (m[name] + 0.01 * params[name])
-        expected.append(dict(params))
-    compare(updates(config), expected)
-
-
-def test_adafactor_takes_each_layer_of_a_stack_by_itself() -> None:
-    """Two layers of very different size: each moves as if it were a parameter of its own."""
-    config = OptimizerConfig(name="adafactor", learning_rate=0.1, warmup_steps=0, clip_norm=0)
-    optimizer = make_optimizer(config, 10)
-    rng = np.random.default_rng(0)
-    layers = rng.normal(size=(2, 160, 130)) * np.array([1.0, 100.0])[:, None, None]
-    gradient = rng.normal(size=layers.shape)
-
-    def update(params: Any, grads: Any) -> Any:
-        return optimizer.update(grads, optimizer.init(params), params)[0]
-
-    params, grads = ({"stack": {"layers": [{"w": jnp.asarray(a)}]}} for a in (layers, gradient))
-    together = update(params, grads)["stack"]["layers"][0]["w"]
-    for i in range(2):
-        alone = update({"w": jnp.asarray(layers[i])}, {"w": jnp.asarray(gradient[i])})["w"]
-        np.testing.assert_allclose(together[i], alone, rtol=1e-5)
-    assert np.abs(together[1]).mean() > 50 * np.abs(together[0]).mean()
-
-
-def test_adafactor_factors_large_matrices() -> None:
-    optimizer = make_optimizer(OptimizerConfig(name="adafactor"), 10)
-    large = {"w": jnp.zeros((2, 160, 130)), "b": jnp.zeros(160)}
-    state = jax.eval_shape(optimizer.init, large)
-    shapes = {
-        jax.tree_util.keystr(path).replace("'", ""): leaf.shape
-        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
-    }
-    factors = {name[name.index(".v") :]: shape for name, shape in shapes.items() if ".v" in name}
-    assert factors.pop(".v[b]") == (160,)
-    assert {factors[".v_row[w]"], factors[".v_col[w]"]} == {(2, 160), (2, 130)}
-    assert factors[".v[w]"] == (1,)
-
-
-@pytest.mark.parametrize("name", ["constant", "cosine", "wsd"])
-@pytest.mark.parametrize("warmup", [0, 10])
-def test_schedules(name: Any, warmup: int) -> None:
-    config = OptimizerConfig(
-        learning_rate=2.0, schedule=name, warmup_steps=warmup, decay_fraction=0.2,
-        final_fraction=0.1,
-    )  # fmt: skip
-    rate = make_schedule(config, 100)
-    assert float(rate(0)) == (0 if warmup else 2)
-    assert float(rate(warmup)) == 2
-    if warmup:
-        assert float(rate(5)) == pytest.approx(1)
-    middle = warmup + (100 - warmup) // 2
-    middles = {"constant": 2, "cosine": 2 * (0.1 + 0.9 / 2), "wsd": 2}
-    assert float(rate(middle)) == pytest.approx(middles[name])
-    assert float(rate(90)) == pytest.approx(
-        {"constant": 2, "wsd": 1}.get(name, float(rate(90))), rel=1e-5
-    )
-    ends = {"constant": 2, "cosine": 0.2, "wsd": 0}
-    assert float(rate(100)) == pytest.approx(ends[name], abs=1e-6)
-
-
-@pytest.mark.parametrize("name", ["constant", "cosine", "wsd"])
-@pytest.mark.parametrize("warmup", [10, 50])
-def test_a_warmup_as_long_as_the_run(name: Any, warmup: int) -> None:
-    rate = make_schedule(OptimizerConfig(learning_rate=1.0, schedule=name, warmup_steps=warmup), 10)
-    found = [float(rate(step)) for step in range(10)]
-    assert found == pytest.approx([step / warmup for step in range(10)])
-
-
-def test_wsd_falls_to_zero_behind_a_long_warmup() -> None:
-    config = OptimizerConfig(learning_rate=1.0, schedule="wsd", warmup_steps=95, decay_fraction=0.2)
-    rate = make_schedule(config, 100)
-    assert [float(rate(step)) for step in (95, 100)] == pytest.approx([1, 0])

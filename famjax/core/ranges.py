@@ -1,0 +1,131 @@
+"""What every value of a config may be by itself: its type, and the least and most of numbers.
+
+Of the checks in `famjax.core.checks` these are the first: the others rely on them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from famjax.core.config import Config
+from famjax.core.keys import fits, keys, values, wrong
+
+_LOWEST: dict[str, float] = {
+    "seed": 0,
+    "model.vocab_size": 0,
+    "model.layers": 1,
+    "model.width": 1,
+    "model.heads": 1,
+    "model.kv_heads": 0,
+    "model.head_dim": 0,
+    "model.mlp_width": 0,
+    "model.block_len": 1,
+    "model.memory_segments": 0,
+    "model.window": 1,
+    "model.capacity": 1,
+    "model.fam_len": 1,
+    "model.fam_previous": 1,
+    "model.arch.query_scale": 0,
+    "model.arch.embed_scale": 0,
+    "model.arch.attention_cap": 0,
+    "model.arch.logit_cap": 0,
+    "model.arch.local_rope_base": 0,
+    "model.arch.rope_length": 1,
+    "model.linear.features": 1,
+    "model.linear.chunk": 1,
+    "model.feedback.span": 1,
+    "model.feedback.layer": 0,
+    "model.feedback.span_ramp": 2,
+    "model.feedback.span_loss": 0,
+    "model.feedback.sweeps": 0,
+    "model.feedback.tolerance": 0,
+    "model.lora.rank": 0,
+    "model.adaptive.factor": 1,
+    "model.lora.alpha": 0,
+    "data.batch": 1,
+    "data.length": 1,
+    "data.holdout": 0,
+    "data.repeat_len": 0,
+    "data.repeat_weight": 0,
+    "data.passkey.digits": 1,
+    "data.passkey.min_length": 1,
+    "data.passkey.max_length": 1,
+    "data.passkey.start_length": 1,
+    "data.passkey.multiple": 1,
+    "data.passkey.ask_every": 0,
+    "data.passkey.other_weight": 0,
+    "data.toy.episodes": 1,
+    "data.toy.steps": 0,
+    "data.toy.start_steps": 0,
+    "data.toy.test_steps": 0,
+    "data.toy.size": 2,
+    "data.toy.variables": 1,
+    "optimizer.warmup_steps": 0,
+    "optimizer.weight_decay": 0,
+    "optimizer.clip_norm": 0,
+    "train.steps": 1,
+    "train.accumulate": 1,
+    "train.bptt_segments": 1,
+    "train.bptt_start": 0,
+    "train.bptt_double_every": 0,
+    "train.rsp_ramp": 0,
+    "train.log_every": 1,
+    "train.checkpoint_every": 1,
+    "train.keep": 1,
+}
+_POSITIVE = (
+    "model.rope_base",
+    "model.arch.norm_eps",
+    "model.arch.rope_factor",
+    "model.arch.rope_low",
+    "model.arch.rope_high",
+    "optimizer.learning_rate",
+)
+_FRACTIONS = (
+    "data.passkey.threshold",
+    "data.toy.threshold",
+    "optimizer.decay_fraction",
+    "optimizer.final_fraction",
+    "train.rsp",
+    "model.feedback.span_start",
+)
+# at least 0 and less than 1
+_SHARES = (
+    "optimizer.beta1",
+    "optimizer.beta2",
+    "model.lora.dropout",
+    *(f"model.dropout.{name}" for name in ("attention", "hidden", "embedding", "output", "layer")),
+)
+
+
+def bad_types(config: Config) -> Iterator[str]:
+    given = values(config)
+    for key, kind in keys().items():
+        if key not in given:
+            yield f"{key} is missing: its section is of another class"
+        elif not fits(given[key], kind):
+            yield wrong(key, repr(given[key]), kind)
+
+
+def bad_ranges(config: Config) -> Iterator[str]:
+    given = values(config)
+    for key, value in given.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            yield f"{key}={value}: must be a finite number"
+    for key, lowest in _LOWEST.items():
+        if given[key] < lowest:
+            yield f"{key}={given[key]}: must be at least {lowest}"
+    for key in _POSITIVE:
+        if given[key] <= 0:
+            yield f"{key}={given[key]}: must be greater than 0"
+    for key in _FRACTIONS:
+        if not 0 <= given[key] <= 1:
+            yield f"{key}={given[key]}: must be from 0 to 1"
+    for key in _SHARES:
+        if not 0 <= given[key] < 1:
+            yield f"{key}={given[key]}: must be at least 0 and less than 1"
+    if config.seed >= 2**32:
+        yield f"seed={config.seed}: must be less than {2**32}"
+    if not config.name or config.name in (".", "..") or set(config.name) & set("/\\\0"):
+        yield f"name={config.name!r}: names the run's folder; give a name without slashes"
