@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from famjax.bench.greedy import writer
 from famjax.bench.timing import Pair, compared, rounds
 from famjax.core.config import Config, ModelConfig
 from famjax.core.types import Context
@@ -310,17 +311,8 @@ def _generator(model: ModelConfig, batch: int) -> tuple[Callable[[], Any], int]:
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     token = jnp.zeros((batch, 1), jnp.int32)
 
-    def generate(params: Any, state: Any, token: jax.Array) -> Any:
-        model = nnx.merge(graph, params)
-
-        def one(carry: Any, _: None) -> Any:
-            token, state = carry
-            logits, state = model.step(token, state)
-            return (logits.argmax(-1).astype(jnp.int32), state), None
-
-        return jax.lax.scan(one, (token, state), None, TOKENS)[0]
-
-    compiled = jax.jit(generate, donate_argnums=1).lower(params, state, token).compile()
+    write = writer(graph, TOKENS)
+    compiled = jax.jit(write, donate_argnums=1).lower(params, state, token).compile()
 
     def run() -> Any:
         nonlocal state, token

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from famjax.bench.greedy import writer
 from famjax.bench.timing import Pair, compared, rounds
 from famjax.core.config import ModelConfig
 from famjax.models.language_model import LanguageModel
@@ -250,14 +251,7 @@ def _decoder(model: ModelConfig, length: int) -> tuple[Callable[[], Any], int]:
     token = jnp.zeros((LANES, 1), jnp.int32)
 
     def write(params: Any, state: Any, token: jax.Array) -> Any:
-        model = nnx.merge(graph, params)
-
-        def one(carry: Any, _: None) -> Any:
-            token, state = carry
-            logits, state = model.step(token, state)
-            return (logits.argmax(-1).astype(jnp.int32), state), None
-
-        return jax.lax.scan(one, (token, _behind(state, length - count)), None, count)[0]
+        return writer(graph, count)(params, _behind(state, length - count), token)
 
     compiled = jax.jit(write, donate_argnums=1).lower(params, state, token).compile()
 

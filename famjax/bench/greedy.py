@@ -1,0 +1,26 @@
+"""Greedy tokens one at a time, as one program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+
+def writer(graph: Any, count: int) -> Callable[[Any, Any, jax.Array], tuple[jax.Array, Any]]:
+    """Return (params, state, token [b 1]) -> (token, state) behind `count` tokens more."""
+
+    def write(params: Any, state: Any, token: jax.Array) -> tuple[jax.Array, Any]:
+        model = nnx.merge(graph, params)
+
+        def one(carry: Any, _: None) -> Any:
+            token, state = carry
+            logits, state = model.step(token, state)
+            return (logits.argmax(-1).astype(jnp.int32), state), None
+
+        return jax.lax.scan(one, (token, state), None, count)[0]
+
+    return write
