@@ -142,6 +142,8 @@ def _bad_mixers(config: Config) -> Iterator[str]:
         yield from _bad_linear(config)
     if config.train.only != "all":
         yield from _bad_only(config)
+    if config.train.match:
+        yield from _bad_match(config)
 
 
 def _bad_linear(config: Config) -> Iterator[str]:
@@ -170,6 +172,27 @@ def _bad_only(config: Config) -> Iterator[str]:
             f"{named}: adapters are not trained then, model.lora.rank={m.lora.rank}; set "
             f"model.lora.rank=0, {off}"
         )
+
+
+def _bad_match(config: Config) -> Iterator[str]:
+    t, named, off = config.train, "train.match=true", "or train.match=false"
+    if t.only != "maps":
+        yield f"{named} trains feature maps alone, train.only={t.only}; set train.only=maps, {off}"
+    if not config.init:
+        yield (
+            f"{named}: a model from nothing has no attention to match; give init=FOLDER, what "
+            f"famjax convert --to t2r wrote or a run, {off}"
+        )
+    # softmax attention to what earlier steps read would need a cache of it
+    if config.data.layout != "packed":
+        yield (
+            f"{named} reads each row from an empty memory, which data.layout={config.data.layout} "
+            f"carries on; set data.layout=packed, {off}"
+        )
+    if t.rsp:
+        yield f"{named} reads each row from an empty memory, train.rsp={t.rsp}; set 0, {off}"
+    if t.bptt_segments > 1:
+        yield (f"{named} reads each row whole, train.bptt_segments={t.bptt_segments}; set 1, {off}")
 
 
 def _bad_stack(config: Config) -> Iterator[str]:

@@ -323,6 +323,9 @@ class TrainConfig:
     # maps of linear layers alone, or all but them (T2R 2.2, note 5); the rest stays as it is in
     # `init`, and is in no checkpoint
     only: Literal["all", "maps", "not_maps"] = "all"
+    # a first stage, of train.only=maps: the maps of linear layers learn to give, layer by layer,
+    # what softmax attention of the same weights gives; the layers above read what that gave
+    match: bool = False
     # rows of a batch are cut into so many parts whose gradients are added up
     accumulate: int = 1
     # a step's tokens are read as so many segments, each rematerialised; the gradient flows through

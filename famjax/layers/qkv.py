@@ -126,6 +126,11 @@ class QKV(nnx.Module):
         """SelfAttention(q, k, v) with this family's cap of the scores."""
         return attend(q, k, v, mask, self.cap)
 
+    def attend_causally(self, q: Array, k: Array, v: Array, position: Array) -> Array:
+        """Attend to a document's tokens up to one's own; q and k as projected, at [t]."""
+        mask = position[:, None] >= position
+        return self.attend(self.rotate(q, position), self.rotate(k, position), v, mask)
+
     def weights(self, q: Array, k: Array, mask: Array) -> Array:
         """Return what `attend` gives each value: [... t h e], [... s g e] -> [... h t s]."""
         weights = attention_weights(q, k, mask, self.cap)

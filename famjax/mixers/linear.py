@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -80,6 +81,27 @@ class Linear(nnx.Module):
         """Read one token a lane: [b 1 d] -> [b 1 d]."""
         return self._read(x, state, ctx, recurrent)
 
+    def match(self, x: Array, ctx: Context) -> tuple[Array, Array]:
+        """Read documents [b t d] whole, as softmax attention of the same weights does.
+
+            error = sum |linear - softmax|^2 / sum |softmax|^2
+
+        over a row's tokens and heads, before the output projection (Hedgehog and LoLCATs learn
+        their maps from the same; T2R does not). The gradient of the error is that of phi alone.
+
+        Returns:
+          [b t d], what the layer gives with softmax; [b], the errors.
+        """
+        b, t, _ = x.shape
+        position = jnp.arange(t) if ctx.offset is None else jnp.arange(t) + ctx.offset
+        # nothing below phi is kept for a gradient, whatever is trained
+        q, k, v = (jax.lax.stop_gradient(a) for a in self.qkv.project(x))
+        softmax = self.qkv.attend_causally(q, k, v, position)
+        state, start = self.init_state(b), jnp.zeros((b, t), jnp.int32)
+        sums = Sums(state.s, state.z)
+        linear, _ = chunked(*self.phi(q, k, position), v, sums, start, self.chunk)
+        return self.qkv.merge(softmax, x), _relative_error(_heads(linear), softmax)
+
     def weights(self, x: Array) -> Array:
         """Return the attention of a document read in one call: [b t d] -> [b h t t].
 
@@ -94,12 +116,16 @@ class Linear(nnx.Module):
     def project(self, x: Array, position: Array) -> tuple[Array, Array, Array]:
         """[... t d] at [... t] -> phi(q) [... t g r k], phi(k) [... t g k], v [... t g e]."""
         q, k, v = self.qkv.project(x)
+        return *self.phi(q, k, position), v
+
+    def phi(self, q: Array, k: Array, position: Array) -> tuple[Array, Array]:
+        """[... t h e], [... t g e] as projected, at [... t] -> [... t g r k], [... t g k]."""
         if self.rope:
             q, k = self.qkv.rotate(q, position), self.qkv.rotate(k, position)
         *_, h, e = q.shape
         g = self.qkv.kv_heads
         q = q.reshape(*q.shape[:-2], g, h // g, e)
-        return self.map(q), self.map(k[..., None, :])[..., 0, :], v
+        return self.map(q), self.map(k[..., None, :])[..., 0, :]
 
     def fold_map(self) -> None:
         """Let the projections give W q + b and W k + b: queries and keys are never formed."""
@@ -120,6 +146,14 @@ class Linear(nnx.Module):
         k, v = (jnp.where(valid[..., None, None], a, 0) for a in (k, v))
         y, (s, z) = attend(q, k, v, Sums(state.s, state.z), start)
         return self.qkv.merge(_heads(y), x), LinearState(s, z, length)
+
+
+def _relative_error(y: Array, target: Array) -> Array:
+    """[b ...] twice -> [b], in float32 or wider."""
+    y, target = (a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in (y, target))
+    axes = tuple(range(1, y.ndim))
+    size = jnp.square(target).sum(axes)
+    return jnp.square(y - target).sum(axes) / jnp.maximum(size, jnp.finfo(size.dtype).tiny)
 
 
 def _heads(y: Array) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from typing import Any
@@ -13,12 +14,13 @@ from flax import nnx
 from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.remat import recomputing
-from famjax.core.types import Array, Context, State
+from famjax.core.types import Array, Context, State, param_dtype
 from famjax.layers.mlp import FeedForward
 from famjax.layers.positions import Positions
 from famjax.mixers import make_mixer
 from famjax.mixers.fam import Fam, FamState
 from famjax.mixers.full import Full
+from famjax.mixers.linear import Linear
 
 
 class Layer(nnx.Module):
@@ -45,6 +47,22 @@ class Layer(nnx.Module):
     def step(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
         a, state = self.mixer.step(x, state, ctx, self.mlp)
         return self.mlp(a, x), state
+
+    def match(self, x: Array, state: State, ctx: Context) -> tuple[Array, Array]:
+        """Return what the layer gives with softmax in the place of phi, and `Linear.match`'s error.
+
+        A layer of another mixer is as it is, its errors 0.
+        """
+        if not isinstance(self.mixer, Linear):
+            return self(x, state, ctx)[0], jnp.zeros(len(x), param_dtype())
+        a, error = self.mixer.match(x, ctx)
+        return self.mlp(a, x), error
+
+    def match_prompt(self, prompt: Array) -> Array:
+        """Return `encode_prompt` with softmax in the place of phi."""
+        if not isinstance(self.mixer, Linear):
+            return self.encode_prompt(prompt)
+        return self.mlp(self.mixer.qkv.encode_prompt(prompt), prompt)
 
     def weights(self, x: Array) -> Array | None:
         """Return the attention of documents read in one call, [b t d] -> [b h t t].
@@ -107,13 +125,15 @@ class ResidualStack(nnx.Module):
 
         Learned positions come last, if there are any.
         """
+        return self._init_state(batch, lambda layer: layer.encode_prompt)
 
+    def _init_state(self, batch: int, encode: Any) -> State:
         def layers(prompt: Array, layers: list[Layer], _: None) -> tuple[Array, State]:
             states = []
             for layer in layers:
                 states.append(layer.init_state(batch, prompt))
                 if self.prompt is not None:
-                    prompt = layer.encode_prompt(prompt)
+                    prompt = encode(layer)(prompt)
             return prompt, tuple(states)
 
         states = self._repeat(layers, self._prompt(), None)[1]
@@ -165,6 +185,19 @@ class ResidualStack(nnx.Module):
         """[b 1 d] -> [b 1 d]."""
         self.refuse(state, 1, ctx)
         return self._run(x, state, ctx, lambda layer: layer.step)
+
+    def match(self, x: Array, ctx: Context) -> tuple[Array, Array]:
+        """Read whole documents [b t d] with softmax in the place of linear layers' phi.
+
+        Returns:
+          [b t d], and what phi would have made of it by linear layer, the lowest first, and row:
+          `Linear.match`'s errors [l b].
+        """
+        state = self._init_state(len(x), lambda layer: layer.match_prompt)
+        x, errors = self._run(x, state, ctx, lambda layer: layer.match)
+        linear = [isinstance(layer.mixer, Linear) for layer in self.layers]
+        of = jnp.stack(list(itertools.compress(errors, linear)), 1)  # [r p b]
+        return x, of.reshape(-1, of.shape[-1])
 
     def attention_mass(self, x: Array, state: State, ctx: Context) -> Array:
         """Return the mean share of attention that goes to the FAM, by layer: [l]."""

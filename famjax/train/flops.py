@@ -16,8 +16,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from famjax.core.checks import cutoffs
-from famjax.core.config import ModelConfig
+from famjax.core.checks import cutoffs, mixer_pattern
+from famjax.core.config import Config, ModelConfig
 from famjax.layers.feature_map import multiplied, size
 
 # Keys that a block's token sees, on average over a long document; a block's own causal part, and
@@ -82,6 +82,33 @@ def training_flops(model: ModelConfig, only: str = "all") -> float:
     of the memory's keys and values is not subtracted.
     """
     return (2 if model.lora.rank or only == "maps" else 3) * forward_flops(model)
+
+
+def matching_flops(model: ModelConfig, length: int) -> float:
+    """Model FLOPs of one token of a row of `length` in the first stage (`train.match`).
+
+    Forward through all layers, linear ones with softmax attention and their own beside it, without
+    the vocabulary. Backward is the gradient of phi alone: of what its maps multiply, one product
+    for each of forward, as of phi(k) v^T, and two of those of phi(q) with S and z.
+    """
+    e, h = model.head_dim or model.width // model.heads, model.heads
+    again = 2 * h * size(model) * (e + 1)
+
+    def layer(mixer: str) -> float:
+        if mixer != "linear":
+            return _layer_flops(model, mixer)
+        softmax = 2 * _layer_weights(model) + _attention_flops(model, length / 2)
+        return softmax + 2 * _linear_flops(model) + again
+
+    pattern = mixer_pattern(model)
+    return sum(layer(pattern[i % len(pattern)]) for i in range(model.layers))
+
+
+def step_flops(config: Config) -> float:
+    """Model FLOPs of one token of a run's steps."""
+    if config.train.match:
+        return matching_flops(config.model, config.data.length)
+    return training_flops(config.model, config.train.only)
 
 
 def fam_floor(f: int, w: int) -> float:

@@ -335,7 +335,10 @@ class Trainer:
         """Write a row, tell the curriculum, and return the state with the totals set to zero."""
         totals, about = jax.device_get((state.totals, about))
         self.tokens += float(totals.tokens)
-        row = {**summary(totals), **{name: float(value) for name, value in about.items()}}
+        row = {
+            **summary(totals, self.config.train.match),
+            **{name: float(value) for name, value in about.items()},
+        }
         row["learning_rate"] = float(self.schedule(step - 1))
         row["tokens"] = self.tokens
         if self.config.train.bptt_start:
@@ -358,7 +361,8 @@ class Trainer:
         if not hasattr(self.source, "advance"):
             return {}
         state = self.batches.get_state()
-        after = self.source.advance(state["source"], row["accuracy"])
+        # where nothing is predicted (train.match) it stays where it begins
+        after = self.source.advance(state["source"], row.get("accuracy", 0.0))
         if after != state["source"]:
             self.batches.set_state({**state, "source": after})
         return {"longest": float(after["longest"])} if "longest" in after else {}
@@ -378,18 +382,23 @@ def from_tree(tree: dict[str, Any]) -> TrainState:
     return TrainState(params=tree["params"], **tree["rest"])
 
 
-def summary(totals: Totals) -> dict[str, float]:
-    """Return the means of an interval: a loss in nats, shares, and bits."""
+def summary(totals: Totals, match: bool = False) -> dict[str, float]:
+    """Return the means of an interval: a loss in nats, shares, and bits.
+
+    Args:
+      match: `train.match`, whose loss is an error; nothing is predicted.
+    """
 
     def mean(total: Any, of: Any) -> float:
         return float(total / of) if of else 0.0
 
-    return {
+    found = {
         "loss": mean(totals.loss, totals.weight),
         "accuracy": mean(totals.right, totals.answers),
         "bits_per_byte": mean(totals.nats, totals.bytes) / float(np.log(2)),
         "grad_norm": mean(totals.grad_norm, totals.steps),
     }
+    return {k: v for k, v in found.items() if not match or k in ("loss", "grad_norm")}
 
 
 class Clock:
@@ -425,7 +434,7 @@ class Clock:
         shares = {
             "tokens_per_second": rate,
             "model_flops_utilisation": rate
-            * flops.training_flops(config.model, config.train.only)
+            * flops.step_flops(config)
             / (peak * jax.device_count()),
             "data_wait": self.waited / seconds,
         }

@@ -16,6 +16,7 @@ from famjax.core import sharding
 from famjax.core.config import Config
 from famjax.core.types import Array, Context
 from famjax.models.language_model import LanguageModel
+from famjax.models.transplant import layer_mixers
 from famjax.train.begin import evaluated
 from famjax.train.optimizers import make_optimizer
 from famjax.train.run import abstract_model
@@ -103,8 +104,9 @@ def place(config: Config, mesh: Mesh, graph: Any, shapes: TrainState) -> TrainSt
 def make_inspect(config: Config, graph: Any) -> Callable[[Any, Any, Any, Batch], dict[str, Array]]:
     """Return a function of (params, frozen, memory, batch): what the stack reports of its memory.
 
-    It looks at the first row only.
+    It looks at the first row only. With `train.match` it is each linear layer's error there.
     """
+    names = [f"match_{i}" for i, name in enumerate(layer_mixers(config.model)) if name == "linear"]
 
     def inspect(params: Any, frozen: Any, memory: Any, batch: Batch) -> dict[str, Array]:
         model = nnx.merge(graph, params, *frozen[:1])  # no keys: this graph has no dropout
@@ -115,6 +117,9 @@ def make_inspect(config: Config, graph: Any) -> Callable[[Any, Any, Any, Batch],
             Context(row["reset"], row["valid"], passing=row.get("passing")) if lanes else Context()
         )
         x = model.embed(row["tokens"])
+        if config.train.match:
+            errors = model.stack.match(x, ctx)[1][:, 0]
+            return dict(zip(names, errors, strict=True))
         return model.stack.report(x, state, ctx)
 
     return inspect

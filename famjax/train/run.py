@@ -76,7 +76,7 @@ class Run:
         """Return the run on its own feet: without adapters, its weights changed by them."""
         params, model = merge_adapters(nnx.state(self.model, nnx.Param), self.config.model)
         model = evaluated(model)
-        train = replace(self.config.train, only="all")
+        train = replace(self.config.train, only="all", match=False)
         config = replace(self.config, model=model, train=train, init="")
         return replace(self, config=config, model=nnx.merge(abstract(model)[0], params), base="")
 

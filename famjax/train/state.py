@@ -12,7 +12,8 @@ class Totals(NamedTuple):
 
     Attributes (all scalars, float32):
       steps: steps added up.
-      weight, loss: sum of token weights, and of weighted negative log-likelihoods, nats.
+      weight, loss: sum of token weights, and of weighted negative log-likelihoods, nats; with
+        `train.match` of 1 and of the error for each token.
       answers, right: targets of full weight, and how many of them were the likeliest token.
       nats, bytes: negative log-likelihood of all targets of positive weight, and their UTF-8 bytes.
       tokens: valid tokens read.

@@ -67,7 +67,7 @@ def make_step(
 
     def start(model: LanguageModel, memory: State, rows: int, key: Array, step: Array) -> State:
         """Return the state that the batch's rows begin with."""
-        if lanes:
+        if lanes or config.train.match:
             return memory
         fresh = model.init_state(rows)
         if config.train.rsp == 0:
@@ -125,7 +125,10 @@ def make_step(
             reset = batch["reset"] if lanes else None
             valid, passing = (batch["valid"], batch.get("passing")) if lanes else (None, None)
             ctx = Context(reset, valid, offset, passing=passing)
-            x, memory = model.stack(model.embed(batch["tokens"]), memory, ctx)
+            x = model.embed(batch["tokens"])
+            if config.train.match:
+                return memory, count_errors(model.stack.match(x, ctx)[1], batch)
+            x, memory = model.stack(x, memory, ctx)
             return memory, count(*model.losses(x, batch["targets"]), batch, token_bytes)
 
         k = config.train.bptt_segments
@@ -136,7 +139,8 @@ def make_step(
         return memory, jax.tree.map(lambda a: a.sum(0), totals)
 
     def gradients(state: TrainState, batch: Batch, key: Array):
-        weight = jnp.maximum(batch["weights"].sum(), 1e-6)
+        weights = batch["valid" if config.train.match else "weights"]
+        weight = jnp.maximum(weights.sum(dtype=jnp.float32), 1e-6)
         grad = jax.grad(loss, has_aux=True)
         if parts == 1:
             return grad(state.params, state.memory, batch, weight, key, state)
@@ -197,6 +201,17 @@ def count(nats: Array, likeliest: Array, batch: Batch, token_bytes: Array) -> To
     }
     sums = {name: value.sum(dtype=jnp.float32) for name, value in total.items()}
     return zero_totals()._replace(**sums)
+
+
+def count_errors(errors: Array, batch: Batch) -> Totals:
+    """Return the totals of rows whose linear layers have these errors [l b] (`train.match`).
+
+    Loss and weight are such that their quotient is the mean over layers and rows. All tokens count,
+    also those that a loss of the next token would leave out.
+    """
+    tokens = batch["valid"].sum(-1, dtype=jnp.float32)
+    loss = (errors.mean(0).astype(jnp.float32) * tokens).sum()
+    return zero_totals()._replace(weight=tokens.sum(), loss=loss, tokens=tokens.sum())
 
 
 def within_bounds(params: Any) -> Any:
