@@ -1,0 +1,144 @@
+"""What maps are matched with (`train.match`): the stream of the softmax model, and its gradient."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from contracts import transcribed
+from contracts.harness import BASE, FAMILIES, LENGTH, POST, TOKENS, B, Runner, close, jit
+from flax import nnx
+from oracles import matching as oracle
+
+from famjax.core.config import LinearConfig, ModelConfig
+from famjax.core.sharding import path_name
+from famjax.core.types import Context
+from famjax.models.transplant import transplant
+
+RELU, TURNED = {"map": "relu", "rope": False}, {"map": "relu"}
+
+
+def linear(mixer: str, map: dict[str, Any], **model: Any) -> ModelConfig:
+    """Chunks that do not divide the stream."""
+    config = replace(BASE, mixer=mixer, linear=LinearConfig(features=6, chunk=5, **map))
+    return replace(config, **model)
+
+
+CASES = {
+    "linear": linear("linear", TURNED),
+    "families": linear("linear", RELU, arch=FAMILIES["linear, families"].arch),
+    "others": linear(
+        "linear", {"map": "tanh"}, arch=FAMILIES["full, others"].arch, kv_heads=1, capacity=LENGTH
+    ),
+    "post": linear("linear", {"map": "rfa"}, arch=POST, norm="layernorm"),
+    "hybrid": linear(
+        "full,linear,linear", RELU | {"map": "cos"}, layers=6, kv_heads=4, remat="layer"
+    ),
+    "unrolled": linear("linear,swa", TURNED, layers=4, scan_layers=False),
+    # FAM's prompt goes through the layers as well
+    "fam": linear("linear,fam", TURNED, layers=4, tied=False),
+}
+
+
+@functools.cache
+def runner(case: str) -> Runner:
+    return Runner(CASES[case])
+
+
+def match(r: Runner, params: Any) -> tuple[Any, Any]:
+    model = r.model(params)
+    return model.stack.match(model.embed(TOKENS), Context())
+
+
+@functools.cache
+def matched(case: str) -> tuple[np.ndarray, np.ndarray]:
+    """The stream behind the layers [b t d], and the errors [l b]."""
+    r = runner(case)
+    return r.run(jit(functools.partial(match, r)))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_stream_is_that_of_the_softmax_model(case: str) -> None:
+    """It has the same weights, full attention where the linear layers are, and no maps."""
+    r = runner(case)
+    config = replace(r.config, mixer=r.config.mixer.replace("linear", "full"))
+    with jax.enable_x64(True):
+        teacher = Runner(config, params=transplant(r.params, r.config, config))
+
+    def stream(params: Any) -> Any:
+        model = teacher.model(params)
+        return model.stack(model.embed(TOKENS), model.init_state(B), Context())[0]
+
+    expected = teacher.run(jit(stream))
+    close(matched(case)[0], expected)
+    # and it is not the model's own
+    own = r.run(jit(lambda p: r.model(p).stack(r.model(p).embed(TOKENS), r.model(p).init_state(B),
+                                               Context())[0]))  # fmt: skip
+    assert np.abs(own - expected).max() > 1e-3 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("case", ["linear", "hybrid", "unrolled"])
+def test_errors_are_the_oracles(case: str) -> None:
+    r = runner(case)
+    layers = transcribed.residual_layers(r.config, pure(r.params)["stack"])
+    rows = pure(r.params)["embedding"][TOKENS] * r.config.width**0.5
+    expected = np.transpose([oracle.errors(layers, row) for row in rows])
+    found = matched(case)[1]
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, rtol=1e-8)
+    assert (expected > 0.01).all()
+
+
+def pure(params: Any) -> Any:
+    return jax.tree.map(np.asarray, nnx.to_pure_dict(params))
+
+
+@pytest.mark.parametrize("case", ["post", "unrolled", "fam"])
+def test_the_gradient_is_that_of_maps_alone(case: str) -> None:
+    """Against central differences, and 0 in all else."""
+    r = runner(case)
+    loss = jit(lambda params: match(r, params)[1].mean())
+    grads = r.run(jit(jax.grad(lambda params: match(r, params)[1].mean())))
+    rng = np.random.default_rng(0)
+    flat = jax.tree_util.tree_leaves_with_path(grads)
+    maps = [path for path, _ in flat if "/map/" in path_name(path)]
+    assert len(maps) == (1 if case == "post" else 2)
+    assert not any(np.any(leaf) for path, leaf in flat if path not in maps)
+
+    def draw(path: Any, a: Any) -> np.ndarray:
+        return rng.normal(size=a.shape) if path in maps else np.zeros(a.shape)
+
+    along = jax.tree_util.tree_map_with_path(draw, grads)
+
+    def loss_at(step: float) -> float:
+        with jax.enable_x64(True):
+            params = jax.tree.map(lambda a, d: a + step * jnp.asarray(d), r.params, along)
+            return float(loss(params))
+
+    expected = (loss_at(1e-6) - loss_at(-1e-6)) / 2e-6
+    slope = sum(
+        float((g * d).sum())
+        for g, d in zip(jax.tree.leaves(grads), jax.tree.leaves(along), strict=True)
+    )
+    assert slope == pytest.approx(expected, rel=1e-5)
+    assert abs(expected) > 1e-4
+
+
+def test_a_layer_that_gives_nothing_has_no_error() -> None:
+    """Values of 0: nothing is divided by 0."""
+    r = runner("linear")
+
+    def without_values(path: Any, a: Any) -> Any:
+        return jnp.zeros_like(a) if "/v/" in path_name(path) else a
+
+    with jax.enable_x64(True):
+        params = jax.tree_util.tree_map_with_path(without_values, r.params)
+        loss = lambda params: match(r, params)[1].mean()  # noqa: E731
+        value, grads = jit(jax.value_and_grad(loss))(params)
+    assert float(value) == 0
+    assert all(np.isfinite(g).all() for g in jax.tree.leaves(grads))

@@ -1,0 +1,210 @@
+"""The first stage in training (`train.match`): only maps are learned, and the next one has them."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import small
+import torch
+import transformers
+from flax import nnx
+
+from famjax.cli.main import main
+from famjax.core import sharding
+from famjax.core.config import Config
+from famjax.core.errors import UserError
+from famjax.core.experiment import load_config, override
+from famjax.core.sharding import path_name
+from famjax.train.loop import train
+from famjax.train.metrics import read_metrics
+from famjax.train.program import make_program
+from famjax.train.run import Run, initial_weights, open_run
+
+MATCH = ["data.layout=packed", "train.only=maps", "train.match=true"]
+
+# a converted Llama, matched and finetuned --------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("match")
+
+
+@pytest.fixture(scope="module")
+def hybrid(home: Path) -> Path:
+    """Four layers, of which the top one keeps its attention."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=258,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(home / "llama")
+    given = ["--to", "t2r", "--keep-every", "4", "--feature-size", "8", "--tokenizer", "bytes"]
+    said = ["convert", str(home / "llama"), str(home / "hybrid"), *given, "model.block_len=8"]
+    assert main(said) == 0
+    return home / "hybrid"
+
+
+def trained(home: Path, init: Path, name: str, *more: str) -> Run:
+    """Train on from a folder, on one device of the eight."""
+    files = [f"data.files={small.texts(home / 'texts')}", "data.length=32", "data.batch=4"]
+    few = ["data.holdout=0", "optimizer.warmup_steps=0", "train.log_every=1"]
+    config = load_config("text_fam", [f"init={init}", *files, *few, *more])
+    with pytest.MonkeyPatch.context() as patch:
+        one = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
+        patch.setattr(sharding, "make_mesh", one)
+        return train(config, home / name, quiet=True)
+
+
+@pytest.fixture(scope="module")
+def matched(home: Path, hybrid: Path) -> Run:
+    given = [*MATCH, "train.steps=30", "optimizer.learning_rate=0.02"]
+    return trained(home, hybrid, "matched", *given)
+
+
+def weights(run: Run) -> dict[str, np.ndarray]:
+    leaves = jax.tree_util.tree_leaves_with_path(nnx.state(run.model, nnx.Param))
+    return {path_name(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def test_the_loss_falls(home: Path, matched: Run) -> None:
+    rows = read_metrics(home / "matched" / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(1, 31))
+    first, last = (np.mean([row["loss"] for row in part]) for part in (rows[:3], rows[-3:]))
+    assert last < 0.6 * first
+    for i in range(3):
+        assert rows[-1][f"match_{i}"] < rows[0][f"match_{i}"]
+    # of one row, before the step
+    of_layers = np.mean([rows[0][f"match_{i}"] for i in range(3)])
+    assert of_layers == pytest.approx(rows[0]["loss"], rel=0.3)
+    # the top layer has nothing to match, and nothing is predicted
+    assert not {"match_3", "accuracy", "bits_per_byte"} & rows[-1].keys()
+
+
+def test_maps_alone_are_trained(hybrid: Path, matched: Run) -> None:
+    before, after = weights(open_run(hybrid)), weights(matched)
+    assert before.keys() == after.keys()
+    changed = {name for name in before if (before[name] != after[name]).any()}
+    assert changed == {name for name in before if "/map/" in name}
+
+
+def test_the_next_stage_begins_with_the_maps(home: Path, matched: Run) -> None:
+    opened = weights(open_run(home / "matched"))
+    assert all((opened[name] == array).all() for name, array in weights(matched).items())
+    config = load_config("text_fam", [f"init={home / 'matched'}"])
+    begun, _ = initial_weights(config, home / "none")
+    leaves = jax.tree_util.tree_leaves_with_path(begun)
+    assert {path_name(path) for path, _ in leaves} == opened.keys()
+    assert all((opened[path_name(path)] == np.asarray(leaf)).all() for path, leaf in leaves)
+    tuned = trained(home, home / "matched", "tuned", "train.steps=2", "data.layout=packed")
+    assert tuned.config.train.only == "all"
+    moved = weights(tuned)
+    assert all((moved[name] != array).any() for name, array in opened.items())
+
+
+def test_a_matched_run_stands_alone_when_merged(home: Path, matched: Run) -> None:
+    alone = open_run(home / "matched").merged().config
+    assert (alone.init, alone.train.only, alone.train.match) == ("", "all", False)
+
+
+# however it is computed ---------------------------------------------------------------------------
+
+ROWS, LENGTH, VOCABULARY = 8, 16, 64
+SHAPE = (
+    f"init=somewhere model.vocab_size={VOCABULARY} model.layers=2 model.width=16 model.heads=4 "
+    "model.kv_heads=2 model.mlp_width=32 model.block_len=8 model.mixer=linear "
+    f"model.linear.features=8 data.batch={ROWS} data.length={LENGTH} "
+    "optimizer.schedule=constant optimizer.warmup_steps=0 optimizer.beta1=0 optimizer.clip_norm=0"
+).split()
+FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+@functools.cache
+def stepped(*overrides: str, mesh: tuple[int, int, int] = (1, 1, 1)) -> dict[str, np.ndarray]:
+    """Return the gradient (Adam's first moment) and the totals of a step."""
+    axes = zip(("data", "fsdp", "tensor"), mesh, strict=True)
+    given = [*SHAPE, *MATCH, *overrides, *(f"mesh.{n}={size}" for n, size in axes)]
+    config = override(Config(), given)
+    with pytest.MonkeyPatch.context() as patch:
+        devices = jax.devices()[: int(np.prod(mesh))]
+        make_mesh = functools.partial(sharding.make_mesh, devices=devices)
+        patch.setattr(sharding, "make_mesh", make_mesh)
+        program = make_program(config, np.ones(VOCABULARY, np.float32))
+    state = program.start()
+    batch = jax.device_put(packed(), program.batch)
+    step: Any = program.step
+    state = step.lower(state, batch).compile(compiler_options=FAST)(state, batch)
+    found = {"loss": state.totals.loss, "weight": state.totals.weight, "bad": state.bad}
+    leaves = jax.tree_util.tree_leaves_with_path(state.opt_state[1][0].mu)
+    return {
+        **{name: np.asarray(value, np.float64) for name, value in found.items()},
+        **{path_name(path): np.asarray(leaf, np.float64) for path, leaf in leaves},
+    }
+
+
+def packed() -> dict[str, np.ndarray]:
+    """Return random rows, some of whose targets do not count."""
+    rng = np.random.default_rng(0)
+    shape = (ROWS, LENGTH)
+    return {
+        "tokens": rng.integers(0, VOCABULARY, shape, np.int32),
+        "targets": rng.integers(0, VOCABULARY, shape, np.int32),
+        "weights": rng.choice([0, 0.1, 1], shape).astype(np.float32),
+        "valid": np.ones(shape, bool),
+        "reset": np.arange(LENGTH) == np.zeros((ROWS, 1)),
+    }
+
+
+def test_parts_of_a_batch_on_eight_devices() -> None:
+    plain, other = stepped(), stepped("train.accumulate=2", mesh=(2, 2, 2))
+    assert plain.keys() == other.keys()
+    assert plain["weight"] == ROWS * LENGTH
+    assert plain["bad"] == 0
+    for name, value in plain.items():
+        atol = 1e-5 * np.abs(value).max(initial=1e-6)
+        np.testing.assert_allclose(other[name], value, rtol=0, atol=atol, err_msg=name)
+
+
+def test_in_bfloat16() -> None:
+    """The sums are float32 there too; single features fall to the other side of 0."""
+    plain, other = stepped(), stepped("model.dtype=bfloat16")
+    assert other["bad"] == 0
+    assert other["loss"] == pytest.approx(plain["loss"], rel=0.02)
+    for name in plain.keys() - {"loss", "weight", "bad"}:
+        a, b = plain[name].ravel(), other[name].ravel()
+        assert a @ b > 0.95 * np.linalg.norm(a) * np.linalg.norm(b), name
+
+
+# what cannot be -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["train.only=all"], "train.match=true trains feature maps alone, train.only=all; set tra"),
+        (["train.only=not_maps"], "train.match=true trains feature maps alone, train.only=not_map"),
+        (["data.layout=lanes"], "train.match=true reads each row from an empty memory, which data"),
+        (["train.rsp=0.5"], "train.match=true reads each row from an empty memory, train.rsp=0.5;"),
+        (["train.bptt_segments=2"], "train.match=true reads each row whole, train.bptt_segments=2"),
+        (["model.lora.rank=2"], "train.only=maps: adapters are not trained then, model.lora.rank="),
+        (["model.mixer=bswa"], "train.only=maps: model.mixer=bswa has no feature maps; give layer"),
+        (["model.linear.map=elu"], "train.only=maps: model.linear.map=elu has no weights; take a "),
+        (["init="], "train.match=true: a model from nothing has no attention to match; give init="),
+    ],
+)
+def test_what_cannot_be_matched(hybrid: Path, more: list[str], said: str) -> None:
+    given = [f"init={hybrid}", "model.linear.features=8", *MATCH, "model.mixer=linear"]
+    with pytest.raises(UserError) as caught:
+        load_config("text_fam", [*given, *more])
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
