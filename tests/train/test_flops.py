@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from famjax.core.config import LinearConfig, ModelConfig
+from famjax.core.config import Config, DataConfig, LinearConfig, ModelConfig, TrainConfig
 from famjax.train import flops
 
 SMALL = ModelConfig(
@@ -142,3 +142,18 @@ def test_measured_peak_is_sane_and_kept(dtype):
     first = flops.measured_peak(dtype)
     assert 1e8 < first < 1e16
     assert flops.measured_peak(dtype) == first
+
+
+def test_matching_reads_with_softmax_and_learns_its_maps():
+    """Layer 0 is linear, with two query heads and one key head of 4; layer 1 is as it is."""
+    changes = {"layers": 2, "mixer": "linear,swa", "kv_heads": 1, "window": 7}
+    model = with_(**changes, linear=LinearConfig("relu", features=6))
+    weights = 2 * (8 * 8 * 2 + 2 * 8 * 4 + 2 * 8 * 16)
+    softmax = 2 * 2 * 8 * 10  # over half of a row of 20
+    maps, into, out = 2 * 3 * 4 * 6, 2 * 6 * 4, 2 * 2 * 6 * (4 + 1)
+    linear = 2 * maps + 2 * into + 3 * out
+    assert flops.matching_flops(model, 20) == weights + softmax + linear + weights + 4 * 8 * 7
+    config = Config(model=model, data=DataConfig(length=20))
+    matching = replace(config, train=TrainConfig(only="maps", match=True))
+    assert flops.step_flops(matching) == flops.matching_flops(model, 20)
+    assert flops.step_flops(config) == flops.training_flops(model)
