@@ -101,7 +101,7 @@ def test_maps_alone_are_trained(hybrid: Path, matched: Run) -> None:
 def test_the_next_stage_begins_with_the_maps(home: Path, matched: Run) -> None:
     opened = weights(open_run(home / "matched"))
     assert all((opened[name] == array).all() for name, array in weights(matched).items())
-    config = load_config("text_fam", [f"init={home / 'matched'}"])
+    config = load_config("text_fam", [f"init={home / 'matched'}", "data.length=32"])
     begun, _ = initial_weights(config, home / "none")
     leaves = jax.tree_util.tree_leaves_with_path(begun)
     assert {path_name(path) for path, _ in leaves} == opened.keys()
