@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from famjax.core.config import ModelConfig
+from famjax.core.remat import keep
 from famjax.core.types import Array, Context, param_dtype
 from famjax.layers import feature_map
 from famjax.layers.feature_map import FeatureMap
@@ -96,7 +97,8 @@ class Linear(nnx.Module):
         position = jnp.arange(t) if ctx.offset is None else jnp.arange(t) + ctx.offset
         # nothing below phi is kept for a gradient, whatever is trained
         q, k, v = (jax.lax.stop_gradient(a) for a in self.qkv.project(x))
-        softmax = self.qkv.attend_causally(q, k, v, position)
+        # `attend` marks what it keeps only where it has a gradient: else backward would do it again
+        softmax = keep(self.qkv.attend_causally(q, k, v, position))
         state, start = self.init_state(b), jnp.zeros((b, t), jnp.int32)
         sums = Sums(state.s, state.z)
         linear, _ = chunked(*self.phi(q, k, position), v, sums, start, self.chunk)

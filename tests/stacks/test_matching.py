@@ -18,6 +18,7 @@ from oracles import matching as oracle
 from famjax.core.config import LinearConfig, ModelConfig
 from famjax.core.sharding import path_name
 from famjax.core.types import Context
+from famjax.models.language_model import LanguageModel
 from famjax.models.transplant import transplant
 
 RELU, TURNED = {"map": "relu", "rope": False}, {"map": "relu"}
@@ -127,6 +128,23 @@ def test_the_gradient_is_that_of_maps_alone(case: str) -> None:
     )
     assert slope == pytest.approx(expected, rel=1e-5)
     assert abs(expected) > 1e-4
+
+
+@pytest.mark.parametrize("scan", [True, False])
+def test_backward_does_no_softmax(scan: bool) -> None:
+    """It has the teacher's output, and all that softmax takes of n^2 is done once."""
+    config = linear("linear", TURNED, scan_layers=scan)
+    graph, params = nnx.split(nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0))))
+
+    def loss(params: Any, tokens: Any) -> Any:
+        model = nnx.merge(graph, params)
+        return model.stack.match(model.embed(tokens), Context())[1].mean()
+
+    def flops(f: Any) -> float:
+        tokens = jax.ShapeDtypeStruct((1, 512), jnp.int32)
+        return jax.jit(f).lower(params, tokens).compile().cost_analysis()["flops"]
+
+    assert flops(jax.grad(loss)) < 1.3 * flops(loss)
 
 
 def test_a_layer_that_gives_nothing_has_no_error() -> None:
