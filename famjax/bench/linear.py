@@ -246,7 +246,8 @@ def _decoder(model: ModelConfig, length: int) -> tuple[Callable[[], Any], int]:
     module = LanguageModel(model, rngs=nnx.Rngs(0))
     graph, params = nnx.split(module)
     count = min(TOKENS, length)
-    state = jax.jit(module.init_state, static_argnums=0)(LANES)
+    # from call to call the layers' states stay arrays of their own, and are written in place
+    state = jax.jit(lambda: module.apart(module.init_state(LANES)))()
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     token = jnp.zeros((LANES, 1), jnp.int32)
 
