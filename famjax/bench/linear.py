@@ -5,7 +5,8 @@ a scan over tokens, all pairs under a mask, and softmax attention. Its floor is 
 chunkwise form's products, at the speed that one large product reaches in the same turn.
 
 Decoding: a Transformer whose cache holds so many tokens, and linear attention by its feature maps,
-on models of equal shape.
+on models of equal shape; T2R's map is merged into the projections (Equation 8) where it can be, as
+`famjax generate` does, and beside it stands the same model with its map.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from flax import nnx
 from famjax.bench.greedy import writer
 from famjax.bench.timing import Pair, compared, rounds
 from famjax.core.config import ModelConfig
+from famjax.models.fold import folded, why_not_folded
 from famjax.models.language_model import LanguageModel
 from famjax.ops import attention
 from famjax.ops.linear_attention import EPS, Sums, chunked, recurrent
@@ -31,11 +33,15 @@ from famjax.train.flops import linear_attention_flops
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 # a form is left out from where a call would take longer, or hold more in temporary arrays
 MOST_SECONDS, MOST_BYTES = 20.0, 4e9
+# fewer turns, though two at least, where all of them at one length would take longer
+LENGTH_SECONDS = 60.0
 # of the large product that says how fast products are here
 PRODUCT = 2048
 # aims: times softmax's speed at a length; of the floor
 SOFTMAX_AIM, AIM_LENGTH, FLOOR_AIM = 10.0, 4096, 2.0
 
+# as `famjax generate` runs it
+MERGED = "T2R"
 BEHIND = (8, 32, 128, 512, 2048, 8192)
 # lanes as in the paper's Figures 2 and 3; tokens of one call
 LANES, TOKENS = 16, 16
@@ -110,13 +116,18 @@ def forms(chunk: int) -> dict[str, tuple[Form, int]]:
     }
 
 
-def attend(model: ModelConfig, batch: int, longest: int, turns: int) -> Iterator[Attention]:
+def attend(
+    model: ModelConfig, batch: int, longest: int, turns: int, note: Callable[[str], None]
+) -> Iterator[Attention]:
     """Measure all forms in turns, at each of `LENGTHS` up to `longest`."""
     spent: dict[str, float] = {}
     before = 0
-    for length in (n for n in LENGTHS if n <= longest):
+    lengths = [n for n in LENGTHS if n <= longest]
+    for i, length in enumerate(lengths):
+        note(f"attention: {length:,} tokens{_left(spent, before, lengths[i:], turns)}")
         runs, apart = _runs(model, batch, length, spent, before)
-        times = rounds(runs | {"product": _product()}, turns)
+        a_turn = sum(_expected(spent, before, length).values())
+        times = rounds(runs | {"product": _product()}, _turns(a_turn, turns))
         k, e = model.linear.features, _head(model)
         flops = linear_attention_flops(batch * length * model.heads, k, e, model.linear.chunk)
         floor = [flops / (2 * PRODUCT**3) * t for t in times["product"]]
@@ -130,6 +141,27 @@ def attend(model: ModelConfig, batch: int, longest: int, turns: int) -> Iterator
             to_floor = compared(ours, floor) if name == "chunkwise" else None
             yield Attention(name, length, compared(times[name], ours), to_floor, apart.get(name))
         before = length
+
+
+def _expected(spent: dict[str, float], before: int, length: int) -> dict[str, float]:
+    """Return seconds of the forms that are not left out at a length, from those at the last one."""
+    powers = {name: power for name, (_, power) in forms(1).items()}
+    times = {name: t * (length / before) ** powers[name] for name, t in spent.items()}
+    return {name: t for name, t in times.items() if name == "chunkwise" or t <= MOST_SECONDS}
+
+
+def _turns(a_turn: float, turns: int) -> int:
+    return max(2, min(turns, int(LENGTH_SECONDS / max(a_turn, 1e-9))))
+
+
+def _left(spent: dict[str, float], before: int, lengths: list[int], turns: int) -> str:
+    """Return what the forms themselves will take, at about; compiling them comes on top."""
+    if not spent:
+        return ""
+    each = [sum(_expected(spent, before, length).values()) for length in lengths]
+    # once to warm up, and once for the result
+    left = sum((_turns(a_turn, turns) + 2) * a_turn for a_turn in each)
+    return f"; attention's runs have about {left:.0f} s left"
 
 
 def given(model: ModelConfig, batch: int, length: int, width: int) -> Given:
@@ -147,9 +179,9 @@ def _runs(
     """Return what runs each form that is not left out, and `Attention.apart`."""
     runs: dict[str, Callable[[], Any]] = {}
     results = {}
-    for name, (form, power) in forms(model.linear.chunk).items():
-        too_long = before and spent.get(name, np.inf) * (length / before) ** power > MOST_SECONDS
-        if too_long and name != "chunkwise":
+    expected = _expected(spent, before, length)
+    for name, (form, _) in forms(model.linear.chunk).items():
+        if before and name not in expected:
             continue
         width = _head(model) if name == "softmax" else model.linear.features
         arrays = given(model, batch, length, width)
@@ -221,50 +253,71 @@ def models(model: ModelConfig, length: int) -> dict[str, ModelConfig]:
     def linear(kind: Any) -> ModelConfig:
         return replace(model, mixer="linear", linear=replace(model.linear, map=kind, rope=False))
 
-    maps = {"T2R": linear("relu"), "elu": linear("elu"), "rfa": linear("rfa")}
+    maps = {MERGED: linear("relu"), "T2R, map apart": linear("relu")}
+    maps |= {"elu": linear("elu"), "rfa": linear("rfa")}
     return {"transformer": replace(model, mixer="full", capacity=length)} | maps
+
+
+def why_not_merged(model: ModelConfig) -> str:
+    """Return what keeps T2R's map from being merged at this shape, or nothing."""
+    return why_not_folded(models(model, 1)[MERGED])
 
 
 def decode(model: ModelConfig, turns: int, note: Callable[[str], None]) -> Iterator[Decoding]:
     """Measure all models in turns, the last `TOKENS` tokens of each of `BEHIND`."""
     spent, before = 0.0, 1
-    for length in BEHIND:
-        note(f"decoding: {length:,} tokens")
-        runs, sizes = {}, {}
+    # of linear attention one program serves all lengths
+    made: dict[tuple[str, int], _Decoder] = {}
+    for i, length in enumerate(BEHIND):
+        note(f"decoding: {length:,} tokens, {len(BEHIND) - i} lengths left")
+        runs, sizes, count = {}, {}, min(TOKENS, length)
         for name, of in models(model, length).items():
             if name == "transformer" and spent * length / before > MOST_SECONDS:
                 continue
-            runs[name], sizes[name] = _decoder(of, length)
+            if name == "transformer" or (name, count) not in made:
+                made[name, count] = _decoder(of, count, name == MERGED)
+            runs[name] = functools.partial(made[name, count].run, length)
+            sizes[name] = made[name, count].state_bytes
         times = rounds(runs, turns)
         for name in models(model, length):
             yield Decoding(name, length, tuple(times.get(name, ())), sizes.get(name, 0))
         spent, before = min(times.get("transformer", [np.inf])), length
 
 
-def _decoder(model: ModelConfig, length: int) -> tuple[Callable[[], Any], int]:
-    """Return what writes the tokens up to `length`, again and again, and its state's bytes."""
+class _Decoder(NamedTuple):
+    """What writes the `TOKENS` tokens up to a length, again and again, and its state's bytes."""
+
+    run: Callable[[int], Any]
+    state_bytes: int
+
+
+def _decoder(model: ModelConfig, count: int, merge: bool) -> _Decoder:
+    """Compile the writing of `count` tokens, with T2R's map merged if it can be."""
     module = LanguageModel(model, rngs=nnx.Rngs(0))
+    if merge and not why_not_folded(model):
+        module = folded(module)
     graph, params = nnx.split(module)
-    count = min(TOKENS, length)
-    state = jax.jit(module.init_state, static_argnums=0)(LANES)
+    # from call to call the layers' states stay arrays of their own, and are written in place
+    state = jax.jit(lambda: module.apart(module.init_state(LANES)))()
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     token = jnp.zeros((LANES, 1), jnp.int32)
 
-    def write(params: Any, state: Any, token: jax.Array) -> Any:
-        return writer(graph, count)(params, _behind(state, length - count), token)
+    def write(params: Any, state: Any, token: jax.Array, read: jax.Array) -> Any:
+        return writer(graph, count)(params, _behind(state, read), token)
 
-    compiled = jax.jit(write, donate_argnums=1).lower(params, state, token).compile()
+    given = (params, state, token, jnp.int32(0))
+    compiled = jax.jit(write, donate_argnums=1).lower(*given).compile()
 
-    def run() -> Any:
+    def run(length: int) -> Any:
         nonlocal state, token
         for _ in range(TOKENS // count):
-            token, state = compiled(params, state, token)
+            token, state = compiled(params, state, token, jnp.int32(length - count))
         return token
 
-    return run, size
+    return _Decoder(run, size)
 
 
-def _behind(state: Any, length: int) -> Any:
+def _behind(state: Any, length: jax.Array) -> Any:
     """Return the state of lanes that have read so many tokens, whatever they were."""
 
     def is_layer(s: Any) -> bool:

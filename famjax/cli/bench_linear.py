@@ -38,8 +38,7 @@ def run(
         raise UserError(f"--length {sizes.length}: the shortest that is measured is {shortest}")
     plot = plot_file(sizes.plot) if sizes.plot else None
     given = (alone, sizes.batch, sizes.length, sizes.turns)
-    note.print("attention")
-    attended = list(measured.attend(*given))
+    attended = list(measured.attend(*given, note.print))
     console.print(_attended(attended, alone, sizes))
     for line in _attention_aims(attended):
         console.print(line)
@@ -123,9 +122,11 @@ def _peers(rows: list[peers.Peer]) -> Table:
 
 
 def _decoded(rows: list[Decoding], model: ModelConfig) -> Table:
+    why = measured.why_not_merged(model)
     table = make_table(
         f"Decoding, greedy, {measured.LANES} lanes, {model.layers} layers, width {model.width}, "
-        f"{model.linear.features} features, at so many tokens",
+        f"{model.linear.features} features, at so many tokens; "
+        f"T2R's map {f'not merged: {why}' if why else 'merged'}",
         ("tokens", "", "tokens/s", "attention MB"),
     )
     for row in rows:

@@ -104,9 +104,9 @@ def _compiled(graph: Any) -> _Programs:
 
         shape = jax.eval_shape(model.step, token, state)[0]
         tokens, logits = jnp.zeros(PIECE, jnp.int32), jnp.zeros(shape.shape[::2], shape.dtype)
-        carry = (token, jnp.int32(0), tokens, logits, state)
+        carry = (token, jnp.int32(0), tokens, logits, model.apart(state))
         _, written, tokens, logits, state = jax.lax.while_loop(going, one, carry)
-        return tokens, written, logits, state
+        return tokens, written, logits, model.together(state)
 
     return _Programs(
         jax.jit(start, static_argnums=1),

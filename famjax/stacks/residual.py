@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -86,6 +87,18 @@ def passable(state: State) -> State:
         s._replace(window=()) if isinstance(s, FamState) else ()  # type: ignore[arg-type]
         for s in state
     )
+
+
+class Apart(NamedTuple):
+    """A state whose layers have arrays of their own.
+
+    Attributes:
+      repeats: of each repeat of the pattern, over the pattern, [b ...].
+      stood: as in the stacked state, what is not the layers'.
+    """
+
+    repeats: tuple[State, ...]
+    stood: State
 
 
 class ResidualStack(nnx.Module):
@@ -182,8 +195,9 @@ class ResidualStack(nnx.Module):
         return self._run(x, state, ctx, lambda layer: layer)
 
     def step(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
-        """[b 1 d] -> [b 1 d]."""
-        self.refuse(state, 1, ctx)
+        """[b 1 d] -> [b 1 d]; the state as `init_state` or as `apart` returns it."""
+        if not isinstance(state, Apart):
+            self.refuse(state, 1, ctx)
         return self._run(x, state, ctx, lambda layer: layer.step)
 
     def match(self, x: Array, ctx: Context) -> tuple[Array, Array]:
@@ -198,6 +212,19 @@ class ResidualStack(nnx.Module):
         linear = [isinstance(layer.mixer, Linear) for layer in self.layers]
         of = jnp.stack(list(itertools.compress(errors, linear)), 1)  # [r p b]
         return x, of.reshape(-1, of.shape[-1])
+
+    def apart(self, state: State) -> Apart:
+        """Return the state for a loop of `step`, within one program.
+
+        A layer writes to arrays of its own where they lie. In stacked ones it would be a copy of
+        the layer's whole state out and back at every token: of a cache, many times the attention.
+        """
+        layers, stood = self._parted(state)
+        return Apart(tuple(_repeat_of(layers, r) for r in range(self.repeats)), stood)
+
+    def together(self, state: Apart) -> State:
+        """Undo `apart`."""
+        return (*_stacked(state.repeats), *state.stood)
 
     def attention_mass(self, x: Array, state: State, ctx: Context) -> Array:
         """Return the mean share of attention that goes to the FAM, by layer: [l]."""
@@ -224,10 +251,9 @@ class ResidualStack(nnx.Module):
 
     def _run(self, x: Array, state: State, ctx: Context, read: Any) -> tuple[Array, State]:
         follow = self.prompt is not None and ctx.reset is not None
-        count = len(self.layers)
-        stood: tuple[Array, ...] = ()
+        states, stood = self._parted(state)
         if self.positions is not None:
-            x, after = self.positions(x, state[count], ctx)
+            x, after = self.positions(x, stood[0], ctx)
             stood = (after,)
 
         def layers(carry, layers: list[Layer], states: State):
@@ -241,25 +267,48 @@ class ResidualStack(nnx.Module):
             return (x, prompt), tuple(new)
 
         start = (x, self._prompt() if follow else None)
-        (x, _), state = self._repeat(layers, start, state[:count])
-        return x, (*state, *stood)
+        (x, _), states = self._repeat(layers, start, states, isinstance(state, Apart))
+        return x, Apart(states, stood) if isinstance(state, Apart) else (*states, *stood)
+
+    def _parted(self, state: State) -> tuple[State, State]:
+        """Return the layers' states, stacked or by repeat, and the rest."""
+        count = len(self.layers)
+        return state if isinstance(state, Apart) else (state[:count], state[count:])
 
     def _prompt(self) -> Array | None:
         return None if self.prompt is None else self.prompt[...]
 
-    def _repeat(self, body: Any, carry: Any, states: State) -> tuple[Any, State]:
-        """Run `body(carry, layers, states) -> (carry, states)` over the repeats of the pattern."""
+    def _repeat(
+        self, body: Any, carry: Any, states: State, apart: bool = False
+    ) -> tuple[Any, State]:
+        """Run `body(carry, layers, states) -> (carry, states)` over the repeats of the pattern.
+
+        Args:
+          apart: `states` is a tuple over the repeats, and what is returned; else they are stacked.
+        """
         graph, params = nnx.split(self.layers)
+        scanned = self.scanned and not apart
 
         def one(carry, xs):
             params, states = xs
             return body(carry, nnx.merge(graph, params), states)
 
-        one = recomputing(one, all_of_it=self.remat, scanned=self.scanned and self.repeats > 1)
-        if self.scanned:
+        one = recomputing(one, all_of_it=self.remat, scanned=scanned and self.repeats > 1)
+        if scanned:
             return jax.lax.scan(one, carry, (params, states), length=self.repeats)
         collected = []
         for r in range(self.repeats):
-            carry, new = one(carry, jax.tree.map(operator.itemgetter(r), (params, states)))
+            old = states[r] if apart else _repeat_of(states, r)
+            carry, new = one(carry, (_repeat_of(params, r), old))
             collected.append(new)
-        return carry, jax.tree.map(lambda *a: jnp.stack(a), *collected)
+        return carry, tuple(collected) if apart else _stacked(collected)
+
+
+def _repeat_of(stacked: Any, r: int) -> Any:
+    """[r ...] -> [...]."""
+    return jax.tree.map(operator.itemgetter(r), stacked)
+
+
+def _stacked(repeats: Sequence[Any]) -> Any:
+    """Undo `_repeat_of`."""
+    return jax.tree.map(lambda *a: jnp.stack(a), *repeats)

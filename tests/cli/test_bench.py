@@ -114,10 +114,33 @@ def test_linear_is_measured_beside_every_other(capsys, monkeypatch, tmp_path):
     assert rows["softmax", 16]["apart"] is None
     states = {(row["name"], row["length"]): row["state_bytes"] for row in report["decoding"]}
     assert states["T2R", 2] == states["T2R", 8] < states["elu", 8] / 3
+    assert states["T2R, map apart", 8] == states["T2R", 8]
     assert states["transformer", 2] == 2 * 2 * 2 * 2 * 8 * 4 + 2 * 4
-    for said in ("left out", "needs torch, performer_pytorch", "aim met: attention's bytes"):
+    for said in (
+        "left out",
+        "map merged",
+        "16 tokens",
+        "s left",
+        "needs torch, performer_pytorch",
+        "aim met: attention's bytes",
+    ):
         assert said in printed.err
     assert drawn.stat().st_size
+
+
+def test_the_merged_map_is_decoded_with_and_says_where_it_cannot_be(monkeypatch):
+    monkeypatch.setattr(linear, "LANES", 2)
+    merged = []
+    monkeypatch.setattr(linear, "folded", lambda module: merged.append(module) or module)
+    for features in (2, 100):
+        model = replace(SMALL_LINEAR, width=16, linear=LinearConfig(features=features))
+        linear._decoder(linear.models(model, 1)["T2R"], 1, merge=True)
+        assert bool(linear.why_not_merged(model)) == (features == 100)
+    assert len(merged) == 1
+
+
+def test_a_long_turn_is_run_less_often():
+    assert [linear._turns(a_turn, 5) for a_turn in (0.0, 1.0, 20.0, 59.0)] == [5, 5, 3, 2]
 
 
 def test_linear_attention_of_one_head_takes_these_products():

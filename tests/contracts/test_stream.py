@@ -12,6 +12,7 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from famjax.bench.greedy import writer
 from famjax.core.errors import UserError
 from famjax.core.types import Context
 from famjax.stacks.residual import Layer
@@ -134,6 +135,28 @@ def test_step_is_call_with_all_that_families_differ_in(case):
     y, state = r.step(r.x, r.fresh)
     close(y, whole)
     close(state, end)
+
+
+@pytest.mark.parametrize("case", [*KINDS, "full, others"])
+def test_a_state_apart_is_read_alike(case):
+    r = runner(case)
+    there = r.run(lambda params, state: r.model(params).apart(state), r.fresh)
+    y, there = r.step(r.x[:, :W], there)
+    expected, end = r.step(r.x[:, :W], r.fresh)
+    close(y, expected)
+    close(r.run(lambda params, state: r.model(params).together(state), there), end)
+
+
+def test_a_loop_of_steps_writes_full_attentions_cache_in_place():
+    """What the compiled loop holds beside the state, which is donated, is less than one cache."""
+    r = Runner(replace(CASES["full"], capacity=512, head_dim=64), x64=False)
+    state = r.run(lambda params: r.model(params).apart(r.model(params).init_state(B)))
+    tokens = jnp.zeros((B, 1), jnp.int32)
+    program = jax.jit(writer(r.graph, 3), donate_argnums=1)
+    memory = program.lower(r.params, state, tokens).compile().memory_analysis()
+    if memory is None:
+        pytest.skip("the backend does not say what a program holds")
+    assert memory.temp_size_in_bytes < state.repeats[0][0].k.nbytes
 
 
 @all_cases
