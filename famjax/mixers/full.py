@@ -68,7 +68,7 @@ class Full(nnx.Module):
         q = self.qkv.rotate(q, position)
         if ctx.offset is not None:
             q, keys = self.qkv.rotate(q, ctx.offset[None]), self.qkv.rotate(keys, ctx.offset[None])
-        y = self.qkv.merge(self.qkv.attend(q, keys, values, mask), x)
+        y = self.qkv.merge(self.qkv.attend(q, keys, values, mask, ctx.key), x, ctx.key)
         y = jnp.where((valid & (position >= self.capacity))[..., None], jnp.nan, y)
         return y, self.close(k, v, state, start[:, -1], valid, length)
 

@@ -14,6 +14,7 @@ from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.remat import recomputing
 from famjax.core.types import Array, Context, State
+from famjax.layers.dropout import EMBEDDING, LAYER, OUTPUT, dropped, dropper, no_key, split
 from famjax.layers.mlp import FeedForward
 from famjax.layers.positions import Positions
 from famjax.mixers import make_mixer
@@ -22,11 +23,16 @@ from famjax.mixers.full import Full
 
 
 class Layer(nnx.Module):
-    """A mixer and a feed-forward. The mixer may use the feed-forward on its memory (FAM does)."""
+    """A mixer and a feed-forward. The mixer may use the feed-forward on its memory (FAM does).
+
+    What LayerDrop leaves out of a call is what the layer adds to the stream: its state is what it
+    would have been, so that the memory has no holes.
+    """
 
     def __init__(self, name: str, config: ModelConfig, *, rngs: nnx.Rngs):
         self.mixer = make_mixer(name, config, rngs=rngs)
         self.mlp = FeedForward(config, rngs=rngs)
+        self.rate = config.dropout.layer
         self.block_len = self.mixer.block_len
 
     def init_state(self, batch: int, prompt: Array) -> State:
@@ -40,7 +46,11 @@ class Layer(nnx.Module):
 
     def __call__(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
         a, state = self.mixer(x, state, ctx, self.mlp)
-        return self.mlp(a, x), state
+        y = self.mlp(a, x, ctx.key)
+        if ctx.key is None or not self.rate:
+            return y, state
+        left_out = jax.random.bernoulli(jax.random.fold_in(ctx.key, LAYER), self.rate)
+        return jnp.where(left_out, x, y), state
 
     def step(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
         a, state = self.mixer.step(x, state, ctx, self.mlp)
@@ -101,6 +111,8 @@ class ResidualStack(nnx.Module):
         self.reach = None if None in reaches else self.repeats * sum(reaches) * config.block_len
         prompt = jax.random.normal(rngs.params(), (config.fam_len, config.width))
         self.prompt = nnx.Param(prompt) if "fam" in names else None
+        self.rates = config.dropout
+        self.key = no_key() if any(vars(config.dropout).values()) else None
 
     def init_state(self, batch: int) -> State:
         """Return the states of lanes that have read nothing: over the pattern, [r b ...].
@@ -159,6 +171,8 @@ class ResidualStack(nnx.Module):
                 "and say so in Context.valid, or read the rest with step"
             )
         self.refuse(state, x.shape[1], ctx)
+        if self.key is not None:
+            ctx = ctx._replace(key=jax.random.wrap_key_data(self.key[...]))
         return self._run(x, state, ctx, lambda layer: layer)
 
     def step(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
@@ -196,37 +210,45 @@ class ResidualStack(nnx.Module):
         if self.positions is not None:
             x, after = self.positions(x, state[count], ctx)
             stood = (after,)
+        x = dropped(x, dropper(self.rates.embedding, ctx.key, EMBEDDING))
 
-        def layers(carry, layers: list[Layer], states: State):
+        def layers(carry, layers: list[Layer], xs: tuple[State, Array | None]):
             x, prompt = carry
+            states, keys = xs
             new = []
-            for layer, old in zip(layers, states, strict=True):
-                context = ctx._replace(prompt=prompt) if follow else ctx
+            for i, (layer, old) in enumerate(zip(layers, states, strict=True)):
+                context = ctx._replace(prompt=prompt, key=None if keys is None else keys[i])
                 x, out = read(layer)(x, old, context)
                 new.append(out)
                 prompt = layer.encode_prompt(prompt) if follow else prompt
             return (x, prompt), tuple(new)
 
         start = (x, self._prompt() if follow else None)
-        (x, _), state = self._repeat(layers, start, state[:count])
+        keys = split(ctx.key, LAYER, self.repeats, count)
+        (x, _), state = self._repeat(layers, start, (state[:count], keys))
+        x = dropped(x, dropper(self.rates.output, ctx.key, OUTPUT))
         return x, (*state, *stood)
 
     def _prompt(self) -> Array | None:
         return None if self.prompt is None else self.prompt[...]
 
-    def _repeat(self, body: Any, carry: Any, states: State) -> tuple[Any, State]:
-        """Run `body(carry, layers, states) -> (carry, states)` over the repeats of the pattern."""
+    def _repeat(self, body: Any, carry: Any, given: Any) -> tuple[Any, State]:
+        """Run `body(carry, layers, given) -> (carry, states)` over the repeats of the pattern.
+
+        Args:
+          given: has the repeats on the first axis.
+        """
         graph, params = nnx.split(self.layers)
 
         def one(carry, xs):
-            params, states = xs
-            return body(carry, nnx.merge(graph, params), states)
+            params, given = xs
+            return body(carry, nnx.merge(graph, params), given)
 
         one = recomputing(one, all_of_it=self.remat, scanned=self.scanned and self.repeats > 1)
         if self.scanned:
-            return jax.lax.scan(one, carry, (params, states), length=self.repeats)
+            return jax.lax.scan(one, carry, (params, given), length=self.repeats)
         collected = []
         for r in range(self.repeats):
-            carry, new = one(carry, jax.tree.map(operator.itemgetter(r), (params, states)))
+            carry, new = one(carry, jax.tree.map(operator.itemgetter(r), (params, given)))
             collected.append(new)
         return carry, jax.tree.map(lambda *a: jnp.stack(a), *collected)
