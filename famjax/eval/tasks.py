@@ -213,8 +213,9 @@ def evaluate_text(
     Returns:
       window, score; documents, documents_left, tokens, bytes, seconds, tokens_per_second,
       state_bytes (of one document); loss (nats a token), accuracy, perplexity, bits_per_byte; the
-      same four in without_memory, and what they lose without it in memory_gain; by_position: rows of from, to
-      (tokens read before the predicted one), tokens, loss, accuracy, loss_without_memory.
+      same four in without_memory, and what they lose without it in memory_gain; by_position: rows
+      of from, to (tokens read before the predicted one, of a window in it), tokens, loss, accuracy,
+      loss_without_memory.
 
     Raises:
       UserError: there is no such text, a document is longer than full attention can hold, or such

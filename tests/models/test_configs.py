@@ -56,7 +56,7 @@ def parameters(*given: str) -> int:
 
 
 def test_size_of_t2r() -> None:
-    """The T2R paper counts no parameters; Baevski & Auli (2019, Table 2) have 247M, in 16 layers."""
+    """The T2R paper counts no parameters; Baevski & Auli (2019) have 247M in 16 layers."""
     teacher, shallow = parameters(), parameters("model.layers=16")
     assert abs(shallow / 1e6 - 247) < 1
     d, c = 1024, 4096
