@@ -36,8 +36,13 @@ class Arguments:
     episodes (digits, A's, actions, statements), data.toy.test_steps if not given."""
     examples: int | None = None
     """Documents or episodes of each length: 20 of passkey and 1000 of toy tasks if not given."""
+    window: int | None = None
+    """Texts: read in windows of so many tokens, each with an empty memory, and not whole."""
+    score: int | None = None
+    """Texts in windows: how many of a window's last predictions count, all if not given. Windows
+    overlap so that every token counts once; of a document's first window all count."""
     batch: int = 8
-    """Documents read side by side."""
+    """Documents read side by side, or windows."""
     json: bool = False
     """Print one JSON object instead of tables."""
     plot: bool = False
@@ -117,6 +122,10 @@ def evaluate(
         raise UserError(
             "--lengths is for passkey, texts are read whole; leave it out or add --tasks passkey"
         )
+    for option in ("window", "score"):
+        given_size = getattr(arguments, option)
+        if given_size is not None and "text" not in {name for name, _ in tasks}:
+            raise UserError(f"--{option} {given_size}: is of texts; leave it out or add text:FILES")
     for name, files in tasks:
         if name == "passkey":
             report["passkey"] = evaluate_passkey(
@@ -127,7 +136,13 @@ def evaluate(
             report["toy"].append(evaluate_toy(opened, name, lengths, examples, arguments.batch))
         else:
             given = None if files == HOLDOUT else files
-            found = evaluate_text(opened, given, batch=arguments.batch)
+            found = evaluate_text(
+                opened,
+                given,
+                batch=arguments.batch,
+                window=arguments.window,
+                score=arguments.score,
+            )
             report["text"].append({"files": files, **found})
     return {**report, "memory": memory_report()}
 
@@ -203,9 +218,12 @@ def _toy_table(toy: dict[str, Any]) -> Any:
 
 def _text_table(text: dict[str, Any]) -> Any:
     left = f" ({text['documents_left']:,} not read)" if text["documents_left"] else ""
+    how = ""
+    if text["window"]:
+        how = f", windows of {text['window']:,} scored on their last {text['score']:,}"
     table = _table(
         f"text:{text['files']}: {text['documents']:,} document{'s' * (text['documents'] != 1)}"
-        f"{left}, {text['tokens']:,} tokens, "
+        f"{left}{how}, {text['tokens']:,} tokens, "
         f"{text['bytes']:,} bytes, {text['tokens_per_second']:,.0f} tokens/s, "
         f"{text['state_bytes']:,} bytes of memory a document",
         *("", "bits per byte", "loss", "perplexity", "accuracy"),
@@ -228,7 +246,8 @@ def _text_table(text: dict[str, Any]) -> Any:
 
 def _position_table(text: dict[str, Any]) -> Any:
     columns = ("tokens before", "tokens", "loss", "reset at every block", "gained by memory")
-    table = _table("loss by position in the document", *columns)
+    whole = "window" if text["window"] else "document"
+    table = _table(f"loss by position in the {whole}", *columns)
     for row in text["by_position"]:
         gain = row["loss_without_memory"] - row["loss"]
         table.add_row(
@@ -307,7 +326,8 @@ def _plot_text(text: dict[str, Any], path: Path) -> Path:
     }.items():
         axes.plot(ends, [row[key] for row in text["by_position"]], "o-", label=label)
     axes.set_xscale("log", base=2)
-    axes.set(xlabel="position in the document, up to", ylabel="loss (nats a token)")
+    whole = "window" if text["window"] else "document"
+    axes.set(xlabel=f"position in the {whole}, up to", ylabel="loss (nats a token)")
     axes.legend()
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

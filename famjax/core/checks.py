@@ -207,9 +207,6 @@ def _bad_stack(config: Config) -> Iterator[str]:
         for name in ("adaptive_span", "sweeps"):
             if given := getattr(m.feedback, name):
                 yield f"model.feedback.{name}={given}: {named} has none; set model.stack=feedback"
-        for name, rate in vars(m.dropout).items():
-            if rate:
-                yield f"model.dropout.{name}={rate}: {named} has no such dropout; set 0"
         if not m.arch.pre_norm:
             yield (
                 f"model.arch.pre_norm=false: {named} norms before; set model.stack=feedback or "
@@ -230,6 +227,9 @@ def _bad_without_blocks(config: Config) -> Iterator[str]:
     """Yield what the other stacks than the residual one would pass over without a word."""
     m, t = config.model, config.train
     named = f"model.stack={m.stack}"
+    for name, rate in vars(m.dropout).items():
+        if rate and m.stack == "lstm":
+            yield f"model.dropout.{name}={rate}: {named} has no such dropout; set 0"
     if t.rsp:
         yield f"train.rsp={t.rsp} passes FAMs, of which {named} has none; set 0"
     if t.rpo:

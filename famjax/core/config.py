@@ -126,13 +126,15 @@ class LinearConfig:
 
 @dataclass(frozen=True)
 class DropoutConfig:
-    """Shares that are dropped in training (FT3 7.6, 4.2.1); for stacks feedback and transformer."""
+    """Shares that are dropped in training (FT3 7.6, 4.2.1); for all stacks but lstm."""
 
-    # of attention weights
+    # of attention weights; layers of linear attention have none
     attention: float = 0.0
     # of the feed-forward's hidden units
     hidden: float = 0.0
-    # of what the embedding gives
+    # of what attention and feed-forward give, before it is added (Vaswani et al., 2017)
+    residual: float = 0.0
+    # of what the embedding gives, learned positions with it
     embedding: float = 0.0
     # of what the last layer gives
     output: float = 0.0

@@ -33,6 +33,8 @@ def _idle_with(model: ModelConfig, key: str) -> tuple[str, str] | None:
     if key.startswith("model.linear.") and "linear" not in mixer_pattern(model):
         where = stack if model.stack != "residual" else f"model.mixer={model.mixer}"
         return where, "model.mixer=linear"
+    if key == "model.dropout.attention" and set(mixer_pattern(model)) == {"linear"}:
+        return f"model.mixer={model.mixer}, which has no attention weights", "another mixer"
     if key == "model.linear.features" and model.linear.map == "elu":
         return "model.linear.map=elu, which has as many as a head has elements", "another map"
     return None

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import fields
 
-from famjax.core.config import Config
+from famjax.core.config import Config, DropoutConfig
 from famjax.core.keys import fits, keys, values, wrong
 
 _LOWEST: dict[str, float] = {
@@ -95,7 +96,7 @@ _SHARES = (
     "optimizer.beta1",
     "optimizer.beta2",
     "model.lora.dropout",
-    *(f"model.dropout.{name}" for name in ("attention", "hidden", "embedding", "output", "layer")),
+    *(f"model.dropout.{field.name}" for field in fields(DropoutConfig)),
 )
 
 

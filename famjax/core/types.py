@@ -41,6 +41,8 @@ class Context(NamedTuple):
         call. It never updates the state; the outputs at padding mean nothing.
       offset: scalar, added to all positions (random position offset, TransformerFAM B.2.2), or
         None.
+      key: random key of one layer's dropouts, set by the stack in training; None drops nothing.
+        Only a call has one: `step`, the prompt and the initial state never drop anything.
       prompt: [f d], the FAM prompt as it stands before the layer (TransformerFAM B.1), set by the
         stack when a reset needs it; None otherwise.
     """
@@ -50,6 +52,7 @@ class Context(NamedTuple):
     offset: Array | None = None
     prompt: Array | None = None
     passing: Array | None = None
+    key: Array | None = None
 
 
 def compute_dtype(name: str) -> jnp.dtype:

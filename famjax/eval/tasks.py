@@ -186,6 +186,8 @@ def evaluate_text(
     max_bytes: int | None = None,
     batch: int = 8,
     quiet: bool = False,
+    window: int | None = None,
+    score: int | None = None,
 ) -> dict[str, Any]:
     """Return how well a run predicts text, with its memory and without.
 
@@ -194,6 +196,10 @@ def evaluate_text(
     side. "Without memory" is the same run on the same tokens, forgetting everything at the start of
     each block.
 
+    With a window, documents are read in windows of so many tokens, each with an empty memory, and
+    the last `score` predictions of each are counted; of a document's first window all are. The
+    windows overlap so that every token is predicted and counted once (T2R 3.2.1).
+
     Args:
       run: any.
       files: as `data.files`; None is what training held out.
@@ -201,24 +207,35 @@ def evaluate_text(
         begun is read to its end.
       batch: documents read together.
       quiet: no progress.
+      window: tokens of a window, a multiple of the model's block; None reads documents whole.
+      score: at most the window, which it is if not given.
 
     Returns:
-      documents, documents_left, tokens, bytes, seconds, tokens_per_second, state_bytes (of one
-      document); loss (nats a token), accuracy, perplexity, bits_per_byte; the same four in
-      without_memory, and what they lose without it in memory_gain; by_position: rows of from, to
-      (tokens read before the predicted one), tokens, loss, accuracy, loss_without_memory.
+      window, score; documents, documents_left, tokens, bytes, seconds, tokens_per_second,
+      state_bytes (of one document); loss (nats a token), accuracy, perplexity, bits_per_byte; the
+      same four in without_memory, and what they lose without it in memory_gain; by_position: rows
+      of from, to (tokens read before the predicted one, of a window in it), tokens, loss, accuracy,
+      loss_without_memory.
 
     Raises:
-      UserError: there is no such text, or a document is longer than full attention can hold.
+      UserError: there is no such text, a document is longer than full attention can hold, or such
+        windows cannot be read.
     """
     if batch < 1 or (max_bytes is not None and max_bytes < 1):
         raise UserError(f"text: batch={batch}, max_bytes={max_bytes}: must be at least 1")
+    _check_window(run, window, score)
     source = text_source(run, files)
     documents = _Once(source, max_bytes)
     model = run.config.model
     # what reads in no blocks forgets each time it has read what it may see
     block = model.block_len if model.stack == "residual" else model.feedback.span
-    streamer = Streamer(run.model, min(batch, len(source)), max(CHUNK // block, 1) * block)
+    if window is None:
+        streamer = Streamer(run.model, min(batch, len(source)), max(CHUNK // block, 1) * block)
+        rows = batches(documents, streamer.batch, streamer.chunk, block)
+    else:
+        score = score or window
+        streamer = Streamer(run.model, batch, window)
+        rows = windows(documents, batch, window, score)
     streams = (streamer, streamer.fresh())
     # compile, so that the time is the device's
     streamer.fresh().lane_losses(join_rows([empty_row(streamer.chunk)] * streamer.batch))
@@ -226,20 +243,24 @@ def evaluate_text(
     tokens = 0
     begin = time.perf_counter()
     with TokenProgress("text", source.text_bytes, quiet) as progress:
-        for batch_read, positions, results in _predictions(run, documents, streams, block):
+        for batch_read, positions, results in _predictions(run, rows, streams, block):
             counted = batch_read["weights"] > 0
             size = run.tokenizer.token_bytes[batch_read["targets"]] * counted
             for totals, (nats, right) in zip((carried, forgetful), results, strict=True):
                 totals.add(counted, positions, nats, right, size)
             valid = batch_read["valid"]
-            read = int(run.tokenizer.token_bytes[batch_read["tokens"][valid]].sum())
+            # what windows read again is no text that was not read before
+            new = batch_read.get("new", valid)
+            read = int(run.tokenizer.token_bytes[batch_read["tokens"][new]].sum())
             documents.bytes += read
             tokens += int(valid.sum())
-            progress.advance(int(valid.sum()), read)
+            progress.advance(int(new.sum()), read)
     if carried.bytes == 0:
         raise UserError(f"text:{files or 'holdout'}: the documents are empty")
     seconds = time.perf_counter() - begin
     return {
+        "window": window,
+        "score": score,
         "documents": documents.given,
         "documents_left": len(source) - documents.given,
         "tokens": int(carried.tokens.sum()),
@@ -249,6 +270,23 @@ def evaluate_text(
         "state_bytes": streamer.state_bytes() // streamer.batch,
         **_scores(carried, forgetful),
     }
+
+
+def _check_window(run: Run, window: int | None, score: int | None) -> None:
+    if window is None:
+        if score is not None:
+            raise UserError(f"--score {score}: is of windows; give --window too")
+        return
+    block, capacity = run.model.block_len, run.model.stack.capacity
+    if window < 1 or window % block:
+        raise UserError(f"--window {window}: must be a multiple of the model's block, {block}")
+    if score is not None and not 1 <= score <= window:
+        raise UserError(f"--score {score}: must be from 1 to --window {window}")
+    if capacity is not None and window > capacity:
+        raise UserError(
+            f"--window {window}: the run has full attention of {capacity} tokens (model.capacity); "
+            f"give --window {capacity // block * block} or less"
+        )
 
 
 def text_source(run: Run, files: str | None) -> TextSource:
@@ -329,17 +367,53 @@ def _row(reader: Reader, length: int, block: int) -> Batch:
     return row
 
 
+def windows(source: Source, rows: int, window: int, score: int) -> Iterator[Batch]:
+    """Yield batches of windows, side by side, until all documents are read; see `evaluate_text`.
+
+    Beside what `batches` yields they have "new" [b t], True at tokens that no window before had.
+    """
+    every = _windows(Reader(source, 0, 1), window, score)
+    while together := list(islice(every, rows)):
+        missing = rows - len(together)
+        yield join_rows([*together, *[_empty_window(window)] * missing])
+
+
+def _empty_window(window: int) -> Batch:
+    return {**empty_row(window), "new": np.zeros(window, bool)}
+
+
+def _windows(reader: Reader, window: int, score: int) -> Iterator[Batch]:
+    row, kept = _empty_window(window), window - score
+    while True:
+        before, row = row, _empty_window(window)
+        first = reader.at_start()
+        try:
+            span = reader.take(window if first else score)
+        except NoMore:
+            return
+        at = 0 if first else kept
+        # what is read again has weight 0; a window that another follows is full
+        row["tokens"][:at] = before["tokens"][window - at :]
+        row["targets"][:at] = before["targets"][window - at :]
+        row["valid"][:at] = True
+        count = len(span.tokens) - span.last
+        write(row, at, span, count)
+        row["new"][at : at + count] = True
+        row["reset"][0], row["passing"][0] = True, False
+        if count:
+            yield row
+
+
 def _predictions(
-    run: Run, source: Source, streams: tuple[Streamer, Streamer], block: int
+    run: Run, rows: Iterator[Batch], streams: tuple[Streamer, Streamer], block: int
 ) -> Iterator[tuple[Batch, np.ndarray, list[tuple[np.ndarray, np.ndarray]]]]:
     """Yield each batch, its positions [b t], and (nats, right) [b t] with memory and without.
 
     Results are fetched a batch late, so that the host makes the next one meanwhile.
     """
-    lanes, length = streams[0].batch, streams[0].chunk
     waiting: deque[Any] = deque()
-    read = np.zeros(lanes, np.int64)
-    for batch in batches(source, lanes, length, block):
+    read = np.zeros(streams[0].batch, np.int64)
+    for batch in rows:
         positions, read = positions_of(batch, read)
         refuse_beyond(run.model.stack.capacity, int(positions[batch["valid"]].max()) + 1)
         resets = batch["reset"].copy()

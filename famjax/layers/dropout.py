@@ -1,4 +1,8 @@
-"""Dropout in training: a model's key is a variable that the training step fills."""
+"""Dropout in training: a model's key is a variable that the training step fills.
+
+A stack has one key for a call, and makes one for each layer of it. What drops something folds its
+own number in: what has the same key and number drops the same.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from famjax.core.types import Array
+
+# places of dropout in a stack and in a layer, each with random numbers of its own; FEEDBACK is all
+# that a FAM goes through
+EMBEDDING, OUTPUT, ATTENTION, HIDDEN, ATTENDED, FED, LAYER, FEEDBACK = range(8)
 
 
 class DropoutKey(nnx.Variable):
@@ -38,3 +46,8 @@ def dropper(rate: float, key: Array | None, site: int) -> Drop | None:
 
 def dropped(x: Array, drop: Drop | None) -> Array:
     return x if drop is None else drop(x)
+
+
+def split(key: Array | None, site: int, *shape: int) -> Array | None:
+    """Return keys [shape] for what one place does several times, or None without a key."""
+    return None if key is None else jax.random.split(jax.random.fold_in(key, site), shape)

@@ -10,7 +10,7 @@ from flax import nnx
 
 from famjax.core.config import ModelConfig
 from famjax.core.types import Array, compute_dtype
-from famjax.layers.dropout import Drop, dropped
+from famjax.layers.dropout import FED, HIDDEN, dropped, dropper
 from famjax.layers.linear import Linear
 from famjax.layers.lora import adapted
 from famjax.layers.norm import Norm
@@ -37,6 +37,7 @@ class FeedForward(nnx.Module):
         d, arch = config.width, config.arch
         hidden = config.mlp_width or 4 * d
         self.dtype = compute_dtype(config.dtype)
+        self.rates = config.dropout
         self.kind = config.mlp
         self.parallel = arch.parallel
         self.pre_norm = arch.pre_norm
@@ -51,16 +52,16 @@ class FeedForward(nnx.Module):
         self.down = linear(*down, gain=gain, lora=on("mlp.down"))
         self.post = Norm(config.norm, d, arch) if arch.post_norm else None
 
-    def __call__(self, a: Array, x: Array, drop: Drop | None = None) -> Array:
-        """[... d], twice -> [... d]; `drop` is the dropout of the hidden units."""
+    def __call__(self, a: Array, x: Array, key: Array | None = None) -> Array:
+        """[... d], twice -> [... d]; `key` is of dropout, see `Context`."""
         x = x if self.parallel else a
         x = self.norm(x, self.dtype) if self.pre_norm else x.astype(self.dtype)
         if self.gate is None:
             hidden = _PLAIN[self.kind](self.up(x))
         else:
             hidden = _GATES[self.kind](self.gate(x)) * self.up(x)
-        y = self.down(dropped(hidden, drop))
+        y = self.down(dropped(hidden, dropper(self.rates.hidden, key, HIDDEN)))
         if self.post is not None:
             y = self.post(y, self.dtype)
-        y = a + y.astype(a.dtype)
+        y = a + dropped(y.astype(a.dtype), dropper(self.rates.residual, key, FED))
         return y if self.pre_norm else self.norm(y, y.dtype)

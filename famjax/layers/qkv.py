@@ -10,11 +10,12 @@ from flax import nnx
 
 from famjax.core.config import ModelConfig
 from famjax.core.types import Array, compute_dtype
+from famjax.layers.dropout import ATTENDED, ATTENTION, dropped, dropper
 from famjax.layers.linear import Linear
 from famjax.layers.lora import adapted
 from famjax.layers.norm import Norm
 from famjax.ops import rotary
-from famjax.ops.attention import attend, attention_weights
+from famjax.ops.attention import attend, attend_dropping, attention_weights
 
 
 class Keys(nnx.Module):
@@ -74,6 +75,7 @@ class QKV(nnx.Module):
         e, g = head_dim(config), config.kv_heads or h
         self.dtype = compute_dtype(config.dtype)
         self.kv_heads, self.head_dim = g, e
+        self.rates = config.dropout
         base = config.rope_base
         if local and arch.local_rope_base:
             base, arch = arch.local_rope_base, replace(arch, rope_scaling="none")
@@ -122,9 +124,19 @@ class QKV(nnx.Module):
         """Rotate [... t h e] to positions [... t], in tokens."""
         return rotary.rotate(x, rotary.angles(positions, self.frequencies())[..., None, :])
 
-    def attend(self, q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
-        """SelfAttention(q, k, v) with this family's cap of the scores."""
-        return attend(q, k, v, mask, self.cap)
+    def attend(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        mask: Array | None = None,
+        key: Array | None = None,
+    ) -> Array:
+        """SelfAttention(q, k, v) with this family's cap of the scores; `key` is of dropout."""
+        drop = dropper(self.rates.attention, key, ATTENTION)
+        if drop is None:
+            return attend(q, k, v, mask, self.cap)
+        return attend_dropping(q, k, v, mask, self.cap, None, drop)
 
     def attend_causally(self, q: Array, k: Array, v: Array, position: Array) -> Array:
         """Attend to a document's tokens up to one's own; q and k as projected, at [t]."""
@@ -137,12 +149,16 @@ class QKV(nnx.Module):
         *leading, g, r, t, s = weights.shape
         return weights.reshape(*leading, g * r, t, s)
 
-    def merge(self, attended: Array, residual: Array) -> Array:
-        """Project [... h e] back and add it to the residual [... d], in the residual's type."""
+    def merge(self, attended: Array, residual: Array, key: Array | None = None) -> Array:
+        """Project [... h e] back and add it to the residual [... d], in the residual's type.
+
+        `key` is of dropout, see `Context`.
+        """
         y = self.out(attended)
         if self.post is not None:
             y = self.post(y, self.dtype)
-        y = y.astype(residual.dtype) + residual
+        drop = dropper(self.rates.residual, key, ATTENDED)
+        y = dropped(y.astype(residual.dtype), drop) + residual
         return y if self.pre_norm else self.norm(y, y.dtype)
 
     def encode_prompt(self, prompt: Array) -> Array:

@@ -25,6 +25,7 @@ from flax import nnx
 
 from famjax.core.config import ModelConfig
 from famjax.core.types import Array, Context, param_dtype
+from famjax.layers.dropout import FEEDBACK, split
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
 from famjax.mixers.window import (
@@ -112,14 +113,25 @@ class Fam(nnx.Module):
         positions = jnp.arange(-self.fam_len, 0)
         return self.qkv.rotate(q, positions), self.qkv.rotate(k, positions), v
 
-    def update(self, fam: Array, updates: Array, k: Array, v: Array, mlp: FeedForward) -> Array:
-        """Return F_tau [b f d] from F_{tau-1} and the block's keys and values [b w g e]."""
+    def update(
+        self,
+        fam: Array,
+        updates: Array,
+        k: Array,
+        v: Array,
+        mlp: FeedForward,
+        key: Array | None = None,
+    ) -> Array:
+        """Return F_tau [b f d] from F_{tau-1} and the block's keys and values [b w g e].
+
+        What reads the block into the FAM has the layer's dropouts, `key` is theirs.
+        """
         q, fam_k, fam_v = self.project(fam)
         keys, values = jnp.concatenate([fam_k, k], 1), jnp.concatenate([fam_v, v], 1)
-        attended = self.qkv.attend(q, keys, values)
+        attended = self.qkv.attend(q, keys, values, key=key)
         # the initial FAM has no context to pass on: the first residual is zero (B.1)
         residual = where_lane(updates > 0, fam, jnp.zeros_like(fam))
-        return mlp(self.qkv.merge(attended, residual), fam)
+        return mlp(self.qkv.merge(attended, residual, key), fam, key)
 
     def __call__(
         self, x: Array, state: FamState, ctx: Context, mlp: FeedForward
@@ -129,7 +141,7 @@ class Fam(nnx.Module):
         feedback, fam, updates = self.feed_back(k, v, state, blocks, ctx, mlp)
         seen = self.sight(k, v, state, blocks, feedback)
         attended = self.window.attend_blocks(q, k, v, *seen, ctx)
-        y = self.qkv.merge(attended, x)
+        y = self.qkv.merge(attended, x, ctx.key)
         return y, self.close(k, v, state, blocks, feedback[:2], fam, updates)
 
     def attention_mass(self, x: Array, state: FamState, ctx: Context, mlp: FeedForward) -> Array:
@@ -164,18 +176,19 @@ class Fam(nnx.Module):
 
         def block(carry, xs):
             fam, updates = carry
-            k, v, forget, full = xs
+            (k, v, forget, full), key = xs
             if prompt is not None:
                 fam = where_lane(forget, jnp.broadcast_to(prompt, fam.shape).astype(fam.dtype), fam)
                 updates = jnp.where(forget, 0, updates)
             _, fam_k, fam_v = self.project(fam)
-            new = self.update(fam, updates, k, v, mlp)
+            new = self.update(fam, updates, k, v, mlp, key)
             after = jnp.minimum(updates + full, self.previous)
             return (where_lane(full, new, fam), after), (fam_k, fam_v, updates)
 
         over_blocks = (k, v, forget, blocks.valid == self.block_len)
         xs = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), over_blocks)
-        (fam, updates), ys = jax.lax.scan(block, (state.fam, state.updates), xs)
+        keys = split(ctx.key, FEEDBACK, k.shape[1])
+        (fam, updates), ys = jax.lax.scan(block, (state.fam, state.updates), (xs, keys))
         return jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1), ys), fam, updates
 
     def sight(

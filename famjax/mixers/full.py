@@ -103,7 +103,7 @@ class Full(nnx.Module):
         """[b t h e], [b s g e], [b s g e] and [b t s] -> [b t d]."""
         if ctx.offset is not None:
             q, keys = self.qkv.rotate(q, ctx.offset[None]), self.qkv.rotate(keys, ctx.offset[None])
-        return self.qkv.merge(self.qkv.attend(q, keys, values, mask), x)
+        return self.qkv.merge(self.qkv.attend(q, keys, values, mask, ctx.key), x, ctx.key)
 
     def weights(self, x: Array) -> Array:
         """Return the attention of a document read in one call: [b t d] -> [b h t t]."""

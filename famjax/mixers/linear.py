@@ -3,6 +3,9 @@
     out_i = phi(q_i)^T S_i / phi(q_i)^T z_i          S_i = sum_{j <= i} phi(k_j) v_j^T
 
 phi is in `famjax.layers.feature_map`, the sums in `famjax.ops.linear_attention`.
+
+There is no dropout of attention weights, since none are formed. The authors' code drops them where
+it computes all pairs, and not in its recurrent form, which is the one here.
 """
 
 from __future__ import annotations
@@ -147,7 +150,7 @@ class Linear(nnx.Module):
         q, k, v = self.project(x, position if ctx.offset is None else position + ctx.offset)
         k, v = (jnp.where(valid[..., None, None], a, 0) for a in (k, v))
         y, (s, z) = attend(q, k, v, Sums(state.s, state.z), start)
-        return self.qkv.merge(_heads(y), x), LinearState(s, z, length)
+        return self.qkv.merge(_heads(y), x, ctx.key), LinearState(s, z, length)
 
 
 def _relative_error(y: Array, target: Array) -> Array:

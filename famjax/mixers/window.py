@@ -17,6 +17,7 @@ from flax import nnx
 
 from famjax.core.config import ModelConfig
 from famjax.core.types import Array, Context, State
+from famjax.layers.dropout import ATTENTION, split
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
 from famjax.ops.attention import Frames, attend_frames
@@ -141,7 +142,7 @@ class Window(nnx.Module):
         q, k, v, blocks = self.read(x, ctx)
         seen_k, seen_v, visible = self.memory(k, v, state, blocks)
         attended = self.attend_blocks(q, k, v, seen_k, seen_v, visible, ctx)
-        return self.qkv.merge(attended, x), self.close(k, v, state, blocks)
+        return self.qkv.merge(attended, x, ctx.key), self.close(k, v, state, blocks)
 
     def read(self, x: Array, ctx: Context) -> tuple[Array, Array, Array, Blocks]:
         """Project all blocks at once: [b n*w d] -> q [b n w h e], k and v [b n w g e]."""
@@ -211,15 +212,17 @@ class Window(nnx.Module):
         """
         b, n, w, h, e = q.shape
         arguments = self.sights(q, k, v, seen_k, seen_v, visible, ctx)
+        keys = split(ctx.key, ATTENTION, n)
         if self.by_block:
             # one block's scores at a time, recomputed in the backward pass (fam.remat)
             out = jax.lax.map(
                 jax.checkpoint(lambda xs: self.qkv.attend(*xs)),
-                jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), arguments),
+                (*jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), arguments), keys),
             )
             out = jnp.moveaxis(out, 0, 1)
         else:
-            out = jax.vmap(self.qkv.attend, in_axes=1, out_axes=1)(*arguments)
+            attend = jax.vmap(self.qkv.attend, in_axes=(1, 1, 1, 1, 0), out_axes=1)
+            out = attend(*arguments, keys)
         return out.reshape(b, n * w, h, e)
 
     def sights(

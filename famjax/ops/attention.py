@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -118,6 +119,20 @@ def _summed(a: Array, like: Array) -> Array:
 
 
 attend.defvjp(_attend, _attend_backward)
+
+
+def attend_dropping(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None,
+    cap: float,
+    bias: Array | None,
+    drop: Callable[[Array], Array],
+) -> Array:
+    """As `attend`, with dropout of the weights."""
+    weights = keep(drop(attention_weights(q, k, mask, cap, bias)).astype(v.dtype))
+    return jnp.einsum("...grts,...sge->...tgre", weights, v).reshape(q.shape)
 
 
 Frames = tuple[Array, Array, Array, Array]

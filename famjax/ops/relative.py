@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from famjax.core.types import Array
-from famjax.ops.attention import attend, attention_weights, soft_cap
+from famjax.ops.attention import attend, attend_dropping, soft_cap
 from famjax.ops.hindsight import slot_product
 
 # stands for minus infinity where that would make NaN of a gradient
@@ -136,9 +136,6 @@ def attend_line(
     bias = bias.reshape(-1, g, h // g, *bias.shape[-2:])
     mask, some = visible_or_all(mask)
     k, v = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
-    if drop is None:
-        out = attend(q, k, v, mask, cap, bias)
-    else:
-        weights = drop(attention_weights(q, k, mask, cap, bias)).astype(v.dtype)
-        out = jnp.einsum("bgrts,bsge->btgre", weights, v).reshape(q.shape)
+    given = (q, k, v, mask, cap, bias)
+    out = attend(*given) if drop is None else attend_dropping(*given, drop)
     return jnp.where(some[..., None, None], out, 0)

@@ -16,6 +16,7 @@ from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.remat import recomputing
 from famjax.core.types import Array, Context, State, param_dtype
+from famjax.layers.dropout import EMBEDDING, LAYER, OUTPUT, dropped, dropper, no_key, split
 from famjax.layers.mlp import FeedForward
 from famjax.layers.positions import Positions
 from famjax.mixers import make_mixer
@@ -25,11 +26,16 @@ from famjax.mixers.linear import Linear
 
 
 class Layer(nnx.Module):
-    """A mixer and a feed-forward. The mixer may use the feed-forward on its memory (FAM does)."""
+    """A mixer and a feed-forward. The mixer may use the feed-forward on its memory (FAM does).
+
+    What LayerDrop leaves out of a call is what the layer adds to the stream: its state is what it
+    would have been, so that the memory has no holes.
+    """
 
     def __init__(self, name: str, config: ModelConfig, *, rngs: nnx.Rngs):
         self.mixer = make_mixer(name, config, rngs=rngs)
         self.mlp = FeedForward(config, rngs=rngs)
+        self.rate = config.dropout.layer
         self.block_len = self.mixer.block_len
 
     def init_state(self, batch: int, prompt: Array) -> State:
@@ -43,7 +49,11 @@ class Layer(nnx.Module):
 
     def __call__(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
         a, state = self.mixer(x, state, ctx, self.mlp)
-        return self.mlp(a, x), state
+        y = self.mlp(a, x, ctx.key)
+        if ctx.key is None or not self.rate:
+            return y, state
+        left_out = jax.random.bernoulli(jax.random.fold_in(ctx.key, LAYER), self.rate)
+        return jnp.where(left_out, x, y), state
 
     def step(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
         a, state = self.mixer.step(x, state, ctx, self.mlp)
@@ -132,6 +142,8 @@ class ResidualStack(nnx.Module):
         self.reach = None if None in reaches else self.repeats * sum(reaches) * config.block_len
         prompt = jax.random.normal(rngs.params(), (config.fam_len, config.width))
         self.prompt = nnx.Param(prompt) if "fam" in names else None
+        self.rates = config.dropout
+        self.key = no_key() if any(vars(config.dropout).values()) else None
 
     def init_state(self, batch: int) -> State:
         """Return the states of lanes that have read nothing: over the pattern, [r b ...].
@@ -192,6 +204,8 @@ class ResidualStack(nnx.Module):
                 "and say so in Context.valid, or read the rest with step"
             )
         self.refuse(state, x.shape[1], ctx)
+        if self.key is not None:
+            ctx = ctx._replace(key=jax.random.wrap_key_data(self.key[...]))
         return self._run(x, state, ctx, lambda layer: layer)
 
     def step(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
@@ -255,20 +269,26 @@ class ResidualStack(nnx.Module):
         if self.positions is not None:
             x, after = self.positions(x, stood[0], ctx)
             stood = (after,)
+        x = dropped(x, dropper(self.rates.embedding, ctx.key, EMBEDDING))
 
-        def layers(carry, layers: list[Layer], states: State):
+        def layers(carry, layers: list[Layer], xs: tuple[State, Array | None]):
             x, prompt = carry
+            states, keys = xs
             new = []
-            for layer, old in zip(layers, states, strict=True):
-                context = ctx._replace(prompt=prompt) if follow else ctx
+            for i, (layer, old) in enumerate(zip(layers, states, strict=True)):
+                context = ctx._replace(prompt=prompt, key=None if keys is None else keys[i])
                 x, out = read(layer)(x, old, context)
                 new.append(out)
                 prompt = layer.encode_prompt(prompt) if follow else prompt
             return (x, prompt), tuple(new)
 
         start = (x, self._prompt() if follow else None)
-        (x, _), states = self._repeat(layers, start, states, isinstance(state, Apart))
-        return x, Apart(states, stood) if isinstance(state, Apart) else (*states, *stood)
+        apart = isinstance(state, Apart)
+        keys = split(ctx.key, LAYER, self.repeats, len(self.layers))
+        given = [(old, None) for old in states] if apart else (states, keys)
+        (x, _), states = self._repeat(layers, start, given, apart)
+        x = dropped(x, dropper(self.rates.output, ctx.key, OUTPUT))
+        return x, Apart(states, stood) if apart else (*states, *stood)
 
     def _parted(self, state: State) -> tuple[State, State]:
         """Return the layers' states, stacked or by repeat, and the rest."""
@@ -278,28 +298,27 @@ class ResidualStack(nnx.Module):
     def _prompt(self) -> Array | None:
         return None if self.prompt is None else self.prompt[...]
 
-    def _repeat(
-        self, body: Any, carry: Any, states: State, apart: bool = False
-    ) -> tuple[Any, State]:
-        """Run `body(carry, layers, states) -> (carry, states)` over the repeats of the pattern.
+    def _repeat(self, body: Any, carry: Any, given: Any, apart: bool = False) -> tuple[Any, State]:
+        """Run `body(carry, layers, given) -> (carry, states)` over the repeats of the pattern.
 
         Args:
-          apart: `states` is a tuple over the repeats, and what is returned; else they are stacked.
+          given: has the repeats on the first axis, or with `apart` is a sequence of them. So is
+            what is returned.
         """
         graph, params = nnx.split(self.layers)
         scanned = self.scanned and not apart
 
         def one(carry, xs):
-            params, states = xs
-            return body(carry, nnx.merge(graph, params), states)
+            params, given = xs
+            return body(carry, nnx.merge(graph, params), given)
 
         one = recomputing(one, all_of_it=self.remat, scanned=scanned and self.repeats > 1)
         if scanned:
-            return jax.lax.scan(one, carry, (params, states), length=self.repeats)
+            return jax.lax.scan(one, carry, (params, given), length=self.repeats)
         collected = []
         for r in range(self.repeats):
-            old = states[r] if apart else _repeat_of(states, r)
-            carry, new = one(carry, (_repeat_of(params, r), old))
+            of = given[r] if apart else _repeat_of(given, r)
+            carry, new = one(carry, (_repeat_of(params, r), of))
             collected.append(new)
         return carry, tuple(collected) if apart else _stacked(collected)
 

@@ -255,3 +255,52 @@ def test_passkey_refuses_before_it_reads() -> None:
         evaluate_passkey(tiny.run(), [500], examples=0, quiet=True)
     with pytest.raises(UserError, match="do not fit its cache of 64"):
         evaluate_passkey(tiny.run_with("full"), [500], quiet=True)
+
+
+# windows --------------------------------------------------------------------------------------
+
+
+def by_hand(run: Run, texts: Sequence[str], window: int, score: int) -> tuple[float, int]:
+    """Return the mean of what documents' tokens lose, each read with its own window up to it, and
+    how many they are."""
+    rows, before, targets = [], [], []
+    for tokens in (line(text)[0] for text in texts):
+        for last in range(len(tokens) - 1):
+            begin = max(-(-(last + 1 - window) // score), 0) * score
+            read = tokens[begin : last + 1]
+            rows.append(np.pad(read, (0, 24 - len(read))))
+            before.append(last - begin)
+            targets.append(tokens[last + 1])
+    assert max(before) == window - 1
+    logits = tiny.logits(run.model, np.stack(rows), pad=24)[np.arange(len(rows)), before]
+    nats, _ = token_losses(jnp.asarray(logits)[None], np.array([targets]))
+    return float(np.asarray(nats, float).mean()), len(rows)
+
+
+@pytest.mark.parametrize(("window", "score"), [(16, 8), (24, 5), (16, None)])
+def test_windows_count_every_token_once(window: int, score: int | None, tmp_path: Path) -> None:
+    run = tiny.run()
+    # whose predictions end with a window, one behind it, and within the first
+    texts = ["x" * 23, "y" * 24, "é" * 40, "", "a cat", tiny.TEXT * 3]
+    files = str(write(tmp_path / "d", texts))
+    result = evaluate_text(run, files, batch=3, quiet=True, window=window, score=score)
+    assert (result["window"], result["score"]) == (window, score or window)
+    nats, tokens = by_hand(run, [text for text in texts if text], window, score or window)
+    assert result["tokens"] == tokens
+    assert result["bytes"] == sum(len(text.encode()) for text in texts)
+    assert result["loss"] == pytest.approx(nats, rel=1e-5)
+
+
+def test_windows_that_cannot_be_read(tmp_path: Path) -> None:
+    files = str(write(tmp_path / "d", ["some text"]))
+    full = replace(tiny.run(), model=tiny.model("full"))
+    for run, window, score, told in (
+        (tiny.run(), 12, None, "--window 12: must be a multiple of the model's block, 8"),
+        (tiny.run(), 16, 17, "--score 17: must be from 1 to --window 16"),
+        (tiny.run(), 16, 0, "--score 0: must be from 1"),
+        (tiny.run(), None, 8, "give --window too"),
+        (full, 65, 8, "give --window 64 or less"),
+    ):
+        with pytest.raises(UserError, match=told) as caught:
+            evaluate_text(run, files, quiet=True, window=window, score=score)
+        assert "\n" not in str(caught.value)

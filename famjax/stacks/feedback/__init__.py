@@ -19,12 +19,10 @@ from flax import nnx
 
 from famjax.core.config import ModelConfig
 from famjax.core.types import Array, Context, State
-from famjax.layers.dropout import dropped, dropper, no_key
+from famjax.layers.dropout import EMBEDDING, OUTPUT, dropped, dropper, no_key
 from famjax.layers.qkv import Keys
 from famjax.stacks.feedback import ring, solve
 from famjax.stacks.feedback.parts import (
-    EMBEDDING,
-    OUTPUT,
     Divided,
     FeedbackLayer,
     Random,

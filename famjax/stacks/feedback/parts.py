@@ -11,7 +11,7 @@ from flax import nnx
 
 from famjax.core.config import ModelConfig
 from famjax.core.types import Array
-from famjax.layers.dropout import Drop, dropper
+from famjax.layers.dropout import ATTENTION, LAYER, dropper
 from famjax.layers.lora import Adapter
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV, Keys
@@ -19,9 +19,6 @@ from famjax.ops import relative
 from famjax.ops.product import product
 from famjax.stacks.feedback.plan import Plan
 from famjax.stacks.feedback.ring import Pair
-
-# places of dropout, each with random numbers of its own
-EMBEDDING, OUTPUT, _ATTENTION, _HIDDEN, _SITES = range(5)
 
 
 class FeedbackLayer(nnx.Module):
@@ -36,11 +33,11 @@ class FeedbackLayer(nnx.Module):
         self.span = nnx.Param(start) if feedback.adaptive_span else None
 
     def __call__(
-        self, x: Array, attend: Callable[[Array], Array], drop: Drop | None = None
+        self, x: Array, attend: Callable[[Array], Array], key: Array | None = None
     ) -> Array:
         """[... d] -> [... d]; `attend` takes queries [... h e] to what they find."""
         q = self.qkv.query(self.qkv.read(x))
-        return self.mlp(self.qkv.merge(attend(q), x), x, drop)
+        return self.mlp(self.qkv.merge(attend(q), x, key), x, key)
 
 
 class Random(NamedTuple):
@@ -74,10 +71,9 @@ class Parts(NamedTuple):
         self, plan: Plan, i: int, x: Array, attend: Any, random: Random | None = None
     ) -> Array:
         """Return what layer i makes of x [... d]; `attend` also takes the dropout of weights."""
-        key, rates = None if random is None else random.key, plan.model.dropout
-        drop = dropper(rates.attention, key, _ATTENTION + _SITES * i)
-        hidden = dropper(rates.hidden, key, _HIDDEN + _SITES * i)
-        y = self.layers[i](x, lambda q: attend(q, drop), hidden)
+        key = None if random is None else jax.random.fold_in(random.key, LAYER + i)
+        drop = dropper(plan.model.dropout.attention, key, ATTENTION)
+        y = self.layers[i](x, lambda q: attend(q, drop), key)
         return y if random is None else jnp.where(random.layers[i], x, y)
 
     def memory(self, states: list[Array]) -> Array:

@@ -1,0 +1,40 @@
+"""A small Transformer on bytes, to be made an RNN (T2R 2.2): `t2r_finetune` goes on from it.
+
+    famjax train t2r_teacher data.files='books/*.txt'
+    famjax eval runs/t2r_teacher --tasks text:HELD --window 256 --score 128
+
+Full attention over rows of 256 bytes. Positions are learned and nothing is rotated, as in the
+paper's models, so that feature maps can be folded into projections (Equation 8).
+
+Cost: not measured yet.
+Expected: nothing measured yet; compare with `t2r_finetune`.
+"""
+
+from famjax.core.config import (
+    ArchConfig,
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
+
+
+def config() -> Config:
+    return Config(
+        name="t2r_teacher",
+        model=ModelConfig(
+            layers=4,
+            width=128,
+            heads=4,
+            mlp_width=512,
+            mlp="relu",
+            norm="layernorm",
+            mixer="full",
+            capacity=256,
+            arch=ArchConfig(learned_positions=True, rotary_fraction=0.0),
+        ),
+        data=DataConfig(layout="packed", batch=16, length=256),
+        optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=100),
+        train=TrainConfig(steps=1500),
+    )

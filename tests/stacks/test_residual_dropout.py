@@ -1,0 +1,260 @@
+"""Dropouts of the residual stack: what each drops, and nothing else, in training alone."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from famjax.core.checks import validate
+from famjax.core.config import ArchConfig, Config, DropoutConfig, ModelConfig
+from famjax.core.errors import UserError
+from famjax.core.experiment import load_config
+from famjax.core.types import Context
+from famjax.layers.dropout import DropoutKey
+from famjax.stacks.residual import ResidualStack
+from famjax.train.begin import evaluated
+
+B, T, D, W = 2, 16, 16, 4
+SHAPE = ModelConfig(
+    layers=2,
+    width=D,
+    heads=2,
+    mlp_width=32,
+    mlp="relu",
+    block_len=W,
+    window=6,
+    fam_len=2,
+    capacity=32,
+)
+ALL = {"attention": 0.3, "hidden": 0.3, "residual": 0.2, "embedding": 0.2, "output": 0.2}
+EVERY = DropoutConfig(**ALL, layer=0.3)
+# swa and bswa_sg are bswa with another mask and gradient
+MIXERS = ("full", "bswa", "fam", "linear")
+NO_ROTATION = ArchConfig(rotary_fraction=0.0)
+X = np.random.default_rng(0).normal(size=(B, T, D)).astype(np.float32)
+
+each_mixer = pytest.mark.parametrize("mixer", MIXERS)
+
+
+def shape(mixer: str, dropout: DropoutConfig | None = None, **changes: Any) -> ModelConfig:
+    return replace(SHAPE, mixer=mixer, dropout=dropout or DropoutConfig(), **changes)
+
+
+@functools.cache
+def _read(config: ModelConfig) -> Any:
+    graph, params, keys = nnx.split(ResidualStack(config, rngs=nnx.Rngs(0)), nnx.Param, DropoutKey)
+    assert bool(jax.tree.leaves(keys)) == any(vars(config.dropout).values())
+
+    @jax.jit
+    def read(params: Any, x: Any, data: Any, reset: Any = None) -> Any:
+        stack = nnx.merge(graph, params, jax.tree.map(lambda _: data, keys))
+        return stack(x, stack.init_state(len(x)), Context(reset))
+
+    return params, read
+
+
+def call(config: ModelConfig, key: int = 0, x: Any = X, params: Any = None, reset: Any = None):
+    """Return the output and the state of one call from an empty memory."""
+    made, read = _read(config)
+    data = jnp.array([0, key], jnp.uint32)
+    return jax.device_get(read(made if params is None else params, x, data, reset))
+
+
+def same(a: Any, b: Any) -> None:
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def close(a: Any, b: Any) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), a, b)
+
+
+# the places that depend on the mixer, and of one mixer the others
+PLACES = [(m, p) for m in MIXERS for p in ("attention", "residual")] + [
+    ("full", p) for p in ("hidden", "embedding", "output", "layer")
+]
+
+
+@pytest.mark.parametrize(("mixer", "place"), PLACES)
+def test_each_place_drops_in_training_alone(mixer: str, place: str) -> None:
+    plain = call(shape(mixer))
+    given = shape(mixer, DropoutConfig(**{place: 0.5}))
+    one, again, *others = (call(given, key) for key in (1, 1, 2, 3, 4))
+    same(one, again)
+    nothing = place == "attention" and mixer == "linear"
+    if nothing:
+        same(one, plain)
+    else:
+        # that of five draws of whole layers all leave out the same has probability 4^-3
+        assert any(np.abs(one[0] - other[0]).max() > 1e-3 for other in (*others, plain))
+    assert evaluated(given) == shape(mixer)
+
+
+@each_mixer
+def test_one_token_at_a_time_and_the_first_state_drop_nothing(mixer: str) -> None:
+    def begin(config: ModelConfig) -> Any:
+        stack = ResidualStack(config, rngs=nnx.Rngs(0))
+        state = stack.init_state(B)
+        return state, stack.step(X[:, :1], state, Context())
+
+    same(begin(shape(mixer, EVERY)), begin(shape(mixer)))
+
+
+@pytest.mark.parametrize("mixer", ["bswa", "fam"])
+def test_scanned_unrolled_and_recomputed_are_the_same(mixer: str) -> None:
+    config = shape(mixer, EVERY)
+
+    def gradients(config: ModelConfig) -> Any:
+        params, read = _read(config)
+        data = jnp.array([0, 5], jnp.uint32)
+        return jax.grad(lambda p: jnp.square(read(p, X, data)[0]).sum())(params), call(config, 5)
+
+    expected = gradients(config)
+    assert all(np.isfinite(a).all() for a in jax.tree.leaves(expected[0]))
+    changes = {"scan_layers": False, "remat": "none" if mixer == "fam" else "block"}
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
+        gradients(replace(config, **changes)),
+        expected,
+    )
+
+
+def _silent(params: Any, *parts: str) -> Any:
+    """The parameters, where what these parts add to the stream is nothing."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, a: 0 * a if any(f"'{p}'" in jax.tree_util.keystr(path) for p in parts) else a,
+        params,
+    )
+
+
+@pytest.mark.parametrize(
+    ("mixer", "place", "silent"),
+    [("linear", "hidden", "out"), *((m, "attention", "down") for m in ("full", "bswa", "fam"))],
+)
+def test_each_token_drops_its_own_and_the_mean_stays(mixer: str, place: str, silent: str) -> None:
+    """One layer, all tokens alike: what it adds is linear in what is dropped."""
+    b, t, rate = 16, 64, 0.4
+    x = np.broadcast_to(X[:1, :1], (b, t, D))
+    config = shape(mixer, layers=1, fam_len=1, capacity=t, arch=NO_ROTATION)
+    params = _silent(_read(config)[0], silent)
+    plain = call(config, x=x, params=params)[0] - x
+    dropping = replace(config, dropout=DropoutConfig(**{place: rate}))
+    found = call(dropping, 3, x, params)[0] - x
+    if mixer != "fam":  # whose memory drops too, and is not linear
+        error = found.reshape(-1, D).std(0) / len(found.reshape(-1, D)) ** 0.5
+        assert (np.abs((found - plain).reshape(-1, D).mean(0)) < 5 * error + 1e-6).all()
+    # of a document's first token all have one weight, which stays or goes
+    tokens = found[:, W:].round(5)
+    assert len(np.unique(tokens[0], axis=0)) > 4
+    assert len(np.unique(tokens[:, 0], axis=0)) > 4
+    # blocks have random numbers of their own
+    blocks = tokens[0].reshape(-1, W * D)
+    assert len(np.unique(blocks, axis=0)) == len(blocks)
+
+
+@each_mixer
+def test_the_residual_is_of_what_is_added(mixer: str) -> None:
+    """Of attention and of the feed-forward, each with numbers of its own."""
+    config = shape(mixer, layers=1)
+    for silent in ("out", "down"):
+        params = _silent(_read(config)[0], silent)
+        plain = call(config, params=params)[0] - X
+        dropping = replace(config, dropout=DropoutConfig(residual=0.25))
+        found = call(dropping, 3, params=params)[0] - X
+        if "fam" in mixer:  # but for the first block, what the memory holds is another
+            plain, found = plain[:, :W], found[:, :W]
+        kept = np.abs(found) > 1e-7
+        np.testing.assert_allclose(found[kept], plain[kept] / 0.75, rtol=1e-3, atol=1e-5)
+        assert abs(kept.mean() - 0.75) < 5 * (0.25 * 0.75 / kept.size) ** 0.5
+
+
+@each_mixer
+def test_layers_left_out_add_nothing_and_keep_their_state(mixer: str) -> None:
+    y, state = call(shape(mixer, DropoutConfig(layer=0.999999)))
+    same(y, X)
+    params = _silent(_read(shape(mixer))[0], "out", "down")
+    if "fam" in mixer:  # whose memory is made by what is silenced: of the first layer alone
+        expected = call(shape(mixer))[1]
+        same(*(jax.tree.map(lambda a: a[:1], s) for s in (state, expected)))
+    else:
+        close(state, call(shape(mixer), params=params)[1])
+
+
+def test_layers_are_left_out_each_for_itself() -> None:
+    """The outputs are those of a model in which the layers that are left out add nothing."""
+    config = shape("full", layers=4)
+    params = _read(config)[0]
+    drawn = set()
+    for key in range(5):
+        found = call(replace(config, dropout=DropoutConfig(layer=0.5)), key)[0]
+        for mask in range(16):
+            keep = np.array([(mask >> i) & 1 for i in range(4)])
+
+            def some(path: Any, a: Any, keep: Any = keep) -> Any:
+                at = jax.tree_util.keystr(path)
+                added = "'out'" in at or "'down'" in at
+                return a * keep.reshape(-1, *(1,) * (a.ndim - 1)) if added else a
+
+            expected = call(config, params=jax.tree_util.tree_map_with_path(some, params))[0]
+            if np.abs(found - expected).max() < 1e-5:
+                drawn.add(mask)
+                break
+        else:
+            pytest.fail("no set of layers gives what was found")
+    assert len(drawn) > 2
+
+
+@pytest.mark.parametrize("place", ["embedding", "output"])
+def test_what_goes_in_and_comes_out(place: str) -> None:
+    x = np.random.default_rng(1).normal(size=(B, 32, D)).astype(np.float32)
+    y, _ = call(shape("full", DropoutConfig(**{"layer": 0.999999, place: 0.25})), x=x)
+    kept = y != 0
+    np.testing.assert_allclose(y[kept], x[kept] / 0.75, rtol=1e-6)
+    assert abs(kept.mean() - 0.75) < 5 * (0.25 * 0.75 / x.size) ** 0.5
+
+
+def test_a_fam_is_made_with_dropout_at_every_block_its_own() -> None:
+    """Equal blocks after one another: without dropout the updates of a silent FAM are the same."""
+    config = shape("fam", layers=1, memory_segments=0, arch=NO_ROTATION)
+    plain, dropping = (
+        call(replace(config, dropout=DropoutConfig(hidden=rate)))[1][0].fam for rate in (0.0, 0.5)
+    )
+    assert np.abs(plain - dropping).max() > 1e-3
+    # rows drop each for itself
+    x = np.broadcast_to(X[:1], X.shape)
+    fam = call(replace(config, dropout=DropoutConfig(hidden=0.5)), x=x)[1][0].fam[0]
+    assert np.abs(fam[0] - fam[1]).max() > 1e-3
+
+
+def test_a_reset_begins_with_the_prompt_undropped() -> None:
+    """A reset in a call leads to the same memory as an empty one."""
+    reset = np.zeros((B, T), bool)
+    reset[:, 0] = True
+    config = shape("fam", EVERY)
+    close(call(config, 2, reset=reset), call(config, 2))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("model.mixer=linear model.dropout.attention=0.1", "model.dropout.attention: does nothing"),
+        ("model.dropout.residual=1", "less than 1"),
+        ("model.stack=lstm model.block_len=1 model.dropout.residual=0.1", "no such dropout"),
+    ],
+)
+def test_refused(given: str, told: str) -> None:
+    with pytest.raises(UserError, match=told) as caught:
+        load_config("text_bswa", given.split())
+    assert "\n" not in str(caught.value)
+
+
+def test_attention_of_some_layers_is_enough() -> None:
+    config = load_config("text_bswa", ["model.mixer=linear,bswa", "model.dropout.attention=0.1"])
+    validate(config)
+    assert isinstance(config, Config)
