@@ -36,8 +36,9 @@ def sizes(q: Array, v: Array) -> Sizes:
 def tpu_chunks(of: Sizes) -> int:
     """Return how many chunks are 128 tokens, where each fills tiles and a step fits into VMEM."""
     whole = _TPU_CHUNK % of.c == 0 and of.c % (32 // of.itemsize) == 0
-    long = of.n * of.c >= _TPU_CHUNK
-    return _TPU_CHUNK // of.c if whole and long and vmem(of) <= _TPU_VMEM else 0
+    # a single feature of bfloat16 does not compile
+    fits = min(of.k, of.e) >= 8 and vmem(of) <= _TPU_VMEM
+    return _TPU_CHUNK // of.c if whole and fits and of.n * of.c >= _TPU_CHUNK else 0
 
 
 def vmem(of: Sizes) -> int:
