@@ -14,6 +14,8 @@ _TPU_HEADS = 4
 _TPU_VMEM = 12 * 2**20
 # a GPU's queries of a chunk, r times its tokens: a side of its products
 _GPU_QUERIES = 64, 128
+# of S in the tokens' type: more takes over 99 KB of shared memory, which is all that some GPUs have
+_GPU_SUMS = 16 * 2**10
 
 
 class Sizes(NamedTuple):
@@ -59,8 +61,8 @@ def gpu_chunks(of: Sizes) -> int:
     powers = all(n & (n - 1) == 0 for n in (of.r, of.c, of.k, of.e))
     sides = min(of.c, of.k, of.e) >= 16 and max(of.k, of.e) <= 128
     least, most = _GPU_QUERIES
-    long = of.n * of.c >= least
-    fits = powers and sides and long and of.r * of.c <= most
+    small = of.r * of.c <= most and of.k * of.e * of.itemsize <= _GPU_SUMS
+    fits = powers and sides and small and of.n * of.c >= least
     return max(least // (of.r * of.c), 1) if fits else 0
 
 
