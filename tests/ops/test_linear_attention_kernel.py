@@ -202,6 +202,7 @@ def test_programs_for_tpu_and_cuda_have_kernels_and_those_for_cpu_have_none(alon
         ({"k": 4}, 0, 0),
         ({"k": 20}, 3, 0),  # no power of 2
         ({"k": 64, "e": 128}, 3, 0),  # too much shared memory
+        ({"r": 1, "chunk": 128}, 3, 0),
         ({"r": 3}, 3, 0),
         ({"chunk": 48}, 0, 0),
         ({"chunk": 128, "r": 64, "e": 128}, 0, 0),  # no room

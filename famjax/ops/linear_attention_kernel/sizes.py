@@ -14,8 +14,9 @@ _TPU_HEADS = 4
 _TPU_VMEM = 12 * 2**20
 # a GPU's queries of a chunk, r times its tokens: a side of its products
 _GPU_QUERIES = 64, 128
-# of S in the tokens' type: more takes over 99 KB of shared memory, which is all that some GPUs have
-_GPU_SUMS = 16 * 2**10
+# pairs of a chunk, and bytes of S in the tokens' type: as compiled for sm_90, more of either takes
+# over 99 KB of shared memory, which is all that some GPUs have
+_GPU_PAIRS, _GPU_SUMS = 2**12, 2**14
 
 
 class Sizes(NamedTuple):
@@ -63,7 +64,8 @@ def gpu_chunks(of: Sizes) -> int:
     least, most = _GPU_QUERIES
     small = of.r * of.c <= most and of.k * of.e * of.itemsize <= _GPU_SUMS
     fits = powers and sides and small and of.n * of.c >= least
-    return max(least // (of.r * of.c), 1) if fits else 0
+    at_once = max(least // (of.r * of.c), 1) if fits else 0
+    return at_once if of.r * (at_once * of.c) ** 2 <= _GPU_PAIRS else 0
 
 
 def heads_at_once(g: int) -> int:
