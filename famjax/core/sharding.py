@@ -214,6 +214,43 @@ def by_rows(f: Callable[..., Any], rows: int, axes: Any, out_axes: Any) -> Calla
     )
 
 
+def platform() -> str | None:
+    """Return what is being traced will run on, or None: it is not known yet."""
+    mesh = _MESH.get()
+    return None if mesh is None else mesh.devices.flat[0].platform
+
+
+def by_axes(
+    f: Callable[..., Any], sizes: dict[str, int], axes: tuple[Axes, ...], out_axes: tuple[Axes, ...]
+) -> Callable[..., Any] | None:
+    """Return f, each device at work on its part of some logical axes, and on nothing else.
+
+    That is for kernels, which GSPMD cannot divide. None, if it cannot be known how its arguments
+    lie: without a mesh where there are several devices, or within `by_rows`.
+
+    Args:
+      f: of arrays; any part of the axes by itself gives that part of the results.
+      sizes: of the axes. One that does not divide is replicated.
+      axes, out_axes: of each argument and result; last ones may be left out.
+    """
+    mesh = _MESH.get()
+    if mesh is None:
+        return f if jax.device_count() == 1 else None
+    if mesh.size == 1:
+        return f
+    if jax.sharding.get_abstract_mesh().manual_axes:
+        return None
+    targets = sharding(mesh, tuple(sizes), tuple(sizes.values())).spec
+    place = dict(zip(sizes, targets, strict=True))
+
+    def specs(of: tuple[Axes, ...]) -> tuple[PartitionSpec, ...]:
+        return tuple(PartitionSpec(*(place.get(a) if a else None for a in axes)) for axes in of)
+
+    return jax.shard_map(
+        f, mesh=mesh, in_specs=specs(axes), out_specs=specs(out_axes), check_vma=False
+    )
+
+
 def is_axes(x: Any) -> bool:
     """Tell a tuple of axis names from a named tuple of such tuples."""
     return type(x) is tuple and all(a is None or isinstance(a, str) for a in x)

@@ -9,13 +9,17 @@ query heads that read one key head. Multi-head, grouped-query and multi-query al
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from famjax.core.remat import keep
-from famjax.core.types import Array
+from famjax.core.sharding import by_axes, platform
+from famjax.core.types import Array, Axes
+from famjax.ops import linear_attention_kernel as kernel
 
 # the least denominator, as in the authors' code (fairseq/random_feature_attention/utils.py)
 EPS = 1e-2
@@ -109,17 +113,8 @@ def _pairs(q: Array, k: Array, v: Array, sums: Sums, start: Array) -> tuple[Arra
     The gradient goes over the chunks twice, forward with S for that of q, and backward with the
     gradient of S for those of k and v: nothing of k x e is kept, for a token or for a chunk.
     """
-
-    def chunk(sums: Sums, xs: Any) -> tuple[Sums, tuple[Array, Array]]:
-        q, k, v, sight = xs
-        a = sight.own(_wide("bgrik,bgjk->bgrij", q, k))
-        q_past = sight.past(q)
-        num = _wide("bgrij,bgje->bgrie", a, v) + _wide("bgrik,bgke->bgrie", q_past, sums.s)
-        den = a.sum(-1) + jnp.einsum("bgrik,bgk->bgri", q_past, sums.z)
-        return _remember(sums, k, v, sight), (num, den)
-
-    sums, (num, den) = jax.lax.scan(chunk, sums, (q, k, v, _sights(start)))
-    return keep(num), keep(den), sums
+    num, den, *last = _run(_READ, q, k, v, *sums, start)
+    return keep(num), keep(den), Sums(*last)
 
 
 def _forward(
@@ -131,6 +126,41 @@ def _forward(
 def _backward(saved: Any, grads: tuple[Array, Array, Sums]) -> tuple[Any, ...]:
     q, k, v, sums, start = saved
     to_num, to_den, to_sums = grads
+    *of_tokens, to_s, to_z = _run(_GRADIENT, q, k, v, *sums, start, to_num, to_den, *to_sums)
+    return *of_tokens, Sums(to_s, to_z), None
+
+
+_pairs.defvjp(_forward, _backward)
+
+
+def _read(q: Array, k: Array, v: Array, s: Array, z: Array, start: Array) -> tuple[Array, ...]:
+    """Return num, den and the last S and z."""
+
+    def chunk(sums: Sums, xs: Any) -> tuple[Sums, tuple[Array, Array]]:
+        q, k, v, sight = xs
+        a = sight.own(_wide("bgrik,bgjk->bgrij", q, k))
+        q_past = sight.past(q)
+        num = _wide("bgrij,bgje->bgrie", a, v) + _wide("bgrik,bgke->bgrie", q_past, sums.s)
+        den = a.sum(-1) + jnp.einsum("bgrik,bgk->bgri", q_past, sums.z)
+        return _remember(sums, k, v, sight), (num, den)
+
+    sums, (num, den) = jax.lax.scan(chunk, Sums(s, z), (q, k, v, _sights(start)))
+    return num, den, *sums
+
+
+def _gradient(
+    q: Array,
+    k: Array,
+    v: Array,
+    s: Array,
+    z: Array,
+    start: Array,
+    to_num: Array,
+    to_den: Array,
+    to_s: Array,
+    to_z: Array,
+) -> tuple[Array, ...]:
+    """Return the gradients of q, k, v, and of S and z before the call."""
     sights = _sights(start)
 
     def to_a(to_num: Array, to_den: Array, v: Array, sight: Sight) -> Array:
@@ -158,13 +188,10 @@ def _backward(saved: Any, grads: tuple[Array, Array, Sums]) -> tuple[Any, ...]:
         )
         return before, (to_k.astype(k.dtype), to_v.astype(v.dtype))
 
-    _, to_q = jax.lax.scan(of_q, sums, (k, v, sights, to_num, to_den))
+    _, to_q = jax.lax.scan(of_q, Sums(s, z), (k, v, sights, to_num, to_den))
     xs = (q, k, v, sights, to_num, to_den)
-    to_sums, (to_k, to_v) = jax.lax.scan(of_k_v, to_sums, xs, reverse=True)
-    return to_q, to_k, to_v, to_sums, None
-
-
-_pairs.defvjp(_forward, _backward)
+    to_sums, (to_k, to_v) = jax.lax.scan(of_k_v, Sums(to_s, to_z), xs, reverse=True)
+    return to_q, to_k, to_v, *to_sums
 
 
 class Sight(NamedTuple):
@@ -209,3 +236,43 @@ def _wide(equation: str, x: Array, y: Array) -> Array:
     narrow = x.dtype if x.dtype.itemsize < y.dtype.itemsize else y.dtype
     wide = jnp.promote_types(narrow, jnp.float32)
     return jnp.einsum(equation, x.astype(narrow), y.astype(narrow), preferred_element_type=wide)
+
+
+# kernels ------------------------------------------------------------------------------------------
+
+
+class _Pass(NamedTuple):
+    """One way to go over the chunks, for XLA and as a kernel.
+
+    Attributes:
+      kernel: the pass of `kernel.Kernels`.
+      axes, out_axes: logical axes of arguments and results, as in `core.sharding`.
+    """
+
+    xla: Callable[..., tuple[Array, ...]]
+    kernel: Callable[..., tuple[Array, ...]]
+    axes: tuple[Axes, ...]
+    out_axes: tuple[Axes, ...]
+
+
+_CHUNK: Axes = (None, "batch", "kv_heads")
+_SUMS: tuple[Axes, ...] = (("batch", "kv_heads"),) * 2
+_TOKENS = (_CHUNK,) * 3
+_GIVEN = (*_TOKENS, *_SUMS, (None, "batch"))
+_RESULTS = (_CHUNK, _CHUNK, *_SUMS)
+
+_READ = _Pass(_read, kernel.Kernels.forward, _GIVEN, _RESULTS)
+_GRADIENT = _Pass(_gradient, kernel.Kernels.backward, (*_GIVEN, *_RESULTS), (*_TOKENS, *_SUMS))
+
+
+def _run(of: _Pass, *args: Array) -> tuple[Array, ...]:
+    """Run a pass by the kernel of the platform it is compiled for, where one suits, or by XLA."""
+    fitting = {} if platform() == "cpu" else kernel.fitting(*args[:4])
+    _, rows, heads, *_ = args[0].shape
+    sizes = {"batch": rows, "kv_heads": heads}
+    kernels = {
+        name: by_axes(functools.partial(of.kernel, on), sizes, of.axes, of.out_axes)
+        for name, on in fitting.items()
+    }
+    known = {name: f for name, f in kernels.items() if f is not None}
+    return jax.lax.platform_dependent(*args, default=of.xla, **known) if known else of.xla(*args)
