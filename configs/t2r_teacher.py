@@ -36,5 +36,5 @@ def config() -> Config:
         ),
         data=DataConfig(layout="packed", batch=16, length=256),
         optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=100),
-        train=TrainConfig(steps=1500),
+        train=TrainConfig(steps=1200),
     )

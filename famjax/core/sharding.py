@@ -214,10 +214,10 @@ def by_rows(f: Callable[..., Any], rows: int, axes: Any, out_axes: Any) -> Calla
     )
 
 
-def platform() -> str | None:
-    """Return what is being traced will run on, or None: it is not known yet."""
+def device() -> jax.Device:
+    """Return one of those that what is being traced will run on; without a mesh, this machine's."""
     mesh = _MESH.get()
-    return None if mesh is None else mesh.devices.flat[0].platform
+    return jax.devices()[0] if mesh is None else mesh.devices.flat[0]
 
 
 def by_axes(

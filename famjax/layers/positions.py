@@ -24,7 +24,9 @@ class Positions(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.size = config.capacity
         draw = jax.random.normal(rngs.params(), (self.size, config.width))
-        self.table = nnx.Param(draw * config.width**-0.5)
+        # as large as the tokens are: beside vectors many times its size a place is not learned
+        scale = config.width**-0.5 * (config.arch.embed_scale or config.width**0.5)
+        self.table = nnx.Param(draw * scale)
 
     def init_state(self, batch: int) -> Array:
         """Return [1 b] int32: tokens of the document read, modulo the table."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -15,7 +17,7 @@ from famjax.ops.attention import soft_cap
 from famjax.ops.lookup import look_up
 from famjax.ops.losses import in_pieces, token_losses
 from famjax.stacks import make_stack
-from famjax.stacks.residual import ResidualStack
+from famjax.stacks.residual import Apart, ResidualStack
 
 
 class LanguageModel(nnx.Module):
@@ -60,12 +62,19 @@ class LanguageModel(nnx.Module):
         return self.stack.state_axes()
 
     def apart(self, state: State) -> State:
-        """Return the state as `step` takes it too, faster where one program reads many tokens."""
-        return self.stack.apart(state) if isinstance(self.stack, ResidualStack) else state
+        """Return the state as it is best for a loop of `step` in one program.
+
+        Of stacked layers each one's state is copied out and back at every token; of layers apart it
+        is the weights that are copied, all of them at once. So the larger of the two stays.
+        """
+        stack = self.stack
+        if not isinstance(stack, ResidualStack) or _size(state) <= _size(nnx.state(stack)):
+            return state
+        return stack.apart(state)
 
     def together(self, state: State) -> State:
         """Undo `apart`."""
-        return self.stack.together(state) if isinstance(self.stack, ResidualStack) else state
+        return self.stack.together(state) if isinstance(state, Apart) else state
 
     def embed(self, tokens: Array) -> Array:
         """[b t] int32 -> [b t d]. Rows are scaled, the table is not."""
@@ -113,3 +122,8 @@ class LanguageModel(nnx.Module):
         """Read one token a lane: tokens [b 1] -> logits [b 1 v]."""
         x, state = self.stack.step(self.embed(tokens), state, ctx or Context())
         return self.logits(x), state
+
+
+def _size(tree: Any) -> int:
+    """Return the bytes of a tree's arrays."""
+    return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))

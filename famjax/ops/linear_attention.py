@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from famjax.core.remat import keep
-from famjax.core.sharding import by_axes, platform
+from famjax.core.sharding import by_axes, device
 from famjax.core.types import Array, Axes
 from famjax.ops import linear_attention_kernel as kernel
 
@@ -265,9 +265,16 @@ _READ = _Pass(_read, kernel.Kernels.forward, _GIVEN, _RESULTS)
 _GRADIENT = _Pass(_gradient, kernel.Kernels.backward, (*_GIVEN, *_RESULTS), (*_TOKENS, *_SUMS))
 
 
+def _has_kernels(device: jax.Device) -> bool:
+    """Tell whether kernels are worth tracing; GPUs before Ampere multiply no bfloat16."""
+    if device.platform == "gpu":
+        return float(getattr(device, "compute_capability", 0)) >= 8
+    return device.platform == "tpu"
+
+
 def _run(of: _Pass, *args: Array) -> tuple[Array, ...]:
     """Run a pass by the kernel of the platform it is compiled for, where one suits, or by XLA."""
-    fitting = {} if platform() == "cpu" else kernel.fitting(*args[:4])
+    fitting = kernel.fitting(*args[:4]) if _has_kernels(device()) else {}
     _, rows, heads, *_ = args[0].shape
     sizes = {"batch": rows, "kv_heads": heads}
     kernels = {

@@ -62,7 +62,7 @@ def by_kernel(platform, f):
     def run(*args):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(kernel, "fitting", fitting)
-            patch.setattr(plain, "platform", lambda: None)
+            patch.setattr(plain, "_has_kernels", lambda device: True)
             results = f(*args)
         assert asked
         assert all(asked)
@@ -178,11 +178,16 @@ def test_devices_have_rows_and_heads_of_their_own(platform):
 
 
 def kernels_in(platform, dtype="float32", chunk=C, **sizes):
-    """Count the kernels of the program, forward and backward, that is lowered for a platform."""
+    """Count the kernels of the program, forward and backward, that is lowered for a platform.
+
+    It is traced as on a machine that has kernels.
+    """
     unsafe = [jax.export.DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton")]
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), drawn(dtype, **sizes))
     f = jax.jit(functools.partial(both_ways, functools.partial(chunked, chunk=chunk)))
-    exported = jax.export.export(f, platforms=[platform], disabled_checks=unsafe)(*shapes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plain, "_has_kernels", lambda device: True)
+        exported = jax.export.export(f, platforms=[platform], disabled_checks=unsafe)(*shapes)
     text = exported.mlir_module()
     return text.count("@tpu_custom_call("), text.count("@__gpu$xla.gpu.triton(")
 
@@ -215,6 +220,28 @@ def test_sizes_that_do_not_suit_are_left_to_xla(alone, sizes, tpu, cuda):
 
 def test_several_devices_without_a_mesh_are_left_to_xla():
     assert kernels_in("tpu") == (0, 0)
+
+
+class Device:
+    def __init__(self, platform, capability=None):
+        self.platform = platform
+        if capability:
+            self.compute_capability = capability
+
+
+@pytest.mark.parametrize(
+    ("device", "has"),
+    [
+        (Device("cpu"), False),
+        (Device("tpu"), True),
+        (Device("gpu", "7.5"), False),
+        (Device("gpu", "9.0"), True),
+        (Device("gpu", "12.0"), True),
+        (Device("gpu"), False),
+    ],
+)
+def test_devices_that_have_kernels(device, has):
+    assert plain._has_kernels(device) is has
 
 
 def test_float64_is_left_to_xla(alone):
