@@ -20,5 +20,5 @@ def config() -> Config:
         name="t2r_finetune",
         data=DataConfig(layout="packed", batch=16, length=256),
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=30),
-        train=TrainConfig(steps=240),
+        train=TrainConfig(steps=160),
     )

@@ -1,20 +1,26 @@
-"""Eight fake CPU devices, a compile cache that outlives the run, and strictness."""
+"""Eight fake CPU devices, quick compilation, a cache that outlives the run, and strictness."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 import os
+import sys
 from pathlib import Path
 
 import hypothesis
 import pytest
 
-_DEVICES = "--xla_force_host_platform_device_count"
+# Most of the time goes into compilation, a third of it to optimize code that runs for milliseconds.
+# The slow tests run for long, and are compiled as everything is elsewhere.
+_FLAGS = {"--xla_force_host_platform_device_count": 8}
+if "--slow" not in sys.argv:
+    _FLAGS["--xla_backend_optimization_level"] = 0
 
 # All of it before the first import of JAX; processes started by tests inherit it.
-if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}=8".strip()
+for _flag, _value in _FLAGS.items():
+    if _flag not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_flag}={_value}".strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parents[1] / ".cache" / "jax")

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from famjax.core.checks import mixer_pattern
@@ -139,6 +140,18 @@ FAMILIES |= {
         ("transformer-shared", "families", _FAMILIES),
     )
 }
+
+
+def every(*cases: str) -> Any:
+    """Parametrize a test with cases: in quick runs with KINDS and what families differ in alone.
+
+    What all variants are held to in quick runs is that they equal their transcriptions.
+    """
+    quick = {*KINDS, *FAMILIES}
+    slow = pytest.mark.slow
+    return pytest.mark.parametrize(
+        "case", [case if case in quick else pytest.param(case, marks=slow) for case in cases]
+    )
 
 
 class Runner:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .harness import CASES, FAMILIES, WIDTH, B, Runner, W, close, lane, normal, runner, same
+from .harness import CASES, FAMILIES, WIDTH, B, Runner, W, close, every, lane, normal, runner, same
 
-all_cases = pytest.mark.parametrize("case", CASES)
+all_cases = every(*CASES)
 
 
 class Call(NamedTuple):
@@ -76,7 +75,7 @@ class Fresh:
         return ys
 
 
-@pytest.mark.parametrize("case", [*CASES, *FAMILIES])
+@every(*CASES, *FAMILIES)
 @settings(max_examples=8, deadline=None)
 @given(data=st.data(), seed=st.integers(0, 99))
 def test_each_lane_is_a_fresh_stream_of_its_valid_tokens(case, data, seed):

@@ -30,6 +30,7 @@ from .harness import (
     Runner,
     W,
     close,
+    every,
     runner,
     same,
 )
@@ -57,7 +58,7 @@ def splits(draw, lengths):
 # 1 ------------------------------------------------------------------------------------------------
 
 
-@all_cases
+@every(*CASES)
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_any_split_of_a_stream_into_calls_is_one_call(case, data):
@@ -159,7 +160,7 @@ def test_a_loop_of_steps_writes_full_attentions_cache_in_place():
     assert memory.temp_size_in_bytes < state.repeats[0][0].k.nbytes
 
 
-@all_cases
+@every(*CASES)
 @pytest.mark.parametrize("first", ["call", "step"])
 def test_calls_and_steps_take_turns(case, first):
     r = runner(case)

@@ -6,7 +6,6 @@ import functools
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import small
@@ -111,7 +110,14 @@ def weights(model):
 
 
 def logits(model, tokens=TOKENS):
-    return np.asarray(model(jnp.asarray(tokens), model.init_state(len(tokens)))[0])
+    graph, params = nnx.split(model)
+
+    @jax.jit
+    def read(params, tokens):
+        model = nnx.merge(graph, params)
+        return model(tokens, model.init_state(len(tokens)))[0]
+
+    return np.asarray(read(params, tokens))
 
 
 def stepped(model, tokens):
