@@ -188,7 +188,14 @@ GRADIENTS = {
 
 @pytest.mark.parametrize(
     ("case", "x64", "tolerance"),
-    [*((case, True, 1e-10) for case in GRADIENTS), ("dropout", False, 1e-5)],
+    [
+        ("dropout", True, 1e-10),
+        ("spans", True, 1e-10),
+        ("families", True, 1e-10),
+        # compilation of these takes longest
+        pytest.param("adapters", True, 1e-10, marks=pytest.mark.slow),
+        pytest.param("dropout", False, 1e-5, marks=pytest.mark.slow),
+    ],
 )
 def test_the_gradient_in_hindsight_is_that_of_plain_differentiation(
     case, x64, tolerance, monkeypatch

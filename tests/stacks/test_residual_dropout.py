@@ -106,7 +106,7 @@ def test_one_token_at_a_time_and_the_first_state_drop_nothing(mixer: str) -> Non
     same(begin(shape(mixer, EVERY)), begin(shape(mixer)))
 
 
-@pytest.mark.parametrize("mixer", ["bswa", "fam"])
+@pytest.mark.parametrize("mixer", ["bswa", pytest.param("fam", marks=pytest.mark.slow)])
 def test_scanned_unrolled_and_recomputed_are_the_same(mixer: str) -> None:
     config = shape(mixer, EVERY)
 
