@@ -25,6 +25,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(fam, "LENGTHS", (19, 35))
 
 
+@pytest.mark.slow
 def test_every_size_and_length_is_measured(tiny, capsys, monkeypatch):
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     assert main(["bench", "fam", "--batch", "2", "--length", "16", "--turns", "2", "--json"]) == 0
@@ -44,6 +45,7 @@ SMALL_FEEDBACK = ModelConfig(
 )
 
 
+@pytest.mark.slow
 def test_feedback_is_measured_beside_every_other(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(bench, "_SMALL_FEEDBACK", SMALL_FEEDBACK)
     monkeypatch.setattr(feedback, "SPANS", (4, 8))

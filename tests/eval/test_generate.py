@@ -36,9 +36,10 @@ def test_greedy_takes_the_likeliest_token_each_time(generator: Generator) -> Non
     run = tiny.run()
     tokens = [run.tokenizer.bos_id, *run.tokenizer.encode("the cat")]
     written: list[int] = []
-    for _ in range(12):
-        logits = tiny.logits(run.model, np.array([tokens + written]))
-        written.append(int(logits[0, -1].argmax()))
+    for n in range(12):
+        # what follows a token is not seen there; one length, compiled once
+        logits = tiny.logits(run.model, np.array([tokens + written + [0] * (11 - n)]))
+        written.append(int(logits[0, len(tokens) + n - 1].argmax()))
         if written[-1] == run.tokenizer.eos_id:
             break
     assert text(generator, "the cat") == run.tokenizer.decode(written)
