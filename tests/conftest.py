@@ -14,7 +14,8 @@ import pytest
 # Most of the time goes into compilation, a third of it to optimize code that runs for milliseconds.
 # The slow tests run for long, and are compiled as everything is elsewhere.
 _FLAGS = {"--xla_force_host_platform_device_count": 8}
-if "--slow" not in sys.argv:
+# workers are given the flags of the process that started them
+if "--slow" not in sys.argv and "PYTEST_XDIST_WORKER" not in os.environ:
     _FLAGS["--xla_backend_optimization_level"] = 0
 
 # All of it before the first import of JAX; processes started by tests inherit it.

@@ -147,6 +147,8 @@ def _config(
     for given in overrides:
         if not given.startswith("model."):
             raise UserError(f"{given}: only model.* is set here; give the rest to famjax train")
+        if given.startswith("model.dropout."):
+            raise UserError(f"{given}: is of training alone; give it to famjax train")
     config = override(Config(name=target.name or "converted", model=model), overrides)
     validate_model(config.model)
     refuse_idle(config, (given.partition("=")[0] for given in overrides))

@@ -120,14 +120,25 @@ def _owner(run: Run) -> dict[str, str]:
 
 
 def model_fingerprint(run: Run) -> str:
-    """Return the sha256, in hex, of the model's config and of every bit of its parameters."""
-    digest = hashlib.sha256(
-        json.dumps(dataclasses.asdict(run.config.model), sort_keys=True).encode()
-    )
+    """Return the sha256, in hex, of the model's config and of every bit of its parameters.
+
+    Of the config what is as by default is left out: new keys leave old memories their owner.
+    """
+    digest = hashlib.sha256(json.dumps(_chosen(run.config.model), sort_keys=True).encode())
     for name, leaf in zip(*_named(nnx.state(run.model, nnx.Param)), strict=True):
         digest.update(f"{name} {leaf.dtype} {leaf.shape}".encode())
         digest.update(np.ascontiguousarray(jax.device_get(leaf)).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
+
+
+def _chosen(config: Any) -> dict[str, Any]:
+    """Return the values of a config that are not those of a new one, by name."""
+    values, defaults = vars(config), vars(type(config)())
+    return {
+        name: _chosen(value) if dataclasses.is_dataclass(value) else value
+        for name, value in values.items()
+        if value != defaults[name]
+    }
 
 
 # the format ------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from famjax.convert.families.common import Family
 from famjax.convert.folder import SOURCE
 from famjax.convert.save import save_file, save_tensors
 from famjax.convert.tensors import Tensor, Tensors
-from famjax.core.config import LoraConfig
+from famjax.core.config import DropoutConfig, LoraConfig
 from famjax.core.errors import UserError
 from famjax.export import check
 from famjax.export.source import Source
@@ -60,7 +60,7 @@ def write(source: Source, folder: Path) -> list[str]:
     model = source.model
     if not model.lora.rank:
         raise UserError(f"{source.folder}: has no adapters; take --format hf, which writes all")
-    plain = replace(model, lora=LoraConfig())
+    plain = replace(model, lora=LoraConfig(), dropout=DropoutConfig())
     family = native(plain)
     if family is None:
         raise UserError(
@@ -198,7 +198,7 @@ def _compare(source: Source, family: Family, tensors: Tensors, folder: Path) -> 
     import torch
     import transformers
 
-    plain = replace(source.model, lora=LoraConfig())
+    plain = replace(source.model, lora=LoraConfig(), dropout=DropoutConfig())
     graph, shapes = abstract(plain)
     paths, _ = jax.tree_util.tree_flatten_with_path(nnx.state(source.run.model, nnx.Param))
     there = {jax.tree_util.keystr(path): leaf for path, leaf in paths}

@@ -59,7 +59,12 @@ def parameter(path: tuple[Any, ...]) -> tuple[str, int | None]:
 
 
 def abstract(model: ModelConfig) -> tuple[Any, Any]:
-    """Return a model's graph and the shapes of its parameters, without computing anything."""
+    """Return the graph of a model as it is used, and the shapes of its parameters.
+
+    Nothing is computed. A graph for training has places for dropout's keys, this one has none.
+    """
+    lora = replace(model.lora, dropout=0.0)
+    model = replace(model, dropout=DropoutConfig(), lora=lora)
     return nnx.split(nnx.eval_shape(lambda: LanguageModel(model, rngs=nnx.Rngs(0))))
 
 
@@ -77,7 +82,7 @@ def transplant(params: Any, old: ModelConfig, new: ModelConfig) -> Any:
     flat, _ = jax.tree_util.tree_flatten_with_path(params)
     there = {parameter(path): leaf for path, leaf in flat}
     before, after = _pattern(old), _pattern(new)
-    _, shapes = abstract(replace(new, lora=LoraConfig(), dropout=DropoutConfig()))
+    _, shapes = abstract(replace(new, lora=LoraConfig()))
 
     def of_layer(name: str, i: int) -> Array:
         repeat, place = divmod(i, len(before))

@@ -268,7 +268,9 @@ _GRADIENT = _Pass(_gradient, kernel.Kernels.backward, (*_GIVEN, *_RESULTS), (*_T
 def _has_kernels(device: jax.Device) -> bool:
     """Tell whether kernels are worth tracing; GPUs before Ampere multiply no bfloat16."""
     if device.platform == "gpu":
-        return float(getattr(device, "compute_capability", 0)) >= 8
+        # AMD's have names like gfx942
+        major = str(getattr(device, "compute_capability", "")).partition(".")[0]
+        return major.isdecimal() and int(major) >= 8
     return device.platform == "tpu"
 
 

@@ -178,6 +178,10 @@ def test_without_memory_for_a_second_copy_it_says_so(monkeypatch):
         (["--layers", "1"], "--layers 1: says which layers --to changes; give --to too"),
         (["--to", "fam", "model.width=64"], "model.width=64: the weights that are given have 32"),
         (["data.batch=3"], "data.batch=3: only model.* is set here; give the rest to famjax train"),
+        (
+            ["model.dropout.residual=0.1"],
+            "model.dropout.residual=0.1: is of training alone; give it to famjax train",
+        ),
         (["model.arch.qk_norm=true"], "model.arch.qk_norm=True: the weights"),
         (["--tokenizer", "nowhere"], "data.tokenizer=nowhere: No such file"),
         (["--to", "bswa", "model.block_len=0"], "model.block_len=0: must be at least 1"),

@@ -14,7 +14,7 @@ import tiny
 from flax import nnx
 
 from famjax.convert.load import load_pretrained
-from famjax.core.config import Config, LoraConfig
+from famjax.core.config import Config, DropoutConfig, LoraConfig
 from famjax.core.errors import UserError
 from famjax.export import peft
 from famjax.export.source import Source
@@ -28,7 +28,8 @@ def adapted(case: str, **lora) -> Source:
     """A pretrained model with adapters that do something."""
     folder, _ = hugging_face.pretrained(case)
     config, plain = load_pretrained(folder)
-    config = replace(config, lora=LoraConfig(**{"rank": 3, **lora}))
+    of_training = DropoutConfig(residual=0.1)
+    config = replace(config, lora=LoraConfig(**{"rank": 3, **lora}), dropout=of_training)
     model = LanguageModel(evaluated(config), rngs=nnx.Rngs(0))
     nnx.update(model, nnx.state(plain, nnx.Param))
     rng = np.random.default_rng(0)

@@ -35,6 +35,7 @@ MODELS = (
         )
         for kind in ("linear", "none")
     }
+    | {"bswa-1, relu": replace(CASES["bswa-1"], mlp="relu")}
 )
 
 

@@ -237,6 +237,7 @@ class Device:
         (Device("gpu", "7.5"), False),
         (Device("gpu", "9.0"), True),
         (Device("gpu", "12.0"), True),
+        (Device("gpu", "gfx942"), False),
         (Device("gpu"), False),
     ],
 )

@@ -25,7 +25,7 @@ from famjax.train.begin import divide, fingerprint, with_keys
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.loop import train
 from famjax.train.program import make_program
-from famjax.train.run import open_run
+from famjax.train.run import initial_weights, open_run
 
 TOKENS = np.random.default_rng(0).integers(0, 256, (2, 64))
 
@@ -114,6 +114,16 @@ def test_merged_is_the_same_model_to_rounding(adapted):
     assert np.abs(ours - theirs).max() < 1e-5 * np.ptp(theirs)
     plain = open_run(run.config.init)
     assert np.abs(ours - logits(plain.model)).max() > 1e-2 * np.ptp(theirs)
+
+
+def test_adapters_trained_with_dropout_are_merged(base, tmp_path):
+    more = ["model.dropout.residual=0.1", "train.steps=1", "optimizer.warmup_steps=0"]
+    run = train(adapting(base, *more), tmp_path / "dropped", quiet=True)
+    ours, theirs = logits(run.merged().model), logits(run.model)
+    assert np.abs(ours - theirs).max() < 1e-5 * np.ptp(theirs)
+    params, _ = initial_weights(adapting(tmp_path / "dropped", *more), tmp_path / "next")
+    begun, trained = (np.asarray(a["embedding"][...]) for a in (params, nnx.state(run.model)))
+    assert (begun == trained).all()
 
 
 def test_stopped_and_called_again_it_ends_as_one_never_stopped(base, tmp_path):

@@ -67,16 +67,16 @@ def normal(model: ModelConfig) -> ModelConfig:
     default, arch = ModelConfig(), model.arch
     head_dim = model.head_dim or model.width // model.heads
     names = model.mixer.split(",")
-    rest = {"block_len", "memory_segments", "fam_len", "fam_previous"}
-    if set(names) & {"bswa", "bswa_sg", "fam"}:
-        rest = set()
+    rest = {"scan_layers", "remat", "dtype", "dropout"}
+    if not set(names) & {"bswa", "bswa_sg", "fam"}:
+        rest |= {"block_len", "memory_segments", "fam_len", "fam_previous"}
     if "linear" not in names:
         rest.add("linear")
     if "swa" not in names:
         rest.add("window")
     return replace(
         model,
-        **{name: getattr(default, name) for name in rest | {"scan_layers", "remat", "dtype"}},
+        **{name: getattr(default, name) for name in rest},
         mixer=pattern([names[i % len(names)] for i in range(model.layers)]),
         kv_heads=model.kv_heads or model.heads,
         head_dim=head_dim,

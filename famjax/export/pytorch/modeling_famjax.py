@@ -32,6 +32,7 @@ GATES = {
 PLAIN = {
     "gelu": lambda x: functional.gelu(x, approximate="tanh"),
     "gelu_exact": functional.gelu,
+    "relu": functional.relu,
 }
 
 
