@@ -5,8 +5,8 @@ Command:  famjax convert runs/t2r_lm_paper models/t2r_paper --to t2r --feature-s
           famjax train t2r_finetune_paper init=models/t2r_paper
           famjax eval runs/t2r_finetune_paper --tasks text:wiki.test.tokens --window 512 --score 256
           every fourth layer from the top kept (T2R 75%): --keep-every 4 in the first command
-          RFA: model.linear.map=rfa at the end of the first command; ELU: model.linear.map=elu in the
-          place of --feature-size 32
+          RFA: model.linear.map=rfa at the end of the first command
+          ELU: model.linear.map=elu in the place of --feature-size 32
 Cost:     8 accelerators (the paper: 95 to 104 GPU hours); not run here
 Expected: perplexity of the test set (the paper, Table 1; in brackets that of the validation set):
           T2R 19.6 (19.0), T2R 75% 18.5 (17.9), RFA 21.6 (20.8), ELU 22.2 (21.5)

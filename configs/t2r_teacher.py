@@ -3,9 +3,9 @@
     famjax train t2r_teacher data.files='books/*.txt'
     famjax eval runs/t2r_teacher --tasks text:HELD --window 256 --score 128
 
-Full attention over rows of 256 bytes. Queries and keys are rotated: with learned positions, as the
-paper's models have, so few steps teach it no more than pairs of bytes. Feature maps cannot be folded
-into projections then (Equation 8); `t2r_lm_paper` has no rotation.
+Full attention over rows of 256 bytes. Queries and keys are rotated: with learned positions, as in
+the paper, so few steps teach it no more than pairs of bytes. Feature maps cannot be folded into
+projections then (Equation 8); `t2r_lm_paper` has no rotation.
 
 Cost: 14 minutes of one core.
 Expected: 2.27 bits per byte of novels that nobody read (docs/t2r.md).
