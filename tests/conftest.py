@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -35,6 +37,20 @@ with contextlib.suppress(ImportError):
 hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+# traced programs are millions of objects that live on: looking through them again and again took
+# an eighth of the time
+gc.set_threshold(200_000, 20, 100)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forget_programs() -> Iterator[None]:
+    """Let go of a file's compiled programs; all of them together took 7 GB."""
+    yield
+    import jax
+
+    jax.clear_caches()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
