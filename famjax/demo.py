@@ -34,8 +34,8 @@ from famjax.core.errors import UserError
 from famjax.core.experiment import load_config
 from famjax.data.tokenizers import train_sentencepiece
 from famjax.eval.memory import memory_report
+from famjax.eval.passkey import evaluate_passkey
 from famjax.eval.streaming import Streamer
-from famjax.eval.tasks import evaluate_passkey
 from famjax.tasks.passkey import QUESTION, Passkey, sample_text
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.loop import train

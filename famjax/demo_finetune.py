@@ -32,7 +32,8 @@ from famjax.core.errors import UserError
 from famjax.core.experiment import load_config, override
 from famjax.data.tokenizers import train_sentencepiece
 from famjax.demo import share_cores, short
-from famjax.eval.tasks import evaluate_passkey, evaluate_text
+from famjax.eval.passkey import evaluate_passkey
+from famjax.eval.text import evaluate_text
 from famjax.export.export import export
 from famjax.train.begin import divide
 from famjax.train.loop import train

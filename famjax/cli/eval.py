@@ -110,7 +110,8 @@ def evaluate(
     """Return everything measured: run, step, passkey (if asked), text and toy (lists), memory."""
     runtime.setup()
     from famjax.eval.memory import memory_report
-    from famjax.eval.tasks import evaluate_passkey, evaluate_text
+    from famjax.eval.passkey import evaluate_passkey
+    from famjax.eval.text import evaluate_text
     from famjax.eval.toy import evaluate_toy
     from famjax.train.run import open_run
 

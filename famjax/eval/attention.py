@@ -29,7 +29,7 @@ from famjax.core.types import Array, Context, State
 from famjax.data.sources import TextSource
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import rechunk
-from famjax.eval.tasks import text_source
+from famjax.eval.text import text_source
 from famjax.models.language_model import LanguageModel
 from famjax.train.run import Run
 

@@ -18,7 +18,7 @@ from famjax.data.words import BEGIN
 from famjax.eval.memory import memory_report
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import CHUNK, Streamer, refuse_beyond
-from famjax.eval.tasks import NoMore, batches, join_rows, positions_of
+from famjax.eval.text import NoMore, batches, join_rows, positions_of
 from famjax.tasks.toy import ToySource, baselines, steps_of_test
 from famjax.train.run import Run
 

@@ -16,9 +16,9 @@ import pytest
 import tiny
 
 from famjax.core.errors import UserError
-from famjax.eval import tasks
+from famjax.eval.passkey import evaluate_passkey
 from famjax.eval.streaming import Streamer
-from famjax.eval.tasks import evaluate_passkey, evaluate_text
+from famjax.eval.text import evaluate_text
 from famjax.ops.losses import token_losses
 from famjax.tasks.passkey import QUESTION, Passkey
 from famjax.train.run import Run
@@ -30,7 +30,7 @@ TEXTS = ["a", "short one", tiny.TEXT * 5, "é" * 40, tiny.TEXT * 20]
 @pytest.fixture(autouse=True)
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let documents go over many calls."""
-    monkeypatch.setattr(tasks, "CHUNK", 64)
+    monkeypatch.setattr("famjax.eval.text.CHUNK", 64)
     monkeypatch.setattr("famjax.eval.streaming.CHUNK", 64)
 
 
@@ -193,7 +193,8 @@ def test_passkey_counts_known_predictions(monkeypatch: pytest.MonkeyPatch) -> No
     log: list[Any] = []
     # row 0 is always right, row 1 when the digit is less than 5, others never
     knows = lambda row, token: row == 0 or (row == 1 and token < ord("5"))  # noqa: E731
-    monkeypatch.setattr(tasks, "Streamer", lambda *args: Oracle(Streamer(*args), knows, log))
+    oracle = lambda *args: Oracle(Streamer(*args), knows, log)  # noqa: E731
+    monkeypatch.setattr("famjax.eval.passkey.Streamer", oracle)
     lengths = [420, 700]
     rows = evaluate_passkey(tiny.run(), lengths, examples=3, batch=2, quiet=True)
     assert [row["length"] for row in rows] == lengths
@@ -233,7 +234,7 @@ def test_windows_need_not_read_what_they_cannot_see(monkeypatch: pytest.MonkeyPa
             seen.append(super().losses(tokens, targets))
             return seen[-1]
 
-    monkeypatch.setattr(tasks, "Streamer", Watched)
+    monkeypatch.setattr("famjax.eval.passkey.Streamer", Watched)
     # chunks of 64, a reach of 144; the second length has its answer in two chunks
     lengths = [5000, 4100]
     for mixer, read in (("bswa", [5000 - 4736, 4100 - 3840]), ("fam", lengths)):

@@ -1,0 +1,164 @@
+"""Passkey retrieval from documents of any length (TransformerFAM 3.2, D.1)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from famjax.core.errors import UserError
+from famjax.eval.memory import memory_report
+from famjax.eval.progress import TokenProgress
+from famjax.eval.streaming import Streamer, rechunk, refuse_beyond
+from famjax.tasks.passkey import Passkey
+from famjax.train.run import Run
+
+# the fourth number of a document's seed: training draws with 0 and 1
+_EVALUATION = 2
+
+
+def evaluate_passkey(
+    run: Run,
+    lengths: Sequence[int],
+    examples: int | Callable[[int], int] = 20,
+    batch: int = 8,
+    quiet: bool = False,
+    whole: bool = True,
+) -> list[dict[str, Any]]:
+    """Return how often a run retrieves the passkey, by the length of the document.
+
+    Args:
+      run: of any task; the number of digits is its `data.passkey.digits`.
+      lengths: tokens of a document.
+      examples: documents of each length, or a function of the length.
+      batch: documents streamed together.
+      quiet: no progress.
+      whole: read every document from its first token. Otherwise a stack of windows reads only the
+        tokens that its answer can depend on, and gives the same answer, to the bit, sooner.
+
+    Returns:
+      A row for each length: length, examples, key_accuracy (all tokens of the answer right),
+      token_accuracy, key_chance and token_chance (of guessing digits), read (tokens of each
+      document that were read), seconds, tokens_per_second (of those read), peak_bytes (the most
+      that the process held, so far).
+
+    Raises:
+      UserError: a length that does not hold the task, or is more than full attention can.
+    """
+    task = Passkey(run.tokenizer, run.config.data.passkey.digits)
+    counts = [examples(length) if callable(examples) else examples for length in lengths]
+    _check_passkey(run, task, lengths, [*counts, batch])
+    streamer = Streamer(run.model, min(batch, max(counts, default=1)))
+    reach = None if whole else run.model.stack.reach
+    starts = [_first_token(task, length, reach, streamer.chunk) for length in lengths]
+    asked = list(zip(lengths, starts, counts, strict=True))
+    rows = []
+    total = sum((length - start) * count for length, start, count in asked)
+    with TokenProgress("passkey", total, quiet) as progress:
+        for length, start, count in asked:
+            streamer = streamer.fresh(min(batch, count))
+            streamer.warm_up()
+            begin = time.perf_counter()
+            right = _retrieve(streamer, task, (length, start), count, progress)
+            rows.append(_passkey_row(task, length, start, right, time.perf_counter() - begin))
+    return rows
+
+
+def _first_token(task: Passkey, length: int, reach: int | None, chunk: int) -> int:
+    """Return the first token to be read for an answer that depends on `reach` before its block."""
+    if reach is None:
+        return 0
+    # the answer's block begins behind this, for a chunk is at least a block
+    block = length - len(task.tail("0" * task.digits)) - chunk
+    return max(block - reach, 0) // chunk * chunk
+
+
+def _check_passkey(run: Run, task: Passkey, lengths: Sequence[int], sizes: Sequence[int]) -> None:
+    """Refuse before anything is read what would be refused in the middle."""
+    for length in lengths:
+        refuse_beyond(run.model.stack.capacity, length - 1)
+        if length < task.shortest:
+            raise UserError(
+                f"passkey: {length} tokens do not hold needle and question, which take "
+                f"{task.shortest} with tokenizer {task.tokenizer.name}; ask for more"
+            )
+    if min(sizes) < 1:
+        raise UserError(f"passkey: {min(sizes)} examples or rows of a batch; take at least 1")
+
+
+def _retrieve(
+    streamer: Streamer, task: Passkey, span: tuple[int, int], count: int, progress: TokenProgress
+) -> np.ndarray:
+    """Return which tokens of the answers were the likeliest, [examples tokens] bool.
+
+    `span` is the documents' length and the first token of them that is read.
+    """
+    rows = []
+    for first in range(0, count, streamer.batch):
+        # the last batch is filled up with documents that do not count: one compiled shape
+        numbers = range(first, first + streamer.batch)
+        kept = min(streamer.batch, count - first)
+        stream = streamer.fresh()
+        rows.append(_answers(stream, task, span, numbers, kept, progress)[:kept])
+    return np.concatenate(rows)
+
+
+def _answers(
+    stream: Streamer,
+    task: Passkey,
+    span: tuple[int, int],
+    numbers: Sequence[int],
+    kept: int,
+    progress: TokenProgress,
+) -> np.ndarray:
+    """Stream documents side by side and return which answers' tokens were right, [b tokens]."""
+    documents = [_tokens_and_answers(task, span, number, stream.chunk) for number in numbers]
+    right: list[np.ndarray] = [np.zeros((len(numbers), 0), bool)]
+    # of tokens and their flags, [b 2 n]: the next piece tells the target of this one's last token
+    pieces = (np.stack(together) for together in zip(*documents, strict=True))
+    piece: np.ndarray | None = next(pieces)
+    while piece is not None:
+        after = next(pieces, None)
+        line = piece if after is None else np.concatenate([piece, after[..., :1]], -1)
+        tokens, targets, wanted = line[:, 0, :-1], line[:, 0, 1:], line[:, 1, 1:] == 1
+        if wanted.any():
+            hits = stream.losses(tokens, targets)[1]
+            right.append(hits[wanted].reshape(len(numbers), -1))
+        else:
+            stream.read(tokens)
+        progress.advance(kept * piece.shape[-1])
+        piece = after
+    return np.concatenate(right, 1)
+
+
+def _tokens_and_answers(
+    task: Passkey, span: tuple[int, int], number: int, size: int
+) -> Iterator[np.ndarray]:
+    """Yield a document in pieces [2 size]: its tokens, and 1 at those of the answer."""
+    length, start = span
+    rng = np.random.default_rng([0, length, number, _EVALUATION])
+    pieces = (
+        np.stack([piece.tokens, (piece.weights == 1).astype(np.int32)])
+        for piece in task.document(rng, length)
+    )
+    return islice(rechunk(pieces, size), start // size, None)
+
+
+def _passkey_row(
+    task: Passkey, length: int, start: int, right: np.ndarray, seconds: float
+) -> dict[str, Any]:
+    return {
+        "length": length,
+        "examples": len(right),
+        "key_accuracy": float(right.all(-1).mean()),
+        "token_accuracy": float(right.mean()),
+        "key_chance": 10.0**-task.digits,
+        "token_chance": 0.1,
+        "read": length - start,
+        "seconds": seconds,
+        "tokens_per_second": (length - start) * len(right) / seconds,
+        "peak_bytes": memory_report()["peak_bytes"],
+    }
