@@ -66,7 +66,9 @@ def read_config(folder: Path) -> HF:
     """Return the config.json of a folder."""
     path = folder / "config.json"
     if not folder.is_dir():
-        raise UserError(f"{folder}: there is no such folder; give a Hugging Face model's")
+        raise UserError(
+            f"{folder}: there is no such folder; give that of a Hugging Face model or of a run"
+        )
     try:
         hf = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
