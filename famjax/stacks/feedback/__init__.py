@@ -146,7 +146,7 @@ class Feedback(nnx.Module):
         return tuple(min(c.span, -(-math.ceil(x) // to) * to) for x in longest)
 
     def look_at(self, slots: tuple[int, ...]) -> None:
-        """Let calls look at the newest slots only, so many for each set; () is all."""
+        """Look at the newest slots only, so many for each set; () is all."""
         self.plan = dataclasses.replace(self.plan, looked=slots)
 
     def carry_memory(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,14 +27,10 @@ def step(
         state = _reset(plan, state, begins[:, 0])
     place = state.place[0]
     rings = slots_of(plan, parts, state)
-    # distances less one of the slots, from the one before the token's around to the token's own
-    behind = (place[:, None] - 1 - jnp.arange(plan.span)) % plan.span
-    mask = behind < state.filled[0][:, None]
+    seen = [Seen.of(plan, pair, n, state) for pair, n in zip(rings, plan.spans, strict=True)]
     states = [x[:, 0]]
     for i in range(len(parts.layers)):
-        attend = functools.partial(
-            _attend, plan, parts, i, rings[i % plan.sets], place, behind, mask
-        )
+        attend = functools.partial(_attend, plan, parts, i, seen[i % plan.sets], place)
         states.append(parts.layer(plan, i, states[-1], attend))
     memory = parts.memory(states)
     new: tuple[Array, ...] = (memory,)
@@ -56,45 +53,62 @@ def slots_of(plan: Plan, parts: Parts, state: FeedbackState) -> list[Pair]:
     return [(plan.rotate(k, places), v) for k, v in swapped]
 
 
-def _attend(
-    plan: Plan,
-    parts: Parts,
-    i: int,
-    slots: Pair,
-    place: Array,
-    behind: Array,
-    mask: Array,
-    q: Array,
-    drop: Drop | None,
-) -> Array:
-    """Attend with one token to a ring: [b h e] -> [b h e].
+class Seen(NamedTuple):
+    """What a token looks at of a set of keys and values: the whole ring, or its newest n slots.
 
-    Args:
-      place: [b], the token's slot.
-      behind: [b span], distance less one of each slot.
-      mask: [b span], slots that hold something.
+    Attributes:
+      k, v: [b g n e], in the ring's order, or oldest first.
+      slots: [b n], where in the ring they lie.
+      mask: [b n], which hold something.
+      turn: [b], by how much weights by distance, far first, are rolled to lie over them.
     """
-    (k, v), (b, h, e), span = slots, q.shape, plan.span
-    bias = jnp.broadcast_to(parts.bias(plan, i, q, span), (b, h, span))
-    bias = jax.vmap(_rolled)(bias, place)
-    scores = soft_cap(_scores(plan, q, k, place), parts.layers[i].qkv.cap) + bias
-    mask, some = relative.visible_or_all(mask)
+
+    k: Array
+    v: Array
+    slots: Array
+    mask: Array
+    turn: Array
+
+    @classmethod
+    def of(cls, plan: Plan, ring: Pair, n: int, state: FeedbackState) -> Seen:
+        place, filled = state.place[0][:, None], state.filled[0][:, None]
+        if n == plan.span:
+            slots = jnp.broadcast_to(jnp.arange(n), (place.shape[0], n))
+            # distances less one, from the slot before the token's around to the token's own
+            mask = (place - 1 - slots) % n < filled
+            return cls(*ring, slots, mask, state.place[0])
+        newest = jnp.arange(n)
+        slots = (place - n + newest) % plan.span
+        k, v = (jnp.take_along_axis(a, slots[:, None, :, None], 2) for a in ring)
+        return cls(k, v, slots, newest >= n - filled, jnp.zeros_like(state.place[0]))
+
+
+def _attend(
+    plan: Plan, parts: Parts, i: int, seen: Seen, place: Array, q: Array, drop: Drop | None
+) -> Array:
+    """Attend with one token, whose slot is `place` [b]: [b h e] -> [b h e]."""
+    b, h, e = q.shape
+    n = seen.slots.shape[-1]
+    bias = jnp.broadcast_to(parts.bias(plan, i, q, n), (b, h, n))
+    bias = jax.vmap(_rolled)(bias, seen.turn)
+    scores = soft_cap(_scores(plan, q, seen, place), parts.layers[i].qkv.cap) + bias
+    mask, some = relative.visible_or_all(seen.mask)
     weights = jax.nn.softmax(jnp.where(mask[:, None], scores, -jnp.inf), axis=-1)
-    weights = dropped(weights * some[:, None, None], drop).astype(v.dtype)
-    found = jnp.einsum("bgrs,bgse->bgre", weights.reshape(b, k.shape[1], -1, span), v)
+    weights = dropped(weights * some[:, None, None], drop).astype(seen.v.dtype)
+    found = jnp.einsum("bgrs,bgse->bgre", weights.reshape(b, seen.k.shape[1], -1, n), seen.v)
     return found.reshape(b, h, e)
 
 
 def _rolled(far_first: Array, place: Array) -> Array:
-    """Lay weights by distance over a ring whose next slot is `place`: [h span] -> [h span]."""
+    """Lay weights by distance over a ring whose next slot is `place`: [h n] -> [h n]."""
     # one slice of two turns, which is read faster than slot by slot
-    span = far_first.shape[-1]
+    n = far_first.shape[-1]
     twice = jnp.concatenate([far_first, far_first], -1)
-    return jax.lax.dynamic_slice_in_dim(twice, span - place, span, -1)
+    return jax.lax.dynamic_slice_in_dim(twice, n - place, n, -1)
 
 
-def _scores(plan: Plan, q: Array, k: Array, place: Array) -> Array:
-    """Return q k / sqrt(e): [b h e], [b g span e] -> [b h span].
+def _scores(plan: Plan, q: Array, seen: Seen, place: Array) -> Array:
+    """Return q k / sqrt(e): [b h e] -> [b h n].
 
     Slots from the token's own on were written a turn of the ring ago.
     """
@@ -102,13 +116,13 @@ def _scores(plan: Plan, q: Array, k: Array, place: Array) -> Array:
     wide = jnp.promote_types(q.dtype, jnp.float32)
 
     def scores(place: Array) -> Array:
-        turned = plan.rotate(q, place[:, None]).reshape(b, k.shape[1], -1, e)
-        found = jnp.einsum("bgre,bgse->bgrs", turned, k, preferred_element_type=wide)
+        turned = plan.rotate(q, place[:, None]).reshape(b, seen.k.shape[1], -1, e)
+        found = jnp.einsum("bgre,bgse->bgrs", turned, seen.k, preferred_element_type=wide)
         return found.reshape(b, h, -1) * e**-0.5
 
     if plan.config.positions == "learned":
         return scores(place)
-    earlier = jnp.arange(plan.span) < place[:, None]
+    earlier = seen.slots < place[:, None]
     return jnp.where(earlier[:, None], scores(place), scores(place + plan.span))
 
 
