@@ -1,0 +1,75 @@
+"""Every command that the docs and the configs tell to run is one that its verb takes."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from famjax.cli.main import VERBS
+from famjax.core.config import Config
+from famjax.core.experiment import load_config, to_json
+from famjax.core.keys import keys
+
+ROOT = Path(__file__).parents[2]
+
+
+def told() -> Iterator[tuple[str, str]]:
+    """Yield (file, command) of every line that begins with famjax."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for path in [*pages, *sorted((ROOT / "configs").glob("[!_]*.py"))]:
+        text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+        for line in re.findall(r"^(?:Command:)?[ ]*famjax (.+)$", text, re.M):
+            command = line.partition(" #")[0].strip()
+            # grammar and sentences, not commands
+            if command.split()[0] in VERBS and not re.search(r"[\[|`]| to | of |: ", command):
+                yield path.name, command
+
+
+COMMANDS = sorted(set(told()))
+
+
+class Parsed(Exception):
+    """The verb has taken its flags."""
+
+
+def test_there_are_commands_of_every_verb() -> None:
+    verbs = {command.split()[0] for _, command in COMMANDS}
+    assert {"train", "eval", "convert", "analyze", "generate", "bench"} <= verbs
+    assert len(COMMANDS) > 60
+
+
+@pytest.mark.parametrize(("file", "command"), COMMANDS, ids=lambda x: x)
+def test_can_be_run(
+    file: str, command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    verb, *argv = shlex.split(command)
+    if verb == "train":
+        # EXPERIMENT, CONFIG: the reader's own
+        if not argv[0].isupper() and argv[0] != "runs/first/config.json":
+            given = [f"init={tmp_path}" if a.startswith("init=") else a for a in argv]
+            model = load_config(argv[0]).model
+            if "train.only=maps" in argv:
+                model = replace(model, mixer="linear")
+            if file == "finetune.md":
+                model = replace(model, block_len=192)  # as converted there
+            (tmp_path / "config.json").write_text(to_json(Config(model=model)))
+            load_config(given[0], given[1:])
+        return
+    module = importlib.import_module(f"famjax.cli.{verb}")
+    parse = module.parse
+
+    def stop(*args: object) -> None:
+        parse(*args)
+        raise Parsed
+
+    monkeypatch.setattr(module, "parse", stop)
+    with pytest.raises(Parsed):
+        module.run(argv)
+    given = {a.partition("=")[0] for a in argv if "=" in a and not a.startswith("-")}
+    assert given <= keys().keys() | {a for a in given if verb != "convert"}
