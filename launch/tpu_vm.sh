@@ -13,7 +13,8 @@ usage: launch/tpu_vm.sh VERB --name NAME --zone ZONE [option ...] [CONFIG key=va
             TPU is taken away, ask for another and go on from the last checkpoint
   create    ask for a TPU and wait until it is there
   install   copy this checkout's last commit to every worker and install famjax there
-  run       start famjax train on every worker; a run that is there goes on
+  run       start famjax train on every worker, one that is under way there saves and ends first; a
+            run that is there goes on
   tail      follow the first worker's log
   stop      let the training save and end
   delete    give the TPU back; what is in --runs stays

@@ -48,9 +48,23 @@ install() {
   run ~/.local/bin/uv pip install --quiet --python ~/venv --editable "$HOME/famjax[tpu]"
 }
 
+readonly training="$HOME/venv/bin/famjax train"
+
+# Two minutes for one that is left from before to save and end; the chips are its own until then.
+end_the_last() {
+  local i
+  run pkill -TERM -f "$training" && [[ -z $dry ]] || return 0
+  for ((i = 0; i < 60; i++)); do
+    sleep 2
+    pgrep -f "$training" >/dev/null || return 0
+  done
+  pkill -KILL -f "$training" || true
+}
+
 train() {
   local name=$1 status=0
   shift
+  end_the_last
   run rm -f ~/train.status
   run ~/venv/bin/famjax train "$@" --run ~/runs/"$name" || status=$?
   [[ -n $dry ]] || echo "$status" >~/train.status
@@ -59,7 +73,7 @@ train() {
 status() {
   if [[ -f ~/train.status ]]; then
     cat ~/train.status
-  elif pgrep -f 'venv/bin/famjax train' >/dev/null; then
+  elif pgrep -f "$training" >/dev/null; then
     echo running
   else
     echo none
@@ -68,6 +82,6 @@ status() {
 
 case ${1:-} in
   install | train | status) "$@" ;;
-  stop) run pkill -TERM -f 'venv/bin/famjax train' || say "no training is running" ;;
+  stop) run pkill -TERM -f "$training" || say "no training is running" ;;
   *) die "is called by tpu_vm.sh, with install PLACE, train NAME CONFIG ..., status or stop" ;;
 esac

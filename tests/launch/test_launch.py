@@ -175,6 +175,7 @@ def test_help_tells_the_usage(name: str, fakes: Path, tmp_path: Path) -> None:
         (
             "tpu_worker.sh train first text_fam",
             [
+                "pkill -TERM -f '/home/me/venv/bin/famjax train'",
                 "rm -f /home/me/train.status",
                 "/home/me/venv/bin/famjax train text_fam --run /home/me/runs/first",
             ],
@@ -390,15 +391,68 @@ def test_a_refused_request_ends_it(tmp_path: Path, fakes: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(("status", "told"), [(0, "0"), (143, "143"), (2, "2")])
-def test_a_worker_tells_how_the_training_ended(tmp_path: Path, status: int, told: str) -> None:
-    (tmp_path / "venv/bin").mkdir(parents=True)
-    fake(tmp_path / "venv/bin", "famjax", f'echo "$@"; exit {status}')
-    home = {"HOME": str(tmp_path)}
-    assert script("tpu_worker.sh status", **home).stdout == "none\n"
-    done = script("tpu_worker.sh train first text_fam 'name=a b'", **home)
-    assert done.stdout == f"train text_fam name=a b --run {tmp_path}/runs/first\n"
-    assert script("tpu_worker.sh status", **home).stdout == f"{told}\n"
+@pytest.fixture
+def worker(tmp_path: Path, fakes: Path) -> Path:
+    """Return the home folder of a worker where famjax is installed, which writes down its words."""
+    home = tmp_path / "home"
+    for folder in ("venv/bin", "famjax"):
+        (home / folder).mkdir(parents=True)
+    (home / "famjax" / "launch").symlink_to(ROOT / "launch")
+    fake(home / "venv/bin", "famjax", f'printf "%s\\n" "$@" >{home}/words; exit $(cat {home}/end)')
+    fake(fakes, "rm", '/bin/rm "$@"')
+    (home / "end").write_text("0")
+    return home
+
+
+@pytest.mark.parametrize("status", [0, 2, 143])
+def test_a_worker_tells_how_the_training_ended(worker: Path, fakes: Path, status: int) -> None:
+    (worker / "end").write_text(str(status))
+    home = {"HOME": str(worker)}
+    assert script("tpu_worker.sh status", fakes, **home).stdout == "none\n"
+    script("tpu_worker.sh train first text_fam", fakes, **home)
+    assert script("tpu_worker.sh status", fakes, **home).stdout == f"{status}\n"
+
+
+def test_a_training_that_is_under_way_ends_first(worker: Path, fakes: Path, tmp_path: Path) -> None:
+    """Told once, looked at until it is gone, and not killed."""
+    fake(fakes, "pkill", f'echo "pkill $*" >>{tmp_path}/called')
+    looks = f"{tmp_path}/looks"
+    fake(fakes, "pgrep", f"echo x >>{looks}; [[ $(grep -c x {looks}) -lt 3 ]]")
+    fake(fakes, "sleep", f"echo sleep >>{tmp_path}/called")
+    script("tpu_worker.sh train first text_fam", fakes, HOME=str(worker))
+    told = f"pkill -TERM -f {worker}/venv/bin/famjax train"
+    assert called(tmp_path) == [told, "sleep", "sleep", "sleep"]
+    assert (worker / "words").exists()
+
+
+ARGUMENTS = ["text_fam", 'data.files=it\'s "here"/*.txt', "name=$HOME & co", "train.steps=9"]
+
+
+def test_arguments_reach_famjax_on_a_tpu_as_they_were_given(worker: Path, fakes: Path) -> None:
+    given = shlex.join(ARGUMENTS)
+    printed = script(f"tpu_vm.sh run --dry-run {TPU} {given}", fakes).stdout
+    (command,) = [w for w in shlex.split(printed) if w.startswith("--command=")]
+    remote = command.removeprefix("--command=").removesuffix("&")
+    path = f"{fakes}:{tools().name}"
+    environment = {
+        "HOME": str(worker),
+        "PATH": f"{path}:{Path(shutil.which('nohup') or '').parent}",
+    }
+    subprocess.run(["bash", "-c", remote], cwd=worker, env=environment, check=True, timeout=60)
+    words = (worker / "words").read_text().splitlines()
+    assert words == ["train", *ARGUMENTS, "--run", f"{worker}/runs/first"]
+
+
+def test_arguments_reach_famjax_on_gke_as_they_were_given(fakes: Path, tmp_path: Path) -> None:
+    given = shlex.join(ARGUMENTS)
+    line = f"gke.sh run --dry-run {GKE} --type v5p-8 --image I --name first {given}"
+    (command,) = [w for w in shlex.split(script(line, fakes).stdout) if w.startswith("--command=")]
+    fake(fakes, "famjax", f'printf "%s\\n" "$@" >{tmp_path}/words')
+    inside = f"({command.removeprefix('--command=')}) & wait $!"
+    environment = {"HOME": "/home/me", "PATH": f"{fakes}:{tools().name}"}
+    subprocess.run(["bash", "-c", inside], env=environment, check=True, timeout=60)
+    words = (tmp_path / "words").read_text().splitlines()
+    assert words == ["train", *ARGUMENTS, "--run", "/runs/first"]
 
 
 @pytest.mark.parametrize(
