@@ -32,6 +32,7 @@ test-slow: $(VENV)/.installed-dev
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/shellcheck launch/*.sh launch/*.sbatch .ci/run
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy

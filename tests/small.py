@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from famjax.core import sharding
-from famjax.core.config import Config, DataConfig, PasskeyConfig
+from famjax.core.config import Config, DataConfig, PasskeyConfig, ProfileConfig
 from famjax.core.experiment import override
 from famjax.train import loop
 from famjax.train.checkpoint import Checkpoints
@@ -52,7 +52,8 @@ LAYOUTS = {
     "packed": ["data.layout=packed", "train.rsp=0.7", "train.rsp_ramp=3", "data.repeat_len=4"],
 }
 # fields of metrics.jsonl that measure time
-TIMES = ("tokens_per_second", "model_flops_utilisation", "data_wait")
+PARTS = ("data_seconds", "host_seconds", "device_seconds")
+TIMES = ("tokens_per_second", "model_flops_utilisation", "data_wait", "step_seconds", *PARTS)
 
 
 def texts(folder: Path, count: int = 6) -> Path:
@@ -90,7 +91,7 @@ def make_program(config: Config, token_bytes: np.ndarray, looked: tuple[int, ...
     if config.optimizer.schedule == "constant":
         train = replace(train, steps=1)
     _token_bytes.append(token_bytes)
-    return _program(replace(config, name="-", data=data, train=train))
+    return _program(replace(config, name="-", data=data, train=train, profile=ProfileConfig()))
 
 
 @pytest.fixture

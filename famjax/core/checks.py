@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 
 from famjax.core.config import Config, DataConfig, ModelConfig
@@ -33,7 +34,7 @@ _AXES = ("mesh.data", "mesh.fsdp", "mesh.tensor")
 
 def validate(config: Config) -> None:
     """Raise a `UserError` for the first value of the config that cannot work."""
-    _raise_first(config, (*_OF_MODEL, _bad_data, _bad_train, _bad_warmup, _bad_mesh))
+    _raise_first(config, (*_OF_MODEL, _bad_data, _bad_train, _bad_warmup, _bad_profile, _bad_mesh))
 
 
 def validate_model(model: ModelConfig) -> None:
@@ -404,6 +405,23 @@ def _bad_warmup(config: Config) -> Iterator[str]:
             f"{m.block_len} times train.bptt_segments={t.bptt_segments}; "
             f"take one of {', '.join(map(str, fitting))}, {off}"
         )
+
+
+def _bad_profile(config: Config) -> Iterator[str]:
+    p, steps = config.profile, config.train.steps
+    if p.steps:
+        named = f"profile.steps={p.steps}"
+        match = re.fullmatch(r"(\d+):(\d+)", p.steps, re.ASCII)
+        if not match:
+            yield f"{named}: give two numbers of steps done, such as profile.steps=10:15"
+            return
+        first, last = int(match[1]), int(match[2])
+        if first >= last:
+            yield f"{named}: begins where it ends or later; take the smaller number first"
+        if last > steps:
+            yield f"{named}: ends beyond train.steps={steps}; take at most {steps}"
+    if p.memory > steps:
+        yield f"profile.memory={p.memory}: is beyond train.steps={steps}; take at most {steps}"
 
 
 def _bad_mesh(config: Config) -> Iterator[str]:

@@ -352,6 +352,17 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
+class ProfileConfig:
+    """What is written to RUN/profile; it changes nothing of the run."""
+
+    # "A:B": a trace of what device and host do from when A steps are done until B are, for XProf,
+    # TensorBoard and Perfetto
+    steps: str = ""
+    # after so many steps, which arrays the devices hold, for pprof; 0 = never
+    memory: int = 0
+
+
+@dataclass(frozen=True)
 class MeshConfig:
     """Devices along each axis. -1 for one axis takes what the others leave."""
 
@@ -371,4 +382,5 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)

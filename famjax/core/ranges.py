@@ -74,6 +74,7 @@ _LOWEST: dict[str, float] = {
     "train.log_every": 1,
     "train.checkpoint_every": 1,
     "train.keep": 1,
+    "profile.memory": 0,
 }
 _POSITIVE = (
     "model.rope_base",

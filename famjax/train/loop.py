@@ -30,6 +30,7 @@ from famjax.train.begin import freezes, refuse_base
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.metrics import METRICS, MetricsWriter
 from famjax.train.optimizers import make_schedule
+from famjax.train.profile import Profiler, refuse_past
 from famjax.train.program import make_program
 from famjax.train.progress import Progress
 from famjax.train.run import (
@@ -138,11 +139,17 @@ class Trainer:
             self.progress.note(self.source.report())
         if line := self.idle():
             self.progress.note(line)
-        asked = _Asked()
-        with asked.listening(), MetricsWriter(self.folder, step if step else None) as metrics:
+        asked, profiler = _Asked(), Profiler(self.config, self.folder, self.progress.note)
+        with (
+            asked.listening(),
+            profiler,
+            MetricsWriter(self.folder, step if step else None) as metrics,
+        ):
+            self.see(profiler, state, step)
             while step < last:
                 log = (step + 1) % self.config.train.log_every == 0 or step + 1 == last
-                state, about = self.advance(state, inspect=log or step == first)
+                with jax.profiler.StepTraceAnnotation("train", step_num=step):
+                    state, about = self.advance(state, inspect=log or step == first)
                 step += 1
                 if step == first + 1:
                     jax.block_until_ready(state)
@@ -150,6 +157,7 @@ class Trainer:
                 if log:
                     state = self.log(metrics, state, step, about)
                     self.look(state, step)
+                self.see(profiler, state, step)
                 if length_at(self.config, step) != self.length:
                     state, first = self.lengthen(state, step), step
                 if step % self.config.train.checkpoint_every == 0:
@@ -169,14 +177,24 @@ class Trainer:
         Returns:
           The next state, and if asked for what `Program.inspect` says of the step.
         """
-        with self.clock.waiting():
+        with self.clock.waiting("data"):
             batch = jax.device_put(next(self.batches), self.program.batch)
         about = {}
-        if inspect:
-            about = self.program.inspect(state.params, state.frozen, state.memory, batch)
-        state = self.program.step(state, batch)
+        # calls come back at once, unless too many steps are under way
+        with self.clock.waiting("device"):
+            if inspect:
+                about = self.program.inspect(state.params, state.frozen, state.memory, batch)
+            state = self.program.step(state, batch)
         self.clock.steps += 1
         return state, about
+
+    def see(self, profiler: Profiler, state: TrainState, step: int) -> None:
+        """Let the profiler begin or end behind a step that the device is done with."""
+        if profiler.wants(step):
+            with self.clock.waiting("device"):
+                jax.block_until_ready(state)
+        with self.clock.stopped():
+            profiler.after(step)
 
     def set_length(self, length: int) -> None:
         """Let the steps that follow read so many tokens of a row."""
@@ -289,6 +307,7 @@ class Trainer:
     def compare(self, before: Config, step: int) -> None:
         """Refuse a checkpoint made with another config; tell what a changed one means."""
         refuse_other(before, self.config, self.checkpoints.path(step))
+        refuse_past(before, self.config, step)
         old, new = make_schedule(before.optimizer, before.train.steps)(step), self.schedule(step)
         if old != new:
             self.progress.note(
@@ -313,7 +332,8 @@ class Trainer:
         self.saved = step
 
     def refuse_bad(self, state: TrainState) -> None:
-        bad = int(jax.device_get(state.bad))
+        with self.clock.waiting("device"):
+            bad = int(jax.device_get(state.bad))
         if bad:
             self.checkpoints.wait()
             last = self.checkpoints.latest()
@@ -333,7 +353,8 @@ class Trainer:
         self, metrics: MetricsWriter, state: TrainState, step: int, about: dict[str, Array]
     ) -> TrainState:
         """Write a row, tell the curriculum, and return the state with the totals set to zero."""
-        totals, about = jax.device_get((state.totals, about))
+        with self.clock.waiting("device"):
+            totals, about = jax.device_get((state.totals, about))
         self.tokens += float(totals.tokens)
         row = {
             **summary(totals, self.config.train.match),
@@ -402,23 +423,37 @@ def summary(totals: Totals, match: bool = False) -> dict[str, float]:
 
 
 class Clock:
-    """Where the loop's time goes."""
+    """Where the loop's time goes: it waits for data, it waits for the device, or it works itself.
+
+    What is waited for goes on at the same time, and so does the device while the host works: of a
+    loop that keeps its device busy nearly all time is waiting for it.
+    """
 
     def __init__(self) -> None:
         self.start()
 
     def start(self) -> None:
-        self.begin, self.waited, self.steps = time.perf_counter(), 0.0, 0
+        self.begin, self.steps = time.perf_counter(), 0
+        self.waited = {"data": 0.0, "device": 0.0}
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Count the time inside as waiting for data."""
+    def waiting(self, what: str) -> Iterator[None]:
+        """Count the time inside as waiting for "data" or for the "device"."""
         begin = time.perf_counter()
         yield
-        self.waited += time.perf_counter() - begin
+        self.waited[what] += time.perf_counter() - begin
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Do not count the time inside."""
+        begin = time.perf_counter()
+        yield
+        self.begin += time.perf_counter() - begin
 
     def lap(self, tokens: float, config: Config) -> dict[str, float]:
-        """Return rates since the last lap; {} if no step was made in it but the one that compiled.
+        """Return rates since the last lap, and the seconds of a step, the sum of its three parts.
+
+        {} if no step was made in it but the one that compiled.
 
         Args:
           tokens: of a step.
@@ -428,15 +463,19 @@ class Clock:
             return {}
         seconds = time.perf_counter() - self.begin
         rate = tokens * self.steps / seconds
-        device = jax.devices()[0]
+        data, device = (self.waited[what] / self.steps for what in ("data", "device"))
         # measured at the first lap only, and before the next one begins
-        peak = flops.peak_flops(device) or flops.measured_peak(config.model.dtype)
+        peak = flops.peak_flops(jax.devices()[0]) or flops.measured_peak(config.model.dtype)
         shares = {
             "tokens_per_second": rate,
             "model_flops_utilisation": rate
             * flops.step_flops(config)
             / (peak * jax.device_count()),
-            "data_wait": self.waited / seconds,
+            "data_wait": data * self.steps / seconds,
+            "step_seconds": seconds / self.steps,
+            "data_seconds": data,
+            "host_seconds": seconds / self.steps - data - device,
+            "device_seconds": device,
         }
         self.start()
         return shares

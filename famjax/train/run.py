@@ -36,8 +36,8 @@ from famjax.train.checkpoint import Checkpoints
 
 CONFIG, CHECKPOINTS = "config.json", "checkpoints"
 
-# What a resumed run may change: how long, how often, under which name, on which devices. With more
-# steps a cosine or wsd schedule goes on at another rate; the loop says so.
+# What a resumed run may change: how long, how often, under which name, what is looked at, on which
+# devices. With more steps a cosine or wsd schedule goes on at another rate; the loop says so.
 _FREE = (
     "name",
     "init",
@@ -45,6 +45,7 @@ _FREE = (
     "train.log_every",
     "train.checkpoint_every",
     "train.keep",
+    "profile.",
     "mesh.",
 )
 

@@ -172,11 +172,16 @@ def test_rates_count_what_was_timed() -> None:
     clock = loop.Clock()
     assert clock.lap(100.0, Config()) == {}
     model = override(Config(), ["model.vocab_size=32"])
-    clock.steps, clock.begin, clock.waited = 3, time.perf_counter() - 2, 0.5
+    clock.steps, clock.begin = 3, time.perf_counter() - 2
+    clock.waited = {"data": 0.5, "device": 0.9}
     lap = clock.lap(100.0, model)
     assert lap["tokens_per_second"] == pytest.approx(150, rel=0.05)
     assert lap["data_wait"] == pytest.approx(0.25, rel=0.05)
-    assert (clock.steps, clock.waited) == (0, 0)
+    assert lap["step_seconds"] == pytest.approx(2 / 3, rel=0.05)
+    assert lap["data_seconds"] == pytest.approx(0.5 / 3)
+    assert lap["device_seconds"] == pytest.approx(0.3)
+    assert lap["host_seconds"] == pytest.approx(0.2, rel=0.05)
+    assert (clock.steps, clock.waited) == (0, {"data": 0, "device": 0})
 
 
 def test_the_progress_line_shows_where_time_goes(

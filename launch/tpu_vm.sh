@@ -1,0 +1,195 @@
+#!/usr/bin/env bash
+# famjax train on Cloud TPU VMs, from your own machine; see usage below and docs/launch.md.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=lib.sh
+. launch/lib.sh
+
+usage() {
+  cat <<'EOF'
+usage: launch/tpu_vm.sh VERB --name NAME --zone ZONE [option ...] [CONFIG key=value ...]
+
+  train     all of it: create, install, run, wait for the end of the training, and delete. When the
+            TPU is taken away, ask for another and go on from the last checkpoint
+  create    ask for a TPU and wait until it is there
+  install   copy this checkout's last commit to every worker and install famjax there
+  run       start famjax train on every worker, one that is under way there saves and ends first; a
+            run that is there goes on
+  tail      follow the first worker's log
+  stop      let the training save and end
+  delete    give the TPU back; what is in --runs stays
+
+  --name NAME      of the TPU and of the run's folder, PLACE/NAME
+  --zone ZONE      such as us-west4-a; gcloud compute tpus locations list
+  --type TYPE      create, train: v5litepod-8 is one host of 8 chips, v5litepod-32 a slice of several;
+                   gcloud compute tpus accelerator-types list --zone ZONE
+  --runs PLACE     install, train: where runs are kept, mounted as ~/runs on every worker. gs://BUCKET,
+                   made with --enable-hierarchical-namespace, or HOST:/SHARE, an NFS share (Filestore)
+  --project ID     gcloud's own if left out
+  --spot           create, train: cheaper, and may be taken away at any moment
+  --dry-run        print every command, one a line, and run none
+
+example: launch/tpu_vm.sh train --name first --zone us-west4-a --type v5litepod-8 --spot \
+           --runs gs://my-runs text_fam train.steps=2000
+EOF
+}
+
+readonly poll=60 # seconds between looks
+name="" zone="" type="" runs="" project="" spot="" verb=${1:-}
+case $verb in
+  -h | --help | "") usage; exit 0 ;;
+  train | create | install | run | tail | stop | delete) shift ;;
+  *) die "unknown verb $verb (known: train, create, install, run, tail, stop, delete)" ;;
+esac
+while [[ ${1:-} == --* ]]; do
+  case $1 in
+    --spot) spot=--spot; shift; continue ;;
+    --dry-run) dry=1; shift; continue ;;
+    --help) usage; exit 0 ;;
+    --name | --zone | --type | --runs | --project) [[ -n ${2:-} ]] || die "$1 needs a value" ;;
+    *) die "unknown option $1; see --help" ;;
+  esac
+  printf -v "${1#--}" %s "$2"
+  shift 2
+done
+given "$name" --name first
+given "$zone" --zone us-west4-a
+case $verb in create | train) given "$type" --type v5litepod-8 ;; esac
+case $verb in install | train)
+  given "$runs" --runs gs://my-runs
+  runs=${runs%/}
+  [[ $runs =~ ^gs://[^/]+$ || $runs =~ ^[^:/]+:/[^/]+ ]] ||
+    die "--runs $runs is neither gs://BUCKET, without a path, nor HOST:/SHARE"
+  ;;
+esac
+case $verb in run | train) [[ $# -gt 0 ]] || die "which config? such as: ... text_fam train.steps=2000" ;; esac
+
+need_gcloud
+where=("--zone=$zone")
+if [[ -n $project ]]; then where+=("--project=$project"); fi
+tpus() { run gcloud compute tpus "$@" "${where[@]}"; }
+
+# on WORKER COMMAND: run a line of shell on one worker, or on all
+on() { tpus tpu-vm ssh "$name" --quiet "--worker=$1" "--command=$2"; }
+
+# The software that JAX wants on each kind of TPU.
+runtime() {
+  case $type in
+    v6e-*) echo v2-alpha-tpuv6e ;;
+    v5p-*) echo v2-alpha-tpuv5 ;;
+    v5litepod-*) echo v2-alpha-tpuv5-lite ;;
+    v[234]-*) echo tpu-ubuntu2204-base ;;
+    *) die "--type $type is not of a known kind (v2-, v3-, v4-, v5litepod-, v5p-, v6e-)" ;;
+  esac
+}
+
+# state ANSWER: ACTIVE; NONE, there is no such TPU; PREEMPTED; UNKNOWN, gcloud cannot tell; or what
+# else the queue says
+state() {
+  local found node errors="${TMPDIR:-/tmp}/famjax-$name.err"
+  if [[ -n $dry ]]; then errors=/dev/null; fi
+  if ! found="$(ask "$1" gcloud compute tpus queued-resources describe "$name" "${where[@]}" \
+    '--format=value(state.state)' 2>"$errors")"; then
+    if grep -q NOT_FOUND "$errors"; then
+      found=NONE
+    else
+      say "gcloud does not tell the state of $name: $(tail -n 1 "$errors")"
+      found=UNKNOWN
+    fi
+  elif [[ $found == ACTIVE && -z $dry ]]; then
+    node="$(gcloud compute tpus tpu-vm describe "$name" "${where[@]}" '--format=value(state)' \
+      2>/dev/null)" || node=""
+    case $node in PREEMPTED | TERMINATED | STOPPED) found=PREEMPTED ;; esac
+  fi
+  echo "$found"
+}
+
+# Returns 1 if there is no TPU yet and nothing to wait for: the queue gave up, or the last one is
+# still being taken away.
+create() {
+  local now software
+  software="$(runtime)" || exit 2
+  now="$(state NONE)"
+  case $now in
+    ACTIVE) return ;;
+    FAILED | SUSPENDED | PREEMPTED) delete && now=NONE ;;
+  esac
+  if [[ $now == NONE ]]; then
+    tpus queued-resources create "$name" "--node-id=$name" "--accelerator-type=$type" \
+      "--runtime-version=$software" ${spot:+"$spot"} ||
+      die "the request was refused; what gcloud says above tells why (quota, zone, type)"
+  fi
+  while now="$(state ACTIVE)"; [[ $now != ACTIVE ]]; do
+    say "$name: $now"
+    case $now in FAILED | SUSPEND* | PREEMPTED | DELETING | NONE) return 1 ;; esac
+    run sleep "$poll"
+  done
+}
+
+install() {
+  local packed="${TMPDIR:-/tmp}/famjax-$name.tar.gz"
+  if [[ -z $dry ]] && ! git diff --quiet HEAD; then
+    say "what is not committed is left behind"
+  fi
+  run git archive --format=tar.gz "--output=$packed" HEAD &&
+    tpus tpu-vm scp "$packed" "$name:famjax.tar.gz" --quiet --worker=all &&
+    on all "mkdir -p famjax && tar -xzf famjax.tar.gz -C famjax && famjax/launch/tpu_worker.sh \
+install $(shown "$runs")"
+}
+
+# It goes on when the connection ends.
+start() {
+  on all "nohup famjax/launch/tpu_worker.sh train $(shown "$name" "$@") >>train.log 2>&1 </dev/null &"
+}
+
+# ended ANSWER: the exit status of the training; running; none, it was not started; or unknown
+ended() {
+  ask "$1" gcloud compute tpus tpu-vm ssh "$name" "${where[@]}" --quiet --worker=0 \
+    --command="famjax/launch/tpu_worker.sh status || echo none" || echo unknown
+}
+
+delete() { tpus queued-resources delete "$name" --quiet --force; }
+
+# once more CONFIG ...: install if nothing runs there yet, and start; at most five times on one TPU
+once_more() {
+  tries=$((tries + 1))
+  [[ $tries -le 5 ]] || die "the training did not go five times; see tail. $(costs)"
+  if [[ $status == none ]]; then install || return 0; fi
+  start "$@" || return 0
+}
+
+costs() { echo "The TPU is still there and costs money: launch/tpu_vm.sh delete --name $name --zone $zone"; }
+
+# Whatever happens to the TPU, until the training ends by itself.
+train() {
+  local now status answer=none tries=0
+  now="$(state NONE)"
+  [[ $now != UNKNOWN ]] || die "cannot begin; see what gcloud says above"
+  while :; do
+    if [[ $now != ACTIVE && $now != UNKNOWN ]]; then
+      say "$name: $now, asking for a TPU"
+      tries=0
+      create || { run sleep "$poll"; now="$(state NONE)"; continue; }
+    fi
+    status="$(ended "$answer")"
+    case $status in
+      running | unknown) ;;
+      0) say "the training has ended"; delete; return ;;
+      2) die "famjax found a mistake; tail shows it. $(costs)" ;;
+      *) say "training: $status, starting it"; once_more "$@" ;;
+    esac
+    answer=0
+    run sleep "$poll"
+    now="$(state ACTIVE)"
+  done
+}
+
+case $verb in
+  train) train "$@" ;;
+  create) create || die "$name is not there; call create again, or train, which goes on asking" ;;
+  install) install ;;
+  run) start "$@" ;;
+  tail) on 0 "tail -n 100 -F train.log" ;;
+  stop) on all "famjax/launch/tpu_worker.sh stop" ;;
+  delete) delete ;;
+esac

@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# What tpu_vm.sh calls on each worker of a TPU: install PLACE, train NAME CONFIG ..., status, stop.
+set -euo pipefail
+# shellcheck source=lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+if [[ ${1:-} == --dry-run ]]; then
+  dry=1
+  shift
+fi
+
+# From the repository that gcsfuse's documentation names.
+install_gcsfuse() {
+  local from=https://packages.cloud.google.com/apt key=/usr/share/keyrings/cloud.google.asc
+  run sudo curl -fsSLo "$key" "$from/doc/apt-key.gpg"
+  run sudo sh -c ". /etc/os-release; echo \"deb [signed-by=$key] $from gcsfuse-\$VERSION_CODENAME main\" \
+>/etc/apt/sources.list.d/gcsfuse.list"
+  apt_install gcsfuse
+}
+
+# A machine that has just come up is still updating itself.
+apt_install() {
+  run sudo apt-get -qq -o DPkg::Lock::Timeout=600 update
+  run sudo apt-get -qq -o DPkg::Lock::Timeout=600 install -y "$@"
+}
+
+mount_runs() {
+  run mkdir -p ~/runs
+  case $1 in
+    gs://*)
+      command -v gcsfuse >/dev/null || install_gcsfuse
+      # without caches every worker sees at once what the first one has written
+      run gcsfuse --metadata-cache-ttl-secs=0 --metadata-cache-negative-ttl-secs=0 \
+        "$(basename "$1")" ~/runs
+      ;;
+    *)
+      apt_install nfs-common
+      run sudo mount -t nfs "$1" ~/runs
+      run sudo chmod a+rwx ~/runs
+      ;;
+  esac
+}
+
+# With the Python that famjax is tested on, which the system may not have.
+install() {
+  mountpoint -q ~/runs || mount_runs "$1"
+  run python3 -m pip install --quiet --user uv
+  run ~/.local/bin/uv venv --quiet --allow-existing --python 3.11 ~/venv
+  run ~/.local/bin/uv pip install --quiet --python ~/venv --editable "$HOME/famjax[tpu]"
+}
+
+readonly training="$HOME/venv/bin/famjax train"
+
+# Two minutes for one that is left from before to save and end; the chips are its own until then.
+end_the_last() {
+  local i
+  run pkill -TERM -f "$training" && [[ -z $dry ]] || return 0
+  for ((i = 0; i < 60; i++)); do
+    sleep 2
+    pgrep -f "$training" >/dev/null || return 0
+  done
+  pkill -KILL -f "$training" || true
+}
+
+train() {
+  local name=$1 status=0
+  shift
+  end_the_last
+  run rm -f ~/train.status
+  run ~/venv/bin/famjax train "$@" --run ~/runs/"$name" || status=$?
+  [[ -n $dry ]] || echo "$status" >~/train.status
+}
+
+status() {
+  if [[ -f ~/train.status ]]; then
+    cat ~/train.status
+  elif pgrep -f "$training" >/dev/null; then
+    echo running
+  else
+    echo none
+  fi
+}
+
+case ${1:-} in
+  install | train | status) "$@" ;;
+  stop) run pkill -TERM -f "$training" || say "no training is running" ;;
+  *) die "is called by tpu_vm.sh, with install PLACE, train NAME CONFIG ..., status or stop" ;;
+esac

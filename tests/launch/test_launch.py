@@ -1,0 +1,485 @@
+"""The launch scripts: what shellcheck says, what they would run, and what they do when TPUs go."""
+
+from __future__ import annotations
+
+import functools
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = sorted([*ROOT.glob("launch/*.sh"), *ROOT.glob("launch/*.sbatch")])
+# whatever a script could do something with
+COMMANDS = (
+    *("gcloud", "xpk", "kubectl", "docker", "srun", "scontrol", "sudo", "gcsfuse", "curl"),
+    *("python3", "famjax", "git", "sleep", "mkdir", "rm", "pkill", "nvidia-smi"),
+)
+
+TPU = "--name first --zone us-west4-a --project mine"
+GKE = "--cluster c --zone us-west4-a --project mine"
+IN = "--zone=us-west4-a --project=mine"
+ON = "--cluster=c --zone=us-west4-a --project=mine"
+DESCRIBE = f"gcloud compute tpus queued-resources describe first {IN} '--format=value(state.state)'"
+INSTALL = [
+    "git archive --format=tar.gz --output=/tmp/famjax-first.tar.gz HEAD",
+    "gcloud compute tpus tpu-vm scp /tmp/famjax-first.tar.gz first:famjax.tar.gz --quiet "
+    f"--worker=all {IN}",
+    "gcloud compute tpus tpu-vm ssh first --quiet --worker=all '--command=mkdir -p famjax && "
+    "tar -xzf famjax.tar.gz -C famjax && famjax/launch/tpu_worker.sh install gs://b' " + IN,
+]
+CREATE = (
+    "gcloud compute tpus queued-resources create first --node-id=first "
+    "--accelerator-type=v5litepod-32 --runtime-version=v2-alpha-tpuv5-lite"
+)
+FAMJAX = [
+    "python3 -m pip install --quiet --user uv",
+    "/home/me/.local/bin/uv venv --quiet --allow-existing --python 3.11 /home/me/venv",
+    "/home/me/.local/bin/uv pip install --quiet --python /home/me/venv --editable "
+    "'/home/me/famjax[tpu]'",
+]
+DELETE = f"gcloud compute tpus queued-resources delete first --quiet --force {IN}"
+STATUS = (
+    f"gcloud compute tpus tpu-vm ssh first {IN} --quiet --worker=0 "
+    "'--command=famjax/launch/tpu_worker.sh status || echo none'"
+)
+
+
+def start(arguments: str) -> str:
+    """Return the command that starts training; `arguments` as a shell on the worker reads them."""
+    remote = f"nohup famjax/launch/tpu_worker.sh train first {arguments} "
+    remote += ">>train.log 2>&1 </dev/null &"
+    command = "gcloud compute tpus tpu-vm ssh first --quiet --worker=all"
+    return shlex.join([*command.split(), f"--command={remote}", *IN.split()])
+
+
+# what the scripts themselves, and the fakes here, are made of
+TOOLS = ("bash", "basename", "cat", "dirname", "grep", "head", "pgrep", "rm", "sed", "tail", "wc")
+
+
+@functools.cache
+def tools() -> tempfile.TemporaryDirectory[str]:
+    """Return a folder of commands that are everywhere, and of no others."""
+    folder = tempfile.TemporaryDirectory(prefix="famjax-tests-")
+    for name in (*TOOLS, "mountpoint"):
+        found = shutil.which(name)
+        assert found, name
+        (Path(folder.name) / name).symlink_to(found)
+    return folder
+
+
+@pytest.fixture
+def fakes(tmp_path: Path) -> Path:
+    """Return a folder of commands that write down how they were called, and fail."""
+    folder = tmp_path / "fakes"
+    folder.mkdir()
+    for name in COMMANDS:
+        fake(folder, name, f'echo "{name} $*" >>{tmp_path}/called; exit 9')
+    return folder
+
+
+def fake(folder: Path, name: str, body: str) -> None:
+    path = folder / name
+    path.write_text(f"#!{shutil.which('bash')}\n{body}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def called(tmp_path: Path) -> list[str]:
+    path = tmp_path / "called"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def script(line: str, fakes: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a script of launch/ with its arguments, `fakes` before all other commands."""
+    path = f"{fakes}:{tools().name}" if fakes else tools().name
+    name, *arguments = shlex.split(line)
+    environment = {"PATH": path, "HOME": "/home/me", "TMPDIR": "/tmp", **more}
+    command = ["bash", str(ROOT / "launch" / name), *arguments]
+    return subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_shellcheck(path: Path) -> None:
+    binary = Path(sys.executable).with_name("shellcheck")
+    done = subprocess.run([binary, path], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("name", ["tpu_vm.sh", "gke.sh", "gpu.sh", "slurm.sbatch"])
+def test_help_tells_the_usage(name: str, fakes: Path, tmp_path: Path) -> None:
+    done = script(f"{name} --help", fakes)
+    assert (done.returncode, done.stderr, called(tmp_path)) == (0, "", [])
+    assert f"launch/{name}" in done.stdout
+    assert "--dry-run" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (f"tpu_vm.sh create {TPU} --type v5litepod-32", [DESCRIBE, f"{CREATE} {IN}", DESCRIBE]),
+        (f"tpu_vm.sh install {TPU} --runs gs://b", INSTALL),
+        (
+            f'tpu_vm.sh run {TPU} text_fam "data.files=it\'s */x" train.steps=9',
+            [start("text_fam 'data.files=it'\\''s */x' train.steps=9")],
+        ),
+        (
+            f"tpu_vm.sh tail {TPU}",
+            [
+                "gcloud compute tpus tpu-vm ssh first --quiet --worker=0 "
+                f"'--command=tail -n 100 -F train.log' {IN}"
+            ],
+        ),
+        (
+            f"tpu_vm.sh stop {TPU}",
+            [
+                "gcloud compute tpus tpu-vm ssh first --quiet --worker=all "
+                f"'--command=famjax/launch/tpu_worker.sh stop' {IN}"
+            ],
+        ),
+        (f"tpu_vm.sh delete {TPU}", [DELETE]),
+        (
+            f"tpu_vm.sh train {TPU} --type v5litepod-32 --spot --runs gs://b text_fam",
+            [
+                *(DESCRIBE, DESCRIBE, f"{CREATE} --spot {IN}", DESCRIBE, STATUS),
+                *(*INSTALL, start("text_fam"), "sleep 60", DESCRIBE, STATUS, DELETE),
+            ],
+        ),
+        (
+            "tpu_worker.sh install gs://b",
+            [
+                "mkdir -p /home/me/runs",
+                "gcsfuse --metadata-cache-ttl-secs=0 --metadata-cache-negative-ttl-secs=0 b "
+                "/home/me/runs",
+                *FAMJAX,
+            ],
+        ),
+        (
+            "tpu_worker.sh install 10.0.0.2:/share",
+            [
+                "mkdir -p /home/me/runs",
+                "sudo apt-get -qq -o DPkg::Lock::Timeout=600 update",
+                "sudo apt-get -qq -o DPkg::Lock::Timeout=600 install -y nfs-common",
+                "sudo mount -t nfs 10.0.0.2:/share /home/me/runs",
+                "sudo chmod a+rwx /home/me/runs",
+                *FAMJAX,
+            ],
+        ),
+        (
+            "tpu_worker.sh train first text_fam",
+            [
+                "pkill -TERM -f '/home/me/venv/bin/famjax train'",
+                "rm -f /home/me/train.status",
+                "/home/me/venv/bin/famjax train text_fam --run /home/me/runs/first",
+            ],
+        ),
+        (
+            f"gke.sh cluster {GKE} --type v5litepod-32 --bucket gs://b",
+            [
+                "xpk cluster create --tpu-type=v5litepod-32 --num-slices=1 --on-demand "
+                f"--enable-gcsfuse-csi-driver {ON}",
+                "xpk storage attach runs --type=gcsfuse --bucket=b --mount-point=/runs "
+                "--readonly=false --size=1 --auto-mount=true "
+                f"--mount-options=metadata-cache:ttl-secs:0 {ON}",
+            ],
+        ),
+        (
+            "gke.sh image --image I:1",
+            [
+                "docker build --file=launch/Dockerfile --build-arg=EXTRA=tpu --tag=I:1 .",
+                "docker push I:1",
+            ],
+        ),
+        (
+            f"gke.sh run {GKE} --type v5litepod-32 --image I:1 --name first text_fam 'name=a b'",
+            [
+                "xpk workload create --workload=first --tpu-type=v5litepod-32 --docker-image=I:1 "
+                "--max-restarts=100 --restart-on-exit-codes=75 "
+                "--termination-grace-period-seconds=120 "
+                "\"--command=exec famjax train text_fam 'name=a b' --run /runs/first\" " + ON
+            ],
+        ),
+        (
+            f"gke.sh tail {GKE} --name first",
+            [
+                "kubectl logs --follow --tail=100 --all-containers --selector="
+                "jobset.sigs.k8s.io/jobset-name=first,batch.kubernetes.io/job-completion-index=0"
+            ],
+        ),
+        (
+            f"gke.sh delete {GKE} --name first",
+            [f"xpk workload delete --workload=first --force {ON}"],
+        ),
+        (f"gke.sh delete-cluster {GKE}", [f"xpk cluster delete --force {ON}"]),
+        (
+            "slurm.sbatch text_fam 'name=a b'",
+            ["srun --kill-on-bad-exit=0 famjax train text_fam 'name=a b'", "scontrol requeue JOB"],
+        ),
+        (
+            "gpu.sh text_fam 'name=a b'",
+            [
+                f"python3 -m venv {ROOT}/.venv",
+                f"{ROOT}/.venv/bin/python -m pip install --quiet --editable '{ROOT}[cuda]'",
+                f"{ROOT}/.venv/bin/famjax train text_fam 'name=a b'",
+            ],
+        ),
+    ],
+)
+def test_dry_run_prints_what_it_would_run(
+    line: str, expected: list[str], fakes: Path, tmp_path: Path
+) -> None:
+    name, *rest = line.split(" ", 1)
+    verb = rest[0].split(" ", 1)
+    # behind the verb where there is one that takes options, else first
+    dry = f"{name} {verb[0]} --dry-run {verb[1]}" if name in ("tpu_vm.sh", "gke.sh") else ""
+    done = script(dry or f"{name} --dry-run {rest[0]}", fakes)
+    assert done.returncode == 0, done.stderr
+    # compared as a shell reads them, since quotes may stand in several ways
+    printed = [shlex.split(line) for line in done.stdout.splitlines()]
+    assert printed == [shlex.split(line) for line in expected]
+    assert called(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "tpu_vm.sh fly",
+            "unknown verb fly (known: train, create, install, run, tail, stop, delete)",
+        ),
+        ("tpu_vm.sh create --name a", "--zone is missing; give it, such as --zone us-west4-a"),
+        ("tpu_vm.sh create --zone a", "--name is missing"),
+        (f"tpu_vm.sh create {TPU}", "--type is missing; give it, such as --type v5litepod-8"),
+        (f"tpu_vm.sh create {TPU} --type", "--type needs a value"),
+        (f"tpu_vm.sh create {TPU} --tipe v5p-8", "unknown option --tipe"),
+        (f"tpu_vm.sh create {TPU} --type h100 --dry-run", "--type h100 is not of a known kind"),
+        (f"tpu_vm.sh install {TPU}", "--runs is missing; give it, such as --runs gs://my-runs"),
+        (f"tpu_vm.sh install {TPU} --runs gs://a/b", "--runs gs://a/b is neither gs://BUCKET"),
+        (f"tpu_vm.sh install {TPU} --runs runs", "--runs runs is neither"),
+        (f"tpu_vm.sh run {TPU}", "which config? such as: ... text_fam"),
+        (f"tpu_vm.sh tail {TPU}", "gcloud is not installed; see https://cloud.google.com/sdk"),
+        (f"gke.sh delete {GKE} --name a", "xpk is not installed; install it: pip install xpk"),
+        (f"gke.sh tail {GKE} --name a", "kubectl is not installed; install it: gcloud components"),
+        ("gke.sh image --image a", "docker is not installed; see https://docs.docker.com"),
+        ("gke.sh image", "--image is missing; give it, such as --image us-docker.pkg.dev/"),
+        ("gke.sh run --zone a", "--cluster is missing"),
+        (f"gke.sh run {GKE} --type a --image b --name c", "which config?"),
+        ("slurm.sbatch", "which config? such as: sbatch launch/slurm.sbatch text_fam"),
+        ("slurm.sbatch text_fam", "is for sbatch; on one machine: launch/gpu.sh text_fam"),
+        ("gpu.sh text_fam", "nvidia-smi is not installed; install NVIDIA's driver"),
+        ("gpu.sh --dry-run", "which config? such as: launch/gpu.sh text_fam"),
+        ("tpu_worker.sh", "is called by tpu_vm.sh"),
+    ],
+)
+def test_mistakes_are_one_line(line: str, said: str) -> None:
+    done = script(line)
+    assert (done.returncode, done.stdout) == (2, "")
+    (told,) = done.stderr.splitlines()
+    assert told.startswith(f"{line.split()[0]}: {said}")
+
+
+@pytest.mark.parametrize("answer", ["", "(unset)"])
+def test_a_missing_project_is_one_line(answer: str, fakes: Path) -> None:
+    fake(fakes, "gcloud", f'[[ $1 == config ]] && echo "{answer}"')
+    done = script("tpu_vm.sh delete --name a --zone b", fakes)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "tpu_vm.sh: no project; give --project ID, or set one: gcloud config set project ID\n"
+    )
+
+
+# Plays a cloud: `states` and `ends` hold what the queue and the training say, a line at a time,
+# the last one again and again; every call that changes something is written down.
+CLOUD = """
+cd {folder}
+next() {{
+  head -n 1 "$1"
+  [[ $(wc -l <"$1") -le 1 ]] || sed -i 1d "$1"
+}}
+case "$*" in
+  *queued-resources\\ describe*)
+    next states >now
+    case $(cat now) in
+      NONE) echo "ERROR: NOT_FOUND: no such thing" >&2; exit 1 ;;
+      DOWN) echo "ERROR: no network" >&2; exit 1 ;;
+      *) cat now ;;
+    esac ;;
+  *tpu-vm\\ describe*) cat node 2>/dev/null || echo READY ;;
+  *tpu_worker.sh\\ status*)
+    next ends >end
+    [[ $(cat end) != LOST ]] || exit 255
+    cat end ;;
+  *queued-resources\\ create*) echo create >>called ;;
+  *queued-resources\\ delete*) /bin/rm -f node; echo delete >>called ;;
+  *tpu_worker.sh\\ install*) echo install >>called ;;
+  *tpu_worker.sh\\ train*) echo train >>called ;;
+esac
+"""
+
+
+def watch(
+    tmp_path: Path, fakes: Path, states: list[str], ends: list[str]
+) -> subprocess.CompletedProcess[str]:
+    """Call `tpu_vm.sh train` in a cloud that answers so."""
+    fake(fakes, "gcloud", CLOUD.format(folder=tmp_path))
+    fake(fakes, "sleep", "exit")
+    fake(fakes, "git", "exit")
+    for name, lines in (("states", states), ("ends", ends)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    line = f"tpu_vm.sh train {TPU} --type v5litepod-8 --spot --runs gs://b text_fam"
+    return script(line, fakes)
+
+
+def test_training_goes_on_after_each_preemption(tmp_path: Path, fakes: Path) -> None:
+    # each is asked for by the loop, then before a request, then until there is a TPU or none
+    first = ["NONE", "NONE", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"]
+    taken = ["ACTIVE", "DOWN", "ACTIVE", "SUSPENDING", "SUSPENDING", "SUSPENDED"]
+    failed = ["SUSPENDED", "SUSPENDED", "FAILED"]
+    back = ["FAILED", "FAILED", "WAITING_FOR_RESOURCES", "ACTIVE"]
+    done = watch(
+        tmp_path,
+        fakes,
+        [*first, *taken, *failed, *back],
+        ["none", "running", "LOST", "143", "none", "running", "0"],
+    )
+    assert done.returncode == 0, done.stderr
+    assert called(tmp_path) == [
+        *("create", "install", "train"),
+        "train",  # it was told to end before the TPU was seen to go
+        *("delete", "create", "delete", "create", "install", "train"),
+        "delete",
+    ]
+
+
+def test_a_tpu_that_is_preempted_while_the_queue_says_active(tmp_path: Path, fakes: Path) -> None:
+    (tmp_path / "node").write_text("PREEMPTED\n")
+    done = watch(tmp_path, fakes, ["ACTIVE"], ["none", "0"])
+    assert done.returncode == 0, done.stderr
+    assert called(tmp_path) == ["delete", "create", "install", "train", "delete"]
+
+
+def test_a_mistake_is_not_tried_again(tmp_path: Path, fakes: Path) -> None:
+    done = watch(tmp_path, fakes, ["ACTIVE"], ["none", "running", "2"])
+    assert done.returncode == 2
+    assert called(tmp_path) == ["install", "train"]
+    assert done.stderr.splitlines()[-1].startswith("tpu_vm.sh: famjax found a mistake; tail shows")
+    assert "costs money: launch/tpu_vm.sh delete --name first" in done.stderr
+
+
+def test_what_fails_again_and_again_is_given_up(tmp_path: Path, fakes: Path) -> None:
+    done = watch(tmp_path, fakes, ["ACTIVE"], ["1"])
+    assert done.returncode == 2
+    assert called(tmp_path) == ["train"] * 5
+    assert "the training did not go five times" in done.stderr.splitlines()[-1]
+
+
+def test_a_refused_request_ends_it(tmp_path: Path, fakes: Path) -> None:
+    said = '*describe*) echo NOT_FOUND >&2 ;; *) echo "quota exceeded" >&2 ;;'
+    fake(fakes, "gcloud", f'case "$*" in {said} esac; exit 1')
+    done = script(f"tpu_vm.sh create {TPU} --type v5p-8", fakes)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "quota exceeded",
+        "tpu_vm.sh: the request was refused; what gcloud says above tells why (quota, zone, type)",
+    ]
+
+
+@pytest.fixture
+def worker(tmp_path: Path, fakes: Path) -> Path:
+    """Return the home folder of a worker where famjax is installed, which writes down its words."""
+    home = tmp_path / "home"
+    for folder in ("venv/bin", "famjax"):
+        (home / folder).mkdir(parents=True)
+    (home / "famjax" / "launch").symlink_to(ROOT / "launch")
+    fake(home / "venv/bin", "famjax", f'printf "%s\\n" "$@" >{home}/words; exit $(cat {home}/end)')
+    fake(fakes, "rm", '/bin/rm "$@"')
+    (home / "end").write_text("0")
+    return home
+
+
+@pytest.mark.parametrize("status", [0, 2, 143])
+def test_a_worker_tells_how_the_training_ended(worker: Path, fakes: Path, status: int) -> None:
+    (worker / "end").write_text(str(status))
+    home = {"HOME": str(worker)}
+    assert script("tpu_worker.sh status", fakes, **home).stdout == "none\n"
+    script("tpu_worker.sh train first text_fam", fakes, **home)
+    assert script("tpu_worker.sh status", fakes, **home).stdout == f"{status}\n"
+
+
+def test_a_training_that_is_under_way_ends_first(worker: Path, fakes: Path, tmp_path: Path) -> None:
+    """Told once, looked at until it is gone, and not killed."""
+    fake(fakes, "pkill", f'echo "pkill $*" >>{tmp_path}/called')
+    looks = f"{tmp_path}/looks"
+    fake(fakes, "pgrep", f"echo x >>{looks}; [[ $(grep -c x {looks}) -lt 3 ]]")
+    fake(fakes, "sleep", f"echo sleep >>{tmp_path}/called")
+    script("tpu_worker.sh train first text_fam", fakes, HOME=str(worker))
+    told = f"pkill -TERM -f {worker}/venv/bin/famjax train"
+    assert called(tmp_path) == [told, "sleep", "sleep", "sleep"]
+    assert (worker / "words").exists()
+
+
+ARGUMENTS = ["text_fam", 'data.files=it\'s "here"/*.txt', "name=$HOME & co", "train.steps=9"]
+
+
+def test_arguments_reach_famjax_on_a_tpu_as_they_were_given(worker: Path, fakes: Path) -> None:
+    given = shlex.join(ARGUMENTS)
+    printed = script(f"tpu_vm.sh run --dry-run {TPU} {given}", fakes).stdout
+    (command,) = [w for w in shlex.split(printed) if w.startswith("--command=")]
+    remote = command.removeprefix("--command=").removesuffix("&")
+    path = f"{fakes}:{tools().name}"
+    environment = {
+        "HOME": str(worker),
+        "PATH": f"{path}:{Path(shutil.which('nohup') or '').parent}",
+    }
+    subprocess.run(["bash", "-c", remote], cwd=worker, env=environment, check=True, timeout=60)
+    words = (worker / "words").read_text().splitlines()
+    assert words == ["train", *ARGUMENTS, "--run", f"{worker}/runs/first"]
+
+
+def test_arguments_reach_famjax_on_gke_as_they_were_given(fakes: Path, tmp_path: Path) -> None:
+    given = shlex.join(ARGUMENTS)
+    line = f"gke.sh run --dry-run {GKE} --type v5p-8 --image I --name first {given}"
+    (command,) = [w for w in shlex.split(script(line, fakes).stdout) if w.startswith("--command=")]
+    fake(fakes, "famjax", f'printf "%s\\n" "$@" >{tmp_path}/words')
+    inside = f"({command.removeprefix('--command=')}) & wait $!"
+    environment = {"HOME": "/home/me", "PATH": f"{fakes}:{tools().name}"}
+    subprocess.run(["bash", "-c", inside], env=environment, check=True, timeout=60)
+    words = (tmp_path / "words").read_text().splitlines()
+    assert words == ["train", *ARGUMENTS, "--run", "/runs/first"]
+
+
+@pytest.mark.parametrize(
+    ("status", "again"), [(0, False), (2, False), (1, False), (143, True), (75, True)]
+)
+def test_slurm_queues_again_what_has_saved(
+    status: int, again: bool, tmp_path: Path, fakes: Path
+) -> None:
+    fake(fakes, "srun", f'echo "srun $*"; exit {status}')
+    fake(fakes, "scontrol", f'echo "scontrol $*" >>{tmp_path}/called')
+    done = script("slurm.sbatch text_fam 'name=a b'", fakes, SLURM_JOB_ID="7")
+    assert done.returncode == status
+    assert done.stdout.startswith("srun --kill-on-bad-exit=0 ")
+    assert done.stdout.endswith("famjax train text_fam name=a b\n")
+    assert called(tmp_path) == (["scontrol requeue 7"] if again else [])
+
+
+def test_the_dockerfile_copies_what_is_there() -> None:
+    """And the ignore file lets it: everything but the copied is ignored."""
+    copied = [
+        word
+        for line in (ROOT / "launch/Dockerfile").read_text().splitlines()
+        if line.startswith("COPY")
+        for word in line.split()[1:-1]
+    ]
+    allowed = [
+        line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] == "!"
+    ]
+    assert copied == allowed
+    assert all((ROOT / name).exists() for name in copied)

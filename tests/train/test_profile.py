@@ -1,0 +1,165 @@
+"""Looking at a run: the trace has the steps asked for, a step's time has parts, nothing changes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small import (  # noqa: F401
+    PARTS,
+    Crash,
+    compiled_once,
+    config,
+    crash_at,
+    final,
+    make_program,
+)
+
+from famjax.core.config import Config
+from famjax.core.errors import UserError
+from famjax.core.experiment import load_config
+from famjax.data.pipeline import Batches
+from famjax.train import loop
+from famjax.train.loop import train
+from famjax.train.metrics import read_metrics
+from famjax.train.profile import Profiler
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+
+def text(tmp_path: Path, *more: str) -> Config:
+    return config(tmp_path / "texts", "lanes", "text", "train.steps=8", *more)
+
+
+def traced(run: Path) -> list[int]:
+    """Return the steps that the run's one trace has, and see that a profile for XProf is there."""
+    (trace,) = run.glob("profile/plugins/profile/*/*.trace.json.gz")
+    (xplane,) = trace.parent.glob("*.xplane.pb")
+    assert xplane.stat().st_size
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    return sorted(int(e["args"]["step_num"]) for e in events if e.get("name") == "train")
+
+
+def test_the_trace_has_these_steps_and_the_run_is_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = text(tmp_path)
+    train(plain, tmp_path / "plain", quiet=True)
+    capsys.readouterr()
+    run = tmp_path / "run"
+    train(text(tmp_path, "profile.steps=3:6", "profile.memory=5"), run, quiet=True)
+    _, memory, trace = capsys.readouterr().err.splitlines()
+
+    assert traced(run) == [3, 4, 5]
+    assert trace.startswith("trace of steps 3:6: pip install xprof && xprof --logdir ")
+    assert str(run / "profile") in trace
+    (held,) = run.glob("profile/*.prof")
+    assert memory == f"device memory after step 5: pprof -top {held}"
+    assert held.name == "memory_000005.prof"
+    # pprof's format: gzip of a protocol buffer that names the files whose lines made the arrays
+    assert b"train/loop.py" in gzip.decompress(held.read_bytes())
+
+    (step, (bits, _), rows), (step_, (bits_, _), rows_) = (
+        final(folder, plain) for folder in (tmp_path / "plain", run)
+    )
+    assert (step, rows) == (step_, rows_)
+    assert bits == bits_
+
+
+def test_a_run_that_ends_within_the_trace_writes_what_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = text(tmp_path, "profile.steps=2:8")
+    undo = crash_at(monkeypatch, 5)
+    with pytest.raises(Crash):
+        train(small, tmp_path / "run", quiet=True)
+    undo()
+    assert {2, 3, 4} <= set(traced(tmp_path / "run"))
+    # the same command goes on, from the checkpoint of step 3, where the trace would have begun
+    train(small, tmp_path / "run", quiet=True)
+    assert read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["step"] == 8
+    assert len(list(tmp_path.glob("run/profile/plugins/profile/*"))) == 1
+
+
+def test_steps_that_are_done_are_refused(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(text(tmp_path, "train.steps=4"), run, quiet=True)
+    with pytest.raises(UserError) as steps:
+        train(text(tmp_path, "profile.steps=3:6"), run, quiet=True)
+    assert str(steps.value) == (
+        "profile.steps=3:6: begins before step 4, where the run goes on; take later steps, or "
+        "leave it out"
+    )
+    with pytest.raises(UserError, match=r"^profile\.memory=3: is before step 4, where the run"):
+        train(text(tmp_path, "profile.memory=3"), run, quiet=True)
+    train(text(tmp_path, "profile.steps=4:6"), run, quiet=True)
+    assert traced(run) == [4, 5]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("profile.steps=12", "profile.steps=12: give two numbers of steps done, such as"),
+        ("profile.steps=a:b", "profile.steps=a:b: give two numbers"),
+        ("profile.steps=-1:3", "profile.steps=-1:3: give two numbers"),
+        ("profile.steps=3:3", "profile.steps=3:3: begins where it ends or later"),
+        ("profile.steps=6:2", "profile.steps=6:2: begins where it ends or later"),
+        ("profile.steps=6:11", "profile.steps=6:11: ends beyond train.steps=10; take at most 10"),
+        ("profile.memory=11", "profile.memory=11: is beyond train.steps=10; take at most 10"),
+        ("profile.memory=-1", "profile.memory=-1: must be at least 0"),
+    ],
+)
+def test_bad_values_are_one_line(given: str, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_config("text_fam", ["train.steps=10", given])
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_parts_of_a_step_are_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loader, device and host hold up every step for a while of their own, and no other part's."""
+    small = text(tmp_path)
+    train(small, tmp_path / "warm", quiet=True)
+    program, see, take = loop.make_program, loop.Trainer.see, Batches.__next__
+
+    def slow_data(self: Batches) -> Any:
+        time.sleep(0.06)
+        return take(self)
+
+    def slow_device(*args: Any) -> Any:
+        found = program(*args)
+
+        def step(state: Any, batch: Any) -> Any:
+            time.sleep(0.04)  # as if too many steps were under way
+            return found.step(state, batch)
+
+        return found._replace(step=step)
+
+    def slow_host(*args: Any) -> None:
+        time.sleep(0.02)
+        see(*args)
+
+    monkeypatch.setattr(Batches, "__next__", slow_data)
+    monkeypatch.setattr(loop, "make_program", slow_device)
+    monkeypatch.setattr(loop.Trainer, "see", slow_host)
+    train(small, tmp_path / "run", quiet=True)
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert len(rows) == 2
+    for row in rows:
+        assert sum(row[part] for part in PARTS) == pytest.approx(row["step_seconds"])
+        assert row["step_seconds"] == pytest.approx(64 * 2 / row["tokens_per_second"], rel=0.2)
+        assert row["data_seconds"] >= 0.06
+        assert row["device_seconds"] >= 0.04
+        assert row["host_seconds"] >= 0.02
+
+
+def test_what_the_profiler_writes_is_not_the_runs_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Profiler, "write_memory", lambda _: time.sleep(2))
+    train(text(tmp_path, "profile.memory=5"), tmp_path / "run", quiet=True)
+    assert read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["step_seconds"] < 0.4
