@@ -100,8 +100,9 @@ def script(line: str, fakes: Path | None = None, **more: str) -> subprocess.Comp
     name, *arguments = shlex.split(line)
     environment = {"PATH": path, "HOME": "/home/me", "TMPDIR": "/tmp", **more}
     command = ["bash", str(ROOT / "launch" / name), *arguments]
+    # not in the checkout, where there may be a .venv, which slurm.sbatch prefers
     return subprocess.run(
-        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60
+        command, env=environment, cwd=tools().name, capture_output=True, text=True, timeout=60
     )
 
 
