@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import signal
 import time
 import warnings
 from collections.abc import Iterator
@@ -22,13 +21,15 @@ from famjax.core.checks import mixer_pattern, validate
 from famjax.core.config import Config
 from famjax.core.errors import Stopped, UserError
 from famjax.core.experiment import from_json
+from famjax.core.processes import first_then_all, index
 from famjax.core.types import Array
-from famjax.data.pipeline import make_batches, make_source
+from famjax.core.watch import goes_on_from
+from famjax.data.pipeline import halved, make_batches, make_source
 from famjax.data.tokenizers import Tokenizer
-from famjax.train import flops
+from famjax.train import flops, hosts
 from famjax.train.begin import freezes, refuse_base
 from famjax.train.checkpoint import Checkpoints
-from famjax.train.metrics import METRICS, MetricsWriter
+from famjax.train.metrics import METRICS
 from famjax.train.optimizers import make_schedule
 from famjax.train.program import make_program
 from famjax.train.progress import Progress
@@ -74,10 +75,14 @@ def train(config: Config, run_dir: str | Path, quiet: bool = False) -> Run:
             "give init=FOLDER, a run or what famjax convert wrote, or set train.only=all"
         )
     folder = Path(run_dir)
+    hosts.compare(config)
     with leaving_nothing(folder):
-        config, tokenizer = prepare_run(folder, config)
-        checkpoints = Checkpoints(folder / CHECKPOINTS, config.train.keep)
-        progress = Progress(config.train.steps, checkpoints.latest() or 0, quiet)
+        config, tokenizer = first_then_all("prepare", lambda: prepare_run(folder, config))
+        hosts.refuse_unshared(folder)
+        keep = config.train.keep
+        checkpoints = first_then_all("open", lambda: Checkpoints(folder / CHECKPOINTS, keep))
+        goes_on_from(checkpoints.latest)
+        progress = Progress(config.train.steps, checkpoints.latest() or 0, quiet, index() > 0)
         trainer = Trainer(config, tokenizer, checkpoints, folder, progress)
         with progress:
             try:
@@ -92,7 +97,7 @@ def train(config: Config, run_dir: str | Path, quiet: bool = False) -> Run:
 @contextmanager
 def leaving_nothing(folder: Path) -> Iterator[None]:
     """Take the folder away again if it was made here for a run that was refused at its start."""
-    new = not folder.exists()
+    new = index() == 0 and not folder.exists()
     try:
         yield
     except UserError:
@@ -117,6 +122,7 @@ class Trainer:
         self.config, self.tokenizer, self.folder = config, tokenizer, folder
         self.checkpoints, self.progress = checkpoints, progress
         self.source: Any = make_source(config, tokenizer)
+        hosts.compare_documents(self.source)
         self.looked: tuple[int, ...] = ()  # see `make_program`
         self.set_length(length_at(config, checkpoints.latest() or 0))
         self.schedule = make_schedule(config.optimizer, config.train.steps)
@@ -138,8 +144,9 @@ class Trainer:
             self.progress.note(self.source.report())
         if line := self.idle():
             self.progress.note(line)
-        asked = _Asked()
-        with asked.listening(), MetricsWriter(self.folder, step if step else None) as metrics:
+        asked = hosts.Asked()
+        writer = hosts.metrics_writer(self.folder, step if step else None)
+        with asked.listening(), writer as metrics:
             while step < last:
                 log = (step + 1) % self.config.train.log_every == 0 or step + 1 == last
                 state, about = self.advance(state, inspect=log or step == first)
@@ -154,10 +161,10 @@ class Trainer:
                     state, first = self.lengthen(state, step), step
                 if step % self.config.train.checkpoint_every == 0:
                     self.save(state, step)
-                if asked.signal:
+                if number := asked.at(step):
                     self.save(state, step)
                     self.checkpoints.wait()
-                    raise Stopped(asked.signal, step)
+                    raise Stopped(number, step)
             self.save(state, step)
             self.checkpoints.wait()
         return state
@@ -170,7 +177,7 @@ class Trainer:
           The next state, and if asked for what `Program.inspect` says of the step.
         """
         with self.clock.waiting():
-            batch = jax.device_put(next(self.batches), self.program.batch)
+            batch = hosts.upload(next(self.batches), self.program.batch, self.rows)
         about = {}
         if inspect:
             about = self.program.inspect(state.params, state.frozen, state.memory, batch)
@@ -184,7 +191,11 @@ class Trainer:
         self.length, self.rows = config.data.length, config.data.batch
         self.program = make_program(config, self.tokenizer.token_bytes, self.looked)
         self.batches = make_batches(
-            config, self.source, self.tokenizer, self.config.model.block_len
+            config,
+            self.source,
+            self.tokenizer,
+            self.config.model.block_len,
+            hosts.held(self.program.batch, self.rows),
         )
 
     def look(self, state: TrainState, step: int) -> None:
@@ -210,7 +221,8 @@ class Trainer:
 
     def lengthen(self, state: TrainState, step: int) -> TrainState:
         """Let rows become twice as long, and half as many, which go on where they stand."""
-        before, rows, data = self.length, self.rows, self.batches.get_halved()
+        before, rows = self.length, self.rows
+        data = halved(hosts.whole(self.batches.get_state()))
         self.batches.release()
         self.set_length(length_at(self.config, step))
         self.batches.set_state(data)
@@ -303,7 +315,7 @@ class Trainer:
             return
         self.refuse_bad(state)
         extra = {
-            "data": self.batches.get_state(),
+            "data": hosts.whole(self.batches.get_state()),
             "tokens": self.tokens,
             "config": dataclasses.asdict(self.config),
             "base": self.base,
@@ -330,7 +342,7 @@ class Trainer:
             )
 
     def log(
-        self, metrics: MetricsWriter, state: TrainState, step: int, about: dict[str, Array]
+        self, metrics: Any, state: TrainState, step: int, about: dict[str, Array]
     ) -> TrainState:
         """Write a row, tell the curriculum, and return the state with the totals set to zero."""
         totals, about = jax.device_get((state.totals, about))
@@ -349,7 +361,7 @@ class Trainer:
         shown = ("loss", "accuracy", "longest", "length", "tokens_per_second", "data_wait")
         self.progress.update(step, **{k: v for k, v in (row | timing).items() if k in shown})
         self.refuse_bad(state)
-        zeros = jax.device_put(zero_totals(), self.program.shardings.totals)
+        zeros = jax.jit(zero_totals, out_shardings=self.program.shardings.totals)()
         return state._replace(totals=zeros)
 
     def guide(self, totals: Totals, row: dict[str, float]) -> dict[str, float]:
@@ -440,30 +452,3 @@ class Clock:
         }
         self.start()
         return shares
-
-
-class _Asked:
-    """Remembers the first SIGTERM or SIGINT; a second one acts as always."""
-
-    signal: int = 0
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        before: dict[int, Any] = {}
-
-        def note(number: int, _: Any) -> None:
-            if self.signal:
-                signal.signal(number, before[number])
-                signal.raise_signal(number)
-            self.signal = number
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            try:
-                before[number] = signal.signal(number, note)
-            except ValueError:  # not the main thread: whoever runs us there handles signals
-                continue
-        try:
-            yield
-        finally:
-            for known, handler in before.items():
-                signal.signal(known, handler)

@@ -17,6 +17,7 @@ from famjax.core.checks import validate_model
 from famjax.core.config import Config, LoraConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import difference, from_json, to_json
+from famjax.core.processes import index
 from famjax.data.pipeline import make_tokenizer
 from famjax.data.tokenizers import Tokenizer, save_tokenizer, save_words, saved_tokenizer
 from famjax.data.words import Words
@@ -252,6 +253,8 @@ def prepare_run(folder: Path, config: Config) -> tuple[Config, Tokenizer]:
     config = with_vocabulary(config, tokenizer)
     if before is not None:
         refuse_other(before, config, folder)
+    if index():  # process 0 writes for all
+        return config, tokenizer
     try:
         _write_run(folder, config, None if before else tokenizer)
     except OSError as error:
