@@ -120,7 +120,7 @@ def refuse_several(verb: str) -> None:
         )
 
 
-def join(place: Place, heartbeat: int = HEARTBEAT, patience: int = PATIENCE) -> None:
+def join(place: Place) -> None:
     """Wait until all processes are there. What goes wrong is told by `famjax.core.watch`.
 
     Raises:
@@ -141,14 +141,14 @@ def join(place: Place, heartbeat: int = HEARTBEAT, patience: int = PATIENCE) -> 
     timer.daemon = True
     timer.start()
     try:
-        with _patient_service(patience):
+        with _patient_service(PATIENCE):
             jax.distributed.initialize(
                 place.coordinator,
                 num_processes=place.count,
                 process_id=place.index,
                 # the service's time-out names who is missing: it shall come first
-                initialization_timeout=patience + 10,
-                heartbeat_timeout_seconds=heartbeat,
+                initialization_timeout=PATIENCE + 10,
+                heartbeat_timeout_seconds=HEARTBEAT,
             )
     except (RuntimeError, ValueError) as error:
         raise UserError(

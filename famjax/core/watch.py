@@ -43,14 +43,13 @@ class Watch:
 
     Args:
       place: of this process.
-      patience: seconds waited for all to be there.
 
     Attributes:
       saved: tells the step of the last checkpoint.
     """
 
-    def __init__(self, place: Place, patience: int):
-        self._place, self._patience = place, patience
+    def __init__(self, place: Place):
+        self._place = place
         self.saved: Callable[[], int | None] = lambda: None
         self._speaking = threading.Lock()
         self._screen = os.dup(2)
@@ -77,10 +76,6 @@ class Watch:
             named = f"{self._place.name(self._place.index)} stopped: {line}"
             processes.client().key_value_set(_FAILED, named)
         self._end(line, 2)
-
-    def await_verdict(self, seconds: float) -> None:
-        """Give the service time to find out who is gone; return if it is no one."""
-        time.sleep(seconds)
 
     def _hear(self) -> None:
         with contextlib.suppress(Exception):  # at the end of the run
@@ -118,8 +113,8 @@ class Watch:
         if "RegisterTask" in dump or "to_register" in dump:
             if missing:
                 return (
-                    f"{who} did not come to {place.coordinator} within {self._patience} seconds; "
-                    "look into what was said there, and start all again"
+                    f"{who} did not come to {place.coordinator} within {processes.PATIENCE} "
+                    "seconds; look into what was said there, and start all again"
                 )
             if "DEADLINE_EXCEEDED" in status:
                 return (
@@ -152,17 +147,11 @@ def goes_on_from(saved: Callable[[], int | None]) -> None:
 
 
 @contextlib.contextmanager
-def together(
-    place: Place | None,
-    heartbeat: int = processes.HEARTBEAT,
-    patience: int = processes.PATIENCE,
-) -> Iterator[None]:
+def together(place: Place | None) -> Iterator[None]:
     """Do what is inside in all processes, or in none: if one ends, all do.
 
     Args:
       place: of this process; None if it is alone.
-      heartbeat: seconds without a sign of life until a process is taken for gone.
-      patience: seconds to wait for all to be there.
     """
     global _watch
     if place is None:
@@ -170,8 +159,8 @@ def together(
         return
     import jax
 
-    _watch = watch = Watch(place, patience)
-    processes.join(place, heartbeat, patience)
+    _watch = watch = Watch(place)
+    processes.join(place)
     watch.listen()
     try:
         yield
@@ -184,7 +173,7 @@ def together(
     except BaseException as error:
         # what a collective raises when another process is gone, mostly
         if isinstance(error, jax.errors.JaxRuntimeError) and not _OWN.match(str(error)):
-            watch.await_verdict(1.5 * heartbeat)
+            time.sleep(1.5 * processes.HEARTBEAT)  # the service finds out who
         traceback.print_exc()
         watch.fail(f"{type(error).__name__}: {error}")
     finally:
