@@ -30,7 +30,7 @@ from famjax.core.processes import Place
 GONE = 75
 _FAILED = "famjax/failed"
 _HEADER = re.compile(r"[IWEF]\d{4} [\d:.]+ +\d+ (\S+):\d+\] ")
-_COORDINATION = ("coordination_service", "preemption_sync_manager", "client.h")
+_COORDINATION = ("coordination_service", "preemption_", "client.h")
 _DUMP = "JAX distributed service detected fatal errors"
 # what a process does wrong by itself
 _OWN = re.compile("INVALID_ARGUMENT|RESOURCE_EXHAUSTED|UNIMPLEMENTED|OUT_OF_RANGE")

@@ -14,6 +14,7 @@ from famjax.core.config import Config, DataConfig
 from famjax.core.errors import UserError
 from famjax.data.lanes import Batch, Lanes, halve
 from famjax.data.packing import Packed
+from famjax.data.redeal import Dealt
 from famjax.data.sources import Source, Split, TextSource
 from famjax.data.tokenizers import Tokenizer, load_tokenizer
 
@@ -70,7 +71,7 @@ def make_batches(
     Args:
       held: numbers of the rows that are made in this process; None is all.
     """
-    data = config.data
+    data, source = config.data, Dealt(source)
     for name in ("batch", "length"):
         if getattr(data, name) <= 0:
             raise UserError(f"data.{name}={getattr(data, name)}: must be positive")
@@ -126,7 +127,7 @@ class Batches(grain.DatasetIterator[Batch]):
     the source's as it is now: what training told the source since that batch is not lost.
     """
 
-    def __init__(self, ahead: grain.DatasetIterator[Batch], source: Source):
+    def __init__(self, ahead: grain.DatasetIterator[Batch], source: Dealt):
         super().__init__(ahead)
         self._source = source
         atexit.register(_release, weakref.ref(self))
@@ -135,12 +136,18 @@ class Batches(grain.DatasetIterator[Batch]):
         return next(self._parent)
 
     def get_state(self) -> dict[str, Any]:
-        return {"batches": self._parent.get_state(), "source": self._source.get_state()}
+        dealt = {"dealt": self._source.dealt} if self._source.dealt else {}
+        return {
+            "batches": self._parent.get_state(),
+            "source": self._source.get_state(),
+            **dealt,
+        }
 
     def set_state(self, state: dict[str, Any]) -> None:
         # This stops the thread, so that no document is named by half a state.
         self._parent.set_state(state["batches"])
         self._source.set_state(state["source"])
+        self._source.dealt = state.get("dealt", [])
 
     def release(self) -> None:
         """Stop the thread, and let go of it."""

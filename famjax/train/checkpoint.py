@@ -85,6 +85,14 @@ class Checkpoints:
     def path(self, step: int) -> Path:
         return self.folder / f"{step:09d}"
 
+    def extra(self, step: int) -> dict[str, Any]:
+        """What was saved beside the arrays of a step, not verified; {} if it cannot be read."""
+        try:
+            found: dict[str, Any] = json.loads((self.path(step) / EXTRA).read_text())
+            return found
+        except (OSError, ValueError):
+            return {}
+
     def save(self, step: int, tree: Tree, extra: dict[str, Any], copy: bool = True) -> None:
         """Copy `tree` to the host, of several processes each its share; write in the background.
 

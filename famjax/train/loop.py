@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import shutil
 import time
@@ -25,6 +26,7 @@ from famjax.core.processes import first_then_all, index
 from famjax.core.types import Array
 from famjax.core.watch import goes_on_from
 from famjax.data.pipeline import halved, make_batches, make_source
+from famjax.data.redeal import with_rows
 from famjax.data.tokenizers import Tokenizer
 from famjax.train import flops, hosts
 from famjax.train.begin import freezes, refuse_base
@@ -42,7 +44,7 @@ from famjax.train.run import (
 )
 from famjax.train.state import Totals, TrainState
 from famjax.train.step import zero_totals
-from famjax.train.warmup import at_length, halve_memory, length_at
+from famjax.train.warmup import at_length, halve_memory, length_at, resize_memory
 
 
 def train(config: Config, run_dir: str | Path, quiet: bool = False) -> Run:
@@ -255,10 +257,9 @@ class Trainer:
         if step < self.config.train.steps:
             self.progress.note(f"goes on from step {step:,} of {self.config.train.steps:,}")
         self.compare(from_json(json.dumps(extra["config"])), step)
-        self.batches.set_state(extra["data"])
         self.tokens = extra["tokens"]
         self.saved = step
-        state = from_tree(tree)
+        state = self.with_rows(from_tree(tree), extra["data"])
         if freezes(self.config):
             state = state._replace(frozen=self.begin().frozen)
             refuse_base(extra["base"], self.base, self.config.init, self.folder)
@@ -267,6 +268,24 @@ class Trainer:
         if extra.get("looked"):
             self.look_at(tuple(extra["looked"]))
         return state, step
+
+    def with_rows(self, state: TrainState, data: dict[str, Any]) -> TrainState:
+        """Return the state for as many rows as are read now, and let the data go on in them."""
+        rows, before = self.rows, len(data["batches"]["rows"])
+        if rows == before:
+            self.batches.set_state(data)
+            return state
+        self.batches.set_state(with_rows(data, rows, self.source))
+        change = f"{before - rows} end" if rows < before else f"{rows - before} begin anew"
+        self.progress.note(
+            f"data.batch: {before} -> {rows}; {min(rows, before)} rows go on, {change}, and the "
+            "documents that were not begun are dealt to all"
+        )
+        if self.config.data.layout != "lanes":
+            return state
+        places = self.program.shardings.memory
+        resize = jax.jit(functools.partial(resize_memory, rows=rows), out_shardings=places)
+        return state._replace(memory=resize(state.memory))
 
     def no_keys(self) -> Any:
         """Return what is frozen where that is dropout's keys alone; each step draws them anew."""
@@ -279,10 +298,16 @@ class Trainer:
         if (length := length_at(self.config, step)) != self.length:
             self.batches.release()
             self.set_length(length)
+        program, config = self.program, at_length(self.config, length)
+        saved = self.checkpoints.extra(step).get("data", {}).get("batches", {}).get("rows", [])
+        if saved and len(saved) != self.rows:
+            data = dataclasses.replace(config.data, batch=len(saved))
+            config = dataclasses.replace(config, data=data)
+            program = make_program(config, self.tokenizer.token_bytes, self.looked)
         places = jax.tree.map(
             lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s),
-            jax.eval_shape(self.program.start),
-            self.program.shardings,
+            jax.eval_shape(program.start),
+            program.shardings,
         )
         return to_tree(places)
 

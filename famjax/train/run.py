@@ -37,9 +37,9 @@ from famjax.train.checkpoint import Checkpoints
 
 CONFIG, CHECKPOINTS = "config.json", "checkpoints"
 
-# What a resumed run may change: how long, how often, under which name, on which devices. With more
-# steps a cosine or wsd schedule goes on at another rate; the loop says so.
-_FREE = (
+# What a resumed run may change: how long, how often, under which name, on which devices, in how
+# many rows. With more steps a cosine or wsd schedule goes on at another rate; the loop says so.
+_FREE: tuple[str, ...] = (
     "name",
     "init",
     "train.steps",
@@ -269,6 +269,8 @@ def refuse_other(before: Config, config: Config, where: Path) -> None:
     """Raise a `UserError` if what stands in `where` was made with a config that cannot go on."""
     # with `init` the tokenizer is that folder's, and the run has a copy
     free = (*_FREE, "data.tokenizer") if config.init else _FREE
+    if not config.train.bptt_start:  # which deals documents to the lanes of the start, for good
+        free = (*free, "data.batch")
     changed = [line for line in difference(before, config) if not line.startswith(free)]
     if changed:
         raise UserError(

@@ -114,40 +114,38 @@ def test_two_processes_train_as_one_and_go_on_when_one_was_killed(tmp_path: Path
     assert_same(once, again)
 
 
-def test_four_processes_without_the_first_and_stopped_by_a_signal_to_one(tmp_path: Path) -> None:
-    """Packed rows, on 4 x 1 devices."""
-    path, run = written(tmp_path, "packed"), tmp_path / "run"
-    begun = start_all(path, run, 4, 1, more={0: DIES.format(steps=6, signal="SIGKILL")})
+def test_the_first_was_killed(tmp_path: Path) -> None:
+    """Packed rows; with process 0 goes the service that would tell of the others."""
+    path, run = written(tmp_path, "packed", "data.length=64"), tmp_path / "run"
+    begun = start_all(path, run, 2, 2, more={0: DIES.format(steps=6, signal="SIGKILL")})
     assert_gone(ended(begun), victim=0, step=4)
+    trained(path, run, 2, 2)
+    here(path, tmp_path / "one", 4)
+    assert_close(run, tmp_path / "one", 1e-3)
 
-    # steps are told slowly enough for the signal to be heard before the last
-    slow = "train.steps=20000"
-    begun = start_all(path, run, 4, 1, slow, more={2: DIES.format(steps=1, signal="SIGINT")})
-    done = ended(begun)
+
+def test_elastic(tmp_path: Path) -> None:
+    """One device, eight in three axes, four processes that a signal to one stops, one device: as
+    one device all along."""
+    path = written(tmp_path, "lanes", "data.batch=8")
+    run, once = tmp_path / "run", tmp_path / "once"
+    here(path, run, 1, "train.steps=3")
+    here(path, run, 8, "train.steps=6", "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
+    more = ["train.steps=20000", "mesh.fsdp=2", "mesh.tensor=2"]
+    done = ended(start_all(path, run, 4, 1, *more, more={2: DIES.format(steps=2, signal="SIGINT")}))
     said = re.search(r"famjax: stopped by SIGTERM at step (\d+), saved$", done[0][1].strip())
     assert said, done
     assert [error for _, error in done[1:]] == ["", "", ""]
     assert [status for status, _ in done] == [143, 143, 130, 143]
     step = int(said[1])
     assert Checkpoints(run / "checkpoints").latest() == step
-
-    here(path, tmp_path / "one", 4, f"train.steps={step}")
-    assert_close(run, tmp_path / "one", 1e-2)
-
-
-def test_elastic(tmp_path: Path) -> None:
-    """One device, eight in three axes, four processes, one device: as one device all along."""
-    path = written(tmp_path, "lanes", "data.batch=8")
-    run, once = tmp_path / "run", tmp_path / "once"
-    here(path, once, 1)
-    here(path, run, 1, "train.steps=3")
-    here(path, run, 8, "train.steps=6", "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
-    trained(path, run, 4, 1, "train.steps=9", "mesh.fsdp=2", "mesh.tensor=2")
-    here(path, run, 1)
+    end = f"train.steps={step + 2}"
+    here(path, run, 1, end)
+    here(path, once, 1, end)
     (tree, extra), (tree_, extra_) = last(run), last(once)
+    # steps and rounding add up: how many steps there are depends on how soon the signal is heard
     for name, a in tree.items():
-        if "totals" in name:  # since the last log, and there were more of them
-            continue
-        atol = 1e-4 * np.abs(tree_[name].astype(np.float64)).max(initial=1e-6)
-        np.testing.assert_allclose(a, tree_[name], rtol=0, atol=atol, err_msg=name)
+        if "totals" not in name:  # since the last log, and there were more of them
+            atol = 2e-3 * np.abs(tree_[name].astype(np.float64)).max(initial=1e-6)
+            np.testing.assert_allclose(a, tree_[name], rtol=0, atol=atol, err_msg=name)
     assert extra["data"] == extra_["data"]
