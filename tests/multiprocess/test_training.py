@@ -13,12 +13,12 @@ import jax
 import numpy as np
 import pytest
 from small import config, rows
+from spawn import ended, start_all, trained
 
 from famjax.core import sharding
 from famjax.core.experiment import from_json, override, to_json
 from famjax.train.checkpoint import TREE, Checkpoints
 from famjax.train.loop import train
-from launch import ended, start_all, trained
 
 SMALL = ["data.batch=4", "data.length=32", "train.log_every=2", "train.checkpoint_every=4"]
 DIES = """
