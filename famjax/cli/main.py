@@ -29,6 +29,10 @@ VERBS = {
     "doctor": "show versions, devices, memory and what is missing",
 }
 
+# verbs of one process, and what whoever starts several sets; without any, JAX need not be asked
+_ALONE = ("eval", "analyze", "generate", "convert", "export")
+_SEVERAL = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "TPU_WORKER_HOSTNAMES", "MEGASCALE_NUM_SLICES")
+
 T = TypeVar("T")
 
 
@@ -87,6 +91,10 @@ def _dispatch(argv: list[str]) -> int:
     verb, rest = argv[0], argv[1:]
     if verb not in VERBS:
         raise UserError(f"unknown verb {verb!r}{nearest(verb, VERBS)} (known: {', '.join(VERBS)})")
+    if any(name in os.environ for name in _SEVERAL) and verb in _ALONE:
+        from famjax.core.processes import refuse_several
+
+        refuse_several(verb)
     try:
         return importlib.import_module(f"famjax.cli.{verb}").run(rest)
     except SystemExit as stop:  # tyro leaves this way after --help

@@ -6,14 +6,18 @@ import ast
 import inspect
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from famjax.core import runtime
+from famjax.core import processes, runtime
 from famjax.core.config import Config, MeshConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import available, load_config
 from famjax.core.keys import keys, values
+from famjax.core.watch import together
+
+_WHERE = ("--coordinator", "--process-id", "--process-count")
 
 
 def run(argv: list[str]) -> int:
@@ -21,7 +25,9 @@ def run(argv: list[str]) -> int:
     if "--help" in argv or "-h" in argv:
         print(_help())
         return 0
-    folder, rest = _run_folder(argv)
+    (run_dir, *where), rest = _take(argv, ("--run", *_WHERE))
+    if run_dir == "":
+        raise UserError("--run needs a folder: --run runs/NAME")
     if not rest or rest[0].startswith("--") or "=" in rest[0]:
         raise UserError(
             "train needs a config first: famjax train text_fam ... (known: "
@@ -29,12 +35,17 @@ def run(argv: list[str]) -> int:
         )
     config = load_config(rest[0], rest[1:])
     runtime.setup()
-    if config.model.stack != "residual" and config.mesh == MeshConfig():
+    place = processes.found() if not any(where) else processes.given(*where)
+    alone = place is None
+    if alone and config.model.stack != "residual" and config.mesh == MeshConfig():
         runtime.share_cores(config.data.batch // config.train.accumulate)
     from famjax.train.loop import train
 
-    folder = folder or Path("runs") / config.name
-    train(config, folder)
+    folder = Path(run_dir) if run_dir else Path("runs") / config.name
+    with together(place):
+        train(config, folder)
+    if place is not None and place.index:
+        return 0
     behind = f"the run: {folder}; next: famjax eval {folder}"
     # of most toy tasks the answers are no tokens that could be generated
     if config.data.tokenizer != "task":
@@ -43,19 +54,17 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _run_folder(argv: list[str]) -> tuple[Path | None, list[str]]:
-    """Take `--run DIR` or `--run=DIR` out of the arguments."""
-    folder, rest, tokens = None, [], iter(argv)
+def _take(argv: list[str], names: Sequence[str]) -> tuple[list[str | None], list[str]]:
+    """Take `--name VALUE` and `--name=VALUE` out of the arguments."""
+    found: dict[str, str] = {}
+    rest, tokens = [], iter(argv)
     for token in tokens:
-        if token == "--run":
-            folder = next(tokens, "")
-        elif token.startswith("--run="):
-            folder = token.removeprefix("--run=")
+        name, equals, value = token.partition("=")
+        if name in names:
+            found[name] = value if equals else next(tokens, "")
         else:
             rest.append(token)
-    if folder == "":
-        raise UserError("--run needs a folder: --run runs/NAME")
-    return (Path(folder) if folder else None), rest
+    return [found.get(name) for name in names], rest
 
 
 def _help() -> str:
@@ -70,6 +79,8 @@ def _help() -> str:
         "usage: famjax train CONFIG [section.key=value ...] [--run DIR]\n\n"
         "Trains a model. The run folder, runs/NAME by default, keeps everything; the same command\n"
         "goes on where a stopped run left off.\n\n"
+        "Several processes train one model where TPU VMs, GKE, Slurm or Open MPI start them, or\n"
+        "with --coordinator HOST:PORT --process-id I --process-count N on each.\n\n"
         "example: famjax train text_fam data.files='books/*.txt' train.steps=2000 name=books\n\n"
         "CONFIG: a name below, the path of a Python file with a function config(), or the path of\n"
         f"a run's config.json\n{configs}\n\n"

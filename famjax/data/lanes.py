@@ -8,7 +8,7 @@ training steps".
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import grain
@@ -50,7 +50,7 @@ class Reader:
 
     def __init__(self, source: Source, lane: int, lanes: int):
         self._source, self._lane, self._lanes = source, lane, lanes
-        self.set_state(_at_document(0))
+        self.set_state(at_document(0))
 
     @property
     def documents(self) -> int:
@@ -133,10 +133,10 @@ class Reader:
             self._loaded -= size
 
     def _next_document(self) -> None:
-        self.set_state(_at_document(self._k + 1, self._key))
+        self.set_state(at_document(self._k + 1, self._key))
 
 
-def _at_document(k: int, before: Key | None = None) -> dict[str, Any]:
+def at_document(k: int, before: Key | None = None) -> dict[str, Any]:
     """Return a reader's state in front of its k-th document."""
     return {"k": k, "key": None, "piece": 0, "offset": 0, "before": before}
 
@@ -198,27 +198,36 @@ class Row(Protocol):
 
 
 class RowsIterator(grain.DatasetIterator[Batch]):
-    """Iterator over batches each of whose rows is made by itself; its state is that of the rows."""
+    """Iterator over batches each of whose rows is made by itself; its state is that of the rows.
 
-    def __init__(self, rows: Sequence[Row]):
+    Args:
+      row: makes the row of a number.
+      count: rows of the whole batch.
+      held: numbers of those that are made here, in order; None is all. Of the others the state has
+        None, and is given what it may be.
+    """
+
+    def __init__(self, row: Callable[[int], Row], count: int, held: Sequence[int] | None = None):
         super().__init__()
-        self._rows = rows
+        self._count = count
+        self._rows = {i: row(i) for i in (range(count) if held is None else held)}
 
     def __next__(self) -> Batch:
-        rows = [row.next_row() for row in self._rows]
+        rows = [row.next_row() for row in self._rows.values()]
         return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
     def get_state(self) -> dict[str, Any]:
-        return {"rows": [row.get_state() for row in self._rows]}
+        rows = (self._rows.get(i) for i in range(self._count))
+        return {"rows": [None if row is None else row.get_state() for row in rows]}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        if len(state["rows"]) != len(self._rows):
+        if len(state["rows"]) != self._count:
             raise UserError(
-                f"data.batch={len(self._rows)}: the saved run has {len(state['rows'])} rows; "
+                f"data.batch={self._count}: the saved run has {len(state['rows'])} rows; "
                 "resume with as many"
             )
-        for row, saved in zip(self._rows, state["rows"], strict=True):
-            row.set_state(saved)
+        for i, row in self._rows.items():
+            row.set_state(state["rows"][i])
 
 
 class _Lane:
@@ -275,6 +284,7 @@ class Lanes(grain.IterDataset[Batch]):
         the gradient reaches from its end to its beginning; unless it begins with a memory.
       streams: documents are dealt out to so many times the lanes, and each lane reads those of so
         many neighbours in turn (`halve`).
+      held: see `RowsIterator`.
     """
 
     def __init__(
@@ -285,21 +295,20 @@ class Lanes(grain.IterDataset[Batch]):
         block_len: int,
         keep_whole: bool = False,
         streams: int = 1,
+        held: Sequence[int] | None = None,
     ):
         super().__init__()
         if length % block_len:
             raise ValueError(f"length {length} is not a multiple of block_len {block_len}")
         self._source, self._batch = source, batch
         self._length, self._block_len = length, block_len
-        self._keep_whole, self._streams = keep_whole, streams
+        self._keep_whole, self._streams, self._held = keep_whole, streams, held
 
     def __iter__(self) -> RowsIterator:
-        return RowsIterator(
-            [
-                _Lane(self._reader(lane), self._length, self._block_len, self._keep_whole)
-                for lane in range(self._batch)
-            ]
-        )
+        return RowsIterator(self._lane, self._batch, self._held)
+
+    def _lane(self, lane: int) -> _Lane:
+        return _Lane(self._reader(lane), self._length, self._block_len, self._keep_whole)
 
     def _reader(self, lane: int) -> Reader | Turns:
         count = self._streams
@@ -307,6 +316,12 @@ class Lanes(grain.IterDataset[Batch]):
             Reader(self._source, lane * count + i, self._batch * count) for i in range(count)
         ]
         return readers[0] if count == 1 else Turns(readers)
+
+
+def holes_filled(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the state of all rows from those of iterators that hold some each."""
+    of_row = zip(*(part["rows"] for part in parts), strict=True)
+    return {"rows": [next(row for row in given if row is not None) for given in of_row]}
 
 
 def halve(state: dict[str, Any]) -> dict[str, Any]:
@@ -335,7 +350,7 @@ def _readers(lane: dict[str, Any]) -> list[dict[str, Any]]:
 def _left(reader: dict[str, Any]) -> dict[str, Any]:
     """Return a reader's state in front of its next document, which no memory waits for."""
     begun = reader["piece"] > 0 or reader["offset"] > 0
-    return _at_document(reader["k"] + begun)
+    return at_document(reader["k"] + begun)
 
 
 def empty_row(length: int) -> Batch:

@@ -6,6 +6,7 @@ and only a row's first token resets the memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import grain
@@ -39,6 +40,7 @@ class Packed(grain.IterDataset[Batch]):
       seed: of the choice of what is repeated.
       repeat_len: tokens repeated; 0 repeats none and writes no prompt.
       repeat_weight: of predicting a repeated token; 0.1 in the paper.
+      held: see `RowsIterator`.
     """
 
     def __init__(
@@ -50,9 +52,10 @@ class Packed(grain.IterDataset[Batch]):
         seed: int,
         repeat_len: int = 0,
         repeat_weight: float = 0.1,
+        held: Sequence[int] | None = None,
     ):
         super().__init__()
-        self._source, self._batch = source, batch
+        self._source, self._batch, self._held = source, batch, held
         prompt = tokenizer.encode(REPEAT_PROMPT) if repeat_len else np.zeros(0, np.int32)
         needed = len(prompt) + 2 * repeat_len
         if needed > length:
@@ -63,12 +66,10 @@ class Packed(grain.IterDataset[Batch]):
         self._repeat = _Repeat(prompt, length, seed, repeat_len, repeat_weight)
 
     def __iter__(self) -> RowsIterator:
-        return RowsIterator(
-            [
-                _PackedRow(Reader(self._source, lane, self._batch), lane, self._repeat)
-                for lane in range(self._batch)
-            ]
-        )
+        return RowsIterator(self._row, self._batch, self._held)
+
+    def _row(self, lane: int) -> _PackedRow:
+        return _PackedRow(Reader(self._source, lane, self._batch), lane, self._repeat)
 
 
 class _PackedRow:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import grain
@@ -13,6 +14,7 @@ from famjax.core.config import Config, DataConfig
 from famjax.core.errors import UserError
 from famjax.data.lanes import Batch, Lanes, halve
 from famjax.data.packing import Packed
+from famjax.data.redeal import Dealt
 from famjax.data.sources import Source, Split, TextSource
 from famjax.data.tokenizers import Tokenizer, load_tokenizer
 
@@ -57,9 +59,19 @@ def make_source(config: Config, tokenizer: Tokenizer, split: Split = "train") ->
     return TextSource(data.files, tokenizer, config.seed, data.holdout, split)
 
 
-def make_batches(config: Config, source: Source, tokenizer: Tokenizer, block_len: int) -> Batches:
-    """Return the iterator over batches of `source`, laid out as `config.data` says."""
-    data = config.data
+def make_batches(
+    config: Config,
+    source: Source,
+    tokenizer: Tokenizer,
+    block_len: int,
+    held: Sequence[int] | None = None,
+) -> Batches:
+    """Return the iterator over batches of `source`, laid out as `config.data` says.
+
+    Args:
+      held: numbers of the rows that are made in this process; None is all.
+    """
+    data, source = config.data, Dealt(source)
     for name in ("batch", "length"):
         if getattr(data, name) <= 0:
             raise UserError(f"data.{name}={getattr(data, name)}: must be positive")
@@ -68,24 +80,26 @@ def make_batches(config: Config, source: Source, tokenizer: Tokenizer, block_len
             f"data.length={data.length}: must be a multiple of the model's block_len, {block_len}"
         )
     if data.layout == "packed":
-        dataset: grain.IterDataset = _packed(config, source, tokenizer)
+        dataset: grain.IterDataset = _packed(config, source, tokenizer, held)
     else:
-        dataset = _lanes(config, source, block_len)
+        dataset = _lanes(config, source, block_len, held)
     ahead = grain.experimental.ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=_AHEAD)
     return Batches(iter(ahead), source)
 
 
-def _lanes(config: Config, source: Source, block_len: int) -> Lanes:
+def _lanes(config: Config, source: Source, block_len: int, held: Sequence[int] | None) -> Lanes:
     if config.data.repeat_len:
         raise UserError(
             "data.repeat_len: repeats in packed rows; set data.layout=packed, or 0 here"
         )
     data, start = config.data, config.train.bptt_start
     streams = data.length // start if start else 1
-    return Lanes(source, data.batch, data.length, block_len, data.keep_whole, streams)
+    return Lanes(source, data.batch, data.length, block_len, data.keep_whole, streams, held)
 
 
-def _packed(config: Config, source: Source, tokenizer: Tokenizer) -> Packed:
+def _packed(
+    config: Config, source: Source, tokenizer: Tokenizer, held: Sequence[int] | None
+) -> Packed:
     data = config.data
     if data.repeat_len < 0 or data.repeat_weight < 0:
         raise UserError("data.repeat_len and data.repeat_weight: must not be negative")
@@ -97,7 +111,13 @@ def _packed(config: Config, source: Source, tokenizer: Tokenizer) -> Packed:
         config.seed,
         data.repeat_len,
         data.repeat_weight,
+        held,
     )
+
+
+def halved(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of `Batches` with which half as many lanes of twice the length go on."""
+    return {**state, "batches": halve(state["batches"])}
 
 
 class Batches(grain.DatasetIterator[Batch]):
@@ -107,7 +127,7 @@ class Batches(grain.DatasetIterator[Batch]):
     the source's as it is now: what training told the source since that batch is not lost.
     """
 
-    def __init__(self, ahead: grain.DatasetIterator[Batch], source: Source):
+    def __init__(self, ahead: grain.DatasetIterator[Batch], source: Dealt):
         super().__init__(ahead)
         self._source = source
         atexit.register(_release, weakref.ref(self))
@@ -116,17 +136,18 @@ class Batches(grain.DatasetIterator[Batch]):
         return next(self._parent)
 
     def get_state(self) -> dict[str, Any]:
-        return {"batches": self._parent.get_state(), "source": self._source.get_state()}
+        dealt = {"dealt": self._source.dealt} if self._source.dealt else {}
+        return {
+            "batches": self._parent.get_state(),
+            "source": self._source.get_state(),
+            **dealt,
+        }
 
     def set_state(self, state: dict[str, Any]) -> None:
         # This stops the thread, so that no document is named by half a state.
         self._parent.set_state(state["batches"])
         self._source.set_state(state["source"])
-
-    def get_halved(self) -> dict[str, Any]:
-        """Return the state with which half as many lanes of twice the length go on."""
-        state = self.get_state()
-        return {**state, "batches": halve(state["batches"])}
+        self._source.dealt = state.get("dealt", [])
 
     def release(self) -> None:
         """Stop the thread, and let go of it."""

@@ -15,12 +15,15 @@ One Orbax folder for each top-level key lets a reader that wants the parameters 
 read nothing else. Leaves without elements (the keys of zero memory segments) are not written, as
 Orbax refuses them: their shape says all.
 
-One process holds and writes everything; arrays spread over several processes are refused by JAX.
+Of several processes each writes its own parts of arrays into the same folder, as Orbax does it, and
+process 0 all the rest; each verifies nothing and reads what lies on its devices, of the checkpoint
+that process 0 found good. All must save and restore together.
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import json
 import logging
@@ -38,6 +41,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from famjax.core import processes
 from famjax.core.errors import UserError
 
 MANIFEST, TREE, EXTRA = "manifest.json", "tree.json", "extra.json"
@@ -65,7 +69,7 @@ class Checkpoints:
         self.keep = keep
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        if keep and self.folder.is_dir():
+        if keep and self.folder.is_dir() and processes.index() == 0:
             self._clean()
 
     def steps(self) -> list[int]:
@@ -81,8 +85,16 @@ class Checkpoints:
     def path(self, step: int) -> Path:
         return self.folder / f"{step:09d}"
 
+    def extra(self, step: int) -> dict[str, Any]:
+        """What was saved beside the arrays of a step, not verified; {} if it cannot be read."""
+        try:
+            found: dict[str, Any] = json.loads((self.path(step) / EXTRA).read_text())
+            return found
+        except (OSError, ValueError):
+            return {}
+
     def save(self, step: int, tree: Tree, extra: dict[str, Any], copy: bool = True) -> None:
-        """Copy `tree` to the host, then write it in the background.
+        """Copy `tree` to the host, of several processes each its share; write in the background.
 
         On return the arrays may be donated and `extra` changed. An earlier save is waited for
         first; host memory therefore never holds more than one copy of the tree.
@@ -103,7 +115,8 @@ class Checkpoints:
         if not self.keep:
             raise ValueError("opened for reading only: keep=0")
         self.wait()
-        leaves = {key: _leaves(_to_host(value, copy)) for key, value in tree.items()}
+        to_host = _to_host if processes.count() == 1 else _share_to_host
+        leaves = {key: _leaves(to_host(value, copy)) for key, value in tree.items()}
         _check_names(leaves)
         note = json.dumps(extra)
         self._thread = threading.Thread(
@@ -163,7 +176,9 @@ class Checkpoints:
             raise UserError(f"no checkpoint in {self.folder}; train the run first")
         for candidate in [step] if step is not None else reversed(steps):
             template = of(candidate)
-            damage = _damage(self.path(candidate), sorted(template))
+            damage = processes.from_first(
+                "damage", functools.partial(_damage, self.path(candidate), sorted(template))
+            )
             if damage is None:
                 return candidate, template
             report(f"checkpoint {self.path(candidate)} is damaged: {damage}; it is not used")
@@ -190,14 +205,24 @@ class Checkpoints:
         try:
             self._write(step, leaves, note)
         except BaseException as error:
-            shutil.rmtree(self._writing(step), ignore_errors=True)
+            if processes.index() == 0:
+                shutil.rmtree(self._writing(step), ignore_errors=True)
             self._error = self._explain(step, list(leaves), error)
 
     def _write(self, step: int, leaves: dict[str, Leaves], note: str) -> None:
         writing = self._writing(step)
-        writing.mkdir(parents=True)
+        if processes.index() == 0:
+            writing.mkdir(parents=True)
+        processes.meet("save begins")
         for key, values in leaves.items():
             _write_arrays(writing / key, values)
+        processes.meet("arrays written")
+        if processes.index() == 0:
+            self._complete(step, leaves, note)
+        processes.meet("save ends")
+
+    def _complete(self, step: int, leaves: dict[str, Leaves], note: str) -> None:
+        writing = self._writing(step)
         index = {key: {n: _about(v) for n, v in values.items()} for key, values in leaves.items()}
         (writing / TREE).write_text(json.dumps(index))
         (writing / EXTRA).write_text(note)
@@ -270,6 +295,13 @@ def _to_host(tree: Any, safe: bool) -> Any:
     return jax.tree.map(copy, tree, jax.device_get(tree))
 
 
+def _share_to_host(tree: Any, _: bool) -> Any:
+    """Arrays over all processes in the hosts' memory, where each has the parts of its devices."""
+    places = jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind("pinned_host"), tree)
+    copies = jax.device_put(tree, places)
+    return jax.block_until_ready(copies)
+
+
 def _leaves(tree: Any) -> Leaves:
     """Leaves by path, "layers/0/w"; the empty path if the tree is one leaf."""
     flat = jax.tree_util.tree_flatten_with_path(tree)[0]
@@ -320,9 +352,20 @@ def _write_arrays(folder: Path, leaves: Leaves) -> None:
     if tree:
         # Orbax holds what it is writing once more: the largest array, and not all of them
         gigabytes = 2 + max(leaf.nbytes for leaf in leaves.values()) // 10**9
-        handler = ocp.PyTreeCheckpointHandler(save_concurrent_gb=gigabytes)
-        with _one_line_errors(), ocp.Checkpointer(handler) as orbax:
+        with _one_line_errors(), _orbax(save_concurrent_gb=gigabytes) as orbax:
             orbax.save(folder, ocp.args.PyTreeSave(tree))
+
+
+def _orbax(**limits: int) -> ocp.Checkpointer:
+    """Orbax whose processes wait for each other in the coordination service.
+
+    On the devices, where it waits by default, the training's collectives would be in between.
+    """
+    if processes.count() == 1:
+        return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**limits))
+    options = ocp.options.MultiprocessingOptions(active_processes=set(range(processes.count())))
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options, **limits)
+    return ocp.Checkpointer(handler, multiprocessing_options=options)
 
 
 @contextmanager
@@ -345,16 +388,16 @@ def _read(folder: Path, template: Any) -> Any:
     leaves = _leaves(template)
     nested = _nest(leaves)
     if nested:
-        with ocp.PyTreeCheckpointer() as orbax:
+        with _orbax() as orbax:
             how = ocp.args.PyTreeRestore(item=nested, restore_args=jax.tree.map(_how, nested))
             nested = orbax.restore(folder, args=how)
-    values = [
-        _unnest(nested, name)
-        if leaf.size
-        else jax.device_put(np.zeros(leaf.shape, leaf.dtype), _sharding(leaf))
-        for name, leaf in leaves.items()
-    ]
+    values = [_unnest(nested, name) if leaf.size else _empty(leaf) for name, leaf in leaves.items()]
     return jax.tree.unflatten(jax.tree.structure(template), values)
+
+
+def _empty(leaf: Any) -> jax.Array:
+    zeros = np.zeros(leaf.shape, leaf.dtype)
+    return jax.make_array_from_callback(leaf.shape, _sharding(leaf), lambda part: zeros[part])
 
 
 def _how(leaf: Any) -> ocp.ArrayRestoreArgs:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import shutil
-import signal
 import time
 import warnings
 from collections.abc import Iterator
@@ -22,13 +22,16 @@ from famjax.core.checks import mixer_pattern, validate
 from famjax.core.config import Config
 from famjax.core.errors import Stopped, UserError
 from famjax.core.experiment import from_json
+from famjax.core.processes import first_then_all, index
 from famjax.core.types import Array
-from famjax.data.pipeline import make_batches, make_source
+from famjax.core.watch import goes_on_from
+from famjax.data.pipeline import halved, make_batches, make_source
+from famjax.data.redeal import with_rows
 from famjax.data.tokenizers import Tokenizer
-from famjax.train import flops
+from famjax.train import flops, hosts
 from famjax.train.begin import freezes, refuse_base
 from famjax.train.checkpoint import Checkpoints
-from famjax.train.metrics import METRICS, MetricsWriter
+from famjax.train.metrics import METRICS
 from famjax.train.optimizers import make_schedule
 from famjax.train.profile import Profiler, refuse_past
 from famjax.train.program import make_program
@@ -42,7 +45,7 @@ from famjax.train.run import (
 )
 from famjax.train.state import Totals, TrainState
 from famjax.train.step import zero_totals
-from famjax.train.warmup import at_length, halve_memory, length_at
+from famjax.train.warmup import at_length, halve_memory, length_at, resize_memory
 
 
 def train(config: Config, run_dir: str | Path, quiet: bool = False) -> Run:
@@ -75,10 +78,14 @@ def train(config: Config, run_dir: str | Path, quiet: bool = False) -> Run:
             "give init=FOLDER, a run or what famjax convert wrote, or set train.only=all"
         )
     folder = Path(run_dir)
+    hosts.compare(config)
     with leaving_nothing(folder):
-        config, tokenizer = prepare_run(folder, config)
-        checkpoints = Checkpoints(folder / CHECKPOINTS, config.train.keep)
-        progress = Progress(config.train.steps, checkpoints.latest() or 0, quiet)
+        config, tokenizer = first_then_all("prepare", lambda: prepare_run(folder, config))
+        hosts.refuse_unshared(folder)
+        keep = config.train.keep
+        checkpoints = first_then_all("open", lambda: Checkpoints(folder / CHECKPOINTS, keep))
+        goes_on_from(checkpoints.latest)
+        progress = Progress(config.train.steps, checkpoints.latest() or 0, quiet, index() > 0)
         trainer = Trainer(config, tokenizer, checkpoints, folder, progress)
         with progress:
             try:
@@ -93,7 +100,7 @@ def train(config: Config, run_dir: str | Path, quiet: bool = False) -> Run:
 @contextmanager
 def leaving_nothing(folder: Path) -> Iterator[None]:
     """Take the folder away again if it was made here for a run that was refused at its start."""
-    new = not folder.exists()
+    new = index() == 0 and not folder.exists()
     try:
         yield
     except UserError:
@@ -118,6 +125,7 @@ class Trainer:
         self.config, self.tokenizer, self.folder = config, tokenizer, folder
         self.checkpoints, self.progress = checkpoints, progress
         self.source: Any = make_source(config, tokenizer)
+        hosts.compare_documents(self.source)
         self.looked: tuple[int, ...] = ()  # see `make_program`
         self.set_length(length_at(config, checkpoints.latest() or 0))
         self.schedule = make_schedule(config.optimizer, config.train.steps)
@@ -139,12 +147,9 @@ class Trainer:
             self.progress.note(self.source.report())
         if line := self.idle():
             self.progress.note(line)
-        asked, profiler = _Asked(), Profiler(self.config, self.folder, self.progress.note)
-        with (
-            asked.listening(),
-            profiler,
-            MetricsWriter(self.folder, step if step else None) as metrics,
-        ):
+        asked, profiler = hosts.Asked(), Profiler(self.config, self.folder, self.progress.note)
+        writer = hosts.metrics_writer(self.folder, step if step else None)
+        with asked.listening(), profiler, writer as metrics:
             self.see(profiler, state, step)
             while step < last:
                 log = (step + 1) % self.config.train.log_every == 0 or step + 1 == last
@@ -162,10 +167,10 @@ class Trainer:
                     state, first = self.lengthen(state, step), step
                 if step % self.config.train.checkpoint_every == 0:
                     self.save(state, step)
-                if asked.signal:
+                if number := asked.at(step):
                     self.save(state, step)
                     self.checkpoints.wait()
-                    raise Stopped(asked.signal, step)
+                    raise Stopped(number, step)
             self.save(state, step)
             self.checkpoints.wait()
         return state
@@ -178,7 +183,7 @@ class Trainer:
           The next state, and if asked for what `Program.inspect` says of the step.
         """
         with self.clock.waiting("data"):
-            batch = jax.device_put(next(self.batches), self.program.batch)
+            batch = hosts.upload(next(self.batches), self.program.batch, self.rows)
         about = {}
         # calls come back at once, unless too many steps are under way
         with self.clock.waiting("device"):
@@ -202,7 +207,11 @@ class Trainer:
         self.length, self.rows = config.data.length, config.data.batch
         self.program = make_program(config, self.tokenizer.token_bytes, self.looked)
         self.batches = make_batches(
-            config, self.source, self.tokenizer, self.config.model.block_len
+            config,
+            self.source,
+            self.tokenizer,
+            self.config.model.block_len,
+            hosts.held(self.program.batch, self.rows),
         )
 
     def look(self, state: TrainState, step: int) -> None:
@@ -228,7 +237,8 @@ class Trainer:
 
     def lengthen(self, state: TrainState, step: int) -> TrainState:
         """Let rows become twice as long, and half as many, which go on where they stand."""
-        before, rows, data = self.length, self.rows, self.batches.get_halved()
+        before, rows = self.length, self.rows
+        data = halved(hosts.whole(self.batches.get_state()))
         self.batches.release()
         self.set_length(length_at(self.config, step))
         self.batches.set_state(data)
@@ -261,10 +271,9 @@ class Trainer:
         if step < self.config.train.steps:
             self.progress.note(f"goes on from step {step:,} of {self.config.train.steps:,}")
         self.compare(from_json(json.dumps(extra["config"])), step)
-        self.batches.set_state(extra["data"])
         self.tokens = extra["tokens"]
         self.saved = step
-        state = from_tree(tree)
+        state = self.with_rows(from_tree(tree), extra["data"])
         if freezes(self.config):
             state = state._replace(frozen=self.begin().frozen)
             refuse_base(extra["base"], self.base, self.config.init, self.folder)
@@ -273,6 +282,24 @@ class Trainer:
         if extra.get("looked"):
             self.look_at(tuple(extra["looked"]))
         return state, step
+
+    def with_rows(self, state: TrainState, data: dict[str, Any]) -> TrainState:
+        """Return the state for as many rows as are read now, and let the data go on in them."""
+        rows, before = self.rows, len(data["batches"]["rows"])
+        if rows == before:
+            self.batches.set_state(data)
+            return state
+        self.batches.set_state(with_rows(data, rows, self.source))
+        change = f"{before - rows} end" if rows < before else f"{rows - before} begin anew"
+        self.progress.note(
+            f"data.batch: {before} -> {rows}; {min(rows, before)} rows go on, {change}, and the "
+            "documents that were not begun are dealt to all"
+        )
+        if self.config.data.layout != "lanes":
+            return state
+        places = self.program.shardings.memory
+        resize = jax.jit(functools.partial(resize_memory, rows=rows), out_shardings=places)
+        return state._replace(memory=resize(state.memory))
 
     def no_keys(self) -> Any:
         """Return what is frozen where that is dropout's keys alone; each step draws them anew."""
@@ -285,10 +312,16 @@ class Trainer:
         if (length := length_at(self.config, step)) != self.length:
             self.batches.release()
             self.set_length(length)
+        program, config = self.program, at_length(self.config, length)
+        saved = self.checkpoints.extra(step).get("data", {}).get("batches", {}).get("rows", [])
+        if saved and len(saved) != self.rows:
+            data = dataclasses.replace(config.data, batch=len(saved))
+            config = dataclasses.replace(config, data=data)
+            program = make_program(config, self.tokenizer.token_bytes, self.looked)
         places = jax.tree.map(
             lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s),
-            jax.eval_shape(self.program.start),
-            self.program.shardings,
+            jax.eval_shape(program.start),
+            program.shardings,
         )
         return to_tree(places)
 
@@ -322,7 +355,7 @@ class Trainer:
             return
         self.refuse_bad(state)
         extra = {
-            "data": self.batches.get_state(),
+            "data": hosts.whole(self.batches.get_state()),
             "tokens": self.tokens,
             "config": dataclasses.asdict(self.config),
             "base": self.base,
@@ -350,7 +383,7 @@ class Trainer:
             )
 
     def log(
-        self, metrics: MetricsWriter, state: TrainState, step: int, about: dict[str, Array]
+        self, metrics: Any, state: TrainState, step: int, about: dict[str, Array]
     ) -> TrainState:
         """Write a row, tell the curriculum, and return the state with the totals set to zero."""
         with self.clock.waiting("device"):
@@ -370,7 +403,7 @@ class Trainer:
         shown = ("loss", "accuracy", "longest", "length", "tokens_per_second", "data_wait")
         self.progress.update(step, **{k: v for k, v in (row | timing).items() if k in shown})
         self.refuse_bad(state)
-        zeros = jax.device_put(zero_totals(), self.program.shardings.totals)
+        zeros = jax.jit(zero_totals, out_shardings=self.program.shardings.totals)()
         return state._replace(totals=zeros)
 
     def guide(self, totals: Totals, row: dict[str, float]) -> dict[str, float]:
@@ -479,30 +512,3 @@ class Clock:
         }
         self.start()
         return shares
-
-
-class _Asked:
-    """Remembers the first SIGTERM or SIGINT; a second one acts as always."""
-
-    signal: int = 0
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        before: dict[int, Any] = {}
-
-        def note(number: int, _: Any) -> None:
-            if self.signal:
-                signal.signal(number, before[number])
-                signal.raise_signal(number)
-            self.signal = number
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            try:
-                before[number] = signal.signal(number, note)
-            except ValueError:  # not the main thread: whoever runs us there handles signals
-                continue
-        try:
-            yield
-        finally:
-            for known, handler in before.items():
-                signal.signal(known, handler)

@@ -32,10 +32,13 @@ class Progress:
       total: steps of the whole run.
       start: steps done before this process, 0 unless resumed.
       quiet: show no progress; notes are still shown.
+      silent: show nothing at all.
     """
 
-    def __init__(self, total: int, start: int = 0, quiet: bool = False) -> None:
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+    def __init__(
+        self, total: int, start: int = 0, quiet: bool = False, silent: bool = False
+    ) -> None:
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=silent)
         live = self._console.is_terminal and not self._console.is_dumb_terminal
         self._view: _Silent | _Live | _Plain
         if quiet:

@@ -17,6 +17,7 @@ from famjax.core.checks import validate_model
 from famjax.core.config import Config, LoraConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import difference, from_json, to_json
+from famjax.core.processes import index
 from famjax.data.pipeline import make_tokenizer
 from famjax.data.tokenizers import Tokenizer, save_tokenizer, save_words, saved_tokenizer
 from famjax.data.words import Words
@@ -37,8 +38,9 @@ from famjax.train.checkpoint import Checkpoints
 CONFIG, CHECKPOINTS = "config.json", "checkpoints"
 
 # What a resumed run may change: how long, how often, under which name, what is looked at, on which
-# devices. With more steps a cosine or wsd schedule goes on at another rate; the loop says so.
-_FREE = (
+# devices, in how many rows. With more steps a cosine or wsd schedule goes on at another rate; the
+# loop says so.
+_FREE: tuple[str, ...] = (
     "name",
     "init",
     "train.steps",
@@ -253,6 +255,8 @@ def prepare_run(folder: Path, config: Config) -> tuple[Config, Tokenizer]:
     config = with_vocabulary(config, tokenizer)
     if before is not None:
         refuse_other(before, config, folder)
+    if index():  # process 0 writes for all
+        return config, tokenizer
     try:
         _write_run(folder, config, None if before else tokenizer)
     except OSError as error:
@@ -267,6 +271,8 @@ def refuse_other(before: Config, config: Config, where: Path) -> None:
     """Raise a `UserError` if what stands in `where` was made with a config that cannot go on."""
     # with `init` the tokenizer is that folder's, and the run has a copy
     free = (*_FREE, "data.tokenizer") if config.init else _FREE
+    if not config.train.bptt_start:  # which deals documents to the lanes of the start, for good
+        free = (*free, "data.batch")
     changed = [line for line in difference(before, config) if not line.startswith(free)]
     if changed:
         raise UserError(

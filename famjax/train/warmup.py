@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 
 from famjax.core.config import Config
-from famjax.core.types import State
+from famjax.core.types import Array, State
 
 
 def length_at(config: Config, step: int) -> int:
@@ -27,6 +28,16 @@ def at_length(config: Config, length: int) -> Config:
     """Return the config with rows of so many tokens, and as many rows as make the same batch."""
     rows = config.data.batch * config.data.length // length
     return replace(config, data=replace(config.data, batch=rows, length=length))
+
+
+def resize_memory(memory: State, rows: int) -> State:
+    """[r b ...] -> [r rows ...], of the first lanes; new ones begin with a reset, so with zeros."""
+
+    def resize(a: Array) -> Array:
+        missing = max(0, rows - a.shape[1])
+        return jnp.pad(a, [(0, 0), (0, missing)] + [(0, 0)] * (a.ndim - 2))[:, :rows]
+
+    return jax.tree.map(resize, memory)
 
 
 def halve_memory(memory: State) -> State:

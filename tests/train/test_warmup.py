@@ -14,7 +14,7 @@ from small import Crash, assert_same, compiled_once, config, crash_at, make_prog
 
 from famjax.core.config import Config
 from famjax.core.experiment import override
-from famjax.data.pipeline import make_batches, make_source
+from famjax.data.pipeline import halved, make_batches, make_source
 from famjax.data.tokenizers import load_tokenizer
 from famjax.train import loop
 from famjax.train.checkpoint import Checkpoints
@@ -117,7 +117,7 @@ def test_a_run_is_its_steps(tmp_path: Path, steps: list[Step]) -> None:
             batches.set_state(data)
         for _ in range(count):
             state = program.step(state, jax.device_put(next(batches), program.batch))
-        data = batches.get_halved()
+        data = halved(batches.get_state())
         batches.release()
     assert_equal(on_host(state), steps[-1].after)
 

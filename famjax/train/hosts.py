@@ -1,0 +1,173 @@
+"""What training does otherwise where several processes share it. With one, all of it is nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import secrets
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import famjax
+from famjax.core import processes
+from famjax.core.config import Config
+from famjax.core.errors import UserError
+from famjax.core.keys import values
+from famjax.data.lanes import Batch, holes_filled
+from famjax.train.metrics import MetricsWriter
+
+# seconds for what one process wrote to be seen by another: network file systems remember for a
+# while that a file was not there
+_SEEN = 20.0
+
+
+def compare(config: Config) -> None:
+    """Raise a `UserError`, on all, where processes differ in config, famjax or JAX."""
+    about = {"famjax": famjax.__version__, "jax": jax.__version__, "code": code()}
+    _refuse_different(
+        "begin",
+        {**about, **values(config)},
+        "other settings",
+        "start all with the same command, config and famjax",
+    )
+
+
+def compare_documents(source: Any) -> None:
+    """Raise a `UserError`, on all, where processes see other documents."""
+    _refuse_different(
+        "documents", source.get_state(), "other documents", "give all the same files under data"
+    )
+
+
+def _refuse_different(name: str, mine: Mapping[str, Any], what: str, mend: str) -> None:
+    first, *others = processes.everyone(name, dict(mine))
+    for i, other in enumerate(others, start=1):
+        found = [
+            f"{key}: {first.get(key)!r} -> {other.get(key)!r}"
+            for key in {**first, **other}
+            if first.get(key) != other.get(key)
+        ]
+        if found:
+            raise UserError(
+                f"process {i} of {processes.count()} has {what} than process 0 "
+                f"({'; '.join(found)}); {mend}"
+            )
+
+
+def code() -> str:
+    """Return a name for famjax's own sources."""
+    home, digest = Path(famjax.__file__).parent, hashlib.sha256()
+    for path in sorted(home.rglob("*.py")):
+        digest.update(f"{path.relative_to(home)} ".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def refuse_unshared(folder: Path) -> None:
+    """Raise a `UserError`, on all, unless every process sees what process 0 writes in a folder."""
+    if processes.count() == 1:
+        return
+    token = folder / processes.from_first("token", lambda: f".shared-{secrets.token_hex(8)}")
+    if processes.index() == 0:
+        token.touch()
+    processes.meet("token written")
+    end = time.monotonic() + _SEEN
+    while not (seen := token.exists()) and time.monotonic() < end:
+        time.sleep(0.2)
+    blind = [str(i) for i, sees in enumerate(processes.everyone("seen", seen)) if not sees]
+    if processes.index() == 0:
+        token.unlink()
+    if blind:
+        raise UserError(
+            f"{folder} is not shared: process {', '.join(blind)} of {processes.count()} does not "
+            "see what process 0 wrote there; give --run a folder on a file system that all have"
+        )
+
+
+def held(place: jax.sharding.Sharding, rows: int) -> tuple[int, ...]:
+    """Return the rows of a batch that lie on this process's devices."""
+    parts: Any = place.addressable_devices_indices_map((rows, 1)).values()
+    return tuple(sorted({i for rows_of, _ in parts for i in range(*rows_of.indices(rows))}))
+
+
+def upload(batch: Batch, place: jax.sharding.Sharding, total: int) -> dict[str, jax.Array]:
+    """Return the whole batch [b t] from the rows that this process holds."""
+    if processes.count() == 1:
+        return jax.device_put(batch, place)
+    rows = held(place, total)
+    at = np.zeros(total, int)
+    at[list(rows)] = range(len(rows))
+
+    def put(part: np.ndarray) -> jax.Array:
+        def of(index: Any) -> np.ndarray:
+            return part[at[index[0]]][:, index[1]]
+
+        return jax.make_array_from_callback((total, *part.shape[1:]), place, of)
+
+    with jax.transfer_guard("allow"):  # as explicit as device_put, to which it is not
+        return {name: put(part) for name, part in batch.items()}
+
+
+def whole(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of `Batches` with the rows of all processes."""
+    parts = processes.everyone("cursors", data["batches"])
+    return {**data, "batches": holes_filled(parts)}
+
+
+class _Quiet(contextlib.nullcontext[Any]):
+    def __enter__(self) -> _Quiet:
+        return self
+
+    def write(self, step: int, fields: Mapping[str, Any]) -> None: ...
+
+
+def metrics_writer(folder: Path, resume_step: int | None) -> MetricsWriter | _Quiet:
+    """Return what writes rows: in process 0 alone."""
+    return _Quiet() if processes.index() else MetricsWriter(folder, resume_step)
+
+
+class Asked:
+    """Remembers the first SIGTERM or SIGINT; a second one acts as always.
+
+    Of several processes the coordination service hears SIGTERM, and lets all stop at one step.
+    """
+
+    signal: int = 0
+
+    def at(self, step: int) -> int:
+        """Return the signal that asks to stop behind this step; each step must be told."""
+        if processes.count() == 1:
+            return self.signal
+        from jax.experimental import multihost_utils
+
+        stop = multihost_utils.reached_preemption_sync_point(step)
+        return (self.signal or signal.SIGTERM) if stop else 0
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        before: dict[int, Any] = {}
+        several = processes.count() > 1
+
+        def note(number: int, _: Any) -> None:
+            if self.signal:
+                signal.signal(number, before[number])
+                signal.raise_signal(number)
+            self.signal = number
+            if several:
+                signal.raise_signal(signal.SIGTERM)
+
+        for number in (signal.SIGINT,) if several else (signal.SIGTERM, signal.SIGINT):
+            try:
+                before[number] = signal.signal(number, note)
+            except ValueError:  # not the main thread: whoever runs us there handles signals
+                continue
+        try:
+            yield
+        finally:
+            for known, handler in before.items():
+                signal.signal(known, handler)

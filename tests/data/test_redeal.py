@@ -1,0 +1,132 @@
+"""Another number of lanes: no document is dealt twice, and who stays goes on where it stood."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from famjax.core.config import Config
+from famjax.core.experiment import override
+from famjax.data.pipeline import Batches, make_batches, make_source
+from famjax.data.redeal import Deal, Dealt, with_rows
+from famjax.data.tokenizers import load_tokenizer
+
+DOCUMENTS = 24  # which 2, 3 and 4 lanes share evenly
+LAYOUTS = ("lanes", "packed")
+
+
+def test_a_row_of_what_is_left() -> None:
+    """Lanes that were dealt 3, 1 and 2 documents."""
+    deal = Deal([3, 1, 2])
+    left = [deal[i] for i in range(9)]
+    assert left == [(1, 1), (1, 2), (2, 2), (0, 3), (1, 3), (2, 3), (0, 4), (1, 4), (2, 4)]
+
+
+class Named:
+    """Documents named by lane and number."""
+
+    def key(self, lane: int, lanes: int, k: int, before: Any = None) -> list[int]:
+        return [lanes, lane, k]
+
+
+def test_every_document_is_dealt_once() -> None:
+    """Dealt to 3 lanes, then to 2, then to 4."""
+    first, second = [3, 1, 2], [2, 4]
+    source = Dealt(Named())  # type: ignore[arg-type]
+    found = [[3, lane, k] for lane, n in enumerate(first) for k in range(n)]
+    source.dealt = [first]
+    found += [source.key(lane, 2, k) for lane, n in enumerate(second) for k in range(n)]
+    source.dealt = [first, second]
+    found += [source.key(lane, 4, k) for k in range(5) for lane in range(4)]
+    assert len({tuple(f) for f in found}) == len(found)
+    for lane in range(3):  # none is left out but the last
+        numbers = sorted(k for _, of, k in found if of == lane)
+        assert numbers == list(range(len(numbers)))
+
+
+def batches(folder: Path, layout: str, rows: int) -> Batches:
+    given = [f"data.batch={rows}", "data.length=16", f"data.layout={layout}", "data.holdout=0"]
+    config = override(Config(), [*given, f"data.files={folder}"])
+    tokenizer = load_tokenizer("bytes")
+    return make_batches(config, make_source(config, tokenizer), tokenizer, 8)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Documents of 10 to 60 letters, each of its own letter only."""
+    for i in range(DOCUMENTS):
+        (tmp_path / f"{i:02d}.txt").write_text(chr(65 + i) * (10 + 17 * i % 50))
+    return tmp_path
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("counts", [(4, 2), (2, 5), (4, 3, 6), (3, 3)])
+def test_no_document_is_read_twice(folder: Path, layout: str, counts: tuple[int, ...]) -> None:
+    state: Any = None
+    begun: Counter[str] = Counter()
+    read_of: Counter[str] = Counter()
+    for rows in counts:
+        found = batches(folder, layout, rows)
+        if state is not None:
+            found.set_state(with_rows(state, rows, make_source_of(folder)))
+        for _ in range(2):  # all within the first epoch
+            batch = next(found)
+            count(batch, begun, read_of)
+        state = found.get_state()
+        found.release()
+    assert len(begun) > 4
+    assert set(begun.values()) == {1}
+    for name, tokens in read_of.items():
+        assert tokens <= 10 + 17 * (ord(name) - 65) % 50
+
+
+def count(batch: dict[str, np.ndarray], begun: Counter[str], read_of: Counter[str]) -> None:
+    """Count a document's letters, and its beginnings: a first letter behind bos."""
+    for tokens, valid in zip(batch["tokens"], batch["valid"], strict=True):
+        letters = [chr(t) if 65 <= t < 65 + DOCUMENTS else "" for t in tokens[valid]]
+        bos = tokens[valid] == 256
+        for i, letter in enumerate(letters):
+            read_of[letter] += bool(letter)
+            if letter and i and bos[i - 1]:
+                begun[letter] += 1
+    del read_of[""]
+
+
+def make_source_of(folder: Path) -> Any:
+    config = override(Config(), [f"data.files={folder}", "data.holdout=0"])
+    return make_source(config, load_tokenizer("bytes"))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("rows", [2, 6])
+def test_rows_that_stay_finish_their_document(folder: Path, layout: str, rows: int) -> None:
+    old, new = batches(folder, layout, 4), batches(folder, layout, rows)
+    next(old)
+    state = old.get_state()
+    new.set_state(with_rows(state, rows, make_source_of(folder)))
+    for batch, other in zip((next(old),), (next(new),), strict=True):
+        for i in range(min(4, rows)):
+            upto = np.append(np.flatnonzero(batch["tokens"][i] == 257), 15)[0]
+            np.testing.assert_array_equal(batch["tokens"][i][:upto], other["tokens"][i][:upto])
+        if layout == "lanes":
+            assert other["reset"][4:, 0].all()
+    old.release()
+    new.release()
+
+
+def test_fewer_documents_than_lanes(folder: Path) -> None:
+    """Each lane reads all of them in its own order: nothing is dealt, and it goes on in that."""
+    old, new = batches(folder, "lanes", 30), batches(folder, "lanes", 31)
+    for _ in range(4):
+        next(old)
+    state = with_rows(old.get_state(), 31, make_source_of(folder))
+    assert state["dealt"] == []
+    new.set_state(state)
+    for _ in range(6):
+        np.testing.assert_array_equal(next(old)["tokens"], next(new)["tokens"][:30])
+    old.release()
+    new.release()

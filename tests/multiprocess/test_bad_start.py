@@ -1,0 +1,102 @@
+"""Processes that cannot train together say so at once, each in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from small import config
+from spawn import ended, flags, free_port, start
+
+from famjax.core import processes
+from famjax.core.errors import UserError
+from famjax.core.experiment import override, to_json
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((None, None, "4"), "--coordinator and --process-id missing: several processes need"),
+        (("10.0.0.2:8476", None, None), "--process-id and --process-count missing"),
+        (("10.0.0.2", "0", "2"), "--coordinator 10.0.0.2: is no address"),
+        (("10.0.0.2:8476", "2", "2"), "--process-id 2: there is none of --process-count 2; take 0"),
+        (("10.0.0.2:8476", "-1", "2"), "--process-id -1: must be a whole number from 0 on"),
+        (("10.0.0.2:8476", "0", "0"), "--process-count 0: must be a whole number from 1 on"),
+    ],
+)
+def test_flags(given: tuple[str | None, ...], said: str) -> None:
+    with pytest.raises(UserError) as error:
+        processes.given(*given)
+    assert str(error.value).startswith(said)
+    assert "\n" not in str(error.value)
+
+
+def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm's, whether it started one process or several."""
+    slurm = {"JOB_ID": "7", "STEP_NODELIST": "node[003-004]", "PROCID": "1", "LOCALID": "0"}
+    for name, value in slurm.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("SLURM_NTASKS", "1")
+    assert processes.found() is None
+    processes.refuse_several("eval")
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    place = processes.found()
+    assert place is not None
+    assert (place.index, place.count) == (1, 2)
+    assert place.coordinator.startswith("node003:")
+    with pytest.raises(UserError, match="famjax eval runs in one process, and 2 were started"):
+        processes.refuse_several("eval")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "small.json"
+    path.write_text(to_json(override(config(tmp_path / "texts"), ["data.batch=4"])))
+    return path
+
+
+def test_other_settings_and_an_unshared_folder(tmp_path: Path, path: Path) -> None:
+    """On every process, the line that names the process and what differs."""
+    port, runs = free_port(), [tmp_path / "a", tmp_path / "b"]
+    given = [["seed=0"], ["seed=3"]]
+    begun = [
+        start([str(path), f"--run={runs[0]}", *more, *flags(i, 2, port)])
+        for i, more in enumerate(given)
+    ]
+    for status, said in ended(begun):
+        assert status == 2
+        assert said.splitlines()[-1].endswith(
+            "process 1 of 2 has other settings than process 0 (seed: 0 -> 3); start all with the "
+            "same command, config and famjax"
+        )
+    assert not runs[0].exists()
+
+    port = free_port()
+    soon = "from famjax.train import hosts; hosts._SEEN = 1.0"
+    begun = [
+        start([str(path), f"--run={run}", *flags(i, 2, port)], more=soon)
+        for i, run in enumerate(runs)
+    ]
+    for status, said in ended(begun):
+        assert status == 2
+        assert "is not shared: process 1 of 2 does not see what process 0 wrote there" in said
+        assert "Traceback" not in said
+
+
+def test_who_does_not_come_is_named(tmp_path: Path, path: Path) -> None:
+    """Of three processes one is missing; and one waits where nobody listens."""
+    port = free_port()
+    run = f"--run={tmp_path / 'run'}"
+    begun = [start([str(path), run, *flags(i, 3, port)], patience=15) for i in (0, 2)]
+    alone = start([str(path), run, *flags(1, 2, free_port())], patience=1)
+    *missing, (status, said) = ended([*begun, alone])
+    assert said.splitlines()[-1].startswith("famjax: nobody answers at 127.0.0.1:")
+    assert status == 75
+    for status, said in missing:
+        assert status == 75
+        assert said.splitlines()[-1] == (
+            f"famjax: process 1 of 3 did not come to 127.0.0.1:{port} within 15 seconds; look into "
+            "what was said there, and start all again"
+        )
+        assert "stack trace" not in said
+    assert missing[0][1].startswith(f"waiting for 3 processes at 127.0.0.1:{port}\n")
