@@ -351,13 +351,26 @@ class TrainConfig:
     keep: int = 2
 
 
+# of a mesh
+AXES = ("data", "fsdp", "tensor", "sequence")
+
+
 @dataclass(frozen=True)
 class MeshConfig:
-    """Devices along each axis. -1 for one axis takes what the others leave."""
+    """Devices along each axis. -1 takes what the others leave.
 
+    Several that are -1 are chosen by the devices, the model and the batch (`famjax.core.mesh`);
+    `mesh=auto` is -1 for all.
+    """
+
+    # rows of a batch are divided
     data: int = -1
+    # rows too, and parameters, gradients and the optimizer's state with them
     fsdp: int = 1
+    # heads, the feed-forward's hidden units and the vocabulary
     tensor: int = 1
+    # tokens of a call, in whole blocks
+    sequence: int = 1
 
 
 @dataclass(frozen=True)

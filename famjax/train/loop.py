@@ -30,7 +30,7 @@ from famjax.train.begin import freezes, refuse_base
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.metrics import METRICS, MetricsWriter
 from famjax.train.optimizers import make_schedule
-from famjax.train.program import make_program
+from famjax.train.program import make_program, with_mesh
 from famjax.train.progress import Progress
 from famjax.train.run import (
     CHECKPOINTS,
@@ -114,8 +114,9 @@ class Trainer:
         folder: Path,
         progress: Progress,
     ):
-        self.config, self.tokenizer, self.folder = config, tokenizer, folder
+        self.tokenizer, self.folder = tokenizer, folder
         self.checkpoints, self.progress = checkpoints, progress
+        self.config, self.chosen = with_mesh(config)
         self.source: Any = make_source(config, tokenizer)
         self.looked: tuple[int, ...] = ()  # see `make_program`
         self.set_length(length_at(config, checkpoints.latest() or 0))
@@ -136,7 +137,7 @@ class Trainer:
             return state
         if hasattr(self.source, "report"):
             self.progress.note(self.source.report())
-        if line := self.idle():
+        for line in self.about_mesh():
             self.progress.note(line)
         asked = _Asked()
         with asked.listening(), MetricsWriter(self.folder, step if step else None) as metrics:
@@ -221,17 +222,28 @@ class Trainer:
         halve = jax.jit(halve_memory, out_shardings=self.program.shardings.memory)
         return state._replace(memory=halve(state.memory))
 
-    def idle(self) -> str:
-        """Return what to say of devices that the batch cannot be shared over, or nothing."""
-        rows = self.config.data.batch // self.config.train.accumulate
-        devices = self.program.mesh.shape["data"] * self.program.mesh.shape["fsdp"]
-        if rows % devices == 0:
-            return ""
-        return (
-            f"data.batch={self.config.data.batch}: {rows} rows at a time do not divide over "
-            f"{devices} devices, which repeat each other's work; take a multiple of "
-            f"{devices * self.config.train.accumulate}"
-        )
+    def about_mesh(self) -> Iterator[str]:
+        """Yield what to say of the mesh: how it was chosen, and what it does not divide."""
+        config, mesh = self.config, self.program.mesh
+        if self.chosen:
+            yield self.chosen
+        rows = config.data.batch // config.train.accumulate
+        devices = mesh.shape["data"] * mesh.shape["fsdp"]
+        if rows % devices:
+            yield (
+                f"data.batch={config.data.batch}: {rows} rows at a time do not divide over "
+                f"{devices} devices, which repeat each other's work; take a multiple of "
+                f"{devices * config.train.accumulate}"
+            )
+        heads, tensor = config.model.kv_heads, mesh.shape["tensor"]
+        if heads and heads % tensor and config.model.stack != "lstm":
+            yield (
+                f"model.kv_heads={heads}: do not divide over mesh.tensor={tensor}; every device "
+                "makes and keeps all keys and values"
+            )
+        shapes = jax.eval_shape(self.program.start)
+        for name in sharding.undivided(mesh, (shapes.params, shapes.frozen)):
+            yield f"mesh: every device has a whole copy of {name}"
 
     def resume(self) -> tuple[TrainState, int]:
         """Return the newest good checkpoint's state, or the first state."""
