@@ -131,11 +131,29 @@ def refuse_undivided(config: Config) -> None:
     for key, size in tensor_sizes(config).items():
         if size % mesh.tensor:
             raise UserError(
-                f"mesh.tensor={mesh.tensor}: does not divide {key}={size}; take {divisors(size)}"
+                f"mesh.tensor={mesh.tensor} does not divide {key}={size}; take one of "
+                f"{divisors(size)}"
             )
     blocks = call_blocks(config)
     if blocks % mesh.sequence:
         raise UserError(
-            f"mesh.sequence={mesh.sequence}: does not divide the {blocks} blocks of a call "
-            f"(data.length={config.data.length}); take {divisors(blocks)}"
+            f"mesh.sequence={mesh.sequence} does not divide the {blocks} blocks of a call; take one "
+            f"of {divisors(blocks)}"
+        )
+
+
+def repeated(config: Config) -> Iterator[str]:
+    """Yield what to say of work that the devices of a mesh repeat; arguments as above."""
+    mesh, accumulate = config.mesh, config.train.accumulate
+    rows, devices = config.data.batch // accumulate, mesh.data * mesh.fsdp
+    if rows % devices:
+        yield (
+            f"data.batch={config.data.batch}: {rows} rows at a time do not divide over {devices} "
+            f"devices, which repeat each other's work; take a multiple of {devices * accumulate}"
+        )
+    heads = config.model.kv_heads
+    if heads % mesh.tensor and config.model.stack != "lstm":
+        yield (
+            f"model.kv_heads={heads} do not divide over mesh.tensor={mesh.tensor}: every device "
+            "makes and keeps the keys and values of all"
         )

@@ -22,6 +22,7 @@ from famjax.core.checks import mixer_pattern, validate
 from famjax.core.config import Config
 from famjax.core.errors import Stopped, UserError
 from famjax.core.experiment import from_json
+from famjax.core.mesh import repeated
 from famjax.core.types import Array
 from famjax.data.pipeline import make_batches, make_source
 from famjax.data.tokenizers import Tokenizer
@@ -223,26 +224,12 @@ class Trainer:
         return state._replace(memory=halve(state.memory))
 
     def about_mesh(self) -> Iterator[str]:
-        """Yield what to say of the mesh: how it was chosen, and what it does not divide."""
-        config, mesh = self.config, self.program.mesh
+        """Yield what to say of the mesh: how it was chosen, and what it leaves undivided."""
         if self.chosen:
             yield self.chosen
-        rows = config.data.batch // config.train.accumulate
-        devices = mesh.shape["data"] * mesh.shape["fsdp"]
-        if rows % devices:
-            yield (
-                f"data.batch={config.data.batch}: {rows} rows at a time do not divide over "
-                f"{devices} devices, which repeat each other's work; take a multiple of "
-                f"{devices * config.train.accumulate}"
-            )
-        heads, tensor = config.model.kv_heads, mesh.shape["tensor"]
-        if heads and heads % tensor and config.model.stack != "lstm":
-            yield (
-                f"model.kv_heads={heads}: do not divide over mesh.tensor={tensor}; every device "
-                "makes and keeps all keys and values"
-            )
+        yield from repeated(self.config)
         shapes = jax.eval_shape(self.program.start)
-        for name in sharding.undivided(mesh, (shapes.params, shapes.frozen)):
+        for name in sharding.undivided(self.program.mesh, (shapes.params, shapes.frozen)):
             yield f"mesh: every device has a whole copy of {name}"
 
     def resume(self) -> tuple[TrainState, int]:

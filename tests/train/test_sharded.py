@@ -83,7 +83,7 @@ def config_on(mesh: Sizes, overrides: tuple[str, ...]) -> Config:
 
 @pytest.fixture
 def wide() -> Iterator[None]:
-    """Let everything be float64: a float32 sum in another order may turn the sign of an Adam step."""
+    """Let all be float64: a float32 sum in another order may turn the sign of an Adam step."""
     with jax.enable_x64(True):
         yield
 
@@ -200,7 +200,7 @@ def test_one_key_value_head_is_replicated() -> None:
     state = trained((2, 2, 2, 1), PACKED).states[1]
     found = paths(state.params)
     keys = [leaf for name, leaf in found.items() if name.endswith("/k/kernel")]
-    assert [leaf.sharding.spec for leaf in keys] == [P(None, "fsdp", None, None)]
+    assert [leaf.sharding.spec for leaf in keys] == [P(None, "fsdp", None, None)] * 2
     axes = sharding.sharding(
         sharding.make_mesh(MeshConfig(2, 2, 2, 1)), ("batch", None, "kv_heads"), (8, 3, 1)
     )
