@@ -137,8 +137,8 @@ def refuse_undivided(config: Config) -> None:
     blocks = call_blocks(config)
     if blocks % mesh.sequence:
         raise UserError(
-            f"mesh.sequence={mesh.sequence} does not divide the {blocks} blocks of a call; take one "
-            f"of {divisors(blocks)}"
+            f"mesh.sequence={mesh.sequence} does not divide the {blocks} blocks of a call; take "
+            f"one of {divisors(blocks)}"
         )
 
 

@@ -295,7 +295,8 @@ def by_axes(
     """Return f, each device at work on its part of some logical axes, and on nothing else.
 
     That is for kernels, which GSPMD cannot divide. None, if it cannot be known how its arguments
-    lie: without a mesh where there are several devices, or within `by_rows`.
+    lie: without a mesh where there are several devices, or within `by_rows`. Within `by_sequence`
+    tokens are divided already.
 
     Args:
       f: of arrays; any part of the axes by itself gives that part of the results.
@@ -307,7 +308,8 @@ def by_axes(
         return f if jax.device_count() == 1 else None
     if mesh.size == 1:
         return f
-    if jax.sharding.get_abstract_mesh().manual_axes:
+    within = jax.sharding.get_abstract_mesh()
+    if set(within.manual_axes) - {"sequence"}:
         return None
     targets = sharding(mesh, tuple(sizes), tuple(sizes.values())).spec
     place = dict(zip(sizes, targets, strict=True))
@@ -316,7 +318,12 @@ def by_axes(
         return tuple(PartitionSpec(*(place.get(a) if a else None for a in axes)) for axes in of)
 
     return jax.shard_map(
-        f, mesh=mesh, in_specs=specs(axes), out_specs=specs(out_axes), check_vma=False
+        f,
+        mesh=within if within.manual_axes else mesh,
+        in_specs=specs(axes),
+        out_specs=specs(out_axes),
+        axis_names=set(mesh.axis_names) - set(within.manual_axes),
+        check_vma=False,
     )
 
 
