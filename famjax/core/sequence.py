@@ -57,8 +57,10 @@ def newest(old: Array, new: Array, end: Array, size: int) -> Array:
     def local(old: Array, new: Array, end: Array) -> Array:
         # each device gives what it has, the first one what is old too, and zeros for the rest
         old = jnp.where(_is_first(), old, 0)
+        line = _padded([old, new], size, size)
         begun = size + end - jax.lax.axis_index(_AXIS) * new.shape[1]
-        return jax.lax.psum(_sliced(_padded([old, new], size, size), begun, size), _AXIS)
+        begun = jnp.clip(begun, 0, line.shape[1] - size)
+        return jax.lax.psum(_sliced(line, begun, size), _AXIS)
 
     if sequence_parts(new.shape[1]) == 1:
         return _sliced(_padded([old, new], 0, size - old.shape[1]), end, size)
