@@ -363,13 +363,14 @@ class MeshConfig:
     `mesh=auto` is -1 for all.
     """
 
-    # rows of a batch are divided
+    # devices that divide the rows of a batch; -1: as many as the other axes leave, and of several
+    # -1 what suits the model and the batch. mesh=auto: all four are
     data: int = -1
-    # rows too, and parameters, gradients and the optimizer's state with them
+    # ... rows, and with them parameters, gradients and the optimizer's state
     fsdp: int = 1
-    # heads, the feed-forward's hidden units and the vocabulary
+    # ... heads, the feed-forward's hidden units and the vocabulary
     tensor: int = 1
-    # tokens of a call, in whole blocks
+    # ... the tokens of a call, in whole blocks
     sequence: int = 1
 
 

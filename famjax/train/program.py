@@ -130,7 +130,7 @@ def _bytes(shapes: Any) -> int:
 
 def _device_bytes() -> int:
     """Return the memory of a device; where it does not tell, what is assumed."""
-    return (jax.devices()[0].memory_stats() or {}).get("bytes_limit", DEVICE_BYTES)
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", DEVICE_BYTES)
 
 
 def place(config: Config, mesh: Mesh, graph: Any, shapes: TrainState) -> TrainState:

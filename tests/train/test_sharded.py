@@ -35,6 +35,12 @@ SHAPE = (
 LANES = ("data.layout=lanes",)
 # one key/value head cannot be divided: it is on all devices
 PACKED = ("data.layout=packed", "train.rsp=1", "train.accumulate=2", "model.kv_heads=1")
+ADAPTERS = (*LANES, "model.lora.rank=2", "model.lora.dropout=0.3")
+# FAMs of more blocks than a device has; the same units are dropped wherever they are
+DROPOUT = (
+    *LANES, "model.dropout.attention=0.2", "model.dropout.hidden=0.2", "model.dropout.layer=0.2",
+    "model.remat=block", "model.memory_segments=2", "model.fam_previous=3",
+)  # fmt: skip
 FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 ONE = (1, 1, 1, 1)
@@ -42,6 +48,11 @@ MESHES = [(2, 2, 2, 1), (8, 1, 1, 1), (1, 4, 2, 1), (1, 1, 1, 8)]
 CASES = [(mesh, LANES) for mesh in MESHES] + [
     pytest.param(mesh, PACKED, marks=() if mesh == (2, 2, 2, 1) else pytest.mark.slow)
     for mesh in [*MESHES, (1, 2, 2, 2)]
+]
+CASES += [
+    pytest.param(mesh, layout, marks=pytest.mark.slow)
+    for mesh in [(1, 1, 1, 8), (1, 2, 2, 2)]
+    for layout in (ADAPTERS, DROPOUT)
 ]
 
 
