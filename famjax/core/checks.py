@@ -12,9 +12,8 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from famjax.core.config import Config, DataConfig, ModelConfig
+from famjax.core.config import AXES, Config, DataConfig, ModelConfig
 from famjax.core.errors import UserError, nearest
-from famjax.core.keys import values
 from famjax.core.ranges import bad_ranges, bad_types
 
 # Mixers a pattern may name.
@@ -28,8 +27,6 @@ ADAPTED = (
     *(f"attention.{name}" for name in ("q", "k", "v", "out")),
     *(f"mlp.{name}" for name in ("gate", "up", "down")),
 )
-
-_AXES = ("mesh.data", "mesh.fsdp", "mesh.tensor")
 
 
 def validate(config: Config) -> None:
@@ -76,7 +73,7 @@ def _bad_model(config: Config) -> Iterator[str]:
     if m.kv_heads and m.heads % m.kv_heads:
         yield (
             f"model.kv_heads={m.kv_heads} does not divide model.heads={m.heads}; "
-            f"take one of {_divisors(m.heads)}"
+            f"take one of {divisors(m.heads)}"
         )
 
 
@@ -367,12 +364,12 @@ def _bad_train(config: Config) -> Iterator[str]:
     if d.length % (t.bptt_segments * m.block_len):
         yield (
             f"train.bptt_segments={t.bptt_segments} does not divide the {d.length // m.block_len} "
-            f"blocks of data.length={d.length}; take one of {_divisors(d.length // m.block_len)}"
+            f"blocks of data.length={d.length}; take one of {divisors(d.length // m.block_len)}"
         )
     if d.batch % t.accumulate:
         yield (
             f"train.accumulate={t.accumulate} does not divide data.batch={d.batch}; "
-            f"take one of {_divisors(d.batch)}"
+            f"take one of {divisors(d.batch)}"
         )
     if t.rsp and d.layout == "lanes":
         yield (
@@ -425,13 +422,10 @@ def _bad_profile(config: Config) -> Iterator[str]:
 
 
 def _bad_mesh(config: Config) -> Iterator[str]:
-    given = {key: values(config)[key] for key in _AXES}
-    for key, size in given.items():
+    for axis in AXES:
+        key, size = f"mesh.{axis}", getattr(config.mesh, axis)
         if size < 1 and size != -1:
             yield f"{key}={size}: must be at least 1, or -1 for what the other axes leave"
-    if list(given.values()).count(-1) > 1:
-        named = " and ".join(key for key, size in given.items() if size == -1)
-        yield f"{named} are -1; only one axis can take what the others leave, give the other a size"
 
 
 _OF_MODEL = (bad_types, bad_ranges, _bad_stack, _bad_model, _bad_adaptive, _bad_mixers)
@@ -461,6 +455,7 @@ def _halves(value: int) -> list[int]:
     return [value // 2**n for n in reversed(range(value.bit_length())) if value % 2**n == 0]
 
 
-def _divisors(value: int) -> str:
+def divisors(value: int) -> str:
+    """Return the numbers that divide one, as an error names them."""
     small = [n for n in range(1, math.isqrt(value) + 1) if value % n == 0]
     return ", ".join(str(n) for n in sorted({*small, *(value // n for n in small)}))

@@ -351,6 +351,10 @@ class TrainConfig:
     keep: int = 2
 
 
+# of a mesh
+AXES = ("data", "fsdp", "tensor", "sequence")
+
+
 @dataclass(frozen=True)
 class ProfileConfig:
     """What is written to RUN/profile; it changes nothing of the run."""
@@ -364,11 +368,21 @@ class ProfileConfig:
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """Devices along each axis. -1 for one axis takes what the others leave."""
+    """Devices along each axis. -1 takes what the others leave.
 
+    Several that are -1 are chosen by the devices, the model and the batch (`famjax.core.mesh`);
+    `mesh=auto` is -1 for all.
+    """
+
+    # devices that divide the rows of a batch; -1: as many as the other axes leave, and of several
+    # -1 what suits the model and the batch. mesh=auto: all four are
     data: int = -1
+    # ... rows, and with them parameters, gradients and the optimizer's state
     fsdp: int = 1
+    # ... heads, the feed-forward's hidden units and the vocabulary
     tensor: int = 1
+    # ... the tokens of a call, in whole blocks
+    sequence: int = 1
 
 
 @dataclass(frozen=True)

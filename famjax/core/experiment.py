@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, get_type_hints
 
 from famjax.core.checks import validate
-from famjax.core.config import Config
+from famjax.core.config import AXES, Config
 from famjax.core.errors import UserError, nearest
 from famjax.core.idle import refuse_idle
 from famjax.core.keys import fits, keys, values, wrong
@@ -182,6 +182,14 @@ def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
         if not (equals or flag):
             raise UserError(f"{token!r} is not an override; write section.key=value")
         key = name.removeprefix("--").replace("-", "_")
+        if key == "mesh":
+            value = value if equals else _following(key, str, rest)
+            if value != "auto":
+                raise UserError(
+                    f"mesh={value}: must be auto, or give the sizes, such as mesh.data=8"
+                )
+            yield from ((f"mesh.{axis}", "-1") for axis in AXES)
+            continue
         if key not in kinds:
             raise UserError(_unknown(key, kinds))
         if not equals:

@@ -1,7 +1,9 @@
 """How arrays lie on the mesh: a table of names, outside the maths.
 
-Parameters have logical axes by their path, states by their mixer's `state_axes`, batches by rows.
-Each logical axis goes to mesh axes; one that does not divide evenly is replicated instead.
+Parameters have logical axes by their path, states by their mixer's `state_axes`, batches by rows
+and tokens. Each logical axis goes to mesh axes; one that does not divide evenly is replicated
+instead. What goes from token to token where they lie on several devices is in
+`famjax.core.sequence`.
 """
 
 from __future__ import annotations
@@ -16,15 +18,19 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from famjax.core.config import MeshConfig
-from famjax.core.errors import UserError
-from famjax.core.types import Axes
+from famjax.core.mesh import Demand, choose
+from famjax.core.types import Array, Axes
 
 # the mesh axes that share the rows of a batch
 BATCH = ("data", "fsdp")
 
+# elements of a parameter that should not be on every device
+LARGE = 10**6
+
 # logical axis -> mesh axes
 MESH_AXES: dict[str, str | tuple[str, ...]] = {
     "batch": BATCH,
+    "tokens": "sequence",
     "embed": "fsdp",
     "heads": "tensor",
     "kv_heads": "tensor",
@@ -68,26 +74,23 @@ PARAMETER_AXES: tuple[tuple[str, Axes], ...] = (
 )
 
 
-def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
-    """Return the mesh (data, fsdp, tensor) over all devices.
+def make_mesh(
+    config: MeshConfig,
+    devices: list[jax.Device] | None = None,
+    demand: Demand | None = None,
+) -> Mesh:
+    """Return the mesh (data, fsdp, tensor, sequence) over all devices.
+
+    Args:
+      config: sizes. One that is -1 is what the others leave, several are chosen by the demand.
+      devices: of the mesh; all there are, if None.
+      demand: what a config asks of its mesh, see `famjax.core.mesh.choose`.
 
     Raises:
       UserError: the sizes do not multiply to the number of devices.
     """
     devices = devices or jax.devices()
-    sizes = {"data": config.data, "fsdp": config.fsdp, "tensor": config.tensor}
-    fixed = 1
-    for size in sizes.values():
-        fixed *= size if size > 0 else 1
-    free = [name for name, size in sizes.items() if size == -1]
-    if (free and len(devices) % fixed) or (not free and fixed != len(devices)):
-        asked = " x ".join(f"{name}={size}" for name, size in sizes.items())
-        raise UserError(
-            f"mesh: {asked} does not fit {len(devices)} devices; set one axis to -1 and let the "
-            "others divide that number"
-        )
-    if free:
-        sizes[free[0]] = len(devices) // fixed
+    sizes = vars(choose(config, len(devices), demand or Demand()))
     kinds = (jax.sharding.AxisType.Auto,) * len(sizes)
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), kinds, devices=devices)
 
@@ -117,6 +120,18 @@ def sharding(mesh: Mesh, axes: Axes, shape: tuple[int, ...]) -> NamedSharding:
             parts *= mesh.shape[name]
         spec.append(target if parts > 1 and size % parts == 0 else None)
     return NamedSharding(mesh, PartitionSpec(*spec))
+
+
+def undivided(mesh: Mesh, params: Any) -> list[str]:
+    """Return the large parameters of which every device has a whole copy, though it need not."""
+    if mesh.shape["fsdp"] * mesh.shape["tensor"] == 1:
+        return []
+    return [
+        f"{path_name(path)} {tuple(leaf.shape)}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        if leaf.size > LARGE
+        and not any(sharding(mesh, parameter_axes(path_name(path), leaf.ndim), leaf.shape).spec)
+    ]
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -214,6 +229,60 @@ def by_rows(f: Callable[..., Any], rows: int, axes: Any, out_axes: Any) -> Calla
     )
 
 
+def sequence_parts(blocks: int) -> int:
+    """Return over how many devices so many blocks of a call, or tokens, are divided."""
+    mesh = _MESH.get()
+    parts = 1 if mesh is None else mesh.shape["sequence"]
+    return parts if blocks % parts == 0 else 1
+
+
+def by_sequence(f: Callable[..., Any], axes: Any, out_axes: Any) -> Callable[..., Any]:
+    """Return f, each device at work on blocks of its own; all other axes of the mesh stay GSPMD's.
+
+    Within it collectives over "sequence" are written by hand, as `famjax.core.sequence` does.
+
+    Args:
+      f: of arrays, which may close over none.
+      axes: for each argument, prefix of a tree: which axis is the blocks', None for what all share.
+      out_axes: of the result; None for what f makes equal on all devices.
+    """
+
+    def spec(axis: int | None) -> PartitionSpec:
+        return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, "sequence")
+
+    inner, outer = (
+        jax.tree.map(spec, of, is_leaf=lambda a: a is None) for of in (tuple(axes), out_axes)
+    )
+    return jax.shard_map(
+        f,
+        mesh=_MESH.get(),
+        in_specs=inner,
+        out_specs=outer,
+        axis_names={"sequence"},
+        check_vma=False,
+    )
+
+
+def spread(x: Array) -> Array:
+    """Return [b t ...] with its tokens divided over the devices of `sequence`, if there are any."""
+    return _tokens_at(x, "sequence")
+
+
+def gathered(x: Array) -> Array:
+    """Return [b t ...] with all tokens on every device of `sequence`."""
+    return _tokens_at(x, None)
+
+
+def _tokens_at(x: Array, place: str | None) -> Array:
+    mesh = _MESH.get()
+    if mesh is None or mesh.shape["sequence"] == 1 or x.shape[1] % mesh.shape["sequence"]:
+        return x
+    rest = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 2)
+    rows = sharding(mesh, ("batch",), x.shape[:1]).spec
+    spec = PartitionSpec(*rows, place, *rest)
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+
+
 def device() -> jax.Device:
     """Return one of those that what is being traced will run on; without a mesh, this machine's."""
     mesh = _MESH.get()
@@ -226,7 +295,8 @@ def by_axes(
     """Return f, each device at work on its part of some logical axes, and on nothing else.
 
     That is for kernels, which GSPMD cannot divide. None, if it cannot be known how its arguments
-    lie: without a mesh where there are several devices, or within `by_rows`.
+    lie: without a mesh where there are several devices, or within `by_rows`. Within `by_sequence`
+    tokens are divided already.
 
     Args:
       f: of arrays; any part of the axes by itself gives that part of the results.
@@ -238,7 +308,8 @@ def by_axes(
         return f if jax.device_count() == 1 else None
     if mesh.size == 1:
         return f
-    if jax.sharding.get_abstract_mesh().manual_axes:
+    within = jax.sharding.get_abstract_mesh()
+    if set(within.manual_axes) - {"sequence"}:
         return None
     targets = sharding(mesh, tuple(sizes), tuple(sizes.values())).spec
     place = dict(zip(sizes, targets, strict=True))
@@ -247,7 +318,12 @@ def by_axes(
         return tuple(PartitionSpec(*(place.get(a) if a else None for a in axes)) for axes in of)
 
     return jax.shard_map(
-        f, mesh=mesh, in_specs=specs(axes), out_specs=specs(out_axes), check_vma=False
+        f,
+        mesh=within if within.manual_axes else mesh,
+        in_specs=specs(axes),
+        out_specs=specs(out_axes),
+        axis_names=set(mesh.axis_names) - set(within.manual_axes),
+        check_vma=False,
     )
 
 
@@ -256,6 +332,6 @@ def is_axes(x: Any) -> bool:
     return type(x) is tuple and all(a is None or isinstance(a, str) for a in x)
 
 
-def batch_sharding(mesh: Mesh, rows: int) -> NamedSharding:
+def batch_sharding(mesh: Mesh, rows: int, tokens: int = 1) -> NamedSharding:
     """Return where [b t] lies."""
-    return sharding(mesh, ("batch", None), (rows, 1))
+    return sharding(mesh, ("batch", "tokens"), (rows, tokens))

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from famjax.core import sequence
 from famjax.core.config import ModelConfig
 from famjax.core.types import Array, Context, param_dtype
 from famjax.layers.dropout import FEEDBACK, split
@@ -34,8 +35,6 @@ from famjax.mixers.window import (
     WindowState,
     choose,
     keep_padding,
-    newest,
-    shifted,
     where_lane,
 )
 from famjax.ops.attention import Frames, attention_weights
@@ -169,26 +168,30 @@ class Fam(nnx.Module):
           keys and values [b n f g e] of the FAM that each block starts with, and its updates [b n];
           the last FAM [b f d]; its updates [b].
         """
-        prompt = ctx.prompt
         forget = blocks.reset
         if ctx.passing is not None:
             forget = forget & ~ctx.passing[:, :: self.block_len]
 
-        def block(carry, xs):
+        graph, params = nnx.split((self, mlp))
+
+        def block(shared, carry, xs):
+            params, prompt = shared
+            layer, mlp = nnx.merge(graph, params)
             fam, updates = carry
             (k, v, forget, full), key = xs
             if prompt is not None:
                 fam = where_lane(forget, jnp.broadcast_to(prompt, fam.shape).astype(fam.dtype), fam)
                 updates = jnp.where(forget, 0, updates)
-            _, fam_k, fam_v = self.project(fam)
-            new = self.update(fam, updates, k, v, mlp, key)
+            _, fam_k, fam_v = layer.project(fam)
+            new = layer.update(fam, updates, k, v, mlp, key)
             after = jnp.minimum(updates + full, self.previous)
             return (where_lane(full, new, fam), after), (fam_k, fam_v, updates)
 
         over_blocks = (k, v, forget, blocks.valid == self.block_len)
         xs = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), over_blocks)
         keys = split(ctx.key, FEEDBACK, k.shape[1])
-        (fam, updates), ys = jax.lax.scan(block, (state.fam, state.updates), (xs, keys))
+        carry = (state.fam, state.updates)
+        (fam, updates), ys = sequence.scan(block, (params, ctx.prompt), carry, (xs, keys))
         return jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1), ys), fam, updates
 
     def sight(
@@ -208,12 +211,17 @@ class Fam(nnx.Module):
         b, n, f, g, e = fam_k.shape
         p, w = self.previous, self.block_len
         behind = jnp.arange(p - 1, -1, -1)
-        line_k = jnp.concatenate([state.k[:, :-1].astype(fam_k.dtype), fam_k], 1)
-        line_v = jnp.concatenate([state.v[:, :-1].astype(fam_v.dtype), fam_v], 1)
-        past_k = shifted(line_k, p, n)
+
+        def last(old: Array, new: Array) -> Array:
+            own = new[:, :, None]
+            if p == 1:
+                return own
+            older = sequence.preceding(old[:, :-1].astype(new.dtype), new)
+            return jnp.concatenate([older, own], 2)
+
+        past_k, past_v = last(state.k, fam_k), last(state.v, fam_v)
         if p > 1:
             past_k = self.qkv.rotate(past_k, jnp.broadcast_to(-w * behind[:, None], (p, f)))
-        past_v = shifted(line_v, p, n)
         there = jnp.repeat(updates[..., None] >= behind, f, axis=-1)
         there = jnp.broadcast_to(there[:, :, None], (b, n, w, p * f))
         seen_k, seen_v, visible = self.window.memory(k, v, state.window, blocks)
@@ -240,9 +248,7 @@ class Fam(nnx.Module):
         holds = jnp.arange(older) >= older - updates[:, None]  # [b p-1]
 
         def line(old: Array, new: Array, last: Array) -> Array:
-            kept = newest(
-                jnp.concatenate([old[:, :-1].astype(new.dtype), new], 1), blocks.end, older
-            )
+            kept = sequence.newest(old[:, :-1].astype(new.dtype), new, blocks.end, older)
             kept = jnp.where(holds[..., None, None, None], kept, 0)
             return where_lane(blocks.idle, old, jnp.concatenate([kept, last[:, None]], 1))
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from famjax.core import sharding
 from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Array, Context
@@ -67,6 +68,8 @@ class Full(nnx.Module):
         # the layer below gave NaN beyond the capacity; 0 * NaN would carry it to tokens that fit
         v = jnp.where((position < self.capacity)[..., None, None], v, 0)
         mask = self.mask(state, start, valid)
+        # of tokens that are divided every query sees all, and the cache takes them
+        k, v = sharding.gathered(k), sharding.gathered(v)
         keys = jnp.concatenate([_by_token(state.k).astype(k.dtype), k], 1)
         values = jnp.concatenate([_by_token(state.v).astype(v.dtype), v], 1)
         y = self.attend(self.qkv.rotate(q, position), keys, values, mask, x, ctx)

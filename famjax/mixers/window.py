@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from famjax.core import sequence
 from famjax.core.config import ModelConfig
 from famjax.core.types import Array, Context, State
 from famjax.layers.dropout import ATTENTION, split
@@ -75,16 +76,6 @@ class Blocks(NamedTuple):
         index = jnp.arange(self.reset.shape[1], dtype=jnp.int32)
         start = jax.lax.cummax(jnp.where(self.reset, index, -1), axis=1)
         return jnp.where(start < 0, index + before[:, None], index - start)
-
-
-def newest(sequence: Array, end: Array, size: int) -> Array:
-    """Return `size` entries of each lane, from `end` on: [b s ...] -> [b size ...]."""
-    return jax.vmap(lambda x, i: jax.lax.dynamic_slice_in_dim(x, i, size, 0))(sequence, end)
-
-
-def shifted(sequence: Array, count: int, n: int) -> Array:
-    """Return the `count` entries before each of n blocks: [b count+n ...] -> [b n count ...]."""
-    return jnp.stack([sequence[:, j : j + n] for j in range(count)], axis=2)
 
 
 def where_lane(lanes: Array, new: Array, old: Array) -> Array:
@@ -168,17 +159,16 @@ class Window(nnx.Module):
         """
         b, n, w, g, e = k.shape
         m = self.segments
-        past_k = jnp.concatenate([state.k[:, :m].astype(k.dtype), k], 1)
-        past_v = jnp.concatenate([state.v[:, :m].astype(v.dtype), v], 1)
-        if self.stop_gradient:
-            past_k, past_v = jax.lax.stop_gradient((past_k, past_v))
         if m == 0:
             empty = jnp.zeros((b, n, 0, g, e), k.dtype)
             return empty, empty, jnp.zeros((b, n, w, 0), bool)
+        old_k, old_v = state.k[:, :m].astype(k.dtype), state.v[:, :m].astype(v.dtype)
+        if self.stop_gradient:
+            old_k, old_v, k, v = jax.lax.stop_gradient((old_k, old_v, k, v))
         distance = jnp.arange(m, 0, -1)
         shift = jnp.broadcast_to(-w * distance[:, None], (m, w))
-        seen_k = self.qkv.rotate(shifted(past_k, m, n), shift).reshape(b, n, m * w, g, e)
-        seen_v = shifted(past_v, m, n).reshape(b, n, m * w, g, e)
+        seen_k = self.qkv.rotate(sequence.preceding(old_k, k), shift).reshape(b, n, m * w, g, e)
+        seen_v = sequence.preceding(old_v, v).reshape(b, n, m * w, g, e)
         visible = blocks.age(state.blocks)[..., None] >= distance  # [b n m]
         visible = jnp.repeat(visible, w, axis=-1)[:, :, None]
         return seen_k, seen_v, visible & self.within_window(-w * distance)
@@ -215,11 +205,9 @@ class Window(nnx.Module):
         keys = split(ctx.key, ATTENTION, n)
         if self.by_block:
             # one block's scores at a time, recomputed in the backward pass (fam.remat)
-            out = jax.lax.map(
-                jax.checkpoint(lambda xs: self.qkv.attend(*xs)),
-                (*jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), arguments), keys),
-            )
-            out = jnp.moveaxis(out, 0, 1)
+            attend = jax.checkpoint(lambda xs: self.qkv.attend(*xs))
+            xs = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), arguments)
+            out = jnp.moveaxis(sequence.each(attend, (*xs, keys)), 0, 1)
         else:
             attend = jax.vmap(self.qkv.attend, in_axes=(1, 1, 1, 1, 0), out_axes=1)
             out = attend(*arguments, keys)
@@ -278,9 +266,8 @@ class Window(nnx.Module):
         holds = jnp.concatenate([holds, (jnp.arange(w) < tokens[:, None])[:, None]], 1)
 
         def latest(new: Array, old: Array) -> Array:
-            pad = jnp.zeros_like(new[:, :1])
-            line = jnp.concatenate([old[:, :m].astype(new.dtype), new, pad], 1)
-            kept = jnp.where(holds[..., None, None], newest(line, blocks.end, m + 1), 0)
+            line = sequence.newest(old[:, :m].astype(new.dtype), new, blocks.end, m + 1)
+            kept = jnp.where(holds[..., None, None], line, 0)
             return where_lane(blocks.idle, old, kept.astype(old.dtype))
 
         return WindowState(

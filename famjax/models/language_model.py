@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from famjax.core.config import ModelConfig
+from famjax.core.sharding import spread
 from famjax.core.types import Array, Context, State, compute_dtype
 from famjax.layers.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from famjax.layers.linear import Linear
@@ -79,8 +80,9 @@ class LanguageModel(nnx.Module):
     def embed(self, tokens: Array) -> Array:
         """[b t] int32 -> [b t d]. Rows are scaled, the table is not."""
         if isinstance(self.embedding, AdaptiveEmbedding):
-            return self.embedding(tokens) * self.embed_scale
-        return look_up(self.embedding[...], tokens).astype(self.dtype) * self.embed_scale
+            return spread(self.embedding(tokens) * self.embed_scale)
+        x = look_up(self.embedding[...], tokens).astype(self.dtype) * self.embed_scale
+        return spread(x)
 
     def logits(self, x: Array) -> Array:
         """[... d] -> [... v] in float32 or wider; those of an adaptive softmax sum to one."""

@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from famjax.core.remat import keep
-from famjax.core.sharding import by_axes, device
+from famjax.core.sequence import handed_on
+from famjax.core.sharding import by_axes, by_sequence, device, sequence_parts
 from famjax.core.types import Array, Axes
 from famjax.ops import linear_attention_kernel as kernel
 
@@ -57,6 +58,30 @@ def chunked(
     Returns:
       [b t g r e] in v's type, and the sums of each lane's last document.
     """
+    if sequence_parts(q.shape[1]) == 1:
+        return _chunked(q, k, v, sums, start, chunk)
+
+    def local(q: Array, k: Array, v: Array, sums: Sums, start: Array) -> tuple[Array, Sums]:
+        """Read the tokens of one device, once it has been told the sums before them."""
+        before = jax.lax.axis_index("sequence") * q.shape[1]
+        start = jnp.where(start < before, -1, start - before)
+        given, last = handed_on(functools.partial(_sum_up, k, v, start), sums)
+        return _chunked(q, k, v, given, start, chunk)[0], last
+
+    return by_sequence(local, (1, 1, 1, None, 1), (1, None))(q, k, v, sums, start)
+
+
+def _sum_up(k: Array, v: Array, start: Array, sums: Sums) -> Sums:
+    """Return the sums behind all tokens at once; arguments as in `chunked`."""
+    last = start == start[:, -1:]
+    k = jnp.where(last[..., None, None], k, 0)
+    s, z = (jnp.where(_lanes(start[:, -1] < 0, a), a, 0) for a in sums)
+    return Sums(s + _wide("btgk,btge->bgke", k, v), z + k.sum(1, dtype=z.dtype))
+
+
+def _chunked(
+    q: Array, k: Array, v: Array, sums: Sums, start: Array, chunk: int
+) -> tuple[Array, Sums]:
     b, t, g, r, _ = q.shape
     chunk = min(chunk, t)
     tokens = (_chunks(q, chunk), _chunks(k, chunk), _chunks(v, chunk))

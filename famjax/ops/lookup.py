@@ -23,11 +23,12 @@ def _look_up_forward(table: Array, tokens: Array) -> tuple[Array, tuple[Array, A
 
 def _look_up_backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array, None]:
     shape, tokens = saved
-    grad = grad.reshape(-1, grad.shape[-1])
+    # rows and tokens are not joined, which may both be divided over devices
     if len(shape) > _SMALL_VOCABULARY:
-        return jax.ops.segment_sum(grad, tokens.reshape(-1), len(shape)), None
-    one_hot = jax.nn.one_hot(tokens.reshape(-1), len(shape), dtype=grad.dtype)
-    return one_hot.T @ grad, None
+        return jnp.zeros((len(shape), grad.shape[-1]), grad.dtype).at[tokens].add(grad), None
+    one_hot = jax.nn.one_hot(tokens, len(shape), dtype=grad.dtype)
+    axes = tuple(range(tokens.ndim))
+    return jnp.tensordot(one_hot, grad, (axes, axes)), None
 
 
 look_up.defvjp(_look_up_forward, _look_up_backward)

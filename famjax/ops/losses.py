@@ -7,6 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from famjax.core.sharding import sequence_parts, spread
 from famjax.core.types import Array
 
 # what the logits of one piece may take, in float32, all devices together
@@ -48,19 +49,26 @@ def in_pieces(
       v: logits of a token.
     """
     b, t = targets.shape
-    count = pieces(b, t, v)
+    parts = sequence_parts(t)
+    count = pieces(b * parts, t // parts, v)
+    x = spread(x)
     if count == 1:
         return score(x, targets)
 
-    # by time, and not by rows, which may lie on different devices
+    # by time, and not by rows, which may lie on different devices; where devices share the tokens,
+    # a piece has some of each
     def cut(a: Array) -> Array:
-        return jnp.moveaxis(a.reshape(b, count, t // count, *a.shape[2:]), 1, 0)
+        a = a.reshape(b, parts, count, -1, *a.shape[2:])
+        return jnp.moveaxis(a, 2, 0).reshape(count, b, -1, *a.shape[4:])
+
+    def joined(a: Array) -> Array:
+        return jnp.moveaxis(a.reshape(count, b, parts, -1), 0, 2).reshape(b, t)
 
     # in a loop XLA cannot merge what is computed twice
     again = jax.checkpoint(score, prevent_cse=False)
-    both = jax.lax.map(lambda piece: again(*piece), (cut(x), cut(targets)))
-    nats, right = (jnp.moveaxis(a, 0, 1).reshape(b, t) for a in both)
-    return nats, right
+    given = (cut(x), cut(targets))
+    nats, right = jax.lax.map(lambda piece: again(spread(piece[0]), piece[1]), given)
+    return joined(nats), joined(right)
 
 
 def pieces(b: int, t: int, v: int) -> int:

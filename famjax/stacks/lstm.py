@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from famjax.core import sharding
 from famjax.core.config import ModelConfig
 from famjax.core.types import Array, Context, State, compute_dtype, param_dtype
 from famjax.layers.linear import Linear
@@ -179,6 +180,7 @@ class LstmStack(nnx.Module):
 
     def __call__(self, x: Array, state: LstmState, ctx: Context) -> tuple[Array, LstmState]:
         """[b t d] -> [b t d]."""
+        x = sharding.gathered(x)  # read token by token, which dividing them would not spare
         no = jnp.zeros(x.shape[:2], bool)
         reset = (no if ctx.reset is None else ctx.reset).T
         valid = (~no if ctx.valid is None else ctx.valid).T

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from famjax.core import sharding
 from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.remat import recomputing
@@ -277,7 +278,7 @@ class ResidualStack(nnx.Module):
             new = []
             for i, (layer, old) in enumerate(zip(layers, states, strict=True)):
                 context = ctx._replace(prompt=prompt, key=None if keys is None else keys[i])
-                x, out = read(layer)(x, old, context)
+                x, out = read(layer)(sharding.spread(x), old, context)
                 new.append(out)
                 prompt = layer.encode_prompt(prompt) if follow else prompt
             return (x, prompt), tuple(new)
@@ -287,7 +288,7 @@ class ResidualStack(nnx.Module):
         keys = split(ctx.key, LAYER, self.repeats, len(self.layers))
         given = [(old, None) for old in states] if apart else (states, keys)
         (x, _), states = self._repeat(layers, start, given, apart)
-        x = dropped(x, dropper(self.rates.output, ctx.key, OUTPUT))
+        x = dropped(sharding.spread(x), dropper(self.rates.output, ctx.key, OUTPUT))
         return x, Apart(states, stood) if apart else (*states, *stood)
 
     def _parted(self, state: State) -> tuple[State, State]:

@@ -89,9 +89,9 @@ def refuse_unshared(folder: Path) -> None:
         )
 
 
-def held(place: jax.sharding.Sharding, rows: int) -> tuple[int, ...]:
-    """Return the rows of a batch that lie on this process's devices."""
-    parts: Any = place.addressable_devices_indices_map((rows, 1)).values()
+def held(place: jax.sharding.Sharding, rows: int, tokens: int) -> tuple[int, ...]:
+    """Return the rows of a batch [b t] that lie on this process's devices, wholly or in part."""
+    parts: Any = place.addressable_devices_indices_map((rows, tokens)).values()
     return tuple(sorted({i for rows_of, _ in parts for i in range(*rows_of.indices(rows))}))
 
 
@@ -99,7 +99,7 @@ def upload(batch: Batch, place: jax.sharding.Sharding, total: int) -> dict[str, 
     """Return the whole batch [b t] from the rows that this process holds."""
     if processes.count() == 1:
         return jax.device_put(batch, place)
-    rows = held(place, total)
+    rows = held(place, total, batch["tokens"].shape[1])
     at = np.zeros(total, int)
     at[list(rows)] = range(len(rows))
 

@@ -22,6 +22,7 @@ from famjax.core.checks import mixer_pattern, validate
 from famjax.core.config import Config
 from famjax.core.errors import Stopped, UserError
 from famjax.core.experiment import from_json
+from famjax.core.mesh import repeated
 from famjax.core.processes import first_then_all, index
 from famjax.core.types import Array
 from famjax.core.watch import goes_on_from
@@ -34,7 +35,7 @@ from famjax.train.checkpoint import Checkpoints
 from famjax.train.metrics import METRICS
 from famjax.train.optimizers import make_schedule
 from famjax.train.profile import Profiler, refuse_past
-from famjax.train.program import make_program
+from famjax.train.program import make_program, with_mesh
 from famjax.train.progress import Progress
 from famjax.train.run import (
     CHECKPOINTS,
@@ -122,8 +123,9 @@ class Trainer:
         folder: Path,
         progress: Progress,
     ):
-        self.config, self.tokenizer, self.folder = config, tokenizer, folder
+        self.tokenizer, self.folder = tokenizer, folder
         self.checkpoints, self.progress = checkpoints, progress
+        self.config, self.chosen = with_mesh(config)
         self.source: Any = make_source(config, tokenizer)
         hosts.compare_documents(self.source)
         self.looked: tuple[int, ...] = ()  # see `make_program`
@@ -145,7 +147,7 @@ class Trainer:
             return state
         if hasattr(self.source, "report"):
             self.progress.note(self.source.report())
-        if line := self.idle():
+        for line in self.about_mesh():
             self.progress.note(line)
         asked, profiler = hosts.Asked(), Profiler(self.config, self.folder, self.progress.note)
         writer = hosts.metrics_writer(self.folder, step if step else None)
@@ -211,7 +213,7 @@ class Trainer:
             self.source,
             self.tokenizer,
             self.config.model.block_len,
-            hosts.held(self.program.batch, self.rows),
+            hosts.held(self.program.batch, self.rows, self.length),
         )
 
     def look(self, state: TrainState, step: int) -> None:
@@ -249,17 +251,14 @@ class Trainer:
         halve = jax.jit(halve_memory, out_shardings=self.program.shardings.memory)
         return state._replace(memory=halve(state.memory))
 
-    def idle(self) -> str:
-        """Return what to say of devices that the batch cannot be shared over, or nothing."""
-        rows = self.config.data.batch // self.config.train.accumulate
-        devices = self.program.mesh.shape["data"] * self.program.mesh.shape["fsdp"]
-        if rows % devices == 0:
-            return ""
-        return (
-            f"data.batch={self.config.data.batch}: {rows} rows at a time do not divide over "
-            f"{devices} devices, which repeat each other's work; take a multiple of "
-            f"{devices * self.config.train.accumulate}"
-        )
+    def about_mesh(self) -> Iterator[str]:
+        """Yield what to say of the mesh: how it was chosen, and what it leaves undivided."""
+        if self.chosen:
+            yield self.chosen
+        yield from repeated(self.config)
+        shapes = jax.eval_shape(self.program.start)
+        for name in sharding.undivided(self.program.mesh, (shapes.params, shapes.frozen)):
+            yield f"mesh: every device has a whole copy of {name}"
 
     def resume(self) -> tuple[TrainState, int]:
         """Return the newest good checkpoint's state, or the first state."""

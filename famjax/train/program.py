@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,7 +14,17 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from famjax.core import sharding
-from famjax.core.config import Config
+from famjax.core.config import Config, MeshConfig
+from famjax.core.mesh import (
+    DEVICE_BYTES,
+    SHARE,
+    Demand,
+    call_blocks,
+    describe,
+    is_chosen,
+    refuse_undivided,
+    tensor_sizes,
+)
 from famjax.core.types import Array, Context
 from famjax.models.language_model import LanguageModel
 from famjax.models.transplant import layer_mixers
@@ -53,23 +64,19 @@ def make_program(config: Config, token_bytes: np.ndarray, looked: tuple[int, ...
     Args:
       looked: slots that layers with learned spans look at, see `Feedback.look_at`; () is all.
     """
+    config, _ = with_mesh(config)
+    refuse_undivided(config)
     mesh = sharding.make_mesh(config.mesh)
-    optimizer = make_optimizer(config.optimizer, config.train.steps)
     used, only = evaluated(config.model), config.train.only
     swept = dataclasses.replace(used, feedback=config.model.feedback)
     graph, plain, seen = (
         abstract_model(model, looked, only)[0] for model in (config.model, used, swept)
     )
 
-    def start(weights: Any = None) -> TrainState:
-        model = LanguageModel(config.model, rngs=nnx.Rngs(config.seed))
-        if weights is not None:
-            nnx.update(model, weights)
-        return init_train_state(config, model, optimizer)
-
-    shapes = jax.eval_shape(start)
-    shardings = place(config, mesh, graph, shapes)
-    rows = sharding.batch_sharding(mesh, config.data.batch)
+    start = functools.partial(first_state, config)
+    shardings = place(config, mesh, graph, jax.eval_shape(start))
+    rows = sharding.batch_sharding(mesh, config.data.batch, config.data.length)
+    optimizer = make_optimizer(config.optimizer, config.train.steps)
     step = sharding.on_mesh(mesh, make_step(config, graph, optimizer, jnp.asarray(token_bytes)))
     return Program(
         mesh,
@@ -77,9 +84,53 @@ def make_program(config: Config, token_bytes: np.ndarray, looked: tuple[int, ...
         shardings,
         jax.jit(start, donate_argnums=0, out_shardings=shardings),
         jax.jit(step, donate_argnums=0, in_shardings=(shardings, rows), out_shardings=shardings),
-        jax.jit(make_inspect(config, seen)),
+        jax.jit(sharding.on_mesh(mesh, make_inspect(config, seen))),
         rows,
     )
+
+
+def first_state(config: Config, weights: Any = None) -> TrainState:
+    """Return the state before the first step, with these weights if any are given."""
+    model = LanguageModel(config.model, rngs=nnx.Rngs(config.seed))
+    if weights is not None:
+        nnx.update(model, weights)
+    optimizer = make_optimizer(config.optimizer, config.train.steps)
+    return init_train_state(config, model, optimizer)
+
+
+def with_mesh(config: Config) -> tuple[Config, str]:
+    """Fill in the mesh's sizes, and say how they were chosen if they were.
+
+    Raises:
+      UserError: the sizes that are given do not multiply to the number of devices.
+    """
+    wanted = demand(config) if is_chosen(config.mesh) else None
+    mesh = MeshConfig(**sharding.make_mesh(config.mesh, demand=wanted).shape)
+    return dataclasses.replace(config, mesh=mesh), describe(mesh, wanted) if wanted else ""
+
+
+def demand(config: Config) -> Demand:
+    """Return what a config whose vocabulary is known asks of its mesh."""
+    shapes = jax.eval_shape(functools.partial(first_state, config))
+    # a gradient is as large as what it is of
+    weights = (shapes.params, shapes.params, shapes.opt_state, shapes.frozen)
+    return Demand(
+        weights=_bytes(weights),
+        state=_bytes(shapes.memory),
+        rows=config.data.batch // config.train.accumulate,
+        tensor=(*tensor_sizes(config).values(), config.model.kv_heads or config.model.heads),
+        blocks=call_blocks(config),
+        limit=int(SHARE * _device_bytes()),
+    )
+
+
+def _bytes(shapes: Any) -> int:
+    return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(shapes))
+
+
+def _device_bytes() -> int:
+    """Return the memory of a device; where it does not tell, what is assumed."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", DEVICE_BYTES)
 
 
 def place(config: Config, mesh: Mesh, graph: Any, shapes: TrainState) -> TrainState:

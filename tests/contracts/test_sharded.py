@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -61,3 +63,64 @@ def test_sharded_equals_unsharded(case):
         for a, b in zip(jax.tree.leaves(on_mesh[2]), jax.tree.leaves(lies[3]), strict=True)
     )
     close(jax.tree.map(np.asarray, on_mesh), jax.tree.map(np.asarray, on_one))
+
+
+def of_call(r: Runner, params: Any, tokens: Any, ctx: Context, state: Any) -> Any:
+    """Return the outputs of a call that stand, the state after it and one loss of both."""
+    y, state = r.model(params)(tokens, state, ctx)
+    y = jnp.where(ctx.valid[..., None], y, 0)
+    wide = [a for a in jax.tree.leaves(state) if a.dtype == y.dtype]
+    return sum((jnp.square(a).mean() for a in wide), jnp.square(y).mean()), (y, state)
+
+
+# of every kind how it is divided: several hops, a ring, a mask by distance, and what is gathered
+QUICK = ("bswa-3", "fam-1-3", "linear", "full", "lstm")
+SLOW = ("swa-6", "bswa_sg-2", "bswa-0", "fam-0-1", "bswa,fam", "fam,linear", "linear-rfa")
+SLOW += ("feedback-all", "feedback-same_and_lower", "transformer-shared")
+
+
+@pytest.mark.parametrize("case", [*QUICK, *(pytest.param(c, marks=pytest.mark.slow) for c in SLOW)])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"remat": "block"}, id="remat", marks=pytest.mark.slow),
+    ],
+)
+def test_tokens_on_many_devices(case: str, changes: dict[str, Any]) -> None:
+    """A block on each device: outputs, state and the gradients of parameters and first state."""
+    config = replace(CASES[case], capacity=16 * W, **changes)
+    r = Runner(config)
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(VOCAB, size=(LANES, 8 * W))
+    # documents that end in the middle of the call; then blocks of padding; a lane of padding alone
+    reset, valid = np.zeros(tokens.shape, bool), np.ones(tokens.shape, bool)
+    reset[0, [3 * W, 5 * W]] = reset[1, 2 * W] = True
+    valid[1, 4 * W + 1 :] = valid[2] = False
+    ctx = Context(reset, valid)
+
+    def f(params: Any, tokens: Any, ctx: Context, state: Any) -> Any:
+        # the state in the middle of a stream
+        _, (_, state) = of_call(r, params, tokens, ctx._replace(valid=valid | True), state)
+        grad = jax.value_and_grad(
+            lambda params, state: of_call(r, params, tokens, ctx, state),
+            argnums=(0, 1),
+            has_aux=True,
+            allow_int=True,
+        )
+        return grad(params, state)
+
+    with jax.enable_x64(True):
+        mesh = sharding.make_mesh(MeshConfig(data=1, sequence=8))
+        fresh = jit(lambda params: r.model(params).init_state(LANES))(r.params)
+        on_one = jit(f)(r.params, tokens, ctx, fresh)
+        tokens_lie = sharding.batch_sharding(mesh, *tokens.shape)
+        everywhere = sharding.replicated(mesh)
+        lies = (everywhere, tokens_lie, tokens_lie, everywhere)
+        on_mesh = jit(sharding.on_mesh(mesh, f), in_shardings=lies)(r.params, tokens, ctx, fresh)
+
+    floats = [
+        [np.asarray(a) for a in jax.tree.leaves(of) if a.dtype != jax.dtypes.float0]
+        for of in (on_mesh, on_one)
+    ]
+    close(*floats)

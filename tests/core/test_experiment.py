@@ -291,6 +291,7 @@ ZERO = [
     "mesh.data",
     "mesh.fsdp",
     "mesh.tensor",
+    "mesh.sequence",
 ]
 
 
@@ -395,7 +396,6 @@ def test_sizes_that_may_not_be_zero(key: str) -> None:
             [*TOY, "model.mixer=full"],
             "data.toy.concatenate=true: full attention holds model.capacity=4096 tokens and",
         ),
-        (["mesh.fsdp=-1"], "mesh.data and mesh.fsdp are -1"),
         (["seed=4294967296"], "seed=4294967296: must be less than"),
         (["name="], "name=''"),
         (["name=a/b"], "name='a/b'"),

@@ -8,7 +8,6 @@ import re
 import signal
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -23,7 +22,7 @@ from famjax.core.experiment import override
 from famjax.data import lanes
 from famjax.train import loop
 from famjax.train.checkpoint import Checkpoints
-from famjax.train.loop import Trainer, train
+from famjax.train.loop import train
 from famjax.train.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -284,19 +283,3 @@ def test_stop_keeps_what_is_newer_than_the_last_checkpoint(
             train(small, run, quiet=True)
         assert Checkpoints(run / "checkpoints").latest() == (5 if times == 1 else None)
         assert signal.getsignal(signal.SIGINT) is before
-
-
-@pytest.mark.parametrize(
-    ("batch", "accumulate", "multiple"), [(8, 1, None), (6, 1, 8), (8, 2, 16), (16, 2, None)]
-)
-def test_a_batch_that_does_not_divide_is_told(
-    batch: int, accumulate: int, multiple: int | None
-) -> None:
-    overrides = (f"data.batch={batch}", f"train.accumulate={accumulate}")
-    mesh = SimpleNamespace(shape={"data": 4, "fsdp": 2, "tensor": 1})
-    trainer: Any = SimpleNamespace(
-        config=override(Config(), overrides), program=SimpleNamespace(mesh=mesh)
-    )
-    line = Trainer.idle(trainer)
-    assert (line == "") == (multiple is None)
-    assert multiple is None or line.endswith(f"take a multiple of {multiple}")

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from famjax.core import sharding
 from famjax.core.config import ModelConfig
 from famjax.core.types import Array, Context, State
 from famjax.layers.dropout import EMBEDDING, OUTPUT, dropped, dropper, no_key
@@ -79,6 +80,8 @@ class Feedback(nnx.Module):
 
     def __call__(self, x: Array, state: FeedbackState, ctx: Context) -> tuple[Array, FeedbackState]:
         """[b t d] -> [b t d]. A position offset changes nothing: all positions are relative."""
+        # memories of all tokens are read, most of them one token after the other
+        x = sharding.gathered(x)
         plan, random = self.plan, self._random()
         key = None if random is None else random.key
         rates = plan.model.dropout

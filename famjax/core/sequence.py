@@ -1,0 +1,155 @@
+"""What goes from block to block of a call, on one device or on several that each have some blocks.
+
+The devices of mesh axis `sequence` stand in a line, each with an equal number of whole blocks. To
+the next one goes what its blocks need and no more: the last blocks' keys and values, or a memory
+that is handed on. Where `sequence` does not divide a call all of it is done on each device.
+
+    n  blocks of the call      c  entries kept from before it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from famjax.core.remat import keep
+from famjax.core.sharding import by_sequence, sequence_parts
+from famjax.core.types import Array
+
+_AXIS = "sequence"
+
+
+def preceding(old: Array, new: Array) -> Array:
+    """Return the c entries before each block: [b c ...], [b n ...] -> [b n c ...].
+
+    Args:
+      old: before the call, the oldest first; at least one.
+      new: one of each block.
+    """
+
+    def local(old: Array, new: Array) -> Array:
+        count, before = old.shape[1], old
+        # a device that has fewer blocks than are seen passes on what it was given itself
+        for _ in range(-(-count // new.shape[1])):
+            tail = jnp.concatenate([before, new], 1)[:, -count:]
+            before = jnp.where(_is_first(), old, _to_next(tail))
+        return _shifted(before, new)
+
+    if sequence_parts(new.shape[1]) == 1:
+        return _shifted(old, new)
+    return by_sequence(local, (None, 1), 1)(old, new)
+
+
+def _shifted(old: Array, new: Array) -> Array:
+    line, n = jnp.concatenate([old, new], 1), new.shape[1]
+    return jnp.stack([line[:, j : j + n] for j in range(old.shape[1])], axis=2)
+
+
+def newest(old: Array, new: Array, end: Array, size: int) -> Array:
+    """Return `size` entries of each lane from `end` [b] on, of [b c ...] and then [b n ...].
+
+    Behind the last block all is zero.
+    """
+
+    def local(old: Array, new: Array, end: Array) -> Array:
+        # each device gives what it has, the first one what is old too, and zeros for the rest
+        old = jnp.where(_is_first(), old, 0)
+        line = _padded([old, new], size, size)
+        begun = size + end - jax.lax.axis_index(_AXIS) * new.shape[1]
+        begun = jnp.clip(begun, 0, line.shape[1] - size)
+        return jax.lax.psum(_sliced(line, begun, size), _AXIS)
+
+    if sequence_parts(new.shape[1]) == 1:
+        return _sliced(_padded([old, new], 0, size - old.shape[1]), end, size)
+    return by_sequence(local, (None, 1, None), None)(old, new, end)
+
+
+def _padded(parts: list[Array], before: int, behind: int) -> Array:
+    """Join [b s ...] with so many zeros at the ends."""
+
+    def zeros(count: int) -> Array:
+        return jnp.zeros_like(parts[0], shape=(len(parts[0]), count, *parts[0].shape[2:]))
+
+    return jnp.concatenate([zeros(before), *parts, zeros(behind)], 1)
+
+
+def _sliced(line: Array, start: Array, size: int) -> Array:
+    """Return entries of each lane from `start` on, within the line: [b s ...] -> [b size ...]."""
+    return jax.vmap(lambda x, i: jax.lax.dynamic_slice_in_dim(x, i, size, 0))(line, start)
+
+
+def scan(
+    f: Callable[[Any, Any, Any], tuple[Any, Any]], shared: Any, carry: Any, xs: Any
+) -> tuple[Any, Any]:
+    """Return `jax.lax.scan` of f over blocks, which is given what all blocks share.
+
+    One device after the other goes through its blocks and hands the carry on; all know it at the
+    end. Then each goes through its blocks again from where they began, for the results and for
+    their gradient, which keeps nothing of other devices' blocks. In the backward pass a device does
+    its forward pass once more.
+
+    Args:
+      f: shared, carry, x -> carry, y; closes over no arrays.
+      carry: small.
+      xs: blocks on the first axis.
+    """
+
+    def local(shared: Any, carry: Any, xs: Any) -> tuple[Any, Any]:
+        def through(carry: Any) -> tuple[Any, Any]:
+            return jax.lax.scan(lambda c, x: f(shared, c, x), carry, xs)
+
+        begun, last = handed_on(lambda carry: through(carry)[0], carry)
+        return last, through(begun)[1]
+
+    if sequence_parts(len(jax.tree.leaves(xs)[0])) == 1:
+        return jax.lax.scan(lambda c, x: f(shared, c, x), carry, xs)
+    return by_sequence(local, (None, None, 0), (None, 0))(shared, carry, xs)
+
+
+def each(f: Callable[[Any], Any], xs: Any) -> Any:
+    """Return `jax.lax.map` of f over blocks, on the first axis; f closes over no arrays."""
+    if sequence_parts(len(jax.tree.leaves(xs)[0])) == 1:
+        return jax.lax.map(f, xs)
+    return by_sequence(lambda xs: jax.lax.map(f, xs), (0,), 0)(xs)
+
+
+def handed_on(f: Callable[[Any], Any], carry: Any) -> tuple[Any, Any]:
+    """Apply f device by device, within `by_sequence`: carry -> carry.
+
+    Returns:
+      the carry that this device was given; the carry behind the last device, on all.
+    """
+    parts, here = jax.lax.axis_size(_AXIS), jax.lax.axis_index(_AXIS)
+
+    # of other devices' turns nothing is computed and of its own nothing kept
+    @jax.checkpoint
+    def turn(carry: Any, i: Array) -> Any:
+        return jax.lax.cond(here == i, f, lambda carry: carry, carry)
+
+    def one(state: tuple[Any, Any], i: Array) -> tuple[tuple[Any, Any], None]:
+        carry, mine = state
+        carry = jax.tree.map(keep, carry)
+        mine = jax.tree.map(lambda new, old: jnp.where(here == i, new, old), carry, mine)
+        return (jax.tree.map(_around, turn(carry, i)), mine), None
+
+    (carry, mine), _ = jax.lax.scan(one, (carry, carry), jnp.arange(parts))
+    # behind the last turn the first device has it
+    last = jax.tree.map(lambda a: jax.lax.psum(jnp.where(_is_first(), a, 0), _AXIS), carry)
+    return mine, last
+
+
+def _is_first() -> Array:
+    return jax.lax.axis_index(_AXIS) == 0
+
+
+def _to_next(x: Array) -> Array:
+    """Send to the device behind; the first one gets zeros."""
+    return jax.lax.ppermute(x, _AXIS, [(i, i + 1) for i in range(jax.lax.axis_size(_AXIS) - 1)])
+
+
+def _around(x: Array) -> Array:
+    parts = jax.lax.axis_size(_AXIS)
+    return jax.lax.ppermute(x, _AXIS, [(i, (i + 1) % parts) for i in range(parts)])

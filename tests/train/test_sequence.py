@@ -1,0 +1,83 @@
+"""A step whose tokens lie on eight devices: what they send each other, and what each one needs."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from famjax.core import sharding
+from famjax.core.config import AXES, Config
+from famjax.core.experiment import override
+from famjax.train.program import make_program
+
+ROWS, LENGTH, VOCABULARY, WIDTH, BLOCK, FAM, HEADS = 2, 4096, 64, 32, 32, 4, 2
+SHAPE = (
+    f"model.vocab_size={VOCABULARY} model.mixer=bswa,fam model.layers=2 model.width={WIDTH} "
+    f"model.heads=4 model.kv_heads={HEADS} model.mlp_width=64 model.block_len={BLOCK} "
+    f"model.fam_len={FAM} data.batch={ROWS} data.length={LENGTH}"
+).split()
+# bytes in float32: of a vector for each token, of a memory segment's keys, of a FAM
+ACTIVATIONS = 4 * ROWS * LENGTH * WIDTH
+SEGMENT = 4 * ROWS * BLOCK * HEADS * WIDTH // 4
+MEMORY = 4 * ROWS * FAM * WIDTH
+
+COLLECTIVE = re.compile(
+    r" = (?P<shape>.*?) "
+    r"(?P<name>all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(-start)?\("
+)
+BYTES = {"f32": 4, "s32": 4, "u32": 4, "pred": 1}
+
+
+@functools.cache
+def compiled(*mesh: int) -> Any:
+    given = [*SHAPE, *(f"mesh.{name}={n}" for name, n in zip(AXES, mesh, strict=True))]
+    with pytest.MonkeyPatch.context() as patch:
+        devices = jax.devices()[: math.prod(mesh)]
+        patch.setattr(sharding, "make_mesh", functools.partial(sharding.make_mesh, devices=devices))
+        program = make_program(override(Config(), given), np.ones(VOCABULARY, np.float32))
+    kinds = {"tokens": int, "targets": int, "weights": float, "valid": bool, "reset": bool}
+    batch = {
+        name: jax.ShapeDtypeStruct((ROWS, LENGTH), jax.dtypes.canonicalize_dtype(kind))
+        for name, kind in kinds.items()
+    }
+    step: Any = program.step
+    return step.lower(jax.eval_shape(program.start), batch).compile()
+
+
+def collectives(program: str) -> Iterator[tuple[str, int]]:
+    """Yield the collectives of a program with the bytes of their results."""
+    for found in COLLECTIVE.finditer(program):
+        shapes = re.findall(r"(\w+)\[([\d,]*)\]", found["shape"])
+        size = sum(
+            BYTES[kind] * math.prod(map(int, filter(None, dims.split(","))))
+            for kind, dims in shapes
+        )
+        yield found["name"], size
+
+
+def test_only_memories_are_sent() -> None:
+    """To the next device keys and values of a memory segment, and the FAM. What is summed are
+    gradients and the memory behind the call; of all blocks nothing is gathered but counts."""
+    program = compiled(1, 1, 1, 8)
+    sent: dict[str, list[int]] = {}
+    for name, size in collectives(program.as_text()):
+        sent.setdefault(name, []).append(size)
+    assert set(sent) == {"collective-permute", "all-reduce", "all-gather"}
+    assert max(sent["collective-permute"]) == SEGMENT
+    assert MEMORY in sent["collective-permute"]
+    assert max(sent["all-gather"]) <= 4 * ROWS * LENGTH // BLOCK
+    assert max(sent["all-reduce"]) < ACTIVATIONS / 4
+
+
+def test_a_device_needs_an_eighth() -> None:
+    """But for gradients: what limits how long a segment can be is divided."""
+    one, many = (compiled(1, 1, 1, n).memory_analysis().temp_size_in_bytes for n in (1, 8))
+    assert one > 40 * ACTIVATIONS
+    assert many < one / 6
