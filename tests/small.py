@@ -23,7 +23,7 @@ from famjax.core.experiment import override
 from famjax.train import loop
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.metrics import read_metrics
-from famjax.train.program import Program
+from famjax.train.program import Program, with_mesh
 from famjax.train.warmup import at_length, length_at
 
 SHAPE = [
@@ -90,6 +90,7 @@ def make_program(config: Config, token_bytes: np.ndarray, looked: tuple[int, ...
     if config.optimizer.schedule == "constant":
         train = replace(train, steps=1)
     _token_bytes.append(token_bytes)
+    config, _ = with_mesh(config)
     return _program(replace(config, name="-", data=data, train=train))
 
 
