@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from famjax.core.remat import keep
-from famjax.core.sharding import by_sequence, sequence_parts
+from famjax.core.sharding import by_sequence, sequence_alone, sequence_parts
 from famjax.core.types import Array
 
 _AXIS = "sequence"
@@ -124,10 +124,13 @@ def handed_on(f: Callable[[Any], Any], carry: Any) -> tuple[Any, Any]:
     """
     parts, here = jax.lax.axis_size(_AXIS), jax.lax.axis_index(_AXIS)
 
-    # of other devices' turns nothing is computed and of its own nothing kept
+    # nothing is kept of a turn but what went in
     @jax.checkpoint
     def turn(carry: Any, i: Array) -> Any:
-        return jax.lax.cond(here == i, f, lambda carry: carry, carry)
+        if sequence_alone():
+            return jax.lax.cond(here == i, f, lambda carry: carry, carry)
+        # GSPMD may exchange within f over all devices: none may leave it out
+        return jax.tree.map(lambda new, old: jnp.where(here == i, new, old), f(carry), carry)
 
     def one(state: tuple[Any, Any], i: Array) -> tuple[tuple[Any, Any], None]:
         carry, mine = state
