@@ -17,13 +17,15 @@ and in bfloat16 the terms would soon be lost in it.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import functools
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from famjax.core.config import ModelConfig
+from famjax.core.sharding import by_rows
 from famjax.core.types import Array, Context, param_dtype
 from famjax.layers.dropout import FEEDBACK, split
 from famjax.layers.mlp import FeedForward
@@ -169,27 +171,37 @@ class Fam(nnx.Module):
           keys and values [b n f g e] of the FAM that each block starts with, and its updates [b n];
           the last FAM [b f d]; its updates [b].
         """
-        prompt = ctx.prompt
         forget = blocks.reset
         if ctx.passing is not None:
             forget = forget & ~ctx.passing[:, :: self.block_len]
-
-        def block(carry, xs):
-            fam, updates = carry
-            (k, v, forget, full), key = xs
-            if prompt is not None:
-                fam = where_lane(forget, jnp.broadcast_to(prompt, fam.shape).astype(fam.dtype), fam)
-                updates = jnp.where(forget, 0, updates)
-            _, fam_k, fam_v = self.project(fam)
-            new = self.update(fam, updates, k, v, mlp, key)
-            after = jnp.minimum(updates + full, self.previous)
-            return (where_lane(full, new, fam), after), (fam_k, fam_v, updates)
-
+        graph, params = nnx.split(nnx.List([self, mlp]))
         over_blocks = (k, v, forget, blocks.valid == self.block_len)
         xs = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), over_blocks)
         keys = split(ctx.key, FEEDBACK, k.shape[1])
-        (fam, updates), ys = jax.lax.scan(block, (state.fam, state.updates), (xs, keys))
+
+        def read(params: Any, prompt: Array | None, carry: Any, xs: Any) -> Any:
+            layer, mlp = cast(tuple[Fam, FeedForward], nnx.merge(graph, params))
+            return jax.lax.scan(functools.partial(layer.block, mlp, prompt), carry, (xs, keys))
+
+        # dropout's numbers are drawn for all rows at once
+        if keys is None:
+            read = by_rows(read, k.shape[0], (None, None, 0, 1), (0, 1))
+        (fam, updates), ys = read(params, ctx.prompt, (state.fam, state.updates), xs)
         return jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1), ys), fam, updates
+
+    def block(
+        self, mlp: FeedForward, prompt: Array | None, carry: tuple[Array, Array], xs: Any
+    ) -> tuple[tuple[Array, Array], tuple[Array, Array, Array]]:
+        """Read one block into the FAM: a turn of `feed_back`'s scan."""
+        fam, updates = carry
+        (k, v, forget, full), key = xs
+        if prompt is not None:
+            fam = where_lane(forget, jnp.broadcast_to(prompt, fam.shape).astype(fam.dtype), fam)
+            updates = jnp.where(forget, 0, updates)
+        _, fam_k, fam_v = self.project(fam)
+        new = self.update(fam, updates, k, v, mlp, key)
+        after = jnp.minimum(updates + full, self.previous)
+        return (where_lane(full, new, fam), after), (fam_k, fam_v, updates)
 
     def sight(
         self,
