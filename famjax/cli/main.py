@@ -25,6 +25,7 @@ VERBS = {
     "convert": "turn a pretrained Hugging Face model into one with memory",
     "export": "write a run for Hugging Face's transformers, Orbax or StableHLO",
     "tokenizer": "train a SentencePiece model, or list the words, of text files",
+    "plan": "say what a job needs on TPUs or GPUs that are not there, before it runs",
     "bench": "measure time and memory of the layers",
     "doctor": "show versions, devices, memory and what is missing",
 }

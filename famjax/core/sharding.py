@@ -27,6 +27,9 @@ BATCH = ("data", "fsdp")
 # elements of a parameter that should not be on every device
 LARGE = 10**6
 
+# what goes through the layers, [b t d]
+TOKENS: Axes = ("batch", "tokens", None)
+
 # logical axis -> mesh axes
 MESH_AXES: dict[str, str | tuple[str, ...]] = {
     "batch": BATCH,
@@ -190,6 +193,50 @@ def on_mesh(mesh: Mesh, f: Callable[..., Any]) -> Callable[..., Any]:
     return on
 
 
+def laid(x: jax.Array, axes: Axes) -> jax.Array:
+    """Return x, told to lie as its logical axes say, and so its gradient; itself without a mesh.
+
+    Parameters and rows share the axis fsdp. Left to itself GSPMD may divide an activation as the
+    parameter is, by width, and hold all rows of a batch on every device.
+    """
+    mesh = _divided()
+    return x if mesh is None else jax.lax.with_sharding_constraint(x, sharding(mesh, axes, x.shape))
+
+
+def laid_state(state: Any, axes: Any) -> Any:
+    """Return a carried state, told to lie as its tree of logical axes says; see `laid`."""
+    mesh = _divided()
+    if mesh is None:
+        return state
+    return jax.lax.with_sharding_constraint(state, state_shardings(mesh, axes, state))
+
+
+def fetched(params: Any) -> Any:
+    """Return parameters brought together over the axes of the rows; as they are without a mesh.
+
+    A layer's weights are fetched once then, before its products, and their gradient is summed once.
+    GSPMD by itself fetches them for each product and each turn of a loop, piece by piece, and
+    writes the sum of the products again with every piece.
+    """
+    mesh = _divided()
+    if mesh is None:
+        return params
+
+    def place(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+        axes = parameter_axes(path_name(path), leaf.ndim)
+        kept = tuple(None if axis and MESH_AXES.get(axis) in BATCH else axis for axis in axes)
+        return jax.lax.with_sharding_constraint(leaf, sharding(mesh, kept, leaf.shape))
+
+    return jax.tree_util.tree_map_with_path(place, params)
+
+
+def _divided() -> Mesh | None:
+    """Return the mesh where GSPMD divides what is being traced over several devices."""
+    mesh = _MESH.get()
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    return None if mesh is None or mesh.size == 1 or manual else mesh
+
+
 def row_parts(rows: int) -> int:
     """Return into how many parts `by_rows` divides so many rows."""
     mesh = _MESH.get()
@@ -269,23 +316,14 @@ def by_sequence(f: Callable[..., Any], axes: Any, out_axes: Any) -> Callable[...
     )
 
 
-def spread(x: Array) -> Array:
-    """Return [b t ...] with its tokens divided over the devices of `sequence`, if there are any."""
-    return _tokens_at(x, "sequence")
-
-
 def gathered(x: Array) -> Array:
     """Return [b t ...] with all tokens on every device of `sequence`."""
-    return _tokens_at(x, None)
-
-
-def _tokens_at(x: Array, place: str | None) -> Array:
-    mesh = _MESH.get()
-    if mesh is None or mesh.shape["sequence"] == 1 or x.shape[1] % mesh.shape["sequence"]:
+    mesh = _divided()
+    if mesh is None or mesh.shape["sequence"] == 1:
         return x
     rest = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 2)
     rows = sharding(mesh, ("batch",), x.shape[:1]).spec
-    spec = PartitionSpec(*rows, place, *rest)
+    spec = PartitionSpec(*rows, None, *rest)
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
 
 

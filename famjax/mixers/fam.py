@@ -17,7 +17,7 @@ and in bfloat16 the terms would soon be lost in it.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from flax import nnx
 
 from famjax.core import sequence
 from famjax.core.config import ModelConfig
+from famjax.core.sharding import by_rows, sequence_parts
 from famjax.core.types import Array, Context, param_dtype
 from famjax.layers.dropout import FEEDBACK, split
 from famjax.layers.mlp import FeedForward
@@ -171,28 +172,39 @@ class Fam(nnx.Module):
         forget = blocks.reset
         if ctx.passing is not None:
             forget = forget & ~ctx.passing[:, :: self.block_len]
-
-        graph, params = nnx.split((self, mlp))
-
-        def block(shared, carry, xs):
-            params, prompt = shared
-            layer, mlp = nnx.merge(graph, params)
-            fam, updates = carry
-            (k, v, forget, full), key = xs
-            if prompt is not None:
-                fam = where_lane(forget, jnp.broadcast_to(prompt, fam.shape).astype(fam.dtype), fam)
-                updates = jnp.where(forget, 0, updates)
-            _, fam_k, fam_v = layer.project(fam)
-            new = layer.update(fam, updates, k, v, mlp, key)
-            after = jnp.minimum(updates + full, self.previous)
-            return (where_lane(full, new, fam), after), (fam_k, fam_v, updates)
-
+        graph, params = nnx.split(nnx.List([self, mlp]))
         over_blocks = (k, v, forget, blocks.valid == self.block_len)
         xs = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), over_blocks)
         keys = split(ctx.key, FEEDBACK, k.shape[1])
-        carry = (state.fam, state.updates)
-        (fam, updates), ys = sequence.scan(block, (params, ctx.prompt), carry, (xs, keys))
+
+        def block(shared: Any, carry: Any, x: Any) -> Any:
+            params, prompt = shared
+            layer, mlp = cast(tuple[Fam, FeedForward], nnx.merge(graph, params))
+            return layer.block(mlp, prompt, carry, x)
+
+        def read(shared: Any, carry: Any, xs: Any) -> Any:
+            return sequence.scan(block, shared, carry, (xs, keys))
+
+        # dropout's numbers are drawn for all rows at once
+        if keys is None and sequence_parts(k.shape[1]) == 1:
+            read = by_rows(read, k.shape[0], (None, 0, 1), (0, 1))
+        shared = (params, ctx.prompt)
+        (fam, updates), ys = read(shared, (state.fam, state.updates), xs)
         return jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1), ys), fam, updates
+
+    def block(
+        self, mlp: FeedForward, prompt: Array | None, carry: tuple[Array, Array], xs: Any
+    ) -> tuple[tuple[Array, Array], tuple[Array, Array, Array]]:
+        """Read one block into the FAM: a turn of `feed_back`'s scan."""
+        fam, updates = carry
+        (k, v, forget, full), key = xs
+        if prompt is not None:
+            fam = where_lane(forget, jnp.broadcast_to(prompt, fam.shape).astype(fam.dtype), fam)
+            updates = jnp.where(forget, 0, updates)
+        _, fam_k, fam_v = self.project(fam)
+        new = self.update(fam, updates, k, v, mlp, key)
+        after = jnp.minimum(updates + full, self.previous)
+        return (where_lane(full, new, fam), after), (fam_k, fam_v, updates)
 
     def sight(
         self,

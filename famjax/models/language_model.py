@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from famjax.core.config import ModelConfig
-from famjax.core.sharding import spread
+from famjax.core.sharding import TOKENS, laid
 from famjax.core.types import Array, Context, State, compute_dtype
 from famjax.layers.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from famjax.layers.linear import Linear
@@ -80,20 +81,23 @@ class LanguageModel(nnx.Module):
     def embed(self, tokens: Array) -> Array:
         """[b t] int32 -> [b t d]. Rows are scaled, the table is not."""
         if isinstance(self.embedding, AdaptiveEmbedding):
-            return spread(self.embedding(tokens) * self.embed_scale)
+            return laid(self.embedding(tokens) * self.embed_scale, TOKENS)
         x = look_up(self.embedding[...], tokens).astype(self.dtype) * self.embed_scale
-        return spread(x)
+        return laid(x, TOKENS)
 
     def logits(self, x: Array) -> Array:
         """[... d] -> [... v] in float32 or wider; those of an adaptive softmax sum to one."""
-        x = self._normed(x)
         if isinstance(self.embedding, AdaptiveEmbedding):
             assert isinstance(self.head, AdaptiveSoftmax)
-            return self.head.log_probs(x, self.embedding)
-        if self.head is not None:
-            y = self.head(x)
-        else:
-            y = jnp.einsum("...d,vd->...v", x, self.embedding[...].astype(self.dtype))
+            return self.head.log_probs(self._normed(x), self.embedding)
+        if self.head is None:
+            return self._tied_logits(x, self.embedding[...].astype(self.dtype))
+        return self._capped(self.head(self._normed(x)))
+
+    def _tied_logits(self, x: Array, table: Array) -> Array:
+        return self._capped(jnp.einsum("...d,vd->...v", self._normed(x), table))
+
+    def _capped(self, y: Array) -> Array:
         return soft_cap(y.astype(jnp.promote_types(y.dtype, jnp.float32)), self.logit_cap)
 
     def losses(self, x: Array, targets: Array) -> tuple[Array, Array]:
@@ -102,13 +106,19 @@ class LanguageModel(nnx.Module):
         Returns:
           nats [b t], -log p(target); right [b t] bool, whether no token is likelier.
         """
-        return in_pieces(self._losses, x, targets, self.vocab_size)
+        return in_pieces(self._scorer(), x, targets, self.vocab_size)
 
-    def _losses(self, x: Array, targets: Array) -> tuple[Array, Array]:
-        if isinstance(self.embedding, AdaptiveEmbedding):
-            assert isinstance(self.head, AdaptiveSoftmax)
-            return self.head.losses(self._normed(x), targets, self.embedding)
-        return token_losses(self.logits(x), targets)
+    def _scorer(self) -> Callable[[Array, Array], tuple[Array, Array]]:
+        """Return `token_losses` of what the stack gives."""
+        embedding, head = self.embedding, self.head
+        if isinstance(embedding, AdaptiveEmbedding):
+            assert isinstance(head, AdaptiveSoftmax)
+            return lambda x, targets: head.losses(self._normed(x), targets, embedding)
+        if head is not None:
+            return lambda x, targets: token_losses(self.logits(x), targets)
+        # brought together here once, and not in every piece
+        table = laid(embedding[...].astype(self.dtype), ("vocab", None))
+        return lambda x, targets: token_losses(self._tied_logits(x, table), targets)
 
     def _normed(self, x: Array) -> Array:
         return x.astype(self.dtype) if self.norm is None else self.norm(x, self.dtype)

@@ -7,11 +7,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from famjax.core.sharding import sequence_parts, spread
+from famjax.core.sharding import TOKENS, device, laid, row_parts, sequence_parts
 from famjax.core.types import Array
 
-# what the logits of one piece may take, in float32, all devices together
+# what the logits of one piece may take on a device, in float32
 LOGITS_BYTES = 64 * 2**20
+# ... of an accelerator: a piece of fewer tokens would wait for the table of words to be read
+ACCELERATOR_LOGITS_BYTES = 512 * 2**20
 
 
 def chosen(logits: Array, index: Array) -> Array:
@@ -39,7 +41,7 @@ def token_losses(logits: Array, targets: Array) -> tuple[Array, Array]:
 def in_pieces(
     score: Callable[[Array, Array], tuple[Array, Array]], x: Array, targets: Array, v: int
 ) -> tuple[Array, Array]:
-    """Return score(x, targets), in pieces of tokens whose [b t v] logits take `LOGITS_BYTES`.
+    """Return score(x, targets), in pieces of tokens whose [b t v] logits are not too large.
 
     The logits of all tokens are never there at once, neither forward nor backward, which computes
     each piece again. What fits is one piece, and no loop.
@@ -50,8 +52,9 @@ def in_pieces(
     """
     b, t = targets.shape
     parts = sequence_parts(t)
-    count = pieces(b * parts, t // parts, v)
-    x = spread(x)
+    # of a device: its rows, and its part of the tokens
+    count = pieces(b // row_parts(b), t // parts, v)
+    x = laid(x, TOKENS)
     if count == 1:
         return score(x, targets)
 
@@ -64,14 +67,21 @@ def in_pieces(
     def joined(a: Array) -> Array:
         return jnp.moveaxis(a.reshape(count, b, parts, -1), 0, 2).reshape(b, t)
 
+    def score_rows(x: Array, targets: Array) -> tuple[Array, Array]:
+        return score(laid(x, TOKENS), laid(targets, TOKENS[:2]))
+
     # in a loop XLA cannot merge what is computed twice
-    again = jax.checkpoint(score, prevent_cse=False)
-    given = (cut(x), cut(targets))
-    nats, right = jax.lax.map(lambda piece: again(spread(piece[0]), piece[1]), given)
+    again = jax.checkpoint(score_rows, prevent_cse=False)
+    nats, right = jax.lax.map(lambda piece: again(*piece), (cut(x), cut(targets)))
     return joined(nats), joined(right)
 
 
 def pieces(b: int, t: int, v: int) -> int:
-    """Return the least divisor of t whose pieces fit, or t, if not even one token of each row."""
-    fits = (n for n in range(1, t + 1) if t % n == 0 and b * (t // n) * v * 4 <= LOGITS_BYTES)
+    """Return the least divisor of t whose pieces fit, or t, if not even one token of each row.
+
+    Args:
+      b: rows on a device.
+    """
+    most = LOGITS_BYTES if device().platform == "cpu" else ACCELERATOR_LOGITS_BYTES
+    fits = (n for n in range(1, t + 1) if t % n == 0 and b * (t // n) * v * 4 <= most)
     return next(fits, t)

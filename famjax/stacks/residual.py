@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.core import sharding
 from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.remat import recomputing
+from famjax.core.sharding import TOKENS, fetched, laid, laid_state
 from famjax.core.types import Array, Context, State, param_dtype
 from famjax.layers.dropout import EMBEDDING, LAYER, OUTPUT, dropped, dropper, no_key, split
 from famjax.layers.mlp import FeedForward
@@ -157,12 +157,13 @@ class ResidualStack(nnx.Module):
         def layers(prompt: Array, layers: list[Layer], _: None) -> tuple[Array, State]:
             states = []
             for layer in layers:
-                states.append(layer.init_state(batch, prompt))
+                states.append(laid_state(layer.init_state(batch, prompt), layer.state_axes()))
                 if self.prompt is not None:
                     prompt = encode(layer)(prompt)
             return prompt, tuple(states)
 
-        states = self._repeat(layers, self._prompt(), None)[1]
+        # of the prompt's few tokens products are summed, which is less than to fetch all weights
+        states = self._repeat(layers, self._prompt(), None, fetch=False)[1]
         return states if self.positions is None else (*states, self.positions.init_state(batch))
 
     def state_axes(self) -> State:
@@ -278,7 +279,7 @@ class ResidualStack(nnx.Module):
             new = []
             for i, (layer, old) in enumerate(zip(layers, states, strict=True)):
                 context = ctx._replace(prompt=prompt, key=None if keys is None else keys[i])
-                x, out = read(layer)(sharding.spread(x), old, context)
+                x, out = read(layer)(laid(x, TOKENS), old, context)
                 new.append(out)
                 prompt = layer.encode_prompt(prompt) if follow else prompt
             return (x, prompt), tuple(new)
@@ -288,7 +289,7 @@ class ResidualStack(nnx.Module):
         keys = split(ctx.key, LAYER, self.repeats, len(self.layers))
         given = [(old, None) for old in states] if apart else (states, keys)
         (x, _), states = self._repeat(layers, start, given, apart)
-        x = dropped(sharding.spread(x), dropper(self.rates.output, ctx.key, OUTPUT))
+        x = dropped(laid(x, TOKENS), dropper(self.rates.output, ctx.key, OUTPUT))
         return x, Apart(states, stood) if apart else (*states, *stood)
 
     def _parted(self, state: State) -> tuple[State, State]:
@@ -299,18 +300,22 @@ class ResidualStack(nnx.Module):
     def _prompt(self) -> Array | None:
         return None if self.prompt is None else self.prompt[...]
 
-    def _repeat(self, body: Any, carry: Any, given: Any, apart: bool = False) -> tuple[Any, State]:
+    def _repeat(
+        self, body: Any, carry: Any, given: Any, apart: bool = False, fetch: bool = True
+    ) -> tuple[Any, State]:
         """Run `body(carry, layers, given) -> (carry, states)` over the repeats of the pattern.
 
         Args:
           given: has the repeats on the first axis, or with `apart` is a sequence of them. So is
             what is returned.
+          fetch: a layer's weights are brought together first, see `fetched`.
         """
         graph, params = nnx.split(self.layers)
         scanned = self.scanned and not apart
 
         def one(carry, xs):
             params, given = xs
+            params = fetched(params) if fetch else params
             return body(carry, nnx.merge(graph, params), given)
 
         one = recomputing(one, all_of_it=self.remat, scanned=scanned and self.repeats > 1)

@@ -30,6 +30,16 @@ KEYS_SEEN: dict[str, Callable[[ModelConfig], float]] = {
     "fam": lambda c: (c.memory_segments + 0.5) * c.block_len + c.fam_previous * c.fam_len,
 }
 
+# Keys that a block's token is multiplied with, masked or not.
+KEYS_COMPUTED: dict[str, Callable[[ModelConfig], float]] = {
+    "full": lambda c: c.capacity,
+    # whole blocks that hold the window
+    "swa": lambda c: (1 - (1 - c.window) // c.block_len) * c.block_len,
+    "bswa": lambda c: (c.memory_segments + 1) * c.block_len,
+    "bswa_sg": lambda c: (c.memory_segments + 1) * c.block_len,
+    "fam": lambda c: (c.memory_segments + 1) * c.block_len + c.fam_previous * c.fam_len,
+}
+
 PRODUCT_SECONDS = 0.08
 
 # Dense bfloat16 FLOP/s of one device, by the words of `device_kind`; the first that has all of its
@@ -57,8 +67,12 @@ _PEAKS: tuple[tuple[frozenset[str], float], ...] = tuple(
 )
 
 
-def forward_flops(model: ModelConfig) -> float:
+def forward_flops(model: ModelConfig, computed: bool = False) -> float:
     """Model FLOPs of one token read, in a long document.
+
+    Args:
+      computed: count all pairs of attention in layers of the residual stack, and not only those
+        that the masks let through.
 
     Raises:
       ValueError: the vocabulary size is not resolved, or a mixer has no line in KEYS_SEEN.
@@ -70,18 +84,18 @@ def forward_flops(model: ModelConfig) -> float:
     if model.stack != "residual":
         return _feedback_flops(model) + _vocabulary_flops(model)
     pattern = [name.strip() for name in model.mixer.split(",")]
-    layers = sum(_layer_flops(model, pattern[i % len(pattern)]) for i in range(model.layers))
-    return layers + _vocabulary_flops(model)
+    names = (pattern[i % len(pattern)] for i in range(model.layers))
+    return sum(_layer_flops(model, name, computed) for name in names) + _vocabulary_flops(model)
 
 
-def training_flops(model: ModelConfig, only: str = "all") -> float:
+def training_flops(model: ModelConfig, only: str = "all", computed: bool = False) -> float:
     """Model FLOPs of one token trained on: backward is two products for each one of forward.
 
     Beside adapters, or of feature maps alone (`train.only`), it is one: no product makes a gradient
     of frozen weights. Their own products are few and not counted. That bswa_sg spares the gradient
     of the memory's keys and values is not subtracted.
     """
-    return (2 if model.lora.rank or only == "maps" else 3) * forward_flops(model)
+    return (2 if model.lora.rank or only == "maps" else 3) * forward_flops(model, computed)
 
 
 def matching_flops(model: ModelConfig, length: int) -> float:
@@ -104,11 +118,11 @@ def matching_flops(model: ModelConfig, length: int) -> float:
     return sum(layer(pattern[i % len(pattern)]) for i in range(model.layers))
 
 
-def step_flops(config: Config) -> float:
-    """Model FLOPs of one token of a run's steps."""
+def step_flops(config: Config, computed: bool = False) -> float:
+    """Model FLOPs of one token of a run's steps; `computed` as in `forward_flops`."""
     if config.train.match:
         return matching_flops(config.model, config.data.length)
-    return training_flops(config.model, config.train.only)
+    return training_flops(config.model, config.train.only, computed)
 
 
 def fam_floor(f: int, w: int) -> float:
@@ -167,13 +181,14 @@ def _feedback_flops(model: ModelConfig) -> float:
     return flops
 
 
-def _layer_flops(model: ModelConfig, mixer: str) -> float:
+def _layer_flops(model: ModelConfig, mixer: str, computed: bool = False) -> float:
     if mixer == "linear":
         return 2 * _layer_weights(model) + _linear_flops(model)
     if mixer not in KEYS_SEEN:
         raise ValueError(f"no FLOPs known for mixer {mixer!r}: add it to KEYS_SEEN")
     weights = 2 * _layer_weights(model)
-    flops = weights + _attention_flops(model, KEYS_SEEN[mixer](model))
+    keys = KEYS_COMPUTED if computed else KEYS_SEEN
+    flops = weights + _attention_flops(model, keys[mixer](model))
     if mixer == "fam":
         # FAM's queries see the FAM before and the whole block, never memory segments (2.2).
         share = model.fam_len / model.block_len

@@ -58,15 +58,23 @@ class Program(NamedTuple):
     batch: jax.sharding.NamedSharding
 
 
-def make_program(config: Config, token_bytes: np.ndarray, looked: tuple[int, ...] = ()) -> Program:
+def make_program(
+    config: Config,
+    token_bytes: np.ndarray,
+    looked: tuple[int, ...] = (),
+    mesh: Mesh | None = None,
+) -> Program:
     """Build and place everything for a config whose vocabulary is known.
 
     Args:
       looked: slots that layers with learned spans look at, see `Feedback.look_at`; () is all.
+      mesh: None is `config.mesh` of all devices. For one of devices that are only described, the
+        step can be lowered and compiled.
     """
-    config, _ = with_mesh(config)
+    if mesh is None:
+        config, _ = with_mesh(config)
+        mesh = sharding.make_mesh(config.mesh)
     refuse_undivided(config)
-    mesh = sharding.make_mesh(config.mesh)
     used, only = evaluated(config.model), config.train.only
     swept = dataclasses.replace(used, feedback=config.model.feedback)
     graph, plain, seen = (

@@ -18,6 +18,7 @@ ORDER = (
     {"eval"},
     {"convert"},
     {"export"},
+    {"plan"},
     {"bench"},
     {"cli"},
     {"demo"},

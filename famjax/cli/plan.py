@@ -1,0 +1,138 @@
+"""`famjax plan CONFIG [section.key=value ...] --topology v5e:4x8 [--search] [--shardings]`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from famjax.core import runtime
+from famjax.core.config import Config
+from famjax.core.errors import UserError, nearest
+from famjax.core.experiment import available, load_config
+from famjax.plan.chips import CHIPS, Topology, example, topology
+
+_FLAGS = ("--topology", "--search", "--compiles", "--shardings", "--json", "--help")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What stands behind `famjax plan`: the config with its overrides, and flags."""
+
+    config: str
+    overrides: list[str]
+    topology: str
+    search: bool
+    compiles: int
+    shardings: bool
+    json: bool
+
+
+def run(argv: list[str]) -> int:
+    """Plan, and return 1 if the job does not fit."""
+    if "--help" in argv or "-h" in argv:
+        print(_help())
+        return 0
+    a = _arguments(argv)
+    on = topology(a.topology)
+    config = load_config(a.config, a.overrides)
+    runtime.setup()
+    from famjax.plan import plan as plans
+
+    config = plans.with_size(config)
+    if a.shardings:
+        return _print_shardings(plans.ask(config, on, compile=False), on, a.json)
+    if a.search:
+        return _search(config, on, a)
+    print(f"compiling {config.name} for {on.name}; minutes for a large model", file=sys.stderr)
+    done = plans.plan(config, on)
+    if a.json:
+        print(json.dumps(done.to_dict(), indent=2))
+    else:
+        from famjax.cli.plan_output import show
+
+        show(done)
+    return 0 if done.fits else 1
+
+
+def _search(config: Config, on: Topology, a: Arguments) -> int:
+    from famjax.plan.search import named, search
+
+    found = search(config, on, a.compiles, report=lambda line: print(line, file=sys.stderr))
+    if a.json:
+        plans = [p.to_dict() | {"overrides": named(config, p.config)} for p in found.best]
+        print(json.dumps({"estimated": found.estimated, "plans": plans}, indent=2))
+    else:
+        from famjax.cli.plan_output import show_search
+
+        show_search(config, found)
+    return 0 if found.best else 1
+
+
+def _print_shardings(seen: dict[str, Any], on: Topology, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps(seen, indent=2))
+    else:
+        from famjax.cli.plan_output import show_shardings
+
+        show_shardings(seen, on)
+    return 0 if all(row["rule"] for row in seen["shardings"]) else 1
+
+
+def _arguments(argv: list[str]) -> Arguments:
+    """Take our own flags out of the arguments; the rest is a config and its overrides."""
+    given: dict[str, str] = {}
+    rest, tokens = [], iter(argv)
+    for token in tokens:
+        flag, equals, value = token.partition("=")
+        if flag in ("--topology", "--compiles"):
+            given[flag] = value if equals else next(tokens, "")
+        elif token in _FLAGS:
+            given[token] = "yes"
+        elif flag.startswith("--") and "." not in flag:
+            raise UserError(f"unknown option {flag}{nearest(flag, _FLAGS)}; see famjax plan --help")
+        else:
+            rest.append(token)
+    if not rest or "=" in rest[0]:
+        raise UserError(
+            "plan needs a config first: famjax plan fam_1b --topology v5e:4x8 (known: "
+            f"{', '.join(available())})"
+        )
+    if not given.get("--topology"):
+        raise UserError(
+            "plan needs a topology: --topology with one of "
+            f"{', '.join(f'{c}:{example(CHIPS[c])}' for c in CHIPS)}"
+        )
+    compiles = given.get("--compiles", "4")
+    if not compiles.isdigit() or compiles == "0":
+        raise UserError(f"--compiles {compiles}: must be a whole number of at least 1")
+    return Arguments(
+        rest[0],
+        rest[1:],
+        given["--topology"],
+        "--search" in given,
+        int(compiles),
+        "--shardings" in given,
+        "--json" in given,
+    )
+
+
+def _help() -> str:
+    shapes = "\n".join(
+        f"  {name:<6}{', '.join(chip.shapes) or 'any number'}" for name, chip in CHIPS.items()
+    )
+    return (
+        "usage: famjax plan CONFIG [section.key=value ...] --topology CHIP:SHAPE\n"
+        "                   [--search [--compiles N]] [--shardings] [--json]\n\n"
+        "Says what a job needs and how long a step takes at least, before it runs: the training\n"
+        "step is compiled for the topology, and nothing is allocated. Exits with 1 if it does\n"
+        "not fit.\n\n"
+        "  --topology    chips to plan for; TPUs need libtpu, and no TPU: pip install -e '.[tpu]'\n"
+        "  --search      try every mesh, model.remat and train.accumulate by formula, compile the\n"
+        "                best --compiles of them (default 4), and print those that fit\n"
+        "  --shardings   how each parameter is divided, without compiling\n"
+        "  --json        for machines\n\n"
+        f"shapes\n{shapes}\n\n"
+        "example: famjax plan fam_1b --topology v5e:4x8"
+    )

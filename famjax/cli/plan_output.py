@@ -1,0 +1,202 @@
+"""What `famjax plan` prints for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from famjax.cli.bench_output import make_table
+from famjax.core.config import Config
+from famjax.plan.chips import Topology
+from famjax.plan.plan import Plan
+from famjax.plan.search import Found, named
+
+ARRAYS = {
+    "trained": "parameters, trained",
+    "frozen": "parameters, frozen",
+    "optimizer": "optimizer",
+    "carried": "carried to the next step",
+    "state of a row": "state of one document",
+}
+
+
+def show(done: Plan) -> None:
+    console = Console(markup=False, highlight=False)
+    source = "compiled for it by libtpu" if done.on.is_tpu else "compiled for this machine's CPU"
+    mesh = " x ".join(f"{axis}={size}" for axis, size in done.seen["mesh"].items())
+    console.print(f"{done.config.name} on {done.on.name}, {done.on.count} chips: {mesh}")
+    for table in (_arrays(done), _memory(done, source)):
+        console.print(table)
+    if done.roofline is not None:
+        for table in (_work(done, source), _collectives(done, source), _time(done)):
+            console.print(table)
+    for line in (*_notes(done), _verdict(done)):
+        console.print(line)
+
+
+def _arrays(done: Plan) -> Table:
+    table = make_table(
+        "what is kept (from shapes and the mesh)", ("", "elements", "bytes", "a chip")
+    )
+    for name, title in ARRAYS.items():
+        of = done.seen["arrays"][name]
+        here = "-" if name == "state of a row" else size(of["device_bytes"])
+        table.add_row(title, number(of["elements"]), size(of["bytes"]), here)
+    return table
+
+
+def _memory(done: Plan, source: str) -> Table:
+    table = make_table(f"memory of a chip ({source})", ("", "bytes"))
+    limit = done.seen.get("limit", done.on.chip.memory)
+    if "memory" in done.seen:
+        parts = done.seen["memory"]
+        table.add_row("parameters, optimizer, batch", size(parts["arguments"]))
+        table.add_row("results that need room of their own", size(parts["results"]))
+        table.add_row(f"activations, temporaries (remat={done.config.model.remat})",
+                      size(parts["temporaries"]))  # fmt: skip
+        table.add_row("program", size(parts["code"]))
+    table.add_row("needed", size(done.needed))
+    table.add_row("there is", size(limit))
+    return table
+
+
+def _work(done: Plan, source: str) -> Table:
+    table = make_table("FLOPs of a step, all chips", ("", "FLOPs", "from"))
+    all_chips = done.seen["flops"] * done.seen["devices"]
+    table.add_row("pairs that the masks let through", number(done.model_flops), "formula")
+    table.add_row("all pairs that are computed", number(done.computed_flops), "formula")
+    table.add_row("of the program, recomputing too", number(all_chips), source)
+    return table
+
+
+def _collectives(done: Plan, source: str) -> Table:
+    columns = ("collective", "devices", "times", "bytes a chip sends", "largest")
+    table = make_table(f"collectives of a step ({source})", columns)
+    for row in done.seen["collectives"]:
+        table.add_row(
+            row["kind"],
+            str(row["group"]),
+            f"{row['count']:.0f}",
+            size(row["bytes"]),
+            size(row["largest"]),
+        )
+    return table
+
+
+def _time(done: Plan) -> Table:
+    assert done.roofline is not None
+    r, chip = done.roofline, done.on.chip
+    table = make_table("a step takes at least (roofline of the program)", ("", "seconds", "at"))
+    table.add_row("compute", f"{r.compute:.3f}", f"{chip.flops / 1e12:.0f} TFLOP/s a chip")
+    table.add_row("memory", f"{r.memory:.3f}", f"{chip.bandwidth / 1e9:.0f} GB/s")
+    table.add_row("compute or memory, by instruction", f"{r.device:.3f}", "the longer of both")
+    table.add_row("network", f"{r.network:.3f}", f"{chip.network / 1e9:.0f} GB/s out of a chip")
+    table.add_row("step, the network meanwhile", f"{r.step:.3f}", f"limited by {r.limit}")
+    table.add_row("step, the network alone", f"{r.apart:.3f}", "nothing at the same time")
+    return table
+
+
+def _notes(done: Plan) -> list[str]:
+    notes = []
+    if not done.on.is_tpu:
+        notes.append(
+            "this machine's compiler fuses and stores otherwise than the chip's: bytes and "
+            "temporaries are guides, FLOPs and collectives of large arrays alike"
+        )
+    if done.on.chip.name == "cpu":
+        notes.append("the rates of a cpu stand for a server's core; only a run tells")
+    if done.seen.get("kernels"):
+        notes.append(
+            f"FLOPs within {done.seen['kernels']:.0f} kernels or library calls not counted"
+        )
+    if done.seen.get("unknown_loops"):
+        notes.append(f"{done.seen['unknown_loops']} loops of unknown length are counted once")
+    whole = [row["name"] for row in done.seen["shardings"] if row["whole"]]
+    if whole:
+        notes.append(f"whole on every device: {', '.join(whole)}; see --shardings")
+    return notes
+
+
+def _verdict(done: Plan) -> str:
+    there = size(done.seen.get("limit", done.on.chip.memory))
+    if not done.fits or done.roofline is None:
+        return (
+            f"does not fit: {size(done.needed)} of {there} a chip; try --search, "
+            "model.remat=block, train.accumulate, or more chips"
+        )
+    tokens = done.config.data.batch * done.config.data.length
+    return (
+        f"fits: {size(done.needed)} of {there} a chip; a step of {tokens:,} tokens takes at least "
+        f"{done.roofline.step:.3g} s, model FLOPs utilisation at most {done.utilisation:.0%}, "
+        f"limited by {done.roofline.limit}"
+    )
+
+
+def show_search(config: Config, found: Found) -> None:
+    console = Console(markup=False, highlight=False)
+    title = f"the best of {found.estimated} candidates, {found.fitting} fitting by formula"
+    columns = ("overrides", "a chip", "seconds a step", "utilisation", "limited by")
+    table = make_table(title, columns)
+    for done in found.best:
+        assert done.roofline is not None
+        table.add_row(
+            named(config, done.config),
+            size(done.needed),
+            f"{done.roofline.step:.3f}",
+            f"{done.utilisation:.0%}",
+            done.roofline.limit,
+        )
+    console.print(table)
+    if not found.best:
+        console.print("none that was compiled fits: take more chips, or a higher --compiles")
+
+
+def show_shardings(seen: dict[str, Any], on: Topology) -> None:
+    console = Console(markup=False, highlight=False)
+    mesh = " x ".join(f"{axis}={size}" for axis, size in seen["mesh"].items())
+    columns = ("parameter", "shape", "logical axes", "mesh axes", "on a device", "")
+    table = Table(title=f"{on.name}: {mesh}", title_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in seen["shardings"]:
+        remark = "" if row["rule"] else "NO RULE"
+        remark = "whole on every device" if row["whole"] else remark
+        table.add_row(
+            row["name"],
+            "x".join(map(str, row["shape"])),
+            _axes(row["logical"]),
+            _axes(row["mesh"]),
+            "x".join(map(str, row["device_shape"])),
+            remark,
+        )
+    console.print(table)
+    for row in seen["shardings"]:
+        if not row["rule"]:
+            console.print(f"no rule: {row['name']} matches none of core/sharding.py's")
+        elif row["whole"]:
+            console.print(
+                f"whole on every device: {row['name']}, {'x'.join(map(str, row['shape']))}"
+            )
+
+
+def _axes(axes: Any) -> str:
+    names = ("+".join(a) if isinstance(a, list) else a or "-" for a in axes)
+    return " ".join(names)
+
+
+def size(count: float) -> str:
+    """Return bytes in the unit that suits."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if count >= 1024**power:
+            return f"{count / 1024**power:.2f} {unit}"
+    return f"{count:.0f} B"
+
+
+def number(count: float) -> str:
+    """Return a count in the unit that suits."""
+    for power, unit in ((15, "P"), (12, "T"), (9, "G"), (6, "M")):
+        if count >= 10**power:
+            return f"{count / 10**power:.2f} {unit}"
+    return f"{count:,.0f}"

@@ -1,0 +1,619 @@
+"""What a compiled program does: FLOPs, bytes of memory and of the network, from its HLO text.
+
+`Compiled.cost_analysis()` counts the body of a loop once, whatever its trip count. Here the text
+is read: computations, loops with their trip counts, products, collectives. All numbers are of one
+device and one run of the program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+# bits of an element
+_BITS = {"pred": 8, "token": 0, "opaque": 0}
+COLLECTIVES = (
+    "all-gather",
+    "all-reduce",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+# no array is read or written for them
+_FREE = frozenset(
+    (
+        *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
+        *("partition-id", "replica-id", "opt-barrier", "add-dependency", "domain"),
+    )
+)
+# custom calls that only mark a place, or a buffer
+_MARKS = ("AllocateBuffer", "AsyncCollectiveStart", "AsyncCollectiveDone", "Sharding")
+
+
+class Array(tuple):
+    """A shape: (dtype, dimensions, whether it lies in the device's main memory)."""
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        return self[1]
+
+    @property
+    def bytes(self) -> float:
+        dtype = self[0]
+        digits = re.search(r"\d+", dtype)
+        bits = _BITS.get(dtype, int(digits[0]) if digits else 8)
+        return math.prod(self.dims) * bits / 8
+
+    @property
+    def main(self) -> float:
+        """Bytes in main memory: 0 for what is kept on the chip."""
+        return self.bytes if self[2] else 0.0
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line of a computation.
+
+    Attributes:
+      arrays: of the result, those of a tuple one behind the other.
+      operands: names of instructions; of a constant its value.
+      attributes: the rest of the line.
+    """
+
+    name: str
+    opcode: str
+    arrays: tuple[Array, ...]
+    operands: tuple[str, ...]
+    attributes: str
+    root: bool
+
+    def called(self, *attributes: str) -> list[str]:
+        """Return the computations that these attributes name."""
+        found = []
+        for attribute in attributes:
+            for match in re.finditer(
+                rf"\b{attribute}=(?:\{{([^}}]*)\}}|%?([\w.\-]+))", self.attributes
+            ):
+                found += re.findall(r"[\w.\-]+", match[1] or match[2])
+        return found
+
+
+@dataclass
+class Computation:
+    """Instructions by name, in the order of the text."""
+
+    name: str
+    instructions: dict[str, Instruction] = field(default_factory=dict)
+
+    @property
+    def root(self) -> Instruction:
+        return next(i for i in self.instructions.values() if i.root)
+
+    def parameters(self) -> list[Instruction]:
+        found = [i for i in self.instructions.values() if i.opcode == "parameter"]
+        return sorted(found, key=lambda i: int(i.operands[0]))
+
+
+@dataclass(frozen=True)
+class Program:
+    """Computations by name."""
+
+    computations: dict[str, Computation]
+    entry: str
+
+
+@dataclass
+class Collective:
+    """Collectives of one kind over groups of one size.
+
+    Attributes:
+      count: how often one runs.
+      bytes: that a device sends and receives in all, by the best algorithm on a ring.
+      largest: of one run.
+    """
+
+    kind: str
+    group: int
+    count: float = 0.0
+    bytes: float = 0.0
+    largest: float = 0.0
+
+
+@dataclass
+class Cost:
+    """What one device does in one run of a program.
+
+    Attributes:
+      flops: of products, two for each multiplied pair; what is computed again counts again.
+      bytes: read from and written to main memory.
+      seconds: sum over the instructions of the longer of computing and of memory's time.
+      collectives: by kind and group size.
+      phases: how often each asynchronous collective runs, by its channel.
+      kernels: runs of custom calls whose FLOPs are not known.
+      unknown_loops: loops whose trip count could not be read, counted once.
+    """
+
+    flops: float = 0.0
+    bytes: float = 0.0
+    seconds: float = 0.0
+    collectives: dict[tuple[str, int], Collective] = field(default_factory=dict)
+    phases: dict[str, float] = field(default_factory=dict)
+    kernels: float = 0.0
+    unknown_loops: int = 0
+
+    def network_bytes(self) -> float:
+        return sum(c.bytes for c in self.collectives.values())
+
+
+# Reading
+
+
+def parse(text: str) -> Program:
+    """Read the text of an HLO module.
+
+    Raises:
+      ValueError: there is no entry computation.
+    """
+    computations: dict[str, Computation] = {}
+    entry, current = "", None
+    for line in text.splitlines():
+        head = re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{$", line)
+        if head:
+            current = computations[head[2]] = Computation(head[2])
+            entry = head[2] if head[1] else entry
+        elif line.startswith("}"):
+            current = None
+        elif current is not None and " = " in line:
+            instruction = _instruction(line)
+            current.instructions[instruction.name] = instruction
+    if not entry:
+        raise ValueError("no ENTRY computation: this is not the text of an HLO module")
+    return Program(computations, entry)
+
+
+def _instruction(line: str) -> Instruction:
+    left, _, right = re.sub(r"/\*.*?\*/", "", line).strip().partition(" = ")
+    root = left.startswith("ROOT ")
+    end = _closing(right, 0) + 1 if right.startswith("(") else right.index(" ")
+    kind, rest = right[:end], right[end:].strip()
+    begin = rest.index("(")
+    close = _closing(rest, begin)
+    inside, opcode = rest[begin + 1 : close], rest[:begin]
+    literal = opcode in ("constant", "parameter")
+    operands = (inside,) if literal else tuple(re.findall(r"%([\w.\-]+)", inside))
+    name = left.removeprefix("ROOT ").lstrip("%")
+    return Instruction(name, opcode, _arrays(kind), operands, rest[close + 1 :], root)
+
+
+def _closing(text: str, begin: int) -> int:
+    """Return where the bracket that opens at `begin` closes."""
+    depth = 0
+    for i in range(begin, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[i], 0)
+        if not depth:
+            return i
+    raise ValueError(f"no closing bracket: {text[:80]}")
+
+
+def _arrays(kind: str) -> tuple[Array, ...]:
+    found = re.finditer(r"([a-z]\w*)\[([\d,<=]*)\](?:\{([^}]*)\})?", kind)
+    return tuple(
+        Array(
+            (
+                m[1],
+                tuple(int(n.lstrip("<=")) for n in m[2].split(",") if n),
+                re.search(r"S\([1-9]", m[3] or "") is None,
+            )
+        )
+        for m in found
+    )
+
+
+# Loops
+
+
+def trip_count(program: Program, within: Computation, loop: Instruction) -> int | None:
+    """Return how often a loop's body runs, as the compiler knows it or as its condition says.
+
+    That is a counter of the carried tuple that is compared with a constant and raised by one.
+    """
+    known = re.search(r'known_trip_count[^0-9]*"n":"(\d+)"', loop.attributes)
+    if known:
+        return int(known[1])
+    condition, body = (program.computations[loop.called(name)[0]] for name in ("condition", "body"))
+    found = _comparison(program, condition)
+    if found is None:
+        return None
+    index, limit, direction = found
+    given = within.instructions[loop.operands[0]]
+    limit_value = limit if isinstance(limit, int) else _carried(program, within, given, -limit[0])
+    start = _carried(program, within, given, index)
+    step = _raised(program, body, index)
+    if start is None or limit_value is None or not step:
+        return None
+    if direction == "NE":
+        return abs(limit_value - start) // abs(step)
+    distance = (limit_value - start) * (1 if step > 0 else -1)
+    distance += direction in ("LE", "GE")
+    return max(0, -(-distance // abs(step)))
+
+
+def _comparison(
+    program: Program, condition: Computation
+) -> tuple[int, int | tuple[int], str] | None:
+    """Return (index of the counter in the carried tuple, the limit, direction).
+
+    The limit is a number, or (-index,) if it is carried too.
+    """
+    inner, names = condition, dict[str, Instruction]()
+    root = condition.root
+    while root.opcode in ("fusion", "call", "copy", "bitcast"):
+        if root.opcode in ("copy", "bitcast"):
+            root = inner.instructions[root.operands[0]]
+            continue
+        called = program.computations[root.called("calls", "to_apply")[0]]
+        given = [names.get(o, inner.instructions[o]) for o in root.operands]
+        names = {p.name: g for p, g in zip(called.parameters(), given, strict=True)}
+        inner, root = called, called.root
+    direction = re.search(r"direction=(\w\w)", root.attributes)
+    if root.opcode != "compare" or not direction:
+        return None
+    sides: list[tuple[int] | int | None] = []
+    for operand in root.operands:
+        found = _plain(inner, names.get(operand, inner.instructions[operand]), names)
+        number = _number(found)
+        index = re.search(r"index=(\d+)", found.attributes)
+        if number is not None:
+            sides.append(number)
+        elif found.opcode == "get-tuple-element" and index:
+            sides.append((-int(index[1]),))
+        else:
+            return None
+    first, second = sides
+    said = direction[1]
+    if not isinstance(first, tuple):
+        first, second = second, first
+        said = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}.get(said, said)
+    if not isinstance(first, tuple) or second is None:
+        return None
+    return -first[0], second, said
+
+
+def _plain(
+    inner: Computation, found: Instruction, names: dict[str, Instruction] | None = None
+) -> Instruction:
+    """Follow copies and conversions back to what was copied."""
+    names = names or {}
+    while found.opcode in ("copy", "bitcast", "convert", "copy-done", "copy-start"):
+        operand = found.operands[0]
+        if operand not in inner.instructions:
+            return found
+        found = names.get(operand, inner.instructions[operand])
+    return names.get(found.name, found) if found.opcode == "parameter" else found
+
+
+def _number(found: Instruction) -> int | None:
+    whole = found.opcode == "constant" and re.fullmatch(r"-?\d+", found.operands[0])
+    return int(found.operands[0]) if whole else None
+
+
+def _carried(program: Program, within: Computation, given: Instruction, index: int) -> int | None:
+    """Return the number that stands at an index of what a loop begins with, if it is constant."""
+    given = _plain(within, given)
+    if given.opcode != "tuple":
+        return None
+    return _number(_plain(within, within.instructions[given.operands[index]]))
+
+
+def _raised(program: Program, body: Computation, index: int) -> int | None:
+    """Return what is added to an element of the carried tuple in each turn."""
+    root = body.root
+    if root.opcode != "tuple":
+        return None
+    inner, found = body, _plain(body, body.instructions[root.operands[index]])
+    names: dict[str, Instruction] = {}
+    if found.opcode == "fusion":
+        called = program.computations[found.called("calls")[0]]
+        given = [body.instructions[o] for o in found.operands]
+        names = {p.name: g for p, g in zip(called.parameters(), given, strict=True)}
+        inner, found = called, called.root
+    if found.opcode not in ("add", "subtract"):
+        return None
+    sides = [
+        _plain(
+            body if o in body.instructions else inner, names.get(o, inner.instructions[o]), names
+        )
+        for o in found.operands
+    ]
+    numbers = [n for n in map(_number, sides) if n is not None]
+    if len(numbers) != 1:
+        return None
+    return numbers[0] if found.opcode == "add" else -numbers[0]
+
+
+# Counting
+
+
+def cost(program: Program, peak: float = math.inf, bandwidth: float = math.inf) -> Cost:
+    """Count what one device does.
+
+    Args:
+      peak: FLOP/s of the device.
+      bandwidth: bytes/s of its main memory.
+    """
+    counted = Cost()
+    _walk(program, program.computations[program.entry], 1.0, counted, peak, bandwidth)
+    return counted
+
+
+def _walk(
+    program: Program,
+    computation: Computation,
+    times: float,
+    counted: Cost,
+    peak: float,
+    bandwidth: float,
+) -> None:
+    for i in computation.instructions.values():
+        if i.opcode == "while":
+            trips = trip_count(program, computation, i)
+            counted.unknown_loops += trips is None
+            body = program.computations[i.called("body")[0]]
+            turns = times * (1 if trips is None else trips)
+            _walk(program, body, turns, counted, peak, bandwidth)
+            continue
+        if i.opcode == "conditional":
+            names = i.called("branch_computations", "true_computation", "false_computation")
+            _walk_dearest(program, names, times, counted, peak, bandwidth)
+            continue
+        if i.opcode in ("call", "async-start"):
+            for name in i.called("to_apply", "calls"):
+                _walk(program, program.computations[name], times, counted, peak, bandwidth)
+            continue
+        for inner, c in _collectives(program, computation, i):
+            channel = re.search(r"channel_id=(\d+)", c.attributes)
+            phase = channel[1] if channel and i.opcode == "fusion" else None
+            _add_collective(inner, c, times, phase, counted)
+        flops = _flops(program, computation, i)
+        moved = _bytes(program, computation, i)
+        counted.flops += times * flops
+        counted.bytes += times * moved
+        counted.seconds += times * max(flops / peak, moved / bandwidth)
+        counted.kernels += times * (i.opcode == "custom-call" and moved > 0)
+
+
+def _walk_dearest(
+    program: Program,
+    names: list[str],
+    times: float,
+    counted: Cost,
+    peak: float,
+    bandwidth: float,
+) -> None:
+    """Count the branch that takes longest."""
+    branches = []
+    for name in names:
+        branch = Cost()
+        _walk(program, program.computations[name], times, branch, peak, bandwidth)
+        branches.append(branch)
+    most = max(branches, key=lambda c: (c.seconds, c.flops, c.bytes))
+    for f in ("flops", "bytes", "seconds", "kernels", "unknown_loops"):
+        setattr(counted, f, getattr(counted, f) + getattr(most, f))
+    for c in most.collectives.values():
+        total = counted.collectives.setdefault((c.kind, c.group), Collective(c.kind, c.group))
+        total.count, total.bytes = total.count + c.count, total.bytes + c.bytes
+        total.largest = max(total.largest, c.largest)
+
+
+def _collectives(
+    program: Program, computation: Computation, i: Instruction
+) -> Iterator[tuple[Computation, Instruction]]:
+    """Yield an instruction that is a collective, or those within a fusion."""
+    if i.opcode.removesuffix("-start") in COLLECTIVES:
+        yield computation, i
+    elif i.opcode == "fusion":
+        for name in i.called("calls"):
+            inner = program.computations[name]
+            for within in inner.instructions.values():
+                yield from _collectives(program, inner, within)
+
+
+def _add_collective(
+    computation: Computation, i: Instruction, times: float, phase: str | None, counted: Cost
+) -> None:
+    """Count a collective.
+
+    Args:
+      phase: the channel of an asynchronous one, which stands in each of the fusions and loops that
+        it runs beside: it runs as often as the one that runs least.
+    """
+    kind, n = i.opcode.removesuffix("-start"), group_size(i.attributes)
+    if n <= 1:
+        return
+    given = [computation.instructions[o] for o in i.operands if o in computation.instructions]
+    size = sum(array.bytes for of in given for array in of.arrays)
+    # bytes that leave a device, which has `size` of them: a ring's, which no algorithm undercuts
+    share = {
+        "all-gather": n - 1,
+        "all-reduce": 2 * (n - 1) / n,
+        "reduce-scatter": (n - 1) / n,
+        "all-to-all": (n - 1) / n,
+        "ragged-all-to-all": (n - 1) / n,
+    }.get(kind, 1)
+    more = times
+    if phase is not None:
+        before = counted.phases.get(phase)
+        counted.phases[phase] = times if before is None else min(before, times)
+        more = counted.phases[phase] - (before or 0)
+    total = counted.collectives.setdefault((kind, n), Collective(kind, n))
+    total.count += more
+    total.bytes += more * size * share
+    total.largest = max(total.largest, size * share)
+
+
+def group_size(attributes: str) -> int:
+    """Return how many devices take part in one group of a collective."""
+    pairs = re.search(r"source_target_pairs=\{(.*?)\}\}", attributes)
+    if pairs:
+        moves = [p for p in re.findall(r"(\d+),(\d+)", pairs[1]) if p[0] != p[1]]
+        return len({n for p in moves for n in p}) or 1
+    if listed := re.search(r"replica_groups=\{\{([\d,]*)\}", attributes):
+        return len(listed[1].split(","))
+    if iota := re.search(r"replica_groups=\[(\d+),(\d+)\]<=", attributes):
+        return int(iota[2])
+    if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", attributes):
+        sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1]))
+        return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", mesh[2]))
+    return 1
+
+
+def _flops(program: Program, computation: Computation, i: Instruction) -> float:
+    if i.opcode == "dot":
+        return _dot_flops(computation, i)
+    if i.opcode == "convolution":
+        return _convolution_flops(computation, i)
+    if i.opcode == "fusion":
+        inner = [program.computations[name] for name in i.called("calls")]
+        return sum(_flops(program, c, of) for c in inner for of in c.instructions.values())
+    if i.opcode == "custom-call" and "matmul" in i.attributes:
+        # oneDNN's: the last axis of the first factor is summed
+        return 2 * math.prod(i.arrays[0].dims) * _operand(computation, i, 0).dims[-1]
+    return 0.0
+
+
+def _operand(computation: Computation, i: Instruction, n: int) -> Array:
+    return computation.instructions[i.operands[n]].arrays[0]
+
+
+def _dot_flops(computation: Computation, i: Instruction) -> float:
+    summed = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", i.attributes)
+    dims = _operand(computation, i, 0).dims
+    axes = [int(n) for n in summed[1].split(",") if n] if summed else []
+    return 2.0 * math.prod(i.arrays[0].dims) * math.prod(dims[a] for a in axes)
+
+
+def _convolution_flops(computation: Computation, i: Instruction) -> float:
+    """Two for each pair of an element and a weight that meet: padding and holes are not counted.
+
+    XLA for TPU writes every product as a convolution, batches as windows that stride and pad.
+    """
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", i.attributes)
+    if not labels:
+        return 0.0
+    given, weights, made = labels.groups()
+    x, kernel, out = (
+        _operand(computation, i, 0).dims,
+        _operand(computation, i, 1).dims,
+        i.arrays[0].dims,
+    )
+    pairs = 2.0 * out[made.index("b")] * out[made.index("f")] * kernel[weights.index("i")]
+    for axis in (c for c in made if c.isdigit()):
+        window = _window(i.attributes, int(axis), len(made) - 2)
+        pairs *= _meeting(
+            x[given.index(axis)], out[made.index(axis)], kernel[weights.index(axis)], **window
+        )
+    return pairs
+
+
+def _window(attributes: str, axis: int, axes: int) -> dict[str, int]:
+    """Return stride, padding and dilations of one axis of a convolution's window."""
+    text = re.search(r"window=\{([^}]*)\}", attributes)
+    given = dict(re.findall(r"(\w+)=(\S+)", text[1])) if text else {}
+
+    def of(name: str, default: str) -> str:
+        return given.get(name, "x".join([default] * axes)).split("x")[axis]
+
+    return {
+        "stride": int(of("stride", "1")),
+        "pad": int(of("pad", "0_0").split("_")[0]),
+        "dilate": int(of("lhs_dilate", "1")),
+        "dilate_kernel": int(of("rhs_dilate", "1")),
+    }
+
+
+def _meeting(
+    size: int, out: int, kernel: int, stride: int, pad: int, dilate: int, dilate_kernel: int
+) -> int:
+    """Return how many pairs of an output and a place of the window fall on an element."""
+    last = (size - 1) * dilate
+    if stride == dilate == dilate_kernel == 1 and pad == 0 and out + kernel - 1 <= size:
+        return out * kernel
+    return sum(
+        0 <= (at := o * stride + k * dilate_kernel - pad) <= last and at % dilate == 0
+        for o in range(out)
+        for k in range(kernel)
+    )
+
+
+def _bytes(program: Program, computation: Computation, i: Instruction) -> float:
+    """Return what an instruction reads from and writes to main memory."""
+    if i.opcode in _FREE or i.opcode.endswith("-done") or i.opcode.endswith("-update"):
+        return 0.0
+    if i.opcode == "custom-call" and any(f'"{mark}"' in i.attributes for mark in _MARKS):
+        return 0.0
+    given = [computation.instructions[o] for o in i.operands if o in computation.instructions]
+    if i.opcode in ("copy-start", "slice-start"):
+        # the result names both ends
+        to = i.arrays[0].main if i.opcode == "copy-start" else i.arrays[-2].main
+        source = given[0].arrays[0]
+        return to + (min(source.bytes, max(a.bytes for a in i.arrays[-2:])) if source[2] else 0)
+    written = sum(a.main for a in i.arrays)
+    if i.opcode in ("dynamic-slice", "slice", "gather"):
+        return written + (min(i.arrays[0].bytes, given[0].arrays[0].main))
+    if i.opcode == "dynamic-update-slice":
+        return 2 * given[1].arrays[0].main
+    if i.opcode == "fusion":
+        return _fusion_bytes(program.computations[i.called("calls")[0]], given, i)
+    return written + sum(a.main for of in given for a in of.arrays)
+
+
+def _fusion_bytes(inner: Computation, given: list[Instruction], i: Instruction) -> float:
+    """Of an operand that is only sliced the slices, of one that is updated in place the update."""
+    total = 0.0
+    updated = _updated(inner)
+    for parameter, of in zip(inner.parameters(), given, strict=True):
+        main = sum(a.main for a in of.arrays)
+        users = [u for u in inner.instructions.values() if parameter.name in u.operands]
+        while len(users) == 1 and users[0].opcode == "bitcast":
+            name = users[0].name
+            users = [u for u in inner.instructions.values() if name in u.operands]
+        if users and all(u.opcode in ("dynamic-slice", "slice", "gather") for u in users):
+            main = min(main, sum(u.arrays[0].bytes for u in users))
+        elif parameter.name in updated:
+            main = 0.0
+        total += main
+    written = sum(a.main for a in i.arrays)
+    for update, whole in updated.values():
+        written -= min(written, whole - update)
+    return total + written
+
+
+def _updated(inner: Computation) -> dict[str, tuple[float, float]]:
+    """Return the parameters that a fusion updates in place: bytes of the update, and of all."""
+    found: dict[str, tuple[float, float]] = {}
+    roots = [inner.root]
+    if inner.root.opcode == "tuple":
+        roots = [inner.instructions[o] for o in inner.root.operands]
+    for root in roots:
+        while root.opcode == "bitcast":
+            root = inner.instructions[root.operands[0]]
+        if root.opcode != "dynamic-update-slice":
+            continue
+        base = inner.instructions[root.operands[0]]
+        while base.opcode == "bitcast":
+            base = inner.instructions[base.operands[0]]
+        if base.opcode == "parameter":
+            update = inner.instructions[root.operands[1]].arrays[0].bytes
+            found[base.name] = (update, root.arrays[0].bytes)
+    return found
+
+
+def as_rows(counted: Cost) -> list[dict[str, float | str]]:
+    """Return the collectives, the most bytes first."""
+    rows = sorted(counted.collectives.values(), key=lambda c: -c.bytes)
+    return [dataclasses.asdict(c) for c in rows]

@@ -1,0 +1,202 @@
+"""A plan: what a training job needs on a topology, and how long a step takes at least."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from famjax.core.config import Config
+from famjax.core.errors import UserError
+from famjax.core.experiment import to_json
+from famjax.plan.chips import Topology
+from famjax.train.flops import step_flops
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Least seconds of a step, one device's share, by what could hold it up.
+
+    Attributes:
+      compute: all products at the chip's rate.
+      memory: all traffic with main memory.
+      device: the longer of both, instruction by instruction, added up.
+      network: all collectives at the full rate of the links.
+    """
+
+    compute: float
+    memory: float
+    device: float
+    network: float
+
+    @property
+    def step(self) -> float:
+        """The network at work while the device computes."""
+        return max(self.device, self.network)
+
+    @property
+    def apart(self) -> float:
+        """The one after the other."""
+        return self.device + self.network
+
+    @property
+    def limit(self) -> str:
+        if self.network > self.device:
+            return "network"
+        return "compute" if self.compute >= self.memory else "memory"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was found out of a config on a topology.
+
+    Attributes:
+      seen: the worker's answer, see `famjax.plan.worker`.
+      model_flops: of a step, pairs that the masks let through; the training log's count.
+      computed_flops: of a step, all pairs that are computed.
+      needed: bytes on a chip.
+      fits: whether that is no more than a chip has.
+      roofline: None where the compiler refused.
+      utilisation: model FLOPs over what the chips could do in `roofline.step`.
+    """
+
+    config: Config
+    on: Topology
+    seen: dict[str, Any]
+    model_flops: float
+    computed_flops: float
+    needed: float
+    fits: bool
+    roofline: Roofline | None
+    utilisation: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON can hold it."""
+        roofline = self.roofline
+        return {
+            "config": self.config.name,
+            "topology": self.on.name,
+            "chips": self.on.count,
+            "chip": asdict(self.on.chip),
+            **{k: v for k, v in self.seen.items() if k != "shardings"},
+            "model_flops": self.model_flops,
+            "computed_flops": self.computed_flops,
+            "needed_bytes": self.needed,
+            "fits": self.fits,
+            "roofline": None
+            if roofline is None
+            else asdict(roofline) | {"step": roofline.step, "limit": roofline.limit},
+            "utilisation": self.utilisation,
+        }
+
+
+def plan(config: Config, on: Topology) -> Plan:
+    """Compile a config's training step for a topology and see what it needs.
+
+    Args:
+      config: its vocabulary known, see `with_size`.
+
+    Raises:
+      UserError: libtpu is missing, or the mesh or the batch does not fit.
+    """
+    refuse_rows(config, on)
+    seen = ask(config, on, compile=True)
+    per_chip = seen["devices"] / on.count
+    tokens = config.data.batch * config.data.length
+    model, computed = (tokens * step_flops(config, computed=c) for c in (False, True))
+    if "memory" not in seen:
+        return Plan(config, on, seen, model, computed, seen["needed"] * per_chip, False, None, None)
+    needed = sum(seen["memory"].values()) * per_chip
+    chip = on.chip
+    roofline = Roofline(
+        seen["flops"] * per_chip / chip.flops,
+        seen["bytes"] * per_chip / chip.bandwidth,
+        seen["device_seconds"],
+        seen["network_bytes"] * per_chip / chip.network,
+    )
+    utilisation = model / (roofline.step * chip.flops * on.count)
+    fits = needed <= chip.memory
+    return Plan(config, on, seen, model, computed, needed, fits, roofline, utilisation)
+
+
+def with_size(config: Config) -> Config:
+    """Return the config with `model.vocab_size` filled in, from its tokenizer where it is 0."""
+    if config.model.vocab_size:
+        return config
+    from famjax.data.pipeline import make_tokenizer
+    from famjax.train.run import with_vocabulary
+
+    try:
+        tokenizer = make_tokenizer(config.data)
+    except UserError as error:
+        raise UserError(f"{error}; or give model.vocab_size=N, all that a plan needs") from None
+    return with_vocabulary(config, tokenizer)
+
+
+def ask(config: Config, on: Topology, compile: bool) -> dict[str, Any]:
+    """Return a worker's answer, see `famjax.plan.worker.answer`.
+
+    Raises:
+      UserError: what the worker says, in one line.
+    """
+    if on.is_tpu and importlib.util.find_spec("libtpu") is None:
+        raise UserError(
+            f"--topology {on.name}: compiling for TPU needs libtpu, which is not installed; "
+            "pip install -e '.[tpu]'"
+        )
+    request = {"config": to_json(config), "topology": on.name, "compile": compile}
+    # in the same group of processes, so that Ctrl-C ends it too
+    done = subprocess.run(
+        [sys.executable, "-m", "famjax.plan.worker"],
+        input=json.dumps(request),
+        env=_environment(on),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        raise RuntimeError(f"the planning process failed: {done.stderr[-4000:]}") from None
+    if "error" in answer:
+        raise UserError(answer["error"])
+    return answer
+
+
+def refuse_rows(config: Config, on: Topology) -> None:
+    """Raise a `UserError` where rows cannot be shared by all devices of the mesh's row axes."""
+    axes = tuple(vars(config.mesh).values())
+    if axes.count(-1) > 1:
+        return  # chosen by what there is to divide
+    fixed = math.prod(size for size in axes if size > 0)
+    if on.count % fixed or (-1 not in axes and fixed != on.count):
+        return  # what is wrong is the mesh
+    parts = math.prod(on.count // fixed if size == -1 else size for size in axes[:2])
+    rows = config.data.batch // config.train.accumulate
+    if rows % parts:
+        raise UserError(
+            f"data.batch={config.data.batch}: rows of a step ({rows} at a time) do not divide by "
+            f"mesh.data x mesh.fsdp = {parts}, so that every device would read all of them; take a "
+            "multiple, or a larger mesh.tensor or mesh.sequence"
+        )
+
+
+def _environment(on: Topology) -> dict[str, str]:
+    flags = re.sub(
+        r"--xla_force_host_platform_device_count=\d+", "", os.environ.get("XLA_FLAGS", "")
+    )
+    count = 1 if on.is_tpu else on.count
+    return os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={count}".strip(),
+        # the famjax of this process, wherever it was imported from
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+    }

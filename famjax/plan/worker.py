@@ -1,0 +1,210 @@
+"""A process of its own that lowers and compiles a training step, and allocates nothing.
+
+    python -m famjax.plan.worker < request.json > answer.json
+
+JAX takes its devices once, when it starts, and libtpu and XLA write what no user asked for to
+standard error: so whoever plans starts this, sees its answer alone, and keeps his own devices.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from famjax.core import sharding
+from famjax.core.config import Config, MeshConfig
+from famjax.core.errors import UserError
+from famjax.core.experiment import from_json
+from famjax.core.mesh import is_chosen
+from famjax.plan import hlo
+from famjax.plan.chips import Topology, topology
+from famjax.train.program import Program, demand, make_program
+from famjax.train.run import abstract_model
+from famjax.train.state import TrainState
+
+# nothing is run, so LLVM may take its ease; what XLA does before it stays
+_HOST_OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+# elements from which on a parameter that all devices hold is worth a word
+BIG = 2**20
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Return what a request asks of a config on a topology.
+
+    Args:
+      request: "config" as JSON, "topology"; "compile", whether to compile as well.
+    """
+    config, on = from_json(request["config"]), topology(request["topology"])
+    wanted = demand(config) if is_chosen(config.mesh) else None
+    mesh = sharding.make_mesh(config.mesh, devices_of(on), wanted)
+    config = replace(config, mesh=MeshConfig(**mesh.shape))
+    sizes = {"mesh": dict(mesh.shape), "devices": mesh.size, "shardings": shardings(config, mesh)}
+    program = make_program(config, np.ones(config.model.vocab_size, np.float32), mesh=mesh)
+    shapes = jax.tree.map(
+        lambda a, place: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place),
+        jax.eval_shape(program.start),
+        program.shardings,
+    )
+    sizes["arrays"] = arrays(config, program, shapes)
+    if not request["compile"]:
+        return sizes
+    return sizes | compiled(program, shapes, batch_shapes(config, program), on, mesh.size)
+
+
+def devices_of(on: Topology) -> list[jax.Device]:
+    """Return the devices to compile for: described ones of a TPU slice, or this process's own."""
+    if not on.is_tpu:
+        return jax.devices()
+    from jax.experimental import topologies
+
+    return list(topologies.get_topology_desc(platform="tpu", topology_name=on.name).devices)
+
+
+def batch_shapes(config: Config, program: Program) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes of a batch, `famjax.data`'s keys."""
+    kinds = {
+        "tokens": jnp.int32,
+        "targets": jnp.int32,
+        "weights": jnp.float32,
+        "valid": jnp.bool_,
+        "reset": jnp.bool_,
+    }
+    if config.data.passkey.ask_every and config.data.task == "passkey":
+        kinds["passing"] = jnp.bool_
+    shape = (config.data.batch, config.data.length)
+    return {
+        name: jax.ShapeDtypeStruct(shape, kind, sharding=program.batch)
+        for name, kind in kinds.items()
+    }
+
+
+def arrays(config: Config, program: Program, shapes: TrainState) -> dict[str, dict[str, float]]:
+    """Return elements, bytes, and bytes on one device of what a training step is given."""
+    model = jax.eval_shape(lambda: abstract_state(config))
+    everywhere = NamedSharding(program.mesh, PartitionSpec())
+    model = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=everywhere), model
+    )
+    return {
+        "trained": _sizes(shapes.params),
+        "frozen": _sizes(shapes.frozen),
+        "optimizer": _sizes(shapes.opt_state),
+        "carried": _sizes(shapes.memory),
+        "state of a row": _sizes(model),
+    }
+
+
+def abstract_state(config: Config) -> Any:
+    """Return the state that the model carries along one document."""
+    from flax import nnx
+
+    from famjax.models.language_model import LanguageModel
+
+    return LanguageModel(config.model, rngs=nnx.Rngs(0)).init_state(1)
+
+
+def _sizes(tree: Any) -> dict[str, float]:
+    leaves = jax.tree.leaves(tree)
+    here = (math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in leaves)
+    return {
+        "elements": sum(a.size for a in leaves),
+        "bytes": sum(a.size * a.dtype.itemsize for a in leaves),
+        "device_bytes": sum(here),
+    }
+
+
+def shardings(config: Config, mesh: jax.sharding.Mesh) -> list[dict[str, Any]]:
+    """Return a row for each parameter: path, shape, logical axes, mesh axes, shape on a device.
+
+    "whole" tells a big one that every device holds, "rule" whether any names its axes.
+    """
+    _, trained, frozen = abstract_model(config.model, only=config.train.only)
+    rows = []
+    for path, leaf in jax.tree_util.tree_flatten_with_path((trained, frozen))[0]:
+        name = sharding.path_name(path[1:])
+        try:
+            axes = sharding.parameter_axes(name, leaf.ndim)
+        except ValueError:
+            axes = ()
+        rule = len(axes) == leaf.ndim
+        place = sharding.sharding(mesh, axes if rule else (None,) * leaf.ndim, leaf.shape)
+        here = place.shard_shape(leaf.shape)
+        rows.append(
+            {
+                "name": name,
+                "shape": leaf.shape,
+                "logical": axes,
+                "mesh": [list(a) if isinstance(a, tuple) else a for a in place.spec],
+                "device_shape": here,
+                "rule": rule,
+                "whole": mesh.size > 1 and leaf.size >= BIG and here == leaf.shape,
+            }
+        )
+    return rows
+
+
+def compiled(
+    program: Program, shapes: TrainState, batch: Any, on: Topology, devices: int
+) -> dict[str, Any]:
+    """Return what the compiler says of the step, and what its program does."""
+    began = time.perf_counter()
+    lowered = program.step.lower(shapes, batch)  # type: ignore[attr-defined]
+    try:
+        done = lowered.compile(compiler_options=None if on.is_tpu else _HOST_OPTIONS)
+    except jax.errors.JaxRuntimeError as error:
+        said = str(error)
+        found = re.search(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT])", said)
+        if not found:
+            raise
+        return {
+            "needed": _binary(*found.groups()[:2]),
+            "limit": _binary(*found.groups()[2:]),
+            "compile_seconds": time.perf_counter() - began,
+        }
+    seconds = time.perf_counter() - began
+    of = done.memory_analysis()
+    share = on.count / devices  # of a chip, where it is several devices
+    counted = hlo.cost(hlo.parse(done.as_text()), on.chip.flops * share, on.chip.bandwidth * share)
+    return {
+        "memory": {
+            "arguments": of.argument_size_in_bytes,
+            "results": of.output_size_in_bytes - of.alias_size_in_bytes,
+            "temporaries": of.temp_size_in_bytes,
+            "code": of.generated_code_size_in_bytes,
+        },
+        "flops": counted.flops,
+        "bytes": counted.bytes,
+        "device_seconds": counted.seconds,
+        "network_bytes": counted.network_bytes(),
+        "collectives": hlo.as_rows(counted),
+        "kernels": counted.kernels,
+        "unknown_loops": counted.unknown_loops,
+        "compile_seconds": seconds,
+    }
+
+
+def _binary(number: str, unit: str) -> float:
+    return float(number) * 1024 ** " KMGT".index(unit or " ")
+
+
+def main() -> None:
+    request = json.load(sys.stdin)
+    try:
+        found = answer(request)
+    except UserError as error:
+        found = {"error": str(error)}
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

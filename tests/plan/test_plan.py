@@ -1,0 +1,248 @@
+"""`famjax plan`: what it says of small models on fake devices, and of what cannot be planned."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from famjax.cli.main import main
+from famjax.core.config import Config
+from famjax.core.errors import UserError
+from famjax.core.experiment import load_config, override
+from famjax.plan import plan as plans
+from famjax.plan.chips import CHIPS, topology
+from famjax.plan.formula import activations, counted, estimate
+from famjax.plan.search import candidates, named, search
+from famjax.train.flops import step_flops
+
+SHAPE = [
+    *("model.vocab_size=64", "model.layers=2", "model.width=16", "model.heads=4"),
+    *("model.mlp_width=32", "model.block_len=8", "model.fam_len=2"),
+    *("data.batch=16", "data.length=32", "data.layout=packed"),
+]
+HAS_TPU = importlib.util.find_spec("libtpu") is not None
+
+
+def small(*overrides: str) -> Config:
+    return override(Config(), [*SHAPE, *overrides])
+
+
+def overrides(config: Config) -> list[str]:
+    """Return what makes the config of `text_fam`'s."""
+    return named(load_config("text_fam"), config).split()
+
+
+def planned(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    assert main(["plan", "text_fam", *argv, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_small_model_on_eight_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without recomputing, all products of the program are the formula's."""
+    config = small("model.mixer=bswa", "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
+    found = planned(capsys, *overrides(config), "name=text_fam", "--topology", "cpu:8")
+    assert found["mesh"] == {"data": 2, "fsdp": 2, "tensor": 2, "sequence": 1}
+    tokens = 16 * 32
+    assert found["computed_flops"] == tokens * step_flops(config, computed=True)
+    assert found["model_flops"] == tokens * step_flops(config)
+    # and the look-up's gradient, a product with the words' places
+    look_up = 2 * tokens * 64 * 16
+    assert found["flops"] * 8 == found["computed_flops"] + look_up
+    layer = 4 * 16 * 16 + 3 * 16 * 32
+    scales = (2 * 2 + 1) * 16
+    assert found["arrays"]["trained"]["elements"] == 2 * layer + 64 * 16 + scales
+    assert found["arrays"]["optimizer"]["elements"] >= 2 * found["arrays"]["trained"]["elements"]
+    assert found["arrays"]["frozen"]["elements"] == 0
+    assert {row["kind"] for row in found["collectives"]} >= {"all-gather", "all-reduce"}
+    assert found["fits"]
+    assert found["needed_bytes"] == sum(found["memory"].values())
+    roofline = found["roofline"]
+    assert roofline["compute"] == pytest.approx(found["flops"] / CHIPS["cpu"].flops)
+    either = max(roofline["compute"], roofline["memory"])
+    assert either < roofline["device"] * (1 + 1e-9)
+    assert roofline["device"] < roofline["compute"] + roofline["memory"]
+    assert roofline["step"] == max(roofline["device"], roofline["network"])
+
+
+def test_what_is_frozen_and_carried() -> None:
+    config = small("model.lora.rank=2", "train.rsp=0.5", "optimizer.name=adafactor")
+    arrays = plans.ask(config, topology("cpu:2"), compile=False)["arrays"]
+    assert arrays["frozen"]["elements"] > arrays["trained"]["elements"] > 0
+    # of each layer a FAM, its keys and values [f d], and a count
+    assert arrays["carried"]["elements"] == 2 * (3 * 2 * 16 + 1)
+    # and a window of two blocks' keys and values, with two counts
+    assert arrays["state of a row"]["elements"] == 2 * (3 * 2 * 16 + 1 + 2 * 2 * 8 * 16 + 2)
+
+
+def test_shardings(capsys: pytest.CaptureFixture[str]) -> None:
+    given = [*overrides(small("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")), "--topology=cpu:8"]
+    found = planned(capsys, *given, "--shardings")
+    rows = {row["name"].rsplit("mixer/")[-1]: row for row in found["shardings"]}
+    q = rows["window/qkv/q/kernel"]
+    assert q["logical"] == [None, "embed", "heads", None]
+    assert q["mesh"] == [None, "fsdp", "tensor", None]
+    assert (q["shape"], q["device_shape"]) == ([2, 16, 4, 4], [2, 8, 2, 4])
+    assert not any(row["whole"] for row in found["shardings"])
+    assert main(["plan", "text_fam", *given, "--shardings"]) == 0
+    assert "embed heads" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_big_parameter_on_every_device_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["model.vocab_size=66000", "mesh.data=8", "mesh.fsdp=1", "--topology", "cpu:8"]
+    assert main(["plan", "text_fam", *given, "--shardings"]) == 0
+    assert "whole on every device: embedding, 66000x128" in capsys.readouterr().out
+
+
+def candidate(**mesh: int) -> Config:
+    config = small()
+    return replace(config, mesh=replace(config.mesh, **mesh))
+
+
+def test_candidates_divide_rows_and_heads() -> None:
+    found = list(candidates(small(), topology("cpu:8")))
+    meshes = {(c.mesh.data, c.mesh.fsdp, c.mesh.tensor) for c in found}
+    assert meshes == {
+        (d, f, t) for d in (1, 2, 4, 8) for f in (1, 2, 4, 8) for t in (1, 2, 4) if d * f * t == 8
+    }
+    assert {c.model.remat for c in found} == {"none", "layer", "block"}
+    for c in found:
+        assert 16 % (c.mesh.data * c.mesh.fsdp * c.train.accumulate) == 0
+
+
+def test_estimates_order_what_is_known() -> None:
+    """Recomputing keeps less, more devices hold less each, parts of a batch too."""
+    on = topology("v5e:2x4")
+    long = ["model.layers=8", "data.length=256", "model.memory_segments=3"]
+
+    def of(remat: str, **mesh: int) -> float:
+        config = override(candidate(**mesh), [*long, f"model.remat={remat}"])
+        return estimate(config, on).bytes
+
+    kept = [of(remat, data=8, fsdp=1) for remat in ("block", "layer", "none")]
+    assert kept == sorted(kept)
+    assert of("none", data=1, fsdp=8) < of("none", data=8, fsdp=1)
+    model = small(*long).model
+    assert activations(model, 512, 2, 1) == 2 * activations(model, 256, 1, 1)
+
+
+def test_search_compiles_the_best_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what it compiles it returns those that fit, the fastest first."""
+    on, lines, compiled = topology("cpu:8"), list[str](), list[Config]()
+
+    def compile(config: Config, on: Any) -> plans.Plan:
+        compiled.append(config)
+        seconds = 3.0 - len(compiled)
+        roofline = plans.Roofline(seconds, 0, seconds, 0)
+        fits = len(compiled) != 2
+        return plans.Plan(config, on, {}, 1, 1, 1, fits, roofline if fits else None, 0.5)
+
+    found = search(small(), on, 3, lines.append, compile)
+    assert len(compiled) == 3
+    assert [p.config for p in found.best] == [compiled[2], compiled[0]]
+    assert [p.config for p in found.refused] == [compiled[1]]
+    assert len(lines) == 4
+    fastest = min(estimate(c, on).seconds for c in candidates(small(), on))
+    assert estimate(compiled[0], on).seconds == fastest
+
+
+def test_no_mesh_divides_the_rows() -> None:
+    with pytest.raises(UserError, match="no mesh of 8 chips divides the rows"):
+        search(small("data.batch=3", "model.heads=1"), topology("cpu:8"), 1, print)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("v5e:4x9", "no v5e slice has this shape; the nearest are v5e:4x4, v5e:4x8, v5e:8x8"),
+        ("v5p:8x8", "the nearest are v5p:4x4x4"),
+        ("v7:2x2", "no such chip; take one of v4:2x4x4, v5e:4x8"),
+        ("h200:0", "give a number of chips, such as h200:8"),
+        ("cpu:2x2", "give a number of chips, such as cpu:8"),
+    ],
+)
+def test_topologies_that_do_not_exist(name: str, said: str) -> None:
+    with pytest.raises(UserError) as error:
+        topology(name)
+    assert said.split(" are ")[0] in str(error.value)
+    assert all(part in str(error.value) for part in said.split(" are ")[-1].split(", "))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["v5e:4x8", "v5p:4x4x4", "v6e:8x8", "h200:8", "cpu:8"])
+def test_topologies_that_do(name: str) -> None:
+    on = topology(name)
+    assert on.name == name
+    assert on.is_tpu == name.startswith("v")
+
+
+BAD = [
+    (["--topology", "v5e:4x8"], "plan needs a config first"),
+    (["text_fam"], "plan needs a topology"),
+    (["text_fam", "--topology", "cpu:8", "--serach"], "unknown option --serach; did you mean"),
+    (["text_fam", "--topology", "cpu:8", "--compiles", "x"], "--compiles x: must be a whole"),
+    (["text_fam", "--topology", "cpu:8"], "data.batch=4: rows of a step (4 at a time) do not"),
+    (["text_fam", "--topology", "cpu:8", "mesh.data=3"], "data=3 x fsdp=1 x tensor=1 x sequence=1 does not fit"),
+    (["text_fam", "--topology=cpu:8", "mesh.dta=3"], "unknown key 'mesh.dta'"),
+    (["text_fam", "--topology=cpu:8", "data.tokenizer=no.model"], "or give model.vocab_size=N"),
+]
+
+
+@pytest.mark.parametrize(("argv", "said"), BAD)
+def test_mistakes_are_one_line(
+    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *argv]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert said in lines[-1]
+    assert lines[-1].startswith("famjax: ")
+
+
+def test_without_libtpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main(["plan", "text_fam", "model.vocab_size=64", "--topology", "v5e:2x2"]) == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "needs libtpu, which is not installed; pip install -e '.[tpu]'" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"), [("fam_1b", 1.19), ("fam_8b", 8.59), ("fam_24b", 24.49)]
+)
+def test_the_papers_jobs_are_at_its_size(name: str, billions: float) -> None:
+    """Tables 5 and 6, 3.1: without the weights being there."""
+    config = load_config(name)
+    _, frozen, held = counted(config.model, config.train.only)
+    table = config.model.vocab_size * config.model.width
+    assert (frozen - table) / 1e9 == pytest.approx(billions, rel=0.001)
+    assert held == 2 * frozen
+    m, d = config.model, config.data
+    assert (m.block_len, m.fam_len, m.memory_segments, m.lora.rank) == (1024, 64, 3, 64)
+    assert (m.vocab_size, d.batch, config.optimizer.name) == (256_000, 128, "adafactor")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_TPU, reason="libtpu is not installed")
+def test_a_tpu_slice(capfd: pytest.CaptureFixture[str]) -> None:
+    """Compiled for eight chips; nothing of libtpu's own talk is heard."""
+    given = [*overrides(small("mesh.data=1", "mesh.fsdp=4", "mesh.tensor=2")), "name=text_fam"]
+    assert main(["plan", "text_fam", *given, "--topology", "v5e:2x4", "--json"]) == 0
+    out, err = capfd.readouterr()
+    found = json.loads(out)
+    assert found["chips"] == found["devices"] == 8
+    assert found["unknown_loops"] == 0
+    assert found["flops"] * 8 == pytest.approx(found["computed_flops"], rel=0.3)
+    assert {row["kind"] for row in found["collectives"]} >= {"all-gather"}
+    assert err.strip().splitlines() == ["compiling text_fam for v5e:2x4; minutes for a large model"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_TPU, reason="libtpu is not installed")
+def test_a_job_that_is_too_large(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["model.vocab_size=64", "model.width=4096", "model.mlp_width=65536", "data.batch=512"]
+    assert main(["plan", "text_fam", *given, "data.length=8192", "--topology", "v5e:2x2"]) == 1
+    assert "does not fit" in capsys.readouterr().out
