@@ -17,7 +17,7 @@ from famjax.core.experiment import available, load_config
 from famjax.core.keys import keys, values
 from famjax.core.watch import together
 
-_WHERE = ("--coordinator", "--process-id", "--process-count")
+FLAGS = ("--run", "--coordinator", "--process-id", "--process-count")
 
 
 def run(argv: list[str]) -> int:
@@ -25,7 +25,7 @@ def run(argv: list[str]) -> int:
     if "--help" in argv or "-h" in argv:
         print(_help())
         return 0
-    (run_dir, *where), rest = _take(argv, ("--run", *_WHERE))
+    (run_dir, *where), rest = take(argv, FLAGS)
     if run_dir == "":
         raise UserError("--run needs a folder: --run runs/NAME")
     if not rest or rest[0].startswith("--") or "=" in rest[0]:
@@ -54,7 +54,7 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _take(argv: list[str], names: Sequence[str]) -> tuple[list[str | None], list[str]]:
+def take(argv: list[str], names: Sequence[str]) -> tuple[list[str | None], list[str]]:
     """Take `--name VALUE` and `--name=VALUE` out of the arguments."""
     found: dict[str, str] = {}
     rest, tokens = [], iter(argv)

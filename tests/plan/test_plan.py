@@ -185,7 +185,10 @@ BAD = [
     (["text_fam", "--topology", "cpu:8", "--serach"], "unknown option --serach; did you mean"),
     (["text_fam", "--topology", "cpu:8", "--compiles", "x"], "--compiles x: must be a whole"),
     (["text_fam", "--topology", "cpu:8"], "data.batch=4: rows of a step (4 at a time) do not"),
-    (["text_fam", "--topology", "cpu:8", "mesh.data=3"], "data=3 x fsdp=1 x tensor=1 x sequence=1 does not fit"),
+    (
+        ["text_fam", "--topology", "cpu:8", "mesh.data=3"],
+        "data=3 x fsdp=1 x tensor=1 x sequence=1 does not fit",
+    ),
     (["text_fam", "--topology=cpu:8", "mesh.dta=3"], "unknown key 'mesh.dta'"),
     (["text_fam", "--topology=cpu:8", "data.tokenizer=no.model"], "or give model.vocab_size=N"),
 ]
