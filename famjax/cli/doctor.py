@@ -36,7 +36,7 @@ OPTIONAL = (
     ("seqio", "data.seqio is refused", "pip install -e '.[seqio]'"),
     ("tensorflow_datasets", "data.tfds is refused", "pip install -e '.[seqio]'"),
     ("jax_cuda13_plugin", "an NVIDIA GPU is not used", "pip install -e '.[cuda]'"),
-    ("libtpu", "a TPU is not used", "pip install -e '.[tpu]'"),
+    ("libtpu", "a TPU is not used, nor planned for", "pip install -e '.[tpu]'"),
 )
 
 

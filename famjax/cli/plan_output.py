@@ -137,8 +137,10 @@ def _verdict(done: Plan) -> str:
 def show_search(config: Config, found: Found) -> None:
     console = Console(markup=False, highlight=False)
     title = f"the best of {found.estimated} candidates, {found.fitting} fitting by formula"
-    columns = ("overrides", "a chip", "seconds a step", "utilisation", "limited by")
-    table = make_table(title, columns)
+    table = Table(title=title, title_justify="left")
+    table.add_column("overrides", overflow="fold")
+    for column in ("a chip", "seconds", "MFU", "limit"):
+        table.add_column(column, justify="right", no_wrap=True)
     for done in found.best:
         assert done.roofline is not None
         table.add_row(

@@ -17,6 +17,10 @@ from famjax.plan.chips import Topology
 from famjax.train.flops import KEYS_COMPUTED, forward_flops, step_flops
 from famjax.train.run import abstract_model
 
+# copies of a layer's arrays in its backward pass: gradients, float32, other layouts. As in the
+# programs of FAM 1B and 8B (docs/scale.md)
+WORK = 2.5
+
 
 class Estimate(NamedTuple):
     """Of one chip.
@@ -24,7 +28,7 @@ class Estimate(NamedTuple):
     Attributes:
       weights: bytes of parameters, gradients and optimizer.
       activations: bytes kept for the backward pass, and a layer's work.
-      seconds: the longest of compute, memory and network.
+      seconds: the longer of compute and memory, and the network.
     """
 
     weights: float
@@ -48,11 +52,11 @@ def estimate(config: Config, on: Topology) -> Estimate:
     # a layer's weights are brought together, twice: the next one's while this one is used
     gathered = 2 * (trained + frozen) / model.layers * size / mesh.tensor if mesh.fsdp > 1 else 0
     if model.tied:
-        gathered += model.vocab_size * model.width * size / mesh.tensor
+        gathered += 2 * model.vocab_size * model.width * size / mesh.tensor
     rows = config.data.batch / (mesh.data * mesh.fsdp * config.train.accumulate)
     tokens = rows * config.data.length / config.train.bptt_segments
     kept = activations(model, tokens, rows, mesh.tensor)
-    seconds = _seconds(config, on, (trained + frozen) * size)
+    seconds = _seconds(config, on, (trained + frozen) * size, trained * 4)
     return Estimate(weights + gathered, kept, seconds)
 
 
@@ -75,6 +79,27 @@ def activations(model: ModelConfig, tokens: float, rows: float, tensor: int) -> 
     Args:
       tokens: of the rows on the device.
     """
+    layer = _layer_bytes(model, tokens, tensor)
+    if model.remat == "none":
+        held = 2 * layer.stream + layer.products + layer.weights
+        return model.layers * held + WORK * (layer.seen + layer.weights)
+    # of remat=block one block's weights at a time
+    weights = layer.weights * (model.block_len * rows / tokens if model.remat == "block" else 1)
+    work = 3 * layer.stream + 2 * layer.seen + layer.products + 3 * weights
+    return model.layers * layer.stream + WORK * work
+
+
+class _Layer(NamedTuple):
+    """Bytes of one layer's arrays: what goes in; q, what attention gives and hidden units; what
+    blocks see of k and v; attention weights."""
+
+    stream: float
+    products: float
+    seen: float
+    weights: float
+
+
+def _layer_bytes(model: ModelConfig, tokens: float, tensor: int) -> _Layer:
     size = jnp.dtype(model.dtype).itemsize
     e, g = model.head_dim or model.width // model.heads, model.kv_heads or model.heads
     hidden = model.mlp_width or 4 * model.width
@@ -82,32 +107,33 @@ def activations(model: ModelConfig, tokens: float, rows: float, tensor: int) -> 
     keys = max(
         (KEYS_COMPUTED[m](model) for m in mixer_pattern(model) if m in KEYS_COMPUTED), default=0
     )
-    shared = max(1, tensor if g % tensor == 0 else 1)
-    # one layer's
-    stream = tokens * model.width * size
-    seen = 2 * tokens / model.block_len * keys * g * e * size / shared
-    products = tokens * (2 * model.heads * e + gated * hidden) * size / tensor
-    weights = tokens * keys * model.heads * (size + 4) / tensor
-    if model.remat == "none":
-        held = stream * 2 + products + tokens * keys * model.heads * size / tensor
-        return model.layers * held + seen + weights
-    if model.remat == "block":
-        weights *= model.block_len * rows / tokens
-    return model.layers * stream + 3 * stream + 2 * seen + products + weights
+    shared = tensor if g % tensor == 0 else 1
+    return _Layer(
+        tokens * model.width * size,
+        tokens * (2 * model.heads * e + gated * hidden) * size / tensor,
+        2 * tokens / model.block_len * keys * g * e * size / shared,
+        tokens * keys * model.heads * size / tensor,
+    )
 
 
-def _seconds(config: Config, on: Topology, weight_bytes: float) -> float:
+def _seconds(config: Config, on: Topology, weight_bytes: float, trained_bytes: float) -> float:
     model, mesh, chip = config.model, config.mesh, on.chip
     tokens = config.data.batch * config.data.length
     flops = tokens * step_flops(config, computed=True)
-    passes = 3.0
+    # forward, backward of both factors, and what is computed again
+    passes = {"none": 3.0, "layer": 4.0, "block": 5.0}[model.remat]
     if model.remat != "none":
         flops += tokens * forward_flops(model, computed=True)
-        passes += 1
+    here = tokens / (mesh.data * mesh.fsdp)
+    layer = _layer_bytes(model, here, mesh.tensor)
+    traffic = passes * model.layers * (8 * layer.products + 6 * layer.weights)
     share = (mesh.fsdp - 1) / mesh.fsdp
-    # fetched for each pass over each part of the batch; gradients are few or come once
-    network = passes * config.train.accumulate * weight_bytes / mesh.tensor * share
+    # fetched for each pass over each part of the batch; gradients are summed once for each part
+    network = 3 * config.train.accumulate * weight_bytes / mesh.tensor * share
     if mesh.tensor > 1:
-        here = tokens / (mesh.data * mesh.fsdp) * model.width * jnp.dtype(model.dtype).itemsize
-        network += 2 * passes * model.layers * here * 2 * (mesh.tensor - 1) / mesh.tensor
-    return max(flops / on.count / chip.flops, network / chip.network)
+        network += 6 * model.layers * layer.stream * 2 * (mesh.tensor - 1) / mesh.tensor
+    summed = (mesh.data * mesh.fsdp - 1) / (mesh.data * mesh.fsdp)
+    network += 2 * config.train.accumulate * trained_bytes / mesh.tensor * summed
+    device = max(flops / on.count / chip.flops, traffic / chip.bandwidth)
+    # as if nothing ran beside the network: of two that compute alike, the one that says less
+    return device + network / chip.network

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
@@ -160,6 +161,11 @@ def ask(config: Config, on: Topology, compile: bool) -> dict[str, Any]:
         text=True,
         check=False,
     )
+    if done.returncode < 0:
+        raise UserError(
+            f"the compiler was ended by {signal.Signals(-done.returncode).name}: if this machine "
+            "ran out of memory, plan on a larger one; model.scan_layers=true makes programs smaller"
+        )
     try:
         answer = json.loads(done.stdout)
     except ValueError:

@@ -101,12 +101,11 @@ def search(
 def rank(
     estimates: Sequence[tuple[Config, Estimate]], on: Topology
 ) -> list[tuple[Config, Estimate]]:
-    """Sort: what fits before what does not, then the faster, then the smaller."""
 
-    def place(of: tuple[Config, Estimate]) -> tuple[bool, float, float]:
-        _, e = of
+    def place(of: tuple[Config, Estimate]) -> tuple[float, ...]:
+        config, e = of
         too_large = e.bytes > on.chip.memory
-        return too_large, e.bytes if too_large else e.seconds, e.bytes
+        return too_large, e.bytes if too_large else e.seconds, config.train.accumulate, e.bytes
 
     return sorted(estimates, key=place)
 

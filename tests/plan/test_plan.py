@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 from dataclasses import replace
 from typing import Any
 
@@ -78,23 +79,24 @@ def test_what_is_frozen_and_carried() -> None:
     assert arrays["state of a row"]["elements"] == 2 * (3 * 2 * 16 + 1 + 2 * 2 * 8 * 16 + 2)
 
 
-def test_shardings(capsys: pytest.CaptureFixture[str]) -> None:
-    given = [*overrides(small("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")), "--topology=cpu:8"]
-    found = planned(capsys, *given, "--shardings")
-    rows = {row["name"].rsplit("mixer/")[-1]: row for row in found["shardings"]}
+def test_shardings() -> None:
+    config = small("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
+    found = plans.ask(config, topology("cpu:8"), compile=False)["shardings"]
+    rows = {row["name"].rsplit("mixer/")[-1]: row for row in found}
     q = rows["window/qkv/q/kernel"]
     assert q["logical"] == [None, "embed", "heads", None]
     assert q["mesh"] == [None, "fsdp", "tensor", None]
     assert (q["shape"], q["device_shape"]) == ([2, 16, 4, 4], [2, 8, 2, 4])
-    assert not any(row["whole"] for row in found["shardings"])
-    assert main(["plan", "text_fam", *given, "--shardings"]) == 0
-    assert "embed heads" in " ".join(capsys.readouterr().out.split())
+    assert all(row["rule"] for row in found)
+    assert not any(row["whole"] for row in found)
 
 
 def test_a_big_parameter_on_every_device_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["model.vocab_size=66000", "mesh.data=8", "mesh.fsdp=1", "--topology", "cpu:8"]
     assert main(["plan", "text_fam", *given, "--shardings"]) == 0
-    assert "whole on every device: embedding, 66000x128" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "whole on every device: embedding, 66000x128" in said
+    assert "vocab embed" in " ".join(said.split())
 
 
 def candidate(**mesh: int) -> Config:
@@ -211,6 +213,13 @@ def test_without_libtpu(
     assert main(["plan", "text_fam", "model.vocab_size=64", "--topology", "v5e:2x2"]) == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert "needs libtpu, which is not installed; pip install -e '.[tpu]'" in said
+
+
+def test_a_compiler_that_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = subprocess.CompletedProcess([], -9, "", "")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: killed)
+    with pytest.raises(UserError, match="ended by SIGKILL: if this machine ran out of memory"):
+        plans.ask(small(), topology("cpu:8"), compile=True)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,59 @@
+"""What FAM adds to the collectives of a training step: sums of a few tokens, nothing at a block."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import numpy as np
+
+from famjax.core import sharding
+from famjax.core.config import Config
+from famjax.core.experiment import override
+from famjax.plan import hlo
+from famjax.plan.worker import batch_shapes
+from famjax.train.program import make_program
+
+LAYERS, BLOCKS, BLOCK, FAM = 2, 5, 16, 2
+SHAPE = [
+    *(f"model.layers={LAYERS}", "model.vocab_size=64", "model.width=64", "model.heads=4"),
+    *("model.mlp_width=256", f"model.block_len={BLOCK}", f"model.fam_len={FAM}"),
+    *(
+        "data.layout=packed",
+        "data.batch=8",
+        f"data.length={BLOCKS * BLOCK}",
+        "mesh.data=1",
+        "mesh.fsdp=8",
+    ),
+]
+
+
+@functools.cache
+def collectives(mixer: str) -> dict[str, hlo.Collective]:
+    """Return the collectives of a step on eight devices, by kind."""
+    config = override(Config(), [*SHAPE, f"model.mixer={mixer}"])
+    mesh = sharding.make_mesh(config.mesh)
+    program = make_program(config, np.ones(64, np.float32), mesh=mesh)
+    shapes = jax.eval_shape(program.start)
+    lowered = program.step.lower(shapes, batch_shapes(config, program))  # type: ignore[attr-defined]
+    found = hlo.cost(hlo.parse(lowered.compile().as_text())).collectives.values()
+    assert {c.group for c in found} == {8}
+    return {c.kind: c for c in found}
+
+
+def test_none_is_within_fams_loop_over_blocks() -> None:
+    """The gradient of what its blocks read is summed once, behind them, beside that of BSWA."""
+    summed = collectives("bswa")["all-reduce"].bytes
+    assert summed < collectives("fam")["all-reduce"].bytes < 2.5 * summed
+
+
+def test_a_layers_weights_are_fetched_once_for_each_pass() -> None:
+    """Forward, and backward, which computes it again; and for FAM no more than for BSWA."""
+    layer = 4 * 64 * 64 + 3 * 64 * 256
+    fetched = collectives("bswa")["all-gather"].bytes
+    weights = 2 * LAYERS * layer * 4 * 7 / 8
+    table = 2 * 64 * 64 * 4 * 7 / 8
+    assert weights <= fetched <= weights + 2 * table
+    more = collectives("fam")["all-gather"].bytes - fetched
+    # the prompt's tokens, and not a layer's weights
+    assert more < 8 * LAYERS * FAM * 64 * 4 < layer * 4
