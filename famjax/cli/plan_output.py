@@ -158,20 +158,15 @@ def show_search(config: Config, found: Found) -> None:
 def show_shardings(seen: dict[str, Any], on: Topology) -> None:
     console = Console(markup=False, highlight=False)
     mesh = " x ".join(f"{axis}={size}" for axis, size in seen["mesh"].items())
-    columns = ("parameter", "shape", "logical axes", "mesh axes", "on a device", "")
     table = Table(title=f"{on.name}: {mesh}", title_justify="left")
-    for column in columns:
+    for column in ("parameter", "shape", "its axes=those of the mesh", "on a device"):
         table.add_column(column, overflow="fold")
     for row in seen["shardings"]:
-        remark = "" if row["rule"] else "NO RULE"
-        remark = "whole on every device" if row["whole"] else remark
         table.add_row(
             row["name"],
             "x".join(map(str, row["shape"])),
-            _axes(row["logical"]),
-            _axes(row["mesh"]),
+            _axes(row["logical"], row["mesh"]),
             "x".join(map(str, row["device_shape"])),
-            remark,
         )
     console.print(table)
     for row in seen["shardings"]:
@@ -183,9 +178,14 @@ def show_shardings(seen: dict[str, Any], on: Topology) -> None:
             )
 
 
-def _axes(axes: Any) -> str:
-    names = ("+".join(a) if isinstance(a, list) else a or "-" for a in axes)
-    return " ".join(names)
+def _axes(logical: Any, mesh: Any) -> str:
+    """Return "- embed=fsdp heads": what each axis is, and what divides it."""
+
+    def one(axis: str | None, by: Any) -> str:
+        names = "+".join(by) if isinstance(by, list) else by
+        return f"{axis or '-'}={names}" if names else axis or "-"
+
+    return " ".join(map(one, logical, mesh))
 
 
 def size(count: float) -> str:
