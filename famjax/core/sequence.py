@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from famjax.core.remat import keep
-from famjax.core.sharding import by_sequence, sequence_alone, sequence_parts
+from famjax.core.sharding import by_sequence, sequence_parts
 from famjax.core.types import Array
 
 _AXIS = "sequence"
@@ -88,8 +88,8 @@ def scan(
 
     One device after the other goes through its blocks and hands the carry on; all know it at the
     end. Then each goes through its blocks again from where they began, for the results and for
-    their gradient, which keeps nothing of other devices' blocks. In the backward pass a device does
-    its forward pass once more.
+    their gradient, which keeps nothing of other devices' blocks. In the backward pass what went
+    before is done once more.
 
     Args:
       f: shared, carry, x -> carry, y; closes over no arrays.
@@ -124,12 +124,10 @@ def handed_on(f: Callable[[Any], Any], carry: Any) -> tuple[Any, Any]:
     """
     parts, here = jax.lax.axis_size(_AXIS), jax.lax.axis_index(_AXIS)
 
-    # nothing is kept of a turn but what went in
+    # Nothing is kept of a turn but what went in. All take part in each: within f GSPMD may exchange
+    # over all devices, and XLA on CPU mixed up arrays where `lax.cond` left it out on some.
     @jax.checkpoint
     def turn(carry: Any, i: Array) -> Any:
-        if sequence_alone():
-            return jax.lax.cond(here == i, f, lambda carry: carry, carry)
-        # GSPMD may exchange within f over all devices: none may leave it out
         return jax.tree.map(lambda new, old: jnp.where(here == i, new, old), f(carry), carry)
 
     def one(state: tuple[Any, Any], i: Array) -> tuple[tuple[Any, Any], None]:

@@ -283,12 +283,6 @@ def sequence_parts(blocks: int) -> int:
     return parts if blocks % parts == 0 else 1
 
 
-def sequence_alone() -> bool:
-    """Tell whether no other axis of the mesh divides anything."""
-    mesh = _MESH.get()
-    return mesh is None or mesh.size == mesh.shape["sequence"]
-
-
 def by_sequence(f: Callable[..., Any], axes: Any, out_axes: Any) -> Callable[..., Any]:
     """Return f, each device at work on blocks of its own; all other axes of the mesh stay GSPMD's.
 
