@@ -156,36 +156,36 @@ def show_search(config: Config, found: Found) -> None:
 
 
 def show_shardings(seen: dict[str, Any], on: Topology) -> None:
-    console = Console(markup=False, highlight=False)
+    # a parameter's line is not broken, however narrow the window
+    console = Console(markup=False, highlight=False, width=200)
     mesh = " x ".join(f"{axis}={size}" for axis, size in seen["mesh"].items())
-    table = Table(title=f"{on.name}: {mesh}", title_justify="left")
-    for column in ("parameter", "shape", "its axes=those of the mesh", "on a device"):
-        table.add_column(column, overflow="fold")
+    console.print(f"{on.name}: {mesh}")
+    table = Table(box=None, pad_edge=False)
+    for column in ("parameter", "shape", "logical axes", "mesh axes", "on a device", ""):
+        table.add_column(column, no_wrap=True)
     for row in seen["shardings"]:
+        remark = "" if row["rule"] else "NO RULE"
+        remark = "WHOLE on every device" if row["whole"] else remark
         table.add_row(
             row["name"],
             "x".join(map(str, row["shape"])),
-            _axes(row["logical"], row["mesh"]),
+            _axes(row["logical"]),
+            _axes(row["mesh"]),
             "x".join(map(str, row["device_shape"])),
+            remark,
         )
     console.print(table)
-    for row in seen["shardings"]:
-        if not row["rule"]:
-            console.print(f"no rule: {row['name']} matches none of core/sharding.py's")
-        elif row["whole"]:
-            console.print(
-                f"whole on every device: {row['name']}, {'x'.join(map(str, row['shape']))}"
-            )
+    whole = [row["name"] for row in seen["shardings"] if row["whole"]]
+    ruleless = [row["name"] for row in seen["shardings"] if not row["rule"]]
+    if whole:
+        console.print(f"large and whole on every device: {', '.join(whole)}", soft_wrap=True)
+    if ruleless:
+        console.print(f"without a rule in core/sharding.py: {', '.join(ruleless)}", soft_wrap=True)
 
 
-def _axes(logical: Any, mesh: Any) -> str:
-    """Return "- embed=fsdp heads": what each axis is, and what divides it."""
-
-    def one(axis: str | None, by: Any) -> str:
-        names = "+".join(by) if isinstance(by, list) else by
-        return f"{axis or '-'}={names}" if names else axis or "-"
-
-    return " ".join(map(one, logical, mesh))
+def _axes(axes: Any) -> str:
+    names = ("+".join(a) if isinstance(a, list) else a or "-" for a in axes)
+    return ", ".join(names)
 
 
 def size(count: float) -> str:

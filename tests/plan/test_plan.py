@@ -95,8 +95,12 @@ def test_a_big_parameter_on_every_device_is_named(capsys: pytest.CaptureFixture[
     given = ["model.vocab_size=66000", "mesh.data=8", "mesh.fsdp=1", "--topology", "cpu:8"]
     assert main(["plan", "text_fam", *given, "--shardings"]) == 0
     said = capsys.readouterr().out
-    assert "whole on every device: embedding, 66000x128" in said
-    assert "vocab embed" in " ".join(said.split())
+    assert "large and whole on every device: embedding, head/kernel" in said
+    line = next(line for line in said.splitlines() if line.startswith("embedding"))
+    assert line.split() == [
+        *("embedding", "66000x128", "vocab,", "embed", "-,", "-", "66000x128"),
+        *("WHOLE", "on", "every", "device"),
+    ]
 
 
 def candidate(**mesh: int) -> Config:
