@@ -175,6 +175,7 @@ train() {
     case $status in
       running | unknown) ;;
       0) say "the training has ended"; delete; return ;;
+      stopped) say "stopped, and saved. $(costs)"; return ;;
       2) die "famjax found a mistake; tail shows it. $(costs)" ;;
       *) say "training: $status, starting it"; once_more "$@" ;;
     esac

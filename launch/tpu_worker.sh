@@ -65,13 +65,21 @@ train() {
   local name=$1 status=0
   shift
   end_the_last
-  run rm -f ~/train.status
+  run rm -f ~/train.status ~/train.stopped
   run ~/venv/bin/famjax train "$@" --run ~/runs/"$name" || status=$?
   [[ -n $dry ]] || echo "$status" >~/train.status
 }
 
+# With a mark, so that who watches does not begin again.
+stop() {
+  run touch ~/train.stopped
+  run pkill -TERM -f "$training" || say "no training is running"
+}
+
 status() {
-  if [[ -f ~/train.status ]]; then
+  if [[ -f ~/train.status && -f ~/train.stopped ]]; then
+    echo stopped
+  elif [[ -f ~/train.status ]]; then
     cat ~/train.status
   elif pgrep -f "$training" >/dev/null; then
     echo running
@@ -81,7 +89,6 @@ status() {
 }
 
 case ${1:-} in
-  install | train | status) "$@" ;;
-  stop) run pkill -TERM -f "$training" || say "no training is running" ;;
+  install | train | status | stop) "$@" ;;
   *) die "is called by tpu_vm.sh, with install PLACE, train NAME CONFIG ..., status or stop" ;;
 esac

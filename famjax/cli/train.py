@@ -35,7 +35,7 @@ def run(argv: list[str]) -> int:
         )
     config = load_config(rest[0], rest[1:])
     runtime.setup()
-    place = processes.found() if not any(where) else processes.given(*where)
+    place = processes.found() if where == [None] * 3 else processes.given(*where)
     alone = place is None
     if alone and config.model.stack != "residual" and config.mesh == MeshConfig():
         runtime.share_cores(config.data.batch // config.train.accumulate)

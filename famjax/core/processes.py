@@ -55,7 +55,7 @@ def given(coordinator: str | None, index: str | None, count: str | None) -> Plac
       UserError: a part of it is missing or cannot be.
     """
     number = _number("--process-count", count, 1)
-    if number == 1 and coordinator is None:
+    if count is not None and number == 1 and coordinator is None:
         return None
     flags = {"--coordinator": coordinator, "--process-id": index, "--process-count": count}
     missing = [flag for flag, value in flags.items() if value is None]
@@ -95,8 +95,9 @@ def found() -> Place | None:
     from jax._src import clusters
 
     kinds = clusters.ClusterEnv._cluster_types
-    here = next((c for c in kinds if not c.opt_in_only_method and c.is_env_present()), None)
+    here = None
     try:
+        here = next((c for c in kinds if not c.opt_in_only_method and c.is_env_present()), None)
         if here is None or here.get_process_count() == 1:
             return None
         address = here.get_coordinator_address(

@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import jax
+from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from famjax.core.config import MeshConfig
@@ -95,7 +96,11 @@ def make_mesh(
     devices = devices or jax.devices()
     sizes = vars(choose(config, len(devices), demand or Demand()))
     kinds = (jax.sharding.AxisType.Auto,) * len(sizes)
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), kinds, devices=devices)
+    # an axis may be a part of one of a TPU's torus, which jax.make_mesh leaves to v5e
+    laid_out = mesh_utils.create_device_mesh(
+        tuple(sizes.values()), devices, allow_split_physical_axes=True
+    )
+    return Mesh(laid_out, tuple(sizes), axis_types=kinds)
 
 
 def path_name(path: tuple[Any, ...]) -> str:

@@ -70,17 +70,18 @@ class Watch:
         os.dup2(self._screen, 2)
         sys.stderr = self._python
 
-    def fail(self, line: str) -> None:
-        """End this process and all others with a line."""
+    def fail(self, line: str, status: int) -> None:
+        """End this process and all others with a line and an exit status."""
         with contextlib.suppress(Exception):  # another was first, or process 0 is gone
             named = f"{self._place.name(self._place.index)} stopped: {line}"
-            processes.client().key_value_set(_FAILED, named)
-        self._end(line, 2)
+            processes.client().key_value_set(_FAILED, f"{status} {named}")
+        self._end(line, status)
 
     def _hear(self) -> None:
         with contextlib.suppress(Exception):  # at the end of the run
-            line = processes.client().blocking_key_value_get(_FAILED, 7 * 24 * 3600 * 1000)
-            self._end(line, 2)
+            said = processes.client().blocking_key_value_get(_FAILED, 7 * 24 * 3600 * 1000)
+            status, _, line = said.partition(" ")
+            self._end(line, int(status))
 
     def _end(self, line: str, status: int) -> None:
         self._speaking.acquire()  # for good: one line
@@ -169,13 +170,15 @@ def together(place: Place | None) -> Iterator[None]:
             raise SystemExit(128 + stop.signal) from None
         raise
     except UserError as error:
-        watch.fail(str(error))
+        watch.fail(str(error), 2)
+    except KeyboardInterrupt:
+        watch.fail("interrupted", 128 + signal.SIGINT)
     except BaseException as error:
         # what a collective raises when another process is gone, mostly
         if isinstance(error, jax.errors.JaxRuntimeError) and not _OWN.match(str(error)):
             time.sleep(1.5 * processes.HEARTBEAT)  # the service finds out who
         traceback.print_exc()
-        watch.fail(f"{type(error).__name__}: {error}")
+        watch.fail(f"{type(error).__name__}: {error}", 1)
     finally:
         jax.distributed.shutdown()
         watch.close()

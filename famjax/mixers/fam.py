@@ -27,7 +27,7 @@ from famjax.core import sequence
 from famjax.core.config import ModelConfig
 from famjax.core.sharding import by_rows, sequence_parts
 from famjax.core.types import Array, Context, param_dtype
-from famjax.layers.dropout import FEEDBACK, split
+from famjax.layers.dropout import FEEDBACK, DropoutKey, split
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
 from famjax.mixers.window import (
@@ -185,8 +185,9 @@ class Fam(nnx.Module):
         def read(shared: Any, carry: Any, xs: Any) -> Any:
             return sequence.scan(block, shared, carry, (xs, keys))
 
-        # dropout's numbers are drawn for all rows at once
-        if keys is None and sequence_parts(k.shape[1]) == 1:
+        # dropout's numbers, of adapters too, are drawn for all rows at once
+        random = keys is not None or nnx.state((self, mlp), DropoutKey)
+        if not random and sequence_parts(k.shape[1]) == 1:
             read = by_rows(read, k.shape[0], (None, 0, 1), (0, 1))
         shared = (params, ctx.prompt)
         (fam, updates), ys = read(shared, (state.fam, state.updates), xs)

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from famjax.core.config import Config
 from famjax.core.errors import UserError
 from famjax.core.experiment import difference
+from famjax.core.mesh import tensor_sizes
 from famjax.plan.chips import Topology
 from famjax.plan.formula import Estimate, estimate
 from famjax.plan.plan import Plan, plan
@@ -34,21 +35,23 @@ class Found(NamedTuple):
 
 
 def candidates(config: Config, on: Topology) -> Iterator[Config]:
-    """Yield configs of the same model and data: every mesh, recomputing, and parts of the batch.
+    """Yield configs of the same model and data: every mesh of data, fsdp and tensor, recomputing,
+    and parts of the batch. `mesh.sequence` is the config's.
 
     Rows that a batch has are as the config says; read at once are all, or they are cut into parts
     whose gradients are added (`train.accumulate`).
     """
-    rows = config.data.batch
-    fitting = [n for n in range(1, on.count + 1) if on.count % n == 0]
+    rows, sequence = config.data.batch, max(1, config.mesh.sequence)
+    count = on.count // sequence
+    fitting = [n for n in range(1, count + 1) if count % n == 0]
     recomputing = REMAT if config.model.stack == "residual" else (config.model.remat,)
     for tensor, data in itertools.product(fitting, fitting):
-        if on.count % (tensor * data) or config.model.heads % tensor:
+        if count % (tensor * data) or any(n % tensor for n in tensor_sizes(config).values()):
             continue
-        fsdp = on.count // (tensor * data)
+        fsdp = count // (tensor * data)
         if rows % (data * fsdp):
             continue
-        mesh = replace(config.mesh, data=data, fsdp=fsdp, tensor=tensor)
+        mesh = replace(config.mesh, data=data, fsdp=fsdp, tensor=tensor, sequence=sequence)
         most = rows // (data * fsdp)
         for remat, parts in itertools.product(recomputing, (1, 2, 4, 8)):
             if most % parts == 0:

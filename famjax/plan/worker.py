@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -26,6 +25,7 @@ from famjax.core.config import Config, MeshConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import from_json
 from famjax.core.mesh import is_chosen
+from famjax.data.lanes import empty_row
 from famjax.plan import hlo
 from famjax.plan.chips import Topology, topology
 from famjax.train.program import Program, demand, make_program
@@ -45,7 +45,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
       request: "config" as JSON, "topology"; "compile", whether to compile as well.
     """
     config, on = from_json(request["config"]), topology(request["topology"])
-    wanted = demand(config) if is_chosen(config.mesh) else None
+    wanted = demand(config, int(on.chip.memory)) if is_chosen(config.mesh) else None
     mesh = sharding.make_mesh(config.mesh, devices_of(on), wanted)
     config = replace(config, mesh=MeshConfig(**mesh.shape))
     sizes = {"mesh": dict(mesh.shape), "devices": mesh.size, "shardings": shardings(config, mesh)}
@@ -72,19 +72,10 @@ def devices_of(on: Topology) -> list[jax.Device]:
 
 def batch_shapes(config: Config, program: Program) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the shapes of a batch, `famjax.data`'s keys."""
-    kinds = {
-        "tokens": jnp.int32,
-        "targets": jnp.int32,
-        "weights": jnp.float32,
-        "valid": jnp.bool_,
-        "reset": jnp.bool_,
-    }
-    if config.data.passkey.ask_every and config.data.task == "passkey":
-        kinds["passing"] = jnp.bool_
     shape = (config.data.batch, config.data.length)
     return {
-        name: jax.ShapeDtypeStruct(shape, kind, sharding=program.batch)
-        for name, kind in kinds.items()
+        name: jax.ShapeDtypeStruct(shape, of.dtype, sharding=program.batch)
+        for name, of in empty_row(1).items()
     }
 
 

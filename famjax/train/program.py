@@ -117,8 +117,12 @@ def with_mesh(config: Config) -> tuple[Config, str]:
     return dataclasses.replace(config, mesh=mesh), describe(mesh, wanted) if wanted else ""
 
 
-def demand(config: Config) -> Demand:
-    """Return what a config whose vocabulary is known asks of its mesh."""
+def demand(config: Config, memory: int | None = None) -> Demand:
+    """Return what a config whose vocabulary is known asks of its mesh.
+
+    Args:
+      memory: bytes of a device; of one here, if None.
+    """
     shapes = jax.eval_shape(functools.partial(first_state, config))
     # a gradient is as large as what it is of
     weights = (shapes.params, shapes.params, shapes.opt_state, shapes.frozen)
@@ -128,7 +132,7 @@ def demand(config: Config) -> Demand:
         rows=config.data.batch // config.train.accumulate,
         tensor=(*tensor_sizes(config).values(), config.model.kv_heads or config.model.heads),
         blocks=call_blocks(config),
-        limit=int(SHARE * _device_bytes()),
+        limit=int(SHARE * (memory or _device_bytes())),
     )
 
 
