@@ -177,7 +177,7 @@ def test_help_tells_the_usage(name: str, fakes: Path, tmp_path: Path) -> None:
             "tpu_worker.sh train first text_fam",
             [
                 "pkill -TERM -f '/home/me/venv/bin/famjax train'",
-                "rm -f /home/me/train.status",
+                "rm -f /home/me/train.status /home/me/train.stopped",
                 "/home/me/venv/bin/famjax train text_fam --run /home/me/runs/first",
             ],
         ),
@@ -372,6 +372,19 @@ def test_a_mistake_is_not_tried_again(tmp_path: Path, fakes: Path) -> None:
     assert called(tmp_path) == ["install", "train"]
     assert done.stderr.splitlines()[-1].startswith("tpu_vm.sh: famjax found a mistake; tail shows")
     assert "costs money: launch/tpu_vm.sh delete --name first" in done.stderr
+
+
+def test_one_that_was_stopped_is_not_begun_again(worker: Path, tmp_path: Path, fakes: Path) -> None:
+    home = {"HOME": str(worker)}
+    (worker / "end").write_text("143")
+    fake(fakes, "touch", '/bin/touch "$@"')
+    script("tpu_worker.sh train first text_fam", fakes, **home)
+    script("tpu_worker.sh stop", fakes, **home)
+    assert script("tpu_worker.sh status", fakes, **home).stdout == "stopped\n"
+    done = watch(tmp_path, fakes, ["ACTIVE"], ["running", "stopped"])
+    assert done.returncode == 0
+    assert "train" not in called(tmp_path)
+    assert "stopped, and saved. The TPU is still there" in done.stderr
 
 
 def test_what_fails_again_and_again_is_given_up(tmp_path: Path, fakes: Path) -> None:
