@@ -34,7 +34,7 @@ def run(argv: list[str]) -> int:
     if "--help" in argv or "-h" in argv:
         print(_help())
         return 0
-    a = _arguments(argv)
+    a = read_arguments(argv)
     on = topology(a.topology)
     config = load_config(a.config, a.overrides)
     runtime.setup()
@@ -80,7 +80,7 @@ def _print_shardings(seen: dict[str, Any], on: Topology, as_json: bool) -> int:
     return 0 if all(row["rule"] for row in seen["shardings"]) else 1
 
 
-def _arguments(argv: list[str]) -> Arguments:
+def read_arguments(argv: list[str]) -> Arguments:
     """Take our own flags out of the arguments; the rest is a config and its overrides."""
     given: dict[str, str] = {}
     rest, tokens = [], iter(argv)

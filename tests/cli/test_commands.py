@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from famjax.cli import train
+from famjax.cli import plan, train
 from famjax.cli.main import VERBS
 from famjax.core.config import Config
 from famjax.core.experiment import load_config, to_json
 from famjax.core.keys import keys
+from famjax.plan.chips import topology
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,6 +63,11 @@ def test_can_be_run(
                 model = replace(model, block_len=192)  # as converted there
             (tmp_path / "config.json").write_text(to_json(Config(model=model)))
             load_config(given[0], given[1:])
+        return
+    if verb == "plan":
+        asked = plan.read_arguments(argv)
+        topology(asked.topology)
+        load_config(asked.config, asked.overrides)
         return
     module = importlib.import_module(f"famjax.cli.{verb}")
     parse = module.parse
