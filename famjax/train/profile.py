@@ -43,8 +43,7 @@ class Profiler:
         """Return whether something begins or ends when so many steps are done."""
         if jax.process_index() > 0:
             return False
-        begins = self.first <= step < self.last and not self.tracing
-        return (step == self.memory > 0) or begins or (step == self.last > 0)
+        return (step == self.memory > 0) or (self.last > 0 and step in (self.first, self.last))
 
     def after(self, step: int) -> None:
         """Begin or end what is to begin or end when so many steps are done, by the device too."""
@@ -55,8 +54,7 @@ class Profiler:
             self.stop()
         if step == self.memory:
             self.write_memory()
-        # later than it was to begin, in a run that goes on
-        if self.first <= step < self.last and not self.tracing:
+        if step == self.first < self.last:
             self.folder.mkdir(exist_ok=True)
             jax.profiler.start_trace(self.folder)
             self.tracing = True
