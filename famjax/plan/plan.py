@@ -201,6 +201,8 @@ def _environment(on: Topology) -> dict[str, str]:
     return os.environ | {
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
+        # no TPU is taken, so that several may plan at once
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={count}".strip(),
         # the famjax of this process, wherever it was imported from
