@@ -71,7 +71,7 @@ def _padded(parts: list[Array], before: int, behind: int) -> Array:
     """Join [b s ...] with so many zeros at the ends."""
 
     def zeros(count: int) -> Array:
-        return jnp.zeros_like(parts[0], shape=(len(parts[0]), count, *parts[0].shape[2:]))
+        return jnp.zeros_like(parts[0], shape=(parts[0].shape[0], count, *parts[0].shape[2:]))
 
     return jnp.concatenate([zeros(before), *parts, zeros(behind)], 1)
 
