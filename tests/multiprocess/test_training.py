@@ -97,6 +97,7 @@ def assert_gone(done: list[tuple[int, str]], victim: int, step: int) -> None:
         assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_and_go_on_when_one_was_killed(tmp_path: Path) -> None:
     """FAM in lanes, with carried memory, on 2 x 2 devices."""
     path, once, again = written(tmp_path, "lanes"), tmp_path / "once", tmp_path / "again"
