@@ -28,7 +28,9 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use the compile cache of the tests and one device; let episodes go over many calls."""
     monkeypatch.setattr("famjax.core.runtime.setup", lambda: None)
     make_mesh = sharding.make_mesh
-    monkeypatch.setattr(sharding, "make_mesh", lambda m: make_mesh(m, devices=jax.devices()[:1]))
+    monkeypatch.setattr(
+        sharding, "make_mesh", lambda m, **on: make_mesh(m, devices=jax.devices()[:1], **on)
+    )
     monkeypatch.setattr(toy, "CHUNK", 32)
 
 

@@ -28,6 +28,7 @@ advance, left = Trainer.advance, [{steps}]
 def dies(self, *args, **named):
     left[0] -= 1
     if left[0] < 0:
+        self.checkpoints.wait()  # until which there is nothing to go on from
         os.kill(os.getpid(), signal.{signal})
         left[0] = 10**6
     return advance(self, *args, **named)
@@ -97,7 +98,6 @@ def assert_gone(done: list[tuple[int, str]], victim: int, step: int) -> None:
         assert "Traceback" not in said
 
 
-@pytest.mark.slow
 def test_two_processes_train_as_one_and_go_on_when_one_was_killed(tmp_path: Path) -> None:
     """FAM in lanes, with carried memory, on 2 x 2 devices."""
     path, once, again = written(tmp_path, "lanes"), tmp_path / "once", tmp_path / "again"
@@ -115,7 +115,6 @@ def test_two_processes_train_as_one_and_go_on_when_one_was_killed(tmp_path: Path
     assert_same(once, again)
 
 
-@pytest.mark.slow
 def test_the_first_was_killed(tmp_path: Path) -> None:
     """Packed rows; with process 0 goes the service that would tell of the others."""
     path, run = written(tmp_path, "packed", "data.length=64"), tmp_path / "run"
