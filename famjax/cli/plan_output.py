@@ -27,7 +27,7 @@ def show(done: Plan) -> None:
     source = "compiled for it by libtpu" if done.on.is_tpu else "compiled for this machine's CPU"
     mesh = " x ".join(f"{axis}={size}" for axis, size in done.seen["mesh"].items())
     console.print(f"{done.config.name} on {done.on.name}, {done.on.count} chips: {mesh}")
-    for table in (_arrays(done), _memory(done, source)):
+    for table in (_arrays(done), _memory(done, source), _policies(done)):
         console.print(table)
     if done.roofline is not None:
         for table in (_work(done, source), _collectives(done, source), _time(done)):
@@ -59,6 +59,13 @@ def _memory(done: Plan, source: str) -> Table:
         table.add_row("program", size(parts["code"]))
     table.add_row("needed", size(done.needed))
     table.add_row("there is", size(limit))
+    return table
+
+
+def _policies(done: Plan) -> Table:
+    table = make_table("activations of a chip by model.remat (formula, rough)", ("", "bytes"))
+    for name, held in done.seen["activations"].items():
+        table.add_row(f"model.remat={name}", size(held))
     return table
 
 
@@ -113,6 +120,7 @@ def _notes(done: Plan) -> list[str]:
         )
     if done.seen.get("unknown_loops"):
         notes.append(f"{done.seen['unknown_loops']} loops of unknown length are counted once")
+    notes += done.seen["repeated"]
     whole = [row["name"] for row in done.seen["shardings"] if row["whole"]]
     if whole:
         notes.append(f"whole on every device: {', '.join(whole)}; see --shardings")
@@ -126,10 +134,10 @@ def _verdict(done: Plan) -> str:
             f"does not fit: {size(done.needed)} of {there} a chip; try --search, "
             "model.remat=block, train.accumulate, or more chips"
         )
-    tokens = done.config.data.batch * done.config.data.length
+    seconds = f"{done.roofline.step:.3g} s"
     return (
-        f"fits: {size(done.needed)} of {there} a chip; a step of {tokens:,} tokens takes at least "
-        f"{done.roofline.step:.3g} s, model FLOPs utilisation at most {done.utilisation:.0%}, "
+        f"fits: {size(done.needed)} of {there} a chip; a step of {done.tokens:,} tokens takes at "
+        f"least {seconds}, model FLOPs utilisation at most {done.utilisation:.0%}, "
         f"limited by {done.roofline.limit}"
     )
 
@@ -139,7 +147,7 @@ def show_search(config: Config, found: Found) -> None:
     title = f"the best of {found.estimated} candidates, {found.fitting} fitting by formula"
     table = Table(title=title, title_justify="left")
     table.add_column("overrides", overflow="fold")
-    for column in ("a chip", "seconds", "MFU", "limit"):
+    for column in ("a chip", "seconds", "tokens/s", "MFU", "limit"):
         table.add_column(column, justify="right", no_wrap=True)
     for done in found.best:
         assert done.roofline is not None
@@ -147,6 +155,7 @@ def show_search(config: Config, found: Found) -> None:
             named(config, done.config),
             size(done.needed),
             f"{done.roofline.step:.3f}",
+            f"{done.tokens_per_second:,.0f}",
             f"{done.utilisation:.0%}",
             done.roofline.limit,
         )

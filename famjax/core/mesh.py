@@ -57,8 +57,8 @@ def choose(config: MeshConfig, devices: int, demand: Demand) -> MeshConfig:
     Raises:
       UserError: the sizes given do not divide the number of devices.
     """
-    meshes = list(_meshes(config, devices))
-    if not meshes:
+    fitting = list(_given(config, devices))
+    if not fitting:
         asked = " x ".join(f"{name}={getattr(config, name)}" for name in AXES)
         raise UserError(
             f"mesh: {asked} does not fit {devices} devices; let the sizes divide that number and "
@@ -72,14 +72,21 @@ def choose(config: MeshConfig, devices: int, demand: Demand) -> MeshConfig:
         beyond = max(0.0, demand.bytes_on(mesh) - demand.limit)
         return (not divides, beyond, idle, -mesh.data * mesh.fsdp, mesh.fsdp, -mesh.tensor)
 
-    return min(meshes, key=worth)
+    return min(fitting, key=worth)
 
 
-def _meshes(config: MeshConfig, devices: int) -> Iterator[MeshConfig]:
+def _given(config: MeshConfig, devices: int) -> Iterator[MeshConfig]:
     """Yield every mesh of so many devices with the sizes that are given."""
+    given = {name: size for name, size in vars(config).items() if size != -1}
+    for mesh in meshes(devices):
+        if vars(mesh) | given == vars(mesh):
+            yield mesh
+
+
+def meshes(devices: int) -> Iterator[MeshConfig]:
+    """Yield every mesh of so many devices."""
     whole = [n for n in range(1, devices + 1) if devices % n == 0]
-    given = (config.data, config.fsdp, config.tensor, config.sequence)
-    for sizes in itertools.product(*(whole if size == -1 else [size] for size in given)):
+    for sizes in itertools.product(whole, repeat=len(AXES)):
         if math.prod(sizes) == devices:
             yield MeshConfig(*sizes)
 
@@ -142,8 +149,29 @@ def refuse_undivided(config: Config) -> None:
         )
 
 
+def refuse_rows(config: Config, devices: int) -> None:
+    """Raise a `UserError` where rows do not divide over axes whose sizes were given by hand.
+
+    What -1 leaves to the number of devices is told by `repeated` instead.
+
+    Args:
+      config: its mesh as the user wrote it.
+      devices: of the mesh.
+    """
+    mesh, accumulate = config.mesh, config.train.accumulate
+    given = {name: getattr(mesh, name) for name in ("data", "fsdp")}
+    parts = math.prod(size for size in given.values() if size > 0)
+    rows = config.data.batch // accumulate
+    if rows % parts and devices % parts == 0:  # else what is wrong is the mesh
+        asked = " x ".join(f"mesh.{name}={size}" for name, size in given.items() if size > 1)
+        raise UserError(
+            f"data.batch={config.data.batch}: {rows} rows at a time do not divide by {asked}; take "
+            f"a multiple of {parts * accumulate}, or a larger mesh.tensor or mesh.sequence"
+        )
+
+
 def repeated(config: Config) -> Iterator[str]:
-    """Yield what to say of work that the devices of a mesh repeat; arguments as above."""
+    """Yield what to say of work that devices repeat, of a mesh with the size of every axis."""
     mesh, accumulate = config.mesh, config.train.accumulate
     rows, devices = config.data.batch // accumulate, mesh.data * mesh.fsdp
     if rows % devices:

@@ -130,15 +130,20 @@ def sharding(mesh: Mesh, axes: Axes, shape: tuple[int, ...]) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*spec))
 
 
+def is_undivided(place: NamedSharding, size: int) -> bool:
+    """Tell whether each device has all of a large parameter, of which a mesh divides others."""
+    mesh = place.mesh.shape
+    return size > LARGE and mesh["fsdp"] * mesh["tensor"] > 1 and not any(place.spec)
+
+
 def undivided(mesh: Mesh, params: Any) -> list[str]:
     """Return the large parameters of which every device has a whole copy, though it need not."""
-    if mesh.shape["fsdp"] * mesh.shape["tensor"] == 1:
-        return []
+    leaves = jax.tree.leaves_with_path(params)
+    places = jax.tree.leaves(parameter_shardings(mesh, params))
     return [
         f"{path_name(path)} {tuple(leaf.shape)}"
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-        if leaf.size > LARGE
-        and not any(sharding(mesh, parameter_axes(path_name(path), leaf.ndim), leaf.shape).spec)
+        for (path, leaf), place in zip(leaves, places, strict=True)
+        if is_undivided(place, leaf.size)
     ]
 
 

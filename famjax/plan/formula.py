@@ -6,7 +6,8 @@ Rough on purpose: it orders candidates. The numbers of a plan are the compiler's
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,8 @@ from famjax.core.config import Config, ModelConfig
 from famjax.plan.chips import Topology
 from famjax.train.flops import KEYS_COMPUTED, forward_flops, step_flops
 from famjax.train.run import abstract_model
+
+REMAT: tuple[Literal["none", "layer", "block"], ...] = ("none", "layer", "block")
 
 # copies of a layer's arrays in its backward pass: gradients, float32, other layouts. As in the
 # programs of FAM 1B and 8B (docs/scale.md)
@@ -53,11 +56,23 @@ def estimate(config: Config, on: Topology) -> Estimate:
     gathered = 2 * (trained + frozen) / model.layers * size / mesh.tensor if mesh.fsdp > 1 else 0
     if model.tied:
         gathered += 2 * model.vocab_size * model.width * size / mesh.tensor
-    rows = config.data.batch / (mesh.data * mesh.fsdp * config.train.accumulate)
-    tokens = rows * config.data.length / config.train.bptt_segments
-    kept = activations(model, tokens, rows, mesh.tensor)
     seconds = _seconds(config, on, (trained + frozen) * size, trained * 4)
-    return Estimate(weights + gathered, kept, seconds)
+    return Estimate(weights + gathered, kept(config), seconds)
+
+
+def kept(config: Config) -> float:
+    """Return `activations` of one device; the mesh's axes are all given."""
+    mesh, train = config.mesh, config.train
+    rows = config.data.batch / (mesh.data * mesh.fsdp * train.accumulate)
+    tokens = rows * config.data.length / train.bptt_segments / mesh.sequence
+    return activations(config.model, tokens, rows, mesh.tensor)
+
+
+def policies(config: Config) -> dict[str, float]:
+    """Return `kept` by each `model.remat` that the stack has."""
+    stack = config.model.stack
+    names = REMAT if stack == "residual" else (config.model.remat,)
+    return {r: kept(replace(config, model=replace(config.model, remat=r))) for r in names}
 
 
 @functools.cache
@@ -124,7 +139,7 @@ def _seconds(config: Config, on: Topology, weight_bytes: float, trained_bytes: f
     passes = {"none": 3.0, "layer": 4.0, "block": 5.0}[model.remat]
     if model.remat != "none":
         flops += tokens * forward_flops(model, computed=True)
-    here = tokens / (mesh.data * mesh.fsdp)
+    here = tokens / (mesh.data * mesh.fsdp * mesh.sequence)
     layer = _layer_bytes(model, here, mesh.tensor)
     traffic = passes * model.layers * (8 * layer.products + 6 * layer.weights)
     share = (mesh.fsdp - 1) / mesh.fsdp
@@ -134,6 +149,38 @@ def _seconds(config: Config, on: Topology, weight_bytes: float, trained_bytes: f
         network += 6 * model.layers * layer.stream * 2 * (mesh.tensor - 1) / mesh.tensor
     summed = (mesh.data * mesh.fsdp - 1) / (mesh.data * mesh.fsdp)
     network += 2 * config.train.accumulate * trained_bytes / mesh.tensor * summed
+    if mesh.sequence > 1:
+        rows = config.data.batch / (mesh.data * mesh.fsdp)
+        network += passes * model.layers * rows * _seen_bytes(config)
+        # each device's part of a row waits for the memory of the one before
+        flops *= 1 + (mesh.sequence - 1) * _recurrent(model)
     device = max(flops / on.count / chip.flops, traffic / chip.bandwidth)
     # as if nothing ran beside the network: of two that compute alike, the one that says less
     return device + network / chip.network
+
+
+def _seen_bytes(config: Config) -> float:
+    """Return the bytes of keys and values that a layer takes, for a row, from other devices of the
+    axis sequence: a window's memory segments, or all tokens."""
+    m, mesh = config.model, config.mesh
+    e, g = m.head_dim or m.width // m.heads, m.kv_heads or m.heads
+    everything = config.data.length * (mesh.sequence - 1) / mesh.sequence
+    keys = max(
+        everything if name == "full" else m.memory_segments * m.block_len
+        for name in mixer_pattern(m)
+    )
+    return (
+        2
+        * keys
+        * g
+        * e
+        * jnp.dtype(m.dtype).itemsize
+        / (mesh.tensor if g % mesh.tensor == 0 else 1)
+    )
+
+
+def _recurrent(model: ModelConfig) -> float:
+    """Return the share of a block's tokens that are FAM's, each read behind those before."""
+    if "fam" not in mixer_pattern(model):
+        return 0.0
+    return model.fam_len / (model.block_len + model.fam_len)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 import os
 import re
 import signal
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from famjax.core.config import Config
+from famjax.core.config import Config, MeshConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import to_json
 from famjax.plan.chips import Topology
+from famjax.plan.formula import policies
 from famjax.train.flops import step_flops
 
 
@@ -77,6 +77,16 @@ class Plan:
     roofline: Roofline | None
     utilisation: float | None
 
+    @property
+    def tokens(self) -> int:
+        """Of a step."""
+        return self.config.data.batch * self.config.data.length
+
+    @property
+    def tokens_per_second(self) -> float:
+        """At most; 0 where the compiler refused."""
+        return self.tokens / self.roofline.step if self.roofline else 0.0
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON can hold it."""
         roofline = self.roofline
@@ -106,11 +116,11 @@ def plan(config: Config, on: Topology) -> Plan:
     Raises:
       UserError: libtpu is missing, or the mesh or the batch does not fit.
     """
-    refuse_rows(config, on)
     seen = ask(config, on, compile=True)
     per_chip = seen["devices"] / on.count
     tokens = config.data.batch * config.data.length
     model, computed = (tokens * step_flops(config, computed=c) for c in (False, True))
+    seen["activations"] = policies(replace(config, mesh=MeshConfig(**seen["mesh"])))
     if "memory" not in seen:
         return Plan(config, on, seen, model, computed, seen["needed"] * per_chip, False, None, None)
     needed = sum(seen["memory"].values()) * per_chip
@@ -173,24 +183,6 @@ def ask(config: Config, on: Topology, compile: bool) -> dict[str, Any]:
     if "error" in answer:
         raise UserError(answer["error"])
     return answer
-
-
-def refuse_rows(config: Config, on: Topology) -> None:
-    """Raise a `UserError` where rows cannot be shared by all devices of the mesh's row axes."""
-    axes = tuple(vars(config.mesh).values())
-    if axes.count(-1) > 1:
-        return  # chosen by what there is to divide
-    fixed = math.prod(size for size in axes if size > 0)
-    if on.count % fixed or (-1 not in axes and fixed != on.count):
-        return  # what is wrong is the mesh
-    parts = math.prod(on.count // fixed if size == -1 else size for size in axes[:2])
-    rows = config.data.batch // config.train.accumulate
-    if rows % parts:
-        raise UserError(
-            f"data.batch={config.data.batch}: rows of a step ({rows} at a time) do not divide by "
-            f"mesh.data x mesh.fsdp = {parts}, so that every device would read all of them; take a "
-            "multiple, or a larger mesh.tensor or mesh.sequence"
-        )
 
 
 def _environment(on: Topology) -> dict[str, str]:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 from famjax.core.config import Config
 from famjax.core.errors import UserError
 from famjax.core.experiment import difference
-from famjax.core.mesh import tensor_sizes
+from famjax.core.mesh import call_blocks, meshes, tensor_sizes
 from famjax.plan.chips import Topology
-from famjax.plan.formula import Estimate, estimate
+from famjax.plan.formula import REMAT, Estimate, estimate
 from famjax.plan.plan import Plan, plan
-
-REMAT: tuple[Literal["none", "layer", "block"], ...] = ("none", "layer", "block")
 
 
 class Found(NamedTuple):
@@ -35,24 +33,26 @@ class Found(NamedTuple):
 
 
 def candidates(config: Config, on: Topology) -> Iterator[Config]:
-    """Yield configs of the same model and data: every mesh of data, fsdp and tensor, recomputing,
-    and parts of the batch. `mesh.sequence` is the config's.
+    """Yield configs of the same model and data: the batch, half and twice of it; every mesh that
+    divides its rows, heads and blocks; recomputing; and parts of the batch.
 
-    Rows that a batch has are as the config says; read at once are all, or they are cut into parts
-    whose gradients are added (`train.accumulate`).
+    Rows that a batch has are read all at once, or cut into parts whose gradients are added
+    (`train.accumulate`).
     """
-    rows, sequence = config.data.batch, max(1, config.mesh.sequence)
-    count = on.count // sequence
-    fitting = [n for n in range(1, count + 1) if count % n == 0]
+    batch = config.data.batch
+    for rows in (batch, 2 * batch, batch // 2):
+        yield from _candidates(replace(config, data=replace(config.data, batch=rows)), on)
+
+
+def _candidates(config: Config, on: Topology) -> Iterator[Config]:
+    rows = config.data.batch
     recomputing = REMAT if config.model.stack == "residual" else (config.model.remat,)
-    for tensor, data in itertools.product(fitting, fitting):
-        if count % (tensor * data) or any(n % tensor for n in tensor_sizes(config).values()):
+    for mesh in meshes(on.count):
+        if any(n % mesh.tensor for n in tensor_sizes(config).values()):
             continue
-        fsdp = count // (tensor * data)
-        if rows % (data * fsdp):
+        most, left = divmod(rows, mesh.data * mesh.fsdp)
+        if not most or left or call_blocks(config) % mesh.sequence:
             continue
-        mesh = replace(config.mesh, data=data, fsdp=fsdp, tensor=tensor, sequence=sequence)
-        most = rows // (data * fsdp)
         for remat, parts in itertools.product(recomputing, (1, 2, 4, 8)):
             if most % parts == 0:
                 yield replace(
@@ -77,7 +77,7 @@ def search(
       report: takes a line of progress.
 
     Raises:
-      UserError: no mesh divides the batch.
+      UserError: no mesh divides the batch, or none could be compiled.
     """
     every = list(candidates(config, on))
     if not every:
@@ -87,30 +87,52 @@ def search(
             "of its divisors divides"
         )
     ranked = rank([(c, estimate(c, on)) for c in every], on)
-    fitting = [c for c, e in ranked if e.bytes <= on.chip.memory]
-    report(
-        f"{len(every)} candidates by formula, {len(fitting)} seem to fit; compiling "
-        f"{min(compiles, len(ranked))}"
-    )
-    plans = []
-    for i, (candidate, _) in enumerate(ranked[:compiles], 1):
-        done = compile(candidate, on)
-        plans.append(done)
-        report(f"{i}/{compiles} {named(config, candidate)}: {outcome(done)}")
-    best = sorted((p for p in plans if p.fits and p.roofline), key=_seconds)
-    return Found(best, [p for p in plans if not p.fits], len(every), len(fitting))
+    fitting = sum(e.bytes <= on.chip.memory for _, e in ranked)
+    chosen = [c for c, _ in by_turns(ranked, config.data.batch)[:compiles]]
+    report(f"{len(every)} candidates by formula, {fitting} seem to fit; compiling {len(chosen)}")
+    plans, failed = list[Plan](), list[str]()
+    for i, candidate in enumerate(chosen, 1):
+        at = f"{i}/{len(chosen)} {named(config, candidate)}"
+        try:
+            plans.append(compile(candidate, on))
+        except (UserError, RuntimeError) as error:  # of this one alone: the others may do
+            failed.append(str(error))
+            report(f"{at}: {error}")
+            continue
+        report(f"{at}: {outcome(plans[-1])}")
+    if not plans:
+        raise UserError(f"none of {len(chosen)} candidates could be compiled: {failed[0]}")
+    best = sorted((p for p in plans if p.fits and p.roofline), key=lambda p: -p.tokens_per_second)
+    return Found(best, [p for p in plans if not p.fits], len(every), fitting)
 
 
 def rank(
     estimates: Sequence[tuple[Config, Estimate]], on: Topology
 ) -> list[tuple[Config, Estimate]]:
+    """Return those that fit, the fastest for a token first, and then the others by their bytes."""
 
     def place(of: tuple[Config, Estimate]) -> tuple[float, ...]:
         config, e = of
         too_large = e.bytes > on.chip.memory
-        return too_large, e.bytes if too_large else e.seconds, config.train.accumulate, e.bytes
+        cost = e.bytes if too_large else e.seconds / config.data.batch
+        return too_large, cost, config.train.accumulate, e.bytes
 
     return sorted(estimates, key=place)
+
+
+def by_turns(
+    ranked: Sequence[tuple[Config, Estimate]], batch: int
+) -> list[tuple[Config, Estimate]]:
+    """Return them in turns: the best two of the config's own batch, the best of each other, the
+    next two, and so on.
+
+    A larger batch nearly always reads more tokens a second, but it is another experiment.
+    """
+    own = [of for of in ranked if of[0].data.batch == batch]
+    larger = [of for of in ranked if of[0].data.batch > batch]
+    smaller = [of for of in ranked if of[0].data.batch < batch]
+    turns = itertools.zip_longest(own[::2], own[1::2], larger, smaller)
+    return [of for turn in turns for of in turn if of is not None]
 
 
 def named(config: Config, candidate: Config) -> str:
@@ -124,8 +146,4 @@ def outcome(done: Plan) -> str:
     memory = f"{done.needed / 2**30:.1f} GiB of {done.on.chip.memory / 2**30:.0f}"
     if done.roofline is None or not done.fits:
         return f"does not fit, {memory}"
-    return f"{memory}, {done.roofline.step:.3g} s a step"
-
-
-def _seconds(done: Plan) -> Any:
-    return done.roofline.step if done.roofline else float("inf")
+    return f"{memory}, {done.roofline.step:.3g} s a step, {done.tokens_per_second:,.0f} tokens/s"

@@ -24,7 +24,7 @@ from famjax.core import sharding
 from famjax.core.config import Config, MeshConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import from_json
-from famjax.core.mesh import is_chosen
+from famjax.core.mesh import is_chosen, refuse_rows, repeated
 from famjax.data.lanes import empty_row
 from famjax.plan import hlo
 from famjax.plan.chips import Topology, topology
@@ -34,8 +34,6 @@ from famjax.train.state import TrainState
 
 # nothing is run, so LLVM may take its ease; what XLA does before it stays
 _HOST_OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-# elements from which on a parameter that all devices hold is worth a word
-BIG = 2**20
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -46,7 +44,9 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     """
     config, on = from_json(request["config"]), topology(request["topology"])
     wanted = demand(config, int(on.chip.memory)) if is_chosen(config.mesh) else None
-    mesh = sharding.make_mesh(config.mesh, devices_of(on), wanted)
+    devices = devices_of(on)
+    refuse_rows(config, len(devices))
+    mesh = sharding.make_mesh(config.mesh, devices, wanted)
     config = replace(config, mesh=MeshConfig(**mesh.shape))
     sizes = {"mesh": dict(mesh.shape), "devices": mesh.size, "shardings": shardings(config, mesh)}
     program = make_program(config, np.ones(config.model.vocab_size, np.float32), mesh=mesh)
@@ -56,6 +56,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         program.shardings,
     )
     sizes["arrays"] = arrays(config, program, shapes)
+    sizes["repeated"] = list(repeated(config))
     if not request["compile"]:
         return sizes
     return sizes | compiled(program, shapes, batch_shapes(config, program), on, mesh.size)
@@ -117,7 +118,8 @@ def _sizes(tree: Any) -> dict[str, float]:
 def shardings(config: Config, mesh: jax.sharding.Mesh) -> list[dict[str, Any]]:
     """Return a row for each parameter: path, shape, logical axes, mesh axes, shape on a device.
 
-    "whole" tells a big one that every device holds, "rule" whether any names its axes.
+    "whole" tells a large one that is on every device, though the mesh divides parameters; "rule"
+    whether any names its axes.
     """
     _, trained, frozen = abstract_model(config.model, only=config.train.only)
     rows = []
@@ -138,7 +140,7 @@ def shardings(config: Config, mesh: jax.sharding.Mesh) -> list[dict[str, Any]]:
                 "mesh": [list(a) if isinstance(a, tuple) else a for a in place.spec],
                 "device_shape": here,
                 "rule": rule,
-                "whole": mesh.size > 1 and leaf.size >= BIG and here == leaf.shape,
+                "whole": sharding.is_undivided(place, leaf.size),
             }
         )
     return rows

@@ -17,7 +17,8 @@ Orbax refuses them: their shape says all.
 
 Of several processes each writes its own parts of arrays into the same folder, as Orbax does it, and
 process 0 all the rest; each verifies nothing and reads what lies on its devices, of the checkpoint
-that process 0 found good. All must save and restore together.
+that process 0 found good. All must save and restore together. Only process 0 lists the folder: a
+network file system may show another what was there some seconds ago.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ class Checkpoints:
     def _newest_good(
         self, of: Callable[[int], Tree], step: int | None, report: Callable[[str], None]
     ) -> tuple[int, Tree]:
-        steps = self.steps()
+        steps = processes.from_first("steps", self.steps)
         if step is not None and step not in steps:
             raise UserError(f"no checkpoint of step {step} in {self.folder}; there are: {steps}")
         if not steps:

@@ -23,7 +23,7 @@ from famjax.core.config import Config
 from famjax.core.errors import Stopped, UserError
 from famjax.core.experiment import from_json
 from famjax.core.mesh import repeated
-from famjax.core.processes import first_then_all, index
+from famjax.core.processes import first_then_all, from_first, index
 from famjax.core.types import Array
 from famjax.core.watch import goes_on_from
 from famjax.data.pipeline import halved, make_batches, make_source
@@ -86,8 +86,9 @@ def train(config: Config, run_dir: str | Path, quiet: bool = False) -> Run:
         keep = config.train.keep
         checkpoints = first_then_all("open", lambda: Checkpoints(folder / CHECKPOINTS, keep))
         goes_on_from(checkpoints.latest)
-        progress = Progress(config.train.steps, checkpoints.latest() or 0, quiet, index() > 0)
-        trainer = Trainer(config, tokenizer, checkpoints, folder, progress)
+        latest = from_first("latest", checkpoints.latest)
+        progress = Progress(config.train.steps, latest or 0, quiet, index() > 0)
+        trainer = Trainer(config, tokenizer, checkpoints, folder, progress, latest)
         with progress:
             try:
                 state = trainer.run()
@@ -122,6 +123,7 @@ class Trainer:
         checkpoints: Checkpoints,
         folder: Path,
         progress: Progress,
+        latest: int | None,
     ):
         self.tokenizer, self.folder = tokenizer, folder
         self.checkpoints, self.progress = checkpoints, progress
@@ -129,7 +131,8 @@ class Trainer:
         self.source: Any = make_source(config, tokenizer)
         hosts.compare_documents(self.source)
         self.looked: tuple[int, ...] = ()  # see `make_program`
-        self.set_length(length_at(config, checkpoints.latest() or 0))
+        self.latest = latest  # step of the newest checkpoint when the run began
+        self.set_length(length_at(config, latest or 0))
         self.schedule = make_schedule(config.optimizer, config.train.steps)
         self.tokens = 0.0  # valid ones read since the run began
         self.saved = -1
@@ -262,7 +265,7 @@ class Trainer:
 
     def resume(self) -> tuple[TrainState, int]:
         """Return the newest good checkpoint's state, or the first state."""
-        if self.checkpoints.latest() is None:
+        if self.latest is None:
             state = self.begin()
             self.look(state, 0)
             return state, 0

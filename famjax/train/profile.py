@@ -37,13 +37,18 @@ class Profiler:
         self.first, self.last = span(config)
         self.memory = config.profile.memory
         self.step = 0  # steps that are done
-        self.tracing = False
+        self.begun: int | None = None  # of these, when the trace that is under way began
 
     def wants(self, step: int) -> bool:
         """Return whether something begins or ends when so many steps are done."""
         if jax.process_index() > 0:
             return False
-        return (step == self.memory > 0) or (self.last > 0 and step in (self.first, self.last))
+        return step == self.memory > 0 or step == self.last > 0 or self.begins(step)
+
+    def begins(self, step: int) -> bool:
+        """Return whether a trace begins behind a step: also behind one that a resumed run goes on
+        from, of whose trace a part is left."""
+        return self.first <= step < self.last and self.begun is None
 
     def after(self, step: int) -> None:
         """Begin or end what is to begin or end when so many steps are done, by the device too."""
@@ -54,19 +59,19 @@ class Profiler:
             self.stop()
         if step == self.memory:
             self.write_memory()
-        if step == self.first < self.last:
+        if self.begins(step):
             self.folder.mkdir(exist_ok=True)
             jax.profiler.start_trace(self.folder)
-            self.tracing = True
+            self.begun = step
 
     def stop(self) -> None:
         """End the trace that has begun, if any, and say where it lies."""
-        if not self.tracing:
+        if self.begun is None:
             return
-        self.tracing = False
+        begun, self.begun = self.begun, None
         jax.profiler.stop_trace()
         self.report(
-            f"trace of steps {self.first}:{self.step}: pip install xprof && xprof --logdir "
+            f"trace of steps {begun}:{self.step}: pip install xprof && xprof --logdir "
             f"{self.folder}; or open the newest .trace.json.gz in it at ui.perfetto.dev"
         )
 
@@ -93,7 +98,7 @@ def span(config: Config) -> tuple[int, int]:
 def refuse_past(before: Config, config: Config, step: int) -> None:
     """Raise a `UserError` if steps are to be looked at that a resumed run has done already.
 
-    The command that ran before is not refused: it goes on where it was, and looks at what is left.
+    The command that ran before is not refused: it goes on where it was, and traces what is left.
 
     Args:
       before: the config with which these steps were done.

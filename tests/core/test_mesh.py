@@ -12,7 +12,7 @@ from famjax.core import sharding
 from famjax.core.config import Config, MeshConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import load_config, override
-from famjax.core.mesh import Demand, choose, describe, refuse_undivided, repeated
+from famjax.core.mesh import Demand, choose, describe, refuse_rows, refuse_undivided, repeated
 
 AUTO = MeshConfig(-1, -1, -1, -1)
 SMALL = Demand(weights=100, rows=8, tensor=(4, 2, 32), blocks=16, limit=100)
@@ -126,6 +126,37 @@ def test_a_mesh_that_divides() -> None:
     refuse_undivided(config((1, 1, 2, 8)))
     # a token is a block where no window is
     refuse_undivided(config((1, 1, 1, 16), "model.mixer=full"))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "overrides", "said"),
+    [
+        ((4, 2, 1, 1), ["data.batch=8"], None),
+        ((-1, 1, 1, 1), ["data.batch=3"], None),  # what devices there are is not the user's choice
+        ((3, 1, 1, 1), ["data.batch=4"], None),  # does not fit the devices either: said elsewhere
+        (
+            (4, 2, 1, 1),
+            ["data.batch=8", "train.accumulate=2"],
+            "data.batch=8: 4 rows at a time do not divide by mesh.data=4 x mesh.fsdp=2; take a "
+            "multiple of 16, or a larger mesh.tensor or mesh.sequence",
+        ),
+        (
+            (-1, 4, 1, 1),
+            ["data.batch=6"],
+            "data.batch=6: 6 rows at a time do not divide by mesh.fsdp=4; take a multiple of 4, or "
+            "a larger mesh.tensor or mesh.sequence",
+        ),
+    ],
+)
+def test_rows_that_do_not_divide_over_the_axes_given(
+    mesh: tuple[int, ...], overrides: list[str], said: str | None
+) -> None:
+    if said is None:
+        refuse_rows(config(mesh, *overrides), 8)
+        return
+    with pytest.raises(UserError) as error:
+        refuse_rows(config(mesh, *overrides), 8)
+    assert str(error.value) == said
 
 
 @pytest.mark.parametrize(

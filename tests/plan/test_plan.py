@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
+import math
 import subprocess
 from dataclasses import replace
 from typing import Any
@@ -92,13 +94,13 @@ def test_shardings() -> None:
 
 
 def test_a_big_parameter_on_every_device_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["model.vocab_size=66000", "mesh.data=8", "mesh.fsdp=1", "--topology", "cpu:8"]
+    given = ["model.vocab_size=66001", "mesh.data=4", "mesh.tensor=2", "--topology", "cpu:8"]
     assert main(["plan", "text_fam", *given, "--shardings"]) == 0
     said = capsys.readouterr().out
     assert "large and whole on every device: embedding, head/kernel" in said
     line = next(line for line in said.splitlines() if line.startswith("embedding"))
     assert line.split() == [
-        *("embedding", "66000x128", "vocab,", "embed", "-,", "-", "66000x128"),
+        *("embedding", "66001x128", "vocab,", "embed", "-,", "-", "66001x128"),
         *("WHOLE", "on", "every", "device"),
     ]
 
@@ -109,14 +111,24 @@ def candidate(**mesh: int) -> Config:
 
 
 def test_candidates_divide_rows_and_heads() -> None:
+    """Of 4 blocks, 4 heads, and the batch, half and twice of it."""
     found = list(candidates(small(), topology("cpu:8")))
-    meshes = {(c.mesh.data, c.mesh.fsdp, c.mesh.tensor) for c in found}
-    assert meshes == {
-        (d, f, t) for d in (1, 2, 4, 8) for f in (1, 2, 4, 8) for t in (1, 2, 4) if d * f * t == 8
-    }
+    meshes = {tuple(vars(c.mesh).values()) for c in found}
+    up_to_8, up_to_4 = (1, 2, 4, 8), (1, 2, 4)
+    every = itertools.product(up_to_8, up_to_8, up_to_4, up_to_4)
+    assert meshes == {sizes for sizes in every if math.prod(sizes) == 8}
     assert {c.model.remat for c in found} == {"none", "layer", "block"}
+    assert {c.data.batch for c in found} == {8, 16, 32}
     for c in found:
-        assert 16 % (c.mesh.data * c.mesh.fsdp * c.train.accumulate) == 0
+        assert c.data.batch % (c.mesh.data * c.mesh.fsdp * c.train.accumulate) == 0
+
+
+def test_what_a_longer_axis_sequence_keeps_and_sends() -> None:
+    """Devices keep their part of a row's tokens, and FAM's wait for each other."""
+    on = topology("v5e:2x4")
+    alone, divided = candidate(data=8, sequence=1), candidate(data=1, sequence=8)
+    assert estimate(divided, on).activations == pytest.approx(estimate(alone, on).activations)
+    assert estimate(divided, on).seconds > estimate(alone, on).seconds
 
 
 def test_estimates_order_what_is_known() -> None:
@@ -141,23 +153,42 @@ def test_search_compiles_the_best_by_formula(monkeypatch: pytest.MonkeyPatch) ->
 
     def compile(config: Config, on: Any) -> plans.Plan:
         compiled.append(config)
-        seconds = 3.0 - len(compiled)
+        seconds = 4.0 - len(compiled)
         roofline = plans.Roofline(seconds, 0, seconds, 0)
         fits = len(compiled) != 2
         return plans.Plan(config, on, {}, 1, 1, 1, fits, roofline if fits else None, 0.5)
 
     found = search(small(), on, 3, lines.append, compile)
-    assert len(compiled) == 3
-    assert [p.config for p in found.best] == [compiled[2], compiled[0]]
+    # two of the batch, one of twice as many rows
+    assert [c.data.batch for c in compiled] == [16, 16, 32]
+    assert [p.config for p in found.best] == [compiled[2], compiled[0]]  # tokens a second
     assert [p.config for p in found.refused] == [compiled[1]]
     assert len(lines) == 4
-    fastest = min(estimate(c, on).seconds for c in candidates(small(), on))
-    assert estimate(compiled[0], on).seconds == fastest
+    rows = (c for c in candidates(small(), on) if c.data.batch == 16)
+    assert estimate(compiled[0], on).seconds == min(estimate(c, on).seconds for c in rows)
+
+
+def test_a_candidate_that_cannot_be_compiled_takes_no_other_with_it() -> None:
+    on, lines = topology("cpu:8"), list[str]()
+    turns = iter([UserError("out of memory"), plans.Roofline(1, 0, 1, 0), RuntimeError("crashed")])
+
+    def compile(config: Config, on: Any) -> plans.Plan:
+        if isinstance(turn := next(turns), Exception):
+            raise turn
+        return plans.Plan(config, on, {}, 1, 1, 1, True, turn, 0.5)
+
+    assert len(search(small(), on, 3, lines.append, compile).best) == 1
+    assert lines[1].endswith(": out of memory")
+    assert lines[3].endswith(": crashed")
+    turns = iter([UserError("out of memory")])
+    with pytest.raises(UserError, match="none of 1 candidates could be compiled: out of memory"):
+        search(small(), on, 1, lines.append, compile)
 
 
 def test_no_mesh_divides_the_rows() -> None:
+    odd = small("data.batch=3", "data.length=8", "model.heads=1")
     with pytest.raises(UserError, match="no mesh of 8 chips divides the rows"):
-        search(small("data.batch=3", "model.heads=1"), topology("cpu:8"), 1, print)
+        search(odd, topology("cpu:8"), 1, print)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +221,10 @@ BAD = [
     (["text_fam"], "plan needs a topology"),
     (["text_fam", "--topology", "cpu:8", "--serach"], "unknown option --serach; did you mean"),
     (["text_fam", "--topology", "cpu:8", "--compiles", "x"], "--compiles x: must be a whole"),
-    (["text_fam", "--topology", "cpu:8"], "data.batch=4: rows of a step (4 at a time) do not"),
+    (
+        ["text_fam", "--topology", "cpu:8", "mesh.data=8"],
+        "data.batch=4: 4 rows at a time do not divide by mesh.data=8; take a multiple of 8",
+    ),
     (
         ["text_fam", "--topology", "cpu:8", "mesh.data=3"],
         "data=3 x fsdp=1 x tensor=1 x sequence=1 does not fit",

@@ -36,8 +36,8 @@ def text(tmp_path: Path, *more: str) -> Config:
 
 
 def traced(run: Path) -> list[int]:
-    """Return the steps that the run's one trace has, and see that a profile for XProf is there."""
-    (trace,) = run.glob("profile/plugins/profile/*/*.trace.json.gz")
+    """Return the steps that the run's last trace has, and see that a profile for XProf is there."""
+    trace = max(run.glob("profile/plugins/profile/*/*.trace.json.gz"))
     (xplane,) = trace.parent.glob("*.xplane.pb")
     assert xplane.stat().st_size
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
@@ -79,10 +79,12 @@ def test_a_run_that_ends_within_the_trace_writes_what_there_is(
         train(small, tmp_path / "run", quiet=True)
     undo()
     assert {2, 3, 4} <= set(traced(tmp_path / "run"))
-    # the same command goes on, from the checkpoint of step 3, where the trace would have begun
+    # the same command goes on, from the checkpoint of step 3, and traces what is left
+    time.sleep(1.1)  # traces are named by their second
     train(small, tmp_path / "run", quiet=True)
     assert read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["step"] == 8
-    assert len(list(tmp_path.glob("run/profile/plugins/profile/*"))) == 1
+    assert len(list(tmp_path.glob("run/profile/plugins/profile/*"))) == 2
+    assert traced(tmp_path / "run") == [3, 4, 5, 6, 7]
 
 
 def test_steps_that_are_done_are_refused(tmp_path: Path) -> None:
