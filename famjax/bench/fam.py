@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from famjax.bench.steps import prepared
 from famjax.bench.timing import Pair, in_turns, peak_memory, reset_peak_memory
-from famjax.core.config import Config, ModelConfig
+from famjax.core.config import ModelConfig
 from famjax.core.types import Context
 from famjax.models.language_model import LanguageModel
 from famjax.train.flops import fam_floor
-from famjax.train.program import make_program
 
 # block and FAM length; f / w from 1/64 to 1/8
 SIZES = ((64, 8), (128, 8), (128, 16), (256, 16), (512, 8))
@@ -69,19 +69,7 @@ def costs(model: ModelConfig, batch: int, length: int, turns: int) -> Iterator[C
 
 
 def _training(model: ModelConfig, batch: int, length: int) -> Callable[[], Any]:
-    config = replace(Config(), model=model)
-    config = replace(config, data=replace(config.data, batch=batch, length=length))
-    program = make_program(config, np.ones(model.vocab_size, np.int32))
-    state = program.start()
-    tokens = np.random.default_rng(0).integers(0, model.vocab_size, (batch, length), np.int32)
-    data = {
-        "tokens": tokens,
-        "targets": tokens,
-        "weights": np.ones((batch, length), np.float32),
-        "valid": np.ones((batch, length), bool),
-        "reset": np.zeros((batch, length), bool),
-    }
-    data = jax.device_put(data, program.batch)
+    program, state, data = prepared(model, batch, length)
 
     def run() -> Any:
         nonlocal state

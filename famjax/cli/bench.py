@@ -1,4 +1,4 @@
-"""`famjax bench fam`, `lora`, `feedback` and `linear`."""
+"""`famjax bench fam`, `lora`, `feedback`, `linear` and `mesh`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ _SMALL = ModelConfig(
     vocab_size=256, layers=2, width=256, heads=4, mlp_width=1024, block_len=512, fam_len=32
 )
 
-
 _SMALL_FEEDBACK = ModelConfig(vocab_size=256, layers=4, width=128, heads=4)
 # heads as wide as the paper's (T2R 3.2.1)
 _SMALL_LINEAR = ModelConfig(
     vocab_size=256, layers=2, width=256, heads=2, head_dim=128, mlp_width=1024
+)
+# eight heads, eight rows and eight blocks of a row, for eight devices
+_SMALL_MESH = ModelConfig(
+    vocab_size=256, layers=2, width=256, heads=8, mlp_width=1024, block_len=64, fam_len=8
 )
 
 # rows, tokens of a row and turns, where they are not given; feedback's loop over tokens has no
@@ -37,6 +40,7 @@ _SIZES = {
     "lora": (16, 1024, 7),
     "feedback": (32, 128, 3),
     "linear": (2, 16384, 5),
+    "mesh": (8, 512, 5),
 }
 
 
@@ -47,18 +51,19 @@ class Bench:
     feedback-transformer-pytorch if installed); what adapters spare (lora: against training
     everything, and beside PyTorch's peft if installed); what linear attention costs and gains
     (linear: alone, and in decoding, beside softmax attention and performer-pytorch if
-    installed)."""
+    installed); what dividing a model over devices costs, along each axis of the mesh (mesh: 8 fake
+    ones of a CPU machine, or all accelerators)."""
 
-    name: tyro.conf.Positional[Literal["fam", "lora", "feedback", "linear"]]
+    name: tyro.conf.Positional[Literal["fam", "lora", "feedback", "linear", "mesh"]]
     """what to measure"""
     config: str = ""
     """take the model's shape from this config instead of a small one"""
     batch: int | None = None
-    """rows of the training step and of the streaming call: 16, feedback 32, linear 2"""
+    """rows of the training step and of the streaming call: 16, feedback 32, linear 2, mesh 8"""
     length: int | None = None
-    """tokens of a row: 1024, feedback 128; linear: at most so many, 16384"""
+    """tokens of a row: 1024, feedback 128, mesh 512; linear: at most so many, 16384"""
     turns: int | None = None
-    """times each program runs, in turns with the others: 7, feedback 3, linear 5"""
+    """times each program runs, in turns with the others: 7, feedback 3, linear and mesh 5"""
     layers: int | None = None
     """feedback: instead of the shape's"""
     width: int | None = None
@@ -66,7 +71,7 @@ class Bench:
     span: int | None = None
     """feedback: tokens that are remembered, instead of the shape's"""
     plot: str = ""
-    """feedback, linear: a file to draw into, .png, .svg or .pdf"""
+    """feedback, linear, mesh: a file to draw into, .png, .svg or .pdf"""
     rank: int = 64
     """lora: of the adapters"""
     json: bool = False
@@ -98,6 +103,12 @@ def run(argv: list[str]) -> int:
         alone = model if asked.config else replace(model, heads=4, head_dim=64)
         bench_linear.run(alone, model, sizes, asked.json, console, note)
         return 0
+    if asked.name == "mesh":
+        from famjax.cli import bench_mesh
+
+        runtime.fake_devices(8)
+        bench_mesh.run(model, sizes, asked.json, console, note)
+        return 0
     if asked.name == "feedback":
         from famjax.cli import bench_feedback
 
@@ -122,7 +133,8 @@ def _filled(asked: Bench) -> Any:
 
 
 def _small(name: str) -> ModelConfig:
-    return {"feedback": _SMALL_FEEDBACK, "linear": _SMALL_LINEAR}.get(name, _SMALL)
+    other = {"feedback": _SMALL_FEEDBACK, "linear": _SMALL_LINEAR, "mesh": _SMALL_MESH}
+    return other.get(name, _SMALL)
 
 
 def _reshaped(model: ModelConfig, asked: Any) -> ModelConfig:
@@ -152,7 +164,7 @@ def _check(asked: Any, model: ModelConfig) -> None:
     for name in ("layers", "width", "span"):
         if (size := getattr(asked, name)) is not None and size < 1:
             raise UserError(f"--{name} {size}: must be at least 1")
-    if asked.name in ("feedback", "linear"):
+    if asked.name in ("feedback", "linear", "mesh"):
         if asked.length < 1:
             raise UserError(f"--length {asked.length}: must be at least 1")
         return

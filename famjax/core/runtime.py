@@ -69,18 +69,25 @@ def share_cores(rows: int) -> None:
     """Let the cores of a CPU machine be devices, as many as divide the rows of a batch.
 
     A loop over tokens has products too small for threads to share; rows can be shared, and a mesh
-    shares them. It has no effect once JAX has looked for devices, where XLA_FLAGS has a number of
-    its own, and on accelerators.
+    shares them.
+    """
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    fake_devices(max(n for n in range(1, cores + 1) if rows % n == 0))
+
+
+def fake_devices(count: int) -> None:
+    """Let a CPU machine be so many devices.
+
+    It has no effect once JAX has looked for devices, where XLA_FLAGS has a number of its own, and
+    on accelerators.
     """
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     import jax
 
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    devices = max(n for n in range(1, cores + 1) if rows % n == 0)
     with contextlib.suppress(RuntimeError):
-        jax.config.update("jax_num_cpu_devices", devices)
+        jax.config.update("jax_num_cpu_devices", count)
 
 
 def setup() -> None:

@@ -7,7 +7,8 @@ document is read by no one.
 
 Where documents are fewer than lanes, before or after, each lane reads all of them in an order of
 its own (`famjax.data.sources`). Then nothing is dealt: lanes that stay go on in their order, and
-new ones begin theirs.
+new ones begin theirs. An epoch that was shared until then is read by each lane from where it is in
+its own order: documents that were read may come again in it, and none is left out.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -45,8 +46,9 @@ class TfSource:
         self._split = self._set.split(split)
         self._tokenizer = tokenizer
         self._seed = seed
-        # what each lane reads: (documents read, iterator over the next ones)
-        self._open: dict[tuple[int, int], tuple[int, Iterator[Piece]]] = {}
+        # of each lane: documents read -> iterator over the next ones. Several, where documents were
+        # dealt anew (`famjax.data.redeal`) and lanes at their own pace read those of one before
+        self._open: defaultdict[tuple[int, int], dict[int, Iterator[Piece]]] = defaultdict(dict)
 
     def report(self) -> str:
         """Return a line for the user."""
@@ -57,11 +59,17 @@ class TfSource:
 
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
         lane, lanes, k = key
-        read, examples = self._open.pop((lane, lanes), (-1, iter(())))
-        if read != k:
+        opened = self._open[lane, lanes]
+        # the one least far behind, since to begin anew is to read all before
+        read = max((n for n in opened if n <= k), default=None)
+        if read is None:
             examples = self._examples(lane, lanes, k)
+        else:
+            examples = opened.pop(read)
+            for _ in range(k - read):
+                next(examples)
         document = self._bounded(next(examples))
-        self._open[lane, lanes] = (k + 1, examples)
+        opened[k + 1] = examples
         if piece == 0:
             yield document
 

@@ -7,10 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from famjax.bench import fam, feedback, feedback_peers, linear, linear_peers
+from famjax.bench import fam, feedback, feedback_peers, linear, linear_peers, mesh
 from famjax.cli import bench
 from famjax.cli.main import main
 from famjax.core.config import FeedbackConfig, LinearConfig, ModelConfig
+from famjax.core.errors import UserError
 from famjax.train.flops import linear_attention_flops
 
 TINY = ModelConfig(vocab_size=11, layers=1, width=8, heads=2, mlp_width=8, block_len=4, fam_len=2)
@@ -38,6 +39,36 @@ def test_every_size_and_length_is_measured(tiny, capsys, monkeypatch):
             assert pair["first"] > 0
             assert pair["second"] > 0
     assert [row["tokens"] for row in report["lengths"]] == [19, 35]
+
+
+def test_every_axis_is_measured_beside_one_device(capsys, monkeypatch, tmp_path):
+    """A division sends what one device does not, and its ratio is that of the times."""
+    monkeypatch.setattr(bench, "_SMALL_MESH", TINY)
+    monkeypatch.setattr(mesh, "meshes", lambda _: [("", 1), ("fsdp", 2), ("sequence", 2)])
+    drawn = tmp_path / "mesh.png"
+    sizes = ["--batch", "2", "--length", "8", "--turns", "2"]
+    assert main(["bench", "mesh", *sizes, "--json", "--plot", str(drawn)]) == 0
+    printed = capsys.readouterr()
+    one, fsdp, sequence = json.loads(printed.out)
+    assert [one["devices"], fsdp["axis"], sequence["axis"]] == [1, "fsdp", "sequence"]
+    assert one["sent"] == {}
+    # weights are brought together; FAM's memory is handed on
+    assert fsdp["sent"]["all-gather"] > 0
+    assert sequence["sent"]["collective-permute"] >= sequence["largest"]["collective-permute"] > 0
+    for row in (one, fsdp, sequence):
+        assert row["time"]["ratio"] == row["time"]["first"] / one["time"]["first"]
+        assert row["tokens_per_second"] == pytest.approx(16 / row["time"]["first"])
+    assert drawn.stat().st_size
+    assert "of one's" in printed.err
+
+
+def test_axes_go_up_by_twos():
+    assert mesh.meshes(6) == [
+        ("", 1),
+        *((axis, n) for axis in ("data", "fsdp", "tensor", "sequence") for n in (2, 4)),
+    ]
+    with pytest.raises(UserError, match="bench mesh needs several devices and there is one"):
+        mesh.meshes(1)
 
 
 SMALL_FEEDBACK = ModelConfig(

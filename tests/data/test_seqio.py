@@ -98,6 +98,23 @@ def test_documents_are_the_same_wherever_reading_starts(tokenizer, name):
     assert any(not np.array_equal(a, b) for a, b in zip(other, expected, strict=False))
 
 
+def test_two_readers_of_a_lane_begin_it_once_each(tokenizer, monkeypatch):
+    """As where `data.batch` grew: each reads every second document, at its own pace."""
+    data, begun = DataConfig(seqio="lines"), []
+    expected = [document(TfSource(data, tokenizer, 0), 0, 1, k)[0] for k in range(8)]
+    examples = TfSource._examples
+
+    def counted(*args):
+        begun.append(args)
+        return examples(*args)
+
+    monkeypatch.setattr(TfSource, "_examples", counted)
+    source = TfSource(data, tokenizer, 0)
+    for k in (0, 2, 4, 1, 3, 6, 5, 7):
+        np.testing.assert_array_equal(document(source, 0, 1, k)[0], expected[k])
+    assert len(begun) == 2
+
+
 def test_lanes_resume_in_the_middle_of_an_example(tokenizer):
     data = DataConfig(seqio="lines")
     iterator = iter(Lanes(TfSource(data, tokenizer, seed=0), 2, 48, 16))

@@ -1,0 +1,113 @@
+"""What dividing a model costs: one training step on ever more devices, along each axis of the mesh.
+
+The batch stays as it is. On fake devices, which share the cores of one machine, nothing can become
+faster: what is lost against one device is what the division costs. There the floor of the step is
+one device's own step; on real ones it is that divided by their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+
+from famjax.bench.steps import prepared
+from famjax.bench.timing import Pair, compared, rounds
+from famjax.core import sharding
+from famjax.core.config import AXES, MeshConfig, ModelConfig
+from famjax.core.errors import UserError
+from famjax.plan import hlo
+
+
+class Divided(NamedTuple):
+    """A training step on a mesh with one axis.
+
+    Attributes:
+      axis: of `famjax.core.config.AXES`; "" on one device.
+      devices: along it.
+      time: of the step, against one device's.
+      tokens_per_second: by the least time.
+      sent: bytes that a device sends in a step, by kind of collective.
+      largest: bytes of the largest of each.
+      temporary_bytes: of a device.
+    """
+
+    axis: str
+    devices: int
+    time: Pair
+    tokens_per_second: float
+    sent: dict[str, float]
+    largest: dict[str, float]
+    temporary_bytes: int
+
+
+class _Step(NamedTuple):
+    run: Callable[[], Any]
+    collectives: list[dict[str, Any]]
+    temporary_bytes: int
+
+
+def scaling(
+    model: ModelConfig, batch: int, length: int, turns: int, report: Callable[[str], None]
+) -> Iterator[Divided]:
+    """Measure each axis on 2, 4, 8, ... devices beside one, all in turns.
+
+    Raises:
+      UserError: there is one device, or an axis does not divide what it has to.
+    """
+    steps = {}
+    for axis, count in meshes(jax.device_count()):
+        report(f"compiling for {axis or 'one device'}{f'={count}' if axis else ''}")
+        steps[axis, count] = _step(model, batch, length, axis, count)
+    report(f"measuring {len(steps)} programs in {turns} turns")
+    times = rounds({name: step.run for name, step in steps.items()}, turns)
+    for (axis, count), step in steps.items():
+        seconds = times[axis, count]
+        yield Divided(
+            axis,
+            count,
+            compared(seconds, times["", 1]),
+            batch * length / min(seconds),
+            _by_kind(step.collectives, "bytes", sum),
+            _by_kind(step.collectives, "largest", max),
+            step.temporary_bytes,
+        )
+
+
+def meshes(devices: int) -> list[tuple[str, int]]:
+    """Return axes and numbers of devices along them; the first is one device.
+
+    Raises:
+      UserError: there is one device.
+    """
+    if devices == 1:
+        raise UserError(
+            "bench mesh needs several devices and there is one; on a CPU set XLA_FLAGS="
+            "--xla_force_host_platform_device_count=8"
+        )
+    counts = [2**k for k in range(1, devices.bit_length()) if 2**k <= devices]
+    return [("", 1), *((axis, count) for axis in AXES for count in counts)]
+
+
+def _step(model: ModelConfig, batch: int, length: int, axis: str, count: int) -> _Step:
+    sizes = MeshConfig(**{name: count if name == axis else 1 for name in AXES})
+    mesh = sharding.make_mesh(sizes, jax.devices()[:count])
+    program, state, rows = prepared(model, batch, length, mesh)
+    compiled = program.step.lower(state, rows).compile()  # type: ignore[attr-defined]
+    # rates do not matter for what is sent
+    counted = hlo.cost(hlo.parse(compiled.as_text()), 1.0, 1.0)
+
+    def run() -> Any:
+        nonlocal state
+        state = compiled(state, rows)
+        return state
+
+    return _Step(run, hlo.as_rows(counted), compiled.memory_analysis().temp_size_in_bytes)
+
+
+def _by_kind(
+    rows: list[dict[str, Any]], key: str, join: Callable[[list[float]], float]
+) -> dict[str, float]:
+    kinds = sorted({row["kind"] for row in rows})
+    return {kind: join([row[key] for row in rows if row["kind"] == kind]) for kind in kinds}

@@ -1,0 +1,42 @@
+"""A training step to be measured: random weights, random tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from famjax.core.config import Config, MeshConfig, ModelConfig
+from famjax.data.lanes import empty_row
+from famjax.train.program import Program, make_program
+from famjax.train.state import TrainState
+
+
+class Prepared(NamedTuple):
+    """What `program.step` takes: a state, which it takes over, and a batch [b t]."""
+
+    program: Program
+    state: TrainState
+    batch: dict[str, Any]
+
+
+def prepared(model: ModelConfig, batch: int, length: int, mesh: Mesh | None = None) -> Prepared:
+    """Return the step of a model on rows without padding, as `Config` trains it otherwise.
+
+    Args:
+      mesh: of all devices, if None.
+    """
+    config = replace(Config(), model=model)
+    config = replace(config, data=replace(config.data, batch=batch, length=length))
+    if mesh is not None:
+        config = replace(config, mesh=MeshConfig(**mesh.shape))
+    program = make_program(config, np.ones(model.vocab_size, np.int32), mesh=mesh)
+    shape = (batch, length)
+    rows = {name: np.broadcast_to(row, shape) for name, row in empty_row(length).items()}
+    tokens = np.random.default_rng(0).integers(0, model.vocab_size, shape, np.int32)
+    rows |= {"tokens": tokens, "targets": tokens}
+    rows |= {"weights": np.ones(shape, np.float32), "valid": np.ones(shape, bool)}
+    return Prepared(program, program.start(), jax.device_put(rows, program.batch))

@@ -1,0 +1,97 @@
+"""`famjax bench mesh`: its tables and its plot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from famjax.bench import mesh as measured
+from famjax.cli.bench_output import Sizes, make_table, median, plain
+from famjax.cli.plot import plot_file
+from famjax.core.config import AXES, ModelConfig
+
+
+def run(model: ModelConfig, sizes: Sizes, as_json: bool, console: Console, note: Console) -> None:
+    """Measure, print the tables or one JSON object, and draw."""
+    plot = plot_file(sizes.plot) if sizes.plot else None
+    given = (model, sizes.batch, sizes.length, sizes.turns)
+    found = list(measured.scaling(*given, note.print))
+    for table in (_steps(found, model, sizes), _collectives(found)):
+        console.print(table)
+    if as_json:
+        print(json.dumps([plain(row) for row in found]))
+    if plot:
+        _draw(found, plot)
+        note.print(f"drawn: {plot}")
+
+
+def _steps(found: list[measured.Divided], model: ModelConfig, sizes: Sizes) -> Table:
+    table = make_table(
+        f"Training step of {model.mixer} divided over devices, {model.layers} layers, width "
+        f"{model.width}, {sizes.batch} x {sizes.length} tokens",
+        ("mesh", "step s", "tokens/s", "of one's", "step / one's", "temporary MB"),
+    )
+    for row in found:
+        table.add_row(
+            _name(row),
+            f"{row.time.first:.3f}",
+            f"{row.tokens_per_second:,.0f}",
+            f"{1 / row.time.ratio:.2f}",
+            median(row.time),
+            f"{row.temporary_bytes / 1e6:.0f}",
+        )
+    return table
+
+
+def _collectives(found: list[measured.Divided]) -> Table:
+    kinds = _kinds(found)
+    table = make_table(
+        "MB that a device sends in a step / the largest collective", ("mesh", *kinds)
+    )
+    for row in found[1:]:
+        table.add_row(_name(row), *(_sent(row, kind) for kind in kinds))
+    return table
+
+
+def _name(row: measured.Divided) -> str:
+    return f"{row.axis}={row.devices}" if row.axis else "one device"
+
+
+def _kinds(found: list[measured.Divided]) -> list[str]:
+    return sorted({kind for row in found for kind in row.sent})
+
+
+def _sent(row: measured.Divided, kind: str) -> str:
+    if kind not in row.sent:
+        return ""
+    return f"{row.sent[kind] / 1e6:.2f} / {row.largest[kind] / 1e6:.2f}"
+
+
+def _draw(found: list[measured.Divided], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    one, *divided = found
+    for axis in AXES:
+        rows = [one, *(row for row in divided if row.axis == axis)]
+        shares = [1 / row.time.ratio for row in rows]
+        left.plot([row.devices for row in rows], shares, "o-", label=axis)
+    left.set_xscale("log", base=2)
+    left.set(xlabel="devices", ylabel="tokens/s / one device's", ylim=(0, None))
+    left.legend()
+    names, below = [f"{row.axis} {row.devices}" for row in divided], [0.0] * len(divided)
+    for kind in _kinds(found):
+        sent = [row.sent.get(kind, 0) / 1e6 for row in divided]
+        right.bar(names, sent, bottom=below, label=kind)
+        below = [a + b for a, b in zip(below, sent, strict=True)]
+    right.tick_params("x", rotation=60)
+    right.set(ylabel="MB a device sends in a step")
+    right.legend(fontsize="small")
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
