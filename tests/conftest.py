@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import importlib.util
+import mmap
 import os
 import sys
 from collections.abc import Iterator
@@ -13,12 +15,30 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-# Most of the time goes into compilation, a third of it to optimize code that runs for milliseconds.
-# The slow tests run for long, and are compiled as everything is elsewhere.
-_FLAGS = {"--xla_force_host_platform_device_count": 8}
+# Most of the time goes into compilation: a third of it to optimize code that runs for milliseconds,
+# two fifths of what is left to fuse by way of MLIR, and there is no core to spare for parts of one
+# program. The slow tests run for long, and are compiled as everything is elsewhere.
+_FLAGS = {"--xla_force_host_platform_device_count": "8"}
+_QUICK = {
+    "--xla_backend_optimization_level": "0",
+    "--xla_cpu_use_fusion_emitters": "false",
+    "--xla_cpu_parallel_codegen_split_count": "1",
+}
+
+
+def _known(flags: dict[str, str]) -> dict[str, str]:
+    """Return the flags that this jaxlib has; XLA ends the process at one it does not know."""
+    (home,) = importlib.util.find_spec("jaxlib").submodule_search_locations
+    library = Path(home) / "libjax_common.so"
+    if not library.exists():
+        return {}
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
+        return {flag: value for flag, value in flags.items() if data.find(flag[2:].encode()) >= 0}
+
+
 # workers are given the flags of the process that started them
 if "--slow" not in sys.argv and "PYTEST_XDIST_WORKER" not in os.environ:
-    _FLAGS["--xla_backend_optimization_level"] = 0
+    _FLAGS |= _known(_QUICK)
 
 # All of it before the first import of JAX; processes started by tests inherit it.
 for _flag, _value in _FLAGS.items():
