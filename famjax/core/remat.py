@@ -10,12 +10,17 @@ from jax.ad_checkpoint import checkpoint_name
 
 from famjax.core.types import Array
 
-_KEPT = "kept"
+_KEPT, _ALWAYS = "kept", "always kept"
 
 
 def keep(x: Array) -> Array:
     """Mark what is too dear to compute twice: a product's result, or a softmax."""
     return checkpoint_name(x, _KEPT)
+
+
+def keep_always(x: Array) -> Array:
+    """Mark what is small and takes a loop to compute again: it is kept though nothing else is."""
+    return checkpoint_name(x, _ALWAYS)
 
 
 def recomputing(body: Callable[..., Any], *, all_of_it: bool, scanned: bool) -> Callable[..., Any]:
@@ -26,9 +31,10 @@ def recomputing(body: Callable[..., Any], *, all_of_it: bool, scanned: bool) -> 
     1,024 tokens; docs/results.md, "What the FAM costs").
 
     Args:
-      all_of_it: keep the arguments alone, not what `keep` has marked either.
+      all_of_it: keep the arguments and what `keep_always` has marked, not what `keep` has.
       scanned: `body` runs more than once in a `jax.lax.scan`, where XLA cannot merge both
         computations. A scan of one turn is no loop to it.
     """
-    policy = None if all_of_it else jax.checkpoint_policies.save_only_these_names(_KEPT)
+    names = [_ALWAYS] if all_of_it else [_ALWAYS, _KEPT]
+    policy = jax.checkpoint_policies.save_only_these_names(*names)
     return jax.checkpoint(body, policy=policy, prevent_cse=not scanned)

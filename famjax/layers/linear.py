@@ -11,8 +11,11 @@ from flax import nnx
 from famjax.core.config import LoraConfig
 from famjax.core.remat import keep
 from famjax.core.types import Array
-from famjax.layers.lora import Lora
+from famjax.layers.lora import Adapter, Lora
 from famjax.ops.product import product
+
+# parameters that stand in products alone
+HEAVY = nnx.Any(nnx.PathContains("kernel"), Adapter)
 
 
 class Linear(nnx.Module):

@@ -17,6 +17,7 @@ and in bfloat16 the terms would soon be lost in it.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -27,7 +28,8 @@ from famjax.core import sequence
 from famjax.core.config import ModelConfig
 from famjax.core.sharding import by_rows, sequence_parts
 from famjax.core.types import Array, Context, param_dtype
-from famjax.layers.dropout import FEEDBACK, DropoutKey, split
+from famjax.layers.dropout import FEEDBACK, split
+from famjax.layers.linear import HEAVY
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
 from famjax.mixers.window import (
@@ -39,6 +41,7 @@ from famjax.mixers.window import (
     where_lane,
 )
 from famjax.ops.attention import Frames, attention_weights
+from famjax.ops.hindsight import plain_turns, turns
 
 
 class FamState(NamedTuple):
@@ -68,6 +71,7 @@ class Fam(nnx.Module):
         self.block_len = config.block_len
         self.fam_len = config.fam_len
         self.previous = config.fam_previous
+        self.recomputed = config.remat != "none"
         self.reach = None  # it can depend on everything
 
     @property
@@ -116,6 +120,7 @@ class Fam(nnx.Module):
     def update(
         self,
         fam: Array,
+        projected: tuple[Array, Array, Array],
         updates: Array,
         k: Array,
         v: Array,
@@ -124,9 +129,12 @@ class Fam(nnx.Module):
     ) -> Array:
         """Return F_tau [b f d] from F_{tau-1} and the block's keys and values [b w g e].
 
+        Args:
+          projected: `project(fam)`.
+
         What reads the block into the FAM has the layer's dropouts, `key` is theirs.
         """
-        q, fam_k, fam_v = self.project(fam)
+        q, fam_k, fam_v = projected
         keys, values = jnp.concatenate([fam_k, k], 1), jnp.concatenate([fam_v, v], 1)
         attended = self.qkv.attend(q, keys, values, key=key)
         # the initial FAM has no context to pass on: the first residual is zero (B.1)
@@ -172,40 +180,69 @@ class Fam(nnx.Module):
         forget = blocks.reset
         if ctx.passing is not None:
             forget = forget & ~ctx.passing[:, :: self.block_len]
-        graph, params = nnx.split(nnx.List([self, mlp]))
-        over_blocks = (k, v, forget, blocks.valid == self.block_len)
-        xs = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), over_blocks)
+        full = blocks.valid == self.block_len
+        before, updates = self.count(state.updates, forget, full, ctx.prompt)
         keys = split(ctx.key, FEEDBACK, k.shape[1])
+        (k, v, forget, full, by_turn) = jax.tree.map(
+            lambda a: jnp.moveaxis(a, 1, 0), (k, v, forget, full, before)
+        )
+        xs, rest = (k, v), (forget, full, by_turn, keys)
+        graph, heavy, light, others = nnx.split(nnx.List([self, mlp]), HEAVY, nnx.Param, ...)
+        light = (light, ctx.prompt)
 
-        def block(shared: Any, carry: Any, x: Any) -> Any:
-            params, prompt = shared
-            layer, mlp = cast(tuple[Fam, FeedForward], nnx.merge(graph, params))
-            return layer.block(mlp, prompt, carry, x)
-
-        def read(shared: Any, carry: Any, xs: Any) -> Any:
-            return sequence.scan(block, shared, carry, (xs, keys))
+        def block(shared: Any, fam: Array, x: Any) -> Any:
+            heavy, (light, prompt), others = shared
+            layer, mlp = cast(tuple[Fam, FeedForward], nnx.merge(graph, heavy, light, others))
+            return layer.block(mlp, prompt, fam, x)
 
         # dropout's numbers, of adapters too, are drawn for all rows at once
-        random = keys is not None or nnx.state((self, mlp), DropoutKey)
-        if not random and sequence_parts(k.shape[1]) == 1:
-            read = by_rows(read, k.shape[0], (None, 0, 1), (0, 1))
-        shared = (params, ctx.prompt)
-        (fam, updates), ys = read(shared, (state.fam, state.updates), xs)
-        return jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1), ys), fam, updates
+        if keys is not None or others or sequence_parts(len(k)) > 1:
+            fam, ys = sequence.scan(block, (heavy, light, others), state.fam, (xs, rest))
+        else:
+
+            def turn(heavy: Any, light: Any, fam: Array, x: Any) -> Any:
+                return block((heavy, light, others), fam, x)
+
+            read = functools.partial(turns if self.recomputed else plain_turns, turn)
+            read = by_rows(read, k.shape[1], (None, None, 0, 1, 1), (0, 1))
+            fam, ys = read(heavy, light, state.fam, xs, rest)
+        fam_k, fam_v = jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1), ys)
+        return (fam_k, fam_v, before), fam, updates
+
+    def count(
+        self, updates: Array, forget: Array, full: Array, prompt: Array | None
+    ) -> tuple[Array, Array]:
+        """Return updates before each block [b n], and after the last one [b].
+
+        Args:
+          updates: [b], before the call.
+          forget, full: [b n] bool, whether the memory begins anew, and whether the block is read
+            into it.
+        """
+
+        def one(updates: Array, x: tuple[Array, Array]) -> tuple[Array, Array]:
+            forget, full = x
+            if prompt is not None:
+                updates = jnp.where(forget, 0, updates)
+            return jnp.minimum(updates + full, self.previous), updates
+
+        updates, before = jax.lax.scan(one, updates, (forget.T, full.T))
+        return before.T, updates
 
     def block(
-        self, mlp: FeedForward, prompt: Array | None, carry: tuple[Array, Array], xs: Any
-    ) -> tuple[tuple[Array, Array], tuple[Array, Array, Array]]:
-        """Read one block into the FAM: a turn of `feed_back`'s scan."""
-        fam, updates = carry
-        (k, v, forget, full), key = xs
+        self, mlp: FeedForward, prompt: Array | None, fam: Array, x: Any
+    ) -> tuple[Array, tuple[Array, Array]]:
+        """Read one block into the FAM: a turn of `feed_back`'s loop.
+
+        Returns:
+          the FAM; keys and values of the one before, which the block attends to.
+        """
+        (k, v), (forget, full, updates, key) = x
         if prompt is not None:
             fam = where_lane(forget, jnp.broadcast_to(prompt, fam.shape).astype(fam.dtype), fam)
-            updates = jnp.where(forget, 0, updates)
-        _, fam_k, fam_v = self.project(fam)
-        new = self.update(fam, updates, k, v, mlp, key)
-        after = jnp.minimum(updates + full, self.previous)
-        return (where_lane(full, new, fam), after), (fam_k, fam_v, updates)
+        projected = self.project(fam)
+        new = self.update(fam, projected, updates, k, v, mlp, key)
+        return where_lane(full, new, fam), projected[1:]
 
     def sight(
         self,
@@ -312,7 +349,7 @@ class Fam(nnx.Module):
     def advance(self, state: FamState, window: WindowState, mlp: FeedForward) -> FamState:
         """Compress the block that has just been filled into the FAM."""
         k, v = window.k[:, -1], window.v[:, -1]
-        fam = self.update(state.fam, state.updates, k, v, mlp)
+        fam = self.update(state.fam, self.project(state.fam), state.updates, k, v, mlp)
         _, fam_k, fam_v = self.project(fam)
         return state._replace(
             fam=fam,

@@ -12,7 +12,7 @@ from flax import nnx
 from famjax.core.config import ModelConfig
 from famjax.core.types import Array
 from famjax.layers.dropout import ATTENTION, LAYER, dropper
-from famjax.layers.lora import Adapter
+from famjax.layers.linear import HEAVY
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV, Keys
 from famjax.ops import relative
@@ -139,10 +139,9 @@ def divide(
       layers: a `FeedbackLayer` whose arrays have the layers on their first axis. They are cut here,
         once: within the loop they would be copied for every token.
     """
-    heavy = nnx.Any(nnx.PathContains("kernel"), Adapter)
-    split: Any = nnx.split(layers, heavy, nnx.Param, ...)
+    split: Any = nnx.split(layers, HEAVY, nnx.Param, ...)
     parts = [_layers(part, plan.model.layers) for part in split[1:]]
-    common: Any = (None,) * 4 if keys is None else nnx.split(keys, heavy, nnx.Param, ...)
+    common: Any = (None,) * 4 if keys is None else nnx.split(keys, HEAVY, nnx.Param, ...)
     wide = (parts[0], common[1], distances)
     # once for all tokens
     cast = jax.tree.map(lambda a: a.astype(plan.dtype), wide)
