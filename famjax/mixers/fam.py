@@ -63,6 +63,11 @@ class FamState(NamedTuple):
     updates: Array
 
 
+def _blocks_first(tree: Any) -> Any:
+    """[b n ...] -> [n b ...]."""
+    return jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), tree)
+
+
 class Fam(nnx.Module):
     """Block sliding window attention with feedback memory."""
 
@@ -183,29 +188,25 @@ class Fam(nnx.Module):
         full = blocks.valid == self.block_len
         before, updates = self.count(state.updates, forget, full, ctx.prompt)
         keys = split(ctx.key, FEEDBACK, k.shape[1])
-        (k, v, forget, full, by_turn) = jax.tree.map(
-            lambda a: jnp.moveaxis(a, 1, 0), (k, v, forget, full, before)
+        xs, rest = _blocks_first((k, v)), (*_blocks_first((forget, full, before)), keys)
+        graph, heavy, light, others = cast(
+            Any, nnx.split(nnx.List([self, mlp]), HEAVY, nnx.Param, ...)
         )
-        xs, rest = (k, v), (forget, full, by_turn, keys)
-        graph, heavy, light, others = nnx.split(nnx.List([self, mlp]), HEAVY, nnx.Param, ...)
-        light = (light, ctx.prompt)
+        shared = (heavy, (light, ctx.prompt))
 
         def block(shared: Any, fam: Array, x: Any) -> Any:
-            heavy, (light, prompt), others = shared
-            layer, mlp = cast(tuple[Fam, FeedForward], nnx.merge(graph, heavy, light, others))
+            heavy, (light, prompt), *others = shared
+            layer, mlp = cast(tuple[Fam, FeedForward], nnx.merge(graph, heavy, light, *others))
             return layer.block(mlp, prompt, fam, x)
 
         # dropout's numbers, of adapters too, are drawn for all rows at once
-        if keys is not None or others or sequence_parts(len(k)) > 1:
-            fam, ys = sequence.scan(block, (heavy, light, others), state.fam, (xs, rest))
+        if keys is not None or others or sequence_parts(k.shape[1]) > 1:
+            fam, ys = sequence.scan(block, (*shared, others), state.fam, (xs, rest))
         else:
-
-            def turn(heavy: Any, light: Any, fam: Array, x: Any) -> Any:
-                return block((heavy, light, others), fam, x)
-
-            read = functools.partial(turns if self.recomputed else plain_turns, turn)
-            read = by_rows(read, k.shape[1], (None, None, 0, 1, 1), (0, 1))
-            fam, ys = read(heavy, light, state.fam, xs, rest)
+            loop = turns if self.recomputed else plain_turns
+            read = functools.partial(loop, lambda *args: block((*args[:2], others), *args[2:]))
+            divided = by_rows(read, k.shape[0], (None, None, 0, 1, 1), (0, 1))
+            fam, ys = divided(*shared, state.fam, xs, rest)
         fam_k, fam_v = jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1), ys)
         return (fam_k, fam_v, before), fam, updates
 

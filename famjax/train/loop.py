@@ -22,7 +22,7 @@ from famjax.core.checks import mixer_pattern, validate
 from famjax.core.config import Config
 from famjax.core.errors import Stopped, UserError
 from famjax.core.experiment import from_json
-from famjax.core.mesh import repeated
+from famjax.core.mesh import refuse_rows, repeated
 from famjax.core.processes import first_then_all, from_first, index
 from famjax.core.types import Array
 from famjax.core.watch import goes_on_from
@@ -127,6 +127,7 @@ class Trainer:
     ):
         self.tokenizer, self.folder = tokenizer, folder
         self.checkpoints, self.progress = checkpoints, progress
+        refuse_rows(config, jax.device_count())
         self.config, self.chosen = with_mesh(config)
         self.source: Any = make_source(config, tokenizer)
         hosts.compare_documents(self.source)

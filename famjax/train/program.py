@@ -22,7 +22,6 @@ from famjax.core.mesh import (
     call_blocks,
     describe,
     is_chosen,
-    refuse_rows,
     refuse_undivided,
     tensor_sizes,
 )
@@ -111,10 +110,8 @@ def with_mesh(config: Config) -> tuple[Config, str]:
     """Fill in the mesh's sizes, and say how they were chosen if they were.
 
     Raises:
-      UserError: the sizes that are given do not multiply to the number of devices, or do not
-        divide the rows.
+      UserError: the sizes that are given do not multiply to the number of devices.
     """
-    refuse_rows(config, jax.device_count())
     wanted = demand(config) if is_chosen(config.mesh) else None
     mesh = MeshConfig(**sharding.make_mesh(config.mesh, demand=wanted).shape)
     return dataclasses.replace(config, mesh=mesh), describe(mesh, wanted) if wanted else ""
