@@ -196,8 +196,9 @@ class ModelConfig:
     fam_previous: int = 1
     # one compiled layer for all repeats of the pattern; the same numbers either way
     scan_layers: bool = True
-    # what backward recomputes: what is cheap, each layer, or each block's attention within each
-    remat: Literal["none", "layer", "block"] = "none"
+    # what backward computes again: what is cheap; each layer but what attention gave; each layer;
+    # both of these attend to one block at a time
+    remat: Literal["none", "attention", "layer", "block"] = "none"
     # compute type; parameters and optimizer are float32
     dtype: Literal["float32", "bfloat16"] = "float32"
     linear: LinearConfig = field(default_factory=LinearConfig)

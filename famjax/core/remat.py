@@ -10,7 +10,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 from famjax.core.types import Array
 
-_KEPT, _ALWAYS = "kept", "always kept"
+_KEPT, _ATTENDED, _ALWAYS = "kept", "attended", "always kept"
+# of `model.remat`
+_NAMES = {"none": (_KEPT, _ALWAYS), "attention": (_ATTENDED, _ALWAYS)}
 
 
 def keep(x: Array) -> Array:
@@ -18,23 +20,28 @@ def keep(x: Array) -> Array:
     return checkpoint_name(x, _KEPT)
 
 
+def keep_attended(x: Array) -> Array:
+    """Mark what attention gave: as small as a layer's input, and dear where scores are not kept."""
+    return checkpoint_name(x, _ATTENDED)
+
+
 def keep_always(x: Array) -> Array:
     """Mark what is small and takes a loop to compute again: it is kept though nothing else is."""
     return checkpoint_name(x, _ALWAYS)
 
 
-def recomputing(body: Callable[..., Any], *, all_of_it: bool, scanned: bool) -> Callable[..., Any]:
-    """Return `body`, whose backward pass computes again what lies between the products, or all.
+def recomputing(body: Callable[..., Any], remat: str, *, scanned: bool) -> Callable[..., Any]:
+    """Return `body`, whose backward pass computes again what lies between the products, or more.
 
     Norms, gates, masks and rotations cost less to compute again than to write and to read: a layer
     of block sliding window attention adds 314 MB to a training step then where it added 794 (16 x
     1,024 tokens; docs/results.md, "What the FAM costs").
 
     Args:
-      all_of_it: keep the arguments and what `keep_always` has marked, not what `keep` has.
+      remat: `model.remat`. With "none" what `keep` has marked is kept, with "attention" what
+        `keep_attended` has; else the arguments alone, and what `keep_always` has marked.
       scanned: `body` runs more than once in a `jax.lax.scan`, where XLA cannot merge both
         computations. A scan of one turn is no loop to it.
     """
-    names = [_ALWAYS] if all_of_it else [_ALWAYS, _KEPT]
-    policy = jax.checkpoint_policies.save_only_these_names(*names)
+    policy = jax.checkpoint_policies.save_only_these_names(*_NAMES.get(remat, (_ALWAYS,)))
     return jax.checkpoint(body, policy=policy, prevent_cse=not scanned)

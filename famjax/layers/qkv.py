@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from famjax.core.config import ModelConfig
+from famjax.core.remat import keep_attended
 from famjax.core.types import Array, compute_dtype
 from famjax.layers.dropout import ATTENDED, ATTENTION, dropped, dropper
 from famjax.layers.linear import Linear
@@ -154,7 +155,7 @@ class QKV(nnx.Module):
 
         `key` is of dropout, see `Context`.
         """
-        y = self.out(attended)
+        y = self.out(keep_attended(attended))
         if self.post is not None:
             y = self.post(y, self.dtype)
         drop = dropper(self.rates.residual, key, ATTENDED)

@@ -109,7 +109,7 @@ class Window(nnx.Module):
         self.stop_gradient = stop_gradient
         # blocks before a block that it can depend on, at most
         self.reach: int | None = segments if window is None else -(-(window - 1) // self.block_len)
-        self.by_block = config.remat == "block"
+        self.by_block = config.remat in ("attention", "block")
 
     def init_state(self, batch: int, prompt: Array | None = None) -> WindowState:
         """Return the empty memory. `prompt` is not used; see `famjax.mixers.fam`."""

@@ -18,7 +18,12 @@ from famjax.plan.chips import Topology
 from famjax.train.flops import KEYS_COMPUTED, forward_flops, step_flops
 from famjax.train.run import abstract_model
 
-REMAT: tuple[Literal["none", "layer", "block"], ...] = ("none", "layer", "block")
+REMAT: tuple[Literal["none", "attention", "layer", "block"], ...] = (
+    "none",
+    "attention",
+    "layer",
+    "block",
+)
 
 # copies of a layer's arrays in its backward pass: gradients, float32, other layouts. As in the
 # programs of FAM 1B and 8B (docs/scale.md)
@@ -98,17 +103,19 @@ def activations(model: ModelConfig, tokens: float, rows: float, tensor: int) -> 
     if model.remat == "none":
         held = 2 * layer.stream + layer.products + layer.weights
         return model.layers * held + WORK * (layer.seen + layer.weights)
-    # of remat=block one block's weights at a time
-    weights = layer.weights * (model.block_len * rows / tokens if model.remat == "block" else 1)
+    by_block = model.remat in ("attention", "block")
+    weights = layer.weights * (model.block_len * rows / tokens if by_block else 1)
     work = 3 * layer.stream + 2 * layer.seen + layer.products + 3 * weights
-    return model.layers * layer.stream + WORK * work
+    held = layer.stream + (layer.attended if model.remat == "attention" else 0)
+    return model.layers * held + WORK * work
 
 
 class _Layer(NamedTuple):
-    """Bytes of one layer's arrays: what goes in; q, what attention gives and hidden units; what
-    blocks see of k and v; attention weights."""
+    """Bytes of one layer's arrays: what goes in; what attention gives; q, that and hidden units;
+    what blocks see of k and v; attention weights."""
 
     stream: float
+    attended: float
     products: float
     seen: float
     weights: float
@@ -125,6 +132,7 @@ def _layer_bytes(model: ModelConfig, tokens: float, tensor: int) -> _Layer:
     shared = tensor if g % tensor == 0 else 1
     return _Layer(
         tokens * model.width * size,
+        tokens * model.heads * e * size / tensor,
         tokens * (2 * model.heads * e + gated * hidden) * size / tensor,
         2 * tokens / model.block_len * keys * g * e * size / shared,
         tokens * keys * model.heads * size / tensor,
@@ -136,7 +144,7 @@ def _seconds(config: Config, on: Topology, weight_bytes: float, trained_bytes: f
     tokens = config.data.batch * config.data.length
     flops = tokens * step_flops(config, computed=True)
     # forward, backward of both factors, and what is computed again
-    passes = {"none": 3.0, "layer": 4.0, "block": 5.0}[model.remat]
+    passes = {"none": 3.0, "attention": 4.0, "layer": 4.0, "block": 5.0}[model.remat]
     if model.remat != "none":
         flops += tokens * forward_flops(model, computed=True)
     here = tokens / (mesh.data * mesh.fsdp * mesh.sequence)

@@ -123,7 +123,7 @@ class ResidualStack(nnx.Module):
         names = config.mixer.split(",")
         self.repeats = config.layers // len(names)
         self.scanned = config.scan_layers
-        self.remat = config.remat != "none"
+        self.remat = config.remat
 
         def repeated(name: str) -> Layer:
             @nnx.split_rngs(splits=self.repeats)
@@ -318,7 +318,7 @@ class ResidualStack(nnx.Module):
             params = fetched(params) if fetch else params
             return body(carry, nnx.merge(graph, params), given)
 
-        one = recomputing(one, all_of_it=self.remat, scanned=scanned and self.repeats > 1)
+        one = recomputing(one, self.remat, scanned=scanned and self.repeats > 1)
         if scanned:
             return jax.lax.scan(one, carry, (params, given), length=self.repeats)
         collected = []

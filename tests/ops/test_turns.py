@@ -76,7 +76,7 @@ def test_no_loop_is_gone_through_again() -> None:
         def body(heavy: Any, light: Any, carry: Any, xs: Any) -> jax.Array:
             return of(loop, heavy, light, carry, jax.tree.map(jnp.exp, xs), rest)
 
-        return recomputing(body, all_of_it=True, scanned=False)(*given)
+        return recomputing(body, "layer", scanned=False)(*given)
 
     def loops(loop: Any) -> int:
         grad = jax.jit(jax.value_and_grad(loss, (1, 2, 3, 4)), static_argnums=0)

@@ -129,9 +129,8 @@ def at_once(
         return _layer(plan, parts, i, x, line[i], pair, first, random), pair
 
     states, slots = [x], []
-    remat = plan.model.remat != "none"
     for i in range(len(parts.layers)):
-        read = recomputing(functools.partial(layer, i), all_of_it=remat, scanned=False)
+        read = recomputing(functools.partial(layer, i), plan.model.remat, scanned=False)
         x, pair = read(states[-1])
         states.append(x)
         slots.append(pair)
