@@ -9,6 +9,7 @@ that is handed on. Where `sequence` does not divide a call all of it is done on 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -31,16 +32,21 @@ def preceding(old: Array, new: Array) -> Array:
     """
 
     def local(old: Array, new: Array) -> Array:
-        count, before = old.shape[1], old
-        # a device that has fewer blocks than are seen passes on what it was given itself
-        for _ in range(-(-count // new.shape[1])):
-            tail = jnp.concatenate([before, new], 1)[:, -count:]
-            before = jnp.where(_is_first(), old, _to_next(tail))
-        return _shifted(before, new)
+        return _shifted(_handed(old, new), new)
 
     if sequence_parts(new.shape[1]) == 1:
         return _shifted(old, new)
     return by_sequence(local, (None, 1), 1)(old, new)
+
+
+def _handed(old: Array, new: Array) -> Array:
+    """Return the c entries before this device's first block, within `by_sequence`."""
+    count, before = old.shape[1], old
+    # a device that has fewer blocks than are seen passes on what it was given itself
+    for _ in range(-(-count // new.shape[1])):
+        tail = jnp.concatenate([before, new], 1)[:, -count:]
+        before = jnp.where(_is_first(), old, _to_next(tail))
+    return before
 
 
 def _shifted(old: Array, new: Array) -> Array:
@@ -109,11 +115,71 @@ def scan(
     return by_sequence(local, (None, None, 0), (None, 0))(shared, carry, xs)
 
 
-def each(f: Callable[[Any], Any], xs: Any) -> Any:
-    """Return `jax.lax.map` of f over blocks, on the first axis; f closes over no arrays."""
+def windows(f: Callable[[Any, Any], Any], old: Any, new: Any, xs: Any, rest: Any) -> Any:
+    """Return f of each block with the c entries before it, one after the other.
+
+    As `jax.lax.map` of what `preceding` gives, but the c + 1 entries of all blocks never are an
+    array of their own, nor are their gradients, and of f nothing is kept but what went in.
+
+    Args:
+      f: window, (x, rest) -> y; a window is a pytree of [b c+1 ...]. It closes over no arrays.
+      old, new: pytrees as those of `preceding`; c may be 0.
+      xs: pytree of [n ...].
+      rest: pytree of [n ...] that has no gradient.
+    """
+
+    def local(old: Any, new: Any, xs: Any, rest: Any) -> Any:
+        return read(jax.tree.map(_handed, old, new), new, xs, rest)
+
+    def read(old: Any, new: Any, xs: Any, rest: Any) -> Any:
+        line = jax.tree.map(lambda a, b: jnp.concatenate([a, b], 1), old, new)
+        return _windows(f, line, xs, rest)
+
     if sequence_parts(len(jax.tree.leaves(xs)[0])) == 1:
-        return jax.lax.map(f, xs)
-    return by_sequence(lambda xs: jax.lax.map(f, xs), (0,), 0)(xs)
+        return read(old, new, xs, rest)
+    return by_sequence(local, (None, 1, 0, 0), 0)(old, new, xs, rest)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _windows(f: Callable[[Any, Any], Any], line: Any, xs: Any, rest: Any) -> Any:
+    return _windows_forward(f, line, xs, rest)[0]
+
+
+def _windows_forward(f: Callable[[Any, Any], Any], line: Any, xs: Any, rest: Any) -> Any:
+    n = len(jax.tree.leaves(xs)[0])
+    ys = jax.lax.map(lambda of: f(_window(line, of[0], n), of[1:]), (jnp.arange(n), xs, rest))
+    return ys, (line, xs, rest)
+
+
+def _windows_backward(f: Callable[[Any, Any], Any], saved: Any, to_ys: Any) -> Any:
+    line, xs, rest = saved
+    n = len(jax.tree.leaves(xs)[0])
+
+    def back(later: Any, of: Any) -> Any:
+        i, x, rest, to_y = of
+        _, vjp = jax.vjp(lambda window, x: f(window, (x, rest)), _window(line, i, n), x)
+        window, to_x = vjp(to_y)
+        # all but the first entry are in the window of the next block too, the last in none before
+        window = jax.tree.map(lambda a, b: a.at[:, 1:].add(b), window, later)
+        done = jax.tree.map(lambda a: a[:, -1], window)
+        return jax.tree.map(lambda a: a[:, :-1], window), (done, to_x)
+
+    none = jax.tree.map(lambda a: jnp.zeros_like(a[:, : a.shape[1] - n]), line)
+    old, (new, to_xs) = jax.lax.scan(back, none, (jnp.arange(n), xs, rest, to_ys), reverse=True)
+    to_line = jax.tree.map(lambda a, b: jnp.concatenate([a, jnp.moveaxis(b, 0, 1)], 1), old, new)
+    return to_line, to_xs, None
+
+
+_windows.defvjp(_windows_forward, _windows_backward)
+
+
+def _window(line: Any, i: Array, n: int) -> Any:
+    """Return entries i to i + c of a line of c + n."""
+
+    def of(a: Array) -> Array:
+        return jax.lax.dynamic_slice_in_dim(a, i, a.shape[1] - n + 1, 1)
+
+    return jax.tree.map(of, line)
 
 
 def handed_on(f: Callable[[Any], Any], carry: Any) -> tuple[Any, Any]:

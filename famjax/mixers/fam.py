@@ -33,6 +33,7 @@ from famjax.layers.linear import HEAVY
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
 from famjax.mixers.window import (
+    Beside,
     Blocks,
     Window,
     WindowState,
@@ -152,8 +153,8 @@ class Fam(nnx.Module):
         """Read whole blocks: [b n*w d] -> [b n*w d]. The lanes stand at the start of a block."""
         q, k, v, blocks = self.window.read(x, ctx)
         feedback, fam, updates = self.feed_back(k, v, state, blocks, ctx, mlp)
-        seen = self.sight(k, v, state, blocks, feedback)
-        attended = self.window.attend_blocks(q, k, v, *seen, ctx)
+        beside = self.sight(state, feedback)
+        attended = self.window.attend_blocks(q, k, v, state.window, blocks, ctx, beside)
         y = self.qkv.merge(attended, x, ctx.key)
         return y, self.close(k, v, state, blocks, feedback[:2], fam, updates)
 
@@ -161,8 +162,8 @@ class Fam(nnx.Module):
         """Return the mean share of a token's attention that goes to the FAM: a scalar."""
         q, k, v, blocks = self.window.read(x, ctx)
         feedback, _, _ = self.feed_back(k, v, state, blocks, ctx, mlp)
-        seen = self.sight(k, v, state, blocks, feedback)
-        q, k, _, mask = self.window.sights(q, k, v, *seen, ctx)
+        beside = self.sight(state, feedback)
+        q, k, _, mask = self.window.sights(q, k, v, state.window, blocks, ctx, beside)
         first = self.window.segments * self.block_len
         weights = attention_weights(q, k, mask, self.qkv.cap)
         return weights[..., first : first + self.previous * self.fam_len].sum(-1).mean()
@@ -245,19 +246,8 @@ class Fam(nnx.Module):
         new = self.update(fam, projected, updates, k, v, mlp, key)
         return where_lane(full, new, fam), projected[1:]
 
-    def sight(
-        self,
-        k: Array,
-        v: Array,
-        state: FamState,
-        blocks: Blocks,
-        feedback: tuple[Array, Array, Array],
-    ) -> tuple[Array, Array, Array]:
-        """Return what each block sees of the past: memory segments, then the last p FAMs.
-
-        Returns:
-          keys and values [b n m*w+p*f g e] in the block's frame; mask [b n w m*w+p*f].
-        """
+    def sight(self, state: FamState, feedback: tuple[Array, Array, Array]) -> Beside:
+        """Return the last p FAMs, which each block sees: p*f keys and values."""
         fam_k, fam_v, updates = feedback
         b, n, f, g, e = fam_k.shape
         p, w = self.previous, self.block_len
@@ -274,14 +264,8 @@ class Fam(nnx.Module):
         if p > 1:
             past_k = self.qkv.rotate(past_k, jnp.broadcast_to(-w * behind[:, None], (p, f)))
         there = jnp.repeat(updates[..., None] >= behind, f, axis=-1)
-        there = jnp.broadcast_to(there[:, :, None], (b, n, w, p * f))
-        seen_k, seen_v, visible = self.window.memory(k, v, state.window, blocks)
-        visible = jnp.broadcast_to(visible, (b, n, w, visible.shape[-1]))
-        return (
-            jnp.concatenate([seen_k, past_k.reshape(b, n, p * f, g, e)], 2),
-            jnp.concatenate([seen_v, past_v.reshape(b, n, p * f, g, e)], 2),
-            jnp.concatenate([visible, there], -1),
-        )
+        shape = (b, n, p * f, g, e)
+        return Beside(past_k.reshape(shape), past_v.reshape(shape), there)
 
     def close(
         self,

@@ -78,6 +78,19 @@ class Blocks(NamedTuple):
         return jnp.where(start < 0, index + before[:, None], index - start)
 
 
+class Beside(NamedTuple):
+    """What blocks see beside their memory segments and themselves.
+
+    Attributes:
+      k, v: [b n s g e], keys in the blocks' own frames.
+      there: [b n s] bool.
+    """
+
+    k: Array
+    v: Array
+    there: Array
+
+
 def where_lane(lanes: Array, new: Array, old: Array) -> Array:
     """Choose by lane: [b] bool, [b ...], [b ...]."""
     return jnp.where(lanes.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
@@ -131,8 +144,7 @@ class Window(nnx.Module):
     ) -> tuple[Array, WindowState]:
         """Read whole blocks: [b n*w d] -> [b n*w d]. The lanes stand at the start of a block."""
         q, k, v, blocks = self.read(x, ctx)
-        seen_k, seen_v, visible = self.memory(k, v, state, blocks)
-        attended = self.attend_blocks(q, k, v, seen_k, seen_v, visible, ctx)
+        attended = self.attend_blocks(q, k, v, state, blocks, ctx)
         return self.qkv.merge(attended, x, ctx.key), self.close(k, v, state, blocks)
 
     def read(self, x: Array, ctx: Context) -> tuple[Array, Array, Array, Blocks]:
@@ -186,63 +198,113 @@ class Window(nnx.Module):
         q: Array,
         k: Array,
         v: Array,
-        seen_k: Array,
-        seen_v: Array,
-        visible: Array,
+        state: WindowState,
+        blocks: Blocks,
         ctx: Context,
+        beside: Beside | None = None,
     ) -> Array:
         """Attend to what is seen of the past and, causally, to the own block, block by block.
 
         Args:
           q, k, v: [b n w h|g e].
-          seen_k, seen_v, visible: [b n s g e] twice and [b n w|1 s].
 
         Returns:
           [b n*w h e].
         """
         b, n, w, h, e = q.shape
-        arguments = self.sights(q, k, v, seen_k, seen_v, visible, ctx)
         keys = split(ctx.key, ATTENTION, n)
         if self.by_block:
-            # one block's scores at a time, recomputed in the backward pass (fam.remat)
-            attend = jax.checkpoint(lambda xs: self.qkv.attend(*xs))
-            xs = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), arguments)
-            out = jnp.moveaxis(sequence.each(attend, (*xs, keys)), 0, 1)
+            out = self.attend_one_by_one(q, k, v, state, blocks, ctx, beside, keys)
         else:
             attend = jax.vmap(self.qkv.attend, in_axes=(1, 1, 1, 1, 0), out_axes=1)
-            out = attend(*arguments, keys)
+            out = attend(*self.sights(q, k, v, state, blocks, ctx, beside), keys)
         return out.reshape(b, n * w, h, e)
+
+    def attend_one_by_one(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        state: WindowState,
+        blocks: Blocks,
+        ctx: Context,
+        beside: Beside | None,
+        keys: Array | None,
+    ) -> Array:
+        """Do it with one block's keys, values and scores at a time: [b n w h e] (`model.remat`)."""
+        b, n, w, g, e = k.shape
+        m = self.segments
+        offset = None if ctx.offset is None else jnp.broadcast_to(ctx.offset, (n,))
+
+        def one(window: tuple[Array, Array], x: Any) -> Array:
+            (q, beside_k, beside_v), (age, there, offset, key) = x
+            distance = jnp.arange(m, -1, -1)
+            if self.stop_gradient:
+                window = jax.tree.map(
+                    lambda a: jnp.concatenate([jax.lax.stop_gradient(a[:, :m]), a[:, m:]], 1),
+                    window,
+                )
+            shift = jnp.broadcast_to(-w * distance[:, None], (m + 1, w))
+            seen_k = self.qkv.rotate(window[0], shift).reshape(b, (m + 1) * w, g, e)
+            seen_v = window[1].reshape(b, (m + 1) * w, g, e)
+            visible = jnp.repeat(age[:, None] >= distance, w, axis=-1)[:, None]
+            mask = visible & self.within_window(-w * distance)
+            if there is not None:
+                seen_k = jnp.concatenate([beside_k, seen_k], 1)
+                seen_v = jnp.concatenate([beside_v, seen_v], 1)
+                there = jnp.broadcast_to(there[:, None], (b, w, there.shape[-1]))
+                mask = jnp.concatenate([there, mask], -1)
+            if offset is not None:
+                q, seen_k = (self.qkv.rotate(a, offset[None]) for a in (q, seen_k))
+            return self.qkv.attend(q, seen_k, seen_v, mask, key)
+
+        old = (state.k[:, :m].astype(k.dtype), state.v[:, :m].astype(v.dtype))
+        beside_k, beside_v, there = beside or (None, None, None)
+        of_blocks = jax.tree.map(
+            lambda a: jnp.moveaxis(a, 1, 0),
+            ((q, beside_k, beside_v), (blocks.age(state.blocks), there)),
+        )
+        xs, (age, there) = of_blocks
+        out = sequence.windows(one, old, (k, v), xs, (age, there, offset, keys))
+        return jnp.moveaxis(out, 0, 1)
 
     def sights(
         self,
         q: Array,
         k: Array,
         v: Array,
-        seen_k: Array,
-        seen_v: Array,
-        visible: Array,
+        state: WindowState,
+        blocks: Blocks,
         ctx: Context,
+        beside: Beside | None = None,
     ) -> tuple[Array, Array, Array, Array]:
-        """Return queries, all keys, all values and the mask [b n w s+w] of every block."""
+        """Return queries, all keys, all values and the mask [b n w s] of every block.
+
+        Of what a block sees its memory segments come first, then what is beside them, then itself.
+        """
         b, n, w = q.shape[:3]
-        own = jnp.broadcast_to(self.within_window(jnp.zeros(1, jnp.int32)), (b, n, w, w))
-        visible = jnp.broadcast_to(visible, (b, n, w, visible.shape[-1]))
-        keys = jnp.concatenate([seen_k, k], axis=2)
+        seen_k, seen_v, visible = self.memory(k, v, state, blocks)
+        keys, values, masks = [seen_k], [seen_v], [visible]
+        if beside is not None:
+            keys, values = [*keys, beside.k], [*values, beside.v]
+            masks.append(beside.there[:, :, None])
+        masks.append(self.within_window(jnp.zeros(1, jnp.int32)))
+        masks = [jnp.broadcast_to(mask, (b, n, w, mask.shape[-1])) for mask in masks]
+        joined = jnp.concatenate([*keys, k], axis=2)
         if ctx.offset is not None:
-            q, keys = self.qkv.rotate(q, ctx.offset[None]), self.qkv.rotate(keys, ctx.offset[None])
+            q, joined = (self.qkv.rotate(a, ctx.offset[None]) for a in (q, joined))
         return (
             q,
-            keys,
-            jnp.concatenate([seen_v, v], axis=2),
-            jnp.concatenate([visible, own], axis=-1),
+            joined,
+            jnp.concatenate([*values, v], axis=2),
+            jnp.concatenate(masks, axis=-1),
         )
 
     def weights(self, x: Array) -> Array:
         """Return the attention of a document read in one call: [b n*w d] -> [b h n*w n*w]."""
         ctx, state = Context(), self.init_state(x.shape[0])
         q, k, v, blocks = self.read(x, ctx)
-        seen_k, seen_v, visible = self.memory(k, v, state, blocks)
-        q, keys, _, mask = self.sights(q, k, v, seen_k, seen_v, visible, ctx)
+        q, keys, _, mask = self.sights(q, k, v, state, blocks, ctx)
         b, n, w, h, _ = q.shape
         weights = self.qkv.weights(q, keys, mask)  # [b n h w m*w+w]
         # block i sees the tokens of blocks i-m to i, the first m of them before the document
