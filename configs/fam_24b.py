@@ -45,7 +45,7 @@ def config() -> Config:
             block_len=1024,
             memory_segments=3,
             fam_len=64,
-            remat="block",
+            remat="attention",
             dtype="bfloat16",
             lora=LoraConfig(rank=64, base="bfloat16"),
         ),

@@ -190,7 +190,7 @@ def _with_dropout(base):
 def test_how_a_model_is_computed_stays_the_configs(base):
     given = [f"init={base}", "data.files=x", "data.length=64"]
     config = load_config("fam_1b", [*given, "data.repeat_len=0"])
-    assert (config.model.dtype, config.model.remat) == ("bfloat16", "block")
+    assert (config.model.dtype, config.model.remat) == ("bfloat16", "attention")
     assert config.model.width == open_run(base).config.model.width
 
 
