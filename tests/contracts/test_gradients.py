@@ -124,6 +124,16 @@ def test_scan_and_remat_change_no_number(changes):
     close(runner("fam-1-3", **changes).grad(X, PROBE), runner("fam-1-3").grad(X, PROBE))
 
 
+@pytest.mark.parametrize("case", ["fam-1-3", "bswa_sg-2", "swa-2", "bswa-1"])
+def test_one_block_at_a_time_has_the_same_gradients(case):
+    """Those at carried memory too, with a document that begins within the call."""
+    r, plain = runner(case, remat="attention"), runner(case)
+    _, state = plain.step(normal(1, B, W, X.shape[-1]), plain.fresh)
+    reset = np.zeros((B, 4 * W), bool)
+    reset[0, HALF] = True
+    close(r.grad(X, PROBE, state, reset), plain.grad(X, PROBE, state, reset))
+
+
 @pytest.mark.parametrize(
     ("case", "changes"),
     [

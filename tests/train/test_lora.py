@@ -155,7 +155,9 @@ def test_adapters_of_another_base_are_refused(base, adapted, tmp_path):
 
 def test_adapters_on_adapters_open_on_any_mesh(adapted, tmp_path):
     _, folder = adapted
-    config = load_config(str(folder / "config.json"), [f"init={folder}", "train.steps=2", "data.batch=4"])
+    config = load_config(
+        str(folder / "config.json"), [f"init={folder}", "train.steps=2", "data.batch=4"]
+    )
     config = replace(config, mesh=replace(config.mesh, data=1, fsdp=4, tensor=2))
     run = train(config, tmp_path / "second", quiet=True)
     again = open_run(tmp_path / "second")
