@@ -57,8 +57,10 @@ def run(argv: list[str]) -> int:
 
 
 def _search(config: Config, on: Topology, a: Arguments) -> int:
+    from famjax.plan.plan import refuse_missing
     from famjax.plan.search import named, search
 
+    refuse_missing(on)
     found = search(config, on, a.compiles, report=lambda line: print(line, file=sys.stderr))
     if a.json:
         plans = [p.to_dict() | {"overrides": named(config, p.config)} for p in found.best]
@@ -129,8 +131,9 @@ def _help() -> str:
         "step is compiled for the topology, and nothing is allocated. Exits with 1 if it does\n"
         "not fit.\n\n"
         "  --topology    chips to plan for; TPUs need libtpu, and no TPU: pip install -e '.[tpu]'\n"
-        "  --search      try every mesh, model.remat and train.accumulate by formula, compile the\n"
-        "                best --compiles of them (default 4), and print those that fit\n"
+        "  --search      try the batch, half and twice of it, every mesh, model.remat and\n"
+        "                train.accumulate by formula, compile the best --compiles of them\n"
+        "                (default 4), and print those that fit\n"
         "  --shardings   how each parameter is divided, without compiling\n"
         "  --json        for machines\n\n"
         f"shapes\n{shapes}\n\n"

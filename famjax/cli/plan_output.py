@@ -27,8 +27,10 @@ def show(done: Plan) -> None:
     source = "compiled for it by libtpu" if done.on.is_tpu else "compiled for this machine's CPU"
     mesh = " x ".join(f"{axis}={size}" for axis, size in done.seen["mesh"].items())
     console.print(f"{done.config.name} on {done.on.name}, {done.on.count} chips: {mesh}")
-    for table in (_arrays(done), _memory(done, source), _policies(done)):
+    for table in (_arrays(done), _memory(done, source)):
         console.print(table)
+    if len(done.seen["activations"]) > 1:
+        console.print(_policies(done))
     if done.roofline is not None:
         for table in (_work(done, source), _collectives(done, source), _time(done)):
             console.print(table)

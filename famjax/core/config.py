@@ -196,8 +196,8 @@ class ModelConfig:
     fam_previous: int = 1
     # one compiled layer for all repeats of the pattern; the same numbers either way
     scan_layers: bool = True
-    # what backward computes again: what is cheap; each layer but what attention gave; each layer;
-    # both of these attend to one block at a time
+    # what backward computes again. none: what is cheap; attention: each layer but what attention
+    # gave, one block at a time; layer: each layer; block: each layer, one block at a time
     remat: Literal["none", "attention", "layer", "block"] = "none"
     # compute type; parameters and optimizer are float32
     dtype: Literal["float32", "bfloat16"] = "float32"

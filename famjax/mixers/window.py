@@ -250,10 +250,14 @@ class Window(nnx.Module):
             visible = jnp.repeat(age[:, None] >= distance, w, axis=-1)[:, None]
             mask = visible & self.within_window(-w * distance)
             if there is not None:
-                seen_k = jnp.concatenate([beside_k, seen_k], 1)
-                seen_v = jnp.concatenate([beside_v, seen_v], 1)
+                # in the order of `sights`, by which dropout knows them
+                at = m * w
                 there = jnp.broadcast_to(there[:, None], (b, w, there.shape[-1]))
-                mask = jnp.concatenate([there, mask], -1)
+                seen_k, seen_v = (
+                    jnp.concatenate([a[:, :at], more, a[:, at:]], 1)
+                    for a, more in ((seen_k, beside_k), (seen_v, beside_v))
+                )
+                mask = jnp.concatenate([mask[..., :at], there, mask[..., at:]], -1)
             if offset is not None:
                 q, seen_k = (self.qkv.rotate(a, offset[None]) for a in (q, seen_k))
             return self.qkv.attend(q, seen_k, seen_v, mask, key)

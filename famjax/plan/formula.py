@@ -103,7 +103,7 @@ def activations(model: ModelConfig, tokens: float, rows: float, tensor: int) -> 
     if model.remat == "none":
         held = 2 * layer.stream + layer.products + layer.weights
         return model.layers * held + WORK * (layer.seen + layer.weights)
-    by_block = model.remat in ("attention", "block")
+    by_block = model.remat in ("attention", "block") and is_windowed(model)
     weights = layer.weights * (model.block_len * rows / tokens if by_block else 1)
     work = 3 * layer.stream + 2 * layer.seen + layer.products + 3 * weights
     held = layer.stream + (layer.attended if model.remat == "attention" else 0)
@@ -155,21 +155,21 @@ def _seconds(config: Config, on: Topology, weight_bytes: float, trained_bytes: f
     network = 3 * config.train.accumulate * weight_bytes / mesh.tensor * share
     if mesh.tensor > 1:
         network += 6 * model.layers * layer.stream * 2 * (mesh.tensor - 1) / mesh.tensor
-    summed = (mesh.data * mesh.fsdp - 1) / (mesh.data * mesh.fsdp)
+    summed = 1 - 1 / (mesh.data * mesh.fsdp * mesh.sequence)
     network += 2 * config.train.accumulate * trained_bytes / mesh.tensor * summed
     if mesh.sequence > 1:
         rows = config.data.batch / (mesh.data * mesh.fsdp)
         network += passes * model.layers * rows * _seen_bytes(config)
-        # each device's part of a row waits for the memory of the one before
-        flops *= 1 + (mesh.sequence - 1) * _recurrent(model)
     device = max(flops / on.count / chip.flops, traffic / chip.bandwidth)
+    # each device's part of a row waits for the memory of the one before
+    device *= 1 + (mesh.sequence - 1) * _recurrent(model)
     # as if nothing ran beside the network: of two that compute alike, the one that says less
     return device + network / chip.network
 
 
 def _seen_bytes(config: Config) -> float:
     """Return the bytes of keys and values that a layer takes, for a row, from other devices of the
-    axis sequence: a window's memory segments, or all tokens."""
+    axis sequence: memory segments, or with full attention all tokens."""
     m, mesh = config.model, config.mesh
     e, g = m.head_dim or m.width // m.heads, m.kv_heads or m.heads
     everything = config.data.length * (mesh.sequence - 1) / mesh.sequence
@@ -185,6 +185,11 @@ def _seen_bytes(config: Config) -> float:
         * jnp.dtype(m.dtype).itemsize
         / (mesh.tensor if g % mesh.tensor == 0 else 1)
     )
+
+
+def is_windowed(model: ModelConfig) -> bool:
+    """Tell whether all layers attend block by block."""
+    return not {"full", "linear"} & set(mixer_pattern(model))
 
 
 def _recurrent(model: ModelConfig) -> float:

@@ -156,11 +156,7 @@ def ask(config: Config, on: Topology, compile: bool) -> dict[str, Any]:
     Raises:
       UserError: what the worker says, in one line.
     """
-    if on.is_tpu and importlib.util.find_spec("libtpu") is None:
-        raise UserError(
-            f"--topology {on.name}: compiling for TPU needs libtpu, which is not installed; "
-            "pip install -e '.[tpu]'"
-        )
+    refuse_missing(on)
     request = {"config": to_json(config), "topology": on.name, "compile": compile}
     # in the same group of processes, so that Ctrl-C ends it too
     done = subprocess.run(
@@ -183,6 +179,15 @@ def ask(config: Config, on: Topology, compile: bool) -> dict[str, Any]:
     if "error" in answer:
         raise UserError(answer["error"])
     return answer
+
+
+def refuse_missing(on: Topology) -> None:
+    """Raise a `UserError` where the compiler for a topology is not there."""
+    if on.is_tpu and importlib.util.find_spec("libtpu") is None:
+        raise UserError(
+            f"--topology {on.name}: compiling for TPU needs libtpu, which is not installed; "
+            "pip install -e '.[tpu]'"
+        )
 
 
 def _environment(on: Topology) -> dict[str, str]:

@@ -83,8 +83,8 @@ def search(
     if not every:
         raise UserError(
             f"data.batch={config.data.batch}, model.heads={config.model.heads}: no mesh of "
-            f"{on.count} chips divides the rows and the heads; take a batch that {on.count} or one "
-            "of its divisors divides"
+            f"{on.count} chips divides the rows, the heads and the blocks of a row, nor with half "
+            f"or twice the rows; take a batch that {on.count} or one of its divisors divides"
         )
     ranked = rank([(c, estimate(c, on)) for c in every], on)
     fitting = sum(e.bytes <= on.chip.memory for _, e in ranked)
@@ -96,8 +96,8 @@ def search(
         try:
             plans.append(compile(candidate, on))
         except (UserError, RuntimeError) as error:  # of this one alone: the others may do
-            failed.append(str(error))
-            report(f"{at}: {error}")
+            failed.append(str(error).splitlines()[-1])
+            report(f"{at}: {failed[-1]}")
             continue
         report(f"{at}: {outcome(plans[-1])}")
     if not plans:

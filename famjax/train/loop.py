@@ -81,7 +81,8 @@ def train(config: Config, run_dir: str | Path, quiet: bool = False) -> Run:
     folder = Path(run_dir)
     hosts.compare(config)
     with leaving_nothing(folder):
-        config, tokenizer = first_then_all("prepare", lambda: prepare_run(folder, config))
+        begun = from_first("begun", lambda: Checkpoints(folder / CHECKPOINTS).latest() is not None)
+        config, tokenizer = first_then_all("prepare", lambda: prepare_run(folder, config, begun))
         hosts.refuse_unshared(folder)
         keep = config.train.keep
         checkpoints = first_then_all("open", lambda: Checkpoints(folder / CHECKPOINTS, keep))
@@ -316,7 +317,8 @@ class Trainer:
             self.batches.release()
             self.set_length(length)
         program, config = self.program, at_length(self.config, length)
-        saved = self.checkpoints.extra(step).get("data", {}).get("batches", {}).get("rows", [])
+        extra = from_first("extra", lambda: self.checkpoints.extra(step))
+        saved = extra.get("data", {}).get("batches", {}).get("rows", [])
         if saved and len(saved) != self.rows:
             data = dataclasses.replace(config.data, batch=len(saved))
             config = dataclasses.replace(config, data=data)

@@ -47,7 +47,7 @@ class Profiler:
 
     def begins(self, step: int) -> bool:
         """Return whether a trace begins behind a step: also behind one that a resumed run goes on
-        from, of whose trace a part is left."""
+        from, of whose trace a part is left; there it has the step's compilation too."""
         return self.first <= step < self.last and self.begun is None
 
     def after(self, step: int) -> None:

@@ -235,11 +235,14 @@ def run_tokenizer(folder: Path, config: Config) -> Tokenizer:
     return saved_tokenizer(folder, config.data.tokenizer)
 
 
-def prepare_run(folder: Path, config: Config) -> tuple[Config, Tokenizer]:
+def prepare_run(folder: Path, config: Config, begun: bool) -> tuple[Config, Tokenizer]:
     """Make the run folder, or check that the one there is of the same experiment.
 
     A folder without a checkpoint holds no experiment yet: whatever made its first try fail, such as
     a misspelt file, may be given anew.
+
+    Args:
+      begun: whether the folder has a checkpoint.
 
     Returns:
       The config with the vocabulary's size filled in, and the tokenizer.
@@ -248,9 +251,7 @@ def prepare_run(folder: Path, config: Config) -> tuple[Config, Tokenizer]:
       UserError: the vocabulary is too small for the tokenizer, or the folder holds another
         experiment (the differences are named), or cannot be written.
     """
-    before = read_config(folder)
-    if Checkpoints(folder / CHECKPOINTS).latest() is None:
-        before = None
+    before = read_config(folder) if begun else None
     tokenizer = run_tokenizer(folder, config) if before else make_tokenizer(config.data)
     config = with_vocabulary(config, tokenizer)
     if before is not None:

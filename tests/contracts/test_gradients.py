@@ -118,7 +118,7 @@ def test_a_stopped_gradient_is_cut_at_carried_keys_and_values_too(mixer):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"scan_layers": False}, {"remat": "layer"}, {"remat": "block"}], ids=str
+    "changes", [{"scan_layers": False}, {"remat": "layer"}, {"remat": "attention"}], ids=str
 )
 def test_scan_and_remat_change_no_number(changes):
     close(runner("fam-1-3", **changes).grad(X, PROBE), runner("fam-1-3").grad(X, PROBE))

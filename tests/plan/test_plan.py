@@ -117,16 +117,21 @@ def test_candidates_divide_rows_and_heads() -> None:
     up_to_8, up_to_4 = (1, 2, 4, 8), (1, 2, 4)
     every = itertools.product(up_to_8, up_to_8, up_to_4, up_to_4)
     assert meshes == {sizes for sizes in every if math.prod(sizes) == 8}
-    assert {c.model.remat for c in found} == {"none", "layer", "block"}
+    assert {c.model.remat for c in found} == {"none", "attention", "layer", "block"}
     assert {c.data.batch for c in found} == {8, 16, 32}
     for c in found:
         assert c.data.batch % (c.mesh.data * c.mesh.fsdp * c.train.accumulate) == 0
 
 
-def test_what_a_longer_axis_sequence_keeps_and_sends() -> None:
-    """Devices keep their part of a row's tokens, and FAM's wait for each other."""
+@pytest.mark.parametrize("mixer", ["fam", "bswa"])
+def test_what_the_axis_sequence_keeps_and_sends(mixer: str) -> None:
+    """Devices keep their part of a row's tokens. Memory segments are sent beside the gradients,
+    which are summed as over rows; and FAM's devices wait for each other."""
     on = topology("v5e:2x4")
-    alone, divided = candidate(data=8, sequence=1), candidate(data=1, sequence=8)
+    alone, divided = (
+        override(candidate(data=data, sequence=sequence), [f"model.mixer={mixer}"])
+        for data, sequence in ((8, 1), (1, 8))
+    )
     assert estimate(divided, on).activations == pytest.approx(estimate(alone, on).activations)
     assert estimate(divided, on).seconds > estimate(alone, on).seconds
 
@@ -140,7 +145,7 @@ def test_estimates_order_what_is_known() -> None:
         config = override(candidate(**mesh), [*long, f"model.remat={remat}"])
         return estimate(config, on).bytes
 
-    kept = [of(remat, data=8, fsdp=1) for remat in ("block", "layer", "none")]
+    kept = [of(remat, data=8, fsdp=1) for remat in ("block", "attention", "layer", "none")]
     assert kept == sorted(kept)
     assert of("none", data=1, fsdp=8) < of("none", data=8, fsdp=1)
     model = small(*long).model
@@ -183,6 +188,14 @@ def test_a_candidate_that_cannot_be_compiled_takes_no_other_with_it() -> None:
     turns = iter([UserError("out of memory")])
     with pytest.raises(UserError, match="none of 1 candidates could be compiled: out of memory"):
         search(small(), on, 1, lines.append, compile)
+
+
+def test_attention_of_all_tokens_at_once_is_not_by_block() -> None:
+    layer, block = (
+        activations(small("model.mixer=full", f"model.remat={remat}").model, 512, 2, 1)
+        for remat in ("layer", "block")
+    )
+    assert layer == block
 
 
 def test_no_mesh_divides_the_rows() -> None:

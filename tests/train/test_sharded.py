@@ -34,7 +34,10 @@ SHAPE = (
 ).split()
 LANES = ("data.layout=lanes",)
 # one key/value head cannot be divided: it is on all devices
-PACKED = ("data.layout=packed", "train.rsp=1", "train.accumulate=2", "model.kv_heads=1")
+PACKED = (
+    *("data.layout=packed", "train.rsp=1", "train.accumulate=2", "model.kv_heads=1"),
+    "model.remat=attention",
+)
 ADAPTERS = (*LANES, "model.lora.rank=2", "model.lora.dropout=0.3")
 # FAMs of more blocks than a device has; the same units are dropped wherever they are
 DROPOUT = (
