@@ -251,7 +251,9 @@ def prepare_run(folder: Path, config: Config, begun: bool) -> tuple[Config, Toke
       UserError: the vocabulary is too small for the tokenizer, or the folder holds another
         experiment (the differences are named), or cannot be written.
     """
-    before = read_config(folder) if begun else None
+    before = read_config(folder)  # which refuses what is no folder
+    if not begun:
+        before = None
     tokenizer = run_tokenizer(folder, config) if before else make_tokenizer(config.data)
     config = with_vocabulary(config, tokenizer)
     if before is not None:
