@@ -41,6 +41,7 @@ def test_every_size_and_length_is_measured(tiny, capsys, monkeypatch):
     assert [row["tokens"] for row in report["lengths"]] == [19, 35]
 
 
+@pytest.mark.slow
 def test_every_axis_is_measured_beside_one_device(capsys, monkeypatch, tmp_path):
     """A division sends what one device does not, and its ratio is that of the times."""
     monkeypatch.setattr(bench, "_SMALL_MESH", TINY)

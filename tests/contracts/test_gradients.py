@@ -124,7 +124,13 @@ def test_scan_and_remat_change_no_number(changes):
     close(runner("fam-1-3", **changes).grad(X, PROBE), runner("fam-1-3").grad(X, PROBE))
 
 
-@pytest.mark.parametrize("case", ["fam-1-3", "bswa_sg-2", "swa-2", "bswa-1"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("fam-1-3", "bswa_sg-2"),
+        *(pytest.param(case, marks=pytest.mark.slow) for case in ("swa-2", "bswa-1")),
+    ],
+)
 def test_one_block_at_a_time_has_the_same_gradients(case):
     """Those at carried memory too, with a document that begins within the call."""
     r, plain = runner(case, remat="attention"), runner(case)

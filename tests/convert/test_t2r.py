@@ -240,6 +240,7 @@ def changed(before, after):
 MAPS = {"layer.mixer.map.kernel", "layer.mixer.map.bias"}
 
 
+@pytest.mark.slow
 def test_all_weights_are_trained_and_it_steps_as_it_reads(rnn, tuned):
     before = weights(open_run(rnn).model)
     # keys' biases move no softmax
@@ -248,7 +249,7 @@ def test_all_weights_are_trained_and_it_steps_as_it_reads(rnn, tuned):
     assert near(stepped(tuned.model, TOKENS), logits(tuned.model))
 
 
-@pytest.mark.parametrize("only", ["maps", "not_maps"])
+@pytest.mark.parametrize("only", ["maps", pytest.param("not_maps", marks=pytest.mark.slow)])
 def test_what_is_frozen_stays(rnn, text, only):
     name, given = f"gpt2-{only}", [f"train.only={only}"]
     run = trained(rnn, text, name, *given, "train.steps=1", "train.checkpoint_every=1")
@@ -351,6 +352,7 @@ def test_what_is_not_folded(change, said):
 NOT_ROTATED = ArchConfig(rotary_fraction=0.0)
 
 
+@pytest.mark.slow
 def test_a_trained_gpt2_is_folded_where_it_is_used(rnn, tuned, capsys, tmp_path):
     used = tuned.with_folded_maps()
     assert not {name for name, _ in weights(used.model)} & MAPS

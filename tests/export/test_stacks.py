@@ -24,7 +24,14 @@ SHAPE = [
 
 
 @pytest.mark.parametrize(
-    "stack", ["stack=feedback model.feedback.cache=memory model.dropout.hidden=0.1", "stack=lstm"]
+    "stack",
+    [
+        pytest.param(
+            "stack=feedback model.feedback.cache=memory model.dropout.hidden=0.1",
+            marks=pytest.mark.slow,
+        ),
+        "stack=lstm",
+    ],
 )
 def test_formats(stack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_mesh = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])

@@ -190,9 +190,9 @@ GRADIENTS = {
     ("case", "x64", "tolerance"),
     [
         ("dropout", True, 1e-10),
-        ("spans", True, 1e-10),
-        ("families", True, 1e-10),
         # compilation of these takes longest
+        pytest.param("spans", True, 1e-10, marks=pytest.mark.slow),
+        pytest.param("families", True, 1e-10, marks=pytest.mark.slow),
         pytest.param("adapters", True, 1e-10, marks=pytest.mark.slow),
         pytest.param("dropout", False, 1e-5, marks=pytest.mark.slow),
     ],
@@ -424,6 +424,7 @@ def swept(sweeps: int, tolerance: float, state: Any) -> Any:
     return Made(config(sweeps=sweeps, tolerance=tolerance)).grad(X, state)
 
 
+@pytest.mark.slow
 def test_after_n_sweeps_the_first_n_tokens_are_exact(exact):
     state, ((_, (y, _)), _) = exact
     for n in (1, 3):

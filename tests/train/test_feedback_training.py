@@ -67,6 +67,7 @@ def flat(tree: Any) -> dict[str, np.ndarray]:
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
 
 
+@pytest.mark.slow
 def test_learned_spans_are_trimmed_and_come_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,6 +117,7 @@ def test_sweeps_train_and_are_never_used_to_read(tmp_path: Path) -> None:
         Streamer(swept, 1)
 
 
+@pytest.mark.slow
 def test_small_cache_writes_the_same(tmp_path: Path) -> None:
     given = config("train.steps=1", "data.task=text", "data.tokenizer=bytes")
     train(given, tmp_path / "run", quiet=True)

@@ -116,6 +116,7 @@ def test_merged_is_the_same_model_to_rounding(adapted):
     assert np.abs(ours - logits(plain.model)).max() > 1e-2 * np.ptp(theirs)
 
 
+@pytest.mark.slow
 def test_adapters_trained_with_dropout_are_merged(base, tmp_path):
     more = ["model.dropout.residual=0.1", "train.steps=1", "optimizer.warmup_steps=0"]
     run = train(adapting(base, *more), tmp_path / "dropped", quiet=True)
@@ -165,6 +166,7 @@ def test_adapters_on_adapters_open_on_any_mesh(adapted, tmp_path):
     assert again.base != open_run(folder).base
 
 
+@pytest.mark.slow
 def test_a_base_that_was_moved_is_found_again(base, tmp_path, monkeypatch):
     monkeypatch.chdir(base.parent)
     config = replace(adapting(Path("base")), data=open_run(base).config.data)

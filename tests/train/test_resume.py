@@ -69,7 +69,10 @@ def end(process: subprocess.Popen[str], number: int) -> tuple[int, str]:
 
 
 # one process killed, one told to stop, each at a random moment, and the rest here
-@pytest.mark.parametrize(("layout", "task"), [("lanes", "text"), ("packed", "passkey")])
+@pytest.mark.parametrize(
+    ("layout", "task"),
+    [("lanes", "text"), pytest.param("packed", "passkey", marks=pytest.mark.slow)],
+)
 def test_killed_then_stopped_then_resumed(tmp_path: Path, layout: str, task: str) -> None:
     small = config(tmp_path / "texts", layout, task, "train.steps=30")
     once, again = tmp_path / "once", tmp_path / "again"

@@ -16,7 +16,10 @@ from famjax.train.loop import train
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
-@pytest.mark.parametrize(("layout", "task"), [("lanes", "text"), ("packed", "passkey")])
+@pytest.mark.parametrize(
+    ("layout", "task"),
+    [("lanes", "text"), pytest.param("packed", "passkey", marks=pytest.mark.slow)],
+)
 def test_other_rows(
     tmp_path: Path,
     layout: str,
