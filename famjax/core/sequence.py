@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from famjax.core.remat import keep
-from famjax.core.sharding import by_sequence, sequence_parts
+from famjax.core.sharding import by_sequence, sequence_parts, sequence_place
 from famjax.core.types import Array
 
 _AXIS = "sequence"
@@ -64,7 +64,7 @@ def newest(old: Array, new: Array, end: Array, size: int) -> Array:
         # each device gives what it has, the first one what is old too, and zeros for the rest
         old = jnp.where(_is_first(), old, 0)
         line = _padded([old, new], size, size)
-        begun = size + end - jax.lax.axis_index(_AXIS) * new.shape[1]
+        begun = size + end - sequence_place() * new.shape[1]
         begun = jnp.clip(begun, 0, line.shape[1] - size)
         return jax.lax.psum(_sliced(line, begun, size), _AXIS)
 
@@ -188,7 +188,7 @@ def handed_on(f: Callable[[Any], Any], carry: Any) -> tuple[Any, Any]:
     Returns:
       the carry that this device was given; the carry behind the last device, on all.
     """
-    parts, here = jax.lax.axis_size(_AXIS), jax.lax.axis_index(_AXIS)
+    parts, here = jax.lax.axis_size(_AXIS), sequence_place()
 
     # Nothing is kept of a turn but what went in. All take part in each: within f GSPMD may exchange
     # over all devices, and XLA on CPU mixed up arrays where `lax.cond` left it out on some.
@@ -209,7 +209,7 @@ def handed_on(f: Callable[[Any], Any], carry: Any) -> tuple[Any, Any]:
 
 
 def _is_first() -> Array:
-    return jax.lax.axis_index(_AXIS) == 0
+    return sequence_place() == 0
 
 
 def _to_next(x: Array) -> Array:

@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -298,7 +299,8 @@ def sequence_parts(blocks: int) -> int:
 def by_sequence(f: Callable[..., Any], axes: Any, out_axes: Any) -> Callable[..., Any]:
     """Return f, each device at work on blocks of its own; all other axes of the mesh stay GSPMD's.
 
-    Within it collectives over "sequence" are written by hand, as `famjax.core.sequence` does.
+    Within it collectives over "sequence" are written by hand, as `famjax.core.sequence` does, and
+    `sequence_place` tells which device this is.
 
     Args:
       f: of arrays, which may close over none.
@@ -312,14 +314,35 @@ def by_sequence(f: Callable[..., Any], axes: Any, out_axes: Any) -> Callable[...
     inner, outer = (
         jax.tree.map(spec, of, is_leaf=lambda a: a is None) for of in (tuple(axes), out_axes)
     )
-    return jax.shard_map(
-        f,
-        mesh=_MESH.get(),
-        in_specs=inner,
+
+    def here(place: Array, *args: Any) -> Any:
+        token = _PLACE.set(place[0])
+        try:
+            return f(*args)
+        finally:
+            _PLACE.reset(token)
+
+    mesh = _MESH.get()
+    assert mesh is not None
+    divided = jax.shard_map(
+        here,
+        mesh=mesh,
+        in_specs=(PartitionSpec("sequence"), *inner),
         out_specs=outer,
         axis_names={"sequence"},
         check_vma=False,
     )
+    # not jax.lax.axis_index: beside axes of GSPMD's XLA refuses it in larger programs
+    return lambda *args: divided(jnp.arange(mesh.shape["sequence"]), *args)
+
+
+# within `by_sequence`, this device's place along the axis
+_PLACE: ContextVar[Array] = ContextVar("place")
+
+
+def sequence_place() -> Array:
+    """Return this device's place along `sequence`, within `by_sequence`."""
+    return _PLACE.get()
 
 
 def gathered(x: Array) -> Array:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from famjax.core.remat import keep
 from famjax.core.sequence import handed_on
-from famjax.core.sharding import by_axes, by_sequence, device, sequence_parts
+from famjax.core.sharding import by_axes, by_sequence, device, sequence_parts, sequence_place
 from famjax.core.types import Array, Axes
 from famjax.ops import linear_attention_kernel as kernel
 
@@ -63,7 +63,7 @@ def chunked(
 
     def local(q: Array, k: Array, v: Array, sums: Sums, start: Array) -> tuple[Array, Sums]:
         """Read the tokens of one device, once it has been told the sums before them."""
-        before = jax.lax.axis_index("sequence") * q.shape[1]
+        before = sequence_place() * q.shape[1]
         start = jnp.where(start < before, -1, start - before)
         given, last = handed_on(functools.partial(_sum_up, k, v, start), sums)
         return _chunked(q, k, v, given, start, chunk)[0], last
