@@ -50,6 +50,7 @@ while [[ ${1:-} == --* ]]; do
   printf -v "${1#--}" %s "$2"
   shift 2
 done
+own_first "$@"
 if [[ $verb != image ]]; then
   given "$cluster" --cluster mine
   given "$zone" --zone us-west4-a

@@ -24,6 +24,7 @@ case ${1:-} in
   --dry-run) dry=1; shift ;;
 esac
 [[ $# -gt 0 && $1 != -* ]] || die "which config? such as: launch/gpu.sh text_fam train.steps=2000"
+own_first "$@"
 need nvidia-smi "install NVIDIA's driver"
 need python3 "install Python 3.11 or newer"
 

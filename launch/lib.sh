@@ -46,6 +46,15 @@ need() {
   [[ -n $dry ]] || command -v "$1" >/dev/null || die "$1 is not installed; $2"
 }
 
+# own_first WORD...: stop if an option of the script's own stands behind the config, where it would
+# go to famjax, and the rest to a cloud that is paid for
+own_first() {
+  local word
+  for word; do
+    case $word in --dry-run | --spot) die "$word stands behind the config; give it before" ;; esac
+  done
+}
+
 # given VALUE --option EXAMPLE: stop if the option was left out
 given() {
   [[ -n $1 ]] || die "$2 is missing; give it, such as $2 $3 (see --help)"

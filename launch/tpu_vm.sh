@@ -52,6 +52,7 @@ while [[ ${1:-} == --* ]]; do
   printf -v "${1#--}" %s "$2"
   shift 2
 done
+own_first "$@"
 given "$name" --name first
 given "$zone" --zone us-west4-a
 case $verb in create | train) given "$type" --type v5litepod-8 ;; esac

@@ -277,6 +277,10 @@ def test_dry_run_prints_what_it_would_run(
         ("gpu.sh text_fam", "nvidia-smi is not installed; install NVIDIA's driver"),
         ("gpu.sh --dry-run", "which config? such as: launch/gpu.sh text_fam"),
         ("tpu_worker.sh", "is called by tpu_vm.sh"),
+        (f"tpu_vm.sh run {TPU} text_fam --dry-run", "--dry-run stands behind the config; give it"),
+        (f"tpu_vm.sh run {TPU} text_fam --spot", "--spot stands behind the config; give it before"),
+        ("gpu.sh text_fam --dry-run", "--dry-run stands behind the config; give it before"),
+        ("slurm.sbatch text_fam --dry-run", "--dry-run stands behind the config; give it before"),
     ],
 )
 def test_mistakes_are_one_line(line: str, said: str) -> None:
