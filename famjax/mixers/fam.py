@@ -42,7 +42,7 @@ from famjax.mixers.window import (
     where_lane,
 )
 from famjax.ops.attention import Frames, attention_weights
-from famjax.ops.hindsight import plain_turns, turns
+from famjax.ops.turns import plain_turns, turns
 
 
 class FamState(NamedTuple):
@@ -151,19 +151,20 @@ class Fam(nnx.Module):
         self, x: Array, state: FamState, ctx: Context, mlp: FeedForward
     ) -> tuple[Array, FamState]:
         """Read whole blocks: [b n*w d] -> [b n*w d]. The lanes stand at the start of a block."""
-        q, k, v, blocks = self.window.read(x, ctx)
+        read = self.window.read(x, ctx)
+        _, k, v, blocks = read
         feedback, fam, updates = self.feed_back(k, v, state, blocks, ctx, mlp)
         beside = self.sight(state, feedback)
-        attended = self.window.attend_blocks(q, k, v, state.window, blocks, ctx, beside)
+        attended = self.window.attend_blocks(read, state.window, ctx, beside)
         y = self.qkv.merge(attended, x, ctx.key)
         return y, self.close(k, v, state, blocks, feedback[:2], fam, updates)
 
     def attention_mass(self, x: Array, state: FamState, ctx: Context, mlp: FeedForward) -> Array:
         """Return the mean share of a token's attention that goes to the FAM: a scalar."""
-        q, k, v, blocks = self.window.read(x, ctx)
-        feedback, _, _ = self.feed_back(k, v, state, blocks, ctx, mlp)
+        read = self.window.read(x, ctx)
+        feedback, _, _ = self.feed_back(read.k, read.v, state, read.blocks, ctx, mlp)
         beside = self.sight(state, feedback)
-        q, k, _, mask = self.window.sights(q, k, v, state.window, blocks, ctx, beside)
+        q, k, _, mask = self.window.sights(read, state.window, ctx, beside)
         first = self.window.segments * self.block_len
         weights = attention_weights(q, k, mask, self.qkv.cap)
         return weights[..., first : first + self.previous * self.fam_len].sum(-1).mean()

@@ -78,6 +78,15 @@ class Blocks(NamedTuple):
         return jnp.where(start < 0, index + before[:, None], index - start)
 
 
+class Read(NamedTuple):
+    """A call's queries, keys and values [b n w h|g e], each in its own block's frame."""
+
+    q: Array
+    k: Array
+    v: Array
+    blocks: Blocks
+
+
 class Beside(NamedTuple):
     """What blocks see beside their memory segments and themselves.
 
@@ -143,22 +152,19 @@ class Window(nnx.Module):
         self, x: Array, state: WindowState, ctx: Context, mlp: FeedForward
     ) -> tuple[Array, WindowState]:
         """Read whole blocks: [b n*w d] -> [b n*w d]. The lanes stand at the start of a block."""
-        q, k, v, blocks = self.read(x, ctx)
-        attended = self.attend_blocks(q, k, v, state, blocks, ctx)
-        return self.qkv.merge(attended, x, ctx.key), self.close(k, v, state, blocks)
+        read = self.read(x, ctx)
+        attended = self.attend_blocks(read, state, ctx)
+        y = self.qkv.merge(attended, x, ctx.key)
+        return y, self.close(read.k, read.v, state, read.blocks)
 
-    def read(self, x: Array, ctx: Context) -> tuple[Array, Array, Array, Blocks]:
+    def read(self, x: Array, ctx: Context) -> Read:
         """Project all blocks at once: [b n*w d] -> q [b n w h e], k and v [b n w g e]."""
         b, t, d = x.shape
         w = self.block_len
         q, k, v = self.qkv.project(x.reshape(b, t // w, w, d))
         offsets = jnp.arange(w)
-        return (
-            self.qkv.rotate(q, offsets),
-            self.qkv.rotate(k, offsets),
-            v,
-            Blocks.of(ctx, b, t, w),
-        )
+        q, k = self.qkv.rotate(q, offsets), self.qkv.rotate(k, offsets)
+        return Read(q, k, v, Blocks.of(ctx, b, t, w))
 
     def memory(
         self, k: Array, v: Array, state: WindowState, blocks: Blocks
@@ -194,44 +200,28 @@ class Window(nnx.Module):
         return behind >= 0 if self.window is None else (behind >= 0) & (behind < self.window)
 
     def attend_blocks(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        state: WindowState,
-        blocks: Blocks,
-        ctx: Context,
-        beside: Beside | None = None,
+        self, read: Read, state: WindowState, ctx: Context, beside: Beside | None = None
     ) -> Array:
-        """Attend to what is seen of the past and, causally, to the own block, block by block.
-
-        Args:
-          q, k, v: [b n w h|g e].
-
-        Returns:
-          [b n*w h e].
-        """
-        b, n, w, h, e = q.shape
+        """Attend to what is seen of the past and, causally, to the own block: [b n*w h e]."""
+        b, n, w, h, e = read.q.shape
         keys = split(ctx.key, ATTENTION, n)
         if self.by_block:
-            out = self.attend_one_by_one(q, k, v, state, blocks, ctx, beside, keys)
+            out = self.attend_one_by_one(read, state, ctx, beside, keys)
         else:
             attend = jax.vmap(self.qkv.attend, in_axes=(1, 1, 1, 1, 0), out_axes=1)
-            out = attend(*self.sights(q, k, v, state, blocks, ctx, beside), keys)
+            out = attend(*self.sights(read, state, ctx, beside), keys)
         return out.reshape(b, n * w, h, e)
 
     def attend_one_by_one(
         self,
-        q: Array,
-        k: Array,
-        v: Array,
+        read: Read,
         state: WindowState,
-        blocks: Blocks,
         ctx: Context,
         beside: Beside | None,
         keys: Array | None,
     ) -> Array:
         """Do it with one block's keys, values and scores at a time: [b n w h e] (`model.remat`)."""
+        q, k, v, blocks = read
         b, n, w, g, e = k.shape
         m = self.segments
         offset = None if ctx.offset is None else jnp.broadcast_to(ctx.offset, (n,))
@@ -273,19 +263,13 @@ class Window(nnx.Module):
         return jnp.moveaxis(out, 0, 1)
 
     def sights(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        state: WindowState,
-        blocks: Blocks,
-        ctx: Context,
-        beside: Beside | None = None,
+        self, read: Read, state: WindowState, ctx: Context, beside: Beside | None = None
     ) -> tuple[Array, Array, Array, Array]:
         """Return queries, all keys, all values and the mask [b n w s] of every block.
 
         Of what a block sees its memory segments come first, then what is beside them, then itself.
         """
+        q, k, v, blocks = read
         b, n, w = q.shape[:3]
         seen_k, seen_v, visible = self.memory(k, v, state, blocks)
         keys, values, masks = [seen_k], [seen_v], [visible]
@@ -307,8 +291,7 @@ class Window(nnx.Module):
     def weights(self, x: Array) -> Array:
         """Return the attention of a document read in one call: [b n*w d] -> [b h n*w n*w]."""
         ctx, state = Context(), self.init_state(x.shape[0])
-        q, k, v, blocks = self.read(x, ctx)
-        q, keys, _, mask = self.sights(q, k, v, state, blocks, ctx)
+        q, keys, _, mask = self.sights(self.read(x, ctx), state, ctx)
         b, n, w, h, _ = q.shape
         weights = self.qkv.weights(q, keys, mask)  # [b n h w m*w+w]
         # block i sees the tokens of blocks i-m to i, the first m of them before the document

@@ -19,8 +19,8 @@ TAPE: ContextVar[Callable[[str, Array, Array], Array] | None] = ContextVar("TAPE
 def product(equation: str, x: Array, kernel: Array) -> Array:
     """Return einsum(equation, x, kernel), where the gradient of the kernel is one fast product.
 
-    Within a loop of `famjax.ops.hindsight` that loop's tape does it, and takes the gradient behind
-    the loop.
+    Within a loop of `famjax.ops.hindsight` or `turns` that loop's tape does it, and takes the
+    gradient behind the loop.
 
     Args:
       equation: "...ab,abcd->...cd": a, b of the input are summed.

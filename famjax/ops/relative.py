@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from famjax.core.types import Array
 from famjax.ops.attention import attend, attend_dropping, soft_cap
-from famjax.ops.hindsight import slot_product
+from famjax.ops.tape import slot_product
 
 # stands for minus infinity where that would make NaN of a gradient
 HIDDEN = -1e30

@@ -57,7 +57,7 @@ class Profiler:
             return
         if step == self.last:
             self.stop()
-        if step == self.memory:
+        if step == self.memory > 0:
             self.write_memory()
         if self.begins(step):
             self.folder.mkdir(exist_ok=True)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from famjax.core.remat import recomputing
-from famjax.ops.hindsight import plain_turns, turns
 from famjax.ops.product import product
+from famjax.ops.turns import plain_turns, turns
 
 N, B, D = 5, 2, 6
 

@@ -23,6 +23,7 @@ from famjax.layers.dropout import DropoutKey, dropout
 from famjax.models.language_model import LanguageModel
 from famjax.ops import hindsight
 from famjax.ops.hindsight import Seen
+from famjax.ops.tape import einsum, using
 from famjax.stacks.feedback import Feedback, Transformer, solve
 from famjax.train.begin import evaluated
 from famjax.train.step import within_bounds
@@ -164,7 +165,7 @@ def plainly(token: Any, block: int, heavy: Any, light: Any, line: Any, xs: Any, 
         before = jax.tree.map(lambda a, n: a[..., at : at + n, :], line, spans)  # noqa: B023
         own = jax.tree.map(lambda a, n: a[..., at + n : at + n + block, :], line, spans)  # noqa: B023
         seen = Seen(before, own, jnp.int32(place), jnp.int32(i))
-        with hindsight._using(hindsight._einsum):
+        with using(einsum):
             y, slots = token(heavy, light, seen, jax.tree.map(operator.itemgetter(i), (xs, rest)))
         line = jax.tree.map(lambda a, s, n: a.at[..., n + i, :].set(s), line, slots, spans)  # noqa: B023
         ys.append(y)
