@@ -40,6 +40,7 @@ def run(argv: list[str]) -> int:
     runtime.setup()
     from famjax.plan import plan as plans
 
+    plans.refuse_missing(on)
     config = plans.with_size(config)
     if a.shardings:
         return _print_shardings(plans.ask(config, on, compile=False), on, a.json)
@@ -57,10 +58,8 @@ def run(argv: list[str]) -> int:
 
 
 def _search(config: Config, on: Topology, a: Arguments) -> int:
-    from famjax.plan.plan import refuse_missing
     from famjax.plan.search import named, search
 
-    refuse_missing(on)
     found = search(config, on, a.compiles, report=lambda line: print(line, file=sys.stderr))
     if a.json:
         plans = [p.to_dict() | {"overrides": named(config, p.config)} for p in found.best]
@@ -106,6 +105,8 @@ def read_arguments(argv: list[str]) -> Arguments:
             "plan needs a topology: --topology with one of "
             f"{', '.join(f'{c}:{example(CHIPS[c])}' for c in CHIPS)}"
         )
+    if "--compiles" in given and "--search" not in given:
+        raise UserError("--compiles goes with --search; give both, or leave it out")
     compiles = given.get("--compiles", "4")
     if not compiles.isdigit() or compiles == "0":
         raise UserError(f"--compiles {compiles}: must be a whole number of at least 1")

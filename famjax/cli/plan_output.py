@@ -32,8 +32,10 @@ def show(done: Plan) -> None:
     if len(done.seen["activations"]) > 1:
         console.print(_policies(done))
     if done.roofline is not None:
-        for table in (_work(done, source), _collectives(done, source), _time(done)):
-            console.print(table)
+        console.print(_work(done, source))
+        if done.seen["collectives"]:
+            console.print(_collectives(done, source))
+        console.print(_time(done))
     for line in (*_notes(done), _verdict(done)):
         console.print(line)
 
@@ -98,7 +100,7 @@ def _time(done: Plan) -> Table:
     assert done.roofline is not None
     r, chip = done.roofline, done.on.chip
     table = make_table("a step takes at least (roofline of the program)", ("", "seconds", "at"))
-    table.add_row("compute", f"{r.compute:.3f}", f"{chip.flops / 1e12:.0f} TFLOP/s a chip")
+    table.add_row("compute", f"{r.compute:.3f}", f"{number(chip.flops)}FLOP/s a chip")
     table.add_row("memory", f"{r.memory:.3f}", f"{chip.bandwidth / 1e9:.0f} GB/s")
     table.add_row("compute or memory, by instruction", f"{r.device:.3f}", "the longer of both")
     table.add_row("network", f"{r.network:.3f}", f"{chip.network / 1e9:.0f} GB/s out of a chip")

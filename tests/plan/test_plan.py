@@ -240,7 +240,8 @@ BAD = [
     (["--topology", "v5e:4x8"], "plan needs a config first"),
     (["text_fam"], "plan needs a topology"),
     (["text_fam", "--topology", "cpu:8", "--serach"], "unknown option --serach; did you mean"),
-    (["text_fam", "--topology", "cpu:8", "--compiles", "x"], "--compiles x: must be a whole"),
+    (["text_fam", "--topology", "cpu:8", "--search", "--compiles", "x"], "--compiles x: must"),
+    (["text_fam", "--topology", "cpu:8", "--compiles", "2"], "--compiles goes with --search"),
     (
         ["text_fam", "--topology", "cpu:8", "mesh.data=8"],
         "data.batch=4: 4 rows at a time do not divide by mesh.data=8; take a multiple of 8",
