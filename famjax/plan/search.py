@@ -70,10 +70,10 @@ def search(
     report: Callable[[str], None],
     compile: Callable[[Config, Topology], Plan] = plan,
 ) -> Found:
-    """Estimate every candidate, and compile the best by formula.
+    """Estimate every candidate, and compile the config as it is and the best by formula.
 
     Args:
-      compiles: how many.
+      compiles: how many of the candidates.
       report: takes a line of progress.
 
     Raises:
@@ -88,7 +88,8 @@ def search(
         )
     ranked = rank([(c, estimate(c, on)) for c in every], on)
     fitting = sum(e.bytes <= on.chip.memory for _, e in ranked)
-    chosen = [c for c, _ in by_turns(ranked, config.data.batch)[:compiles]]
+    # the formula is rough: what was given may well be better than what it finds
+    chosen = [config, *(c for c, _ in by_turns(ranked, config.data.batch)[:compiles])]
     report(f"{len(every)} candidates by formula, {fitting} seem to fit; compiling {len(chosen)}")
     plans, failed = list[Plan](), list[str]()
     for i, candidate in enumerate(chosen, 1):

@@ -159,41 +159,43 @@ def test_estimates_order_what_is_known() -> None:
     assert activations(model, 512, 2, 1) == 2 * activations(model, 256, 1, 1)
 
 
-def test_search_compiles_the_best_by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what it compiles it returns those that fit, the fastest first."""
+def test_search_compiles_what_was_given_and_the_best_by_formula() -> None:
+    """Of what it compiles it returns those that fit, the most tokens a second first."""
     on, lines, compiled = topology("cpu:8"), list[str](), list[Config]()
 
     def compile(config: Config, on: Any) -> plans.Plan:
         compiled.append(config)
-        seconds = 4.0 - len(compiled)
+        seconds = 5.0 - len(compiled)
         roofline = plans.Roofline(seconds, 0, seconds, 0)
-        fits = len(compiled) != 2
+        fits = len(compiled) != 3
         return plans.Plan(config, on, {}, 1, 1, 1, fits, roofline if fits else None, 0.5)
 
     found = search(small(), on, 3, lines.append, compile)
-    # two of the batch, one of twice as many rows
-    assert [c.data.batch for c in compiled] == [16, 16, 32]
-    assert [p.config for p in found.best] == [compiled[2], compiled[0]]  # tokens a second
-    assert [p.config for p in found.refused] == [compiled[1]]
-    assert len(lines) == 4
+    given, best, second, larger = compiled
+    assert given == small()
+    assert "as it is" in lines[1]
+    assert [c.data.batch for c in (best, second, larger)] == [16, 16, 32]
+    assert [p.config for p in found.best] == [larger, best, given]
+    assert [p.config for p in found.refused] == [second]
+    assert len(lines) == 5
     rows = (c for c in candidates(small(), on) if c.data.batch == 16)
-    assert estimate(compiled[0], on).seconds == min(estimate(c, on).seconds for c in rows)
+    assert estimate(best, on).seconds == min(estimate(c, on).seconds for c in rows)
 
 
 def test_a_candidate_that_cannot_be_compiled_takes_no_other_with_it() -> None:
-    on, lines = topology("cpu:8"), list[str]()
-    turns = iter([UserError("out of memory"), plans.Roofline(1, 0, 1, 0), RuntimeError("crashed")])
+    on, lines, good = topology("cpu:8"), list[str](), plans.Roofline(1, 0, 1, 0)
+    turns = iter([UserError("out of memory"), good, good, RuntimeError("crashed")])
 
     def compile(config: Config, on: Any) -> plans.Plan:
         if isinstance(turn := next(turns), Exception):
             raise turn
         return plans.Plan(config, on, {}, 1, 1, 1, True, turn, 0.5)
 
-    assert len(search(small(), on, 3, lines.append, compile).best) == 1
+    assert len(search(small(), on, 3, lines.append, compile).best) == 2
     assert lines[1].endswith(": out of memory")
-    assert lines[3].endswith(": crashed")
-    turns = iter([UserError("out of memory")])
-    with pytest.raises(UserError, match="none of 1 candidates could be compiled: out of memory"):
+    assert lines[4].endswith(": crashed")
+    turns = iter([UserError("out of memory")] * 2)
+    with pytest.raises(UserError, match="none of 2 candidates could be compiled: out of memory"):
         search(small(), on, 1, lines.append, compile)
 
 
