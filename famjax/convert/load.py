@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from famjax.convert.checkpoint import Checkpoint
 from famjax.convert.families import family
-from famjax.convert.families.common import HF
+from famjax.convert.families.keys import HF, unknown
 from famjax.convert.tensors import Tensor, Tensors
 from famjax.core import sharding
 from famjax.core.checks import validate_model
@@ -51,6 +52,8 @@ def load_pretrained(
     folder = Path(folder)
     hf = read_config(folder)
     config = read_model(hf, folder)
+    if line := ignored(hf):
+        warnings.warn(line, stacklevel=2)
     for name in set(changes) - set(vars(config)):
         raise UserError(f"a model's config has no {name!r}{nearest(name, vars(config))}")
     new = replace(config, **changes)
@@ -90,7 +93,7 @@ def read_config(folder: Path) -> HF:
 def read_model(hf: HF, folder: Path) -> ModelConfig:
     """Return what a config.json says of the model."""
     try:
-        return family(hf).read(hf)
+        return family(hf).model(hf)
     except KeyError as missing:
         raise UserError(f"{folder / 'config.json'}: has no {missing}; take a whole copy") from None
     except (TypeError, ValueError, AttributeError) as error:
@@ -98,6 +101,15 @@ def read_model(hf: HF, folder: Path) -> ModelConfig:
             f"{folder / 'config.json'}: a value of a kind that is not expected ({error}); take "
             "another copy"
         ) from None
+
+
+def ignored(hf: HF) -> str:
+    """Return a line that names the keys of a config.json of which nothing is known; or nothing."""
+    names = unknown(hf, family(hf).keys)
+    if not names:
+        return ""
+    several = "they are" if len(names) > 1 else "it is"
+    return f"config.json: {', '.join(names)}: unknown to famjax, {several} left out"
 
 
 def fill(
