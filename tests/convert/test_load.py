@@ -183,7 +183,7 @@ def test_pickles_are_refused(folder):
         ("{", "config.json: damaged ("),
         ("{}", "model_type=None is not supported"),
         ('{"model_type": "lama"}', "model_type='lama' is not supported; did you mean 'llama'?"),
-        ('{"model_type": "llama"}', "config.json: has no 'num_attention_heads'"),
+        ('{"model_type": "llama"}', "config.json: has no 'vocab_size'"),
     ],
 )
 def test_a_config_that_is_none(folder, text, said):

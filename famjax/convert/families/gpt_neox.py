@@ -20,7 +20,7 @@ _GATES = {
 
 def _whole_width(size: Any, hf: HF) -> bool:
     heads, width = hf.get("num_attention_heads"), hf.get("hidden_size")
-    return bool(heads) and size == width // heads
+    return bool(heads and width and size == width // heads)
 
 
 _USED = SHAPE | {
