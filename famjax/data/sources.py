@@ -215,6 +215,11 @@ class TextSource:
             key[2] = self._boundary(key, first + (last - first) * group // groups)
         return key
 
+    def epoch_size(self, lane: int, lanes: int) -> int:
+        """Return how many documents of a lane are one epoch."""
+        count = len(self._documents)
+        return len(range(lane, count, lanes)) if count >= lanes else count
+
     def _shuffled(self, position: int, epoch: int, group: int) -> int:
         """Return the number of the document at a position of a permutation."""
         seed = np.random.SeedSequence((self._seed, epoch, group)).generate_state(1)[0]
