@@ -39,18 +39,17 @@ def run(argv: list[str]) -> int:
     alone = place is None
     if alone and config.model.stack != "residual" and config.mesh == MeshConfig():
         runtime.share_cores(config.data.batch // config.train.accumulate)
-    from famjax.train.loop import train
+    from famjax.train.loop import trained
 
     folder = Path(run_dir) if run_dir else Path("runs") / config.name
     with together(place):
-        train(config, folder)
+        done, source = trained(config, folder)
     if place is not None and place.index:
         return 0
-    behind = f"the run: {folder}; next: famjax eval {folder}"
-    # of most toy tasks the answers are no tokens that could be generated
-    if config.data.tokenizer != "task":
-        behind += f", famjax generate {folder} --prompt ..."
-    print(behind, file=sys.stderr)
+    from famjax.cli.next_commands import next_commands
+
+    after = next_commands(done.config, source, folder)
+    print(f"the run: {folder}" + (f"; next: {after}" if after else ""), file=sys.stderr)
     return 0
 
 
