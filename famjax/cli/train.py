@@ -14,6 +14,7 @@ from famjax.core import processes, runtime
 from famjax.core.config import Config, MeshConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import available, load_config
+from famjax.core.habits import habit
 from famjax.core.keys import keys, values
 from famjax.core.watch import together
 
@@ -28,7 +29,9 @@ def run(argv: list[str]) -> int:
     (run_dir, *where), rest = take(argv, FLAGS)
     if run_dir == "":
         raise UserError("--run needs a folder: --run runs/NAME")
-    if not rest or rest[0].startswith("--") or "=" in rest[0]:
+    if rest and rest[0].startswith("-") and (how := habit(rest[0].partition("=")[0])):
+        raise UserError(f"unknown option {rest[0].partition('=')[0]}{how}")
+    if not rest or rest[0].startswith("-") or "=" in rest[0]:
         raise UserError(
             "train needs a config first: famjax train text_fam ... (known: "
             f"{', '.join(available())})"
