@@ -151,11 +151,12 @@ def _refuse_unknown(arguments: Any, argv: Sequence[str], prog: str) -> None:
     known = ["--help", *(f"--{field.name.replace('_', '-')}" for field in fields(arguments))]
     for token, after in zip(argv, [*argv[1:], ""], strict=True):
         flag = re.match(r"(--[a-z][\w-]*|-[a-z])(?==|$)", token)
-        if not flag or flag[0].replace("_", "-") in known:
+        if not flag:
             continue
         value = token[flag.end() + 1 :] or ("" if after.startswith("-") else after)
         hint = habit(flag[0], value, prog.split()[-1])
-        if hint or flag[0].startswith("--"):
+        is_known = flag[0].replace("_", "-") in known or not flag[0].startswith("--")
+        if hint or not is_known:
             hint = hint or nearest(flag[0], known)
             raise UserError(f"unknown option {flag[0]}{hint}; see {prog} --help")
 

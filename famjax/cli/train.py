@@ -29,8 +29,10 @@ def run(argv: list[str]) -> int:
     (run_dir, *where), rest = take(argv, FLAGS)
     if run_dir == "":
         raise UserError("--run needs a folder: --run runs/NAME")
-    if rest and rest[0].startswith("-") and (how := habit(rest[0].partition("=")[0])):
-        raise UserError(f"unknown option {rest[0].partition('=')[0]}{how}")
+    if rest and rest[0].startswith("-"):
+        name, _, value = rest[0].partition("=")
+        if how := habit(name, value or "".join(rest[1:2])):
+            raise UserError(f"unknown option {name}{how}")
     if not rest or rest[0].startswith("-") or "=" in rest[0]:
         raise UserError(
             "train needs a config first: famjax train text_fam ... (known: "

@@ -193,8 +193,9 @@ def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield from ((f"mesh.{axis}", "-1") for axis in AXES)
             continue
         if key not in kinds:
+            is_section = any(known.startswith(f"{key}.") for known in kinds)
             given = value or (rest[0] if flag and rest and not rest[0].startswith("-") else "")
-            if how := habit(key, given):
+            if (flag or not is_section) and (how := habit(key, given)):
                 raise UserError(f"unknown {f'option {name}' if flag else f'key {key!r}'}{how}")
             raise UserError(_unknown(key, kinds))
         if not equals:

@@ -268,7 +268,6 @@ _READING: dict[str, Way] = {
     **dict.fromkeys(("device", "gpu", "gpus", "cuda", "cpu"), _DEVICES),
     "fp16": "the type is the run's model.dtype",
     "bf16": "the type is the run's model.dtype",
-    "dtype": "the type is the run's model.dtype",
     "step": "the newest good checkpoint is read; earlier ones through famjax.open_run(RUN, step)",
 }
 
@@ -362,7 +361,7 @@ def habit(name: str, value: str = "", verb: str = "train") -> str:
     if verb == "train" and way in keys():
         return f"; write {way}={value or '...'}"
     if way.startswith("--"):
-        return f"; write {way}{f' {value}' if value and ' ' not in way else ' ...'}"
+        return f"; write {way}" if " " in way else f"; write {way} {value or '...'}"
     if not verb:
         return f"; did you mean famjax {way}?"
     return f"; {way.format(verb=verb)}"

@@ -68,6 +68,11 @@ class Left:
         """Return how many of the documents a lane reads."""
         return len(range(lane, len(self.documents), len(self.starts)))
 
+    def unread(self, taken: Sequence[int]) -> list[Call]:
+        """Return the documents that are left when lanes have been dealt so many each."""
+        lanes = len(self.starts)
+        return [call for n, call in enumerate(self.documents) if n // lanes >= taken[n % lanes]]
+
     def call(self, lane: int, lanes: int, k: int) -> Call:
         """Return what names the k-th document of a lane in the source."""
         own = k - self.count(lane)
@@ -149,27 +154,24 @@ def with_rows(state: dict[str, Any], count: int, source: Any) -> dict[str, Any]:
     taken = [reader["k"] + _begun(reader) for reader in map(_reader, rows)]
     dealt = Dealt(source)
     dealt.set_deals(state)
-    anew = True
     if documents is None or documents >= max(count, len(rows)):
         dealt.dealt = [*dealt.dealt, taken]
+        kept = [_anew(row) for row in rows]
     elif documents >= len(rows):
         dealt.left, dealt.dealt = Left(_rest(dealt, taken, source), [0] * count), []
+        kept = [_anew(row) for row in rows]
     else:
         old = dealt.left or Left([], [0] * len(rows))
-        unread = [
-            call for n, call in enumerate(old.documents) if n // len(rows) >= taken[n % len(rows)]
-        ]
         starts = [old.starts[i] + max(0, n - old.count(i)) for i, n in enumerate(taken)]
-        new = [*starts, *[0] * (count - len(starts))][:count]
-        anew = bool(unread)
-        dealt.left, dealt.dealt = Left(unread, new) if unread else None, []
-        taken = starts
-    kept = [
-        _of(row, _stays(_reader(row), anew, n)) for row, n in zip(rows[:count], taken, strict=False)
-    ]
+        left = Left(old.unread(taken), [*starts, *[0] * (count - len(rows))][:count])
+        dealt.left, dealt.dealt = left if left.documents else None, []
+        kept = [
+            _anew(row) if left.documents else _before(row, start)
+            for row, start in zip(rows, starts, strict=True)
+        ]
     fresh = [_of(rows[0], at_document(0), made=0) for _ in range(len(rows), count)]
     rest = {name: value for name, value in state.items() if name not in ("dealt", "left")}
-    return {**rest, "batches": {"rows": [*kept, *fresh]}, **dealt.get_deals()}
+    return {**rest, "batches": {"rows": [*kept[:count], *fresh]}, **dealt.get_deals()}
 
 
 def _rest(dealt: Dealt, taken: Sequence[int], source: Any) -> list[Call]:
@@ -243,10 +245,14 @@ def _begun(reader: dict[str, Any]) -> bool:
     return bool(reader["piece"] or reader["offset"])
 
 
-def _stays(reader: dict[str, Any], anew: bool, following: int) -> dict[str, Any]:
-    """Return a reader's state whose next document is the first one, if documents are dealt anew,
-    or else the one of that number.
-    """
-    if not anew:
-        return {**reader, "k": following - _begun(reader)}
-    return {**reader, "k": -1} if _begun(reader) else at_document(0, reader["before"])
+def _anew(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of a row that ends its document, and whose next one is its first."""
+    reader = _reader(row)
+    begun = _begun(reader)
+    return _of(row, {**reader, "k": -1} if begun else at_document(0, reader["before"]))
+
+
+def _before(row: dict[str, Any], k: int) -> dict[str, Any]:
+    """Return the state of a row that ends its document, and whose next one is the k-th."""
+    reader = _reader(row)
+    return _of(row, {**reader, "k": k - _begun(reader)})

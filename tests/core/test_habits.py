@@ -14,12 +14,13 @@ from famjax.core.keys import keys
 
 
 def options(verb: str) -> set[str]:
+    """Return the options of a verb, without what has a place and no name."""
     arguments = importlib.import_module(f"famjax.cli.{verb}").Arguments
-    return {field.name for field in fields(arguments)}
+    return {f.name for f in fields(arguments) if "Positional" not in str(f.type)}
 
 
 def test_every_key_that_is_named_exists() -> None:
-    dotted = re.compile(r"\b(?:model|data|optimizer|train|profile|mesh)\.[a-z_.]*[a-z]")
+    dotted = re.compile(r"\b(?:model|data|optimizer|train|profile|mesh)\.[a-z_.]*[a-z0-9]")
     named = {key for way in TRAIN.values() for key in dotted.findall(way)}
     assert len(named) > 20
     assert named <= {*keys(), "metrics.jsonl"}
@@ -106,6 +107,7 @@ def test_what_is_no_habit_is_what_it_was(capsys: pytest.CaptureFixture[str]) -> 
     [
         ("eval x --batch-size 4", "unknown option --batch-size; write --batch 4; see famjax eval"),
         ("eval x --data a.txt", "unknown option --data; write --tasks text:FILES; see"),
+        ("eval --run x", "unknown option --run; the run's folder comes first, without an option:"),
         ("eval --model x", "unknown option --model; the run's folder comes first, without an"),
         ("generate x -p hello", "unknown option -p; write --prompt hello; see famjax generate"),
         ("generate x --max-new-tokens=9", "unknown option --max-new-tokens; write --max-tokens 9;"),
