@@ -259,6 +259,6 @@ def _refusal(folder: Path, holder: Holder) -> UserError:
     if len(command) > _COMMAND:
         command = f"{command[:_COMMAND]} ..."
     return UserError(
-        f"{folder}: {_who(holder)} is training there, of {holder['user']}, since "
-        f"{holder['since']} ({command}); {mend}"
+        f"{folder}: {_who(holder)} is training there (user {holder['user']}, since "
+        f"{holder['since']}: {command}); {mend}"
     )

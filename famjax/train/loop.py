@@ -158,7 +158,7 @@ class Trainer:
 
     def run(self) -> TrainState:
         last = self.config.train.steps
-        if (self.latest or 0) < last:
+        if self.latest is None:
             self.tell()
         state, step = self.resume()
         if step >= last:
@@ -166,6 +166,8 @@ class Trainer:
                 f"nothing to do: step {step:,} of train.steps={last} is done; raise it to go on"
             )
             return state
+        if self.latest is not None:
+            self.tell()
         asked, profiler = hosts.Asked(), Profiler(self.config, self.folder, self.progress.note)
         writer = hosts.metrics_writer(self.folder, step if step else None)
         with asked.listening(), profiler, writer as metrics:

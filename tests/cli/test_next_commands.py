@@ -40,8 +40,8 @@ def suggested(
         (tmp_path / "small.json").write_text(to_json(small))
         assert main(["train", "small.json", "--run", "my runs/x"]) == 0
         line = capsys.readouterr().err.splitlines()[-1]
-        assert line.startswith("the run: my runs/x; next: ")
-        return line.partition("; next: ")[2].split(", ")
+        assert line.startswith("the run: my runs/x")
+        return list(filter(None, line.partition("; next: ")[2].split(", ")))
 
     return train
 
@@ -103,7 +103,10 @@ def test_every_kind(kind, suggested, tmp_path, capsys) -> None:
         "packed": ("", [many, "data.layout=packed"]),
         "full": (" --window 128", [many, *FULL, "data.layout=packed"]),
         "passkey": ("", ["data.task=passkey"]),
-        "passkey full": (" --lengths 128", ["data.task=passkey", *FULL, "data.layout=packed"]),
+        "passkey full": (
+            " --lengths 256",
+            ["data.task=passkey", *FULL, "model.capacity=512", "data.layout=packed"],
+        ),
         "toy": ("", toy),
         "toy full": (" --lengths 10", [*each, *FULL]),
         "toy full packed": (None, [*toy, *FULL, "data.layout=packed"]),

@@ -55,9 +55,9 @@ def test_a_second_training_is_refused(tmp_path: Path) -> None:
             hold(tmp_path / "run")
         line = str(refused.value)
         assert line.startswith(f"{tmp_path / 'run'}: process {process.pid} on ")
-        assert " is training there, of " in line
+        assert " is training there (user " in line
         assert ", since 20" in line
-        assert f"(-c {tmp_path / 'run'} 60); wait for its end, stop it, or give --run" in line
+        assert f": -c {tmp_path / 'run'} 60); wait for its end, stop it, or give --run" in line
         assert (tmp_path / "run" / lock.LOCK).exists()
 
 
