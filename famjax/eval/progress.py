@@ -64,7 +64,8 @@ class TokenProgress:
             yield
             return
         said = f"{self._what}: compiling"
-        spinner, shown = Spinner("dots", said), []
+        spinner = Spinner("dots", said)
+        shown: list[float] = []
 
         def show(took: float) -> None:
             if self._live is not None:

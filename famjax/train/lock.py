@@ -198,8 +198,9 @@ def _read(path: Path) -> Holder:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    whole = isinstance(found, dict) and isinstance(found.get("beat"), int | float)
-    return found if whole and _self().keys() <= found.keys() else {}
+    if not isinstance(found, dict) or not isinstance(found.get("beat"), int | float):
+        return {}
+    return found if _self().keys() <= found.keys() else {}
 
 
 def _self() -> Holder:

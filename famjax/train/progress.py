@@ -150,7 +150,7 @@ class _About(rich.progress.ProgressColumn):
         if since is None:
             return Text(task.description)
         frame = self._spinner.render(task.get_time())
-        return Text.assemble(frame, f" {task.description}, {seconds(time.monotonic() - since)}")
+        return Text(f"{frame} {task.description}, {seconds(time.monotonic() - since)}")
 
 
 class _Plain:
