@@ -154,7 +154,7 @@ def _refuse_unknown(arguments: Any, argv: Sequence[str], prog: str) -> None:
         if not flag:
             continue
         value = token[flag.end() + 1 :] or ("" if after.startswith("-") else after)
-        hint = habit(flag[0], value, prog.split()[-1])
+        hint = habit(flag[0], value, prog.split()[1])
         is_known = flag[0].replace("_", "-") in known or not flag[0].startswith("--")
         if hint or not is_known:
             hint = hint or nearest(flag[0], known)
