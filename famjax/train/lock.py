@@ -37,10 +37,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from famjax.core import processes
 from famjax.core.errors import UserError
 
 LOCK = "train.lock"
@@ -56,6 +57,13 @@ _COMMAND = 120
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 Holder = dict[str, Any]
+
+
+def for_all(folder: Path) -> AbstractContextManager[bool]:
+    """Hold a run folder, in process 0 for all that train together; see `holding`."""
+    if processes.index():
+        return nullcontext(False)
+    return holding(folder, lambda line: print(line, file=sys.stderr))
 
 
 @contextmanager

@@ -6,11 +6,10 @@ import dataclasses
 import functools
 import json
 import shutil
-import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +87,7 @@ def trained(config: Config, run_dir: str | Path, quiet: bool = False) -> tuple[R
         )
     folder = Path(run_dir)
     hosts.compare(config)
-    with held(folder) as new, leaving_nothing(folder, new):
+    with lock.for_all(folder) as new, leaving_nothing(folder, new):
         begun = from_first("begun", lambda: Checkpoints(folder / CHECKPOINTS).latest() is not None)
         config, tokenizer = first_then_all("prepare", lambda: prepare_run(folder, config, begun))
         hosts.refuse_unshared(folder)
@@ -106,13 +105,6 @@ def trained(config: Config, run_dir: str | Path, quiet: bool = False) -> tuple[R
                 checkpoints.wait()
     model = nnx.merge(trainer.program.graph, state.params, *state.frozen[:1])
     return Run(config, tokenizer, model, int(state.step)), trainer.source
-
-
-def held(folder: Path) -> AbstractContextManager[bool]:
-    """Hold the run folder for all processes, in process 0; tell whether it was made for that."""
-    if index():
-        return nullcontext(False)
-    return lock.holding(folder, lambda line: print(line, file=sys.stderr))
 
 
 @contextmanager
