@@ -17,7 +17,7 @@ from famjax.core.errors import UserError, nearest
 
 TASKS = ("passkey", "text", *TOYS)
 HOLDOUT = "holdout"
-_LENGTHS = [256, 1024, 4096, 16384]
+LENGTHS = [256, 1024, 4096, 16384]
 _PASSKEYS, _EPISODES = 20, 1000
 
 
@@ -130,7 +130,7 @@ def evaluate(
     for name, files in tasks:
         if name == "passkey":
             report["passkey"] = evaluate_passkey(
-                opened, lengths or _LENGTHS, arguments.examples or _PASSKEYS, arguments.batch
+                opened, lengths or LENGTHS, arguments.examples or _PASSKEYS, arguments.batch
             )
         elif name in TOYS:
             examples = arguments.examples or _EPISODES

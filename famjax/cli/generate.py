@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from dataclasses import dataclass
@@ -142,10 +143,15 @@ def _memory(arguments: Arguments, opened: Run, generator: Generator) -> StreamSt
 def _write(
     arguments: Arguments, prompt: str, generator: Generator, state: StreamState | None
 ) -> None:
+    from famjax.eval.progress import TokenProgress
+
     a = arguments
-    texts = generator.generate(
-        prompt, a.max_tokens, a.temperature, a.top_k, a.top_p, a.stop, a.seed, state, a.chat
-    )
-    for text in texts:
+    with TokenProgress("generate") as progress, progress.compiling():
+        texts = generator.generate(
+            prompt, a.max_tokens, a.temperature, a.top_k, a.top_p, a.stop, a.seed, state, a.chat
+        )
+        # after the second token all is compiled, and no spinner gets between the pieces of a line
+        first = list(itertools.islice(texts, 2))
+    for text in itertools.chain(first, texts):
         print(text, end="", flush=True)
     print()

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import famjax
 from famjax.core.errors import Stopped, UserError, nearest
+from famjax.core.habits import habit
 from famjax.core.runtime import use_huge_pages
 
 VERBS = {
@@ -91,7 +92,8 @@ def _dispatch(argv: list[str]) -> int:
         return 0
     verb, rest = argv[0], argv[1:]
     if verb not in VERBS:
-        raise UserError(f"unknown verb {verb!r}{nearest(verb, VERBS)} (known: {', '.join(VERBS)})")
+        hint = habit(verb, verb="") or nearest(verb, VERBS)
+        raise UserError(f"unknown verb {verb!r}{hint} (known: {', '.join(VERBS)})")
     if any(name in os.environ for name in _SEVERAL) and verb in _ALONE:
         from famjax.core.processes import refuse_several
 
@@ -147,10 +149,16 @@ def parse(arguments: type[T], argv: Sequence[str], prog: str) -> T:
 
 def _refuse_unknown(arguments: Any, argv: Sequence[str], prog: str) -> None:
     known = ["--help", *(f"--{field.name.replace('_', '-')}" for field in fields(arguments))]
-    for token in argv:
-        flag = re.match(r"--[a-z][\w-]*(?==|$)", token)
-        if flag and flag[0].replace("_", "-") not in known:
-            raise UserError(f"unknown option {flag[0]}{nearest(flag[0], known)}; see {prog} --help")
+    for token, after in zip(argv, [*argv[1:], ""], strict=True):
+        flag = re.match(r"(--[a-z][\w-]*|-[a-z])(?==|$)", token)
+        if not flag:
+            continue
+        value = token[flag.end() + 1 :] or ("" if after.startswith("-") else after)
+        hint = habit(flag[0], value, prog.split()[1])
+        is_known = flag[0].replace("_", "-") in known or not flag[0].startswith("--")
+        if hint or not is_known:
+            hint = hint or nearest(flag[0], known)
+            raise UserError(f"unknown option {flag[0]}{hint}; see {prog} --help")
 
 
 def _unboxed(text: str) -> str:

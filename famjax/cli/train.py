@@ -14,6 +14,7 @@ from famjax.core import processes, runtime
 from famjax.core.config import Config, MeshConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import available, load_config
+from famjax.core.habits import habit
 from famjax.core.keys import keys, values
 from famjax.core.watch import together
 
@@ -28,7 +29,11 @@ def run(argv: list[str]) -> int:
     (run_dir, *where), rest = take(argv, FLAGS)
     if run_dir == "":
         raise UserError("--run needs a folder: --run runs/NAME")
-    if not rest or rest[0].startswith("--") or "=" in rest[0]:
+    if rest and rest[0].startswith("-"):
+        name, _, value = rest[0].partition("=")
+        if how := habit(name, value or "".join(rest[1:2])):
+            raise UserError(f"unknown option {name}{how}")
+    if not rest or rest[0].startswith("-") or "=" in rest[0]:
         raise UserError(
             "train needs a config first: famjax train text_fam ... (known: "
             f"{', '.join(available())})"
@@ -39,18 +44,17 @@ def run(argv: list[str]) -> int:
     alone = place is None
     if alone and config.model.stack != "residual" and config.mesh == MeshConfig():
         runtime.share_cores(config.data.batch // config.train.accumulate)
-    from famjax.train.loop import train
+    from famjax.train.loop import trained
 
     folder = Path(run_dir) if run_dir else Path("runs") / config.name
     with together(place):
-        train(config, folder)
+        done, source = trained(config, folder)
     if place is not None and place.index:
         return 0
-    behind = f"the run: {folder}; next: famjax eval {folder}"
-    # of most toy tasks the answers are no tokens that could be generated
-    if config.data.tokenizer != "task":
-        behind += f", famjax generate {folder} --prompt ..."
-    print(behind, file=sys.stderr)
+    from famjax.cli.next_commands import next_commands
+
+    after = next_commands(done.config, source, folder)
+    print(f"the run: {folder}" + (f"; next: {after}" if after else ""), file=sys.stderr)
     return 0
 
 

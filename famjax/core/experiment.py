@@ -21,6 +21,7 @@ from typing import Any, get_type_hints
 from famjax.core.checks import validate
 from famjax.core.config import AXES, Config
 from famjax.core.errors import UserError, nearest
+from famjax.core.habits import habit
 from famjax.core.idle import refuse_idle
 from famjax.core.keys import fits, keys, values, wrong
 from famjax.core.ranges import bad_types
@@ -180,7 +181,8 @@ def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
         name, equals, value = token.partition("=")
         flag = name.startswith("--")
         if not (equals or flag):
-            raise UserError(f"{token!r} is not an override; write section.key=value")
+            how = habit(token) or "; write section.key=value"
+            raise UserError(f"{token!r} is not an override{how}")
         key = name.removeprefix("--").replace("-", "_")
         if key == "mesh":
             value = value if equals else _following(key, str, rest)
@@ -191,6 +193,10 @@ def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield from ((f"mesh.{axis}", "-1") for axis in AXES)
             continue
         if key not in kinds:
+            is_section = any(known.startswith(f"{key}.") for known in kinds)
+            given = value or (rest[0] if flag and rest and not rest[0].startswith("-") else "")
+            if (flag or not is_section) and (how := habit(key, given)):
+                raise UserError(f"unknown {f'option {name}' if flag else f'key {key!r}'}{how}")
             raise UserError(_unknown(key, kinds))
         if not equals:
             value = _following(key, kinds[key], rest)

@@ -136,6 +136,9 @@ class TextSource:
       seed: of the order.
       holdout: one document in so many is held out; 0 holds out none.
       split: which documents to give.
+
+    Attributes:
+      holds_out: whether there is anything in "holdout".
     """
 
     def __init__(
@@ -158,11 +161,11 @@ class TextSource:
         if documents == 0:
             raise UserError(f"data.files={files}: no documents in there{skips(self._skipped)}")
         self._documents = np.arange(documents)
-        self._held_out = "none held out"
+        self._held_out, self.holds_out = "none held out", False
         if holdout and documents > 1:
             held = held_out(found, holdout)
             self._documents = np.flatnonzero(held if split == "holdout" else ~held)
-            self._held_out = f"{int(held.sum()):,} held out"
+            self._held_out, self.holds_out = f"{int(held.sum()):,} held out", bool(held.any())
         elif holdout:
             self._hold_out_tail(holdout, split)
         elif split == "holdout":
@@ -178,6 +181,7 @@ class TextSource:
             raise UserError(f"{key[0]}: too short to hold out a part of it; give more text")
         else:
             self._begin = cut
+        self.holds_out = cut < size
         self._held_out = f"its last {(size - cut) / size:.1%} held out" if size else "empty"
 
     def __len__(self) -> int:
@@ -214,6 +218,11 @@ class TextSource:
             first, last = key[2], self._size(key) if self._end is None else self._end
             key[2] = self._boundary(key, first + (last - first) * group // groups)
         return key
+
+    def epoch_size(self, lane: int, lanes: int) -> int:
+        """Return how many documents of a lane are one epoch."""
+        count = len(self._documents)
+        return len(range(lane, count, lanes)) if count >= lanes else count
 
     def _shuffled(self, position: int, epoch: int, group: int) -> int:
         """Return the number of the document at a position of a permutation."""

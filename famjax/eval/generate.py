@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import jax
@@ -42,8 +43,9 @@ class Generator:
         texts = read_text_pieces(str(document)) if is_file else iter([str(document)])
         stream = self._streamer.fresh()
         with TokenProgress("reading", _size(document), quiet) as progress:
-            for tokens in rechunk(self._encoded(texts, progress), stream.chunk):
-                stream.read(tokens)
+            for i, tokens in enumerate(rechunk(self._encoded(texts, progress), stream.chunk)):
+                with nullcontext() if i else progress.compiling():
+                    stream.read(tokens)
         return stream.state
 
     def _encoded(self, texts: Iterator[str], progress: TokenProgress) -> Iterator[np.ndarray]:

@@ -82,12 +82,12 @@ def evaluate_text(
         streamer = Streamer(run.model, batch, window)
         rows = windows(documents, batch, window, score)
     streams = (streamer, streamer.fresh())
-    # compile, so that the time is the device's
-    streamer.fresh().lane_losses(join_rows([empty_row(streamer.chunk)] * streamer.batch))
     carried, forgetful = _Totals(), _Totals()
     tokens = 0
-    begin = time.perf_counter()
     with TokenProgress("text", source.text_bytes, quiet) as progress:
+        with progress.compiling():  # now, so that the time is the device's
+            streamer.fresh().lane_losses(join_rows([empty_row(streamer.chunk)] * streamer.batch))
+        begin = time.perf_counter()
         for batch_read, positions, results in _predictions(run, rows, streams, block):
             counted = batch_read["weights"] > 0
             size = run.tokenizer.token_bytes[batch_read["targets"]] * counted

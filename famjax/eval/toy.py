@@ -109,12 +109,13 @@ def _answer(
     """Return right and all answers of each episode, [episodes 2], tokens read, and seconds."""
     block = run.config.model.block_len
     stream = Streamer(run.model, lanes, max(CHUNK // block, 1) * block)
-    # compile, so that the time is the device's
-    stream.fresh().lane_losses(join_rows([empty_row(stream.chunk)] * lanes))
     counts = np.zeros((lanes, len(source) + 1, 2), np.int64)
     begun = np.zeros(lanes, np.int64)
-    tokens, begin = 0, time.perf_counter()
+    tokens = 0
     with TokenProgress(source.name, None, quiet) as progress:
+        with progress.compiling():  # now, so that the time is the device's
+            stream.fresh().lane_losses(join_rows([empty_row(stream.chunk)] * lanes))
+        begin = time.perf_counter()
         for read, right in _results(run, _Once(source, concatenate), stream, block):
             begun = _count(counts, begun, read, right)
             tokens += int(read["valid"].sum())

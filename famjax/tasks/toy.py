@@ -128,6 +128,12 @@ class ToySource:
         steps = [] if self._longest is None else [self._longest]
         return [epoch, own, first + number * distance, distance, 1, *steps]
 
+    def epoch_size(self, lane: int, lanes: int) -> int:
+        """Return how many documents of a lane are one epoch."""
+        if self._config.concatenate:
+            return 1
+        return len(range(lane, len(self), lanes)) if len(self) >= lanes else len(self)
+
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
         epoch, own, first, distance, count, *steps = key
         (of,) = steps or [self._steps]

@@ -19,7 +19,7 @@ from small import LAYOUTS, SHAPE, compiled_once, config, rows, texts  # noqa: F4
 
 from famjax.cli.main import main
 from famjax.core.experiment import to_json
-from famjax.train import checkpoint, loop, metrics
+from famjax.train import checkpoint, lock, loop, metrics
 
 pytestmark = pytest.mark.usefixtures("compiled_once", "quiet_runtime")
 
@@ -196,6 +196,18 @@ def test_a_folder_with_another_run(famjax: Famjax) -> None:
     line = famjax.refused(famjax.texts, "model.fam_len=4", "seed=1")
     assert "holds a run with another config (seed: 0 -> 1; model.fam_len: 2 -> 4)" in line
     assert contents(famjax.run) == before
+
+
+def test_a_folder_in_which_another_trains(famjax: Famjax) -> None:
+    """Nothing is touched, and the folder can be had when the other has ended."""
+    with lock.holding(famjax.run, pytest.fail):
+        before = contents(famjax.run)
+        line = famjax.refused(famjax.texts)
+        assert f"{famjax.run}: process {os.getpid()} on " in line
+        assert " is training there (user " in line
+        assert contents(famjax.run) == before
+    assert famjax(famjax.texts) == 0
+    assert not (famjax.run / lock.LOCK).exists()
 
 
 @pytest.mark.parametrize("damage", [b"", b'{"name": "x"', b"\xff\xfe", b"[]", b'{"nmae": 1}'])

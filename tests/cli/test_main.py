@@ -123,8 +123,13 @@ def test_a_closed_pipe_is_quiet() -> None:
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, Path]]:
     """Replace the training loop by a list of what it was called with."""
     calls: list[tuple[Config, Path]] = []
+
+    def train(config: Config, folder: Path) -> tuple[Any, None]:
+        calls.append((config, folder))
+        return SimpleNamespace(config=config), None
+
     module = ModuleType("famjax.train.loop")
-    module.train = lambda config, folder: calls.append((config, folder))  # type: ignore[attr-defined]
+    module.trained = train  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "famjax.train.loop", module)
     monkeypatch.setattr("famjax.core.runtime.setup", lambda: None)
     return calls
