@@ -1,11 +1,9 @@
-"""What the benches' verbs print with: tables, aims met or missed, JSON, where a plot goes."""
+"""What the benches' verbs print with: medians, aims met or missed, JSON, where a plot goes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
-
-from rich.table import Table
 
 from famjax.bench.timing import Pair
 
@@ -33,10 +31,3 @@ def aim(what: str, value: float, aim: float, least: bool = False) -> str:
     met = value >= aim if least else value <= aim
     bound = "least" if least else "most"
     return f"aim {'met' if met else 'missed'}: {what} {value:.2f}, at {bound} {aim}"
-
-
-def make_table(title: str, columns: tuple[str, ...]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right", no_wrap=i < 2)
-    return table

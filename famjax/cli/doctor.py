@@ -13,6 +13,7 @@ from importlib import metadata
 from typing import Any
 
 from famjax.cli.main import parse
+from famjax.cli.tables import Output, Table
 from famjax.core import runtime
 
 REQUIRED = (
@@ -147,15 +148,10 @@ def _proof() -> str:
 
 
 def _show(report: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    table = Table("", ("", ""), words=(0, 1))
     for name, text in _rows(report):
         table.add_row(name, text)
-    Console(markup=False, highlight=False).print(table)
+    Output().print(table)
 
 
 def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:

@@ -14,6 +14,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 import famjax
+from famjax.cli.layout import command, help_width, listed, wrap
 from famjax.core.errors import Stopped, UserError, nearest
 from famjax.core.habits import habit
 from famjax.core.runtime import use_huge_pages
@@ -61,26 +62,49 @@ def guarded(call: Callable[[], int]) -> int:
     """Call, and return the exit status of what came of it.
 
     0 is success, 1 a verb's own "no", 2 a mistake of the user's (one line tells it), 130 Ctrl-C,
-    143 SIGTERM, which training answers by saving. An exception that escapes is a bug of ours.
+    141 a closed pipe, as in `famjax eval RUN | head -1`, 143 SIGTERM, which training answers by
+    saving. An exception that escapes is a bug of ours.
     """
     try:
-        status = call()
-        sys.stdout.flush()  # a closed pipe shows here, not in the interpreter's last breath
+        status = _answered(call)
+        # a closed pipe shows here, not when the interpreter ends and can only complain
+        sys.stdout.flush()
+        sys.stderr.flush()
         return status
+    except BrokenPipeError:
+        _drop_output()
+        return 128 + 13  # what a shell reports for a process ended by SIGPIPE
+
+
+def _answered(call: Callable[[], int]) -> int:
+    try:
+        return call()
     except UserError as error:
         return _fail(str(error), 2)
     except Stopped as stop:
         return _fail(str(stop), 128 + stop.signal)
     except KeyboardInterrupt:
         return _fail("stopped by Ctrl-C", 130)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + 13  # what a shell reports for a process ended by SIGPIPE
+    except SystemExit as stop:
+        # rich ends the process so where a pipe is closed
+        if isinstance(stop.__context__, BrokenPipeError):
+            raise stop.__context__ from None
+        raise
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
         where = f" writing {error.filename}" if error.filename else ""
         return _fail(f"disk full:{where or ' no space left'}; free some space and run again", 2)
+
+
+def _drop_output() -> None:
+    """Let what is still to be written go nowhere: the reader of one of the streams has left."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        # a test's stream has no descriptor
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -107,13 +131,16 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _help() -> str:
-    verbs = "\n".join(f"  {verb:<11}{line}" for verb, line in VERBS.items())
-    return (
-        "usage: famjax VERB ...\n\n"
-        f"{verbs}\n\n"
-        "example: famjax train text_fam data.files=book.txt train.steps=500\n"
-        "help on a verb: famjax VERB --help; the version: famjax --version"
-    )
+    width = help_width()
+    lines = [
+        "usage: famjax VERB ...",
+        "",
+        *listed(VERBS, width),
+        "",
+        *command("example: famjax train text_fam data.files=book.txt train.steps=500", width),
+        *wrap("help on a verb: famjax VERB --help; the version: famjax --version", width),
+    ]
+    return "\n".join(lines)
 
 
 def _fail(message: str, status: int) -> int:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import sys
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from famjax.cli import train_help
 from famjax.core import processes, runtime
-from famjax.core.config import Config, MeshConfig
+from famjax.core.config import MeshConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import available, load_config
 from famjax.core.habits import habit
-from famjax.core.keys import keys, values
 from famjax.core.watch import together
 
 FLAGS = ("--run", "--coordinator", "--process-id", "--process-count")
@@ -23,8 +19,8 @@ FLAGS = ("--run", "--coordinator", "--process-id", "--process-count")
 
 def run(argv: list[str]) -> int:
     """Train, or go on with the run that stands in the run folder."""
-    if "--help" in argv or "-h" in argv:
-        print(_help())
+    if train_help.asked(argv):
+        print(train_help.text(argv))
         return 0
     (run_dir, *where), rest = take(argv, FLAGS)
     if run_dir == "":
@@ -69,57 +65,3 @@ def take(argv: list[str], names: Sequence[str]) -> tuple[list[str | None], list[
         else:
             rest.append(token)
     return [found.get(name) for name in names], rest
-
-
-def _help() -> str:
-    configs = "\n".join(
-        line
-        for name, path in available().items()
-        for line in textwrap.wrap(
-            _title(path), 100, initial_indent=f"  {name:<26}", subsequent_indent=" " * 28
-        )
-    )
-    return (
-        "usage: famjax train CONFIG [section.key=value ...] [--run DIR]\n\n"
-        "Trains a model. The run folder, runs/NAME by default, keeps everything; the same command\n"
-        "goes on where a stopped run left off.\n\n"
-        "Several processes train one model where TPU VMs, GKE, Slurm or Open MPI start them, or\n"
-        "with --coordinator HOST:PORT --process-id I --process-count N on each.\n\n"
-        "example: famjax train text_fam data.files='books/*.txt' train.steps=2000 name=books\n\n"
-        "CONFIG: a name below, the path of a Python file with a function config(), or the path of\n"
-        f"a run's config.json\n{configs}\n\n"
-        f"keys, with their defaults before the config sets them\n{_keys()}"
-    )
-
-
-def _title(path: Path) -> str:
-    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
-
-
-def _keys() -> str:
-    defaults, comments = values(Config()), _comments(Config)
-    lines = []
-    for key, kind in keys().items():
-        about = comments.get(key, "")
-        if get_origin(kind) is Literal:
-            about = f"{' | '.join(get_args(kind))}{': ' if about else ''}{about}"
-        start = f"  {f'{key}={defaults[key]}':<36}"
-        lines += textwrap.wrap(about or "-", 100, initial_indent=start, subsequent_indent=" " * 38)
-    return "\n".join(line.removesuffix(" -").rstrip() for line in lines)
-
-
-def _comments(cls: Any, prefix: str = "") -> dict[str, str]:
-    """Return the comment above each field of the schema, by key."""
-    found: dict[str, str] = {}
-    pending: list[str] = []
-    for line in map(str.strip, inspect.getsource(cls).splitlines()):
-        if line.startswith("#"):
-            pending.append(line.lstrip("# "))
-            continue
-        if pending:
-            found[prefix + line.partition(":")[0]] = " ".join(pending)
-        pending = []
-    for name, kind in get_type_hints(cls).items():
-        if inspect.isclass(kind) and hasattr(kind, "__dataclass_fields__"):
-            found |= _comments(kind, f"{prefix}{name}.")
-    return found

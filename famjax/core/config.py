@@ -303,6 +303,8 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
+    """The optimizer and its learning rate."""
+
     # nag is gradient descent with Nesterov's momentum, which beta1 is
     name: Literal["adamw", "adafactor", "nag"] = "adamw"
     learning_rate: float = 3e-3
@@ -321,6 +323,8 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
+    """How long, which parameters, how gradients are truncated, what is logged and kept."""
+
     steps: int = 1000
     # what is trained: everything (with adapters: those and what is new beside them), the feature
     # maps of linear layers alone, or all but them (T2R 2.2, note 5); the rest stays as it is in
@@ -388,6 +392,8 @@ class MeshConfig:
 
 @dataclass(frozen=True)
 class Config:
+    """Name and seed of a run, and what it begins with."""
+
     name: str = "run"
     seed: int = 0
     # folder of a run or a converted model to begin with: its shape, tokenizer and weights; what its

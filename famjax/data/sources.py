@@ -17,6 +17,7 @@ import grain
 import numpy as np
 
 from famjax.core.errors import UserError
+from famjax.core.units import byte_size
 from famjax.data.files import (
     PIECE_BYTES,
     SPACE,
@@ -199,7 +200,7 @@ class TextSource:
         """Return a line for the user: how much there is, what is held out, what was skipped."""
         count = int(self._starts[-1])
         return (
-            f"{count:,} document{'s' * (count != 1)}, {self._bytes / 1e6:,.1f} MB, "
+            f"{count:,} document{'s' * (count != 1)}, {byte_size(self._bytes)}, "
             f"{self._held_out}{skips(self._skipped)}"
         )
 

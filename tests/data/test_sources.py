@@ -198,7 +198,9 @@ def test_files_are_found_by_folder_glob_and_list(tmp_path):
     (tmp_path / "empty").write_bytes(b"")
     source = make(tmp_path)
     assert sorted(epoch(source)[0]) == ["a.txt", "b.md", "sub/c.py"]
-    report = "3 documents, 0.0 MB, none held out; skipped 1 binary, 1 empty, 2 hidden, 1 not UTF-8"
+    size = sum((tmp_path / name).stat().st_size for name in ("a.txt", "b.md", "sub/c.py"))
+    skipped = "skipped 1 binary, 1 empty, 2 hidden, 1 not UTF-8"
+    report = f"3 documents, {size} bytes, none held out; {skipped}"
     assert source.report() == report
     assert epoch(make(f"{tmp_path}/**/*.py"))[0] == ["sub/c.py"]
     assert sorted(epoch(make(f"{tmp_path}/a.txt, {tmp_path}/b.*, {tmp_path}/a.txt"))[0]) == [
