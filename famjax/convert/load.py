@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from famjax.core import sharding
 from famjax.core.checks import validate_model
 from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError, nearest
+from famjax.core.json_files import read_json
 from famjax.core.types import Array
 from famjax.models.language_model import LanguageModel
 from famjax.models.transplant import (
@@ -70,13 +70,13 @@ def read_config(folder: Path) -> HF:
             f"{folder}: there is no such folder; give that of a Hugging Face model or of a run"
         )
     try:
-        hf = json.loads(path.read_text(encoding="utf-8"))
+        hf = read_json(path, "copy or download it again")
     except FileNotFoundError:
         raise UserError(
             f"{folder} has no config.json; give a Hugging Face model's folder"
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: damaged ({error}); copy or download it again") from None
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; copy or download it again") from None
     if not isinstance(hf, dict):
         raise UserError(f"{path}: not a table of keys; give a Hugging Face model's folder")
     if {"model", "optimizer"} <= hf.keys():

@@ -28,6 +28,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from famjax.core.errors import UserError, nearest
+from famjax.core.json_files import parse_json
 from famjax.data.chat import ChatTemplate
 
 PIECE_BYTES = 64 << 10
@@ -269,13 +270,15 @@ def json_line(file: TextFile, row: int, template: ChatTemplate | None) -> Line:
         stream.seek(begin)
         line = stream.readline()
     try:
-        return _parsed(json.loads(line), template)
+        return _parsed(parse_json(line), template)
     except UnicodeDecodeError as error:
         raise UserError(_not_utf8(file.path, begin + error.start)) from None
     except UserError as error:
         wrong = str(error)
     except ValueError as error:
         wrong = f"not JSON with valid text ({error})"
+    except RecursionError:
+        wrong = "nested too deep"
     except (KeyError, TypeError, AttributeError):
         wrong = (
             'no "text", and no "inputs" with "targets", "prompt" with "response", or "messages", '

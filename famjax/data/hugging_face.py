@@ -20,6 +20,7 @@ import numpy as np
 import tokenizers
 
 from famjax.core.errors import UserError
+from famjax.core.json_files import read_json
 from famjax.data.chat import ChatTemplate, parts
 from famjax.data.tokenizers import Tokenizer
 
@@ -355,10 +356,7 @@ class _Beside:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise UserError(f"{path}: damaged or truncated; fetch it again") from None
+    found = read_json(path, "fetch it again")
     if not isinstance(found, dict):
         raise UserError(f"{path}: not a JSON object; fetch it again")
     return found

@@ -21,6 +21,7 @@ import numpy as np
 from flax import nnx
 
 from famjax.core.errors import UserError
+from famjax.core.json_files import parse_json
 from famjax.core.sharding import path_name
 from famjax.eval.streaming import StreamState
 from famjax.train.run import Run
@@ -170,11 +171,11 @@ def _unpack(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """
     begin = 8 + int.from_bytes(content[:8], "little")
     try:
-        header = json.loads(content[8:begin])
+        header = parse_json(content[8:begin])
         metadata = header.pop("__metadata__")
         written = metadata["sha256"]
         known = metadata["format"] == _FORMAT
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         known = False
     if not known:
         raise _Damaged("not a famjax state, or damaged")

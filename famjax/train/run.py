@@ -17,6 +17,7 @@ from famjax.core.checks import validate_model
 from famjax.core.config import Config, LoraConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import difference, from_json, to_json
+from famjax.core.json_files import regular_size
 from famjax.core.processes import index
 from famjax.data.pipeline import make_tokenizer
 from famjax.data.tokenizers import Tokenizer, save_tokenizer, save_words, saved_tokenizer
@@ -137,7 +138,7 @@ def open_run(
     base = ""
     if freezes(config):
         weights, base = initial_weights(config, folder, report, mesh)
-        refuse_base(extra["base"], base, config.init, folder)
+        refuse_base(extra.get("base", ""), base, config.init, folder)
         frozen = freeze(model, weights, only)
     module = nnx.merge(graph, tree["params"], *frozen)
     if config.model.feedback.adaptive_span and hasattr(module.stack, "look_at"):
@@ -219,6 +220,7 @@ def read_config(folder: Path) -> Config | None:
     """Return the config of the run in a folder, or None if there is no run."""
     path = folder / CONFIG
     try:
+        regular_size(path)
         return from_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
