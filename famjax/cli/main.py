@@ -75,6 +75,14 @@ def guarded(call: Callable[[], int]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + 13  # what a shell reports for a process ended by SIGPIPE
+    except MemoryError:
+        return _fail("out of memory; take smaller sizes or fewer rows, or more memory", 2)
+    except RuntimeError as error:
+        # JAX's own class is not worth its import here
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        said = str(error).splitlines()[0][:200]
+        return _fail(f"out of memory ({said}); take smaller sizes or fewer rows, or more memory", 2)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
@@ -115,7 +123,9 @@ def _help() -> str:
 
 
 def _fail(message: str, status: int) -> int:
-    print(f"famjax: {' '.join(message.split())}", file=sys.stderr)
+    # of what a file holds, nothing shall act on the terminal
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(message.split()))
+    print(f"famjax: {line}", file=sys.stderr)
     return status
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from famjax.core.errors import UserError
-from famjax.core.json_files import read_json
+from famjax.core.json_files import read_json, regular_size
 
 # what a checkpoint may hold besides parameters: it follows from the config
 _DERIVED = ("rotary_emb.inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
@@ -38,6 +38,7 @@ class Checkpoint:
 
         for path in self._files:
             try:
+                regular_size(path)
                 file = self._open.enter_context(safe_open(path, framework="numpy"))
             except (SafetensorError, OSError) as error:
                 self._open.close()

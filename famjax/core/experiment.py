@@ -22,7 +22,7 @@ from famjax.core.checks import validate
 from famjax.core.config import AXES, Config
 from famjax.core.errors import UserError, nearest
 from famjax.core.idle import refuse_idle
-from famjax.core.json_files import BadJson, parse_json, regular_size, shorten
+from famjax.core.json_files import parse_json, regular_size, shorten
 from famjax.core.keys import fits, keys, values, wrong
 from famjax.core.ranges import bad_types
 
@@ -256,7 +256,7 @@ def from_json(text: str, report: Callable[[str], None] | None = None) -> Config:
     """
     try:
         tree = parse_json(text, unique=True)
-    except BadJson as error:
+    except ValueError as error:
         raise UserError(f"not a config: {error}; give a config.json as famjax wrote it") from error
     if isinstance(tree, dict) and "architectures" in tree:
         raise UserError(

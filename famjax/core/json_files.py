@@ -21,7 +21,7 @@ MAX_BYTES = 256 << 20
 
 
 class BadJson(ValueError):
-    """Text is not JSON that can be read. The message says why, in one line."""
+    """JSON that cannot be read, or should not be. The message says why, in one line."""
 
 
 def parse_json(text: str | bytes, unique: bool = False) -> Any:
@@ -32,17 +32,16 @@ def parse_json(text: str | bytes, unique: bool = False) -> Any:
       unique: refuse a table that has a key twice; otherwise the last one counts.
 
     Raises:
-      BadJson: it is not JSON, nested too deep, or has a number of too many digits.
-      UnicodeDecodeError: bytes that are not UTF-8.
+      BadJson: it is nested too deep, or has a number of too many digits or a key twice.
+      json.JSONDecodeError: it is not JSON.
+      UnicodeDecodeError: bytes that are not UTF-8. All of these are a `ValueError`.
     """
     try:
         found = json.loads(text, object_pairs_hook=_unique if unique else None)
     except RecursionError:
         raise BadJson(_too_deep()) from None
-    except (BadJson, UnicodeDecodeError):
+    except (BadJson, UnicodeDecodeError, json.JSONDecodeError):
         raise
-    except json.JSONDecodeError as error:
-        raise BadJson(str(error)) from None
     except ValueError:  # int() of more digits than sys.get_int_max_str_digits()
         raise BadJson("a number of thousands of digits") from None
     marks = (b"[", b"{") if isinstance(text, bytes) else ("[", "{")
@@ -72,7 +71,7 @@ def read_json(path: Path, hint: str, unique: bool = False) -> Any:
         return parse_json(path.read_text(encoding="utf-8"), unique)
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: damaged (not UTF-8 at byte {error.start}); {hint}") from None
-    except BadJson as error:
+    except ValueError as error:
         raise UserError(f"{path}: damaged ({error}); {hint}") from None
 
 
@@ -91,7 +90,10 @@ def regular_size(path: str | Path) -> int:
 
 def shorten(value: Any, length: int = 80) -> str:
     """Return a value as an error message shows it."""
-    text = str(value)
+    try:
+        text = str(value)
+    except ValueError:  # see `parse_json`
+        text = "a number of thousands of digits"
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 

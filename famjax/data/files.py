@@ -18,7 +18,7 @@ import sysconfig
 import zlib
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,12 +28,15 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from famjax.core.errors import UserError, nearest
-from famjax.core.json_files import parse_json
+from famjax.core.json_files import parse_json, regular_size
 from famjax.data.chat import ChatTemplate
 
 PIECE_BYTES = 64 << 10
 _PROBE_BYTES = 8 << 10
 _SCAN_BYTES = 1 << 20
+# Linux's folders of files that are made when they are read, and may never end
+_KERNEL = ("/proc/", "/sys/")
+_MOST_FILES = 1_000_000
 # ASCII white space never stands inside a character of several bytes
 SPACE = re.compile(rb"[ \t\n\r]")
 
@@ -168,12 +171,14 @@ def _expand(entry: str, skipped: Counter[str]) -> Iterator[tuple[str, str, bool]
         for path in _walk(library, skipped):
             if path.endswith(".py"):
                 yield path, os.path.relpath(path, library), False
+    elif _is_system(entry):
+        raise UserError(f"data.files={entry}: is the system's; name the folder of the texts")
     elif os.path.isdir(entry):
-        for path in _walk(entry, skipped):
+        for path in _counted(_walk(entry, skipped), entry):
             yield path, os.path.relpath(path, entry), False
     elif os.path.exists(entry):
         yield entry, os.path.basename(entry), True
-    elif matches := sorted(filter(os.path.isfile, glob.glob(entry, recursive=True))):
+    elif matches := sorted(filter(os.path.isfile, _globbed(entry))):
         folder = os.path.dirname(re.split(r"[*?[]", entry)[0])
         for path in matches:
             yield path, os.path.relpath(path, folder or "."), False
@@ -181,6 +186,31 @@ def _expand(entry: str, skipped: Counter[str]) -> Iterator[tuple[str, str, bool]
         folder, name = os.path.split(entry)
         near = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
         raise UserError(f"data.files: no such file or folder: {entry}{nearest(name, near)}")
+
+
+def _globbed(entry: str) -> Iterator[str]:
+    """Yield what a pattern matches."""
+    folder = os.path.dirname(re.split(r"[*?[]", entry)[0]) or "."
+    # without "**" no more is looked at than one folder for each name of the pattern
+    if _is_system(folder) and ("**" in entry or os.path.realpath(folder) != os.sep):
+        raise UserError(f"data.files={entry}: is the system's; name the folder of the texts")
+    yield from _counted(glob.iglob(entry, recursive=True), entry)
+
+
+def _counted(paths: Iterable[str], entry: str) -> Iterator[str]:
+    for count, path in enumerate(paths):
+        if count == _MOST_FILES:
+            raise UserError(
+                f"data.files={entry}: more than {_MOST_FILES:,} files; name a folder with fewer, "
+                "or write the texts as lines of .jsonl files"
+            )
+        yield path
+
+
+def _is_system(path: str) -> bool:
+    """Tell whether a path is the whole file system, or made up by the kernel as it is read."""
+    real = os.path.realpath(path)
+    return real == os.sep or real.startswith(_KERNEL) or f"{real}{os.sep}" in _KERNEL
 
 
 def _walk(folder: str, skipped: Counter[str]) -> Iterator[str]:
@@ -195,6 +225,17 @@ def _walk(folder: str, skipped: Counter[str]) -> Iterator[str]:
 
 def _probe(path: str, explicit: bool) -> str | None:
     """Return why a file is not text, judged by its first KiBs; an error if the user named it."""
+    try:
+        # opening a pipe may wait for ever, and a device may never end
+        regular_size(path)
+    except UserError:
+        if explicit:
+            raise
+        return "no regular file"
+    except OSError:
+        pass  # told below
+    if os.path.realpath(path).startswith(_KERNEL):
+        return "no regular file"
     with open_text(path) as stream, reading(path):
         head = stream.read(_PROBE_BYTES)
     if not head:
