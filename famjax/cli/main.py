@@ -34,6 +34,9 @@ VERBS = {
 _ALONE = ("eval", "analyze", "generate", "convert", "export")
 _SEVERAL = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "TPU_WORKER_HOSTNAMES", "MEGASCALE_NUM_SLICES")
 
+# characters of an error's line
+_LONGEST = 1800
+
 T = TypeVar("T")
 
 
@@ -125,6 +128,8 @@ def _help() -> str:
 def _fail(message: str, status: int) -> int:
     # of what a file holds, nothing shall act on the terminal
     line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(message.split()))
+    if len(line) > _LONGEST:
+        line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 3 :]}"
     print(f"famjax: {line}", file=sys.stderr)
     return status
 
