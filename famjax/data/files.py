@@ -7,6 +7,7 @@ the user named the file, and counted when it lay in a folder.
 from __future__ import annotations
 
 import codecs
+import fnmatch
 import glob
 import gzip
 import hashlib
@@ -194,7 +195,49 @@ def _globbed(entry: str) -> Iterator[str]:
     # without "**" no more is looked at than one folder for each name of the pattern
     if _is_system(folder) and ("**" in entry or os.path.realpath(folder) != os.sep):
         raise UserError(f"data.files={entry}: is the system's; name the folder of the texts")
-    yield from _counted(glob.iglob(entry, recursive=True), entry)
+    parts = entry.split(os.sep)
+    if "**" not in parts:
+        yield from _counted(glob.iglob(entry), entry)
+        return
+    at = parts.index("**")
+    head = os.sep.join(parts[:at]) or ("." if at == 0 else os.sep)
+    below = (path for found in glob.iglob(head) for path in _below(found, parts[at:]))
+    yield from _counted(below, entry)
+
+
+def _below(folder: str, pattern: Sequence[str]) -> Iterator[str]:
+    """Yield the files below a folder whose path in it is of a pattern with "**".
+
+    As `glob.glob` does it, but links to folders are not followed: with two of them that lead to a
+    folder above, it would not end.
+    """
+    wanted = [part for part in pattern if part]
+    for root, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.normpath(os.path.join(root, name))
+            if _is_like(os.path.relpath(path, folder).split(os.sep), wanted):
+                yield path
+
+
+def _is_like(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Tell whether the names of a path are of a pattern; hidden ones only where it says so."""
+
+    def skipping(places: set[int]) -> set[int]:
+        # "**" stands for nothing too
+        for i, part in enumerate(pattern):
+            if i in places and part == "**":
+                places.add(i + 1)
+        return places
+
+    places = skipping({0})  # of the pattern, that may come next
+    for part in parts:
+        after = set()
+        for i in places - {len(pattern)}:
+            hidden = part.startswith(".") and not pattern[i].startswith(".")
+            if not hidden and fnmatch.fnmatchcase(part, pattern[i]):
+                after |= {i} if pattern[i] == "**" else {i + 1}
+        places = skipping(after)
+    return len(pattern) in places
 
 
 def _counted(paths: Iterable[str], entry: str) -> Iterator[str]:
@@ -233,7 +276,8 @@ def _probe(path: str, explicit: bool) -> str | None:
             raise
         return "no regular file"
     except OSError:
-        pass  # told below
+        if not explicit:
+            return "no regular file"  # a link to nothing
     if os.path.realpath(path).startswith(_KERNEL):
         return "no regular file"
     with open_text(path) as stream, reading(path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import time
@@ -17,7 +18,7 @@ from famjax.cli.main import main
 from famjax.core.config import Config
 from famjax.core.errors import UserError
 from famjax.core.experiment import override, to_json
-from famjax.data.files import find_files
+from famjax.data.files import _globbed, find_files
 from famjax.data.tokenizers import load_tokenizer
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -412,6 +413,49 @@ def test_pipes_and_devices_in_a_folder_are_skipped(tmp_path: Path) -> None:
     assert skipped["no regular file"] == 3
     with pytest.raises(UserError, match="not a regular file"):
         find_files(str(tmp_path / "pipe.txt"))
+
+
+def test_links_in_a_circle_end(tmp_path: Path) -> None:
+    texts(tmp_path / "a", 2)
+    for name in ("up", "again", "a/up"):
+        (tmp_path / name).symlink_to(tmp_path)
+    (tmp_path / "gone.txt").symlink_to(tmp_path / "nothing")
+    for given in (tmp_path, tmp_path / "**", tmp_path / "**" / "*.txt", tmp_path / "a" / "**"):
+        found, _ = find_files(str(given))
+        assert sorted(Path(file.path).name for file in found) == ["0.txt", "1.txt"]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "**",
+        "**/*",
+        "**/*.txt",
+        "x/**",
+        "x/**/*.txt",
+        "**/x/*.txt",
+        "*/**/a.txt",
+        "**/.h/*.txt",
+        "**/.a*",
+        "[xy]/**/*.txt",
+        "**/y/**",
+        "**.txt",
+        "x//**/a.txt",
+        "nope/**",
+        "**/x/**/*.txt",
+    ],
+)
+def test_patterns_are_as_glob_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    files = ["a.txt", "b.md", "x/a.txt", "x/y/a.txt", "x/y/z/c.txt", "x/.h/a.txt", ".hid/a.txt"]
+    for name in [*files, "x/.a.txt", "y/x/b.txt"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("text")
+    monkeypatch.chdir(tmp_path)
+    expected = {os.path.normpath(path) for path in glob.glob(pattern, recursive=True)}
+    found = {path for path in map(os.path.normpath, _globbed(pattern)) if os.path.isfile(path)}
+    assert found == {path for path in expected if os.path.isfile(path)}
 
 
 def test_too_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
