@@ -32,6 +32,7 @@ from famjax.core import runtime
 from famjax.core.config import Config
 from famjax.core.errors import UserError
 from famjax.core.experiment import load_config
+from famjax.core.json_files import read_json
 from famjax.data.tokenizers import train_sentencepiece
 from famjax.eval.memory import memory_report
 from famjax.eval.passkey import evaluate_passkey
@@ -44,6 +45,7 @@ from famjax.train.run import Run, open_run
 _VOCABULARY = 600
 # of the baselines' process, in the plan's folder
 LOG = "baselines.log"
+_AGAIN = "remove it, and run again"
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def demonstrate(plan: Plan) -> int:
         "learn to find a passkey.\nTraining FAM; the others train beside it."
     )
     train_all(plan, names, console)
-    results = [json.loads((plan.folder / name / "result.json").read_text()) for name in names]
+    results = [read_json(plan.folder / name / "result.json", _AGAIN) for name in names]
     remembered = ask(plan, console)
     picture = draw(plan, results)
     console.print(table(plan, results))
@@ -234,7 +236,7 @@ def train_and_time(config: Config, folder: Path, quiet: bool) -> tuple[Run, floa
     """
     path = folder / "train_seconds.json"
     before = Checkpoints(folder / "checkpoints").latest()
-    spent = json.loads(path.read_text()) if before and path.exists() else 0.0
+    spent = read_json(path, _AGAIN) if before and path.exists() else 0.0
     begin = time.perf_counter()
     run = train(config, folder, quiet)
     if run.step != before:

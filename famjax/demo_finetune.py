@@ -30,6 +30,7 @@ from famjax.core import runtime
 from famjax.core.config import ArchConfig, Config, DataConfig, ModelConfig, OptimizerConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import load_config, override
+from famjax.core.json_files import read_json
 from famjax.data.tokenizers import train_sentencepiece
 from famjax.demo import share_cores, short
 from famjax.eval.passkey import evaluate_passkey
@@ -166,7 +167,10 @@ def tune_all(plan: Plan, console: Console) -> list[dict[str, Any]]:
             os.sched_setaffinity(0, cores)
     if beside.exitcode:
         raise UserError(f"finetuning BSWA stopped; {plan.folder / LOG} says why")
-    return [json.loads((plan.folder / name / "result.json").read_text()) for name in _ATTENTION]
+    return [
+        read_json(plan.folder / name / "result.json", "remove it, and run again")
+        for name in _ATTENTION
+    ]
 
 
 def in_background(plan: Plan, name: str) -> None:

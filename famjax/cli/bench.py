@@ -13,9 +13,10 @@ from famjax.cli.bench_output import Sizes
 from famjax.cli.main import parse
 from famjax.cli.tables import Output, Table
 from famjax.core import runtime
-from famjax.core.config import ModelConfig
+from famjax.core.config import Config, DataConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import load_config
+from famjax.core.memory import refuse_training
 from famjax.core.units import byte_size
 
 # small enough for two cores; --config measures any other shape
@@ -86,6 +87,7 @@ def run(argv: list[str]) -> int:
     # a config without a vocabulary takes that of its tokenizer: bytes
     model = replace(model, vocab_size=model.vocab_size or 258)
     _check(asked, model)
+    _refuse_large(asked, model)
     console = Output(stderr=asked.json)
     note = Output(stderr=True)
     if asked.name != "feedback" and not runtime.keeps_memory():
@@ -122,6 +124,12 @@ def run(argv: list[str]) -> int:
     if asked.json:
         print(json.dumps({"costs": costs, "lengths": longs}))
     return 0
+
+
+def _refuse_large(asked: Any, model: ModelConfig) -> None:
+    shape = _reshaped(model, asked) if asked.name == "feedback" else model
+    data = DataConfig(batch=asked.batch, length=asked.length)
+    refuse_training(Config(model=shape, data=data))
 
 
 def _filled(asked: Bench) -> Any:

@@ -15,6 +15,9 @@ from famjax.cli.main import parse
 from famjax.core import runtime
 from famjax.core.errors import UserError
 
+# of a prompt, which is held in memory
+_PROMPT_BYTES = 64 << 20
+
 if TYPE_CHECKING:
     from famjax.eval.generate import Generator
     from famjax.eval.streaming import StreamState
@@ -82,7 +85,12 @@ def run(argv: list[str]) -> int:
 
 def _decoded(prompt: str) -> str:
     """Return the prompt, or standard input for "-", if it is UTF-8."""
-    data = sys.stdin.buffer.read() if prompt == "-" else os.fsencode(prompt)
+    data = sys.stdin.buffer.read(_PROMPT_BYTES + 1) if prompt == "-" else os.fsencode(prompt)
+    if len(data) > _PROMPT_BYTES:
+        raise UserError(
+            f"--prompt: more than {_PROMPT_BYTES >> 20} MiB; give a file to --read, which reads "
+            "any size"
+        )
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

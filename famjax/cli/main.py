@@ -36,6 +36,9 @@ VERBS = {
 _ALONE = ("eval", "analyze", "generate", "convert", "export")
 _SEVERAL = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "TPU_WORKER_HOSTNAMES", "MEGASCALE_NUM_SLICES")
 
+# characters of an error's line
+_LONGEST = 1800
+
 T = TypeVar("T")
 
 
@@ -90,6 +93,14 @@ def _answered(call: Callable[[], int]) -> int:
         if isinstance(stop.__context__, BrokenPipeError):
             raise stop.__context__ from None
         raise
+    except MemoryError:
+        return _fail("out of memory; take smaller sizes or fewer rows, or more memory", 2)
+    except RuntimeError as error:
+        # JAX's own class is not worth its import here
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        said = str(error).splitlines()[0][:200]
+        return _fail(f"out of memory ({said}); take smaller sizes or fewer rows, or more memory", 2)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
@@ -144,7 +155,11 @@ def _help() -> str:
 
 
 def _fail(message: str, status: int) -> int:
-    print(f"famjax: {' '.join(message.split())}", file=sys.stderr)
+    # of what a file holds, nothing shall act on the terminal
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(message.split()))
+    if len(line) > _LONGEST:
+        line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 3 :]}"
+    print(f"famjax: {line}", file=sys.stderr)
     return status
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from famjax.core.errors import UserError
+from famjax.core.json_files import read_json, regular_size
 
 # what a checkpoint may hold besides parameters: it follows from the config
 _DERIVED = ("rotary_emb.inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
@@ -38,6 +38,7 @@ class Checkpoint:
 
         for path in self._files:
             try:
+                regular_size(path)
                 file = self._open.enter_context(safe_open(path, framework="numpy"))
             except (SafetensorError, OSError) as error:
                 self._open.close()
@@ -87,7 +88,7 @@ def _files(folder: Path) -> list[Path]:
     index = folder / _INDEX
     if index.exists():
         try:
-            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            names = set(read_json(index, "copy or download it again")["weight_map"].values())
             named = [folder / name for name in names]
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise UserError(f"{index}: damaged ({error}); copy or download it again") from None

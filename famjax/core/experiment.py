@@ -23,6 +23,7 @@ from famjax.core.config import AXES, Config
 from famjax.core.errors import UserError, nearest
 from famjax.core.habits import habit
 from famjax.core.idle import refuse_idle
+from famjax.core.json_files import parse_json, regular_size, shorten
 from famjax.core.keys import fits, keys, values, wrong
 from famjax.core.ranges import bad_types
 
@@ -130,6 +131,7 @@ def _read(name_or_path: str) -> Config:
 
 def _from_json_file(path: Path) -> Config:
     try:
+        regular_size(path)
         return from_json(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not a text file; give a run's config.json") from error
@@ -259,7 +261,7 @@ def from_json(text: str, report: Callable[[str], None] | None = None) -> Config:
       UserError: not JSON, an unknown key, or a value of the wrong type.
     """
     try:
-        tree = json.loads(text)
+        tree = parse_json(text, unique=True)
     except ValueError as error:
         raise UserError(f"not a config: {error}; give a config.json as famjax wrote it") from error
     if isinstance(tree, dict) and "architectures" in tree:
@@ -283,7 +285,7 @@ def _to_stderr(line: str) -> None:
 def _build(cls: type, tree: Any, prefix: str, missing: list[str]) -> Any:
     hints = get_type_hints(cls)
     if not isinstance(tree, dict):
-        raise UserError(f"{prefix[:-1] or 'config'}={tree!r}: must be a table of keys")
+        raise UserError(f"{prefix[:-1] or 'config'}={shorten(tree)}: must be a table of keys")
     for name in tree:
         if name not in hints:
             raise UserError(_unknown(prefix + name, keys()))

@@ -7,6 +7,7 @@ the user named the file, and counted when it lay in a folder.
 from __future__ import annotations
 
 import codecs
+import fnmatch
 import glob
 import gzip
 import hashlib
@@ -18,7 +19,7 @@ import sysconfig
 import zlib
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,11 +29,15 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from famjax.core.errors import UserError, nearest
+from famjax.core.json_files import parse_json, regular_size
 from famjax.data.chat import ChatTemplate
 
 PIECE_BYTES = 64 << 10
 _PROBE_BYTES = 8 << 10
 _SCAN_BYTES = 1 << 20
+# Linux's folders of files that are made when they are read, and may never end
+_KERNEL = ("/proc/", "/sys/")
+_MOST_FILES = 1_000_000
 # ASCII white space never stands inside a character of several bytes
 SPACE = re.compile(rb"[ \t\n\r]")
 
@@ -167,12 +172,14 @@ def _expand(entry: str, skipped: Counter[str]) -> Iterator[tuple[str, str, bool]
         for path in _walk(library, skipped):
             if path.endswith(".py"):
                 yield path, os.path.relpath(path, library), False
+    elif _is_system(entry):
+        raise UserError(f"data.files={entry}: is the system's; name the folder of the texts")
     elif os.path.isdir(entry):
-        for path in _walk(entry, skipped):
+        for path in _counted(_walk(entry, skipped), entry):
             yield path, os.path.relpath(path, entry), False
     elif os.path.exists(entry):
         yield entry, os.path.basename(entry), True
-    elif matches := sorted(filter(os.path.isfile, glob.glob(entry, recursive=True))):
+    elif matches := sorted(filter(os.path.isfile, _globbed(entry))):
         folder = os.path.dirname(re.split(r"[*?[]", entry)[0])
         for path in matches:
             yield path, os.path.relpath(path, folder or "."), False
@@ -180,6 +187,73 @@ def _expand(entry: str, skipped: Counter[str]) -> Iterator[tuple[str, str, bool]
         folder, name = os.path.split(entry)
         near = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
         raise UserError(f"data.files: no such file or folder: {entry}{nearest(name, near)}")
+
+
+def _globbed(entry: str) -> Iterator[str]:
+    """Yield what a pattern matches."""
+    folder = os.path.dirname(re.split(r"[*?[]", entry)[0]) or "."
+    # without "**" no more is looked at than one folder for each name of the pattern
+    if _is_system(folder) and ("**" in entry or os.path.realpath(folder) != os.sep):
+        raise UserError(f"data.files={entry}: is the system's; name the folder of the texts")
+    parts = entry.split(os.sep)
+    if "**" not in parts:
+        yield from _counted(glob.iglob(entry), entry)
+        return
+    at = parts.index("**")
+    head = os.sep.join(parts[:at]) or ("." if at == 0 else os.sep)
+    below = (path for found in glob.iglob(head) for path in _below(found, parts[at:]))
+    yield from _counted(below, entry)
+
+
+def _below(folder: str, pattern: Sequence[str]) -> Iterator[str]:
+    """Yield the files below a folder whose path in it is of a pattern with "**".
+
+    As `glob.glob` does it, but links to folders are not followed: with two of them that lead to a
+    folder above, it would not end.
+    """
+    wanted = [part for part in pattern if part]
+    for root, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.normpath(os.path.join(root, name))
+            if _is_like(os.path.relpath(path, folder).split(os.sep), wanted):
+                yield path
+
+
+def _is_like(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Tell whether the names of a path are of a pattern; hidden ones only where it says so."""
+
+    def skipping(places: set[int]) -> set[int]:
+        # "**" stands for nothing too
+        for i, part in enumerate(pattern):
+            if i in places and part == "**":
+                places.add(i + 1)
+        return places
+
+    places = skipping({0})  # of the pattern, that may come next
+    for part in parts:
+        after = set()
+        for i in places - {len(pattern)}:
+            hidden = part.startswith(".") and not pattern[i].startswith(".")
+            if not hidden and fnmatch.fnmatchcase(part, pattern[i]):
+                after |= {i} if pattern[i] == "**" else {i + 1}
+        places = skipping(after)
+    return len(pattern) in places
+
+
+def _counted(paths: Iterable[str], entry: str) -> Iterator[str]:
+    for count, path in enumerate(paths):
+        if count == _MOST_FILES:
+            raise UserError(
+                f"data.files={entry}: more than {_MOST_FILES:,} files; name a folder with fewer, "
+                "or write the texts as lines of .jsonl files"
+            )
+        yield path
+
+
+def _is_system(path: str) -> bool:
+    """Tell whether a path is the whole file system, or made up by the kernel as it is read."""
+    real = os.path.realpath(path)
+    return real == os.sep or real.startswith(_KERNEL) or f"{real}{os.sep}" in _KERNEL
 
 
 def _walk(folder: str, skipped: Counter[str]) -> Iterator[str]:
@@ -194,6 +268,18 @@ def _walk(folder: str, skipped: Counter[str]) -> Iterator[str]:
 
 def _probe(path: str, explicit: bool) -> str | None:
     """Return why a file is not text, judged by its first KiBs; an error if the user named it."""
+    try:
+        # opening a pipe may wait for ever, and a device may never end
+        regular_size(path)
+    except UserError:
+        if explicit:
+            raise
+        return "no regular file"
+    except OSError:
+        if not explicit:
+            return "no regular file"  # a link to nothing
+    if os.path.realpath(path).startswith(_KERNEL):
+        return "no regular file"
     with open_text(path) as stream, reading(path):
         head = stream.read(_PROBE_BYTES)
     if not head:
@@ -269,13 +355,15 @@ def json_line(file: TextFile, row: int, template: ChatTemplate | None) -> Line:
         stream.seek(begin)
         line = stream.readline()
     try:
-        return _parsed(json.loads(line), template)
+        return _parsed(parse_json(line), template)
     except UnicodeDecodeError as error:
         raise UserError(_not_utf8(file.path, begin + error.start)) from None
     except UserError as error:
         wrong = str(error)
     except ValueError as error:
         wrong = f"not JSON with valid text ({error})"
+    except RecursionError:
+        wrong = "nested too deep"
     except (KeyError, TypeError, AttributeError):
         wrong = (
             'no "text", and no "inputs" with "targets", "prompt" with "response", or "messages", '

@@ -10,6 +10,7 @@ import bisect
 import io
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
@@ -17,6 +18,7 @@ import grain
 import numpy as np
 
 from famjax.core.errors import UserError
+from famjax.core.json_files import shorten
 from famjax.core.units import byte_size
 from famjax.data.files import (
     PIECE_BYTES,
@@ -289,10 +291,13 @@ class TextSource:
 
     def _stream(self, key: Key) -> tuple[BinaryIO, Line | None]:
         """Open the bytes of a document's text, and return the line of a .jsonl file it is."""
-        path, row, _ = key
-        file = self._files.get(path)
-        if file is None or row >= len(file):
-            raise UserError(f"{path}: changed since the run was saved; restore it or start anew")
+        file = None
+        with suppress(TypeError, ValueError):  # a key that famjax did not write
+            path, row, _ = key
+            file = self._files.get(path)
+        if file is None or not isinstance(row, int) or not 0 <= row < len(file):
+            named = shorten(key[0] if isinstance(key, list) and key else key)
+            raise UserError(f"{named}: changed since the run was saved; restore it or start anew")
         if file.rows is None:
             return open_text(path), None
         line = json_line(file, row, self._tokenizer.chat_template)

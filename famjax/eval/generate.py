@@ -148,8 +148,8 @@ def _check(
         raise UserError(f"max_tokens={max_tokens}: must be at least 1")
     if not 0 <= temperature < float("inf"):
         raise UserError(f"temperature={temperature}: must be 0 (the likeliest token) or more")
-    if top_k < 0:
-        raise UserError(f"top_k={top_k}: must be 0 (all tokens) or more")
+    if not 0 <= top_k < 2**31:
+        raise UserError(f"top_k={top_k}: must be 0 (all tokens) or more, and less than {2**31}")
     if not 0 < top_p <= 1:
         raise UserError(f"top_p={top_p}: must be more than 0 and at most 1")
     if not 0 <= seed < 2**32:

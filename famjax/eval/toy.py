@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from famjax.core.errors import UserError
+from famjax.core.ranges import HIGHEST
 from famjax.data.lanes import Batch, empty_row
 from famjax.data.sources import Key, Piece
 from famjax.data.words import BEGIN
@@ -55,6 +56,11 @@ def evaluate_toy(
     if min(examples, batch) < 1:
         raise UserError(f"{task}: examples={examples}, batch={batch}: must be at least 1")
     toy = run.config.data.toy
+    if lengths and max(lengths) > HIGHEST["data.toy.steps"]:
+        raise UserError(
+            f"{task}: episodes of {max(lengths):,} steps; they are made whole, take at most "
+            f"{HIGHEST['data.toy.steps']:,}"
+        )
     rows = []
     for length in lengths or [steps_of_test(task, toy)]:
         asked = replace(toy, steps=length, episodes=examples)

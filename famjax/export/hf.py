@@ -21,6 +21,7 @@ from famjax.convert.load import load_pretrained
 from famjax.convert.save import save_tensors
 from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError
+from famjax.core.json_files import read_json
 from famjax.data.tokenizers import Tokenizer
 from famjax.export import check, pytorch
 from famjax.export.card import card
@@ -71,10 +72,10 @@ def _source(run: Path, init: str) -> HF:
     path = next((path for path in found if path.exists()), None)
     if path is None:
         return {}
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path}: damaged ({error}); remove it, or restore it") from None
+    found = read_json(path, "remove it, or restore it")
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: not a table of keys; remove it, or restore it")
+    return found
 
 
 def _config(family: Family, model: ModelConfig, before: HF, tokenizer: Tokenizer, dtype: str) -> HF:

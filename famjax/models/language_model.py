@@ -38,7 +38,7 @@ class LanguageModel(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         v, d = config.vocab_size, config.width
         self.dtype = compute_dtype(config.dtype)
-        self.vocab_size = v
+        self.vocab_size, self.width = v, d
         self.embedding: nnx.Param | AdaptiveEmbedding
         if config.adaptive.cutoffs:
             self.embedding = AdaptiveEmbedding(config, rngs=rngs)

@@ -15,6 +15,7 @@ from typing import Any
 from famjax.core.config import Config, MeshConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import to_json
+from famjax.core.json_files import parse_json
 from famjax.plan.chips import Topology
 from famjax.plan.formula import policies
 from famjax.train.flops import step_flops
@@ -173,7 +174,7 @@ def ask(config: Config, on: Topology, compile: bool) -> dict[str, Any]:
             "ran out of memory, plan on a larger one; model.scan_layers=true makes programs smaller"
         )
     try:
-        answer = json.loads(done.stdout)
+        answer = parse_json(done.stdout)
     except ValueError:
         raise RuntimeError(f"the planning process failed: {done.stderr[-4000:]}") from None
     if "error" in answer:

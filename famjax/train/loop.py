@@ -32,7 +32,7 @@ from famjax.data.sources import Source
 from famjax.data.tokenizers import Tokenizer
 from famjax.train import flops, hosts, lock
 from famjax.train.begin import freezes, refuse_base
-from famjax.train.checkpoint import Checkpoints
+from famjax.train.checkpoint import Checkpoints, reading_extra
 from famjax.train.metrics import METRICS
 from famjax.train.opening import opening
 from famjax.train.optimizers import make_schedule
@@ -301,13 +301,14 @@ class Trainer:
         step, tree, extra = self.checkpoints.restore(self.template, report=self.progress.note)
         if step < self.config.train.steps:
             self.progress.note(f"goes on from step {step:,} of {self.config.train.steps:,}")
-        self.compare(from_json(json.dumps(extra["config"])), step)
-        self.tokens = extra["tokens"]
+        with reading_extra(self.checkpoints.path(step)):
+            self.compare(from_json(json.dumps(extra["config"])), step)
+            self.tokens = float(extra["tokens"])
+            state = self.with_rows(from_tree(tree), extra["data"])
         self.saved = step
-        state = self.with_rows(from_tree(tree), extra["data"])
         if freezes(self.config):
             state = state._replace(frozen=self.begin().frozen)
-            refuse_base(extra["base"], self.base, self.config.init, self.folder)
+            refuse_base(extra.get("base", ""), self.base, self.config.init, self.folder)
         else:
             state = state._replace(frozen=self.no_keys())
         if extra.get("looked"):
@@ -345,7 +346,8 @@ class Trainer:
             self.set_length(length)
         program, config = self.program, at_length(self.config, length)
         extra = from_first("extra", lambda: self.checkpoints.extra(step))
-        saved = extra.get("data", {}).get("batches", {}).get("rows", [])
+        with reading_extra(self.checkpoints.path(step)):
+            saved = extra.get("data", {}).get("batches", {}).get("rows", [])
         if saved and len(saved) != self.rows:
             data = dataclasses.replace(config.data, batch=len(saved))
             config = dataclasses.replace(config, data=data)

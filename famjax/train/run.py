@@ -17,6 +17,8 @@ from famjax.core.checks import validate_model
 from famjax.core.config import Config, LoraConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import difference, from_json, to_json
+from famjax.core.json_files import regular_size
+from famjax.core.memory import refuse_model, refuse_training
 from famjax.core.processes import index
 from famjax.data.pipeline import make_tokenizer
 from famjax.data.tokenizers import Tokenizer, save_tokenizer, save_words, saved_tokenizer
@@ -129,6 +131,7 @@ def open_run(
         raise UserError(f"{folder} is not a run: it has no {CONFIG}; {mend}")
     tokenizer = run_tokenizer(folder, config)
     model, only = evaluated(config.model), config.train.only
+    refuse_model(model)
     graph, shapes, _ = abstract_model(model, only=only)
     template = _placed(shapes, mesh)
     checkpoints = Checkpoints(folder / CHECKPOINTS)
@@ -137,7 +140,7 @@ def open_run(
     base = ""
     if freezes(config):
         weights, base = initial_weights(config, folder, report, mesh)
-        refuse_base(extra["base"], base, config.init, folder)
+        refuse_base(extra.get("base", ""), base, config.init, folder)
         frozen = freeze(model, weights, only)
     module = nnx.merge(graph, tree["params"], *frozen)
     if config.model.feedback.adaptive_span and hasattr(module.stack, "look_at"):
@@ -219,6 +222,7 @@ def read_config(folder: Path) -> Config | None:
     """Return the config of the run in a folder, or None if there is no run."""
     path = folder / CONFIG
     try:
+        regular_size(path)
         return from_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
@@ -258,6 +262,7 @@ def prepare_run(folder: Path, config: Config, begun: bool) -> tuple[Config, Toke
     config = with_vocabulary(config, tokenizer)
     if before is not None:
         refuse_other(before, config, folder)
+    refuse_training(config)
     if index():  # process 0 writes for all
         return config, tokenizer
     try:

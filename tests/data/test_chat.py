@@ -1,6 +1,7 @@
 """Conversations: rendered as transformers does, learned from turn by turn, and never obeyed."""
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from tiny_tokenizers import CHATML, LLAMA, byte_level, sentencepiece_like, write
 
 from famjax.core.errors import UserError
+from famjax.data.chat import ChatTemplate
 from famjax.data.lanes import Lanes
 from famjax.data.packing import Packed
 from famjax.data.sources import TextSource
@@ -104,6 +106,82 @@ def test_templates_that_fail_or_escape(chatml, tmp_path, template, message):
     with pytest.raises(UserError, match=message) as error:
         tokenizer.encode_chat(TALK)
     assert "\n" not in str(error.value)
+
+
+TAKES_LONG = [
+    "{% for a in range(9**5) %}{% for b in range(9**5) %}{% for c in range(9**5) %}{% endfor %}"
+    "{% endfor %}{% endfor %}",
+    "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(100) }}",
+    "{% set n = namespace(x=3) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}",
+]
+TAKES_MEMORY = [
+    "{{ 'a' * 10**10 }}",
+    "{{ 'a' | indent(10**10, true) }}",
+    "{{ 'a' | center(10**10) }}",
+    "{{ 'a'.zfill(10**10) }}",
+    "{{ '%10000000000s' % 'a' }}",
+    "{{ '%10000000000s' | format('a') }}",
+    "{{ '{:>10000000000}'.format(1) }}",
+    "{{ [1] * 10**10 }}",
+    "{{ [1] | batch(10**10, 0) | list }}",
+    "{{ 'a' | tojson(indent=10**10) }}{{ {'a': 1} | tojson(indent=10**10) }}",
+    "{{ (2).to_bytes(10**10, 'little') }}",
+    "{{ range(10**5) | map('string') | join('x' * 10**6) }}",
+    "{% set n = namespace(x='aa') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+]
+FAILS = [
+    ("{{ 'a' * 17 * 2**20 }}", "takes more than 16 MiB of text"),
+    ("{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}", "maximum recursion depth"),
+    ("{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}", "maximum recursion"),
+    ("{{ " + "(" * 5000 + ")" * 5000 + " }}", "recursion"),
+    ("{% if 1 %}" * 3000 + "{% endif %}" * 3000, "recursion"),
+    ("{% include '/etc/passwd' %}", "no loader"),
+    ("{{ 0 / 0 }}", "division by zero"),
+    ("{{ 10**4299 * 10**4299 }}", "Exceeds the limit"),
+]
+
+
+def refused(template):
+    tokenizer = ChatTemplate("t", template, {}, "", "", ["<|im_end|>"])
+    begin = time.perf_counter()
+    with pytest.raises(UserError) as error:
+        tokenizer.document(TALK)
+    assert "\n" not in str(error.value)
+    return str(error.value), time.perf_counter() - begin
+
+
+@pytest.mark.parametrize("template", TAKES_MEMORY)
+def test_memory_is_limited(template):
+    assert "takes more than 512 MiB of memory" in refused(template)[0]
+
+
+@pytest.mark.parametrize(("template", "message"), FAILS)
+def test_templates_that_go_too_far(template, message):
+    assert message in refused(template)[0]
+
+
+@pytest.mark.parametrize("template", TAKES_LONG)
+@pytest.mark.slow
+def test_time_is_limited(template):
+    message, seconds = refused(template)
+    assert "takes seconds to write one conversation and was stopped" in message
+    assert seconds < 30  # 3 of a processor that others use too
+
+
+def test_a_template_that_was_stopped_leaves_nothing_behind():
+    """The next conversation has a process of its own, and the last one's ends."""
+    template = ChatTemplate("t", "{{ messages[0].content * 10**messages|length }}", {}, "", "", [])
+    say = [{"role": "user", "content": "a"}]
+    assert template.render(say, True) == "a" * 10
+    process = template._renderer._process
+    process.kill()
+    with pytest.raises(UserError, match="its process ended with status -9"):
+        template.render(say, True)
+    assert template.render(say * 2, True) == "a" * 100
+    second = template._renderer._process
+    assert second is not process
+    del template
+    assert second.poll() is not None
 
 
 PARTS = ["<|im_end|>", "<|im_start|>", "<|", "im_end|>", " a", "\n", "\ufdd0", "\ufdd1"]
