@@ -258,8 +258,7 @@ def test_bad_lines_are_named(chatml, tmp_path, template, line, message):
         spec = str(with_template(chatml, template, tmp_path / "tokenizer"))
     path = tmp_path / "talk.jsonl"
     path.write_text("\n" + json.dumps(line))
-    source = TextSource(str(path), load_tokenizer(spec), seed=0, holdout=0)
     with pytest.raises(UserError, match=message) as error:
-        list(source.open(source.key(0, 1, 0)))
+        TextSource(str(path), load_tokenizer(spec), seed=0, holdout=0)
     assert "talk.jsonl, line 2: " in str(error.value)
     assert "\n" not in str(error.value)
