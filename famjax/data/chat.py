@@ -23,6 +23,8 @@ from famjax.core.errors import UserError
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 _ENCLOSED = re.compile(f"{_OPEN}(.+?){_CLOSE}", re.DOTALL)
+# stands in no text
+_APART = "\0"
 # Documents must not depend on the day they are read: some templates write the date.
 _DAY = datetime(2025, 1, 1)
 
@@ -82,7 +84,10 @@ class ChatTemplate:
 
     def prompt(self, messages: Messages, add_generation_prompt: bool) -> str:
         """Return what a model reads, for `parts`, without a bos at its start."""
-        return self.render(self._tamed(messages), add_generation_prompt).removeprefix(self._bos)
+        tamed = self._tamed(messages)
+        text = self.render(tamed, add_generation_prompt)
+        self._refuse_dropped(tamed, text)
+        return text.removeprefix(self._bos)
 
     def document(self, messages: Messages) -> list[tuple[str, float]]:
         """Return a conversation to learn from, for `parts`, as texts and their weights.
@@ -112,9 +117,35 @@ class ChatTemplate:
             end = self._turn_end(told)
             texts += [(whole[at : len(asked)], 0.0), (whole[len(asked) : end], 1.0)]
             at = end
+        self._refuse_dropped(tamed[: answers[-1] + 1], whole)
         texts[0] = (texts[0][0].removeprefix(self._bos), 0.0)
         texts[-1] = (texts[-1][0].removesuffix(self._eos), 1.0)
         return texts
+
+    def _refuse_dropped(self, tamed: Messages, text: str) -> None:
+        """Raise a `UserError` if a rendered text lacks what a message says.
+
+        Space around it may go, and thoughts that some templates leave out of earlier answers.
+        """
+        said = [_spoken(message) for message in tamed]
+        at = 0
+        for words in said:
+            if (found := text.find(words, at)) < 0:
+                break
+            at = found + len(words)
+        else:
+            return
+        # not in this order: a template may write the system's message before the last question
+        every = _APART.join(said)
+        for i, words in enumerate(said):
+            # some write JSON
+            forms = {words, json.dumps(words, ensure_ascii=False)[1:-1]} - {""}
+            if forms and sum(map(text.count, forms)) < every.count(words):
+                raise UserError(
+                    f"{self._called}: does not write what message {i + 1} (role "
+                    f"{tamed[i]['role']!r}) says; give another template, in chat_template.jinja "
+                    "beside tokenizer.json"
+                )
 
     def _dated(self, messages: Messages, add_generation_prompt: bool = False) -> str:
         return self.render(messages, add_generation_prompt, now=lambda: _DAY)
@@ -153,6 +184,12 @@ class ChatTemplate:
                 f"{self._called}, line {error.lineno}: {_one_line(error)}; mend it, or fetch it "
                 "again"
             ) from None
+
+
+def _spoken(message: Mapping[str, Any]) -> str:
+    """Return what must be read of a message: its content, without the thoughts before it."""
+    content = message.get("content")
+    return content.rpartition("</think>")[2].strip() if isinstance(content, str) else ""
 
 
 def parts(rendered: str) -> Iterator[tuple[str, bool]]:

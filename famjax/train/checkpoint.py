@@ -44,6 +44,7 @@ import orbax.checkpoint as ocp
 
 from famjax.core import processes
 from famjax.core.errors import UserError
+from famjax.core.names import is_inside
 
 MANIFEST, TREE, EXTRA = "manifest.json", "tree.json", "extra.json"
 _WRITING, _REPLACED = "tmp-", "old-"
@@ -89,8 +90,8 @@ class Checkpoints:
     def extra(self, step: int) -> dict[str, Any]:
         """What was saved beside the arrays of a step, not verified; {} if it cannot be read."""
         try:
-            found: dict[str, Any] = json.loads((self.path(step) / EXTRA).read_text())
-            return found
+            found = json.loads((self.path(step) / EXTRA).read_text())
+            return found if isinstance(found, dict) else {}
         except (OSError, ValueError):
             return {}
 
@@ -445,7 +446,7 @@ def _sync(path: Path) -> None:
 def _damage(folder: Path, keys: list[str]) -> str | None:
     """What is wrong with the files a reader of these top-level keys needs; None if nothing."""
     try:
-        files = json.loads((folder / MANIFEST).read_text())["files"]
+        files = dict(json.loads((folder / MANIFEST).read_text())["files"])
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
     except (OSError, ValueError, KeyError, TypeError):
@@ -454,6 +455,8 @@ def _damage(folder: Path, keys: list[str]) -> str | None:
         if name not in files:
             return f"{MANIFEST} does not list {name}"
     for name, about in files.items():
+        if not is_inside(name):
+            return f"{MANIFEST} names {name!r}, which is not in its folder"
         if name.split("/")[0] in (TREE, EXTRA, *keys):
             wrong = _difference(folder / name, about)
             if wrong:
@@ -464,8 +467,9 @@ def _damage(folder: Path, keys: list[str]) -> str | None:
 def _difference(path: Path, about: dict[str, Any]) -> str | None:
     try:
         size = path.stat().st_size
-        if size != about["size"]:
-            return f"has {size} bytes instead of {about['size']}"
+        if not isinstance(about, dict) or size != about.get("size"):
+            listed = about.get("size") if isinstance(about, dict) else about
+            return f"has {size} bytes instead of {listed}"
         return None if _measure(path) == about else "has other contents than were written"
     except FileNotFoundError:
         return "is missing"
