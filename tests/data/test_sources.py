@@ -1,9 +1,12 @@
 """Every byte of the text is read once, in an order the seed decides; every mistake is one line."""
 
+import builtins
+import errno
 import gzip
 import itertools
 import json
 import lzma
+import os
 import tracemalloc
 
 import numpy as np
@@ -338,6 +341,44 @@ def test_what_the_user_names_must_be_text(tmp_path):
             make(tmp_path / name)
     with pytest.raises(UserError, match="empty"):
         list(read_text_pieces(str(tmp_path / "empty")))
+
+
+def forbid(monkeypatch, *paths):
+    """Let the system refuse to read some folders and files, which it does not to root."""
+    refused = {str(path) for path in paths}
+    scandir, opened = os.scandir, builtins.open
+
+    def scan(path="."):
+        if str(path) in refused:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    def read(path, *args, **kwargs):
+        if str(path) in refused:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    monkeypatch.setattr(builtins, "open", read)
+
+
+def test_what_may_not_be_read_is_told_so(folder, monkeypatch):
+    (folder / "sub").mkdir()
+    (folder / "sub" / "a.txt").write_text("words")
+    message = "no permission to read it; chmod it"
+    for refused, files in [
+        (folder, folder),
+        (folder, f"{folder}/*.txt"),
+        (folder, f"{folder}/none.txt"),
+        (folder / "sub", folder),
+        (folder / "03.txt", folder),
+        (folder / "03.txt", folder / "03.txt"),
+    ]:
+        with monkeypatch.context() as patch:
+            forbid(patch, refused)
+            with pytest.raises(UserError) as error:
+                make(files)
+        assert str(error.value).startswith(f"{refused}: {message}"), files
 
 
 def test_undecodable_bytes_far_into_a_file_are_named(tmp_path):
