@@ -20,11 +20,10 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from famjax.core.errors import UserError
+from famjax.data.spoken import first_dropped
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 _ENCLOSED = re.compile(f"{_OPEN}(.+?){_CLOSE}", re.DOTALL)
-# stands in no text
-_APART = "\0"
 # Documents must not depend on the day they are read: some templates write the date.
 _DAY = datetime(2025, 1, 1)
 
@@ -122,31 +121,6 @@ class ChatTemplate:
         texts[-1] = (texts[-1][0].removesuffix(self._eos), 1.0)
         return texts
 
-    def _refuse_dropped(self, tamed: Messages, text: str) -> None:
-        """Raise a `UserError` if a rendered text lacks what a message says.
-
-        Space around it may go, and thoughts that some templates leave out of earlier answers.
-        """
-        said = [_spoken(message) for message in tamed]
-        at = 0
-        for words in said:
-            if (found := text.find(words, at)) < 0:
-                break
-            at = found + len(words)
-        else:
-            return
-        # not in this order: a template may write the system's message before the last question
-        every = _APART.join(said)
-        for i, words in enumerate(said):
-            # some write JSON
-            forms = {words, json.dumps(words, ensure_ascii=False)[1:-1]} - {""}
-            if forms and sum(map(text.count, forms)) < every.count(words):
-                raise UserError(
-                    f"{self._called}: does not write what message {i + 1} (role "
-                    f"{tamed[i]['role']!r}) says; give another template, in chat_template.jinja "
-                    "beside tokenizer.json"
-                )
-
     def _dated(self, messages: Messages, add_generation_prompt: bool = False) -> str:
         return self.render(messages, add_generation_prompt, now=lambda: _DAY)
 
@@ -154,6 +128,14 @@ class ChatTemplate:
         """Return where the last turn of `text` ends: at its control token if only space follows."""
         closed = text.rstrip()
         return len(closed if closed.endswith(self._controls) else text)
+
+    def _refuse_dropped(self, tamed: Messages, text: str) -> None:
+        """Raise a `UserError` if a rendered text lacks what a message says."""
+        if (i := first_dropped(tamed, text)) is not None:
+            raise UserError(
+                f"{self._called}: does not write what message {i + 1} (role {tamed[i]['role']!r}) "
+                "says; give another template, in chat_template.jinja beside tokenizer.json"
+            )
 
     def _tamed(self, messages: Messages) -> list[dict[str, Any]]:
         """Return the messages with the strings of control tokens in them enclosed."""
@@ -184,12 +166,6 @@ class ChatTemplate:
                 f"{self._called}, line {error.lineno}: {_one_line(error)}; mend it, or fetch it "
                 "again"
             ) from None
-
-
-def _spoken(message: Mapping[str, Any]) -> str:
-    """Return what must be read of a message: its content, without the thoughts before it."""
-    content = message.get("content")
-    return content.rpartition("</think>")[2].strip() if isinstance(content, str) else ""
 
 
 def parts(rendered: str) -> Iterator[tuple[str, bool]]:
