@@ -181,6 +181,13 @@ def test_an_index_that_names_a_file_elsewhere_opens_none(folder, name, monkeypat
     assert "\n" not in said
 
 
+def test_adapters_in_a_folder_are_not_passed_over(folder):
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "/elsewhere"}')
+    assert refused(folder).startswith(
+        f"{folder / 'adapter_config.json'}: the folder holds adapters"
+    )
+
+
 def test_links_of_a_cache_are_followed(folder, tmp_path_factory):
     blobs = tmp_path_factory.mktemp("blobs")
     (folder / "model-0.safetensors").rename(blobs / "0a1b")
