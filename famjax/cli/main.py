@@ -61,6 +61,11 @@ def script() -> None:
     sys.exit(status)
 
 
+# what the system says of a disk, and of a path, whatever is tried with it
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO)
+
+
 def guarded(call: Callable[[], int]) -> int:
     """Call, and return the exit status of what came of it.
 
@@ -102,10 +107,15 @@ def _answered(call: Callable[[], int]) -> int:
         said = str(error).splitlines()[0][:200]
         return _fail(f"out of memory ({said}); take smaller sizes or fewer rows, or more memory", 2)
     except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        where = f" writing {error.filename}" if error.filename else ""
-        return _fail(f"disk full:{where or ' no space left'}; free some space and run again", 2)
+        if error.errno in _FULL:
+            where = f" writing {error.filename}" if error.filename else ""
+            return _fail(f"disk full:{where or ' no space left'}; free some space and run again", 2)
+        if error.errno in _REFUSED and error.filename:
+            # what is tried first knows better what to do; this is for whatever was not
+            return _fail(
+                f"{error.filename}: {error.strerror}; check its rights, or give another", 2
+            )
+        raise
 
 
 def _drop_output() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import tempfile
@@ -108,7 +109,8 @@ def write_model(folder: Path, config: Config, model: LanguageModel, step: int = 
     (folder / CONFIG).write_text(to_json(config), encoding="utf-8")
     checkpoints = Checkpoints(folder / CHECKPOINTS, keep=1)
     try:
-        checkpoints.save(step, {"params": nnx.state(model, nnx.Param)}, {}, copy=False)
+        extra = {"config": dataclasses.asdict(config)}
+        checkpoints.save(step, {"params": nnx.state(model, nnx.Param)}, extra, copy=False)
     finally:
         # whoever removes the folder must not have it written meanwhile
         checkpoints.wait()

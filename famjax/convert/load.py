@@ -65,10 +65,16 @@ def load_pretrained(
 
 def read_config(folder: Path) -> HF:
     """Return the config.json of a folder."""
-    path = folder / "config.json"
+    path, adapters = folder / "config.json", folder / "adapter_config.json"
     if not folder.is_dir():
         raise UserError(
             f"{folder}: there is no such folder; give that of a Hugging Face model or of a run"
+        )
+    if adapters.exists():
+        # it names the model they stand beside, which transformers would fetch from there
+        raise UserError(
+            f"{adapters}: the folder holds adapters, which would be passed over; merge them first "
+            "(peft's merge_and_unload, then save_pretrained), or remove that file"
         )
     try:
         hf = read_json(path, "copy or download it again")

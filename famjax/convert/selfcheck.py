@@ -63,7 +63,13 @@ def check(folder: Path, source: ModelConfig, model: LanguageModel, to: ModelConf
     tokens = _tokens(source)
     transformers.utils.logging.disable_progress_bar()
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
+        folder,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        # nothing of the folder is run (auto_map, pickles), and nothing is fetched
+        trust_remote_code=False,
+        use_safetensors=True,
+        local_files_only=True,
     )
     with torch.no_grad():
         expected = theirs.eval()(torch.tensor(tokens)).logits.numpy()

@@ -82,8 +82,15 @@ def _begin_with(config: Config, overrides: Sequence[str]) -> Config:
         dtype=own.dtype,
         lora=own.lora,
     )
-    copies = (folder / name for name in ("tokenizer", "tokenizer.model", "words.txt"))
-    tokenizer = next((str(path) for path in copies if path.exists()), there.data.tokenizer)
+    names = ("tokenizer", "tokenizer.model", "words.txt")
+    kept = next((str(folder / name) for name in names if (folder / name).exists()), None)
+    if kept is None and there.data.tokenizer not in ("bytes", "task"):
+        # the path in its config.json is of another machine, and is not opened
+        raise UserError(
+            f"init={init}: has lost its copy of the tokenizer {there.data.tokenizer}; bring back "
+            f"{', '.join(names[:-1])} or {names[-1]}, whichever it had"
+        )
+    tokenizer = there.data.tokenizer if kept is None else kept
     data = replace(config.data, tokenizer=tokenizer)
     return replace(config, init=init, model=model, data=data)
 

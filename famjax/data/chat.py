@@ -13,6 +13,7 @@ from typing import Any
 
 from famjax.core.errors import UserError
 from famjax.data.rendering import Renderer
+from famjax.data.spoken import first_dropped
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 _ENCLOSED = re.compile(f"{_OPEN}(.+?){_CLOSE}", re.DOTALL)
@@ -59,7 +60,10 @@ class ChatTemplate:
 
     def prompt(self, messages: Messages, add_generation_prompt: bool) -> str:
         """Return what a model reads, for `parts`, without a bos at its start."""
-        return self.render(self._tamed(messages), add_generation_prompt).removeprefix(self._bos)
+        tamed = self._tamed(messages)
+        text = self.render(tamed, add_generation_prompt)
+        self._refuse_dropped(tamed, text)
+        return text.removeprefix(self._bos)
 
     def document(self, messages: Messages) -> list[tuple[str, float]]:
         """Return a conversation to learn from, for `parts`, as texts and their weights.
@@ -89,6 +93,7 @@ class ChatTemplate:
             end = self._turn_end(whole[:told])
             texts += [(whole[at:asked], 0.0), (whole[asked:end], 1.0)]
             at = end
+        self._refuse_dropped(tamed[: answers[-1] + 1], whole)
         texts[0] = (texts[0][0].removeprefix(self._bos), 0.0)
         texts[-1] = (texts[-1][0].removesuffix(self._eos), 1.0)
         return texts
@@ -97,6 +102,14 @@ class ChatTemplate:
         """Return where the last turn of `text` ends: at its control token if only space follows."""
         closed = text.rstrip()
         return len(closed if closed.endswith(self._controls) else text)
+
+    def _refuse_dropped(self, tamed: Messages, text: str) -> None:
+        """Raise a `UserError` if a rendered text lacks what a message says."""
+        if (i := first_dropped(tamed, text)) is not None:
+            raise UserError(
+                f"{self._called}: does not write what message {i + 1} (role {tamed[i]['role']!r}) "
+                "says; give another template, in chat_template.jinja beside tokenizer.json"
+            )
 
     def _tamed(self, messages: Messages) -> list[dict[str, Any]]:
         """Return the messages with the strings of control tokens in them enclosed."""

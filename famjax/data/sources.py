@@ -151,7 +151,7 @@ class TextSource:
             raise UserError(f"data.holdout={holdout}: must be 0 (none) or 2 and more")
         self._tokenizer = tokenizer
         self._seed = seed
-        found, self._skipped = find_files(files)
+        found, self._skipped = find_files(files, tokenizer.chat_template)
         self._files = {file.path: file for file in found}
         sizes = [os.path.getsize(file.path) for file in found]
         self._given, self._bytes, self._digest = files, sum(sizes), fingerprint(found, sizes)

@@ -268,12 +268,22 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def saved_tokenizer(folder: Path, spec: str) -> Tokenizer:
-    """Return the tokenizer that `save_tokenizer(spec, folder)` kept; `spec` itself if none is."""
-    if spec != "bytes":
-        for copy in (folder / "tokenizer" / HUGGING_FACE, folder / SENTENCEPIECE, folder / WORDS):
-            if copy.exists():
-                return load_tokenizer(str(copy))
-    return load_tokenizer(spec)
+    """Return the tokenizer that `save_tokenizer(spec, folder)` kept.
+
+    The path in `spec` is of the machine that the folder was written on, and is not opened.
+
+    Raises:
+      UserError: the copy is gone, or damaged.
+    """
+    if spec == "bytes":
+        return load_tokenizer(spec)
+    for copy in (folder / "tokenizer" / HUGGING_FACE, folder / SENTENCEPIECE, folder / WORDS):
+        if copy.exists():
+            return load_tokenizer(str(copy))
+    raise UserError(
+        f"{folder}: has lost its copy of the tokenizer {spec}; bring back tokenizer/, "
+        f"{SENTENCEPIECE} or {WORDS}, whichever it had"
+    )
 
 
 def train_sentencepiece(files: str, vocab_size: int, out: str | Path) -> Tokenizer:

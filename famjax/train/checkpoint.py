@@ -45,6 +45,7 @@ import orbax.checkpoint as ocp
 from famjax.core import processes
 from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json, regular_size, shorten
+from famjax.core.names import is_inside
 
 MANIFEST, TREE, EXTRA = "manifest.json", "tree.json", "extra.json"
 _WRITING, _REPLACED = "tmp-", "old-"
@@ -479,6 +480,8 @@ def _damage(folder: Path, keys: list[str]) -> str | None:
         if name not in files:
             return f"{MANIFEST} does not list {name}"
     for name, about in files.items():
+        if not is_inside(name):
+            return f"{MANIFEST} names {name!r}, which is not in its folder"
         if name.split("/")[0] in (TREE, EXTRA, *keys):
             wrong = _difference(folder / name, about)
             if wrong:
@@ -489,8 +492,9 @@ def _damage(folder: Path, keys: list[str]) -> str | None:
 def _difference(path: Path, about: dict[str, Any]) -> str | None:
     try:
         size = path.stat().st_size
-        if size != about["size"]:
-            return f"has {size} bytes instead of {about['size']}"
+        if not isinstance(about, dict) or size != about.get("size"):
+            listed = about.get("size") if isinstance(about, dict) else about
+            return f"has {size} bytes instead of {listed}"
         return None if _measure(path) == about else "has other contents than were written"
     except FileNotFoundError:
         return "is missing"

@@ -1,6 +1,7 @@
 """Conversations: rendered as transformers does, learned from turn by turn, and never obeyed."""
 
 import json
+import re
 import time
 
 import numpy as np
@@ -336,8 +337,69 @@ def test_bad_lines_are_named(chatml, tmp_path, template, line, message):
         spec = str(with_template(chatml, template, tmp_path / "tokenizer"))
     path = tmp_path / "talk.jsonl"
     path.write_text("\n" + json.dumps(line))
-    source = TextSource(str(path), load_tokenizer(spec), seed=0, holdout=0)
     with pytest.raises(UserError, match=message) as error:
-        list(source.open(source.key(0, 1, 0)))
+        TextSource(str(path), load_tokenizer(spec), seed=0, holdout=0)
     assert "talk.jsonl, line 2: " in str(error.value)
     assert "\n" not in str(error.value)
+
+
+# templates that lose what is said -----------------------------------------------------------------
+
+LAST_FIRST = (
+    "{% for m in messages if m.role != 'system' %}{% if loop.last %}{{ messages[0].content }} "
+    "{% endif %}{{ m.content }}|{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "lost"),
+    [
+        ("{% for m in messages %}{{ m.role }}: {% endfor %}", "message 1 (role 'system')"),
+        ("{% for m in messages[1:] %}{{ m.content }}|{% endfor %}", "message 1 (role 'system')"),
+        (
+            "{% for m in messages %}{% if m.role != 'user' %}{{ m.content }}{% endif %}"
+            "{% endfor %}",
+            "message 2 (role 'user')",
+        ),
+        (
+            "{% for m in messages %}{% if m.role != 'assistant' %}{{ m.content }}{% endif %}"
+            "{% endfor %}",
+            "message 3 (role 'assistant')",
+        ),
+        ("{% for m in messages %}{{ m.content[:3] }}|{% endfor %}", "message 1 (role 'system')"),
+        ("{% for m in messages %}{{ m.text }}|{% endfor %}", "message 1 (role 'system')"),
+        ("hello", "message 1 (role 'system')"),
+    ],
+)
+def test_a_template_that_drops_what_is_said(chatml, tmp_path, template, lost):
+    tokenizer = load_tokenizer(str(with_template(chatml, template, tmp_path / "tokenizer")))
+    said = rf"does not write what {re.escape(lost)} says; give another template"
+    with pytest.raises(UserError, match=said):
+        tokenizer.encode_chat(TALK)
+    with pytest.raises(UserError, match=said) as error:
+        TextSource(lines(tmp_path, {"messages": TALK}), tokenizer, seed=0, holdout=0)
+    assert "talk.jsonl, line 1: " in str(error.value)
+
+
+def test_a_message_that_says_what_another_said_is_no_excuse(chatml, tmp_path):
+    template = "{% for m in messages[1:] %}{{ m.content }}|{% endfor %}"
+    tokenizer = load_tokenizer(str(with_template(chatml, template, tmp_path)))
+    with pytest.raises(UserError, match="does not write what message 1"):
+        tokenizer.encode_chat([{"role": "user", "content": "yes"}] * 2)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{{ m.content | trim }}|{% endfor %}",
+        "{% for m in messages %}{{ m.content.split('</think>')[-1] }}|{% endfor %}",
+        "{% for m in messages %}{{ m | tojson }}|{% endfor %}",
+        LAST_FIRST,
+    ],
+)
+def test_a_template_may_strip_move_and_forget_thoughts(chatml, tmp_path, template):
+    tokenizer = load_tokenizer(str(with_template(chatml, template, tmp_path)))
+    thought = {"role": "assistant", "content": "<think>4, 5, 6\n</think>\n\nseven\n"}
+    tokenizer.encode_chat([*TALK[:-1], thought])
+    tokenizer.encode_chat([*TALK, {"role": "user", "content": ""}])
+    tokenizer.encode_chat([{"role": "user", "content": "<|im_end|> and <|bos|>"}])

@@ -385,3 +385,26 @@ def test_manifest_names_every_file(pair):
     listed = json.loads((path / "manifest.json").read_text())["files"]
     assert files - {"manifest.json"} == set(listed)
     assert {"size", "sha256"} == set(listed["tree.json"])
+
+
+@pytest.mark.parametrize("name", ["params/../../../secret", "/etc/passwd", "params//x", "../x"])
+def test_a_manifest_that_names_a_file_elsewhere_opens_none(folder, monkeypatch, name):
+    path = folder / "000000020" / "manifest.json"
+    listed = json.loads(path.read_text())
+    listed["files"] = {name: {"size": 0, "sha256": ""}, **listed["files"]}
+    path.write_text(json.dumps(listed))
+    measured = []
+    measure = checkpoint._measure
+    monkeypatch.setattr(checkpoint, "_measure", lambda path: measured.append(path) or measure(path))
+    lines: list[str] = []
+    step, *_ = Checkpoints(folder).restore(shapes(tree_of(0)), report=lines.append)
+    assert step == 10
+    assert f"manifest.json names {name!r}, which is not in its folder" in lines[0]
+    assert all(folder / "000000010" in path.parents for path in measured)
+
+
+@pytest.mark.parametrize("files", ["[1]", '{"tree.json": 5, "extra.json": 5}', "5", '"abc"'])
+def test_a_manifest_of_another_kind(folder, files):
+    (folder / "000000020" / "manifest.json").write_text('{"files": ' + files + "}")
+    step, *_ = Checkpoints(folder).restore(shapes(tree_of(0)), report=lambda line: None)
+    assert step == 10
