@@ -52,8 +52,8 @@ class Full(nnx.Module):
         lanes: Any = ("batch",)
         return CacheState(kv, kv, lanes)
 
-    def encode_prompt(self, prompt: Array) -> Array:
-        return self.qkv.encode_prompt(prompt)
+    def encode_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
+        return self.qkv.encode_prompt(prompt, offset)
 
     def __call__(
         self, x: Array, state: CacheState, ctx: Context, mlp: FeedForward
@@ -104,8 +104,7 @@ class Full(nnx.Module):
         self, q: Array, keys: Array, values: Array, mask: Array, x: Array, ctx: Context
     ) -> Array:
         """[b t h e], [b s g e], [b s g e] and [b t s] -> [b t d]."""
-        if ctx.offset is not None:
-            q, keys = self.qkv.rotate(q, ctx.offset[None]), self.qkv.rotate(keys, ctx.offset[None])
+        q, keys = self.qkv.shift(q, ctx.offset), self.qkv.shift(keys, ctx.offset)
         return self.qkv.merge(self.qkv.attend(q, keys, values, mask, ctx.key), x, ctx.key)
 
     def weights(self, x: Array) -> Array:

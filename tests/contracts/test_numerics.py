@@ -8,21 +8,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+from oracles import transformer as oracle
 
 from famjax.core.config import ArchConfig
+from famjax.layers.qkv import QKV
 from famjax.ops import rotary
 from famjax.ops.attention import attend
 
+from . import transcribed
 from .harness import (
     CASES,
     KINDS,
     LENGTH,
+    TOKENS,
     VOCAB,
     B,
     Runner,
     W,
     close,
     drawn,
+    jit,
     normal,
     runner,
     same,
@@ -90,18 +96,70 @@ def test_what_reads_all_is_as_precise_far_away_as_at_the_beginning(case):
 @pytest.mark.parametrize("case", [*(k for k in KINDS if k != "linear"), "linear-relu"])
 def test_a_common_offset_is_an_identity(case):
     """RoPE on queries and keys alone sees differences of positions only, so in exact arithmetic an
-    offset added to all of them (B.2.2) is the identity; what is left of it is rounding.
+    offset added to all of a row (B.2.2) is the identity; what is left of it is rounding.
     """
     r = runner(case)
-    for offset in [1.0, 4321.5, 62831.0]:  # up to the longest wavelength
-        close(r.call(r.x, r.fresh, offset=np.float64(offset)), r.whole, 1e-9)
+    offset = np.array([1.0, 4321.5, 62831.0])  # up to the longest wavelength
+    close(r.call(r.x, r.fresh, offset=offset), r.whole, 1e-9)
+
+
+@pytest.mark.parametrize("remat", ["none", "block"])
+@pytest.mark.parametrize("case", ["full", "swa-2", "bswa-1", "fam-0-1", "fam-1-3", "bswa,fam"])
+def test_each_row_has_an_offset_of_its_own_at_every_position(case, remat, monkeypatch):
+    """B.2.2 against its transcription, row by row, of a block's queries and keys, those of its FAM
+    and those of the prompt, by a position embedding that is not relative.
+    """
+
+    # composes as rotations do, but sees where a position is
+    def grow(self, x, positions):
+        return x * jnp.exp(0.01 * positions)[..., None, None]
+
+    monkeypatch.setattr(QKV, "rotate", grow)
+    monkeypatch.setattr(oracle, "rotate", lambda x, position, base: x * np.exp(0.01 * position))
+    config = CASES[case]
+    r = Runner(replace(config, remat=remat), params=runner(case).params)
+    offset, tokens = np.array([0.0, 7.25, 31.0]), TOKENS[:, :W]
+    first = np.tile(np.arange(W) == 0, (B, 1))
+    fresh = r.run(jit(lambda p, o: r.model(p).init_state(B, o)), offset)
+    found, end = r.call(r.x[:, :W], fresh, offset=offset)
+    # the same of a document that begins within a call
+    begun = jax.tree.map(lambda a: np.zeros_like(a) - 3, r.fresh)
+    close(r.call(r.x[:, :W], begun, first, offset=offset)[0], found, 1e-10)
+
+    params = jax.tree.map(np.asarray, nnx.to_pure_dict(r.params))
+    for row, at in enumerate(offset):
+        logits, memory = transcribed.model(config, params, tokens[row], offset=at)
+        close(found[row], logits, 1e-9)
+        kept = transcribed.remembered(config, end, row)
+        for a, b in zip(kept, memory, strict=True):
+            assert (a is None) == (b is None)
+            if a is not None:
+                close(a, b, 1e-9)
+    unmoved, _ = r.call(r.x[:, :W], r.fresh)
+    moved = np.abs(found - unmoved).max((1, 2))
+    assert moved[0] < 1e-10
+    assert (moved[1:] > 1e-3).all()
+
+
+def test_an_offset_moves_learned_positions_of_its_row():
+    r = runner("fam-1-3, others")
+    size = r.config.capacity
+    offset = np.array([0.0, 3.5, size + 3.5])
+    moved, _ = r.call(r.x, r.fresh, offset=offset)
+    close(moved[0], r.whole[0][0], 1e-9)
+    assert (np.abs(moved - r.whole[0]).max((1, 2))[1:] > 1e-3).all()
+    # a document that has already read three tokens of the table
+    state = (*r.fresh[:-1], np.full_like(r.fresh[-1], 3))
+    close(moved[1], r.call(r.x, state)[0][1], 1e-9)
+    again, _ = r.call(r.x, r.fresh, offset=np.full(B, size + 3.5))
+    close(again[2], moved[2], 1e-9)
 
 
 def test_in_float32_an_offset_is_an_identity_but_for_rounding():
     r = runner("fam-1-3", x64=False)
     # float32 holds 62831 radians to 0.004
     for offset, tolerance in [(1.0, 1e-5), (62831.0, 0.03)]:
-        moved, state = r.call(r.x, r.fresh, offset=np.float32(offset))
+        moved, state = r.call(r.x, r.fresh, offset=np.full(B, offset, np.float32))
         close((moved, state), r.whole, tolerance)
         assert (moved != r.whole[0]).any()  # it is not left out
 
