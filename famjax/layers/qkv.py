@@ -6,6 +6,7 @@ import functools
 from dataclasses import replace
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from famjax.core.config import ModelConfig
@@ -121,9 +122,17 @@ class QKV(nnx.Module):
         k = self.k(x)
         return k if self.k_norm is None else self.k_norm(k, self.dtype), self.v(x)
 
-    def rotate(self, x: Array, positions: Array) -> Array:
-        """Rotate [... t h e] to positions [... t], in tokens."""
-        return rotary.rotate(x, rotary.angles(positions, self.frequencies())[..., None, :])
+    def rotate(self, x: Array, positions: Array, *, far: bool = False) -> Array:
+        """Rotate [... t h e] to positions [... t], in tokens.
+
+        Args:
+          far: they are whole, and may be any number of tokens from 0.
+        """
+        if far:
+            angle = rotary.far_angles(positions, self.frequencies(xp=np))
+        else:
+            angle = rotary.angles(positions, self.frequencies())
+        return rotary.rotate(x, angle[..., None, :])
 
     def attend(
         self,

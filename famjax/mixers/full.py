@@ -64,7 +64,7 @@ class Full(nnx.Module):
         self.refuse(jnp.where(valid, position, 0))
 
         q, k, v = self.qkv.project(x)
-        k = self.qkv.rotate(k, position)
+        k = self.qkv.rotate(k, position, far=True)
         # the layer below gave NaN beyond the capacity; 0 * NaN would carry it to tokens that fit
         v = jnp.where((position < self.capacity)[..., None, None], v, 0)
         mask = self.mask(state, start, valid)
@@ -72,7 +72,8 @@ class Full(nnx.Module):
         k, v = sharding.gathered(k), sharding.gathered(v)
         keys = jnp.concatenate([_by_token(state.k).astype(k.dtype), k], 1)
         values = jnp.concatenate([_by_token(state.v).astype(v.dtype), v], 1)
-        y = self.attend(self.qkv.rotate(q, position), keys, values, mask, x, ctx)
+        q = self.qkv.rotate(q, position, far=True)
+        y = self.attend(q, keys, values, mask, x, ctx)
         y = jnp.where((valid & (position >= self.capacity))[..., None], jnp.nan, y)
         return y, self.close(k, v, state, start[:, -1], valid, length)
 
@@ -89,7 +90,7 @@ class Full(nnx.Module):
         self.refuse(jnp.where(valid, position, 0))
 
         q, k, v = self.qkv.project(x)
-        q, k = self.qkv.rotate(q, position), self.qkv.rotate(k, position)
+        q, k = (self.qkv.rotate(a, position, far=True) for a in (q, k))
         # padding is written nowhere, as what does not fit
         slot = jnp.where(valid, position, self.capacity)[:, 0]
         old = state if reset is None else _cleared(state, reset[:, 0])

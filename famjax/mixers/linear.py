@@ -126,7 +126,8 @@ class Linear(nnx.Module):
     def phi(self, q: Array, k: Array, position: Array) -> tuple[Array, Array]:
         """[... t h e], [... t g e] as projected, at [... t] -> [... t g r k], [... t g k]."""
         if self.rope:
-            q, k = self.qkv.rotate(q, position), self.qkv.rotate(k, position)
+            far = jnp.issubdtype(position.dtype, jnp.integer)
+            q, k = (self.qkv.rotate(a, position, far=far) for a in (q, k))
         *_, h, e = q.shape
         g = self.qkv.kv_heads
         q = q.reshape(*q.shape[:-2], g, h // g, e)
