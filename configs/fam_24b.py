@@ -11,9 +11,9 @@ From the paper: 56 layers of width 4096, 32 heads that share one set of keys and
 feed-forward multiplier 8; blocks of 1024, 3 memory segments, 64 FAM tokens; RSP 0.8, RPO;
 Adafactor at a constant 3e-3; 50k steps of 128 rows packed to 8.5k tokens, 256 of them repeated at
 the end with weight 0.1; LoRA of rank 64.
-Ours, where the paper is silent: rows of 9216 tokens, 9 blocks, the fewest that hold 8.5k, the prompt
-and the repetition; SwiGLU, as in PaLM, which makes 24.5B parameters without the embedding table;
-RMSNorm without biases; gradients clipped at norm 1; the RoPE base of 10,000 (B.2.1); bfloat16.
+Ours, where the paper is silent: rows of 9216 tokens, 9 blocks, the fewest that hold 8.5k, the
+prompt and the repetition; SwiGLU, as in PaLM, which makes 24.5B parameters without the embedding
+table; RMSNorm; gradients clipped at norm 1; bfloat16.
 
 Nothing is held out of the instructions, as in the paper. Next-token accuracy as in its PG-19:
 famjax eval runs/fam_24b --tasks text:'pg19/test/*.txt'

@@ -9,8 +9,8 @@ Reads bytes in lanes: each of the 4 rows follows one document front to back, and
 from step to step. A block of 64 sees itself and the block before.
 
 Cost: of the third command 18 minutes of one core.
-Expected: of the third command 1.706 bits per byte of three books; TRAIN is 33 others, sp2048.model a
-SentencePiece vocabulary of 2,048 (docs/results.md). Compare with `text_fam`.
+Expected: of the third command 1.706 bits per byte of three books; TRAIN is 33 others, sp2048.model
+a SentencePiece vocabulary of 2,048 (docs/results.md). Compare with `text_fam`.
 """
 
 from famjax.core.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig

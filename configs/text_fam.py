@@ -9,9 +9,9 @@ Reads bytes in lanes: each of the 4 rows follows one document front to back, and
 from step to step. A block of 64 sees itself, the block before, and 16 FAM tokens.
 
 Cost: of the third command 18 minutes of one core.
-Expected: of the third command 1.760 bits per byte of three books; TRAIN is 33 others, sp2048.model a
-SentencePiece vocabulary of 2,048. `text_bswa`, the same model without FAM, reaches 1.706 in the same
-time (docs/results.md).
+Expected: of the third command 1.760 bits per byte of three books; TRAIN is 33 others, sp2048.model
+a SentencePiece vocabulary of 2,048. `text_bswa`, the same model without FAM, reaches 1.706 in the
+same time (docs/results.md).
 """
 
 from famjax.core.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig

@@ -242,8 +242,8 @@ def all_finite(tree: Any) -> Array:
 def position_offset(key: Array, config: Config, rows: int) -> Array:
     """Random position offset (B.2.2), as the paper draws it: [b], in tokens.
 
-        offset = np.uniform([b], maxval=wavelen)
-        offset *= np.round(np.uniform([b]))
+    offset = np.uniform([b], maxval=wavelen)
+    offset *= np.round(np.uniform([b]))
     """
     value, half = jax.random.split(key)
     longest = longest_wavelength(config.model.rope_base)

@@ -112,7 +112,7 @@ def test_far_angles_keep_their_precision():
 
 @pytest.mark.parametrize("case", ["linear", "fam,linear"])
 def test_linear_layers_rotate_far_away_as_precisely_as_at_the_beginning(case):
-    """A document of 10^7 tokens goes on in float32 as it does in float64."""
+    """A document of 10^7 tokens continues in float32 as it does in float64."""
     narrow, exact = runner(case, x64=False), runner(case)
     state = narrow.call(narrow.x, narrow.fresh)[1]
     state = tuple(

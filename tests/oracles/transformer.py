@@ -98,7 +98,9 @@ def rotate(x: Array, position: float, base: float) -> Array:
     return out
 
 
-def qkv(w: LayerWeights, x: Array, position: float | None, base: float) -> tuple[Array, Array, Array]:
+def qkv(
+    w: LayerWeights, x: Array, position: float | None, base: float
+) -> tuple[Array, Array, Array]:
     """QKV(PreLN(x)) of one token: [d] -> q [h e], k [g e], v [g e], with q and k rotated.
 
     At no position they are not.
@@ -153,7 +155,9 @@ def tokens_layer(
 # ----------------------------------------------------------------------------------------- layers
 
 
-def full_layer(w: LayerWeights, x: Array, *, rope_base: float = 10_000.0, offset: float = 0) -> Array:
+def full_layer(
+    w: LayerWeights, x: Array, *, rope_base: float = 10_000.0, offset: float = 0
+) -> Array:
     """Causal attention over everything. x: [t d]; returns [t d]."""
     return tokens_layer(w, x, [range(t + 1) for t in range(len(x))], offset, rope_base)
 
