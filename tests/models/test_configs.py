@@ -115,7 +115,7 @@ def count_of(config: Config) -> int:
     "row", rows_of("papers.md", "Parameters"), ids=lambda row: row[0].strip("`")
 )
 def test_sizes_beside_the_papers(row: list[str]) -> None:
-    """docs/papers.md has what the configs count, within 1.5% of what the Feedback papers print."""
+    """docs/papers.md has what the configs count, within 1.6% of what the Feedback papers print."""
     command, paper, here, difference = row
     name, *given = command.strip("`").split()
     millions = count_of(load_config(name, given)) / 1e6
@@ -147,3 +147,26 @@ def test_toy_runs_beside_the_papers() -> None:
         assert start.split()[0] == (str(toy.start_steps) if toy.start_steps else "-")
         assert lines == f"{read:,}"
         assert tokens == f"{read * config.data.length / 1e6:.1f}M"
+
+
+def test_the_page_of_the_papers_names_what_there_is() -> None:
+    """docs/papers.md: its configs, files, links and keys exist, and no config of the papers lacks.
+
+    Names such as `_5_paper` are ends of the one before.
+    """
+    text = ROOT.joinpath("docs", "papers.md").read_text()
+    code = set(itertools.chain(*(part.split() for part in re.findall(r"`([^`\n]+)`", text))))
+    named = {name for name in code if re.fullmatch(r"[a-z][a-z_0-9]*_paper|fam_\d+b", name)}
+    ends = {name for name in code if re.fullmatch(r"_[a-z_0-9]+_paper|_\d_paper", name)}
+    there = {path.stem for path in CONFIGS if re.search(r"_paper$|^fam_", path.stem)}
+    assert named <= there
+    assert all(name in named or any(name.endswith(end) for end in ends) for name in there)
+    files = [name for name in code if "/" in name and name.endswith(".py")]
+    links = re.findall(r"\]\(([^)#:]+)\)", text)
+    missing = [name for name in files if not ROOT.joinpath(name).exists()]
+    assert missing + [name for name in links if not ROOT.joinpath("docs", name).exists()] == []
+    for key in re.findall(r"(?:model|data|train|optimizer)\.[a-z_.]+", " ".join(code)):
+        value: object = Config()
+        for name in key.split("."):
+            assert hasattr(value, name), key
+            value = getattr(value, name)
