@@ -133,8 +133,14 @@ def test_a_common_offset_is_an_identity(case):
     close(r.call(r.x, r.fresh, offset=offset), r.whole, 1e-9)
 
 
-@pytest.mark.parametrize("remat", ["none", "block"])
-@pytest.mark.parametrize("case", ["full", "swa-2", "bswa-1", "fam-0-1", "fam-1-3", "bswa,fam"])
+@pytest.mark.parametrize(
+    ("case", "remat"),
+    [
+        *((case, "none") for case in ("full", "swa-2", "bswa-1", "fam-1-3", "bswa,fam")),
+        *((case, "none") for case in ("linear", "fam,linear")),
+        *((case, "block") for case in ("bswa-1", "fam-0-1", "fam-1-3")),
+    ],
+)
 def test_each_row_has_an_offset_of_its_own_at_every_position(case, remat, monkeypatch):
     """B.2.2 against its transcription, row by row, of a block's queries and keys, those of its FAM
     and those of the prompt, by a position embedding that is not relative.
