@@ -348,7 +348,8 @@ class TrainConfig:
     rsp: float = 0.0
     # steps over which that probability rises linearly from 0
     rsp_ramp: int = 0
-    # random position offset (B.2.2): uniform up to the longest wavelength, half of the time 0
+    # random position offset (B.2.2): each row's positions begin at a number drawn at every step,
+    # uniform up to the longest wavelength, half of the time 0. Relative positions do not see it
     rpo: bool = False
     log_every: int = 10
     checkpoint_every: int = 200
