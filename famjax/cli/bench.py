@@ -11,7 +11,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from famjax.cli.bench_output import Sizes
+from famjax.cli.bench_output import Sizes, absent_peers
 from famjax.cli.main import parse
 from famjax.core import runtime
 from famjax.core.config import ModelConfig
@@ -256,7 +256,7 @@ def _lora(model: ModelConfig, asked: Any, console: Console) -> None:
             )
     console.print(table)
     if not lora.peers():
-        console.print(f"PyTorch beside it needs {', '.join(lora.PEERS)}")
+        console.print(absent_peers("PyTorch", lora.PEERS), soft_wrap=True)
 
 
 def _table(title: str, columns: tuple[str, ...]) -> Table:

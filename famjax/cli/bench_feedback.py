@@ -11,7 +11,7 @@ from rich.table import Table
 from famjax.bench import feedback as measured
 from famjax.bench import feedback_peers as peers
 from famjax.bench.timing import Pair
-from famjax.cli.bench_output import Sizes, aim, make_table, median, plain
+from famjax.cli.bench_output import Sizes, absent_peers, aim, make_table, median, plain
 from famjax.cli.plot import plot_file
 from famjax.core.config import ModelConfig
 
@@ -36,7 +36,7 @@ def run(model: ModelConfig, sizes: Sizes, as_json: bool, console: Console, note:
         found = list(peers.peers(model, sizes.batch, sizes.length, 2))
         console.print(_peers(found, model, sizes))
     else:
-        console.print(f"{peers.NAME} beside it needs {', '.join(peers.PEERS)}")
+        console.print(absent_peers(peers.NAME, peers.PEERS), soft_wrap=True)
     if as_json:
         report = {
             "steps": [plain(step) for step in steps],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
 
 from famjax.bench.timing import Pair
+from famjax.core.optional import install
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ def aim(what: str, value: float, aim: float, least: bool = False) -> str:
     met = value >= aim if least else value <= aim
     bound = "least" if least else "most"
     return f"aim {'met' if met else 'missed'}: {what} {value:.2f}, at {bound} {aim}"
+
+
+def absent_peers(name: str, needed: Sequence[str]) -> str:
+    """Return a line that says what a comparison needs which was not made."""
+    return f"{name} beside it needs {', '.join(needed)}; {install(needed)}"
 
 
 def make_table(title: str, columns: tuple[str, ...]) -> Table:

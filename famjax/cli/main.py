@@ -75,11 +75,22 @@ def guarded(call: Callable[[], int]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + 13  # what a shell reports for a process ended by SIGPIPE
+    except ImportError as error:
+        if not _is_foreign(error):
+            raise
+        command = f"{os.path.basename(sys.executable)} -m pip install -e ."
+        return _fail(f"a library cannot be imported: {error}; {command} in famjax's checkout", 2)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
         where = f" writing {error.filename}" if error.filename else ""
         return _fail(f"disk full:{where or ' no space left'}; free some space and run again", 2)
+
+
+def _is_foreign(error: ImportError) -> bool:
+    """Return whether a library is absent or broken, and not a module of ours misspelt."""
+    named = (error.name or "").partition(".")[0]
+    return named not in ("famjax", "configs")
 
 
 def _dispatch(argv: list[str]) -> int:

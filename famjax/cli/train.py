@@ -25,15 +25,7 @@ def run(argv: list[str]) -> int:
     if "--help" in argv or "-h" in argv:
         print(_help())
         return 0
-    (run_dir, *where), rest = take(argv, FLAGS)
-    if run_dir == "":
-        raise UserError("--run needs a folder: --run runs/NAME")
-    if not rest or rest[0].startswith("--") or "=" in rest[0]:
-        raise UserError(
-            "train needs a config first: famjax train text_fam ... (known: "
-            f"{', '.join(available())})"
-        )
-    config = load_config(rest[0], rest[1:])
+    config, run_dir, where = _read(argv)
     runtime.setup()
     place = processes.found() if where == [None] * 3 else processes.given(*where)
     alone = place is None
@@ -52,6 +44,29 @@ def run(argv: list[str]) -> int:
         behind += f", famjax generate {folder} --prompt ..."
     print(behind, file=sys.stderr)
     return 0
+
+
+def check(argv: list[str]) -> int:
+    """Return 0 if `run` would accept the arguments, for dry runs: nothing is computed or written.
+
+    Raises:
+      UserError: as `run` would, before it trains.
+    """
+    _read(argv)
+    return 0
+
+
+def _read(argv: list[str]) -> tuple[Config, str | None, list[str | None]]:
+    """Return the config, what --run names, and the values of the flags of several processes."""
+    (run_dir, *where), rest = take(argv, FLAGS)
+    if run_dir == "":
+        raise UserError("--run needs a folder: --run runs/NAME")
+    if not rest or rest[0].startswith("--") or "=" in rest[0]:
+        raise UserError(
+            "train needs a config first: famjax train text_fam ... (known: "
+            f"{', '.join(available())})"
+        )
+    return load_config(rest[0], rest[1:]), run_dir, where
 
 
 def take(argv: list[str], names: Sequence[str]) -> tuple[list[str | None], list[str]]:
