@@ -1,6 +1,6 @@
 """Run the README's five minutes as a new user does, at tiny sizes, where famjax alone is installed.
 
-    python tests/tour.py        # Python of an environment made by `pip install -e .`, see `make tour`
+    python tests/tour.py        # of an environment made by `pip install -e .`; see `make tour`
 
 Every command and the Python of the section are taken from README.md; each is made small by what
 `SMALLER` adds to it. A command that fails, prints a traceback, or is not known here ends the tour.
@@ -37,7 +37,7 @@ SMALLER: dict[str, tuple[str, ...]] = {
         "train.steps=2",
     ),
     "famjax eval runs/first": (),
-    "famjax eval runs/demo/FAM --tasks passkey": ("--lengths", "128,256", "--examples", "2"),
+    "famjax eval runs/demo/FAM --tasks passkey": ("--lengths", "256,512", "--examples", "2"),
     "famjax generate": ("--max-tokens", "8"),
     "famjax generate runs/first --read": (),
     "famjax convert": ("model.block_len=64", "model.fam_len=4"),
@@ -58,8 +58,10 @@ BEFORE: tuple[tuple[str, ...], ...] = (
     ("famjax", "export", "runs/pretrained", "HF_FOLDER"),
     (
         *("famjax", "train", "passkey", "data.tokenizer=bytes", "model.width=32"),
-        *("model.mlp_width=64", "model.block_len=64", "data.length=256"),
-        *("data.passkey.ask_every=128", "data.passkey.multiple=64", "data.passkey.max_length=256"),
+        *("model.mlp_width=64", "model.block_len=64", "data.length=512"),
+        # bytes make the needle and the question long
+        *("data.passkey.ask_every=0", "data.passkey.min_length=256"),
+        *("data.passkey.start_length=256", "data.passkey.max_length=512"),
         *("train.steps=2", "--run", "runs/demo/FAM"),
     ),
 )
@@ -135,23 +137,21 @@ def shorter(code: str) -> str:
 
 def main() -> int:
     begin = time.perf_counter()
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
     try:
-        told = list(steps(readme))
-    except UnknownError as error:
-        print(f"tour: README.md: {error}", file=sys.stderr)
-        return 1
-    with tempfile.TemporaryDirectory(prefix="famjax-tour-") as folder:
-        tour = Tour(Path(folder))
-        try:
+        told = list(steps((ROOT / "README.md").read_text(encoding="utf-8")))
+        with tempfile.TemporaryDirectory(prefix="famjax-tour-") as folder:
+            tour = Tour(Path(folder))
             tour.prepare()
             for step in told:
                 tour.take(step)
             for name in AFTER:
                 tour.read(name)
             tour.ask_for_help()
-        except subprocess.CalledProcessError:
-            return 1
+    except UnknownError as error:
+        print(f"tour: README.md: {error}", file=sys.stderr)
+        return 1
+    except subprocess.CalledProcessError:
+        return 1
     print(f"tour: all {tour.taken} commands ran, in {time.perf_counter() - begin:.0f} s")
     return 0
 
@@ -217,7 +217,9 @@ class Tour:
         said = said or shlex.join(argv)
         print(f"{time.perf_counter() - begin:6.1f} s  {said}", flush=True)
         if failed:
-            print(f"tour: failed with status {done.returncode}: {shlex.join(argv)}", file=sys.stderr)
+            print(
+                f"tour: failed with status {done.returncode}: {shlex.join(argv)}", file=sys.stderr
+            )
             print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
             raise subprocess.CalledProcessError(done.returncode, argv)
         self.taken += 1

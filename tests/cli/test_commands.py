@@ -14,7 +14,7 @@ import pytest
 from famjax.cli import plan, train
 from famjax.cli.main import VERBS
 from famjax.core.config import Config
-from famjax.core.experiment import load_config, to_json
+from famjax.core.experiment import available, load_config, to_json
 from famjax.core.keys import keys
 from famjax.plan.chips import topology
 
@@ -22,8 +22,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def told() -> Iterator[tuple[str, str]]:
-    """Yield (file, command) of every line that begins with famjax."""
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    """Yield (file, command) of every line that begins with famjax, and of what stands in a line."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "data/README.md"]
     for path in [*pages, *sorted((ROOT / "configs").glob("[!_]*.py"))]:
         text = path.read_text(encoding="utf-8").replace("\\\n", " ")
         for line in re.findall(r"^(?:Command:)?[ ]*famjax (.+)$", text, re.M):
@@ -31,6 +31,18 @@ def told() -> Iterator[tuple[str, str]]:
             # grammar and sentences, not commands
             if command.split()[0] in VERBS and not re.search(r"[\[|`]| to | of |: ", command):
                 yield path.name, command
+        if path.suffix == ".md":
+            yield from ((path.name, command) for command in inline(text))
+
+
+def inline(text: str) -> Iterator[str]:
+    """Yield the commands within sentences that are whole, with all that their verbs need."""
+    for found in re.findall(r"`famjax ([^`]+)`", text):
+        command = " ".join(found.split())
+        verb, _, given = command.partition(" ")
+        # one that stands for several, or for the verb
+        if verb in VERBS and given and not re.search(r"^-|\.\.\.|[|]| N\b|CONFIG", given):
+            yield command
 
 
 COMMANDS = sorted(set(told()))
@@ -44,6 +56,41 @@ def test_there_are_commands_of_every_verb() -> None:
     verbs = {command.split()[0] for _, command in COMMANDS}
     assert {"train", "eval", "convert", "analyze", "generate", "bench"} <= verbs
     assert len(COMMANDS) > 60
+
+
+def launched() -> Iterator[tuple[str, str, str]]:
+    """Yield (file, script, config and overrides) of the launch scripts' commands in the docs."""
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+        for line in re.findall(
+            r"^(?:sbatch .*|docker run .*)?launch/.+$|^docker run .+$", text, re.M
+        ):
+            words = line.partition(" #")[0].split()
+            configs = [i for i, word in enumerate(words) if word in available()]
+            if configs:
+                yield path.name, line.split()[0], " ".join(words[configs[0] :])
+
+
+LAUNCHED = sorted(set(launched()))
+
+
+def test_there_are_commands_of_the_launch_scripts() -> None:
+    scripts = {script for _, script, _ in LAUNCHED}
+    assert {"launch/tpu_vm.sh", "launch/gke.sh", "launch/gpu.sh", "sbatch", "docker"} <= scripts
+
+
+@pytest.mark.parametrize(("file", "script", "given"), LAUNCHED, ids=lambda x: x)
+def test_can_be_launched(file: str, script: str, given: str) -> None:
+    name, *overrides = shlex.split(given)
+    load_config(name, overrides)
+
+
+def test_the_makefile_has_what_the_docs_make() -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        text = " ".join(path.read_text(encoding="utf-8").split())
+        told = re.findall(r"`make ([a-z-]+)`|^make ([a-z-]+)", text, re.M)
+        assert {a or b for a, b in told} <= set(targets), path.name
 
 
 @pytest.mark.parametrize(("file", "command"), COMMANDS, ids=lambda x: x)
