@@ -37,6 +37,10 @@ _README = """\
 
 LoRA adapters of rank {rank}, trained by famjax in {step:,} steps.
 
+```
+pip install torch transformers peft
+```
+
 ```python
 from peft import PeftModel
 from transformers import AutoModelForCausalLM

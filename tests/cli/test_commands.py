@@ -13,8 +13,8 @@ import pytest
 
 from famjax.cli import plan, train
 from famjax.cli.main import VERBS
-from famjax.core.config import Config
-from famjax.core.experiment import available, load_config, to_json
+from famjax.core.config import Config, ModelConfig
+from famjax.core.experiment import available, load_config, override, to_json
 from famjax.core.keys import keys
 from famjax.plan.chips import topology
 
@@ -56,6 +56,28 @@ def test_there_are_commands_of_every_verb() -> None:
     verbs = {command.split()[0] for _, command in COMMANDS}
     assert {"train", "eval", "convert", "analyze", "generate", "bench"} <= verbs
     assert len(COMMANDS) > 60
+
+
+def test_the_pages_on_finetuning_go_together(tmp_path: Path) -> None:
+    """What the README converts, and docs/finetune.md, is what that page's commands train."""
+    page = [command for file, command in COMMANDS if file == "finetune.md"]
+    conversions = [command for command in page if command.startswith("convert ")]
+    conversions += [c for f, c in COMMANDS if f == "README.md" and c.startswith("convert ")]
+    assert len(conversions) == 2
+    written = set()
+    for conversion in conversions:
+        words = shlex.split(conversion)
+        written.add(words[2])
+        given = [word for word in words if "=" in word]
+        begun = Config(model=ModelConfig(mixer="fam", vocab_size=512))
+        (tmp_path / "config.json").write_text(to_json(override(begun, given)))
+        for command in page:
+            if command.startswith("train ") and "init=models" in command:
+                words = shlex.split(command)[1:]
+                (init,) = [word for word in words if word.startswith("init=")]
+                assert init.removeprefix("init=") in written
+                overrides = [f"init={tmp_path}" if word == init else word for word in words]
+                load_config(overrides[0], overrides[1:])
 
 
 def launched() -> Iterator[tuple[str, str, str]]:
@@ -106,8 +128,6 @@ def test_can_be_run(
             model = load_config(argv[0]).model
             if any(a.startswith("train.only=") for a in argv):
                 model = replace(model, mixer="linear")
-            if file == "finetune.md":
-                model = replace(model, block_len=192)  # as converted there
             (tmp_path / "config.json").write_text(to_json(Config(model=model)))
             load_config(given[0], given[1:])
         return
