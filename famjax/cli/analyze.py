@@ -24,7 +24,7 @@ class Arguments:
     """Measure the entropy of a run's attention, and its distance from a teacher's (T2R 4, A.2)."""
 
     run: tyro.conf.Positional[str]
-    """Folder of the run."""
+    """Folder of the run, or of a Hugging Face model."""
     teacher: str = ""
     """Folder of the run it was made of, which reads the same text."""
     tasks: str = "text:holdout"
@@ -65,11 +65,11 @@ def _files(tasks: str) -> str:
 def measure(arguments: Arguments, files: str) -> dict[str, Any]:
     """Return run, step, teacher, teacher_step (None without one), files, and what was measured."""
     runtime.setup()
+    from famjax.convert.open import open_model
     from famjax.eval.attention import analyze
-    from famjax.train.run import open_run
 
-    opened = open_run(arguments.run)
-    teacher = open_run(arguments.teacher) if arguments.teacher else None
+    opened = open_model(arguments.run)
+    teacher = open_model(arguments.teacher) if arguments.teacher else None
     given = None if files == HOLDOUT else files
     return {
         "run": arguments.run,

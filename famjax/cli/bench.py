@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import tyro
 
-from famjax.cli.bench_output import Sizes
+from famjax.cli.bench_output import Sizes, absent_peers
 from famjax.cli.main import parse
 from famjax.cli.tables import Output, Table
 from famjax.core import runtime
@@ -265,4 +265,4 @@ def _lora(model: ModelConfig, asked: Any, console: Output) -> None:
             )
     console.print(table)
     if not lora.peers():
-        console.print(f"PyTorch beside it needs {', '.join(lora.PEERS)}")
+        console.print(absent_peers("PyTorch", lora.PEERS))

@@ -8,7 +8,7 @@ from pathlib import Path
 from famjax.bench import feedback as measured
 from famjax.bench import feedback_peers as peers
 from famjax.bench.timing import Pair
-from famjax.cli.bench_output import Sizes, aim, median, plain
+from famjax.cli.bench_output import Sizes, absent_peers, aim, median, plain
 from famjax.cli.plot import plot_file
 from famjax.cli.tables import Output, Table
 from famjax.core.config import ModelConfig
@@ -35,7 +35,7 @@ def run(model: ModelConfig, sizes: Sizes, as_json: bool, console: Output, note: 
         found = list(peers.peers(model, sizes.batch, sizes.length, 2))
         console.print(_peers(found, model, sizes))
     else:
-        console.print(f"{peers.NAME} beside it needs {', '.join(peers.PEERS)}")
+        console.print(absent_peers(peers.NAME, peers.PEERS))
     if as_json:
         report = {
             "steps": [plain(step) for step in steps],

@@ -10,7 +10,7 @@ from famjax.bench import linear as measured
 from famjax.bench import linear_peers as peers
 from famjax.bench.linear import Attention, Decoding
 from famjax.bench.timing import compared
-from famjax.cli.bench_output import Sizes, aim, median, plain
+from famjax.cli.bench_output import Sizes, absent_peers, aim, median, plain
 from famjax.cli.plot import plot_file
 from famjax.cli.tables import Output, Table
 from famjax.core.config import ModelConfig
@@ -47,7 +47,7 @@ def run(
         found = list(peers.peers(alone, sizes.batch, sizes.length, 2))
         console.print(_peers(found))
     else:
-        console.print(f"{peers.NAME} beside it needs {', '.join(peers.PEERS)}")
+        console.print(absent_peers(peers.NAME, peers.PEERS))
     decoded = list(measured.decode(model, sizes.turns, note.print))
     console.print(_decoded(decoded, model))
     for line in _decoding_aims(decoded):

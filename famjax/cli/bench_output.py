@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from famjax.bench.timing import Pair
+from famjax.core.optional import install
 
 
 @dataclass(frozen=True)
@@ -31,3 +33,8 @@ def aim(what: str, value: float, aim: float, least: bool = False) -> str:
     met = value >= aim if least else value <= aim
     bound = "least" if least else "most"
     return f"aim {'met' if met else 'missed'}: {what} {value:.2f}, at {bound} {aim}"
+
+
+def absent_peers(name: str, needed: Sequence[str]) -> str:
+    """Return a line that says what a comparison needs which was not made."""
+    return f"{name} beside it needs {', '.join(needed)}; {install(needed)}"

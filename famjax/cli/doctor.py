@@ -15,6 +15,7 @@ from typing import Any
 from famjax.cli.main import parse
 from famjax.cli.tables import Output, Table
 from famjax.core import runtime
+from famjax.core.optional import install
 
 REQUIRED = (
     "jax",
@@ -24,21 +25,29 @@ REQUIRED = (
     "orbax-checkpoint",
     "grain",
     "numpy",
+    "safetensors",
+    "flatbuffers",
     "sentencepiece",
+    "tokenizers",
+    "jinja2",
     "tyro",
     "rich",
     "tensorboardX",
     "matplotlib",
 )
 
-# module, what its absence costs, and the command that brings it, from the checkout of famjax
-OPTIONAL = (
-    ("tensorflow", "no seqio tasks and no TFDS sets", "pip install -e '.[seqio]'"),
-    ("seqio", "data.seqio is refused", "pip install -e '.[seqio]'"),
-    ("tensorflow_datasets", "data.tfds is refused", "pip install -e '.[seqio]'"),
-    ("jax_cuda13_plugin", "an NVIDIA GPU is not used", "pip install -e '.[cuda]'"),
-    ("libtpu", "a TPU is not used, nor planned for", "pip install -e '.[tpu]'"),
-)
+_COSTS = {
+    "tensorflow": "no seqio tasks and no TFDS sets",
+    "seqio": "data.seqio is refused",
+    "tensorflow_datasets": "data.tfds is refused",
+    "torch": "conversions and exports are not compared with Hugging Face's code",
+    "transformers": "conversions and exports are not compared with Hugging Face's code",
+    "peft": "exported adapters are not compared with peft",
+    "jax_cuda13_plugin": "an NVIDIA GPU is not used",
+    "libtpu": "a TPU is not used, nor planned for",
+}
+# module, what its absence costs, and the command that installs it, from the checkout of famjax
+OPTIONAL = tuple((name, costs, install((name,))) for name, costs in _COSTS.items())
 
 
 @dataclass(frozen=True)

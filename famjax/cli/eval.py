@@ -27,7 +27,7 @@ class Arguments:
     """Stream documents of any length through a run and measure what it makes of them."""
 
     run: tyro.conf.Positional[str]
-    """Folder of the run."""
+    """Folder of the run, or of a Hugging Face model."""
     tasks: str = ""
     """passkey, text:FILES (file, folder or glob, several separated by commas), text:holdout,
     what training held out, or a toy task (random_walk, blocked_walk, copy, reverse, counting,
@@ -110,13 +110,13 @@ def evaluate(
 ) -> dict[str, Any]:
     """Return everything measured: run, step, passkey (if asked), text and toy (lists), memory."""
     runtime.setup()
+    from famjax.convert.open import open_model
     from famjax.eval.memory import memory_report
     from famjax.eval.passkey import evaluate_passkey
     from famjax.eval.text import evaluate_text
     from famjax.eval.toy import evaluate_toy
-    from famjax.train.run import open_run
 
-    opened = open_run(arguments.run)
+    opened = open_model(arguments.run)
     trained_on = opened.config.data.task
     report: dict[str, Any] = {"run": arguments.run, "step": opened.step, "text": [], "toy": []}
     tasks = tasks or [(trained_on, HOLDOUT)]

@@ -29,7 +29,7 @@ class Arguments:
     """Write text from a run: from a prompt, behind a document, or from a saved memory of one."""
 
     run: tyro.conf.Positional[str]
-    """Folder of the run."""
+    """Folder of the run, or of a Hugging Face model."""
     prompt: str | None = None
     """Text to go on from; - reads it from standard input."""
     chat: bool = False
@@ -61,11 +61,11 @@ def run(argv: list[str]) -> int:
     _check(arguments)
     prompt = None if arguments.prompt is None else _decoded(arguments.prompt)
     runtime.setup()
+    from famjax.convert.open import open_model
     from famjax.data.words import Words
     from famjax.eval.generate import Generator
-    from famjax.train.run import open_run
 
-    opened = open_run(arguments.run)
+    opened = open_model(arguments.run)
     if arguments.chat and opened.tokenizer.chat_template is None:
         raise UserError(
             f"--chat: the tokenizer of {arguments.run} has no chat template; leave it out, or "

@@ -98,6 +98,11 @@ def _answered(call: Callable[[], int]) -> int:
         if isinstance(stop.__context__, BrokenPipeError):
             raise stop.__context__ from None
         raise
+    except ImportError as error:
+        if not _is_foreign(error):
+            raise
+        command = f"{os.path.basename(sys.executable)} -m pip install -e ."
+        return _fail(f"a library cannot be imported: {error}; {command} in famjax's checkout", 2)
     except MemoryError:
         return _fail("out of memory; take smaller sizes or fewer rows, or more memory", 2)
     except RuntimeError as error:
@@ -126,6 +131,12 @@ def _drop_output() -> None:
         with contextlib.suppress(OSError, ValueError):
             os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
+
+
+def _is_foreign(error: ImportError) -> bool:
+    """Return whether a library is absent or broken, and not a module of ours misspelt."""
+    named = (error.name or "").partition(".")[0]
+    return named not in ("famjax", "configs")
 
 
 def _dispatch(argv: list[str]) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from famjax.cli import train_help
 from famjax.core import processes, runtime
-from famjax.core.config import MeshConfig
+from famjax.core.config import Config, MeshConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import available, load_config
 from famjax.core.habits import habit
@@ -22,19 +22,7 @@ def run(argv: list[str]) -> int:
     if train_help.asked(argv):
         print(train_help.text(argv))
         return 0
-    (run_dir, *where), rest = take(argv, FLAGS)
-    if run_dir == "":
-        raise UserError("--run needs a folder: --run runs/NAME")
-    if rest and rest[0].startswith("-"):
-        name, _, value = rest[0].partition("=")
-        if how := habit(name, value or "".join(rest[1:2])):
-            raise UserError(f"unknown option {name}{how}")
-    if not rest or rest[0].startswith("-") or "=" in rest[0]:
-        raise UserError(
-            "train needs a config first: famjax train text_fam ... (known: "
-            f"{', '.join(available())})"
-        )
-    config = load_config(rest[0], rest[1:])
+    config, run_dir, where = _read(argv)
     runtime.setup()
     place = processes.found() if where == [None] * 3 else processes.given(*where)
     alone = place is None
@@ -52,6 +40,33 @@ def run(argv: list[str]) -> int:
     after = next_commands(done.config, source, folder)
     print(f"the run: {folder}" + (f"; next: {after}" if after else ""), file=sys.stderr)
     return 0
+
+
+def check(argv: list[str]) -> int:
+    """Return 0 if `run` would accept the arguments, for dry runs: nothing is computed or written.
+
+    Raises:
+      UserError: as `run` would, before it trains.
+    """
+    _read(argv)
+    return 0
+
+
+def _read(argv: list[str]) -> tuple[Config, str | None, list[str | None]]:
+    """Return the config, what --run names, and the values of the flags of several processes."""
+    (run_dir, *where), rest = take(argv, FLAGS)
+    if run_dir == "":
+        raise UserError("--run needs a folder: --run runs/NAME")
+    if rest and rest[0].startswith("-"):
+        name, _, value = rest[0].partition("=")
+        if how := habit(name, value or "".join(rest[1:2])):
+            raise UserError(f"unknown option {name}{how}")
+    if not rest or rest[0].startswith("-") or "=" in rest[0]:
+        raise UserError(
+            "train needs a config first: famjax train text_fam ... (known: "
+            f"{', '.join(available())})"
+        )
+    return load_config(rest[0], rest[1:]), run_dir, where
 
 
 def take(argv: list[str], names: Sequence[str]) -> tuple[list[str | None], list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 from flax import nnx
 
 from famjax.core.config import ModelConfig
+from famjax.core.optional import absent, not_installed
 from famjax.core.types import Array
 from famjax.models.language_model import LanguageModel
 from famjax.models.transplant import abstract, transplant
@@ -37,9 +37,8 @@ def apart(ours: np.ndarray, theirs: np.ndarray) -> Apart:
 
 def why_not(model: ModelConfig) -> str:
     """Return why the check cannot be made here, or nothing."""
-    missing = [name for name in ("torch", "transformers") if not importlib.util.find_spec(name)]
-    if missing:
-        return f"{' and '.join(missing)} not installed"
+    if missing := absent(("torch", "transformers")):
+        return not_installed(missing)
     _, shapes = abstract(model)
     needed = 4 * sum(shape.size for shape in jax.tree.leaves(shapes))
     free = _free_bytes()

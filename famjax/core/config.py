@@ -274,9 +274,9 @@ class DataConfig:
     # .jsonl: a document on each line, {"text": ...}, {"inputs": ..., "targets": ...},
     # {"prompt": ..., "response": ...} or {"messages": [{"role": ..., "content": ...}, ...]}
     files: str = ""
-    # text: name of a seqio task or mixture (needs famjax[seqio])
+    # text: name of a seqio task or mixture (needs the extra seqio)
     seqio: str = ""
-    # text: name of a TFDS set, "name/config:version" (needs famjax[seqio])
+    # text: name of a TFDS set, "name/config:version" (needs the extra seqio)
     tfds: str = ""
     # feature of the seqio or TFDS examples that holds the text; seqio tokens: "targets"
     feature: str = "text"

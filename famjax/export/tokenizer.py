@@ -17,6 +17,7 @@ from famjax.data.tokenizers import (
     ByteTokenizer,
     SentencePieceTokenizer,
     Tokenizer,
+    save_words,
 )
 from famjax.data.words import BEGIN, LINE_END, UNKNOWN, Words
 from famjax.export.check import quiet
@@ -46,6 +47,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> list[str]:
         return _compare(tokenizer, folder, "please report it")
     if isinstance(tokenizer, Words):
         _write(folder, _of_words(tokenizer), tokenizer.words[BEGIN], tokenizer.words[BEGIN])
+        save_words(tokenizer.text(), folder)
         return _compare(tokenizer, folder, "white space beyond ASCII is the cause")
     home = Path(tokenizer.name).expanduser()
     if isinstance(tokenizer, SentencePieceTokenizer):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -16,6 +15,7 @@ from famjax.core.config import Config, MeshConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import to_json
 from famjax.core.json_files import parse_json
+from famjax.core.optional import absent, install
 from famjax.plan.chips import Topology
 from famjax.plan.formula import policies
 from famjax.train.flops import step_flops
@@ -184,10 +184,10 @@ def ask(config: Config, on: Topology, compile: bool) -> dict[str, Any]:
 
 def refuse_missing(on: Topology) -> None:
     """Raise a `UserError` where the compiler for a topology is not there."""
-    if on.is_tpu and importlib.util.find_spec("libtpu") is None:
+    if on.is_tpu and absent(("libtpu",)):
         raise UserError(
             f"--topology {on.name}: compiling for TPU needs libtpu, which is not installed; "
-            "pip install -e '.[tpu]'"
+            f"{install(('libtpu',))}"
         )
 
 
