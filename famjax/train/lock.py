@@ -43,6 +43,7 @@ from typing import Any
 
 from famjax.core import processes
 from famjax.core.errors import UserError
+from famjax.core.json_files import parse_json
 
 LOCK = "train.lock"
 
@@ -203,7 +204,7 @@ def _write(handle: int, about: Holder) -> None:
 def _read(path: Path) -> Holder:
     """Return what a lock file says; {} if nothing that this famjax could have written."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     if not isinstance(found, dict) or not isinstance(found.get("beat"), int | float):
