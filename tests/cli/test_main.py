@@ -134,6 +134,7 @@ script()
         "print(i)",
         "Output().print(str(i))",
         "Output(stderr=True).print(str(i)); print(i)",
+        "Console().print(i)",
         "Console(stderr=True).print(i); print(i)",
         "raise UserError('a mistake')",
         "print(i, end='') if i == 0 else None",
