@@ -23,11 +23,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from famjax.cli.main import guarded
+from famjax.cli.tables import Output, Table
 from famjax.core import runtime
 from famjax.core.config import Config
 from famjax.core.errors import UserError
@@ -122,7 +121,7 @@ def demonstrate(plan: Plan) -> int:
     results = [read_json(plan.folder / name / "result.json", _AGAIN) for name in names]
     remembered = ask(plan, console)
     picture = draw(plan, results)
-    console.print(table(plan, results))
+    Output().print(table(plan, results))
     console.print(CAVEAT)
     seconds = time.perf_counter() - begin
     report = {
@@ -284,22 +283,13 @@ def ask(plan: Plan, console: Console) -> dict[str, Any]:
 
 def table(plan: Plan, results: Sequence[dict[str, Any]]) -> Table:
     """Return whole keys found, by model and length."""
-    # ten models' columns fit a terminal of 80
-    out = Table(
-        title="Whole keys retrieved, by tokens",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    out.add_column("tokens", justify="right")
-    for result in results:
-        out.add_column(result["name"], justify="right")
-    out.add_column("texts", justify="right")
+    columns = ("tokens", *(result["name"] for result in results), "texts")
+    out = Table("Whole keys retrieved, by tokens", columns)
     for i, length in enumerate(plan.lengths):
         rows = [result["rows"][i] for result in results]
         shares = (f"{row['key_accuracy']:.0%}" for row in rows)
         out.add_row(short(length), *shares, str(rows[0]["examples"]))
-    out.add_section()
+    out.add_rule()
     for label, name, unit in (
         ("params k", "parameters", 1000),
         ("state kB", "state_bytes", 1000),

@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from famjax.cli.main import guarded
+from famjax.cli.tables import Output, Table
 from famjax.convert.folder import convert
 from famjax.core import runtime
 from famjax.core.config import ArchConfig, Config, DataConfig, ModelConfig, OptimizerConfig
@@ -99,7 +98,7 @@ def demonstrate(plan: Plan) -> int:
         for line in export(plan.folder / "FAM", exported, "hf", "float32", report=console.print):
             console.print(line)
     picture = draw(plan, results)
-    console.print(table(plan, results))
+    Output().print(table(plan, results))
     seconds = time.perf_counter() - begin
     report = {"seconds": seconds, "models": results}
     (plan.folder / "report.json").write_text(json.dumps(report, indent=1))
@@ -246,20 +245,13 @@ def _count(tree: Any) -> int:
 
 def table(plan: Plan, results: Sequence[dict[str, Any]]) -> Table:
     """Return whole keys found by length, before and after, and what it took."""
-    out = Table(
-        title="Whole keys retrieved, by tokens",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    out.add_column("tokens", justify="right")
     columns = [(r, when) for r in results for when in ("before", "after")]
-    for result, when in columns:
-        out.add_column(f"{result['name']} {when}", justify="right")
+    headings = ("tokens", *(f"{r['name']} {when}" for r, when in columns))
+    out = Table("Whole keys retrieved, by tokens", headings, words=(0,))
     for i, length in enumerate(plan.lengths):
         shares = (f"{r[when]['passkey'][i]['key_accuracy']:.0%}" for r, when in columns)
         out.add_row(short(length), *shares)
-    out.add_section()
+    out.add_rule()
     bits = (f"{r[when]['bits_per_byte']:.2f}" for r, when in columns)
     out.add_row("code, bits a byte", *bits)
     for label, key in (("parameters trained", "trained"), ("frozen", "frozen")):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 # of help, and where there is no terminal
 _WIDEST, _NARROWEST, _PIPE = 100, 20, 80
-# from this width on names and what they are stand side by side, names in at most so many columns
+# from this width on names and what they are go side by side, names in at most so many columns
 _BESIDE, _NAMES = 76, 36
 
 

@@ -142,7 +142,7 @@ def _notes(done: Plan) -> list[str]:
 
 def _verdict(done: Plan) -> str:
     there = size(done.seen.get("limit", done.on.chip.memory))
-    if not done.fits or done.roofline is None:
+    if not done.fits or done.roofline is None or done.utilisation is None:
         return (
             f"does not fit: {size(done.needed)} of {there} a chip; try --search, "
             "model.remat=block, train.accumulate, or more chips"
@@ -162,6 +162,7 @@ def show_search(config: Config, found: Found) -> None:
     table = Table(title, columns, words=(0,))
     for done in found.best:
         assert done.roofline is not None
+        assert done.utilisation is not None
         table.add_row(
             named(config, done.config),
             size(done.needed),

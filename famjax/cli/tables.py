@@ -21,7 +21,7 @@ class Table:
     """Cells under headings, printed by `Output`.
 
     Args:
-      title: phrases, which are broken behind their commas only, if they fit; "" for none.
+      title: phrases, broken after their commas only, if they fit; "" for none.
       columns: headings; a row without any has none.
       words: columns of words, aligned left, whose cells may be broken between words. All other
         columns are aligned right, and their cells are never broken.
@@ -83,7 +83,7 @@ class Table:
         if any(columns):
             heads = [heading.split("\n") for heading in columns]
             depth = max(map(len, heads))
-            # the last line of each stands on the rule
+            # the last line of each is next to the rule
             lines = self._beside([[""] * (depth - len(head)) + head for head in heads], widths)
             lines.append(rule)
         for row in self._rows:

@@ -35,7 +35,7 @@ def asked(argv: Sequence[str]) -> bool:
 
 
 def text(argv: Sequence[str], width: int | None = None) -> str:
-    """Return the help that is asked for: of the group behind the flag, or the overview.
+    """Return the help that is asked for: of the group after the flag, or the overview.
 
     Args:
       argv: what was typed, with one of `FLAGS`.

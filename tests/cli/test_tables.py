@@ -1,4 +1,4 @@
-"""Tables of every verb at every width: numbers stay whole, titles break behind their phrases."""
+"""Tables of every verb at every width: numbers stay whole, titles break after their phrases."""
 
 from __future__ import annotations
 
@@ -242,12 +242,12 @@ def test_numbers_stay_whole(width: int | None, monkeypatch: pytest.MonkeyPatch) 
                 for word in cell.split():
                     assert word in words, (word, shown)
         for line in lines:
-            # a word that nothing can break may stand beyond
+            # a word that nothing can break may go beyond it
             assert width is None or len(line) <= width or len(line.split()) == 1, shown
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_titles_break_behind_phrases(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_titles_break_after_phrases(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for table in every(monkeypatch):
         rows = table.lines(width)
         head = rows[: len(rows) - len(_untitled(table).lines(width))]
