@@ -44,8 +44,7 @@ def parse_json(text: str | bytes, unique: bool = False) -> Any:
         raise
     except ValueError:  # int() of more digits than sys.get_int_max_str_digits()
         raise BadJson("a number of thousands of digits") from None
-    marks = (b"[", b"{") if isinstance(text, bytes) else ("[", "{")
-    if sum(text.count(mark) for mark in marks) > MAX_DEPTH:  # type: ignore[arg-type]
+    if _opened(text) > MAX_DEPTH:
         _refuse_deep(found)
     return found
 
@@ -104,6 +103,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise BadJson(f"the key {shorten(twice)!r} is there twice")
     return found
+
+
+def _opened(text: str | bytes) -> int:
+    """Return how many lists and tables there are at most."""
+    if isinstance(text, bytes):
+        return text.count(b"[") + text.count(b"{")
+    return text.count("[") + text.count("{")
 
 
 def _refuse_deep(found: Any) -> None:

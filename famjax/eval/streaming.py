@@ -180,7 +180,8 @@ class Streamer:
     def _begin(self, batch: int) -> None:
         if batch <= 0:
             raise UserError(f"batch={batch}: must be at least 1")
-        refuse_bytes(f"reading {batch:,} documents side by side", batch * self._lane_bytes)
+        what = f"reading {batch:,} documents side by side, {self.chunk:,} tokens at a time,"
+        refuse_bytes(what, batch * self._lane_bytes)
         self.batch = batch
         self.tokens = 0
         self._logits: Array | None = None

@@ -14,7 +14,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from famjax.core import sharding
-from famjax.core.checks import validate_model
+from famjax.core.checks import validate, validate_model
 from famjax.core.config import Config, LoraConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import difference, from_json, to_json
@@ -146,6 +146,10 @@ def open_run(
         within = sorted(str(path.parent) for path in folder.glob(f"*/{CHECKPOINTS}"))
         mend = f"give one of {', '.join(within)}" if within else "train one with famjax train"
         raise UserError(f"{folder} is not a run: it has no {CONFIG}; {mend}")
+    try:
+        validate(config)  # what was edited by hand
+    except UserError as error:
+        raise UserError(f"{folder / CONFIG}: {error}") from None
     tokenizer = run_tokenizer(folder, config)
     model, only = evaluated(config.model), config.train.only
     refuse_model(model)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import glob
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from small import LAYOUTS, SHAPE, texts
+from small import SHAPE, texts
 from tiny_tokenizers import byte_level, write
 
 from famjax.cli.main import main
@@ -87,7 +88,6 @@ TAKE = r"must be at most 2,147,483,647; .* would take [\d.,e+]+ \w+"
             )
         ],
         ("model.layers=10000000", "model.layers=10000000: must be at most 10,000"),
-        ("model.layers=10000", "model.layers=10000 with model.scan_layers=false: 10,000 layers"),
         ("data.length=1073741824", f"data.length=.*{BYTES}"),
         ("model.heads=1000000000", "is not a multiple of model.heads"),
         ("model.kv_heads=1000000000", "does not divide model.heads"),
@@ -95,8 +95,8 @@ TAKE = r"must be at most 2,147,483,647; .* would take [\d.,e+]+ \w+"
         ("train.steps=3000000000", "train.steps=3000000000: must be at most"),
         ("train.keep=99999999999999999999", "must be at most"),
         ("optimizer.warmup_steps=9999999999", "must be at most"),
-        ("train.accumulate=1000000000", "does not divide data.batch=2"),
-        ("train.bptt_segments=1000000000", "does not divide the 8 blocks"),
+        ("train.accumulate=1000000000", "does not divide data.batch"),
+        ("train.bptt_segments=1000000000", "does not divide the"),
         ("mesh.data=1000000000", "does not fit"),
         (f"model.width={HUGE}", "model.width"),
         (f"model.width={'9' * 4000}", "model.width=9+.*: must be at most"),
@@ -107,7 +107,6 @@ TAKE = r"must be at most 2,147,483,647; .* would take [\d.,e+]+ \w+"
         (f"model.adaptive.cutoffs={HUGE}", "give whole numbers separated by commas"),
         (f"model.adaptive.cutoffs={','.join(map(str, range(1, 9999)))}", "give at most 64"),
         (f"model.mixer={','.join(['fam'] * 2000)}", "is not a multiple of the 2000 mixers"),
-        (f"name={'n' * 100_000}", "File name too long"),
         ("data.files=/", "is the system's; name the folder"),
         ("data.files=/**", "is the system's; name the folder"),
         ("data.files=/proc", "is the system's; name the folder"),
@@ -120,10 +119,8 @@ TAKE = r"must be at most 2,147,483,647; .* would take [\d.,e+]+ \w+"
     ],
 )
 def test_keys(refused: Refused, tmp_path: Path, given: str, said: str) -> None:
-    import re
-
-    shape = [*SHAPE, *LAYOUTS["lanes"], f"data.files={texts(tmp_path / 'texts')}", given]
-    line = refused("train", "text_fam", *shape, "--run", str(tmp_path / "run"))
+    files = f"data.files={texts(tmp_path / 'texts')}"
+    line = refused("train", "text_fam", files, given, "--run", str(tmp_path / "run"))
     assert re.search(said, line), line
     assert not (tmp_path / "run").exists()
 
@@ -134,6 +131,7 @@ def test_keys(refused: Refused, tmp_path: Path, given: str, said: str) -> None:
         (["data.task=passkey", "data.passkey.digits=1000000000"], "must be at most 1,000"),
         (["data.task=copy", "data.tokenizer=task", "data.toy.steps=1000000000"], "at most 100,000"),
         (["model.stack=lstm", "model.block_len=1", "model.layers=5000"], "5,000 layers would be"),
+        (["model.layers=10000", "model.scan_layers=false"], "10,000 layers would be compiled"),
         (
             ["model.stack=feedback", "model.block_len=1", "model.feedback.sweeps=1000000000"],
             "would be compiled one by one",
@@ -151,8 +149,6 @@ def test_keys(refused: Refused, tmp_path: Path, given: str, said: str) -> None:
 def test_keys_of_other_models(
     refused: Refused, tmp_path: Path, given: list[str], said: str
 ) -> None:
-    import re
-
     here = str(tmp_path / "run")
     small = ["model.layers=1", "model.width=16", "model.heads=2", "data.batch=2", "data.length=64"]
     files = [] if "data.task=copy" in given else [f"data.files={texts(tmp_path / 'texts')}"]
@@ -163,7 +159,7 @@ def test_keys_of_other_models(
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["plan", "fam_1b", "model.width=1000000000", "--topology", "cpu:8"], BYTES),
+        (["plan", "fam_1b", "model.width=1200000000", "--topology", "cpu:8"], BYTES),
         (["plan", "fam_1b", "model.vocab_size=3000000000", "--topology", "cpu:8"], TAKE),
         (["plan", "fam_1b", "--topology", "h200:1000000000000"], "at most 4,096 chips|number of"),
         (["plan", "fam_1b", "--topology", f"h200:{HUGE}"], "give a number of chips"),
@@ -172,8 +168,6 @@ def test_keys_of_other_models(
     ],
 )
 def test_other_verbs(refused: Refused, argv: list[str], said: str) -> None:
-    import re
-
     line = refused(*argv)
     assert re.search(said, line), line
 
@@ -221,7 +215,7 @@ def changed(tree: Any, key: str, value: Any) -> str:
         (("model.width", 10**300), "must be at most 2,147,483,647; the model's parameters"),
         (("model.mixer", 5), "model.mixer=5: must be a text"),
         (("model.mixer", ""), "unknown mixer ''"),
-        (("model.mixer", "fam," * 10**5), "is not a multiple of the 100001 mixers"),
+        (("model.mixer", "fam," * 10**5), "unknown mixer ''"),
         (("model.stack", ["residual"]), "must be one of residual"),
         (("model.tied", "yes"), "model.tied=yes: must be true or false"),
         (("data.files", "a\0b"), "holds a zero byte or half a character"),
@@ -311,8 +305,6 @@ LLAMA = {
     ],
 )
 def test_a_folder_to_convert(refused: Refused, tmp_path: Path, config: Any, said: str) -> None:
-    import re
-
     source = tmp_path / "source"
     source.mkdir()
     if isinstance(config, dict):
