@@ -66,6 +66,107 @@ CASES = {
     "gpt-neox-sequential": ("gpt_neox", {"use_parallel_residual": False}),
     "gpt2": ("gpt2", {}),
 }
+_LAYERS = ["full_attention", "sliding_attention", "sliding_attention"]
+_ROPE = {"rope_type": "default", "rope_theta": 500.0}
+# together with those above, every key that is read has a value that is not its default
+CASES |= {
+    "llama-keys": ("llama", {"head_dim": 32, "rope_parameters": _ROPE}),
+    "mistral-keys": (
+        "mistral",
+        {
+            "head_dim": 32,
+            "rms_norm_eps": 1e-3,
+            "tie_word_embeddings": True,
+            "rope_parameters": LINEAR,
+        },
+    ),
+    "qwen2-keys": (
+        "qwen2",
+        {
+            "head_dim": 32,
+            "rms_norm_eps": 1e-3,
+            "tie_word_embeddings": True,
+            "rope_parameters": _ROPE,
+            "use_sliding_window": True,
+            "sliding_window": 24,
+            "layer_types": _LAYERS,
+        },
+    ),
+    "qwen3-keys": (
+        "qwen3",
+        {
+            "head_dim": 32,
+            "rms_norm_eps": 1e-3,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": LLAMA3,
+            "use_sliding_window": True,
+            "sliding_window": 24,
+            "max_window_layers": 2,
+            "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "gemma-keys": (
+        "gemma",
+        {
+            "head_dim": 32,
+            "hidden_act": "gelu",
+            "rms_norm_eps": 1e-3,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "rope_parameters": _ROPE,
+        },
+    ),
+    "gemma2-keys": (
+        "gemma2",
+        {
+            "head_dim": 32,
+            "rms_norm_eps": 1e-3,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "sliding_window": 24,
+            "layer_types": _LAYERS,
+            "rope_parameters": LINEAR,
+        },
+    ),
+    "gemma3-keys": (
+        "gemma3_text",
+        {
+            "head_dim": 32,
+            "rms_norm_eps": 1e-3,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "sliding_window": 24,
+            "layer_types": _LAYERS,
+            "rope_parameters": {
+                "full_attention": LINEAR,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+            },
+            **CAPS,
+        },
+    ),
+    "gpt-neox-keys": (
+        "gpt_neox",
+        {
+            "hidden_act": "gelu_new",
+            "layer_norm_eps": 1e-3,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "rope_parameters": LINEAR | {"partial_rotary_factor": 0.5},
+        },
+    ),
+    "gpt2-keys": (
+        "gpt2",
+        {
+            "n_inner": 96,
+            "activation_function": "gelu",
+            "layer_norm_epsilon": 1e-3,
+            "tie_word_embeddings": False,
+        },
+    ),
+}
 
 
 @functools.cache

@@ -15,8 +15,8 @@ import jax
 from flax import nnx
 
 from famjax.convert.families import family
-from famjax.convert.load import fill, read_config, read_model
-from famjax.convert.selfcheck import check, why_not
+from famjax.convert.load import fill, ignored, read_config, read_model
+from famjax.convert.selfcheck import check, said, why_not
 from famjax.convert.surgery import To, with_attention
 from famjax.convert.teacher import SOURCE, Teacher, is_run, of_run
 from famjax.core.checks import validate, validate_model
@@ -64,6 +64,8 @@ def convert(
     if target.exists():
         raise UserError(f"{target}: exists already; give another folder or remove it")
     teacher = (of_run if is_run(source) else of_hugging_face)(source, tokenizer)
+    if teacher.ignored:
+        report(teacher.ignored)
     student = with_attention(teacher.model, to, layers, keep_every)
     config = run_config(teacher, student, target, overrides)
     model = teacher.student(config.model)
@@ -96,6 +98,7 @@ def of_hugging_face(source: Path, tokenizer: str = "") -> Teacher:
         lambda model: fill(model, family(hf).tensors(model), source),
         lambda model, to: _compared(source, native, model, to),
         (source / "config.json").read_bytes(),
+        ignored(hf),
     )
 
 
@@ -181,5 +184,5 @@ def _compared(source: Path, native: ModelConfig, model: LanguageModel, to: Model
         )
     return (
         f"logits with the source's attention are Hugging Face's to {found.absolute:.1e}, "
-        f"{found.relative:.1e} of their range (float32)"
+        f"{found.relative:.1e} of their range (float32, {said(native)})"
     )

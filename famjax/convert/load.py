@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from famjax.convert.checkpoint import Checkpoint
 from famjax.convert.families import family
-from famjax.convert.families.common import HF
+from famjax.convert.families.keys import HF, unknown
 from famjax.convert.tensors import Tensor, Tensors
 from famjax.core import sharding
 from famjax.core.checks import validate_model
@@ -52,6 +53,8 @@ def load_pretrained(
     folder = Path(folder)
     hf = read_config(folder)
     config = read_model(hf, folder)
+    if line := ignored(hf):
+        warnings.warn(line, stacklevel=2)
     for name in set(changes) - set(vars(config)):
         raise UserError(f"a model's config has no {name!r}{nearest(name, vars(config))}")
     new = replace(config, **changes)
@@ -103,7 +106,7 @@ def read_model(hf: HF, folder: Path) -> ModelConfig:
                 f"{path}: {key}={shorten(hf[key])}: at most {_MOST_LAYERS:,} layers are read"
             )
     try:
-        model = family(hf).read(hf)
+        model = family(hf).model(hf)
     except KeyError as missing:
         raise UserError(f"{path}: has no {missing}; take a whole copy") from None
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -118,6 +121,15 @@ def read_model(hf: HF, folder: Path) -> ModelConfig:
     if not model.vocab_size:
         raise UserError(f"{path}: the vocabulary has no token; take another copy")
     return model
+
+
+def ignored(hf: HF) -> str:
+    """Return a line that names the keys of a config.json of which nothing is known; or nothing."""
+    names = unknown(hf, family(hf).keys)
+    if not names:
+        return ""
+    several = "they are" if len(names) > 1 else "it is"
+    return f"config.json: {', '.join(names)}: unknown to famjax, {several} left out"
 
 
 def fill(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 from jax.sharding import Mesh
 
 from famjax.convert.folder import of_hugging_face, run_config
+from famjax.core.json_files import parse_json
 from famjax.data.tokenizers import load_tokenizer
 from famjax.train.run import CONFIG, Run, open_run
 
@@ -32,6 +32,8 @@ def open_model(
     if not is_hugging_face(folder):
         return open_run(folder, step, report, mesh)
     teacher = of_hugging_face(folder)
+    if report and teacher.ignored:
+        report(teacher.ignored)
     config = run_config(teacher, teacher.model, folder)
     tokenizer = load_tokenizer(teacher.tokenizer)
     return Run(config, tokenizer, teacher.student(config.model), step=0)
@@ -40,7 +42,7 @@ def open_model(
 def is_hugging_face(folder: Path) -> bool:
     """Return whether config.json is of a Hugging Face model; False if it is damaged."""
     try:
-        said = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        said = parse_json((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return False
     return isinstance(said, dict) and "model_type" in said

@@ -14,12 +14,16 @@ from flax import nnx
 
 from famjax.core.config import ModelConfig
 from famjax.core.optional import absent, not_installed
-from famjax.core.types import Array
+from famjax.core.types import Array, Context
 from famjax.models.language_model import LanguageModel
 from famjax.models.transplant import abstract, transplant
 
-# of the text that both read
-_TOKENS = 32
+# tokens read where no layer has a window
+_TOKENS = 128
+# of the longest window that is read past, and how far past it
+_LONGEST, _BEYOND = 4096, 64
+# logits compared, at most: those of the last tokens
+_LOGITS = 1 << 26
 
 
 class Apart(NamedTuple):
@@ -40,12 +44,37 @@ def why_not(model: ModelConfig) -> str:
     if missing := absent(("torch", "transformers")):
         return not_installed(missing)
     _, shapes = abstract(model)
-    needed = 4 * sum(shape.size for shape in jax.tree.leaves(shapes))
+    weights = 4 * sum(shape.size for shape in jax.tree.leaves(shapes))
+    # scores of a layer, their softmax and a mask; and logits twice
+    read = 4 * (3 * model.heads * length(model) ** 2 + 2 * _last(model) * model.vocab_size)
     free = _free_bytes()
     # what torch holds, and half as much again to compute
-    if free is not None and 1.5 * needed > free:
-        return f"a second copy of the model needs {needed / 1e9:.0f} GB, {free / 1e9:.0f} are free"
+    if free is not None and 1.5 * weights + read > free:
+        needed = (weights + read) / 1e9
+        return f"a second copy of the model needs {needed:.0f} GB, {free / 1e9:.0f} are free"
     return ""
+
+
+def length(model: ModelConfig) -> int:
+    """Return of how many tokens logits are compared: past the window of the model's layers."""
+    windowed = "swa" in model.mixer.split(",")
+    wanted = max(min(model.window, _LONGEST) + _BEYOND if windowed else 0, _TOKENS)
+    if "full" in model.mixer.split(",") or model.arch.learned_positions:
+        wanted = min(wanted, model.capacity)
+    # so that it is cut into blocks of some size
+    return wanted - wanted % 8 if wanted > _BEYOND else wanted
+
+
+def said(model: ModelConfig) -> str:
+    """Return how much was compared, for the user."""
+    count, window = length(model), model.window
+    if "swa" not in model.mixer.split(",") or count > window:
+        return f"{count:,} tokens"
+    return f"{count:,} tokens, which do not reach past the window of {window:,}"
+
+
+def _last(model: ModelConfig) -> int:
+    return min(length(model), max(_LOGITS // model.vocab_size, 1))
 
 
 def check(folder: Path, source: ModelConfig, model: LanguageModel, to: ModelConfig) -> Apart:
@@ -59,7 +88,7 @@ def check(folder: Path, source: ModelConfig, model: LanguageModel, to: ModelConf
     import torch
     import transformers
 
-    tokens = _tokens(source)
+    tokens, last = _tokens(source), _last(source)
     transformers.utils.logging.disable_progress_bar()
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         folder,
@@ -71,31 +100,36 @@ def check(folder: Path, source: ModelConfig, model: LanguageModel, to: ModelConf
         local_files_only=True,
     )
     with torch.no_grad():
-        expected = theirs.eval()(torch.tensor(tokens)).logits.numpy()
+        expected = theirs.eval()(torch.tensor(tokens), logits_to_keep=last).logits.numpy()
     del theirs
-    # a cache of its few tokens is enough
-    short = source if source.arch.learned_positions else replace(source, capacity=tokens.shape[1])
+    short = _short(source)
     params = transplant(nnx.state(model, nnx.Param), to, short)
     # accelerators multiply in fewer bits unless told
     with jax.default_matmul_precision("highest"):
-        return apart(np.asarray(_logits(short, params, tokens)), expected)
+        return apart(np.asarray(_logits(short, params, tokens, last)), expected)
+
+
+def _short(model: ModelConfig) -> ModelConfig:
+    """Return a config of the same function, for so few tokens: small blocks, a small cache."""
+    count = length(model)
+    block = next(size for size in range(min(_BEYOND, count), 0, -1) if count % size == 0)
+    if "swa" in model.mixer.split(","):
+        model = replace(model, block_len=block)
+    return model if model.arch.learned_positions else replace(model, capacity=count)
 
 
 def _tokens(model: ModelConfig) -> np.ndarray:
-    """Return a few tokens, as many as fill blocks."""
-    block = model.block_len if "swa" in model.mixer else 1
-    longest = model.capacity if "full" in model.mixer else max(_TOKENS, block)
-    length = max(min(-(-_TOKENS // block) * block, longest // block * block), block)
-    return np.random.default_rng(0).integers(model.vocab_size, size=(1, length))
+    return np.random.default_rng(0).integers(model.vocab_size, size=(1, length(model)))
 
 
-def _logits(config: ModelConfig, params: object, tokens: np.ndarray) -> Array:
+def _logits(config: ModelConfig, params: object, tokens: np.ndarray, last: int) -> Array:
     graph, _ = abstract(config)
 
     @jax.jit
     def run(params: object, tokens: Array) -> Array:
         model = nnx.merge(graph, params)
-        return model(tokens, model.init_state(1))[0]
+        x, _ = model.stack(model.embed(tokens), model.init_state(1), Context())
+        return model.logits(x[:, -last:])
 
     return run(params, jnp.asarray(tokens, jnp.int32))
 

@@ -30,6 +30,7 @@ class Teacher(NamedTuple):
       student: config -> the model of that config, with this one's weights.
       compared: (student, its config) -> a line that says what it was compared with.
       hf: Hugging Face's config.json that it came from, if it did.
+      ignored: a line on the keys in there of which nothing is known, if there are any.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Teacher(NamedTuple):
     student: Callable[[ModelConfig], LanguageModel]
     compared: Callable[[LanguageModel, ModelConfig], str]
     hf: bytes
+    ignored: str = ""
 
 
 def is_run(folder: Path) -> bool:

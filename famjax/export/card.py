@@ -34,6 +34,20 @@ for piece in torch.tensor([ids]).split(7, 1):
 ```
 """
 
+_BATCHES = """
+Texts of several lengths are padded, on the left for `generate`; each is read as if it were alone:
+
+```python
+texts = [tokenizer.bos_token + text for text in ("Once upon a time", "The end")]
+batch = tokenizer(texts, padding=True, add_special_tokens=False, return_tensors="pt")
+print(tokenizer.batch_decode(model.generate(**batch, num_beams=2, max_new_tokens=20)))
+```
+
+Not supported, and refused: padding within a row, `inputs_embeds`, `output_attentions`,
+`past_key_values` (give `state`), texts packed into one row by `position_ids`, assisted generation
+and prompt lookup, which would have to take back what was read.
+"""
+
 
 def card(source: Source, family: Family, pretrained: bool) -> str:
     """Return the text of README.md.
@@ -62,7 +76,7 @@ def card(source: Source, family: Family, pretrained: bool) -> str:
     ]
     text = "\n".join(lines)
     remembers = own and "full" not in config.model.mixer.split(",")
-    return text + (_STREAM if remembers else "")
+    return text + (_STREAM if remembers else "") + (_BATCHES if own else "")
 
 
 def about(source: Source) -> str:

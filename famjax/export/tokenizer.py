@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from famjax.core.json_files import parse_json
 from famjax.data.tokenizers import (
     HUGGING_FACE,
     SENTENCEPIECE,
@@ -57,8 +58,20 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> list[str]:
     for name in _COPIED:
         if (home.parent / name).exists():
             shutil.copyfile(home.parent / name, folder / name)
+    _add_padding(folder / _CONFIG)
     why = "famjax leaves out what it does to a text before, such as a space in front"
     return _compare(tokenizer, folder, why)
+
+
+def _add_padding(path: Path) -> None:
+    """Let the end of text pad batches where a tokenizer_config.json names nothing that does."""
+    try:
+        config = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return
+    if isinstance(config, dict) and not config.get("pad_token") and config.get("eos_token"):
+        text = json.dumps(config | {"pad_token": config["eos_token"]}, indent=2, ensure_ascii=False)
+        path.write_text(text + "\n", encoding="utf-8")
 
 
 def _compare(tokenizer: Tokenizer, folder: Path, otherwise: str) -> list[str]:
@@ -89,6 +102,10 @@ def _write(folder: Path, made: Json, bos: str, eos: str) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": bos,
         "eos_token": eos,
+        # for batches; what is read of it is in no row
+        "pad_token": eos,
+        "padding_side": "left",
+        "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
     }
     for name, content in ((HUGGING_FACE, made), (_CONFIG, config)):

@@ -159,6 +159,71 @@ def test_a_model_that_is_not_the_sources_is_refused(llama, tmp_path, capsys, mon
     assert not list(tmp_path.iterdir())
 
 
+@pytest.fixture(scope="module")
+def mistral(llama, tmp_path_factory):
+    """A tiny random Mistral whose window is longer than the self-check's shortest text."""
+    folder = tmp_path_factory.mktemp("mistral")
+    torch.manual_seed(0)
+    config = transformers.MistralConfig(
+        vocab_size=260,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        sliding_window=100,
+    )
+    model = transformers.MistralForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((llama / name).read_bytes())
+    return folder
+
+
+def test_the_comparison_reads_past_the_window(mistral, tmp_path, capsys, monkeypatch):
+    assert main(["convert", str(mistral), str(tmp_path / "right")]) == 0
+    assert "of their range (float32, 160 tokens)" in capsys.readouterr().err
+
+    def wrong(hf, folder):
+        return replace(read_model(hf, folder), window=99)
+
+    from famjax.convert.folder import read_model
+
+    monkeypatch.setattr("famjax.convert.folder.read_model", wrong)
+    said = refusal(capsys, mistral, tmp_path / "wrong")
+    assert "the logits differ from Hugging Face's by" in said
+    assert not (tmp_path / "wrong").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "length", "said"),
+    [
+        ({"mixer": "full", "capacity": 2048}, 128, "128 tokens"),
+        ({"mixer": "full", "capacity": 60}, 60, "60 tokens"),
+        ({"mixer": "swa,full", "window": 1024, "capacity": 9000}, 1088, "1,088 tokens"),
+        ({"mixer": "swa", "window": 4096}, 4160, "4,160 tokens"),
+        (
+            {"mixer": "swa", "window": 5000},
+            4160,
+            "4,160 tokens, which do not reach past the window of 5,000",
+        ),
+        (
+            {"mixer": "swa,full", "window": 512, "capacity": 512},
+            512,
+            "512 tokens, which do not reach past the window of 512",
+        ),
+    ],
+)
+def test_how_far_the_comparison_reads(model, length, said):
+    config = ModelConfig(vocab_size=99, **model)
+    assert selfcheck.length(config) == length
+    assert selfcheck.said(config) == said
+
+
 def test_without_the_source_framework_it_says_so(llama, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(optional.importlib.util, "find_spec", lambda name: None)
     assert main(["convert", str(llama), str(tmp_path / "out")]) == 0

@@ -61,7 +61,7 @@ def test_what_was_compared_is_said(exported):
 
 def test_the_lines_of_the_model_card(exported, capsys):
     folder, _ = exported
-    load, stream = lines_of(folder)
+    load, stream, batches = lines_of(folder)
     names = {}
     exec(load, names)
     assert isinstance(names["model"], transformers.PreTrainedModel)
@@ -70,6 +70,9 @@ def test_the_lines_of_the_model_card(exported, capsys):
     with torch.no_grad():
         whole = names["model"](torch.tensor([names["ids"]])).logits
     assert torch.allclose(names["logits"], whole[:, -names["logits"].shape[1] :], atol=1e-5)
+    capsys.readouterr()
+    exec(batches, names)
+    assert "<bos>Once upon a time" in capsys.readouterr().out
     assert "2 steps of 16 tokens, 32 in all" in (folder / "README.md").read_text()
 
 
@@ -80,12 +83,39 @@ def test_famjax_reads_it_too(exported):
     assert (model.stack.prompt[...] == ours).all()
 
 
+def test_a_folder_on_a_device_map_resized_and_saved_again(exported, tmp_path):
+    kind = transformers.AutoModelForCausalLM
+    model = kind.from_pretrained(exported[0], trust_remote_code=True, device_map="cpu")
+    ids = torch.tensor([[256, 1, 2, 3] * 6])
+    expected = model(ids).logits
+    model.resize_token_embeddings(260)
+    model.save_pretrained(tmp_path)
+    again = kind.from_pretrained(tmp_path, trust_remote_code=True)
+    assert again.get_output_embeddings().weight.shape[0] == 260
+    assert torch.allclose(again(ids).logits[..., :258], expected, atol=1e-5)
+    config, _ = load_pretrained(tmp_path)
+    assert config.vocab_size == 260
+
+
+def test_layers_on_several_devices(exported, tmp_path):
+    kind = transformers.AutoModelForCausalLM
+    ids = torch.tensor([[256, 1, 2, 3] * 6])
+    expected = kind.from_pretrained(exported[0], trust_remote_code=True)(ids).logits
+    places = dict.fromkeys(("embed", "prompt", "layers.0", "norm", "head"), "cpu")
+    spread = {"device_map": places | {"layers.1": "disk"}, "offload_folder": str(tmp_path)}
+    model = kind.from_pretrained(exported[0], trust_remote_code=True, **spread)
+    with torch.no_grad():
+        assert torch.allclose(model(ids).logits, expected, atol=1e-5)
+
+
 def test_bytes_are_the_same_ids(exported):
     theirs = transformers.AutoTokenizer.from_pretrained(exported[0], trust_remote_code=False)
     ids = tiny.run().tokenizer.encode(TEXT).tolist()
     assert theirs.encode(TEXT) == ids
     assert theirs.decode(ids) == TEXT
-    assert (theirs.bos_token_id, theirs.eos_token_id) == (256, 257)
+    assert (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id) == (256, 257, 257)
+    batch = theirs(["ab", "c"], padding=True)
+    assert batch == {"input_ids": [[97, 98], [257, 99]], "attention_mask": [[1, 1], [0, 1]]}
 
 
 def written(mixer, tmp_path, dtype="float32", run=None, **shape):

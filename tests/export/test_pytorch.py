@@ -59,7 +59,9 @@ def pytorch(config, model):
         save_tensors(model, config, FAMJAX.tensors(config), Path(folder), "float32")
         tensors = load_file(Path(folder, "model.safetensors"))
     theirs = FamjaxForCausalLM(FamjaxConfig(**FAMJAX.write(config)))
-    theirs.load_state_dict(tensors)
+    missing, extra = theirs.load_state_dict(tensors, strict=False)
+    assert (missing, extra) == (["head.weight"] if config.tied else [], [])
+    theirs.tie_weights()
     return theirs.eval()
 
 
@@ -129,11 +131,6 @@ def test_generate_is_the_likeliest_token_each_time_and_goes_on_from_a_state():
 
 def test_what_it_cannot_do_is_said():
     tokens = torch.tensor(TOKENS)
-    model = both("bswa,fam")[1]
-    with pytest.raises(ValueError, match="padding is not supported"):
-        model(tokens, attention_mask=torch.zeros_like(tokens))
-    with pytest.raises(ValueError, match="beams are not supported"):
-        model.generate(tokens, num_beams=2, max_new_tokens=2)
     with pytest.raises(ValueError, match="25 tokens do not fit its capacity of 24"):
         both("full")[1](torch.cat([tokens, tokens[:, :1]], 1))
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from famjax.convert.families.common import HF, Family, pattern
+from famjax.convert.families.common import Family, pattern
 from famjax.convert.families.famjax import FAMJAX
 from famjax.convert.families.gemma import GEMMA, GEMMA2, GEMMA3
 from famjax.convert.families.gpt2 import GPT2
 from famjax.convert.families.gpt_neox import GPT_NEOX
+from famjax.convert.families.keys import HF
 from famjax.convert.families.llama import LLAMA
 from famjax.convert.families.mistral import MISTRAL
 from famjax.convert.families.qwen import QWEN2, QWEN3
@@ -57,7 +58,7 @@ def native(model: ModelConfig, prefer: str = "") -> Family | None:
     for found in [*first, *FAMILIES.values()]:
         if found is FAMJAX:
             continue
-        if normal(found.read(found.write(plain))) == plain:
+        if normal(found.model(found.write(plain))) == plain:
             return found
     return None
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from famjax.convert.families.keys import HF, Keys, resolve
 from famjax.convert.tensors import Tensors
 from famjax.core.config import ArchConfig, ModelConfig
 from famjax.core.errors import UserError
-
-# a config.json, read
-HF = dict[str, Any]
 
 _LAYERS = {"full_attention": "full", "sliding_attention": "swa"}
 
@@ -24,12 +22,18 @@ class Family(NamedTuple):
       write: the config.json of a model that `read` could have made; what is no part of the model
         (ids of bos and eos) is the caller's.
       tensors: the names of that model's parameters.
+      keys: what each key of config.json is to it.
     """
 
     architecture: str
     read: Callable[[HF], ModelConfig]
     write: Callable[[ModelConfig], HF]
     tensors: Callable[[ModelConfig], Tensors]
+    keys: Keys
+
+    def model(self, hf: HF) -> ModelConfig:
+        """Return a config.json as a `ModelConfig`; a `UserError` names a key that rules it out."""
+        return self.read(resolve(hf, self.keys))
 
 
 def pattern(names: Sequence[str]) -> str:
@@ -48,6 +52,11 @@ def mixers(hf: HF, default: Sequence[str]) -> dict[str, Any]:
       default: layer types of a config.json from before they were listed in it.
     """
     types = hf.get("layer_types") or list(default)
+    if len(types) != hf["num_hidden_layers"]:
+        raise UserError(
+            f"config.json: layer_types has {len(types)} layers, num_hidden_layers="
+            f"{hf['num_hidden_layers']}; take another copy"
+        )
     unknown = sorted(set(types) - set(_LAYERS))
     if unknown:
         raise UserError(
@@ -81,35 +90,58 @@ def gate(hf: HF, known: dict[str, str], *keys: str) -> str:
     return known[kind]
 
 
-def rope(hf: HF, layers: str = "full_attention") -> HF:
+# what transformers reads of rope_parameters, by rope_type
+ROPE_USED = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+# and what it does not with these, though others have it
+ROPE_HARMLESS = {
+    *("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    *("attention_factor", "beta_fast", "beta_slow", "short_factor", "long_factor"),
+    *("mscale", "mscale_all_dim", "truncate"),
+}
+
+
+def rope(hf: HF) -> HF:
     """Return what a config says of rotary positions: `rope_parameters`, or the older keys.
 
-    Args:
-      layers: of which kind of layers, where the kinds differ.
+    As in transformers, `rope_scaling` takes the place of `rope_parameters`.
     """
-    older = {"rope_theta": hf["rope_theta"]} if "rope_theta" in hf else {}
-    newer = hf.get("rope_parameters") or {}
-    return older | (hf.get("rope_scaling") or {}) | (newer.get(layers) or newer)
+    older = {"rope_theta": hf["rope_theta"]} if hf.get("rope_theta") is not None else {}
+    return older | (hf.get("rope_scaling") or hf.get("rope_parameters") or {})
 
 
-def stretched(rope: HF) -> dict[str, Any]:
-    """Return the fields of `ArchConfig` for frequencies that were stretched for longer texts."""
+def stretched(rope: HF, length: int, partial: bool = False) -> dict[str, Any]:
+    """Return the fields of `ArchConfig` for frequencies that were stretched for longer texts.
+
+    Args:
+      rope: what `rope` found.
+      length: max_position_embeddings, for which a model was trained if `rope` does not say it.
+      partial: of a family that reads `partial_rotary_factor`.
+    """
     kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind not in ROPE_USED:
+        raise UserError(
+            f"config.json: rope_type={kind!r} is not supported (known: {', '.join(ROPE_USED)})"
+        )
+    known = {"rope_theta", "rope_type", "type", *ROPE_HARMLESS}
+    for name, value in rope.items():
+        whole = name == "partial_rotary_factor" and (partial or value == 1)
+        if name not in known and value is not None and not whole:
+            raise UserError(f"config.json: rope_parameters.{name}={value!r} is not supported")
     if kind == "default":
         return {}
     if kind == "linear":
         return {"rope_scaling": "linear", "rope_factor": rope["factor"]}
-    if kind == "llama3":
-        return {
-            "rope_scaling": "llama3",
-            "rope_factor": rope["factor"],
-            "rope_low": rope["low_freq_factor"],
-            "rope_high": rope["high_freq_factor"],
-            "rope_length": rope["original_max_position_embeddings"],
-        }
-    raise UserError(
-        f"config.json: rope_type={kind!r} is not supported (known: default, linear, llama3)"
-    )
+    return {
+        "rope_scaling": "llama3",
+        "rope_factor": rope["factor"],
+        "rope_low": rope["low_freq_factor"],
+        "rope_high": rope["high_freq_factor"],
+        "rope_length": rope.get("original_max_position_embeddings") or length,
+    }
 
 
 def write_rope(model: ModelConfig) -> HF:

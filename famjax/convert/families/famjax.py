@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from famjax.convert.families.common import HF, Family
+from famjax.convert.families.common import Family
+from famjax.convert.families.keys import HF, REQUIRED, Keys, Refused
 from famjax.convert.tensors import Tensor, Tensors, linear
 from famjax.core.config import ArchConfig, ModelConfig
 from famjax.core.errors import UserError, nearest
@@ -20,6 +21,21 @@ _FIELDS = [
     for field in dataclasses.fields(ModelConfig)
     if field.default is not dataclasses.MISSING and field.name not in _LEFT
 ]
+_KEYS = Keys(
+    dict.fromkeys((*_FIELDS, "arch", "tie_word_embeddings"), REQUIRED),
+    {
+        # its own code
+        "auto_map": Refused((None,), "", lambda value, hf: True),
+        "rope_scaling": Refused((None,), "arch.rope_scaling is what is read"),
+    },
+    aliases={
+        "hidden_size": "width",
+        "num_hidden_layers": "layers",
+        "num_attention_heads": "heads",
+        "num_key_value_heads": "kv_heads",
+        "intermediate_size": "mlp_width",
+    },
+)
 
 
 def read(hf: HF) -> ModelConfig:
@@ -90,4 +106,4 @@ def _norm(model: ModelConfig, ours: str, theirs: str) -> Tensors:
     return found
 
 
-FAMJAX = Family("FamjaxForCausalLM", read, write, tensors)
+FAMJAX = Family("FamjaxForCausalLM", read, write, tensors, _KEYS)

@@ -5,16 +5,55 @@ from __future__ import annotations
 from dataclasses import replace
 
 from famjax.convert.families import llama
-from famjax.convert.families.common import HF, Family, gate, layer_types, mixers, rope, write_rope
+from famjax.convert.families.common import (
+    Family,
+    gate,
+    layer_types,
+    mixers,
+    stretched,
+    write_rope,
+)
+from famjax.convert.families.keys import HF, NO_WINDOW, Keys, Refused
 from famjax.core.config import ModelConfig
+from famjax.core.errors import UserError
 
 _GATES = {"gelu_pytorch_tanh": "geglu"}
+_TANH = "gelu_pytorch_tanh"
+_USED1 = llama.USED | {
+    "num_key_value_heads": 16,
+    "head_dim": 256,
+    "hidden_act": _TANH,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+}
+_USED2 = {name: value for name, value in _USED1.items() if name != "hidden_act"} | {
+    "num_key_value_heads": 4,
+    "hidden_activation": _TANH,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "layer_types": None,
+    "final_logit_softcapping": 30.0,
+    "attn_logit_softcapping": 50.0,
+}
+_USED3 = _USED2 | {
+    "final_logit_softcapping": None,
+    "attn_logit_softcapping": None,
+    "rope_local_base_freq": None,
+    "sliding_window_pattern": None,
+}
+_ACT = {"hidden_act": "hidden_activation is read"}
+_KEYS1 = Keys(
+    _USED1,
+    NO_WINDOW | {"hidden_activation": Refused((None, "gelu", _TANH), "hidden_act is what is read")},
+)
+_KEYS2 = Keys(_USED2, {}, _ACT)
+_KEYS3 = Keys(_USED3, {}, _ACT | {"_sliding_window_pattern": "layer_types is read"})
 
 
 def read1(hf: HF) -> ModelConfig:
     # the first files say hidden_act="gelu" and mean the tanh approximation all the same
     known = _GATES | {"gelu": "geglu"}
-    mlp = gate(hf, known, "hidden_activation", "hidden_act")
+    mlp = gate(hf, known, "hidden_act" if hf.get("hidden_act") else "hidden_activation")
     model = llama.read(hf | {"hidden_act": "silu"})
     arch = replace(model.arch, norm_plus_one=True, embed_scale=0.0)
     tied = hf.get("tie_word_embeddings", True)
@@ -58,16 +97,37 @@ def write2(model: ModelConfig) -> HF:
 
 
 def read3(hf: HF) -> ModelConfig:
-    every = hf.get("sliding_window_pattern") or hf.get("_sliding_window_pattern") or 6
+    every = hf.get("sliding_window_pattern") or 6
     kinds = [
         "sliding_attention" if (i + 1) % every else "full_attention"
         for i in range(hf["num_hidden_layers"])
     ]
-    model = read2({"layer_types": kinds} | hf)
-    local = rope(hf, "sliding_attention") if "rope_parameters" in hf else {}
-    base = local.get("rope_theta") or hf.get("rope_local_base_freq") or 10_000.0
-    arch = replace(model.arch, qk_norm=True, local_rope_base=float(base))
-    return replace(model, rope_base=float(rope(hf).get("rope_theta", 1e6)), arch=arch)
+    whole, local = _ropes(hf)
+    base = whole.get("rope_theta", 1_000_000.0)
+    flat = {"rope_parameters": whole, "rope_scaling": None, "rope_theta": base}
+    model = read2(hf | flat | {"layer_types": hf.get("layer_types") or kinds})
+    if stretched(local, hf["max_position_embeddings"]):
+        raise UserError(
+            "config.json: rope_parameters.sliding_attention: sliding layers have rope_type=default "
+            f"alone here, not {local.get('rope_type') or local.get('type')!r}"
+        )
+    base = local.get("rope_theta", 10_000.0)
+    return replace(model, arch=replace(model.arch, qk_norm=True, local_rope_base=float(base)))
+
+
+def _ropes(hf: HF) -> tuple[HF, HF]:
+    """Return what is said of the rotary positions of global layers, and of local ones."""
+    said = hf.get("rope_parameters") or {}
+    for name in said.keys() - {"full_attention", "sliding_attention"}:
+        raise UserError(
+            f"config.json: rope_parameters.{name} is of no kind of layers; put it under "
+            "full_attention or sliding_attention"
+        )
+    whole = said.get("full_attention") or {"rope_type": "default"}
+    local = said.get("sliding_attention") or {}
+    theta, frequency = hf.get("rope_theta"), hf.get("rope_local_base_freq")
+    older = [{} if base is None else {"rope_theta": base} for base in (theta, frequency)]
+    return older[0] | whole | (hf.get("rope_scaling") or {}), older[1] | local
 
 
 def write3(model: ModelConfig) -> HF:
@@ -76,6 +136,6 @@ def write3(model: ModelConfig) -> HF:
     return write2(model) | {"model_type": "gemma3_text", "rope_parameters": both}
 
 
-GEMMA = Family("GemmaForCausalLM", read1, write1, llama.tensors)
-GEMMA2 = Family("Gemma2ForCausalLM", read2, write2, llama.tensors)
-GEMMA3 = Family("Gemma3ForCausalLM", read3, write3, llama.tensors)
+GEMMA = Family("GemmaForCausalLM", read1, write1, llama.tensors, _KEYS1)
+GEMMA2 = Family("Gemma2ForCausalLM", read2, write2, llama.tensors, _KEYS2)
+GEMMA3 = Family("Gemma3ForCausalLM", read3, write3, llama.tensors, _KEYS3)

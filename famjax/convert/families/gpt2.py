@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
-from famjax.convert.families.common import HF, Family, gate
+from famjax.convert.families.common import Family, gate
+from famjax.convert.families.keys import HF, NO_WINDOW, REQUIRED, Keys, Refused
 from famjax.convert.tensors import Part, Tensor, Tensors
 from famjax.core.config import ArchConfig, ModelConfig
-from famjax.core.errors import UserError
 
 _GATES = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_exact"}
+_SCORES = "scores are divided by the root of a head's size, and by nothing else"
+_KEYS = Keys(
+    {
+        **dict.fromkeys(("vocab_size", "n_positions", "n_embd", "n_layer", "n_head"), REQUIRED),
+        "n_inner": None,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+    },
+    NO_WINDOW
+    | {
+        "scale_attn_weights": Refused((True,), _SCORES),
+        "scale_attn_by_inverse_layer_idx": Refused((None, False), _SCORES),
+    },
+    {
+        "reorder_and_upcast_attn": "the same sums in float32",
+        "n_ctx": "n_positions is read",
+        **dict.fromkeys(("rope_parameters", "rope_scaling", "rope_theta"), "positions are learned"),
+        **dict.fromkeys(
+            (
+                "summary_type",
+                "summary_use_proj",
+                "summary_activation",
+                "summary_proj_to_labels",
+                "summary_first_dropout",
+            ),
+            "of models with another head",
+        ),
+    },
+    {
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    },
+)
 
 
 def read(hf: HF) -> ModelConfig:
-    if hf.get("scale_attn_by_inverse_layer_idx") or not hf.get("scale_attn_weights", True):
-        raise UserError(
-            "config.json: scores scaled in another way than by the root of a head's size are not "
-            "supported; take a GPT-2 with scale_attn_weights alone"
-        )
     width, heads = hf["n_embd"], hf["n_head"]
     return ModelConfig(
         vocab_size=hf["vocab_size"],
@@ -81,4 +112,4 @@ def tensors(model: ModelConfig) -> Tensors:
     return found
 
 
-GPT2 = Family("GPT2LMHeadModel", read, write, tensors)
+GPT2 = Family("GPT2LMHeadModel", read, write, tensors, _KEYS)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from famjax.convert.families.common import HF, Family, gate, rope, stretched, write_rope
+from typing import Any
+
+from famjax.convert.families.common import Family, gate, rope, stretched, write_rope
+from famjax.convert.families.keys import HF, NO_WINDOW, Keys, Refused
+from famjax.convert.families.llama import SHAPE
 from famjax.convert.tensors import Part, Tensor, Tensors, linear
 from famjax.core.config import ArchConfig, ModelConfig
 
@@ -14,11 +18,35 @@ _GATES = {
 }
 
 
+def _whole_width(size: Any, hf: HF) -> bool:
+    heads, width = hf.get("num_attention_heads"), hf.get("hidden_size")
+    return bool(heads) and size == width // heads
+
+
+_USED = SHAPE | {
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "use_parallel_residual": True,
+    "attention_bias": True,
+    "rope_parameters": None,
+    "rope_scaling": None,
+    "rotary_pct": None,
+    "rotary_emb_base": None,
+}
+_KEYS = Keys(
+    _USED,
+    NO_WINDOW | {"head_dim": Refused((None,), "heads share the width", _whole_width)},
+    {"is_decoder": "causal either way", "num_key_value_heads": "as many as heads"},
+)
+
+
 def read(hf: HF) -> ModelConfig:
     heads, width = hf["num_attention_heads"], hf["hidden_size"]
-    turns = rope(hf)
-    share = float(turns.get("partial_rotary_factor") or hf.get("rotary_pct", 0.25))
-    base = float(turns.get("rope_theta") or hf.get("rotary_emb_base", 10_000.0))
+    older = {"rope_theta": hf.get("rotary_emb_base"), "partial_rotary_factor": hf.get("rotary_pct")}
+    said = {name: value for name, value in older.items() if value is not None} | rope(hf)
+    share = float(said.get("partial_rotary_factor", 0.25))
+    base = float(said.get("rope_theta", 10_000.0))
     bias = hf.get("attention_bias", True)
     return ModelConfig(
         vocab_size=hf["vocab_size"],
@@ -42,7 +70,7 @@ def read(hf: HF) -> ModelConfig:
             mlp_bias=True,
             parallel=hf.get("use_parallel_residual", True),
             rotary_fraction=share,
-            **stretched(turns),
+            **stretched(said, hf["max_position_embeddings"], partial=True),
         ),
     )
 
@@ -98,4 +126,4 @@ def tensors(model: ModelConfig) -> Tensors:
     return found
 
 
-GPT_NEOX = Family("GPTNeoXForCausalLM", read, write, tensors)
+GPT_NEOX = Family("GPTNeoXForCausalLM", read, write, tensors, _KEYS)

@@ -2,9 +2,34 @@
 
 from __future__ import annotations
 
-from famjax.convert.families.common import HF, Family, gate, rope, stretched, write_rope
+from famjax.convert.families.common import Family, gate, rope, stretched, write_rope
+from famjax.convert.families.keys import HF, NO_WINDOW, REQUIRED, Keys
 from famjax.convert.tensors import Tensor, Tensors, linear
 from famjax.core.config import ArchConfig, ModelConfig
+
+SHAPE = dict.fromkeys(
+    (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "max_position_embeddings",
+    ),
+    REQUIRED,
+)
+ROPE = dict.fromkeys(("rope_parameters", "rope_scaling", "rope_theta"))
+# what most families share, with the defaults of transformers' LlamaConfig
+USED = {
+    **SHAPE,
+    **ROPE,
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+BIASES = {"attention_bias": False, "mlp_bias": False}
 
 
 def read(hf: HF) -> ModelConfig:
@@ -29,7 +54,7 @@ def read(hf: HF) -> ModelConfig:
             qkv_bias=bias,
             out_bias=bias,
             mlp_bias=hf.get("mlp_bias", False),
-            **stretched(rope(hf)),
+            **stretched(rope(hf), hf["max_position_embeddings"]),
         ),
     )
 
@@ -97,4 +122,4 @@ def tensors(model: ModelConfig) -> Tensors:
     return found
 
 
-LLAMA = Family("LlamaForCausalLM", read, write, tensors)
+LLAMA = Family("LlamaForCausalLM", read, write, tensors, Keys(USED | BIASES, NO_WINDOW))

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from famjax.convert.families import llama
-from famjax.convert.families.common import HF, Family
+from famjax.convert.families.common import Family
+from famjax.convert.families.keys import HF, Keys, Refused
 from famjax.core.config import ModelConfig
+from famjax.core.errors import UserError
+
+
+def _every_layer_alike(types: Any, hf: HF) -> bool:
+    kind = "sliding_attention" if hf.get("sliding_window", 4096) else "full_attention"
+    return isinstance(types, list) and set(types) <= {kind}
+
+
+_KEYS = Keys(
+    llama.USED | {"num_key_value_heads": 8, "sliding_window": 4096},
+    {"layer_types": Refused((None,), "all its layers see one window", _every_layer_alike)},
+)
 
 
 def read(hf: HF) -> ModelConfig:
     model = llama.read(hf)
     window = hf.get("sliding_window")
+    if window is not None and window < 1:
+        raise UserError(f"config.json: sliding_window={window} is no window; set it to null")
     if window and window < model.capacity:
         return replace(model, mixer="swa", window=window, block_len=window)
     return model
@@ -24,4 +40,4 @@ def write(model: ModelConfig) -> HF:
     return hf | {"model_type": "mistral", "sliding_window": window}
 
 
-MISTRAL = Family("MistralForCausalLM", read, write, llama.tensors)
+MISTRAL = Family("MistralForCausalLM", read, write, llama.tensors, _KEYS)

@@ -6,17 +6,29 @@ from dataclasses import replace
 from typing import Any
 
 from famjax.convert.families import llama
-from famjax.convert.families.common import HF, Family, layer_types, mixers
+from famjax.convert.families.common import Family, layer_types, mixers
+from famjax.convert.families.keys import HF, Keys
 from famjax.core.config import ModelConfig
+
+_WINDOWS = {
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+    "layer_types": None,
+}
+_USED2 = llama.USED | _WINDOWS | {"num_key_value_heads": 32}
+_USED3 = _USED2 | {"head_dim": 128, "attention_bias": False}
 
 
 def _layers(hf: HF) -> dict[str, Any]:
     """Return what the layers see: the first `max_window_layers` everything, the others a window."""
+    layers, whole = hf["num_hidden_layers"], hf.get("max_window_layers", 28)
     if not hf.get("use_sliding_window"):
-        return {"mixer": "full"}
-    whole = min(hf.get("max_window_layers", 28), hf["num_hidden_layers"])
-    local = ["sliding_attention"] * (hf["num_hidden_layers"] - whole)
-    return mixers(hf, ["full_attention"] * whole + local)
+        hf = hf | {"sliding_window": None}
+    if hf.get("sliding_window") is None:
+        whole = layers
+    whole = min(max(whole, 0), layers)
+    return mixers(hf, ["full_attention"] * whole + ["sliding_attention"] * (layers - whole))
 
 
 def _write_layers(model: ModelConfig) -> HF:
@@ -53,5 +65,5 @@ def write3(model: ModelConfig) -> HF:
     return hf | {"model_type": "qwen3"}
 
 
-QWEN2 = Family("Qwen2ForCausalLM", read2, write2, llama.tensors)
-QWEN3 = Family("Qwen3ForCausalLM", read3, write3, llama.tensors)
+QWEN2 = Family("Qwen2ForCausalLM", read2, write2, llama.tensors, Keys(_USED2))
+QWEN3 = Family("Qwen3ForCausalLM", read3, write3, llama.tensors, Keys(_USED3))

@@ -18,9 +18,11 @@ class FamjaxConfig(PreTrainedConfig):
       capacity: tokens that full attention holds; rows of the table of learned positions.
       fam_len, fam_previous: memory tokens of fam, and how many of its last memories a block sees.
       arch: what pretrained families do each in their own way.
+      tie_word_embeddings: the head is the embedding.
     """
 
     model_type = "famjax"
+    keys_to_ignore_at_inference = ["state"]  # noqa: RUF012
     attribute_map = {  # noqa: RUF012
         "hidden_size": "width",
         "num_hidden_layers": "layers",
@@ -49,6 +51,7 @@ class FamjaxConfig(PreTrainedConfig):
         fam_len=2,
         fam_previous=1,
         arch=None,
+        tie_word_embeddings=True,
         **kwargs,
     ):
         self.vocab_size = vocab_size
@@ -69,6 +72,7 @@ class FamjaxConfig(PreTrainedConfig):
         self.fam_len = fam_len
         self.fam_previous = fam_previous
         self.arch = _ARCH | (arch or {})
+        self.tie_word_embeddings = tie_word_embeddings
         super().__init__(**kwargs)
 
 

@@ -1,7 +1,8 @@
 """Transformers with feedback memory, read in a stream of any length with memory of constant size.
 
     logits, state = model(ids)[:2]                 # [b t v], and what is remembered
-    logits, state = model(more, state=state)[:2]   # goes on; pieces may have any length
+    logits, state = model(more, state=state)[:2]   # continues; pieces may have any length
+    logits = model(ids, attention_mask=mask)[0]    # rows padded on the left, or on the right
 
 TransformerFAM (arXiv 2404.09173): a block of w tokens attends to itself, to the m blocks before it
 (2.1) and to a feedback memory of f tokens (2.2), which attends to the block when it is full, goes
@@ -9,6 +10,10 @@ through the layer's own weights, and is what the next block sees.
 
 Text is read block by block. Keys are kept as they are before rotary positions and turned when they
 are seen, by their distance from the block: no angle grows with the length of the stream.
+
+Each row of a batch is a stream of its own: it starts at its first token that is no padding, and so
+do its blocks. Rows may be at different positions, of their streams and of their blocks; their keys
+are then aligned at the newest, so that a query and a key are as far apart in all rows.
 
 Shapes: b batch, t tokens, d width, h heads, g key and value heads, e head size, f memory tokens.
 """
@@ -51,19 +56,52 @@ class LayerState(NamedTuple):
 
 
 class FamjaxState(NamedTuple):
-    """Where a stream stands: tokens read, and each layer's memory. It is never changed in place."""
+    """Tokens read by each row, and each layer's memory. It is never changed in place."""
 
-    tokens: int
+    tokens: tuple[int, ...]
     layers: tuple[LayerState, ...]
+
+    def select(self, rows):
+        """Return the state of these rows [n], which may repeat."""
+        layers = [
+            LayerState(*(x if x is None else x.index_select(0, rows.to(x.device)) for x in layer))
+            for layer in self.layers
+        ]
+        return FamjaxState(tuple(self.tokens[row] for row in rows.tolist()), tuple(layers))
+
+
+class Step(NamedTuple):
+    """A piece of text that ends no later than the block, in each row.
+
+    Attributes:
+      tokens: read before it, by row.
+      counts: its tokens, by row; what follows them is padding.
+    """
+
+    tokens: tuple[int, ...]
+    counts: tuple[int, ...]
+
+    def ended(self, block):
+        """Return by row whether it ends a block."""
+        pairs = zip(self.tokens, self.counts, strict=True)
+        return [count > 0 and (tokens + count) % block == 0 for tokens, count in pairs]
+
+    def after(self):
+        return tuple(map(sum, zip(self.tokens, self.counts, strict=True)))
 
 
 @dataclass
 class FamjaxOutput(ModelOutput):
-    """`state` goes into the next call; `loss` is there where labels are given."""
+    """`state` goes into the next call; `loss` is there where labels are given.
+
+    hidden_states: where asked for, the embeddings and what each layer gave [b t d]; the last are
+    those that the head reads.
+    """
 
     logits: torch.Tensor | None = None
     state: FamjaxState | None = None
     loss: torch.Tensor | None = None
+    hidden_states: tuple[torch.Tensor, ...] | None = None
 
 
 class Norm(nn.Module):
@@ -110,9 +148,9 @@ class Rotary:
         return theta * (share + (1 - share) / arch["rope_factor"])
 
     def __call__(self, x, positions):
-        """[b t h e] at positions [t]."""
+        """[b t h e] at positions [t], or [b t]."""
         theta = torch.tensor(self.theta, dtype=torch.float32, device=x.device)
-        angle = (positions.float()[:, None] * theta)[:, None]
+        angle = (positions.float()[..., None] * theta)[..., None, :]
         half = len(self.theta)
         first, second, rest = x.float().split((half, half, x.shape[-1] - 2 * half), -1)
         cos, sin = angle.cos(), angle.sin()
@@ -155,14 +193,14 @@ class Attention(nn.Module):
         return q, k, v
 
     def attend(self, q, k, v, mask=None):
-        """q [b t h e]; k, v [b s g e]; mask [t s] of what is seen -> [b t h*e]."""
+        """q [b t h e]; k, v [b s g e]; mask [b t s] of what is seen -> [b t h*e]."""
         h, g, _ = self.heads
         k, v = k.repeat_interleave(h // g, 2), v.repeat_interleave(h // g, 2)
         scores = torch.einsum("bthe,bshe->bhts", q.float(), k.float()) * self.scale
         if self.cap:
             scores = self.cap * torch.tanh(scores / self.cap)
         if mask is not None:
-            scores = scores.masked_fill(~mask, -math.inf)
+            scores = scores.masked_fill(~mask[:, None], -math.inf)
         weights = scores.softmax(-1).to(v.dtype)
         return torch.einsum("bhts,bshe->bthe", weights, v).flatten(2)
 
@@ -185,30 +223,52 @@ class Attention(nn.Module):
             return LayerState(k[:, :0], v[:, :0])
         return LayerState(k[:, :0], v[:, :0], prompt.float(), k, v)
 
-    def forward(self, x, state, done):
-        """Read tokens [b t d] of one block, of which `done` were read before."""
+    def forward(self, x, state, step):
+        """Read tokens [b t d] of one block."""
         q, k, v = self.project(x)
-        t, device = x.shape[1], x.device
-        here = torch.arange(done, done + t, device=device)  # from the block's start
+        t, s, device = x.shape[1], state.k.shape[1], x.device
+        done = by_row([tokens % self.block_len for tokens in step.tokens], device)
+        new, at = torch.arange(t, device=device), torch.arange(-s, t, device=device)
         old_k, old_v = state.k, state.v
         if self.mixer == "bswa_sg":
             # no gradient flows into memory segments
-            past = max(old_k.shape[1] - done, 0)
-            old_k = torch.cat([old_k[:, :past].detach(), old_k[:, past:]], 1)
-            old_v = torch.cat([old_v[:, :past].detach(), old_v[:, past:]], 1)
+            past = (at[:s] < -done)[..., None, None]
+            old_k = torch.where(past, old_k.detach(), old_k)
+            old_v = torch.where(past, old_v.detach(), old_v)
         k, v = torch.cat([old_k, k], 1), torch.cat([old_v, v], 1)
-        at = torch.arange(done + t - k.shape[1], done + t, device=device)
-        distance = here[:, None] - at
+        distance = new[:, None] - at
         mask = distance >= 0
         if self.mixer == "swa":
             mask &= distance < self.window
-        seen_k, seen_v = self.rotate(k, at), v
+        mask = mask[None] & self.filled(at, [self.held(tokens) for tokens in step.tokens])
+        here = done + new  # from the block's start
+        seen_k, seen_v = self.rotate(k, done + at), v
         if self.mixer == "fam":
             fam_k = self.rotate(state.fam_k, self.fam_positions(state))
             seen_k, seen_v = torch.cat([seen_k, fam_k], 1), torch.cat([seen_v, state.fam_v], 1)
-            mask = torch.cat([mask, mask.new_ones(t, fam_k.shape[1])], 1)
+            slots = torch.arange(-fam_k.shape[1], 0, device=device)
+            known = self.filled(slots, [self.fam_held(tokens) for tokens in step.tokens])
+            rows = max(len(mask), len(known))
+            mask = torch.cat([mask.expand(rows, -1, -1), known.expand(rows, t, -1)], 2)
         y = self.add(self.attend(self.rotate(q, here), seen_k, seen_v, mask), x)
-        return y, state._replace(k=k, v=v)
+        return y, state._replace(k=newest_last(k, step.counts), v=newest_last(v, step.counts))
+
+    def held(self, tokens):
+        """Return of how many tokens a row keeps keys that has read so many."""
+        if self.mixer == "full":
+            return tokens
+        if self.mixer == "swa":
+            return min(tokens, self.window - 1)
+        done = tokens % self.block_len
+        return done + min(tokens - done, self.memory)
+
+    def fam_held(self, tokens):
+        """Return how many memory tokens such a row sees."""
+        return min(1 + tokens // self.block_len, self.previous) * self.fam_len
+
+    def filled(self, at, held):
+        """Return which of the slots `at`, the newest at -1, hold something: [b or 1, 1, slots]."""
+        return at >= -by_row(held, at.device)[..., None]
 
     def fam_positions(self, state):
         """The memory made from a block stands at the block's last f positions (B.2.1)."""
@@ -218,29 +278,111 @@ class Attention(nn.Module):
         behind = torch.arange(count - 1, -1, -1, device=at.device) * self.block_len
         return (at - behind[:, None]).flatten()
 
-    def feed_back(self, state, first, mlp):
+    def feed_back(self, state, step, mlp):
         """Compress the block just read, the last w tokens, into the memory (2.2, Equation 2)."""
         f, w, fam = self.fam_len, self.block_len, state.fam
+        ends = step.ended(w)
+        if not any(ends):
+            return state
+        ended = by_row(ends, fam.device)[..., None]
         q, fam_k, fam_v = self.project(fam)
         at = torch.arange(-f, w, device=fam.device)
         k, v = torch.cat([fam_k, state.k[:, -w:]], 1), torch.cat([fam_v, state.v[:, -w:]], 1)
         attended = self.attend(self.rotate(q, at[:f]), self.rotate(k, at), v)
         # the initial memory has nothing to pass on: the first residual is zero (B.1)
-        new = mlp(self.add(attended, torch.zeros_like(fam) if first else fam), fam)
+        first = by_row([tokens < w for tokens in step.tokens], fam.device)[..., None]
+        new = mlp(self.add(attended, torch.where(first, torch.zeros_like(fam), fam)), fam)
         _, fam_k, fam_v = self.project(new)
+
+        def append(old, new):
+            # rows within a block keep theirs, aligned as those that have one more
+            appended, kept = torch.cat([old, new], 1), torch.cat([old[:, :f], old], 1)
+            return appended if all(ends) else torch.where(ended[..., None], appended, kept)
+
         return state._replace(
-            fam=new,
-            fam_k=torch.cat([state.fam_k, fam_k], 1)[:, -self.previous * f :],
-            fam_v=torch.cat([state.fam_v, fam_v], 1)[:, -self.previous * f :],
+            fam=torch.where(ended, new, fam),
+            fam_k=append(state.fam_k, fam_k),
+            fam_v=append(state.fam_v, fam_v),
         )
 
-    def forget(self, state, block_ended):
-        """Drop what no later token sees."""
-        if self.mixer == "full" or not (block_ended or self.mixer == "swa"):
+    def forget(self, state, tokens):
+        """Drop what no row that has read so many tokens will see."""
+        first = state.k.shape[1] - max(map(self.held, tokens))
+        state = state._replace(k=state.k[:, first:], v=state.v[:, first:])
+        if self.mixer != "fam":
             return state
-        keep = self.window - 1 if self.mixer == "swa" else self.memory
-        first = max(state.k.shape[1] - keep, 0)
-        return state._replace(k=state.k[:, first:], v=state.v[:, first:])
+        first = state.fam_k.shape[1] - max(map(self.fam_held, tokens))
+        return state._replace(fam_k=state.fam_k[:, first:], fam_v=state.fam_v[:, first:])
+
+
+def by_row(values, device):
+    """Return a number of each row as [b 1], or as [1 1] where all rows have the same."""
+    if len(set(values)) == 1:
+        return torch.full((1, 1), values[0], device=device)
+    return torch.tensor(values, device=device)[:, None]
+
+
+def newest_last(x, counts):
+    """Move the rows of [b s g e] until the newest token of each is the last.
+
+    Of the last `max(counts)` of a row only so many are tokens; the others are padding after them.
+    """
+    if len(set(counts)) == 1:
+        return x
+    gaps = by_row([max(counts) - count for count in counts], x.device)
+    at = (torch.arange(x.shape[1], device=x.device) - gaps).clamp_min(0)
+    return x.gather(1, at[..., None, None].expand_as(x))
+
+
+def from_starts(ids, starts, count):
+    """Return so many columns of [b t], each row's from its start; beyond t they are anything."""
+    if len(set(starts)) == 1:
+        return ids[:, starts[0] : starts[0] + count]
+    at = by_row(starts, ids.device) + torch.arange(count, device=ids.device)
+    return ids.gather(1, at.clamp_max(ids.shape[1] - 1))
+
+
+def columns(pieces, index):
+    """Return [b n d], the columns `index` [b n] of pieces [b t d] one after the other."""
+    x = torch.cat(pieces, 1)
+    return x.gather(1, index.to(x.device)[..., None].expand(-1, -1, x.shape[-1]))
+
+
+def valid(mask, b, t, fresh):
+    """Return by row the first column that is no padding, and the one after the last.
+
+    Args:
+      mask: attention_mask or None.
+      fresh: there is no state of tokens before.
+    """
+    if mask is None:
+        return [0] * b, [t] * b
+    if mask.ndim != 2 or len(mask) != b or mask.shape[1] < t:
+        raise ValueError(f"attention_mask: shape {list(mask.shape)}, and input_ids have {[b, t]}")
+    if fresh and mask.shape[1] != t:
+        raise ValueError(
+            f"attention_mask has {mask.shape[1]} columns and input_ids {t}: give the state of the "
+            "tokens before"
+        )
+    mask = mask[:, mask.shape[1] - t :].bool().cpu()
+    starts = mask.int().argmax(1)
+    stops = starts + mask.sum(1)
+    at = torch.arange(t)
+    if not torch.equal(mask, (at >= starts[:, None]) & (at < stops[:, None])):
+        raise ValueError("attention_mask: padding within a row is not supported; pad at its start")
+    return starts.tolist(), stops.tolist()
+
+
+def mean_loss(logits, labels, mask, count):
+    """Return the mean loss of the next tokens; or its sum over `count`, where that is given."""
+    targets = labels[:, 1:].to(logits.device)
+    if mask is not None:
+        there = mask[:, -labels.shape[1] :].to(logits.device).bool()
+        targets = targets.masked_fill(~(there[:, 1:] & there[:, :-1]), -100)
+    reduction = "mean" if count is None else "sum"
+    logits = logits[:, :-1].flatten(0, 1)
+    total = functional.cross_entropy(logits, targets.flatten(), reduction=reduction)
+    return total if count is None else total / count
 
 
 class FeedForward(nn.Module):
@@ -272,20 +414,27 @@ class Layer(nn.Module):
         self.attention = Attention(config, mixer)
         self.mlp = FeedForward(config)
 
-    def forward(self, x, state, tokens):
-        """Read a piece of one block, [b t d], behind so many tokens of the stream."""
-        block = self.attention.block_len
-        a, state = self.attention(x, state, tokens % block)
-        ended = (tokens + x.shape[1]) % block == 0
-        if ended and self.attention.mixer == "fam":
-            state = self.attention.feed_back(state, tokens < block, self.mlp)
-        return self.mlp(a, x), self.attention.forget(state, ended)
+    def forward(self, x, state=None, step=None):
+        """Read a piece of one block, [b t d].
+
+        Without a state, x is the memory's initial value: return what the next layer's is, and the
+        state before the first token.
+        """
+        if step is None:
+            return self.mlp(self.attention.among(x), x), self.attention.begin(x)
+        a, state = self.attention(x, state, step)
+        if self.attention.mixer == "fam":
+            state = self.attention.feed_back(state, step, self.mlp)
+        return self.mlp(a, x), self.attention.forget(state, step.after())
 
 
 class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = FamjaxConfig
+    accepts_loss_kwargs = True
+    supports_gradient_checkpointing = True
     _is_stateful = True
     _no_split_modules = ["Layer"]  # noqa: RUF012
+    _tied_weights_keys = {"head.weight": "embed.weight"}  # noqa: RUF012
 
     def __init__(self, config):
         super().__init__(config)
@@ -298,17 +447,23 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
             Layer(config, names[i % len(names)]) for i in range(config.layers)
         )
         self.norm = Norm(config.norm, d, arch)
-        tied = config.tie_word_embeddings
-        self.head = None if tied else nn.Linear(d, config.vocab_size, bias=False)
+        self.head = nn.Linear(d, config.vocab_size, bias=False)
         self.embed_scale = arch["embed_scale"] or d**0.5
         self.capacity = config.capacity if "full" in names else None
+        self.gradient_checkpointing = False
         self.post_init()
 
     def get_input_embeddings(self):
         return self.embed
 
-    def set_input_embeddings(self, embed):
-        self.embed = embed
+    def set_input_embeddings(self, value):
+        self.embed = value
+
+    def get_output_embeddings(self):
+        return self.head
+
+    def set_output_embeddings(self, new_embeddings):
+        self.head = new_embeddings
 
     def init_state(self, batch):
         """Return the state of so many texts of which nothing was read."""
@@ -318,88 +473,176 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
             prompt = self.embed.weight.new_zeros(1, self.config.width)
         prompt = prompt.float().expand(batch, -1, -1)
         for layer in self.layers:
-            states.append(layer.attention.begin(prompt))
-            if self.prompt is not None:
-                prompt = layer.mlp(layer.attention.among(prompt), prompt)
-        return FamjaxState(0, tuple(states))
+            prompt, state = layer(prompt)
+            states.append(state)
+        return FamjaxState((0,) * batch, tuple(states))
 
     def forward(
         self,
-        input_ids,
+        input_ids=None,
         state=None,
         labels=None,
         attention_mask=None,
         logits_to_keep=0,
-        return_dict=True,
+        use_cache=None,
+        output_hidden_states=None,
+        num_items_in_batch=None,
+        return_dict=None,
         **kwargs,
     ):
-        """Read tokens [b t], block by block, behind those that `state` has read.
+        """Read tokens [b t], block by block, after those that `state` has read.
 
         Args:
-          labels: [b t], those of input_ids; -100 counts nowhere.
-          logits_to_keep: of so many last tokens; 0 is all.
+          attention_mask: [b t], 0 at padding, which is at the start or at the end of a row and is
+            not read: logits there mean nothing. Columns before the last t are of earlier calls.
+          labels: [b t], those of input_ids; -100 counts nowhere, nor does padding.
+          logits_to_keep: of so many last tokens; 0 is all. Or a tensor of columns.
+          use_cache: False leaves out the state.
+          num_items_in_batch: what divides the sum of losses; None takes their mean.
         """
-        if attention_mask is not None and not attention_mask.bool().all():
-            raise ValueError("padding is not supported: read texts of equal length together")
-        if state is None:
-            state = self.init_state(input_ids.shape[0])
-        total = state.tokens + input_ids.shape[1]
-        if self.capacity is not None and total > self.capacity:
-            raise ValueError(
-                f"full attention: {total} tokens do not fit its capacity of {self.capacity}"
-            )
-        outputs = []
-        while input_ids.shape[1]:
-            left = self.config.block_len - state.tokens % self.config.block_len
-            x, state = self.read(input_ids[:, :left], state)
-            outputs.append(x)
-            if logits_to_keep:
-                outputs = [torch.cat(outputs, 1)[:, -logits_to_keep:]]
-            input_ids = input_ids[:, left:]
-        logits = self.logits(torch.cat(outputs, 1))
+        self.refuse(input_ids, labels, logits_to_keep, kwargs)
+        b, t = input_ids.shape
+        starts, stops = valid(attention_mask, b, t, state is None)
+        state = self.init_state(b) if state is None else state
+        self.refuse_state(state, starts, stops, kwargs.get("position_ids"))
+        hidden = self.or_config(output_hidden_states, "output_hidden_states", False)
+        kept = torch.arange(t)
+        kept = kept[-logits_to_keep:] if isinstance(logits_to_keep, int) else logits_to_keep.cpu()
+        needed = 0 if hidden else int(kept.min())
+        pieces, total, index = [], 0, torch.zeros(b, t, dtype=torch.long)
+        while any(at < stop for at, stop in zip(starts, stops, strict=True)):
+            step = self.next_step(state.tokens, starts, stops)
+            levels, state = self.read(from_starts(input_ids, starts, max(step.counts)), state, step)
+            starts = [at + count for at, count in zip(starts, step.counts, strict=True)]
+            if max(starts) > needed:
+                pieces.append(levels if hidden else levels[-1:])
+                for row, (at, count) in enumerate(zip(starts, step.counts, strict=True)):
+                    index[row, at - count : at] = torch.arange(total, total + count)
+                total += max(step.counts)
+        index = index if hidden else index[:, kept]
+        levels = [columns(level, index) for level in zip(*pieces, strict=True)]
+        levels[-1] = self.norm(levels[-1])
+        logits = self.logits(levels[-1][:, kept] if hidden else levels[-1])
         loss = None
         if labels is not None:
-            loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
-        output = FamjaxOutput(logits=logits, state=state, loss=loss)
-        return output if return_dict else output.to_tuple()
+            loss = mean_loss(logits, labels, attention_mask, num_items_in_batch)
+        output = FamjaxOutput(
+            logits=logits,
+            state=state if self.or_config(use_cache, "use_cache", True) else None,
+            loss=loss,
+            hidden_states=tuple(levels) if hidden else None,
+        )
+        return output if self.or_config(return_dict, "return_dict", True) else output.to_tuple()
 
-    def read(self, ids, state):
-        """Read a piece of one block."""
+    def or_config(self, given, name, default):
+        return getattr(self.config, name, default) if given is None else given
+
+    def refuse(self, ids, labels, logits_to_keep, others):
+        """Raise a `ValueError` for what cannot be, or would be left out without a word."""
+        if ids is None or others.get("inputs_embeds") is not None:
+            raise ValueError("inputs_embeds is not supported: give input_ids")
+        if not ids.numel():
+            raise ValueError(f"input_ids of the shape {list(ids.shape)} hold no token")
+        if labels is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
+            raise ValueError("labels need all logits: leave out logits_to_keep")
+        harmless = {"position_ids", "cache_position", "token_type_ids"}
+        for name, value in others.items():
+            if name not in harmless and value is not None and value is not False:
+                instead = ": give state" if name == "past_key_values" else ""
+                raise ValueError(f"{name} is not supported{instead}")
+
+    def refuse_state(self, state, starts, stops, positions):
+        """Raise a `ValueError` for tokens that cannot follow a state."""
+        if len(state.tokens) != len(starts):
+            raise ValueError(
+                f"the state has {len(state.tokens)} rows and input_ids have {len(starts)}"
+            )
+        ends = [n + z - a for n, a, z in zip(state.tokens, starts, stops, strict=True)]
+        if self.capacity is not None and max(ends) > self.capacity:
+            raise ValueError(
+                f"full attention: {max(ends)} tokens do not fit its capacity of {self.capacity}"
+            )
+        if ends == list(state.tokens):
+            raise ValueError("attention_mask: all is padding")
+        if positions is None:
+            return
+        rows = zip(positions.expand(len(starts), -1), state.tokens, starts, stops, strict=True)
+        if any(row[a:z].tolist() != list(range(n, n + z - a)) for row, n, a, z in rows):
+            raise ValueError(
+                "position_ids: positions are counted from a row's first token; give packed texts a "
+                "row each"
+            )
+
+    def next_step(self, tokens, starts, stops):
+        """Return the step from these columns, of rows that have read so many tokens."""
+        w = self.config.block_len
+        rows = zip(tokens, starts, stops, strict=True)
+        return Step(tokens, tuple(min(w - n % w, stop - at) for n, at, stop in rows))
+
+    def read(self, ids, state, step):
+        """Read a step: return the embeddings and each layer's output, [b t d], and the state."""
         x = self.embed(ids) * self.embed_scale
         if self.positions is not None:
-            at = torch.arange(state.tokens, state.tokens + ids.shape[1], device=ids.device)
+            at = by_row(step.tokens, ids.device) + torch.arange(ids.shape[1], device=ids.device)
             x = x + self.positions(at % self.config.capacity)
-        states = []
+        levels, states = [x], []
         for layer, old in zip(self.layers, state.layers, strict=True):
-            x, new = layer(x, old, state.tokens)
+            if self.gradient_checkpointing and self.training:
+                x, new = self._gradient_checkpointing_func(layer.__call__, x, old, step)
+            else:
+                x, new = layer(x, old, step)
+            levels.append(x)
             states.append(new)
-        return x, FamjaxState(state.tokens + ids.shape[1], tuple(states))
+        return levels, FamjaxState(step.after(), tuple(states))
 
     def logits(self, x):
-        x = self.norm(x)
-        x = functional.linear(x, self.embed.weight) if self.head is None else self.head(x)
+        x = self.head(x)
         cap = self.config.arch["logit_cap"]
         return cap * torch.tanh(x.float() / cap) if cap else x.float()
 
     # generate(): the state takes the place of a cache --------------------------------------------
 
+    @classmethod
+    def _supports_default_dynamic_cache(cls):
+        return False
+
     def prepare_inputs_for_generation(
-        self, input_ids, state=None, attention_mask=None, is_first_iteration=False, **kwargs
+        self, input_ids, state=None, past_key_values=None, attention_mask=None, **kwargs
     ):
-        # at first the text may go on from a state that was given
-        ids = input_ids if state is None or is_first_iteration else input_ids[:, -1:]
+        """Return the arguments of `forward`.
+
+        They are all tokens after `state`, which the caller of `generate` gave; or the last one
+        after `past_key_values`, the state that this `generate` has come to.
+        """
+        if attention_mask is not None and not attention_mask[:, -1].all():
+            raise ValueError("generate continues the last column: pad with padding_side='left'")
+        begun = isinstance(past_key_values, FamjaxState)
+        passed = ("use_cache", "output_hidden_states", "output_attentions")
         return {
-            "input_ids": ids,
-            "state": state,
+            "input_ids": input_ids[:, -1:] if begun else input_ids,
+            "state": past_key_values if begun else state,
             "attention_mask": attention_mask,
             "logits_to_keep": 1,
+            **{name: kwargs[name] for name in passed if name in kwargs},
         }
 
     def _update_model_kwargs_for_generation(self, outputs, model_kwargs, *args, **kwargs):
+        given = model_kwargs.get("state")
         model_kwargs = super()._update_model_kwargs_for_generation(
             outputs, model_kwargs, *args, **kwargs
         )
-        return model_kwargs | {"state": outputs.state}
+        model_kwargs["state"] = given
+        if outputs.state is not None:
+            # the name under which beam search reorders it
+            model_kwargs["past_key_values"] = outputs.state
+        return model_kwargs
 
-    def _beam_search(self, *args, **kwargs):
-        raise ValueError("beams are not supported: each would need a memory of its own")
+    def _expand_inputs_for_generation(self, expand_size=1, *args, **kwargs):
+        ids, kwargs = super()._expand_inputs_for_generation(expand_size, *args, **kwargs)
+        if (state := kwargs.get("state")) is not None:
+            rows = torch.arange(len(state.tokens)).repeat_interleave(expand_size)
+            kwargs["state"] = state.select(rows)
+        return ids, kwargs
+
+    def _reorder_cache(self, past_key_values, beam_idx):
+        return None if past_key_values is None else past_key_values.select(beam_idx)

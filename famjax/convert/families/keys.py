@@ -1,0 +1,173 @@
+"""Every key of config.json: used, harmless, or refused where it is set to what famjax cannot do.
+
+transformers keeps any key and a few of them make another model, such as one whose attention is not
+causal. tests/convert/test_keys.py holds these lists against the classes of the installed version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from famjax.core.errors import UserError
+
+HF = dict[str, Any]
+
+
+class Required:
+    """The default of a key that must be there."""
+
+
+REQUIRED = Required()
+
+
+class Refused(NamedTuple):
+    """A key whose other values make a model that famjax does not have.
+
+    Attributes:
+      neutral: the values that change nothing.
+      why: what is not supported, for the user.
+      allowed: (value, the whole config.json) -> whether it changes nothing after all.
+    """
+
+    neutral: tuple[Any, ...]
+    why: str
+    allowed: Callable[[Any, HF], bool] = lambda value, hf: False
+
+
+class Keys(NamedTuple):
+    """The keys of a family.
+
+    Attributes:
+      used: what `Family.read` reads, and the value that a key has which is not there.
+      refused: those of this family; `REFUSED` has those of all.
+      harmless: why each changes nothing; `HARMLESS` has those of all.
+      aliases: another name of a key, and the key; given both, transformers takes the former's.
+    """
+
+    used: Mapping[str, Any]
+    refused: Mapping[str, Refused] = {}
+    harmless: Mapping[str, str] = {}
+    aliases: Mapping[str, str] = {}
+
+
+def _no_code_of_a_model(value: Any, hf: HF) -> bool:
+    kinds = ("AutoTokenizer", "AutoProcessor", "AutoImageProcessor", "AutoFeatureExtractor")
+    return isinstance(value, dict) and set(value) <= set(kinds)
+
+
+def every_layer_full(value: Any, hf: HF) -> bool:
+    """Return whether layer_types says what a family without it does."""
+    return isinstance(value, list) and set(value) <= {"full_attention"}
+
+
+_OFF = (None, False)
+_WINDOW = "this family has no sliding windows"
+REFUSED = {
+    "quantization_config": Refused((None,), "take the model as it was before quantization"),
+    "compression_config": Refused((None,), "take the model as it was before compression"),
+    "auto_map": Refused(
+        (None, {}),
+        "the model has code of its own, which is not read; if its layers are the family's all the "
+        "same, remove the key",
+        _no_code_of_a_model,
+    ),
+    "per_layer_config": Refused((None, {}), "all layers have one shape here"),
+    "use_bidirectional_attention": Refused(_OFF, "attention is causal here"),
+    "is_causal": Refused((None, True), "attention is causal here"),
+    "is_encoder_decoder": Refused(_OFF, "there are decoders alone here"),
+    "tie_encoder_decoder": Refused(_OFF, "there are decoders alone here"),
+    "add_cross_attention": Refused(_OFF, "there are decoders alone here"),
+    "cross_attention_hidden_size": Refused((None,), "there are decoders alone here"),
+    "pruned_heads": Refused((None, {}, []), "all layers have as many heads here"),
+    "attention_chunk_size": Refused((None,), "chunked attention is another"),
+    "partial_rotary_factor": Refused((None, 1), "this family rotates whole heads"),
+    "rope_interleaved": Refused(_OFF, "halves of a head are rotated, not neighbours"),
+    "use_mrope": Refused(_OFF, "positions have one axis here"),
+}
+# of families whose layers all attend to everything
+NO_WINDOW = {
+    "sliding_window": Refused((None,), _WINDOW),
+    "use_sliding_window": Refused(_OFF, _WINDOW),
+    "layer_types": Refused((None,), _WINDOW, every_layer_full),
+}
+
+
+def _because(reasons: Mapping[str, str]) -> dict[str, str]:
+    return {name: why for why, names in reasons.items() for name in names.split()}
+
+
+HARMLESS = _because(
+    {
+        "says what it is": "model_type architectures _name_or_path name_or_path _commit_hash "
+        "transformers_version transformers.js_config is_llama_config unsloth_version unsloth_fixed",
+        "of the files: all is read into float32": "dtype torch_dtype use_bfloat16",
+        "how it is computed": "_attn_implementation attn_implementation "
+        "_attn_implementation_internal _experts_implementation experts_implementation "
+        "_experts_implementation_internal _attn_implementation_autoset _flash_attn_2_enabled "
+        "gradient_checkpointing torchscript use_cache cache_implementation base_model_tp_plan "
+        "base_model_pp_plan base_model_ep_plan base_model_fsdp_plan",
+        "the same sums in pieces": "pretraining_tp chunk_size_feed_forward",
+        "what a call gives": "return_dict use_return_dict output_attentions _output_attentions "
+        "output_hidden_states tie_last_hidden_states keys_to_ignore_at_inference",
+        "of models with another head": "id2label label2id num_labels problem_type "
+        "finetuning_task task_specific_params classifier_dropout",
+        "of the tokenizer": "bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id "
+        "mask_token_id unk_token_id decoder_start_token_id prefix tokenizer_class "
+        "model_max_length",
+        "of generate()": "assistant_confidence_threshold assistant_lookbehind bad_words_ids "
+        "begin_suppress_tokens diversity_penalty do_sample early_stopping "
+        "encoder_no_repeat_ngram_size encoder_repetition_penalty epsilon_cutoff eta_cutoff "
+        "exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id length_penalty "
+        "max_length min_length max_new_tokens no_repeat_ngram_size num_assistant_tokens "
+        "num_assistant_tokens_schedule num_beam_groups num_beams num_return_sequences "
+        "output_scores remove_invalid_values repetition_penalty return_dict_in_generate "
+        "suppress_tokens target_lookbehind temperature top_k top_p typical_p",
+        "of training in transformers": "initializer_range attention_dropout hidden_dropout "
+        "resid_pdrop embd_pdrop attn_pdrop",
+        "nothing without per_layer_config": "per_layer_attributes is_heterogeneous "
+        "allow_global_per_layer_attribute_access serialize_explicit_per_layer_config",
+        "of transformers' classes": "attribute_map base_config_key default_rope_type "
+        "default_theta extra_config_files extra_files ignore_keys_at_rope_validation sub_configs "
+        "sub_configs_defaults _auto_class _post_init_done",
+    }
+)
+
+
+def resolve(hf: HF, keys: Keys) -> HF:
+    """Return the keys that a family reads, those that are not there with their defaults.
+
+    Raises:
+      UserError: a key that famjax does not read makes another model.
+      KeyError: a key that must be there is not.
+    """
+    for other, name in keys.aliases.items():
+        if other in hf:
+            hf = hf | {name: hf[other]}
+    for name, refused in (REFUSED | dict(keys.refused)).items():
+        value = hf.get(name)
+        if name in keys.used or name not in hf or value in refused.neutral:
+            continue
+        if not refused.allowed(value, hf):
+            raise UserError(
+                f"config.json: {name}={_short(value)} is not supported for "
+                f"{hf.get('model_type')}: {refused.why}"
+            )
+    found = dict(keys.used) | {name: hf[name] for name in keys.used if name in hf}
+    for name, value in found.items():
+        if isinstance(value, Required):
+            raise KeyError(name)
+    return found
+
+
+def unknown(hf: HF, keys: Keys) -> list[str]:
+    """Return the keys of which nothing is known and that are set to something."""
+    known = {*keys.used, *keys.refused, *keys.harmless, *keys.aliases, *REFUSED, *HARMLESS}
+    return sorted(
+        name for name, value in hf.items() if name not in known and value not in (None, False)
+    )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
