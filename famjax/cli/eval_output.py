@@ -35,8 +35,9 @@ def show(report: dict[str, Any]) -> None:
 
 
 def passkey_table(rows: list[dict[str, Any]]) -> Table:
+    keys, digits = 100 * rows[0]["key_chance"], rows[0]["token_chance"]
     table = Table(
-        "passkey",
+        f"passkey (guessing gets {keys:.3g}% of whole keys, {digits:.0%} of digits)",
         ("tokens", "documents", "whole keys", "digits", "seconds", "tokens/s", "peak memory"),
     )
     for row in rows:
@@ -49,11 +50,6 @@ def passkey_table(rows: list[dict[str, Any]]) -> Table:
             f"{row['tokens_per_second']:,.0f}",
             byte_size(row["peak_bytes"]),
         )
-    table.add_rule()
-    first = rows[0]
-    table.add_row(
-        "guessing", "", f"{100 * first['key_chance']:.3g}%", f"{first['token_chance']:.1%}"
-    )
     return table
 
 

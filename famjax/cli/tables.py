@@ -110,6 +110,9 @@ class Table:
         """Return a line "name: value" for each cell, under the row's first."""
         lines = []
         for row in self._cells():
+            if not any(self._columns):
+                lines += _record(row[0], " ".join(row[1:]), "", width)
+                continue
             named = [(name, cell) for name, cell in zip(self._columns, row, strict=True) if cell]
             for i, (name, cell) in enumerate(named):
                 lines += _record(name, cell, "  " * (i > 0), width)

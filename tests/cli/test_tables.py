@@ -337,6 +337,22 @@ def test_a_pipe_is_as_wide_as_what_is_written(
     assert terminal_width(io.StringIO()) is None
 
 
+def test_without_headings_a_row_is_a_name_and_its_value() -> None:
+    table = Table("", ("", ""), words=(0, 1))
+    table.add_row("device works", "yes: compiled and multiplied in 0.12 s")
+    assert table.lines(30) == [
+        "device works  yes: compiled",
+        "              and multiplied",
+        "              in 0.12 s",
+    ]
+    assert table.lines(20) == [
+        "device works:",
+        "  yes: compiled and",
+        "    multiplied in",
+        "    0.12 s",
+    ]
+
+
 # what is said of nothing
 
 
