@@ -54,7 +54,10 @@ PASSED_OVER = (". .venv/bin/activate",)
 # what a reader has beside the section: texts, conversations, a pretrained model, the demo's run
 FULL = ("model.mixer=full", "model.arch.embed_scale=1", "model.capacity=256", "data.layout=packed")
 BEFORE: tuple[tuple[str, ...], ...] = (
-    ("famjax", "train", "text_fam", *MODEL, *FULL, STEPS, "name=pretrained"),
+    (
+        *("famjax", "train", "text_fam", *(given for given in MODEL if "fam_len" not in given)),
+        *(*FULL, STEPS, "name=pretrained"),
+    ),
     ("famjax", "export", "runs/pretrained", "HF_FOLDER"),
     (
         *("famjax", "train", "passkey", "data.tokenizer=bytes", "model.width=32"),

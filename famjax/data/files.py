@@ -174,7 +174,11 @@ def find_files(
     skipped: Counter[str] = Counter()
     found: dict[str, TextFile] = {}
     parts = [part.strip() for part in files.split(",")]
-    entries = [files] if os.path.exists(files) else [part for part in parts if part] or [""]
+    entries = [files] if os.path.exists(files) else [part for part in parts if part]
+    if not entries and not files.strip():
+        entries = [""]
+    if not entries or "\0" in files:
+        raise UserError(f"data.files={files!r}: names no file; give a file, a folder or a glob")
     for entry in entries:
         for path, name, explicit in _expand(os.path.expanduser(entry), skipped):
             if reason := _probe(path, explicit):
@@ -207,6 +211,10 @@ def _expand(entry: str, skipped: Counter[str]) -> Iterator[tuple[str, str, bool]
             yield path, os.path.relpath(path, folder or "."), False
     else:
         _refuse_unlisted(_fixed_folder(entry))
+        if os.path.islink(entry):
+            raise UserError(
+                f"data.files: {entry} is a link to {os.readlink(entry)}, where nothing is to read"
+            )
         raise UserError(f"data.files: no such file or folder: {entry}{nearest_path(entry)}")
 
 
@@ -224,6 +232,11 @@ def _refuse_unlisted(folder: str) -> None:
         raise UserError(_not_readable(folder or ".", error)) from None
     except OSError:
         return  # not there: whoever looks for something in it says so
+
+
+def _refuse_unread(error: OSError) -> None:
+    """Raise the `UserError` of a folder below one to read: nothing is left out without a word."""
+    raise UserError(_not_readable(error.filename, error))
 
 
 def _globbed(entry: str) -> Iterator[str]:
@@ -249,7 +262,7 @@ def _below(folder: str, pattern: Sequence[str]) -> Iterator[str]:
     folder above, it would not end.
     """
     wanted = [part for part in pattern if part]
-    for root, _, names in os.walk(folder):
+    for root, _, names in os.walk(folder, onerror=_refuse_unread):
         for name in names:
             path = os.path.normpath(os.path.join(root, name))
             if _is_like(os.path.relpath(path, folder).split(os.sep), wanted):
@@ -296,10 +309,7 @@ def _is_system(path: str) -> bool:
 def _walk(folder: str, skipped: Counter[str]) -> Iterator[str]:
     """Yield the files below `folder`, sorted, without hidden ones and installed packages."""
 
-    def refuse(error: OSError) -> None:
-        raise UserError(_not_readable(error.filename or folder, error))
-
-    for root, folders, names in os.walk(folder, onerror=refuse):
+    for root, folders, names in os.walk(folder, onerror=_refuse_unread):
         hidden = [name for name in folders + names if name.startswith(".")]
         skipped["hidden"] += len(hidden)
         folders[:] = sorted(set(folders) - set(hidden) - {"site-packages", "dist-packages"})
@@ -506,8 +516,8 @@ def _naming_line(path: str, number: Callable[[], int]) -> Iterator[None]:
         wrong = str(error)
     except json.JSONDecodeError as error:
         wrong = (
-            f"not JSON with valid text ({error.msg} at column {error.colno}); write one object on "
-            'each line, {"text": ...}'
+            f"not JSON with valid text ({error.msg.removesuffix(' at')} at column {error.colno}); "
+            'write one object on each line, {"text": ...}'
         )
     except UnicodeDecodeError as error:
         wrong = (

@@ -330,6 +330,9 @@ def test_what_the_user_names_must_be_text(tmp_path):
     (tmp_path / "latin").write_bytes(b"na\xefve text")
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "none").mkdir()
+    (tmp_path / "dangling").symlink_to(tmp_path / "gone")
+    with pytest.raises(UserError, match="names no file"):
+        make(" ,,")
     for name, message in [
         ("binary", "binary, byte 2 is zero"),
         ("latin", "not UTF-8 at byte 2; convert it"),
@@ -338,6 +341,8 @@ def test_what_the_user_names_must_be_text(tmp_path):
         ("latim", f"no such file or folder: .*latim; did you mean '{tmp_path}/latin'"),
         ("nowhere/x", f"no such file or folder: .*; there is no folder {tmp_path}/nowhere"),
         ("*.x", "no such file or folder"),
+        ("a\0b", "names no file"),
+        ("dangling", f"dangling is a link to {tmp_path}/gone, where nothing is to read"),
     ]:
         with pytest.raises(UserError, match=message):
             make(tmp_path / name)
@@ -373,6 +378,7 @@ def test_what_may_not_be_read_is_told_so(folder, monkeypatch):
         (folder, f"{folder}/*.txt"),
         (folder, f"{folder}/none.txt"),
         (folder / "sub", folder),
+        (folder / "sub", f"{folder}/**/*.txt"),
         (folder / "03.txt", folder),
         (folder / "03.txt", folder / "03.txt"),
     ]:

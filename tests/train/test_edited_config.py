@@ -70,7 +70,10 @@ def test_every_verb_refuses(run: Path, tmp_path: Path, capsys: pytest.CaptureFix
         ["eval", str(run)],
         ["export", str(run), str(tmp_path / "out"), "--format", "orbax"],
         ["convert", str(run), str(tmp_path / "out")],
-        ["train", "finetune", f"init={run}", "data.length=16", "--run", str(tmp_path / "new")],
+        [
+            *("train", "text_fam", f"init={run}", "data.length=16", "data.batch=2"),
+            *("--run", str(tmp_path / "new")),
+        ],
         ["train", str(run / "config.json"), "train.steps=4", "--run", str(run)],
     ):
         assert main(argv) == 2
