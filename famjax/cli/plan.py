@@ -54,7 +54,9 @@ def run(argv: list[str]) -> int:
     plans.refuse_missing(on)
     config = plans.with_size(config)
     # what is a little too large is planned: that is the question
-    refuse_training(config, Memory(int(1000 * on.count * on.chip.memory), f"1000 {on.name} have"))
+    refuse_training(
+        config, Memory(int(1000 * on.count * on.chip.memory), f"a thousand {on.name} have")
+    )
     if a.shardings:
         return _print_shardings(plans.ask(config, on, compile=False), on, a.json)
     if a.search:

@@ -66,7 +66,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
 
 # keys --------------------------------------------------------------------------------------------
 
-BYTES = r"would take at least [\d.,e+]+ \w+, and .* \w+ [\d.]+ GB"
+BYTES = r"would take at least [\d.,e+]+ \w+, and .* (has|have) [\d.,]+ \w+;"
 TAKE = r"must be at most 2,147,483,647; .* would take [\d.,e+]+ \w+"
 
 
