@@ -85,9 +85,9 @@ def test_analyze_against_a_folder(
 ) -> None:
     text = tmp_path / "a.txt"
     text.write_text(tiny.TEXT * 4)
-    run, teacher = folders["full", "run"], folders["full", "hf"]
+    folder = folders["full", "hf"]
     sizes = ["--length", 32, "--examples", 1, "--json"]
-    given = ["analyze", run, "--teacher", teacher, "--tasks", f"text:{text}", *sizes]
+    given = ["analyze", folder, "--teacher", folder, "--tasks", f"text:{text}", *sizes]
     report = json.loads(printed(capsys, *given))
     assert abs(report["distance"]["mean"]) < 1e-5
 
