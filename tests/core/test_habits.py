@@ -112,7 +112,6 @@ def test_what_is_no_habit_is_what_it_was(capsys: pytest.CaptureFixture[str]) -> 
         ("generate x -p hello", "unknown option -p; write --prompt hello; see famjax generate"),
         ("generate x --max-new-tokens=9", "unknown option --max-new-tokens; write --max-tokens 9;"),
         ("generate x --device cpu", "unknown option --device; all devices that JAX finds"),
-        ("tokenizer train a --lr 1 --out m", "unknown option --lr; see famjax tokenizer train"),
         ("evaluate x", "unknown verb 'evaluate'; did you mean famjax eval?"),
         ("finetune x", "unknown verb 'finetune'; did you mean famjax train finetune?"),
         ("resume x", "unknown verb 'resume'; did you mean famjax train?"),
