@@ -2,16 +2,18 @@
 # make demo-full  the same with BSWA M0 to M12 and a million tokens; takes 20 minutes
 # make demo-finetune  a pretrained model given a memory and finetuned with LoRA; 5 minutes
 # make test       the tests; make test-slow: those that take minutes
+# make tour       the README's five minutes at tiny sizes, where famjax is installed without extras
 # make lint types what CI checks besides
-# make clean      removes .venv and caches; runs/ stays
+# make clean      removes .venv, .venv-plain and caches; runs/ stays
 
 # huge pages: a quarter of a training step on CPU is spared (famjax.core.runtime)
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
 VENV := .venv
 BIN := $(VENV)/bin
+PLAIN := .venv-plain
 
-.PHONY: demo demo-full demo-finetune test test-slow lint types clean
+.PHONY: demo demo-full demo-finetune test test-slow tour lint types clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m famjax.demo
@@ -29,6 +31,9 @@ test: $(VENV)/.installed-dev
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest --slow -m slow --timeout 3600
 
+tour: $(PLAIN)/.installed
+	$(PLAIN)/bin/python tests/tour.py
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -38,12 +43,12 @@ types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(PLAIN) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
 
 # Stamps: installation runs again only when pyproject.toml changes.
-$(VENV)/.installed: pyproject.toml | $(BIN)/python
-	@echo "installing famjax into $(VENV), once; this takes some minutes"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+$(VENV)/.installed $(PLAIN)/.installed: %/.installed: pyproject.toml | %/bin/python
+	@echo "installing famjax into $*, once; this takes some minutes"
+	$*/bin/python -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
@@ -52,10 +57,10 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 # The first Python that is new enough, runs, and can make virtual environments.
-$(BIN)/python:
+$(VENV)/bin/python $(PLAIN)/bin/python: %/bin/python:
 	@for python in python3 python3.11 python3.12 python3.13; do \
 	  if $$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' \
-	    >/dev/null 2>&1; then exec $$python -m venv $(VENV); fi; \
+	    >/dev/null 2>&1; then exec $$python -m venv $*; fi; \
 	done; \
 	echo "famjax: needs Python >= 3.11 with venv; install python3.11 (and python3.11-venv on" \
 	  "Debian or Ubuntu) and run make again" >&2; exit 1

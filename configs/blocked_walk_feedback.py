@@ -5,6 +5,8 @@ Command:  famjax train blocked_walk_feedback
               model.feedback.shared_kv=false name=blocked_walk_transformer
 Cost:     2 minutes on one core
 Expected: 100% of answers and of episodes (3 seeds); the Transformer 52 and 54%, no episode
+
+10,000 episodes, as in the paper, each with a fresh memory; the paper joins them into one stream.
 """
 
 from famjax.core.config import (

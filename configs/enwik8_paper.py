@@ -5,8 +5,13 @@ Command:  famjax train enwik8_paper
           famjax train enwik8_paper init=runs/enwik8_paper optimizer.learning_rate=1.5e-4 \
               optimizer.warmup_steps=0 train.steps=10000 train.bptt_start=0 \
               train.bptt_double_every=0 name=enwik8_finetuned
+          famjax eval runs/enwik8_finetuned --tasks text:enwik8.test
 Cost:     an accelerator; not run here
-Expected: 0.96 bits per byte after 10,000 more steps at a tenth of the rate (the paper)
+Expected: 0.96 bits per byte of the test set, of the last run, after 10,000 more steps at a tenth
+          of the rate (the paper)
+
+Trains on the whole file, as the paper does; nothing is held out. Validate with
+--tasks text:enwik8.valid.
 """
 
 from famjax.core.config import (
@@ -36,7 +41,7 @@ def config() -> Config:
             feedback=FeedbackConfig(span=8192, shared_kv=False, adaptive_span=True, span_loss=5e-7),
             dropout=DropoutConfig(attention=0.5, hidden=0.5),
         ),
-        data=DataConfig(files="enwik8.train", batch=1024, length=128),
+        data=DataConfig(files="enwik8.train", batch=1024, length=128, holdout=0),
         # Adam with a linear warm-up, then constant (Table 9 and the authors' code)
         optimizer=OptimizerConfig(
             learning_rate=1.5e-3,

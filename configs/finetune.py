@@ -9,13 +9,14 @@ line; of conversations the answers alone are learnt.
 
 From the paper: adapters of rank 64; Adafactor at a constant rate (3e-3 for 8B, 1e-4 for 1B);
 rows packed to 8.5k tokens, 256 of them repeated at the end with weight 0.1; RSP 0.8, RPO.
-Ours: 4 rows of 9216 tokens and 1,000 steps, for one GPU. On long documents set data.layout=lanes
-train.rsp=0 data.repeat_len=0: then the memory goes from step to step and nothing is cut. Adafactor
-moves a matrix by its own size, and adapters begin at 0: with few steps take optimizer.name=adamw.
+Ours: 4 rows of 9216 tokens, 1,000 steps, for one GPU, and gradients clipped at norm 1. On long
+documents set data.layout=lanes train.rsp=0 data.repeat_len=0: then the memory goes from step to
+step and nothing is cut. Adafactor moves a matrix by its own size, and adapters begin at 0: with few
+steps take optimizer.name=adamw.
 
 Cost: that of your model, not measured by us; `make demo-finetune` takes five minutes on two cores.
-Expected: in the paper, finetuned from Flan-PaLM 8B, PG-19 accuracy 52.9, NarrativeQA 19.3
-(Table 1); `make demo-finetune`: docs/finetune.md.
+Expected: depends on your model and text; this config was measured on nothing. The paper's figures
+are in `fam_1b`, `fam_8b` and `fam_24b`; docs/finetune.md has a small run of another config.
 """
 
 from famjax.core.config import (

@@ -4,7 +4,8 @@ Command:  make demo (which makes the tokenizer and trains this config, and BSWA 
           famjax train passkey data.tokenizer=runs/demo/tokenizer.model
 Cost:     94 seconds on one core
 Expected: every key at every length to 262,144 tokens (the paper: 100% to 260k), after training on
-          at most 4,096, with seed 0; other seeds, and what is not shown: docs/results.md.
+          at most 4,096, with seed 0 and questions that end their block; what other seeds and places
+          of the question come to: docs/results.md
 """
 
 from famjax.core.config import (

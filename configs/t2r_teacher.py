@@ -1,6 +1,6 @@
 """A small Transformer on bytes, to be made an RNN (T2R 2.2): `t2r_finetune` goes on from it.
 
-    famjax train t2r_teacher data.files='books/*.txt'
+    famjax train t2r_teacher data.files='books/*.txt' data.holdout=0
     famjax eval runs/t2r_teacher --tasks text:HELD --window 256 --score 128
 
 Full attention over rows of 256 bytes. Queries and keys are rotated: with learned positions, as in

@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from famjax.convert.load import load_pretrained
+    from famjax.convert.open import open_model as open_run
     from famjax.core.config import Config
     from famjax.core.errors import UserError
     from famjax.core.experiment import load_config
     from famjax.eval.generate import Generator
     from famjax.eval.streaming import Streamer
     from famjax.train.loop import train as fit
-    from famjax.train.run import Run, open_run
+    from famjax.train.run import Run
 
     __version__: str
 
@@ -53,7 +54,7 @@ _HOMES = {
     "fit": ("famjax.train.loop", "train"),
     "load_config": ("famjax.core.experiment", "load_config"),
     "load_pretrained": ("famjax.convert.load", "load_pretrained"),
-    "open_run": ("famjax.train.run", "open_run"),
+    "open_run": ("famjax.convert.open", "open_model"),
 }
 
 

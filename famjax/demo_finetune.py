@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from famjax.cli.main import guarded
+from famjax.cli.tables import Output, Table
 from famjax.convert.folder import convert
 from famjax.core import runtime
 from famjax.core.config import ArchConfig, Config, DataConfig, ModelConfig, OptimizerConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import load_config, override
+from famjax.core.json_files import read_json
 from famjax.data.tokenizers import train_sentencepiece
 from famjax.demo import share_cores, short
 from famjax.eval.passkey import evaluate_passkey
@@ -98,7 +98,7 @@ def demonstrate(plan: Plan) -> int:
         for line in export(plan.folder / "FAM", exported, "hf", "float32", report=console.print):
             console.print(line)
     picture = draw(plan, results)
-    console.print(table(plan, results))
+    Output().print(table(plan, results))
     seconds = time.perf_counter() - begin
     report = {"seconds": seconds, "models": results}
     (plan.folder / "report.json").write_text(json.dumps(report, indent=1))
@@ -166,7 +166,10 @@ def tune_all(plan: Plan, console: Console) -> list[dict[str, Any]]:
             os.sched_setaffinity(0, cores)
     if beside.exitcode:
         raise UserError(f"finetuning BSWA stopped; {plan.folder / LOG} says why")
-    return [json.loads((plan.folder / name / "result.json").read_text()) for name in _ATTENTION]
+    return [
+        read_json(plan.folder / name / "result.json", "remove it, and run again")
+        for name in _ATTENTION
+    ]
 
 
 def in_background(plan: Plan, name: str) -> None:
@@ -242,20 +245,13 @@ def _count(tree: Any) -> int:
 
 def table(plan: Plan, results: Sequence[dict[str, Any]]) -> Table:
     """Return whole keys found by length, before and after, and what it took."""
-    out = Table(
-        title="Whole keys retrieved, by tokens",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    out.add_column("tokens", justify="right")
     columns = [(r, when) for r in results for when in ("before", "after")]
-    for result, when in columns:
-        out.add_column(f"{result['name']} {when}", justify="right")
+    headings = ("tokens", *(f"{r['name']} {when}" for r, when in columns))
+    out = Table("Whole keys retrieved, by tokens", headings, words=(0,))
     for i, length in enumerate(plan.lengths):
         shares = (f"{r[when]['passkey'][i]['key_accuracy']:.0%}" for r, when in columns)
         out.add_row(short(length), *shares)
-    out.add_section()
+    out.add_rule()
     bits = (f"{r[when]['bits_per_byte']:.2f}" for r, when in columns)
     out.add_row("code, bits a byte", *bits)
     for label, key in (("parameters trained", "trained"), ("frozen", "frozen")):

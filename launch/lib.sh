@@ -69,3 +69,19 @@ need_gcloud() {
       die "no project; give --project ID, or set one: gcloud config set project ID"
   fi
 }
+
+# check_config VENV CONFIG [key=value ...]: stop where famjax train would refuse them. Where famjax
+# is not installed yet in that virtual environment, say that they were not checked.
+check_config() {
+  local venv=$1 python="$1/bin/python"
+  shift
+  if ! [[ -x $python ]] || ! "$python" -c 'import famjax, tyro' 2>/dev/null; then
+    say "famjax is not installed in $venv, so the config and its overrides were not checked"
+    return
+  fi
+  "$python" -c '
+import sys
+from famjax.cli import main, train
+sys.exit(main.guarded(lambda: train.check(sys.argv[1:])))
+' "$@" || exit
+}

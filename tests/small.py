@@ -49,7 +49,10 @@ SHAPE = [
 ]
 LAYOUTS = {
     "lanes": ["data.layout=lanes"],
-    "packed": ["data.layout=packed", "train.rsp=0.7", "train.rsp_ramp=3", "data.repeat_len=4"],
+    "packed": [
+        *("data.layout=packed", "train.rsp=0.7", "train.rsp_ramp=3", "data.repeat_len=4"),
+        "train.rpo=true",
+    ],
 }
 # fields of metrics.jsonl that measure time
 PARTS = ("data_seconds", "host_seconds", "device_seconds")

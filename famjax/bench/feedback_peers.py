@@ -13,7 +13,6 @@ differs cannot be made equal there:
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -26,6 +25,7 @@ from flax import nnx
 from famjax.bench.timing import Pair, compared, rounds
 from famjax.core import sharding
 from famjax.core.config import ArchConfig, MeshConfig, ModelConfig
+from famjax.core.optional import absent
 from famjax.core.types import Context
 from famjax.models.language_model import LanguageModel
 
@@ -51,7 +51,7 @@ class Peer(NamedTuple):
 
 def installed() -> bool:
     """Return whether what `peers` needs is there."""
-    return all(importlib.util.find_spec(name) for name in PEERS)
+    return not absent(PEERS)
 
 
 def peers(model: ModelConfig, batch: int, length: int, turns: int) -> Iterator[Peer]:

@@ -7,7 +7,6 @@ least denominator; on features above zero the mathematics is the same.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ import numpy as np
 from famjax.bench.linear import Given, chunkwise, forward_backward, given
 from famjax.bench.timing import Pair, compared, rounds
 from famjax.core.config import ModelConfig
+from famjax.core.optional import absent
 
 PEERS = ("torch", "performer_pytorch")
 NAME = "performer-pytorch"
@@ -41,7 +41,7 @@ class Peer(NamedTuple):
 
 def installed() -> bool:
     """Return whether what `peers` needs is there."""
-    return all(importlib.util.find_spec(name) for name in PEERS)
+    return not absent(PEERS)
 
 
 def peers(model: ModelConfig, batch: int, longest: int, turns: int) -> Iterator[Peer]:

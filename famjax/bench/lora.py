@@ -8,7 +8,6 @@ it, where it is installed.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ import numpy as np
 
 from famjax.bench.timing import Pair, in_turns
 from famjax.core.config import ArchConfig, Config, LoraConfig, ModelConfig
+from famjax.core.optional import absent
 from famjax.train.flops import forward_flops
 from famjax.train.program import Program, make_program
 
@@ -117,7 +117,7 @@ def compare_peft(model: ModelConfig, rank: int, batch: int, length: int, turns: 
 
 def peers() -> bool:
     """Return whether what `compare_peft` needs is installed."""
-    return all(importlib.util.find_spec(name) for name in PEERS)
+    return not absent(PEERS)
 
 
 def _theirs(

@@ -14,6 +14,7 @@ import tyro
 from famjax.cli.eval import HOLDOUT, parse_tasks
 from famjax.cli.main import parse
 from famjax.cli.plot import plot_file
+from famjax.cli.tables import Output, Table
 from famjax.core import runtime
 from famjax.core.errors import UserError
 
@@ -23,7 +24,7 @@ class Arguments:
     """Measure the entropy of a run's attention, and its distance from a teacher's (T2R 4, A.2)."""
 
     run: tyro.conf.Positional[str]
-    """Folder of the run."""
+    """Folder of the run, or of a Hugging Face model."""
     teacher: str = ""
     """Folder of the run it was made of, which reads the same text."""
     tasks: str = "text:holdout"
@@ -64,11 +65,11 @@ def _files(tasks: str) -> str:
 def measure(arguments: Arguments, files: str) -> dict[str, Any]:
     """Return run, step, teacher, teacher_step (None without one), files, and what was measured."""
     runtime.setup()
+    from famjax.convert.open import open_model
     from famjax.eval.attention import analyze
-    from famjax.train.run import open_run
 
-    opened = open_run(arguments.run)
-    teacher = open_run(arguments.teacher) if arguments.teacher else None
+    opened = open_model(arguments.run)
+    teacher = open_model(arguments.teacher) if arguments.teacher else None
     given = None if files == HOLDOUT else files
     return {
         "run": arguments.run,
@@ -81,35 +82,26 @@ def measure(arguments: Arguments, files: str) -> dict[str, Any]:
 
 
 def _show(report: dict[str, Any]) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
+    out = Output()
     line = f"{report['run']}, step {report['step']:,}"
     if report["teacher"]:
         line += f"; teacher {report['teacher']}, step {report['teacher_step']:,}"
-    console.print(line, markup=False)
-    console.print(_table(report))
+    out.print(line)
+    out.print(_table(report))
     for note in _notes(report):
-        console.print(note, markup=False)
+        out.print(note)
 
 
-def _table(report: dict[str, Any]) -> Any:
-    from rich.table import Table
-    from rich.text import Text
-
+def _table(report: dict[str, Any]) -> Table:
     shown = [name for name in ("entropy", "distance") if report[name] is not None]
     table = Table(
-        title=Text(
-            f"text:{report['files']}: {report['examples']:,} x {report['length']:,} tokens; means "
-            f"over heads; the most entropy is {math.log(report['length']):.3f} nats"
-        ),
-        title_justify="left",
+        f"text:{report['files']}: {report['examples']:,} x {report['length']:,} tokens; means "
+        f"over heads; the most entropy is {math.log(report['length']):.3f} nats",
+        ("layer", "mixer", *(f"{n}, {q}" for n in shown for q in ("all", "last query"))),
     )
-    for column in ("layer", "mixer", *(f"{n}, {q}" for n in shown for q in ("all", "last query"))):
-        table.add_column(column, justify="right")
     for row in report["layers"]:
         table.add_row(str(row["layer"]), row["mixer"], *_cells(row, shown))
-    table.add_section()
+    table.add_rule()
     table.add_row("all", "", *_cells(report, shown))
     return table
 

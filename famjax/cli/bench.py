@@ -8,15 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import tyro
-from rich.console import Console
-from rich.table import Table
 
-from famjax.cli.bench_output import Sizes
+from famjax.cli.bench_output import Sizes, absent_peers
 from famjax.cli.main import parse
+from famjax.cli.tables import Output, Table
 from famjax.core import runtime
-from famjax.core.config import ModelConfig
+from famjax.core.config import Config, DataConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import load_config
+from famjax.core.memory import refuse_training
+from famjax.core.units import byte_size
 
 # small enough for two cores; --config measures any other shape
 _SMALL = ModelConfig(
@@ -86,8 +87,9 @@ def run(argv: list[str]) -> int:
     # a config without a vocabulary takes that of its tokenizer: bytes
     model = replace(model, vocab_size=model.vocab_size or 258)
     _check(asked, model)
-    console = Console(stderr=asked.json)
-    note = Console(stderr=True)
+    _refuse_large(asked, model)
+    console = Output(stderr=asked.json)
+    note = Output(stderr=True)
     if asked.name != "feedback" and not runtime.keeps_memory():
         note.print(
             "GLIBC_TUNABLES was set already, so memory goes back to the system between steps and "
@@ -122,6 +124,12 @@ def run(argv: list[str]) -> int:
     if asked.json:
         print(json.dumps({"costs": costs, "lengths": longs}))
     return 0
+
+
+def _refuse_large(asked: Any, model: ModelConfig) -> None:
+    shape = _reshaped(model, asked) if asked.name == "feedback" else model
+    data = DataConfig(batch=asked.batch, length=asked.length)
+    refuse_training(Config(model=shape, data=data))
 
 
 def _filled(asked: Bench) -> Any:
@@ -174,9 +182,9 @@ def _check(asked: Any, model: ModelConfig) -> None:
         )
 
 
-def _costs(fam, model: ModelConfig, asked: Any, console: Console, note: Console) -> list[dict]:
+def _costs(fam, model: ModelConfig, asked: Any, console: Output, note: Output) -> list[dict]:
     rows = []
-    table = _table(
+    table = Table(
         f"FAM / BSWA, {model.layers} layers, width {model.width}, {asked.batch} x {asked.length}",
         ("block", "FAM", "floor", "training", "gap", "turns", "streaming", "gap", "turns"),
     )
@@ -199,10 +207,10 @@ def _costs(fam, model: ModelConfig, asked: Any, console: Console, note: Console)
     return rows
 
 
-def _longs(fam, model: ModelConfig, console: Console, note: Console) -> list[dict]:
-    table = _table(
+def _longs(fam, model: ModelConfig, console: Output, note: Output) -> list[dict]:
+    table = Table(
         "Reading a document, 256 tokens generated behind it (Tables 13, 14)",
-        ("tokens", "FAM s", "BSWA s", "ratio", "FAM peak MB", "BSWA peak MB", "FAM state MB"),
+        ("tokens", "FAM s", "BSWA s", "ratio", "FAM peak", "BSWA peak", "FAM state"),
     )
     rows = []
     for row in fam.long_documents(model, note.print):
@@ -212,15 +220,15 @@ def _longs(fam, model: ModelConfig, console: Console, note: Console) -> list[dic
             f"{row.fam_seconds:.1f}",
             f"{row.bswa_seconds:.1f}",
             f"{row.fam_seconds / row.bswa_seconds:.3f}",
-            f"{row.fam_bytes / 1e6:.0f}",
-            f"{row.bswa_bytes / 1e6:.0f}",
-            f"{row.state_bytes / 1e6:.2f}",
+            byte_size(row.fam_bytes),
+            byte_size(row.bswa_bytes),
+            byte_size(row.state_bytes),
         )
     console.print(table)
     return rows
 
 
-def _lora(model: ModelConfig, asked: Any, console: Console) -> None:
+def _lora(model: ModelConfig, asked: Any, console: Output) -> None:
     from famjax.bench import lora
 
     model = lora.llama(model)
@@ -233,11 +241,12 @@ def _lora(model: ModelConfig, asked: Any, console: Console) -> None:
         rows = [row._asdict() | {"time": row.time._asdict()} for row in found]
         print(json.dumps({"floor": least, "rows": rows}, default=lambda kept: kept._asdict()))
         return
-    table = _table(
+    table = Table(
         f"Adapters of rank {asked.rank} against training everything, a Llama of {model.layers} "
         f"layers, width {model.width}, {asked.batch} x {asked.length} tokens, AdamW; "
         f"floor of the ratio {least:.3f}",
-        ("", "trained", "optimizer MB", "step's arrays MB", "step s", "ratio", "median"),
+        ("", "trained", "optimizer", "step's arrays", "step s", "ratio", "median"),
+        words=(0,),
     )
     for row in found:
         for way, kept, seconds in (
@@ -248,19 +257,12 @@ def _lora(model: ModelConfig, asked: Any, console: Console) -> None:
             table.add_row(
                 f"{row.name}: {way}",
                 f"{kept.trained:,}",
-                f"{kept.optimizer_bytes / 1e6:.2f}",
-                f"{kept.step_bytes / 1e6:.0f}" if kept.step_bytes else "",
+                byte_size(kept.optimizer_bytes),
+                byte_size(kept.step_bytes) if kept.step_bytes else "",
                 f"{seconds:.3f}",
                 f"{row.time.ratio:.3f}" if ours else "",
                 f"{row.time.typical:.3f} ± {row.time.spread:.3f}" if ours else "",
             )
     console.print(table)
     if not lora.peers():
-        console.print(f"PyTorch beside it needs {', '.join(lora.PEERS)}")
-
-
-def _table(title: str, columns: tuple[str, ...]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, justify="right")
-    return table
+        console.print(absent_peers("PyTorch", lora.PEERS))

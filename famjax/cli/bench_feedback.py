@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from famjax.bench import feedback as measured
 from famjax.bench import feedback_peers as peers
 from famjax.bench.timing import Pair
-from famjax.cli.bench_output import Sizes, aim, make_table, median, plain
+from famjax.cli.bench_output import Sizes, absent_peers, aim, median, plain
 from famjax.cli.plot import plot_file
+from famjax.cli.tables import Output, Table
 from famjax.core.config import ModelConfig
+from famjax.core.units import byte_size
 
 
-def run(model: ModelConfig, sizes: Sizes, as_json: bool, console: Console, note: Console) -> None:
+def run(model: ModelConfig, sizes: Sizes, as_json: bool, console: Output, note: Output) -> None:
     """Measure, print the tables or one JSON object, and draw."""
     plot = plot_file(sizes.plot) if sizes.plot else None
     given = (model, sizes.batch, sizes.length, sizes.turns)
@@ -36,7 +35,7 @@ def run(model: ModelConfig, sizes: Sizes, as_json: bool, console: Console, note:
         found = list(peers.peers(model, sizes.batch, sizes.length, 2))
         console.print(_peers(found, model, sizes))
     else:
-        console.print(f"{peers.NAME} beside it needs {', '.join(peers.PEERS)}")
+        console.print(absent_peers(peers.NAME, peers.PEERS))
     if as_json:
         report = {
             "steps": [plain(step) for step in steps],
@@ -54,11 +53,12 @@ def run(model: ModelConfig, sizes: Sizes, as_json: bool, console: Console, note:
 def _steps(
     steps: list[measured.Step], rows: Pair, apart: float, model: ModelConfig, sizes: Sizes
 ) -> Table:
-    table = make_table(
+    table = Table(
         f"Training step, {_shape(model)}, {sizes.batch} x {sizes.length} tokens. Products of "
         f"{sizes.batch} rows, as in the loop, take {rows.ratio:.2f} times those of all tokens at "
         f"once; gradients differ from plain autodiff's by {apart:.1e} of their range",
-        ("", "s", "/ transformer", "median", "/ swa", "FLOPs", "temporary MB", "last sweep"),
+        ("", "s", "/ transformer", "median", "/ swa", "FLOPs", "temporary", "last sweep"),
+        words=(0,),
     )
     for step in steps:
         change = step.sweep_change
@@ -69,7 +69,7 @@ def _steps(
             median(step.transformer),
             f"{step.swa.ratio:.2f}",
             f"{step.floor:.3f}",
-            f"{step.temporary_bytes / 1e6:.0f}",
+            byte_size(step.temporary_bytes),
             "" if change is None else f"{change:.1e}",
         )
     return table
@@ -94,10 +94,11 @@ def _generation_aim(rows: list[measured.Generation]) -> str:
 
 
 def _generated(rows: list[measured.Generation], model: ModelConfig) -> Table:
-    table = make_table(
+    table = Table(
         f"Generation, one token at a time, {model.layers} layers, width {model.width}, "
         "feedback / Transformer",
-        ("before", "", "equal", "batch", "state MB", "tokens/s", "ratio", "median"),
+        ("before", "", "equal", "batch", "state", "tokens/s", "ratio", "median"),
+        words=(1, 2),
     )
     for row in rows:
         scale = row.batch / row.other_batch
@@ -106,7 +107,7 @@ def _generated(rows: list[measured.Generation], model: ModelConfig) -> Table:
             row.name.removeprefix("feedback, "),
             row.equal,
             f"{row.batch} / {row.other_batch}",
-            f"{row.state_bytes / 1e6:.1f} / {row.other_state_bytes / 1e6:.1f}",
+            f"{byte_size(row.state_bytes)} / {byte_size(row.other_state_bytes)}",
             f"{row.tokens_per_second:,.0f} / {row.other_tokens_per_second:,.0f}",
             f"{row.ratio:.2f}",
             f"{scale / row.time.typical:.2f}",
@@ -115,7 +116,7 @@ def _generated(rows: list[measured.Generation], model: ModelConfig) -> Table:
 
 
 def _peers(rows: list[peers.Peer], model: ModelConfig, sizes: Sizes) -> Table:
-    table = make_table(
+    table = Table(
         f"Forward and backward, {peers.NAME} against famjax, {model.layers} layers, "
         f"{sizes.batch} x {sizes.length} tokens, aim {peers.AIM:.0f}; differs: "
         f"{peers.DIFFERENCES}; those taken out, logits differ by",

@@ -6,17 +6,16 @@ import itertools
 import json
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from famjax.bench import linear as measured
 from famjax.bench import linear_peers as peers
 from famjax.bench.linear import Attention, Decoding
 from famjax.bench.timing import compared
-from famjax.cli.bench_output import Sizes, aim, make_table, median, plain
+from famjax.cli.bench_output import Sizes, absent_peers, aim, median, plain
 from famjax.cli.plot import plot_file
+from famjax.cli.tables import Output, Table
 from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError
+from famjax.core.units import byte_size
 
 
 def run(
@@ -24,8 +23,8 @@ def run(
     model: ModelConfig,
     sizes: Sizes,
     as_json: bool,
-    console: Console,
-    note: Console,
+    console: Output,
+    note: Output,
 ) -> None:
     """Measure, print the tables or one JSON object, and draw.
 
@@ -48,7 +47,7 @@ def run(
         found = list(peers.peers(alone, sizes.batch, sizes.length, 2))
         console.print(_peers(found))
     else:
-        console.print(f"{peers.NAME} beside it needs {', '.join(peers.PEERS)}")
+        console.print(absent_peers(peers.NAME, peers.PEERS))
     decoded = list(measured.decode(model, sizes.turns, note.print))
     console.print(_decoded(decoded, model))
     for line in _decoding_aims(decoded):
@@ -67,11 +66,12 @@ def run(
 
 def _attended(rows: list[Attention], model: ModelConfig, sizes: Sizes) -> Table:
     k, e = model.linear.features, model.head_dim or model.width // model.heads
-    table = make_table(
+    table = Table(
         f"Attention alone, forward and backward, {sizes.batch} rows, {model.heads} heads of {e}, "
         f"{k} features, chunks of {model.linear.chunk}; left out (-): over "
         f"{measured.MOST_SECONDS:.0f} s or {measured.MOST_BYTES / 1e9:.0f} GB",
         ("tokens", "", "ms", "/ chunkwise", "median", "/ floor", "median", "apart"),
+        words=(1,),
     )
     for row in rows:
         if row.time is None:
@@ -105,7 +105,7 @@ def _attention_aims(rows: list[Attention]) -> list[str]:
 
 
 def _peers(rows: list[peers.Peer]) -> Table:
-    table = make_table(
+    table = Table(
         f"{peers.NAME} against the chunkwise form, forward and backward, equal features",
         ("tokens", "its ms", "ours ms", "times faster", "median", "apart"),
     )
@@ -123,15 +123,16 @@ def _peers(rows: list[peers.Peer]) -> Table:
 
 def _decoded(rows: list[Decoding], model: ModelConfig) -> Table:
     why = measured.why_not_merged(model)
-    table = make_table(
+    table = Table(
         f"Decoding, greedy, {measured.LANES} lanes, {model.layers} layers, width {model.width}, "
         f"{model.linear.features} features, at so many tokens; "
         f"T2R's map {f'not merged: {why}' if why else 'merged'}",
-        ("tokens", "", "tokens/s", "attention MB"),
+        ("tokens", "", "tokens/s", "attention"),
+        words=(1,),
     )
     for row in rows:
         speed = f"{row.tokens_per_second:,.0f}" if row.seconds else "-"
-        size = f"{row.state_bytes / 1e6:.2f}" if row.seconds else ""
+        size = byte_size(row.state_bytes) if row.seconds else ""
         table.add_row(f"{row.length:,}", row.name, speed, size)
     return table
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from famjax.bench import mesh as measured
-from famjax.cli.bench_output import Sizes, make_table, median, plain
+from famjax.cli.bench_output import Sizes, median, plain
 from famjax.cli.plot import plot_file
+from famjax.cli.tables import Output, Table
 from famjax.core.config import AXES, ModelConfig
+from famjax.core.units import byte_size
 
 
-def run(model: ModelConfig, sizes: Sizes, as_json: bool, console: Console, note: Console) -> None:
+def run(model: ModelConfig, sizes: Sizes, as_json: bool, console: Output, note: Output) -> None:
     """Measure, print the tables or one JSON object, and draw."""
     plot = plot_file(sizes.plot) if sizes.plot else None
     given = (model, sizes.batch, sizes.length, sizes.turns)
@@ -29,10 +28,11 @@ def run(model: ModelConfig, sizes: Sizes, as_json: bool, console: Console, note:
 
 
 def _steps(found: list[measured.Divided], model: ModelConfig, sizes: Sizes) -> Table:
-    table = make_table(
+    table = Table(
         f"Training step of {model.mixer} divided over devices, {model.layers} layers, width "
         f"{model.width}, {sizes.batch} x {sizes.length} tokens",
-        ("mesh", "step s", "tokens/s", "of one's", "step / one's", "temporary MB"),
+        ("mesh", "step s", "tokens/s", "of one's", "step / one's", "temporary"),
+        words=(0,),
     )
     for row in found:
         table.add_row(
@@ -41,15 +41,17 @@ def _steps(found: list[measured.Divided], model: ModelConfig, sizes: Sizes) -> T
             f"{row.tokens_per_second:,.0f}",
             f"{1 / row.time.ratio:.2f}",
             median(row.time),
-            f"{row.temporary_bytes / 1e6:.0f}",
+            byte_size(row.temporary_bytes),
         )
     return table
 
 
-def _collectives(found: list[measured.Divided]) -> Table:
+def _collectives(found: list[measured.Divided]) -> Table | str:
     kinds = _kinds(found)
-    table = make_table(
-        "MB that a device sends in a step / the largest collective", ("mesh", *kinds)
+    if not kinds:
+        return "no collectives: devices send each other nothing in these steps"
+    table = Table(
+        "bytes that a device sends in a step / the largest collective", ("mesh", *kinds), words=(0,)
     )
     for row in found[1:]:
         table.add_row(_name(row), *(_sent(row, kind) for kind in kinds))
@@ -67,7 +69,7 @@ def _kinds(found: list[measured.Divided]) -> list[str]:
 def _sent(row: measured.Divided, kind: str) -> str:
     if kind not in row.sent:
         return ""
-    return f"{row.sent[kind] / 1e6:.2f} / {row.largest[kind] / 1e6:.2f}"
+    return f"{byte_size(row.sent[kind])} / {byte_size(row.largest[kind])}"
 
 
 def _draw(found: list[measured.Divided], path: Path) -> None:

@@ -1,13 +1,13 @@
-"""What the benches' verbs print with: tables, aims met or missed, JSON, where a plot goes."""
+"""What the benches' verbs print with: medians, aims met or missed, JSON, where a plot goes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.table import Table
-
 from famjax.bench.timing import Pair
+from famjax.core.optional import install
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,6 @@ def aim(what: str, value: float, aim: float, least: bool = False) -> str:
     return f"aim {'met' if met else 'missed'}: {what} {value:.2f}, at {bound} {aim}"
 
 
-def make_table(title: str, columns: tuple[str, ...]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right", no_wrap=i < 2)
-    return table
+def absent_peers(name: str, needed: Sequence[str]) -> str:
+    """Return a line that says what a comparison needs which was not made."""
+    return f"{name} beside it needs {', '.join(needed)}; {install(needed)}"

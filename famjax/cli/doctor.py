@@ -13,7 +13,9 @@ from importlib import metadata
 from typing import Any
 
 from famjax.cli.main import parse
+from famjax.cli.tables import Output, Table
 from famjax.core import runtime
+from famjax.core.optional import install
 
 REQUIRED = (
     "jax",
@@ -23,21 +25,29 @@ REQUIRED = (
     "orbax-checkpoint",
     "grain",
     "numpy",
+    "safetensors",
+    "flatbuffers",
     "sentencepiece",
+    "tokenizers",
+    "jinja2",
     "tyro",
     "rich",
     "tensorboardX",
     "matplotlib",
 )
 
-# module, what its absence costs, and the command that brings it, from the checkout of famjax
-OPTIONAL = (
-    ("tensorflow", "no seqio tasks and no TFDS sets", "pip install -e '.[seqio]'"),
-    ("seqio", "data.seqio is refused", "pip install -e '.[seqio]'"),
-    ("tensorflow_datasets", "data.tfds is refused", "pip install -e '.[seqio]'"),
-    ("jax_cuda13_plugin", "an NVIDIA GPU is not used", "pip install -e '.[cuda]'"),
-    ("libtpu", "a TPU is not used, nor planned for", "pip install -e '.[tpu]'"),
-)
+_COSTS = {
+    "tensorflow": "no seqio tasks and no TFDS sets",
+    "seqio": "data.seqio is refused",
+    "tensorflow_datasets": "data.tfds is refused",
+    "torch": "conversions and exports are not compared with Hugging Face's code",
+    "transformers": "conversions and exports are not compared with Hugging Face's code",
+    "peft": "exported adapters are not compared with peft",
+    "jax_cuda13_plugin": "an NVIDIA GPU is not used",
+    "libtpu": "a TPU is not used, nor planned for",
+}
+# module, what its absence costs, and the command that installs it, from the checkout of famjax
+OPTIONAL = tuple((name, costs, install((name,))) for name, costs in _COSTS.items())
 
 
 @dataclass(frozen=True)
@@ -147,15 +157,10 @@ def _proof() -> str:
 
 
 def _show(report: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    table = Table("", ("", ""), words=(0, 1))
     for name, text in _rows(report):
         table.add_row(name, text)
-    Console(markup=False, highlight=False).print(table)
+    Output().print(table)
 
 
 def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:

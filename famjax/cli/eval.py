@@ -10,6 +10,7 @@ from typing import Any
 
 import tyro
 
+from famjax.cli.eval_output import show
 from famjax.cli.main import parse
 from famjax.core import runtime
 from famjax.core.checks import TOYS
@@ -17,7 +18,7 @@ from famjax.core.errors import UserError, nearest
 
 TASKS = ("passkey", "text", *TOYS)
 HOLDOUT = "holdout"
-_LENGTHS = [256, 1024, 4096, 16384]
+LENGTHS = [256, 1024, 4096, 16384]
 _PASSKEYS, _EPISODES = 20, 1000
 
 
@@ -26,7 +27,7 @@ class Arguments:
     """Stream documents of any length through a run and measure what it makes of them."""
 
     run: tyro.conf.Positional[str]
-    """Folder of the run."""
+    """Folder of the run, or of a Hugging Face model."""
     tasks: str = ""
     """passkey, text:FILES (file, folder or glob, several separated by commas), text:holdout,
     what training held out, or a toy task (random_walk, blocked_walk, copy, reverse, counting,
@@ -61,7 +62,7 @@ def run(argv: list[str]) -> int:
     if arguments.json:
         print(json.dumps(report))
     else:
-        _show(report)
+        show(report)
     if arguments.plot:
         for path in plot(report, Path(arguments.run) / "plots"):
             print(f"drew {path}", file=sys.stderr)
@@ -109,13 +110,13 @@ def evaluate(
 ) -> dict[str, Any]:
     """Return everything measured: run, step, passkey (if asked), text and toy (lists), memory."""
     runtime.setup()
+    from famjax.convert.open import open_model
     from famjax.eval.memory import memory_report
     from famjax.eval.passkey import evaluate_passkey
     from famjax.eval.text import evaluate_text
     from famjax.eval.toy import evaluate_toy
-    from famjax.train.run import open_run
 
-    opened = open_run(arguments.run)
+    opened = open_model(arguments.run)
     trained_on = opened.config.data.task
     report: dict[str, Any] = {"run": arguments.run, "step": opened.step, "text": [], "toy": []}
     tasks = tasks or [(trained_on, HOLDOUT)]
@@ -130,7 +131,7 @@ def evaluate(
     for name, files in tasks:
         if name == "passkey":
             report["passkey"] = evaluate_passkey(
-                opened, lengths or _LENGTHS, arguments.examples or _PASSKEYS, arguments.batch
+                opened, lengths or LENGTHS, arguments.examples or _PASSKEYS, arguments.batch
             )
         elif name in TOYS:
             examples = arguments.examples or _EPISODES
@@ -146,119 +147,6 @@ def evaluate(
             )
             report["text"].append({"files": files, **found})
     return {**report, "memory": memory_report()}
-
-
-# tables ----------------------------------------------------------------------------------------
-
-
-def _show(report: dict[str, Any]) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    console.print(f"{report['run']}, step {report['step']:,}", markup=False)
-    if "passkey" in report:
-        console.print(_passkey_table(report["passkey"]))
-    for toy in report["toy"]:
-        console.print(_toy_table(toy))
-    for text in report["text"]:
-        console.print(_text_table(text))
-        console.print(_position_table(text))
-    console.print(f"peak memory {report['memory']['peak_bytes'] / 2**20:,.0f} MiB")
-
-
-def _table(title: str, *columns: str) -> Any:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=Text(title), title_justify="left")
-    for name in columns:
-        table.add_column(name, justify="right")
-    return table
-
-
-def _passkey_table(rows: list[dict[str, Any]]) -> Any:
-    chance = rows[0]["key_chance"]
-    table = _table(
-        f"passkey (guessing gets {chance:.3%} of keys, {rows[0]['token_chance']:.0%} of digits)",
-        *("tokens", "documents", "whole keys", "digits", "seconds", "tokens/s", "peak MiB"),
-    )
-    for row in rows:
-        table.add_row(
-            f"{row['length']:,}",
-            f"{row['examples']:,}",
-            f"{row['key_accuracy']:.1%}",
-            f"{row['token_accuracy']:.1%}",
-            f"{row['seconds']:.1f}",
-            f"{row['tokens_per_second']:,.0f}",
-            f"{row['peak_bytes'] / 2**20:,.0f}",
-        )
-    return table
-
-
-def _toy_table(toy: dict[str, Any]) -> Any:
-    first = toy["rows"][0]
-    columns = ("steps", "episodes", "whole episodes", "answers", f"always {first['commonest']}")
-    table = _table(
-        f"{toy['task']} (guessing gets {first['chance']:.1%} of answers)",
-        *columns,
-        "as last time",
-        "tokens/s",
-    )
-    for row in toy["rows"]:
-        table.add_row(
-            f"{row['length']:,}",
-            f"{row['examples']:,}",
-            f"{row['episode_accuracy']:.1%}",
-            f"{row['accuracy']:.1%}",
-            f"{row['commonest_accuracy']:.1%}",
-            "" if row["last_accuracy"] is None else f"{row['last_accuracy']:.1%}",
-            f"{row['tokens_per_second']:,.0f}",
-        )
-    return table
-
-
-def _text_table(text: dict[str, Any]) -> Any:
-    left = f" ({text['documents_left']:,} not read)" if text["documents_left"] else ""
-    how = ""
-    if text["window"]:
-        how = f", windows of {text['window']:,} scored on their last {text['score']:,}"
-    table = _table(
-        f"text:{text['files']}: {text['documents']:,} document{'s' * (text['documents'] != 1)}"
-        f"{left}{how}, {text['tokens']:,} tokens, "
-        f"{text['bytes']:,} bytes, {text['tokens_per_second']:,.0f} tokens/s, "
-        f"{text['state_bytes']:,} bytes of memory a document",
-        *("", "bits per byte", "loss", "perplexity", "accuracy"),
-    )
-    kinds = {
-        "with memory": text,
-        "reset at every block": text["without_memory"],
-        "gained by memory": text["memory_gain"],
-    }
-    for name, scores in kinds.items():
-        table.add_row(
-            name,
-            f"{scores['bits_per_byte']:.4f}",
-            f"{scores['loss']:.4f}",
-            f"{scores['perplexity']:.3f}",
-            f"{scores['accuracy']:.2%}",
-        )
-    return table
-
-
-def _position_table(text: dict[str, Any]) -> Any:
-    columns = ("tokens before", "tokens", "loss", "reset at every block", "gained by memory")
-    whole = "window" if text["window"] else "document"
-    table = _table(f"loss by position in the {whole}", *columns)
-    for row in text["by_position"]:
-        gain = row["loss_without_memory"] - row["loss"]
-        table.add_row(
-            f"{row['from']:,} to {row['to']:,}",
-            f"{row['tokens']:,}",
-            f"{row['loss']:.4f}",
-            f"{row['loss_without_memory']:.4f}",
-            f"{gain:+.4f}",
-        )
-    return table
 
 
 # plots -----------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ class Arguments:
     """Write a run in a format of others. It is read again and compared before it is there."""
 
     run: tyro.conf.Positional[str]
-    """Folder of the run."""
+    """Folder of the run, or of a Hugging Face model."""
     dest: tyro.conf.Positional[str]
     """Folder to make."""
     format: str = "hf"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from famjax.cli.main import parse
 from famjax.core import runtime
 from famjax.core.errors import UserError
 
+# of a prompt, which is held in memory
+_PROMPT_BYTES = 64 << 20
+
 if TYPE_CHECKING:
     from famjax.eval.generate import Generator
     from famjax.eval.streaming import StreamState
@@ -25,7 +29,7 @@ class Arguments:
     """Write text from a run: from a prompt, behind a document, or from a saved memory of one."""
 
     run: tyro.conf.Positional[str]
-    """Folder of the run."""
+    """Folder of the run, or of a Hugging Face model."""
     prompt: str | None = None
     """Text to go on from; - reads it from standard input."""
     chat: bool = False
@@ -57,11 +61,11 @@ def run(argv: list[str]) -> int:
     _check(arguments)
     prompt = None if arguments.prompt is None else _decoded(arguments.prompt)
     runtime.setup()
+    from famjax.convert.open import open_model
     from famjax.data.words import Words
     from famjax.eval.generate import Generator
-    from famjax.train.run import open_run
 
-    opened = open_run(arguments.run)
+    opened = open_model(arguments.run)
     if arguments.chat and opened.tokenizer.chat_template is None:
         raise UserError(
             f"--chat: the tokenizer of {arguments.run} has no chat template; leave it out, or "
@@ -81,7 +85,12 @@ def run(argv: list[str]) -> int:
 
 def _decoded(prompt: str) -> str:
     """Return the prompt, or standard input for "-", if it is UTF-8."""
-    data = sys.stdin.buffer.read() if prompt == "-" else os.fsencode(prompt)
+    data = sys.stdin.buffer.read(_PROMPT_BYTES + 1) if prompt == "-" else os.fsencode(prompt)
+    if len(data) > _PROMPT_BYTES:
+        raise UserError(
+            f"--prompt: more than {_PROMPT_BYTES >> 20} MiB; give a file to --read, which reads "
+            "any size"
+        )
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -142,10 +151,15 @@ def _memory(arguments: Arguments, opened: Run, generator: Generator) -> StreamSt
 def _write(
     arguments: Arguments, prompt: str, generator: Generator, state: StreamState | None
 ) -> None:
+    from famjax.eval.progress import TokenProgress
+
     a = arguments
-    texts = generator.generate(
-        prompt, a.max_tokens, a.temperature, a.top_k, a.top_p, a.stop, a.seed, state, a.chat
-    )
-    for text in texts:
+    with TokenProgress("generate") as progress, progress.compiling():
+        texts = generator.generate(
+            prompt, a.max_tokens, a.temperature, a.top_k, a.top_p, a.stop, a.seed, state, a.chat
+        )
+        # after the second token all is compiled, and no spinner gets between the pieces of a line
+        first = list(itertools.islice(texts, 2))
+    for text in itertools.chain(first, texts):
         print(text, end="", flush=True)
     print()

@@ -14,7 +14,9 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 import famjax
+from famjax.cli.layout import command, help_width, listed, wrap
 from famjax.core.errors import Stopped, UserError, nearest
+from famjax.core.habits import habit
 from famjax.core.runtime import use_huge_pages
 
 VERBS = {
@@ -33,6 +35,9 @@ VERBS = {
 # verbs of one process, and what whoever starts several sets; without any, JAX need not be asked
 _ALONE = ("eval", "analyze", "generate", "convert", "export")
 _SEVERAL = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "TPU_WORKER_HOSTNAMES", "MEGASCALE_NUM_SLICES")
+
+# characters of an error's line
+_LONGEST = 1800
 
 T = TypeVar("T")
 
@@ -56,30 +61,82 @@ def script() -> None:
     sys.exit(status)
 
 
+# what the system says of a disk, and of a path, whatever is tried with it
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO)
+
+
 def guarded(call: Callable[[], int]) -> int:
     """Call, and return the exit status of what came of it.
 
     0 is success, 1 a verb's own "no", 2 a mistake of the user's (one line tells it), 130 Ctrl-C,
-    143 SIGTERM, which training answers by saving. An exception that escapes is a bug of ours.
+    141 a closed pipe, as in `famjax eval RUN | head -1`, 143 SIGTERM, which training answers by
+    saving. An exception that escapes is a bug of ours.
     """
     try:
-        status = call()
-        sys.stdout.flush()  # a closed pipe shows here, not in the interpreter's last breath
+        status = _answered(call)
+        # a closed pipe shows here, not when the interpreter ends and can only complain
+        sys.stdout.flush()
+        sys.stderr.flush()
         return status
+    except BrokenPipeError:
+        _drop_output()
+        return 128 + 13  # what a shell reports for a process ended by SIGPIPE
+
+
+def _answered(call: Callable[[], int]) -> int:
+    try:
+        return call()
     except UserError as error:
         return _fail(str(error), 2)
     except Stopped as stop:
         return _fail(str(stop), 128 + stop.signal)
     except KeyboardInterrupt:
         return _fail("stopped by Ctrl-C", 130)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + 13  # what a shell reports for a process ended by SIGPIPE
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
+    except SystemExit as stop:
+        # rich ends the process so where a pipe is closed
+        if isinstance(stop.__context__, BrokenPipeError):
+            raise stop.__context__ from None
+        raise
+    except ImportError as error:
+        if not _is_foreign(error):
             raise
-        where = f" writing {error.filename}" if error.filename else ""
-        return _fail(f"disk full:{where or ' no space left'}; free some space and run again", 2)
+        command = f"{os.path.basename(sys.executable)} -m pip install -e ."
+        return _fail(f"a library cannot be imported: {error}; {command} in famjax's checkout", 2)
+    except MemoryError:
+        return _fail("out of memory; take smaller sizes or fewer rows, or more memory", 2)
+    except RuntimeError as error:
+        # JAX's own class is not worth its import here
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        said = str(error).splitlines()[0][:200]
+        return _fail(f"out of memory ({said}); take smaller sizes or fewer rows, or more memory", 2)
+    except OSError as error:
+        if error.errno in _FULL:
+            where = f" writing {error.filename}" if error.filename else ""
+            return _fail(f"disk full:{where or ' no space left'}; free some space and run again", 2)
+        if error.errno in _REFUSED and error.filename:
+            # what is tried first knows better what to do; this is for whatever was not
+            return _fail(
+                f"{error.filename}: {error.strerror}; check its rights, or give another", 2
+            )
+        raise
+
+
+def _drop_output() -> None:
+    """Let what is still to be written go nowhere: the reader of one of the streams has left."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        # a test's stream has no descriptor
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def _is_foreign(error: ImportError) -> bool:
+    """Return whether a library is absent or broken, and not a module of ours misspelt."""
+    named = (error.name or "").partition(".")[0]
+    return named not in ("famjax", "configs")
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -91,7 +148,8 @@ def _dispatch(argv: list[str]) -> int:
         return 0
     verb, rest = argv[0], argv[1:]
     if verb not in VERBS:
-        raise UserError(f"unknown verb {verb!r}{nearest(verb, VERBS)} (known: {', '.join(VERBS)})")
+        hint = habit(verb, verb="") or nearest(verb, VERBS)
+        raise UserError(f"unknown verb {verb!r}{hint} (known: {', '.join(VERBS)})")
     if any(name in os.environ for name in _SEVERAL) and verb in _ALONE:
         from famjax.core.processes import refuse_several
 
@@ -105,17 +163,24 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _help() -> str:
-    verbs = "\n".join(f"  {verb:<11}{line}" for verb, line in VERBS.items())
-    return (
-        "usage: famjax VERB ...\n\n"
-        f"{verbs}\n\n"
-        "example: famjax train text_fam data.files=book.txt train.steps=500\n"
-        "help on a verb: famjax VERB --help; the version: famjax --version"
-    )
+    width = help_width()
+    lines = [
+        "usage: famjax VERB ...",
+        "",
+        *listed(VERBS, width),
+        "",
+        *command("example: famjax train text_fam data.files=book.txt train.steps=500", width),
+        *wrap("help on a verb: famjax VERB --help; the version: famjax --version", width),
+    ]
+    return "\n".join(lines)
 
 
 def _fail(message: str, status: int) -> int:
-    print(f"famjax: {' '.join(message.split())}", file=sys.stderr)
+    # of what a file holds, nothing shall act on the terminal
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(message.split()))
+    if len(line) > _LONGEST:
+        line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 3 :]}"
+    print(f"famjax: {line}", file=sys.stderr)
     return status
 
 
@@ -147,10 +212,16 @@ def parse(arguments: type[T], argv: Sequence[str], prog: str) -> T:
 
 def _refuse_unknown(arguments: Any, argv: Sequence[str], prog: str) -> None:
     known = ["--help", *(f"--{field.name.replace('_', '-')}" for field in fields(arguments))]
-    for token in argv:
-        flag = re.match(r"--[a-z][\w-]*(?==|$)", token)
-        if flag and flag[0].replace("_", "-") not in known:
-            raise UserError(f"unknown option {flag[0]}{nearest(flag[0], known)}; see {prog} --help")
+    for token, after in zip(argv, [*argv[1:], ""], strict=True):
+        flag = re.match(r"(--[a-z][\w-]*|-[a-z])(?==|$)", token)
+        if not flag:
+            continue
+        value = token[flag.end() + 1 :] or ("" if after.startswith("-") else after)
+        hint = habit(flag[0], value, prog.split()[1])
+        is_known = flag[0].replace("_", "-") in known or not flag[0].startswith("--")
+        if hint or not is_known:
+            hint = hint or nearest(flag[0], known)
+            raise UserError(f"unknown option {flag[0]}{hint}; see {prog} --help")
 
 
 def _unboxed(text: str) -> str:

@@ -7,13 +7,24 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from famjax.cli.layout import command, help_width, listed, usage, wrap
 from famjax.core import runtime
 from famjax.core.config import Config
 from famjax.core.errors import UserError, nearest
 from famjax.core.experiment import available, load_config
+from famjax.core.memory import Memory, refuse_training
 from famjax.plan.chips import CHIPS, Topology, example, topology
 
 _FLAGS = ("--topology", "--search", "--compiles", "--shardings", "--json", "--help")
+_OPTIONS = {
+    "--topology": "chips to plan for; TPUs need libtpu, and no TPU: pip install -e '.[tpu]'",
+    "--search": "try the batch, half and twice of it, every mesh, model.remat and "
+    "train.accumulate by formula, compile the config as it is and the best --compiles of them "
+    "(default 4), and print those that fit",
+    "--shardings": "how each parameter is divided, without compiling; for TPUs libtpu is asked for "
+    "their layout",
+    "--json": "for machines",
+}
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,10 @@ def run(argv: list[str]) -> int:
 
     plans.refuse_missing(on)
     config = plans.with_size(config)
+    # what is a little too large is planned: that is the question
+    refuse_training(
+        config, Memory(int(1000 * on.count * on.chip.memory), f"a thousand {on.name} have")
+    )
     if a.shardings:
         return _print_shardings(plans.ask(config, on, compile=False), on, a.json)
     if a.search:
@@ -122,22 +137,27 @@ def read_arguments(argv: list[str]) -> Arguments:
 
 
 def _help() -> str:
-    shapes = "\n".join(
-        f"  {name:<6}{', '.join(chip.shapes) or 'any number'}" for name, chip in CHIPS.items()
-    )
-    return (
-        "usage: famjax plan CONFIG [section.key=value ...] --topology CHIP:SHAPE\n"
-        "                   [--search [--compiles N]] [--shardings] [--json]\n\n"
-        "Says what a job needs and how long a step takes at least, before it runs: the training\n"
-        "step is compiled for the topology, and nothing is allocated. Exits with 1 if it does\n"
-        "not fit.\n\n"
-        "  --topology    chips to plan for; TPUs need libtpu, and no TPU: pip install -e '.[tpu]'\n"
-        "  --search      try the batch, half and twice of it, every mesh, model.remat and\n"
-        "                train.accumulate by formula, compile the config as it is and the\n"
-        "                best --compiles of them (default 4), and print those that fit\n"
-        "  --shardings   how each parameter is divided, without compiling; for TPUs\n"
-        "                libtpu is asked for their layout\n"
-        "  --json        for machines\n\n"
-        f"shapes\n{shapes}\n\n"
-        "example: famjax plan fam_1b --topology v5e:4x8"
-    )
+    width = help_width()
+    shapes = {name: ", ".join(chip.shapes) or "any number" for name, chip in CHIPS.items()}
+    lines = [
+        *usage(
+            "usage: famjax plan CONFIG [section.key=value ...] --topology CHIP:SHAPE "
+            "[--search [--compiles N]] [--shardings] [--json]",
+            width,
+        ),
+        "",
+        *wrap(
+            "Says what a job needs and how long a step takes at least, before it runs: the "
+            "training step is compiled for the topology, and nothing is allocated. Exits with 1 "
+            "if it does not fit.",
+            width,
+        ),
+        "",
+        *listed(_OPTIONS, width),
+        "",
+        "shapes",
+        *listed(shapes, width),
+        "",
+        *command("example: famjax plan fam_1b --topology v5e:4x8", width),
+    ]
+    return "\n".join(lines)

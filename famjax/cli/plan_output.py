@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from famjax.cli.bench_output import make_table
+from famjax.cli.tables import Output, Table
 from famjax.core.config import Config
 from famjax.plan.chips import Topology
 from famjax.plan.plan import Plan
 from famjax.plan.search import Found, named
+
+# of time
+_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
 ARRAYS = {
     "trained": "parameters, trained",
@@ -23,26 +23,26 @@ ARRAYS = {
 
 
 def show(done: Plan) -> None:
-    console = Console(markup=False, highlight=False)
+    console = Output()
     source = "compiled for it by libtpu" if done.on.is_tpu else "compiled for this machine's CPU"
     mesh = " x ".join(f"{axis}={size}" for axis, size in done.seen["mesh"].items())
-    console.print(f"{done.config.name} on {done.on.name}, {done.on.count} chips: {mesh}")
+    chips = f"{done.on.count} chip{'s' * (done.on.count != 1)}"
+    console.print(f"{done.config.name} on {done.on.name}, {chips}: {mesh}")
     for table in (_arrays(done), _memory(done, source)):
         console.print(table)
     if len(done.seen["activations"]) > 1:
         console.print(_policies(done))
     if done.roofline is not None:
         console.print(_work(done, source))
-        if done.seen["collectives"]:
-            console.print(_collectives(done, source))
+        console.print(_collectives(done, source))
         console.print(_time(done))
     for line in (*_notes(done), _verdict(done)):
         console.print(line)
 
 
 def _arrays(done: Plan) -> Table:
-    table = make_table(
-        "what is kept (from shapes and the mesh)", ("", "elements", "bytes", "a chip")
+    table = Table(
+        "what is kept (from shapes and the mesh)", ("", "elements", "bytes", "a chip"), words=(0,)
     )
     for name, title in ARRAYS.items():
         of = done.seen["arrays"][name]
@@ -52,7 +52,7 @@ def _arrays(done: Plan) -> Table:
 
 
 def _memory(done: Plan, source: str) -> Table:
-    table = make_table(f"memory of a chip ({source})", ("", "bytes"))
+    table = Table(f"memory of a chip ({source})", ("", "bytes"), words=(0,))
     limit = done.seen.get("limit", done.on.chip.memory)
     if "memory" in done.seen:
         parts = done.seen["memory"]
@@ -67,14 +67,16 @@ def _memory(done: Plan, source: str) -> Table:
 
 
 def _policies(done: Plan) -> Table:
-    table = make_table("activations of a chip by model.remat (formula, rough)", ("", "bytes"))
+    table = Table(
+        "activations of a chip by model.remat (formula, rough)", ("", "bytes"), words=(0,)
+    )
     for name, held in done.seen["activations"].items():
         table.add_row(f"model.remat={name}", size(held))
     return table
 
 
 def _work(done: Plan, source: str) -> Table:
-    table = make_table("FLOPs of a step, all chips", ("", "FLOPs", "from"))
+    table = Table("FLOPs of a step, all chips", ("", "FLOPs", "from"), words=(0, 2))
     all_chips = done.seen["flops"] * done.seen["devices"]
     table.add_row("pairs that the masks let through", number(done.model_flops), "formula")
     table.add_row("all pairs that are computed", number(done.computed_flops), "formula")
@@ -82,9 +84,14 @@ def _work(done: Plan, source: str) -> Table:
     return table
 
 
-def _collectives(done: Plan, source: str) -> Table:
+def _collectives(done: Plan, source: str) -> Table | str:
+    if not done.seen["collectives"]:
+        chips = (
+            "the one chip has no other" if done.on.count == 1 else "chips send each other nothing"
+        )
+        return f"collectives of a step: none, {chips}"
     columns = ("collective", "devices", "times", "bytes a chip sends", "largest")
-    table = make_table(f"collectives of a step ({source})", columns)
+    table = Table(f"collectives of a step ({source})", columns, words=(0,))
     for row in done.seen["collectives"]:
         table.add_row(
             row["kind"],
@@ -99,13 +106,15 @@ def _collectives(done: Plan, source: str) -> Table:
 def _time(done: Plan) -> Table:
     assert done.roofline is not None
     r, chip = done.roofline, done.on.chip
-    table = make_table("a step takes at least (roofline of the program)", ("", "seconds", "at"))
-    table.add_row("compute", f"{r.compute:.3f}", f"{number(chip.flops)}FLOP/s a chip")
-    table.add_row("memory", f"{r.memory:.3f}", f"{chip.bandwidth / 1e9:.0f} GB/s")
-    table.add_row("compute or memory, by instruction", f"{r.device:.3f}", "the longer of both")
-    table.add_row("network", f"{r.network:.3f}", f"{chip.network / 1e9:.0f} GB/s out of a chip")
-    table.add_row("step, the network meanwhile", f"{r.step:.3f}", f"limited by {r.limit}")
-    table.add_row("step, the network alone", f"{r.apart:.3f}", "nothing at the same time")
+    table = Table(
+        "a step takes at least (roofline of the program)", ("", "time", "at"), words=(0, 2)
+    )
+    table.add_row("compute", duration(r.compute), f"{number(chip.flops)}FLOP/s a chip")
+    table.add_row("memory", duration(r.memory), f"{chip.bandwidth / 1e9:.0f} GB/s")
+    table.add_row("compute or memory, by instruction", duration(r.device), "the longer of both")
+    table.add_row("network", duration(r.network), f"{chip.network / 1e9:.0f} GB/s out of a chip")
+    table.add_row("step, the network meanwhile", duration(r.step), f"limited by {r.limit}")
+    table.add_row("step, the network alone", duration(r.apart), "nothing at the same time")
     return table
 
 
@@ -133,49 +142,47 @@ def _notes(done: Plan) -> list[str]:
 
 def _verdict(done: Plan) -> str:
     there = size(done.seen.get("limit", done.on.chip.memory))
-    if not done.fits or done.roofline is None:
+    if not done.fits or done.roofline is None or done.utilisation is None:
         return (
             f"does not fit: {size(done.needed)} of {there} a chip; try --search, "
             "model.remat=block, train.accumulate, or more chips"
         )
-    seconds = f"{done.roofline.step:.3g} s"
+    seconds = duration(done.roofline.step)
     return (
         f"fits: {size(done.needed)} of {there} a chip; a step of {done.tokens:,} tokens takes at "
-        f"least {seconds}, model FLOPs utilisation at most {done.utilisation:.0%}, "
+        f"least {seconds}, model FLOPs utilisation at most {share(done.utilisation)}, "
         f"limited by {done.roofline.limit}"
     )
 
 
 def show_search(config: Config, found: Found) -> None:
-    console = Console(markup=False, highlight=False)
+    console = Output()
     title = f"the best of {found.estimated} candidates, {found.fitting} fitting by formula"
-    table = Table(title=title, title_justify="left")
-    table.add_column("overrides", overflow="fold")
-    for column in ("a chip", "seconds", "tokens/s", "MFU", "limit"):
-        table.add_column(column, justify="right", no_wrap=True)
+    columns = ("overrides", "a chip", "a step", "tokens/s", "MFU", "limit")
+    table = Table(title, columns, words=(0,))
     for done in found.best:
         assert done.roofline is not None
+        assert done.utilisation is not None
         table.add_row(
             named(config, done.config),
             size(done.needed),
-            f"{done.roofline.step:.3f}",
+            duration(done.roofline.step),
             f"{done.tokens_per_second:,.0f}",
-            f"{done.utilisation:.0%}",
+            share(done.utilisation),
             done.roofline.limit,
         )
-    console.print(table)
-    if not found.best:
+    if found.best:
+        console.print(table)
+    else:
         console.print("none that was compiled fits: take more chips, or a higher --compiles")
 
 
 def show_shardings(seen: dict[str, Any], on: Topology) -> None:
-    # a parameter's line is not broken, however narrow the window
-    console = Console(markup=False, highlight=False, width=200)
+    console = Output()
     mesh = " x ".join(f"{axis}={size}" for axis, size in seen["mesh"].items())
     console.print(f"{on.name}: {mesh}")
-    table = Table(box=None, pad_edge=False)
-    for column in ("parameter", "shape", "logical axes", "mesh axes", "on a device", ""):
-        table.add_column(column, no_wrap=True)
+    columns = ("parameter", "shape", "logical axes", "mesh axes", "on a device", "")
+    table = Table("", columns, words=range(len(columns)))
     for row in seen["shardings"]:
         remark = "" if row["rule"] else "NO RULE"
         remark = "WHOLE on every device" if row["whole"] else remark
@@ -191,9 +198,9 @@ def show_shardings(seen: dict[str, Any], on: Topology) -> None:
     whole = [row["name"] for row in seen["shardings"] if row["whole"]]
     ruleless = [row["name"] for row in seen["shardings"] if not row["rule"]]
     if whole:
-        console.print(f"large and whole on every device: {', '.join(whole)}", soft_wrap=True)
+        console.print(f"large and whole on every device: {', '.join(whole)}")
     if ruleless:
-        console.print(f"without a rule in core/sharding.py: {', '.join(ruleless)}", soft_wrap=True)
+        console.print(f"without a rule in core/sharding.py: {', '.join(ruleless)}")
 
 
 def _axes(axes: Any) -> str:
@@ -215,3 +222,19 @@ def number(count: float) -> str:
         if count >= 10**power:
             return f"{count / 10**power:.2f} {unit}"
     return f"{count:,.0f}"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in the unit that suits, never "0.000"."""
+    if not seconds:
+        return "0 s"
+    scale, unit = next(
+        ((scale, unit) for scale, unit in _UNITS if seconds >= 0.9995 * scale), _UNITS[-1]
+    )
+    count = seconds / scale
+    return f"{count:,.0f} {unit}" if count >= 999.5 else f"{count:.3g} {unit}"
+
+
+def share(part: float) -> str:
+    """Return a part of 1 as a percentage, small ones with the digits that they need."""
+    return f"{part:.0%}" if part >= 0.0995 else f"{100 * part:.2g}%"

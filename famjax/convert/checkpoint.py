@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from famjax.core.errors import UserError
+from famjax.core.json_files import read_json, regular_size
+from famjax.core.names import is_plain
 
 # what a checkpoint may hold besides parameters: it follows from the config
 _DERIVED = ("rotary_emb.inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
@@ -38,6 +39,7 @@ class Checkpoint:
 
         for path in self._files:
             try:
+                regular_size(path)
                 file = self._open.enter_context(safe_open(path, framework="numpy"))
             except (SafetensorError, OSError) as error:
                 self._open.close()
@@ -87,10 +89,14 @@ def _files(folder: Path) -> list[Path]:
     index = folder / _INDEX
     if index.exists():
         try:
-            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            named = [folder / name for name in names]
+            names = set(read_json(index, "copy or download it again")["weight_map"].values())
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise UserError(f"{index}: damaged ({error}); copy or download it again") from None
+        except OSError as error:
+            raise UserError(f"{index}: {error.strerror}; copy or download it again") from None
+        for name in names:
+            _refuse_elsewhere(index, name)
+        named = [folder / name for name in names]
         if missing := sorted(path for path in named if not path.exists()):
             raise UserError(f"{missing[0]} is missing, which {index.name} names; copy it too")
         return sorted(named)
@@ -100,6 +106,19 @@ def _files(folder: Path) -> list[Path]:
     if not files:
         raise UserError(_no_tensors(folder))
     return files
+
+
+def _refuse_elsewhere(index: Path, name: object) -> None:
+    """Raise a `UserError` if an index names anything but safetensors in its own folder."""
+    if not isinstance(name, str):
+        raise UserError(f"{index}: damaged (a file's name is {name!r}); copy or download it again")
+    if not is_plain(name):
+        raise UserError(
+            f"{index}: names the file {name!r}, which is not in its folder and is not opened; take "
+            "the model from a source you trust"
+        )
+    if not name.endswith(".safetensors"):
+        raise UserError(f"{index}: names the file {name!r}; only *.safetensors are read")
 
 
 def _no_tensors(folder: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import tempfile
@@ -23,7 +24,7 @@ from famjax.core.config import Config, DataConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import override, to_json
 from famjax.core.idle import refuse_idle
-from famjax.data.tokenizers import load_tokenizer, save_tokenizer
+from famjax.data.tokenizers import WORDS, load_tokenizer, save_tokenizer
 from famjax.models.language_model import LanguageModel
 from famjax.models.transplant import is_map, parameter, refuse_other_sizes
 from famjax.train.checkpoint import Checkpoints
@@ -62,11 +63,11 @@ def convert(
     """
     if target.exists():
         raise UserError(f"{target}: exists already; give another folder or remove it")
-    teacher = (of_run if is_run(source) else _of_hugging_face)(source, tokenizer)
+    teacher = (of_run if is_run(source) else of_hugging_face)(source, tokenizer)
     if teacher.ignored:
         report(teacher.ignored)
     student = with_attention(teacher.model, to, layers, keep_every)
-    config = _config(teacher, student, target, overrides)
+    config = run_config(teacher, student, target, overrides)
     model = teacher.student(config.model)
     report(_counted(teacher, config.model, model))
     report(teacher.compared(model, config.model))
@@ -78,14 +79,17 @@ def convert(
     return config
 
 
-def _of_hugging_face(source: Path, tokenizer: str) -> Teacher:
+def of_hugging_face(source: Path, tokenizer: str = "") -> Teacher:
+    """Return a model of Hugging Face's, and its tokenizer if no other is given."""
     hf = read_config(source)
     if not tokenizer and not any((source / name).is_file() for name in _TOKENIZERS):
         raise UserError(
             f"{source}: has no {' and no '.join(_TOKENIZERS)}; copy the tokenizer there, or give "
-            "--tokenizer PATH (or bytes)"
+            "famjax convert --tokenizer PATH (or bytes)"
         )
-    native, tokenizer = read_model(hf, source), tokenizer or str(source)
+    # a run with a list of words takes it along, which tokenizer.json says to others alone
+    own = source / WORDS
+    native, tokenizer = read_model(hf, source), tokenizer or str(own if own.is_file() else source)
     return Teacher(
         hf["model_type"],
         native,
@@ -111,7 +115,8 @@ def write_model(folder: Path, config: Config, model: LanguageModel, step: int = 
     (folder / CONFIG).write_text(to_json(config), encoding="utf-8")
     checkpoints = Checkpoints(folder / CHECKPOINTS, keep=1)
     try:
-        checkpoints.save(step, {"params": nnx.state(model, nnx.Param)}, {}, copy=False)
+        extra = {"config": dataclasses.asdict(config)}
+        checkpoints.save(step, {"params": nnx.state(model, nnx.Param)}, extra, copy=False)
     finally:
         # whoever removes the folder must not have it written meanwhile
         checkpoints.wait()
@@ -144,9 +149,10 @@ def _umask() -> int:
     return mask
 
 
-def _config(
-    teacher: Teacher, model: ModelConfig, target: Path, overrides: tuple[str, ...]
+def run_config(
+    teacher: Teacher, model: ModelConfig, target: Path, overrides: tuple[str, ...] = ()
 ) -> Config:
+    """Return the config of a run of no steps, named as its folder."""
     for given in overrides:
         if not given.startswith("model."):
             raise UserError(f"{given}: only model.* is set here; give the rest to famjax train")

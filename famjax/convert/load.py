@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,8 @@ from famjax.core import sharding
 from famjax.core.checks import validate_model
 from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError, nearest
+from famjax.core.json_files import read_json, shorten
+from famjax.core.memory import refuse_model
 from famjax.core.types import Array
 from famjax.models.language_model import LanguageModel
 from famjax.models.transplant import (
@@ -67,19 +68,25 @@ def load_pretrained(
 
 def read_config(folder: Path) -> HF:
     """Return the config.json of a folder."""
-    path = folder / "config.json"
+    path, adapters = folder / "config.json", folder / "adapter_config.json"
     if not folder.is_dir():
         raise UserError(
             f"{folder}: there is no such folder; give that of a Hugging Face model or of a run"
         )
+    if adapters.exists():
+        # it names the model they stand beside, which transformers would fetch from there
+        raise UserError(
+            f"{adapters}: the folder holds adapters, which would be passed over; merge them first "
+            "(peft's merge_and_unload, then save_pretrained), or remove that file"
+        )
     try:
-        hf = json.loads(path.read_text(encoding="utf-8"))
+        hf = read_json(path, "copy or download it again")
     except FileNotFoundError:
         raise UserError(
             f"{folder} has no config.json; give a Hugging Face model's folder"
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: damaged ({error}); copy or download it again") from None
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; copy or download it again") from None
     if not isinstance(hf, dict):
         raise UserError(f"{path}: not a table of keys; give a Hugging Face model's folder")
     if {"model", "optimizer"} <= hf.keys():
@@ -91,16 +98,29 @@ def read_config(folder: Path) -> HF:
 
 
 def read_model(hf: HF, folder: Path) -> ModelConfig:
-    """Return what a config.json says of the model."""
+    """Return what a config.json says of the model, every size checked."""
+    path = folder / "config.json"
+    for key in ("num_hidden_layers", "n_layer", "layers"):
+        if isinstance(hf.get(key), int) and hf[key] > _MOST_LAYERS:
+            raise UserError(
+                f"{path}: {key}={shorten(hf[key])}: at most {_MOST_LAYERS:,} layers are read"
+            )
     try:
-        return family(hf).model(hf)
+        model = family(hf).model(hf)
     except KeyError as missing:
-        raise UserError(f"{folder / 'config.json'}: has no {missing}; take a whole copy") from None
-    except (TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{path}: has no {missing}; take a whole copy") from None
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise UserError(
-            f"{folder / 'config.json'}: a value of a kind that is not expected ({error}); take "
+            f"{path}: a value of a kind that is not expected ({shorten(error, 200)}); take "
             "another copy"
         ) from None
+    try:
+        validate_model(model)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    if not model.vocab_size:
+        raise UserError(f"{path}: the vocabulary has no token; take another copy")
+    return model
 
 
 def ignored(hf: HF) -> str:
@@ -125,6 +145,7 @@ def fill(
             f"then famjax train CONFIG init=FOLDER model.stack={config.stack} "
             "model.feedback.positions=rotary model.block_len=1"
         )
+    refuse_model(config)
     graph, shapes = abstract(config)
     with Checkpoint(folder) as checkpoint:
         reader = Reader(config, tensors, checkpoint, mesh)
@@ -238,6 +259,8 @@ def _putter(place: Sharding, flat: tuple[int, int, int]) -> Any:
     return jax.jit(put, donate_argnums=0, out_shardings=place)
 
 
+# each is a name in the checkpoint
+_MOST_LAYERS = 10_000
 _HEADS = {"lm_head.weight", "embed_out.weight"}
 
 

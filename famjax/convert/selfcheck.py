@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 from flax import nnx
 
 from famjax.core.config import ModelConfig
+from famjax.core.optional import absent, not_installed
 from famjax.core.types import Array, Context
 from famjax.models.language_model import LanguageModel
 from famjax.models.transplant import abstract, transplant
@@ -41,9 +41,8 @@ def apart(ours: np.ndarray, theirs: np.ndarray) -> Apart:
 
 def why_not(model: ModelConfig) -> str:
     """Return why the check cannot be made here, or nothing."""
-    missing = [name for name in ("torch", "transformers") if not importlib.util.find_spec(name)]
-    if missing:
-        return f"{' and '.join(missing)} not installed"
+    if missing := absent(("torch", "transformers")):
+        return not_installed(missing)
     _, shapes = abstract(model)
     weights = 4 * sum(shape.size for shape in jax.tree.leaves(shapes))
     # scores of a layer, their softmax and a mask; and logits twice
@@ -92,7 +91,13 @@ def check(folder: Path, source: ModelConfig, model: LanguageModel, to: ModelConf
     tokens, last = _tokens(source), _last(source)
     transformers.utils.logging.disable_progress_bar()
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
+        folder,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        # nothing of the folder is run (auto_map, pickles), and nothing is fetched
+        trust_remote_code=False,
+        use_safetensors=True,
+        local_files_only=True,
     )
     with torch.no_grad():
         expected = theirs.eval()(torch.tensor(tokens), logits_to_keep=last).logits.numpy()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +9,8 @@ from typing import NamedTuple
 from flax import nnx
 
 from famjax.core.config import DataConfig, ModelConfig
+from famjax.core.errors import UserError
+from famjax.core.json_files import read_json
 from famjax.models.language_model import LanguageModel
 from famjax.models.transplant import abstract, transplant
 from famjax.train.run import CONFIG, open_run
@@ -45,8 +46,8 @@ class Teacher(NamedTuple):
 def is_run(folder: Path) -> bool:
     """Return whether a folder holds a famjax run, trained or converted; False if it is damaged."""
     try:
-        said = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        said = read_json(folder / CONFIG, "")
+    except (OSError, UserError):
         return False
     return isinstance(said, dict) and {"model", "optimizer"} <= said.keys()
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from famjax.core.config import AXES, Config, DataConfig, ModelConfig
 from famjax.core.errors import UserError, nearest
+from famjax.core.json_files import shorten
 from famjax.core.ranges import bad_ranges, bad_types
 
 # Mixers a pattern may name.
@@ -21,6 +22,11 @@ MIXERS = ("full", "swa", "bswa", "bswa_sg", "fam", "linear")
 
 # Toy tasks, whose sizes are in data.toy.
 TOYS = ("random_walk", "blocked_walk", "copy", "reverse", "counting", "algorithmic")
+
+# clusters of an adaptive softmax, each a table of its own; WikiText-103 is read with 4
+_MOST_CLUSTERS = 64
+# layers in one program that no loop goes through
+_MOST_UNROLLED = 1000
 
 # Maps that adapters may stand beside.
 ADAPTED = (
@@ -93,8 +99,11 @@ def _bad_adaptive(config: Config) -> Iterator[str]:
     text = m.adaptive.cutoffs
     if not text:
         return
-    named = f"model.adaptive.cutoffs={text}"
-    if not all(part.isascii() and part.isdigit() for part in text.split(",")):
+    named = f"model.adaptive.cutoffs={shorten(text)}"
+    parts = text.split(",")
+    if len(parts) > _MOST_CLUSTERS:
+        yield f"model.adaptive.cutoffs: has {len(parts):,}; give at most {_MOST_CLUSTERS}"
+    if not all(part.isascii() and part.isdigit() and len(part) < 12 for part in parts):
         yield f"{named}: give whole numbers separated by commas, such as 20000,60000"
     cuts = cutoffs(m)
     if cuts[0] < 1 or any(a >= b for a, b in itertools.pairwise(cuts)):
@@ -408,7 +417,7 @@ def _bad_profile(config: Config) -> Iterator[str]:
     p, steps = config.profile, config.train.steps
     if p.steps:
         named = f"profile.steps={p.steps}"
-        match = re.fullmatch(r"(\d+):(\d+)", p.steps, re.ASCII)
+        match = re.fullmatch(r"(\d{1,10}):(\d{1,10})", p.steps, re.ASCII)
         if not match:
             yield f"{named}: give two numbers of steps done, such as profile.steps=10:15"
             return
@@ -428,7 +437,34 @@ def _bad_mesh(config: Config) -> Iterator[str]:
             yield f"{key}={size}: must be at least 1, or -1 for what the other axes leave"
 
 
-_OF_MODEL = (bad_types, bad_ranges, _bad_stack, _bad_model, _bad_adaptive, _bad_mixers)
+def _bad_unrolled(config: Config) -> Iterator[str]:
+    m = config.model
+    if m.stack != "residual":
+        count, named = m.layers * max(m.feedback.sweeps, 1), f"model.layers={m.layers}"
+        named += f" times model.feedback.sweeps={m.feedback.sweeps}" if m.feedback.sweeps else ""
+        fewer = "take fewer"
+    elif m.scan_layers:
+        count, named = len(mixer_pattern(m)), "model.mixer"
+        fewer = "take a shorter pattern"
+    else:
+        count, named = m.layers, f"model.layers={m.layers} with model.scan_layers=false"
+        fewer = "set model.scan_layers=true"
+    if count > _MOST_UNROLLED:
+        yield (
+            f"{named}: {count:,} layers would be compiled one by one, which takes hours; {fewer} "
+            f"(at most {_MOST_UNROLLED:,})"
+        )
+
+
+_OF_MODEL = (
+    bad_types,
+    bad_ranges,
+    _bad_stack,
+    _bad_model,
+    _bad_adaptive,
+    _bad_mixers,
+    _bad_unrolled,
+)
 
 
 def cutoffs(model: ModelConfig) -> tuple[int, ...]:

@@ -274,9 +274,9 @@ class DataConfig:
     # .jsonl: a document on each line, {"text": ...}, {"inputs": ..., "targets": ...},
     # {"prompt": ..., "response": ...} or {"messages": [{"role": ..., "content": ...}, ...]}
     files: str = ""
-    # text: name of a seqio task or mixture (needs famjax[seqio])
+    # text: name of a seqio task or mixture (needs the extra seqio)
     seqio: str = ""
-    # text: name of a TFDS set, "name/config:version" (needs famjax[seqio])
+    # text: name of a TFDS set, "name/config:version" (needs the extra seqio)
     tfds: str = ""
     # feature of the seqio or TFDS examples that holds the text; seqio tokens: "targets"
     feature: str = "text"
@@ -303,6 +303,8 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
+    """The optimizer and its learning rate."""
+
     # nag is gradient descent with Nesterov's momentum, which beta1 is
     name: Literal["adamw", "adafactor", "nag"] = "adamw"
     learning_rate: float = 3e-3
@@ -321,6 +323,8 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
+    """How long, which parameters, how gradients are truncated, what is logged and kept."""
+
     steps: int = 1000
     # what is trained: everything (with adapters: those and what is new beside them), the feature
     # maps of linear layers alone, or all but them (T2R 2.2, note 5); the rest stays as it is in
@@ -344,7 +348,8 @@ class TrainConfig:
     rsp: float = 0.0
     # steps over which that probability rises linearly from 0
     rsp_ramp: int = 0
-    # random position offset (B.2.2): uniform up to the longest wavelength, half of the time 0
+    # random position offset (B.2.2): each row's positions begin at a number drawn at every step,
+    # uniform up to the longest wavelength, half of the time 0. Relative positions do not see it
     rpo: bool = False
     log_every: int = 10
     checkpoint_every: int = 200
@@ -388,6 +393,8 @@ class MeshConfig:
 
 @dataclass(frozen=True)
 class Config:
+    """Name and seed of a run, and what it begins with."""
+
     name: str = "run"
     seed: int = 0
     # folder of a run or a converted model to begin with: its shape, tokenizer and weights; what its

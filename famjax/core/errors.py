@@ -7,6 +7,7 @@ line and exits with status 2; anything else that escapes is a bug of ours and ke
 from __future__ import annotations
 
 import difflib
+import os
 import signal
 from collections.abc import Iterable
 
@@ -31,3 +32,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Return "; did you mean X?" for the known name closest to `name`, or "" if none is close."""
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean {matches[0]!r}?" if matches else ""
+
+
+def nearest_path(path: str) -> str:
+    """Return "; did you mean 'FOLDER/NAME'?" for the name in its folder closest to a path that is
+    not there; or that there is no such folder; or "" if no name is close."""
+    folder, name = os.path.split(path.rstrip("/"))
+    try:
+        names = os.listdir(folder or ".")
+    except FileNotFoundError:
+        return f"; there is no folder {folder}"
+    except OSError:
+        return ""
+    matches = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"; did you mean {os.path.join(folder, matches[0])!r}?" if matches else ""

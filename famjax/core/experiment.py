@@ -21,7 +21,9 @@ from typing import Any, get_type_hints
 from famjax.core.checks import validate
 from famjax.core.config import AXES, Config
 from famjax.core.errors import UserError, nearest
+from famjax.core.habits import habit
 from famjax.core.idle import refuse_idle
+from famjax.core.json_files import parse_json, regular_size, shorten
 from famjax.core.keys import fits, keys, values, wrong
 from famjax.core.ranges import bad_types
 
@@ -80,8 +82,15 @@ def _begin_with(config: Config, overrides: Sequence[str]) -> Config:
         dtype=own.dtype,
         lora=own.lora,
     )
-    copies = (folder / name for name in ("tokenizer", "tokenizer.model", "words.txt"))
-    tokenizer = next((str(path) for path in copies if path.exists()), there.data.tokenizer)
+    names = ("tokenizer", "tokenizer.model", "words.txt")
+    kept = next((str(folder / name) for name in names if (folder / name).exists()), None)
+    if kept is None and there.data.tokenizer not in ("bytes", "task"):
+        # the path in its config.json is of another machine, and is not opened
+        raise UserError(
+            f"init={init}: has lost its copy of the tokenizer {there.data.tokenizer}; bring back "
+            f"{', '.join(names[:-1])} or {names[-1]}, whichever it had"
+        )
+    tokenizer = there.data.tokenizer if kept is None else kept
     data = replace(config.data, tokenizer=tokenizer)
     return replace(config, init=init, model=model, data=data)
 
@@ -129,6 +138,7 @@ def _read(name_or_path: str) -> Config:
 
 def _from_json_file(path: Path) -> Config:
     try:
+        regular_size(path)
         return from_json(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not a text file; give a run's config.json") from error
@@ -180,7 +190,8 @@ def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
         name, equals, value = token.partition("=")
         flag = name.startswith("--")
         if not (equals or flag):
-            raise UserError(f"{token!r} is not an override; write section.key=value")
+            how = habit(token) or "; write section.key=value"
+            raise UserError(f"{token!r} is not an override{how}")
         key = name.removeprefix("--").replace("-", "_")
         if key == "mesh":
             value = value if equals else _following(key, str, rest)
@@ -191,6 +202,10 @@ def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield from ((f"mesh.{axis}", "-1") for axis in AXES)
             continue
         if key not in kinds:
+            is_section = any(known.startswith(f"{key}.") for known in kinds)
+            given = value or (rest[0] if flag and rest and not rest[0].startswith("-") else "")
+            if (flag or not is_section) and (how := habit(key, given)):
+                raise UserError(f"unknown {f'option {name}' if flag else f'key {key!r}'}{how}")
             raise UserError(_unknown(key, kinds))
         if not equals:
             value = _following(key, kinds[key], rest)
@@ -253,7 +268,7 @@ def from_json(text: str, report: Callable[[str], None] | None = None) -> Config:
       UserError: not JSON, an unknown key, or a value of the wrong type.
     """
     try:
-        tree = json.loads(text)
+        tree = parse_json(text, unique=True)
     except ValueError as error:
         raise UserError(f"not a config: {error}; give a config.json as famjax wrote it") from error
     if isinstance(tree, dict) and "architectures" in tree:
@@ -277,7 +292,7 @@ def _to_stderr(line: str) -> None:
 def _build(cls: type, tree: Any, prefix: str, missing: list[str]) -> Any:
     hints = get_type_hints(cls)
     if not isinstance(tree, dict):
-        raise UserError(f"{prefix[:-1] or 'config'}={tree!r}: must be a table of keys")
+        raise UserError(f"{prefix[:-1] or 'config'}={shorten(tree)}: must be a table of keys")
     for name in tree:
         if name not in hints:
             raise UserError(_unknown(prefix + name, keys()))

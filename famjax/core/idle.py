@@ -1,40 +1,353 @@
-"""Keys that do nothing: given by a user, they would be passed over without a word."""
+"""Keys that do nothing: given by a user, they would be passed over without a word.
+
+Every key of the schema is in one of two lists: `ALWAYS` used, or used if a `Rule` says so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from typing import NamedTuple
 
-from famjax.core.checks import mixer_pattern
-from famjax.core.config import Config, ModelConfig
+from famjax.core.checks import TOYS, mixer_pattern
+from famjax.core.config import Config
 from famjax.core.errors import UserError
+from famjax.core.keys import values
 
-# of the residual stack alone
-_RESIDUAL = tuple(
-    f"model.{name}"
-    for name in ("mixer", "memory_segments", "window", "capacity", "fam_len", "fam_previous")
-)
+
+class Rule(NamedTuple):
+    """When keys do nothing.
+
+    Attributes:
+      keys: patterns of them, of `fnmatch`.
+      idle: config -> what they do nothing with; "" where they are used.
+      fix: what would make them do something.
+      switch: 0, false, none and "" are accepted all the same: they turn off what a config file
+        may have turned on.
+    """
+
+    keys: tuple[str, ...]
+    idle: Callable[[Config], str]
+    fix: str
+    switch: bool = False
 
 
 def refuse_idle(config: Config, given: Iterable[str]) -> None:
     """Raise a `UserError` for the first of the keys given that does nothing in this config."""
+    now = values(config)
     for key in given:
-        if found := _idle_with(config.model, key):
-            value, mend = found
-            raise UserError(f"{key}: does nothing with {value}; take it away, or set {mend}")
+        for rule in rules_of(key):
+            off = now[key] in (0, "", "none")
+            if not (rule.switch and off) and (value := rule.idle(config)):
+                raise UserError(
+                    f"{key}: does nothing with {value}; take it away, or set {rule.fix}"
+                )
 
 
-def _idle_with(model: ModelConfig, key: str) -> tuple[str, str] | None:
-    """Return what a key does nothing with, and what would mend it; None for a key that is used."""
-    stack = f"model.stack={model.stack}"
-    if key.startswith("model.feedback.") and model.stack not in ("feedback", "transformer"):
-        return stack, "model.stack=feedback"
-    if key in _RESIDUAL and model.stack != "residual":
-        return stack, "model.stack=residual"
-    if key.startswith("model.linear.") and "linear" not in mixer_pattern(model):
-        where = stack if model.stack != "residual" else f"model.mixer={model.mixer}"
-        return where, "model.mixer=linear"
-    if key == "model.dropout.attention" and set(mixer_pattern(model)) == {"linear"}:
-        return f"model.mixer={model.mixer}, which has no attention weights", "another mixer"
-    if key == "model.linear.features" and model.linear.map == "elu":
-        return "model.linear.map=elu, which has as many as a head has elements", "another map"
-    return None
+def rules_of(key: str) -> list[Rule]:
+    """Return the rules of a key, in their order."""
+    return [rule for rule in RULES if any(fnmatchcase(key, pattern) for pattern in rule.keys)]
+
+
+# Conditions
+
+
+def _unless(used: Callable[[Config], bool], *keys: str) -> Callable[[Config], str]:
+    """Return a rule's `idle`: what the keys of the config are, unless they let it be used."""
+
+    def idle(config: Config) -> str:
+        if used(config):
+            return ""
+        now = values(config)
+        return " and ".join(f"{key}={_shown(now[key])}" for key in keys)
+
+    return idle
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value) or "''"
+
+
+def _mixers(*names: str) -> Callable[[Config], str]:
+    """Return a rule's `idle` for what layers with one of these mixers alone read."""
+
+    def idle(config: Config) -> str:
+        model = config.model
+        if model.stack != "residual":
+            return f"model.stack={model.stack}"
+        return "" if set(names) & set(mixer_pattern(model)) else f"model.mixer={model.mixer}"
+
+    return idle
+
+
+def _stacks(*names: str) -> Callable[[Config], str]:
+    return _unless(lambda c: c.model.stack in names, "model.stack")
+
+
+def _tasks(*names: str) -> Callable[[Config], str]:
+    return _unless(lambda c: c.data.task in names, "data.task")
+
+
+def _only_linear(config: Config) -> str:
+    if set(mixer_pattern(config.model)) != {"linear"}:
+        return ""
+    return f"model.mixer={config.model.mixer}, which has no attention weights"
+
+
+def _without_rotation(config: Config) -> str:
+    """Return what leaves queries and keys where they are; "" where they are rotated."""
+    model = config.model
+    if model.stack == "lstm":
+        return "model.stack=lstm"
+    if model.stack != "residual":
+        learned = model.feedback.positions == "learned"
+        return "model.feedback.positions=learned" if learned else ""
+    if set(mixer_pattern(model)) == {"linear"} and not model.linear.rope:
+        return "model.linear.rope=false"
+    return ""
+
+
+def _not_rotated(config: Config) -> str:
+    """Return the same, or that the share of the elements that are rotated is none."""
+    nothing = config.model.arch.rotary_fraction == 0
+    return _without_rotation(config) or ("model.arch.rotary_fraction=0" if nothing else "")
+
+
+def _elu(config: Config) -> str:
+    elu = config.model.linear.map == "elu"
+    return "model.linear.map=elu, which has as many as a head has elements" if elu else ""
+
+
+# The lists
+
+# Used by every model and every run. What is here and is refused by `famjax.core.checks` where it
+# cannot be is not named again.
+ALWAYS = (
+    "name",
+    "seed",
+    "init",
+    "model.vocab_size",
+    "model.stack",
+    "model.layers",
+    "model.width",
+    "model.norm",
+    "model.tied",
+    "model.block_len",  # 1 for the stacks without blocks
+    "model.remat",
+    "model.dtype",
+    "model.adaptive.cutoffs",
+    "model.arch.norm_eps",
+    "model.arch.pre_norm",
+    "model.arch.logit_cap",
+    "model.arch.embed_scale",
+    "model.lora.rank",
+    "data.task",
+    "data.tokenizer",
+    "data.layout",
+    "data.batch",
+    "data.length",
+    "data.repeat_len",
+    "optimizer.name",
+    "optimizer.learning_rate",
+    "optimizer.schedule",
+    "optimizer.warmup_steps",
+    "optimizer.beta1",
+    "optimizer.weight_decay",
+    "optimizer.clip_norm",
+    "train.steps",
+    "train.only",
+    "train.match",
+    "train.accumulate",
+    "train.bptt_*",
+    "train.log_every",
+    "train.checkpoint_every",
+    "train.keep",
+    "profile.*",
+    "mesh.*",
+)
+
+_ATTENDS = _unless(lambda c: c.model.stack != "lstm", "model.stack")
+
+RULES = (
+    # stacks and mixers
+    Rule(("model.mixer", "model.scan_layers"), _stacks("residual"), "model.stack=residual"),
+    Rule(("model.memory_segments",), _mixers("bswa", "bswa_sg", "fam"), "model.mixer=bswa or fam"),
+    Rule(("model.fam_len", "model.fam_previous"), _mixers("fam"), "model.mixer=fam"),
+    Rule(("model.window",), _mixers("swa"), "model.mixer=swa"),
+    Rule(
+        ("model.capacity",),
+        lambda c: "" if c.model.arch.learned_positions else _mixers("full")(c),
+        "model.mixer=full",
+    ),
+    Rule(("model.linear.*",), _mixers("linear"), "model.mixer=linear"),
+    Rule(("model.linear.features",), _elu, "another map"),
+    Rule(
+        (
+            "model.heads",
+            "model.kv_heads",
+            "model.head_dim",
+            "model.mlp_width",
+            "model.mlp",
+            "model.arch.query_scale",
+            "model.arch.attention_cap",
+            "model.arch.post_norm",
+            "model.arch.qk_norm",
+            "model.arch.qkv_bias",
+            "model.arch.out_bias",
+            "model.arch.mlp_bias",
+            "model.arch.parallel",
+            "model.dropout.*",
+        ),
+        _ATTENDS,
+        "model.stack=residual",
+        switch=True,
+    ),
+    Rule(
+        ("model.dropout.attention", "model.arch.attention_cap"),
+        _only_linear,
+        "another mixer",
+        switch=True,
+    ),
+    # arch
+    Rule(
+        ("model.arch.norm_plus_one",),
+        _unless(lambda c: c.model.norm == "rmsnorm", "model.norm"),
+        "model.norm=rmsnorm",
+        switch=True,
+    ),
+    Rule(
+        ("model.arch.learned_positions",),
+        _stacks("residual"),
+        "model.stack=residual",
+        switch=True,
+    ),
+    Rule(
+        ("model.arch.rotary_fraction", "model.arch.rope_*", "model.rope_base", "train.rpo"),
+        _without_rotation,
+        "rotary positions",
+        switch=True,
+    ),
+    Rule(
+        ("model.arch.rope_*", "model.rope_base", "train.rpo"),
+        _not_rotated,
+        "model.arch.rotary_fraction=1",
+        switch=True,
+    ),
+    Rule(
+        ("model.arch.rope_factor",),
+        _unless(lambda c: c.model.arch.rope_scaling != "none", "model.arch.rope_scaling"),
+        "model.arch.rope_scaling=linear or llama3",
+    ),
+    Rule(
+        ("model.arch.rope_low", "model.arch.rope_high", "model.arch.rope_length"),
+        _unless(lambda c: c.model.arch.rope_scaling == "llama3", "model.arch.rope_scaling"),
+        "model.arch.rope_scaling=llama3",
+    ),
+    Rule(("model.arch.local_rope_base",), _mixers("swa"), "model.mixer=swa", switch=True),
+    # feedback
+    Rule(("model.feedback.*",), _stacks("feedback", "transformer"), "model.stack=feedback"),
+    Rule(
+        ("model.feedback.layer",),
+        _unless(
+            lambda c: c.model.feedback.composition == "layer" and c.model.stack == "feedback",
+            "model.feedback.composition",
+        ),
+        "model.feedback.composition=layer",
+    ),
+    Rule(
+        ("model.feedback.span_ramp", "model.feedback.span_start", "model.feedback.span_loss"),
+        _unless(lambda c: c.model.feedback.adaptive_span, "model.feedback.adaptive_span"),
+        "model.feedback.adaptive_span=true",
+        switch=True,
+    ),
+    Rule(
+        ("model.feedback.tolerance",),
+        _unless(lambda c: c.model.feedback.sweeps > 0, "model.feedback.sweeps"),
+        "model.feedback.sweeps=2",
+    ),
+    # adapters and adaptive softmax
+    Rule(
+        ("model.lora.alpha", "model.lora.rs", "model.lora.dropout", "model.lora.on"),
+        _unless(lambda c: c.model.lora.rank > 0, "model.lora.rank"),
+        "model.lora.rank=16",
+        switch=True,
+    ),
+    Rule(
+        ("model.lora.base",),
+        _unless(
+            lambda c: c.model.lora.rank > 0 or c.train.only != "all",
+            "model.lora.rank",
+            "train.only",
+        ),
+        "model.lora.rank=16",
+    ),
+    Rule(
+        ("model.adaptive.factor",),
+        _unless(lambda c: c.model.adaptive.cutoffs != "", "model.adaptive.cutoffs"),
+        "model.adaptive.cutoffs=20000,60000",
+    ),
+    # data
+    Rule(("data.files", "data.seqio", "data.tfds"), _tasks("text"), "data.task=text", switch=True),
+    Rule(
+        ("data.feature",),
+        _unless(
+            lambda c: c.data.task == "text" and bool(c.data.seqio or c.data.tfds),
+            "data.task",
+            "data.seqio",
+            "data.tfds",
+        ),
+        "data.seqio or data.tfds",
+    ),
+    Rule(("data.holdout",), _tasks("text"), "data.task=text", switch=True),
+    Rule(
+        ("data.holdout",),
+        lambda c: next(
+            (f"data.{k}={v}" for k in ("seqio", "tfds") if (v := getattr(c.data, k))), ""
+        ),
+        "data.files",
+        switch=True,
+    ),
+    Rule(
+        ("data.keep_whole",),
+        _unless(lambda c: c.data.layout == "lanes", "data.layout"),
+        "data.layout=lanes",
+        switch=True,
+    ),
+    Rule(
+        ("data.repeat_weight",),
+        _unless(lambda c: c.data.repeat_len > 0, "data.repeat_len"),
+        "data.repeat_len=256",
+    ),
+    Rule(("data.passkey.*",), _tasks("passkey"), "data.task=passkey"),
+    Rule(("data.toy.*",), _tasks(*TOYS), f"data.task={TOYS[0]}"),
+    Rule(("data.toy.size",), _tasks("random_walk"), "data.task=random_walk"),
+    Rule(("data.toy.variables",), _tasks("algorithmic"), "data.task=algorithmic"),
+    Rule(
+        ("data.toy.threshold",),
+        _unless(lambda c: c.data.toy.start_steps > 0, "data.toy.start_steps"),
+        "data.toy.start_steps=10",
+    ),
+    # optimizer and training
+    Rule(
+        ("optimizer.beta2",),
+        _unless(lambda c: c.optimizer.name != "nag", "optimizer.name"),
+        "optimizer.name=adamw",
+    ),
+    Rule(
+        ("optimizer.decay_fraction",),
+        _unless(lambda c: c.optimizer.schedule == "wsd", "optimizer.schedule"),
+        "optimizer.schedule=wsd",
+    ),
+    Rule(
+        ("optimizer.final_fraction",),
+        _unless(lambda c: c.optimizer.schedule == "cosine", "optimizer.schedule"),
+        "optimizer.schedule=cosine",
+    ),
+    Rule(("train.rsp",), _mixers("fam"), "model.mixer=fam", switch=True),
+    Rule(
+        ("train.rsp_ramp",),
+        _unless(lambda c: c.train.rsp > 0, "train.rsp"),
+        "train.rsp=0.8",
+        switch=True,
+    ),
+)

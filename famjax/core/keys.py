@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from famjax.core.config import Config
 from famjax.core.errors import nearest
+from famjax.core.json_files import shorten
 
 
 def keys(cls: type = Config, prefix: str = "") -> dict[str, Any]:
@@ -37,14 +39,16 @@ def fits(value: Any, kind: Any) -> bool:
     if get_origin(kind) is Literal:
         return value in get_args(kind)
     if kind is float:
-        return type(value) in (int, float)
+        # a whole number may be beyond all floats
+        return type(value) is float or (type(value) is int and abs(value) <= sys.float_info.max)
     return type(value) is kind
 
 
 def wrong(key: str, value: Any, kind: Any) -> str:
     """Return what to say of a value that is not of its field's type."""
+    value = shorten(value)
     if get_origin(kind) is Literal:
         choices = get_args(kind)
-        return f"{key}={value}: must be one of {', '.join(choices)}{nearest(str(value), choices)}"
+        return f"{key}={value}: must be one of {', '.join(choices)}{nearest(value, choices)}"
     kinds = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
     return f"{key}={value}: must be {kinds[kind]}"

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from famjax.core.errors import UserError
+from famjax.core.json_files import parse_json
 
 # Seconds: for all to be there; without a sign of life until a process is taken for gone.
 PATIENCE, HEARTBEAT = 300, 60
@@ -210,7 +211,7 @@ def everyone(name: str, value: Any) -> list[Any]:
     texts = [client().blocking_key_value_get(_key(name, turn, i), _HOURS) for i in range(count())]
     if turn:  # all have met here, so all have read what was given the time before
         client().key_value_delete(_key(name, turn - 1, mine))
-    return [json.loads(text) for text in texts]
+    return [parse_json(text) for text in texts]
 
 
 def from_first(name: str, value: Callable[[], T]) -> T:

@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from famjax.core.config import Config, DropoutConfig
+from famjax.core.json_files import shorten
 from famjax.core.keys import fits, keys, values, wrong
+from famjax.core.memory import in_words
+from famjax.core.size import batch_bytes, weight_bytes
 
 _LOWEST: dict[str, float] = {
     "seed": 0,
@@ -76,6 +79,17 @@ _LOWEST: dict[str, float] = {
     "train.keep": 1,
     "profile.memory": 0,
 }
+# of every whole number but the seed: shapes and counts of steps are numbers of 32 bits
+MOST = 2**31 - 1
+HIGHEST = {
+    # ten times what anyone has trained; each is a name in a checkpoint
+    "model.layers": 10_000,
+    "data.passkey.digits": 1000,
+    # an episode is made whole
+    "data.toy.steps": 100_000,
+    "data.toy.start_steps": 100_000,
+    "data.toy.test_steps": 100_000,
+}
 _POSITIVE = (
     "model.rope_base",
     "model.arch.norm_eps",
@@ -118,6 +132,14 @@ def bad_ranges(config: Config) -> Iterator[str]:
     for key, lowest in _LOWEST.items():
         if given[key] < lowest:
             yield f"{key}={given[key]}: must be at least {lowest}"
+    for key, highest in HIGHEST.items():
+        if given[key] > highest:
+            yield f"{key}={shorten(given[key])}: must be at most {highest:,}"
+    for key, value in given.items():
+        if type(value) is int and value > MOST and key != "seed":
+            yield f"{key}={shorten(value)}: must be at most {MOST:,}{_would_take(config, key)}"
+        if isinstance(value, str) and not _is_text(value):
+            yield f"{key}={shorten(repr(value))}: holds a zero byte or half a character"
     for key in _POSITIVE:
         if given[key] <= 0:
             yield f"{key}={given[key]}: must be greater than 0"
@@ -128,6 +150,23 @@ def bad_ranges(config: Config) -> Iterator[str]:
         if not 0 <= given[key] < 1:
             yield f"{key}={given[key]}: must be at least 0 and less than 1"
     if config.seed >= 2**32:
-        yield f"seed={config.seed}: must be less than {2**32}"
+        yield f"seed={shorten(config.seed)}: must be less than {2**32}"
     if not config.name or config.name in (".", "..") or set(config.name) & set("/\\\0"):
         yield f"name={config.name!r}: names the run's folder; give a name without slashes"
+
+
+def _would_take(config: Config, key: str) -> str:
+    """Return what a size that is refused would mean."""
+    if key.startswith("model."):
+        return f"; the model's parameters would take {in_words(weight_bytes(config.model))}"
+    if key in ("data.batch", "data.length"):
+        return f"; what a step reads would take {in_words(batch_bytes(config))}"
+    return ""
+
+
+def _is_text(value: str) -> bool:
+    """Tell whether the system takes it as a path."""
+    try:
+        return b"\0" not in value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False

@@ -35,7 +35,7 @@ def is_writable(folder: str) -> bool:
         return True
     with contextlib.suppress(OSError):
         Path(folder).mkdir(parents=True, exist_ok=True)
-    return os.access(folder, os.W_OK)
+    return Path(folder).is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
 
 def use_huge_pages(*, keep: bool = False) -> None:
@@ -100,7 +100,14 @@ def setup() -> None:
 
     folder = cache_folder()
     if not is_writable(folder):
-        return  # JAX would warn at every compilation
+        print(
+            f"famjax: {folder} cannot be written: compiled programs are not kept, and every start "
+            "compiles anew; set JAX_COMPILATION_CACHE_DIR to a folder that can be written",
+            file=sys.stderr,
+        )
+        # which JAX has from the environment: it would warn at every compilation
+        jax.config.update("jax_compilation_cache_dir", None)
+        return
     jax.config.update("jax_compilation_cache_dir", folder)
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

@@ -39,12 +39,12 @@ class Context(NamedTuple):
       valid: [b t] bool, or None for all valid. False marks padding. Padding stands behind the
         tokens of its lane, and is followed only by padding until the next reset or the end of the
         call. It never updates the state; the outputs at padding mean nothing.
-      offset: scalar, added to all positions (random position offset, TransformerFAM B.2.2), or
-        None.
+      offset: [b], tokens, added to all positions of a row, those of its FAMs and of its FAM prompt
+        included (random position offset, TransformerFAM B.2.2), or None. Only a call has one.
       key: random key of one layer's dropouts, set by the stack in training; None drops nothing.
         Only a call has one: `step`, the prompt and the initial state never drop anything.
-      prompt: [f d], the FAM prompt as it stands before the layer (TransformerFAM B.1), set by the
-        stack when a reset needs it; None otherwise.
+      prompt: [f d], or [b f d] with an offset, the FAM prompt as it stands before the layer
+        (TransformerFAM B.1), set by the stack when a reset needs it; None otherwise.
     """
 
     reset: Array | None = None

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 from famjax.core import processes
+from famjax.core.chatter import without_gloo
 from famjax.core.errors import Stopped, UserError
 from famjax.core.processes import Place
 
@@ -154,10 +155,16 @@ def together(place: Place | None) -> Iterator[None]:
     Args:
       place: of this process; None if it is alone.
     """
-    global _watch
     if place is None:
         yield
         return
+    with without_gloo(), _watched(place):
+        yield
+
+
+@contextlib.contextmanager
+def _watched(place: Place) -> Iterator[None]:
+    global _watch
     import jax
 
     _watch = watch = Watch(place)

@@ -6,20 +6,14 @@ message is enclosed in two noncharacters, and so is read as the text it is.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
 from typing import Any
 
-from jinja2 import nodes
-from jinja2.exceptions import TemplateError, TemplateSyntaxError
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
 from famjax.core.errors import UserError
+from famjax.data.rendering import Renderer
+from famjax.data.spoken import first_dropped
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 _ENCLOSED = re.compile(f"{_OPEN}(.+?){_CLOSE}", re.DOTALL)
@@ -49,40 +43,27 @@ class ChatTemplate:
         eos: str,
         controls: Sequence[str],
     ):
-        self._name, self._source, self._variables = name, source, variables
+        self._called = f"the chat template of tokenizer {name}"
+        self._renderer = Renderer(self._called, source, variables)
         self._bos, self._eos, self._controls = bos, eos, tuple(controls)
         # the longest first, as a token may begin with another
         strings = sorted([*controls, _OPEN, _CLOSE], key=len, reverse=True)
         self._acting = re.compile("|".join(map(re.escape, strings)))
 
-    def render(
-        self,
-        messages: Messages,
-        add_generation_prompt: bool,
-        now: Callable[[], datetime] = datetime.now,
-    ) -> str:
+    def render(self, messages: Messages, add_generation_prompt: bool) -> str:
         """Return the text the template writes.
 
         Raises:
-          UserError: the template is no Jinja, or refuses the messages.
+          UserError: see `famjax.data.rendering.Renderer.render`.
         """
-        try:
-            return self._template.render(
-                messages=messages,
-                add_generation_prompt=add_generation_prompt,
-                tools=None,
-                documents=None,
-                strftime_now=lambda form: now().strftime(form),
-                **self._variables,
-            )
-        except UserError:
-            raise
-        except Exception as error:  # a template is a program, and fails as programs do
-            raise UserError(f"{self._called}: refuses the messages: {_one_line(error)}") from None
+        return self._renderer.render(messages, add_generation_prompt).text
 
     def prompt(self, messages: Messages, add_generation_prompt: bool) -> str:
         """Return what a model reads, for `parts`, without a bos at its start."""
-        return self.render(self._tamed(messages), add_generation_prompt).removeprefix(self._bos)
+        tamed = self._tamed(messages)
+        text = self.render(tamed, add_generation_prompt)
+        self._refuse_dropped(tamed, text)
+        return text.removeprefix(self._bos)
 
     def document(self, messages: Messages) -> list[tuple[str, float]]:
         """Return a conversation to learn from, for `parts`, as texts and their weights.
@@ -98,31 +79,37 @@ class ChatTemplate:
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if not answers:
             raise UserError('no message has the role "assistant": there is nothing to learn')
-        tamed = self._tamed(messages)
-        whole = self._dated(tamed[: answers[-1] + 1])
+        tamed = self._tamed(messages[: answers[-1] + 1])
+        # up to each answer, and with it
+        cuts = [cut for i in answers for cut in ((i, True), (i + 1, False))]
+        whole, ends = self._renderer.render(tamed, False, _DAY, cuts)
         texts, at = [], 0
-        for i in answers:
-            asked = self._dated(tamed[:i], add_generation_prompt=True)
-            told = self._dated(tamed[: i + 1])
-            if not (told.startswith(asked) and whole.startswith(told) and at <= len(asked)):
+        for i, asked, told in zip(answers, ends[::2], ends[1::2], strict=True):
+            if asked is None or told is None or not at <= asked <= told:
                 raise UserError(
                     f"{self._called}: does not write message {i + 1} behind the text of those "
                     "before it, so its tokens cannot be told; give another template"
                 )
-            end = self._turn_end(told)
-            texts += [(whole[at : len(asked)], 0.0), (whole[len(asked) : end], 1.0)]
+            end = self._turn_end(whole[:told])
+            texts += [(whole[at:asked], 0.0), (whole[asked:end], 1.0)]
             at = end
+        self._refuse_dropped(tamed[: answers[-1] + 1], whole)
         texts[0] = (texts[0][0].removeprefix(self._bos), 0.0)
         texts[-1] = (texts[-1][0].removesuffix(self._eos), 1.0)
         return texts
-
-    def _dated(self, messages: Messages, add_generation_prompt: bool = False) -> str:
-        return self.render(messages, add_generation_prompt, now=lambda: _DAY)
 
     def _turn_end(self, text: str) -> int:
         """Return where the last turn of `text` ends: at its control token if only space follows."""
         closed = text.rstrip()
         return len(closed if closed.endswith(self._controls) else text)
+
+    def _refuse_dropped(self, tamed: Messages, text: str) -> None:
+        """Raise a `UserError` if a rendered text lacks what a message says."""
+        if (i := first_dropped(tamed, text)) is not None:
+            raise UserError(
+                f"{self._called}: does not write what message {i + 1} (role {tamed[i]['role']!r}) "
+                "says; give another template, in chat_template.jinja beside tokenizer.json"
+            )
 
     def _tamed(self, messages: Messages) -> list[dict[str, Any]]:
         """Return the messages with the strings of control tokens in them enclosed."""
@@ -140,67 +127,9 @@ class ChatTemplate:
             return [self._tame(part) for part in value]
         return value
 
-    @property
-    def _called(self) -> str:
-        return f"the chat template of tokenizer {self._name}"
-
-    @cached_property
-    def _template(self) -> Any:
-        try:
-            return _environment().from_string(self._source)
-        except TemplateSyntaxError as error:
-            raise UserError(
-                f"{self._called}, line {error.lineno}: {_one_line(error)}; mend it, or fetch it "
-                "again"
-            ) from None
-
 
 def parts(rendered: str) -> Iterator[tuple[str, bool]]:
     """Yield the parts of a text from a template, and whether control tokens act in each."""
     for i, part in enumerate(_ENCLOSED.split(rendered)):
         if part:
             yield part, i % 2 == 0
-
-
-class _Generation(Extension):
-    """`{% generation %}`, with which some templates mark answers: its body is written as it is."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), True), lineno=line)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
-    )
-    environment.globals["raise_exception"] = _refuse
-    environment.filters["tojson"] = _to_json
-    return environment
-
-
-def _refuse(reason: str) -> None:
-    raise TemplateError(reason)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own escapes what stands for something in HTML
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

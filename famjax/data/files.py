@@ -7,6 +7,7 @@ the user named the file, and counted when it lay in a folder.
 from __future__ import annotations
 
 import codecs
+import fnmatch
 import glob
 import gzip
 import hashlib
@@ -14,25 +15,35 @@ import json
 import lzma
 import os
 import re
+import sys
 import sysconfig
+import tempfile
+import time
 import zlib
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from famjax.core.errors import UserError, nearest
+from famjax.core.errors import UserError, nearest_path
+from famjax.core.json_files import parse_json, regular_size
 from famjax.data.chat import ChatTemplate
 
 PIECE_BYTES = 64 << 10
 _PROBE_BYTES = 8 << 10
 _SCAN_BYTES = 1 << 20
+# Linux's folders of files that are made when they are read, and may never end
+_KERNEL = ("/proc/", "/sys/")
+_MOST_FILES = 1_000_000
+# of the opening scan without a word
+_SILENT_SECONDS = 5.0
+# sequences of roles on which the opening scan tries a chat template
+_TRIED = 256
 # ASCII white space never stands inside a character of several bytes
 SPACE = re.compile(rb"[ \t\n\r]")
 
@@ -48,7 +59,13 @@ def reading(path: str) -> Iterator[None]:
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile):
         raise UserError(f"{path}: truncated or damaged; fetch or compress it again") from None
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}") from None
+        raise UserError(_not_readable(path, error)) from None
+
+
+def _not_readable(path: str, error: OSError) -> str:
+    if isinstance(error, PermissionError):
+        return f"{path}: no permission to read it; chmod it (u+rX), or leave it out"
+    return f"{path}: {error.strerror or error}"
 
 
 def open_text(path: str) -> BinaryIO:
@@ -143,12 +160,25 @@ class TextFile:
         return 1 if self.rows is None else len(self.rows)
 
 
-def find_files(files: str) -> tuple[list[TextFile], Counter[str]]:
-    """Return the text files that `data.files` names, and how many were skipped, by reason."""
+def find_files(
+    files: str, template: ChatTemplate | None = None
+) -> tuple[list[TextFile], Counter[str]]:
+    """Return the text files that `data.files` names, and how many were skipped, by reason.
+
+    Compressed files and .jsonl are read to their ends, and what `json_line` would refuse later is
+    refused now. Other files are probed: only reading tells whether they are UTF-8 throughout.
+
+    Args:
+      template: that will write conversations.
+    """
     skipped: Counter[str] = Counter()
     found: dict[str, TextFile] = {}
     parts = [part.strip() for part in files.split(",")]
-    entries = [files] if os.path.exists(files) else [part for part in parts if part] or [""]
+    entries = [files] if os.path.exists(files) else [part for part in parts if part]
+    if not entries and not files.strip():
+        entries = [""]
+    if not entries or "\0" in files:
+        raise UserError(f"data.files={files!r}: names no file; give a file, a folder or a glob")
     for entry in entries:
         for path, name, explicit in _expand(os.path.expanduser(entry), skipped):
             if reason := _probe(path, explicit):
@@ -157,7 +187,8 @@ def find_files(files: str) -> tuple[list[TextFile], Counter[str]]:
                 found.setdefault(os.path.realpath(path), TextFile(path, name))
     if not found:
         raise UserError(f"data.files={files}: no text in there{skips(skipped)}")
-    return [_indexed(file) for file in found.values()], skipped
+    scan = _Scan(template)
+    return [scan.indexed(file) for file in found.values()], skipped
 
 
 def _expand(entry: str, skipped: Counter[str]) -> Iterator[tuple[str, str, bool]]:
@@ -167,24 +198,118 @@ def _expand(entry: str, skipped: Counter[str]) -> Iterator[tuple[str, str, bool]
         for path in _walk(library, skipped):
             if path.endswith(".py"):
                 yield path, os.path.relpath(path, library), False
+    elif _is_system(entry):
+        raise UserError(f"data.files={entry}: is the system's; name the folder of the texts")
     elif os.path.isdir(entry):
-        for path in _walk(entry, skipped):
+        for path in _counted(_walk(entry, skipped), entry):
             yield path, os.path.relpath(path, entry), False
     elif os.path.exists(entry):
         yield entry, os.path.basename(entry), True
-    elif matches := sorted(filter(os.path.isfile, glob.glob(entry, recursive=True))):
-        folder = os.path.dirname(re.split(r"[*?[]", entry)[0])
+    elif matches := sorted(filter(os.path.isfile, _globbed(entry))):
+        folder = _fixed_folder(entry)
         for path in matches:
             yield path, os.path.relpath(path, folder or "."), False
     else:
-        folder, name = os.path.split(entry)
-        near = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
-        raise UserError(f"data.files: no such file or folder: {entry}{nearest(name, near)}")
+        _refuse_unlisted(_fixed_folder(entry))
+        if os.path.islink(entry):
+            raise UserError(
+                f"data.files: {entry} is a link to {os.readlink(entry)}, where nothing is to read"
+            )
+        raise UserError(f"data.files: no such file or folder: {entry}{nearest_path(entry)}")
+
+
+def _fixed_folder(entry: str) -> str:
+    """Return the folder of a path or a glob, as far as it has no wildcard."""
+    return os.path.dirname(re.split(r"[*?[]", entry)[0])
+
+
+def _refuse_unlisted(folder: str) -> None:
+    """Raise a `UserError` if a folder may not be listed, so that nothing in it could be found."""
+    try:
+        with os.scandir(folder or "."):
+            pass
+    except PermissionError as error:
+        raise UserError(_not_readable(folder or ".", error)) from None
+    except OSError:
+        return  # not there: whoever looks for something in it says so
+
+
+def _refuse_unread(error: OSError) -> None:
+    """Raise the `UserError` of a folder below one to read: nothing is left out without a word."""
+    raise UserError(_not_readable(error.filename, error))
+
+
+def _globbed(entry: str) -> Iterator[str]:
+    """Yield what a pattern matches."""
+    folder = os.path.dirname(re.split(r"[*?[]", entry)[0]) or "."
+    # without "**" no more is looked at than one folder for each name of the pattern
+    if _is_system(folder) and ("**" in entry or os.path.realpath(folder) != os.sep):
+        raise UserError(f"data.files={entry}: is the system's; name the folder of the texts")
+    parts = entry.split(os.sep)
+    if "**" not in parts:
+        yield from _counted(glob.iglob(entry), entry)
+        return
+    at = parts.index("**")
+    head = os.sep.join(parts[:at]) or ("." if at == 0 else os.sep)
+    below = (path for found in glob.iglob(head) for path in _below(found, parts[at:]))
+    yield from _counted(below, entry)
+
+
+def _below(folder: str, pattern: Sequence[str]) -> Iterator[str]:
+    """Yield the files below a folder whose path in it is of a pattern with "**".
+
+    As `glob.glob` does it, but links to folders are not followed: with two of them that lead to a
+    folder above, it would not end.
+    """
+    wanted = [part for part in pattern if part]
+    for root, _, names in os.walk(folder, onerror=_refuse_unread):
+        for name in names:
+            path = os.path.normpath(os.path.join(root, name))
+            if _is_like(os.path.relpath(path, folder).split(os.sep), wanted):
+                yield path
+
+
+def _is_like(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Tell whether the names of a path are of a pattern; hidden ones only where it says so."""
+
+    def skipping(places: set[int]) -> set[int]:
+        # "**" stands for nothing too
+        for i, part in enumerate(pattern):
+            if i in places and part == "**":
+                places.add(i + 1)
+        return places
+
+    places = skipping({0})  # of the pattern, that may come next
+    for part in parts:
+        after = set()
+        for i in places - {len(pattern)}:
+            hidden = part.startswith(".") and not pattern[i].startswith(".")
+            if not hidden and fnmatch.fnmatchcase(part, pattern[i]):
+                after |= {i} if pattern[i] == "**" else {i + 1}
+        places = skipping(after)
+    return len(pattern) in places
+
+
+def _counted(paths: Iterable[str], entry: str) -> Iterator[str]:
+    for count, path in enumerate(paths):
+        if count == _MOST_FILES:
+            raise UserError(
+                f"data.files={entry}: more than {_MOST_FILES:,} files; name a folder with fewer, "
+                "or write the texts as lines of .jsonl files"
+            )
+        yield path
+
+
+def _is_system(path: str) -> bool:
+    """Tell whether a path is the whole file system, or made up by the kernel as it is read."""
+    real = os.path.realpath(path)
+    return real == os.sep or real.startswith(_KERNEL) or f"{real}{os.sep}" in _KERNEL
 
 
 def _walk(folder: str, skipped: Counter[str]) -> Iterator[str]:
     """Yield the files below `folder`, sorted, without hidden ones and installed packages."""
-    for root, folders, names in os.walk(folder):
+
+    for root, folders, names in os.walk(folder, onerror=_refuse_unread):
         hidden = [name for name in folders + names if name.startswith(".")]
         skipped["hidden"] += len(hidden)
         folders[:] = sorted(set(folders) - set(hidden) - {"site-packages", "dist-packages"})
@@ -194,6 +319,18 @@ def _walk(folder: str, skipped: Counter[str]) -> Iterator[str]:
 
 def _probe(path: str, explicit: bool) -> str | None:
     """Return why a file is not text, judged by its first KiBs; an error if the user named it."""
+    try:
+        # opening a pipe may wait for ever, and a device may never end
+        regular_size(path)
+    except UserError:
+        if explicit:
+            raise
+        return "no regular file"
+    except OSError:
+        if not explicit:
+            return "no regular file"  # a link to nothing
+    if os.path.realpath(path).startswith(_KERNEL):
+        return "no regular file"
     with open_text(path) as stream, reading(path):
         head = stream.read(_PROBE_BYTES)
     if not head:
@@ -219,25 +356,114 @@ def skips(skipped: Counter[str]) -> str:
     return f"; skipped {', '.join(parts)}" if parts else ""
 
 
-def _indexed(file: TextFile) -> TextFile:
-    """Find the documents of a .jsonl file: one on each line that is not blank."""
-    if not _is_jsonl(file.path):
+class _Scan:
+    """Reads what cannot be trusted unread: each line of .jsonl, and compressed files to their ends.
+
+    It says how far it is when it takes more than 5 seconds.
+
+    Args:
+      template: of conversations, tried on the first of each sequence of roles.
+    """
+
+    def __init__(self, template: ChatTemplate | None):
+        self._template = template
+        self._tried: set[Any] = set()
+        self._begin = self._said = time.monotonic()
+        self._bytes = 0
+
+    def indexed(self, file: TextFile) -> TextFile:
+        """Return the file with its documents found: those of .jsonl, one a line not blank."""
+        if _is_jsonl(file.path):
+            return self._lines(file)
+        if file.path.endswith((".gz", ".xz")):
+            self._whole(file.path)
         return file
-    compressed = not file.path.endswith(".jsonl")
-    # Lines are read in random order, which compressed files do not allow.
-    spool = NamedTemporaryFile(prefix="famjax-") if compressed else None  # noqa: SIM115
-    rows = array("q")
-    offset = 0
-    with open_text(file.path) as stream, reading(file.path):
-        for line in stream:
-            if not line.isspace():
-                rows.append(offset)
-            offset += len(line)
-            if spool:
-                spool.write(line)
-    if spool:
-        spool.flush()
-    return replace(file, rows=np.array(rows, np.int64), plain=spool)
+
+    def _lines(self, file: TextFile) -> TextFile:
+        compressed = not file.path.endswith(".jsonl")
+        # Lines are read in random order, which compressed files do not allow.
+        spool = _Spool(file.path) if compressed else None
+        rows = array("q")
+        offset = number = 0
+        named = _naming_line(file.path, lambda: number)
+        with reading(file.path), open_text(file.path) as stream, named:
+            for number, line in enumerate(stream, 1):  # noqa: B007, read by the lambda
+                if not line.isspace():
+                    rows.append(offset)
+                    self._check(line)
+                offset += len(line)
+                self._tell(file.path, len(line))
+                if spool:
+                    spool.write(line)
+        if spool:
+            spool.flush()
+        return replace(file, rows=np.array(rows, np.int64), plain=spool and spool.file)
+
+    def _check(self, line: bytes) -> None:
+        _, messages = _record(line, self._template)
+        if not messages:
+            return
+        assert self._template is not None
+        kind = tuple((message["role"], *message) for message in messages)
+        # rendering takes a hundred times longer than reading: what the template says of roles in
+        # this order it says of all such conversations
+        if kind not in self._tried and len(self._tried) < _TRIED:
+            self._tried.add(kind)
+            self._template.document(messages)
+
+    def _whole(self, path: str) -> None:
+        decoder, offset = codecs.getincrementaldecoder("utf-8")(), 0
+        with open_text(path) as stream, reading(path):
+            while data := stream.read(_SCAN_BYTES):
+                held = len(decoder.getstate()[0])
+                try:
+                    decoder.decode(data)
+                except UnicodeDecodeError as error:
+                    raise UserError(_not_utf8(path, offset - held + error.start)) from None
+                offset += len(data)
+                self._tell(path, len(data))
+        if held := len(decoder.getstate()[0]):
+            raise UserError(_not_utf8(path, offset - held))
+
+    def _tell(self, path: str, size: int) -> None:
+        self._bytes += size
+        now = time.monotonic()
+        # ever more rarely: 5, 10, 20, 40 seconds after the beginning
+        if now - self._begin > max(_SILENT_SECONDS, 2 * (self._said - self._begin)):
+            self._said = now
+            rate = self._bytes / (now - self._begin)
+            print(
+                f"famjax: checking data.files: {self._bytes / 1e6:,.0f} MB so far, "
+                f"{rate / 1e6:,.0f} MB/s, now in {path}",
+                file=sys.stderr,
+            )
+
+
+class _Spool:
+    """The text of a compressed file in a temporary one, which is gone when nobody holds it."""
+
+    def __init__(self, path: str):
+        self._path = path
+        with self._explained():
+            self.file = tempfile.NamedTemporaryFile(prefix="famjax-")  # noqa: SIM115
+
+    def write(self, data: bytes) -> None:
+        with self._explained():
+            self.file.write(data)
+
+    def flush(self) -> None:
+        with self._explained():
+            self.file.flush()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UserError(
+                f"{self._path}: its text could not be written to {tempfile.gettempdir()} "
+                f"({error.strerror or error}); set TMPDIR to a folder with space, or decompress it"
+            ) from None
 
 
 # ---------------------------------------------------------------------------------------------
@@ -268,37 +494,84 @@ def json_line(file: TextFile, row: int, template: ChatTemplate | None) -> Line:
     with open_text(plain) as stream, reading(file.path):
         stream.seek(begin)
         line = stream.readline()
+    with _naming_line(file.path, lambda: _line_number(plain, begin)):
+        parts, messages = _record(line, template)
+        if not messages:
+            return Line(parts)
+        assert template is not None
+        texts = template.document(messages)
+        return Line([(text.encode("utf-8"), weight) for text, weight in texts], rendered=True)
+
+
+@contextmanager
+def _naming_line(path: str, number: Callable[[], int]) -> Iterator[None]:
+    """Turn what is wrong with a line into one that names file and line.
+
+    Args:
+      number: gives that of the line, counted from 1.
+    """
     try:
-        return _parsed(json.loads(line), template)
-    except UnicodeDecodeError as error:
-        raise UserError(_not_utf8(file.path, begin + error.start)) from None
+        yield
     except UserError as error:
         wrong = str(error)
+    except json.JSONDecodeError as error:
+        wrong = (
+            f"not JSON with valid text ({error.msg.removesuffix(' at')} at column {error.colno}); "
+            'write one object on each line, {"text": ...}'
+        )
+    except UnicodeDecodeError as error:
+        wrong = (
+            f"not UTF-8 at byte {error.start} of the line; convert the file (iconv -t utf-8) or "
+            "leave it out"
+        )
     except ValueError as error:
         wrong = f"not JSON with valid text ({error})"
-    except (KeyError, TypeError, AttributeError):
-        wrong = (
-            'no "text", and no "inputs" with "targets", "prompt" with "response", or "messages", '
-            "with a string in it"
-        )
-    raise UserError(f"{file.path}, line {_line_number(plain, begin)}: {wrong}")
+    else:
+        return
+    raise UserError(f"{path}, line {number()}: {wrong}")
 
 
-def _parsed(found: dict[str, Any], template: ChatTemplate | None) -> Line:
+def _record(
+    line: bytes, template: ChatTemplate | None
+) -> tuple[list[tuple[bytes, float]], list[dict[str, Any]]]:
+    """Return what a line says: UTF-8 with weights, or the messages of a conversation.
+
+    All is checked but what only the template can tell. Of the two the other is empty.
+
+    Raises:
+      UserError, ValueError: see `_naming_line`.
+    """
+    found = parse_json(line)
+    if not isinstance(found, dict):
+        raise UserError(f"a {type(found).__name__} where an object must be; {_FORMS}")
     if found.get("text") is not None:
-        return _weighted([(found["text"], 1.0)])
+        return [(_string(found, "text"), 1.0)], []
     if "targets" in found:
-        return _weighted([(found["inputs"], 0.0), (found["targets"], 1.0)])
+        return [(_string(found, "inputs"), 0.0), (_string(found, "targets"), 1.0)], []
     if "messages" in found:
-        return _conversation(found["messages"], template)
-    prompt, response = found["prompt"], found["response"]
-    if template is None or not (isinstance(prompt, str) and isinstance(response, str)):
-        return _weighted([(prompt, 0.0), (response, 1.0)])
-    turns = (("user", prompt), ("assistant", response))
-    return _conversation([{"role": who, "content": said} for who, said in turns], template)
+        return [], _messages(found["messages"], template)
+    prompt, response = _string(found, "prompt"), _string(found, "response")
+    if template is None:
+        return [(prompt, 0.0), (response, 1.0)], []
+    turns = (("user", found["prompt"]), ("assistant", found["response"]))
+    return [], [{"role": who, "content": said} for who, said in turns]
 
 
-def _conversation(messages: Any, template: ChatTemplate | None) -> Line:
+_FORMS = (
+    'no "text", and no "inputs" with "targets", "prompt" with "response", or "messages", with a '
+    "string in it"
+)
+
+
+def _string(found: dict[str, Any], key: str) -> bytes:
+    value = found.get(key)
+    if type(value) is not str:
+        there = f"; it has {', '.join(map(repr, list(found)[:5]))}" if found else ""
+        raise UserError(_FORMS + there)
+    return value.encode("utf-8")
+
+
+def _messages(messages: Any, template: ChatTemplate | None) -> list[dict[str, Any]]:
     if template is None:
         raise UserError(
             '"messages" needs a tokenizer with a chat template; set data.tokenizer to one, or '
@@ -310,11 +583,11 @@ def _conversation(messages: Any, template: ChatTemplate | None) -> Line:
         keys = ("role", "content")
         if not (isinstance(message, dict) and all(type(message.get(k)) is str for k in keys)):
             raise UserError(f'message {i + 1} has not both "role" and "content" with a string')
-    return _weighted(template.document(messages), rendered=True)
-
-
-def _weighted(parts: Sequence[tuple[str, float]], rendered: bool = False) -> Line:
-    return Line([(text.encode("utf-8"), weight) for text, weight in parts], rendered)
+        for key in keys:
+            message[key].encode("utf-8")  # half a pair of surrogates is no text
+    if not any(message["role"] == "assistant" for message in messages):
+        raise UserError('no message has the role "assistant": there is nothing to learn')
+    return messages
 
 
 def _line_number(path: str, offset: int) -> int:

@@ -20,6 +20,7 @@ import numpy as np
 import tokenizers
 
 from famjax.core.errors import UserError
+from famjax.core.json_files import read_json, shorten
 from famjax.data.chat import ChatTemplate, parts
 from famjax.data.tokenizers import Tokenizer
 
@@ -33,6 +34,8 @@ _CUTS = f"({_META})|(?<=<)(?=0x[0-9A-F]{{2}}>)"
 _NO_UTF8 = {0xC0, 0xC1, *range(0xF5, 0x100)}
 # Split text and keep all of it, but for a "behavior" of Removed.
 _SPLITTERS = {"ByteLevel", "Split", "Digits", "Punctuation", "Metaspace", "UnicodeScripts"}
+# ids may have gaps, but a table of all of them must not be a thousand times the file
+_MOST_IDS_PER_TOKEN, _BYTES = 16, 256
 _PROBE = " two  spaces\n\t\r\n   é e\u0301 漢字 😀 <s> </s> [INST] <0x0A> ▁ \0 I'm 1234 x\u00a0 "
 
 
@@ -133,10 +136,12 @@ class HuggingFaceTokenizer(Tokenizer):
     def _load(self) -> tokenizers.Tokenizer:
         try:
             return tokenizers.Tokenizer.from_str(self._json)
-        except Exception as error:  # the library has no other class for it
+        except BaseException as error:  # the library has no class for it, and panics have none
+            if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+                raise
             raise UserError(
-                f"{self._where}: the tokenizers library cannot read it ({error}); fetch it again, "
-                "or install a newer library"
+                f"{self._where}: the tokenizers library cannot read it ({shorten(error, 200)}); "
+                "fetch it again, or install a newer library"
             ) from None
 
 
@@ -251,7 +256,10 @@ def _pieces(spec: dict[str, Any], vocabulary: dict[str, int], byte_level: bool) 
         return token.encode()
 
     added = spec["added_tokens"]
-    size = 1 + max([*vocabulary.values(), *(token["id"] for token in added)])
+    ids = [*vocabulary.values(), *(token["id"] for token in added)]
+    size = 1 + max(ids)
+    if min(ids) < 0 or size > _MOST_IDS_PER_TOKEN * len(ids) + _BYTES:
+        raise ValueError("ids that are no numbers of tokens")
     pieces = [b""] * size
     for token, number in vocabulary.items():
         pieces[number] = written(token)
@@ -355,10 +363,7 @@ class _Beside:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise UserError(f"{path}: damaged or truncated; fetch it again") from None
+    found = read_json(path, "fetch it again")
     if not isinstance(found, dict):
         raise UserError(f"{path}: not a JSON object; fetch it again")
     return found

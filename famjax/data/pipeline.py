@@ -136,18 +136,17 @@ class Batches(grain.DatasetIterator[Batch]):
         return next(self._parent)
 
     def get_state(self) -> dict[str, Any]:
-        dealt = {"dealt": self._source.dealt} if self._source.dealt else {}
         return {
             "batches": self._parent.get_state(),
             "source": self._source.get_state(),
-            **dealt,
+            **self._source.get_deals(),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         # This stops the thread, so that no document is named by half a state.
         self._parent.set_state(state["batches"])
         self._source.set_state(state["source"])
-        self._source.dealt = state.get("dealt", [])
+        self._source.set_deals(state)
 
     def release(self) -> None:
         """Stop the thread, and let go of it."""

@@ -5,21 +5,27 @@ begin empty. All documents not yet dealt out are dealt anew, in the order in whi
 would have come to them. So none is dealt twice in an epoch; what an ended lane had not read of its
 document is read by no one.
 
-Where documents are fewer than lanes, before or after, each lane reads all of them in an order of
-its own (`famjax.data.sources`). Then nothing is dealt: lanes that stay go on in their order, and
-new ones begin theirs. An epoch that was shared until then is read by each lane from where it is in
-its own order: documents that were read may come again in it, and none is left out.
+Where documents are fewer than lanes, each lane reads all of them in an order of its own
+(`famjax.data.sources`). If that is so after a change and was not before it, the epoch that the
+lanes shared is finished first: the documents that are left of it are dealt, one to a lane, and each
+lane reads them before its own order begins. If it was so before, lanes that stay continue their
+order, and new ones begin theirs.
 """
 
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 from famjax.data.lanes import at_document
 from famjax.data.sources import Key, Piece, Source
+
+# the arguments of `Source.key`: lane, lanes, k
+Call = tuple[int, int, int]
 
 
 class Deal:
@@ -46,15 +52,46 @@ class Deal:
         return lanes[number - self._ends[turn]], k
 
 
+@dataclass(frozen=True)
+class Left:
+    """What lanes read before the documents that the source names for them.
+
+    Attributes:
+      documents: what is left of an epoch. Lane i reads the documents i, i + lanes, and so on.
+      starts: for each lane, the number of the source's document that comes after them.
+    """
+
+    documents: list[Call]
+    starts: list[int]
+
+    def count(self, lane: int) -> int:
+        """Return how many of the documents a lane reads."""
+        return len(range(lane, len(self.documents), len(self.starts)))
+
+    def unread(self, taken: Sequence[int]) -> list[Call]:
+        """Return the documents that are left when lanes have been dealt so many each."""
+        lanes = len(self.starts)
+        return [call for n, call in enumerate(self.documents) if n // lanes >= taken[n % lanes]]
+
+    def call(self, lane: int, lanes: int, k: int) -> Call:
+        """Return what names the k-th document of a lane in the source."""
+        own = k - self.count(lane)
+        if own < 0:
+            return self.documents[lane + k * lanes]
+        return lane, lanes, self.starts[lane] + own
+
+
 class Dealt:
     """A source whose documents may be dealt anew.
 
     Attributes:
-      dealt: for each time that they were, how many documents each lane had been dealt.
+      left: what was read first since lanes last began to share documents, or each to read all.
+      dealt: for each time that documents were dealt since, how many each lane had been dealt.
     """
 
     def __init__(self, source: Source):
         self._source = source
+        self.left: Left | None = None
         self.dealt = []
 
     @property
@@ -65,11 +102,20 @@ class Dealt:
     def dealt(self, dealt: list[list[int]]) -> None:
         self._dealt, self._deals = dealt, [Deal(d) for d in dealt]
 
-    def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
-        for deal in reversed(self._deals):
+    def undealt(self, lane: int, lanes: int, k: int, deals: int | None = None) -> Call:
+        """Return what a document was called before the first of so many deals, or of all."""
+        for deal in reversed(self._deals[:deals]):
             lane, k = deal[lane + k * lanes]
             lanes = deal.lanes
-        return self._source.key(lane, lanes, k, before)
+        return lane, lanes, k
+
+    def call(self, lane: int, lanes: int, k: int) -> Call:
+        """Return what names the k-th document of a lane in the source."""
+        found = self.undealt(lane, lanes, k)
+        return self.left.call(*found) if self.left else found
+
+    def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
+        return self._source.key(*self.call(lane, lanes, k), before)
 
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
         return self._source.open(key, piece)
@@ -80,9 +126,23 @@ class Dealt:
     def set_state(self, state: dict[str, Any]) -> None:
         self._source.set_state(state)
 
+    def get_deals(self) -> dict[str, Any]:
+        """Return what `set_deals` takes, JSON-able; {} if nothing was ever dealt anew."""
+        found: dict[str, Any] = {"dealt": self.dealt} if self.dealt else {}
+        if self.left:
+            found["left"] = {"documents": self.left.documents, "starts": self.left.starts}
+        return found
+
+    def set_deals(self, state: dict[str, Any]) -> None:
+        self.dealt = state.get("dealt", [])
+        left = state.get("left")
+        self.left = (
+            Left([(a, b, c) for a, b, c in left["documents"]], left["starts"]) if left else None
+        )
+
 
 def with_rows(state: dict[str, Any], count: int, source: Any) -> dict[str, Any]:
-    """Return the state of `famjax.data.pipeline.Batches` with which so many rows go on.
+    """Return the state of `famjax.data.pipeline.Batches` with which so many rows continue.
 
     Args:
       state: of all rows.
@@ -91,12 +151,84 @@ def with_rows(state: dict[str, Any], count: int, source: Any) -> dict[str, Any]:
     """
     rows = state["batches"]["rows"]
     documents = len(source) if hasattr(source, "__len__") else None
-    anew = documents is None or documents >= max(count, len(rows))
-    kept = [_of(row, _stays(_reader(row), anew)) for row in rows[:count]]
-    new = [_of(rows[0], at_document(0), made=0) for _ in range(len(rows), count)]
-    dealt = [reader["k"] + _begun(reader) for reader in map(_reader, rows)]
-    deals = [*state.get("dealt", []), dealt] if anew else []
-    return {**state, "batches": {"rows": [*kept, *new]}, "dealt": deals}
+    taken = [reader["k"] + _begun(reader) for reader in map(_reader, rows)]
+    dealt = Dealt(source)
+    dealt.set_deals(state)
+    if documents is None or documents >= max(count, len(rows)):
+        dealt.dealt = [*dealt.dealt, taken]
+        kept = [_anew(row) for row in rows]
+    elif documents >= len(rows):
+        dealt.left, dealt.dealt = Left(_rest(dealt, taken, source), [0] * count), []
+        kept = [_anew(row) for row in rows]
+    else:
+        old = dealt.left or Left([], [0] * len(rows))
+        starts = [old.starts[i] + max(0, n - old.count(i)) for i, n in enumerate(taken)]
+        left = Left(old.unread(taken), [*starts, *[0] * (count - len(rows))][:count])
+        dealt.left, dealt.dealt = left if left.documents else None, []
+        kept = [
+            _anew(row) if left.documents else _before(row, start)
+            for row, start in zip(rows, starts, strict=True)
+        ]
+    fresh = [_of(rows[0], at_document(0), made=0) for _ in range(len(rows), count)]
+    rest = {name: value for name, value in state.items() if name not in ("dealt", "left")}
+    return {**rest, "batches": {"rows": [*kept[:count], *fresh]}, **dealt.get_deals()}
+
+
+def _rest(dealt: Dealt, taken: Sequence[int], source: Any) -> list[Call]:
+    """Return the documents that are left of the epoch that each of the source's lanes is in.
+
+    Args:
+      dealt: of the lanes before the change.
+      taken: documents that each lane has been dealt.
+      source: tells with `epoch_size(lane, lanes)` how many documents of a lane are an epoch.
+    """
+    lanes, early = len(taken), len(dealt.left.documents) if dealt.left else 0
+
+    def named(lane: int, lanes: int, k: int, deals: int | None = None) -> tuple[Call, int, int]:
+        """Return a document as the source knows it, its lane there or -1, and its epoch."""
+        first = dealt.undealt(lane, lanes, k, deals)
+        call = dealt.left.call(*first) if dealt.left else first
+        if first[0] + first[1] * first[2] < early:
+            return call, -1, -1
+        return call, first[0], call[2] // source.epoch_size(*call[:2])
+
+    last = {-1: -1}  # epoch begun, by the source's lane
+    for deals, numbers in enumerate([*dealt.dealt, taken]):
+        for number in range(_first(numbers), _end(numbers)):
+            k, lane = divmod(number, len(numbers))
+            if k < numbers[lane]:
+                _, of, epoch = named(lane, len(numbers), k, deals)
+                last[of] = max(epoch, last.get(of, -1))
+
+    rest: list[Call] = []
+    seen: set[int] = set()
+    ended: set[int] = set()
+    among = dealt.undealt(0, lanes, 0)[1]
+    # by rising numbers, each of the source's lanes comes to its documents in their order
+    for number in itertools.count(_first(taken)):
+        if len(ended) == among:
+            break
+        k, lane = divmod(number, lanes)
+        call, of, epoch = named(lane, lanes, k)
+        if of not in seen:
+            seen.add(of)
+            is_first = call[2] % source.epoch_size(*call[:2]) == 0
+            last[of] = max(last.get(of, -1), epoch - is_first)
+        if epoch > last[of]:
+            ended.add(of)
+        elif k >= taken[lane]:
+            rest.append(call)
+    return rest
+
+
+def _first(taken: Sequence[int]) -> int:
+    """Return the lowest number, lane + k * lanes, of a document that was not dealt."""
+    return min(lane + n * len(taken) for lane, n in enumerate(taken))
+
+
+def _end(taken: Sequence[int]) -> int:
+    """Return the number after the highest one that was dealt."""
+    return max(lane + (n - 1) * len(taken) for lane, n in enumerate(taken)) + 1
 
 
 def _reader(row: dict[str, Any]) -> dict[str, Any]:
@@ -113,8 +245,14 @@ def _begun(reader: dict[str, Any]) -> bool:
     return bool(reader["piece"] or reader["offset"])
 
 
-def _stays(reader: dict[str, Any], anew: bool) -> dict[str, Any]:
-    """Return a reader's state whose next document is the first it is dealt, if they are anew."""
-    if not anew:
-        return reader
-    return {**reader, "k": -1} if _begun(reader) else at_document(0, reader["before"])
+def _anew(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of a row that ends its document, and whose next one is its first."""
+    reader = _reader(row)
+    begun = _begun(reader)
+    return _of(row, {**reader, "k": -1} if begun else at_document(0, reader["before"]))
+
+
+def _before(row: dict[str, Any], k: int) -> dict[str, Any]:
+    """Return the state of a row that ends its document, and whose next one is the k-th."""
+    reader = _reader(row)
+    return _of(row, {**reader, "k": k - _begun(reader)})

@@ -1,4 +1,4 @@
-"""Documents from seqio tasks and mixtures and from TFDS sets, by name. Needs famjax[seqio].
+"""Documents from seqio tasks and mixtures and from TFDS sets, by name. Needs the extra seqio.
 
 TensorFlow is imported when a source is made: it takes seconds, and nothing else here needs it.
 """
@@ -17,6 +17,7 @@ import numpy as np
 
 from famjax.core.config import DataConfig
 from famjax.core.errors import UserError, nearest
+from famjax.core.optional import install
 from famjax.data.sources import Key, Piece, Split
 from famjax.data.tokenizers import Tokenizer
 
@@ -248,8 +249,9 @@ def _import_tensorflow() -> None:
             import tensorflow_datasets  # noqa: F401
             from absl import logging
         except ImportError as error:
+            absent = (error.name or str(error)).partition(".")[0]
             raise UserError(
-                f"data.seqio and data.tfds need {error.name}; pip install 'famjax[seqio]'"
+                f"data.seqio and data.tfds need {absent}; {install(('seqio',))}"
             ) from None
         logging.set_verbosity(logging.ERROR)
         # someone who has used TensorFlow before has decided

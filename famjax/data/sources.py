@@ -10,6 +10,7 @@ import bisect
 import io
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
@@ -17,6 +18,8 @@ import grain
 import numpy as np
 
 from famjax.core.errors import UserError
+from famjax.core.json_files import shorten
+from famjax.core.units import byte_size
 from famjax.data.files import (
     PIECE_BYTES,
     SPACE,
@@ -136,6 +139,9 @@ class TextSource:
       seed: of the order.
       holdout: one document in so many is held out; 0 holds out none.
       split: which documents to give.
+
+    Attributes:
+      holds_out: whether there is anything in "holdout".
     """
 
     def __init__(
@@ -145,7 +151,7 @@ class TextSource:
             raise UserError(f"data.holdout={holdout}: must be 0 (none) or 2 and more")
         self._tokenizer = tokenizer
         self._seed = seed
-        found, self._skipped = find_files(files)
+        found, self._skipped = find_files(files, tokenizer.chat_template)
         self._files = {file.path: file for file in found}
         sizes = [os.path.getsize(file.path) for file in found]
         self._given, self._bytes, self._digest = files, sum(sizes), fingerprint(found, sizes)
@@ -158,11 +164,11 @@ class TextSource:
         if documents == 0:
             raise UserError(f"data.files={files}: no documents in there{skips(self._skipped)}")
         self._documents = np.arange(documents)
-        self._held_out = "none held out"
+        self._held_out, self.holds_out = "none held out", False
         if holdout and documents > 1:
             held = held_out(found, holdout)
             self._documents = np.flatnonzero(held if split == "holdout" else ~held)
-            self._held_out = f"{int(held.sum()):,} held out"
+            self._held_out, self.holds_out = f"{int(held.sum()):,} held out", bool(held.any())
         elif holdout:
             self._hold_out_tail(holdout, split)
         elif split == "holdout":
@@ -178,6 +184,7 @@ class TextSource:
             raise UserError(f"{key[0]}: too short to hold out a part of it; give more text")
         else:
             self._begin = cut
+        self.holds_out = cut < size
         self._held_out = f"its last {(size - cut) / size:.1%} held out" if size else "empty"
 
     def __len__(self) -> int:
@@ -195,7 +202,7 @@ class TextSource:
         """Return a line for the user: how much there is, what is held out, what was skipped."""
         count = int(self._starts[-1])
         return (
-            f"{count:,} document{'s' * (count != 1)}, {self._bytes / 1e6:,.1f} MB, "
+            f"{count:,} document{'s' * (count != 1)}, {byte_size(self._bytes)}, "
             f"{self._held_out}{skips(self._skipped)}"
         )
 
@@ -214,6 +221,11 @@ class TextSource:
             first, last = key[2], self._size(key) if self._end is None else self._end
             key[2] = self._boundary(key, first + (last - first) * group // groups)
         return key
+
+    def epoch_size(self, lane: int, lanes: int) -> int:
+        """Return how many documents of a lane are one epoch."""
+        count = len(self._documents)
+        return len(range(lane, count, lanes)) if count >= lanes else count
 
     def _shuffled(self, position: int, epoch: int, group: int) -> int:
         """Return the number of the document at a position of a permutation."""
@@ -279,10 +291,13 @@ class TextSource:
 
     def _stream(self, key: Key) -> tuple[BinaryIO, Line | None]:
         """Open the bytes of a document's text, and return the line of a .jsonl file it is."""
-        path, row, _ = key
-        file = self._files.get(path)
-        if file is None or row >= len(file):
-            raise UserError(f"{path}: changed since the run was saved; restore it or start anew")
+        file = None
+        with suppress(TypeError, ValueError):  # a key that famjax did not write
+            path, row, _ = key
+            file = self._files.get(path)
+        if file is None or not isinstance(row, int) or not 0 <= row < len(file):
+            named = shorten(key[0] if isinstance(key, list) and key else key)
+            raise UserError(f"{named}: changed since the run was saved; restore it or start anew")
         if file.rows is None:
             return open_text(path), None
         line = json_line(file, row, self._tokenizer.chat_template)

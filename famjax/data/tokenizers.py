@@ -21,6 +21,7 @@ import numpy as np
 import sentencepiece
 
 from famjax.core.errors import UserError
+from famjax.core.json_files import regular_size
 from famjax.data.chat import ChatTemplate
 
 # SentencePiece writes a space as this character, and so cannot tell the two apart.
@@ -191,6 +192,7 @@ def load_tokenizer(spec: str) -> Tokenizer:
         return ByteTokenizer()
     try:
         path = _definition(spec)
+        regular_size(path)
         if path.suffix == ".json":
             # it imports this module
             from famjax.data.hugging_face import HuggingFaceTokenizer
@@ -200,13 +202,15 @@ def load_tokenizer(spec: str) -> Tokenizer:
             from famjax.data.words import read_words
 
             return read_words(spec, path)
-        return SentencePieceTokenizer(spec, path.read_bytes())
+        content = path.read_bytes()
     except OSError as error:
         raise UserError(
             f"data.tokenizer={spec}: {error.strerror}; give 'bytes', the path of a SentencePiece "
             "model, of a tokenizer.json or of a list of words, or a folder with one of them"
         ) from None
-    except RuntimeError:
+    try:
+        return SentencePieceTokenizer(spec, content)
+    except (RuntimeError, ValueError, IndexError):
         raise UserError(f"data.tokenizer={spec}: the file is not a SentencePiece model") from None
 
 
@@ -264,12 +268,22 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def saved_tokenizer(folder: Path, spec: str) -> Tokenizer:
-    """Return the tokenizer that `save_tokenizer(spec, folder)` kept; `spec` itself if none is."""
-    if spec != "bytes":
-        for copy in (folder / "tokenizer" / HUGGING_FACE, folder / SENTENCEPIECE, folder / WORDS):
-            if copy.exists():
-                return load_tokenizer(str(copy))
-    return load_tokenizer(spec)
+    """Return the tokenizer that `save_tokenizer(spec, folder)` kept.
+
+    The path in `spec` is of the machine that the folder was written on, and is not opened.
+
+    Raises:
+      UserError: the copy is gone, or damaged.
+    """
+    if spec == "bytes":
+        return load_tokenizer(spec)
+    for copy in (folder / "tokenizer" / HUGGING_FACE, folder / SENTENCEPIECE, folder / WORDS):
+        if copy.exists():
+            return load_tokenizer(str(copy))
+    raise UserError(
+        f"{folder}: has lost its copy of the tokenizer {spec}; bring back tokenizer/, "
+        f"{SENTENCEPIECE} or {WORDS}, whichever it had"
+    )
 
 
 def train_sentencepiece(files: str, vocab_size: int, out: str | Path) -> Tokenizer:

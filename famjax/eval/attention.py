@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -69,10 +70,11 @@ def analyze(
     tokens = _spans(run, files, length, examples)
     rows = [_Layer(i, name) for i, name in enumerate(_mixers(run))]
     with TokenProgress("analyze", len(tokens) * length, quiet) as progress:
-        for line in tokens:
+        for i, line in enumerate(tokens):
             read = [attention(opened.model, line) for opened in runs]
-            for row, weights, *other in zip(rows, *read, strict=True):
-                row.add(weights, *other)
+            with nullcontext() if i else progress.compiling():
+                for row, weights, *other in zip(rows, *read, strict=True):
+                    row.add(weights, *other)
             progress.advance(length)
     layers = [row.report() for row in rows]
     overall = {name: _overall(layers, name) for name in ("entropy", "distance")}

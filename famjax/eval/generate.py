@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import jax
@@ -42,8 +43,9 @@ class Generator:
         texts = read_text_pieces(str(document)) if is_file else iter([str(document)])
         stream = self._streamer.fresh()
         with TokenProgress("reading", _size(document), quiet) as progress:
-            for tokens in rechunk(self._encoded(texts, progress), stream.chunk):
-                stream.read(tokens)
+            for i, tokens in enumerate(rechunk(self._encoded(texts, progress), stream.chunk)):
+                with nullcontext() if i else progress.compiling():
+                    stream.read(tokens)
         return stream.state
 
     def _encoded(self, texts: Iterator[str], progress: TokenProgress) -> Iterator[np.ndarray]:
@@ -146,8 +148,8 @@ def _check(
         raise UserError(f"max_tokens={max_tokens}: must be at least 1")
     if not 0 <= temperature < float("inf"):
         raise UserError(f"temperature={temperature}: must be 0 (the likeliest token) or more")
-    if top_k < 0:
-        raise UserError(f"top_k={top_k}: must be 0 (all tokens) or more")
+    if not 0 <= top_k < 2**31:
+        raise UserError(f"top_k={top_k}: must be 0 (all tokens) or more, and less than {2**31}")
     if not 0 < top_p <= 1:
         raise UserError(f"top_p={top_p}: must be more than 0 and at most 1")
     if not 0 <= seed < 2**32:

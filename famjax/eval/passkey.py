@@ -60,7 +60,8 @@ def evaluate_passkey(
     with TokenProgress("passkey", total, quiet) as progress:
         for length, start, count in asked:
             streamer = streamer.fresh(min(batch, count))
-            streamer.warm_up()
+            with progress.compiling():
+                streamer.warm_up()
             begin = time.perf_counter()
             right = _retrieve(streamer, task, (length, start), count, progress)
             rows.append(_passkey_row(task, length, start, right, time.perf_counter() - begin))

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 from rich.console import Console
 from rich.live import Live
+from rich.spinner import Spinner
 from rich.text import Text
+
+from famjax.core.ticker import seconds, ticking
 
 # seconds before anything is shown, between changes of a live line, and between lines of a log
 _PATIENCE, _LIVE_INTERVAL, _PLAIN_INTERVAL = 5.0, 0.2, 10.0
@@ -48,6 +53,37 @@ class TokenProgress:
             self._due = now + _LIVE_INTERVAL
             self._live.start()
             self._live.update(Text(self._line(now, *self._first)), refresh=True)
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Say that what is inside is being compiled, and then how long it took: if it takes long.
+
+        The first call of a program compiles it, and nothing is read until it returns.
+        """
+        if self._quiet:
+            yield
+            return
+        said = f"{self._what}: compiling"
+        spinner = Spinner("dots", said)
+        shown: list[float] = []
+
+        def show(took: float) -> None:
+            if self._live is not None:
+                spinner.update(text=f"{said}, {seconds(took)}")
+                self._live.start()
+                self._live.update(spinner, refresh=True)
+            elif not shown:
+                self._console.print(said, markup=False)
+            shown.append(took)
+
+        begin = time.perf_counter()
+        with ticking(show, _PATIENCE, _LIVE_INTERVAL):
+            yield
+        if shown:
+            took = seconds(time.perf_counter() - begin)
+            self._console.print(f"{self._what}: compiled in {took}", markup=False)
+            if self._live is not None:
+                self._live.update(Text(""), refresh=True)
 
     def _line(self, now: float, begin: float, tokens: int, part: int) -> str:
         line, seconds = f"{self._what}: {self._tokens:,} tokens", now - begin

@@ -21,6 +21,7 @@ import numpy as np
 from flax import nnx
 
 from famjax.core.errors import UserError
+from famjax.core.json_files import parse_json, regular_size
 from famjax.core.sharding import path_name
 from famjax.eval.streaming import StreamState
 from famjax.train.run import Run
@@ -28,6 +29,8 @@ from famjax.train.run import Run
 _FORMAT, _VERSION = "famjax-state", "1"
 _AGAIN = "read the document again: famjax generate RUN --read DOCUMENT --state-out FILE"
 _BLANK = "0" * 64
+# of the header, at most
+_HEADER_BYTES = 1 << 24
 _TYPES = {
     "bool": "BOOL",
     "int32": "I32",
@@ -73,11 +76,16 @@ def load_state(path: str | Path, run: Run) -> StreamState:
         model, checkpoint or tokenizer.
     """
     try:
+        leaves = jax.tree.leaves(_template(run))
+        most = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) + _HEADER_BYTES
+        if regular_size(path) > most:
+            raise UserError(f"{path}: not a famjax state of this model; {_AGAIN}")
         content = Path(path).read_bytes()
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; give a file made with --state-out") from None
     try:
         arrays, metadata = _unpack(content)
+        tokens = _tokens(metadata)
     except _Damaged as error:
         raise UserError(f"{path}: {error}; {_AGAIN}") from None
     if metadata["version"] != _VERSION:
@@ -91,7 +99,15 @@ def load_state(path: str | Path, run: Run) -> StreamState:
             if since and run.config.model.stack != "residual":
                 since += ", or --small-cache was given to one of both"
             raise UserError(f"{path}: belongs to another {name}{since}; {_AGAIN}")
-    return StreamState(_fitted(path, arrays, _template(run)), int(metadata["tokens"]))
+    return StreamState(_fitted(path, arrays, _template(run)), tokens)
+
+
+def _tokens(metadata: dict[str, str]) -> int:
+    missing = {"version", "model", "tokenizer", "tokens"} - metadata.keys()
+    text = str(metadata.get("tokens"))
+    if missing or not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise _Damaged("not as famjax wrote it")
+    return int(text)
 
 
 def _fitted(path: str | Path, arrays: dict[str, np.ndarray], template: Any) -> Any:
@@ -170,11 +186,11 @@ def _unpack(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """
     begin = 8 + int.from_bytes(content[:8], "little")
     try:
-        header = json.loads(content[8:begin])
+        header = parse_json(content[8:begin])
         metadata = header.pop("__metadata__")
         written = metadata["sha256"]
-        known = metadata["format"] == _FORMAT
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        known = metadata["format"] == _FORMAT and type(written) is str and len(written) == 64
+    except (ValueError, KeyError, TypeError, AttributeError):
         known = False
     if not known:
         raise _Damaged("not a famjax state, or damaged")
@@ -183,10 +199,13 @@ def _unpack(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         raise _Damaged("damaged, its checksum is wrong")
     types = {short: jnp.dtype(name) for name, short in _TYPES.items()}
     arrays = {}
-    for name, about in header.items():
-        first, last = (begin + offset for offset in about["data_offsets"])
-        flat = np.frombuffer(content[first:last], types[about["dtype"]])
-        arrays[name] = flat.reshape(about["shape"])
+    try:
+        for name, about in header.items():
+            first, last = (begin + offset for offset in about["data_offsets"])
+            flat = np.frombuffer(content[first:last], types[about["dtype"]])
+            arrays[name] = flat.reshape(about["shape"])
+    except (ValueError, LookupError, TypeError, OverflowError):
+        raise _Damaged("not as famjax wrote it") from None
     return arrays, metadata
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 
 from famjax.core.errors import UserError
+from famjax.core.memory import refuse_bytes
 from famjax.core.types import Array, Context, State
 from famjax.data.lanes import Batch
 from famjax.eval.sampling import Sampling
@@ -163,6 +164,10 @@ class Streamer:
         graph, params = nnx.split(model)
         # committed to where it lies, as a state that is set will be: or all compiles once more
         self._params = jax.tree.map(lambda a: jax.device_put(a, a.sharding), params)
+        state = jax.eval_shape(lambda: model.init_state(1))
+        # what a lane carries, and what enters the layers in a call
+        self._lane_bytes = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(state))
+        self._lane_bytes += self.chunk * model.width * model.dtype.itemsize
         self._programs = _compiled(graph)
         self._begin(batch)
 
@@ -175,6 +180,8 @@ class Streamer:
     def _begin(self, batch: int) -> None:
         if batch <= 0:
             raise UserError(f"batch={batch}: must be at least 1")
+        what = f"reading {batch:,} documents side by side, {self.chunk:,} tokens at a time,"
+        refuse_bytes(what, batch * self._lane_bytes)
         self.batch = batch
         self.tokens = 0
         self._logits: Array | None = None

@@ -16,6 +16,7 @@ from famjax.core.errors import UserError
 from famjax.data.lanes import Batch, Reader, empty_row, write
 from famjax.data.pipeline import make_source
 from famjax.data.sources import Key, Piece, Source, TextSource
+from famjax.eval.guessing import TokenCounts
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import CHUNK, Streamer, refuse_beyond
 from famjax.train.run import Run
@@ -58,7 +59,8 @@ def evaluate_text(
     Returns:
       window, score; documents, documents_left, tokens, bytes, seconds, tokens_per_second,
       state_bytes (of one document); loss (nats a token), accuracy, perplexity, bits_per_byte; the
-      same four in without_memory, and what they lose without it in memory_gain; by_position: rows
+      same four in without_memory, and what they lose without it in memory_gain; the same four of
+      predictions without context in unigram and uniform (`famjax.eval.guessing`); by_position: rows
       of from, to (tokens read before the predicted one, of a window in it), tokens, loss, accuracy,
       loss_without_memory.
 
@@ -82,17 +84,19 @@ def evaluate_text(
         streamer = Streamer(run.model, batch, window)
         rows = windows(documents, batch, window, score)
     streams = (streamer, streamer.fresh())
-    # compile, so that the time is the device's
-    streamer.fresh().lane_losses(join_rows([empty_row(streamer.chunk)] * streamer.batch))
     carried, forgetful = _Totals(), _Totals()
+    counts = TokenCounts(run.tokenizer.vocab_size)
     tokens = 0
-    begin = time.perf_counter()
     with TokenProgress("text", source.text_bytes, quiet) as progress:
+        with progress.compiling():  # now, so that the time is the device's
+            streamer.fresh().lane_losses(join_rows([empty_row(streamer.chunk)] * streamer.batch))
+        begin = time.perf_counter()
         for batch_read, positions, results in _predictions(run, rows, streams, block):
             counted = batch_read["weights"] > 0
             size = run.tokenizer.token_bytes[batch_read["targets"]] * counted
             for totals, (nats, right) in zip((carried, forgetful), results, strict=True):
                 totals.add(counted, positions, nats, right, size)
+            counts.add(batch_read["targets"][counted])
             valid = batch_read["valid"]
             # what windows read again is no text that was not read before
             new = batch_read.get("new", valid)
@@ -114,6 +118,8 @@ def evaluate_text(
         "tokens_per_second": tokens / seconds,
         "state_bytes": streamer.state_bytes() // streamer.batch,
         **_scores(carried, forgetful),
+        "unigram": carried.scores_of(*counts.unigram()),
+        "uniform": carried.scores_of(*counts.uniform()),
     }
 
 
@@ -309,12 +315,17 @@ class _Totals:
         self.bytes += int(size.sum())
 
     def scores(self) -> dict[str, float]:
-        loss = float(self.nats.sum() / self.tokens.sum())
+        return self.scores_of(float(self.nats.sum()), float(self.right.sum()))
+
+    def scores_of(self, nats: float, right: float) -> dict[str, float]:
+        """Return the scores of so many nats and hits on the tokens that were added."""
+        tokens = float(self.tokens.sum())
+        loss = nats / tokens
         return {
             "loss": loss,
-            "accuracy": float(self.right.sum() / self.tokens.sum()),
+            "accuracy": right / tokens,
             "perplexity": math.exp(loss) if loss < 700 else math.inf,
-            "bits_per_byte": float(self.nats.sum() / self.bytes / math.log(2)),
+            "bits_per_byte": nats / self.bytes / math.log(2),
         }
 
 

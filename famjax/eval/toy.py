@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from famjax.core.errors import UserError
+from famjax.core.ranges import HIGHEST
 from famjax.data.lanes import Batch, empty_row
 from famjax.data.sources import Key, Piece
 from famjax.data.words import BEGIN
@@ -55,6 +56,11 @@ def evaluate_toy(
     if min(examples, batch) < 1:
         raise UserError(f"{task}: examples={examples}, batch={batch}: must be at least 1")
     toy = run.config.data.toy
+    if lengths and max(lengths) > HIGHEST["data.toy.steps"]:
+        raise UserError(
+            f"{task}: episodes of {max(lengths):,} steps; they are made whole, take at most "
+            f"{HIGHEST['data.toy.steps']:,}"
+        )
     rows = []
     for length in lengths or [steps_of_test(task, toy)]:
         asked = replace(toy, steps=length, episodes=examples)
@@ -109,12 +115,13 @@ def _answer(
     """Return right and all answers of each episode, [episodes 2], tokens read, and seconds."""
     block = run.config.model.block_len
     stream = Streamer(run.model, lanes, max(CHUNK // block, 1) * block)
-    # compile, so that the time is the device's
-    stream.fresh().lane_losses(join_rows([empty_row(stream.chunk)] * lanes))
     counts = np.zeros((lanes, len(source) + 1, 2), np.int64)
     begun = np.zeros(lanes, np.int64)
-    tokens, begin = 0, time.perf_counter()
+    tokens = 0
     with TokenProgress(source.name, None, quiet) as progress:
+        with progress.compiling():  # now, so that the time is the device's
+            stream.fresh().lane_losses(join_rows([empty_row(stream.chunk)] * lanes))
+        begin = time.perf_counter()
         for read, right in _results(run, _Once(source, concatenate), stream, block):
             begun = _count(counts, begun, read, right)
             tokens += int(read["valid"].sum())

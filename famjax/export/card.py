@@ -8,6 +8,10 @@ from famjax.core.config import ModelConfig
 from famjax.export.source import Source
 
 _LOAD = """\
+```
+pip install torch transformers
+```
+
 ```python
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer

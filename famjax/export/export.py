@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from famjax.convert.folder import whole_folder
+from famjax.convert.open import open_model
 from famjax.core.checks import mixer_pattern
 from famjax.core.errors import UserError, nearest
 from famjax.export.source import Source
-from famjax.train.run import open_run
 
 # each is a module here: write(source, folder) -> lines that say how it was compared
 FORMATS = ("hf", "peft", "orbax", "stablehlo")
@@ -29,7 +29,7 @@ def export(
     Nothing is there until all of it was written, read again, and its logits compared.
 
     Args:
-      run: its folder; the newest good checkpoint is taken.
+      run: its folder; the newest good checkpoint is taken. Or that of a Hugging Face model.
       dest: must not exist.
       dtype: float32 or bfloat16, of the tensors of hf.
       report: takes a line before what may last a minute.
@@ -48,7 +48,7 @@ def export(
         raise UserError(f"--dtype {dtype} is for --format hf; {format} keeps float32")
     dest = Path(dest).expanduser()
     refuse(dest)
-    source = Source(open_run(run), Path(run), dtype)
+    source = Source(open_model(run), Path(run), dtype)
     if format in ("hf", "peft") and source.model.adaptive.cutoffs:
         raise UserError(
             f"--format {format}: has no words for an adaptive embedding and softmax; take "

@@ -20,9 +20,12 @@ from famjax.convert.families.famjax import FAMJAX
 from famjax.convert.families.keys import HF
 from famjax.convert.folder import SOURCE
 from famjax.convert.load import load_pretrained
+from famjax.convert.open import is_hugging_face
 from famjax.convert.save import save_tensors
 from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError
+from famjax.core.json_files import read_json
+from famjax.core.optional import absent, not_installed
 from famjax.data.tokenizers import Tokenizer
 from famjax.export import check, pytorch
 from famjax.export.card import card
@@ -70,13 +73,15 @@ def write(source: Source, folder: Path) -> list[str]:
 def _source(run: Path, init: str) -> HF:
     """Return the config.json that a run was converted from, or the model it began with."""
     found = [folder / SOURCE for folder in (run, *([Path(init)] if init else []))]
+    if is_hugging_face(run):
+        found.append(run / "config.json")
     path = next((path for path in found if path.exists()), None)
     if path is None:
         return {}
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path}: damaged ({error}); remove it, or restore it") from None
+    found = read_json(path, "remove it, or restore it")
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: not a table of keys; remove it, or restore it")
+    return found
 
 
 def _config(family: Family, model: ModelConfig, before: HF, tokenizer: Tokenizer, dtype: str) -> HF:
@@ -106,21 +111,18 @@ def _compare(reference: LanguageModel, source: Source, family: Family, folder: P
         warnings.simplefilter("ignore", UserWarning)
         _, again = load_pretrained(folder, capacity=check.capacity(source.model))
     said = [check.compare("famjax reading it back", check.logits(again, tokens, last), run)]
-    theirs = _transformers(family, folder, tokens, last)
-    if theirs is None:
-        return [*said, "transformers or torch is not installed: not compared with it"]
-    return [*said, check.compare(*theirs, run)]
+    if missing := absent(("torch", "transformers")):
+        return [*said, f"not compared with transformers: {not_installed(missing)}"]
+    return [*said, check.compare(*_transformers(family, folder, tokens, last), run)]
 
 
 def _transformers(
     family: Family, folder: Path, tokens: np.ndarray, last: int
-) -> tuple[str, np.ndarray] | None:
-    """Return transformers' version and its logits [b last v]; None if it is not there."""
-    try:
-        import torch
-        import transformers
-    except ImportError:
-        return None
+) -> tuple[str, np.ndarray]:
+    """Return transformers' version and its logits [b last v]."""
+    import torch
+    import transformers
+
     # the code that the folder holds; as remote code it would also be copied to the user's cache
     kind: Any = transformers.AutoModelForCausalLM
     if family is FAMJAX:

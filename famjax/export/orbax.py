@@ -22,7 +22,8 @@ _README = """\
 # {name}
 
 The parameters of a famjax run at step {step:,}, without the optimizer's. For famjax the folder is a
-run: `famjax generate`, `famjax eval`, `famjax.open_run`. Everybody else reads them with Orbax:
+run: `famjax generate`, `famjax eval`, `famjax.open_run`. Everybody else reads them with Orbax
+(`pip install orbax-checkpoint`):
 
 ```python
 import orbax.checkpoint

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import tempfile
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from famjax.convert.save import save_file, save_tensors
 from famjax.convert.tensors import Tensor, Tensors
 from famjax.core.config import DropoutConfig, LoraConfig
 from famjax.core.errors import UserError
+from famjax.core.optional import absent, not_installed
 from famjax.export import check
 from famjax.export.source import Source
 from famjax.models.language_model import LanguageModel
@@ -36,6 +36,10 @@ _README = """\
 # {name}
 
 LoRA adapters of rank {rank}, trained by famjax in {step:,} steps.
+
+```
+pip install torch transformers peft
+```
 
 ```python
 from peft import PeftModel
@@ -75,9 +79,8 @@ def write(source: Source, folder: Path) -> list[str]:
     readme = _README.format(name=name, rank=model.lora.rank, step=step, base=_base(source))
     (folder / "README.md").write_text(readme, encoding="utf-8")
     said = [_read_back(source, tensors, folder)]
-    missing = [name for name in _NEEDED if not importlib.util.find_spec(name)]
-    if missing:
-        return [*said, f"not compared with peft: {', '.join(missing)} not installed"]
+    if missing := absent(_NEEDED):
+        return [*said, f"not compared with peft: {not_installed(missing)}"]
     return [*said, _compare(source, family, tensors, folder)]
 
 

@@ -37,9 +37,13 @@ Named = dict[str, Any]
 _README = """\
 # {name}
 
-A language model as StableHLO, for {platforms}; JAX alone runs it, with any batch.
+A language model as StableHLO, for {platforms}; JAX runs it without famjax, with any batch.
 `prefill` reads {chunk:,} tokens, padding behind them marked in `valid`; `step` reads one, and goes
 on wherever the text stands. `prefill` goes on only from a multiple of {block}.
+
+```
+pip install jax flatbuffers safetensors
+```
 
 ```python
 import jax.export

@@ -11,12 +11,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from famjax.core.json_files import parse_json
 from famjax.data.tokenizers import (
     HUGGING_FACE,
     SENTENCEPIECE,
     ByteTokenizer,
     SentencePieceTokenizer,
     Tokenizer,
+    save_words,
 )
 from famjax.data.words import BEGIN, LINE_END, UNKNOWN, Words
 from famjax.export.check import quiet
@@ -46,6 +48,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> list[str]:
         return _compare(tokenizer, folder, "please report it")
     if isinstance(tokenizer, Words):
         _write(folder, _of_words(tokenizer), tokenizer.words[BEGIN], tokenizer.words[BEGIN])
+        save_words(tokenizer.text(), folder)
         return _compare(tokenizer, folder, "white space beyond ASCII is the cause")
     home = Path(tokenizer.name).expanduser()
     if isinstance(tokenizer, SentencePieceTokenizer):
@@ -63,7 +66,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> list[str]:
 def _add_padding(path: Path) -> None:
     """Let the end of text pad batches where a tokenizer_config.json names nothing that does."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return
     if isinstance(config, dict) and not config.get("pad_token") and config.get("eos_token"):

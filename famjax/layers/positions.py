@@ -38,5 +38,7 @@ class Positions(nnx.Module):
     def __call__(self, x: Array, state: Array, ctx: Context) -> tuple[Array, Array]:
         """[b t d] -> [b t d]."""
         _, position, after = in_document(state[0], ctx, x.shape[1])
+        if ctx.offset is not None:  # rows of the table are whole positions
+            position = position + ctx.offset.astype(jnp.int32)[:, None]
         x = x + self.table[...][position % self.size].astype(x.dtype)
         return x, (after % self.size)[None]

@@ -6,6 +6,7 @@ import functools
 from dataclasses import replace
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from famjax.core.config import ModelConfig
@@ -121,9 +122,17 @@ class QKV(nnx.Module):
         k = self.k(x)
         return k if self.k_norm is None else self.k_norm(k, self.dtype), self.v(x)
 
-    def rotate(self, x: Array, positions: Array) -> Array:
-        """Rotate [... t h e] to positions [... t], in tokens."""
-        return rotary.rotate(x, rotary.angles(positions, self.frequencies())[..., None, :])
+    def rotate(self, x: Array, positions: Array, *, far: bool = False) -> Array:
+        """Rotate [... t h e] to positions [... t], in tokens.
+
+        Args:
+          far: they are whole, and may be any number of tokens from 0.
+        """
+        if far:
+            angle = rotary.far_angles(positions, self.frequencies(xp=np))
+        else:
+            angle = rotary.angles(positions, self.frequencies())
+        return rotary.rotate(x, angle[..., None, :])
 
     def attend(
         self,
@@ -139,9 +148,15 @@ class QKV(nnx.Module):
             return attend(q, k, v, mask, self.cap)
         return attend_dropping(q, k, v, mask, self.cap, None, drop)
 
+    def shift(self, x: Array, offset: Array | None) -> Array:
+        """Add an offset [b] to the positions of [b ... h e], each row's own; None adds nothing."""
+        if offset is None:
+            return x
+        return self.rotate(x, offset.reshape(-1, *(1,) * (x.ndim - 3)))
+
     def attend_causally(self, q: Array, k: Array, v: Array, position: Array) -> Array:
-        """Attend to a document's tokens up to one's own; q and k as projected, at [t]."""
-        mask = position[:, None] >= position
+        """Attend to a document's tokens up to one's own; q and k as projected, at [t] or [b t]."""
+        mask = position[..., :, None] >= position[..., None, :]
         return self.attend(self.rotate(q, position), self.rotate(k, position), v, mask)
 
     def weights(self, q: Array, k: Array, mask: Array) -> Array:
@@ -162,12 +177,14 @@ class QKV(nnx.Module):
         y = dropped(y.astype(residual.dtype), drop) + residual
         return y if self.pre_norm else self.norm(y, y.dtype)
 
-    def encode_prompt(self, prompt: Array) -> Array:
+    def encode_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
         """Full attention among the f tokens of the FAM prompt (B.1): [f d] -> [f d].
 
-        They stand at the last positions before the stream, -f to -1.
+        They stand at the last positions before the stream, -f to -1. With an offset [b] each row
+        has a prompt of its own, [b f d].
         """
         q, k, v = self.project(prompt)
-        positions = jnp.arange(-prompt.shape[0], 0)
-        attended = self.attend(self.rotate(q, positions), self.rotate(k, positions), v)
+        positions = jnp.arange(-prompt.shape[-2], 0)
+        q, k = (self.shift(self.rotate(a, positions), offset) for a in (q, k))
+        attended = self.attend(q, k, v)
         return self.merge(attended, prompt)

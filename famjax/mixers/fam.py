@@ -85,19 +85,23 @@ class Fam(nnx.Module):
         return self.window.qkv
 
     def init_state(self, batch: int, prompt: Array) -> FamState:
-        """Start every lane from the FAM prompt [f d] as it stands before this layer (B.1)."""
+        """Start every lane from the FAM prompt as it stands before this layer (B.1).
+
+        Args:
+          prompt: [f d], or [b f d] if each lane has its own.
+        """
         fam = prompt.astype(param_dtype())
         _, k, v = self.project(fam)
-        older = ((self.previous - 1, 0), (0, 0), (0, 0), (0, 0))
+        older = ((0, 0), (self.previous - 1, 0), (0, 0), (0, 0), (0, 0))
 
         def each(x: Array) -> Array:
-            return jnp.broadcast_to(x, (batch, *x.shape))
+            return x if prompt.ndim == 3 else jnp.broadcast_to(x, (batch, *x.shape))
 
         return FamState(
             self.window.init_state(batch),
             each(fam),
-            each(jnp.pad(k[None], older)),
-            each(jnp.pad(v[None], older)),
+            jnp.pad(each(k)[:, None], older),
+            jnp.pad(each(v)[:, None], older),
             jnp.zeros((batch,), jnp.int32),
         )
 
@@ -111,8 +115,8 @@ class Fam(nnx.Module):
         """Random state passing (B.2.3): start from another document's FAM and an empty window."""
         return saved._replace(window=fresh.window)
 
-    def encode_prompt(self, prompt: Array) -> Array:
-        return self.qkv.encode_prompt(prompt)
+    def encode_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
+        return self.qkv.encode_prompt(prompt, offset)
 
     def project(self, fam: Array) -> tuple[Array, Array, Array]:
         """QKV(PreLN(F)) at -f to -1 of the block that follows: [... f d] -> [... f h|g e].
@@ -132,16 +136,19 @@ class Fam(nnx.Module):
         v: Array,
         mlp: FeedForward,
         key: Array | None = None,
+        offset: Array | None = None,
     ) -> Array:
         """Return F_tau [b f d] from F_{tau-1} and the block's keys and values [b w g e].
 
         Args:
           projected: `project(fam)`.
+          offset: [b], added to all positions (B.2.2).
 
         What reads the block into the FAM has the layer's dropouts, `key` is theirs.
         """
         q, fam_k, fam_v = projected
         keys, values = jnp.concatenate([fam_k, k], 1), jnp.concatenate([fam_v, v], 1)
+        q, keys = self.qkv.shift(q, offset), self.qkv.shift(keys, offset)
         attended = self.qkv.attend(q, keys, values, key=key)
         # the initial FAM has no context to pass on: the first residual is zero (B.1)
         residual = where_lane(updates > 0, fam, jnp.zeros_like(fam))
@@ -190,7 +197,10 @@ class Fam(nnx.Module):
         full = blocks.valid == self.block_len
         before, updates = self.count(state.updates, forget, full, ctx.prompt)
         keys = split(ctx.key, FEEDBACK, k.shape[1])
-        xs, rest = _blocks_first((k, v)), (*_blocks_first((forget, full, before)), keys)
+        offset = ctx.offset
+        if offset is not None:
+            offset = jnp.broadcast_to(offset, (k.shape[1], *offset.shape))
+        xs, rest = _blocks_first((k, v)), (*_blocks_first((forget, full, before)), keys, offset)
         graph, heavy, light, others = cast(
             Any, nnx.split(nnx.List([self, mlp]), HEAVY, nnx.Param, ...)
         )
@@ -207,7 +217,9 @@ class Fam(nnx.Module):
         else:
             loop = turns if self.recomputed else plain_turns
             read = functools.partial(loop, lambda *args: block((*args[:2], others), *args[2:]))
-            divided = by_rows(read, k.shape[0], (None, None, 0, 1, 1), (0, 1))
+            # with an offset each row has a prompt of its own
+            light_axes = (None, None if offset is None else 0)
+            divided = by_rows(read, k.shape[0], (None, light_axes, 0, 1, 1), (0, 1))
             fam, ys = divided(*shared, state.fam, xs, rest)
         fam_k, fam_v = jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1), ys)
         return (fam_k, fam_v, before), fam, updates
@@ -240,11 +252,11 @@ class Fam(nnx.Module):
         Returns:
           the FAM; keys and values of the one before, which the block attends to.
         """
-        (k, v), (forget, full, updates, key) = x
+        (k, v), (forget, full, updates, key, offset) = x
         if prompt is not None:
             fam = where_lane(forget, jnp.broadcast_to(prompt, fam.shape).astype(fam.dtype), fam)
         projected = self.project(fam)
-        new = self.update(fam, projected, updates, k, v, mlp, key)
+        new = self.update(fam, projected, updates, k, v, mlp, key, offset)
         return where_lane(full, new, fam), projected[1:]
 
     def sight(self, state: FamState, feedback: tuple[Array, Array, Array]) -> Beside:

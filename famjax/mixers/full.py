@@ -52,8 +52,8 @@ class Full(nnx.Module):
         lanes: Any = ("batch",)
         return CacheState(kv, kv, lanes)
 
-    def encode_prompt(self, prompt: Array) -> Array:
-        return self.qkv.encode_prompt(prompt)
+    def encode_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
+        return self.qkv.encode_prompt(prompt, offset)
 
     def __call__(
         self, x: Array, state: CacheState, ctx: Context, mlp: FeedForward
@@ -64,7 +64,7 @@ class Full(nnx.Module):
         self.refuse(jnp.where(valid, position, 0))
 
         q, k, v = self.qkv.project(x)
-        k = self.qkv.rotate(k, position)
+        k = self.qkv.rotate(k, position, far=True)
         # the layer below gave NaN beyond the capacity; 0 * NaN would carry it to tokens that fit
         v = jnp.where((position < self.capacity)[..., None, None], v, 0)
         mask = self.mask(state, start, valid)
@@ -72,7 +72,8 @@ class Full(nnx.Module):
         k, v = sharding.gathered(k), sharding.gathered(v)
         keys = jnp.concatenate([_by_token(state.k).astype(k.dtype), k], 1)
         values = jnp.concatenate([_by_token(state.v).astype(v.dtype), v], 1)
-        y = self.attend(self.qkv.rotate(q, position), keys, values, mask, x, ctx)
+        q = self.qkv.rotate(q, position, far=True)
+        y = self.attend(q, keys, values, mask, x, ctx)
         y = jnp.where((valid & (position >= self.capacity))[..., None], jnp.nan, y)
         return y, self.close(k, v, state, start[:, -1], valid, length)
 
@@ -89,7 +90,7 @@ class Full(nnx.Module):
         self.refuse(jnp.where(valid, position, 0))
 
         q, k, v = self.qkv.project(x)
-        q, k = self.qkv.rotate(q, position), self.qkv.rotate(k, position)
+        q, k = (self.qkv.rotate(a, position, far=True) for a in (q, k))
         # padding is written nowhere, as what does not fit
         slot = jnp.where(valid, position, self.capacity)[:, 0]
         old = state if reset is None else _cleared(state, reset[:, 0])
@@ -104,8 +105,7 @@ class Full(nnx.Module):
         self, q: Array, keys: Array, values: Array, mask: Array, x: Array, ctx: Context
     ) -> Array:
         """[b t h e], [b s g e], [b s g e] and [b t s] -> [b t d]."""
-        if ctx.offset is not None:
-            q, keys = self.qkv.rotate(q, ctx.offset[None]), self.qkv.rotate(keys, ctx.offset[None])
+        q, keys = self.qkv.shift(q, ctx.offset), self.qkv.shift(keys, ctx.offset)
         return self.qkv.merge(self.qkv.attend(q, keys, values, mask, ctx.key), x, ctx.key)
 
     def weights(self, x: Array) -> Array:

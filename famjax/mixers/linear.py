@@ -68,9 +68,9 @@ class Linear(nnx.Module):
         lanes: Any = ("batch",)
         return LinearState(s, z, lanes)
 
-    def encode_prompt(self, prompt: Array) -> Array:
+    def encode_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
         """Let all tokens of the FAM prompt (B.1) see each other, at -f to -1: [f d] -> [f d]."""
-        q, k, v = self.project(prompt, jnp.arange(-prompt.shape[0], 0))
+        q, k, v = self.project(prompt, _moved(jnp.arange(-prompt.shape[-2], 0), offset))
         return self.qkv.merge(_heads(attend_all(q, k, v)), prompt)
 
     def __call__(
@@ -97,7 +97,7 @@ class Linear(nnx.Module):
           [b t d], what the layer gives with softmax; [b], the errors.
         """
         b, t, _ = x.shape
-        position = jnp.arange(t) if ctx.offset is None else jnp.arange(t) + ctx.offset
+        position = _moved(jnp.arange(t), ctx.offset)
         # nothing below phi is kept for a gradient, whatever is trained
         q, k, v = (jax.lax.stop_gradient(a) for a in self.qkv.project(x))
         # `attend` marks what it keeps only where it has a gradient: else backward would do it again
@@ -126,7 +126,8 @@ class Linear(nnx.Module):
     def phi(self, q: Array, k: Array, position: Array) -> tuple[Array, Array]:
         """[... t h e], [... t g e] as projected, at [... t] -> [... t g r k], [... t g k]."""
         if self.rope:
-            q, k = self.qkv.rotate(q, position), self.qkv.rotate(k, position)
+            far = jnp.issubdtype(position.dtype, jnp.integer)
+            q, k = (self.qkv.rotate(a, position, far=far) for a in (q, k))
         *_, h, e = q.shape
         g = self.qkv.kv_heads
         q = q.reshape(*q.shape[:-2], g, h // g, e)
@@ -147,10 +148,15 @@ class Linear(nnx.Module):
         # no document begins with padding
         reset = None if ctx.reset is None else ctx.reset & valid
         start, position, length = in_document(state.length, ctx._replace(reset=reset), x.shape[1])
-        q, k, v = self.project(x, position if ctx.offset is None else position + ctx.offset)
+        q, k, v = self.project(x, _moved(position, ctx.offset))
         k, v = (jnp.where(valid[..., None, None], a, 0) for a in (k, v))
         y, (s, z) = attend(q, k, v, Sums(state.s, state.z), start)
         return self.qkv.merge(_heads(y), x, ctx.key), LinearState(s, z, length)
+
+
+def _moved(position: Array, offset: Array | None) -> Array:
+    """Add an offset [b] to positions [t] or [b t]; None adds nothing."""
+    return position if offset is None else position + offset[:, None]
 
 
 def _relative_error(y: Array, target: Array) -> Array:

@@ -145,8 +145,8 @@ class Window(nnx.Module):
         lanes: Any = ("batch",)
         return WindowState(kv, kv, lanes, lanes)
 
-    def encode_prompt(self, prompt: Array) -> Array:
-        return self.qkv.encode_prompt(prompt)
+    def encode_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
+        return self.qkv.encode_prompt(prompt, offset)
 
     def __call__(
         self, x: Array, state: WindowState, ctx: Context, mlp: FeedForward
@@ -224,7 +224,7 @@ class Window(nnx.Module):
         q, k, v, blocks = read
         b, n, w, g, e = k.shape
         m = self.segments
-        offset = None if ctx.offset is None else jnp.broadcast_to(ctx.offset, (n,))
+        offset = None if ctx.offset is None else jnp.broadcast_to(ctx.offset, (n, b))
 
         def one(window: tuple[Array, Array], x: Any) -> Array:
             (q, beside_k, beside_v), (age, there, offset, key) = x
@@ -248,8 +248,7 @@ class Window(nnx.Module):
                     for a, more in ((seen_k, beside_k), (seen_v, beside_v))
                 )
                 mask = jnp.concatenate([mask[..., :at], there, mask[..., at:]], -1)
-            if offset is not None:
-                q, seen_k = (self.qkv.rotate(a, offset[None]) for a in (q, seen_k))
+            q, seen_k = (self.qkv.shift(a, offset) for a in (q, seen_k))
             return self.qkv.attend(q, seen_k, seen_v, mask, key)
 
         old = (state.k[:, :m].astype(k.dtype), state.v[:, :m].astype(v.dtype))
@@ -279,11 +278,9 @@ class Window(nnx.Module):
         masks.append(self.within_window(jnp.zeros(1, jnp.int32)))
         masks = [jnp.broadcast_to(mask, (b, n, w, mask.shape[-1])) for mask in masks]
         joined = jnp.concatenate([*keys, k], axis=2)
-        if ctx.offset is not None:
-            q, joined = (self.qkv.rotate(a, ctx.offset[None]) for a in (q, joined))
         return (
-            q,
-            joined,
+            self.qkv.shift(q, ctx.offset),
+            self.qkv.shift(joined, ctx.offset),
             jnp.concatenate([*values, v], axis=2),
             jnp.concatenate(masks, axis=-1),
         )

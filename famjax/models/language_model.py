@@ -38,7 +38,7 @@ class LanguageModel(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         v, d = config.vocab_size, config.width
         self.dtype = compute_dtype(config.dtype)
-        self.vocab_size = v
+        self.vocab_size, self.width = v, d
         self.embedding: nnx.Param | AdaptiveEmbedding
         if config.adaptive.cutoffs:
             self.embedding = AdaptiveEmbedding(config, rngs=rngs)
@@ -57,8 +57,15 @@ class LanguageModel(nnx.Module):
             self.head = Linear("...d,dv->...v", (d, v), d, dtype=self.dtype, rngs=rngs)
         self.block_len = self.stack.block_len
 
-    def init_state(self, batch: int) -> State:
-        return self.stack.init_state(batch)
+    def init_state(self, batch: int, offset: Array | None = None) -> State:
+        """Return the state of lanes that have read nothing.
+
+        Args:
+          offset: [b], that of `Context`, in training with random position offset.
+        """
+        if offset is None or not isinstance(self.stack, ResidualStack):
+            return self.stack.init_state(batch)  # other stacks have relative positions alone
+        return self.stack.init_state(batch, offset)
 
     def state_axes(self) -> State:
         return self.stack.state_axes()

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from famjax.core.errors import UserError
 
 GIB = 2**30
+# a plan of others than TPUs takes as many devices of this process
+_MOST_CHIPS = 4096
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def topology(name: str) -> Topology:
         )
     chip = CHIPS[kind]
     sizes = shape.split("x")
-    numbers = [int(n) for n in sizes if n.isascii() and n.isdigit() and int(n) > 0]
+    numbers = [int(n) for n in sizes if n.isascii() and n.isdigit() and len(n) < 8 and int(n) > 0]
     count = math.prod(numbers) if numbers and len(numbers) == len(sizes) else 0
     if chip.shapes and shape not in chip.shapes:
         near = sorted(chip.shapes, key=lambda s: abs(math.log(_chips(s) / (count or 1))))[:4]
@@ -98,6 +100,8 @@ def topology(name: str) -> Topology:
             f"--topology {name}: no {kind} slice has this shape; the nearest are "
             f"{', '.join(f'{kind}:{s}' for s in sorted(near, key=_chips))}"
         )
+    if not chip.shapes and count > _MOST_CHIPS:
+        raise UserError(f"--topology {name}: at most {_MOST_CHIPS:,} chips are planned for")
     if not chip.shapes and (not count or len(sizes) > 1):
         raise UserError(f"--topology {name}: give a number of chips, such as {kind}:8")
     return Topology(name, chip, count)

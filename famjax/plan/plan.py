@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -15,6 +14,8 @@ from typing import Any
 from famjax.core.config import Config, MeshConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import to_json
+from famjax.core.json_files import parse_json
+from famjax.core.optional import absent, install
 from famjax.plan.chips import Topology
 from famjax.plan.formula import policies
 from famjax.train.flops import step_flops
@@ -173,7 +174,7 @@ def ask(config: Config, on: Topology, compile: bool) -> dict[str, Any]:
             "ran out of memory, plan on a larger one; model.scan_layers=true makes programs smaller"
         )
     try:
-        answer = json.loads(done.stdout)
+        answer = parse_json(done.stdout)
     except ValueError:
         raise RuntimeError(f"the planning process failed: {done.stderr[-4000:]}") from None
     if "error" in answer:
@@ -183,10 +184,10 @@ def ask(config: Config, on: Topology, compile: bool) -> dict[str, Any]:
 
 def refuse_missing(on: Topology) -> None:
     """Raise a `UserError` where the compiler for a topology is not there."""
-    if on.is_tpu and importlib.util.find_spec("libtpu") is None:
+    if on.is_tpu and absent(("libtpu",)):
         raise UserError(
             f"--topology {on.name}: compiling for TPU needs libtpu, which is not installed; "
-            "pip install -e '.[tpu]'"
+            f"{install(('libtpu',))}"
         )
 
 

@@ -24,6 +24,7 @@ from famjax.core import sharding
 from famjax.core.config import Config, MeshConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import from_json
+from famjax.core.json_files import parse_json
 from famjax.core.mesh import is_chosen, refuse_rows, repeated
 from famjax.data.lanes import empty_row
 from famjax.plan import hlo
@@ -191,7 +192,7 @@ def _binary(number: str, unit: str) -> float:
 
 
 def main() -> None:
-    request = json.load(sys.stdin)
+    request = parse_json(sys.stdin.read())
     try:
         found = answer(request)
     except UserError as error:

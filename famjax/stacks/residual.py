@@ -45,8 +45,8 @@ class Layer(nnx.Module):
     def state_axes(self) -> State:
         return self.mixer.state_axes()
 
-    def encode_prompt(self, prompt: Array) -> Array:
-        return self.mlp(self.mixer.encode_prompt(prompt), prompt)
+    def encode_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
+        return self.mlp(self.mixer.encode_prompt(prompt, offset), prompt)
 
     def __call__(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
         a, state = self.mixer(x, state, ctx, self.mlp)
@@ -70,11 +70,11 @@ class Layer(nnx.Module):
         a, error = self.mixer.match(x, ctx)
         return self.mlp(a, x), error
 
-    def match_prompt(self, prompt: Array) -> Array:
+    def match_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
         """Return `encode_prompt` with softmax in the place of phi."""
         if not isinstance(self.mixer, Linear):
-            return self.encode_prompt(prompt)
-        return self.mlp(self.mixer.qkv.encode_prompt(prompt), prompt)
+            return self.encode_prompt(prompt, offset)
+        return self.mlp(self.mixer.qkv.encode_prompt(prompt, offset), prompt)
 
     def weights(self, x: Array) -> Array | None:
         """Return the attention of documents read in one call, [b t d] -> [b h t t].
@@ -146,24 +146,28 @@ class ResidualStack(nnx.Module):
         self.rates = config.dropout
         self.key = no_key() if any(vars(config.dropout).values()) else None
 
-    def init_state(self, batch: int) -> State:
+    def init_state(self, batch: int, offset: Array | None = None) -> State:
         """Return the states of lanes that have read nothing: over the pattern, [r b ...].
 
         Learned positions come last, if there are any.
-        """
-        return self._init_state(batch, lambda layer: layer.encode_prompt)
 
-    def _init_state(self, batch: int, encode: Any) -> State:
+        Args:
+          offset: [b], that of `Context`, for the FAM prompt's way through the layers.
+        """
+        return self._init_state(batch, lambda layer: layer.encode_prompt, offset)
+
+    def _init_state(self, batch: int, encode: Any, offset: Array | None) -> State:
         def layers(prompt: Array, layers: list[Layer], _: None) -> tuple[Array, State]:
             states = []
             for layer in layers:
                 states.append(laid_state(layer.init_state(batch, prompt), layer.state_axes()))
                 if self.prompt is not None:
-                    prompt = encode(layer)(prompt)
+                    prompt = encode(layer)(prompt, offset)
             return prompt, tuple(states)
 
-        # of the prompt's few tokens products are summed, which is less than to fetch all weights
-        states = self._repeat(layers, self._prompt(), None, fetch=False)[1]
+        # of one prompt's few tokens products are summed, which is less than to fetch all weights
+        fetch = self.prompt is not None and offset is not None
+        states = self._repeat(layers, self._prompt(offset), None, fetch=fetch)[1]
         return states if self.positions is None else (*states, self.positions.init_state(batch))
 
     def state_axes(self) -> State:
@@ -223,7 +227,7 @@ class ResidualStack(nnx.Module):
           [b t d], and what phi would have made of it by linear layer, the lowest first, and row:
           `Linear.match`'s errors [l b].
         """
-        state = self._init_state(len(x), lambda layer: layer.match_prompt)
+        state = self._init_state(len(x), lambda layer: layer.match_prompt, ctx.offset)
         x, errors = self._run(x, state, ctx, lambda layer: layer.match)
         linear = [isinstance(layer.mixer, Linear) for layer in self.layers]
         of = jnp.stack(list(itertools.compress(errors, linear)), 1)  # [r p b]
@@ -281,10 +285,10 @@ class ResidualStack(nnx.Module):
                 context = ctx._replace(prompt=prompt, key=None if keys is None else keys[i])
                 x, out = read(layer)(laid(x, TOKENS), old, context)
                 new.append(out)
-                prompt = layer.encode_prompt(prompt) if follow else prompt
+                prompt = layer.encode_prompt(prompt, ctx.offset) if follow else prompt
             return (x, prompt), tuple(new)
 
-        start = (x, self._prompt() if follow else None)
+        start = (x, self._prompt(ctx.offset) if follow else None)
         apart = isinstance(state, Apart)
         keys = split(ctx.key, LAYER, self.repeats, len(self.layers))
         given = [(old, None) for old in states] if apart else (states, keys)
@@ -297,8 +301,12 @@ class ResidualStack(nnx.Module):
         count = len(self.layers)
         return state if isinstance(state, Apart) else (state[:count], state[count:])
 
-    def _prompt(self) -> Array | None:
-        return None if self.prompt is None else self.prompt[...]
+    def _prompt(self, offset: Array | None = None) -> Array | None:
+        """Return the FAM prompt at the embedding: [f d], with an offset one for each row."""
+        if self.prompt is None or offset is None:
+            return None if self.prompt is None else self.prompt[...]
+        rows = jnp.broadcast_to(self.prompt[...], (len(offset), *self.prompt.shape))
+        return laid(rows, ("batch", None, None))
 
     def _repeat(
         self, body: Any, carry: Any, given: Any, apart: bool = False, fetch: bool = True

@@ -25,6 +25,7 @@ from famjax.tasks.walks import BlockedWalk, RandomWalk
 
 # episodes made at once, and episodes that guesses are measured on
 _TOGETHER = 32
+_STEPS_TOGETHER = 100_000
 _MEASURED = 1000
 
 
@@ -128,13 +129,21 @@ class ToySource:
         steps = [] if self._longest is None else [self._longest]
         return [epoch, own, first + number * distance, distance, 1, *steps]
 
+    def epoch_size(self, lane: int, lanes: int) -> int:
+        """Return how many documents of a lane are one epoch."""
+        if self._config.concatenate:
+            return 1
+        return len(range(lane, len(self), lanes)) if len(self) >= lanes else len(self)
+
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
         epoch, own, first, distance, count, *steps = key
         (of,) = steps or [self._steps]
         seed = int(np.random.SeedSequence((self._seed, epoch, own)).generate_state(1)[0])
         positions = range(first, first + count * distance, distance)
-        for done in range(piece, count, _TOGETHER):
-            together = positions[done : done + _TOGETHER]
+        # long ones are made one at a time
+        at_once = max(min(_TOGETHER, _STEPS_TOGETHER // of), 1)
+        for done in range(piece, count, at_once):
+            together = positions[done : done + at_once]
             rngs = [self._rng(self._shuffled(position, seed)) for position in together]
             yield from self.task.episodes(rngs, of)
         if piece <= count:

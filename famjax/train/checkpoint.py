@@ -44,9 +44,12 @@ import orbax.checkpoint as ocp
 
 from famjax.core import processes
 from famjax.core.errors import UserError
+from famjax.core.json_files import parse_json, regular_size, shorten
+from famjax.core.names import is_inside
 
 MANIFEST, TREE, EXTRA = "manifest.json", "tree.json", "extra.json"
 _WRITING, _REPLACED = "tmp-", "old-"
+_RESTORE = "restore the folder from a copy or start a new run"
 
 # A tree with a dict of identifiers on top and jax.Array (or ShapeDtypeStruct) leaves.
 Tree = dict[str, Any]
@@ -89,10 +92,10 @@ class Checkpoints:
     def extra(self, step: int) -> dict[str, Any]:
         """What was saved beside the arrays of a step, not verified; {} if it cannot be read."""
         try:
-            found: dict[str, Any] = json.loads((self.path(step) / EXTRA).read_text())
-            return found
+            found = parse_json((self.path(step) / EXTRA).read_text())
         except (OSError, ValueError):
             return {}
+        return found if isinstance(found, dict) else {}
 
     def save(self, step: int, tree: Tree, extra: dict[str, Any], copy: bool = True) -> None:
         """Copy `tree` to the host, of several processes each its share; write in the background.
@@ -162,10 +165,9 @@ class Checkpoints:
         """
         of = template if callable(template) else lambda _: template
         step, template = self._newest_good(of, step, report or _to_stderr)
-        saved = json.loads((self.path(step) / TREE).read_text())
-        self._check_fit(step, saved, {key: _leaves(value) for key, value in template.items()})
+        self._check_fit(step, {key: _leaves(value) for key, value in template.items()})
         tree = {key: _read(self.path(step) / key, value) for key, value in template.items()}
-        return step, tree, json.loads((self.path(step) / EXTRA).read_text())
+        return step, tree, self._table(step, EXTRA)
 
     def _newest_good(
         self, of: Callable[[int], Tree], step: int | None, report: Callable[[str], None]
@@ -184,14 +186,27 @@ class Checkpoints:
                 return candidate, template
             report(f"checkpoint {self.path(candidate)} is damaged: {damage}; it is not used")
         tried = steps if step is None else [step]
-        raise UserError(
-            f"no good checkpoint in {self.folder}: {tried} damaged; "
-            "restore the folder from a copy or start a new run"
-        )
+        raise UserError(f"no good checkpoint in {self.folder}: {tried} damaged; {_RESTORE}")
 
-    def _check_fit(self, step: int, saved: dict[str, Any], wanted: dict[str, Leaves]) -> None:
+    def _table(self, step: int, name: str) -> dict[str, Any]:
+        """Return the table of keys in a file of a step, whose checksum is right."""
+        path = self.path(step) / name
+        try:
+            found = parse_json(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path}: damaged ({error}); {_RESTORE}") from None
+        if not isinstance(found, dict):
+            raise UserError(f"{path}: damaged (not a table of keys); {_RESTORE}")
+        return found
+
+    def _check_fit(self, step: int, wanted: dict[str, Leaves]) -> None:
+        saved = self._table(step, TREE)
         for key, leaves in wanted.items():
-            there = {name: tuple(about) for name, about in saved.get(key, {}).items()}
+            try:
+                there = {name: tuple(about) for name, about in saved.get(key, {}).items()}
+            except (AttributeError, TypeError):
+                path = self.path(step) / TREE
+                raise UserError(f"{path}: damaged (not a table of arrays); {_RESTORE}") from None
             here = {name: _about(leaf) for name, leaf in leaves.items()}
             for name in [*here, *there]:
                 if there.get(name) != here.get(name):
@@ -276,6 +291,16 @@ class Checkpoints:
         if isinstance(error, OSError):
             return UserError(f"cannot save checkpoint {self.path(step)}: {error}; {rest}")
         return error
+
+
+@contextmanager
+def reading_extra(folder: Path) -> Iterator[None]:
+    """Turn what can go wrong with a checkpoint's `extra` that is not famjax's into one line."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        said = shorten(f"{type(error).__name__}: {error}")
+        raise UserError(f"{folder / EXTRA}: not as famjax wrote it ({said}); {_RESTORE}") from error
 
 
 def _to_stderr(line: str) -> None:
@@ -427,6 +452,7 @@ def _seal(folder: Path) -> None:
 
 
 def _measure(path: Path, sync: bool = False) -> dict[str, Any]:
+    regular_size(path)
     with path.open("rb") as file:
         if sync:
             os.fsync(file.fileno())
@@ -445,7 +471,7 @@ def _sync(path: Path) -> None:
 def _damage(folder: Path, keys: list[str]) -> str | None:
     """What is wrong with the files a reader of these top-level keys needs; None if nothing."""
     try:
-        files = json.loads((folder / MANIFEST).read_text())["files"]
+        files = dict(parse_json((folder / MANIFEST).read_text())["files"])
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
     except (OSError, ValueError, KeyError, TypeError):
@@ -454,6 +480,8 @@ def _damage(folder: Path, keys: list[str]) -> str | None:
         if name not in files:
             return f"{MANIFEST} does not list {name}"
     for name, about in files.items():
+        if not is_inside(name):
+            return f"{MANIFEST} names {name!r}, which is not in its folder"
         if name.split("/")[0] in (TREE, EXTRA, *keys):
             wrong = _difference(folder / name, about)
             if wrong:
@@ -464,13 +492,16 @@ def _damage(folder: Path, keys: list[str]) -> str | None:
 def _difference(path: Path, about: dict[str, Any]) -> str | None:
     try:
         size = path.stat().st_size
-        if size != about["size"]:
-            return f"has {size} bytes instead of {about['size']}"
+        if not isinstance(about, dict) or size != about.get("size"):
+            listed = about.get("size") if isinstance(about, dict) else about
+            return f"has {size} bytes instead of {listed}"
         return None if _measure(path) == about else "has other contents than were written"
     except FileNotFoundError:
         return "is missing"
     except OSError as error:
         return f"cannot be read ({error.strerror})"
+    except UserError:
+        return "is no regular file"
 
 
 def _is_full(error: BaseException) -> bool:

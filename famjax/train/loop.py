@@ -28,11 +28,13 @@ from famjax.core.types import Array
 from famjax.core.watch import goes_on_from
 from famjax.data.pipeline import halved, make_batches, make_source
 from famjax.data.redeal import with_rows
+from famjax.data.sources import Source
 from famjax.data.tokenizers import Tokenizer
-from famjax.train import flops, hosts
+from famjax.train import flops, hosts, lock
 from famjax.train.begin import freezes, refuse_base
-from famjax.train.checkpoint import Checkpoints
+from famjax.train.checkpoint import Checkpoints, reading_extra
 from famjax.train.metrics import METRICS
+from famjax.train.opening import opening
 from famjax.train.optimizers import make_schedule
 from famjax.train.profile import Profiler, refuse_past
 from famjax.train.program import make_program, with_mesh
@@ -67,6 +69,11 @@ def train(config: Config, run_dir: str | Path, quiet: bool = False) -> Run:
       UserError: the config, the data or the folder is wrong, or the loss was not finite.
       Stopped: SIGTERM or SIGINT came; everything is saved.
     """
+    return trained(config, run_dir, quiet)[0]
+
+
+def trained(config: Config, run_dir: str | Path, quiet: bool = False) -> tuple[Run, Source]:
+    """Return what `train` does, and the documents that the run was trained on."""
     validate(config)
     if config.model.lora.rank and not config.init:
         raise UserError(
@@ -80,7 +87,7 @@ def train(config: Config, run_dir: str | Path, quiet: bool = False) -> Run:
         )
     folder = Path(run_dir)
     hosts.compare(config)
-    with leaving_nothing(folder):
+    with lock.for_all(folder) as new, leaving_nothing(folder, new):
         begun = from_first("begun", lambda: Checkpoints(folder / CHECKPOINTS).latest() is not None)
         config, tokenizer = first_then_all("prepare", lambda: prepare_run(folder, config, begun))
         hosts.refuse_unshared(folder)
@@ -97,13 +104,12 @@ def train(config: Config, run_dir: str | Path, quiet: bool = False) -> Run:
                 trainer.batches.release()
                 checkpoints.wait()
     model = nnx.merge(trainer.program.graph, state.params, *state.frozen[:1])
-    return Run(config, tokenizer, model, int(state.step))
+    return Run(config, tokenizer, model, int(state.step)), trainer.source
 
 
 @contextmanager
-def leaving_nothing(folder: Path) -> Iterator[None]:
+def leaving_nothing(folder: Path, new: bool) -> Iterator[None]:
     """Take the folder away again if it was made here for a run that was refused at its start."""
-    new = index() == 0 and not folder.exists()
     try:
         yield
     except UserError:
@@ -133,6 +139,7 @@ class Trainer:
         self.source: Any = make_source(config, tokenizer)
         hosts.compare_documents(self.source)
         self.looked: tuple[int, ...] = ()  # see `make_program`
+        self.programs, self.is_compiled = 0, False  # compiled so far, and whether the one in use is
         self.latest = latest  # step of the newest checkpoint when the run began
         self.set_length(length_at(config, latest or 0))
         self.schedule = make_schedule(config.optimizer, config.train.steps)
@@ -142,18 +149,17 @@ class Trainer:
         self.clock = Clock()
 
     def run(self) -> TrainState:
+        last = self.config.train.steps
+        if self.latest is None:
+            self.tell()
         state, step = self.resume()
-        # the step before the first of the program in use
-        first, last = step, self.config.train.steps
         if step >= last:
             self.progress.note(
                 f"nothing to do: step {step:,} of train.steps={last} is done; raise it to go on"
             )
             return state
-        if hasattr(self.source, "report"):
-            self.progress.note(self.source.report())
-        for line in self.about_mesh():
-            self.progress.note(line)
+        if self.latest is not None:
+            self.tell()
         asked, profiler = hosts.Asked(), Profiler(self.config, self.folder, self.progress.note)
         writer = hosts.metrics_writer(self.folder, step if step else None)
         with asked.listening(), profiler, writer as metrics:
@@ -161,17 +167,14 @@ class Trainer:
             while step < last:
                 log = (step + 1) % self.config.train.log_every == 0 or step + 1 == last
                 with jax.profiler.StepTraceAnnotation("train", step_num=step):
-                    state, about = self.advance(state, inspect=log or step == first)
+                    state, about = self.advanced(state, step, inspect=log)
                 step += 1
-                if step == first + 1:
-                    jax.block_until_ready(state)
-                    self.clock.start()  # what was before is compilation
                 if log:
                     state = self.log(metrics, state, step, about)
                     self.look(state, step)
                 self.see(profiler, state, step)
                 if length_at(self.config, step) != self.length:
-                    state, first = self.lengthen(state, step), step
+                    state = self.lengthen(state, step)
                 if step % self.config.train.checkpoint_every == 0:
                     self.save(state, step)
                 if number := asked.at(step):
@@ -181,6 +184,29 @@ class Trainer:
             self.save(state, step)
             self.checkpoints.wait()
         return state
+
+    def tell(self) -> None:
+        """Say what is trained, on what."""
+        shapes = jax.eval_shape(self.program.start)
+        for line in opening(at_length(self.config, self.length), shapes):
+            self.progress.say(line)
+        if hasattr(self.source, "report"):
+            self.progress.note(self.source.report())
+        for line in self.about_mesh(shapes):
+            self.progress.note(line)
+
+    def advanced(
+        self, state: TrainState, step: int, inspect: bool
+    ) -> tuple[TrainState, dict[str, Array]]:
+        """Return what `advance` does; say so if the program has to be compiled for it."""
+        if self.is_compiled:
+            return self.advance(state, inspect)
+        with self.progress.compiling(f"the training step{' anew' * (self.programs > 0)}", step):
+            state, about = self.advance(state, inspect=True)
+        self.programs, self.is_compiled = self.programs + 1, True
+        jax.block_until_ready(state)
+        self.clock.start()  # what was before is compilation
+        return state, about
 
     @jax.transfer_guard("disallow")
     def advance(self, state: TrainState, inspect: bool) -> tuple[TrainState, dict[str, Array]]:
@@ -213,6 +239,7 @@ class Trainer:
         config = at_length(self.config, length)
         self.length, self.rows = config.data.length, config.data.batch
         self.program = make_program(config, self.tokenizer.token_bytes, self.looked)
+        self.is_compiled = False
         self.batches = make_batches(
             config,
             self.source,
@@ -241,6 +268,7 @@ class Trainer:
         self.looked = slots
         config = at_length(self.config, self.length)
         self.program = make_program(config, self.tokenizer.token_bytes, slots)
+        self.is_compiled = False
 
     def lengthen(self, state: TrainState, step: int) -> TrainState:
         """Let rows become twice as long, and half as many, which go on where they stand."""
@@ -256,12 +284,11 @@ class Trainer:
         halve = jax.jit(halve_memory, out_shardings=self.program.shardings.memory)
         return state._replace(memory=halve(state.memory))
 
-    def about_mesh(self) -> Iterator[str]:
+    def about_mesh(self, shapes: TrainState) -> Iterator[str]:
         """Yield what to say of the mesh: how it was chosen, and what it leaves undivided."""
         if self.chosen:
             yield self.chosen
         yield from repeated(self.config)
-        shapes = jax.eval_shape(self.program.start)
         for name in sharding.undivided(self.program.mesh, (shapes.params, shapes.frozen)):
             yield f"mesh: every device has a whole copy of {name}"
 
@@ -274,13 +301,14 @@ class Trainer:
         step, tree, extra = self.checkpoints.restore(self.template, report=self.progress.note)
         if step < self.config.train.steps:
             self.progress.note(f"goes on from step {step:,} of {self.config.train.steps:,}")
-        self.compare(from_json(json.dumps(extra["config"])), step)
-        self.tokens = extra["tokens"]
+        with reading_extra(self.checkpoints.path(step)):
+            self.compare(from_json(json.dumps(extra["config"])), step)
+            self.tokens = float(extra["tokens"])
+            state = self.with_rows(from_tree(tree), extra["data"])
         self.saved = step
-        state = self.with_rows(from_tree(tree), extra["data"])
         if freezes(self.config):
             state = state._replace(frozen=self.begin().frozen)
-            refuse_base(extra["base"], self.base, self.config.init, self.folder)
+            refuse_base(extra.get("base", ""), self.base, self.config.init, self.folder)
         else:
             state = state._replace(frozen=self.no_keys())
         if extra.get("looked"):
@@ -318,7 +346,8 @@ class Trainer:
             self.set_length(length)
         program, config = self.program, at_length(self.config, length)
         extra = from_first("extra", lambda: self.checkpoints.extra(step))
-        saved = extra.get("data", {}).get("batches", {}).get("rows", [])
+        with reading_extra(self.checkpoints.path(step)):
+            saved = extra.get("data", {}).get("batches", {}).get("rows", [])
         if saved and len(saved) != self.rows:
             data = dataclasses.replace(config.data, batch=len(saved))
             config = dataclasses.replace(config, data=data)
@@ -333,11 +362,12 @@ class Trainer:
     def begin(self) -> TrainState:
         """Return the state before the first step: drawn, or with the weights in `config.init`."""
         if not self.config.init:
-            return self.program.start()
+            with self.progress.compiling("the first state", 0):
+                return self.program.start()
         mesh = self.program.mesh
         weights, self.base = initial_weights(self.config, self.folder, self.progress.note, mesh)
         places = sharding.parameter_shardings(mesh, weights)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), self.progress.compiling("the first state", 0):
             # what changes its type (lora.base) leaves its place behind
             warnings.filterwarnings("ignore", "Some donated buffers were not usable")
             return self.program.start(jax.device_put(weights, places))

@@ -18,6 +18,7 @@ from typing import Any
 from tensorboardX import SummaryWriter
 
 from famjax.core.errors import UserError
+from famjax.core.json_files import parse_json
 
 METRICS = "metrics.jsonl"
 
@@ -119,7 +120,7 @@ def _rows(path: Path) -> list[tuple[dict[str, Any], bytes]]:
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except ValueError:
         return None
     if not isinstance(row, dict) or not isinstance(row.get("step"), int):

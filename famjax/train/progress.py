@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import rich.progress
 from rich.console import Console
+from rich.spinner import Spinner
+from rich.text import Text
+
+from famjax.core.ticker import seconds
 
 # Seconds between plain lines: a log of a day's run stays below 10,000 lines.
 PLAIN_INTERVAL = 10.0
@@ -47,7 +52,20 @@ class Progress:
             self._view = _Live(self._console, total, start)
         else:
             self._view = _Plain(self._console, total)
-        self._clock = _Clock(total)
+        self._clock, self._quiet = _Clock(total), quiet
+
+    @contextmanager
+    def compiling(self, what: str, step: int) -> Iterator[None]:
+        """Show that `what` is being compiled after `step` steps, and then how long that took.
+
+        The time inside does not count for the time left.
+        """
+        begin = time.monotonic()
+        self._view.compiling(what)
+        yield
+        took = time.monotonic() - begin
+        self._clock.skip(step, took)
+        self._view.compiled(what, seconds(took))
 
     def update(self, step: int, **fields: float) -> None:
         """Show that `step` steps are done.
@@ -60,7 +78,13 @@ class Progress:
         """
         left = self._clock.left(step)
         parts = [_text(name, value) for name, value in fields.items()]
-        self._view.update(step, ", ".join([*parts, f"{_duration(left)} left"]))
+        parts += [] if left is None else [f"{_duration(left)} left"]
+        self._view.update(step, ", ".join(parts))
+
+    def say(self, text: str) -> None:
+        """Print a line that stays, unless the progress is not wanted."""
+        if not self._quiet:
+            self.note(text)
 
     def note(self, text: str) -> None:
         """Print a line that stays."""
@@ -77,6 +101,10 @@ class Progress:
 class _Silent:
     def start(self) -> None: ...
 
+    def compiling(self, what: str) -> None: ...
+
+    def compiled(self, what: str, took: str) -> None: ...
+
     def update(self, step: int, text: str) -> None: ...
 
     def stop(self) -> None: ...
@@ -87,19 +115,42 @@ class _Live:
         self._bar = rich.progress.Progress(
             rich.progress.TextColumn("{task.completed}/{task.total}"),
             rich.progress.BarColumn(bar_width=20),
-            rich.progress.TextColumn("{task.description}", markup=False),
+            _About(),
             console=console,
         )
-        self._task = self._bar.add_task("compiling", total=total, completed=start)
+        self._console = console
+        self._task = self._bar.add_task("", total=total, completed=start, since=None)
 
     def start(self) -> None:
         self._bar.start()
+
+    def compiling(self, what: str) -> None:
+        self._bar.update(self._task, description=f"compiling {what}", since=time.monotonic())
+
+    def compiled(self, what: str, took: str) -> None:
+        self._bar.update(self._task, description="", since=None)
+        self._console.print(f"compiled {what} in {took}", markup=False)
 
     def update(self, step: int, text: str) -> None:
         self._bar.update(self._task, completed=step, description=text, refresh=True)
 
     def stop(self) -> None:
         self._bar.stop()
+
+
+class _About(rich.progress.ProgressColumn):
+    """What is known of the last step, or what is waited for, with a spinner and for how long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._spinner = Spinner("dots")
+
+    def render(self, task: rich.progress.Task) -> Text:
+        since = task.fields["since"]
+        if since is None:
+            return Text(task.description)
+        frame = self._spinner.render(task.get_time())
+        return Text(f"{frame} {task.description}, {seconds(time.monotonic() - since)}")
 
 
 class _Plain:
@@ -112,6 +163,12 @@ class _Plain:
         self._pending = ""
 
     def start(self) -> None: ...
+
+    def compiling(self, what: str) -> None:
+        self._console.print(f"compiling {what}", markup=False)
+
+    def compiled(self, what: str, took: str) -> None:
+        self._console.print(f"compiled in {took}", markup=False)
 
     def update(self, step: int, text: str) -> None:
         self._pending = f"{step}/{self._total} {text}"
@@ -126,11 +183,18 @@ class _Plain:
 
 
 class _Clock:
-    """Time left at the mean speed since the first update, which is the one that compiled."""
+    """Time left at the mean speed since the first update or compilation, without compilations."""
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._first: tuple[int, float] | None = None
+
+    def skip(self, step: int, took: float) -> None:
+        """Do not count the last seconds, of a compilation after `step` steps."""
+        if self._first is None:
+            self._first = (step, time.monotonic())
+        else:
+            self._first = (self._first[0], self._first[1] + took)
 
     def left(self, step: int) -> float | None:
         """Seconds; None before the speed is known."""
@@ -154,9 +218,7 @@ def _short(number: float) -> str:
     return f"{number:.0f}"
 
 
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "? time"
-    minutes, rest = divmod(round(seconds), 60)
+def _duration(left: float) -> str:
+    minutes, rest = divmod(round(left), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,11 +14,14 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from famjax.core import sharding
-from famjax.core.checks import validate_model
+from famjax.core.checks import validate, validate_model
 from famjax.core.config import Config, LoraConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import difference, from_json, to_json
-from famjax.core.processes import index
+from famjax.core.json_files import regular_size
+from famjax.core.keys import values
+from famjax.core.memory import refuse_model, refuse_training
+from famjax.core.processes import from_first, index
 from famjax.data.pipeline import make_tokenizer
 from famjax.data.tokenizers import Tokenizer, save_tokenizer, save_words, saved_tokenizer
 from famjax.data.words import Words
@@ -49,6 +53,21 @@ _FREE: tuple[str, ...] = (
     "train.keep",
     "profile.",
     "mesh.",
+)
+
+
+# What decides the numbers of a model that is opened, and the documents kept from its training. Not
+# of that: where documents lie, how the same numbers are computed, what training alone does.
+_DECIDES = ("seed", "model.", "data.", "train.only", "train.match")
+_COMPUTED = (
+    "model.scan_layers",
+    "model.remat",
+    "model.capacity",
+    "model.linear.chunk",
+    "model.dropout.",
+    "model.lora.dropout",
+    *(f"model.feedback.{name}" for name in ("cache", "sweeps", "tolerance", "span_")),
+    *(f"data.{name}" for name in ("files", "seqio", "tfds", "tokenizer", "batch")),
 )
 
 
@@ -127,17 +146,24 @@ def open_run(
         within = sorted(str(path.parent) for path in folder.glob(f"*/{CHECKPOINTS}"))
         mend = f"give one of {', '.join(within)}" if within else "train one with famjax train"
         raise UserError(f"{folder} is not a run: it has no {CONFIG}; {mend}")
+    try:
+        validate(config)  # what was edited by hand
+    except UserError as error:
+        raise UserError(f"{folder / CONFIG}: {error}") from None
     tokenizer = run_tokenizer(folder, config)
     model, only = evaluated(config.model), config.train.only
+    refuse_model(model)
     graph, shapes, _ = abstract_model(model, only=only)
     template = _placed(shapes, mesh)
     checkpoints = Checkpoints(folder / CHECKPOINTS)
+    refuse_edited(config, checkpoints, step, folder)
     found, tree, extra = checkpoints.restore({"params": template}, step, report)
+    refuse_edited(config, checkpoints, found, folder)
     frozen: Frozen = ()
     base = ""
     if freezes(config):
         weights, base = initial_weights(config, folder, report, mesh)
-        refuse_base(extra["base"], base, config.init, folder)
+        refuse_base(extra.get("base", ""), base, config.init, folder)
         frozen = freeze(model, weights, only)
     module = nnx.merge(graph, tree["params"], *frozen)
     if config.model.feedback.adaptive_span and hasattr(module.stack, "look_at"):
@@ -219,6 +245,7 @@ def read_config(folder: Path) -> Config | None:
     """Return the config of the run in a folder, or None if there is no run."""
     path = folder / CONFIG
     try:
+        regular_size(path)
         return from_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
@@ -258,6 +285,7 @@ def prepare_run(folder: Path, config: Config, begun: bool) -> tuple[Config, Toke
     config = with_vocabulary(config, tokenizer)
     if before is not None:
         refuse_other(before, config, folder)
+    refuse_training(config)
     if index():  # process 0 writes for all
         return config, tokenizer
     try:
@@ -268,6 +296,39 @@ def prepare_run(folder: Path, config: Config, begun: bool) -> tuple[Config, Toke
             "rights, or give --run another folder"
         ) from None
     return config, tokenizer
+
+
+def refuse_edited(config: Config, checkpoints: Checkpoints, step: int | None, folder: Path) -> None:
+    """Raise a `UserError` if config.json says another model than a checkpoint was written with.
+
+    Most of what it says has no shape in the checkpoint: edited by hand, it would run as another
+    model without a word. A checkpoint that has no config, of an older famjax, is believed.
+
+    Args:
+      step: of the checkpoint; None is the newest.
+    """
+    step, saved = from_first("config", lambda: _saved_config(checkpoints, step))
+    if not saved:
+        return
+    before = values(from_json(json.dumps(saved), report=lambda line: None))
+    now = values(config)
+    changed = [
+        key
+        for key in now
+        if now[key] != before[key] and key.startswith(_DECIDES) and not key.startswith(_COMPUTED)
+    ]
+    if changed:
+        said = ", ".join(f"{key}={now[key]!r} (was {before[key]!r})" for key in changed)
+        raise UserError(
+            f"{folder / CONFIG}: was edited, its checkpoint of step {step} is of another model: "
+            f"{said}; write back what was, or make that model of it with famjax convert"
+        )
+
+
+def _saved_config(checkpoints: Checkpoints, step: int | None) -> tuple[int | None, Any]:
+    """Return a step, the newest if None is given, and the config in its checkpoint, if any."""
+    step = checkpoints.latest() if step is None else step
+    return step, None if step is None else checkpoints.extra(step).get("config")
 
 
 def refuse_other(before: Config, config: Config, where: Path) -> None:

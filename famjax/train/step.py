@@ -11,7 +11,7 @@ import optax
 from flax import nnx
 
 from famjax.core.config import Config
-from famjax.core.sharding import path_name
+from famjax.core.sharding import laid, path_name
 from famjax.core.types import Array, Context, State
 from famjax.models.language_model import LanguageModel
 from famjax.ops.rotary import longest_wavelength
@@ -65,11 +65,18 @@ def make_step(
     lanes = config.data.layout == "lanes"
     parts = config.train.accumulate
 
-    def start(model: LanguageModel, memory: State, rows: int, key: Array, step: Array) -> State:
+    def start(
+        model: LanguageModel,
+        memory: State,
+        rows: int,
+        key: Array,
+        step: Array,
+        offset: Array | None,
+    ) -> State:
         """Return the state that the batch's rows begin with."""
         if lanes or config.train.match:
             return memory
-        fresh = model.init_state(rows)
+        fresh = model.init_state(rows, offset)
         if config.train.rsp == 0:
             return fresh
         # B.2.3: the first row's memory after the last step, shared by all rows of this one
@@ -83,6 +90,7 @@ def make_step(
         params: Any,
         memory: State,
         batch: Batch,
+        offset: Array | None,
         weight: Array,
         key: Array,
         state: TrainState,
@@ -98,9 +106,8 @@ def make_step(
 
         model = segment_model(0)
         rows, _ = batch["tokens"].shape
-        passing_key, offset_key = jax.random.split(key)
-        memory = start(model, memory, rows, passing_key, state.step)
-        offset = position_offset(offset_key, config) if config.train.rpo else None
+        passing_key, _ = jax.random.split(key)
+        memory = start(model, memory, rows, passing_key, state.step, offset)
         memory, totals = read(segment_model, memory, batch, offset)
         # of a batch in parts, each adds its part of the stack's own loss
         objective = totals.loss / weight + model.stack.loss() / parts
@@ -142,19 +149,23 @@ def make_step(
         weights = batch["valid" if config.train.match else "weights"]
         weight = jnp.maximum(weights.sum(dtype=jnp.float32), 1e-6)
         grad = jax.grad(loss, has_aux=True)
+        offset = None
+        if config.train.rpo:  # drawn for the whole batch, however many parts it is read in
+            offset = position_offset(jax.random.split(key)[1], config, len(batch["tokens"]))
         if parts == 1:
-            return grad(state.params, state.memory, batch, weight, key, state)
+            return grad(state.params, state.memory, batch, offset, weight, key, state)
 
         def part(total, xs):
-            batch, memory, index = xs
-            given = (memory, batch, weight, key, state, index)
+            batch, offset, memory, index = xs
+            given = (memory, batch, offset, weight, key, state, index)
             grads, (memory, totals) = grad(state.params, *given)
             return jax.tree.map(jnp.add, total, (grads, totals)), memory
 
-        batch = jax.tree.map(lambda a: _parts(a, 0, parts), batch)
+        batch, offset = jax.tree.map(lambda a: _parts(a, 0, parts), (batch, offset))
         zeros = (jax.tree.map(jnp.zeros_like, state.params), zero_totals())
         memory = split_lanes(state.memory, parts) if lanes else _repeat(state.memory, parts)
-        (grads, totals), memory = jax.lax.scan(part, zeros, (batch, memory, jnp.arange(parts)))
+        xs = (batch, offset, memory, jnp.arange(parts))
+        (grads, totals), memory = jax.lax.scan(part, zeros, xs)
         memory = join_lanes(memory) if lanes else jax.tree.map(lambda a: a[0], memory)
         return grads, (memory, totals)
 
@@ -228,11 +239,16 @@ def all_finite(tree: Any) -> Array:
     return jnp.stack([jnp.isfinite(a).all() for a in jax.tree.leaves(tree)]).all()
 
 
-def position_offset(key: Array, config: Config) -> Array:
-    """Random position offset (B.2.2): uniform up to the longest wavelength, half of the time 0."""
+def position_offset(key: Array, config: Config, rows: int) -> Array:
+    """Random position offset (B.2.2), as the paper draws it: [b], in tokens.
+
+    offset = np.uniform([b], maxval=wavelen)
+    offset *= np.round(np.uniform([b]))
+    """
     value, half = jax.random.split(key)
-    offset = jax.random.uniform(value, maxval=longest_wavelength(config.model.rope_base))
-    return offset * jax.random.bernoulli(half)
+    longest = longest_wavelength(config.model.rope_base)
+    offset = jax.random.uniform(value, (rows,), maxval=longest)
+    return laid(offset * jnp.round(jax.random.uniform(half, (rows,))), ("batch",))
 
 
 def split_lanes(memory: State, parts: int) -> State:

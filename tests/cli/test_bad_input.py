@@ -19,7 +19,7 @@ from small import LAYOUTS, SHAPE, compiled_once, config, rows, texts  # noqa: F4
 
 from famjax.cli.main import main
 from famjax.core.experiment import to_json
-from famjax.train import checkpoint, loop, metrics
+from famjax.train import checkpoint, lock, loop, metrics
 
 pytestmark = pytest.mark.usefixtures("compiled_once", "quiet_runtime")
 
@@ -198,6 +198,18 @@ def test_a_folder_with_another_run(famjax: Famjax) -> None:
     assert contents(famjax.run) == before
 
 
+def test_a_folder_in_which_another_trains(famjax: Famjax) -> None:
+    """Nothing is touched, and the folder can be had when the other has ended."""
+    with lock.holding(famjax.run, pytest.fail):
+        before = contents(famjax.run)
+        line = famjax.refused(famjax.texts)
+        assert f"{famjax.run}: process {os.getpid()} on " in line
+        assert " is training there (user " in line
+        assert contents(famjax.run) == before
+    assert famjax(famjax.texts) == 0
+    assert not (famjax.run / lock.LOCK).exists()
+
+
 @pytest.mark.parametrize("damage", [b"", b'{"name": "x"', b"\xff\xfe", b"[]", b'{"nmae": 1}'])
 def test_a_damaged_config(famjax: Famjax, damage: bytes) -> None:
     assert famjax(famjax.texts) == 0
@@ -336,7 +348,7 @@ def test_ctrl_c_before_the_first_step(famjax: Famjax, monkeypatch: pytest.Monkey
     with monkeypatch.context() as patch:
         patch.setattr(loop.Trainer, "resume", interrupt)
         assert famjax(famjax.texts) == 130
-    assert famjax.err == "famjax: stopped by Ctrl-C\n"
+    assert famjax.err.endswith("held out\nfamjax: stopped by Ctrl-C\n")
     assert famjax(famjax.texts) == 0
 
 

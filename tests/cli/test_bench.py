@@ -101,7 +101,7 @@ def test_feedback_is_measured_beside_every_other(capsys, monkeypatch, tmp_path):
         if row["equal"] == "bytes":
             assert row["batch"] == 2 * row["other_batch"]
             assert abs(row["state_bytes"] / row["other_state_bytes"] - 1) < 0.1
-    assert "needs torch, feedback_transformer_pytorch" in printed.err
+    assert "needs torch, feedback_transformer_pytorch; pip install torch feedback-" in printed.err
     assert "training step / transformer's" in printed.err
     assert drawn.stat().st_size
 
@@ -155,7 +155,7 @@ def test_linear_is_measured_beside_every_other(capsys, monkeypatch, tmp_path):
         "map merged",
         "16 tokens",
         "s left",
-        "needs torch, performer_pytorch",
+        "needs torch, performer_pytorch; pip install torch performer-pytorch\n",
         "aim met: attention's bytes",
     ):
         assert said in printed.err

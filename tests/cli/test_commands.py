@@ -13,8 +13,8 @@ import pytest
 
 from famjax.cli import plan, train
 from famjax.cli.main import VERBS
-from famjax.core.config import Config
-from famjax.core.experiment import load_config, to_json
+from famjax.core.config import Config, ModelConfig
+from famjax.core.experiment import available, load_config, override, to_json
 from famjax.core.keys import keys
 from famjax.plan.chips import topology
 
@@ -22,8 +22,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def told() -> Iterator[tuple[str, str]]:
-    """Yield (file, command) of every line that begins with famjax."""
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    """Yield (file, command) of every line that begins with famjax, and of what stands in a line."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "data/README.md"]
     for path in [*pages, *sorted((ROOT / "configs").glob("[!_]*.py"))]:
         text = path.read_text(encoding="utf-8").replace("\\\n", " ")
         for line in re.findall(r"^(?:Command:)?[ ]*famjax (.+)$", text, re.M):
@@ -31,6 +31,18 @@ def told() -> Iterator[tuple[str, str]]:
             # grammar and sentences, not commands
             if command.split()[0] in VERBS and not re.search(r"[\[|`]| to | of |: ", command):
                 yield path.name, command
+        if path.suffix == ".md":
+            yield from ((path.name, command) for command in inline(text))
+
+
+def inline(text: str) -> Iterator[str]:
+    """Yield the commands within sentences that are whole, with all that their verbs need."""
+    for found in re.findall(r"`famjax ([^`]+)`", text):
+        command = " ".join(found.split())
+        verb, _, given = command.partition(" ")
+        # one that stands for several, or for the verb
+        if verb in VERBS and given and not re.search(r"^-|\.\.\.|[|]| N\b|CONFIG", given):
+            yield command
 
 
 COMMANDS = sorted(set(told()))
@@ -46,6 +58,63 @@ def test_there_are_commands_of_every_verb() -> None:
     assert len(COMMANDS) > 60
 
 
+def test_the_pages_on_finetuning_go_together(tmp_path: Path) -> None:
+    """What the README converts, and docs/finetune.md, is what that page's commands train."""
+    page = [command for file, command in COMMANDS if file == "finetune.md"]
+    conversions = [command for command in page if command.startswith("convert ")]
+    conversions += [c for f, c in COMMANDS if f == "README.md" and c.startswith("convert ")]
+    assert len(conversions) == 2
+    written = set()
+    for conversion in conversions:
+        words = shlex.split(conversion)
+        written.add(words[2])
+        given = [word for word in words if "=" in word]
+        begun = Config(model=ModelConfig(mixer="fam", vocab_size=512))
+        (tmp_path / "config.json").write_text(to_json(override(begun, given)))
+        for command in page:
+            if command.startswith("train ") and "init=models" in command:
+                words = shlex.split(command)[1:]
+                (init,) = [word for word in words if word.startswith("init=")]
+                assert init.removeprefix("init=") in written
+                overrides = [f"init={tmp_path}" if word == init else word for word in words]
+                load_config(overrides[0], overrides[1:])
+
+
+def launched() -> Iterator[tuple[str, str, str]]:
+    """Yield (file, script, config and overrides) of the launch scripts' commands in the docs."""
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+        for line in re.findall(
+            r"^(?:sbatch .*|docker run .*)?launch/.+$|^docker run .+$", text, re.M
+        ):
+            words = line.partition(" #")[0].split()
+            configs = [i for i, word in enumerate(words) if word in available()]
+            if configs:
+                yield path.name, line.split()[0], " ".join(words[configs[0] :])
+
+
+LAUNCHED = sorted(set(launched()))
+
+
+def test_there_are_commands_of_the_launch_scripts() -> None:
+    scripts = {script for _, script, _ in LAUNCHED}
+    assert {"launch/tpu_vm.sh", "launch/gke.sh", "launch/gpu.sh", "sbatch", "docker"} <= scripts
+
+
+@pytest.mark.parametrize(("file", "script", "given"), LAUNCHED, ids=lambda x: x)
+def test_can_be_launched(file: str, script: str, given: str) -> None:
+    name, *overrides = shlex.split(given)
+    load_config(name, overrides)
+
+
+def test_the_makefile_has_what_the_docs_make() -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        text = " ".join(path.read_text(encoding="utf-8").split())
+        told = re.findall(r"`make ([a-z-]+)`|^make ([a-z-]+)", text, re.M)
+        assert {a or b for a, b in told} <= set(targets), path.name
+
+
 @pytest.mark.parametrize(("file", "command"), COMMANDS, ids=lambda x: x)
 def test_can_be_run(
     file: str, command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -59,8 +128,6 @@ def test_can_be_run(
             model = load_config(argv[0]).model
             if any(a.startswith("train.only=") for a in argv):
                 model = replace(model, mixer="linear")
-            if file == "finetune.md":
-                model = replace(model, block_len=192)  # as converted there
             (tmp_path / "config.json").write_text(to_json(Config(model=model)))
             load_config(given[0], given[1:])
         return

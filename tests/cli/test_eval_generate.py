@@ -13,6 +13,7 @@ import pytest
 import tiny
 from tiny_tokenizers import byte_level
 
+from famjax.cli import eval_output
 from famjax.cli.eval import parse_lengths, parse_tasks
 from famjax.cli.main import main
 from famjax.core.errors import UserError
@@ -55,6 +56,8 @@ def test_json_is_one_object_and_nothing_else(
     assert report["passkey"][0]["length"] == 420
     assert report["text"][0]["files"] == str(text)
     assert report["text"][0]["bytes"] == text.stat().st_size
+    assert report["text"][0]["unigram"]["loss"] < report["text"][0]["uniform"]["loss"]
+    assert report["passkey"][0]["key_chance"] == pytest.approx(1e-3)
     assert report["memory"]["peak_bytes"] > 0
     for name in ("passkey.png", "text.png"):
         assert (Path(run) / "plots" / name).read_bytes().startswith(b"\x89PNG")
@@ -66,6 +69,27 @@ def test_tables_of_the_task_trained_on(run: str, capsys: pytest.CaptureFixture[s
     assert "text:holdout" in out
     assert "reset at every block" in out
     assert "0 to 255" in out
+    assert "unigram" in out
+    assert "uniform" in out
+    assert main(["eval", run, "--tasks", "passkey", "--lengths", "420", "--examples", "1"]) == 0
+    assert "guessing gets 0.1% of whole keys, 10% of digits" in capsys.readouterr().out
+
+
+def test_a_negative_gain_is_explained() -> None:
+    scores = {"bits_per_byte": 0.0, "loss": 0.0, "accuracy": 0.0}
+    rows = [{"loss": 1.2, "loss_without_memory": 1.3}, {"loss": 1.2, "loss_without_memory": 1.1}]
+    assert not eval_output._loses({"memory_gain": scores, "by_position": rows[:1]})
+    assert eval_output._loses({"memory_gain": scores, "by_position": rows})
+    assert eval_output._loses({"memory_gain": scores | {"accuracy": -0.01}, "by_position": []})
+
+
+def test_a_negative_gain_is_explained_where_it_is_printed(
+    run: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for loses in (True, False):
+        monkeypatch.setattr(eval_output, "_loses", lambda _, loses=loses: loses)
+        assert main(["eval", run]) == 0
+        assert ("gained by memory is negative" in capsys.readouterr().out) == loses
 
 
 @pytest.mark.parametrize(

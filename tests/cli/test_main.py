@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,7 +17,8 @@ import pytest
 import famjax
 from famjax.cli.main import VERBS, main
 from famjax.core.config import Config
-from famjax.core.experiment import load_config
+from famjax.core.experiment import available, load_config
+from famjax.core.keys import keys
 
 
 def fake_verb(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
@@ -103,17 +107,56 @@ def test_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, error: Excep
         main(["bench"])
 
 
-def test_a_closed_pipe_is_quiet() -> None:
-    code = "import sys; from famjax.cli.main import main; sys.exit(main(['train', '--help']))"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    process.stdout.close()
-    assert process.stderr.read() == b""
-    process.stderr.close()
-    assert process.wait() == 141
+VERB_THAT_PRINTS = """
+import sys
+from types import ModuleType
+from rich.console import Console
+from famjax.cli.main import script
+from famjax.cli.tables import Output
+from famjax.core.errors import UserError
+
+def run(argv):
+    for i in range(10_000):
+        {statement}
+    raise UserError("too late")
+
+sys.modules["famjax.cli.bench"] = ModuleType("famjax.cli.bench")
+sys.modules["famjax.cli.bench"].run = run
+sys.argv = ["famjax", "bench"]
+script()
+"""
+
+
+@pytest.mark.parametrize("both", [False, True], ids=["stdout", "stdout and stderr"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "print(i)",
+        "Output().print(str(i))",
+        "Output(stderr=True).print(str(i)); print(i)",
+        "Console().print(i)",
+        "Console(stderr=True).print(i); print(i)",
+        "raise UserError('a mistake')",
+        "print(i, end='') if i == 0 else None",
+    ],
+)
+def test_a_closed_pipe_is_quiet(statement: str, both: bool) -> None:
+    """`famjax VERB | head -1`, and with 2>&1."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    with tempfile.TemporaryFile() as said:
+        done = subprocess.run(
+            [sys.executable, "-c", VERB_THAT_PRINTS.format(statement=statement)],
+            stdout=writes,
+            stderr=writes if both else said,
+            check=False,
+        )
+        os.close(writes)
+        said.seek(0)
+        lines = said.read().decode().splitlines()
+    mistake = "UserError" in statement and not both
+    assert done.returncode == (2 if mistake else 141)
+    assert not [line for line in lines if not line.isdecimal() and not line.startswith("famjax: ")]
 
 
 # train
@@ -123,8 +166,13 @@ def test_a_closed_pipe_is_quiet() -> None:
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, Path]]:
     """Replace the training loop by a list of what it was called with."""
     calls: list[tuple[Config, Path]] = []
+
+    def train(config: Config, folder: Path) -> tuple[Any, None]:
+        calls.append((config, folder))
+        return SimpleNamespace(config=config), None
+
     module = ModuleType("famjax.train.loop")
-    module.train = lambda config, folder: calls.append((config, folder))  # type: ignore[attr-defined]
+    module.trained = train  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "famjax.train.loop", module)
     monkeypatch.setattr("famjax.core.runtime.setup", lambda: None)
     return calls
@@ -170,14 +218,62 @@ def test_train_mistakes(
     assert trained == []
 
 
-def test_train_help_shows_configs_and_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--help"]) == 0
-    out = capsys.readouterr().out
-    assert f"  {'text_fam':<26}TransformerFAM on text" in out
-    assert "  data.passkey.digits=5\n" in out
-    assert "optimizer.schedule=cosine           constant | cosine | wsd\n" in out
-    assert "f, FAM length (3.4.1)" in out
-    assert max(map(len, out.splitlines())) <= 100
+def help_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(["train", *argv]) == 0
+    return capsys.readouterr().out
+
+
+def test_train_help_is_an_overview(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out = help_of(capsys, "--help")
+    assert set(available()) <= set(re.findall(r"\w+", out))
+    groups = {key.rpartition(".")[0] for key in keys()} - {""}
+    assert {*groups, "run", "configs", "all"} <= set(re.findall(r"^  ([\w.]+)  ", out, re.M))
+    assert len(out.splitlines()) < 60
+    assert help_of(capsys, "text_fam", "-h", "--run", "there") == out
+
+
+def test_train_help_shows_one_group(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert re.search(
+        r"^  text_fam +TransformerFAM on text", help_of(capsys, "--help=configs"), re.M
+    )
+    assert "  digits" not in (data := help_of(capsys, "--help", "data"))
+    assert "More, each with --help: data.passkey, data.toy" in data
+    assert "  data.passkey.digits=5\n" in help_of(capsys, "--help", "data.passkey")
+    rates = help_of(capsys, "--help", "optimizer")
+    assert re.search(r"^  optimizer.schedule=cosine +constant \| cosine \| wsd$", rates, re.M)
+    assert "train.rpo=false" in help_of(capsys, "-h", "train")
+    assert help_of(capsys, "--help", "run").splitlines()[3:5] == ["  name=run", "  seed=0"]
+    assert help_of(capsys, "--help", "model.fam_len=3") == (
+        "  model.fam_len=16  f, FAM length (3.4.1)\n"
+    )
+    whole = help_of(capsys, "--help", "all")
+    assert all(f"  {key}=" in whole for key in keys())
+
+
+@pytest.mark.parametrize("width", [40, 80, 300])
+def test_train_help_is_as_wide_as_the_terminal(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = help_of(capsys, "--help", "all").splitlines()
+    wide = [line for line in lines if len(line) > min(width, 100)]
+    assert not [line for line in wide if len(line.split()) > 1]
+    # patterns and names that nothing can break
+    assert len(wide) < 5
+
+
+def test_train_help_of_no_group(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--help", "optimiser"]) == 2
+    said = line(capsys)
+    assert said.startswith("--help optimiser: no such group; did you mean 'optimizer'? (known: ")
+    assert main(["train", "--help", "model.fam_length"]) == 2
+    assert "did you mean 'model.fam_len'?" in line(capsys)
 
 
 # tokenizer

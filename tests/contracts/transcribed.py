@@ -35,9 +35,10 @@ MIXERS: dict[str, Any] = {
 }
 
 
-def _residual(c: ModelConfig, p: Any, x: Any) -> Read:
+def _residual(c: ModelConfig, p: Any, x: Any, offset: float = 0) -> Read:
     """The FAM or the S of every layer, None where it has none."""
-    return transformer.stack(residual_layers(c, p), p.get("prompt"), x, rope_base=c.rope_base)
+    at = {"rope_base": c.rope_base, "offset": offset}
+    return transformer.stack(residual_layers(c, p), p.get("prompt"), x, **at)
 
 
 def residual_layers(c: ModelConfig, p: Any) -> list[tuple[transformer.LayerWeights, str, Any]]:
@@ -117,10 +118,13 @@ def _lstm(c: ModelConfig, p: Any, x: Any) -> Read:
 STACKS = {"residual": _residual, "feedback": _feedback, "transformer": _feedback, "lstm": _lstm}
 
 
-def model(c: ModelConfig, p: Any, tokens: Any) -> Read:
-    """Tokens [t] -> logits [t v], and what the stack remembers."""
+def model(c: ModelConfig, p: Any, tokens: Any, **kw: Any) -> Read:
+    """Tokens [t] -> logits [t v], and what the stack remembers.
+
+    With an `offset`, of the residual stack, all positions are moved by it (B.2.2).
+    """
     embedded = p["embedding"][tokens] * c.width**0.5  # `LanguageModel.embed`; not so the head
-    x, memory = STACKS[c.stack](c, p["stack"], embedded)
+    x, memory = STACKS[c.stack](c, p["stack"], embedded, **kw)
     if "norm" in p:
         x = np.stack([transformer.norm(y, p["norm"]["scale"], p["norm"].get("bias")) for y in x])
     return x @ (p["embedding"].T if c.tied else p["head"]["kernel"]), memory

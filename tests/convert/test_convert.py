@@ -19,6 +19,7 @@ from famjax import load_pretrained
 from famjax.cli.main import main
 from famjax.convert import selfcheck
 from famjax.convert.surgery import choose, with_attention
+from famjax.core import optional
 from famjax.core.config import ArchConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import load_config
@@ -224,10 +225,11 @@ def test_how_far_the_comparison_reads(model, length, said):
 
 
 def test_without_the_source_framework_it_says_so(llama, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(selfcheck.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(optional.importlib.util, "find_spec", lambda name: None)
     assert main(["convert", str(llama), str(tmp_path / "out")]) == 0
     said = capsys.readouterr().err
-    assert "not compared with Hugging Face's code: torch and transformers not installed" in said
+    assert "not compared with Hugging Face's code: torch and transformers not installed; " in said
+    assert "pip install torch transformers\n" in said
 
 
 def test_without_memory_for_a_second_copy_it_says_so(monkeypatch):

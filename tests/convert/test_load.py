@@ -148,10 +148,51 @@ def test_a_header_that_lies_about_its_size(folder):
 
 def test_a_part_that_is_missing(folder):
     index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"a": "model-0.safetensors", "b": "model-2.st"}}))
-    assert refused(folder).startswith(f"{folder / 'model-2.st'} is missing, which {index.name}")
+    index.write_text(
+        json.dumps({"weight_map": {"a": "model-0.safetensors", "b": "model-2.safetensors"}})
+    )
+    assert refused(folder).startswith(
+        f"{folder / 'model-2.safetensors'} is missing, which {index.name}"
+    )
     index.write_text("{}")
     assert refused(folder).startswith(f"{index}: damaged (")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../model-0.safetensors",
+        "/etc/x.safetensors",
+        "sub/model-0.safetensors",
+        "./model-0.safetensors",
+        "..",
+        ".",
+        "",
+        "a\0.safetensors",
+        "..\\model-0.safetensors",
+    ],
+)
+def test_an_index_that_names_a_file_elsewhere_opens_none(folder, name, monkeypatch):
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model-0.safetensors", "b": name}}))
+    monkeypatch.setattr("safetensors.safe_open", lambda *_, **__: pytest.fail("opened"))
+    said = refused(folder)
+    assert said.startswith(f"{index}: names the file {name!r}, which is not in its folder")
+    assert "\n" not in said
+
+
+def test_adapters_in_a_folder_are_not_passed_over(folder):
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "/elsewhere"}')
+    assert refused(folder).startswith(
+        f"{folder / 'adapter_config.json'}: the folder holds adapters"
+    )
+
+
+def test_links_of_a_cache_are_followed(folder, tmp_path_factory):
+    blobs = tmp_path_factory.mktemp("blobs")
+    (folder / "model-0.safetensors").rename(blobs / "0a1b")
+    (folder / "model-0.safetensors").symlink_to(blobs / "0a1b")
+    load_pretrained(folder)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -43,3 +43,23 @@ def test_huge_pages(given: dict[str, str], argument: str, starts: int, runs: str
     assert len(begun) == starts
     assert len(set(begun)) == 1  # one process
     assert ran == f"runs {runs} ['{argument}']"
+
+
+def test_a_cache_that_cannot_be_written_is_told(tmp_path, monkeypatch, capsys) -> None:
+    import jax
+
+    given = jax.config.jax_compilation_cache_dir
+    (tmp_path / "file").write_text("")
+    try:
+        for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+            monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder))
+            runtime.setup()
+            said = capsys.readouterr().err
+            assert said.startswith(f"famjax: {folder} cannot be written: compiled programs are not")
+            assert said.count("\n") == 1
+            assert jax.config.jax_compilation_cache_dir is None
+        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
+        runtime.setup()
+        assert capsys.readouterr().err == ""
+    finally:
+        jax.config.update("jax_compilation_cache_dir", given)

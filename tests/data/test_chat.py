@@ -1,6 +1,8 @@
 """Conversations: rendered as transformers does, learned from turn by turn, and never obeyed."""
 
 import json
+import re
+import time
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from tiny_tokenizers import CHATML, LLAMA, byte_level, sentencepiece_like, write
 
 from famjax.core.errors import UserError
+from famjax.data.chat import ChatTemplate
 from famjax.data.lanes import Lanes
 from famjax.data.packing import Packed
 from famjax.data.sources import TextSource
@@ -104,6 +107,82 @@ def test_templates_that_fail_or_escape(chatml, tmp_path, template, message):
     with pytest.raises(UserError, match=message) as error:
         tokenizer.encode_chat(TALK)
     assert "\n" not in str(error.value)
+
+
+TAKES_LONG = [
+    "{% for a in range(9**5) %}{% for b in range(9**5) %}{% for c in range(9**5) %}{% endfor %}"
+    "{% endfor %}{% endfor %}",
+    "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(100) }}",
+    "{% set n = namespace(x=3) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}",
+]
+TAKES_MEMORY = [
+    "{{ 'a' * 10**10 }}",
+    "{{ 'a' | indent(10**10, true) }}",
+    "{{ 'a' | center(10**10) }}",
+    "{{ 'a'.zfill(10**10) }}",
+    "{{ '%10000000000s' % 'a' }}",
+    "{{ '%10000000000s' | format('a') }}",
+    "{{ '{:>10000000000}'.format(1) }}",
+    "{{ [1] * 10**10 }}",
+    "{{ [1] | batch(10**10, 0) | list }}",
+    "{{ 'a' | tojson(indent=10**10) }}{{ {'a': 1} | tojson(indent=10**10) }}",
+    "{{ (2).to_bytes(10**10, 'little') }}",
+    "{{ range(10**5) | map('string') | join('x' * 10**6) }}",
+    "{% set n = namespace(x='aa') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+]
+FAILS = [
+    ("{{ 'a' * 17 * 2**20 }}", "takes more than 16 MiB of text"),
+    ("{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}", "maximum recursion depth"),
+    ("{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}", "maximum recursion"),
+    ("{{ " + "(" * 5000 + ")" * 5000 + " }}", "recursion"),
+    ("{% if 1 %}" * 3000 + "{% endif %}" * 3000, "recursion"),
+    ("{% include '/etc/passwd' %}", "no loader"),
+    ("{{ 0 / 0 }}", "division by zero"),
+    ("{{ 10**4299 * 10**4299 }}", "Exceeds the limit"),
+]
+
+
+def refused(template):
+    tokenizer = ChatTemplate("t", template, {}, "", "", ["<|im_end|>"])
+    begin = time.perf_counter()
+    with pytest.raises(UserError) as error:
+        tokenizer.document(TALK)
+    assert "\n" not in str(error.value)
+    return str(error.value), time.perf_counter() - begin
+
+
+@pytest.mark.parametrize("template", TAKES_MEMORY)
+def test_memory_is_limited(template):
+    assert "takes more than 512 MiB of memory" in refused(template)[0]
+
+
+@pytest.mark.parametrize(("template", "message"), FAILS)
+def test_templates_that_go_too_far(template, message):
+    assert message in refused(template)[0]
+
+
+@pytest.mark.parametrize("template", TAKES_LONG)
+@pytest.mark.slow
+def test_time_is_limited(template):
+    message, seconds = refused(template)
+    assert "takes seconds to write one conversation and was stopped" in message
+    assert seconds < 30  # 3 of a processor that others use too
+
+
+def test_a_template_that_was_stopped_leaves_nothing_behind():
+    """The next conversation has a process of its own, and the last one's ends."""
+    template = ChatTemplate("t", "{{ messages[0].content * 10**messages|length }}", {}, "", "", [])
+    say = [{"role": "user", "content": "a"}]
+    assert template.render(say, True) == "a" * 10
+    process = template._renderer._process
+    process.kill()
+    with pytest.raises(UserError, match="its process ended with status -9"):
+        template.render(say, True)
+    assert template.render(say * 2, True) == "a" * 100
+    second = template._renderer._process
+    assert second is not process
+    del template
+    assert second.poll() is not None
 
 
 PARTS = ["<|im_end|>", "<|im_start|>", "<|", "im_end|>", " a", "\n", "\ufdd0", "\ufdd1"]
@@ -258,8 +337,69 @@ def test_bad_lines_are_named(chatml, tmp_path, template, line, message):
         spec = str(with_template(chatml, template, tmp_path / "tokenizer"))
     path = tmp_path / "talk.jsonl"
     path.write_text("\n" + json.dumps(line))
-    source = TextSource(str(path), load_tokenizer(spec), seed=0, holdout=0)
     with pytest.raises(UserError, match=message) as error:
-        list(source.open(source.key(0, 1, 0)))
+        TextSource(str(path), load_tokenizer(spec), seed=0, holdout=0)
     assert "talk.jsonl, line 2: " in str(error.value)
     assert "\n" not in str(error.value)
+
+
+# templates that lose what is said -----------------------------------------------------------------
+
+LAST_FIRST = (
+    "{% for m in messages if m.role != 'system' %}{% if loop.last %}{{ messages[0].content }} "
+    "{% endif %}{{ m.content }}|{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "lost"),
+    [
+        ("{% for m in messages %}{{ m.role }}: {% endfor %}", "message 1 (role 'system')"),
+        ("{% for m in messages[1:] %}{{ m.content }}|{% endfor %}", "message 1 (role 'system')"),
+        (
+            "{% for m in messages %}{% if m.role != 'user' %}{{ m.content }}{% endif %}"
+            "{% endfor %}",
+            "message 2 (role 'user')",
+        ),
+        (
+            "{% for m in messages %}{% if m.role != 'assistant' %}{{ m.content }}{% endif %}"
+            "{% endfor %}",
+            "message 3 (role 'assistant')",
+        ),
+        ("{% for m in messages %}{{ m.content[:3] }}|{% endfor %}", "message 1 (role 'system')"),
+        ("{% for m in messages %}{{ m.text }}|{% endfor %}", "message 1 (role 'system')"),
+        ("hello", "message 1 (role 'system')"),
+    ],
+)
+def test_a_template_that_drops_what_is_said(chatml, tmp_path, template, lost):
+    tokenizer = load_tokenizer(str(with_template(chatml, template, tmp_path / "tokenizer")))
+    said = rf"does not write what {re.escape(lost)} says; give another template"
+    with pytest.raises(UserError, match=said):
+        tokenizer.encode_chat(TALK)
+    with pytest.raises(UserError, match=said) as error:
+        TextSource(lines(tmp_path, {"messages": TALK}), tokenizer, seed=0, holdout=0)
+    assert "talk.jsonl, line 1: " in str(error.value)
+
+
+def test_a_message_that_says_what_another_said_is_no_excuse(chatml, tmp_path):
+    template = "{% for m in messages[1:] %}{{ m.content }}|{% endfor %}"
+    tokenizer = load_tokenizer(str(with_template(chatml, template, tmp_path)))
+    with pytest.raises(UserError, match="does not write what message 1"):
+        tokenizer.encode_chat([{"role": "user", "content": "yes"}] * 2)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{{ m.content | trim }}|{% endfor %}",
+        "{% for m in messages %}{{ m.content.split('</think>')[-1] }}|{% endfor %}",
+        "{% for m in messages %}{{ m | tojson }}|{% endfor %}",
+        LAST_FIRST,
+    ],
+)
+def test_a_template_may_strip_move_and_forget_thoughts(chatml, tmp_path, template):
+    tokenizer = load_tokenizer(str(with_template(chatml, template, tmp_path)))
+    thought = {"role": "assistant", "content": "<think>4, 5, 6\n</think>\n\nseven\n"}
+    tokenizer.encode_chat([*TALK[:-1], thought])
+    tokenizer.encode_chat([*TALK, {"role": "user", "content": ""}])
+    tokenizer.encode_chat([{"role": "user", "content": "<|im_end|> and <|bos|>"}])

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 
 from famjax.core.config import Config
 from famjax.core.experiment import override
+from famjax.data.lanes import at_document
 from famjax.data.pipeline import Batches, make_batches, make_source
 from famjax.data.redeal import Deal, Dealt, with_rows
 from famjax.data.tokenizers import load_tokenizer
@@ -96,6 +101,90 @@ def count(batch: dict[str, np.ndarray], begun: Counter[str], read_of: Counter[st
     del read_of[""]
 
 
+def begun_in(found: Batches) -> list[str]:
+    """Return the document that each lane begins in the next batch, in which all begin one."""
+    return [chr(tokens[1]) for tokens in next(found)["tokens"]]
+
+
+def resumed(found: Batches, folder: Path, rows: int) -> Batches:
+    """Return the batches of so many rows that continue after those of another number."""
+    state = found.get_state()
+    found.release()
+    now = batches(folder, "lanes", rows)
+    now.set_state(json.loads(json.dumps(with_rows(state, rows, make_source_of(folder)))))
+    return now
+
+
+def test_an_epoch_ends_before_each_lane_reads_all(tmp_path: Path) -> None:
+    """Six documents of a row each; the lanes become more than there are documents."""
+    for i in range(6):
+        (tmp_path / f"{i}.txt").write_text(chr(65 + i) * 14)
+    everything = list("ABCDEF")
+    found = batches(tmp_path, "lanes", 2)
+    epoch = begun_in(found)
+    found = resumed(found, tmp_path, 8)
+    first = begun_in(found)  # four lanes end the epoch that two began
+    assert sorted(epoch + first[:4]) == everything
+    rows = list(zip(*(begun_in(found) for _ in range(6)), strict=True))
+    assert all(sorted(row) == everything for row in rows[:4])
+
+    found = resumed(found, tmp_path, 9)  # lanes that stay continue their order
+    later = list(zip(*(begun_in(found) for _ in range(5)), strict=True))
+    assert all(len(set(row)) == 5 for row in later[:4])
+    assert all(sorted((rows[i][-1], *later[i])) == everything for i in range(4, 8))
+    found.release()
+
+
+class Six(Named):
+    """Six documents, of which lanes have shares."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def epoch_size(self, lane: int, lanes: int) -> int:
+        return len(range(lane, 6, lanes)) if lanes <= 6 else 6
+
+
+@hypothesis.given(
+    st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), min_size=1, max_size=3),
+    st.integers(7, 9),
+)
+def test_begun_epochs_are_read_whole(times: list[list[int]], many: int) -> None:
+    """Lanes share documents, each at its own speed, until they are more than those.
+
+    Each of `times` is how many documents each lane begins before the next change.
+    """
+    source: Any = Six()
+    dealt, base = Dealt(source), len(times[0])
+    pairs = []
+    for taken, after in itertools.zip_longest(times, times[1:]):
+        lanes = len(taken)
+        pairs += [dealt.call(lane, lanes, k) for lane, n in enumerate(taken) for k in range(n)]
+        state = {"batches": {"rows": [at_document(n) for n in taken]}, **dealt.get_deals()}
+        dealt.set_deals(with_rows(state, len(after) if after else many, source))
+    assert dealt.left is not None
+    pairs += dealt.left.documents
+    assert len(set(pairs)) == len(pairs)
+    for lane in range(base):
+        numbers = sorted(k for of, among, k in pairs if (of, among) == (lane, base))
+        assert numbers == list(range(len(numbers)))
+        assert len(numbers) % source.epoch_size(lane, base) == 0
+
+
+def test_what_was_left_is_dealt_again() -> None:
+    """To other lanes, before any of it was begun."""
+    source: Any = Six()
+    state = {"batches": {"rows": [at_document(1), at_document(1)]}}
+    left = with_rows(state, 8, source)["left"]["documents"]
+    assert len(left) == 4
+    once = with_rows(with_rows(state, 8, source), 9, source)
+    assert once["left"]["documents"] == left
+    few = with_rows(once, 3, source)
+    dealt = Dealt(source)
+    dealt.set_deals(few)
+    assert [dealt.call(n % 3, 3, n // 3) for n in range(5)] == [*left, (1, 3, 0)]
+
+
 def make_source_of(folder: Path) -> Any:
     config = override(Config(), [f"data.files={folder}", "data.holdout=0"])
     return make_source(config, load_tokenizer("bytes"))
@@ -124,7 +213,7 @@ def test_fewer_documents_than_lanes(folder: Path) -> None:
     for _ in range(4):
         next(old)
     state = with_rows(old.get_state(), 31, make_source_of(folder))
-    assert state["dealt"] == []
+    assert "dealt" not in state
     new.set_state(state)
     for _ in range(6):
         np.testing.assert_array_equal(next(old)["tokens"], next(new)["tokens"][:30])

@@ -1,9 +1,12 @@
 """Every byte of the text is read once, in an order the seed decides; every mistake is one line."""
 
+import builtins
+import errno
 import gzip
 import itertools
 import json
 import lzma
+import os
 import tracemalloc
 
 import numpy as np
@@ -17,6 +20,7 @@ from famjax.data.sources import TextSource, iter_tokens
 from famjax.data.tokenizers import load_tokenizer
 
 TOKENIZER = load_tokenizer("bytes")
+OPENERS = {"": open, ".gz": gzip.open, ".xz": lzma.open}
 
 
 def make(files, seed=0, holdout=0, split="train"):
@@ -171,21 +175,63 @@ def test_inputs_keep_their_weight_where_a_document_is_cut(tmp_path, small_pieces
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{not json", "line 3: not JSON"),
-        ('{"txt": "x"}', 'line 3: no "text"'),
-        ('{"text": 5}', 'line 3: no "text"'),
-        ("[1]", 'line 3: no "text"'),
-        ('{"inputs": "x"}', 'line 3: no "text", and no "inputs" with "targets"'),
-        ('{"targets": "x"}', 'line 3: no "text"'),
-        ('{"inputs": 5, "targets": "x"}', 'line 3: no "text"'),
-        ('{"text": "\\ud800"}', "line 3: not JSON with valid text"),
+        ("{not json", "line 1002: not JSON"),
+        ('{"txt": "x"}', "line 1002: no \"text\".*it has 'txt'"),
+        ('{"text": "x"', "line 1002: not JSON"),
+        ('{"prompt": "x"}', 'line 1002: no "text"'),
+        ('{"messages": []}', 'line 1002: "messages" needs a tokenizer with a chat template'),
+        (b'{"text": "na\xefve"}', "line 1002: not UTF-8 at byte 12 of the line"),
+        ('{"text": 5}', 'line 1002: no "text"'),
+        ("[1]", "line 1002: a list where an object must be"),
+        ('"text"', "line 1002: a str where an object must be"),
+        ("null", "line 1002: a NoneType where an object must be"),
+        ('{"inputs": "x"}', 'line 1002: no "text", and no "inputs" with "targets"'),
+        ('{"targets": "x"}', 'line 1002: no "text"'),
+        ('{"inputs": 5, "targets": "x"}', 'line 1002: no "text"'),
+        ('{"text": "\\ud800"}', "line 1002: not JSON with valid text"),
     ],
 )
-def test_a_bad_line_of_jsonl_is_named(tmp_path, line, message):
-    (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n\n' + line)
-    source = make(tmp_path / "a.jsonl")
-    with pytest.raises(UserError, match=message):
+@pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
+def test_a_bad_line_of_jsonl_is_named_before_anything_is_read(tmp_path, line, message, suffix):
+    data = line if isinstance(line, bytes) else line.encode()
+    path = tmp_path / f"a.jsonl{suffix}"
+    with OPENERS[suffix](path, "wb") as file:
+        # beyond what is probed
+        file.write(b'{"text": "fine"}\n' * 1000 + b"\n" + data + b"\n" + b'{"text": "more"}\n')
+    with pytest.raises(UserError, match=message) as error:
+        make(path)
+    assert str(error.value).startswith(f"{path}, line 1002: ")
+    assert "\n" not in str(error.value)
+
+
+def test_what_the_scan_let_pass_the_reader_takes_and_a_changed_line_it_names(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "fine"}\n{"text": "good"}\n')
+    source = make(path)
+    path.write_text('{"text": "fine"}\n{"txet": "good"}\n')
+    with pytest.raises(UserError, match=r"a\.jsonl, line 2: no \"text\".*it has 'txet'"):
         epoch(source)
+
+
+def test_a_scan_that_takes_long_says_how_far_it_is(tmp_path, monkeypatch, capsys):
+    (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n' * 40)
+    make(tmp_path)
+    assert capsys.readouterr().err == ""
+    seconds = itertools.count()
+    monkeypatch.setattr("famjax.data.files.time.monotonic", lambda: float(next(seconds)))
+    make(tmp_path)
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 3  # at 6, 13 and 27 seconds
+    assert said[0].startswith("famjax: checking data.files: 0 MB so far, 0 MB/s, now in ")
+    assert said[0].endswith("a.jsonl")
+
+
+def test_no_room_for_the_text_of_a_compressed_file(tmp_path, monkeypatch):
+    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
+        file.write('{"text": "fine"}\n')
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    with pytest.raises(UserError, match=r"a\.jsonl\.gz: its text could not be written to .*TMPDIR"):
+        make(tmp_path)
 
 
 def test_files_are_found_by_folder_glob_and_list(tmp_path):
@@ -198,7 +244,9 @@ def test_files_are_found_by_folder_glob_and_list(tmp_path):
     (tmp_path / "empty").write_bytes(b"")
     source = make(tmp_path)
     assert sorted(epoch(source)[0]) == ["a.txt", "b.md", "sub/c.py"]
-    report = "3 documents, 0.0 MB, none held out; skipped 1 binary, 1 empty, 2 hidden, 1 not UTF-8"
+    size = sum((tmp_path / name).stat().st_size for name in ("a.txt", "b.md", "sub/c.py"))
+    skipped = "skipped 1 binary, 1 empty, 2 hidden, 1 not UTF-8"
+    report = f"3 documents, {size} bytes, none held out; {skipped}"
     assert source.report() == report
     assert epoch(make(f"{tmp_path}/**/*.py"))[0] == ["sub/c.py"]
     assert sorted(epoch(make(f"{tmp_path}/a.txt, {tmp_path}/b.*, {tmp_path}/a.txt"))[0]) == [
@@ -282,18 +330,63 @@ def test_what_the_user_names_must_be_text(tmp_path):
     (tmp_path / "latin").write_bytes(b"na\xefve text")
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "none").mkdir()
+    (tmp_path / "dangling").symlink_to(tmp_path / "gone")
+    with pytest.raises(UserError, match="names no file"):
+        make(" ,,")
     for name, message in [
         ("binary", "binary, byte 2 is zero"),
         ("latin", "not UTF-8 at byte 2; convert it"),
         ("empty", "no text in there; skipped 1 empty"),
         ("none", "no text in there"),
-        ("latim", "no such file or folder: .*latim; did you mean 'latin'"),
+        ("latim", f"no such file or folder: .*latim; did you mean '{tmp_path}/latin'"),
+        ("nowhere/x", f"no such file or folder: .*; there is no folder {tmp_path}/nowhere"),
         ("*.x", "no such file or folder"),
+        ("a\0b", "names no file"),
+        ("dangling", f"dangling is a link to {tmp_path}/gone, where nothing is to read"),
     ]:
         with pytest.raises(UserError, match=message):
             make(tmp_path / name)
     with pytest.raises(UserError, match="empty"):
         list(read_text_pieces(str(tmp_path / "empty")))
+
+
+def forbid(monkeypatch, *paths):
+    """Let the system refuse to read some folders and files, which it does not to root."""
+    refused = {str(path) for path in paths}
+    scandir, opened = os.scandir, builtins.open
+
+    def scan(path="."):
+        if str(path) in refused:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    def read(path, *args, **kwargs):
+        if str(path) in refused:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    monkeypatch.setattr(builtins, "open", read)
+
+
+def test_what_may_not_be_read_is_told_so(folder, monkeypatch):
+    (folder / "sub").mkdir()
+    (folder / "sub" / "a.txt").write_text("words")
+    message = "no permission to read it; chmod it"
+    for refused, files in [
+        (folder, folder),
+        (folder, f"{folder}/*.txt"),
+        (folder, f"{folder}/none.txt"),
+        (folder / "sub", folder),
+        (folder / "sub", f"{folder}/**/*.txt"),
+        (folder / "03.txt", folder),
+        (folder / "03.txt", folder / "03.txt"),
+    ]:
+        with monkeypatch.context() as patch:
+            forbid(patch, refused)
+            with pytest.raises(UserError) as error:
+                make(files)
+        assert str(error.value).startswith(f"{refused}: {message}"), files
 
 
 def test_undecodable_bytes_far_into_a_file_are_named(tmp_path):
@@ -308,9 +401,12 @@ def test_truncated_archives_are_named(tmp_path, suffix):
     compress = gzip.compress if suffix == ".gz" else lzma.compress
     data = compress(np.random.default_rng(0).integers(32, 127, 100_000, np.uint8).tobytes())
     (tmp_path / f"a.txt{suffix}").write_bytes(data[:-1000])
-    source = make(tmp_path)
     with pytest.raises(UserError, match=f"a.txt{suffix}: truncated or damaged"):
-        tokens(source, source.key(0, 1, 0))
+        make(tmp_path)
+    text = compress(b"word " * 40_000 + b"\xe4" + b" word" * 9)
+    (tmp_path / f"a.txt{suffix}").write_bytes(text)
+    with pytest.raises(UserError, match=rf"a\.txt{suffix}: not UTF-8 at byte 200000"):
+        make(tmp_path)
     (tmp_path / f"a.txt{suffix}").write_bytes(b"no archive")
     with pytest.raises(UserError, match="truncated or damaged"):
         make(tmp_path)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import itertools
+import re
+import time
 
 import pytest
 
@@ -52,3 +55,32 @@ def test_unknown_total_and_a_first_call_of_many_seconds(
         "reading: 100 tokens",
         "reading: 210 tokens, 10 tokens/s",
     ]
+
+
+def test_compilation_is_told_if_it_takes_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with TokenProgress("reading") as shown, shown.compiling():
+        pass
+    monkeypatch.setattr(progress, "_PATIENCE", 0.1)
+    with TokenProgress("reading", quiet=True) as shown, shown.compiling():
+        time.sleep(0.3)
+    assert capsys.readouterr().err == ""
+    with TokenProgress("reading") as shown, shown.compiling():
+        time.sleep(0.7)
+        assert capsys.readouterr().err == "reading: compiling\n"
+    assert re.fullmatch(r"reading: compiled in [\d.]+ s\n", capsys.readouterr().err)
+
+
+def test_compilation_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(progress, "_PATIENCE", 0.1)
+    with TokenProgress("reading") as shown, shown.compiling():
+        time.sleep(0.8)
+    text = terminal.getvalue()
+    assert "reading: compiling, 0." in text
+    assert len(set(re.findall("[\u2801-\u28ff]", text))) > 1
+    assert "reading: compiled in " in text

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,6 +126,59 @@ def test_something_behind_is_refused(file: Path, tmp_path: Path) -> None:
 def test_other_files_are_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(content)
     assert "not a famjax state" in refusal(tmp_path / "other")
+
+
+def craft(file: Path, target: Path, change: Any) -> Path:
+    """Write a state whose header was changed, with the checksum that it has then."""
+    content = file.read_bytes()
+    begin = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:begin])
+    header["__metadata__"]["sha256"] = "0" * 64
+    change(header)
+    text = json.dumps(header).encode()
+    blank = len(text).to_bytes(8, "little") + text + content[begin:]
+    digest = hashlib.sha256(blank).hexdigest()
+    target.write_bytes(blank.replace(b"0" * 64, digest.encode(), 1))
+    return target
+
+
+def first(header: dict[str, Any]) -> dict[str, Any]:
+    return next(about for name, about in header.items() if name != "__metadata__")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda h: h["__metadata__"].update(tokens="-5"),
+        lambda h: h["__metadata__"].update(tokens="9" * 5000),
+        lambda h: h["__metadata__"].update(tokens=None),
+        lambda h: h["__metadata__"].pop("tokens"),
+        lambda h: h["__metadata__"].pop("version"),
+        lambda h: h["__metadata__"].pop("model"),
+        lambda h: h.update(x=5),
+        lambda h: first(h).update(shape=[10**12]),
+        lambda h: first(h).update(shape="x"),
+        lambda h: first(h).update(data_offsets=[0, 10**30]),
+        lambda h: first(h).update(data_offsets=[-8, "a"]),
+        lambda h: first(h).update(dtype="F7"),
+        lambda h: first(h).update(dtype=[]),
+        lambda h: first(h).pop("dtype"),
+    ],
+)
+def test_a_header_that_was_made_up(file: Path, tmp_path: Path, change: Any) -> None:
+    assert "read the document again" in refusal(craft(file, tmp_path / "made.state", change))
+
+
+def test_files_that_never_end(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "not a regular file" in refusal(tmp_path / "pipe")
+    assert "not a regular file" in refusal(Path("/dev/zero"))
+    with (tmp_path / "hole").open("wb") as stream:
+        stream.truncate(10**12)
+    assert "not a famjax state of this model" in refusal(tmp_path / "hole")
+    deep = b"[" * 100_000
+    (tmp_path / "deep").write_bytes(len(deep).to_bytes(8, "little") + deep)
+    assert "not a famjax state, or damaged" in refusal(tmp_path / "deep")
 
 
 def test_missing_file_and_folder(tmp_path: Path) -> None:

@@ -81,6 +81,26 @@ def test_text_totals_equal_a_direct_computation(batch: int, tmp_path: Path) -> N
     assert result["memory_gain"]["loss"] == pytest.approx(gain)
 
 
+def test_predictions_without_context_equal_a_direct_computation(tmp_path: Path) -> None:
+    """Whatever the windows, each predicted token counts once."""
+    files = str(write(tmp_path / "d", TEXTS))
+    targets = np.concatenate([line(text)[0, 1:] for text in TEXTS])
+    seen = np.unique(targets, return_counts=True)[1]
+    entropy = -np.sum(seen / len(targets) * np.log(seen / len(targets)))
+    size = sum(len(text.encode()) for text in TEXTS)
+    for how in ({}, {"window": 4 * W, "score": W}):
+        result = evaluate_text(tiny.run(), files, batch=2, quiet=True, **how)
+        for name, loss, accuracy in (
+            ("unigram", entropy, seen.max() / len(targets)),
+            ("uniform", math.log(258), 1 / 258),
+        ):
+            assert result[name]["loss"] == pytest.approx(loss)
+            assert result[name]["perplexity"] == pytest.approx(math.exp(loss))
+            assert result[name]["accuracy"] == pytest.approx(accuracy)
+            bits = loss * len(targets) / size / math.log(2)
+            assert result[name]["bits_per_byte"] == pytest.approx(bits)
+
+
 def test_loss_by_position(tmp_path: Path) -> None:
     run = tiny.run()
     result = evaluate_text(run, str(write(tmp_path / "d", TEXTS)), quiet=True)

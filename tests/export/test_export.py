@@ -161,7 +161,9 @@ def test_half_the_bytes(tmp_path):
 def test_without_transformers_it_is_said(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     folder, said = written("fam", tmp_path)
-    assert said[1:] == ["transformers or torch is not installed: not compared with it"]
+    assert said[1:] == [
+        "not compared with transformers: transformers not installed; pip install transformers"
+    ]
     # whoever may read the folder may read the file
     assert (folder / "model.safetensors").stat().st_mode & 0o666 == folder.stat().st_mode & 0o666
 

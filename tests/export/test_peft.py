@@ -14,6 +14,7 @@ import tiny
 from flax import nnx
 
 from famjax.convert.load import load_pretrained
+from famjax.core import optional
 from famjax.core.config import Config, DropoutConfig, LoraConfig
 from famjax.core.errors import UserError
 from famjax.export import peft
@@ -77,9 +78,12 @@ def test_without_peft_they_are_read_back(tmp_path, monkeypatch):
         return {name: a * 1.01 for name, a in weights.items()}, about
 
     adapters = peft._adapters
-    monkeypatch.setattr(peft.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(optional.importlib.util, "find_spec", lambda name: None)
     said = peft.write(adapted("gpt2"), tmp_path)
-    assert said[1].startswith("not compared with peft: torch, transformers, peft not installed")
+    assert said[1] == (
+        "not compared with peft: torch, transformers and peft not installed; "
+        "pip install torch transformers peft"
+    )
     monkeypatch.setattr(peft, "_adapters", other)
     with pytest.raises(UserError, match="the adapters read back add something else"):
         peft.write(adapted("gpt2"), tmp_path)

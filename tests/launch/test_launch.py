@@ -58,6 +58,10 @@ def start(arguments: str) -> str:
     return shlex.join([*command.split(), f"--command={remote}", *IN.split()])
 
 
+# what local.sh runs: the checkout's own, where there is one
+OWN = ROOT / ".venv/bin/famjax"
+FAMJAX_HERE = OWN if OWN.exists() else "famjax"
+
 # what the scripts themselves, and the fakes here, are made of
 TOOLS = ("bash", "basename", "cat", "dirname", "grep", "head", "pgrep", "rm", "sed", "tail", "wc")
 
@@ -114,7 +118,7 @@ def test_shellcheck(path: Path) -> None:
     assert done.stdout == ""
 
 
-@pytest.mark.parametrize("name", ["tpu_vm.sh", "gke.sh", "gpu.sh", "slurm.sbatch"])
+@pytest.mark.parametrize("name", ["tpu_vm.sh", "gke.sh", "gpu.sh", "slurm.sbatch", "local.sh"])
 def test_help_tells_the_usage(name: str, fakes: Path, tmp_path: Path) -> None:
     done = script(f"{name} --help", fakes)
     assert (done.returncode, done.stderr, called(tmp_path)) == (0, "", [])
@@ -223,6 +227,14 @@ def test_help_tells_the_usage(name: str, fakes: Path, tmp_path: Path) -> None:
             "slurm.sbatch text_fam 'name=a b'",
             ["srun --kill-on-bad-exit=0 famjax train text_fam 'name=a b'", "scontrol requeue JOB"],
         ),
+        ("local.sh eval runs/first", [f"{FAMJAX_HERE} eval runs/first"]),
+        (
+            "local.sh --fake-devices 8 train text_fam 'name=a b'",
+            [
+                "env JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 "
+                f"{FAMJAX_HERE} train text_fam 'name=a b'"
+            ],
+        ),
         (
             "gpu.sh text_fam 'name=a b'",
             [
@@ -276,6 +288,11 @@ def test_dry_run_prints_what_it_would_run(
         ("slurm.sbatch text_fam", "is for sbatch; on one machine: launch/gpu.sh text_fam"),
         ("gpu.sh text_fam", "nvidia-smi is not installed; install NVIDIA's driver"),
         ("gpu.sh --dry-run", "which config? such as: launch/gpu.sh text_fam"),
+        (
+            "local.sh --fake-devices train text_fam",
+            "--fake-devices needs a number: launch/local.sh",
+        ),
+        ("local.sh train text_fam --dry-run", "--dry-run stands behind the config; give it"),
         ("tpu_worker.sh", "is called by tpu_vm.sh"),
         (f"tpu_vm.sh run {TPU} text_fam --dry-run", "--dry-run stands behind the config; give it"),
         (f"tpu_vm.sh run {TPU} text_fam --spot", "--spot stands behind the config; give it before"),
@@ -501,3 +518,59 @@ def test_the_dockerfile_copies_what_is_there() -> None:
     ]
     assert copied == allowed
     assert all((ROOT / name).exists() for name in copied)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Return a checkout's scripts, with a virtual environment in which famjax is installed."""
+    home = tmp_path / "checkout"
+    shutil.copytree(ROOT / "launch", home / "launch")
+    (home / ".venv/bin").mkdir(parents=True)
+    fake(home / ".venv/bin", "python", f'PYTHONPATH={ROOT} exec {sys.executable} "$@"')
+    return home
+
+
+@pytest.mark.parametrize("line", ["gpu.sh --dry-run", "local.sh --dry-run train"])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("text_fam train.stps=9", "famjax: unknown key 'train.stps'; did you mean 'train.steps'?"),
+        ("text_fan", "famjax: unknown config 'text_fan'; did you mean 'text_fam'?"),
+        ("text_fam data.length=1000", "famjax: data.length=1000 is not a multiple of model.block"),
+    ],
+)
+def test_a_dry_run_refuses_what_training_would(
+    line: str, given: str, said: str, checkout: Path
+) -> None:
+    done = dry_run(checkout, f"{line} {given}")
+    assert (done.returncode, done.stdout) == (2, "")
+    (told,) = done.stderr.splitlines()
+    assert told.startswith(said)
+
+
+@pytest.mark.parametrize("line", ["gpu.sh --dry-run", "local.sh --dry-run train"])
+def test_a_dry_run_accepts_what_training_would(line: str, checkout: Path) -> None:
+    done = dry_run(checkout, f"{line} text_fam train.steps=9 --run here")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1].endswith("famjax train text_fam train.steps=9 --run here")
+
+
+@pytest.mark.parametrize("line", ["gpu.sh --dry-run", "local.sh --dry-run train"])
+def test_a_dry_run_without_famjax_says_that_it_checked_nothing(line: str, checkout: Path) -> None:
+    fake(checkout / ".venv/bin", "python", "exit 1")
+    done = dry_run(checkout, f"{line} text_fam train.stps=9")
+    assert done.returncode == 0
+    assert "is not installed" in done.stderr
+    assert "not checked" in done.stderr
+
+
+def dry_run(checkout: Path, line: str) -> subprocess.CompletedProcess[str]:
+    name, *arguments = shlex.split(line)
+    return subprocess.run(
+        ["bash", str(checkout / "launch" / name), *arguments],
+        env={"PATH": tools().name, "HOME": "/home/me"},
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )

@@ -1,7 +1,9 @@
-"""Every config can be loaded, and the papers' have as many parameters as the papers say."""
+"""Every config can be loaded, and docs say what those of the papers count and read."""
 
 from __future__ import annotations
 
+import itertools
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,21 +11,35 @@ import jax
 import pytest
 
 from famjax.core.checks import validate
+from famjax.core.config import Config
 from famjax.core.experiment import load_config
 from famjax.models.transplant import abstract
+from famjax.tasks.toy import words_of
 from famjax.train.optimizers import make_schedule
 
 CONFIGS = sorted(Path(__file__).parents[2].joinpath("configs").glob("[!_]*.py"))
 
-# Feedback Transformer v3, Table 9 and 3; v1, Tables 2 to 4; millions
-PARAMETERS = {
-    "random_walk_paper": (3.2, 0),
-    "algorithmic_3_paper": (3.2, 0),
-    "char_ptb_paper": (10.7, 0),
-    "enwik8_paper": (77, 0),
-    "wikitext103_small_paper": (44, 267_735),
-    "wikitext103_large_paper": (126, 267_735),
-}
+ROOT = Path(__file__).parents[2]
+# of the adaptive softmax, and of bytes with their two special tokens
+VOCABULARY = {"wikitext103.txt": 267_735, "bytes": 258}
+# of text, at the papers' sizes: the papers train on all of it
+WHOLE_TEXT = [
+    *("char_ptb_paper", "enwik8_paper", "wikitext103_small_paper", "wikitext103_large_paper"),
+    *("t2r_lm_paper", "t2r_finetune_paper", "fam_1b", "fam_8b", "fam_24b"),
+]
+
+
+def rows_of(page: str, heading: str) -> list[list[str]]:
+    """Return the cells of the first table under a heading of docs/PAGE, its two first lines left
+    out."""
+    text = ROOT.joinpath("docs", page).read_text()
+    lines = iter(text.partition(f"\n## {heading}\n")[2].splitlines())
+    table = itertools.takewhile(
+        lambda line: line.startswith("|"),
+        itertools.dropwhile(lambda line: not line.startswith("|"), lines),
+    )
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    return rows[2:]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -82,10 +98,75 @@ def test_schedule_of_t2r() -> None:
         assert float(rate(steps)) == pytest.approx(rates[1], rel=1e-3)
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_size_of_the_papers(name: str) -> None:
-    millions, words = PARAMETERS[name]
-    model = load_config(name, []).model
-    _, shapes = abstract(replace(model, vocab_size=words or 100))
+def count_of(config: Config) -> int:
+    """Return a config's parameters, of `fam_*` without the table of words and adapters."""
+    model, data = config.model, config.data
+    if data.tokenizer == "task":
+        words = words_of(data.task, data.toy).vocab_size
+    else:
+        words = model.vocab_size or VOCABULARY[data.tokenizer]
+    whole = replace(model, vocab_size=words, lora=replace(model.lora, rank=0))
+    _, shapes = abstract(whole)
     count = sum(leaf.size for leaf in jax.tree.leaves(shapes))
-    assert abs(count / 1e6 - millions) < 0.05 * millions
+    return count - words * model.width if config.name.startswith("fam_") else count
+
+
+@pytest.mark.parametrize(
+    "row", rows_of("papers.md", "Parameters"), ids=lambda row: row[0].strip("`")
+)
+def test_sizes_beside_the_papers(row: list[str]) -> None:
+    """docs/papers.md has what the configs count, within 1.6% of what the Feedback papers print."""
+    command, paper, here, difference = row
+    name, *given = command.strip("`").split()
+    millions = count_of(load_config(name, given)) / 1e6
+    shown = f"{millions:,.2f}" if millions < 1000 else f"{millions:,.0f}"
+    if not re.fullmatch(r"[\d.]+", paper):
+        assert (here, difference) == (shown, "-")
+        return
+    share = millions / float(paper) - 1
+    assert (here, difference) == (shown, f"{share:+.1%}")
+    assert abs(share) < 0.016
+
+
+@pytest.mark.parametrize("name", WHOLE_TEXT)
+def test_papers_train_on_all_of_the_text(name: str) -> None:
+    assert load_config(name, []).data.holdout == 0
+    assert "--tasks text:" in ROOT.joinpath("configs", f"{name}.py").read_text()
+
+
+def test_toy_runs_beside_the_papers() -> None:
+    """docs/tasks.md has how much the configs for two cores read."""
+    rows = rows_of("tasks.md", "How much the runs read, beside the papers'")
+    assert len(rows) == 7
+    for command, _, episodes, _, memory, start, lines, tokens in rows:
+        name, *given = command.strip("`").split()
+        config = load_config(name, given)
+        toy, read = config.data.toy, config.train.steps * config.data.batch
+        assert episodes == f"{toy.episodes:,}"
+        assert memory == ("one stream" if toy.concatenate else "fresh")
+        assert start.split()[0] == (str(toy.start_steps) if toy.start_steps else "-")
+        assert lines == f"{read:,}"
+        assert tokens == f"{read * config.data.length / 1e6:.1f}M"
+
+
+def test_the_page_of_the_papers_names_what_there_is() -> None:
+    """docs/papers.md: its configs, files, links and keys exist, and no config of the papers lacks.
+
+    Names such as `_5_paper` are ends of the one before.
+    """
+    text = ROOT.joinpath("docs", "papers.md").read_text()
+    code = set(itertools.chain(*(part.split() for part in re.findall(r"`([^`\n]+)`", text))))
+    named = {name for name in code if re.fullmatch(r"[a-z][a-z_0-9]*_paper|fam_\d+b", name)}
+    ends = {name for name in code if re.fullmatch(r"_[a-z_0-9]+_paper|_\d_paper", name)}
+    there = {path.stem for path in CONFIGS if re.search(r"_paper$|^fam_", path.stem)}
+    assert named <= there
+    assert all(name in named or any(name.endswith(end) for end in ends) for name in there)
+    files = [name for name in code if "/" in name and name.endswith(".py")]
+    links = re.findall(r"\]\(([^)#:]+)\)", text)
+    missing = [name for name in files if not ROOT.joinpath(name).exists()]
+    assert missing + [name for name in links if not ROOT.joinpath("docs", name).exists()] == []
+    for key in re.findall(r"(?:model|data|train|optimizer)\.[a-z_.]+", " ".join(code)):
+        value: object = Config()
+        for name in key.split("."):
+            assert hasattr(value, name), key
+            value = getattr(value, name)

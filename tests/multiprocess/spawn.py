@@ -46,7 +46,7 @@ def start(
     return subprocess.Popen(
         [sys.executable, "-c", code, "train", *arguments],
         env=os.environ | {"XLA_FLAGS": f"{kept} {count}"},
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -73,12 +73,14 @@ def start_all(
 
 
 def ended(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str]]:
-    """Wait for all, and return status and standard error of each."""
+    """Wait for all, which say nothing on standard output; return status and standard error."""
     try:
-        errors = [process.communicate(timeout=240)[1] for process in processes]
+        said = [process.communicate(timeout=240) for process in processes]
     finally:
         for process in processes:
             process.kill()
+    assert [out for out, _ in said] == [""] * len(said)
+    errors = [error for _, error in said]
     return [(p.returncode, error) for p, error in zip(processes, errors, strict=True)]
 
 

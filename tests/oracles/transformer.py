@@ -86,7 +86,7 @@ def feed_forward(mlp: dict[str, Any], x: Array) -> Array:
     return (gate(x @ mlp["w_gate"]) * (x @ mlp["w_up"])) @ mlp["w_out"]
 
 
-def rotate(x: Array, position: int, base: float) -> Array:
+def rotate(x: Array, position: float, base: float) -> Array:
     """[heads e] -> [heads e]. RoPE: components i and i + e/2 turn by position * base**(-2i/e)."""
     e = x.shape[-1]
     out = np.zeros_like(x)
@@ -98,7 +98,9 @@ def rotate(x: Array, position: int, base: float) -> Array:
     return out
 
 
-def qkv(w: LayerWeights, x: Array, position: int | None, base: float) -> tuple[Array, Array, Array]:
+def qkv(
+    w: LayerWeights, x: Array, position: float | None, base: float
+) -> tuple[Array, Array, Array]:
     """QKV(PreLN(x)) of one token: [d] -> q [h e], k [g e], v [g e], with q and k rotated.
 
     At no position they are not.
@@ -136,7 +138,7 @@ def finish(w: LayerWeights, a: Array) -> Array:
 
 
 def tokens_layer(
-    w: LayerWeights, x: Array, seen: Sequence[Sequence[int]], first: int, base: float
+    w: LayerWeights, x: Array, seen: Sequence[Sequence[int]], first: float, base: float
 ) -> Array:
     """a_t = SelfAttention(q_t, K of seen[t], V of seen[t]) + i_t; token t stands at first + t."""
     x = f64(x)
@@ -153,13 +155,15 @@ def tokens_layer(
 # ----------------------------------------------------------------------------------------- layers
 
 
-def full_layer(w: LayerWeights, x: Array, *, rope_base: float = 10_000.0, offset: int = 0) -> Array:
+def full_layer(
+    w: LayerWeights, x: Array, *, rope_base: float = 10_000.0, offset: float = 0
+) -> Array:
     """Causal attention over everything. x: [t d]; returns [t d]."""
     return tokens_layer(w, x, [range(t + 1) for t in range(len(x))], offset, rope_base)
 
 
 def swa_layer(
-    w: LayerWeights, x: Array, *, window: int, rope_base: float = 10_000.0, offset: int = 0
+    w: LayerWeights, x: Array, *, window: int, rope_base: float = 10_000.0, offset: float = 0
 ) -> Array:
     """Token t sees tokens t-window+1 to t. x: [t d]; returns [t d]."""
     seen = [range(max(0, t - window + 1), t + 1) for t in range(len(x))]
@@ -180,7 +184,7 @@ def bswa_layer(
     block: int,
     segments: int,
     rope_base: float = 10_000.0,
-    offset: int = 0,
+    offset: float = 0,
 ) -> Array:
     """Equation 1: all of the blocks tau-m to tau-1 and the own block up to t. [t d] -> [t d]."""
     seen = []
@@ -199,7 +203,7 @@ def fam_layer(
     segments: int,
     previous: int = 1,
     rope_base: float = 10_000.0,
-    offset: int = 0,
+    offset: float = 0,
 ) -> tuple[Array, Array, list[Array]]:
     """Algorithm 2, with the first update's zero residual (B.1) and FAM's positions (B.2.1).
 
@@ -262,7 +266,7 @@ def linear_layer(
     rope: bool,
     everything: bool = False,
     rope_base: float = 10_000.0,
-    offset: int = 0,
+    offset: float = 0,
 ) -> tuple[Array, Array]:
     """T2R's Equations 3 to 7 (`linear`): causal, or all tokens see everything.
 
@@ -280,7 +284,7 @@ def linear_layer(
 
 
 def prompt_layer(
-    w: LayerWeights, h: Array, *, rope_base: float = 10_000.0, offset: int = 0
+    w: LayerWeights, h: Array, *, rope_base: float = 10_000.0, offset: float = 0
 ) -> Array:
     """B.1: the FAM prompt's way through a layer, full attention at positions -f to -1. [f d]."""
     f = len(h)
@@ -304,7 +308,7 @@ def stack(
     x: Array,
     *,
     rope_base: float = 10_000.0,
-    offset: int = 0,
+    offset: float = 0,
 ) -> tuple[Array, list[Array | None]]:
     """The layers of `model`: [t d] -> [t d], and what each remembers: its last FAM, or its S."""
     h = None if prompt is None else f64(prompt)
@@ -339,7 +343,7 @@ def model(
     tokens: Sequence[int] | Array,
     *,
     rope_base: float = 10_000.0,
-    offset: int = 0,
+    offset: float = 0,
 ) -> tuple[Array, list[Array | None]]:
     """A decoder-only language model.
 

@@ -16,6 +16,7 @@ from famjax.cli.main import main
 from famjax.core.config import Config
 from famjax.core.errors import UserError
 from famjax.core.experiment import load_config, override
+from famjax.core.idle import refuse_idle
 from famjax.plan import plan as plans
 from famjax.plan.chips import CHIPS, topology
 from famjax.plan.formula import activations, counted, estimate
@@ -35,8 +36,17 @@ def small(*overrides: str) -> Config:
 
 
 def overrides(config: Config) -> list[str]:
-    """Return what makes the config of `text_fam`'s."""
-    return named(load_config("text_fam"), config).split()
+    """Return what makes the config of `text_fam`'s, without keys that do nothing in it."""
+    given = named(load_config("text_fam"), config).split()
+    return [pair for pair in given if is_used(config, pair.partition("=")[0])]
+
+
+def is_used(config: Config, key: str) -> bool:
+    try:
+        refuse_idle(config, [key])
+    except UserError:
+        return False
+    return True
 
 
 def planned(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:

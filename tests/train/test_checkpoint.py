@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import logging
 import os
@@ -385,3 +386,58 @@ def test_manifest_names_every_file(pair):
     listed = json.loads((path / "manifest.json").read_text())["files"]
     assert files - {"manifest.json"} == set(listed)
     assert {"size", "sha256"} == set(listed["tree.json"])
+
+
+@pytest.mark.parametrize("name", ["params/../../../secret", "/etc/passwd", "params//x", "../x"])
+def test_a_manifest_that_names_a_file_elsewhere_opens_none(folder, monkeypatch, name):
+    path = folder / "000000020" / "manifest.json"
+    listed = json.loads(path.read_text())
+    listed["files"] = {name: {"size": 0, "sha256": ""}, **listed["files"]}
+    path.write_text(json.dumps(listed))
+    measured = []
+    measure = checkpoint._measure
+    monkeypatch.setattr(checkpoint, "_measure", lambda path: measured.append(path) or measure(path))
+    lines: list[str] = []
+    step, *_ = Checkpoints(folder).restore(shapes(tree_of(0)), report=lines.append)
+    assert step == 10
+    assert f"manifest.json names {name!r}, which is not in its folder" in lines[0]
+    assert all(folder / "000000010" in path.parents for path in measured)
+
+
+@pytest.mark.parametrize("files", ["[1]", '{"tree.json": 5, "extra.json": 5}', "5", '"abc"'])
+def test_a_manifest_of_another_kind(folder, files):
+    (folder / "000000020" / "manifest.json").write_text('{"files": ' + files + "}")
+    step, *_ = Checkpoints(folder).restore(shapes(tree_of(0)), report=lambda line: None)
+    assert step == 10
+
+
+def sealed(path, name, content):
+    """Write a file of a checkpoint, and the manifest so that it is believed."""
+    (path / name).write_text(content)
+    listed = json.loads((path / "manifest.json").read_text())
+    about = {"size": len(content), "sha256": hashlib.sha256(content.encode()).hexdigest()}
+    listed["files"][name] = about
+    (path / "manifest.json").write_text(json.dumps(listed))
+
+
+@pytest.mark.parametrize("name", ["tree.json", "extra.json"])
+@pytest.mark.parametrize("content", ["[" * 100_000, "[1]", "9" * 5000, "null", "{"])
+def test_tables_that_were_made_up(folder, name, content):
+    sealed(folder / "000000020", name, content)
+    with pytest.raises(UserError, match=rf"{name}: damaged \(.*restore the folder from a copy"):
+        Checkpoints(folder).restore(shapes(tree_of(0)))
+
+
+def test_a_manifest_that_is_nested_deep_and_a_pipe(folder):
+    (folder / "000000020" / "manifest.json").write_text("[" * 100_000)
+    lines: list[str] = []
+    assert Checkpoints(folder).restore(shapes(tree_of(0)), report=lines.append)[0] == 10
+    assert "manifest.json cannot be read" in lines[0]
+    path = folder / "000000010"
+    listed = json.loads((path / "manifest.json").read_text())
+    listed["files"]["params/pipe"] = {"size": 0, "sha256": ""}
+    (path / "manifest.json").write_text(json.dumps(listed))
+    os.mkfifo(path / "params" / "pipe")
+    with pytest.raises(UserError, match="no good checkpoint"):
+        Checkpoints(folder).restore(shapes(tree_of(0)), report=lines.append)
+    assert "params/pipe is no regular file" in lines[-1]

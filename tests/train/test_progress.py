@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+import time
 
 import pytest
 
@@ -70,15 +72,59 @@ def test_what_a_line_says(capsys, clock):
             grad_norm=0.123456,
         )
     first, second = capsys.readouterr().err.splitlines()
-    assert first == "50/100 loss 2.0000, ? time left"
+    assert first == "50/100 loss 2.0000"
     assert second == (
         "60/100 loss 1.2346, accuracy 50.0%, 81.2k tokens/s, data 3% step 97%, "
         "grad_norm 0.1235, 1:20 left"
     )
 
 
+def test_compiling(capsys, clock):
+    """It is told before and after, and does not count for the time left."""
+    with Progress(total=100) as shown:
+        with shown.compiling("the training step", 0):
+            assert capsys.readouterr().err == "compiling the training step\n"
+            clock.now += 75
+        clock.now += 10
+        shown.update(10)
+        with shown.compiling("the training step anew", 10):
+            clock.now += 300
+        clock.now += 10
+        shown.update(20)
+    assert capsys.readouterr().err.splitlines() == [
+        "compiled in 75 s",
+        "10/100 1:30 left",
+        "compiling the training step anew",
+        "compiled in 5:00 minutes",
+        "20/100 1:20 left",
+    ]
+
+
+def test_what_failed_to_compile_was_not_compiled(capsys):
+    def run():
+        with Progress(total=100) as shown, shown.compiling("the training step", 0):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert capsys.readouterr().err == "compiling the training step\n"
+
+
+def test_compiling_on_a_terminal(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    with Progress(total=10) as shown, shown.compiling("the training step", 0):
+        time.sleep(0.5)
+    text = terminal.getvalue()
+    assert "compiling the training step, 0." in text
+    assert len(set(re.findall("[⠁-⣿]", text))) > 1  # the spinner turns
+    assert "compiled the training step in 0." in text
+
+
 def test_quiet_keeps_notes(capsys):
     with Progress(total=10, quiet=True) as shown:
+        with shown.compiling("the training step", 0):
+            shown.say("what is trained")
         shown.update(5, loss=1.0)
         shown.note("checkpoint [3] is damaged")
     captured = capsys.readouterr()

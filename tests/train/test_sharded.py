@@ -36,8 +36,10 @@ LANES = ("data.layout=lanes",)
 # one key/value head cannot be divided: it is on all devices
 PACKED = (
     *("data.layout=packed", "train.rsp=1", "train.accumulate=2", "model.kv_heads=1"),
-    "model.remat=attention",
+    *("model.remat=attention", "train.rpo=true"),
 )
+# learned positions see the offset of each row
+OFFSETS = (*LANES, "train.rpo=true", "model.arch.learned_positions=true", "model.capacity=64")
 ADAPTERS = (*LANES, "model.lora.rank=2", "model.lora.dropout=0.3")
 # FAMs of more blocks than a device has; the same units are dropped wherever they are
 DROPOUT = (
@@ -52,10 +54,10 @@ CASES = [(mesh, LANES) for mesh in MESHES] + [
     pytest.param(mesh, PACKED, marks=() if mesh == (2, 2, 2, 1) else pytest.mark.slow)
     for mesh in [*MESHES, (1, 2, 2, 2)]
 ]
-CASES += [
+CASES += [((2, 2, 2, 1), OFFSETS)] + [
     pytest.param(mesh, layout, marks=pytest.mark.slow)
     for mesh in [(1, 1, 1, 8), (1, 2, 2, 2)]
-    for layout in (ADAPTERS, DROPOUT)
+    for layout in (ADAPTERS, DROPOUT, OFFSETS)
 ]
 
 

@@ -22,7 +22,7 @@ from famjax.stacks.residual import passable
 from famjax.train.optimizers import make_optimizer
 from famjax.train.run import abstract_model
 from famjax.train.state import TrainState
-from famjax.train.step import count, init_train_state, make_step
+from famjax.train.step import count, init_train_state, make_step, position_offset
 
 ROWS, LENGTH, VOCABULARY = 4, 16, 32
 # beta1=0 and no clipping: Adam's first moment is the gradient
@@ -240,12 +240,20 @@ def test_without_random_state_passing_nothing_is_carried() -> None:
     )
 
 
-def test_random_position_offset_is_an_identity() -> None:
-    """RoPE sees differences of positions only, so an offset common to all is seen by no one.
+RPO_LAYOUTS = [
+    (),
+    ("data.layout=packed", "train.rsp=0.5"),
+    ("model.remat=block", "train.bptt_segments=2", "train.accumulate=2"),
+]
+
+
+@pytest.mark.parametrize("layout", RPO_LAYOUTS, ids=" ".join)
+def test_random_position_offset_is_an_identity(layout: tuple[str, ...]) -> None:
+    """RoPE sees differences of positions only, so an offset common to a row is seen by no one.
 
     B.2.2 is therefore here for the experiment's sake; it moves nothing but rounding.
     """
-    plain, moved = setup(), setup("train.rpo=true")
+    plain, moved = setup(*layout), setup(*layout, "train.rpo=true")
     a, b = plain.state, moved.state
     for seed in range(4):
         a, b = plain.step(a._replace(params=plain.state.params), batch(seed)), moved.step(
@@ -255,6 +263,34 @@ def test_random_position_offset_is_an_identity() -> None:
     np.testing.assert_allclose(a.totals.loss, b.totals.loss, rtol=1e-5)
     moved_bits = jax.tree.map(lambda x, y: bool((x != y).any()), gradient(a), gradient(b))
     assert any(jax.tree.leaves(moved_bits))  # it was there
+
+
+LEARNED = ("model.arch.learned_positions=true", "model.capacity=64", "train.rpo=true")
+
+
+@pytest.mark.parametrize("cut", ["train.accumulate=2", "train.bptt_segments=2"])
+def test_cutting_a_batch_changes_no_random_position_offset(cut: str) -> None:
+    """Learned positions see where a row begins, so another offset would be another loss."""
+    whole, parts = setup(*LEARNED), setup(*LEARNED, cut)
+    plain = setup(*LEARNED[:2])
+    found = [each.step(whole.state, batch(0)) for each in (whole, parts, plain)]
+    assert_close(without_totals(found[1]), without_totals(found[0]))
+    assert abs(float(found[2].totals.loss) / float(found[0].totals.loss) - 1) > 1e-4
+
+
+def test_random_position_offsets_are_drawn_as_the_paper_draws_them() -> None:
+    """B.2.2: one for each row, uniform up to the longest wavelength, half of them 0."""
+    config = override(Config(), SHAPE)
+    offset = np.asarray(position_offset(jax.random.key(0), config, 4000))
+    assert offset.shape == (4000,)
+    zero = offset == 0
+    assert 0.46 < zero.mean() < 0.54
+    longest = 2 * np.pi * config.model.rope_base
+    assert offset.max() <= longest
+    shares, _ = np.histogram(offset[~zero] / longest, 4, (0, 1))
+    assert (np.abs(shares / (~zero).sum() - 0.25) < 0.03).all()
+    other = np.asarray(position_offset(jax.random.key(1), config, 4000))
+    assert (other != offset)[~zero].all()
 
 
 # what is counted

@@ -1,0 +1,133 @@
+"""What `famjax eval` prints for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from famjax.cli.tables import Output, Table
+from famjax.core.units import byte_size
+
+_NEGATIVE = (
+    "gained by memory is negative where the text is predicted worse with the memory than with a "
+    "reset at every block: usual after few steps of training, and for texts that are unlike those "
+    "trained on, or longer"
+)
+_UNIGRAM = (
+    "unigram: the frequencies of the tokens in this very text, the best that any prediction "
+    "without context can do; uniform: all tokens of the vocabulary alike"
+)
+
+
+def show(report: dict[str, Any]) -> None:
+    out = Output()
+    out.print(f"{report['run']}, step {report['step']:,}")
+    if "passkey" in report:
+        out.print(passkey_table(report["passkey"]))
+    for toy in report["toy"]:
+        out.print(toy_table(toy))
+    for text in report["text"]:
+        out.print(text_table(text))
+        out.print(_UNIGRAM)
+        out.print(position_table(text))
+        if _loses(text):
+            out.print(_NEGATIVE)
+    out.print(f"peak memory {byte_size(report['memory']['peak_bytes'])}")
+
+
+def passkey_table(rows: list[dict[str, Any]]) -> Table:
+    keys, digits = 100 * rows[0]["key_chance"], rows[0]["token_chance"]
+    table = Table(
+        f"passkey (guessing gets {keys:.3g}% of whole keys, {digits:.0%} of digits)",
+        ("tokens", "documents", "whole keys", "digits", "seconds", "tokens/s", "peak memory"),
+    )
+    for row in rows:
+        table.add_row(
+            f"{row['length']:,}",
+            f"{row['examples']:,}",
+            f"{row['key_accuracy']:.1%}",
+            f"{row['token_accuracy']:.1%}",
+            f"{row['seconds']:.1f}",
+            f"{row['tokens_per_second']:,.0f}",
+            byte_size(row["peak_bytes"]),
+        )
+    return table
+
+
+def toy_table(toy: dict[str, Any]) -> Table:
+    first = toy["rows"][0]
+    columns = ("steps", "episodes", "whole episodes", "answers", f"always {first['commonest']}")
+    table = Table(
+        f"{toy['task']} (guessing gets {first['chance']:.1%} of answers)",
+        (*columns, "as last time", "tokens/s"),
+    )
+    for row in toy["rows"]:
+        table.add_row(
+            f"{row['length']:,}",
+            f"{row['examples']:,}",
+            f"{row['episode_accuracy']:.1%}",
+            f"{row['accuracy']:.1%}",
+            f"{row['commonest_accuracy']:.1%}",
+            "" if row["last_accuracy"] is None else f"{row['last_accuracy']:.1%}",
+            f"{row['tokens_per_second']:,.0f}",
+        )
+    return table
+
+
+def text_table(text: dict[str, Any]) -> Table:
+    left = f" ({text['documents_left']:,} not read)" if text["documents_left"] else ""
+    how = ""
+    if text["window"]:
+        how = f", windows of {text['window']:,} scored on their last {text['score']:,}"
+    table = Table(
+        f"text:{text['files']}: {text['documents']:,} document{'s' * (text['documents'] != 1)}"
+        f"{left}{how}, {text['tokens']:,} tokens, "
+        f"{byte_size(text['bytes'])}, {text['tokens_per_second']:,.0f} tokens/s, "
+        f"{byte_size(text['state_bytes'])} of memory a document",
+        ("", "bits per byte", "loss", "perplexity", "accuracy"),
+        words=(0,),
+    )
+    _add_scores(table, "with memory", text)
+    _add_scores(table, "reset at every block", text["without_memory"])
+    _add_scores(table, "gained by memory", text["memory_gain"], sign="+")
+    table.add_rule()
+    _add_scores(table, "unigram", text["unigram"])
+    _add_scores(table, "uniform", text["uniform"])
+    return table
+
+
+def _add_scores(table: Table, name: str, scores: dict[str, float], sign: str = "") -> None:
+    table.add_row(
+        name,
+        f"{scores['bits_per_byte']:{sign}.4f}",
+        f"{scores['loss']:{sign}.4f}",
+        f"{scores['perplexity']:{sign},.3f}",
+        f"{scores['accuracy']:{sign}.2%}",
+    )
+
+
+def position_table(text: dict[str, Any]) -> Table:
+    columns = ("tokens before", "tokens", "loss", "reset at every block", "gained by memory")
+    whole = "window" if text["window"] else "document"
+    table = Table(f"loss by position in the {whole}", columns)
+    for row in text["by_position"]:
+        table.add_row(
+            f"{row['from']:,} to {row['to']:,}",
+            f"{row['tokens']:,}",
+            f"{row['loss']:.4f}",
+            f"{row['loss_without_memory']:.4f}",
+            f"{_gain(row):+.4f}",
+        )
+    return table
+
+
+def _loses(text: dict[str, Any]) -> bool:
+    """Return whether a gain that is printed is below 0, and not for rounding."""
+    return any(gain <= -5e-5 for gain in (*map(_gain, text["by_position"]), _least_gain(text)))
+
+
+def _gain(row: dict[str, Any]) -> float:
+    return row["loss_without_memory"] - row["loss"]
+
+
+def _least_gain(text: dict[str, Any]) -> float:
+    return min(text["memory_gain"][name] for name in ("bits_per_byte", "loss", "accuracy"))

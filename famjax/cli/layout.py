@@ -1,0 +1,78 @@
+"""Lines of text in the width of the terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+
+# of help, and where there is no terminal
+_WIDEST, _NARROWEST, _PIPE = 100, 20, 80
+# from this width on names and what they are go side by side, names in at most so many columns
+_BESIDE, _NAMES = 76, 36
+
+
+def terminal_width(stream: object) -> int | None:
+    """Return the columns of a terminal, COLUMNS where it is set, or None for what has no width."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and int(given):
+        return int(given)
+    isatty: Callable[[], bool] = getattr(stream, "isatty", lambda: False)
+    try:
+        if isatty():
+            return os.get_terminal_size(stream.fileno()).columns or None  # type: ignore[attr-defined]
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def wrap(text: str, width: int | None, indent: str = "", first: str = "") -> list[str]:
+    """Return text in lines that break between words only.
+
+    Args:
+      indent: of all lines but the first, whose own is `first`.
+    """
+    if width is None:
+        return [first + text]
+    return textwrap.wrap(
+        text,
+        max(width, 1),
+        initial_indent=first,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def help_width() -> int:
+    """Return the columns of a help text: those of the terminal, at most 100."""
+    return max(_NARROWEST, min(terminal_width(sys.stdout) or _PIPE, _WIDEST))
+
+
+def listed(entries: Mapping[str, str], width: int) -> list[str]:
+    """Return names and what they are, side by side if the lines are wide enough."""
+    beside = min(max(map(len, entries), default=0) + 2, _NAMES) if width >= _BESIDE else 0
+    lines = []
+    for name, about in entries.items():
+        if beside and len(name) < beside and about:
+            lines += wrap(about, width, " " * (beside + 2), f"  {name:<{beside}}")
+        else:
+            indent = " " * (beside + 2 if beside else 6)
+            lines += [f"  {name}", *(wrap(about, width, indent, indent) if about else ())]
+    return lines
+
+
+def usage(line: str, width: int) -> list[str]:
+    """Return grammar in lines that break outside of brackets only."""
+    whole = re.sub(r"\[.*?\]+", lambda found: found[0].replace(" ", "\0"), line)
+    return [part.replace("\0", " ") for part in wrap(whole, width, "    ")]
+
+
+def command(line: str, width: int) -> list[str]:
+    """Return a command in lines as a shell takes them."""
+    if len(line) <= width:
+        return [line]
+    *first, last = wrap(line, width - 2, "    ")
+    return [*(f"{part} \\" for part in first), last]

@@ -1,0 +1,67 @@
+"""What to type after a training: commands that work on what that run was trained on."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from famjax.cli.eval import LENGTHS
+from famjax.core.checks import TOYS, mixer_pattern
+from famjax.core.config import Config
+from famjax.tasks.toy import TASKS
+
+
+def next_commands(config: Config, source: Any, folder: Path) -> str:
+    """Return the commands, separated by commas.
+
+    Args:
+      config: of the run, with its vocabulary's size.
+      source: what it was trained on.
+      folder: of the run.
+    """
+    run = shlex.quote(str(folder))
+    options = evaluation(config, source)
+    found = [] if options is None else [f"famjax eval {run}{options}"]
+    # of most toy tasks the answers are no tokens that could be generated
+    if config.data.tokenizer != "task":
+        found.append(f"famjax generate {run} --prompt ...")
+    if options is None and config.data.task == "text":
+        window = _window(config)
+        found.append(f"famjax eval {run} --tasks text:FILE{window} (nothing was held out)")
+    return ", ".join(found)
+
+
+def evaluation(config: Config, source: Any) -> str | None:
+    """Return the options with which `famjax eval` measures a run on what it was trained on, such as
+    "" or " --lengths 256"; None if there are none.
+    """
+    capacity, data = _capacity(config), config.data
+    if data.task in TOYS:
+        if capacity is None:
+            return ""
+        # in tests they may be longer; concatenated, all of a lane's episodes are one document
+        steps = data.toy.steps or TASKS[data.task](data.toy).steps[0]
+        return None if data.toy.concatenate else f" --lengths {steps}"
+    if data.task == "passkey":
+        shortest = source.task.shortest
+        fit = [n for n in LENGTHS if shortest <= n and (capacity is None or n <= capacity)]
+        if not fit and capacity is not None and shortest <= capacity:
+            fit = [capacity]
+        return None if not fit else _lengths(fit)
+    return _window(config) if getattr(source, "holds_out", False) else None
+
+
+def _lengths(fit: list[int]) -> str:
+    return "" if fit == LENGTHS else f" --lengths {','.join(map(str, fit))}"
+
+
+def _window(config: Config) -> str:
+    """Return the option with which full attention reads documents longer than it holds."""
+    capacity, block = _capacity(config), config.model.block_len
+    return "" if capacity is None else f" --window {capacity // block * block}"
+
+
+def _capacity(config: Config) -> int | None:
+    """Return the tokens that full attention holds, None in a model without it."""
+    return config.model.capacity if "full" in mixer_pattern(config.model) else None

@@ -1,0 +1,169 @@
+"""Tables and lines for people: numbers stay whole, however narrow the terminal is.
+
+A table as wide as the terminal allows, then one with broken headings and labels, then a line for
+each number. What is not a terminal has all the width that a table takes, unless COLUMNS is set.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+
+from famjax.cli.layout import terminal_width, wrap
+
+_GAP = "  "
+# labels narrower than this are not worth the lines they take
+_NARROWEST = 12
+
+
+class Table:
+    """Cells under headings, printed by `Output`.
+
+    Args:
+      title: phrases, broken after their commas only, if they fit; "" for none.
+      columns: headings; a row without any has none.
+      words: columns of words, aligned left, whose cells may be broken between words. All other
+        columns are aligned right, and their cells are never broken.
+    """
+
+    def __init__(self, title: str, columns: Sequence[str], words: Sequence[int] = ()):
+        self._title, self._columns, self._words = title, tuple(columns), frozenset(words)
+        # None is a rule
+        self._rows: list[list[str] | None] = []
+
+    def add_row(self, *cells: str) -> None:
+        """Add a row; cells that are left out are empty."""
+        self._rows.append([*cells, *[""] * (len(self._columns) - len(cells))])
+
+    def add_rule(self) -> None:
+        """Set what follows apart."""
+        self._rows.append(None)
+
+    def lines(self, width: int | None) -> list[str]:
+        """Return the table in lines of at most `width` columns, or as wide as it is."""
+        title = _fill(_phrases(self._title), width)
+        widths = self._widths(self._columns)
+        if width is None or _total(widths) <= width:
+            return [*title, *self._grid(self._columns, widths)]
+        columns = self._short_headings()
+        widths = self._squeezed(self._widths(columns), width)
+        if _total(widths) <= width:
+            return [*title, *self._grid(columns, widths)]
+        return [*title, *self._records(width)]
+
+    def _cells(self) -> list[list[str]]:
+        return [row for row in self._rows if row is not None]
+
+    def _widths(self, columns: Sequence[str]) -> list[int]:
+        stacks = zip(columns, *self._cells(), strict=True)
+        return [max(len(line) for cell in stack for line in cell.split("\n")) for stack in stacks]
+
+    def _short_headings(self) -> list[str]:
+        """Return headings in lines that are no wider than the cells below, or than a word."""
+        found = []
+        for i, heading in enumerate(self._columns):
+            cells = max((len(row[i]) for row in self._cells()), default=0)
+            found.append("\n".join(wrap(heading, max(cells, _longest_word(heading)))))
+        return found
+
+    def _squeezed(self, widths: list[int], width: int) -> list[int]:
+        """Return the widths with the widest column of words as narrow as the table needs."""
+        if not self._words:
+            return widths
+        widest = max(self._words, key=lambda i: widths[i])
+        cells = [self._columns[widest], *(row[widest] for row in self._cells())]
+        least = max(_NARROWEST, *map(_longest_word, cells))
+        narrower = max(least, widths[widest] - (_total(widths) - width))
+        return [min(w, narrower) if i == widest else w for i, w in enumerate(widths)]
+
+    def _grid(self, columns: Sequence[str], widths: list[int]) -> list[str]:
+        lines = []
+        rule = _GAP.join("-" * width for width in widths)
+        if any(columns):
+            heads = [heading.split("\n") for heading in columns]
+            depth = max(map(len, heads))
+            # the last line of each is next to the rule
+            lines = self._beside([[""] * (depth - len(head)) + head for head in heads], widths)
+            lines.append(rule)
+        for row in self._rows:
+            if row is None:
+                lines.append(rule)
+            else:
+                cells = (wrap(cell, w) or [""] for cell, w in zip(row, widths, strict=True))
+                lines += self._beside(list(cells), widths)
+        return lines
+
+    def _beside(self, cells: list[list[str]], widths: list[int]) -> list[str]:
+        """Return cells, each in lines, side by side."""
+        lines = []
+        for k in range(max(map(len, cells))):
+            parts = [cell[k] if k < len(cell) else "" for cell in cells]
+            aligned = [
+                part.ljust(width) if i in self._words else part.rjust(width)
+                for i, (part, width) in enumerate(zip(parts, widths, strict=True))
+            ]
+            lines.append(_GAP.join(aligned).rstrip())
+        return lines
+
+    def _records(self, width: int) -> list[str]:
+        """Return a line "name: value" for each cell, under the row's first."""
+        lines = []
+        for row in self._cells():
+            if not any(self._columns):
+                lines += _record(row[0], " ".join(row[1:]), "", width)
+                continue
+            named = [(name, cell) for name, cell in zip(self._columns, row, strict=True) if cell]
+            for i, (name, cell) in enumerate(named):
+                lines += _record(name, cell, "  " * (i > 0), width)
+        return lines
+
+
+class Output:
+    """Prints lines and tables to standard output, or to standard error; tables are set apart."""
+
+    def __init__(self, stderr: bool = False):
+        self._stderr, self._after_table = stderr, False
+
+    def print(self, item: str | Table) -> None:
+        stream = sys.stderr if self._stderr else sys.stdout
+        width = terminal_width(stream)
+        lines = wrap(item, width) if isinstance(item, str) else item.lines(width)
+        is_table = isinstance(item, Table)
+        if is_table or self._after_table:
+            lines = ["", *lines]
+        self._after_table = is_table
+        print("\n".join(lines), file=stream, flush=True)
+
+
+def _record(name: str, cell: str, indent: str, width: int) -> list[str]:
+    line = f"{indent}{name}: {cell}" if name else f"{indent}{cell}"
+    if len(line) <= width:
+        return [line]
+    inside = f"{indent}  "
+    if not name:
+        return wrap(cell, width, inside, indent)
+    return [*wrap(f"{name}:", width, inside, indent), *wrap(cell, width, f"{inside}  ", inside)]
+
+
+def _phrases(title: str) -> list[str]:
+    return re.split(r"(?<=[,;:]) |(?= \()", title) if title else []
+
+
+def _fill(phrases: list[str], width: int | None) -> list[str]:
+    """Return phrases in lines; one that is wider than a line breaks between words."""
+    lines: list[str] = []
+    for phrase in map(str.strip, phrases):
+        if lines and (width is None or len(lines[-1]) + 1 + len(phrase) <= width):
+            lines[-1] += f" {phrase}"
+        else:
+            lines += wrap(phrase, width)
+    return lines
+
+
+def _longest_word(text: str) -> int:
+    return max(map(len, text.split()), default=0)
+
+
+def _total(widths: list[int]) -> int:
+    return sum(widths) + len(_GAP) * (len(widths) - 1)

@@ -1,0 +1,185 @@
+"""`famjax train --help [GROUP]`: an overview, a group of keys, the configs, or all of it."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from famjax.cli.layout import command, help_width, listed, usage, wrap
+from famjax.core.config import Config
+from famjax.core.errors import UserError, nearest
+from famjax.core.experiment import available
+from famjax.core.keys import keys, values
+
+FLAGS = ("--help", "-h")
+# keys of no section
+_TOP = "run"
+# the first that is found in a config's name
+_FAMILIES = (
+    ("to begin with", r"^(text_|passkey|finetune)"),
+    ("TransformerFAM, the paper's sizes", r"^fam_"),
+    ("T2R: linear attention", r"^t2r_"),
+    ("Feedback Transformer, for two cores", r"_feedback$"),
+    ("... the papers' sizes", r"_paper$"),
+    ("others", r""),
+)
+
+
+def asked(argv: Sequence[str]) -> bool:
+    return any(token.partition("=")[0] in FLAGS for token in argv)
+
+
+def text(argv: Sequence[str], width: int | None = None) -> str:
+    """Return the help that is asked for: of the group after the flag, or the overview.
+
+    Args:
+      argv: what was typed, with one of `FLAGS`.
+      width: of the lines; the terminal's, at most 100, if not given.
+
+    Raises:
+      UserError: there is no such group.
+    """
+    width = width or help_width()
+    at = next(i for i, token in enumerate(argv) if token.partition("=")[0] in FLAGS)
+    _, equals, group = argv[at].partition("=")
+    group = group if equals else next(iter(argv[at + 1 :]), "")
+    # `famjax train CONFIG --help --run there`
+    return "\n".join(_lines("" if group.startswith("-") else group, width))
+
+
+def _lines(group: str, width: int) -> list[str]:
+    sections = {name: _section(name, cls, width) for name, cls in _sections().items()}
+    if not group:
+        return _overview(width)
+    if group == "configs":
+        return _configs(width)
+    if group == "all":
+        parts = [_overview(width), _configs(width), *sections.values()]
+        return [line for part in parts for line in (*part, "")][:-1]
+    if group in sections:
+        return sections[group]
+    if (key := group.partition("=")[0]) in keys():
+        return _key(key, width)
+    known = ("configs", *sections, "all")
+    raise UserError(
+        f"--help {group}: no such group{nearest(group, (*known, *keys()))} (known: "
+        f"{', '.join(known)})"
+    )
+
+
+def _overview(width: int) -> list[str]:
+    lines = [
+        *usage("usage: famjax train CONFIG [section.key=value ...] [--run DIR]", width),
+        "",
+        *wrap(
+            "Trains a model. The run folder, runs/NAME by default, keeps everything; the same "
+            "command continues where a stopped run left off.",
+            width,
+        ),
+        "",
+        *wrap(
+            "Several processes train one model where TPU VMs, GKE, Slurm or Open MPI start them, "
+            "or with --coordinator HOST:PORT --process-id I --process-count N on each.",
+            width,
+        ),
+        "",
+        *command("example: famjax train text_fam data.files='books/*.txt' name=books", width),
+        "",
+        *wrap(
+            "CONFIG is one of these names, the path of a Python file with a function config(), or "
+            "the path of a run's config.json:",
+            width,
+        ),
+    ]
+    for family, names in _families().items():
+        lines += wrap(f"{family}: {', '.join(names)}", width, "    ", "  ")
+    lines += ["", *wrap("Groups of keys; famjax train --help GROUP shows one:", width)]
+    groups = {name: _first_phrase(cls) for name, cls in _sections().items()}
+    lines += listed({**groups, "configs": "what each config is", "all": "everything"}, width)
+    return lines
+
+
+def _families() -> dict[str, list[str]]:
+    """Return the names of the configs by family."""
+    found: dict[str, list[str]] = {family: [] for family, _ in _FAMILIES}
+    for name in available():
+        family = next(family for family, pattern in _FAMILIES if re.search(pattern, name))
+        found[family].append(name)
+    return {family: names for family, names in found.items() if names}
+
+
+def _configs(width: int) -> list[str]:
+    return ["configs:", *listed({name: _title(path) for name, path in available().items()}, width)]
+
+
+def _title(path: Path) -> str:
+    """Return the first sentence of a config."""
+    about = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return re.split(r"(?<=\.)\s|\n\n", about)[0]
+
+
+def _sections(cls: type = Config, name: str = "") -> dict[str, type]:
+    """Return the sections of the schema, "model.feedback", in its order; the top's is `_TOP`."""
+    found = {name or _TOP: cls}
+    for field, kind in get_type_hints(cls).items():
+        if dataclasses.is_dataclass(kind):
+            found |= _sections(kind, f"{name}.{field}" if name else field)  # type: ignore[arg-type]
+    return found
+
+
+def _section(name: str, cls: type, width: int) -> list[str]:
+    prefix = "" if name == _TOP else f"{name}."
+    own = {f"{prefix}{field.name}" for field in dataclasses.fields(cls)} & keys().keys()
+    about = f"{name}: {inspect.getdoc(cls)}"
+    below = [other for other in _sections() if prefix and other.startswith(prefix)]
+    lines = wrap(" ".join(about.split()), width)
+    lines += ["", *wrap("Keys, with their defaults before the config sets them:", width)]
+    lines += listed({k: v for k, v in _described().items() if k.partition("=")[0] in own}, width)
+    if below:
+        lines += ["", *wrap(f"More, each with --help: {', '.join(below)}", width)]
+    return lines
+
+
+def _key(key: str, width: int) -> list[str]:
+    return listed({k: v for k, v in _described().items() if k.partition("=")[0] == key}, width)
+
+
+def _described() -> dict[str, str]:
+    """Return what each "key=default" is."""
+    defaults, comments = values(Config()), _comments(Config)
+    found = {}
+    for key, kind in keys().items():
+        about = comments.get(key, "")
+        if get_origin(kind) is Literal:
+            about = f"{' | '.join(get_args(kind))}{'; ' if about else ''}{about}"
+        default = str(defaults[key])
+        found[f"{key}={default.lower() if kind is bool else default}"] = about
+    return found
+
+
+def _comments(cls: Any, prefix: str = "") -> dict[str, str]:
+    """Return the comment above each field of the schema, by key."""
+    found: dict[str, str] = {}
+    pending: list[str] = []
+    for line in map(str.strip, inspect.getsource(cls).splitlines()):
+        if line.startswith("#"):
+            pending.append(line.lstrip("# "))
+            continue
+        if pending:
+            found[prefix + line.partition(":")[0]] = " ".join(pending)
+        pending = []
+    for name, kind in get_type_hints(cls).items():
+        if inspect.isclass(kind) and hasattr(kind, "__dataclass_fields__"):
+            found |= _comments(kind, f"{prefix}{name}.")
+    return found
+
+
+def _first_phrase(cls: type) -> str:
+    """Return a docstring's first sentence, without what it cites or refers to."""
+    first = " ".join((inspect.getdoc(cls) or "").split()).partition(". ")[0]
+    return re.sub(r" \([^()]*\)|: docs/.*", "", first).split(";")[0].rstrip(".")

@@ -1,0 +1,274 @@
+"""One training at a time in a run folder: a lock that ends with its process, however that ends.
+
+Process 0 of a training holds RUN/train.lock while it runs; readers (eval, generate, export) take no
+lock. The file tells in JSON who holds it. Three signs say whether the holder still runs, and a
+folder is taken over only if none of them does:
+
+1. flock. The kernel frees it when the process is gone, by kill -9 too. It decides between two that
+   start together. NFS passes it on to other hosts, and frees it when a lease of the host that died
+   has run out (90 seconds by default). On a bucket (gcsfuse) each host has locks of its own, some
+   file systems have none; there the file alone counts.
+2. The process in the file, if it ran on this machine, since this machine was started, and in this
+   container: it is looked up by its number and the time at which it began, so a number that was
+   given to another process is no obstacle.
+3. The beat. Of a process elsewhere, which cannot be looked up, the file is watched: a holder writes
+   it anew every BEAT seconds. Clocks of hosts are compared for nothing shorter than CLOCKS; nearer
+   than that it is waited for a change of the file, at most SILENCE seconds.
+
+So a training that was preempted and starts again on another host waits at most SILENCE seconds for
+the one that was killed, and not at all if that stopped by SIGTERM (it then removed the file) or
+last wrote longer than CLOCKS ago, as a rule before a machine is replaced.
+
+Not prevented: two trainings that start on two hosts within a few seconds of each other in a folder
+on a bucket, where no lock reaches from host to host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import getpass
+import json
+import os
+import shlex
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from famjax.core import processes
+from famjax.core.errors import UserError
+from famjax.core.json_files import parse_json
+
+LOCK = "train.lock"
+
+# Seconds between a holder's writes; after which a holder elsewhere that wrote nothing is gone: NFS
+# may show a file as it was a minute ago. And by how much the clocks of two hosts may differ.
+BEAT, SILENCE, CLOCKS = 20.0, 100.0, 600.0
+# seconds for one that has just taken the lock to write its name into it
+_NAMING = 2.0
+# characters of a command that are shown
+_COMMAND = 120
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+
+Holder = dict[str, Any]
+
+
+def for_all(folder: Path) -> AbstractContextManager[bool]:
+    """Hold a run folder, in process 0 for all that train together; see `holding`."""
+    if processes.index():
+        return nullcontext(False)
+    return holding(folder, lambda line: print(line, file=sys.stderr))
+
+
+@contextmanager
+def holding(folder: Path, report: Callable[[str], None]) -> Iterator[bool]:
+    """Hold a run folder, which is made if it is missing; yield whether it was.
+
+    Args:
+      folder: RUN.
+      report: takes a line before it is waited.
+
+    Raises:
+      UserError: another process trains there, or the folder cannot be written.
+    """
+    path = folder / LOCK
+    new, about = not folder.exists(), _self()
+    try:
+        handle = _taken(path, about, report)
+    except OSError as error:
+        if new:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise _cannot_write(folder, error) from None
+    ended = threading.Event()
+    beat = threading.Thread(target=_beat, args=(handle, about, ended), daemon=True, name=LOCK)
+    beat.start()
+    try:
+        yield new
+    finally:
+        ended.set()
+        beat.join()
+        # before it is unlocked: who opened it meanwhile finds that the name is gone, and tries anew
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def _cannot_write(folder: Path, error: OSError) -> UserError:
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return UserError(f"{folder}: {os.strerror(errno.ENOTDIR)}; give --run another folder")
+    return UserError(
+        f"cannot write the run folder {folder}: {error.strerror}; free some space, check its "
+        "rights, or give --run another folder"
+    )
+
+
+def _taken(path: Path, about: Holder, report: Callable[[str], None]) -> int:
+    """Return the lock's open file, locked, that says `about`."""
+    end = time.monotonic() + _NAMING
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            if _is_locked_here(handle):
+                # some network file systems give a file another number whenever it is looked at
+                if _is_at(handle, path) or time.monotonic() > end:
+                    _refuse_living(path, report)
+                    _write(handle, about)
+                    return handle
+            elif time.monotonic() > end or _runs_here(_read(path)):
+                raise _refusal(path.parent, _read(path))
+            else:
+                time.sleep(0.1)
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+
+
+def _is_locked_here(handle: int) -> bool:
+    """Lock a file; True as well where the file system has no locks."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    return True
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    """Return whether an open file still has its name: its last holder may have removed it."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _refuse_living(path: Path, report: Callable[[str], None]) -> None:
+    """Raise a `UserError` if who is in the file still runs, as far as that can be found out."""
+    holder = _read(path)
+    runs = _runs_here(holder)
+    if runs is None and abs(time.time() - holder["beat"]) < CLOCKS:
+        report(
+            f"{_who(holder)} was training in {path.parent}; waiting up to {SILENCE:.0f} seconds "
+            "for a sign that it still is"
+        )
+        runs = _beats(path, holder)
+    if runs:
+        raise _refusal(path.parent, holder)
+
+
+def _beats(path: Path, holder: Holder) -> bool:
+    """Wait for a change of the file: True at the first one, False if there is none."""
+    end = time.monotonic() + SILENCE
+    while time.monotonic() < end:
+        time.sleep(min(1.0, BEAT / 4))
+        now = _read(path)
+        if now and now["beat"] != holder["beat"]:
+            return True
+    return False
+
+
+def _runs_here(holder: Holder) -> bool | None:
+    """Return whether a holder runs; None if that cannot be seen from here."""
+    if not holder:
+        return False
+    if holder["machine"] != _machine():
+        return None
+    return _began(holder["pid"]) == holder["began"]
+
+
+def _beat(handle: int, about: Holder, ended: threading.Event) -> None:
+    while not ended.wait(BEAT):
+        with contextlib.suppress(OSError):  # a full disk is no reason to stop, and said elsewhere
+            _write(handle, about)
+
+
+def _write(handle: int, about: Holder) -> None:
+    """Write who holds the lock and the time, in place: a lock is the file's, not the name's."""
+    data = json.dumps({**about, "beat": time.time()}).encode() + b"\n"
+    os.pwrite(handle, data, 0)
+    os.ftruncate(handle, len(data))
+    os.fsync(handle)
+
+
+def _read(path: Path) -> Holder:
+    """Return what a lock file says; {} if nothing that this famjax could have written."""
+    try:
+        found = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(found, dict) or not isinstance(found.get("beat"), int | float):
+        return {}
+    return found if _self().keys() <= found.keys() else {}
+
+
+def _self() -> Holder:
+    return {
+        "pid": os.getpid(),
+        "began": _began(os.getpid()),
+        "machine": _machine(),
+        "host": socket.gethostname(),
+        "user": _user(),
+        "since": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container whose user has no name
+        return str(os.getuid())
+
+
+def _machine() -> str:
+    """Return a name for what numbers processes: a start of a machine, or a container on it."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # not Linux
+        return socket.gethostname()
+
+
+def _began(pid: int) -> str:
+    """Return when a process began, in ticks since the machine did; "" if there is none."""
+    try:
+        # behind the name of the program, which may have spaces: field 22 of proc(5)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except FileNotFoundError:
+        if Path("/proc/self/stat").exists():
+            return ""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return ""
+    except PermissionError:
+        pass
+    return "runs"
+
+
+def _who(holder: Holder) -> str:
+    return f"process {holder['pid']} on {holder['host']}"
+
+
+def _refusal(folder: Path, holder: Holder) -> UserError:
+    mend = "wait for its end, stop it, or give --run another folder"
+    if not holder:
+        return UserError(f"{folder}: another process is training there; {mend}")
+    command = holder["command"]
+    if len(command) > _COMMAND:
+        command = f"{command[:_COMMAND]} ..."
+    return UserError(
+        f"{folder}: {_who(holder)} is training there (user {holder['user']}, since "
+        f"{holder['since']}: {command}); {mend}"
+    )

@@ -1,0 +1,150 @@
+"""A Hugging Face folder is used as a run is: generate, eval, analyze and export take it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+
+import famjax
+from famjax.cli.main import main
+from famjax.convert.open import open_model
+from famjax.core.errors import UserError
+from famjax.data.tokenizers import load_tokenizer
+from famjax.data.words import Words
+from famjax.export import hf, orbax
+from famjax.export.source import Source
+from famjax.train.run import Run
+
+MIXERS = ["fam", "full"]
+
+
+def of(mixer: str) -> Run:
+    """Return a FAM run, or one that a family of Hugging Face's can say."""
+    arch = replace(tiny.SHAPE.arch, embed_scale=1.0)
+    return tiny.run() if mixer == "fam" else tiny.run_with(mixer, arch=arch)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+    """Return each model as a Hugging Face folder and as a run."""
+    home = tmp_path_factory.mktemp("folders")
+    found = {}
+    for mixer in MIXERS:
+        for kind, write in (("hf", hf.write), ("run", orbax.write)):
+            folder = home / f"{mixer}-{kind}"
+            folder.mkdir()
+            write(Source(of(mixer), home), folder)
+            found[mixer, kind] = folder
+    return found
+
+
+def printed(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
+    assert main([str(word) for word in argv]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_the_folder_is_the_run(mixer: str, folders: dict[tuple[str, str], Path]) -> None:
+    run, opened = of(mixer), open_model(folders[mixer, "hf"])
+    assert (opened.step, opened.config.name) == (0, f"{mixer}-hf")
+    tokens = run.tokenizer.encode(tiny.TEXT)[None, :48]
+    assert (opened.tokenizer.encode(tiny.TEXT)[:48] == tokens[0]).all()
+    assert opened.tokenizer.bos_id == run.tokenizer.bos_id
+    assert opened.tokenizer.stop_ids == run.tokenizer.stop_ids
+    ours, theirs = (tiny.logits(model, tokens) for model in (run.model, opened.model))
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_generate_and_eval(
+    mixer: str,
+    folders: dict[tuple[str, str], Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = tmp_path / "a.txt"
+    text.write_text("the cat sat on the mat, the dog on the log")
+    said, losses = set(), []
+    for kind in ("hf", "run"):
+        folder = folders[mixer, kind]
+        said.add(printed(capsys, "generate", folder, "--prompt", "the", "--max-tokens", 6))
+        report = json.loads(printed(capsys, "eval", folder, "--tasks", f"text:{text}", "--json"))
+        losses.append(report["text"][0]["loss"])
+    assert len(said) == 1
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+def test_analyze_against_a_folder(
+    folders: dict[tuple[str, str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "a.txt"
+    text.write_text(tiny.TEXT * 4)
+    folder = folders["full", "hf"]
+    sizes = ["--length", 32, "--examples", 1, "--json"]
+    given = ["analyze", folder, "--teacher", folder, "--tasks", f"text:{text}", *sizes]
+    report = json.loads(printed(capsys, *given))
+    assert abs(report["distance"]["mean"]) < 1e-5
+
+
+def test_export_from_a_folder(folders: dict[tuple[str, str], Path], tmp_path: Path) -> None:
+    from famjax.export.export import export
+
+    # what its config.json says besides stays
+    source = shutil.copytree(folders["full", "hf"], tmp_path / "source")
+    said = json.loads((source / "config.json").read_text()) | {"attention_dropout": 0.25}
+    (source / "config.json").write_text(json.dumps(said))
+    export(source, tmp_path / "again")
+    again = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert (again["model_type"], again["attention_dropout"]) == ("llama", 0.25)
+    export(folders["fam", "hf"], tmp_path / "orbax", "orbax")
+    ours = famjax.open_run(tmp_path / "orbax").model.stack.prompt[...]
+    assert (ours == tiny.run().model.stack.prompt[...]).all()
+
+
+def test_a_run_is_still_a_run() -> None:
+    assert famjax.open_run(tiny.folder()).step == 2
+
+
+def test_a_list_of_words_goes_along(tmp_path: Path) -> None:
+    words = Words("words", [f"w{i}" for i in range(255)])
+    run = replace(tiny.run(), tokenizer=words)
+    folder = tmp_path / "out"
+    folder.mkdir()
+    hf.write(Source(run, tmp_path), folder)
+    opened = open_model(folder)
+    assert isinstance(opened.tokenizer, Words)
+    assert opened.tokenizer.fingerprint == words.fingerprint
+    assert load_tokenizer(str(folder / "words.txt")).words == words.words
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (
+            lambda f: [(f / name).unlink() for name in ("tokenizer.json",)],
+            "has no tokenizer.json and no tokenizer.model; copy the tokenizer there, or give "
+            "famjax convert --tokenizer PATH (or bytes)",
+        ),
+        (lambda f: (f / "model.safetensors").unlink(), "safetensors"),
+        (
+            lambda f: (f / "config.json").write_text('{"model_type": "mamba"}'),
+            "model_type='mamba' is not supported",
+        ),
+        (lambda f: (f / "config.json").write_text("{"), "not a config"),
+    ],
+)
+def test_what_is_missing_is_one_line(
+    spoil, said: str, folders: dict[tuple[str, str], Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(folders["fam", "hf"], tmp_path / "folder")
+    spoil(folder)
+    with pytest.raises(UserError) as caught:
+        open_model(folder)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,125 @@
+"""What users of other trainers type: one line with famjax's way."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from dataclasses import fields
+
+import pytest
+
+from famjax.cli.main import VERBS, main
+from famjax.core.habits import OF, TRAIN, habit
+from famjax.core.keys import keys
+
+
+def options(verb: str) -> set[str]:
+    """Return the options of a verb, without what has a place and no name."""
+    arguments = importlib.import_module(f"famjax.cli.{verb}").Arguments
+    return {f.name for f in fields(arguments) if "Positional" not in str(f.type)}
+
+
+def test_every_key_that_is_named_exists() -> None:
+    dotted = re.compile(r"\b(?:model|data|optimizer|train|profile|mesh)\.[a-z_.]*[a-z0-9]")
+    named = {key for way in TRAIN.values() for key in dotted.findall(way)}
+    assert len(named) > 20
+    assert named <= {*keys(), "metrics.jsonl"}
+    assert {way for way in TRAIN.values() if way.isidentifier()} <= keys().keys()
+
+
+@pytest.mark.parametrize("verb", [verb for verb in OF if verb not in ("", "train")])
+def test_every_option_that_is_named_exists(verb: str) -> None:
+    named = {
+        o.replace("-", "_") for way in OF[verb].values() for o in re.findall("--([a-z-]+)", way)
+    }
+    assert named <= options(verb)
+
+
+def test_no_habit_is_hidden_by_a_name_that_exists() -> None:
+    assert not TRAIN.keys() & keys().keys()
+    for verb in OF.keys() - {"", "train"}:
+        assert not OF[verb].keys() & options(verb)
+    assert not OF[""].keys() & VERBS.keys()
+    assert {way.split()[0] for way in OF[""].values()} <= VERBS.keys()
+
+
+def test_names_are_compared_loosely() -> None:
+    assert habit("--Batch-Size", "8") == "; write data.batch=8"
+    assert habit("trainer.max_steps") == "; write train.steps=..."
+    assert habit("hovercraft") == ""
+
+
+STEPS = "write train.steps="
+WAYS = {
+    "--resume": "the same command again resumes",
+    "--resume=true": "the same command again resumes",
+    "--resume_from_checkpoint runs/x": "the same command again resumes",
+    "resume": "the same command again resumes",
+    "--dry-run": "write train.steps=1 name=try to try one step",
+    "--epochs 3": "a run is counted in steps",
+    "--num-epochs=3": "a run is counted in steps",
+    "train.epochs=3": "a run is counted in steps",
+    "--lr 1e-4": "write optimizer.learning_rate=1e-4",
+    "lr=1e-4": "write optimizer.learning_rate=1e-4",
+    "learning_rate=1e-4": "write optimizer.learning_rate=1e-4",
+    "--learning-rate=1e-4": "write optimizer.learning_rate=1e-4",
+    "--batch-size 8": "write data.batch=8",
+    "--bs 8": "write data.batch=8",
+    "batch=8": "write data.batch=8",
+    "--max-steps 9": "write train.steps=9",
+    "--steps 9": "write train.steps=9",
+    "steps=9": "write train.steps=9",
+    "--output-dir out": "write --run FOLDER",
+    "--config text_fam": "the config comes first",
+    "-c text_fam": "the config comes first",
+    "--model llama": "a shape is a config's",
+    "--data books": "write data.files=books",
+    "--device cuda:0": "all devices that JAX finds are used",
+    "--gpus 2": "all devices that JAX finds are used",
+    "--fp16": "there is no float16",
+    "--bf16": "write model.dtype=bfloat16",
+    "--random-seed 3": "write seed=3",
+    "--wandb": "nothing is sent anywhere",
+}
+
+
+@pytest.mark.parametrize("config", ["text_fam", ""])
+@pytest.mark.parametrize(("typed", "way"), WAYS.items())
+def test_train(typed: str, way: str, config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [config] * bool(config) + typed.split()
+    if not config and not typed.startswith("-"):
+        pytest.skip("what stands first without a dash is a config")
+    assert main(["train", *argv]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert way in err
+
+
+def test_what_is_no_habit_is_what_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    """--seed 3 is a key of this name."""
+    assert main(["train", "text_fam", "--seed", "x"]) == 2
+    assert capsys.readouterr().err.startswith("famjax: seed=x: must be a whole number")
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("eval x --batch-size 4", "unknown option --batch-size; write --batch 4; see famjax eval"),
+        ("eval x --data a.txt", "unknown option --data; write --tasks text:FILES; see"),
+        ("eval --run x", "unknown option --run; the run's folder comes first, without an option:"),
+        ("eval --model x", "unknown option --model; the run's folder comes first, without an"),
+        ("generate x -p hello", "unknown option -p; write --prompt hello; see famjax generate"),
+        ("generate x --max-new-tokens=9", "unknown option --max-new-tokens; write --max-tokens 9;"),
+        ("generate x --device cpu", "unknown option --device; all devices that JAX finds"),
+        ("evaluate x", "unknown verb 'evaluate'; did you mean famjax eval?"),
+        ("finetune x", "unknown verb 'finetune'; did you mean famjax train finetune?"),
+        ("resume x", "unknown verb 'resume'; did you mean famjax train?"),
+    ],
+)
+def test_other_verbs(typed: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(typed.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith(f"famjax: {said}")

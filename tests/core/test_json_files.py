@@ -1,0 +1,92 @@
+"""JSON from outside: whatever it holds, one line says what is wrong."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+import famjax
+from famjax.core.errors import UserError
+from famjax.core.json_files import MAX_DEPTH, BadJson, parse_json, read_json, regular_size, shorten
+
+DEEP = 100_000
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[" * DEEP + "]" * DEEP, "nested more than 100 levels deep"),
+        ('{"a":' * DEEP + "1" + "}" * DEEP, "nested more than 100 levels deep"),
+        ("[" * DEEP, "nested more than 100 levels deep"),
+        ("[" * 200 + "]" * 200, "nested more than 100 levels deep"),
+        ("1" * 10_000, "a number of thousands of digits"),
+        ('{"a": 1', "Expecting ',' delimiter"),
+        ("", "Expecting value"),
+        ("\ufeff{}", "BOM"),
+    ],
+)
+@pytest.mark.parametrize("kind", [str, str.encode])
+def test_text_that_is_not_json_to_be_read(text, said, kind):
+    if text.startswith("\ufeff") and kind is not str:
+        pytest.skip("of bytes Python takes the mark away")
+    with pytest.raises(ValueError, match=said) as error:
+        parse_json(kind(text))
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_good_is_as_json_reads_it():
+    tree: object = {"a": [1, 2.5, None, True, "é", {"b": []}] * 80, "NaN": float("inf")}
+    assert parse_json(json.dumps(tree)) == tree
+    deepest = "[" * MAX_DEPTH + "]" * MAX_DEPTH
+    assert parse_json(deepest) == json.loads(deepest)
+    assert parse_json('["' + "[" * 1000 + '"]') == ["[" * 1000]
+
+
+def test_a_key_that_is_there_twice():
+    assert parse_json('{"a": 1, "a": 2}') == {"a": 2}
+    with pytest.raises(BadJson, match="the key 'a' is there twice"):
+        parse_json('{"b": {"a": 1, "a": 2}}', unique=True)
+
+
+def test_files_that_are_none(tmp_path):
+    path = tmp_path / "config.json"
+    os.mkfifo(path)
+    with pytest.raises(UserError, match="not a regular file"):
+        read_json(path, "copy it again")
+    with pytest.raises(UserError, match="not a regular file"):
+        regular_size("/dev/zero")
+    path.unlink()
+    path.write_bytes(b'{"a": "\xff"}')
+    with pytest.raises(UserError, match=r"config.json: damaged \(not UTF-8 at byte 7\); copy it"):
+        read_json(path, "copy it again")
+    with path.open("wb") as file:
+        file.truncate(10**12)  # a hole, which takes no space
+    with pytest.raises(UserError, match="1,000,000,000,000 bytes, more than"):
+        read_json(path, "copy it again")
+
+
+def test_a_value_in_a_message_is_short():
+    assert shorten("x" * 100, 10) == "xxxxxxx..."
+    assert shorten([1, 2]) == "[1, 2]"
+
+
+def test_nothing_else_reads_json():
+    """Each reader of its own would have to catch all that can go wrong again."""
+    home = Path(famjax.__file__).parent
+    wrong = []
+    for path in home.rglob("*.py"):
+        if path.name == "json_files.py" or "pytorch" in path.parts:
+            continue
+        wrong += [
+            f"{path.relative_to(home)}:{node.lineno}"
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Attribute)
+            and node.attr in ("load", "loads", "JSONDecoder")
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "json"
+        ]
+    assert not wrong

@@ -1,0 +1,120 @@
+"""A library that is not installed is told in one line, with the command that installs it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tiny
+
+import famjax
+from famjax.cli import doctor
+from famjax.cli.main import main
+from famjax.core import optional
+
+HOME = Path(famjax.__file__).parent
+PROJECT = tomllib.loads((HOME.parent / "pyproject.toml").read_text())["project"]
+# module -> its distribution, where they are not called alike
+DISTRIBUTIONS = {"orbax": "orbax-checkpoint"}
+# brought by the libraries beside which they are imported, or imported only if they are there
+BROUGHT = {"absl", "triton", "jaxlib"}
+
+
+def required() -> set[str]:
+    return {re.split(r"[<>=\[]", name)[0] for name in PROJECT["dependencies"]}
+
+
+def imports() -> Iterator[tuple[Path, str, bool]]:
+    """Yield (file, top module, whether a file's import needs it) of all imports of others."""
+    for path in HOME.rglob("*.py"):
+        if "pytorch" in path.parts:  # for other people's folders
+            continue
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                modules = [node.module or ""]
+            elif isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            else:
+                continue
+            for module in modules:
+                top = module.partition(".")[0]
+                if top not in sys.stdlib_module_names | {"famjax", "configs"}:
+                    yield path, top, node in tree.body
+
+
+def test_every_import_is_of_a_dependency_or_of_a_library_with_a_command() -> None:
+    known = required() | BROUGHT
+    unknown = {
+        f"{path}: {top}"
+        for path, top, _ in imports()
+        if DISTRIBUTIONS.get(top, top) not in known and top not in optional._PACKAGES
+    }
+    assert not unknown
+
+
+def test_optional_libraries_are_imported_where_they_are_used() -> None:
+    assert not [f"{path}: {top}" for path, top, first in imports() if first and top in OPTIONAL]
+
+
+OPTIONAL = set(optional._PACKAGES)
+
+
+def test_the_doctor_looks_for_every_dependency() -> None:
+    assert required() <= set(doctor.REQUIRED)
+
+
+def test_the_commands_name_extras_that_there_are() -> None:
+    extras = set(re.findall(r"\.\[(\w+)\]", " ".join(optional._PACKAGES.values())))
+    assert extras <= PROJECT["optional-dependencies"].keys()
+
+
+def test_one_command_for_several() -> None:
+    assert optional.install(("seqio", "tensorflow")) == "pip install -e '.[seqio]'"
+    said = optional.not_installed(["torch", "transformers", "peft"])
+    assert said == (
+        "torch, transformers and peft not installed; pip install torch transformers peft"
+    )
+
+
+@pytest.mark.parametrize("name", ["seqio", "tensorflow", "tensorflow_datasets"])
+@pytest.mark.parametrize("given", ["data.seqio=any", "data.tfds=pg19"])
+def test_training_on_a_set_without_its_library(
+    name: str,
+    given: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "text_fam", given]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said == f"famjax: data.seqio and data.tfds need {name}; pip install -e '.[seqio]'"
+
+
+def test_a_dependency_that_an_update_brought(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A checkout that was updated and not installed again."""
+    monkeypatch.setitem(sys.modules, "flatbuffers", None)
+    monkeypatch.delitem(sys.modules, "jax._src.export.serialization", raising=False)
+    dest = tmp_path / "out"
+    assert main(["export", str(tiny.folder()), str(dest), "--format", "stablehlo"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("famjax: a library cannot be imported: Please install 'flatbuffers'")
+    assert said.endswith("-m pip install -e . in famjax's checkout")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_module_of_ours_that_is_not_there_keeps_its_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "famjax.cli.doctor", None)
+    with pytest.raises(ImportError):
+        main(["doctor"])

@@ -1,0 +1,24 @@
+"""Sizes for people."""
+
+import pytest
+
+from famjax.core.units import byte_size
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (0, "0 bytes"),
+        (1, "1 byte"),
+        (671, "671 bytes"),
+        (999, "999 bytes"),
+        (1000, "1.0 kB"),
+        (49_999, "50.0 kB"),
+        (999_960, "1.0 MB"),
+        (12_345_678, "12.3 MB"),
+        (1.5e9, "1.5 GB"),
+        (1234e12, "1,234.0 TB"),
+    ],
+)
+def test_no_size_is_zero_of_a_unit(count: float, said: str) -> None:
+    assert byte_size(count) == said

@@ -1,0 +1,233 @@
+"""Run the README's five minutes as a new user does, at tiny sizes, where famjax alone is installed.
+
+    python tests/tour.py        # of an environment made by `pip install -e .`; see `make tour`
+
+Every command and the Python of the section are taken from README.md; each is made small by what
+`SMALLER` adds to it. A command that fails, prints a traceback, or is not known here ends the tour.
+Nothing but Python's own library is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+SECTION = "Five minutes"
+
+MODEL = (
+    *("model.layers=1", "model.width=32", "model.heads=2", "model.mlp_width=64"),
+    *("model.fam_len=4", "data.batch=2", "data.length=128"),
+)
+STEPS = "train.steps=4"
+# by the words that a command begins with: what makes it small, behind its own words
+SMALLER: dict[str, tuple[str, ...]] = {
+    "famjax train text_fam": (*MODEL, STEPS),
+    "famjax train finetune": (
+        *("model.lora.rank=2", "data.batch=2", "data.length=256", "data.repeat_len=16"),
+        "train.steps=2",
+    ),
+    "famjax eval runs/first": (),
+    "famjax eval runs/demo/FAM --tasks passkey": ("--lengths", "256,512", "--examples", "2"),
+    "famjax generate": ("--max-tokens", "8"),
+    "famjax generate runs/first --read": (),
+    "famjax convert": ("model.block_len=64", "model.fam_len=4"),
+    "famjax export": (),
+}
+# what the section's Python says, and what it says here
+SHORTER = {
+    '"train.steps=100"': ", ".join(f'"{given}"' for given in (*MODEL, STEPS)),
+    "max_tokens=80": "max_tokens=8",
+}
+# the virtual environment of the README is the one that runs this
+PASSED_OVER = (". .venv/bin/activate",)
+
+# what a reader has beside the section: texts, conversations, a pretrained model, the demo's run
+FULL = ("model.mixer=full", "model.arch.embed_scale=1", "model.capacity=256", "data.layout=packed")
+BEFORE: tuple[tuple[str, ...], ...] = (
+    (
+        *("famjax", "train", "text_fam", *(given for given in MODEL if "fam_len" not in given)),
+        *(*FULL, STEPS, "name=pretrained"),
+    ),
+    ("famjax", "export", "runs/pretrained", "HF_FOLDER"),
+    (
+        *("famjax", "train", "passkey", "data.tokenizer=bytes", "model.width=32"),
+        *("model.mlp_width=64", "model.block_len=64", "data.length=512"),
+        # bytes make the needle and the question long
+        *("data.passkey.ask_every=0", "data.passkey.min_length=256"),
+        *("data.passkey.start_length=256", "data.passkey.max_length=512"),
+        *("train.steps=2", "--run", "runs/demo/FAM"),
+    ),
+)
+# what a reader does next: the programs' folders, as their own README says
+AFTER = ("first-orbax", "first-hlo")
+
+
+class UnknownError(Exception):
+    """The README says something that the tour does not know how to run."""
+
+
+class Step(NamedTuple):
+    """A command, or the Python of one block.
+
+    Attributes:
+      said: as the README has it.
+      argv: the command, made small; none for Python.
+      code: the Python, made small.
+    """
+
+    said: str
+    argv: Sequence[str] = ()
+    code: str = ""
+
+
+def steps(readme: str) -> Iterator[Step]:
+    """Yield all that the section tells to run.
+
+    Raises:
+      UnknownError: a block in another language, or a command that is not in `SMALLER`.
+    """
+    for language, text in blocks(readme):
+        if language == "python":
+            yield Step("Python of the section", code=shorter(text))
+        elif language:
+            raise UnknownError(f"a block of {language}; teach tests/tour.py to run it")
+        else:
+            for command in commands(text):
+                yield Step(command, smaller(command))
+
+
+def blocks(readme: str) -> list[tuple[str, str]]:
+    """Return (language, text) of the section's blocks of code."""
+    found = re.search(rf"^## {SECTION}\n(.*?)(?=^## |\Z)", readme, re.M | re.S)
+    if not found:
+        raise UnknownError(f"README.md has no section {SECTION!r}")
+    return re.findall(r"^```(\w*)\n(.*?)^```$", found[1], re.M | re.S)
+
+
+def commands(block: str) -> list[str]:
+    """Return the commands of a block for the shell, without comments."""
+    lines = block.replace("\\\n", " ").splitlines()
+    found = [shlex.join(shlex.split(line, comments=True)) for line in lines]
+    return [line for line in found if line and line not in PASSED_OVER]
+
+
+def smaller(command: str) -> list[str]:
+    """Return the words of a command that ends in seconds."""
+    known = [start for start in SMALLER if f"{command} ".startswith(f"{start} ")]
+    if not known:
+        raise UnknownError(f"`{command}`; add it to SMALLER in tests/tour.py")
+    return [*shlex.split(command), *SMALLER[max(known, key=len)]]
+
+
+def shorter(code: str) -> str:
+    """Return Python that ends in seconds."""
+    for said, here in SHORTER.items():
+        if said not in code:
+            raise UnknownError(f"the section's Python has no {said}; change tests/tour.py")
+        code = code.replace(said, here)
+    return code
+
+
+def main() -> int:
+    begin = time.perf_counter()
+    try:
+        told = list(steps((ROOT / "README.md").read_text(encoding="utf-8")))
+        with tempfile.TemporaryDirectory(prefix="famjax-tour-") as folder:
+            tour = Tour(Path(folder))
+            tour.prepare()
+            for step in told:
+                tour.take(step)
+            for name in AFTER:
+                tour.read(name)
+            tour.ask_for_help()
+    except UnknownError as error:
+        print(f"tour: README.md: {error}", file=sys.stderr)
+        return 1
+    except subprocess.CalledProcessError:
+        return 1
+    print(f"tour: all {tour.taken} commands ran, in {time.perf_counter() - begin:.0f} s")
+    return 0
+
+
+class Tour:
+    """Runs commands in a folder of its own.
+
+    Attributes:
+      taken: how many ran.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.taken = 0
+        home = Path(sys.executable).parent
+        self.environment = {
+            name: value for name, value in os.environ.items() if name != "PYTHONPATH"
+        } | {"PATH": f"{home}{os.pathsep}{os.environ['PATH']}"}
+        self.environment.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
+        self.environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+
+    def prepare(self) -> None:
+        """Make what the section takes as given."""
+        shutil.copy(ROOT / "README.md", self.folder)
+        for name in ("books", "talks"):
+            shutil.copytree(ROOT / "data" / name, self.folder / name)
+        for command in BEFORE:
+            self.run(command)
+
+    def take(self, step: Step) -> None:
+        """Run a step of the section."""
+        self.run(step.argv or (sys.executable, "-c", step.code), step.said)
+
+    def read(self, name: str) -> None:
+        """Run the Python in the README of an exported folder."""
+        for language, text in re.findall(
+            r"^```(\w*)\n(.*?)^```$",
+            (self.folder / name / "README.md").read_text(encoding="utf-8"),
+            re.M | re.S,
+        ):
+            if language == "python":
+                said = f"Python of {name}/README.md"
+                code = f"FOLDER = {str(self.folder / name)!r}\n{text}"
+                self.run((sys.executable, "-c", code), said)
+
+    def ask_for_help(self) -> None:
+        """Print the help of every verb that famjax names, and what the doctor says."""
+        listed = self.run(("famjax", "--help"))
+        verbs = re.findall(r"^  ([a-z]+) {2,}", listed, re.M)
+        if len(verbs) < 5:
+            raise UnknownError("famjax --help lists no verbs")
+        for verb in verbs:
+            self.run(("famjax", verb, "--help"))
+        self.run(("famjax", "doctor"))
+
+    def run(self, argv: Sequence[str], said: str = "") -> str:
+        """Run a command and return what it printed; show all of that if it fails."""
+        begin = time.perf_counter()
+        done = subprocess.run(
+            argv, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=600
+        )
+        failed = done.returncode or "Traceback" in done.stderr
+        said = said or shlex.join(argv)
+        print(f"{time.perf_counter() - begin:6.1f} s  {said}", flush=True)
+        if failed:
+            print(
+                f"tour: failed with status {done.returncode}: {shlex.join(argv)}", file=sys.stderr
+            )
+            print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
+            raise subprocess.CalledProcessError(done.returncode, argv)
+        self.taken += 1
+        return done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""A config.json that was edited into another model is refused: the checkpoint knows its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+from famjax.cli.main import main
+from famjax.convert.folder import write_model
+from famjax.core.errors import UserError
+from famjax.core.experiment import load_config
+from famjax.train.checkpoint import Checkpoints
+from famjax.train.run import initial_weights, open_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny.folder(), tmp_path / "run"))
+
+
+def edit(run: Path, key: str, value: Any) -> Any:
+    """Change a key of a run's config.json and return what it was."""
+    path = run / "config.json"
+    tree = json.loads(path.read_text())
+    *sections, name = key.split(".")
+    at = tree
+    for section in sections:
+        at = at[section]
+    before, at[name] = at[name], value
+    path.write_text(json.dumps(tree))
+    return before
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model.block_len", 4),
+        ("model.rope_base", 500.0),
+        ("model.fam_previous", 3),
+        ("model.memory_segments", 2),
+        ("model.arch.norm_eps", 1e-3),
+        ("model.arch.rope_scaling", "linear"),
+        ("model.dtype", "bfloat16"),
+        ("model.width", 32),
+        ("seed", 5),
+        ("data.holdout", 2),
+    ],
+)
+def test_what_changes_results_is_named(run: Path, key: str, value: Any) -> None:
+    before = edit(run, key, value)
+    with pytest.raises(UserError) as caught:
+        open_run(run)
+    said = f"{run}/config.json: was edited, its checkpoint of step 2 is of another model: "
+    assert str(caught.value).startswith(f"{said}{key}={value!r} (was {before!r}); write back what")
+    assert "\n" not in str(caught.value)
+    edit(run, key, before)
+    open_run(run)
+
+
+def test_every_verb_refuses(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edit(run, "model.rope_base", 500.0)
+    for argv in (
+        ["generate", str(run), "--prompt", "a"],
+        ["eval", str(run)],
+        ["export", str(run), str(tmp_path / "out"), "--format", "orbax"],
+        ["convert", str(run), str(tmp_path / "out")],
+        [
+            *("train", "text_fam", f"init={run}", "data.length=16", "data.batch=2"),
+            *("--run", str(tmp_path / "new")),
+        ],
+        ["train", str(run / "config.json"), "train.steps=4", "--run", str(run)],
+    ):
+        assert main(argv) == 2
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert re.search(r"model\.rope_base(=|: )500\.0 (\(was 10000\.0|)", said) or (
+            "model.rope_base: 10000.0 -> 500.0" in said
+        ), argv
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("name", "moved"),
+        ("data.files", "elsewhere.txt"),
+        ("data.batch", 4),
+        ("model.scan_layers", False),
+        ("model.remat", "layer"),
+        ("model.capacity", 128),
+        ("mesh.fsdp", 2),
+        ("optimizer.learning_rate", 1.0),
+    ],
+)
+def test_what_changes_no_result_may_be_edited(run: Path, key: str, value: Any) -> None:
+    edit(run, key, value)
+    open_run(run)
+
+
+def test_a_checkpoint_without_a_config_is_believed(run: Path) -> None:
+    opened = open_run(run)
+    shutil.rmtree(run / "checkpoints")
+    from flax import nnx
+
+    checkpoints = Checkpoints(run / "checkpoints", keep=1)
+    checkpoints.save(2, {"params": nnx.state(opened.model, nnx.Param)}, {})
+    checkpoints.wait()
+    edit(run, "model.rope_base", 500.0)
+    assert open_run(run).config.model.rope_base == 500.0
+
+
+def test_what_convert_and_export_write_knows_its_model(run: Path, tmp_path: Path) -> None:
+    opened, folder = open_run(run), tmp_path / "written"
+    folder.mkdir()
+    write_model(folder, opened.config, opened.model, 2)
+    open_run(folder)
+    edit(folder, "model.block_len", 4)
+    with pytest.raises(UserError, match=r"model\.block_len=4 \(was 8\)"):
+        open_run(folder)
+    config = load_config("text_fam", [f"init={folder}", "data.length=16"])
+    with pytest.raises(UserError, match=r"model\.block_len=4 \(was 8\)"):
+        initial_weights(config, tmp_path / "new")

@@ -1,0 +1,188 @@
+"""One training at a time in a run folder, whatever ends the one before."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from famjax.core.errors import UserError
+from famjax.train import lock
+
+# without JAX, so that it starts in no time
+HOLDS = """
+import sys, time
+from pathlib import Path
+from famjax.train.lock import holding
+with holding(Path(sys.argv[1]), print):
+    print("held", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+@contextlib.contextmanager
+def holder(folder: Path, seconds: float = 60) -> Iterator[subprocess.Popen[str]]:
+    """Let another process hold a folder for some seconds."""
+    argv = [sys.executable, "-c", HOLDS, str(folder), str(seconds)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def hold(folder: Path, said: list[str] | None = None) -> None:
+    with lock.holding(folder, pytest.fail if said is None else said.append):
+        assert json.loads((folder / lock.LOCK).read_text())["pid"] == os.getpid()
+
+
+def test_a_second_training_is_refused(tmp_path: Path) -> None:
+    with holder(tmp_path / "run") as process:
+        with pytest.raises(UserError) as refused:
+            hold(tmp_path / "run")
+        line = str(refused.value)
+        assert line.startswith(f"{tmp_path / 'run'}: process {process.pid} on ")
+        assert " is training there (user " in line
+        assert ", since 20" in line
+        assert f": -c {tmp_path / 'run'} 60); wait for its end, stop it, or give --run" in line
+        assert (tmp_path / "run" / lock.LOCK).exists()
+
+
+def test_a_kill_frees_it(tmp_path: Path) -> None:
+    with holder(tmp_path) as process:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert (tmp_path / lock.LOCK).exists()
+        hold(tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_of_many_that_start_together_one_holds(tmp_path: Path) -> None:
+    folder, count = tmp_path / "run", 6
+    ready, done, held = threading.Barrier(count), threading.Event(), []
+
+    def one() -> None:
+        ready.wait()
+        with contextlib.suppress(UserError), lock.holding(folder, pytest.fail):
+            held.append(1)
+            done.wait(10)
+
+    threads = [threading.Thread(target=one) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    time.sleep(lock._NAMING + 0.5)
+    assert held == [1]
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert held == [1]
+    assert os.listdir(folder) == []
+
+
+def test_it_is_freed_by_an_exception_and_taken_again(tmp_path: Path) -> None:
+    def stopped() -> None:
+        with lock.holding(tmp_path, pytest.fail) as new:
+            assert not new
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stopped()
+    hold(tmp_path)
+
+
+def test_a_folder_made_for_it(tmp_path: Path) -> None:
+    with lock.holding(tmp_path / "a" / "b", pytest.fail) as new:
+        assert new
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_without_locks_of_the_file_system(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process in the file decides."""
+
+    def flock(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(lock.fcntl, "flock", flock)
+    with holder(tmp_path) as process:
+        with pytest.raises(UserError, match=f"process {process.pid} on"):
+            hold(tmp_path)
+        process.kill()
+        process.wait()
+        hold(tmp_path)
+
+
+def elsewhere(folder: Path, **fields: Any) -> Path:
+    """Write what a holder on another host would have."""
+    about = lock._self() | {"host": "far", "machine": "another", "pid": 7, "beat": time.time()}
+    path = folder / lock.LOCK
+    path.write_text(json.dumps(about | fields))
+    return path
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "BEAT", 0.1)
+    monkeypatch.setattr(lock, "SILENCE", 0.6)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_holder_elsewhere_that_is_gone(tmp_path: Path) -> None:
+    elsewhere(tmp_path)
+    said: list[str] = []
+    hold(tmp_path, said)
+    (line,) = said
+    assert line.startswith(f"process 7 on far was training in {tmp_path}; waiting up to ")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_holder_elsewhere_that_beats(tmp_path: Path) -> None:
+    """Its clock is two minutes late."""
+    late = time.time() - 120
+    path = elsewhere(tmp_path, beat=late)
+    timer = threading.Timer(0.2, lambda: elsewhere(tmp_path, beat=late + 20))
+    timer.start()
+    said: list[str] = []
+    with pytest.raises(UserError, match="process 7 on far is training there"):
+        hold(tmp_path, said)
+    timer.join()
+    assert path.exists()
+
+
+def test_a_holder_elsewhere_of_long_ago(tmp_path: Path) -> None:
+    elsewhere(tmp_path, beat=time.time() - lock.CLOCKS - 1)
+    hold(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"beat": 1}', '{"beat": "x", "pid": 1}'])
+def test_a_file_that_tells_nothing(tmp_path: Path, content: str) -> None:
+    (tmp_path / lock.LOCK).write_text(content)
+    hold(tmp_path)
+
+
+def test_a_number_that_another_process_has_now(tmp_path: Path) -> None:
+    about = lock._self() | {"pid": os.getpid(), "began": "1", "beat": time.time()}
+    (tmp_path / lock.LOCK).write_text(json.dumps(about))
+    hold(tmp_path)
+
+
+def test_it_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "BEAT", 0.05)
+    with lock.holding(tmp_path, pytest.fail):
+        first = lock._read(tmp_path / lock.LOCK)["beat"]
+        time.sleep(0.3)
+        assert lock._read(tmp_path / lock.LOCK)["beat"] > first
