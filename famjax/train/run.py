@@ -309,7 +309,7 @@ def refuse_edited(config: Config, checkpoints: Checkpoints, step: int | None, fo
     try:
         before = values(from_json(json.dumps(saved), report=lambda line: None))
     except UserError as error:
-        raise UserError(f"{checkpoints.path(step)}: its config: {error}") from None
+        raise UserError(f"{checkpoints.folder}, step {step}: its config: {error}") from None
     now = values(config)
     changed = [
         key
