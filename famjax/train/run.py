@@ -310,7 +310,10 @@ def refuse_edited(config: Config, checkpoints: Checkpoints, step: int | None, fo
     step, saved = from_first("config", lambda: _saved_config(checkpoints, step))
     if not saved:
         return
-    before = values(from_json(json.dumps(saved), report=lambda line: None))
+    try:
+        before = values(from_json(json.dumps(saved), report=lambda line: None))
+    except UserError as error:
+        raise UserError(f"{checkpoints.folder}, step {step}: its config: {error}") from None
     now = values(config)
     changed = [
         key
