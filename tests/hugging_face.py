@@ -144,7 +144,7 @@ CASES |= {
                 "full_attention": LINEAR,
                 "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
             },
-            **CAPS,
+            "final_logit_softcapping": 3.0,
         },
     ),
     "gpt-neox-keys": (

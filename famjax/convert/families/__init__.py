@@ -58,9 +58,17 @@ def native(model: ModelConfig, prefer: str = "") -> Family | None:
     for found in [*first, *FAMILIES.values()]:
         if found is FAMJAX:
             continue
-        if normal(found.model(found.write(plain))) == plain:
+        if _says(found, plain):
             return found
     return None
+
+
+def _says(found: Family, plain: ModelConfig) -> bool:
+    """Return whether a family's config.json says all of a model, every default filled in."""
+    try:
+        return normal(found.model(found.write(plain))) == plain
+    except UserError:
+        return False
 
 
 def normal(model: ModelConfig) -> ModelConfig:

@@ -35,9 +35,8 @@ _USED2 = {name: value for name, value in _USED1.items() if name != "hidden_act"}
     "final_logit_softcapping": 30.0,
     "attn_logit_softcapping": 50.0,
 }
-_USED3 = _USED2 | {
+_USED3 = {name: value for name, value in _USED2.items() if name != "attn_logit_softcapping"} | {
     "final_logit_softcapping": None,
-    "attn_logit_softcapping": None,
     "rope_local_base_freq": None,
     "sliding_window_pattern": None,
 }
@@ -47,7 +46,15 @@ _KEYS1 = Keys(
     NO_WINDOW | {"hidden_activation": Refused((None, "gelu", _TANH), "hidden_act is what is read")},
 )
 _KEYS2 = Keys(_USED2, {}, _ACT)
-_KEYS3 = Keys(_USED3, {}, _ACT | {"_sliding_window_pattern": "layer_types is read"})
+_KEYS3 = Keys(
+    _USED3,
+    {
+        "attn_logit_softcapping": Refused(
+            (None,), "transformers itself leaves it out; set it to null"
+        )
+    },
+    _ACT | {"_sliding_window_pattern": "layer_types is read"},
+)
 
 
 def read1(hf: HF) -> ModelConfig:
