@@ -234,6 +234,12 @@ RULES = (
         switch=True,
     ),
     Rule(
+        ("model.arch.rope_scaling",),
+        _unless(lambda c: c.model.arch.rope_factor != 1, "model.arch.rope_factor"),
+        "model.arch.rope_factor=8",
+        switch=True,
+    ),
+    Rule(
         ("model.arch.rope_factor",),
         _unless(lambda c: c.model.arch.rope_scaling != "none", "model.arch.rope_scaling"),
         "model.arch.rope_scaling=linear or llama3",

@@ -81,6 +81,8 @@ _LOWEST: dict[str, float] = {
 }
 # of every whole number but the seed: shapes and counts of steps are numbers of 32 bits
 MOST = 2**31 - 1
+# of floats: what is larger is infinite in float32, what is smaller is 0
+_LARGEST_FLOAT, _SMALLEST_FLOAT = 3.4e38, 1.2e-38
 HIGHEST = {
     # ten times what anyone has trained; each is a name in a checkpoint
     "model.layers": 10_000,
@@ -129,6 +131,10 @@ def bad_ranges(config: Config) -> Iterator[str]:
     for key, value in given.items():
         if isinstance(value, float) and not math.isfinite(value):
             yield f"{key}={value}: must be a finite number"
+        if isinstance(value, float) and abs(value) > _LARGEST_FLOAT:
+            yield f"{key}={value}: is infinite in float32; must be at most {_LARGEST_FLOAT}"
+        if isinstance(value, float) and 0 < abs(value) < _SMALLEST_FLOAT:
+            yield f"{key}={value}: is 0 in float32; must be 0 or at least {_SMALLEST_FLOAT}"
     for key, lowest in _LOWEST.items():
         if given[key] < lowest:
             yield f"{key}={given[key]}: must be at least {lowest}"

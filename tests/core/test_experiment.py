@@ -259,6 +259,13 @@ def test_no_number_may_be_infinite(key: str, value: float) -> None:
     assert refused(validate, replaced(Config(), key, value)).startswith(f"{key}=")
 
 
+@pytest.mark.parametrize("value", [1e39, -1e39, 1e-39, 1e308, 5e-324])
+@pytest.mark.parametrize("key", ["model.arch.embed_scale", "model.rope_base", "optimizer.beta1"])
+def test_no_number_may_be_infinite_or_lost_in_float32(key: str, value: float) -> None:
+    line = refused(validate, replaced(Config(), key, value))
+    assert line.startswith(f"{key}={value}: is {'0' if abs(value) < 1 else 'infinite'} in float32")
+
+
 @pytest.mark.parametrize("key", [k for k, v in values(Config()).items() if type(v) is str])
 def test_no_text_may_be_a_number(key: str) -> None:
     assert refused(validate, replaced(Config(), key, 3)).startswith(f"{key}=3: must be")
