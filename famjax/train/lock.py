@@ -5,9 +5,10 @@ lock. The file tells in JSON who holds it. Three signs say whether the holder st
 folder is taken over only if none of them does:
 
 1. flock. The kernel frees it when the process is gone, by kill -9 too. It decides between two that
-   start together. NFS and Lustre share it between hosts; after a host died they free it late (NFSv4:
-   when its lease has expired, 90 seconds by default) or, as NFSv3, never. On a bucket (gcsfuse) each
-   host has locks of its own, and some file systems have none; there only the file counts.
+   start together. NFS and Lustre share it between hosts; after a host died they free it late
+   (NFSv4: when its lease has expired, 90 seconds by default) or, as NFSv3, never. On a bucket
+   (gcsfuse) each host has locks of its own, and some file systems have none; there only the file
+   counts.
 2. The process in the file, if it ran on this machine, since this machine was started, and in this
    container: it is looked up by its number and the time at which it began, so a number that was
    given to another process is no obstacle.
@@ -131,11 +132,10 @@ def _taken(path: Path, about: Holder, report: Callable[[str], None]) -> int:
             if not _is_locked_here(handle):
                 replaced = _is_removed(path, silence, end)
             # some network file systems give a file another number whenever it is looked at
-            elif _is_at(handle, path) or time.monotonic() > end:
-                if _is_free(path, silence):
-                    _write(handle, about)
-                    if not replaced or _lasts(handle, path, about):
-                        return handle
+            elif (_is_at(handle, path) or time.monotonic() > end) and _is_free(path, silence):
+                _write(handle, about)
+                if not replaced or _lasts(handle, path, about):
+                    return handle
         except BaseException:
             os.close(handle)
             raise
