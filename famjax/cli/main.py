@@ -63,15 +63,15 @@ def script() -> None:
 
 # what the system says of a disk, and of a path, whatever is tried with it
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO)
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 def guarded(call: Callable[[], int]) -> int:
     """Call, and return the exit status of what came of it.
 
-    0 is success, 1 a verb's own "no", 2 a mistake of the user's (one line tells it), 130 Ctrl-C,
-    141 a closed pipe, as in `famjax eval RUN | head -1`, 143 SIGTERM, which training answers by
-    saving. An exception that escapes is a bug of ours.
+    0 is success, 1 a verb's own "no" or an input/output error, 2 a mistake of the user's (one
+    line tells it), 130 Ctrl-C, 141 a closed pipe, as in `famjax eval RUN | head -1`, 143 SIGTERM,
+    which training answers by saving. An exception that escapes is a bug of ours.
     """
     try:
         status = _answered(call)
@@ -115,6 +115,9 @@ def _answered(call: Callable[[], int]) -> int:
         if error.errno in _FULL:
             where = f" writing {error.filename}" if error.filename else ""
             return _fail(f"disk full:{where or ' no space left'}; free some space and run again", 2)
+        if error.errno == errno.EIO:  # network file systems: often gone at the next try
+            where = f" at {error.filename}" if error.filename else ""
+            return _fail(f"input/output error{where}; run again to continue", 1)
         if error.errno in _REFUSED and error.filename:
             # what is tried first knows better what to do; this is for whatever was not
             return _fail(

@@ -1,15 +1,34 @@
-"""Standard output without what gloo, which joins the CPUs of several processes, says of itself."""
+"""Standard output without the log lines of gloo, which connects the CPUs of several processes."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import sys
 import threading
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from typing import BinaryIO
 
 _GLOO = b"[Gloo] "
+
+
+def uses_gloo() -> bool:
+    """Return whether several processes would compute on CPUs, without starting JAX's backends.
+
+    JAX_PLATFORMS decides. Where it is not set, JAX takes an accelerator if it finds one, so this is
+    False if the software of any is installed.
+    """
+    import jax
+
+    if jax.config.jax_platforms:
+        return jax.config.jax_platforms.split(",")[0] == "cpu"
+    return not (
+        "TPU_LIBRARY_PATH" in os.environ
+        or any(importlib.util.find_spec(name) for name in ("libtpu", "jax_plugins"))
+        or entry_points(group="jax_plugins")
+    )
 
 
 @contextlib.contextmanager
@@ -17,7 +36,9 @@ def without_gloo() -> Iterator[None]:
     """Drop the lines "[Gloo] Rank 0 is connected to 1 peer ranks ..." from standard output.
 
     They come from C++, each time a group of devices first meets, and gloo has no setting for them.
-    All other lines are passed on.
+    All other lines are passed on, by a thread. Only for CPUs (`uses_gloo`): libraries of
+    accelerators may write while they hold Python's lock, and if the pipe is full then, the thread
+    cannot empty it.
     """
     sys.stdout.flush()
     screen = os.dup(1)

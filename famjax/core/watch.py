@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 from famjax.core import processes
-from famjax.core.chatter import without_gloo
+from famjax.core.chatter import uses_gloo, without_gloo
 from famjax.core.errors import Stopped, UserError
 from famjax.core.processes import Place
 
@@ -158,7 +158,7 @@ def together(place: Place | None) -> Iterator[None]:
     if place is None:
         yield
         return
-    with without_gloo(), _watched(place):
+    with without_gloo() if uses_gloo() else contextlib.nullcontext(), _watched(place):
         yield
 
 

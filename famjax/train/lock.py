@@ -5,22 +5,28 @@ lock. The file tells in JSON who holds it. Three signs say whether the holder st
 folder is taken over only if none of them does:
 
 1. flock. The kernel frees it when the process is gone, by kill -9 too. It decides between two that
-   start together. NFS passes it on to other hosts, and frees it when a lease of the host that died
-   has run out (90 seconds by default). On a bucket (gcsfuse) each host has locks of its own, some
-   file systems have none; there the file alone counts.
+   start together. NFS and Lustre share it between hosts; after a host died they free it late
+   (NFSv4: when its lease has expired, 90 seconds by default) or, as NFSv3, never. On a bucket
+   (gcsfuse) each host has locks of its own, and some file systems have none; there only the file
+   counts.
 2. The process in the file, if it ran on this machine, since this machine was started, and in this
    container: it is looked up by its number and the time at which it began, so a number that was
    given to another process is no obstacle.
-3. The beat. Of a process elsewhere, which cannot be looked up, the file is watched: a holder writes
-   it anew every BEAT seconds. Clocks of hosts are compared for nothing shorter than CLOCKS; nearer
-   than that it is waited for a change of the file, at most SILENCE seconds.
+3. The beat. A process on another machine cannot be looked up, so the file is watched: its holder
+   writes it every BEAT seconds. A file that changes is refused at once. One that does not change
+   for SILENCE seconds has no holder, even if it is still locked: it is removed, and a new one is
+   made. If nobody has locked it, and its last beat is more than CLOCKS old, nothing is waited for;
+   clocks of hosts are not trusted to agree any better.
 
 So a training that was preempted and starts again on another host waits at most SILENCE seconds for
-the one that was killed, and not at all if that stopped by SIGTERM (it then removed the file) or
-last wrote longer than CLOCKS ago, as a rule before a machine is replaced.
+the one that was killed, and not at all if that one stopped by SIGTERM (it then removed the file).
+
+Before each beat, and before it removes the file at its end, a holder checks that the file still
+names it, so it does not touch the file of a training that has replaced it.
 
 Not prevented: two trainings that start on two hosts within a few seconds of each other in a folder
-on a bucket, where no lock reaches from host to host.
+on a bucket, where no lock reaches from host to host; and a holder that could not write for SILENCE
+seconds, such as a suspended machine, was replaced, and resumes: it does not notice.
 """
 
 from __future__ import annotations
@@ -73,7 +79,7 @@ def holding(folder: Path, report: Callable[[str], None]) -> Iterator[bool]:
 
     Args:
       folder: RUN.
-      report: takes a line before it is waited.
+      report: is given one line if this has to wait.
 
     Raises:
       UserError: another process trains there, or the folder cannot be written.
@@ -83,21 +89,25 @@ def holding(folder: Path, report: Callable[[str], None]) -> Iterator[bool]:
     try:
         handle = _taken(path, about, report)
     except OSError as error:
+        if error.errno == errno.EIO:  # for a moment, on a network file system: not a mistake
+            raise
         if new:
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise _cannot_write(folder, error) from None
     ended = threading.Event()
-    beat = threading.Thread(target=_beat, args=(handle, about, ended), daemon=True, name=LOCK)
+    args = (handle, path, about, ended)
+    beat = threading.Thread(target=_beat, args=args, daemon=True, name=LOCK)
     beat.start()
     try:
         yield new
     finally:
         ended.set()
         beat.join()
-        # before it is unlocked: who opened it meanwhile finds that the name is gone, and tries anew
+        # before it is unlocked: others that have opened it see that it was removed, and try again
         with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
+            if _is_ours(handle, path, about):
+                path.unlink(missing_ok=True)
         os.close(handle)
 
 
@@ -113,24 +123,111 @@ def _cannot_write(folder: Path, error: OSError) -> UserError:
 def _taken(path: Path, about: Holder, report: Callable[[str], None]) -> int:
     """Return the lock's open file, locked, that says `about`."""
     end = time.monotonic() + _NAMING
+    silence = _Silence(path, report)
+    replaced = False
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            if _is_locked_here(handle):
-                # some network file systems give a file another number whenever it is looked at
-                if _is_at(handle, path) or time.monotonic() > end:
-                    _refuse_living(path, report)
-                    _write(handle, about)
+            if not _is_locked_here(handle):
+                replaced = _is_removed(path, silence, end)
+            # some network file systems give a file another number whenever it is looked at
+            elif (_is_at(handle, path) or time.monotonic() > end) and _is_free(path, silence):
+                _write(handle, about)
+                if not replaced or _lasts(handle, path, about):
                     return handle
-            elif time.monotonic() > end or _runs_here(_read(path)):
-                raise _refusal(path.parent, _read(path))
-            else:
-                time.sleep(0.1)
         except BaseException:
             os.close(handle)
             raise
         os.close(handle)
+
+
+def _is_removed(path: Path, silence: _Silence, end: float) -> bool:
+    """Remove a locked file whose holder, on another machine, is silent; else wait a moment.
+
+    Args:
+      end: when to give up on a file that does not name a holder.
+
+    Returns:
+      Whether it was removed.
+
+    Raises:
+      UserError: its holder runs.
+    """
+    holder = _read(path)
+    runs = _runs_here(holder)
+    if runs:
+        raise _refusal(path.parent, holder)
+    if runs is None:
+        if silence.is_over(holder):
+            path.unlink(missing_ok=True)
+            return True
+        silence.wait()
+        return False
+    if time.monotonic() > end and path.exists():
+        raise _refusal(path.parent, {})
+    time.sleep(0.1)
+    return False
+
+
+def _is_free(path: Path, silence: _Silence) -> bool:
+    """Return whether a file that is locked here can be taken; False if it was removed meanwhile.
+
+    Raises:
+      UserError: its holder runs, as far as that can be found out.
+    """
+    holder = _read(path)
+    runs = _runs_here(holder)
+    if runs:
+        raise _refusal(path.parent, holder)
+    if runs is None and abs(time.time() - holder["beat"]) < CLOCKS:
+        while not silence.is_over(_read(path) or holder):
+            silence.wait()
+            if not path.exists():
+                return False
+    return True
+
+
+def _lasts(handle: int, path: Path, about: Holder) -> bool:
+    """Return whether a new file is still there after a moment.
+
+    Another process that has waited for the same holder may remove it, taking it for the old one.
+    """
+    time.sleep(_NAMING)
+    return _is_ours(handle, path, about)
+
+
+class _Silence:
+    """Watches the file of a holder on another machine, from the first look on.
+
+    Args:
+      path: of the file.
+      report: is given one line at the first look.
+    """
+
+    def __init__(self, path: Path, report: Callable[[str], None]):
+        self._path, self._report = path, report
+        self._holder: Holder = {}
+        self._end = 0.0
+
+    def is_over(self, holder: Holder) -> bool:
+        """Return whether the file has said the same for SILENCE seconds.
+
+        Raises:
+          UserError: it says something else than at the first look.
+        """
+        if not self._holder:
+            self._holder, self._end = holder, time.monotonic() + SILENCE
+            self._report(
+                f"{_who(holder)} was training in {self._path.parent}; waiting for up to "
+                f"{SILENCE:.0f} seconds for a sign that it still is"
+            )
+        if holder != self._holder:
+            raise _refusal(self._path.parent, holder)
+        return time.monotonic() >= self._end
+
+    def wait(self) -> None:
+        time.sleep(min(1.0, BEAT / 4))
 
 
 def _is_locked_here(handle: int) -> bool:
@@ -140,42 +237,27 @@ def _is_locked_here(handle: int) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
+        if error.errno == errno.ESTALE:  # removed by another host since it was opened
+            return False
         if error.errno not in _NO_LOCKS:
             raise
     return True
 
 
 def _is_at(handle: int, path: Path) -> bool:
-    """Return whether an open file still has its name: its last holder may have removed it."""
+    """Return whether an open file is still the one at the path: it may have been removed."""
     try:
         return os.path.samestat(os.fstat(handle), path.stat())
-    except FileNotFoundError:
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ESTALE):
+            raise
         return False
 
 
-def _refuse_living(path: Path, report: Callable[[str], None]) -> None:
-    """Raise a `UserError` if who is in the file still runs, as far as that can be found out."""
-    holder = _read(path)
-    runs = _runs_here(holder)
-    if runs is None and abs(time.time() - holder["beat"]) < CLOCKS:
-        report(
-            f"{_who(holder)} was training in {path.parent}; waiting up to {SILENCE:.0f} seconds "
-            "for a sign that it still is"
-        )
-        runs = _beats(path, holder)
-    if runs:
-        raise _refusal(path.parent, holder)
-
-
-def _beats(path: Path, holder: Holder) -> bool:
-    """Wait for a change of the file: True at the first one, False if there is none."""
-    end = time.monotonic() + SILENCE
-    while time.monotonic() < end:
-        time.sleep(min(1.0, BEAT / 4))
-        now = _read(path)
-        if now and now["beat"] != holder["beat"]:
-            return True
-    return False
+def _is_ours(handle: int, path: Path, about: Holder) -> bool:
+    """Return whether the file at the path names this holder; a write that failed left nothing."""
+    found = _read(path)
+    return about.items() <= found.items() if found else _is_at(handle, path)
 
 
 def _runs_here(holder: Holder) -> bool | None:
@@ -187,10 +269,11 @@ def _runs_here(holder: Holder) -> bool | None:
     return _began(holder["pid"]) == holder["began"]
 
 
-def _beat(handle: int, about: Holder, ended: threading.Event) -> None:
+def _beat(handle: int, path: Path, about: Holder, ended: threading.Event) -> None:
     while not ended.wait(BEAT):
         with contextlib.suppress(OSError):  # a full disk is no reason to stop, and said elsewhere
-            _write(handle, about)
+            if _is_ours(handle, path, about):
+                _write(handle, about)
 
 
 def _write(handle: int, about: Holder) -> None:
@@ -243,7 +326,7 @@ def _machine() -> str:
 def _began(pid: int) -> str:
     """Return when a process began, in ticks since the machine did; "" if there is none."""
     try:
-        # behind the name of the program, which may have spaces: field 22 of proc(5)
+        # field 22 of proc(5), counted from after the program's name, which may have spaces
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except FileNotFoundError:
         if Path("/proc/self/stat").exists():
@@ -262,13 +345,13 @@ def _who(holder: Holder) -> str:
 
 
 def _refusal(folder: Path, holder: Holder) -> UserError:
-    mend = "wait for its end, stop it, or give --run another folder"
+    fix = "wait for its end, stop it, or give --run another folder"
     if not holder:
-        return UserError(f"{folder}: another process is training there; {mend}")
+        return UserError(f"{folder}: another process is training there; {fix}")
     command = holder["command"]
     if len(command) > _COMMAND:
         command = f"{command[:_COMMAND]} ..."
     return UserError(
         f"{folder}: {_who(holder)} is training there (user {holder['user']}, since "
-        f"{holder['since']}: {command}); {mend}"
+        f"{holder['since']}: {command}); {fix}"
     )

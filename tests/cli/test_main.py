@@ -86,6 +86,17 @@ def test_unknown_verb(capsys: pytest.CaptureFixture[str]) -> None:
             2,
             "disk full: no space left; free some space and run again",
         ),
+        # status 1: launch scripts try again
+        (
+            OSError(errno.EIO, "Input/output error", "runs/x"),
+            1,
+            "input/output error at runs/x; run again to continue",
+        ),
+        (
+            OSError(errno.EIO, "Input/output error"),
+            1,
+            "input/output error; run again to continue",
+        ),
     ],
 )
 def test_what_is_no_bug_is_one_line(

@@ -1,9 +1,18 @@
-"""Gloo's lines are dropped, all others are passed on."""
+"""Gloo's lines are dropped on CPUs, all others are passed on."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+
+import jax
+import pytest
+
+from famjax.core import chatter, watch
+from famjax.core.processes import Place
 
 CODE = """
 import os, subprocess
@@ -34,3 +43,47 @@ def test_a_reader_that_left() -> None:
         assert process.stdout is not None
         process.stdout.close()
         assert process.wait(20) == 7
+
+
+@pytest.fixture
+def platforms() -> Iterator[None]:
+    before = jax.config.jax_platforms
+    yield
+    jax.config.update("jax_platforms", before)
+
+
+@pytest.mark.usefixtures("platforms")
+@pytest.mark.parametrize(
+    ("named", "on_cpu"),
+    [("cpu", True), ("cpu,cuda", True), ("cuda", False), ("tpu,cpu", False), ("gpu", False)],
+)
+def test_standard_output_is_a_pipe_on_cpus_only(
+    named: str, on_cpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jax.config.update("jax_platforms", named)
+    monkeypatch.setattr(watch, "_watched", lambda _: contextlib.nullcontext())
+    before = os.fstat(1)
+    with watch.together(Place("localhost:1", 0, 2)):
+        assert os.path.samestat(os.fstat(1), before) != on_cpu
+
+
+@pytest.mark.usefixtures("platforms")
+@pytest.mark.parametrize("installed", ["libtpu", "jax_plugins", ""])
+def test_without_named_platforms_installed_software_decides(
+    installed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jax.config.update("jax_platforms", None)
+    monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
+    monkeypatch.setattr(chatter.importlib.util, "find_spec", lambda name: name == installed)
+    monkeypatch.setattr(chatter, "entry_points", lambda **_: ())
+    assert chatter.uses_gloo() == (not installed)
+
+
+def test_asking_starts_no_backend() -> None:
+    code = (
+        "from famjax.core.chatter import uses_gloo\nuses_gloo()\n"
+        "from jax._src import xla_bridge\nassert not xla_bridge.backends_are_initialized()\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"}
+    for named in ({}, {"JAX_PLATFORMS": "cpu"}):
+        subprocess.run([sys.executable, "-c", code], env=environment | named, check=True)

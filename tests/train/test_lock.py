@@ -138,6 +138,7 @@ def elsewhere(folder: Path, **fields: Any) -> Path:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "BEAT", 0.1)
     monkeypatch.setattr(lock, "SILENCE", 0.6)
+    monkeypatch.setattr(lock, "_NAMING", 0.2)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -146,7 +147,7 @@ def test_a_holder_elsewhere_that_is_gone(tmp_path: Path) -> None:
     said: list[str] = []
     hold(tmp_path, said)
     (line,) = said
-    assert line.startswith(f"process 7 on far was training in {tmp_path}; waiting up to ")
+    assert line.startswith(f"process 7 on far was training in {tmp_path}; waiting for up to ")
 
 
 @pytest.mark.usefixtures("impatient")
@@ -186,3 +187,133 @@ def test_it_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         first = lock._read(tmp_path / lock.LOCK)["beat"]
         time.sleep(0.3)
         assert lock._read(tmp_path / lock.LOCK)["beat"] > first
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Lock a file as a process on another machine would, or a server on its behalf."""
+    with path.open() as file:
+        lock.fcntl.flock(file, lock.fcntl.LOCK_EX)
+        yield
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_lock_kept_for_a_host_that_died(tmp_path: Path) -> None:
+    """NFSv4 frees it when a lease has expired, NFSv3 never."""
+    path = elsewhere(tmp_path)
+    old = path.read_text()
+    said: list[str] = []
+    with path.open() as file, locked(path):
+        begun = time.monotonic()
+        with lock.holding(tmp_path, said.append):
+            assert time.monotonic() - begun >= lock.SILENCE
+            assert lock._read(path)["pid"] == os.getpid()
+            time.sleep(3 * lock.BEAT)
+            assert file.read() == old  # nothing is written to the old file
+        assert os.listdir(tmp_path) == []
+    (line,) = said
+    assert line.startswith(f"process 7 on far was training in {tmp_path}; waiting for up to ")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_lock_of_a_host_that_died_is_freed(tmp_path: Path) -> None:
+    """It is not waited for longer than from the first look on."""
+    path = elsewhere(tmp_path)
+    said: list[str] = []
+    freed, taken = threading.Event(), threading.Event()
+
+    def server() -> None:
+        with locked(path):
+            taken.set()
+            freed.wait(0.3)
+
+    thread = threading.Thread(target=server)
+    thread.start()
+    taken.wait()
+    inode, begun = path.stat().st_ino, time.monotonic()
+    with lock.holding(tmp_path, said.append):
+        assert lock.SILENCE <= time.monotonic() - begun < lock.SILENCE + 0.25
+        assert path.stat().st_ino == inode
+    thread.join()
+    assert len(said) == 1
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_locked_holder_elsewhere_that_beats(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(lock, "SILENCE", 60)
+    path = elsewhere(tmp_path, beat=1.0)
+    timer = threading.Timer(0.5, lambda: elsewhere(tmp_path, beat=2.0))
+    timer.start()
+    said: list[str] = []
+    with locked(path):
+        begun = time.monotonic()
+        with pytest.raises(UserError, match="process 7 on far is training there"):
+            hold(tmp_path, said)
+        # not before the beat, and not long after it
+        assert 0.4 < time.monotonic() - begun < 10
+    timer.join()
+    assert len(said) == 1
+    assert path.exists()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_locked_holder_elsewhere_that_ends(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(lock, "SILENCE", 60)
+    path = elsewhere(tmp_path)
+    timer = threading.Timer(0.3, path.unlink)
+    timer.start()
+    said: list[str] = []
+    with locked(path):
+        hold(tmp_path, said)
+    timer.join()
+    assert len(said) == 1
+
+
+@pytest.mark.usefixtures("impatient")
+def test_of_many_that_wait_for_a_dead_host_one_holds(tmp_path: Path) -> None:
+    path, count, held, done = elsewhere(tmp_path), 5, [], threading.Event()
+
+    def one() -> None:
+        with contextlib.suppress(UserError), lock.holding(tmp_path, lambda _: None):
+            held.append(1)
+            done.wait(10)
+
+    with locked(path):
+        threads = [threading.Thread(target=one) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        time.sleep(lock.SILENCE + 1.5)
+        assert held == [1]
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert held == [1]
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_holder_that_was_replaced_leaves_the_new_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the new one has made another file or, without locks, has written into the same."""
+    monkeypatch.setattr(lock, "BEAT", 0.05)
+    path = tmp_path / lock.LOCK
+    for other_file in (True, False):
+        with lock.holding(tmp_path, pytest.fail):
+            if other_file:
+                path.unlink()
+            new = elsewhere(tmp_path).read_text()
+            time.sleep(0.3)
+            assert path.read_text() == new
+        assert path.read_text() == new
+        path.unlink()
+
+
+def test_an_input_output_error_is_no_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(lock, "_write", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        hold(tmp_path)
