@@ -29,7 +29,7 @@ MODEL = (
     *("model.fam_len=4", "data.batch=2", "data.length=128"),
 )
 STEPS = "train.steps=4"
-# by the words that a command begins with: what makes it small, behind its own words
+# by the words that a command begins with: what makes it small, after its own words
 SMALLER: dict[str, tuple[str, ...]] = {
     "famjax train text_fam": (*MODEL, STEPS),
     "famjax train finetune": (

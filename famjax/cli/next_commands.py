@@ -9,6 +9,7 @@ from typing import Any
 from famjax.cli.eval import LENGTHS
 from famjax.core.checks import TOYS, mixer_pattern
 from famjax.core.config import Config
+from famjax.data.sources import TextSource
 from famjax.tasks.toy import TASKS
 
 
@@ -28,7 +29,8 @@ def next_commands(config: Config, source: Any, folder: Path) -> str:
         found.append(f"famjax generate {run} --prompt ...")
     if options is None and config.data.task == "text":
         window = _window(config)
-        found.append(f"famjax eval {run} --tasks text:FILE{window} (nothing was held out)")
+        why = " (nothing was held out)" if isinstance(source, TextSource) else ""
+        found.append(f"famjax eval {run} --tasks text:FILE{window}{why}")
     return ", ".join(found)
 
 

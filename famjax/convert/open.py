@@ -8,7 +8,8 @@ from pathlib import Path
 from jax.sharding import Mesh
 
 from famjax.convert.folder import of_hugging_face, run_config
-from famjax.core.json_files import parse_json
+from famjax.core.errors import UserError
+from famjax.core.json_files import read_json
 from famjax.data.tokenizers import load_tokenizer
 from famjax.train.run import CONFIG, Run, open_run
 
@@ -42,7 +43,7 @@ def open_model(
 def is_hugging_face(folder: Path) -> bool:
     """Return whether config.json is of a Hugging Face model; False if it is damaged."""
     try:
-        said = parse_json((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        said = read_json(folder / CONFIG, "")
+    except (OSError, UserError):
         return False
     return isinstance(said, dict) and "model_type" in said

@@ -132,10 +132,14 @@ def memory() -> Memory:
     """Return the memory of the devices: of accelerators their own, of CPUs the machine's."""
     import jax
 
-    own = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
-    if own and jax.local_devices()[0].platform != "cpu":
+    device = jax.local_devices()[0]
+    if device.platform != "cpu":
+        own = (device.memory_stats() or {}).get("bytes_limit")
+        if not own:  # an accelerator that does not tell refuses nothing
+            return Memory(2**63, f"the {device.device_kind} devices have")
         number = jax.device_count()
-        return Memory(number * own, f"{number} device{'s' * (number != 1)} have together")
+        have = "device has" if number == 1 else "devices have together"
+        return Memory(number * own, f"{number} {device.device_kind} {have}")
     number = processes.count()
     if number > 1:
         return Memory(number * host_bytes(), f"the machines of {number} processes have together")

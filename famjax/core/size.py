@@ -96,7 +96,7 @@ def _vocabulary(model: ModelConfig) -> int:
 
 
 def _queries(model: ModelConfig) -> int:
-    """What makes queries and goes back to the stream, with the norm before and behind."""
+    """What makes queries and goes back to the stream, with the norms before and after."""
     (d, h, _, e, _), arch = _sizes(model), model.arch
     total = _norm(model) * (2 if arch.post_norm else 1) + 2 * d * h * e
     total += h * e if arch.qkv_bias else 0

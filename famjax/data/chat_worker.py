@@ -5,7 +5,7 @@
 A template comes with a tokenizer and is someone else's program: three nested loops over `range`
 take days, 'a' * 10**10 takes ten GB, and 9**9**9 does not return. Within one process not all of
 that can be stopped, since Python does not look at signals within one product; the system stops a
-process anywhere. Requests and answers are JSON, each behind its length in eight bytes, see
+process anywhere. Requests and answers are JSON, each after its length in eight bytes, see
 `famjax.data.rendering`.
 """
 

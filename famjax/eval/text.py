@@ -148,6 +148,12 @@ def text_source(run: Run, files: str | None) -> TextSource:
             f"text:holdout: the run was trained on {run.config.data.task}, which holds out no "
             "text; give text:FILES"
         )
+    if run.step == 0:
+        # data.files would be the default of a config that nothing was trained with
+        raise UserError(
+            "text:holdout: famjax trained nothing here, so no text was held out; give "
+            "--tasks text:FILES"
+        )
     source = make_source(run.config, run.tokenizer, split="holdout")
     if not isinstance(source, TextSource):
         raise UserError("text:holdout: seqio and TFDS sets have no end; give text:FILES")

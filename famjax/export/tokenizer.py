@@ -55,9 +55,11 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> list[str]:
         _write(folder, *_of_sentencepiece(home.read_bytes(), tokenizer))
         shutil.copyfile(home, folder / SENTENCEPIECE)
         return _compare(tokenizer, folder, f"take {SENTENCEPIECE} with the sentencepiece library")
+    # a folder, of Hugging Face's, or the tokenizer.json of a run
+    origin = home if home.is_dir() else home.parent
     for name in _COPIED:
-        if (home.parent / name).exists():
-            shutil.copyfile(home.parent / name, folder / name)
+        if (origin / name).exists():
+            shutil.copyfile(origin / name, folder / name)
     _add_padding(folder / _CONFIG)
     why = "famjax leaves out what it does to a text before, such as a space in front"
     return _compare(tokenizer, folder, why)

@@ -60,6 +60,7 @@ _FREE: tuple[str, ...] = (
 # of that: where documents lie, how the same numbers are computed, what training alone does.
 _DECIDES = ("seed", "model.", "data.", "train.only", "train.match")
 _COMPUTED = (
+    "model.dtype",
     "model.scan_layers",
     "model.remat",
     "model.capacity",
@@ -67,7 +68,7 @@ _COMPUTED = (
     "model.dropout.",
     "model.lora.dropout",
     *(f"model.feedback.{name}" for name in ("cache", "sweeps", "tolerance", "span_")),
-    *(f"data.{name}" for name in ("files", "seqio", "tfds", "tokenizer", "batch")),
+    *(f"data.{name}" for name in ("files", "seqio", "tfds", "tokenizer", "batch", "length", "layout")),
 )
 
 

@@ -46,7 +46,6 @@ def edit(run: Path, key: str, value: Any) -> Any:
         ("model.memory_segments", 2),
         ("model.arch.norm_eps", 1e-3),
         ("model.arch.rope_scaling", "linear"),
-        ("model.dtype", "bfloat16"),
         ("model.width", 32),
         ("seed", 5),
         ("data.holdout", 2),
