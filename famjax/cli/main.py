@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import famjax
@@ -215,7 +216,7 @@ def parse(arguments: type[T], argv: Sequence[str], prog: str) -> T:
 
 def _refuse_unknown(arguments: Any, argv: Sequence[str], prog: str) -> None:
     known = ["--help", *(f"--{field.name.replace('_', '-')}" for field in fields(arguments))]
-    for token, after in zip(argv, [*argv[1:], ""], strict=True):
+    for token, after in pairwise([*argv, ""]):
         flag = re.match(r"(--[a-z][\w-]*|-[a-z])(?==|$)", token)
         if not flag:
             continue

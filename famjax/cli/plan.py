@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -123,7 +124,7 @@ def read_arguments(argv: list[str]) -> Arguments:
     if "--compiles" in given and "--search" not in given:
         raise UserError("--compiles goes with --search; give both, or leave it out")
     compiles = given.get("--compiles", "4")
-    if not compiles.isdigit() or compiles == "0":
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", compiles):
         raise UserError(f"--compiles {compiles}: must be a whole number of at least 1")
     return Arguments(
         rest[0],

@@ -96,7 +96,7 @@ def of_hugging_face(source: Path, tokenizer: str = "") -> Teacher:
         tokenizer,
         DataConfig(tokenizer=tokenizer),
         lambda model: fill(model, family(hf).tensors(model), source),
-        lambda model, to: _compared(source, native, model, to),
+        lambda model, to: _compared(source, hf["model_type"], native, model, to),
         (source / "config.json").read_bytes(),
         ignored(hf),
     )
@@ -172,7 +172,12 @@ def run_config(
     return with_vocabulary(config, load_tokenizer(teacher.tokenizer))
 
 
-def _compared(source: Path, native: ModelConfig, model: LanguageModel, to: ModelConfig) -> str:
+def _compared(
+    source: Path, kind: str, native: ModelConfig, model: LanguageModel, to: ModelConfig
+) -> str:
+    if kind == "famjax":
+        # transformers would run what stands in the folder
+        return "not compared with Hugging Face's code: the folder brings its own, which is not run"
     if reason := why_not(native):
         return f"not compared with Hugging Face's code: {reason}"
     found = check(source, native, model, to)

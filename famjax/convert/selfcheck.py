@@ -13,6 +13,8 @@ import numpy as np
 from flax import nnx
 
 from famjax.core.config import ModelConfig
+from famjax.core.errors import UserError
+from famjax.core.json_files import shorten
 from famjax.core.optional import absent, not_installed
 from famjax.core.types import Array, Context
 from famjax.models.language_model import LanguageModel
@@ -36,7 +38,8 @@ class Apart(NamedTuple):
 def apart(ours: np.ndarray, theirs: np.ndarray) -> Apart:
     """Return how far logits are apart."""
     difference = float(np.abs(ours.astype(np.float64) - theirs).max())
-    return Apart(difference, difference / float(np.ptp(theirs)))
+    # of a model of zeros all logits are one
+    return Apart(difference, difference / max(float(np.ptp(theirs)), 1e-30))
 
 
 def why_not(model: ModelConfig) -> str:
@@ -90,17 +93,31 @@ def check(folder: Path, source: ModelConfig, model: LanguageModel, to: ModelConf
 
     tokens, last = _tokens(source), _last(source)
     transformers.utils.logging.disable_progress_bar()
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=torch.float32,
-        attn_implementation="eager",
-        # nothing of the folder is run (auto_map, pickles), and nothing is fetched
-        trust_remote_code=False,
-        use_safetensors=True,
-        local_files_only=True,
-    )
-    with torch.no_grad():
-        expected = theirs.eval()(torch.tensor(tokens), logits_to_keep=last).logits.numpy()
+    try:
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            # nothing of the folder is run (auto_map, pickles), and nothing is fetched
+            trust_remote_code=False,
+            use_safetensors=True,
+            local_files_only=True,
+        ).eval()
+        with torch.no_grad():
+            expected = theirs(torch.tensor(tokens), logits_to_keep=last).logits.numpy()
+    except Exception as error:  # of any kind: values that we read and transformers cannot
+        if isinstance(error, ImportError | MemoryError):
+            raise
+        what = shorten(" ".join(f"{type(error).__name__}: {error}".split()), 300)
+        raise UserError(
+            f"{folder}: transformers cannot read it ({what}); correct config.json and the index of "
+            "its files, or take another copy"
+        ) from error
+    if not np.isfinite(expected).all():
+        raise UserError(
+            f"{folder}: Hugging Face's code makes logits that are not finite of it; take another "
+            "copy"
+        )
     del theirs
     short = _short(source)
     params = transplant(nnx.state(model, nnx.Param), to, short)

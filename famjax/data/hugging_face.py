@@ -339,8 +339,8 @@ class _Beside:
     def _numbers(self, file: str, key: str) -> list[int]:
         found = self._read(file).get(key)
         numbers = found if isinstance(found, list) else [] if found is None else [found]
-        if not all(type(number) is int and number >= 0 for number in numbers):
-            raise UserError(f"{self._folder / file}: {key} is {found!r}; write ids")
+        if not all(type(number) is int and 0 <= number < 2**31 for number in numbers):
+            raise UserError(f"{self._folder / file}: {key} is {shorten(found)}; write ids")
         return numbers
 
     def chat_template(self) -> str | None:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
+from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
 import grain
@@ -173,6 +174,16 @@ class TextSource:
             self._hold_out_tail(holdout, split)
         elif split == "holdout":
             raise UserError("data.holdout=0: nothing is held out to evaluate on; set data.holdout")
+
+    def refuse_output(self, path: str | Path) -> None:
+        """Raise a `UserError` if a file that is to be written is one of the texts, or no file."""
+        if os.path.isdir(path) or not str(path):
+            raise UserError(f"--out {path}: is a folder; give a file in it")
+        if os.path.realpath(path) in map(os.path.realpath, self._paths):
+            raise UserError(f"--out {path}: is one of the texts; give another file")
+        if not os.path.isdir(os.path.dirname(path) or "."):
+            folder = os.path.dirname(path)
+            raise UserError(f"--out {path}: there is no folder {folder}; make it first")
 
     def _hold_out_tail(self, holdout: int, split: Split) -> None:
         key = self._name(0)

@@ -300,6 +300,7 @@ def train_sentencepiece(files: str, vocab_size: int, out: str | Path) -> Tokeniz
     if vocab_size <= 0:
         raise UserError(f"vocab size {vocab_size}: must be positive")
     source = TextSource(files, ByteTokenizer(), seed=0, holdout=0)
+    source.refuse_output(out)
     content = _train(_sentences(source.texts(), _TRAINING_BYTES), vocab_size)
     try:
         Path(out).write_bytes(content)

@@ -99,6 +99,7 @@ def count_words(
     if Path(out).suffix != ".txt":
         raise UserError(f"{out}: a list of words is a .txt file; give --out words.txt")
     source = TextSource(files, ByteTokenizer(), seed=0, holdout=0)
+    source.refuse_output(out)
     most = None if max_size is None else max(max_size - len(SPECIALS), 0)
     words = Words(str(out), list(islice(_commonest(source.texts(), min_count), most)))
     try:

@@ -80,7 +80,8 @@ class Checkpoints:
         """Steps of the checkpoints there are, oldest first. They are not verified."""
         if not self.folder.is_dir():
             return []
-        return sorted(int(p.name) for p in self.folder.iterdir() if re.fullmatch(r"\d{9,}", p.name))
+        names = (p.name for p in self.folder.iterdir())
+        return sorted(int(name) for name in names if re.fullmatch(r"[0-9]{9}|[1-9][0-9]{9,}", name))
 
     def latest(self) -> int | None:
         """The newest step, not verified; None if there is no checkpoint."""
@@ -92,8 +93,8 @@ class Checkpoints:
     def extra(self, step: int) -> dict[str, Any]:
         """What was saved beside the arrays of a step, not verified; {} if it cannot be read."""
         try:
-            found = parse_json((self.path(step) / EXTRA).read_text())
-        except (OSError, ValueError):
+            found = _json(self.path(step) / EXTRA)
+        except (OSError, ValueError, UserError):
             return {}
         return found if isinstance(found, dict) else {}
 
@@ -192,7 +193,7 @@ class Checkpoints:
         """Return the table of keys in a file of a step, whose checksum is right."""
         path = self.path(step) / name
         try:
-            found = parse_json(path.read_text(encoding="utf-8"))
+            found = _json(path)
         except (OSError, ValueError) as error:
             raise UserError(f"{path}: damaged ({error}); {_RESTORE}") from None
         if not isinstance(found, dict):
@@ -414,9 +415,15 @@ def _read(folder: Path, template: Any) -> Any:
     leaves = _leaves(template)
     nested = _nest(leaves)
     if nested:
-        with _orbax() as orbax:
-            how = ocp.args.PyTreeRestore(item=nested, restore_args=jax.tree.map(_how, nested))
-            nested = orbax.restore(folder, args=how)
+        how = ocp.args.PyTreeRestore(item=nested, restore_args=jax.tree.map(_how, nested))
+        try:
+            with _one_line_errors(), _orbax() as orbax:
+                nested = orbax.restore(folder, args=how)
+        except Exception as error:  # of TensorStore's own kinds, when checksums that are right lie
+            if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+                raise
+            said = shorten(" ".join(f"{type(error).__name__}: {error}".split()), 200)
+            raise UserError(f"{folder}: damaged ({said}); {_RESTORE}") from error
     values = [_unnest(nested, name) if leaf.size else _empty(leaf) for name, leaf in leaves.items()]
     return jax.tree.unflatten(jax.tree.structure(template), values)
 
@@ -468,17 +475,25 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
+def _json(path: Path) -> Any:
+    regular_size(path)
+    return parse_json(path.read_text(encoding="utf-8"))
+
+
 def _damage(folder: Path, keys: list[str]) -> str | None:
     """What is wrong with the files a reader of these top-level keys needs; None if nothing."""
     try:
-        files = dict(parse_json((folder / MANIFEST).read_text())["files"])
+        files = dict(_json(folder / MANIFEST)["files"])
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, UserError):
         return f"{MANIFEST} cannot be read"
     for name in (TREE, EXTRA):
         if name not in files:
             return f"{MANIFEST} does not list {name}"
+    for key in keys:
+        if (folder / key).is_dir() and not any(str(name).startswith(f"{key}/") for name in files):
+            return f"{MANIFEST} lists nothing of {key}"
     for name, about in files.items():
         if not is_inside(name):
             return f"{MANIFEST} names {name!r}, which is not in its folder"

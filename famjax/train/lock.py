@@ -39,6 +39,7 @@ import json
 import os
 import shlex
 import socket
+import stat
 import sys
 import threading
 import time
@@ -58,6 +59,8 @@ LOCK = "train.lock"
 BEAT, SILENCE, CLOCKS = 20.0, 100.0, 600.0
 # seconds for one that has just taken the lock to write its name into it
 _NAMING = 2.0
+# of a lock file that are read
+_BYTES = 1 << 20
 # characters of a command that are shown
 _COMMAND = 120
 
@@ -91,6 +94,8 @@ def holding(folder: Path, report: Callable[[str], None]) -> Iterator[bool]:
     except OSError as error:
         if error.errno == errno.EIO:  # for a moment, on a network file system: not a mistake
             raise
+        if error.errno == errno.ELOOP or path.is_dir():
+            raise _not_a_file(path) from None
         if new:
             with contextlib.suppress(OSError):
                 folder.rmdir()
@@ -120,6 +125,10 @@ def _cannot_write(folder: Path, error: OSError) -> UserError:
     )
 
 
+def _not_a_file(path: Path) -> UserError:
+    return UserError(f"{path}: not a regular file, as the lock of a training is; remove it")
+
+
 def _taken(path: Path, about: Holder, report: Callable[[str], None]) -> int:
     """Return the lock's open file, locked, that says `about`."""
     end = time.monotonic() + _NAMING
@@ -127,8 +136,11 @@ def _taken(path: Path, about: Holder, report: Callable[[str], None]) -> int:
     replaced = False
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        # a link could lead to a file of somebody's, which would be overwritten
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise _not_a_file(path)
             if not _is_locked_here(handle):
                 replaced = _is_removed(path, silence, end)
             # some network file systems give a file another number whenever it is looked at
@@ -287,12 +299,14 @@ def _write(handle: int, about: Holder) -> None:
 def _read(path: Path) -> Holder:
     """Return what a lock file says; {} if nothing that this famjax could have written."""
     try:
-        found = parse_json(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            found = parse_json(file.read(_BYTES))
     except (OSError, ValueError):
         return {}
-    if not isinstance(found, dict) or not isinstance(found.get("beat"), int | float):
+    types = {name: type(value) for name, value in _self().items()} | {"beat": float}
+    if not isinstance(found, dict) or any(type(found.get(k)) is not t for k, t in types.items()):
         return {}
-    return found if _self().keys() <= found.keys() else {}
+    return found
 
 
 def _self() -> Holder:

@@ -37,7 +37,7 @@ from famjax.train.begin import (
     freezes,
     refuse_base,
 )
-from famjax.train.checkpoint import Checkpoints
+from famjax.train.checkpoint import EXTRA, Checkpoints
 
 CONFIG, CHECKPOINTS = "config.json", "checkpoints"
 
@@ -314,7 +314,9 @@ def refuse_edited(config: Config, checkpoints: Checkpoints, step: int | None, fo
     try:
         before = values(from_json(json.dumps(saved), report=lambda line: None))
     except UserError as error:
-        raise UserError(f"{checkpoints.folder}, step {step}: its config: {error}") from None
+        raise UserError(
+            f"{checkpoints.path(step or 0) / EXTRA}: damaged ({error}); restore it from a copy"
+        ) from None
     now = values(config)
     changed = [
         key

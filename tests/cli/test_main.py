@@ -279,6 +279,14 @@ def test_train_help_is_as_wide_as_the_terminal(
     assert len(wide) < 5
 
 
+@pytest.mark.parametrize("verb", ["eval", "generate", "convert", "export", "analyze", "bench"])
+def test_a_verb_without_arguments(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb]) == 2
+    said = line(capsys)
+    assert said.startswith(f"Missing from famjax {verb}: ")
+    assert said.rstrip().endswith(f"see famjax {verb} --help")
+
+
 def test_train_help_of_no_group(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--help", "optimiser"]) == 2
     said = line(capsys)

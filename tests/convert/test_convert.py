@@ -232,6 +232,22 @@ def test_without_the_source_framework_it_says_so(llama, tmp_path, capsys, monkey
     assert "pip install torch transformers\n" in said
 
 
+@pytest.mark.parametrize(("key", "value"), [("head_dim", 0), ("hidden_act", None)])
+def test_what_transformers_cannot_read_is_one_line(copy, tmp_path, capsys, key, value):
+    config = json.loads((copy / "config.json").read_text()) | {key: value}
+    (copy / "config.json").write_text(json.dumps(config))
+    assert main(["convert", str(copy), str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"famjax: {copy}: transformers cannot read it (")
+    assert not (tmp_path / "out").exists()
+
+
+def test_logits_that_are_all_the_same():
+    zeros = np.zeros((2, 3), np.float32)
+    assert selfcheck.apart(zeros, zeros).relative == 0
+    assert selfcheck.apart(zeros + 1, zeros).relative > 1
+
+
 def test_without_memory_for_a_second_copy_it_says_so(monkeypatch):
     monkeypatch.setattr(selfcheck, "_free_bytes", lambda: 1000)
     assert "a second copy of the model needs" in selfcheck.why_not(ModelConfig(vocab_size=99))

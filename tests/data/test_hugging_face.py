@@ -246,6 +246,7 @@ def test_every_byte_needs_a_token(folder, byte):
         ("tokenizer_config.json", {}, "names no eos_token"),
         ("tokenizer_config.json", {"eos_token": "</s>", "chat_template": 5}, "is no text"),
         ("generation_config.json", {"eos_token_id": ["</s>"]}, "eos_token_id is"),
+        ("generation_config.json", {"eos_token_id": 10**20}, "eos_token_id is 10+; write ids"),
         ("special_tokens_map.json", "5", "not a JSON object"),
     ],
 )

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from famjax.core.errors import UserError
 from famjax.data.tokenizers import StreamDecoder, load_tokenizer, train_sentencepiece
+from famjax.data.words import count_words
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 CORPUS = "The quick brown fox, 1234 times.\n\tdef f(x):\n        return x  # naïve 😀\n" * 50
@@ -103,6 +104,22 @@ def test_training_text_must_be_there(tmp_path):
         train_sentencepiece(str(tmp_path / "empty.txt"), 300, tmp_path / "x.model")
     with pytest.raises(UserError, match="no such file"):
         train_sentencepiece(str(tmp_path / "missing.txt"), 300, tmp_path / "x.model")
+
+
+def test_the_training_text_is_not_overwritten(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("some text " * 50)
+    (tmp_path / "link.txt").symlink_to(text)
+    for make in (
+        lambda out: train_sentencepiece(str(tmp_path), 280, out),
+        lambda out: count_words(str(tmp_path), out),
+    ):
+        for out in (text, tmp_path / "link.txt"):
+            with pytest.raises(UserError, match="is one of the texts; give another file"):
+                make(out)
+        with pytest.raises(UserError, match=r"there is no folder .*/no; make it first"):
+            make(tmp_path / "no" / "x.txt")
+    assert text.read_text() == "some text " * 50
 
 
 def test_a_bad_byte_deep_in_the_training_text_is_named(tmp_path):

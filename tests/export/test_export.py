@@ -12,6 +12,7 @@ import tiny
 import tiny_tokenizers
 import torch
 import transformers
+from flax import nnx
 
 from famjax import load_pretrained, open_run
 from famjax.cli.main import main
@@ -50,6 +51,17 @@ def lines_of(folder):
         block.replace("FOLDER", repr(str(folder)))
         for block in re.findall(r"```python\n(.*?)```", text, re.S)
     ]
+
+
+def test_an_exported_folder_is_converted_and_its_code_not_run(exported, tmp_path, capsys):
+    folder, _ = exported
+    assert main(["convert", str(folder), str(tmp_path / "back")]) == 0
+    said = capsys.readouterr().err
+    assert "not compared with Hugging Face's code: the folder brings its own" in said
+    parts = [
+        nnx.state(open_run(path).model, nnx.Param) for path in (tiny.folder(), tmp_path / "back")
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *parts)
 
 
 def test_what_was_compared_is_said(exported):

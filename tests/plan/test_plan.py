@@ -253,6 +253,10 @@ BAD = [
     (["text_fam"], "plan needs a topology"),
     (["text_fam", "--topology", "cpu:8", "--serach"], "unknown option --serach; did you mean"),
     (["text_fam", "--topology", "cpu:8", "--search", "--compiles", "x"], "--compiles x: must"),
+    *[
+        (["text_fam", "--topology", "cpu:8", "--search", "--compiles", n], "must be a whole number")
+        for n in ("²", "0", "-1", "9" * 5000)
+    ],
     (["text_fam", "--topology", "cpu:8", "--compiles", "2"], "--compiles goes with --search"),
     (
         ["text_fam", "--topology", "cpu:8", "mesh.data=8"],

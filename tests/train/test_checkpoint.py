@@ -441,3 +441,59 @@ def test_a_manifest_that_is_nested_deep_and_a_pipe(folder):
     with pytest.raises(UserError, match="no good checkpoint"):
         Checkpoints(folder).restore(shapes(tree_of(0)), report=lines.append)
     assert "params/pipe is no regular file" in lines[-1]
+
+
+def resealed(path):
+    """Write the manifest of a checkpoint anew, so that what was done to it is believed."""
+    files = {p for p in path.rglob("*") if p.is_file() and p.name != "manifest.json"}
+    listed = {p.relative_to(path).as_posix(): checkpoint._measure(p) for p in files}
+    (path / "manifest.json").write_text(json.dumps({"files": listed}))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: cut(biggest(path)),
+        lambda path: biggest(path).write_bytes(b"made up"),
+        lambda path: shutil.rmtree(path / "params"),
+        lambda path: (path / "params" / "_METADATA").write_text("{"),
+        lambda path: (path / "params" / "manifest.ocdbt").unlink(),
+        lambda path: (path / "params" / "manifest.ocdbt").write_bytes(b""),
+    ],
+)
+def test_arrays_that_were_made_up(folder, damage):
+    """What Orbax and TensorStore say of files whose checksums are right is one line."""
+    path = folder / "000000020"
+    damage(path)
+    resealed(path)
+    template = {"params": shapes(tree_of(0))["params"]}
+    with pytest.raises(UserError, match=r"params: damaged \(.*restore the folder from") as error:
+        Checkpoints(folder).restore(template)
+    assert "\n" not in str(error.value)
+
+
+def test_a_manifest_without_the_arrays(folder):
+    path = folder / "000000020" / "manifest.json"
+    listed = json.loads(path.read_text())["files"]
+    kept = {name: about for name, about in listed.items() if not name.startswith("params/")}
+    path.write_text(json.dumps({"files": kept}))
+    lines: list[str] = []
+    template = {"params": shapes(tree_of(0))["params"]}
+    assert Checkpoints(folder).restore(template, report=lines.append)[0] == 10
+    assert "manifest.json lists nothing of params" in lines[0]
+
+
+def test_pipes_are_not_waited_for(folder):
+    for name in ("manifest.json", "extra.json"):
+        (folder / "000000020" / name).unlink()
+        os.mkfifo(folder / "000000020" / name)
+    assert Checkpoints(folder).extra(20) == {}
+    lines: list[str] = []
+    assert Checkpoints(folder).restore(shapes(tree_of(0)), report=lines.append)[0] == 10
+    assert "manifest.json cannot be read" in lines[0]
+
+
+def test_only_names_that_are_written_are_steps(folder):
+    for name in ("٣٣٣٣٣٣٣٣٣", "0000000030", "-00000030"):
+        (folder / name).mkdir()
+    assert Checkpoints(folder).steps() == [10, 20]

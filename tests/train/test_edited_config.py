@@ -112,6 +112,14 @@ def test_a_checkpoint_without_a_config_is_believed(run: Path) -> None:
     assert open_run(run).config.model.rope_base == 500.0
 
 
+@pytest.mark.parametrize("made_up", [5, [1], {"a": 1}])
+def test_a_config_in_the_checkpoint_that_is_none(run: Path, made_up: Any) -> None:
+    (path,) = (run / "checkpoints").glob("0*/extra.json")
+    path.write_text(json.dumps({"config": made_up}))
+    with pytest.raises(UserError, match=rf"{path}: damaged \(.*restore it from a copy"):
+        open_run(run)
+
+
 def test_what_convert_and_export_write_knows_its_model(run: Path, tmp_path: Path) -> None:
     opened, folder = open_run(run), tmp_path / "written"
     folder.mkdir()

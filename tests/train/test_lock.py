@@ -175,6 +175,35 @@ def test_a_file_that_tells_nothing(tmp_path: Path, content: str) -> None:
     hold(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "about",
+    [{"command": 5}, {"command": ["a"] * 500}, {"pid": "1\0"}, {"pid": [1]}, {"beat": 10**400}],
+)
+def test_a_file_of_other_types_tells_nothing(tmp_path: Path, about: dict[str, Any]) -> None:
+    content = lock._self() | {"machine": "other", "beat": time.time()} | about
+    (tmp_path / lock.LOCK).write_text(json.dumps(content))
+    hold(tmp_path)
+    (tmp_path / lock.LOCK).write_text(json.dumps(content | {"machine": lock._machine()}))
+    hold(tmp_path)
+
+
+def test_a_lock_that_is_no_file(tmp_path: Path) -> None:
+    """A pipe would be waited for, and what a link leads to would be overwritten."""
+    path, mine = tmp_path / lock.LOCK, tmp_path / "mine.txt"
+    mine.write_text("mine")
+    for make in (
+        lambda: os.mkfifo(path),
+        lambda: path.mkdir(),
+        lambda: path.symlink_to(mine),
+        lambda: path.symlink_to(path),
+    ):
+        make()
+        with pytest.raises(UserError, match=r"train\.lock: not a regular file.*; remove it"):
+            hold(tmp_path)
+        path.rmdir() if path.is_dir() else path.unlink()
+    assert mine.read_text() == "mine"
+
+
 def test_a_number_that_another_process_has_now(tmp_path: Path) -> None:
     about = lock._self() | {"pid": os.getpid(), "began": "1", "beat": time.time()}
     (tmp_path / lock.LOCK).write_text(json.dumps(about))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 
 import jax.numpy as jnp
 import numpy as np
@@ -120,6 +121,14 @@ def test_a_place_that_cannot_be_written(tmp_path):
     (tmp_path / "run").write_text("a file where the run's folder should be")
     with pytest.raises(UserError, match="cannot write"):
         MetricsWriter(tmp_path / "run", None)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    os.mkfifo(path)
+    for read in (lambda: MetricsWriter(tmp_path, 1), lambda: read_metrics(path)):
+        with pytest.raises(UserError, match="not a regular file"):
+            read()
 
 
 def test_tensorboard_purges_what_is_done_again(tmp_path, monkeypatch):
