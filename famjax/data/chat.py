@@ -6,6 +6,8 @@ message is enclosed in two noncharacters, and so is read as the text it is.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -32,6 +34,9 @@ class ChatTemplate:
       variables: what the template sees besides the messages: bos_token, eos_token.
       bos, eos: strings of the tokens that stand around a document.
       controls: strings of all control tokens.
+
+    Attributes:
+      digest: of all but the name.
     """
 
     def __init__(
@@ -43,6 +48,8 @@ class ChatTemplate:
         eos: str,
         controls: Sequence[str],
     ):
+        about = [source, dict(variables), bos, eos, list(controls)]
+        self.digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
         self._called = f"the chat template of tokenizer {name}"
         self._renderer = Renderer(self._called, source, variables)
         self._bos, self._eos, self._controls = bos, eos, tuple(controls)

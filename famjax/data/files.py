@@ -21,17 +21,18 @@ import tempfile
 import time
 import zlib
 from array import array
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+import famjax
 from famjax.core.errors import UserError, nearest_path
-from famjax.core.json_files import parse_json, regular_size
+from famjax.core.json_files import parse_json, read_json, regular_size
 from famjax.data.chat import ChatTemplate
 
 PIECE_BYTES = 64 << 10
@@ -42,8 +43,14 @@ _KERNEL = ("/proc/", "/sys/")
 _MOST_FILES = 1_000_000
 # of the opening scan without a word
 _SILENT_SECONDS = 5.0
+# read by the opening scan between looks at the clock
+_TELL_BYTES = 1 << 20
 # sequences of roles on which the opening scan tries a chat template
 _TRIED = 256
+# of the checks of a line: a record of files that passed others does not count
+_RULES = 1
+# why a folder was skipped
+_UNREAD = "folder without permission"
 # ASCII white space never stands inside a character of several bytes
 SPACE = re.compile(rb"[ \t\n\r]")
 
@@ -161,15 +168,16 @@ class TextFile:
 
 
 def find_files(
-    files: str, template: ChatTemplate | None = None
+    files: str, template: ChatTemplate | None = None, checked: Checked | None = None
 ) -> tuple[list[TextFile], Counter[str]]:
     """Return the text files that `data.files` names, and how many were skipped, by reason.
 
-    Compressed files and .jsonl are read to their ends, and what `json_line` would refuse later is
-    refused now. Other files are probed: only reading tells whether they are UTF-8 throughout.
+    Files of JSON lines are read to their ends, and what `json_line` would refuse later is refused
+    now. Other files are probed: only reading tells whether they are UTF-8 throughout.
 
     Args:
       template: that will write conversations.
+      checked: files whose lines are not checked again; those checked now are added.
     """
     skipped: Counter[str] = Counter()
     found: dict[str, TextFile] = {}
@@ -187,12 +195,13 @@ def find_files(
                 found.setdefault(os.path.realpath(path), TextFile(path, name))
     if not found:
         raise UserError(f"data.files={files}: no text in there{skips(skipped)}")
-    scan = _Scan(template)
+    scan = _Scan(template, checked or Checked(None, template))
     return [scan.indexed(file) for file in found.values()], skipped
 
 
 def _expand(entry: str, skipped: Counter[str]) -> Iterator[tuple[str, str, bool]]:
     """Yield (path, relative name, whether named by the user) of the files an entry stands for."""
+    unread = skipped[_UNREAD]
     if not entry:
         library = sysconfig.get_paths()["stdlib"]
         for path in _walk(library, skipped):
@@ -205,12 +214,14 @@ def _expand(entry: str, skipped: Counter[str]) -> Iterator[tuple[str, str, bool]
             yield path, os.path.relpath(path, entry), False
     elif os.path.exists(entry):
         yield entry, os.path.basename(entry), True
-    elif matches := sorted(filter(os.path.isfile, _globbed(entry))):
+    elif matches := sorted(filter(os.path.isfile, _globbed(entry, skipped))):
         folder = _fixed_folder(entry)
         for path in matches:
             yield path, os.path.relpath(path, folder or "."), False
     else:
         _refuse_unlisted(_fixed_folder(entry))
+        if skipped[_UNREAD] > unread:
+            raise UserError(f"data.files={entry}: no text in there{skips(skipped)}")
         if os.path.islink(entry):
             raise UserError(
                 f"data.files: {entry} is a link to {os.readlink(entry)}, where nothing is to read"
@@ -234,12 +245,18 @@ def _refuse_unlisted(folder: str) -> None:
         return  # not there: whoever looks for something in it says so
 
 
-def _refuse_unread(error: OSError) -> None:
-    """Raise the `UserError` of a folder below one to read: nothing is left out without a word."""
-    raise UserError(_not_readable(error.filename, error))
+def _skip_unread(error: OSError, named: str, skipped: Counter[str]) -> None:
+    """Count a folder that may not be listed.
+
+    Raises:
+      UserError: it is the one that the user named, or there is something else wrong with it.
+    """
+    if not isinstance(error, PermissionError) or error.filename == named:
+        raise UserError(_not_readable(error.filename, error)) from None
+    skipped[_UNREAD] += 1
 
 
-def _globbed(entry: str) -> Iterator[str]:
+def _globbed(entry: str, skipped: Counter[str]) -> Iterator[str]:
     """Yield what a pattern matches."""
     folder = os.path.dirname(re.split(r"[*?[]", entry)[0]) or "."
     # without "**" no more is looked at than one folder for each name of the pattern
@@ -250,44 +267,80 @@ def _globbed(entry: str) -> Iterator[str]:
         yield from _counted(glob.iglob(entry), entry)
         return
     at = parts.index("**")
-    head = os.sep.join(parts[:at]) or ("." if at == 0 else os.sep)
-    below = (path for found in glob.iglob(head) for path in _below(found, parts[at:]))
-    yield from _counted(below, entry)
+    head = os.sep.join(parts[:at])
+    folders = sorted(filter(os.path.isdir, glob.iglob(head))) if at else [""]
+    yield from _counted(_below(folders, parts[at:], head, skipped), entry)
 
 
-def _below(folder: str, pattern: Sequence[str]) -> Iterator[str]:
-    """Yield the files below a folder whose path in it is of a pattern with "**".
+def _below(
+    folders: Sequence[str], pattern: Sequence[str], named: str, skipped: Counter[str]
+) -> Iterator[str]:
+    """Yield the files below some folders whose path in there is of a pattern with "**".
 
-    As `glob.glob` does it, but links to folders are not followed: with two of them that lead to a
-    folder above, it would not end.
+    As `glob.glob` does it, following links to folders, but a folder that is reached again is read
+    again only if other names in it would match: links that lead to a folder above end.
+
+    Args:
+      folders: "" is the current one.
+      named: the folder whose lack of permission is an error; others are counted in `skipped`.
     """
     wanted = [part for part in pattern if part]
-    for root, _, names in os.walk(folder, onerror=_refuse_unread):
-        for name in names:
-            path = os.path.normpath(os.path.join(root, name))
-            if _is_like(os.path.relpath(path, folder).split(os.sep), wanted):
-                yield path
+    start = _positions({0}, wanted)
+    # links come after everything else, so that files are found by their own paths first
+    todo, links = deque((folder, start) for folder in folders), deque[tuple[str, frozenset[int]]]()
+    seen: set[tuple[int, int, frozenset[int]]] = set()
+    while todo or links:
+        folder, at = todo.popleft() if todo else links.popleft()
+        try:
+            status = os.stat(folder or ".")
+            if (key := (status.st_dev, status.st_ino, at)) in seen:
+                continue
+            seen.add(key)
+            with os.scandir(folder or ".") as listed:
+                entries = sorted(listed, key=lambda entry: entry.name)
+        except OSError as error:
+            _skip_unread(error, named or ".", skipped)
+            continue
+        for entry in entries:
+            path, after = os.path.join(folder, entry.name), _match(entry.name, at, wanted)
+            if not _is_folder(entry):
+                if len(wanted) in after:
+                    yield path
+            elif not after - {len(wanted)}:
+                continue  # nothing in there can match: a hidden folder, say
+            elif not entry.is_symlink():
+                todo.append((path, after))
+            elif not _is_system(path):
+                links.append((path, after))
 
 
-def _is_like(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Tell whether the names of a path are of a pattern; hidden ones only where it says so."""
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False  # a link to itself
 
-    def skipping(places: set[int]) -> set[int]:
-        # "**" stands for nothing too
-        for i, part in enumerate(pattern):
-            if i in places and part == "**":
-                places.add(i + 1)
-        return places
 
-    places = skipping({0})  # of the pattern, that may come next
-    for part in parts:
-        after = set()
-        for i in places - {len(pattern)}:
-            hidden = part.startswith(".") and not pattern[i].startswith(".")
-            if not hidden and fnmatch.fnmatchcase(part, pattern[i]):
-                after |= {i} if pattern[i] == "**" else {i + 1}
-        places = skipping(after)
-    return len(pattern) in places
+def _match(name: str, at: Set[int], pattern: Sequence[str]) -> frozenset[int]:
+    """Return the positions in a pattern after a name, given those before it.
+
+    Hidden names match only a part that begins with a dot.
+    """
+    after = set()
+    for i in at - {len(pattern)}:
+        hidden = name.startswith(".") and not pattern[i].startswith(".")
+        if not hidden and fnmatch.fnmatchcase(name, pattern[i]):
+            after.add(i if pattern[i] == "**" else i + 1)
+    return _positions(after, pattern)
+
+
+def _positions(at: Set[int], pattern: Sequence[str]) -> frozenset[int]:
+    """Return positions in a pattern, and those after each "**" there: it stands for nothing too."""
+    found = set(at)
+    for i, part in enumerate(pattern):
+        if i in found and part == "**":
+            found.add(i + 1)
+    return frozenset(found)
 
 
 def _counted(paths: Iterable[str], entry: str) -> Iterator[str]:
@@ -309,7 +362,10 @@ def _is_system(path: str) -> bool:
 def _walk(folder: str, skipped: Counter[str]) -> Iterator[str]:
     """Yield the files below `folder`, sorted, without hidden ones and installed packages."""
 
-    for root, folders, names in os.walk(folder, onerror=_refuse_unread):
+    def skip(error: OSError) -> None:
+        _skip_unread(error, folder, skipped)
+
+    for root, folders, names in os.walk(folder, onerror=skip):
         hidden = [name for name in folders + names if name.startswith(".")]
         skipped["hidden"] += len(hidden)
         folders[:] = sorted(set(folders) - set(hidden) - {"site-packages", "dist-packages"})
@@ -352,47 +408,103 @@ def _probe(path: str, explicit: bool) -> str | None:
 
 def skips(skipped: Counter[str]) -> str:
     """Return what to say of the files that were skipped, by reason; nothing if there are none."""
-    parts = [f"{count:,} {reason}" for reason, count in sorted(skipped.items()) if count]
+    parts = [
+        f"{count:,} {reason if count == 1 else reason.replace('folder ', 'folders ')}"
+        for reason, count in sorted(skipped.items())
+        if count
+    ]
     return f"; skipped {', '.join(parts)}" if parts else ""
 
 
+class Checked:
+    """Which files of JSON lines passed the checks of the opening scan in an earlier one.
+
+    A file is known by its path, its size and the time of its last change.
+
+    Args:
+      path: of the record; None keeps none. One that cannot be read counts as empty.
+      template: that wrote the conversations which were tried.
+    """
+
+    def __init__(self, path: Path | None, template: ChatTemplate | None):
+        self._path = path
+        self._rules = [_RULES, famjax.__version__, template.digest if template else ""]
+        self._before = self._read()
+        self._now: dict[str, list[int]] = {}
+
+    def _read(self) -> dict[str, Any]:
+        if self._path is None:
+            return {}
+        try:
+            found = read_json(self._path, "remove it")
+        except (UserError, OSError):
+            return {}
+        if not isinstance(found, dict) or found.get("rules") != self._rules:
+            return {}
+        files = found.get("files")
+        return files if isinstance(files, dict) else {}
+
+    def has(self, path: str) -> bool:
+        """Tell whether a file passed before; it is one of those from now on.
+
+        To be asked before the file is read, so that a change meanwhile counts as one.
+        """
+        with reading(path):
+            status = os.stat(path)
+        known = [status.st_size, status.st_mtime_ns]
+        path = os.path.abspath(path)
+        self._now[path] = known
+        return self._before.get(path) == known
+
+    def save(self) -> None:
+        """Write the record, where it differs from the one there: it is the old or the new one."""
+        if self._path is None or self._now == self._before:
+            return
+        new = self._path.with_suffix(".tmp")
+        # without a record the next start takes longer, and that is all
+        with suppress(OSError):
+            new.write_text(json.dumps({"rules": self._rules, "files": self._now}), "utf-8")
+            os.replace(new, self._path)
+            self._before = dict(self._now)
+
+
 class _Scan:
-    """Reads what cannot be trusted unread: each line of .jsonl, and compressed files to their ends.
+    """Finds the documents of files of JSON lines, and checks the lines.
 
     It says how far it is when it takes more than 5 seconds.
 
     Args:
       template: of conversations, tried on the first of each sequence of roles.
+      checked: files whose lines need no check.
     """
 
-    def __init__(self, template: ChatTemplate | None):
-        self._template = template
+    def __init__(self, template: ChatTemplate | None, checked: Checked):
+        self._template, self._checked = template, checked
         self._tried: set[Any] = set()
         self._begin = self._said = time.monotonic()
         self._bytes = 0
 
     def indexed(self, file: TextFile) -> TextFile:
         """Return the file with its documents found: those of .jsonl, one a line not blank."""
-        if _is_jsonl(file.path):
-            return self._lines(file)
-        if file.path.endswith((".gz", ".xz")):
-            self._whole(file.path)
-        return file
-
-    def _lines(self, file: TextFile) -> TextFile:
+        if not _is_jsonl(file.path):
+            return file
         compressed = not file.path.endswith(".jsonl")
+        known = self._checked.has(file.path)
         # Lines are read in random order, which compressed files do not allow.
         spool = _Spool(file.path) if compressed else None
         rows = array("q")
-        offset = number = 0
+        offset = number = told = 0
         named = _naming_line(file.path, lambda: number)
         with reading(file.path), open_text(file.path) as stream, named:
             for number, line in enumerate(stream, 1):  # noqa: B007, read by the lambda
                 if not line.isspace():
                     rows.append(offset)
-                    self._check(line)
+                    if not known:
+                        self._check(line)
                 offset += len(line)
-                self._tell(file.path, len(line))
+                if offset - told >= _TELL_BYTES:
+                    self._tell(file.path, offset - told)
+                    told = offset
                 if spool:
                     spool.write(line)
         if spool:
@@ -411,20 +523,6 @@ class _Scan:
             self._tried.add(kind)
             self._template.document(messages)
 
-    def _whole(self, path: str) -> None:
-        decoder, offset = codecs.getincrementaldecoder("utf-8")(), 0
-        with open_text(path) as stream, reading(path):
-            while data := stream.read(_SCAN_BYTES):
-                held = len(decoder.getstate()[0])
-                try:
-                    decoder.decode(data)
-                except UnicodeDecodeError as error:
-                    raise UserError(_not_utf8(path, offset - held + error.start)) from None
-                offset += len(data)
-                self._tell(path, len(data))
-        if held := len(decoder.getstate()[0]):
-            raise UserError(_not_utf8(path, offset - held))
-
     def _tell(self, path: str, size: int) -> None:
         self._bytes += size
         now = time.monotonic()
@@ -433,7 +531,7 @@ class _Scan:
             self._said = now
             rate = self._bytes / (now - self._begin)
             print(
-                f"famjax: checking data.files: {self._bytes / 1e6:,.0f} MB so far, "
+                f"famjax: reading data.files: {self._bytes / 1e6:,.0f} MB so far, "
                 f"{rate / 1e6:,.0f} MB/s, now in {path}",
                 file=sys.stderr,
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import grain
@@ -31,8 +32,14 @@ def make_tokenizer(data: DataConfig) -> Tokenizer:
     return words_of(data.task, data.toy)
 
 
-def make_source(config: Config, tokenizer: Tokenizer, split: Split = "train") -> Source:
-    """Return the documents that `config.data` asks for."""
+def make_source(
+    config: Config, tokenizer: Tokenizer, split: Split = "train", checked: Path | None = None
+) -> Source:
+    """Return the documents that `config.data` asks for.
+
+    Args:
+      checked: see `TextSource`.
+    """
     data = config.data
     if data.task == "passkey":
         from famjax.tasks.passkey import PasskeySource
@@ -56,7 +63,7 @@ def make_source(config: Config, tokenizer: Tokenizer, split: Split = "train") ->
         from famjax.data.seqio_tasks import TfSource
 
         return TfSource(data, tokenizer, config.seed, split)
-    return TextSource(data.files, tokenizer, config.seed, data.holdout, split)
+    return TextSource(data.files, tokenizer, config.seed, data.holdout, split, checked)
 
 
 def make_batches(

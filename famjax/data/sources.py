@@ -24,6 +24,7 @@ from famjax.core.units import byte_size
 from famjax.data.files import (
     PIECE_BYTES,
     SPACE,
+    Checked,
     Line,
     decode,
     find_files,
@@ -140,19 +141,27 @@ class TextSource:
       seed: of the order.
       holdout: one document in so many is held out; 0 holds out none.
       split: which documents to give.
+      checked: where `save_checked` keeps the files whose lines need no check again; None nowhere.
 
     Attributes:
       holds_out: whether there is anything in "holdout".
     """
 
     def __init__(
-        self, files: str, tokenizer: Tokenizer, seed: int, holdout: int, split: Split = "train"
+        self,
+        files: str,
+        tokenizer: Tokenizer,
+        seed: int,
+        holdout: int,
+        split: Split = "train",
+        checked: Path | None = None,
     ):
         if holdout < 0 or holdout == 1:
             raise UserError(f"data.holdout={holdout}: must be 0 (none) or 2 and more")
         self._tokenizer = tokenizer
         self._seed = seed
-        found, self._skipped = find_files(files, tokenizer.chat_template)
+        self._checked = Checked(checked, tokenizer.chat_template)
+        found, self._skipped = find_files(files, tokenizer.chat_template, self._checked)
         self._files = {file.path: file for file in found}
         sizes = [os.path.getsize(file.path) for file in found]
         self._given, self._bytes, self._digest = files, sum(sizes), fingerprint(found, sizes)
@@ -216,6 +225,10 @@ class TextSource:
             f"{count:,} document{'s' * (count != 1)}, {byte_size(self._bytes)}, "
             f"{self._held_out}{skips(self._skipped)}"
         )
+
+    def save_checked(self) -> None:
+        """Keep which files passed the opening scan, for the next one."""
+        self._checked.save()
 
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
         count = len(self._documents)

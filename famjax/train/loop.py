@@ -40,6 +40,7 @@ from famjax.train.profile import Profiler, refuse_past
 from famjax.train.program import make_program, with_mesh
 from famjax.train.progress import Progress
 from famjax.train.run import (
+    CHECKED,
     CHECKPOINTS,
     Run,
     initial_weights,
@@ -136,8 +137,10 @@ class Trainer:
         self.checkpoints, self.progress = checkpoints, progress
         refuse_rows(config, jax.device_count())
         self.config, self.chosen = with_mesh(config)
-        self.source: Any = make_source(config, tokenizer)
-        hosts.compare_documents(self.source)
+        self.source: Any = make_source(config, tokenizer, checked=folder / CHECKED)
+        hosts.compare_documents(self.source)  # when it returns, all have read the record
+        if index() == 0 and hasattr(self.source, "save_checked"):
+            self.source.save_checked()
         self.looked: tuple[int, ...] = ()  # see `make_program`
         self.programs, self.is_compiled = 0, False  # compiled so far, and whether the one in use is
         self.latest = latest  # step of the newest checkpoint when the run began

@@ -40,6 +40,8 @@ from famjax.train.begin import (
 from famjax.train.checkpoint import EXTRA, Checkpoints
 
 CONFIG, CHECKPOINTS = "config.json", "checkpoints"
+# which files of JSON lines need no check when the run is resumed
+CHECKED = "data_checked.json"
 
 # What a resumed run may change: how long, how often, under which name, what is looked at, on which
 # devices, in how many rows. With more steps a cosine or wsd schedule goes on at another rate; the

@@ -7,7 +7,8 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -446,8 +447,35 @@ def test_patterns_are_as_glob_has_them(
         (tmp_path / name).write_text("text")
     monkeypatch.chdir(tmp_path)
     expected = {os.path.normpath(path) for path in glob.glob(pattern, recursive=True)}
-    found = {path for path in map(os.path.normpath, _globbed(pattern)) if os.path.isfile(path)}
+    found = {
+        path for path in map(os.path.normpath, _globbed(pattern, Counter())) if os.path.isfile(path)
+    }
     assert found == {path for path in expected if os.path.isfile(path)}
+
+
+@pytest.mark.parametrize("pattern", ["**", "**/*.txt", "**/y/*.txt", "in/**/b.txt", "**/l*/**"])
+def test_patterns_follow_links_to_folders_as_glob_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    for name in ("in/a.txt", "in/y/b.txt", "out/c.txt", "out/deep/y/b.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("text")
+    (tmp_path / "in/link").symlink_to(tmp_path / "out")
+    (tmp_path / "in/y/lot").symlink_to(tmp_path / "out/deep")
+    (tmp_path / "in/kernel").symlink_to("/sys")
+    monkeypatch.chdir(tmp_path / "in" if pattern == "**" else tmp_path)
+
+    def reals(paths: Iterable[str]) -> set[str]:
+        return {os.path.realpath(path) for path in paths if os.path.isfile(path)}
+
+    found = [*_globbed(pattern, Counter())]
+    (tmp_path / "in/kernel").unlink()
+    expected = reals(glob.iglob(pattern, recursive=True))
+    assert reals(found) == expected
+    assert len(expected) > 1 or pattern == "in/**/b.txt"
+    (tmp_path / "in/y/up").symlink_to(tmp_path)
+    (tmp_path / "out/deep/y/up").symlink_to(tmp_path / "in")
+    assert reals(_globbed(pattern, Counter())) >= expected  # and it ends
 
 
 def test_too_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

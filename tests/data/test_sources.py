@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from famjax.core.errors import UserError
-from famjax.data.files import read_text_pieces
+from famjax.data.files import _Scan, read_text_pieces
 from famjax.data.sources import TextSource, iter_tokens
 from famjax.data.tokenizers import load_tokenizer
 
@@ -218,11 +218,12 @@ def test_a_scan_that_takes_long_says_how_far_it_is(tmp_path, monkeypatch, capsys
     make(tmp_path)
     assert capsys.readouterr().err == ""
     seconds = itertools.count()
+    monkeypatch.setattr("famjax.data.files._TELL_BYTES", 1)
     monkeypatch.setattr("famjax.data.files.time.monotonic", lambda: float(next(seconds)))
     make(tmp_path)
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 3  # at 6, 13 and 27 seconds
-    assert said[0].startswith("famjax: checking data.files: 0 MB so far, 0 MB/s, now in ")
+    assert said[0].startswith("famjax: reading data.files: 0 MB so far, 0 MB/s, now in ")
     assert said[0].endswith("a.jsonl")
 
 
@@ -377,8 +378,8 @@ def test_what_may_not_be_read_is_told_so(folder, monkeypatch):
         (folder, folder),
         (folder, f"{folder}/*.txt"),
         (folder, f"{folder}/none.txt"),
-        (folder / "sub", folder),
-        (folder / "sub", f"{folder}/**/*.txt"),
+        (folder / "sub", folder / "sub"),
+        (folder, f"{folder}/**/*.txt"),
         (folder / "03.txt", folder),
         (folder / "03.txt", folder / "03.txt"),
     ]:
@@ -387,6 +388,64 @@ def test_what_may_not_be_read_is_told_so(folder, monkeypatch):
             with pytest.raises(UserError) as error:
                 make(files)
         assert str(error.value).startswith(f"{refused}: {message}"), files
+
+
+def test_folders_without_permission_below_the_one_named_are_counted(folder, monkeypatch):
+    count = len(make(folder))
+    for name in ("lost+found", "root/own"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "a.txt").write_text("words")
+    forbid(monkeypatch, folder / "lost+found")
+    for files in (folder, f"{folder}/**/*.txt"):
+        source = make(files)
+        assert len(source) == count + 1
+        assert source.report().endswith("; skipped 1 folder without permission")
+    forbid(monkeypatch, folder / "root")
+    assert make(folder).report().endswith("; skipped 2 folders without permission")
+    with pytest.raises(UserError, match="no text in there; skipped 1 folder without permission"):
+        make(f"{folder}/r*/**")
+    with pytest.raises(UserError, match=r"no such file or folder: .*/nope"):
+        make(f"{folder}, {folder}/nope")
+
+
+def test_lines_that_were_checked_are_not_checked_again(tmp_path, monkeypatch):
+    record = tmp_path / "record.json"
+    for suffix, opener in OPENERS.items():
+        with opener(tmp_path / f"a.jsonl{suffix}", "wb") as file:
+            file.write(b'{"text": "fine"}\n\n{"text": "more"}\n')
+    files = [tmp_path / f"a.jsonl{suffix}" for suffix in OPENERS]
+    checked = []
+    check = _Scan._check
+    monkeypatch.setattr(_Scan, "_check", lambda *args: checked.append(args) or check(*args))
+
+    def checks(save=True):
+        checked.clear()
+        given = ",".join(map(str, files))
+        source = TextSource(given, TOKENIZER, seed=0, holdout=0, checked=record)
+        if save:
+            source.save_checked()
+        assert len(source) == 6
+        return len(checked)
+
+    assert checks(save=False) == 6
+    assert checks() == 6
+    assert checks() == 0
+    before = os.stat(files[0])
+    files[0].write_bytes(b'{"text": "five"}\n\n{"text": "four"}\n')
+    os.utime(files[0], ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert checks() == 2
+    assert checks() == 0
+    for damaged in (
+        "",
+        "[]",
+        '{"files": 1}',
+        record.read_text().replace('"rules": [', '"rules": [0, '),
+    ):
+        record.write_text(damaged)
+        assert checks() == 6
+    record.unlink()
+    record.mkdir()
+    assert checks() == 6  # where it cannot be written either
 
 
 def test_undecodable_bytes_far_into_a_file_are_named(tmp_path):
@@ -400,13 +459,18 @@ def test_undecodable_bytes_far_into_a_file_are_named(tmp_path):
 def test_truncated_archives_are_named(tmp_path, suffix):
     compress = gzip.compress if suffix == ".gz" else lzma.compress
     data = compress(np.random.default_rng(0).integers(32, 127, 100_000, np.uint8).tobytes())
-    (tmp_path / f"a.txt{suffix}").write_bytes(data[:-1000])
-    with pytest.raises(UserError, match=f"a.txt{suffix}: truncated or damaged"):
-        make(tmp_path)
-    text = compress(b"word " * 40_000 + b"\xe4" + b" word" * 9)
-    (tmp_path / f"a.txt{suffix}").write_bytes(text)
-    with pytest.raises(UserError, match=rf"a\.txt{suffix}: not UTF-8 at byte 200000"):
-        make(tmp_path)
+    for name, content, message in [
+        (f"a.txt{suffix}", data[:-1000], "truncated or damaged"),
+        (f"b.txt{suffix}", compress(b"word " * 40_000 + b"\xe4"), "not UTF-8 at byte 200000"),
+    ]:
+        (tmp_path / name).write_bytes(content)
+        source = make(tmp_path / name)  # which does not read it to its end
+        with pytest.raises(UserError, match=f"{name}: {message}"):
+            tokens(source, source.key(0, 1, 0))
+    lines = compress(b'{"text": "fine"}\n' * 100_000)
+    (tmp_path / f"c.jsonl{suffix}").write_bytes(lines[:-20])
+    with pytest.raises(UserError, match=f"c.jsonl{suffix}: truncated or damaged"):
+        make(tmp_path / f"c.jsonl{suffix}")
     (tmp_path / f"a.txt{suffix}").write_bytes(b"no archive")
     with pytest.raises(UserError, match="truncated or damaged"):
         make(tmp_path)

@@ -19,6 +19,7 @@ from small import Crash, assert_same, compiled_once, config, crash_at, rows, tex
 from famjax.core.config import Config
 from famjax.core.errors import UserError
 from famjax.core.experiment import override, to_json
+from famjax.data.files import _Scan
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.loop import train
 
@@ -66,6 +67,21 @@ def end(process: subprocess.Popen[str], number: int) -> tuple[int, str]:
         process.send_signal(number)
     _, err = process.communicate(timeout=300)
     return process.returncode, err
+
+
+def test_a_resumed_run_parses_no_line_of_unchanged_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text("".join(f'{{"text": "line {i} of the text"}}\n' for i in range(40)))
+    small = override(config(tmp_path / "texts"), [f"data.files={lines}"])
+    checked: list[bytes] = []
+    monkeypatch.setattr(_Scan, "_check", lambda _, line: checked.append(line))
+    for steps, expected in ((1, 40), (2, 0)):
+        train(override(small, [f"train.steps={steps}"]), tmp_path / "run", quiet=True)
+        assert len(checked) == expected
+        checked.clear()
+    assert not list((tmp_path / "run").glob("*.tmp"))
 
 
 # one process killed, one told to stop, each at a random moment, and the rest here
