@@ -70,7 +70,8 @@ _COMPUTED = (
     "model.dropout.",
     "model.lora.dropout",
     *(f"model.feedback.{name}" for name in ("cache", "sweeps", "tolerance", "span_")),
-    *(f"data.{name}" for name in ("files", "seqio", "tfds", "tokenizer", "batch", "length", "layout")),
+    *(f"data.{name}" for name in ("files", "seqio", "tfds", "tokenizer")),
+    *(f"data.{name}" for name in ("batch", "length", "layout")),
 )
 
 
