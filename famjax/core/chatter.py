@@ -22,8 +22,8 @@ def uses_gloo() -> bool:
     """
     import jax
 
-    if jax.config.jax_platforms:
-        return jax.config.jax_platforms.split(",")[0] == "cpu"
+    if chosen := jax.config.read("jax_platforms"):
+        return chosen.split(",")[0] == "cpu"
     return not (
         "TPU_LIBRARY_PATH" in os.environ
         or any(importlib.util.find_spec(name) for name in ("libtpu", "jax_plugins"))

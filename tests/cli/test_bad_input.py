@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small import LAYOUTS, SHAPE, compiled_once, config, rows, texts  # noqa: F401
+from small import COMMAND, LAYOUTS, compiled_once, config, rows, texts  # noqa: F401
 
 from famjax.cli.main import main
 from famjax.core.experiment import to_json
@@ -38,7 +38,7 @@ class Famjax:
         self.err = ""
 
     def __call__(self, *overrides: str, run: Path | None = None) -> int:
-        shape = [*SHAPE, *LAYOUTS["lanes"], "train.steps=6", *overrides]
+        shape = [*COMMAND, *LAYOUTS["lanes"], "train.steps=6", *overrides]
         argv = ["train", "text_fam", *shape, "--run", str(run or self.run)]
         self._capsys.readouterr()
         status = main(argv)

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 import tiny
-from small import SHAPE
+from small import COMMAND
 
 from famjax.cli.main import main
 from famjax.core import sharding
@@ -108,7 +108,7 @@ def test_from_training_to_tables(tmp_path: Path, capsys: pytest.CaptureFixture[s
     run = str(tmp_path / "run")
     given = ["data.task=blocked_walk", "data.tokenizer=task", "data.toy.episodes=50"]
     given += ["data.toy.steps=20", "model.mixer=bswa", "train.steps=2"]
-    argv = ["train", "text_fam", *SHAPE, *given]
+    argv = ["train", "text_fam", *COMMAND, *given]
     assert main([*argv, "--run", run]) == 0
     assert "blocked_walk: 50 episodes of 20 steps" in capsys.readouterr().err
     assert open_run(run).tokenizer.words[:5] == ("<s>", "<unk>", "<eos>", "east", "south")
