@@ -31,7 +31,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> None:
         "wide": lambda: tiny.run_with("full", layers=4, heads=4),
         "lstm": lambda: tiny.run_with("full", stack="lstm", block_len=1),
     }
-    monkeypatch.setattr("famjax.train.run.open_run", lambda folder: there[folder]())
+    monkeypatch.setattr("famjax.convert.open.open_model", lambda folder: there[folder]())
     monkeypatch.setattr("famjax.core.runtime.setup", lambda: None)
 
 
@@ -93,6 +93,6 @@ def test_held_out_text_of_a_run_of_none(
 ) -> None:
     run = tiny.run_with("full", layers=4)
     config = replace(run.config, data=replace(run.config.data, task="passkey"))
-    monkeypatch.setattr("famjax.train.run.open_run", lambda folder: replace(run, config=config))
+    monkeypatch.setattr("famjax.convert.open.open_model", lambda folder: replace(run, config=config))
     assert main(["analyze", "teacher", "--length", "8"]) == 2
     assert "give text:FILES" in capsys.readouterr().err

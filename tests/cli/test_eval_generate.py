@@ -216,7 +216,7 @@ def test_chat(
 ) -> None:
     tokenizer = load_tokenizer(str(byte_level(tmp_path / "tokenizer")))
     run = replace(tiny.run_with("fam", vocab_size=tokenizer.vocab_size), tokenizer=tokenizer)
-    monkeypatch.setattr("famjax.train.run.open_run", lambda _: run)
+    monkeypatch.setattr("famjax.convert.open.open_model", lambda _: run)
     expected = "".join(Generator(run).generate("the cat", 8, chat=True))
     ask = ["generate", "run", "--prompt", "the cat", "--chat", "--max-tokens", "8"]
     assert main(ask) == 0

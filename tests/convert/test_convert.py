@@ -329,7 +329,7 @@ def test_tokens_that_no_text_has_may_be_beyond_the_embedding(copy, tmp_path):
 
 def test_folders_of_the_wrong_kind(llama, tmp_path, capsys):
     assert main(["eval", str(llama)]) == 2
-    assert "famjax convert HF_FOLDER DEST makes a run of it" in capsys.readouterr().err
+    assert "text:holdout: famjax trained nothing here" in capsys.readouterr().err
     assert main(["convert", str(llama), str(tmp_path / "run")]) == 0
     with pytest.raises(UserError, match="is a famjax run; famjax train"):
         load_pretrained(tmp_path / "run")

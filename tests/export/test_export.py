@@ -260,7 +260,7 @@ def test_stablehlo(tmp_path):
 
 def test_an_adaptive_model_is_a_program_and_no_folder_of_hugging_face(tmp_path, monkeypatch):
     run = tiny.run_with("bswa", adaptive=AdaptiveConfig("64,128", factor=2))
-    monkeypatch.setattr(exporting, "open_run", lambda folder: run)
+    monkeypatch.setattr(exporting, "open_model", lambda folder: run)
     said = exporting.export(tiny.folder(), tmp_path / "out", "stablehlo")
     assert said[0].startswith("compared with the programs read back, on cpu: logits differ by")
     for kind in ("hf", "peft"):
@@ -271,7 +271,7 @@ def test_an_adaptive_model_is_a_program_and_no_folder_of_hugging_face(tmp_path, 
 
 def test_linear_attention_is_no_folder_of_hugging_face(tmp_path, monkeypatch):
     run = tiny.run_with("linear", linear=LinearConfig("performer"))
-    monkeypatch.setattr(exporting, "open_run", lambda folder: run)
+    monkeypatch.setattr(exporting, "open_model", lambda folder: run)
     for kind in ("hf", "peft"):
         with pytest.raises(UserError, match=f"--format {kind}: has no words for linear"):
             exporting.export(tiny.folder(), tmp_path / kind, kind)
