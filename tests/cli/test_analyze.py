@@ -93,6 +93,8 @@ def test_held_out_text_of_a_run_of_none(
 ) -> None:
     run = tiny.run_with("full", layers=4)
     config = replace(run.config, data=replace(run.config.data, task="passkey"))
-    monkeypatch.setattr("famjax.convert.open.open_model", lambda folder: replace(run, config=config))
+    monkeypatch.setattr(
+        "famjax.convert.open.open_model", lambda folder: replace(run, config=config)
+    )
     assert main(["analyze", "teacher", "--length", "8"]) == 2
     assert "give text:FILES" in capsys.readouterr().err

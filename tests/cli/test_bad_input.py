@@ -104,7 +104,8 @@ def test_a_folder_without_text(famjax: Famjax) -> None:
 def test_a_missing_file_has_near_ones(famjax: Famjax) -> None:
     (famjax.folder / "book.txt").write_text("text")
     line = famjax.refused(f"data.files={famjax.folder / 'bok.txt'}")
-    assert "did you mean 'book.txt'?" in line
+    assert "did you mean '" in line
+    assert "book.txt'?" in line
 
 
 @pytest.mark.parametrize("content", ["x", "shor", "é"])
