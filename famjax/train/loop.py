@@ -88,7 +88,7 @@ def trained(config: Config, run_dir: str | Path, quiet: bool = False) -> tuple[R
         )
     folder = Path(run_dir)
     hosts.compare(config)
-    # all processes at once: each waits for the others' devices, which process 0 asks for alone below
+    # all processes at once, since each waits for the devices of the others
     jax.devices()
     with lock.for_all(folder) as new, leaving_nothing(folder, new):
         begun = from_first("begun", lambda: Checkpoints(folder / CHECKPOINTS).latest() is not None)
