@@ -49,6 +49,8 @@ os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parents[1] / ".cache" / "jax")
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+# pytest-xdist sets it to the terminal's width; tests of widths set their own
+os.environ.pop("COLUMNS", None)
 
 # PyTorch for CUDA brings triton, which ends the process if it is loaded behind TensorFlow
 with contextlib.suppress(ImportError):

@@ -108,7 +108,8 @@ def test_from_training_to_tables(tmp_path: Path, capsys: pytest.CaptureFixture[s
     run = str(tmp_path / "run")
     given = ["data.task=blocked_walk", "data.tokenizer=task", "data.toy.episodes=50"]
     given += ["data.toy.steps=20", "model.mixer=bswa", "train.steps=2"]
-    argv = ["train", "text_fam", *COMMAND, *given]
+    shape = [key for key in COMMAND if not key.startswith("model.fam_len=")]
+    argv = ["train", "text_fam", *shape, *given]
     assert main([*argv, "--run", run]) == 0
     assert "blocked_walk: 50 episodes of 20 steps" in capsys.readouterr().err
     assert open_run(run).tokenizer.words[:5] == ("<s>", "<unk>", "<eos>", "east", "south")
