@@ -102,8 +102,8 @@ def _answered(call: Callable[[], int]) -> int:
     except ImportError as error:
         if not _is_foreign(error):
             raise
-        command = f"{os.path.basename(sys.executable)} -m pip install -e ."
-        return _fail(f"a library cannot be imported: {error}; {command} in famjax's checkout", 2)
+        install = f"{os.path.basename(sys.executable)} -m pip install -e ."
+        return _fail(f"a library cannot be imported: {error}; {install} in famjax's checkout", 2)
     except MemoryError:
         return _fail("out of memory; take smaller sizes or fewer rows, or more memory", 2)
     except RuntimeError as error:

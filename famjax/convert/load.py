@@ -24,6 +24,7 @@ from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError, nearest
 from famjax.core.json_files import read_json, shorten
 from famjax.core.memory import refuse_model
+from famjax.core.ranges import HIGHEST
 from famjax.core.types import Array
 from famjax.models.language_model import LanguageModel
 from famjax.models.transplant import (
@@ -100,11 +101,10 @@ def read_config(folder: Path) -> HF:
 def read_model(hf: HF, folder: Path) -> ModelConfig:
     """Return what a config.json says of the model, every size checked."""
     path = folder / "config.json"
+    most = HIGHEST["model.layers"]
     for key in ("num_hidden_layers", "n_layer", "layers"):
-        if isinstance(hf.get(key), int) and hf[key] > _MOST_LAYERS:
-            raise UserError(
-                f"{path}: {key}={shorten(hf[key])}: at most {_MOST_LAYERS:,} layers are read"
-            )
+        if isinstance(hf.get(key), int) and hf[key] > most:
+            raise UserError(f"{path}: {key}={shorten(hf[key])}: at most {most:,} layers are read")
     try:
         model = family(hf).model(hf)
     except KeyError as missing:
@@ -259,8 +259,6 @@ def _putter(place: Sharding, flat: tuple[int, int, int]) -> Any:
     return jax.jit(put, donate_argnums=0, out_shardings=place)
 
 
-# each is a name in the checkpoint
-_MOST_LAYERS = 10_000
 _HEADS = {"lm_head.weight", "embed_out.weight"}
 
 

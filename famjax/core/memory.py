@@ -18,10 +18,10 @@ from famjax.core.config import Config, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.keys import values
 from famjax.core.size import batch_bytes, training_bytes, weight_bytes
+from famjax.core.units import byte_size
 
 # where Linux says what a group of processes may take, version 2 and version 1
 _CGROUPS = (("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"))
-_UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB", "EB")
 
 
 class Memory(NamedTuple):
@@ -60,8 +60,8 @@ def refuse_bytes(what: str, needed: int) -> None:
     there = memory()
     if needed > there.bytes:
         raise UserError(
-            f"{what} would take at least {in_words(needed)}, and {there.name} "
-            f"{in_words(there.bytes)}; take a smaller size"
+            f"{what} would take at least {byte_size(needed)}, and {there.name} "
+            f"{byte_size(there.bytes)}; take a smaller size"
         )
 
 
@@ -69,8 +69,8 @@ def _refuse(config: Config, needs: Callable[[Config], int], kinds: str, there: M
     needed = needs(config)
     if needed > there.bytes:
         raise UserError(
-            f"{largest(config, needs)}: {kinds} would take at least {in_words(needed)}, and "
-            f"{there.name} {in_words(there.bytes)}; take smaller sizes, or more memory"
+            f"{largest(config, needs)}: {kinds} would take at least {byte_size(needed)}, and "
+            f"{there.name} {byte_size(there.bytes)}; take smaller sizes, or more memory"
         )
 
 
@@ -110,19 +110,6 @@ def _replaced(config: Any, path: tuple[str, ...], name: str, value: Any) -> Any:
         return replace(config, **{name: value})
     inner = _replaced(getattr(config, path[0]), path[1:], name, value)
     return replace(config, **{path[0]: inner})
-
-
-def in_words(count: int) -> str:
-    """Return a number of bytes as "25.3 GB"."""
-    if count < 1000:
-        return f"{count} bytes"
-    thousands = min((count.bit_length() * 30103 // 100000) // 3, len(_UNITS) - 1)
-    value = count // 10 ** (3 * thousands - 3) / 1000 if count.bit_length() < 1000 else None
-    if value is None:  # beyond all floats
-        return f"10^{count.bit_length() * 30103 // 100000} bytes"
-    while value >= 999.95 and thousands < len(_UNITS) - 1:
-        value, thousands = value / 1000, thousands + 1
-    return f"{value:,.1f} {_UNITS[thousands]}" if value < 1e6 else f"{count:.1e} bytes"
 
 
 # what there is -----------------------------------------------------------------------------------

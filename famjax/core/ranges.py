@@ -12,8 +12,8 @@ from dataclasses import fields
 from famjax.core.config import Config, DropoutConfig
 from famjax.core.json_files import shorten
 from famjax.core.keys import fits, keys, values, wrong
-from famjax.core.memory import in_words
 from famjax.core.size import batch_bytes, weight_bytes
+from famjax.core.units import byte_size
 
 _LOWEST: dict[str, float] = {
     "seed": 0,
@@ -164,9 +164,9 @@ def bad_ranges(config: Config) -> Iterator[str]:
 def _would_take(config: Config, key: str) -> str:
     """Return what a size that is refused would mean."""
     if key.startswith("model."):
-        return f"; the model's parameters would take {in_words(weight_bytes(config.model))}"
+        return f"; the model's parameters would take {byte_size(weight_bytes(config.model))}"
     if key in ("data.batch", "data.length"):
-        return f"; what a step reads would take {in_words(batch_bytes(config))}"
+        return f"; what a step reads would take {byte_size(batch_bytes(config))}"
     return ""
 
 

@@ -258,7 +258,7 @@ def _skip_unread(error: OSError, named: str, skipped: Counter[str]) -> None:
 
 def _globbed(entry: str, skipped: Counter[str]) -> Iterator[str]:
     """Yield what a pattern matches."""
-    folder = os.path.dirname(re.split(r"[*?[]", entry)[0]) or "."
+    folder = _fixed_folder(entry) or "."
     # without "**" no more is looked at than one folder for each name of the pattern
     if _is_system(folder) and ("**" in entry or os.path.realpath(folder) != os.sep):
         raise UserError(f"data.files={entry}: is the system's; name the folder of the texts")

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json
+from famjax.data.chat_worker import HEAD_BYTES
 
 # where the package of famjax lies
 _HOME = str(Path(__file__).resolve().parents[2])
-_HEAD_BYTES = 8
 
 
 class Rendered(NamedTuple):
@@ -92,9 +92,9 @@ class Renderer:
         assert process.stdout is not None
         try:
             _send(process.stdin, body)
-            head = process.stdout.read(_HEAD_BYTES)
+            head = process.stdout.read(HEAD_BYTES)
             size = int.from_bytes(head, "little")
-            answer = process.stdout.read(size) if len(head) == _HEAD_BYTES else b""
+            answer = process.stdout.read(size) if len(head) == HEAD_BYTES else b""
         except OSError:  # the process ended while it was told
             size, answer = 1, b""
         except BaseException:  # such as Ctrl-C: what comes next would be this request's answer
@@ -123,7 +123,7 @@ class Renderer:
 
 
 def _send(stream: Any, body: bytes) -> None:
-    stream.write(len(body).to_bytes(_HEAD_BYTES, "little") + body)
+    stream.write(len(body).to_bytes(HEAD_BYTES, "little") + body)
     stream.flush()
 
 

@@ -18,8 +18,8 @@ import numpy as np
 from famjax.core.config import ArchConfig
 from famjax.core.types import Array
 
-# of a position, 4 bits at a time
-_DIGITS, _BASE = 8, 16
+# of a position: 8 digits of 4 bits
+_DIGITS, _BITS = 8, 4
 
 
 def frequencies(head_dim: int, base: float, arch: ArchConfig, xp: Any = jnp) -> Any:
@@ -73,12 +73,12 @@ def far_angles(positions: Array, theta: np.ndarray) -> Array:
       [... r/2], in radians.
     """
     wide = jnp.result_type(float)
-    digit_angles = np.remainder(theta * float(_BASE) ** np.arange(_DIGITS)[:, None], 2 * np.pi)
+    digit_angles = np.remainder(theta * 2.0 ** (_BITS * np.arange(_DIGITS)[:, None]), 2 * np.pi)
     digit_angles = np.where(digit_angles > np.pi, digit_angles - 2 * np.pi, digit_angles)
     far = jnp.abs(positions)
     total = jnp.zeros((*positions.shape, len(theta)), wide)
     for i in range(_DIGITS):
-        digit = (far // _BASE**i) % _BASE
+        digit = (far >> (_BITS * i)) & (2**_BITS - 1)
         total = total + digit[..., None].astype(wide) * jnp.asarray(digit_angles[i], wide)
     return jnp.sign(positions)[..., None].astype(wide) * total
 

@@ -21,6 +21,7 @@ from famjax.core.config import (
 )
 from famjax.core.errors import UserError
 from famjax.core.experiment import available, load_config
+from famjax.core.units import byte_size
 from famjax.models.language_model import LanguageModel
 from famjax.models.transplant import is_map, parameter
 
@@ -122,7 +123,7 @@ def test_what_fits_is_not_refused(monkeypatch):
     memory.refuse_training(config)
     needed = size.training_bytes(config)
     monkeypatch.setattr(memory, "host_bytes", lambda: needed - 1)
-    said = f"would take at least {memory.in_words(needed)}, and this machine has "
+    said = f"would take at least {byte_size(needed)}, and this machine has "
     with pytest.raises(UserError, match=said):
         memory.refuse_training(config)
     memory.refuse_model(config.model)  # without gradients it does fit
@@ -138,25 +139,6 @@ def test_what_is_trained_has_gradients_and_moments():
     assert size.training_bytes(replace(plain, model=model)) == 2 * weights + 16 * adapters
     slow = replace(plain, optimizer=replace(plain.optimizer, name="adafactor", clip_norm=0.0))
     assert size.training_bytes(slow) == 8 * weights
-
-
-@pytest.mark.parametrize(
-    ("count", "words"),
-    [
-        (0, "0 bytes"),
-        (999, "999 bytes"),
-        (25_276_510_208, "25.3 GB"),
-        (999_999_999, "1.0 GB"),
-        (10**21, "1,000.0 EB"),
-        (10**30, "1.0e+30 bytes"),
-    ],
-)
-def test_bytes_in_words(count, words):
-    assert memory.in_words(count) == words
-
-
-def test_bytes_beyond_all_floats():
-    assert memory.in_words(10**5000) == "10^5000 bytes"
 
 
 def test_the_machine_is_what_its_limits_leave(monkeypatch, tmp_path):

@@ -17,7 +17,11 @@ from famjax.core.units import byte_size
         (999_960, "1.0 MB"),
         (12_345_678, "12.3 MB"),
         (1.5e9, "1.5 GB"),
-        (1234e12, "1,234.0 TB"),
+        (25_276_510_208, "25.3 GB"),
+        (1234e12, "1.2 PB"),
+        (10**21, "1,000.0 EB"),
+        (10**30, "10^30 bytes"),
+        pytest.param(10**5000, "10^5000 bytes", id="beyond all floats"),
     ],
 )
 def test_no_size_is_zero_of_a_unit(count: float, said: str) -> None:
