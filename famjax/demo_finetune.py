@@ -35,8 +35,8 @@ from famjax.demo import share_cores, short
 from famjax.eval.passkey import evaluate_passkey
 from famjax.eval.text import evaluate_text
 from famjax.export.export import export
-from famjax.train.begin import divide
 from famjax.train.loop import train
+from famjax.train.partition import partition_trainable
 from famjax.train.run import Run, open_run
 
 _LIBRARY = Path(sysconfig.get_paths()["stdlib"])
@@ -216,7 +216,7 @@ def tune(plan: Plan, name: str, quiet: bool) -> None:
     begin = time.perf_counter()
     run = train(experiment(plan, name), plan.folder / name, quiet)
     seconds = time.perf_counter() - begin
-    _, trained, frozen = divide(run.config.model, run.model)
+    _, trained, frozen = partition_trainable(run.config.model, run.model)
     result = {
         "name": name,
         "trained": _count(trained),

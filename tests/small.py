@@ -83,7 +83,9 @@ def _program(config: Config) -> Program:
 _make_program, _token_bytes = loop.make_program, [np.zeros(0)]
 
 
-def make_program(config: Config, token_bytes: np.ndarray, looked: tuple[int, ...] = ()) -> Program:
+def make_program(
+    config: Config, token_bytes: np.ndarray, attention_span: tuple[int, ...] = ()
+) -> Program:
     """Return `famjax.train.program.make_program`'s, from an earlier run if there was one."""
     data = replace(
         DataConfig(),

@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 
 from famjax.bench.steps import prepared
-from famjax.bench.timing import Pair, in_turns, peak_memory, reset_peak_memory
+from famjax.bench.timing import Pair, peak_memory, reset_peak_memory, time_alternately
 from famjax.core.config import ModelConfig
 from famjax.core.types import Context
 from famjax.models.language_model import LanguageModel
@@ -62,8 +62,10 @@ def costs(model: ModelConfig, batch: int, length: int, turns: int) -> Iterator[C
         yield Cost(
             block_len,
             fam_len,
-            in_turns(_training(fam, batch, length), _training(bswa, batch, length), turns),
-            in_turns(_streaming(fam, batch, length), _streaming(bswa, batch, length), turns),
+            time_alternately(_training(fam, batch, length), _training(bswa, batch, length), turns),
+            time_alternately(
+                _streaming(fam, batch, length), _streaming(bswa, batch, length), turns
+            ),
             fam_floor(fam_len, block_len),
         )
 

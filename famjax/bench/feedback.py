@@ -28,7 +28,7 @@ from famjax.bench.timing import Pair, compared, rounds
 from famjax.core.config import Config, ModelConfig
 from famjax.core.types import Context
 from famjax.models.language_model import LanguageModel
-from famjax.ops import hindsight
+from famjax.ops import token_scan
 from famjax.stacks.feedback import solve
 from famjax.stacks.feedback.ring import FeedbackState
 from famjax.stacks.feedback.solve import BLOCK
@@ -168,18 +168,18 @@ def _data(program: Program, model: ModelConfig, batch: int, length: int) -> Any:
 @contextmanager
 def plainly(really: bool = True) -> Iterator[None]:
     """Let what is traced within differentiate the loop over tokens as JAX does it by itself."""
-    ours: Any = solve.loop
+    ours: Any = solve.token_scan
     if really:
-        solve.loop = _plain_loop  # type: ignore[assignment]
+        solve.token_scan = _plain_loop  # type: ignore[assignment]
     try:
         yield
     finally:
-        solve.loop = ours
+        solve.token_scan = ours
 
 
 def _plain_loop(token: Any, block: int, *given: Any) -> Any:
-    """Return what `hindsight.loop` does, by the same forward pass."""
-    return hindsight._forward(token, block, *given)[0]
+    """Return what `token_scan.token_scan` does, by the same forward pass."""
+    return token_scan._forward(token, block, *given)[0]
 
 
 def check_plain(model: ModelConfig, batch: int, length: int) -> float:

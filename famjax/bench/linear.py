@@ -24,7 +24,7 @@ from flax import nnx
 from famjax.bench.greedy import writer
 from famjax.bench.timing import Pair, compared, rounds
 from famjax.core.config import ModelConfig
-from famjax.models.fold import folded, why_not_folded
+from famjax.models.fold_feature_maps import folded, why_not_foldable
 from famjax.models.language_model import LanguageModel
 from famjax.ops import attention
 from famjax.ops.linear_attention import EPS, Sums, chunked, recurrent
@@ -260,7 +260,7 @@ def models(model: ModelConfig, length: int) -> dict[str, ModelConfig]:
 
 def why_not_merged(model: ModelConfig) -> str:
     """Return what keeps T2R's map from being merged at this shape, or nothing."""
-    return why_not_folded(models(model, 1)[MERGED])
+    return why_not_foldable(models(model, 1)[MERGED])
 
 
 def decode(model: ModelConfig, turns: int, note: Callable[[str], None]) -> Iterator[Decoding]:
@@ -294,11 +294,11 @@ class _Decoder(NamedTuple):
 def _decoder(model: ModelConfig, count: int, merge: bool) -> _Decoder:
     """Compile the writing of `count` tokens, with T2R's map merged if it can be."""
     module = LanguageModel(model, rngs=nnx.Rngs(0))
-    if merge and not why_not_folded(model):
+    if merge and not why_not_foldable(model):
         module = folded(module)
     graph, params = nnx.split(module)
     # from call to call the layers' states stay arrays of their own, and are written in place
-    state = jax.jit(lambda: module.apart(module.init_state(LANES)))()
+    state = jax.jit(lambda: module.unstack(module.init_state(LANES)))()
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     token = jnp.zeros((LANES, 1), jnp.int32)
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from famjax.bench.timing import Pair, in_turns
+from famjax.bench.timing import Pair, time_alternately
 from famjax.core.config import ArchConfig, Config, LoraConfig, ModelConfig
 from famjax.core.optional import absent
 from famjax.train.flops import forward_flops
@@ -48,9 +48,9 @@ class Comparison(NamedTuple):
 
 def compare(model: ModelConfig, rank: int, batch: int, length: int, turns: int) -> Comparison:
     """Measure famjax's own step, with AdamW."""
-    adapted = replace(model, lora=LoraConfig(rank=rank))
-    (some, one), (all_, other) = (_ours(m, batch, length) for m in (adapted, model))
-    return Comparison("famjax", some, all_, in_turns(one, other, turns))
+    adapter_config = replace(model, lora=LoraConfig(rank=rank))
+    (some, one), (all_, other) = (_ours(m, batch, length) for m in (adapter_config, model))
+    return Comparison("famjax", some, all_, time_alternately(one, other, turns))
 
 
 def floor(model: ModelConfig, rank: int, length: int) -> float:
@@ -112,7 +112,7 @@ def _ours(model: ModelConfig, batch: int, length: int) -> tuple[Kept, Callable[[
 def compare_peft(model: ModelConfig, rank: int, batch: int, length: int, turns: int) -> Comparison:
     """Measure the same in PyTorch, by transformers and peft; eager, as its users run it."""
     (some, one), (all_, other) = (_theirs(model, r, batch, length) for r in (rank, 0))
-    return Comparison("PyTorch, peft", some, all_, in_turns(one, other, turns))
+    return Comparison("PyTorch, peft", some, all_, time_alternately(one, other, turns))
 
 
 def peers() -> bool:

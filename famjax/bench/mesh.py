@@ -20,7 +20,7 @@ from famjax.core.errors import UserError
 from famjax.plan import hlo
 
 
-class Divided(NamedTuple):
+class MeshTiming(NamedTuple):
     """A training step on a mesh with one axis.
 
     Attributes:
@@ -50,7 +50,7 @@ class _Step(NamedTuple):
 
 def scaling(
     model: ModelConfig, batch: int, length: int, turns: int, report: Callable[[str], None]
-) -> Iterator[Divided]:
+) -> Iterator[MeshTiming]:
     """Measure each axis on 2, 4, 8, ... devices beside one, all in turns.
 
     Raises:
@@ -64,7 +64,7 @@ def scaling(
     times = rounds({name: step.run for name, step in steps.items()}, turns)
     for (axis, count), step in steps.items():
         seconds = times[axis, count]
-        yield Divided(
+        yield MeshTiming(
             axis,
             count,
             compared(seconds, times["", 1]),

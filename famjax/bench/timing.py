@@ -32,7 +32,7 @@ class Pair(NamedTuple):
     spread: float
 
 
-def in_turns(first: Callable[[], Any], second: Callable[[], Any], turns: int) -> Pair:
+def time_alternately(first: Callable[[], Any], second: Callable[[], Any], turns: int) -> Pair:
     """Time two functions in turns; each is called once before, to compile."""
     for run in (first, second):
         jax.block_until_ready(run())

@@ -27,7 +27,7 @@ def run(model: ModelConfig, sizes: Sizes, as_json: bool, console: Output, note: 
         note.print(f"drawn: {plot}")
 
 
-def _steps(found: list[measured.Divided], model: ModelConfig, sizes: Sizes) -> Table:
+def _steps(found: list[measured.MeshTiming], model: ModelConfig, sizes: Sizes) -> Table:
     table = Table(
         f"Training step of {model.mixer} divided over devices, {model.layers} layers, width "
         f"{model.width}, {sizes.batch} x {sizes.length} tokens",
@@ -46,7 +46,7 @@ def _steps(found: list[measured.Divided], model: ModelConfig, sizes: Sizes) -> T
     return table
 
 
-def _collectives(found: list[measured.Divided]) -> Table | str:
+def _collectives(found: list[measured.MeshTiming]) -> Table | str:
     kinds = _kinds(found)
     if not kinds:
         return "no collectives: devices send each other nothing in these steps"
@@ -58,21 +58,21 @@ def _collectives(found: list[measured.Divided]) -> Table | str:
     return table
 
 
-def _name(row: measured.Divided) -> str:
+def _name(row: measured.MeshTiming) -> str:
     return f"{row.axis}={row.devices}" if row.axis else "one device"
 
 
-def _kinds(found: list[measured.Divided]) -> list[str]:
+def _kinds(found: list[measured.MeshTiming]) -> list[str]:
     return sorted({kind for row in found for kind in row.sent})
 
 
-def _sent(row: measured.Divided, kind: str) -> str:
+def _sent(row: measured.MeshTiming, kind: str) -> str:
     if kind not in row.sent:
         return ""
     return f"{byte_size(row.sent[kind])} / {byte_size(row.largest[kind])}"
 
 
-def _draw(found: list[measured.Divided], path: Path) -> None:
+def _draw(found: list[measured.MeshTiming], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import famjax
 from famjax.cli.layout import command, help_width, listed, wrap
 from famjax.core.errors import Stopped, UserError, nearest
-from famjax.core.habits import habit
+from famjax.core.hints import find_hint
 from famjax.core.runtime import use_huge_pages
 
 VERBS = {
@@ -152,7 +152,7 @@ def _dispatch(argv: list[str]) -> int:
         return 0
     verb, rest = argv[0], argv[1:]
     if verb not in VERBS:
-        hint = habit(verb, verb="") or nearest(verb, VERBS)
+        hint = find_hint(verb, verb="") or nearest(verb, VERBS)
         raise UserError(f"unknown verb {verb!r}{hint} (known: {', '.join(VERBS)})")
     if any(name in os.environ for name in _SEVERAL) and verb in _ALONE:
         from famjax.core.processes import refuse_several
@@ -221,7 +221,7 @@ def _refuse_unknown(arguments: Any, argv: Sequence[str], prog: str) -> None:
         if not flag:
             continue
         value = token[flag.end() + 1 :] or ("" if after.startswith("-") else after)
-        hint = habit(flag[0], value, prog.split()[1])
+        hint = find_hint(flag[0], value, prog.split()[1])
         is_known = flag[0].replace("_", "-") in known or not flag[0].startswith("--")
         if hint or not is_known:
             hint = hint or nearest(flag[0], known)

@@ -11,8 +11,8 @@ from famjax.core import processes, runtime
 from famjax.core.config import Config, MeshConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import available, load_config
-from famjax.core.habits import habit
-from famjax.core.watch import together
+from famjax.core.failure_monitor import all_or_nothing
+from famjax.core.hints import find_hint
 
 FLAGS = ("--run", "--coordinator", "--process-id", "--process-count")
 
@@ -28,11 +28,11 @@ def run(argv: list[str]) -> int:
     alone = place is None
     if alone and config.model.stack != "residual" and config.mesh == MeshConfig():
         runtime.share_cores(config.data.batch // config.train.accumulate)
-    from famjax.train.loop import trained
+    from famjax.train.loop import train_with_source
 
     folder = Path(run_dir) if run_dir else Path("runs") / config.name
-    with together(place):
-        done, source = trained(config, folder)
+    with all_or_nothing(place):
+        done, source = train_with_source(config, folder)
     if place is not None and place.index:
         return 0
     from famjax.cli.next_commands import next_commands
@@ -59,7 +59,7 @@ def _read(argv: list[str]) -> tuple[Config, str | None, list[str | None]]:
         raise UserError("--run needs a folder: --run runs/NAME")
     if rest and rest[0].startswith("-"):
         name, _, value = rest[0].partition("=")
-        if how := habit(name, value or "".join(rest[1:2])):
+        if how := find_hint(name, value or "".join(rest[1:2])):
             raise UserError(f"unknown option {name}{how}")
     if not rest or rest[0].startswith("-") or "=" in rest[0]:
         raise UserError(

@@ -16,17 +16,17 @@ from flax import nnx
 
 from famjax.convert.families import family
 from famjax.convert.load import fill, ignored, read_config, read_model
-from famjax.convert.selfcheck import check, said, why_not
+from famjax.convert.selfcheck import check, describe, why_skipped
 from famjax.convert.surgery import To, with_attention
 from famjax.convert.teacher import SOURCE, Teacher, is_run, of_run
 from famjax.core.checks import validate, validate_model
 from famjax.core.config import Config, DataConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import override, to_json
-from famjax.core.idle import refuse_idle
+from famjax.core.unused_keys import check_unused_keys
 from famjax.data.tokenizers import WORDS, load_tokenizer, save_tokenizer
 from famjax.models.language_model import LanguageModel
-from famjax.models.transplant import is_map, parameter, refuse_other_sizes
+from famjax.models.remap_params import is_map, parameter, refuse_other_sizes
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.run import CHECKPOINTS, CONFIG, with_vocabulary
 
@@ -160,7 +160,7 @@ def run_config(
             raise UserError(f"{given}: is of training alone; give it to famjax train")
     config = override(Config(name=target.name or "converted", model=model), overrides)
     validate_model(config.model)
-    refuse_idle(config, (given.partition("=")[0] for given in overrides))
+    check_unused_keys(config, (given.partition("=")[0] for given in overrides))
     refuse_other_sizes(teacher.model, config.model)
     model, rows = config.model, 1024
     if "full" in model.mixer.split(","):
@@ -178,7 +178,7 @@ def _compared(
     if kind == "famjax":
         # transformers would run what stands in the folder
         return "not compared with Hugging Face's code: the folder brings its own, which is not run"
-    if reason := why_not(native):
+    if reason := why_skipped(native):
         return f"not compared with Hugging Face's code: {reason}"
     found = check(source, native, model, to)
     if not found.relative < _TOLERANCE:
@@ -189,5 +189,5 @@ def _compared(
         )
     return (
         f"logits with the source's attention are Hugging Face's to {found.absolute:.1e}, "
-        f"{found.relative:.1e} of their range (float32, {said(native)})"
+        f"{found.relative:.1e} of their range (float32, {describe(native)})"
     )

@@ -27,7 +27,7 @@ from famjax.core.memory import refuse_model
 from famjax.core.ranges import HIGHEST
 from famjax.core.types import Array
 from famjax.models.language_model import LanguageModel
-from famjax.models.transplant import (
+from famjax.models.remap_params import (
     abstract,
     fam_prompt,
     is_map,

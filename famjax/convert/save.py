@@ -18,7 +18,7 @@ from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Array
 from famjax.models.language_model import LanguageModel
-from famjax.models.transplant import parameter
+from famjax.models.remap_params import parameter
 
 # of one file, at most; a tensor that is larger has one of its own
 SHARD_BYTES = 4 << 30

@@ -18,7 +18,7 @@ from famjax.core.json_files import shorten
 from famjax.core.optional import absent, not_installed
 from famjax.core.types import Array, Context
 from famjax.models.language_model import LanguageModel
-from famjax.models.transplant import abstract, transplant
+from famjax.models.remap_params import abstract, remap_params
 
 # tokens read where no layer has a window
 _TOKENS = 128
@@ -28,21 +28,21 @@ _LONGEST, _BEYOND = 4096, 64
 _LOGITS = 1 << 26
 
 
-class Apart(NamedTuple):
+class Deviation(NamedTuple):
     """Attributes: the largest difference of two logits, and as a share of the logits' range."""
 
     absolute: float
     relative: float
 
 
-def apart(ours: np.ndarray, theirs: np.ndarray) -> Apart:
+def deviation(ours: np.ndarray, theirs: np.ndarray) -> Deviation:
     """Return how far logits are apart."""
     difference = float(np.abs(ours.astype(np.float64) - theirs).max())
     # of a model of zeros all logits are one
-    return Apart(difference, difference / max(float(np.ptp(theirs)), 1e-30))
+    return Deviation(difference, difference / max(float(np.ptp(theirs)), 1e-30))
 
 
-def why_not(model: ModelConfig) -> str:
+def why_skipped(model: ModelConfig) -> str:
     """Return why the check cannot be made here, or nothing."""
     if missing := absent(("torch", "transformers")):
         return not_installed(missing)
@@ -68,7 +68,7 @@ def length(model: ModelConfig) -> int:
     return wanted - wanted % 8 if wanted > _BEYOND else wanted
 
 
-def said(model: ModelConfig) -> str:
+def describe(model: ModelConfig) -> str:
     """Return how much was compared, for the user."""
     count, window = length(model), model.window
     if "swa" not in model.mixer.split(",") or count > window:
@@ -80,7 +80,7 @@ def _last(model: ModelConfig) -> int:
     return min(length(model), max(_LOGITS // model.vocab_size, 1))
 
 
-def check(folder: Path, source: ModelConfig, model: LanguageModel, to: ModelConfig) -> Apart:
+def check(folder: Path, source: ModelConfig, model: LanguageModel, to: ModelConfig) -> Deviation:
     """Compare the logits of a converted model with those of Hugging Face's code, in float32.
 
     Args:
@@ -120,10 +120,10 @@ def check(folder: Path, source: ModelConfig, model: LanguageModel, to: ModelConf
         )
     del theirs
     short = _short(source)
-    params = transplant(nnx.state(model, nnx.Param), to, short)
+    params = remap_params(nnx.state(model, nnx.Param), to, short)
     # accelerators multiply in fewer bits unless told
     with jax.default_matmul_precision("highest"):
-        return apart(np.asarray(_logits(short, params, tokens, last)), expected)
+        return deviation(np.asarray(_logits(short, params, tokens, last)), expected)
 
 
 def _short(model: ModelConfig) -> ModelConfig:

@@ -8,7 +8,7 @@ from typing import Literal
 from famjax.convert.families.common import pattern
 from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError
-from famjax.models.transplant import layer_mixers
+from famjax.models.remap_params import layer_mixers
 
 To = Literal["keep", "full", "swa", "bswa", "bswa_sg", "fam", "t2r"]
 

@@ -21,11 +21,11 @@ from typing import Any, get_type_hints
 from famjax.core.checks import validate
 from famjax.core.config import AXES, Config
 from famjax.core.errors import UserError, nearest
-from famjax.core.habits import habit
-from famjax.core.idle import refuse_idle
+from famjax.core.hints import find_hint
 from famjax.core.json_files import parse_json, regular_size, shorten
 from famjax.core.keys import fits, keys, values, wrong
 from famjax.core.ranges import bad_types
+from famjax.core.unused_keys import check_unused_keys
 
 # The package of experiments, installed beside famjax; found by its place, since "configs" on
 # the import path may be another project's.
@@ -49,7 +49,7 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
         # the run is opened from anywhere
         config = replace(config, init=str(Path(config.init).expanduser().absolute()))
     validate(config)
-    refuse_idle(config, (key for key, _ in _pairs(overrides)))
+    check_unused_keys(config, (key for key, _ in _pairs(overrides)))
     return config
 
 
@@ -190,7 +190,7 @@ def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
         name, equals, value = token.partition("=")
         flag = name.startswith("--")
         if not (equals or flag):
-            how = habit(token) or "; write section.key=value"
+            how = find_hint(token) or "; write section.key=value"
             raise UserError(f"{token!r} is not an override{how}")
         key = name.removeprefix("--").replace("-", "_")
         if key == "mesh":
@@ -204,7 +204,7 @@ def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
         if key not in kinds:
             is_section = any(known.startswith(f"{key}.") for known in kinds)
             given = value or (rest[0] if flag and rest and not rest[0].startswith("-") else "")
-            if (flag or not is_section) and (how := habit(key, given)):
+            if (flag or not is_section) and (how := find_hint(key, given)):
                 raise UserError(f"unknown {f'option {name}' if flag else f'key {key!r}'}{how}")
             raise UserError(_unknown(key, kinds))
         if not equals:

@@ -32,7 +32,7 @@ _turns: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessInfo:
     """A process among those that train together.
 
     Attributes:
@@ -49,7 +49,7 @@ class Place:
         return f"process {index} of {self.count}"
 
 
-def given(coordinator: str | None, index: str | None, count: str | None) -> Place | None:
+def given(coordinator: str | None, index: str | None, count: str | None) -> ProcessInfo | None:
     """Return the place that a command line gives, None if it says that there is one process.
 
     Raises:
@@ -76,7 +76,7 @@ def given(coordinator: str | None, index: str | None, count: str | None) -> Plac
             f"--process-id {place}: there is none of --process-count {number}; take 0 to "
             f"{number - 1}"
         )
-    return Place(coordinator or "", place, number)
+    return ProcessInfo(coordinator or "", place, number)
 
 
 def _number(flag: str, text: str | None, least: int) -> int:
@@ -87,7 +87,7 @@ def _number(flag: str, text: str | None, least: int) -> int:
     return int(text)
 
 
-def found() -> Place | None:
+def found() -> ProcessInfo | None:
     """Return the place that the environment gives (TPU VM, GKE, Slurm, Open MPI), if any.
 
     Raises:
@@ -104,7 +104,7 @@ def found() -> Place | None:
         address = here.get_coordinator_address(
             timeout_secs=PATIENCE, override_coordinator_port=None
         )
-        return Place(address, here.get_process_id(), here.get_process_count())
+        return ProcessInfo(address, here.get_process_id(), here.get_process_count())
     except Exception as error:  # whatever a cluster's metadata may raise
         said = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(
@@ -122,8 +122,8 @@ def refuse_several(verb: str) -> None:
         )
 
 
-def join(place: Place) -> None:
-    """Wait until all processes are there. What goes wrong is told by `famjax.core.watch`.
+def join(place: ProcessInfo) -> None:
+    """Wait until all processes are there. What goes wrong is told by `famjax.core.failure_monitor`.
 
     Raises:
       UserError: process 0 cannot listen at its address.

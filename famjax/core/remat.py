@@ -15,22 +15,22 @@ _KEPT, _ATTENDED, _ALWAYS = "kept", "attended", "always kept"
 _NAMES = {"none": (_KEPT, _ALWAYS), "attention": (_ATTENDED, _ALWAYS)}
 
 
-def keep(x: Array) -> Array:
+def tag_product(x: Array) -> Array:
     """Mark what is too dear to compute twice: a product's result, or a softmax."""
     return checkpoint_name(x, _KEPT)
 
 
-def keep_attended(x: Array) -> Array:
+def tag_attention(x: Array) -> Array:
     """Mark what attention gave: as small as a layer's input, and dear where scores are not kept."""
     return checkpoint_name(x, _ATTENDED)
 
 
-def keep_always(x: Array) -> Array:
+def tag_small(x: Array) -> Array:
     """Mark what is small and takes a loop to compute again: it is kept though nothing else is."""
     return checkpoint_name(x, _ALWAYS)
 
 
-def recomputing(body: Callable[..., Any], remat: str, *, scanned: bool) -> Callable[..., Any]:
+def remat_with_policy(body: Callable[..., Any], remat: str, *, scanned: bool) -> Callable[..., Any]:
     """Return `body`, whose backward pass computes again what lies between the products, or more.
 
     Norms, gates, masks and rotations cost less to compute again than to write and to read: a layer
@@ -39,7 +39,7 @@ def recomputing(body: Callable[..., Any], remat: str, *, scanned: bool) -> Calla
 
     Args:
       remat: `model.remat`. With "none" what `keep` has marked is kept, with "attention" what
-        `keep_attended` has; else the arguments alone, and what `keep_always` has marked.
+        `tag_attention` has; else the arguments alone, and what `tag_small` has marked.
       scanned: `body` runs more than once in a `jax.lax.scan`, where XLA cannot merge both
         computations. A scan of one turn is no loop to it.
     """

@@ -3,7 +3,7 @@
 Parameters have logical axes by their path, states by their mixer's `state_axes`, batches by rows
 and tokens. Each logical axis goes to mesh axes; one that does not divide evenly is replicated
 instead. What goes from token to token where they lie on several devices is in
-`famjax.core.sequence`.
+`famjax.core.sequence_parallel`.
 """
 
 from __future__ import annotations
@@ -100,10 +100,10 @@ def make_mesh(
     sizes = vars(choose(config, len(devices), demand or Demand()))
     kinds = (jax.sharding.AxisType.Auto,) * len(sizes)
     # an axis may be a part of one of a TPU's torus, which jax.make_mesh leaves to v5e
-    laid_out = mesh_utils.create_device_mesh(
+    device_array = mesh_utils.create_device_mesh(
         tuple(sizes.values()), devices, allow_split_physical_axes=True
     )
-    return Mesh(laid_out, tuple(sizes), axis_types=kinds)
+    return Mesh(device_array, tuple(sizes), axis_types=kinds)
 
 
 def path_name(path: tuple[Any, ...]) -> str:
@@ -133,20 +133,20 @@ def sharding(mesh: Mesh, axes: Axes, shape: tuple[int, ...]) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*spec))
 
 
-def is_undivided(place: NamedSharding, size: int) -> bool:
+def is_replicated(place: NamedSharding, size: int) -> bool:
     """Tell whether each device has all of a large parameter, of which a mesh divides others."""
     mesh = place.mesh.shape
     return size > LARGE and mesh["fsdp"] * mesh["tensor"] > 1 and not any(place.spec)
 
 
-def undivided(mesh: Mesh, params: Any) -> list[str]:
+def replicated_parameters(mesh: Mesh, params: Any) -> list[str]:
     """Return the large parameters of which every device has a whole copy, though it need not."""
     leaves = jax.tree.leaves_with_path(params)
     places = jax.tree.leaves(parameter_shardings(mesh, params))
     return [
         f"{path_name(path)} {tuple(leaf.shape)}"
         for (path, leaf), place in zip(leaves, places, strict=True)
-        if is_undivided(place, leaf.size)
+        if is_replicated(place, leaf.size)
     ]
 
 
@@ -193,7 +193,7 @@ _MESH: ContextVar[Mesh | None] = ContextVar("mesh", default=None)
 
 
 def on_mesh(mesh: Mesh, f: Callable[..., Any]) -> Callable[..., Any]:
-    """Return f, which is to be compiled for a mesh and may divide its rows by `by_rows`."""
+    """Return f, which is to be compiled for a mesh and may divide its rows by `shard_map_rows`."""
 
     @functools.wraps(f)
     def on(*args: Any) -> Any:
@@ -206,32 +206,32 @@ def on_mesh(mesh: Mesh, f: Callable[..., Any]) -> Callable[..., Any]:
     return on
 
 
-def laid(x: jax.Array, axes: Axes) -> jax.Array:
+def with_logical_constraint(x: jax.Array, axes: Axes) -> jax.Array:
     """Return x, told to lie as its logical axes say, and so its gradient; itself without a mesh.
 
     Parameters and rows share the axis fsdp. Left to itself GSPMD may divide an activation as the
     parameter is, by width, and hold all rows of a batch on every device.
     """
-    mesh = _divided()
+    mesh = _gspmd_mesh()
     return x if mesh is None else jax.lax.with_sharding_constraint(x, sharding(mesh, axes, x.shape))
 
 
-def laid_state(state: Any, axes: Any) -> Any:
-    """Return a carried state, told to lie as its tree of logical axes says; see `laid`."""
-    mesh = _divided()
+def with_state_constraint(state: Any, axes: Any) -> Any:
+    """Constrain a carried state to its tree of logical axes; see `with_logical_constraint`."""
+    mesh = _gspmd_mesh()
     if mesh is None:
         return state
     return jax.lax.with_sharding_constraint(state, state_shardings(mesh, axes, state))
 
 
-def fetched(params: Any) -> Any:
+def fsdp_all_gather(params: Any) -> Any:
     """Return parameters brought together over the axes of the rows; as they are without a mesh.
 
     A layer's weights are fetched once then, before its products, and their gradient is summed once.
     GSPMD by itself fetches them for each product and each turn of a loop, piece by piece, and
     writes the sum of the products again with every piece.
     """
-    mesh = _divided()
+    mesh = _gspmd_mesh()
     if mesh is None:
         return params
 
@@ -243,21 +243,23 @@ def fetched(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(place, params)
 
 
-def _divided() -> Mesh | None:
+def _gspmd_mesh() -> Mesh | None:
     """Return the mesh where GSPMD divides what is being traced over several devices."""
     mesh = _MESH.get()
     manual = jax.sharding.get_abstract_mesh().manual_axes
     return None if mesh is None or mesh.size == 1 or manual else mesh
 
 
-def row_parts(rows: int) -> int:
-    """Return into how many parts `by_rows` divides so many rows."""
+def row_shards(rows: int) -> int:
+    """Return into how many parts `shard_map_rows` divides so many rows."""
     mesh = _MESH.get()
     parts = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
     return parts if rows % parts == 0 else 1
 
 
-def by_rows(f: Callable[..., Any], rows: int, axes: Any, out_axes: Any) -> Callable[..., Any]:
+def shard_map_rows(
+    f: Callable[..., Any], rows: int, axes: Any, out_axes: Any
+) -> Callable[..., Any]:
     """Return f, each device at work on rows of its own and on nothing else.
 
     What all rows share is fetched once before f, and its gradient summed once behind it. That is
@@ -269,7 +271,7 @@ def by_rows(f: Callable[..., Any], rows: int, axes: Any, out_axes: Any) -> Calla
       axes: for each argument, prefix of a tree: which axis is the rows', None for what all share.
       out_axes: of the result.
     """
-    parts = row_parts(rows)
+    parts = row_shards(rows)
     if parts == 1:
         return f
 
@@ -289,18 +291,18 @@ def by_rows(f: Callable[..., Any], rows: int, axes: Any, out_axes: Any) -> Calla
     )
 
 
-def sequence_parts(blocks: int) -> int:
+def sequence_shards(blocks: int) -> int:
     """Return over how many devices so many blocks of a call, or tokens, are divided."""
     mesh = _MESH.get()
     parts = 1 if mesh is None else mesh.shape["sequence"]
     return parts if blocks % parts == 0 else 1
 
 
-def by_sequence(f: Callable[..., Any], axes: Any, out_axes: Any) -> Callable[..., Any]:
+def shard_map_sequence(f: Callable[..., Any], axes: Any, out_axes: Any) -> Callable[..., Any]:
     """Return f, each device at work on blocks of its own; all other axes of the mesh stay GSPMD's.
 
-    Within it collectives over "sequence" are written by hand, as `famjax.core.sequence` does, and
-    `sequence_place` tells which device this is.
+    Within it collectives over "sequence" are written by hand, as `famjax.core.sequence_parallel`
+    does, and `axis_index` tells which device this is.
 
     Args:
       f: of arrays, which may close over none.
@@ -316,11 +318,11 @@ def by_sequence(f: Callable[..., Any], axes: Any, out_axes: Any) -> Callable[...
     )
 
     def here(place: Array, *args: Any) -> Any:
-        token = _PLACE.set(place[0])
+        token = _AXIS_INDEX.set(place[0])
         try:
             return f(*args)
         finally:
-            _PLACE.reset(token)
+            _AXIS_INDEX.reset(token)
 
     mesh = _MESH.get()
     assert mesh is not None
@@ -336,18 +338,18 @@ def by_sequence(f: Callable[..., Any], axes: Any, out_axes: Any) -> Callable[...
     return lambda *args: divided(jnp.arange(mesh.shape["sequence"]), *args)
 
 
-# within `by_sequence`, this device's place along the axis
-_PLACE: ContextVar[Array] = ContextVar("place")
+# within `shard_map_sequence`, this device's place along the axis
+_AXIS_INDEX: ContextVar[Array] = ContextVar("place")
 
 
-def sequence_place() -> Array:
-    """Return this device's place along `sequence`, within `by_sequence`."""
-    return _PLACE.get()
+def axis_index() -> Array:
+    """Return this device's place along `sequence`, within `shard_map_sequence`."""
+    return _AXIS_INDEX.get()
 
 
-def gathered(x: Array) -> Array:
+def all_gather_tokens(x: Array) -> Array:
     """Return [b t ...] with all tokens on every device of `sequence`."""
-    mesh = _divided()
+    mesh = _gspmd_mesh()
     if mesh is None or mesh.shape["sequence"] == 1:
         return x
     rest = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 2)
@@ -362,14 +364,14 @@ def device() -> jax.Device:
     return jax.devices()[0] if mesh is None else mesh.devices.flat[0]
 
 
-def by_axes(
+def shard_map_axes(
     f: Callable[..., Any], sizes: dict[str, int], axes: tuple[Axes, ...], out_axes: tuple[Axes, ...]
 ) -> Callable[..., Any] | None:
     """Return f, each device at work on its part of some logical axes, and on nothing else.
 
     That is for kernels, which GSPMD cannot divide. None, if it cannot be known how its arguments
-    lie: without a mesh where there are several devices, or within `by_rows`. Within `by_sequence`
-    tokens are divided already.
+    lie: without a mesh where there are several devices, or within `shard_map_rows`. Within
+    `shard_map_sequence` tokens are divided already.
 
     Args:
       f: of arrays; any part of the axes by itself gives that part of the results.

@@ -85,7 +85,7 @@ class Reader:
         first = self.at_start()
         passing = first and self.passing()
         window = slice(self._offset, self._offset + count + 1)
-        tokens, targets, weights = (part[window] for part in _joined(self._pieces))
+        tokens, targets, weights = (part[window] for part in _join_pieces(self._pieces))
         last = len(tokens) <= count
         if last:
             self._next_document()
@@ -141,7 +141,7 @@ def at_document(k: int, before: Key | None = None) -> dict[str, Any]:
     return {"k": k, "key": None, "piece": 0, "offset": 0, "before": before}
 
 
-class Turns:
+class RoundRobin:
     """Reads the documents of several readers, whole and in turn: the one that has read the fewest
     is next. What begins with the memory of the document before it comes behind that one.
     """
@@ -175,7 +175,7 @@ class Turns:
         return self._readers[self._now].fits(count)
 
 
-def _joined(pieces: Iterable[Piece]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _join_pieces(pieces: Iterable[Piece]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return tokens, targets and weights of consecutive pieces, [n] each.
 
     What stands behind the last token is not known here: as next token it is that token again, with
@@ -231,7 +231,7 @@ class RowsIterator(grain.DatasetIterator[Batch]):
 
 
 class _Lane:
-    def __init__(self, reader: Reader | Turns, length: int, block_len: int, keep_whole: bool):
+    def __init__(self, reader: Reader | RoundRobin, length: int, block_len: int, keep_whole: bool):
         self._reader = reader
         self._length = length
         self._block_len = block_len
@@ -283,7 +283,7 @@ class Lanes(grain.IterDataset[Batch]):
       keep_whole: a document that fits a row is not cut in two: it waits for the next row, so that
         the gradient reaches from its end to its beginning; unless it begins with a memory.
       streams: documents are dealt out to so many times the lanes, and each lane reads those of so
-        many neighbours in turn (`halve`).
+        many neighbours in turn (`halve_batch`).
       held: see `RowsIterator`.
     """
 
@@ -310,21 +310,21 @@ class Lanes(grain.IterDataset[Batch]):
     def _lane(self, lane: int) -> _Lane:
         return _Lane(self._reader(lane), self._length, self._block_len, self._keep_whole)
 
-    def _reader(self, lane: int) -> Reader | Turns:
+    def _reader(self, lane: int) -> Reader | RoundRobin:
         count = self._streams
         readers = [
             Reader(self._source, lane * count + i, self._batch * count) for i in range(count)
         ]
-        return readers[0] if count == 1 else Turns(readers)
+        return readers[0] if count == 1 else RoundRobin(readers)
 
 
-def holes_filled(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def join_rows_state(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the state of all rows from those of iterators that hold some each."""
     of_row = zip(*(part["rows"] for part in parts), strict=True)
     return {"rows": [next(row for row in given if row is not None) for given in of_row]}
 
 
-def halve(state: dict[str, Any]) -> dict[str, Any]:
+def halve_batch(state: dict[str, Any]) -> dict[str, Any]:
     """Return the state of half as many lanes, of twice the streams, that go on from that of all.
 
     Lane i goes on where lane 2 i stood. Lane 2 i + 1 ends: the rest of a document that it has begun
@@ -334,11 +334,11 @@ def halve(state: dict[str, Any]) -> dict[str, Any]:
     """
     rows = state["rows"]
     pairs = zip(rows[::2], rows[1::2], strict=True)
-    return {"rows": [_taken_over(kept, ended) for kept, ended in pairs]}
+    return {"rows": [_continued(kept, ended) for kept, ended in pairs]}
 
 
-def _taken_over(kept: dict[str, Any], ended: dict[str, Any]) -> dict[str, Any]:
-    readers = [*_readers(kept), *map(_left, _readers(ended))]
+def _continued(kept: dict[str, Any], ended: dict[str, Any]) -> dict[str, Any]:
+    readers = [*_readers(kept), *map(_at_next_document, _readers(ended))]
     return {"now": kept.get("now", 0), "readers": readers}
 
 
@@ -347,7 +347,7 @@ def _readers(lane: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _left(reader: dict[str, Any]) -> dict[str, Any]:
+def _at_next_document(reader: dict[str, Any]) -> dict[str, Any]:
     """Return a reader's state in front of its next document, which no memory waits for."""
     begun = reader["piece"] > 0 or reader["offset"] > 0
     return at_document(reader["k"] + begun)

@@ -13,9 +13,9 @@ import grain
 from famjax.core.checks import TOYS
 from famjax.core.config import Config, DataConfig
 from famjax.core.errors import UserError
-from famjax.data.lanes import Batch, Lanes, halve
+from famjax.data.lanes import Batch, Lanes, halve_batch
 from famjax.data.packing import Packed
-from famjax.data.redeal import Dealt
+from famjax.data.reassign import ReassignedSource
 from famjax.data.sources import Source, Split, TextSource
 from famjax.data.tokenizers import Tokenizer, load_tokenizer
 
@@ -78,7 +78,7 @@ def make_batches(
     Args:
       held: numbers of the rows that are made in this process; None is all.
     """
-    data, source = config.data, Dealt(source)
+    data, source = config.data, ReassignedSource(source)
     for name in ("batch", "length"):
         if getattr(data, name) <= 0:
             raise UserError(f"data.{name}={getattr(data, name)}: must be positive")
@@ -122,9 +122,9 @@ def _packed(
     )
 
 
-def halved(state: dict[str, Any]) -> dict[str, Any]:
+def halve_lanes(state: dict[str, Any]) -> dict[str, Any]:
     """Return the state of `Batches` with which half as many lanes of twice the length go on."""
-    return {**state, "batches": halve(state["batches"])}
+    return {**state, "batches": halve_batch(state["batches"])}
 
 
 class Batches(grain.DatasetIterator[Batch]):
@@ -134,7 +134,7 @@ class Batches(grain.DatasetIterator[Batch]):
     the source's as it is now: what training told the source since that batch is not lost.
     """
 
-    def __init__(self, ahead: grain.DatasetIterator[Batch], source: Dealt):
+    def __init__(self, ahead: grain.DatasetIterator[Batch], source: ReassignedSource):
         super().__init__(ahead)
         self._source = source
         atexit.register(_release, weakref.ref(self))

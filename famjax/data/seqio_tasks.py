@@ -48,7 +48,7 @@ class TfSource:
         self._tokenizer = tokenizer
         self._seed = seed
         # of each lane: documents read -> iterator over the next ones. Several, where documents were
-        # dealt anew (`famjax.data.redeal`) and lanes at their own pace read those of one before
+        # dealt anew (`famjax.data.reassign`) and lanes at their own pace read those of one before
         self._open: defaultdict[tuple[int, int], dict[int, Iterator[Piece]]] = defaultdict(dict)
 
     def report(self) -> str:

@@ -108,7 +108,7 @@ def _read(
     graph: Any, params: Any, state: State, x: Array, ctx: Context
 ) -> tuple[Array, Array | None]:
     layer = nnx.merge(graph, params)
-    return layer(x, state, ctx)[0], layer.weights(x)
+    return layer(x, state, ctx)[0], layer.attention_map(x)
 
 
 @jax.jit

@@ -52,8 +52,8 @@ def evaluate_passkey(
     counts = [examples(length) if callable(examples) else examples for length in lengths]
     _check_passkey(run, task, lengths, [*counts, batch])
     streamer = Streamer(run.model, min(batch, max(counts, default=1)))
-    reach = None if whole else run.model.stack.reach
-    starts = [_first_token(task, length, reach, streamer.chunk) for length in lengths]
+    receptive_field = None if whole else run.model.stack.receptive_field
+    starts = [_first_token(task, length, receptive_field, streamer.chunk) for length in lengths]
     asked = list(zip(lengths, starts, counts, strict=True))
     rows = []
     total = sum((length - start) * count for length, start, count in asked)
@@ -68,13 +68,13 @@ def evaluate_passkey(
     return rows
 
 
-def _first_token(task: Passkey, length: int, reach: int | None, chunk: int) -> int:
-    """Return the first token to be read for an answer that depends on `reach` before its block."""
-    if reach is None:
+def _first_token(task: Passkey, length: int, receptive_field: int | None, chunk: int) -> int:
+    """Return the first token to read for an answer that sees so many tokens before its block."""
+    if receptive_field is None:
         return 0
     # the answer's block begins behind this, for a chunk is at least a block
     block = length - len(task.tail("0" * task.digits)) - chunk
-    return max(block - reach, 0) // chunk * chunk
+    return max(block - receptive_field, 0) // chunk * chunk
 
 
 def _check_passkey(run: Run, task: Passkey, lengths: Sequence[int], sizes: Sequence[int]) -> None:

@@ -105,9 +105,9 @@ def _compiled(graph: Any) -> _Programs:
 
         shape = jax.eval_shape(model.step, token, state)[0]
         tokens, logits = jnp.zeros(PIECE, jnp.int32), jnp.zeros(shape.shape[::2], shape.dtype)
-        carry = (token, jnp.int32(0), tokens, logits, model.apart(state))
+        carry = (token, jnp.int32(0), tokens, logits, model.unstack(state))
         _, written, tokens, logits, state = jax.lax.while_loop(going, one, carry)
-        return tokens, written, logits, model.together(state)
+        return tokens, written, logits, model.restack(state)
 
     return _Programs(
         jax.jit(start, static_argnums=1),

@@ -25,7 +25,7 @@ from famjax.core.optional import absent, not_installed
 from famjax.export import check
 from famjax.export.source import Source
 from famjax.models.language_model import LanguageModel
-from famjax.models.transplant import abstract, parameter
+from famjax.models.remap_params import abstract, parameter
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.run import CHECKPOINTS
 

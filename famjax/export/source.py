@@ -12,8 +12,8 @@ from flax import nnx
 from famjax.core.config import ModelConfig
 from famjax.export import check
 from famjax.models.language_model import LanguageModel
-from famjax.models.transplant import abstract
-from famjax.train.begin import evaluated
+from famjax.models.remap_params import abstract
+from famjax.train.partition import inference_config
 from famjax.train.run import Run
 
 
@@ -45,7 +45,9 @@ class Source:
         # float32 keeps what adapters give beside the weights: another sum than the merged weights'
         run = self.run if self.dtype == "float32" else self.merged().run
         short = check.capacity(run.config.model)
-        config = replace(evaluated(run.config.model), dtype="float32", remat="none", capacity=short)
+        config = replace(
+            inference_config(run.config.model), dtype="float32", remat="none", capacity=short
+        )
         graph, _ = abstract(config)
         kind = jnp.dtype(self.dtype)
         params = nnx.split(run.model)[1]

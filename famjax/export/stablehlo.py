@@ -26,7 +26,7 @@ from famjax.eval.streaming import CHUNK
 from famjax.export import check
 from famjax.export.source import Source
 from famjax.export.tokenizer import write_tokenizer
-from famjax.models.fold import folded, why_not_folded
+from famjax.models.fold_feature_maps import folded, why_not_foldable
 from famjax.models.language_model import LanguageModel
 from famjax.train.run import CONFIG
 
@@ -76,7 +76,7 @@ for _ in range(20):
 def write(source: Source, folder: Path) -> list[str]:
     """Write the folder and return what was compared."""
     source = source.merged()
-    reason = why_not_folded(source.model)
+    reason = why_not_foldable(source.model)
     model = source.run.model if reason else folded(source.run.model)
     chunk = _chunk(model)
     _, params = nnx.split(model)

@@ -37,14 +37,14 @@ def dropout(x: Array, rate: float, key: Array) -> Array:
 Drop = Callable[[Array], Array]
 
 
-def dropper(rate: float, key: Array | None, site: int) -> Drop | None:
+def make_dropout(rate: float, key: Array | None, site: int) -> Drop | None:
     """Return the dropout of one place in a model, or None: without a key or a rate."""
     if key is None or not rate:
         return None
     return lambda x: dropout(x, rate, jax.random.fold_in(key, site))
 
 
-def dropped(x: Array, drop: Drop | None) -> Array:
+def apply_dropout(x: Array, drop: Drop | None) -> Array:
     return x if drop is None else drop(x)
 
 

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from famjax.core.config import LoraConfig
-from famjax.core.remat import keep
+from famjax.core.remat import tag_product
 from famjax.core.types import Array
 from famjax.layers.lora import Adapter, Lora
-from famjax.ops.product import product
+from famjax.ops.weight_einsum import weight_einsum
 
 # parameters that stand in products alone
-HEAVY = nnx.Any(nnx.PathContains("kernel"), Adapter)
+MATMUL_PARAMS = nnx.Any(nnx.PathContains("kernel"), Adapter)
 
 
 class Linear(nnx.Module):
@@ -50,7 +50,7 @@ class Linear(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         kernel = self.kernel[...].astype(self.dtype)
-        y = keep(product(self.equation, x.astype(self.dtype), kernel))
+        y = tag_product(weight_einsum(self.equation, x.astype(self.dtype), kernel))
         if self.bias is not None:
             y = y + self.bias[...].astype(self.dtype)
         return y if self.lora is None else y + self.lora(x)

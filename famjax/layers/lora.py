@@ -9,17 +9,17 @@ import jax.numpy as jnp
 from flax import nnx
 
 from famjax.core.config import LoraConfig
-from famjax.core.remat import keep
+from famjax.core.remat import tag_product
 from famjax.core.types import Array
 from famjax.layers.dropout import dropout, no_key
-from famjax.ops.product import product
+from famjax.ops.weight_einsum import weight_einsum
 
 
 class Adapter(nnx.Param):
     """A parameter that is trained while those it adapts are frozen."""
 
 
-def adapted(config: LoraConfig, place: str) -> LoraConfig | None:
+def adapter_config(config: LoraConfig, place: str) -> LoraConfig | None:
     """Return the config if a map of this name gets adapters."""
     wanted = any(fnmatch.fnmatchcase(place, pattern) for pattern in config.on.split(","))
     return config if config.rank and wanted else None
@@ -66,8 +66,8 @@ class Lora(nnx.Module):
         x = x.astype(self.dtype)
         if self.key is not None:
             x = dropout(x, self.dropout, jax.random.wrap_key_data(self.key[...]))
-        low = keep(product(self.down, x, self.a[...].astype(self.dtype)))
-        return self.scale * product(self.up, low, self.b[...].astype(self.dtype))
+        low = tag_product(weight_einsum(self.down, x, self.a[...].astype(self.dtype)))
+        return self.scale * weight_einsum(self.up, low, self.b[...].astype(self.dtype))
 
 
 def merged(kernel: Array, a: Array, b: Array, config: LoraConfig) -> Array:

@@ -10,9 +10,9 @@ from flax import nnx
 
 from famjax.core.config import ModelConfig
 from famjax.core.types import Array, compute_dtype
-from famjax.layers.dropout import FED, HIDDEN, dropped, dropper
+from famjax.layers.dropout import FED, HIDDEN, apply_dropout, make_dropout
 from famjax.layers.linear import Linear
-from famjax.layers.lora import adapted
+from famjax.layers.lora import adapter_config
 from famjax.layers.norm import Norm
 
 _GATES = {"swiglu": jax.nn.silu, "geglu": jax.nn.gelu}
@@ -44,7 +44,7 @@ class FeedForward(nnx.Module):
         self.norm = Norm(config.norm, d, arch)
         linear = functools.partial(Linear, dtype=self.dtype, rngs=rngs, bias=arch.mlp_bias)
         up = ("...d,dc->...c", (d, hidden), d)
-        on = functools.partial(adapted, config.lora)
+        on = functools.partial(adapter_config, config.lora)
         self.up = linear(*up, lora=on("mlp.up"))
         self.gate = linear(*up, lora=on("mlp.gate")) if config.mlp in _GATES else None
         gain = (2 * config.layers) ** -0.5 if arch.pre_norm else 1.0
@@ -60,8 +60,8 @@ class FeedForward(nnx.Module):
             hidden = _PLAIN[self.kind](self.up(x))
         else:
             hidden = _GATES[self.kind](self.gate(x)) * self.up(x)
-        y = self.down(dropped(hidden, dropper(self.rates.hidden, key, HIDDEN)))
+        y = self.down(apply_dropout(hidden, make_dropout(self.rates.hidden, key, HIDDEN)))
         if self.post is not None:
             y = self.post(y, self.dtype)
-        y = a + dropped(y.astype(a.dtype), dropper(self.rates.residual, key, FED))
+        y = a + apply_dropout(y.astype(a.dtype), make_dropout(self.rates.residual, key, FED))
         return y if self.pre_norm else self.norm(y, y.dtype)

@@ -10,11 +10,11 @@ import numpy as np
 from flax import nnx
 
 from famjax.core.config import ModelConfig
-from famjax.core.remat import keep_attended
+from famjax.core.remat import tag_attention
 from famjax.core.types import Array, compute_dtype
-from famjax.layers.dropout import ATTENDED, ATTENTION, dropped, dropper
+from famjax.layers.dropout import ATTENDED, ATTENTION, apply_dropout, make_dropout
 from famjax.layers.linear import Linear
-from famjax.layers.lora import adapted
+from famjax.layers.lora import adapter_config
 from famjax.layers.norm import Norm
 from famjax.ops import rotary
 from famjax.ops.attention import attend, attend_dropping, attention_weights
@@ -53,7 +53,7 @@ def _keys_values(
     linear = functools.partial(Linear, dtype=compute_dtype(config.dtype), rngs=rngs)
     kv = ("...d,dge->...ge", (d, g, e), d)
     bias = config.arch.qkv_bias
-    on = functools.partial(adapted, config.lora)
+    on = functools.partial(adapter_config, config.lora)
     return (
         linear(*kv, bias=bias, lora=on("attention.k")),
         linear(*kv, bias=bias, lora=on("attention.v")),
@@ -87,7 +87,7 @@ class QKV(nnx.Module):
         self.query_gain = (e / arch.query_scale) ** 0.5 if arch.query_scale else 1.0
         self.norm = Norm(config.norm, d, arch)
         linear = functools.partial(Linear, dtype=self.dtype, rngs=rngs)
-        on = functools.partial(adapted, config.lora)
+        on = functools.partial(adapter_config, config.lora)
         self.q = linear("...d,dhe->...he", (d, h, e), d, bias=arch.qkv_bias, lora=on("attention.q"))
         own = _keys_values(config, d, g, e, rngs) if keys else (None, None)
         self.k: Linear | None = own[0]
@@ -102,21 +102,21 @@ class QKV(nnx.Module):
 
     def project(self, x: Array) -> tuple[Array, Array, Array]:
         """[... d] -> q [... h e], k [... g e], v [... g e], not yet rotated."""
-        x = self.read(x)
-        return self.query(x), *self.remember(x)
+        x = self.normalize(x)
+        return self.project_query(x), *self.project_kv(x)
 
-    def read(self, x: Array) -> Array:
+    def normalize(self, x: Array) -> Array:
         """Return what queries, keys and values are projected from."""
         return self.norm(x, self.dtype) if self.pre_norm else x.astype(self.dtype)
 
-    def query(self, x: Array) -> Array:
-        """[... d], of `read` -> [... h e], not yet rotated."""
+    def project_query(self, x: Array) -> Array:
+        """[... d], of `normalize` -> [... h e], not yet rotated."""
         q = self.q(x)
         q = q if self.q_norm is None else self.q_norm(q, self.dtype)
         return q if self.query_gain == 1 else q * self.query_gain
 
-    def remember(self, x: Array) -> tuple[Array, Array]:
-        """[... d], of `read` -> k [... g e], v [... g e], not yet rotated."""
+    def project_kv(self, x: Array) -> tuple[Array, Array]:
+        """[... d], of `normalize` -> k [... g e], v [... g e], not yet rotated."""
         if self.k is None or self.v is None:
             raise ValueError("this layer has no keys of its own")
         k = self.k(x)
@@ -143,7 +143,7 @@ class QKV(nnx.Module):
         key: Array | None = None,
     ) -> Array:
         """SelfAttention(q, k, v) with this family's cap of the scores; `key` is of dropout."""
-        drop = dropper(self.rates.attention, key, ATTENTION)
+        drop = make_dropout(self.rates.attention, key, ATTENTION)
         if drop is None:
             return attend(q, k, v, mask, self.cap)
         return attend_dropping(q, k, v, mask, self.cap, None, drop)
@@ -165,19 +165,21 @@ class QKV(nnx.Module):
         *leading, g, r, t, s = weights.shape
         return weights.reshape(*leading, g * r, t, s)
 
-    def merge(self, attended: Array, residual: Array, key: Array | None = None) -> Array:
+    def output_projection(
+        self, attended: Array, residual: Array, key: Array | None = None
+    ) -> Array:
         """Project [... h e] back and add it to the residual [... d], in the residual's type.
 
         `key` is of dropout, see `Context`.
         """
-        y = self.out(keep_attended(attended))
+        y = self.out(tag_attention(attended))
         if self.post is not None:
             y = self.post(y, self.dtype)
-        drop = dropper(self.rates.residual, key, ATTENDED)
-        y = dropped(y.astype(residual.dtype), drop) + residual
+        drop = make_dropout(self.rates.residual, key, ATTENDED)
+        y = apply_dropout(y.astype(residual.dtype), drop) + residual
         return y if self.pre_norm else self.norm(y, y.dtype)
 
-    def encode_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
+    def encode_memory_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
         """Full attention among the f tokens of the FAM prompt (B.1): [f d] -> [f d].
 
         They stand at the last positions before the stream, -f to -1. With an offset [b] each row
@@ -187,4 +189,4 @@ class QKV(nnx.Module):
         positions = jnp.arange(-prompt.shape[-2], 0)
         q, k = (self.shift(self.rotate(a, positions), offset) for a in (q, k))
         attended = self.attend(q, k, v)
-        return self.merge(attended, prompt)
+        return self.output_projection(attended, prompt)

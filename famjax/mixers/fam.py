@@ -24,25 +24,25 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.core import sequence
+from famjax.core import sequence_parallel
 from famjax.core.config import ModelConfig
-from famjax.core.sharding import by_rows, sequence_parts
+from famjax.core.sharding import sequence_shards, shard_map_rows
 from famjax.core.types import Array, Context, param_dtype
 from famjax.layers.dropout import FEEDBACK, split
-from famjax.layers.linear import HEAVY
+from famjax.layers.linear import MATMUL_PARAMS
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
 from famjax.mixers.window import (
-    Beside,
     Blocks,
+    ExtraKV,
     Window,
     WindowState,
-    choose,
-    keep_padding,
-    where_lane,
+    select_rows,
+    select_state,
+    select_valid,
 )
 from famjax.ops.attention import Frames, attention_weights
-from famjax.ops.turns import plain_turns, turns
+from famjax.ops.deferred_scan import deferred_scan, plain_scan
 
 
 class FamState(NamedTuple):
@@ -64,7 +64,7 @@ class FamState(NamedTuple):
     updates: Array
 
 
-def _blocks_first(tree: Any) -> Any:
+def _block_major(tree: Any) -> Any:
     """[b n ...] -> [n b ...]."""
     return jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), tree)
 
@@ -78,7 +78,7 @@ class Fam(nnx.Module):
         self.fam_len = config.fam_len
         self.previous = config.fam_previous
         self.recomputed = config.remat != "none"
-        self.reach = None  # it can depend on everything
+        self.receptive_field = None  # it can depend on everything
 
     @property
     def qkv(self) -> QKV:
@@ -115,8 +115,8 @@ class Fam(nnx.Module):
         """Random state passing (B.2.3): start from another document's FAM and an empty window."""
         return saved._replace(window=fresh.window)
 
-    def encode_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
-        return self.qkv.encode_prompt(prompt, offset)
+    def encode_memory_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
+        return self.qkv.encode_memory_prompt(prompt, offset)
 
     def project(self, fam: Array) -> tuple[Array, Array, Array]:
         """QKV(PreLN(F)) at -f to -1 of the block that follows: [... f d] -> [... f h|g e].
@@ -127,7 +127,7 @@ class Fam(nnx.Module):
         positions = jnp.arange(-self.fam_len, 0)
         return self.qkv.rotate(q, positions), self.qkv.rotate(k, positions), v
 
-    def update(
+    def update_memory(
         self,
         fam: Array,
         projected: tuple[Array, Array, Array],
@@ -151,32 +151,32 @@ class Fam(nnx.Module):
         q, keys = self.qkv.shift(q, offset), self.qkv.shift(keys, offset)
         attended = self.qkv.attend(q, keys, values, key=key)
         # the initial FAM has no context to pass on: the first residual is zero (B.1)
-        residual = where_lane(updates > 0, fam, jnp.zeros_like(fam))
-        return mlp(self.qkv.merge(attended, residual, key), fam, key)
+        residual = select_rows(updates > 0, fam, jnp.zeros_like(fam))
+        return mlp(self.qkv.output_projection(attended, residual, key), fam, key)
 
     def __call__(
         self, x: Array, state: FamState, ctx: Context, mlp: FeedForward
     ) -> tuple[Array, FamState]:
         """Read whole blocks: [b n*w d] -> [b n*w d]. The lanes stand at the start of a block."""
-        read = self.window.read(x, ctx)
-        _, k, v, blocks = read
-        feedback, fam, updates = self.feed_back(k, v, state, blocks, ctx, mlp)
-        beside = self.sight(state, feedback)
-        attended = self.window.attend_blocks(read, state.window, ctx, beside)
-        y = self.qkv.merge(attended, x, ctx.key)
-        return y, self.close(k, v, state, blocks, feedback[:2], fam, updates)
+        inputs = self.window.project_blocks(x, ctx)
+        _, k, v, blocks = inputs
+        feedback, fam, updates = self.scan_memory(k, v, state, blocks, ctx, mlp)
+        extra = self.memory_frames(state, feedback)
+        attended = self.window.attend_blocks(inputs, state.window, ctx, extra)
+        y = self.qkv.output_projection(attended, x, ctx.key)
+        return y, self.final_state(k, v, state, blocks, feedback[:2], fam, updates)
 
     def attention_mass(self, x: Array, state: FamState, ctx: Context, mlp: FeedForward) -> Array:
         """Return the mean share of a token's attention that goes to the FAM: a scalar."""
-        read = self.window.read(x, ctx)
-        feedback, _, _ = self.feed_back(read.k, read.v, state, read.blocks, ctx, mlp)
-        beside = self.sight(state, feedback)
-        q, k, _, mask = self.window.sights(read, state.window, ctx, beside)
+        inputs = self.window.project_blocks(x, ctx)
+        feedback, _, _ = self.scan_memory(inputs.k, inputs.v, state, inputs.blocks, ctx, mlp)
+        extra = self.memory_frames(state, feedback)
+        q, k, _, mask = self.window.attention_inputs(inputs, state.window, ctx, extra)
         first = self.window.segments * self.block_len
         weights = attention_weights(q, k, mask, self.qkv.cap)
         return weights[..., first : first + self.previous * self.fam_len].sum(-1).mean()
 
-    def feed_back(
+    def scan_memory(
         self,
         k: Array,
         v: Array,
@@ -200,26 +200,28 @@ class Fam(nnx.Module):
         offset = ctx.offset
         if offset is not None:
             offset = jnp.broadcast_to(offset, (k.shape[1], *offset.shape))
-        xs, rest = _blocks_first((k, v)), (*_blocks_first((forget, full, before)), keys, offset)
-        graph, heavy, light, others = cast(
-            Any, nnx.split(nnx.List([self, mlp]), HEAVY, nnx.Param, ...)
+        xs, rest = _block_major((k, v)), (*_block_major((forget, full, before)), keys, offset)
+        graph, matmul_params, other_params, others = cast(
+            Any, nnx.split(nnx.List([self, mlp]), MATMUL_PARAMS, nnx.Param, ...)
         )
-        shared = (heavy, (light, ctx.prompt))
+        shared = (matmul_params, (other_params, ctx.prompt))
 
         def block(shared: Any, fam: Array, x: Any) -> Any:
-            heavy, (light, prompt), *others = shared
-            layer, mlp = cast(tuple[Fam, FeedForward], nnx.merge(graph, heavy, light, *others))
+            matmul_params, (other_params, prompt), *others = shared
+            layer, mlp = cast(
+                tuple[Fam, FeedForward], nnx.merge(graph, matmul_params, other_params, *others)
+            )
             return layer.block(mlp, prompt, fam, x)
 
         # dropout's numbers, of adapters too, are drawn for all rows at once
-        if keys is not None or others or sequence_parts(k.shape[1]) > 1:
-            fam, ys = sequence.scan(block, (*shared, others), state.fam, (xs, rest))
+        if keys is not None or others or sequence_shards(k.shape[1]) > 1:
+            fam, ys = sequence_parallel.ring_scan(block, (*shared, others), state.fam, (xs, rest))
         else:
-            loop = turns if self.recomputed else plain_turns
-            read = functools.partial(loop, lambda *args: block((*args[:2], others), *args[2:]))
+            loop = deferred_scan if self.recomputed else plain_scan
+            inputs = functools.partial(loop, lambda *args: block((*args[:2], others), *args[2:]))
             # with an offset each row has a prompt of its own
             light_axes = (None, None if offset is None else 0)
-            divided = by_rows(read, k.shape[0], (None, light_axes, 0, 1, 1), (0, 1))
+            divided = shard_map_rows(inputs, k.shape[0], (None, light_axes, 0, 1, 1), (0, 1))
             fam, ys = divided(*shared, state.fam, xs, rest)
         fam_k, fam_v = jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1), ys)
         return (fam_k, fam_v, before), fam, updates
@@ -247,19 +249,19 @@ class Fam(nnx.Module):
     def block(
         self, mlp: FeedForward, prompt: Array | None, fam: Array, x: Any
     ) -> tuple[Array, tuple[Array, Array]]:
-        """Read one block into the FAM: a turn of `feed_back`'s loop.
+        """Read one block into the FAM: a turn of `scan_memory`'s loop.
 
         Returns:
           the FAM; keys and values of the one before, which the block attends to.
         """
         (k, v), (forget, full, updates, key, offset) = x
         if prompt is not None:
-            fam = where_lane(forget, jnp.broadcast_to(prompt, fam.shape).astype(fam.dtype), fam)
+            fam = select_rows(forget, jnp.broadcast_to(prompt, fam.shape).astype(fam.dtype), fam)
         projected = self.project(fam)
-        new = self.update(fam, projected, updates, k, v, mlp, key, offset)
-        return where_lane(full, new, fam), projected[1:]
+        new = self.update_memory(fam, projected, updates, k, v, mlp, key, offset)
+        return select_rows(full, new, fam), projected[1:]
 
-    def sight(self, state: FamState, feedback: tuple[Array, Array, Array]) -> Beside:
+    def memory_frames(self, state: FamState, feedback: tuple[Array, Array, Array]) -> ExtraKV:
         """Return the last p FAMs, which each block sees: p*f keys and values."""
         fam_k, fam_v, updates = feedback
         b, n, f, g, e = fam_k.shape
@@ -270,7 +272,7 @@ class Fam(nnx.Module):
             own = new[:, :, None]
             if p == 1:
                 return own
-            older = sequence.preceding(old[:, :-1].astype(new.dtype), new)
+            older = sequence_parallel.halo_exchange(old[:, :-1].astype(new.dtype), new)
             return jnp.concatenate([older, own], 2)
 
         past_k, past_v = last(state.k, fam_k), last(state.v, fam_v)
@@ -278,9 +280,9 @@ class Fam(nnx.Module):
             past_k = self.qkv.rotate(past_k, jnp.broadcast_to(-w * behind[:, None], (p, f)))
         there = jnp.repeat(updates[..., None] >= behind, f, axis=-1)
         shape = (b, n, p * f, g, e)
-        return Beside(past_k.reshape(shape), past_v.reshape(shape), there)
+        return ExtraKV(past_k.reshape(shape), past_v.reshape(shape), there)
 
-    def close(
+    def final_state(
         self,
         k: Array,
         v: Array,
@@ -296,12 +298,14 @@ class Fam(nnx.Module):
         holds = jnp.arange(older) >= older - updates[:, None]  # [b p-1]
 
         def line(old: Array, new: Array, last: Array) -> Array:
-            kept = sequence.newest(old[:, :-1].astype(new.dtype), new, blocks.end, older)
+            kept = sequence_parallel.gather_last(
+                old[:, :-1].astype(new.dtype), new, blocks.end, older
+            )
             kept = jnp.where(holds[..., None, None, None], kept, 0)
-            return where_lane(blocks.idle, old, jnp.concatenate([kept, last[:, None]], 1))
+            return select_rows(blocks.all_padding, old, jnp.concatenate([kept, last[:, None]], 1))
 
         return FamState(
-            self.window.close(k, v, state.window, blocks),
+            self.window.final_state(k, v, state.window, blocks),
             fam,
             line(state.k, feedback[0], latest[0]),
             line(state.v, feedback[1], latest[1]),
@@ -316,20 +320,20 @@ class Fam(nnx.Module):
         if ctx.reset is not None and ctx.prompt is not None:
             fresh = self.init_state(x.shape[0], ctx.prompt)
             if ctx.passing is not None:
-                fresh = choose(ctx.passing[:, 0], self.pass_state(fresh, state), fresh)
-            state = choose(ctx.reset[:, 0], fresh, state)
-        q, window = self.window.write(x, state.window)
+                fresh = select_state(ctx.passing[:, 0], self.pass_state(fresh, state), fresh)
+            state = select_state(ctx.reset[:, 0], fresh, state)
+        q, window = self.window.append_kv(x, state.window)
         attended = self.window.attend_token(q, window, self.frames(q, state))
-        y = self.qkv.merge(attended[:, None], x)
+        y = self.qkv.output_projection(attended[:, None], x)
         full = window.tokens + 1 == self.block_len
         # once in w tokens
         state = jax.lax.cond(
             full.any(),
-            lambda state: choose(full, self.advance(state, window, mlp), state),
+            lambda state: select_state(full, self.commit_block(state, window, mlp), state),
             lambda state: state,
             state,
         )
-        return y, keep_padding(ctx, state._replace(window=self.window.turn(window)), before)
+        return y, select_valid(ctx, state._replace(window=self.window.advance(window)), before)
 
     def frames(self, q: Array, state: FamState) -> Frames:
         """Return the last p FAMs as one token sees them, in `attend_frames`' form."""
@@ -344,10 +348,10 @@ class Fam(nnx.Module):
             jnp.broadcast_to(visible[..., None], (*visible.shape, f)),
         )
 
-    def advance(self, state: FamState, window: WindowState, mlp: FeedForward) -> FamState:
+    def commit_block(self, state: FamState, window: WindowState, mlp: FeedForward) -> FamState:
         """Compress the block that has just been filled into the FAM."""
         k, v = window.k[:, -1], window.v[:, -1]
-        fam = self.update(state.fam, self.project(state.fam), state.updates, k, v, mlp)
+        fam = self.update_memory(state.fam, self.project(state.fam), state.updates, k, v, mlp)
         _, fam_k, fam_v = self.project(fam)
         return state._replace(
             fam=fam,

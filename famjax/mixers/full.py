@@ -14,7 +14,7 @@ from famjax.core.errors import UserError
 from famjax.core.types import Array, Context
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
-from famjax.mixers.window import where_lane
+from famjax.mixers.window import select_rows
 from famjax.ops.positions import in_document
 
 
@@ -40,7 +40,7 @@ class Full(nnx.Module):
         self.qkv = QKV(config, rngs=rngs)
         self.block_len = 1
         self.capacity = config.capacity
-        self.reach = None  # it can depend on everything
+        self.receptive_field = None  # it can depend on everything
 
     def init_state(self, batch: int, prompt: Array | None = None) -> CacheState:
         shape = (batch, self.qkv.kv_heads, self.capacity, self.qkv.head_dim)
@@ -52,8 +52,8 @@ class Full(nnx.Module):
         lanes: Any = ("batch",)
         return CacheState(kv, kv, lanes)
 
-    def encode_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
-        return self.qkv.encode_prompt(prompt, offset)
+    def encode_memory_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
+        return self.qkv.encode_memory_prompt(prompt, offset)
 
     def __call__(
         self, x: Array, state: CacheState, ctx: Context, mlp: FeedForward
@@ -61,7 +61,7 @@ class Full(nnx.Module):
         """Read any number of tokens: [b t d] -> [b t d]."""
         valid = jnp.ones(x.shape[:2], bool) if ctx.valid is None else ctx.valid
         start, position, length = in_document(state.length, ctx, x.shape[1])
-        self.refuse(jnp.where(valid, position, 0))
+        self.check_capacity(jnp.where(valid, position, 0))
 
         q, k, v = self.qkv.project(x)
         k = self.qkv.rotate(k, position, far=True)
@@ -69,13 +69,13 @@ class Full(nnx.Module):
         v = jnp.where((position < self.capacity)[..., None, None], v, 0)
         mask = self.mask(state, start, valid)
         # of tokens that are divided every query sees all, and the cache takes them
-        k, v = sharding.gathered(k), sharding.gathered(v)
+        k, v = sharding.all_gather_tokens(k), sharding.all_gather_tokens(v)
         keys = jnp.concatenate([_by_token(state.k).astype(k.dtype), k], 1)
         values = jnp.concatenate([_by_token(state.v).astype(v.dtype), v], 1)
         q = self.qkv.rotate(q, position, far=True)
         y = self.attend(q, keys, values, mask, x, ctx)
         y = jnp.where((valid & (position >= self.capacity))[..., None], jnp.nan, y)
-        return y, self.close(k, v, state, start[:, -1], valid, length)
+        return y, self.final_state(k, v, state, start[:, -1], valid, length)
 
     def step(
         self, x: Array, state: CacheState, ctx: Context, mlp: FeedForward
@@ -87,14 +87,14 @@ class Full(nnx.Module):
         valid = jnp.ones(x.shape[:2], bool) if ctx.valid is None else ctx.valid
         reset = None if ctx.reset is None else ctx.reset & valid
         _, position, length = in_document(state.length, ctx._replace(reset=reset), 1)
-        self.refuse(jnp.where(valid, position, 0))
+        self.check_capacity(jnp.where(valid, position, 0))
 
         q, k, v = self.qkv.project(x)
         q, k = (self.qkv.rotate(a, position, far=True) for a in (q, k))
         # padding is written nowhere, as what does not fit
         slot = jnp.where(valid, position, self.capacity)[:, 0]
-        old = state if reset is None else _cleared(state, reset[:, 0])
-        new = CacheState(_written(old.k, k, slot), _written(old.v, v, slot), length)
+        old = state if reset is None else _clear_rows(state, reset[:, 0])
+        new = CacheState(_write_slot(old.k, k, slot), _write_slot(old.v, v, slot), length)
         # padding that finds the cache empty sees zeros, so that no row of the softmax is empty
         mask = jnp.arange(self.capacity) < jnp.maximum(length, 1)[:, None, None]
         keys, values = (_by_token(a).astype(q.dtype) for a in (new.k, new.v))
@@ -106,16 +106,18 @@ class Full(nnx.Module):
     ) -> Array:
         """[b t h e], [b s g e], [b s g e] and [b t s] -> [b t d]."""
         q, keys = self.qkv.shift(q, ctx.offset), self.qkv.shift(keys, ctx.offset)
-        return self.qkv.merge(self.qkv.attend(q, keys, values, mask, ctx.key), x, ctx.key)
+        return self.qkv.output_projection(
+            self.qkv.attend(q, keys, values, mask, ctx.key), x, ctx.key
+        )
 
-    def weights(self, x: Array) -> Array:
+    def attention_map(self, x: Array) -> Array:
         """Return the attention of a document read in one call: [b t d] -> [b h t t]."""
         position = jnp.arange(x.shape[1])
         q, k, _ = self.qkv.project(x)
         q, k = self.qkv.rotate(q, position), self.qkv.rotate(k, position)
         return self.qkv.weights(q, k, position[:, None] >= position)
 
-    def refuse(self, position: Array) -> None:
+    def check_capacity(self, position: Array) -> None:
         if not isinstance(position, jax.core.Tracer) and position.max() >= self.capacity:
             raise UserError(
                 f"full attention: token {int(position.max()) + 1} of a document does not fit its "
@@ -133,7 +135,7 @@ class Full(nnx.Module):
         same &= valid[:, None] | jnp.eye(t, dtype=bool)
         return jnp.concatenate([cached, same], -1)
 
-    def close(
+    def final_state(
         self, k: Array, v: Array, state: CacheState, start: Array, valid: Array, length: Array
     ) -> CacheState:
         """Append the new keys, or begin the cache anew behind the last reset."""
@@ -144,15 +146,17 @@ class Full(nnx.Module):
         is_old = slot < base[:, None]
         is_new = ~is_old & (slot < length[:, None])
 
-        def merged(old: Array, new: Array) -> Array:
-            gathered = jnp.take_along_axis(new, source[..., None, None], 1).astype(old.dtype)
+        def merge_rows(old: Array, new: Array) -> Array:
+            all_gather_tokens = jnp.take_along_axis(new, source[..., None, None], 1).astype(
+                old.dtype
+            )
             kept = jnp.where(is_old[:, None, :, None], old, 0)
-            return jnp.where(is_new[:, None, :, None], _by_token(gathered), kept)
+            return jnp.where(is_new[:, None, :, None], _by_token(all_gather_tokens), kept)
 
-        idle = ~valid.any(-1)
+        all_padding = ~valid.any(-1)
         return CacheState(
-            where_lane(idle, state.k, merged(state.k, k)),
-            where_lane(idle, state.v, merged(state.v, v)),
+            select_rows(all_padding, state.k, merge_rows(state.k, k)),
+            select_rows(all_padding, state.v, merge_rows(state.v, v)),
             length,
         )
 
@@ -162,7 +166,7 @@ def _by_token(a: Array) -> Array:
     return a.swapaxes(1, 2)
 
 
-def _cleared(state: CacheState, reset: Array) -> CacheState:
+def _clear_rows(state: CacheState, reset: Array) -> CacheState:
     """Return the state with the caches empty of lanes [b] that begin a document."""
     return state._replace(
         **{
@@ -172,7 +176,7 @@ def _cleared(state: CacheState, reset: Array) -> CacheState:
     )
 
 
-def _written(cache: Array, new: Array, slot: Array) -> Array:
+def _write_slot(cache: Array, new: Array, slot: Array) -> Array:
     """Write [b 1 g e] into [b g capacity e] at each lane's slot [b]; nothing beyond the end."""
 
     def lane(cache: Array, new: Array, slot: Array) -> Array:

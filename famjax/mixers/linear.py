@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from famjax.core.config import ModelConfig
-from famjax.core.remat import keep
+from famjax.core.remat import tag_product
 from famjax.core.types import Array, Context, param_dtype
 from famjax.layers import feature_map
 from famjax.layers.feature_map import FeatureMap
@@ -54,7 +54,7 @@ class Linear(nnx.Module):
         self.rope = config.linear.rope
         self.chunk = config.linear.chunk
         self.block_len = 1
-        self.reach = None  # it can depend on everything
+        self.receptive_field = None  # it can depend on everything
 
     def init_state(self, batch: int, prompt: Array | None = None) -> LinearState:
         g, k, e = self.qkv.kv_heads, self.features, self.qkv.head_dim
@@ -68,10 +68,10 @@ class Linear(nnx.Module):
         lanes: Any = ("batch",)
         return LinearState(s, z, lanes)
 
-    def encode_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
+    def encode_memory_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
         """Let all tokens of the FAM prompt (B.1) see each other, at -f to -1: [f d] -> [f d]."""
-        q, k, v = self.project(prompt, _moved(jnp.arange(-prompt.shape[-2], 0), offset))
-        return self.qkv.merge(_heads(attend_all(q, k, v)), prompt)
+        q, k, v = self.project(prompt, _add_offset(jnp.arange(-prompt.shape[-2], 0), offset))
+        return self.qkv.output_projection(_heads(attend_all(q, k, v)), prompt)
 
     def __call__(
         self, x: Array, state: LinearState, ctx: Context, mlp: FeedForward
@@ -97,17 +97,17 @@ class Linear(nnx.Module):
           [b t d], what the layer gives with softmax; [b], the errors.
         """
         b, t, _ = x.shape
-        position = _moved(jnp.arange(t), ctx.offset)
+        position = _add_offset(jnp.arange(t), ctx.offset)
         # nothing below phi is kept for a gradient, whatever is trained
         q, k, v = (jax.lax.stop_gradient(a) for a in self.qkv.project(x))
         # `attend` marks what it keeps only where it has a gradient: else backward would do it again
-        softmax = keep(self.qkv.attend_causally(q, k, v, position))
+        softmax = tag_product(self.qkv.attend_causally(q, k, v, position))
         state, start = self.init_state(b), jnp.zeros((b, t), jnp.int32)
         sums = Sums(state.s, state.z)
         linear, _ = chunked(*self.phi(q, k, position), v, sums, start, self.chunk)
-        return self.qkv.merge(softmax, x), _relative_error(_heads(linear), softmax)
+        return self.qkv.output_projection(softmax, x), _relative_error(_heads(linear), softmax)
 
-    def weights(self, x: Array) -> Array:
+    def attention_map(self, x: Array) -> Array:
         """Return the attention of a document read in one call: [b t d] -> [b h t t].
 
         phi(q_i) phi(k_j) over their sum, which is held above `EPS` as in the layer's output: rows
@@ -133,7 +133,7 @@ class Linear(nnx.Module):
         q = q.reshape(*q.shape[:-2], g, h // g, e)
         return self.map(q), self.map(k[..., None, :])[..., 0, :]
 
-    def fold_map(self) -> None:
+    def merged_map(self) -> None:
         """Let the projections give W q + b and W k + b: queries and keys are never formed."""
         assert self.qkv.k is not None
         self.map.fold(self.qkv.q, self.qkv.query_gain)
@@ -148,13 +148,13 @@ class Linear(nnx.Module):
         # no document begins with padding
         reset = None if ctx.reset is None else ctx.reset & valid
         start, position, length = in_document(state.length, ctx._replace(reset=reset), x.shape[1])
-        q, k, v = self.project(x, _moved(position, ctx.offset))
+        q, k, v = self.project(x, _add_offset(position, ctx.offset))
         k, v = (jnp.where(valid[..., None, None], a, 0) for a in (k, v))
         y, (s, z) = attend(q, k, v, Sums(state.s, state.z), start)
-        return self.qkv.merge(_heads(y), x, ctx.key), LinearState(s, z, length)
+        return self.qkv.output_projection(_heads(y), x, ctx.key), LinearState(s, z, length)
 
 
-def _moved(position: Array, offset: Array | None) -> Array:
+def _add_offset(position: Array, offset: Array | None) -> Array:
     """Add an offset [b] to positions [t] or [b t]; None adds nothing."""
     return position if offset is None else position + offset[:, None]
 

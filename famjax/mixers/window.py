@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.core import sequence
+from famjax.core import sequence_parallel
 from famjax.core.config import ModelConfig
 from famjax.core.types import Array, Context, State
 from famjax.layers.dropout import ATTENTION, split
@@ -55,7 +55,7 @@ class Blocks(NamedTuple):
     valid: Array
     end: Array
     fresh: Array
-    idle: Array
+    all_padding: Array
 
     @classmethod
     def of(cls, ctx: Context, batch: int, tokens: int, block_len: int) -> Blocks:
@@ -71,14 +71,14 @@ class Blocks(NamedTuple):
         end = start + full.sum(-1, dtype=jnp.int32)
         return cls(reset, count, end, reset.any(-1), ~(count > 0).any(-1))
 
-    def age(self, before: Array) -> Array:
+    def blocks_since_reset(self, before: Array) -> Array:
         """Return [b n]: blocks of the document before each block, `before` of them carried in."""
         index = jnp.arange(self.reset.shape[1], dtype=jnp.int32)
         start = jax.lax.cummax(jnp.where(self.reset, index, -1), axis=1)
         return jnp.where(start < 0, index + before[:, None], index - start)
 
 
-class Read(NamedTuple):
+class BlockInputs(NamedTuple):
     """A call's queries, keys and values [b n w h|g e], each in its own block's frame."""
 
     q: Array
@@ -87,7 +87,7 @@ class Read(NamedTuple):
     blocks: Blocks
 
 
-class Beside(NamedTuple):
+class ExtraKV(NamedTuple):
     """What blocks see beside their memory segments and themselves.
 
     Attributes:
@@ -100,7 +100,7 @@ class Beside(NamedTuple):
     there: Array
 
 
-def where_lane(lanes: Array, new: Array, old: Array) -> Array:
+def select_rows(lanes: Array, new: Array, old: Array) -> Array:
     """Choose by lane: [b] bool, [b ...], [b ...]."""
     return jnp.where(lanes.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
 
@@ -130,7 +130,9 @@ class Window(nnx.Module):
         self.window = window
         self.stop_gradient = stop_gradient
         # blocks before a block that it can depend on, at most
-        self.reach: int | None = segments if window is None else -(-(window - 1) // self.block_len)
+        self.receptive_field: int | None = (
+            segments if window is None else -(-(window - 1) // self.block_len)
+        )
         self.by_block = config.remat in ("attention", "block")
 
     def init_state(self, batch: int, prompt: Array | None = None) -> WindowState:
@@ -145,28 +147,28 @@ class Window(nnx.Module):
         lanes: Any = ("batch",)
         return WindowState(kv, kv, lanes, lanes)
 
-    def encode_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
-        return self.qkv.encode_prompt(prompt, offset)
+    def encode_memory_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
+        return self.qkv.encode_memory_prompt(prompt, offset)
 
     def __call__(
         self, x: Array, state: WindowState, ctx: Context, mlp: FeedForward
     ) -> tuple[Array, WindowState]:
         """Read whole blocks: [b n*w d] -> [b n*w d]. The lanes stand at the start of a block."""
-        read = self.read(x, ctx)
-        attended = self.attend_blocks(read, state, ctx)
-        y = self.qkv.merge(attended, x, ctx.key)
-        return y, self.close(read.k, read.v, state, read.blocks)
+        inputs = self.project_blocks(x, ctx)
+        attended = self.attend_blocks(inputs, state, ctx)
+        y = self.qkv.output_projection(attended, x, ctx.key)
+        return y, self.final_state(inputs.k, inputs.v, state, inputs.blocks)
 
-    def read(self, x: Array, ctx: Context) -> Read:
+    def project_blocks(self, x: Array, ctx: Context) -> BlockInputs:
         """Project all blocks at once: [b n*w d] -> q [b n w h e], k and v [b n w g e]."""
         b, t, d = x.shape
         w = self.block_len
         q, k, v = self.qkv.project(x.reshape(b, t // w, w, d))
         offsets = jnp.arange(w)
         q, k = self.qkv.rotate(q, offsets), self.qkv.rotate(k, offsets)
-        return Read(q, k, v, Blocks.of(ctx, b, t, w))
+        return BlockInputs(q, k, v, Blocks.of(ctx, b, t, w))
 
-    def memory(
+    def segment_kv(
         self, k: Array, v: Array, state: WindowState, blocks: Blocks
     ) -> tuple[Array, Array, Array]:
         """Return what each block sees of earlier blocks.
@@ -185,13 +187,15 @@ class Window(nnx.Module):
             old_k, old_v, k, v = jax.lax.stop_gradient((old_k, old_v, k, v))
         distance = jnp.arange(m, 0, -1)
         shift = jnp.broadcast_to(-w * distance[:, None], (m, w))
-        seen_k = self.qkv.rotate(sequence.preceding(old_k, k), shift).reshape(b, n, m * w, g, e)
-        seen_v = sequence.preceding(old_v, v).reshape(b, n, m * w, g, e)
-        visible = blocks.age(state.blocks)[..., None] >= distance  # [b n m]
+        seen_k = self.qkv.rotate(sequence_parallel.halo_exchange(old_k, k), shift).reshape(
+            b, n, m * w, g, e
+        )
+        seen_v = sequence_parallel.halo_exchange(old_v, v).reshape(b, n, m * w, g, e)
+        visible = blocks.blocks_since_reset(state.blocks)[..., None] >= distance  # [b n m]
         visible = jnp.repeat(visible, w, axis=-1)[:, :, None]
-        return seen_k, seen_v, visible & self.within_window(-w * distance)
+        return seen_k, seen_v, visible & self.window_mask(-w * distance)
 
-    def within_window(self, starts: Array) -> Array:
+    def window_mask(self, starts: Array) -> Array:
         """Return [w s*w] bool: what the queries of a block may see of the s blocks at `starts`."""
         w = self.block_len
         offsets = jnp.arange(w)
@@ -200,34 +204,34 @@ class Window(nnx.Module):
         return behind >= 0 if self.window is None else (behind >= 0) & (behind < self.window)
 
     def attend_blocks(
-        self, read: Read, state: WindowState, ctx: Context, beside: Beside | None = None
+        self, inputs: BlockInputs, state: WindowState, ctx: Context, extra: ExtraKV | None = None
     ) -> Array:
         """Attend to what is seen of the past and, causally, to the own block: [b n*w h e]."""
-        b, n, w, h, e = read.q.shape
+        b, n, w, h, e = inputs.q.shape
         keys = split(ctx.key, ATTENTION, n)
         if self.by_block:
-            out = self.attend_one_by_one(read, state, ctx, beside, keys)
+            out = self.attend_sequentially(inputs, state, ctx, extra, keys)
         else:
             attend = jax.vmap(self.qkv.attend, in_axes=(1, 1, 1, 1, 0), out_axes=1)
-            out = attend(*self.sights(read, state, ctx, beside), keys)
+            out = attend(*self.attention_inputs(inputs, state, ctx, extra), keys)
         return out.reshape(b, n * w, h, e)
 
-    def attend_one_by_one(
+    def attend_sequentially(
         self,
-        read: Read,
+        inputs: BlockInputs,
         state: WindowState,
         ctx: Context,
-        beside: Beside | None,
+        extra: ExtraKV | None,
         keys: Array | None,
     ) -> Array:
         """Do it with one block's keys, values and scores at a time: [b n w h e] (`model.remat`)."""
-        q, k, v, blocks = read
+        q, k, v, blocks = inputs
         b, n, w, g, e = k.shape
         m = self.segments
         offset = None if ctx.offset is None else jnp.broadcast_to(ctx.offset, (n, b))
 
         def one(window: tuple[Array, Array], x: Any) -> Array:
-            (q, beside_k, beside_v), (age, there, offset, key) = x
+            (q, beside_k, beside_v), (blocks_since_reset, there, offset, key) = x
             distance = jnp.arange(m, -1, -1)
             if self.stop_gradient:
                 window = jax.tree.map(
@@ -237,10 +241,10 @@ class Window(nnx.Module):
             shift = jnp.broadcast_to(-w * distance[:, None], (m + 1, w))
             seen_k = self.qkv.rotate(window[0], shift).reshape(b, (m + 1) * w, g, e)
             seen_v = window[1].reshape(b, (m + 1) * w, g, e)
-            visible = jnp.repeat(age[:, None] >= distance, w, axis=-1)[:, None]
-            mask = visible & self.within_window(-w * distance)
+            visible = jnp.repeat(blocks_since_reset[:, None] >= distance, w, axis=-1)[:, None]
+            mask = visible & self.window_mask(-w * distance)
             if there is not None:
-                # in the order of `sights`, by which dropout knows them
+                # in the order of `attention_inputs`, by which dropout knows them
                 at = m * w
                 there = jnp.broadcast_to(there[:, None], (b, w, there.shape[-1]))
                 seen_k, seen_v = (
@@ -252,30 +256,32 @@ class Window(nnx.Module):
             return self.qkv.attend(q, seen_k, seen_v, mask, key)
 
         old = (state.k[:, :m].astype(k.dtype), state.v[:, :m].astype(v.dtype))
-        beside_k, beside_v, there = beside or (None, None, None)
+        beside_k, beside_v, there = extra or (None, None, None)
         of_blocks = jax.tree.map(
             lambda a: jnp.moveaxis(a, 1, 0),
-            ((q, beside_k, beside_v), (blocks.age(state.blocks), there)),
+            ((q, beside_k, beside_v), (blocks.blocks_since_reset(state.blocks), there)),
         )
-        xs, (age, there) = of_blocks
-        out = sequence.windows(one, old, (k, v), xs, (age, there, offset, keys))
+        xs, (blocks_since_reset, there) = of_blocks
+        out = sequence_parallel.blockwise_map(
+            one, old, (k, v), xs, (blocks_since_reset, there, offset, keys)
+        )
         return jnp.moveaxis(out, 0, 1)
 
-    def sights(
-        self, read: Read, state: WindowState, ctx: Context, beside: Beside | None = None
+    def attention_inputs(
+        self, inputs: BlockInputs, state: WindowState, ctx: Context, extra: ExtraKV | None = None
     ) -> tuple[Array, Array, Array, Array]:
         """Return queries, all keys, all values and the mask [b n w s] of every block.
 
         Of what a block sees its memory segments come first, then what is beside them, then itself.
         """
-        q, k, v, blocks = read
+        q, k, v, blocks = inputs
         b, n, w = q.shape[:3]
-        seen_k, seen_v, visible = self.memory(k, v, state, blocks)
+        seen_k, seen_v, visible = self.segment_kv(k, v, state, blocks)
         keys, values, masks = [seen_k], [seen_v], [visible]
-        if beside is not None:
-            keys, values = [*keys, beside.k], [*values, beside.v]
-            masks.append(beside.there[:, :, None])
-        masks.append(self.within_window(jnp.zeros(1, jnp.int32)))
+        if extra is not None:
+            keys, values = [*keys, extra.k], [*values, extra.v]
+            masks.append(extra.there[:, :, None])
+        masks.append(self.window_mask(jnp.zeros(1, jnp.int32)))
         masks = [jnp.broadcast_to(mask, (b, n, w, mask.shape[-1])) for mask in masks]
         joined = jnp.concatenate([*keys, k], axis=2)
         return (
@@ -285,10 +291,10 @@ class Window(nnx.Module):
             jnp.concatenate(masks, axis=-1),
         )
 
-    def weights(self, x: Array) -> Array:
+    def attention_map(self, x: Array) -> Array:
         """Return the attention of a document read in one call: [b n*w d] -> [b h n*w n*w]."""
         ctx, state = Context(), self.init_state(x.shape[0])
-        q, keys, _, mask = self.sights(self.read(x, ctx), state, ctx)
+        q, keys, _, mask = self.attention_inputs(self.project_blocks(x, ctx), state, ctx)
         b, n, w, h, _ = q.shape
         weights = self.qkv.weights(q, keys, mask)  # [b n h w m*w+w]
         # block i sees the tokens of blocks i-m to i, the first m of them before the document
@@ -298,7 +304,7 @@ class Window(nnx.Module):
         ]
         return jnp.stack(rows, 2).reshape(b, h, n * w, -1)[..., self.segments * w :]
 
-    def close(self, k: Array, v: Array, state: WindowState, blocks: Blocks) -> WindowState:
+    def final_state(self, k: Array, v: Array, state: WindowState, blocks: Blocks) -> WindowState:
         """Return the state after the call."""
         m, w = self.segments, self.block_len
         n = k.shape[1]
@@ -312,15 +318,17 @@ class Window(nnx.Module):
         holds = jnp.concatenate([holds, (jnp.arange(w) < tokens[:, None])[:, None]], 1)
 
         def latest(new: Array, old: Array) -> Array:
-            line = sequence.newest(old[:, :m].astype(new.dtype), new, blocks.end, m + 1)
+            line = sequence_parallel.gather_last(
+                old[:, :m].astype(new.dtype), new, blocks.end, m + 1
+            )
             kept = jnp.where(holds[..., None, None], line, 0)
-            return where_lane(blocks.idle, old, kept.astype(old.dtype))
+            return select_rows(blocks.all_padding, old, kept.astype(old.dtype))
 
         return WindowState(
             latest(k, state.k),
             latest(v, state.v),
-            jnp.where(blocks.idle, state.blocks, filled),
-            jnp.where(blocks.idle, state.tokens, tokens),
+            jnp.where(blocks.all_padding, state.blocks, filled),
+            jnp.where(blocks.all_padding, state.tokens, tokens),
         )
 
     # one token: the same mathematics, the query turned for each frame instead of the keys --------
@@ -331,12 +339,12 @@ class Window(nnx.Module):
         """Read one token a lane: [b 1 d] -> [b 1 d]. Lanes may stand anywhere in their blocks."""
         before = state
         if ctx.reset is not None:
-            state = choose(ctx.reset[:, 0], self.init_state(x.shape[0]), state)
-        q, state = self.write(x, state)
-        y = self.qkv.merge(self.attend_token(q, state)[:, None], x)
-        return y, keep_padding(ctx, self.turn(state), before)
+            state = select_state(ctx.reset[:, 0], self.init_state(x.shape[0]), state)
+        q, state = self.append_kv(x, state)
+        y = self.qkv.output_projection(self.attend_token(q, state)[:, None], x)
+        return y, select_valid(ctx, self.advance(state), before)
 
-    def write(self, x: Array, state: WindowState) -> tuple[Array, WindowState]:
+    def append_kv(self, x: Array, state: WindowState) -> tuple[Array, WindowState]:
         """Put the token's key and value at its place in the block; return q [b h e] unrotated."""
         q, k, v = self.qkv.project(x)
         k = self.qkv.rotate(k, state.tokens[:, None])
@@ -360,13 +368,13 @@ class Window(nnx.Module):
         frames = self.qkv.rotate(jnp.repeat(q[:, None], m + 1, 1), position)
         return attend_frames((frames, state.k, state.v, mask), *more, cap=self.qkv.cap)
 
-    def turn(self, state: WindowState) -> WindowState:
+    def advance(self, state: WindowState) -> WindowState:
         """Count the token just written; a block that is full becomes the newest memory segment."""
         full = state.tokens + 1 == self.block_len
 
         def roll(x: Array) -> Array:
             moved = jnp.concatenate([x[:, 1:], jnp.zeros_like(x[:, :1])], 1)
-            return where_lane(full, moved, x)
+            return select_rows(full, moved, x)
 
         # once in w tokens: the branch spares the copy of the whole memory at all others
         k, v = jax.lax.cond(
@@ -376,11 +384,11 @@ class Window(nnx.Module):
         return WindowState(k, v, blocks, jnp.where(full, 0, state.tokens + 1))
 
 
-def choose(lanes: Array, new: State, old: State) -> State:
+def select_state(lanes: Array, new: State, old: State) -> State:
     """Choose whole states by lane."""
-    return jax.tree.map(lambda a, b: where_lane(lanes, a, b.astype(a.dtype)), new, old)
+    return jax.tree.map(lambda a, b: select_rows(lanes, a, b.astype(a.dtype)), new, old)
 
 
-def keep_padding(ctx: Context, new: State, old: State) -> State:
+def select_valid(ctx: Context, new: State, old: State) -> State:
     """Return `new` where the token is valid, `old` where it is padding."""
-    return new if ctx.valid is None else choose(ctx.valid[:, 0], new, old)
+    return new if ctx.valid is None else select_state(ctx.valid[:, 0], new, old)

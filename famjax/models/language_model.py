@@ -10,16 +10,16 @@ import jax.numpy as jnp
 from flax import nnx
 
 from famjax.core.config import ModelConfig
-from famjax.core.sharding import TOKENS, laid
+from famjax.core.sharding import TOKENS, with_logical_constraint
 from famjax.core.types import Array, Context, State, compute_dtype
 from famjax.layers.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from famjax.layers.linear import Linear
 from famjax.layers.norm import Norm
 from famjax.ops.attention import soft_cap
 from famjax.ops.lookup import look_up
-from famjax.ops.losses import in_pieces, token_losses
+from famjax.ops.losses import chunked_cross_entropy, token_losses
 from famjax.stacks import make_stack
-from famjax.stacks.residual import Apart, ResidualStack
+from famjax.stacks.residual import ResidualStack, UnstackedState
 
 
 class LanguageModel(nnx.Module):
@@ -70,7 +70,7 @@ class LanguageModel(nnx.Module):
     def state_axes(self) -> State:
         return self.stack.state_axes()
 
-    def apart(self, state: State) -> State:
+    def unstack(self, state: State) -> State:
         """Return the state as it is best for a loop of `step` in one program.
 
         Of stacked layers each one's state is copied out and back at every token; of layers apart it
@@ -79,18 +79,18 @@ class LanguageModel(nnx.Module):
         stack = self.stack
         if not isinstance(stack, ResidualStack) or _size(state) <= _size(nnx.state(stack)):
             return state
-        return stack.apart(state)
+        return stack.unstack(state)
 
-    def together(self, state: State) -> State:
-        """Undo `apart`."""
-        return self.stack.together(state) if isinstance(state, Apart) else state
+    def restack(self, state: State) -> State:
+        """Undo `unstack`."""
+        return self.stack.restack(state) if isinstance(state, UnstackedState) else state
 
     def embed(self, tokens: Array) -> Array:
         """[b t] int32 -> [b t d]. Rows are scaled, the table is not."""
         if isinstance(self.embedding, AdaptiveEmbedding):
-            return laid(self.embedding(tokens) * self.embed_scale, TOKENS)
+            return with_logical_constraint(self.embedding(tokens) * self.embed_scale, TOKENS)
         x = look_up(self.embedding[...], tokens).astype(self.dtype) * self.embed_scale
-        return laid(x, TOKENS)
+        return with_logical_constraint(x, TOKENS)
 
     def logits(self, x: Array) -> Array:
         """[... d] -> [... v] in float32 or wider; those of an adaptive softmax sum to one."""
@@ -113,7 +113,7 @@ class LanguageModel(nnx.Module):
         Returns:
           nats [b t], -log p(target); right [b t] bool, whether no token is likelier.
         """
-        return in_pieces(self._scorer(), x, targets, self.vocab_size)
+        return chunked_cross_entropy(self._scorer(), x, targets, self.vocab_size)
 
     def _scorer(self) -> Callable[[Array, Array], tuple[Array, Array]]:
         """Return `token_losses` of what the stack gives."""
@@ -124,7 +124,7 @@ class LanguageModel(nnx.Module):
         if head is not None:
             return lambda x, targets: token_losses(self.logits(x), targets)
         # brought together here once, and not in every piece
-        table = laid(embedding[...].astype(self.dtype), ("vocab", None))
+        table = with_logical_constraint(embedding[...].astype(self.dtype), ("vocab", None))
         return lambda x, targets: token_losses(self._tied_logits(x, table), targets)
 
     def _normed(self, x: Array) -> Array:

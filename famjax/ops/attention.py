@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from famjax.core.remat import keep
+from famjax.core.remat import tag_product
 from famjax.core.types import Array
 
 
@@ -73,9 +73,9 @@ Saved = tuple[Array, Array, Array, Array, Array, Array | None]
 def _attend(
     q: Array, k: Array, v: Array, mask: Array | None, cap: float, bias: Array | None
 ) -> tuple[Array, Saved]:
-    weights = keep(attention_weights(q, k, mask, cap, bias).astype(v.dtype))
+    weights = tag_product(attention_weights(q, k, mask, cap, bias).astype(v.dtype))
     out = jnp.einsum("...grts,...sge->...tgre", weights, v)
-    out = keep(out.reshape(q.shape))
+    out = tag_product(out.reshape(q.shape))
     # of the bias the shape alone
     return out, (q, k, v, weights, out, None if bias is None else bias[..., :0])
 
@@ -131,7 +131,7 @@ def attend_dropping(
     drop: Callable[[Array], Array],
 ) -> Array:
     """As `attend`, with dropout of the weights."""
-    weights = keep(drop(attention_weights(q, k, mask, cap, bias)).astype(v.dtype))
+    weights = tag_product(drop(attention_weights(q, k, mask, cap, bias)).astype(v.dtype))
     return jnp.einsum("...grts,...sge->...tgre", weights, v).reshape(q.shape)
 
 

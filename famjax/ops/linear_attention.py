@@ -16,9 +16,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from famjax.core.remat import keep
-from famjax.core.sequence import handed_on
-from famjax.core.sharding import by_axes, by_sequence, device, sequence_parts, sequence_place
+from famjax.core.remat import tag_product
+from famjax.core.sequence_parallel import ring_pass
+from famjax.core.sharding import (
+    axis_index,
+    device,
+    sequence_shards,
+    shard_map_axes,
+    shard_map_sequence,
+)
 from famjax.core.types import Array, Axes
 from famjax.ops import linear_attention_kernel as kernel
 
@@ -58,17 +64,17 @@ def chunked(
     Returns:
       [b t g r e] in v's type, and the sums of each lane's last document.
     """
-    if sequence_parts(q.shape[1]) == 1:
+    if sequence_shards(q.shape[1]) == 1:
         return _chunked(q, k, v, sums, start, chunk)
 
     def local(q: Array, k: Array, v: Array, sums: Sums, start: Array) -> tuple[Array, Sums]:
         """Read the tokens of one device, once it has been told the sums before them."""
-        before = sequence_place() * q.shape[1]
+        before = axis_index() * q.shape[1]
         start = jnp.where(start < before, -1, start - before)
-        given, last = handed_on(functools.partial(_sum_up, k, v, start), sums)
+        given, last = ring_pass(functools.partial(_sum_up, k, v, start), sums)
         return _chunked(q, k, v, given, start, chunk)[0], last
 
-    return by_sequence(local, (1, 1, 1, None, 1), (1, None))(q, k, v, sums, start)
+    return shard_map_sequence(local, (1, 1, 1, None, 1), (1, None))(q, k, v, sums, start)
 
 
 def _sum_up(k: Array, v: Array, start: Array, sums: Sums) -> Sums:
@@ -139,7 +145,7 @@ def _pairs(q: Array, k: Array, v: Array, sums: Sums, start: Array) -> tuple[Arra
     gradient of S for those of k and v: nothing of k x e is kept, for a token or for a chunk.
     """
     num, den, *last = _run(_READ, q, k, v, *sums, start)
-    return keep(num), keep(den), Sums(*last)
+    return tag_product(num), tag_product(den), Sums(*last)
 
 
 def _forward(
@@ -186,7 +192,7 @@ def _gradient(
     to_z: Array,
 ) -> tuple[Array, ...]:
     """Return the gradients of q, k, v, and of S and z before the call."""
-    sights = _sights(start)
+    attention_inputs = _sights(start)
 
     def to_a(to_num: Array, to_den: Array, v: Array, sight: Sight) -> Array:
         return sight.own(_wide("bgrie,bgje->bgrij", to_num, v) + to_den[..., None])
@@ -213,8 +219,8 @@ def _gradient(
         )
         return before, (to_k.astype(k.dtype), to_v.astype(v.dtype))
 
-    _, to_q = jax.lax.scan(of_q, Sums(s, z), (k, v, sights, to_num, to_den))
-    xs = (q, k, v, sights, to_num, to_den)
+    _, to_q = jax.lax.scan(of_q, Sums(s, z), (k, v, attention_inputs, to_num, to_den))
+    xs = (q, k, v, attention_inputs, to_num, to_den)
     to_sums, (to_k, to_v) = jax.lax.scan(of_k_v, Sums(to_s, to_z), xs, reverse=True)
     return to_q, to_k, to_v, *to_sums
 
@@ -305,7 +311,7 @@ def _run(of: _Pass, *args: Array) -> tuple[Array, ...]:
     _, rows, heads, *_ = args[0].shape
     sizes = {"batch": rows, "kv_heads": heads}
     kernels = {
-        name: by_axes(functools.partial(of.kernel, on), sizes, of.axes, of.out_axes)
+        name: shard_map_axes(functools.partial(of.kernel, on), sizes, of.axes, of.out_axes)
         for name, on in fitting.items()
     }
     known = {name: f for name, f in kernels.items() if f is not None}

@@ -7,7 +7,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from famjax.core.sharding import TOKENS, device, laid, row_parts, sequence_parts
+from famjax.core.sharding import (
+    TOKENS,
+    device,
+    row_shards,
+    sequence_shards,
+    with_logical_constraint,
+)
 from famjax.core.types import Array
 
 # what the logits of one piece may take on a device, in float32
@@ -38,7 +44,7 @@ def token_losses(logits: Array, targets: Array) -> tuple[Array, Array]:
     return jax.nn.logsumexp(logits, axis=-1) - logit, logit >= logits.max(-1)
 
 
-def in_pieces(
+def chunked_cross_entropy(
     score: Callable[[Array, Array], tuple[Array, Array]], x: Array, targets: Array, v: int
 ) -> tuple[Array, Array]:
     """Return score(x, targets), in pieces of tokens whose [b t v] logits are not too large.
@@ -51,10 +57,10 @@ def in_pieces(
       v: logits of a token.
     """
     b, t = targets.shape
-    parts = sequence_parts(t)
+    parts = sequence_shards(t)
     # of a device: its rows, and its part of the tokens
-    count = pieces(b // row_parts(b), t // parts, v)
-    x = laid(x, TOKENS)
+    count = pieces(b // row_shards(b), t // parts, v)
+    x = with_logical_constraint(x, TOKENS)
     if count == 1:
         return score(x, targets)
 
@@ -68,7 +74,9 @@ def in_pieces(
         return jnp.moveaxis(a.reshape(count, b, parts, -1), 0, 2).reshape(b, t)
 
     def score_rows(x: Array, targets: Array) -> tuple[Array, Array]:
-        return score(laid(x, TOKENS), laid(targets, TOKENS[:2]))
+        return score(
+            with_logical_constraint(x, TOKENS), with_logical_constraint(targets, TOKENS[:2])
+        )
 
     # in a loop XLA cannot merge what is computed twice
     again = jax.checkpoint(score_rows, prevent_cse=False)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from famjax.core.types import Array
 from famjax.ops.attention import attend, attend_dropping, soft_cap
-from famjax.ops.tape import slot_product
+from famjax.ops.einsum_tape import slot_einsum
 
 # stands for minus infinity where that would make NaN of a gradient
 HIDDEN = -1e30
@@ -22,28 +22,28 @@ HIDDEN = -1e30
 Drop = Callable[[Array], Array]
 
 
-def spread(far_first: Array, place: Array, slots: int) -> Array:
+def scatter_bias(reversed_bias: Array, place: Array, slots: int) -> Array:
     """Lay weights by distance over the slots that one token sees: [... span] -> [... slots].
 
     Slots that are nearer than distance 1 or farther than span get 0.
     """
-    empty = jnp.zeros((*far_first.shape[:-1], slots), far_first.dtype)
-    return jax.lax.dynamic_update_slice_in_dim(empty, far_first, place, empty.ndim - 1)
+    empty = jnp.zeros((*reversed_bias.shape[:-1], slots), reversed_bias.dtype)
+    return jax.lax.dynamic_update_slice_in_dim(empty, reversed_bias, place, empty.ndim - 1)
 
 
-def skew(far_first: Array, slots: int) -> Array:
+def relative_shift(reversed_bias: Array, slots: int) -> Array:
     """Lay weights by distance over slots, token i at place i: [... t span] -> [... t slots].
 
     Args:
       slots: span + t.
     """
-    *lead, t, span = far_first.shape
+    *lead, t, span = reversed_bias.shape
     row = slots + 1  # each row begins one slot behind the one above
-    rows = jnp.pad(far_first, [(0, 0)] * len(lead) + [(0, 0), (0, row - span)])
+    rows = jnp.pad(reversed_bias, [(0, 0)] * len(lead) + [(0, 0), (0, row - span)])
     return rows.reshape(*lead, t * row)[..., : t * slots].reshape(*lead, t, slots)
 
 
-def within(place: Array, span: int, slots: int) -> Array:
+def within_span(place: Array, span: int, slots: int) -> Array:
     """Return which slots a token at `place` [...] finds at a distance of 1 to span: [... slots]."""
     n = jnp.arange(slots) - place[..., None]
     return (n >= 0) & (n < span)
@@ -58,7 +58,7 @@ def visible_or_all(mask: Array) -> tuple[Array, Array]:
     return mask | ~some[..., None], some
 
 
-def fade(span: Array, tokens: int, ramp: int) -> Array:
+def log_span_mask(span: Array, tokens: int, ramp: int) -> Array:
     """Return the logarithm of adaptive span's mask by distance, far first: [h] -> [h tokens].
 
     The mask (Sukhbaatar et al., 2019, Equation 4) multiplies the weights behind the softmax, which
@@ -100,14 +100,14 @@ def attend_window(
     span, groups = k.shape[-2], (b, k.shape[1], h // k.shape[1])
     q = q.reshape(*groups, e)
     scores = jnp.concatenate(
-        [slot_product("bgre,bgse->bgrs", q, k), _wide("bgre,bgse->bgrs", q, own_k)], -1
+        [slot_einsum("bgre,bgse->bgrs", q, k), _wide("bgre,bgse->bgrs", q, own_k)], -1
     )
     scores = soft_cap(scores * e**-0.5, cap) + bias.reshape(-1, *groups[1:], bias.shape[-1])
     mask, some = visible_or_all(mask)
     weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, -jnp.inf), axis=-1)
     weights = weights * some[:, None, None, None]
     weights = (weights if drop is None else drop(weights)).astype(v.dtype)
-    out = slot_product("bgrs,bgse->bgre", weights[..., :span], v)
+    out = slot_einsum("bgrs,bgse->bgre", weights[..., :span], v)
     out = out + _wide("bgrs,bgse->bgre", weights[..., span:], own_v)
     return out.astype(v.dtype).reshape(b, h, e)
 

@@ -46,14 +46,14 @@ def candidates(config: Config, on: Topology) -> Iterator[Config]:
 
 def _candidates(config: Config, on: Topology) -> Iterator[Config]:
     rows = config.data.batch
-    recomputing = REMAT if config.model.stack == "residual" else (config.model.remat,)
+    remat_with_policy = REMAT if config.model.stack == "residual" else (config.model.remat,)
     for mesh in meshes(on.count):
         if any(n % mesh.tensor for n in tensor_sizes(config).values()):
             continue
         most, left = divmod(rows, mesh.data * mesh.fsdp)
         if not most or left or call_blocks(config) % mesh.sequence:
             continue
-        for remat, parts in itertools.product(recomputing, (1, 2, 4, 8)):
+        for remat, parts in itertools.product(remat_with_policy, (1, 2, 4, 8)):
             if most % parts == 0:
                 yield replace(
                     config,

@@ -141,7 +141,7 @@ def shardings(config: Config, mesh: jax.sharding.Mesh) -> list[dict[str, Any]]:
                 "mesh": [list(a) if isinstance(a, tuple) else a for a in place.spec],
                 "device_shape": here,
                 "rule": rule,
-                "whole": sharding.is_undivided(place, leaf.size),
+                "whole": sharding.is_replicated(place, leaf.size),
             }
         )
     return rows

@@ -156,7 +156,7 @@ class LstmStack(nnx.Module):
         self.width = config.width
         self.block_len = 1
         self.capacity = None
-        self.reach = None
+        self.receptive_field = None
 
     def init_state(self, batch: int) -> LstmState:
         zero = jnp.zeros((len(self.cells), batch, self.width), param_dtype())
@@ -180,7 +180,9 @@ class LstmStack(nnx.Module):
 
     def __call__(self, x: Array, state: LstmState, ctx: Context) -> tuple[Array, LstmState]:
         """[b t d] -> [b t d]."""
-        x = sharding.gathered(x)  # read token by token, which dividing them would not spare
+        x = sharding.all_gather_tokens(
+            x
+        )  # read token by token, which dividing them would not spare
         no = jnp.zeros(x.shape[:2], bool)
         reset = (no if ctx.reset is None else ctx.reset).T
         valid = (~no if ctx.valid is None else ctx.valid).T

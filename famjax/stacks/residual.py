@@ -14,10 +14,23 @@ from flax import nnx
 
 from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError
-from famjax.core.remat import recomputing
-from famjax.core.sharding import TOKENS, fetched, laid, laid_state
+from famjax.core.remat import remat_with_policy
+from famjax.core.sharding import (
+    TOKENS,
+    fsdp_all_gather,
+    with_logical_constraint,
+    with_state_constraint,
+)
 from famjax.core.types import Array, Context, State, param_dtype
-from famjax.layers.dropout import EMBEDDING, LAYER, OUTPUT, dropped, dropper, no_key, split
+from famjax.layers.dropout import (
+    EMBEDDING,
+    LAYER,
+    OUTPUT,
+    apply_dropout,
+    make_dropout,
+    no_key,
+    split,
+)
 from famjax.layers.mlp import FeedForward
 from famjax.layers.positions import Positions
 from famjax.mixers import make_mixer
@@ -45,8 +58,8 @@ class Layer(nnx.Module):
     def state_axes(self) -> State:
         return self.mixer.state_axes()
 
-    def encode_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
-        return self.mlp(self.mixer.encode_prompt(prompt, offset), prompt)
+    def encode_memory_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
+        return self.mlp(self.mixer.encode_memory_prompt(prompt, offset), prompt)
 
     def __call__(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
         a, state = self.mixer(x, state, ctx, self.mlp)
@@ -71,17 +84,17 @@ class Layer(nnx.Module):
         return self.mlp(a, x), error
 
     def match_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
-        """Return `encode_prompt` with softmax in the place of phi."""
+        """Return `encode_memory_prompt` with softmax in the place of phi."""
         if not isinstance(self.mixer, Linear):
-            return self.encode_prompt(prompt, offset)
-        return self.mlp(self.mixer.qkv.encode_prompt(prompt, offset), prompt)
+            return self.encode_memory_prompt(prompt, offset)
+        return self.mlp(self.mixer.qkv.encode_memory_prompt(prompt, offset), prompt)
 
-    def weights(self, x: Array) -> Array | None:
+    def attention_map(self, x: Array) -> Array | None:
         """Return the attention of documents read in one call, [b t d] -> [b h t t].
 
         FAM's goes to memories beside tokens: None.
         """
-        return None if isinstance(self.mixer, Fam) else self.mixer.weights(x)
+        return None if isinstance(self.mixer, Fam) else self.mixer.attention_map(x)
 
     def attention_mass(self, x: Array, state: State, ctx: Context) -> tuple[Array, Array]:
         """Return the output, and the mean share of attention that goes to the FAM."""
@@ -91,7 +104,7 @@ class Layer(nnx.Module):
         return self(x, state, ctx)[0], share
 
 
-def passable(state: State) -> State:
+def passable_state(state: State) -> State:
     """Return what of a stack's state `pass_state` reads: the FAMs, without the windows."""
     # the type of a state without a window is not worth a name
     return tuple(
@@ -100,7 +113,7 @@ def passable(state: State) -> State:
     )
 
 
-class Apart(NamedTuple):
+class UnstackedState(NamedTuple):
     """A state whose layers have arrays of their own.
 
     Attributes:
@@ -109,7 +122,7 @@ class Apart(NamedTuple):
     """
 
     repeats: tuple[State, ...]
-    stood: State
+    extra_state: State
 
 
 class ResidualStack(nnx.Module):
@@ -138,9 +151,11 @@ class ResidualStack(nnx.Module):
         self.block_len = math.lcm(*(layer.block_len for layer in self.layers))
         # tokens a document may have; None is any number
         self.capacity = config.capacity if "full" in names else None
-        reaches = [layer.mixer.reach for layer in self.layers]
+        reaches = [layer.mixer.receptive_field for layer in self.layers]
         # tokens before a block that its outputs can depend on, at most; None is all
-        self.reach = None if None in reaches else self.repeats * sum(reaches) * config.block_len
+        self.receptive_field = (
+            None if None in reaches else self.repeats * sum(reaches) * config.block_len
+        )
         prompt = jax.random.normal(rngs.params(), (config.fam_len, config.width))
         self.prompt = nnx.Param(prompt) if "fam" in names else None
         self.rates = config.dropout
@@ -154,13 +169,15 @@ class ResidualStack(nnx.Module):
         Args:
           offset: [b], that of `Context`, for the FAM prompt's way through the layers.
         """
-        return self._init_state(batch, lambda layer: layer.encode_prompt, offset)
+        return self._init_state(batch, lambda layer: layer.encode_memory_prompt, offset)
 
     def _init_state(self, batch: int, encode: Any, offset: Array | None) -> State:
         def layers(prompt: Array, layers: list[Layer], _: None) -> tuple[Array, State]:
             states = []
             for layer in layers:
-                states.append(laid_state(layer.init_state(batch, prompt), layer.state_axes()))
+                states.append(
+                    with_state_constraint(layer.init_state(batch, prompt), layer.state_axes())
+                )
                 if self.prompt is not None:
                     prompt = encode(layer)(prompt, offset)
             return prompt, tuple(states)
@@ -183,7 +200,7 @@ class ResidualStack(nnx.Module):
     def pass_state(self, fresh: State, saved: State) -> State:
         """Random state passing (B.2.3): `fresh`, with what of `saved` a document may start from.
 
-        `saved` is a state of this stack, or what `passable` keeps of one.
+        `saved` is a state of this stack, or what `passable_state` keeps of one.
         """
         count = len(self.layers)
         passed = tuple(
@@ -200,7 +217,7 @@ class ResidualStack(nnx.Module):
         """
         for layer, old in zip(self.layers, state[: len(self.layers)], strict=True):
             if isinstance(layer.mixer, Full) and ctx.reset is None and ctx.valid is None:
-                layer.mixer.refuse(old.length + tokens - 1)
+                layer.mixer.check_capacity(old.length + tokens - 1)
 
     def __call__(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
         """[b t d] -> [b t d], t a multiple of block_len, or a `UserError`."""
@@ -215,8 +232,8 @@ class ResidualStack(nnx.Module):
         return self._run(x, state, ctx, lambda layer: layer)
 
     def step(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
-        """[b 1 d] -> [b 1 d]; the state as `init_state` or as `apart` returns it."""
-        if not isinstance(state, Apart):
+        """[b 1 d] -> [b 1 d]; the state as `init_state` or as `unstack` returns it."""
+        if not isinstance(state, UnstackedState):
             self.refuse(state, 1, ctx)
         return self._run(x, state, ctx, lambda layer: layer.step)
 
@@ -233,18 +250,20 @@ class ResidualStack(nnx.Module):
         of = jnp.stack(list(itertools.compress(errors, linear)), 1)  # [r p b]
         return x, of.reshape(-1, of.shape[-1])
 
-    def apart(self, state: State) -> Apart:
+    def unstack(self, state: State) -> UnstackedState:
         """Return the state for a loop of `step`, within one program.
 
         A layer writes to arrays of its own where they lie. In stacked ones it would be a copy of
         the layer's whole state out and back at every token: of a cache, many times the attention.
         """
-        layers, stood = self._parted(state)
-        return Apart(tuple(_repeat_of(layers, r) for r in range(self.repeats)), stood)
+        layers, extra_state = self._parted(state)
+        return UnstackedState(
+            tuple(_repeat_of(layers, r) for r in range(self.repeats)), extra_state
+        )
 
-    def together(self, state: Apart) -> State:
-        """Undo `apart`."""
-        return (*_stacked(state.repeats), *state.stood)
+    def restack(self, state: UnstackedState) -> State:
+        """Undo `unstack`."""
+        return (*_stacked(state.repeats), *state.extra_state)
 
     def attention_mass(self, x: Array, state: State, ctx: Context) -> Array:
         """Return the mean share of attention that goes to the FAM, by layer: [l]."""
@@ -271,11 +290,11 @@ class ResidualStack(nnx.Module):
 
     def _run(self, x: Array, state: State, ctx: Context, read: Any) -> tuple[Array, State]:
         follow = self.prompt is not None and ctx.reset is not None
-        states, stood = self._parted(state)
+        states, extra_state = self._parted(state)
         if self.positions is not None:
-            x, after = self.positions(x, stood[0], ctx)
-            stood = (after,)
-        x = dropped(x, dropper(self.rates.embedding, ctx.key, EMBEDDING))
+            x, after = self.positions(x, extra_state[0], ctx)
+            extra_state = (after,)
+        x = apply_dropout(x, make_dropout(self.rates.embedding, ctx.key, EMBEDDING))
 
         def layers(carry, layers: list[Layer], xs: tuple[State, Array | None]):
             x, prompt = carry
@@ -283,58 +302,60 @@ class ResidualStack(nnx.Module):
             new = []
             for i, (layer, old) in enumerate(zip(layers, states, strict=True)):
                 context = ctx._replace(prompt=prompt, key=None if keys is None else keys[i])
-                x, out = read(layer)(laid(x, TOKENS), old, context)
+                x, out = read(layer)(with_logical_constraint(x, TOKENS), old, context)
                 new.append(out)
-                prompt = layer.encode_prompt(prompt, ctx.offset) if follow else prompt
+                prompt = layer.encode_memory_prompt(prompt, ctx.offset) if follow else prompt
             return (x, prompt), tuple(new)
 
         start = (x, self._prompt(ctx.offset) if follow else None)
-        apart = isinstance(state, Apart)
+        unstack = isinstance(state, UnstackedState)
         keys = split(ctx.key, LAYER, self.repeats, len(self.layers))
-        given = [(old, None) for old in states] if apart else (states, keys)
-        (x, _), states = self._repeat(layers, start, given, apart)
-        x = dropped(laid(x, TOKENS), dropper(self.rates.output, ctx.key, OUTPUT))
-        return x, Apart(states, stood) if apart else (*states, *stood)
+        given = [(old, None) for old in states] if unstack else (states, keys)
+        (x, _), states = self._repeat(layers, start, given, unstack)
+        x = apply_dropout(
+            with_logical_constraint(x, TOKENS), make_dropout(self.rates.output, ctx.key, OUTPUT)
+        )
+        return x, UnstackedState(states, extra_state) if unstack else (*states, *extra_state)
 
     def _parted(self, state: State) -> tuple[State, State]:
         """Return the layers' states, stacked or by repeat, and the rest."""
         count = len(self.layers)
-        return state if isinstance(state, Apart) else (state[:count], state[count:])
+        return state if isinstance(state, UnstackedState) else (state[:count], state[count:])
 
     def _prompt(self, offset: Array | None = None) -> Array | None:
         """Return the FAM prompt at the embedding: [f d], with an offset one for each row."""
         if self.prompt is None or offset is None:
             return None if self.prompt is None else self.prompt[...]
         rows = jnp.broadcast_to(self.prompt[...], (len(offset), *self.prompt.shape))
-        return laid(rows, ("batch", None, None))
+        return with_logical_constraint(rows, ("batch", None, None))
 
     def _repeat(
-        self, body: Any, carry: Any, given: Any, apart: bool = False, fetch: bool = True
+        self, body: Any, carry: Any, given: Any, unstack: bool = False, fetch: bool = True
     ) -> tuple[Any, State]:
         """Run `body(carry, layers, given) -> (carry, states)` over the repeats of the pattern.
 
         Args:
-          given: has the repeats on the first axis, or with `apart` is a sequence of them. So is
+          given: has the repeats on the first axis, or with `unstack` is a sequence of them. So is
             what is returned.
-          fetch: a layer's weights are brought together first, see `fetched`.
+          fetch: a layer's weights are brought together first, see `fsdp_all_gather`.
         """
         graph, params = nnx.split(self.layers)
-        scanned = self.scanned and not apart
+        scanned = self.scanned and not unstack
 
         def one(carry, xs):
             params, given = xs
-            params = fetched(params) if fetch else params
+            params = fsdp_all_gather(params) if fetch else params
             return body(carry, nnx.merge(graph, params), given)
 
-        one = recomputing(one, self.remat, scanned=scanned and self.repeats > 1)
+        one = remat_with_policy(one, self.remat, scanned=scanned and self.repeats > 1)
         if scanned:
             return jax.lax.scan(one, carry, (params, given), length=self.repeats)
         collected = []
         for r in range(self.repeats):
-            of = given[r] if apart else _repeat_of(given, r)
+            of = given[r] if unstack else _repeat_of(given, r)
             carry, new = one(carry, (_repeat_of(params, r), of))
             collected.append(new)
-        return carry, tuple(collected) if apart else _stacked(collected)
+        return carry, tuple(collected) if unstack else _stacked(collected)
 
 
 def _repeat_of(stacked: Any, r: int) -> Any:

@@ -19,7 +19,7 @@ from famjax.core import processes
 from famjax.core.config import Config
 from famjax.core.errors import UserError
 from famjax.core.keys import values
-from famjax.data.lanes import Batch, holes_filled
+from famjax.data.lanes import Batch, join_rows_state
 from famjax.train.metrics import MetricsWriter
 
 # seconds for what one process wrote to be seen by another: network file systems remember for a
@@ -116,7 +116,7 @@ def upload(batch: Batch, place: jax.sharding.Sharding, total: int) -> dict[str, 
 def whole(data: dict[str, Any]) -> dict[str, Any]:
     """Return the state of `Batches` with the rows of all processes."""
     parts = processes.everyone("cursors", data["batches"])
-    return {**data, "batches": holes_filled(parts)}
+    return {**data, "batches": join_rows_state(parts)}
 
 
 class _Quiet(contextlib.nullcontext[Any]):

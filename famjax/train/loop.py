@@ -22,20 +22,20 @@ from famjax.core.checks import mixer_pattern, validate
 from famjax.core.config import Config
 from famjax.core.errors import Stopped, UserError
 from famjax.core.experiment import from_json
+from famjax.core.failure_monitor import set_last_step
 from famjax.core.mesh import refuse_rows, repeated
 from famjax.core.processes import first_then_all, from_first, index
 from famjax.core.types import Array
-from famjax.core.watch import goes_on_from
-from famjax.data.pipeline import halved, make_batches, make_source
-from famjax.data.redeal import with_rows
+from famjax.data.pipeline import halve_lanes, make_batches, make_source
+from famjax.data.reassign import with_rows
 from famjax.data.sources import Source
 from famjax.data.tokenizers import Tokenizer
 from famjax.train import flops, hosts, lock
-from famjax.train.begin import freezes, refuse_base
 from famjax.train.checkpoint import Checkpoints, reading_extra
 from famjax.train.metrics import METRICS
 from famjax.train.opening import opening
 from famjax.train.optimizers import make_schedule
+from famjax.train.partition import has_frozen_params, refuse_base
 from famjax.train.profile import Profiler, refuse_past
 from famjax.train.program import make_program, with_mesh
 from famjax.train.progress import Progress
@@ -47,8 +47,8 @@ from famjax.train.run import (
     prepare_run,
     refuse_other,
 )
-from famjax.train.state import Totals, TrainState
-from famjax.train.step import zero_totals
+from famjax.train.state import MetricSums, TrainState
+from famjax.train.step import zero_sums
 from famjax.train.warmup import at_length, halve_memory, length_at, resize_memory
 
 
@@ -70,10 +70,12 @@ def train(config: Config, run_dir: str | Path, quiet: bool = False) -> Run:
       UserError: the config, the data or the folder is wrong, or the loss was not finite.
       Stopped: SIGTERM or SIGINT came; everything is saved.
     """
-    return trained(config, run_dir, quiet)[0]
+    return train_with_source(config, run_dir, quiet)[0]
 
 
-def trained(config: Config, run_dir: str | Path, quiet: bool = False) -> tuple[Run, Source]:
+def train_with_source(
+    config: Config, run_dir: str | Path, quiet: bool = False
+) -> tuple[Run, Source]:
     """Return what `train` does, and the documents that the run was trained on."""
     validate(config)
     if config.model.lora.rank and not config.init:
@@ -81,7 +83,7 @@ def trained(config: Config, run_dir: str | Path, quiet: bool = False) -> tuple[R
             f"model.lora.rank={config.model.lora.rank}: adapters need weights to adapt; give "
             "init=FOLDER, a run or what famjax convert wrote, or set model.lora.rank=0"
         )
-    if freezes(config) and not config.init:
+    if has_frozen_params(config) and not config.init:
         raise UserError(
             f"train.only={config.train.only}: what is not trained is taken from another model; "
             "give init=FOLDER, a run or what famjax convert wrote, or set train.only=all"
@@ -90,13 +92,13 @@ def trained(config: Config, run_dir: str | Path, quiet: bool = False) -> tuple[R
     hosts.compare(config)
     # all processes at once, since each waits for the devices of the others
     jax.devices()
-    with lock.for_all(folder) as new, leaving_nothing(folder, new):
+    with lock.for_all(folder) as new, removing_failed_start(folder, new):
         begun = from_first("begun", lambda: Checkpoints(folder / CHECKPOINTS).latest() is not None)
         config, tokenizer = first_then_all("prepare", lambda: prepare_run(folder, config, begun))
         hosts.refuse_unshared(folder)
         keep = config.train.keep
         checkpoints = first_then_all("open", lambda: Checkpoints(folder / CHECKPOINTS, keep))
-        goes_on_from(checkpoints.latest)
+        set_last_step(checkpoints.latest)
         latest = from_first("latest", checkpoints.latest)
         progress = Progress(config.train.steps, latest or 0, quiet, index() > 0)
         trainer = Trainer(config, tokenizer, checkpoints, folder, progress, latest)
@@ -111,7 +113,7 @@ def trained(config: Config, run_dir: str | Path, quiet: bool = False) -> tuple[R
 
 
 @contextmanager
-def leaving_nothing(folder: Path, new: bool) -> Iterator[None]:
+def removing_failed_start(folder: Path, new: bool) -> Iterator[None]:
     """Take the folder away again if it was made here for a run that was refused at its start."""
     try:
         yield
@@ -143,7 +145,7 @@ class Trainer:
         hosts.compare_documents(self.source)  # when it returns, all have read the record
         if index() == 0 and hasattr(self.source, "save_checked"):
             self.source.save_checked()
-        self.looked: tuple[int, ...] = ()  # see `make_program`
+        self.attention_span: tuple[int, ...] = ()  # see `make_program`
         self.programs, self.is_compiled = 0, False  # compiled so far, and whether the one in use is
         self.latest = latest  # step of the newest checkpoint when the run began
         self.set_length(length_at(config, latest or 0))
@@ -168,18 +170,18 @@ class Trainer:
         asked, profiler = hosts.Asked(), Profiler(self.config, self.folder, self.progress.note)
         writer = hosts.metrics_writer(self.folder, step if step else None)
         with asked.listening(), profiler, writer as metrics:
-            self.see(profiler, state, step)
+            self.profile_tick(profiler, state, step)
             while step < last:
                 log = (step + 1) % self.config.train.log_every == 0 or step + 1 == last
                 with jax.profiler.StepTraceAnnotation("train", step_num=step):
-                    state, about = self.advanced(state, step, inspect=log)
+                    state, about = self.run_step(state, step, inspect=log)
                 step += 1
                 if log:
                     state = self.log(metrics, state, step, about)
-                    self.look(state, step)
-                self.see(profiler, state, step)
+                    self.update_spans(state, step)
+                self.profile_tick(profiler, state, step)
                 if length_at(self.config, step) != self.length:
-                    state = self.lengthen(state, step)
+                    state = self.grow_bptt(state, step)
                 if step % self.config.train.checkpoint_every == 0:
                     self.save(state, step)
                 if number := asked.at(step):
@@ -200,21 +202,23 @@ class Trainer:
         for line in self.about_mesh(shapes):
             self.progress.note(line)
 
-    def advanced(
+    def run_step(
         self, state: TrainState, step: int, inspect: bool
     ) -> tuple[TrainState, dict[str, Array]]:
-        """Return what `advance` does; say so if the program has to be compiled for it."""
+        """Return what `dispatch_step` does; say so if the program has to be compiled for it."""
         if self.is_compiled:
-            return self.advance(state, inspect)
+            return self.dispatch_step(state, inspect)
         with self.progress.compiling(f"the training step{' anew' * (self.programs > 0)}", step):
-            state, about = self.advance(state, inspect=True)
+            state, about = self.dispatch_step(state, inspect=True)
         self.programs, self.is_compiled = self.programs + 1, True
         jax.block_until_ready(state)
         self.clock.start()  # what was before is compilation
         return state, about
 
     @jax.transfer_guard("disallow")
-    def advance(self, state: TrainState, inspect: bool) -> tuple[TrainState, dict[str, Array]]:
+    def dispatch_step(
+        self, state: TrainState, inspect: bool
+    ) -> tuple[TrainState, dict[str, Array]]:
         """Start one step; the guard refuses whatever would make the host wait for the device.
 
         Returns:
@@ -231,7 +235,7 @@ class Trainer:
         self.clock.steps += 1
         return state, about
 
-    def see(self, profiler: Profiler, state: TrainState, step: int) -> None:
+    def profile_tick(self, profiler: Profiler, state: TrainState, step: int) -> None:
         """Let the profiler begin or end behind a step that the device is done with."""
         if profiler.wants(step):
             with self.clock.waiting("device"):
@@ -243,7 +247,7 @@ class Trainer:
         """Let the steps that follow read so many tokens of a row."""
         config = at_length(self.config, length)
         self.length, self.rows = config.data.length, config.data.batch
-        self.program = make_program(config, self.tokenizer.token_bytes, self.looked)
+        self.program = make_program(config, self.tokenizer.token_bytes, self.attention_span)
         self.is_compiled = False
         self.batches = make_batches(
             config,
@@ -253,7 +257,7 @@ class Trainer:
             hosts.held(self.program.batch, self.rows, self.length),
         )
 
-    def look(self, state: TrainState, step: int) -> None:
+    def update_spans(self, state: TrainState, step: int) -> None:
         """Let layers whose spans are learned look no farther than they see."""
         if not self.config.model.feedback.adaptive_span:
             return
@@ -262,23 +266,25 @@ class Trainer:
         # by so many learning rates Adam can move a parameter in a step
         rates = max(1.0, (1 - c.beta1) / (1 - c.beta2) ** 0.5)
         grown = rates * c.learning_rate * self.config.train.log_every
-        looked, now = stack.looked(grown * stack.plan.span), stack.plan.spans
+        attention_span, now = stack.attention_span(grown * stack.plan.span), stack.plan.spans
         # each program takes its time to compile: a little less is not worth another
-        if any(a > b for a, b in zip(looked, now, strict=True)) or sum(looked) <= 0.75 * sum(now):
-            self.progress.note(f"step {step:,}: layers look at {max(looked):,} tokens")
-            self.look_at(looked)
+        if any(a > b for a, b in zip(attention_span, now, strict=True)) or sum(
+            attention_span
+        ) <= 0.75 * sum(now):
+            self.progress.note(f"step {step:,}: layers look at {max(attention_span):,} tokens")
+            self.set_attention_span(attention_span)
 
-    def look_at(self, slots: tuple[int, ...]) -> None:
+    def set_attention_span(self, slots: tuple[int, ...]) -> None:
         """Let calls look at so many slots, see `make_program`."""
-        self.looked = slots
+        self.attention_span = slots
         config = at_length(self.config, self.length)
         self.program = make_program(config, self.tokenizer.token_bytes, slots)
         self.is_compiled = False
 
-    def lengthen(self, state: TrainState, step: int) -> TrainState:
+    def grow_bptt(self, state: TrainState, step: int) -> TrainState:
         """Let rows become twice as long, and half as many, which go on where they stand."""
         before, rows = self.length, self.rows
-        data = halved(hosts.whole(self.batches.get_state()))
+        data = halve_lanes(hosts.whole(self.batches.get_state()))
         self.batches.release()
         self.set_length(length_at(self.config, step))
         self.batches.set_state(data)
@@ -286,22 +292,24 @@ class Trainer:
             f"step {step:,}: rows of {self.length:,} tokens, {self.rows:,} of them "
             f"(were {before:,} and {rows:,})"
         )
-        halve = jax.jit(halve_memory, out_shardings=self.program.shardings.memory)
-        return state._replace(memory=halve(state.memory))
+        halve_batch = jax.jit(halve_memory, out_shardings=self.program.shardings.memory)
+        return state._replace(memory=halve_batch(state.memory))
 
     def about_mesh(self, shapes: TrainState) -> Iterator[str]:
         """Yield what to say of the mesh: how it was chosen, and what it leaves undivided."""
         if self.chosen:
             yield self.chosen
         yield from repeated(self.config)
-        for name in sharding.undivided(self.program.mesh, (shapes.params, shapes.frozen)):
+        for name in sharding.replicated_parameters(
+            self.program.mesh, (shapes.params, shapes.frozen)
+        ):
             yield f"mesh: every device has a whole copy of {name}"
 
     def resume(self) -> tuple[TrainState, int]:
         """Return the newest good checkpoint's state, or the first state."""
         if self.latest is None:
             state = self.begin()
-            self.look(state, 0)
+            self.update_spans(state, 0)
             return state, 0
         step, tree, extra = self.checkpoints.restore(self.template, report=self.progress.note)
         if step < self.config.train.steps:
@@ -311,13 +319,13 @@ class Trainer:
             self.tokens = float(extra["tokens"])
             state = self.with_rows(from_tree(tree), extra["data"])
         self.saved = step
-        if freezes(self.config):
+        if has_frozen_params(self.config):
             state = state._replace(frozen=self.begin().frozen)
             refuse_base(extra.get("base", ""), self.base, self.config.init, self.folder)
         else:
             state = state._replace(frozen=self.no_keys())
         if extra.get("looked"):
-            self.look_at(tuple(extra["looked"]))
+            self.set_attention_span(tuple(extra["looked"]))
         return state, step
 
     def with_rows(self, state: TrainState, data: dict[str, Any]) -> TrainState:
@@ -356,7 +364,7 @@ class Trainer:
         if saved and len(saved) != self.rows:
             data = dataclasses.replace(config.data, batch=len(saved))
             config = dataclasses.replace(config, data=data)
-            program = make_program(config, self.tokenizer.token_bytes, self.looked)
+            program = make_program(config, self.tokenizer.token_bytes, self.attention_span)
         places = jax.tree.map(
             lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s),
             jax.eval_shape(program.start),
@@ -399,7 +407,7 @@ class Trainer:
             "tokens": self.tokens,
             "config": dataclasses.asdict(self.config),
             "base": self.base,
-            "looked": self.looked,
+            "looked": self.attention_span,
         }
         self.checkpoints.save(step, to_tree(state), extra)
         self.saved = step
@@ -437,26 +445,26 @@ class Trainer:
         row["tokens"] = self.tokens
         if self.config.train.bptt_start:
             row["length"] = self.length
-        row |= self.guide(totals, row)
+        row |= self.advance_curriculum(totals, row)
         timing = self.clock.lap(float(totals.tokens / totals.steps), self.config)
         metrics.write(step, {**row, **timing})
         shown = ("loss", "accuracy", "longest", "length", "tokens_per_second", "data_wait")
         self.progress.update(step, **{k: v for k, v in (row | timing).items() if k in shown})
         self.refuse_bad(state)
-        zeros = jax.jit(zero_totals, out_shardings=self.program.shardings.totals)()
+        zeros = jax.jit(zero_sums, out_shardings=self.program.shardings.totals)()
         return state._replace(totals=zeros)
 
-    def guide(self, totals: Totals, row: dict[str, float]) -> dict[str, float]:
+    def advance_curriculum(self, totals: MetricSums, row: dict[str, float]) -> dict[str, float]:
         """Let a curriculum advance on the answers of the interval.
 
         The batches made ahead are dropped when it does, so that what follows depends on the step
         alone and not on how far the loading thread had got.
         """
-        if not hasattr(self.source, "advance"):
+        if not hasattr(self.source, "dispatch_step"):
             return {}
         state = self.batches.get_state()
         # where nothing is predicted (train.match) it stays where it begins
-        after = self.source.advance(state["source"], row.get("accuracy", 0.0))
+        after = self.source.dispatch_step(state["source"], row.get("accuracy", 0.0))
         if after != state["source"]:
             self.batches.set_state({**state, "source": after})
         return {"longest": float(after["longest"])} if "longest" in after else {}
@@ -476,7 +484,7 @@ def from_tree(tree: dict[str, Any]) -> TrainState:
     return TrainState(params=tree["params"], **tree["rest"])
 
 
-def summary(totals: Totals, match: bool = False) -> dict[str, float]:
+def summary(totals: MetricSums, match: bool = False) -> dict[str, float]:
     """Return the means of an interval: a loss in nats, shares, and bits.
 
     Args:

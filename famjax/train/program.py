@@ -27,9 +27,9 @@ from famjax.core.mesh import (
 )
 from famjax.core.types import Array, Context
 from famjax.models.language_model import LanguageModel
-from famjax.models.transplant import layer_mixers
-from famjax.train.begin import evaluated
+from famjax.models.remap_params import layer_mixers
 from famjax.train.optimizers import make_optimizer
+from famjax.train.partition import inference_config
 from famjax.train.run import abstract_model
 from famjax.train.state import TrainState
 from famjax.train.step import Batch, init_train_state, make_step
@@ -61,13 +61,14 @@ class Program(NamedTuple):
 def make_program(
     config: Config,
     token_bytes: np.ndarray,
-    looked: tuple[int, ...] = (),
+    attention_span: tuple[int, ...] = (),
     mesh: Mesh | None = None,
 ) -> Program:
     """Build and place everything for a config whose vocabulary is known.
 
     Args:
-      looked: slots that layers with learned spans look at, see `Feedback.look_at`; () is all.
+      attention_span: entries that layers with learned spans attend to, see
+        `Feedback.set_attention_span`; () is all.
       mesh: None is `config.mesh` of all devices. For one of devices that are only described, the
         step can be lowered and compiled.
     """
@@ -75,10 +76,10 @@ def make_program(
         config, _ = with_mesh(config)
         mesh = sharding.make_mesh(config.mesh)
     refuse_undivided(config)
-    used, only = evaluated(config.model), config.train.only
+    used, only = inference_config(config.model), config.train.only
     swept = dataclasses.replace(used, feedback=config.model.feedback)
     graph, plain, seen = (
-        abstract_model(model, looked, only)[0] for model in (config.model, used, swept)
+        abstract_model(model, attention_span, only)[0] for model in (config.model, used, swept)
     )
 
     start = functools.partial(first_state, config)

@@ -25,19 +25,19 @@ from famjax.core.processes import from_first, index
 from famjax.data.pipeline import make_tokenizer
 from famjax.data.tokenizers import Tokenizer, save_tokenizer, save_words, saved_tokenizer
 from famjax.data.words import Words
-from famjax.models.fold import folded, why_not_folded
+from famjax.models.fold_feature_maps import folded, why_not_foldable
 from famjax.models.language_model import LanguageModel
-from famjax.models.transplant import abstract, merge_adapters, transplant
-from famjax.train.begin import (
+from famjax.models.remap_params import abstract, merged_adapters, remap_params
+from famjax.train.checkpoint import EXTRA, Checkpoints
+from famjax.train.partition import (
     Frozen,
-    chained,
-    divide,
-    evaluated,
+    combine_fingerprints,
     fingerprint,
-    freezes,
+    has_frozen_params,
+    inference_config,
+    partition_trainable,
     refuse_base,
 )
-from famjax.train.checkpoint import EXTRA, Checkpoints
 
 CONFIG, CHECKPOINTS = "config.json", "checkpoints"
 # which files of JSON lines need no check when the run is resumed
@@ -95,21 +95,23 @@ class Run:
 
     def fingerprint(self) -> str:
         """Return a name for the run's weights, the same on all devices."""
-        _, trained, _ = divide(evaluated(self.config.model), self.model, self.config.train.only)
-        return chained(fingerprint(trained), self.base)
+        _, trained, _ = partition_trainable(
+            inference_config(self.config.model), self.model, self.config.train.only
+        )
+        return combine_fingerprints(fingerprint(trained), self.base)
 
     def merged(self) -> Run:
         """Return the run on its own feet: without adapters, its weights changed by them."""
-        params, model = merge_adapters(nnx.state(self.model, nnx.Param), self.config.model)
-        model = evaluated(model)
+        params, model = merged_adapters(nnx.state(self.model, nnx.Param), self.config.model)
+        model = inference_config(model)
         train = replace(self.config.train, only="all", match=False)
         config = replace(self.config, model=model, train=train, init="")
         return replace(self, config=config, model=nnx.merge(abstract(model)[0], params), base="")
 
     def with_folded_maps(self) -> Run:
-        """Return the run for use alone, `famjax.models.fold`; itself where that cannot be."""
+        """Return the run with folded feature maps, for inference; itself where they cannot be."""
         model = replace(self.config.model, lora=LoraConfig())
-        if why_not_folded(model):
+        if why_not_foldable(model):
             return self
         run = self.merged() if self.config.model.lora.rank else self
         return replace(run, model=folded(run.model))
@@ -121,7 +123,7 @@ class Run:
                 f"model.stack={self.config.model.stack}: has no memory of one vector a token; "
                 "leave out --small-cache"
             )
-        self.model.stack.carry_memory()
+        self.model.stack.with_memory_cache()
         feedback = replace(self.config.model.feedback, cache="memory")
         model = replace(self.config.model, feedback=feedback)
         return replace(self, config=replace(self.config, model=model))
@@ -155,7 +157,7 @@ def open_run(
     except UserError as error:
         raise UserError(f"{folder / CONFIG}: {error}") from None
     tokenizer = run_tokenizer(folder, config)
-    model, only = evaluated(config.model), config.train.only
+    model, only = inference_config(config.model), config.train.only
     refuse_model(model)
     graph, shapes, _ = abstract_model(model, only=only)
     template = _placed(shapes, mesh)
@@ -165,13 +167,13 @@ def open_run(
     refuse_edited(config, checkpoints, found, folder)
     frozen: Frozen = ()
     base = ""
-    if freezes(config):
+    if has_frozen_params(config):
         weights, base = initial_weights(config, folder, report, mesh)
         refuse_base(extra.get("base", ""), base, config.init, folder)
         frozen = freeze(model, weights, only)
     module = nnx.merge(graph, tree["params"], *frozen)
-    if config.model.feedback.adaptive_span and hasattr(module.stack, "look_at"):
-        module.stack.look_at(module.stack.looked())
+    if config.model.feedback.adaptive_span and hasattr(module.stack, "set_attention_span"):
+        module.stack.set_attention_span(module.stack.attention_span())
     return Run(config, tokenizer, module, found, base)
 
 
@@ -213,36 +215,36 @@ def initial_weights(
         )
     run = open_run(config.init, report=report, mesh=mesh)
     name = run.fingerprint()
-    params, model = merge_adapters(nnx.state(run.model, nnx.Param), run.config.model)
-    return transplant(params, model, config.model), name
+    params, model = merged_adapters(nnx.state(run.model, nnx.Param), run.config.model)
+    return remap_params(params, model, config.model), name
 
 
 def freeze(config: ModelConfig, weights: Any, only: str = "all") -> Frozen:
-    """Return what `divide` calls frozen of a model with these weights, which are given up."""
+    """Return the frozen part of a model with these weights (`partition_trainable`), donated."""
 
     @functools.partial(jax.jit, donate_argnums=0)
     def frozen(weights: Any) -> Frozen:
         # what is drawn here is not used, and so is not computed
         model = LanguageModel(config, rngs=nnx.Rngs(0))
         nnx.update(model, weights)
-        return divide(config, model, only)[2]
+        return partition_trainable(config, model, only)[2]
 
     return frozen(weights)
 
 
 def abstract_model(
-    model: ModelConfig, looked: tuple[int, ...] = (), only: str = "all"
+    model: ModelConfig, attention_span: tuple[int, ...] = (), only: str = "all"
 ) -> tuple[Any, Any, Frozen]:
-    """Return what `divide` does of a model, shapes for arrays, without computing anything.
+    """Return `partition_trainable` of a model with shapes for arrays; nothing is computed.
 
     Args:
-      looked: slots that layers with learned spans look at, see `Feedback.look_at`.
+      attention_span: see `Feedback.set_attention_span`; () is all.
       only: `train.only`.
     """
     module = nnx.eval_shape(lambda: LanguageModel(model, rngs=nnx.Rngs(0)))
-    if looked:
-        module.stack.look_at(looked)
-    return divide(model, module, only)
+    if attention_span:
+        module.stack.set_attention_span(attention_span)
+    return partition_trainable(model, module, only)
 
 
 def read_config(folder: Path) -> Config | None:

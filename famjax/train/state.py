@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from famjax.core.types import Array, State
 
 
-class Totals(NamedTuple):
+class MetricSums(NamedTuple):
     """Sums over the steps since the last log, on the device, so that the host need not wait.
 
     Attributes (all scalars, float32):
@@ -42,7 +42,7 @@ class TrainState(NamedTuple):
         passing: the FAMs of row 0. Packed without: ().
       key: [2] uint32, data of the random key.
       totals: metrics since the last log.
-      frozen: parameters that are not, see `famjax.train.begin.divide`; in no checkpoint.
+      frozen: parameters that are not, see `partition_trainable`; in no checkpoint.
       bad: scalar int32, the first step whose loss, gradient, new parameters or memory were not
         finite; 0 if there is none.
     """
@@ -52,6 +52,6 @@ class TrainState(NamedTuple):
     opt_state: Any
     memory: State
     key: Array
-    totals: Totals
+    totals: MetricSums
     bad: Array
     frozen: Any = ()

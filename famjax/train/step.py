@@ -11,40 +11,40 @@ import optax
 from flax import nnx
 
 from famjax.core.config import Config
-from famjax.core.sharding import laid, path_name
+from famjax.core.sharding import path_name, with_logical_constraint
 from famjax.core.types import Array, Context, State
 from famjax.models.language_model import LanguageModel
 from famjax.ops.rotary import longest_wavelength
-from famjax.stacks.residual import passable
-from famjax.train.begin import divide, with_keys
-from famjax.train.state import Totals, TrainState
+from famjax.stacks.residual import passable_state
+from famjax.train.partition import partition_trainable, with_dropout_keys
+from famjax.train.state import MetricSums, TrainState
 
 Batch = dict[str, Array]
 
 
-def zero_totals() -> Totals:
-    return Totals(*(jnp.zeros((), jnp.float32) for _ in Totals._fields))
+def zero_sums() -> MetricSums:
+    return MetricSums(*(jnp.zeros((), jnp.float32) for _ in MetricSums._fields))
 
 
 def init_memory(config: Config, model: LanguageModel) -> State:
     """Return what `TrainState.memory` is before the first step."""
     if config.data.layout == "lanes":
         return model.init_state(config.data.batch)
-    return passable(model.init_state(1)) if config.train.rsp > 0 else ()
+    return passable_state(model.init_state(1)) if config.train.rsp > 0 else ()
 
 
 def init_train_state(
     config: Config, model: LanguageModel, optimizer: optax.GradientTransformation
 ) -> TrainState:
     """Return the state before the first step."""
-    _, params, frozen = divide(config.model, model, config.train.only)
+    _, params, frozen = partition_trainable(config.model, model, config.train.only)
     return TrainState(
         jnp.zeros((), jnp.int32),
         params,
         optimizer.init(params),
         init_memory(config, model),
         jax.random.key_data(jax.random.key(config.seed)),
-        zero_totals(),
+        zero_sums(),
         jnp.zeros((), jnp.int32),
         frozen,
     )
@@ -59,7 +59,7 @@ def make_step(
     """Return the step function, to be compiled with the state donated.
 
     Args:
-      graph: the model's NNX graph, of `divide`; the parameters are in the state.
+      graph: the model's NNX graph, of `partition_trainable`; the parameters are in the state.
       token_bytes: [v], UTF-8 bytes of each token.
     """
     lanes = config.data.layout == "lanes"
@@ -80,7 +80,9 @@ def make_step(
         if config.train.rsp == 0:
             return fresh
         # B.2.3: the first row's memory after the last step, shared by all rows of this one
-        saved = jax.tree.map(lambda a, b: jnp.broadcast_to(a, b.shape), memory, passable(fresh))
+        saved = jax.tree.map(
+            lambda a, b: jnp.broadcast_to(a, b.shape), memory, passable_state(fresh)
+        )
         ramp = jnp.minimum(1.0, (step + 1) / max(config.train.rsp_ramp, 1))
         use = jax.random.bernoulli(key, config.train.rsp * ramp) & (step > 0)
         passed = model.stack.pass_state(fresh, jax.lax.stop_gradient(saved))
@@ -101,7 +103,7 @@ def make_step(
         dropout = jax.random.fold_in(jax.random.fold_in(key, 2), index)
 
         def segment_model(index: Array | int) -> LanguageModel:
-            keys = with_keys(state.frozen, jax.random.fold_in(dropout, index))
+            keys = with_dropout_keys(state.frozen, jax.random.fold_in(dropout, index))
             return nnx.merge(graph, params, *keys)
 
         model = segment_model(0)
@@ -125,7 +127,7 @@ def make_step(
           model_of: the model with the dropout of a segment, by its number.
         """
 
-        def segment(memory: State, xs: tuple[Batch, Array | int]) -> tuple[State, Totals]:
+        def segment(memory: State, xs: tuple[Batch, Array | int]) -> tuple[State, MetricSums]:
             batch, index = xs
             model = model_of(index)
             # packed rows begin with the state that `start` chose, not with a reset
@@ -162,7 +164,7 @@ def make_step(
             return jax.tree.map(jnp.add, total, (grads, totals)), memory
 
         batch, offset = jax.tree.map(lambda a: _parts(a, 0, parts), (batch, offset))
-        zeros = (jax.tree.map(jnp.zeros_like, state.params), zero_totals())
+        zeros = (jax.tree.map(jnp.zeros_like, state.params), zero_sums())
         memory = split_lanes(state.memory, parts) if lanes else _repeat(state.memory, parts)
         xs = (batch, offset, memory, jnp.arange(parts))
         (grads, totals), memory = jax.lax.scan(part, zeros, xs)
@@ -173,7 +175,9 @@ def make_step(
         key, now = jax.random.split(jax.random.wrap_key_data(state.key))
         grads, (memory, totals) = gradients(state, batch, now)
         if not lanes:
-            memory = jax.tree.map(lambda a: a[:, :1], passable(memory)) if config.train.rsp else ()
+            memory = (
+                jax.tree.map(lambda a: a[:, :1], passable_state(memory)) if config.train.rsp else ()
+            )
         totals = totals._replace(
             steps=jnp.ones((), jnp.float32), grad_norm=optax.tree.norm(grads).astype(jnp.float32)
         )
@@ -195,7 +199,7 @@ def make_step(
     return step
 
 
-def count(nats: Array, likeliest: Array, batch: Batch, token_bytes: Array) -> Totals:
+def count(nats: Array, likeliest: Array, batch: Batch, token_bytes: Array) -> MetricSums:
     """Return the totals of one segment from `LanguageModel.losses`: two [b t]."""
     targets, weights = batch["targets"], batch["weights"]
     full = weights >= 1
@@ -211,10 +215,10 @@ def count(nats: Array, likeliest: Array, batch: Batch, token_bytes: Array) -> To
         "tokens": batch["valid"],
     }
     sums = {name: value.sum(dtype=jnp.float32) for name, value in total.items()}
-    return zero_totals()._replace(**sums)
+    return zero_sums()._replace(**sums)
 
 
-def count_errors(errors: Array, batch: Batch) -> Totals:
+def count_errors(errors: Array, batch: Batch) -> MetricSums:
     """Return the totals of rows whose linear layers have these errors [l b] (`train.match`).
 
     Loss and weight are such that their quotient is the mean over layers and rows. All tokens count,
@@ -222,7 +226,7 @@ def count_errors(errors: Array, batch: Batch) -> Totals:
     """
     tokens = batch["valid"].sum(-1, dtype=jnp.float32)
     loss = (errors.mean(0).astype(jnp.float32) * tokens).sum()
-    return zero_totals()._replace(weight=tokens.sum(), loss=loss, tokens=tokens.sum())
+    return zero_sums()._replace(weight=tokens.sum(), loss=loss, tokens=tokens.sum())
 
 
 def within_bounds(params: Any) -> Any:
@@ -248,7 +252,9 @@ def position_offset(key: Array, config: Config, rows: int) -> Array:
     value, half = jax.random.split(key)
     longest = longest_wavelength(config.model.rope_base)
     offset = jax.random.uniform(value, (rows,), maxval=longest)
-    return laid(offset * jnp.round(jax.random.uniform(half, (rows,))), ("batch",))
+    return with_logical_constraint(
+        offset * jnp.round(jax.random.uniform(half, (rows,))), ("batch",)
+    )
 
 
 def split_lanes(memory: State, parts: int) -> State:

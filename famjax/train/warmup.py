@@ -41,7 +41,7 @@ def resize_memory(memory: State, rows: int) -> State:
 
 
 def halve_memory(memory: State) -> State:
-    """[r b ...] -> [r b/2 ...], of the lanes that `famjax.data.lanes.halve` keeps.
+    """[r b ...] -> [r b/2 ...], of the lanes that `famjax.data.lanes.halve_batch` keeps.
 
     Every second one: so every device keeps half of its rows, and none has to move.
     """

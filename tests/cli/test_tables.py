@@ -47,7 +47,7 @@ class Kept:
         self.items.append(item)
 
 
-def evaluated() -> Iterator[Table]:
+def inference_config() -> Iterator[Table]:
     passkey = {
         "length": 1_048_576,
         "examples": 1000,
@@ -135,7 +135,7 @@ def benched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
     )
     kinds = ("all-gather", "all-reduce", "collective-permute", "reduce-scatter")
     sent = dict.fromkeys(kinds, 12_345_678.0)
-    one = mesh.Divided("", 1, PAIR, 12_345.6, {}, {}, 123_456_789)
+    one = mesh.MeshTiming("", 1, PAIR, 12_345.6, {}, {}, 123_456_789)
     divided = [one, one._replace(axis="sequence", devices=8, sent=sent, largest=sent)]
     yield bench_mesh._steps(divided, MODEL, SIZES)
     collectives = bench_mesh._collectives(divided)
@@ -219,7 +219,7 @@ def doctored(monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
 
 
 def every(monkeypatch: pytest.MonkeyPatch) -> list[Table]:
-    parts = (evaluated(), analyzed(), benched(monkeypatch), planned())
+    parts = (inference_config(), analyzed(), benched(monkeypatch), planned())
     return [
         *(table for part in parts for table in part),
         *searched(monkeypatch),
@@ -358,7 +358,7 @@ def test_without_headings_a_row_is_a_name_and_its_value() -> None:
 
 
 def test_no_collectives_are_said_to_be_none() -> None:
-    one = mesh.Divided("", 1, PAIR, 1.0, {}, {}, 0)
+    one = mesh.MeshTiming("", 1, PAIR, 1.0, {}, {}, 0)
     assert "no collectives" in bench_mesh._collectives([one, one._replace(axis="data", devices=2)])
     done = a_plan()
     done.seen["collectives"] = []

@@ -20,7 +20,7 @@ from famjax.core.errors import UserError
 from famjax.core.types import Context
 from famjax.layers.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from famjax.models.language_model import LanguageModel
-from famjax.models.transplant import transplant
+from famjax.models.remap_params import remap_params
 from famjax.ops import losses
 from famjax.ops.losses import pieces, token_losses
 from famjax.train.flops import forward_flops
@@ -218,12 +218,12 @@ def test_a_cap_of_logits_is_refused():
 
 def test_weights_go_to_a_model_of_the_same_clusters_alone():
     params = parts("tied")[1]
-    moved = transplant(params, BASE, replace(BASE, mixer="swa", window=2))
+    moved = remap_params(params, BASE, replace(BASE, mixer="swa", window=2))
     close(*(jax.tree.map(np.asarray, nnx.to_pure_dict(a))["embedding"] for a in (moved, params)))
     with pytest.raises(UserError, match=r"model\.adaptive"):
-        transplant(params, BASE, replace(BASE, adaptive=AdaptiveConfig()))
+        remap_params(params, BASE, replace(BASE, adaptive=AdaptiveConfig()))
     with pytest.raises(UserError, match="begins as rows of the embedding"):
-        transplant(params, BASE, replace(BASE, mixer="fam"))
+        remap_params(params, BASE, replace(BASE, mixer="fam"))
 
 
 def test_flops_are_those_of_every_cluster():

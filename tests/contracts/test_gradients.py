@@ -94,10 +94,10 @@ def test_the_gradient_at_memory_segments_is_cut_where_asked(case, mixer):
     r = runner(case, mixer=mixer)
     last = PROBE * (np.arange(4 * W) >= 3 * W)[:, None]
     _, _, (_, dx, _) = r.grad(X, last)
-    reach = np.abs(dx).max((0, 2)).reshape(4, W) > 0
-    assert reach[3].all()
+    receptive_field = np.abs(dx).max((0, 2)).reshape(4, W) > 0
+    assert receptive_field[3].all()
     # two layers of two segments reach further back than the stream is long
-    assert (~reach[:3] if mixer == "bswa_sg" else reach[:3]).all()
+    assert (~receptive_field[:3] if mixer == "bswa_sg" else receptive_field[:3]).all()
 
 
 def test_a_stopped_gradient_changes_no_value():

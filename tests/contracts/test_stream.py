@@ -84,14 +84,14 @@ HYBRIDS = {
 @pytest.mark.parametrize("case", [*CASES, *HYBRIDS])
 def test_a_windows_reach_is_all_that_it_depends_on(case):
     r = Runner(HYBRIDS[case]) if case in HYBRIDS else runner(case)
-    reach = r.model(r.params).stack.reach
-    if reach is None:
+    receptive_field = r.model(r.params).stack.receptive_field
+    if receptive_field is None:
         assert {"full", "fam", "linear", "feedback", "lstm"} & {*r.mixers, r.config.stack}
         return
-    last = max(LENGTH - W, reach + W)  # bswa-3 sees farther than the stream is long
+    last = max(LENGTH - W, receptive_field + W)  # bswa-3 sees farther than the stream is long
     x = np.concatenate([r.x, r.x], 1)[:, : last + W]
     whole, _ = r.call(x, r.fresh)
-    late, _ = r.call(x[:, last - reach :], r.fresh)
+    late, _ = r.call(x[:, last - receptive_field :], r.fresh)
     close(late[:, -W:], whole[:, -W:])
 
     def matters(token):
@@ -99,10 +99,10 @@ def test_a_windows_reach_is_all_that_it_depends_on(case):
         other[:, token] += np.random.default_rng(9).normal(size=WIDTH)
         return (r.call(other, r.fresh)[0] != whole)[:, -W:].any()
 
-    assert not matters(last - reach - 1)
+    assert not matters(last - receptive_field - 1)
     # of a token window, whole blocks are more than it sees
     # and learned spans may be shorter than they could be
-    assert {"swa", "transformer-shared"} & {*r.mixers, case} or matters(last - reach)
+    assert {"swa", "transformer-shared"} & {*r.mixers, case} or matters(last - receptive_field)
 
 
 @all_kinds
@@ -141,7 +141,7 @@ def test_step_is_call_with_all_that_families_differ_in(case):
 @pytest.mark.parametrize("case", [c for c in KINDS if CASES[c].stack == "residual"])
 def test_a_state_apart_is_read_alike(case):
     r = runner(case)
-    there = r.run(lambda params, state: r.model(params).stack.apart(state), r.fresh)
+    there = r.run(lambda params, state: r.model(params).stack.unstack(state), r.fresh)
     y, there = r.step(r.x[:, :W], there)
     expected, end = r.step(r.x[:, :W], r.fresh)
     close(y, expected)
@@ -151,7 +151,7 @@ def test_a_state_apart_is_read_alike(case):
 def test_a_loop_of_steps_writes_full_attentions_cache_in_place():
     """What the compiled loop holds beside the state, which is donated, is less than one cache."""
     r = Runner(replace(CASES["full"], capacity=512, head_dim=64), x64=False)
-    state = r.run(lambda params: r.model(params).stack.apart(r.model(params).init_state(B)))
+    state = r.run(lambda params: r.model(params).stack.unstack(r.model(params).init_state(B)))
     tokens = jnp.zeros((B, 1), jnp.int32)
     program = jax.jit(writer(r.graph, 3), donate_argnums=1)
     memory = program.lower(r.params, state, tokens).compile().memory_analysis()

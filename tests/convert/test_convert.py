@@ -23,7 +23,7 @@ from famjax.core import optional
 from famjax.core.config import ArchConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import load_config
-from famjax.models.transplant import layer_mixers, refuse_other_sizes
+from famjax.models.remap_params import layer_mixers, refuse_other_sizes
 from famjax.train.loop import train
 from famjax.train.run import open_run
 

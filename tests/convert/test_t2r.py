@@ -20,9 +20,9 @@ from famjax.core.config import ArchConfig, LinearConfig, LoraConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import load_config
 from famjax.export import export as exporting
-from famjax.models.fold import folded, why_not_folded
+from famjax.models.fold_feature_maps import folded, why_not_foldable
 from famjax.models.language_model import LanguageModel
-from famjax.models.transplant import layer_mixers, parameter, refuse_other_sizes, transplant
+from famjax.models.remap_params import layer_mixers, parameter, refuse_other_sizes, remap_params
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.loop import train
 from famjax.train.run import initial_weights, open_run
@@ -206,7 +206,7 @@ def test_training_begins_with_the_same_surgery(llama, home, text):
         "layer.mixer.map.kernel",
         "layer.mixer.map.bias",
     }
-    back = transplant(params, config.model, teacher.config.model)
+    back = remap_params(params, config.model, teacher.config.model)
     for ours, theirs in zip(
         jax.tree.leaves(back), jax.tree.leaves(nnx.state(teacher.model, nnx.Param)), strict=True
     ):
@@ -313,7 +313,7 @@ SMALL = ModelConfig(
 def test_folded_is_the_same_to_rounding(kind, scale):
     arch = ArchConfig(qkv_bias=True, query_scale=scale)
     config = replace(SMALL, linear=replace(SMALL.linear, map=kind), arch=arch)
-    assert not why_not_folded(config)
+    assert not why_not_foldable(config)
     model = LanguageModel(config, rngs=nnx.Rngs(0))
     key = jax.random.key(0)
     params = jax.tree.map(
@@ -345,8 +345,8 @@ def test_folded_is_the_same_to_rounding(kind, scale):
     ],
 )
 def test_what_is_not_folded(change, said):
-    assert said in why_not_folded(replace(SMALL, **change))
-    assert not why_not_folded(replace(SMALL, linear=LinearConfig(features=4), arch=NOT_ROTATED))
+    assert said in why_not_foldable(replace(SMALL, **change))
+    assert not why_not_foldable(replace(SMALL, linear=LinearConfig(features=4), arch=NOT_ROTATED))
 
 
 NOT_ROTATED = ArchConfig(rotary_fraction=0.0)

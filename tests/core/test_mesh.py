@@ -186,6 +186,6 @@ def test_large_parameters_that_are_whole_everywhere() -> None:
         "norm": {"scale": jax.ShapeDtypeStruct((8,), np.float32)},
     }
     whole = ["embedding (300001, 5)"]
-    assert sharding.undivided(sharding.make_mesh(MeshConfig(2, 2, 2)), shapes) == whole
-    assert sharding.undivided(sharding.make_mesh(MeshConfig(8)), shapes) == []
-    assert sharding.undivided(sharding.make_mesh(MeshConfig(1, 1, 1, 8)), shapes) == []
+    assert sharding.replicated_parameters(sharding.make_mesh(MeshConfig(2, 2, 2)), shapes) == whole
+    assert sharding.replicated_parameters(sharding.make_mesh(MeshConfig(8)), shapes) == []
+    assert sharding.replicated_parameters(sharding.make_mesh(MeshConfig(1, 1, 1, 8)), shapes) == []

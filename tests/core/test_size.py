@@ -23,7 +23,7 @@ from famjax.core.errors import UserError
 from famjax.core.experiment import available, load_config
 from famjax.core.units import byte_size
 from famjax.models.language_model import LanguageModel
-from famjax.models.transplant import is_map, parameter
+from famjax.models.remap_params import is_map, parameter
 
 SHAPE = ModelConfig(vocab_size=50, layers=4, width=24, heads=4, kv_heads=2, head_dim=8)
 EVERYTHING = ArchConfig(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from famjax.core.config import Config, DataConfig
 from famjax.core.errors import UserError
-from famjax.data.lanes import Lanes, halve
+from famjax.data.lanes import Lanes, halve_batch
 from famjax.data.pipeline import make_batches, make_source
 from famjax.data.sources import Piece
 from famjax.data.tokenizers import load_tokenizer
@@ -254,7 +254,7 @@ def halving(source, blocks, steps):
         batches = Lanes(source, 4 >> i, (blocks << i) * BLOCK, BLOCK, streams=1 << i)
         batches = iter(batches)
         if state:
-            batches.set_state(json.loads(json.dumps(halve(state))))
+            batches.set_state(json.loads(json.dumps(halve_batch(state))))
         for batch in islice(batches, int(count)):
             for lane in range(4 >> i):
                 lines[lane << i].append({name: rows[lane] for name, rows in batch.items()})

@@ -21,7 +21,7 @@ from famjax.export import peft
 from famjax.export.source import Source
 from famjax.layers.lora import Adapter
 from famjax.models.language_model import LanguageModel
-from famjax.train.begin import evaluated
+from famjax.train.partition import inference_config
 from famjax.train.run import Run
 
 
@@ -31,7 +31,7 @@ def adapted(case: str, **lora) -> Source:
     config, plain = load_pretrained(folder)
     of_training = DropoutConfig(residual=0.1)
     config = replace(config, lora=LoraConfig(**{"rank": 3, **lora}), dropout=of_training)
-    model = LanguageModel(evaluated(config), rngs=nnx.Rngs(0))
+    model = LanguageModel(inference_config(config), rngs=nnx.Rngs(0))
     nnx.update(model, nnx.state(plain, nnx.Param))
     rng = np.random.default_rng(0)
     adapters = nnx.state(model, Adapter)

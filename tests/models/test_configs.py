@@ -13,7 +13,7 @@ import pytest
 from famjax.core.checks import validate
 from famjax.core.config import Config
 from famjax.core.experiment import load_config
-from famjax.models.transplant import abstract
+from famjax.models.remap_params import abstract
 from famjax.tasks.toy import words_of
 from famjax.train.optimizers import make_schedule
 

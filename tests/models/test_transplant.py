@@ -9,7 +9,7 @@ from flax import nnx
 
 from famjax.core.config import LinearConfig, ModelConfig
 from famjax.core.errors import UserError
-from famjax.models.transplant import abstract, parameter, transplant
+from famjax.models.remap_params import abstract, parameter, remap_params
 
 FULL = ModelConfig(vocab_size=9, layers=2, width=8, heads=2, mixer="full")
 RELU = replace(FULL, mixer="linear", linear=LinearConfig("relu", features=4))
@@ -25,19 +25,19 @@ def names(params):
 
 def test_maps_without_weights_take_those_of_softmax_attention_as_they_are():
     elu = replace(RELU, linear=LinearConfig("elu"))
-    assert names(transplant(weights(FULL), FULL, elu)) == names(weights(FULL))
+    assert names(remap_params(weights(FULL), FULL, elu)) == names(weights(FULL))
 
 
 def test_a_maps_weights_are_left_behind_or_kept():
-    assert names(transplant(weights(RELU), RELU, FULL)) == names(weights(FULL))
-    half = transplant(weights(RELU), RELU, replace(RELU, mixer="linear,full"))
+    assert names(remap_params(weights(RELU), RELU, FULL)) == names(weights(FULL))
+    half = remap_params(weights(RELU), RELU, replace(RELU, mixer="linear,full"))
     kernel = nnx.to_pure_dict(half)["stack"]["layers"][0]["mixer"]["map"]["kernel"]
     assert kernel.shape == (1, 2, 4, 4)
 
 
 def test_a_map_that_is_not_there_begins_as_its_layer_says():
     half = replace(RELU, mixer="linear,full")
-    whole, rest = (transplant(weights(old), old, RELU) for old in (FULL, half))
+    whole, rest = (remap_params(weights(old), old, RELU) for old in (FULL, half))
     kernels = [
         nnx.to_pure_dict(p)["stack"]["layers"][0]["mixer"]["map"]["kernel"] for p in (whole, rest)
     ]
@@ -49,4 +49,4 @@ def test_a_map_that_is_not_there_begins_as_its_layer_says():
 def test_a_map_of_another_size_is_not_lost():
     old = replace(RELU, linear=LinearConfig())
     with pytest.raises(UserError, match=r"model\.linear\.features=4: the feature maps that are"):
-        transplant(weights(old), old, RELU)
+        remap_params(weights(old), old, RELU)

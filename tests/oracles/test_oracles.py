@@ -100,10 +100,10 @@ def by_hand(q, k, query, at, keys, positions, base=10_000.0):
     rms = np.sqrt(np.mean(keys**2, axis=1, keepdims=True) + oracle.EPS)
     keys = keys / rms * math.sqrt(2 / WIDE + oracle.EPS)
     half = WIDE // 2
-    product = (q[:half] + 1j * q[half:]) * np.conj(k[:half] + 1j * k[half:])
+    weight_einsum = (q[:half] + 1j * q[half:]) * np.conj(k[:half] + 1j * k[half:])
     theta = base ** (-np.arange(half) / half)
     turned = np.exp(1j * np.subtract.outer(at, f64(positions))[..., None] * theta)
-    scores = query[-1] * keys[:, -1] * (turned @ product).real / math.sqrt(WIDE)
+    scores = query[-1] * keys[:, -1] * (turned @ weight_einsum).real / math.sqrt(WIDE)
     shares = np.exp(scores) / np.exp(scores).sum()
     return shares @ keys
 

@@ -50,10 +50,10 @@ def test_none_is_within_fams_loop_over_blocks() -> None:
 def test_a_layers_weights_are_fetched_once_for_each_pass() -> None:
     """Forward, and backward, which computes it again; and for FAM no more than for BSWA."""
     layer = 4 * 64 * 64 + 3 * 64 * 256
-    fetched = collectives("bswa")["all-gather"].bytes
+    fsdp_all_gather = collectives("bswa")["all-gather"].bytes
     weights = 2 * LAYERS * layer * 4 * 7 / 8
     table = 2 * 64 * 64 * 4 * 7 / 8
-    assert weights <= fetched <= weights + 2 * table
-    more = collectives("fam")["all-gather"].bytes - fetched
+    assert weights <= fsdp_all_gather <= weights + 2 * table
+    more = collectives("fam")["all-gather"].bytes - fsdp_all_gather
     # the prompt's tokens, and not a layer's weights
     assert more < 8 * LAYERS * FAM * 64 * 4 < layer * 4

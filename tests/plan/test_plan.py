@@ -16,7 +16,7 @@ from famjax.cli.main import main
 from famjax.core.config import Config
 from famjax.core.errors import UserError
 from famjax.core.experiment import load_config, override
-from famjax.core.idle import refuse_idle
+from famjax.core.unused_keys import check_unused_keys
 from famjax.plan import plan as plans
 from famjax.plan.chips import CHIPS, topology
 from famjax.plan.formula import activations, counted, estimate
@@ -43,7 +43,7 @@ def overrides(config: Config) -> list[str]:
 
 def is_used(config: Config, key: str) -> bool:
     try:
-        refuse_idle(config, [key])
+        check_unused_keys(config, [key])
     except UserError:
         return False
     return True

@@ -21,11 +21,11 @@ from famjax.core.config import ArchConfig, DropoutConfig, FeedbackConfig, LoraCo
 from famjax.core.types import Context
 from famjax.layers.dropout import DropoutKey, dropout
 from famjax.models.language_model import LanguageModel
-from famjax.ops import hindsight
-from famjax.ops.hindsight import Seen
-from famjax.ops.tape import einsum, using
+from famjax.ops import token_scan
+from famjax.ops.einsum_tape import einsum, use_tape
+from famjax.ops.token_scan import Visible
 from famjax.stacks.feedback import Feedback, Transformer, solve
-from famjax.train.begin import evaluated
+from famjax.train.partition import inference_config
 from famjax.train.step import within_bounds
 
 B, T, D, SPAN = 2, 5, 8, 4
@@ -139,34 +139,38 @@ ROTARY = {"positions": "rotary"}
 def test_a_memory_of_layers_inputs_is_a_transformer(changes):
     """Read one by one, it equals what reads all at once: values, states and gradients."""
     of = config(composition="previous", **changes)
-    one_by_one, at_once = Made(of), Made(of, Transformer)
+    sequential, at_once = Made(of), Made(of, Transformer)
     reset, valid = np.zeros((B, T), bool), np.ones((B, T), bool)
     reset[0, 2] = True
     valid[1, 4:] = False
-    state, ctx = read(one_by_one), Context(reset, valid)
+    state, ctx = read(sequential), Context(reset, valid)
     close(read(at_once), state)
-    close(at_once.grad(X, state), one_by_one.grad(X, state))
-    (y, end), (z, also) = (made.call(X, state, ctx) for made in (one_by_one, at_once))
+    close(at_once.grad(X, state), sequential.grad(X, state))
+    (y, end), (z, also) = (made.call(X, state, ctx) for made in (sequential, at_once))
     close((z[valid], also), (y[valid], end))
 
 
 # the gradient -------------------------------------------------------------------------------------
 
 
-def plainly(token: Any, block: int, heavy: Any, light: Any, line: Any, xs: Any, rest: Any) -> Any:
-    """`hindsight.loop` as a Python loop, for plain differentiation."""
+def plainly(
+    token: Any, block: int, matmul_params: Any, other_params: Any, line: Any, xs: Any, rest: Any
+) -> Any:
+    """`token_scan.token_scan` as a Python loop, for plain differentiation."""
     t = jax.tree.leaves(xs)[0].shape[0]
     spans = jax.tree.map(lambda a: a.shape[-2], line)
-    line = jax.tree.map(lambda a: hindsight._longer(a, t), line)
+    line = jax.tree.map(lambda a: token_scan._extend(a, t), line)
     ys = []
     for i in range(t):
         place = i % block
         at = i - place
         before = jax.tree.map(lambda a, n: a[..., at : at + n, :], line, spans)  # noqa: B023
         own = jax.tree.map(lambda a, n: a[..., at + n : at + n + block, :], line, spans)  # noqa: B023
-        seen = Seen(before, own, jnp.int32(place), jnp.int32(i))
-        with using(einsum):
-            y, slots = token(heavy, light, seen, jax.tree.map(operator.itemgetter(i), (xs, rest)))
+        seen = Visible(before, own, jnp.int32(place), jnp.int32(i))
+        with use_tape(einsum):
+            y, slots = token(
+                matmul_params, other_params, seen, jax.tree.map(operator.itemgetter(i), (xs, rest))
+            )
         line = jax.tree.map(lambda a, s, n: a.at[..., n + i, :].set(s), line, slots, spans)  # noqa: B023
         ys.append(y)
     return jax.tree.map(lambda *a: jnp.stack(a), *ys), line
@@ -206,7 +210,7 @@ def test_the_gradient_in_hindsight_is_that_of_plain_differentiation(
     made = Made(GRADIENTS[case], x64=x64)
     state = read(made)
     ours = made.grad(X, state)
-    monkeypatch.setattr(solve, "loop", plainly)
+    monkeypatch.setattr(solve, "token_scan", plainly)
     close(ours, made.grad(X, state), tolerance)
     moved = jax.tree.map(lambda a: np.abs(a).max() > 0, ours[1][:2])
     assert all(jax.tree.leaves(moved))  # all of it is used
@@ -253,7 +257,7 @@ def test_dropout_leaves_out_a_share_and_keeps_the_mean():
 @both_stacks
 def test_dropout_is_of_training_alone(of):
     dropping = Made(config(composition="previous", dropout=DROPPED), of)
-    used = evaluated(config(composition="previous", dropout=DROPPED, sweeps=0))
+    used = inference_config(config(composition="previous", dropout=DROPPED, sweeps=0))
     plain = Made(used, of)
     assert len(jax.tree.leaves(dropping.rest)) == 1
     assert not jax.tree.leaves(nnx.state(plain.stack(), DropoutKey))
@@ -353,7 +357,7 @@ def with_spans(made: Made, shares: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("of", "changes", "looked"),
+    ("of", "changes", "attention_span"),
     [
         (Feedback, {}, (8,)),
         (Feedback, {"composition": "same_and_lower", "cache": "memory"}, (8, 4)),
@@ -361,14 +365,14 @@ def with_spans(made: Made, shares: Any) -> Any:
     ],
     ids=str,
 )
-def test_layers_look_no_farther_than_they_see(of, changes, looked):
+def test_layers_look_no_farther_than_they_see(of, changes, attention_span):
     """Spans of 4.8 and 1.6 tokens at most and a ramp of 2, in steps of 4."""
     made = Made(spanning(**changes), of)
     shares = [[0.1, 0.3], [0.1, 0.05]]
     made.params = with_spans(made, shares)
     stack = made.stack()
-    assert stack.looked(to=4) == looked
-    assert stack.looked(margin=100) == (16,) * len(looked)
+    assert stack.attention_span(to=4) == attention_span
+    assert stack.attention_span(margin=100) == (16,) * len(attention_span)
     close(np.asarray(stack.spans()), 16 * np.array(shares))
     np.testing.assert_allclose(stack.loss(), 0.5 * 16 * (0.2 + 0.075))
     state = made.call(normal(5, B, 20, D))[1]
@@ -391,7 +395,7 @@ def test_layers_look_no_farther_than_they_see(of, changes, looked):
         return results, [lowered.cost_analysis()["flops"] for lowered in (call, step)]
 
     whole, much = measured()
-    stack.look_at(looked)
+    stack.set_attention_span(attention_span)
     made.graph = nnx.split(stack, nnx.Param, ...)[0]
     trimmed, less = measured()
     close(trimmed, whole, 1e-12)
@@ -455,7 +459,7 @@ def test_the_last_sweeps_change_is_reported_and_evaluation_has_none(exact):
         changes.append(float(report["sweep_change"]))
     assert changes[0] > changes[1] > changes[2]
     assert changes[2] < 1e-12
-    assert evaluated(config(sweeps=3)).feedback.sweeps == 0
+    assert inference_config(config(sweeps=3)).feedback.sweeps == 0
 
 
 # the state ----------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from famjax.core.config import LinearConfig, ModelConfig
 from famjax.core.sharding import path_name
 from famjax.core.types import Context
 from famjax.models.language_model import LanguageModel
-from famjax.models.transplant import transplant
+from famjax.models.remap_params import remap_params
 
 RELU, TURNED = {"map": "relu", "rope": False}, {"map": "relu"}
 
@@ -69,7 +69,7 @@ def test_the_stream_is_that_of_the_softmax_model(case: str) -> None:
     r = runner(case)
     config = replace(r.config, mixer=r.config.mixer.replace("linear", "full"))
     with jax.enable_x64(True):
-        teacher = Runner(config, params=transplant(r.params, r.config, config))
+        teacher = Runner(config, params=remap_params(r.params, r.config, config))
 
     def stream(params: Any) -> Any:
         model = teacher.model(params)

@@ -20,7 +20,7 @@ from famjax.core.types import Context
 from famjax.layers.dropout import DropoutKey, split
 from famjax.mixers import fam as fam_mixer
 from famjax.stacks.residual import ResidualStack
-from famjax.train.begin import evaluated
+from famjax.train.partition import inference_config
 
 B, T, D, W = 2, 16, 16, 4
 SHAPE = ModelConfig(
@@ -95,7 +95,7 @@ def test_each_place_drops_in_training_alone(mixer: str, place: str) -> None:
         # that of four draws of two layers all leave out the same has probability 4^-3
         assert any(np.abs(one[0] - other[0]).max() > 1e-3 for other in others)
         assert any(np.abs(plain[0] - other[0]).max() > 1e-3 for other in (one, *others))
-    assert evaluated(given) == shape(mixer)
+    assert inference_config(given) == shape(mixer)
 
 
 @each_mixer

@@ -22,7 +22,7 @@ from famjax.core.experiment import load_config, override
 from famjax.eval.generate import Generator
 from famjax.eval.streaming import Streamer
 from famjax.models.language_model import LanguageModel
-from famjax.models.transplant import transplant
+from famjax.models.remap_params import remap_params
 from famjax.train.loop import train
 from famjax.train.metrics import read_metrics
 from famjax.train.run import open_run
@@ -81,7 +81,7 @@ def test_learned_spans_are_trimmed_and_come_back(
     assert opened.model.stack.plan.spans == (64,)
     tokens = jnp.arange(20)[None] % 5
     whole = open_run(tmp_path / "run").model
-    whole.stack.look_at(())
+    whole.stack.set_attention_span(())
     for model in (opened.model, whole):
         assert model.stack.plan.model.dropout == type(given.model.dropout)()
     logits = [
@@ -162,24 +162,24 @@ def logits(model: ModelConfig, params: Any) -> np.ndarray:
 
 def test_a_transformer_becomes_a_feedback_transformer() -> None:
     params = nnx.state(LanguageModel(BASE, rngs=nnx.Rngs(0)), nnx.Param)
-    transformer = transplant(params, BASE, STACKS["transformer"])
+    transformer = remap_params(params, BASE, STACKS["transformer"])
     # the same layers in the same order, whatever the pattern was
     q = "['stack']['layers'][0]['{}qkv']['q']['kernel'].value"
     before = flat(params)
     there = [before[q.format("mixer']['").replace("[0]", f"[{i % 2}]")][i // 2] for i in range(2)]
     np.testing.assert_array_equal(flat(transformer)[q.format("")][:2], np.stack(there))
     # with memories that are the layers' inputs it is that Transformer
-    previous = transplant(transformer, STACKS["transformer"], STACKS["previous"])
+    previous = remap_params(transformer, STACKS["transformer"], STACKS["previous"])
     same = logits(STACKS["transformer"], transformer), logits(STACKS["previous"], previous)
     np.testing.assert_allclose(*same, atol=1e-5)
-    feedback = transplant(transformer, STACKS["transformer"], STACKS["feedback"])
+    feedback = remap_params(transformer, STACKS["transformer"], STACKS["feedback"])
     made = flat(feedback)
     assert not made["['stack']['mix'].value"].any()
     first = flat(transformer)["['stack']['layers'][0]['qkv']['k']['kernel'].value"][0]
     np.testing.assert_array_equal(made["['stack']['keys']['k']['kernel'].value"], first)
     assert np.isfinite(logits(STACKS["feedback"], feedback)).all()
     # and back, every layer with the common keys
-    back = transplant(feedback, STACKS["feedback"], STACKS["transformer"])
+    back = remap_params(feedback, STACKS["feedback"], STACKS["transformer"])
     keys = flat(back)["['stack']['layers'][0]['qkv']['k']['kernel'].value"]
     np.testing.assert_array_equal(keys, np.broadcast_to(first, keys.shape))
 
@@ -201,7 +201,7 @@ def test_distances_of_another_span() -> None:
     table = flat(params)[name]
     for span in (4, 9):
         new = replace(old, feedback=replace(old.feedback, span=span))
-        found = flat(transplant(params, old, new))[name]
+        found = flat(remap_params(params, old, new))[name]
         near = min(span, 6)
         np.testing.assert_array_equal(found[:, -near:], table[:, -near:])
         np.testing.assert_array_equal(found[:, :-near], table[:, :1].repeat(span - near, 1))
@@ -250,7 +250,7 @@ def test_stacks_that_cannot_begin_with_another(
 ) -> None:
     params = nnx.state(LanguageModel(stack, rngs=nnx.Rngs(0)), nnx.Param)
     with pytest.raises(UserError, match=told) as caught:
-        transplant(params, stack, other)
+        remap_params(params, stack, other)
     assert "\n" not in str(caught.value)
 
 

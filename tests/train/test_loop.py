@@ -32,14 +32,14 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 def states(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
     """Collect the states before and after each step."""
     found: list[tuple[Any, Any]] = []
-    advance = loop.Trainer.advance
+    dispatch_step = loop.Trainer.dispatch_step
 
     def spy(self: loop.Trainer, state: Any, inspect: bool) -> Any:
-        after, about = advance(self, state, inspect=inspect)
+        after, about = dispatch_step(self, state, inspect=inspect)
         found.append((state, after))
         return after, about
 
-    monkeypatch.setattr(loop.Trainer, "advance", spy)
+    monkeypatch.setattr(loop.Trainer, "dispatch_step", spy)
     return found
 
 
@@ -89,12 +89,12 @@ def test_no_value_is_read_between_logs(tmp_path: Path, monkeypatch: pytest.Monke
                    "train.checkpoint_every=12")  # fmt: skip
     reads: list[int] = []
     done = [0]
-    advance, get = loop.Trainer.advance, jax.device_get
+    dispatch_step, get = loop.Trainer.dispatch_step, jax.device_get
 
     def counting(self: loop.Trainer, *args: Any, **named: Any) -> Any:
         done[0] += 1
         before = len(reads)
-        found = advance(self, *args, **named)
+        found = dispatch_step(self, *args, **named)
         assert len(reads) == before
         return found
 
@@ -105,7 +105,7 @@ def test_no_value_is_read_between_logs(tmp_path: Path, monkeypatch: pytest.Monke
     array = type(jnp.zeros(()))
     value = array._value
     seen = property(lambda self: (reads.append(done[0]), value.fget(self))[1])
-    monkeypatch.setattr(loop.Trainer, "advance", counting)
+    monkeypatch.setattr(loop.Trainer, "dispatch_step", counting)
     monkeypatch.setattr(jax, "device_get", read)
     monkeypatch.setattr(array, "_value", seen)
     train(small, tmp_path / "run", quiet=True)
@@ -126,7 +126,7 @@ def test_loading_goes_on_while_the_device_computes(
         return make(self)
 
     def slower(
-        config: Config, token_bytes: np.ndarray, looked: tuple[int, ...] = ()
+        config: Config, token_bytes: np.ndarray, attention_span: tuple[int, ...] = ()
     ) -> loop.Program:
         found = program(config, token_bytes)
 
@@ -212,16 +212,16 @@ def test_the_progress_line_shows_where_time_goes(
 
 def poison_step_six(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let step 6 be made from parameters that are not finite."""
-    advance = loop.Trainer.advance
+    dispatch_step = loop.Trainer.dispatch_step
 
     def poison(self: loop.Trainer, state: Any, inspect: bool) -> Any:
         self.count = getattr(self, "count", 0) + 1  # type: ignore[attr-defined]
         if self.count == 6:  # type: ignore[attr-defined]
             params = jax.tree.map(lambda a: a * jnp.nan, state.params)
             state = state._replace(params=params)
-        return advance(self, state, inspect=inspect)
+        return dispatch_step(self, state, inspect=inspect)
 
-    monkeypatch.setattr(loop.Trainer, "advance", poison)
+    monkeypatch.setattr(loop.Trainer, "dispatch_step", poison)
 
 
 @pytest.mark.parametrize(
@@ -271,10 +271,10 @@ def test_stop_keeps_what_is_newer_than_the_last_checkpoint(
     small = config(
         tmp_path / "texts", "lanes", "text", "train.steps=9", "train.checkpoint_every=50"
     )
-    advance = loop.Trainer.advance
+    dispatch_step = loop.Trainer.dispatch_step
 
     def interrupt(self: loop.Trainer, state: Any, inspect: bool, times: int) -> Any:
-        found = advance(self, state, inspect=inspect)
+        found = dispatch_step(self, state, inspect=inspect)
         self.count = getattr(self, "count", 0) + 1  # type: ignore[attr-defined]
         if self.count == 5:  # type: ignore[attr-defined]
             for _ in range(times):
@@ -284,7 +284,7 @@ def test_stop_keeps_what_is_newer_than_the_last_checkpoint(
     before = signal.getsignal(signal.SIGINT)
     for times, error in ((1, loop.Stopped), (2, KeyboardInterrupt)):
         patched = functools.partialmethod(interrupt, times=times)
-        monkeypatch.setattr(loop.Trainer, "advance", patched)
+        monkeypatch.setattr(loop.Trainer, "dispatch_step", patched)
         run = tmp_path / str(times)
         with pytest.raises(error):
             train(small, run, quiet=True)

@@ -20,10 +20,10 @@ from famjax.core.sharding import path_name
 from famjax.layers import lora
 from famjax.layers.dropout import DropoutKey
 from famjax.models.language_model import LanguageModel
-from famjax.models.transplant import merge_adapters, transplant
-from famjax.train.begin import divide, fingerprint, with_keys
+from famjax.models.remap_params import merged_adapters, remap_params
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.loop import train
+from famjax.train.partition import fingerprint, partition_trainable, with_dropout_keys
 from famjax.train.program import make_program
 from famjax.train.run import initial_weights, open_run
 
@@ -47,7 +47,7 @@ def adapting(base, *more):
 
 
 @pytest.fixture(scope="module")
-def adapted(base):
+def adapter_config(base):
     folder = base.parent / "adapted"
     config = adapting(base, "optimizer.learning_rate=0.1", "model.lora.dropout=0.2")
     return train(config, folder, quiet=True), folder
@@ -78,9 +78,9 @@ def test_at_first_nothing_changes_to_the_bit(base, on, dtype):
     assert places == expected.get(on, {"down"})
 
 
-def test_only_adapters_and_the_prompt_are_trained(base, adapted):
-    run, folder = adapted
-    before = transplant(
+def test_only_adapters_and_the_prompt_are_trained(base, adapter_config):
+    run, folder = adapter_config
+    before = remap_params(
         nnx.state(open_run(base).model, nnx.Param),
         open_run(base).config.model,
         replace(run.config.model, lora=LoraConfig()),
@@ -99,14 +99,14 @@ def test_only_adapters_and_the_prompt_are_trained(base, adapted):
     assert "embedding" not in saved
 
 
-def test_a_run_of_adapters_is_opened_with_its_base(adapted):
-    run, folder = adapted
+def test_a_run_of_adapters_is_opened_with_its_base(adapter_config):
+    run, folder = adapter_config
     assert (logits(open_run(folder).model) == logits(run.model)).all()
 
 
-def test_merged_is_the_same_model_to_rounding(adapted):
-    run, _ = adapted
-    params, config = merge_adapters(nnx.state(run.model, nnx.Param), run.config.model)
+def test_merged_is_the_same_model_to_rounding(adapter_config):
+    run, _ = adapter_config
+    params, config = merged_adapters(nnx.state(run.model, nnx.Param), run.config.model)
     merged = LanguageModel(config, rngs=nnx.Rngs(0))
     nnx.update(merged, params)
     assert "lora" not in "".join(named(merged))
@@ -123,8 +123,10 @@ def test_adapters_trained_with_dropout_are_merged(base, tmp_path):
     ours, theirs = logits(run.merged().model), logits(run.model)
     assert np.abs(ours - theirs).max() < 1e-5 * np.ptp(theirs)
     params, _ = initial_weights(adapting(tmp_path / "dropped", *more), tmp_path / "next")
-    begun, trained = (np.asarray(a["embedding"][...]) for a in (params, nnx.state(run.model)))
-    assert (begun == trained).all()
+    begun, train_with_source = (
+        np.asarray(a["embedding"][...]) for a in (params, nnx.state(run.model))
+    )
+    assert (begun == train_with_source).all()
 
 
 def test_stopped_and_called_again_it_ends_as_one_never_stopped(base, tmp_path):
@@ -136,8 +138,8 @@ def test_stopped_and_called_again_it_ends_as_one_never_stopped(base, tmp_path):
         assert (np.asarray(named(again.model)[name]) == np.asarray(expected)).all(), name
 
 
-def test_adapters_of_another_base_are_refused(base, adapted, tmp_path):
-    _, folder = adapted
+def test_adapters_of_another_base_are_refused(base, adapter_config, tmp_path):
+    _, folder = adapter_config
     other = tmp_path / "other"
     config = open_run(base).config
     train(replace(config, seed=7), other, quiet=True)
@@ -154,8 +156,8 @@ def test_adapters_of_another_base_are_refused(base, adapted, tmp_path):
         open_run(moved)
 
 
-def test_adapters_on_adapters_open_on_any_mesh(adapted, tmp_path):
-    _, folder = adapted
+def test_adapters_on_adapters_open_on_any_mesh(adapter_config, tmp_path):
+    _, folder = adapter_config
     config = load_config(
         str(folder / "config.json"), [f"init={folder}", "train.steps=2", "data.batch=4"]
     )
@@ -180,8 +182,10 @@ def test_a_base_that_was_moved_is_found_again(base, tmp_path, monkeypatch):
 
 
 def test_each_part_of_a_batch_drops_its_own(base):
-    _, _, frozen = divide(*_with_dropout(base))
-    first, second = (with_keys(frozen, jax.random.fold_in(jax.random.key(0), i)) for i in (0, 1))
+    _, _, frozen = partition_trainable(*_with_dropout(base))
+    first, second = (
+        with_dropout_keys(frozen, jax.random.fold_in(jax.random.key(0), i)) for i in (0, 1)
+    )
     for a, b in zip(jax.tree.leaves(first[1]), jax.tree.leaves(second[1]), strict=True):
         assert (a != b).any()
 
@@ -203,9 +207,9 @@ def test_the_base_is_kept_in_bfloat16_if_asked(base):
     state = make_program(config, np.ones(258, np.int32)).start()
     assert {str(a.dtype) for a in jax.tree.leaves(state.frozen[0])} == {"bfloat16"}
     assert {str(a.dtype) for a in jax.tree.leaves(state.params)} == {"float32"}
-    trained = sum(a.size for a in jax.tree.leaves(state.params))
+    train_with_source = sum(a.size for a in jax.tree.leaves(state.params))
     held = sum(a.size for a in jax.tree.leaves(state.opt_state))
-    assert held < 2.1 * trained
+    assert held < 2.1 * train_with_source
 
 
 def test_dropout_drops_its_share_and_only_in_training():
@@ -214,18 +218,18 @@ def test_dropout_drops_its_share_and_only_in_training():
     x = jnp.eye(1000)
     layer.b[...] = jnp.ones((3, 5))
     graph, weights, keys = nnx.split(layer, nnx.Param, DropoutKey)
-    dropped = []
+    apply_dropout = []
     for seed in (0, 1):
-        _, new = with_keys((weights, keys), jax.random.key(seed))
+        _, new = with_dropout_keys((weights, keys), jax.random.key(seed))
         y = nnx.merge(graph, weights, new)(x)
-        dropped.append(np.asarray(y[:, 0] == 0))
-    assert abs(dropped[0].mean() - 0.25) < 0.05
-    assert (dropped[0] != dropped[1]).any()
+        apply_dropout.append(np.asarray(y[:, 0] == 0))
+    assert abs(apply_dropout[0].mean() - 0.25) < 0.05
+    assert (apply_dropout[0] != apply_dropout[1]).any()
     plain = lora.Lora(
         "...d,dc->...c", (1000, 5), 1000, LoraConfig(rank=3), dtype=jnp.float32, rngs=nnx.Rngs(0)
     )
     plain.b[...] = jnp.ones((3, 5))
-    kept = ~dropped[1]
+    kept = ~apply_dropout[1]
     assert np.allclose(np.asarray(y)[kept] * 0.75, np.asarray(plain(x))[kept], rtol=1e-5)
 
 
@@ -252,12 +256,12 @@ def test_the_fingerprint_sees_every_number_and_its_place():
 def test_a_transplant_takes_every_weight_layer_by_layer(base):
     old = open_run(base)
     new = replace(old.config.model, mixer="bswa,fam")
-    params = transplant(nnx.state(old.model, nnx.Param), old.config.model, new)
+    params = remap_params(nnx.state(old.model, nnx.Param), old.config.model, new)
     full = nnx.state(old.model, nnx.Param)["stack"]["layers"][0]["mixer"]["qkv"]["q"]["kernel"]
     for i, layer in params["stack"]["layers"].items():
         mixer = layer["mixer"].get("window", layer["mixer"])
         assert (mixer["qkv"]["q"]["kernel"][...][0] == full[...][i]).all()
-    back = transplant(params, new, old.config.model)
+    back = remap_params(params, new, old.config.model)
     for a, b in zip(
         jax.tree.leaves(back), jax.tree.leaves(nnx.state(old.model, nnx.Param)), strict=True
     ):
@@ -303,14 +307,14 @@ def test_adapters_that_cannot_be(more, said):
 
 def test_divide_without_adapters_freezes_nothing(base):
     run = open_run(base)
-    _, params, frozen = divide(run.config.model, run.model)
+    _, params, frozen = partition_trainable(run.config.model, run.model)
     assert frozen == ()
     assert len(jax.tree.leaves(params)) == len(named(run.model))
     assert dataclasses.is_dataclass(run.config)
 
 
-def test_checkpoints_hold_adapters_alone(base, adapted):
-    _, folder = adapted
+def test_checkpoints_hold_adapters_alone(base, adapter_config):
+    _, folder = adapter_config
 
     def size(run):
         path = Checkpoints(run / "checkpoints").path(Checkpoints(run / "checkpoints").latest())

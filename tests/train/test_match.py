@@ -55,7 +55,7 @@ def hybrid(home: Path) -> Path:
     return home / "hybrid"
 
 
-def trained(home: Path, init: Path, name: str, *more: str) -> Run:
+def train_with_source(home: Path, init: Path, name: str, *more: str) -> Run:
     """Train on from a folder, on one device of the eight."""
     files = [f"data.files={small.texts(home / 'texts')}", "data.length=32", "data.batch=4"]
     few = ["data.holdout=0", "optimizer.warmup_steps=0", "train.log_every=1"]
@@ -69,7 +69,7 @@ def trained(home: Path, init: Path, name: str, *more: str) -> Run:
 @pytest.fixture(scope="module")
 def matched(home: Path, hybrid: Path) -> Run:
     given = [*MATCH, "train.steps=30", "optimizer.learning_rate=0.02"]
-    return trained(home, hybrid, "matched", *given)
+    return train_with_source(home, hybrid, "matched", *given)
 
 
 def weights(run: Run) -> dict[str, np.ndarray]:
@@ -106,7 +106,9 @@ def test_the_next_stage_begins_with_the_maps(home: Path, matched: Run) -> None:
     leaves = jax.tree_util.tree_leaves_with_path(begun)
     assert {path_name(path) for path, _ in leaves} == opened.keys()
     assert all((opened[path_name(path)] == np.asarray(leaf)).all() for path, leaf in leaves)
-    tuned = trained(home, home / "matched", "tuned", "train.steps=2", "data.layout=packed")
+    tuned = train_with_source(
+        home, home / "matched", "tuned", "train.steps=2", "data.layout=packed"
+    )
     assert tuned.config.train.only == "all"
     moved = weights(tuned)
     assert all((moved[name] != array).any() for name, array in opened.items())

@@ -126,7 +126,7 @@ def test_the_parts_of_a_step_are_its_time(tmp_path: Path, monkeypatch: pytest.Mo
     """Loader, device and host hold up every step for a while of their own, and no other part's."""
     small = text(tmp_path)
     train(small, tmp_path / "warm", quiet=True)
-    program, see, take = loop.make_program, loop.Trainer.see, Batches.__next__
+    program, profile_tick, take = loop.make_program, loop.Trainer.profile_tick, Batches.__next__
 
     def slow_data(self: Batches) -> Any:
         time.sleep(0.06)
@@ -143,11 +143,11 @@ def test_the_parts_of_a_step_are_its_time(tmp_path: Path, monkeypatch: pytest.Mo
 
     def slow_host(*args: Any) -> None:
         time.sleep(0.02)
-        see(*args)
+        profile_tick(*args)
 
     monkeypatch.setattr(Batches, "__next__", slow_data)
     monkeypatch.setattr(loop, "make_program", slow_device)
-    monkeypatch.setattr(loop.Trainer, "see", slow_host)
+    monkeypatch.setattr(loop.Trainer, "profile_tick", slow_host)
     train(small, tmp_path / "run", quiet=True)
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert len(rows) == 2

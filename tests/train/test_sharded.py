@@ -105,7 +105,7 @@ def wide() -> Iterator[None]:
 
 
 @functools.cache
-def trained(mesh: Sizes, overrides: tuple[str, ...]) -> Trained:
+def train_with_source(mesh: Sizes, overrides: tuple[str, ...]) -> Trained:
     """Return the states after 0 to 5 steps."""
     devices = jax.devices()[: int(np.prod(mesh))]
     with pytest.MonkeyPatch.context() as patch:
@@ -148,7 +148,7 @@ def assert_close(state: TrainState, other: TrainState, tolerance: float = 1e-5) 
 def test_eight_devices_equal_one(mesh: Sizes, layout: tuple[str, ...]) -> None:
     """Parameters, both moments of their gradients, memory and losses, from the same random start,
     after every step; and what is written from the memory."""
-    one, many = trained(ONE, layout), trained(mesh, layout)
+    one, many = train_with_source(ONE, layout), train_with_source(mesh, layout)
     for before, after in zip(one.states, many.states, strict=True):
         assert_close(after, before)
     if layout == LANES:
@@ -181,7 +181,7 @@ def spec(leaf: jax.Array) -> tuple[P, tuple[int, ...]]:
 @pytest.mark.usefixtures("wide")
 def test_the_state_is_divided() -> None:
     """Each device holds its part of parameters, moments and memory, and of nothing more."""
-    state = trained((2, 2, 2, 1), LANES).states[3]
+    state = train_with_source((2, 2, 2, 1), LANES).states[3]
     divided = {
         "embedding": (P("tensor", "fsdp"), (32, 8)),
         "head/kernel": (P("fsdp", "tensor"), (8, 32)),
@@ -213,7 +213,7 @@ def paths(tree: Any) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("wide")
 def test_one_key_value_head_is_replicated() -> None:
-    state = trained((2, 2, 2, 1), PACKED).states[1]
+    state = train_with_source((2, 2, 2, 1), PACKED).states[1]
     found = paths(state.params)
     keys = [leaf for name, leaf in found.items() if name.endswith("/k/kernel")]
     assert [leaf.sharding.spec for leaf in keys] == [P(None, "fsdp", None, None)] * 2
@@ -236,7 +236,7 @@ def test_optimizer_leaves_follow_their_own_parameter() -> None:
 
 @pytest.mark.usefixtures("wide")
 def test_a_checkpoint_moves_to_another_mesh(tmp_path: Path) -> None:
-    first, second = trained((2, 2, 2, 1), LANES), trained((1, 4, 2, 1), LANES)
+    first, second = train_with_source((2, 2, 2, 1), LANES), train_with_source((1, 4, 2, 1), LANES)
     checkpoints = Checkpoints(tmp_path, 1)
     checkpoints.save(3, loop.to_tree(first.states[3]), {})
     checkpoints.wait()
@@ -247,7 +247,7 @@ def test_a_checkpoint_moves_to_another_mesh(tmp_path: Path) -> None:
     same = jax.tree.map(lambda a, b: a.sharding == b.sharding, state, second.states[0])
     assert all(jax.tree.leaves(same))
     after = second.step(copy(second.program, state), put(second.program, 3))
-    assert_close(after, trained(ONE, LANES).states[4])
+    assert_close(after, train_with_source(ONE, LANES).states[4])
 
 
 @pytest.mark.usefixtures("wide")
@@ -255,20 +255,20 @@ def test_a_checkpoint_moves_to_another_mesh(tmp_path: Path) -> None:
 def test_lanes_that_end_move_no_other(mesh: Sizes) -> None:
     """Half of the lanes (BPTT warm-up): each device keeps half of its own, or with one lane for
     each device those that are left are everywhere."""
-    program, _, states = trained(mesh, LANES)
+    program, _, states = train_with_source(mesh, LANES)
     memory = copy(program, states[2]).memory
     half = jax.tree.map(lambda a: np.asarray(a)[:, ::2], memory)
     axes = nnx.merge(program.graph, states[2].params).state_axes()
     places = sharding.state_shardings(program.mesh, axes, half)
-    halve = jax.jit(halve_memory, out_shardings=places).lower(memory).compile()
-    jax.tree.map(np.testing.assert_array_equal, halve(memory), half)
-    found = halve(memory)[1].fam
+    halve_batch = jax.jit(halve_memory, out_shardings=places).lower(memory).compile()
+    jax.tree.map(np.testing.assert_array_equal, halve_batch(memory), half)
+    found = halve_batch(memory)[1].fam
     if mesh == (8, 1, 1, 1):
         assert spec(found) == (P(None, None, None, None), (1, 4, 2, 16))
         return
     assert spec(found) == (P(None, ("data", "fsdp"), None, None), (1, 1, 2, 16))
     moves = "all-gather|all-to-all|collective-permute|all-reduce"
-    assert re.search(moves, halve.as_text()) is None
+    assert re.search(moves, halve_batch.as_text()) is None
 
 
 @pytest.mark.slow

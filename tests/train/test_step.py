@@ -18,7 +18,7 @@ from famjax.core.types import Context
 from famjax.mixers.fam import FamState
 from famjax.models.language_model import LanguageModel
 from famjax.ops.losses import token_losses
-from famjax.stacks.residual import passable
+from famjax.stacks.residual import passable_state
 from famjax.train.optimizers import make_optimizer
 from famjax.train.run import abstract_model
 from famjax.train.state import TrainState
@@ -201,7 +201,7 @@ def test_random_state_passing() -> None:
     first = small.step(small.state, batch(0))
     loss, after = forward()(params, fresh, batch(0))
     np.testing.assert_allclose(first.totals.loss, loss, rtol=1e-5)
-    assert_close(first.memory, jax.tree.map(lambda a: a[:, :1], passable(after)))
+    assert_close(first.memory, jax.tree.map(lambda a: a[:, :1], passable_state(after)))
 
     def loss_at(step: int, key: int) -> float:
         state = first._replace(

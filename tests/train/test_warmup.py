@@ -14,7 +14,7 @@ from small import Crash, assert_same, compiled_once, config, crash_at, make_prog
 
 from famjax.core.config import Config
 from famjax.core.experiment import override
-from famjax.data.pipeline import halved, make_batches, make_source
+from famjax.data.pipeline import halve_lanes, make_batches, make_source
 from famjax.data.tokenizers import load_tokenizer
 from famjax.train import loop
 from famjax.train.checkpoint import Checkpoints
@@ -61,15 +61,15 @@ class Step(NamedTuple):
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
     """Collect what each step begins and ends with."""
     found: list[Step] = []
-    advance = loop.Trainer.advance
+    dispatch_step = loop.Trainer.dispatch_step
 
     def spy(self: loop.Trainer, state: Any, inspect: bool) -> Any:
         before = on_host(state)
-        after, about = advance(self, state, inspect=inspect)
+        after, about = dispatch_step(self, state, inspect=inspect)
         found.append(Step(before, on_host(after), (self.rows, self.length)))
         return after, about
 
-    monkeypatch.setattr(loop.Trainer, "advance", spy)
+    monkeypatch.setattr(loop.Trainer, "dispatch_step", spy)
     return found
 
 
@@ -117,7 +117,7 @@ def test_a_run_is_its_steps(tmp_path: Path, steps: list[Step]) -> None:
             batches.set_state(data)
         for _ in range(count):
             state = program.step(state, jax.device_put(next(batches), program.batch))
-        data = halved(batches.get_state())
+        data = halve_lanes(batches.get_state())
         batches.release()
     assert_equal(on_host(state), steps[-1].after)
 

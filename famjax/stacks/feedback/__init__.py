@@ -3,7 +3,7 @@
     z_t^l = Attn(x_t^l, {m_{t-tau}, ..., m_{t-1}})       m_t = sum_l softmax(w)_l x_t^l   (Eq. 1)
 
 All layers attend to one memory that is made of all layers, so a token must be read to its end
-before the next one begins: `famjax.ops.hindsight` is the loop, and its gradient. Where the memory
+before the next one begins: `famjax.ops.token_scan` is the loop, and its gradient. Where the memory
 of a layer is its own input (composition "previous"), it is a Transformer; the class `Transformer`
 reads the same parameters and states all tokens at once.
 """
@@ -20,15 +20,15 @@ from flax import nnx
 from famjax.core import sharding
 from famjax.core.config import ModelConfig
 from famjax.core.types import Array, Context, State
-from famjax.layers.dropout import EMBEDDING, OUTPUT, dropped, dropper, no_key
+from famjax.layers.dropout import EMBEDDING, OUTPUT, apply_dropout, make_dropout, no_key
 from famjax.layers.qkv import Keys
 from famjax.stacks.feedback import ring, solve
 from famjax.stacks.feedback.parts import (
-    Divided,
     FeedbackLayer,
+    Partitioned,
     Random,
-    assemble,
-    divide,
+    combine,
+    partition,
 )
 from famjax.stacks.feedback.plan import Plan
 from famjax.stacks.feedback.ring import FeedbackState, Pair, Reading
@@ -65,7 +65,7 @@ class Feedback(nnx.Module):
         # tokens of a call that are enough: all that a call is padded with is read one by one too
         self.call_len = 1024 if self.parallel else 128
         # tokens before one that its output can depend on, at most; None is all
-        self.reach: int | None = c.span * config.layers if self.parallel else None
+        self.receptive_field: int | None = c.span * config.layers if self.parallel else None
 
     def init_state(self, batch: int) -> FeedbackState:
         """Return the state of lanes that have read nothing."""
@@ -81,30 +81,30 @@ class Feedback(nnx.Module):
     def __call__(self, x: Array, state: FeedbackState, ctx: Context) -> tuple[Array, FeedbackState]:
         """[b t d] -> [b t d]. A position offset changes nothing: all positions are relative."""
         # memories of all tokens are read, most of them one token after the other
-        x = sharding.gathered(x)
+        x = sharding.all_gather_tokens(x)
         plan, random = self.plan, self._random()
         key = None if random is None else random.key
         rates = plan.model.dropout
-        x = dropped(x, dropper(rates.embedding, key, EMBEDDING))
+        x = apply_dropout(x, make_dropout(rates.embedding, key, EMBEDDING))
         reading = Reading.of(plan, state, ctx, x.shape[1])
         given = (plan, self._divided(), x, self._line(state), reading.first, random)
         if self.parallel:
             y, slots, memory = solve.at_once(*given)
         elif plan.config.sweeps:
-            y, slots, memory = solve.in_sweeps(*given)
+            y, slots, memory = solve.fixed_point(*given)
         else:
-            y, slots, memory = solve.one_by_one(*given)
-        y = dropped(y, dropper(rates.output, key, OUTPUT))
+            y, slots, memory = solve.sequential(*given)
+        y = apply_dropout(y, make_dropout(rates.output, key, OUTPUT))
         keys = (
             (memory,)
             if plan.remembers_states
             else tuple(jnp.stack(of) for of in zip(*slots, strict=True))
         )
-        return y, ring.closed(plan, state, keys, reading)
+        return y, ring.final_state(plan, state, keys, reading)
 
     def step(self, x: Array, state: FeedbackState, ctx: Context) -> tuple[Array, FeedbackState]:
         """[b 1 d] -> [b 1 d]."""
-        return step(self.plan, assemble(*self._divided()), x, state, ctx)
+        return step(self.plan, combine(*self._divided()), x, state, ctx)
 
     def report(self, x: Array, state: FeedbackState, ctx: Context) -> dict[str, Array]:
         """Return the mean of learned spans, in tokens, and by how much the last sweep still changed
@@ -132,10 +132,10 @@ class Feedback(nnx.Module):
         spans = self.spans()
         return jnp.zeros(()) if spans is None else self.plan.config.span_loss * spans.mean(1).sum()
 
-    def looked(self, margin: float = 0.0, to: int = 64) -> tuple[int, ...]:
+    def attention_span(self, margin: float = 0.0, to: int = 64) -> tuple[int, ...]:
         """Return how many slots the layers of each set need to look at, in steps of `to`.
 
-        It is computed outside of compiled functions: it decides their shapes (`look_at`).
+        Computed outside of compiled functions, whose shapes it decides (`set_attention_span`).
 
         Args:
           margin: tokens by which spans may have grown until it is asked again.
@@ -148,11 +148,11 @@ class Feedback(nnx.Module):
             longest = [max(longest)]
         return tuple(min(c.span, -(-math.ceil(x) // to) * to) for x in longest)
 
-    def look_at(self, slots: tuple[int, ...]) -> None:
+    def set_attention_span(self, slots: tuple[int, ...]) -> None:
         """Look at the newest slots only, so many for each set; () is all."""
-        self.plan = dataclasses.replace(self.plan, looked=slots)
+        self.plan = dataclasses.replace(self.plan, attention_span=slots)
 
-    def carry_memory(self) -> None:
+    def with_memory_cache(self) -> None:
         """Let the state be the memory, one vector a token, and not keys and values (v1 5.3)."""
         config = dataclasses.replace(self.plan.config, cache="memory")
         model = dataclasses.replace(self.plan.model, feedback=config)
@@ -163,15 +163,15 @@ class Feedback(nnx.Module):
         """Tell whether calls are not exact."""
         return self.plan.config.sweeps > 0
 
-    def _divided(self) -> Divided:
+    def _divided(self) -> Partitioned:
         distances = None if self.distances is None else self.distances[...]
-        return divide(self.plan, self.layers[0], self.keys, distances, self.shares())
+        return partition(self.plan, self.layers[0], self.keys, distances, self.shares())
 
     def _line(self, state: FeedbackState) -> list[Pair]:
         """Return what the layers look at of the slots before a call: [b g n e], of each set."""
         plan = self.plan
         line = state._replace(slots=ring.line(plan, state))
-        pairs = slots_of(plan, assemble(*self._divided()), line)
+        pairs = slots_of(plan, combine(*self._divided()), line)
         return [
             (k[:, :, plan.span - n :], v[:, :, plan.span - n :])
             for (k, v), n in zip(pairs, plan.spans, strict=True)

@@ -11,12 +11,12 @@ from flax import nnx
 
 from famjax.core.config import ModelConfig
 from famjax.core.types import Array
-from famjax.layers.dropout import ATTENTION, LAYER, dropper
-from famjax.layers.linear import HEAVY
+from famjax.layers.dropout import ATTENTION, LAYER, make_dropout
+from famjax.layers.linear import MATMUL_PARAMS
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV, Keys
 from famjax.ops import relative
-from famjax.ops.product import product
+from famjax.ops.weight_einsum import weight_einsum
 from famjax.stacks.feedback.plan import Plan
 from famjax.stacks.feedback.ring import Pair
 
@@ -36,8 +36,8 @@ class FeedbackLayer(nnx.Module):
         self, x: Array, attend: Callable[[Array], Array], key: Array | None = None
     ) -> Array:
         """[... d] -> [... d]; `attend` takes queries [... h e] to what they find."""
-        q = self.qkv.query(self.qkv.read(x))
-        return self.mlp(self.qkv.merge(attend(q), x, key), x, key)
+        q = self.qkv.project_query(self.qkv.normalize(x))
+        return self.mlp(self.qkv.output_projection(attend(q), x, key), x, key)
 
 
 class Random(NamedTuple):
@@ -72,7 +72,7 @@ class Parts(NamedTuple):
     ) -> Array:
         """Return what layer i makes of x [... d]; `attend` also takes the dropout of weights."""
         key = None if random is None else jax.random.fold_in(random.key, LAYER + i)
-        drop = dropper(plan.model.dropout.attention, key, ATTENTION)
+        drop = make_dropout(plan.model.dropout.attention, key, ATTENTION)
         y = self.layers[i](x, lambda q: attend(q, drop), key)
         return y if random is None else jnp.where(random.layers[i], x, y)
 
@@ -90,8 +90,8 @@ class Parts(NamedTuple):
         if self.keys is not None:
             return [self.keys(m) for m in memory]
         layers = self.layers if layer is None else [self.layers[layer]]
-        read = [of.qkv.read(memory[i % len(memory)]) for i, of in enumerate(layers)]
-        return [of.qkv.remember(m) for of, m in zip(layers, read, strict=True)]
+        read = [of.qkv.normalize(memory[i % len(memory)]) for i, of in enumerate(layers)]
+        return [of.qkv.project_kv(m) for of, m in zip(layers, read, strict=True)]
 
     def bias(self, plan: Plan, i: int, q: Array, tokens: int) -> Array:
         """Return what layer i adds to scores by distance, far first.
@@ -106,16 +106,16 @@ class Parts(NamedTuple):
         bias = jnp.zeros((q.shape[-2], tokens), jnp.promote_types(q.dtype, jnp.float32))
         if self.distances is not None:
             near = self.distances[:, self.distances.shape[1] - tokens :]
-            scores = product("...e,ep->...p", q, near)
+            scores = weight_einsum("...e,ep->...p", q, near)
             bias = scores.astype(bias.dtype) * q.shape[-1] ** -0.5
         if (share := self.layers[i].span) is not None:
             c = plan.config
-            bias = bias + relative.fade(share[...] * c.span, tokens, c.span_ramp)
+            bias = bias + relative.log_span_mask(share[...] * c.span, tokens, c.span_ramp)
         return bias
 
 
-class Divided(NamedTuple):
-    """A stack's arrays by how a loop over tokens treats them (`famjax.ops.hindsight`).
+class Partitioned(NamedTuple):
+    """A stack's arrays by how a loop over tokens treats them (`famjax.ops.token_scan`).
 
     Attributes:
       graphs: of a layer and of the common keys.
@@ -125,35 +125,44 @@ class Divided(NamedTuple):
     """
 
     graphs: Any
-    heavy: Any
-    light: Any
-    rest: Any
+    matmul_params: Any
+    other_params: Any
+    non_diff: Any
 
 
-def divide(
+def partition(
     plan: Plan, layers: nnx.Module, keys: Keys | None, distances: Array | None, mix: Array
-) -> Divided:
+) -> Partitioned:
     """Take a stack apart.
 
     Args:
       layers: a `FeedbackLayer` whose arrays have the layers on their first axis. They are cut here,
         once: within the loop they would be copied for every token.
     """
-    split: Any = nnx.split(layers, HEAVY, nnx.Param, ...)
+    split: Any = nnx.split(layers, MATMUL_PARAMS, nnx.Param, ...)
     parts = [_layers(part, plan.model.layers) for part in split[1:]]
-    common: Any = (None,) * 4 if keys is None else nnx.split(keys, HEAVY, nnx.Param, ...)
+    common: Any = (None,) * 4 if keys is None else nnx.split(keys, MATMUL_PARAMS, nnx.Param, ...)
     wide = (parts[0], common[1], distances)
     # once for all tokens
     cast = jax.tree.map(lambda a: a.astype(plan.dtype), wide)
-    return Divided((split[0], common[0]), cast, (parts[1], common[2], mix), (parts[2], common[3]))
+    return Partitioned(
+        (split[0], common[0]), cast, (parts[1], common[2], mix), (parts[2], common[3])
+    )
 
 
-def assemble(graphs: Any, heavy: Any, light: Any, rest: Any) -> Parts:
-    """Put together what `divide` took apart."""
+def combine(graphs: Any, matmul_params: Any, other_params: Any, non_diff: Any) -> Parts:
+    """Put together what `partition` took apart."""
     graph, common = graphs
-    layers = [nnx.merge(graph, *of) for of in zip(heavy[0], light[0], rest[0], strict=True)]
-    keys = None if common is None else nnx.merge(common, heavy[1], light[1], rest[1])
-    return Parts(layers, keys, heavy[2], light[2])
+    layers = [
+        nnx.merge(graph, *of)
+        for of in zip(matmul_params[0], other_params[0], non_diff[0], strict=True)
+    ]
+    keys = (
+        None
+        if common is None
+        else nnx.merge(common, matmul_params[1], other_params[1], non_diff[1])
+    )
+    return Parts(layers, keys, matmul_params[2], other_params[2])
 
 
 def _layers(tree: Any, count: int) -> list[Any]:

@@ -20,12 +20,12 @@ class Plan:
     Attributes:
       model: the config.
       composition: what a memory is made of; a Transformer's is always its layers' inputs.
-      looked: slots that the layers of each set of keys look at; () is all of them.
+      attention_span: entries that the layers of each set of keys attend to; () is all of them.
     """
 
     model: ModelConfig
     composition: str
-    looked: tuple[int, ...] = field(default=())
+    attention_span: tuple[int, ...] = field(default=())
 
     @property
     def config(self) -> FeedbackConfig:
@@ -49,7 +49,7 @@ class Plan:
     @property
     def spans(self) -> tuple[int, ...]:
         """Return how many slots the layers of each set look at, [s]."""
-        return self.looked or (self.span,) * self.sets
+        return self.attention_span or (self.span,) * self.sets
 
     @property
     def remembers_states(self) -> bool:

@@ -82,7 +82,7 @@ def axes(plan: Plan) -> FeedbackState:
 
 def line(plan: Plan, state: FeedbackState) -> tuple[Array, ...]:
     """Return the slots oldest first, keys rotated by their slot of the line."""
-    slots = [_rolled(a, -state.place[0]) for a in state.slots]
+    slots = [_roll(a, -state.place[0]) for a in state.slots]
     if not plan.remembers_states:
         now = jnp.arange(plan.span)
         was = (state.place[0][:, None] + now) % plan.span
@@ -90,7 +90,7 @@ def line(plan: Plan, state: FeedbackState) -> tuple[Array, ...]:
     return tuple(slots)
 
 
-def closed(
+def final_state(
     plan: Plan, state: FeedbackState, new: tuple[Array, ...], reading: Reading
 ) -> FeedbackState:
     """Return the state behind a call that has written the slots `new`, [... t e] each."""
@@ -111,12 +111,12 @@ def closed(
     def kept(new: Array, old: Array) -> Array:
         return jnp.where(idle.reshape(1, -1, *(1,) * (new.ndim - 2)), old, new).astype(old.dtype)
 
-    ring = tuple(_rolled(a, reading.place) for a in slots)
+    ring = tuple(_roll(a, reading.place) for a in slots)
     made = FeedbackState(ring, reading.place[None], reading.filled[None])
     return jax.tree.map(kept, made, state)
 
 
-def written(
+def append_slot(
     plan: Plan, state: FeedbackState, new: tuple[Array, ...], ctx: Context
 ) -> FeedbackState:
     """Return the state behind one token that has left `new`: [s b g e] twice, or [j b d]."""
@@ -143,7 +143,7 @@ def written(
     return FeedbackState(slots, (state.place + valid) % plan.span, filled)
 
 
-def _rolled(slots: Array, by: Array) -> Array:
+def _roll(slots: Array, by: Array) -> Array:
     """Roll the slots of every lane: [s b ... n e], by [b]."""
     return jax.vmap(lambda a, n: jnp.roll(a, n, axis=-2), (1, 0), 1)(slots, by)
 

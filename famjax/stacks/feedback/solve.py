@@ -15,13 +15,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from famjax.core.remat import recomputing
-from famjax.core.sharding import by_rows, row_parts
+from famjax.core.remat import remat_with_policy
+from famjax.core.sharding import row_shards, shard_map_rows
 from famjax.core.types import Array
 from famjax.layers.dropout import Drop
 from famjax.ops import relative
-from famjax.ops.hindsight import Seen, loop
-from famjax.stacks.feedback.parts import Divided, Parts, Random, assemble
+from famjax.ops.token_scan import Visible, token_scan
+from famjax.stacks.feedback.parts import Partitioned, Parts, Random, combine
 from famjax.stacks.feedback.plan import Plan
 from famjax.stacks.feedback.ring import Pair
 
@@ -35,8 +35,13 @@ BLOCK = 16
 # one after the other -----------------------------------------------------------------------------
 
 
-def one_by_one(
-    plan: Plan, divided: Divided, x: Array, line: list[Pair], first: Array, random: Random | None
+def sequential(
+    plan: Plan,
+    divided: Partitioned,
+    x: Array,
+    line: list[Pair],
+    first: Array,
+    random: Random | None,
 ) -> Solution:
     """Read tokens as Equation 1 says.
 
@@ -48,57 +53,65 @@ def one_by_one(
     t = x.shape[1]
     block = min(BLOCK, t)
     # the last block is filled up with tokens that nobody sees
-    x, first = _filled_up(x, block), _filled_up(first, block)
+    x, first = _pad_to_blocks(x, block), _pad_to_blocks(first, block)
     count = x.shape[1]
-    spread = functools.partial(jax.tree.map, lambda a: jnp.broadcast_to(a, (count, *a.shape)))
-    parts = row_parts(x.shape[0])
-    rest = (jnp.swapaxes(first, 0, 1), _by_token(random, count, parts), spread(divided.rest))
+    scatter_bias = functools.partial(jax.tree.map, lambda a: jnp.broadcast_to(a, (count, *a.shape)))
+    parts = row_shards(x.shape[0])
+    non_diff = (
+        jnp.swapaxes(first, 0, 1),
+        _by_token(random, count, parts),
+        scatter_bias(divided.non_diff),
+    )
     token = functools.partial(_token, plan, divided.graphs)
     axes: Any = (1, None)  # of the random numbers, the keys are each part's own
     of_rest = (1, None if random is None else Random(*axes), None)
-    step = functools.partial(loop, token, block)
-    read = by_rows(step, x.shape[0], (None, None, 0, 1, of_rest), ((1, 2), 0))
+    step = functools.partial(token_scan, token, block)
+    read = shard_map_rows(step, x.shape[0], (None, None, 0, 1, of_rest), ((1, 2), 0))
     x = jnp.swapaxes(x, 0, 1)
-    (y, memory), line = read(divided.heavy, divided.light, line, x, rest)
+    (y, memory), line = read(divided.matmul_params, divided.other_params, line, x, non_diff)
     slots = [
         (k[:, :, n : n + t], v[:, :, n : n + t]) for (k, v), n in zip(line, plan.spans, strict=True)
     ]
     return jnp.swapaxes(y[:t], 0, 1), slots, jnp.moveaxis(memory[:t], 0, 2)
 
 
-def _token(plan: Plan, graphs: Any, heavy: Any, light: Any, seen: Seen, xs: Any) -> Any:
+def _token(
+    plan: Plan, graphs: Any, matmul_params: Any, other_params: Any, seen: Visible, xs: Any
+) -> Any:
     """Read one token: x [b d] -> ((y [b d], memory [j b d]), (k, v) [b g e] of each set)."""
     x, (first, random, others) = xs
     random = None if random is None else random._replace(key=random.key[0])
-    parts = assemble(graphs, heavy, light, others)
+    parts = combine(graphs, matmul_params, other_params, others)
     states = [x]
     for i in range(len(parts.layers)):
         attend = functools.partial(_attend_window, plan, parts, i, seen, first)
         states.append(parts.layer(plan, i, states[-1], attend, random))
     memory = parts.memory(states)
-    slot = (plan.span + seen.at)[None]
+    slot = (plan.span + seen.index_in_call)[None]
     pairs = [(plan.rotate(k[..., None, :], slot)[..., 0, :], v) for k, v in parts.remember(memory)]
     return (states[-1], memory), pairs
 
 
 def _attend_window(
-    plan: Plan, parts: Parts, i: int, seen: Seen, first: Array, q: Array, drop: Drop | None
+    plan: Plan, parts: Parts, i: int, seen: Visible, first: Array, q: Array, drop: Drop | None
 ) -> Array:
     """Attend to the slots of layer i's set with one token: [b h e] -> [b h e]."""
     s = i % plan.sets
-    before, own = seen.before[s], seen.own[s]
+    before, own = seen.past[s], seen.current[s]
     span = before[0].shape[-2]
     slots = span + own[0].shape[-2]
-    bias = relative.spread(parts.bias(plan, i, q, span), seen.place, slots)
+    bias = relative.scatter_bias(parts.bias(plan, i, q, span), seen.index_in_block, slots)
     # the window's first slot, as slots are counted in the line
-    start = plan.span - span + seen.at - seen.place
-    mask = relative.within(seen.place, span, slots) & (jnp.arange(slots) >= first[:, None] - start)
-    q = plan.rotate(q, (plan.span + seen.at)[None])
+    start = plan.span - span + seen.index_in_call - seen.index_in_block
+    mask = relative.within_span(seen.index_in_block, span, slots) & (
+        jnp.arange(slots) >= first[:, None] - start
+    )
+    q = plan.rotate(q, (plan.span + seen.index_in_call)[None])
     cap = parts.layers[i].qkv.cap
     return relative.attend_window(q, before, own, bias, mask, cap, drop)
 
 
-def _filled_up(a: Array, block: int) -> Array:
+def _pad_to_blocks(a: Array, block: int) -> Array:
     """Fill [b t ...] up to whole blocks."""
     return jnp.pad(a, [(0, 0), (0, -a.shape[1] % block)] + [(0, 0)] * (a.ndim - 2))
 
@@ -119,10 +132,15 @@ def _by_token(random: Random | None, count: int, parts: int) -> Random | None:
 
 
 def at_once(
-    plan: Plan, divided: Divided, x: Array, line: list[Pair], first: Array, random: Random | None
+    plan: Plan,
+    divided: Partitioned,
+    x: Array,
+    line: list[Pair],
+    first: Array,
+    random: Random | None,
 ) -> Solution:
     """Read tokens of a stack whose layers remember their own inputs: a Transformer."""
-    parts = assemble(*divided)
+    parts = combine(*divided)
 
     def layer(i: int, x: Array) -> tuple[Array, Pair]:
         (pair,) = _slots(plan, parts.remember(x[None], i))
@@ -130,7 +148,7 @@ def at_once(
 
     states, slots = [x], []
     for i in range(len(parts.layers)):
-        read = recomputing(functools.partial(layer, i), plan.model.remat, scanned=False)
+        read = remat_with_policy(functools.partial(layer, i), plan.model.remat, scanned=False)
         x, pair = read(states[-1])
         states.append(x)
         slots.append(pair)
@@ -152,12 +170,14 @@ def _layer(
     span, t = before[0].shape[2], x.shape[1]
     token = jnp.arange(t)
     slots = plan.span - span + jnp.arange(span + t)  # as they are counted in the line
-    mask = relative.within(token, span, span + t) & (slots >= first[..., None])
+    mask = relative.within_span(token, span, span + t) & (slots >= first[..., None])
 
     def attend(q: Array, drop: Drop | None) -> Array:
         bias = parts.bias(plan, i, q, span)
         by_head = jnp.moveaxis(bias, -3, -2) if bias.ndim > 2 else bias[:, None]
-        bias = relative.skew(jnp.broadcast_to(by_head, (*by_head.shape[:-2], t, span)), span + t)
+        bias = relative.relative_shift(
+            jnp.broadcast_to(by_head, (*by_head.shape[:-2], t, span)), span + t
+        )
         q = jnp.swapaxes(plan.rotate(jnp.swapaxes(q, 1, 2), plan.span + token), 1, 2)
         return relative.attend_line(q, k, v, bias, mask, parts.layers[i].qkv.cap, drop)
 
@@ -173,26 +193,36 @@ def _slots(plan: Plan, pairs: list[Pair]) -> list[Pair]:
 # in sweeps ---------------------------------------------------------------------------------------
 
 
-def in_sweeps(
-    plan: Plan, divided: Divided, x: Array, line: list[Pair], first: Array, random: Random | None
+def fixed_point(
+    plan: Plan,
+    divided: Partitioned,
+    x: Array,
+    line: list[Pair],
+    first: Array,
+    random: Random | None,
 ) -> Solution:
     """Approach the memory by sweeps; read one by one if the last sweep still changed it much."""
     approached, change = sweep(plan, divided, x, line, first, random)
     return jax.lax.cond(
         change <= plan.config.tolerance,
         lambda: approached,
-        lambda: one_by_one(plan, divided, x, line, first, random),
+        lambda: sequential(plan, divided, x, line, first, random),
     )
 
 
 def sweep(
-    plan: Plan, divided: Divided, x: Array, line: list[Pair], first: Array, random: Random | None
+    plan: Plan,
+    divided: Partitioned,
+    x: Array,
+    line: list[Pair],
+    first: Array,
+    random: Random | None,
 ) -> tuple[Solution, Array]:
     """Return what `sweeps` sweeps give, and by how much of it the last one changed the memory.
 
     A memory depends on earlier ones alone: after n sweeps the first n tokens are exact.
     """
-    parts = assemble(*divided)
+    parts = combine(*divided)
 
     @jax.checkpoint
     def once(memory: Array) -> Solution:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from famjax.core.types import Array, Context
-from famjax.layers.dropout import Drop, dropped
+from famjax.layers.dropout import Drop, apply_dropout
 from famjax.ops import relative
 from famjax.ops.attention import soft_cap
 from famjax.stacks.feedback import ring
@@ -27,7 +27,7 @@ def step(
         state = _reset(plan, state, begins[:, 0])
     place = state.place[0]
     rings = slots_of(plan, parts, state)
-    seen = [Seen.of(plan, pair, n, state) for pair, n in zip(rings, plan.spans, strict=True)]
+    seen = [Visible.of(plan, pair, n, state) for pair, n in zip(rings, plan.spans, strict=True)]
     states = [x[:, 0]]
     for i in range(len(parts.layers)):
         attend = functools.partial(_attend, plan, parts, i, seen[i % plan.sets], place)
@@ -39,7 +39,7 @@ def step(
         keys, values = (jnp.stack(of) for of in zip(*pairs, strict=True))
         turned = plan.rotate(keys[..., None, :], place[:, None, None])
         new = (turned[..., 0, :], values)
-    return states[-1][:, None], ring.written(plan, state, new, ctx)
+    return states[-1][:, None], ring.append_slot(plan, state, new, ctx)
 
 
 def slots_of(plan: Plan, parts: Parts, state: FeedbackState) -> list[Pair]:
@@ -53,7 +53,7 @@ def slots_of(plan: Plan, parts: Parts, state: FeedbackState) -> list[Pair]:
     return [(plan.rotate(k, places), v) for k, v in swapped]
 
 
-class Seen(NamedTuple):
+class Visible(NamedTuple):
     """What a token looks at of a set of keys and values: the whole ring, or its newest n slots.
 
     Attributes:
@@ -70,7 +70,7 @@ class Seen(NamedTuple):
     turn: Array
 
     @classmethod
-    def of(cls, plan: Plan, ring: Pair, n: int, state: FeedbackState) -> Seen:
+    def of(cls, plan: Plan, ring: Pair, n: int, state: FeedbackState) -> Visible:
         place, filled = state.place[0][:, None], state.filled[0][:, None]
         if n == plan.span:
             slots = jnp.broadcast_to(jnp.arange(n), (place.shape[0], n))
@@ -84,22 +84,22 @@ class Seen(NamedTuple):
 
 
 def _attend(
-    plan: Plan, parts: Parts, i: int, seen: Seen, place: Array, q: Array, drop: Drop | None
+    plan: Plan, parts: Parts, i: int, seen: Visible, place: Array, q: Array, drop: Drop | None
 ) -> Array:
     """Attend with one token, whose slot is `place` [b]: [b h e] -> [b h e]."""
     b, h, e = q.shape
     n = seen.slots.shape[-1]
     bias = jnp.broadcast_to(parts.bias(plan, i, q, n), (b, h, n))
-    bias = jax.vmap(_rolled)(bias, seen.turn)
+    bias = jax.vmap(_roll)(bias, seen.turn)
     scores = soft_cap(_scores(plan, q, seen, place), parts.layers[i].qkv.cap) + bias
     mask, some = relative.visible_or_all(seen.mask)
     weights = jax.nn.softmax(jnp.where(mask[:, None], scores, -jnp.inf), axis=-1)
-    weights = dropped(weights * some[:, None, None], drop).astype(seen.v.dtype)
+    weights = apply_dropout(weights * some[:, None, None], drop).astype(seen.v.dtype)
     found = jnp.einsum("bgrs,bgse->bgre", weights.reshape(b, seen.k.shape[1], -1, n), seen.v)
     return found.reshape(b, h, e)
 
 
-def _rolled(far_first: Array, place: Array) -> Array:
+def _roll(far_first: Array, place: Array) -> Array:
     """Lay weights by distance over a ring whose next slot is `place`: [h n] -> [h n]."""
     # one slice of two turns, which is read faster than slot by slot
     n = far_first.shape[-1]
@@ -107,7 +107,7 @@ def _rolled(far_first: Array, place: Array) -> Array:
     return jax.lax.dynamic_slice_in_dim(twice, n - place, n, -1)
 
 
-def _scores(plan: Plan, q: Array, seen: Seen, place: Array) -> Array:
+def _scores(plan: Plan, q: Array, seen: Visible, place: Array) -> Array:
     """Return q k / sqrt(e): [b h e] -> [b h n].
 
     Slots from the token's own on were written a turn of the ring ago.

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from famjax.ops.product import product
+from famjax.ops.weight_einsum import weight_einsum
 
 
 @pytest.mark.parametrize(
@@ -26,13 +26,13 @@ def test_gradients_are_those_of_the_einsum(equation, x, kernel):
             return lambda a, b: jnp.sin(multiply(equation, a, b)).sum()
 
         expected = jax.value_and_grad(loss(jnp.einsum), (0, 1))(a, b)
-        found = jax.value_and_grad(loss(product), (0, 1))(a, b)
+        found = jax.value_and_grad(loss(weight_einsum), (0, 1))(a, b)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), found, expected)
 
 
 def test_the_narrower_factor_comes_first():
     def gradient(equation, x, kernel, dtype):
-        loss = lambda x, kernel: product(equation, x, kernel).sum()  # noqa: E731
+        loss = lambda x, kernel: weight_einsum(equation, x, kernel).sum()  # noqa: E731
         zeros = (jnp.zeros(x, dtype), jnp.zeros(kernel, dtype))
         return jax.make_jaxpr(jax.grad(loss, 1))(*zeros)
 

@@ -12,7 +12,7 @@ from famjax.mixers.linear import Linear
 from famjax.models.language_model import LanguageModel
 
 
-def why_not_folded(config: ModelConfig) -> str:
+def why_not_foldable(config: ModelConfig) -> str:
     """Return what keeps a model's feature maps from being folded, or nothing."""
     c, e = config.linear, head_dim(config)
     if "linear" not in mixer_pattern(config):
@@ -31,12 +31,12 @@ def why_not_folded(config: ModelConfig) -> str:
 
 
 def folded(model: LanguageModel) -> LanguageModel:
-    """Return the same function without maps, where `why_not_folded` says nothing.
+    """Return the same function without maps, where `why_not_foldable` says nothing.
 
     The state is the same; the parameters are no longer those of a config.
     """
     model = nnx.merge(*nnx.split(model))
     for layer in model.stack.layers:
         if isinstance(layer.mixer, Linear):
-            layer.mixer.fold_map()
+            layer.mixer.merged_map()
     return model

@@ -27,18 +27,18 @@ class Rule(NamedTuple):
     """
 
     keys: tuple[str, ...]
-    idle: Callable[[Config], str]
+    unused: Callable[[Config], str]
     fix: str
     switch: bool = False
 
 
-def refuse_idle(config: Config, given: Iterable[str]) -> None:
+def check_unused_keys(config: Config, given: Iterable[str]) -> None:
     """Raise a `UserError` for the first of the keys given that does nothing in this config."""
     now = values(config)
     for key in given:
         for rule in rules_of(key):
             off = now[key] in (0, "", "none")
-            if not (rule.switch and off) and (value := rule.idle(config)):
+            if not (rule.switch and off) and (value := rule.unused(config)):
                 raise UserError(
                     f"{key}: does nothing with {value}; take it away, or set {rule.fix}"
                 )
@@ -53,15 +53,15 @@ def rules_of(key: str) -> list[Rule]:
 
 
 def _unless(used: Callable[[Config], bool], *keys: str) -> Callable[[Config], str]:
-    """Return a rule's `idle`: what the keys of the config are, unless they let it be used."""
+    """Return a rule's `unused`: what the keys of the config are, unless they let it be used."""
 
-    def idle(config: Config) -> str:
+    def unused(config: Config) -> str:
         if used(config):
             return ""
         now = values(config)
         return " and ".join(f"{key}={_shown(now[key])}" for key in keys)
 
-    return idle
+    return unused
 
 
 def _shown(value: object) -> str:
@@ -69,15 +69,15 @@ def _shown(value: object) -> str:
 
 
 def _mixers(*names: str) -> Callable[[Config], str]:
-    """Return a rule's `idle` for what layers with one of these mixers alone read."""
+    """Return a rule's `unused` for what layers with one of these mixers alone read."""
 
-    def idle(config: Config) -> str:
+    def unused(config: Config) -> str:
         model = config.model
         if model.stack != "residual":
             return f"model.stack={model.stack}"
         return "" if set(names) & set(mixer_pattern(model)) else f"model.mixer={model.mixer}"
 
-    return idle
+    return unused
 
 
 def _stacks(*names: str) -> Callable[[Config], str]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from famjax.core import sequence, sharding
+from famjax.core import sequence_parallel, sharding
 from famjax.core.config import MeshConfig
 
 B = 12
@@ -29,7 +29,7 @@ def test_preceding(devices: int, n: int, c: int) -> None:
     old, new = (rng.random((B, size, 2), np.float32) for size in (c, n))
     line = np.concatenate([old, new], 1)
     expected = np.stack([line[:, j : j + c] for j in range(n)], 1)
-    np.testing.assert_array_equal(on(devices, sequence.preceding)(old, new), expected)
+    np.testing.assert_array_equal(on(devices, sequence_parallel.halo_exchange)(old, new), expected)
 
 
 @pytest.mark.parametrize(("devices", "n"), [(1, 6), (8, 8), (4, 12)])
@@ -40,7 +40,7 @@ def test_newest(devices: int, n: int, c: int, size: int) -> None:
     end = rng.permutation(np.arange(B) % (n + 1))  # every one, the first and the last too
     line = np.concatenate([old, new, np.zeros((B, size - c, 2), np.float32)], 1)
     expected = np.stack([lane[i : i + size] for lane, i in zip(line, end, strict=True)])
-    found = on(devices, lambda *a: sequence.newest(*a, size))(old, new, end)
+    found = on(devices, lambda *a: sequence_parallel.gather_last(*a, size))(old, new, end)
     np.testing.assert_array_equal(found, expected)
 
 
@@ -64,7 +64,7 @@ def test_scan(n: int) -> None:
         return jax.value_and_grad(lambda *a: loss(scan, *a), argnums=(0, 1, 2), has_aux=True)
 
     plain = gradients(lambda f, shared, *a: jax.lax.scan(lambda c, x: f(shared, c, x), *a))
-    (value, count), grads = on(8, gradients(sequence.scan))(shared, carry, xs)
+    (value, count), grads = on(8, gradients(sequence_parallel.ring_scan))(shared, carry, xs)
     (value_, _), grads_ = jax.jit(plain)(shared, carry, xs)
     assert count == n
     np.testing.assert_allclose(value, value_, rtol=1e-5)

@@ -25,12 +25,14 @@ _NEW = nnx.Any(Adapter, _MAP, *map(nnx.PathContains, ("prompt", "mix", "distance
 Frozen = tuple[Any, ...]
 
 
-def freezes(config: Config) -> bool:
+def has_frozen_params(config: Config) -> bool:
     """Return whether weights stay as they are in `init`."""
     return bool(config.model.lora.rank) or config.train.only != "all"
 
 
-def divide(config: ModelConfig, model: nnx.Module, only: str = "all") -> tuple[Any, Any, Frozen]:
+def partition_trainable(
+    config: ModelConfig, model: nnx.Module, only: str = "all"
+) -> tuple[Any, Any, Frozen]:
     """Return a model's graph, what is trained of it, and what is not.
 
     `nnx.merge(graph, trained, *frozen)` is the model. If everything is trained, without dropout,
@@ -40,7 +42,7 @@ def divide(config: ModelConfig, model: nnx.Module, only: str = "all") -> tuple[A
     Args:
       only: `train.only`.
     """
-    parts: Any = nnx.split(model, _trained(config, only), nnx.Param, DropoutKey)
+    parts: Any = nnx.split(model, _trainable_filter(config, only), nnx.Param, DropoutKey)
     graph, trained, weights, keys = parts
     if not jax.tree.leaves((weights, keys)):
         return graph, trained, ()
@@ -48,7 +50,7 @@ def divide(config: ModelConfig, model: nnx.Module, only: str = "all") -> tuple[A
     return graph, trained, (weights, keys)
 
 
-def _trained(config: ModelConfig, only: str) -> Any:
+def _trainable_filter(config: ModelConfig, only: str) -> Any:
     """Return the filter of what is trained."""
     if only == "maps":
         return nnx.All(nnx.Param, _MAP)
@@ -61,14 +63,14 @@ def _cast(a: Any, dtype: jnp.dtype) -> Any:
     return jax.ShapeDtypeStruct(a.shape, dtype) if is_shape else a.astype(dtype)
 
 
-def evaluated(config: ModelConfig) -> ModelConfig:
+def inference_config(config: ModelConfig) -> ModelConfig:
     """Return the config of the same model as it is used: no dropout, so no keys; no sweeps."""
     exact = replace(config.feedback, sweeps=0)
     lora = replace(config.lora, dropout=0.0)
     return replace(config, lora=lora, dropout=DropoutConfig(), feedback=exact)
 
 
-def with_keys(frozen: Frozen, key: Array) -> Frozen:
+def with_dropout_keys(frozen: Frozen, key: Array) -> Frozen:
     """Return what is frozen with new keys of dropout, one for each map of each layer."""
     if not frozen:
         return ()
@@ -107,7 +109,7 @@ def fingerprint(weights: Any) -> str:
     return digest.hexdigest()[:16]
 
 
-def chained(trained: str, base: str) -> str:
+def combine_fingerprints(trained: str, base: str) -> str:
     """Return the fingerprint of weights that were trained beside others: nothing is merged for it,
     since sums of products are not the same on all devices."""
     return hashlib.sha256(f"{trained} {base}".encode()).hexdigest()[:16] if base else trained

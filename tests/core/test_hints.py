@@ -9,7 +9,7 @@ from dataclasses import fields
 import pytest
 
 from famjax.cli.main import VERBS, main
-from famjax.core.habits import OF, TRAIN, habit
+from famjax.core.hints import OF, TRAIN, find_hint
 from famjax.core.keys import keys
 
 
@@ -44,9 +44,9 @@ def test_no_habit_is_hidden_by_a_name_that_exists() -> None:
 
 
 def test_names_are_compared_loosely() -> None:
-    assert habit("--Batch-Size", "8") == "; write data.batch=8"
-    assert habit("trainer.max_steps") == "; write train.steps=..."
-    assert habit("hovercraft") == ""
+    assert find_hint("--Batch-Size", "8") == "; write data.batch=8"
+    assert find_hint("trainer.max_steps") == "; write train.steps=..."
+    assert find_hint("hovercraft") == ""
 
 
 STEPS = "write train.steps="

@@ -1,4 +1,4 @@
-"""`turns` against `jax.lax.scan`: values, gradients, and what is done how often."""
+"""`deferred_scan` against `jax.lax.scan`: values, gradients, and what is done how often."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from famjax.core.remat import recomputing
-from famjax.ops.product import product
-from famjax.ops.turns import plain_turns, turns
+from famjax.core.remat import remat_with_policy
+from famjax.ops.deferred_scan import deferred_scan, plain_scan
+from famjax.ops.weight_einsum import weight_einsum
 
 N, B, D = 5, 2, 6
 
@@ -22,12 +22,14 @@ def wide():
         yield
 
 
-def turn(heavy: Any, light: Any, carry: Any, x: Any) -> Any:
+def turn(matmul_params: Any, other_params: Any, carry: Any, x: Any) -> Any:
     """Two products of one weight, one of another, a scale, and a choice by what has no gradient."""
     (x, (keep, _)) = x
-    h = jnp.tanh(product("...d,de->...e", carry * light["scale"] + x["in"], heavy["up"]))
-    new = product("...d,de->...e", h, heavy["down"]["cast"].astype(h.dtype))
-    out = product("...d,de->...e", jnp.sin(new) * x["gate"], heavy["up"])
+    h = jnp.tanh(
+        weight_einsum("...d,de->...e", carry * other_params["scale"] + x["in"], matmul_params["up"])
+    )
+    new = weight_einsum("...d,de->...e", h, matmul_params["down"]["cast"].astype(h.dtype))
+    out = weight_einsum("...d,de->...e", jnp.sin(new) * x["gate"], matmul_params["up"])
     return jnp.where(keep[:, None], carry, new + carry), (out, new)
 
 
@@ -37,11 +39,11 @@ def arguments(seed: int = 0) -> tuple[Any, ...]:
     def normal(*shape: int) -> jax.Array:
         return jnp.asarray(random.normal(size=shape))
 
-    heavy = {"up": normal(D, D), "down": {"cast": normal(D, D).astype(jnp.float32)}}
-    light = {"scale": normal(D), "unused": normal(3)}
+    matmul_params = {"up": normal(D, D), "down": {"cast": normal(D, D).astype(jnp.float32)}}
+    other_params = {"scale": normal(D), "unused": normal(3)}
     xs = {"in": normal(N, B, D), "gate": normal(N, B, D)}
-    rest = (jnp.asarray(random.random((N, B)) < 0.3), None)
-    return heavy, light, normal(B, D), xs, rest
+    non_diff = (jnp.asarray(random.random((N, B)) < 0.3), None)
+    return matmul_params, other_params, normal(B, D), xs, non_diff
 
 
 def of(loop: Any, *given: Any) -> jax.Array:
@@ -53,14 +55,14 @@ def of(loop: Any, *given: Any) -> jax.Array:
 def test_values_and_gradients_are_those_of_a_scan() -> None:
     given = arguments()
     for ours, theirs in zip(
-        jax.tree.leaves(jax.jit(turns, static_argnums=0)(turn, *given)),
-        jax.tree.leaves(plain_turns(turn, *given)),
+        jax.tree.leaves(jax.jit(deferred_scan, static_argnums=0)(turn, *given)),
+        jax.tree.leaves(plain_scan(turn, *given)),
         strict=True,
     ):
         np.testing.assert_allclose(ours, theirs, rtol=1e-12)
     by = (1, 2, 3, 4)
-    found = jax.jit(jax.grad(of, by), static_argnums=0)(turns, *given)
-    expected = jax.grad(of, by)(plain_turns, *given)
+    found = jax.jit(jax.grad(of, by), static_argnums=0)(deferred_scan, *given)
+    expected = jax.grad(of, by)(plain_scan, *given)
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert a.dtype == b.dtype
@@ -70,17 +72,17 @@ def test_values_and_gradients_are_those_of_a_scan() -> None:
 
 def test_no_loop_is_gone_through_again() -> None:
     """Where everything is computed again: there and back, and not there once more."""
-    *given, rest = arguments()
+    *given, non_diff = arguments()
 
     def loss(loop: Any, *given: Any) -> jax.Array:
-        def body(heavy: Any, light: Any, carry: Any, xs: Any) -> jax.Array:
-            return of(loop, heavy, light, carry, jax.tree.map(jnp.exp, xs), rest)
+        def body(matmul_params: Any, other_params: Any, carry: Any, xs: Any) -> jax.Array:
+            return of(loop, matmul_params, other_params, carry, jax.tree.map(jnp.exp, xs), non_diff)
 
-        return recomputing(body, "layer", scanned=False)(*given)
+        return remat_with_policy(body, "layer", scanned=False)(*given)
 
     def loops(loop: Any) -> int:
         grad = jax.jit(jax.value_and_grad(loss, (1, 2, 3, 4)), static_argnums=0)
         return grad.lower(loop, *given).compile().as_text().count(" while(")
 
-    assert loops(turns) == 2
-    assert loops(plain_turns) == 3
+    assert loops(deferred_scan) == 2
+    assert loops(plain_scan) == 3

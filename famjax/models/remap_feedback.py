@@ -25,7 +25,7 @@ def feedback_weight(
     """Return a weight that cannot be taken as it is; None where it can.
 
     Args:
-      name: as `famjax.models.transplant.parameter` gives it.
+      name: as `famjax.models.remap_params.parameter` gives it.
       shape: that the model `new` has.
       there: weights that are given, by name and place in the pattern of layers.
     """

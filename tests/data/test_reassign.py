@@ -17,7 +17,7 @@ from famjax.core.config import Config
 from famjax.core.experiment import override
 from famjax.data.lanes import at_document
 from famjax.data.pipeline import Batches, make_batches, make_source
-from famjax.data.redeal import Deal, Dealt, with_rows
+from famjax.data.reassign import Assignment, ReassignedSource, with_rows
 from famjax.data.tokenizers import load_tokenizer
 
 DOCUMENTS = 24  # which 2, 3 and 4 lanes share evenly
@@ -26,7 +26,7 @@ LAYOUTS = ("lanes", "packed")
 
 def test_a_row_of_what_is_left() -> None:
     """Lanes that were dealt 3, 1 and 2 documents."""
-    deal = Deal([3, 1, 2])
+    deal = Assignment([3, 1, 2])
     left = [deal[i] for i in range(9)]
     assert left == [(1, 1), (1, 2), (2, 2), (0, 3), (1, 3), (2, 3), (0, 4), (1, 4), (2, 4)]
 
@@ -41,7 +41,7 @@ class Named:
 def test_every_document_is_dealt_once() -> None:
     """Dealt to 3 lanes, then to 2, then to 4."""
     first, second = [3, 1, 2], [2, 4]
-    source = Dealt(Named())  # type: ignore[arg-type]
+    source = ReassignedSource(Named())  # type: ignore[arg-type]
     found = [[3, lane, k] for lane, n in enumerate(first) for k in range(n)]
     source.dealt = [first]
     found += [source.key(lane, 2, k) for lane, n in enumerate(second) for k in range(n)]
@@ -155,7 +155,7 @@ def test_begun_epochs_are_read_whole(times: list[list[int]], many: int) -> None:
     Each of `times` is how many documents each lane begins before the next change.
     """
     source: Any = Six()
-    dealt, base = Dealt(source), len(times[0])
+    dealt, base = ReassignedSource(source), len(times[0])
     pairs = []
     for taken, after in itertools.zip_longest(times, times[1:]):
         lanes = len(taken)
@@ -180,7 +180,7 @@ def test_what_was_left_is_dealt_again() -> None:
     once = with_rows(with_rows(state, 8, source), 9, source)
     assert once["left"]["documents"] == left
     few = with_rows(once, 3, source)
-    dealt = Dealt(source)
+    dealt = ReassignedSource(source)
     dealt.set_deals(few)
     assert [dealt.call(n % 3, 3, n // 3) for n in range(5)] == [*left, (1, 3, 0)]
 

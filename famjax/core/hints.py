@@ -345,7 +345,7 @@ OF: dict[str, dict[str, Way]] = {
 }
 
 
-def habit(name: str, value: str = "", verb: str = "train") -> str:
+def find_hint(name: str, value: str = "", verb: str = "train") -> str:
     """Return "; ..." with famjax's way of what a name means elsewhere, or "" if none is known.
 
     Args:

@@ -16,22 +16,22 @@ from famjax.core.types import Array
 TAPE: ContextVar[Callable[[str, Array, Array], Array] | None] = ContextVar("TAPE", default=None)
 
 
-def product(equation: str, x: Array, kernel: Array) -> Array:
+def weight_einsum(equation: str, x: Array, kernel: Array) -> Array:
     """Return einsum(equation, x, kernel), where the gradient of the kernel is one fast product.
 
-    Within a loop of `famjax.ops.hindsight` or `turns` that loop's tape does it, and takes the
+    Within a loop of `famjax.ops.token_scan` or `turns` that loop's tape does it, and takes the
     gradient behind the loop.
 
     Args:
       equation: "...ab,abcd->...cd": a, b of the input are summed.
     """
     tape = TAPE.get()
-    return fast_product(equation, x, kernel) if tape is None else tape(equation, x, kernel)
+    return einsum_vjp(equation, x, kernel) if tape is None else tape(equation, x, kernel)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def fast_product(equation: str, x: Array, kernel: Array) -> Array:
-    """Return what `product` does outside of a loop.
+def einsum_vjp(equation: str, x: Array, kernel: Array) -> Array:
+    """Return what `weight_einsum` does outside of a loop.
 
     The kernel's gradient is a product over all tokens. XLA on CPU writes its first factor out
     transposed, and JAX puts the output's gradient first: four times as wide as the input in a
@@ -42,7 +42,7 @@ def fast_product(equation: str, x: Array, kernel: Array) -> Array:
 
 
 def _forward(equation: str, x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
-    return fast_product(equation, x, kernel), (x, kernel)
+    return einsum_vjp(equation, x, kernel), (x, kernel)
 
 
 def _backward(equation: str, saved: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
@@ -58,4 +58,4 @@ def _backward(equation: str, saved: tuple[Array, Array], grad: Array) -> tuple[A
     return to_input, jnp.einsum(f"{made}{summed}->{weights}", to_kernel)
 
 
-fast_product.defvjp(_forward, _backward)
+einsum_vjp.defvjp(_forward, _backward)

@@ -28,7 +28,7 @@ from famjax.data.sources import Key, Piece, Source
 Call = tuple[int, int, int]
 
 
-class Deal:
+class Assignment:
     """The documents that are left when lanes have been dealt so many each, in one row.
 
     The k-th documents of all lanes stand before the (k+1)-th ones.
@@ -53,7 +53,7 @@ class Deal:
 
 
 @dataclass(frozen=True)
-class Left:
+class Leftover:
     """What lanes read before the documents that the source names for them.
 
     Attributes:
@@ -81,7 +81,7 @@ class Left:
         return lane, lanes, self.starts[lane] + own
 
 
-class Dealt:
+class ReassignedSource:
     """A source whose documents may be dealt anew.
 
     Attributes:
@@ -91,7 +91,7 @@ class Dealt:
 
     def __init__(self, source: Source):
         self._source = source
-        self.left: Left | None = None
+        self.left: Leftover | None = None
         self.dealt = []
 
     @property
@@ -100,7 +100,7 @@ class Dealt:
 
     @dealt.setter
     def dealt(self, dealt: list[list[int]]) -> None:
-        self._dealt, self._deals = dealt, [Deal(d) for d in dealt]
+        self._dealt, self._deals = dealt, [Assignment(d) for d in dealt]
 
     def undealt(self, lane: int, lanes: int, k: int, deals: int | None = None) -> Call:
         """Return what a document was called before the first of so many deals, or of all."""
@@ -137,7 +137,7 @@ class Dealt:
         self.dealt = state.get("dealt", [])
         left = state.get("left")
         self.left = (
-            Left([(a, b, c) for a, b, c in left["documents"]], left["starts"]) if left else None
+            Leftover([(a, b, c) for a, b, c in left["documents"]], left["starts"]) if left else None
         )
 
 
@@ -151,19 +151,19 @@ def with_rows(state: dict[str, Any], count: int, source: Any) -> dict[str, Any]:
     """
     rows = state["batches"]["rows"]
     documents = len(source) if hasattr(source, "__len__") else None
-    taken = [reader["k"] + _begun(reader) for reader in map(_reader, rows)]
-    dealt = Dealt(source)
+    taken = [reader["k"] + _has_begun(reader) for reader in map(_reader, rows)]
+    dealt = ReassignedSource(source)
     dealt.set_deals(state)
     if documents is None or documents >= max(count, len(rows)):
         dealt.dealt = [*dealt.dealt, taken]
         kept = [_anew(row) for row in rows]
     elif documents >= len(rows):
-        dealt.left, dealt.dealt = Left(_rest(dealt, taken, source), [0] * count), []
+        dealt.left, dealt.dealt = Leftover(_rest(dealt, taken, source), [0] * count), []
         kept = [_anew(row) for row in rows]
     else:
-        old = dealt.left or Left([], [0] * len(rows))
+        old = dealt.left or Leftover([], [0] * len(rows))
         starts = [old.starts[i] + max(0, n - old.count(i)) for i, n in enumerate(taken)]
-        left = Left(old.unread(taken), [*starts, *[0] * (count - len(rows))][:count])
+        left = Leftover(old.unread(taken), [*starts, *[0] * (count - len(rows))][:count])
         dealt.left, dealt.dealt = left if left.documents else None, []
         kept = [
             _anew(row) if left.documents else _before(row, start)
@@ -174,7 +174,7 @@ def with_rows(state: dict[str, Any], count: int, source: Any) -> dict[str, Any]:
     return {**rest, "batches": {"rows": [*kept[:count], *fresh]}, **dealt.get_deals()}
 
 
-def _rest(dealt: Dealt, taken: Sequence[int], source: Any) -> list[Call]:
+def _rest(dealt: ReassignedSource, taken: Sequence[int], source: Any) -> list[Call]:
     """Return the documents that are left of the epoch that each of the source's lanes is in.
 
     Args:
@@ -241,18 +241,18 @@ def _of(row: dict[str, Any], reader: dict[str, Any], **more: int) -> dict[str, A
     return {**row, **more, "reader": reader} if "reader" in row else reader
 
 
-def _begun(reader: dict[str, Any]) -> bool:
+def _has_begun(reader: dict[str, Any]) -> bool:
     return bool(reader["piece"] or reader["offset"])
 
 
 def _anew(row: dict[str, Any]) -> dict[str, Any]:
     """Return the state of a row that ends its document, and whose next one is its first."""
     reader = _reader(row)
-    begun = _begun(reader)
+    begun = _has_begun(reader)
     return _of(row, {**reader, "k": -1} if begun else at_document(0, reader["before"]))
 
 
 def _before(row: dict[str, Any], k: int) -> dict[str, Any]:
     """Return the state of a row that ends its document, and whose next one is the k-th."""
     reader = _reader(row)
-    return _of(row, {**reader, "k": k - _begun(reader)})
+    return _of(row, {**reader, "k": k - _has_begun(reader)})

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 import jax
 import pytest
 
-from famjax.core import chatter, watch
-from famjax.core.processes import Place
+from famjax.core import failure_monitor, gloo_messages
+from famjax.core.processes import ProcessInfo
 
 CODE = """
 import os, subprocess
-from famjax.core.chatter import without_gloo
+from famjax.core.gloo_messages import without_gloo
 print("before", flush=True)
 with without_gloo():
     os.write(1, b"[Gloo] Rank 0 is connected to 1 peer ranks. Expected number ...\\nkept\\n")
@@ -35,7 +35,7 @@ def test_what_is_dropped() -> None:
 def test_a_reader_that_left() -> None:
     """Writers are not held up when nobody reads what is passed on."""
     code = (
-        "import os\nfrom famjax.core.chatter import without_gloo\n"
+        "import os\nfrom famjax.core.gloo_messages import without_gloo\n"
         "with without_gloo():\n    for _ in range(2000):\n        os.write(1, b'x' * 99 + b'\\n')\n"
         "os._exit(7)\n"
     )
@@ -61,9 +61,9 @@ def test_standard_output_is_a_pipe_on_cpus_only(
     named: str, on_cpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jax.config.update("jax_platforms", named)
-    monkeypatch.setattr(watch, "_watched", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(failure_monitor, "_monitored", lambda _: contextlib.nullcontext())
     before = os.fstat(1)
-    with watch.together(Place("localhost:1", 0, 2)):
+    with failure_monitor.all_or_nothing(ProcessInfo("localhost:1", 0, 2)):
         assert os.path.samestat(os.fstat(1), before) != on_cpu
 
 
@@ -74,14 +74,14 @@ def test_without_named_platforms_installed_software_decides(
 ) -> None:
     jax.config.update("jax_platforms", None)
     monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
-    monkeypatch.setattr(chatter.importlib.util, "find_spec", lambda name: name == installed)
-    monkeypatch.setattr(chatter, "entry_points", lambda **_: ())
-    assert chatter.uses_gloo() == (not installed)
+    monkeypatch.setattr(gloo_messages.importlib.util, "find_spec", lambda name: name == installed)
+    monkeypatch.setattr(gloo_messages, "entry_points", lambda **_: ())
+    assert gloo_messages.uses_gloo() == (not installed)
 
 
 def test_asking_starts_no_backend() -> None:
     code = (
-        "from famjax.core.chatter import uses_gloo\nuses_gloo()\n"
+        "from famjax.core.gloo_messages import uses_gloo\nuses_gloo()\n"
         "from jax._src import xla_bridge\nassert not xla_bridge.backends_are_initialized()\n"
     )
     environment = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"}

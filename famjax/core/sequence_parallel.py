@@ -16,14 +16,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from famjax.core.remat import keep
-from famjax.core.sharding import by_sequence, sequence_parts, sequence_place
+from famjax.core.remat import tag_product
+from famjax.core.sharding import axis_index, sequence_shards, shard_map_sequence
 from famjax.core.types import Array
 
 _AXIS = "sequence"
 
 
-def preceding(old: Array, new: Array) -> Array:
+def halo_exchange(old: Array, new: Array) -> Array:
     """Return the c entries before each block: [b c ...], [b n ...] -> [b n c ...].
 
     Args:
@@ -31,49 +31,49 @@ def preceding(old: Array, new: Array) -> Array:
       new: one of each block.
     """
 
-    def local(old: Array, new: Array) -> Array:
-        return _shifted(_handed(old, new), new)
+    def per_device(old: Array, new: Array) -> Array:
+        return _stack_shifts(_received_halo(old, new), new)
 
-    if sequence_parts(new.shape[1]) == 1:
-        return _shifted(old, new)
-    return by_sequence(local, (None, 1), 1)(old, new)
+    if sequence_shards(new.shape[1]) == 1:
+        return _stack_shifts(old, new)
+    return shard_map_sequence(per_device, (None, 1), 1)(old, new)
 
 
-def _handed(old: Array, new: Array) -> Array:
-    """Return the c entries before this device's first block, within `by_sequence`."""
+def _received_halo(old: Array, new: Array) -> Array:
+    """Return the c entries before this device's first block, within `shard_map_sequence`."""
     count, before = old.shape[1], old
     # a device that has fewer blocks than are seen passes on what it was given itself
     for _ in range(-(-count // new.shape[1])):
         tail = jnp.concatenate([before, new], 1)[:, -count:]
-        before = jnp.where(_is_first(), old, _to_next(tail))
+        before = jnp.where(_is_first(), old, _send_next(tail))
     return before
 
 
-def _shifted(old: Array, new: Array) -> Array:
+def _stack_shifts(old: Array, new: Array) -> Array:
     line, n = jnp.concatenate([old, new], 1), new.shape[1]
     return jnp.stack([line[:, j : j + n] for j in range(old.shape[1])], axis=2)
 
 
-def newest(old: Array, new: Array, end: Array, size: int) -> Array:
+def gather_last(old: Array, new: Array, end: Array, size: int) -> Array:
     """Return `size` entries of each lane from `end` [b] on, of [b c ...] and then [b n ...].
 
     Behind the last block all is zero.
     """
 
-    def local(old: Array, new: Array, end: Array) -> Array:
+    def per_device(old: Array, new: Array, end: Array) -> Array:
         # each device gives what it has, the first one what is old too, and zeros for the rest
         old = jnp.where(_is_first(), old, 0)
-        line = _padded([old, new], size, size)
-        begun = size + end - sequence_place() * new.shape[1]
-        begun = jnp.clip(begun, 0, line.shape[1] - size)
-        return jax.lax.psum(_sliced(line, begun, size), _AXIS)
+        line = _pad_ends([old, new], size, size)
+        start = size + end - axis_index() * new.shape[1]
+        start = jnp.clip(start, 0, line.shape[1] - size)
+        return jax.lax.psum(_slice_lanes(line, start, size), _AXIS)
 
-    if sequence_parts(new.shape[1]) == 1:
-        return _sliced(_padded([old, new], 0, size - old.shape[1]), end, size)
-    return by_sequence(local, (None, 1, None), None)(old, new, end)
+    if sequence_shards(new.shape[1]) == 1:
+        return _slice_lanes(_pad_ends([old, new], 0, size - old.shape[1]), end, size)
+    return shard_map_sequence(per_device, (None, 1, None), None)(old, new, end)
 
 
-def _padded(parts: list[Array], before: int, behind: int) -> Array:
+def _pad_ends(parts: list[Array], before: int, behind: int) -> Array:
     """Join [b s ...] with so many zeros at the ends."""
 
     def zeros(count: int) -> Array:
@@ -82,12 +82,12 @@ def _padded(parts: list[Array], before: int, behind: int) -> Array:
     return jnp.concatenate([zeros(before), *parts, zeros(behind)], 1)
 
 
-def _sliced(line: Array, start: Array, size: int) -> Array:
+def _slice_lanes(line: Array, start: Array, size: int) -> Array:
     """Return entries of each lane from `start` on, within the line: [b s ...] -> [b size ...]."""
     return jax.vmap(lambda x, i: jax.lax.dynamic_slice_in_dim(x, i, size, 0))(line, start)
 
 
-def scan(
+def ring_scan(
     f: Callable[[Any, Any, Any], tuple[Any, Any]], shared: Any, carry: Any, xs: Any
 ) -> tuple[Any, Any]:
     """Return `jax.lax.scan` of f over blocks, which is given what all blocks share.
@@ -103,55 +103,55 @@ def scan(
       xs: blocks on the first axis.
     """
 
-    def local(shared: Any, carry: Any, xs: Any) -> tuple[Any, Any]:
-        def through(carry: Any) -> tuple[Any, Any]:
+    def per_device(shared: Any, carry: Any, xs: Any) -> tuple[Any, Any]:
+        def scan_local(carry: Any) -> tuple[Any, Any]:
             return jax.lax.scan(lambda c, x: f(shared, c, x), carry, xs)
 
-        begun, last = handed_on(lambda carry: through(carry)[0], carry)
-        return last, through(begun)[1]
+        start, last = ring_pass(lambda carry: scan_local(carry)[0], carry)
+        return last, scan_local(start)[1]
 
-    if sequence_parts(len(jax.tree.leaves(xs)[0])) == 1:
+    if sequence_shards(len(jax.tree.leaves(xs)[0])) == 1:
         return jax.lax.scan(lambda c, x: f(shared, c, x), carry, xs)
-    return by_sequence(local, (None, None, 0), (None, 0))(shared, carry, xs)
+    return shard_map_sequence(per_device, (None, None, 0), (None, 0))(shared, carry, xs)
 
 
-def windows(f: Callable[[Any, Any], Any], old: Any, new: Any, xs: Any, rest: Any) -> Any:
+def blockwise_map(f: Callable[[Any, Any], Any], old: Any, new: Any, xs: Any, rest: Any) -> Any:
     """Return f of each block with the c entries before it, one after the other.
 
-    As `jax.lax.map` of what `preceding` gives, but the c + 1 entries of all blocks never are an
+    As `jax.lax.map` of what `halo_exchange` gives, but the c + 1 entries of all blocks never are an
     array of their own, nor are their gradients, and of f nothing is kept but what went in.
 
     Args:
       f: window, (x, rest) -> y; a window is a pytree of [b c+1 ...]. It closes over no arrays.
-      old, new: pytrees as those of `preceding`; c may be 0.
+      old, new: pytrees as those of `halo_exchange`; c may be 0.
       xs: pytree of [n ...].
       rest: pytree of [n ...] that has no gradient.
     """
 
-    def local(old: Any, new: Any, xs: Any, rest: Any) -> Any:
-        return read(jax.tree.map(_handed, old, new), new, xs, rest)
+    def per_device(old: Any, new: Any, xs: Any, rest: Any) -> Any:
+        return read(jax.tree.map(_received_halo, old, new), new, xs, rest)
 
     def read(old: Any, new: Any, xs: Any, rest: Any) -> Any:
         line = jax.tree.map(lambda a, b: jnp.concatenate([a, b], 1), old, new)
-        return _windows(f, line, xs, rest)
+        return _blockwise(f, line, xs, rest)
 
-    if sequence_parts(len(jax.tree.leaves(xs)[0])) == 1:
+    if sequence_shards(len(jax.tree.leaves(xs)[0])) == 1:
         return read(old, new, xs, rest)
-    return by_sequence(local, (None, 1, 0, 0), 0)(old, new, xs, rest)
+    return shard_map_sequence(per_device, (None, 1, 0, 0), 0)(old, new, xs, rest)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _windows(f: Callable[[Any, Any], Any], line: Any, xs: Any, rest: Any) -> Any:
-    return _windows_forward(f, line, xs, rest)[0]
+def _blockwise(f: Callable[[Any, Any], Any], line: Any, xs: Any, rest: Any) -> Any:
+    return _blockwise_forward(f, line, xs, rest)[0]
 
 
-def _windows_forward(f: Callable[[Any, Any], Any], line: Any, xs: Any, rest: Any) -> Any:
+def _blockwise_forward(f: Callable[[Any, Any], Any], line: Any, xs: Any, rest: Any) -> Any:
     n = len(jax.tree.leaves(xs)[0])
     ys = jax.lax.map(lambda of: f(_window(line, of[0], n), of[1:]), (jnp.arange(n), xs, rest))
     return ys, (line, xs, rest)
 
 
-def _windows_backward(f: Callable[[Any, Any], Any], saved: Any, to_ys: Any) -> Any:
+def _blockwise_backward(f: Callable[[Any, Any], Any], saved: Any, to_ys: Any) -> Any:
     line, xs, rest = saved
     n = len(jax.tree.leaves(xs)[0])
 
@@ -170,7 +170,7 @@ def _windows_backward(f: Callable[[Any, Any], Any], saved: Any, to_ys: Any) -> A
     return to_line, to_xs, None
 
 
-_windows.defvjp(_windows_forward, _windows_backward)
+_blockwise.defvjp(_blockwise_forward, _blockwise_backward)
 
 
 def _window(line: Any, i: Array, n: int) -> Any:
@@ -182,13 +182,13 @@ def _window(line: Any, i: Array, n: int) -> Any:
     return jax.tree.map(of, line)
 
 
-def handed_on(f: Callable[[Any], Any], carry: Any) -> tuple[Any, Any]:
-    """Apply f device by device, within `by_sequence`: carry -> carry.
+def ring_pass(f: Callable[[Any], Any], carry: Any) -> tuple[Any, Any]:
+    """Apply f device by device, within `shard_map_sequence`: carry -> carry.
 
     Returns:
       the carry that this device was given; the carry behind the last device, on all.
     """
-    parts, here = jax.lax.axis_size(_AXIS), sequence_place()
+    parts, here = jax.lax.axis_size(_AXIS), axis_index()
 
     # Nothing is kept of a turn but what went in. All take part in each: within f GSPMD may exchange
     # over all devices, and XLA on CPU mixed up arrays where `lax.cond` left it out on some.
@@ -198,9 +198,9 @@ def handed_on(f: Callable[[Any], Any], carry: Any) -> tuple[Any, Any]:
 
     def one(state: tuple[Any, Any], i: Array) -> tuple[tuple[Any, Any], None]:
         carry, mine = state
-        carry = jax.tree.map(keep, carry)
+        carry = jax.tree.map(tag_product, carry)
         mine = jax.tree.map(lambda new, old: jnp.where(here == i, new, old), carry, mine)
-        return (jax.tree.map(_around, turn(carry, i)), mine), None
+        return (jax.tree.map(_ring_permute, turn(carry, i)), mine), None
 
     (carry, mine), _ = jax.lax.scan(one, (carry, carry), jnp.arange(parts))
     # behind the last turn the first device has it
@@ -209,14 +209,14 @@ def handed_on(f: Callable[[Any], Any], carry: Any) -> tuple[Any, Any]:
 
 
 def _is_first() -> Array:
-    return sequence_place() == 0
+    return axis_index() == 0
 
 
-def _to_next(x: Array) -> Array:
+def _send_next(x: Array) -> Array:
     """Send to the device behind; the first one gets zeros."""
     return jax.lax.ppermute(x, _AXIS, [(i, i + 1) for i in range(jax.lax.axis_size(_AXIS) - 1)])
 
 
-def _around(x: Array) -> Array:
+def _ring_permute(x: Array) -> Array:
     parts = jax.lax.axis_size(_AXIS)
     return jax.lax.ppermute(x, _AXIS, [(i, (i + 1) % parts) for i in range(parts)])

@@ -10,15 +10,15 @@ import pytest
 
 from famjax.core.errors import UserError
 from famjax.core.experiment import available, load_config
-from famjax.core.idle import ALWAYS, RULES, rules_of
 from famjax.core.keys import keys
+from famjax.core.unused_keys import ALWAYS, RULES, rules_of
 
 HOME = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("key", keys())
 def test_every_key_decides(key: str) -> None:
-    """A new key is either always used, or a rule says when: famjax/core/idle.py."""
+    """A new key is either always used, or a rule says when: famjax/core/unused_keys.py."""
     always = any(fnmatchcase(key, pattern) for pattern in ALWAYS)
     assert always != bool(rules_of(key))
 

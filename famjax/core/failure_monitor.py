@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 from famjax.core import processes
-from famjax.core.chatter import uses_gloo, without_gloo
 from famjax.core.errors import Stopped, UserError
-from famjax.core.processes import Place
+from famjax.core.gloo_messages import uses_gloo, without_gloo
+from famjax.core.processes import ProcessInfo
 
 # of a process that ends because another is gone: sysexits' "try again later"
 GONE = 75
@@ -39,7 +39,7 @@ _OWN = re.compile("INVALID_ARGUMENT|RESOURCE_EXHAUSTED|UNIMPLEMENTED|OUT_OF_RANG
 _LINGER = 2.0
 
 
-class Watch:
+class FailureMonitor:
     """Reads this process's standard error, and ends it when another is gone.
 
     Args:
@@ -49,7 +49,7 @@ class Watch:
       saved: tells the step of the last checkpoint.
     """
 
-    def __init__(self, place: Place):
+    def __init__(self, place: ProcessInfo):
         self._place = place
         self.saved: Callable[[], int | None] = lambda: None
         self._speaking = threading.Lock()
@@ -128,28 +128,28 @@ class Watch:
                 f"{status.splitlines()[0]}; start each process once, with the same --process-count"
             )
         if not missing and "UNAVAILABLE" not in status:
-            return f"the processes lost each other: {status.splitlines()[0]}; {self._mend()}"
-        return f"{who if missing else place.name(0)} is gone; {self._mend()}".replace(
+            return f"the processes lost each other: {status.splitlines()[0]}; {self._hint()}"
+        return f"{who if missing else place.name(0)} is gone; {self._hint()}".replace(
             "is gone", "are gone" if len(missing) > 1 else "is gone"
         )
 
-    def _mend(self) -> str:
+    def _hint(self) -> str:
         last = self.saved()
         where = "begins anew, as nothing was saved" if last is None else f"goes on from step {last}"
         return f"run the same command again on all and it {where}"
 
 
-_watch: Watch | None = None
+_watch: FailureMonitor | None = None
 
 
-def goes_on_from(saved: Callable[[], int | None]) -> None:
+def set_last_step(saved: Callable[[], int | None]) -> None:
     """Let the line about a process that is gone name the last checkpoint's step."""
     if _watch is not None:
         _watch.saved = saved
 
 
 @contextlib.contextmanager
-def together(place: Place | None) -> Iterator[None]:
+def all_or_nothing(place: ProcessInfo | None) -> Iterator[None]:
     """Do what is inside in all processes, or in none: if one ends, all do.
 
     Args:
@@ -158,16 +158,16 @@ def together(place: Place | None) -> Iterator[None]:
     if place is None:
         yield
         return
-    with without_gloo() if uses_gloo() else contextlib.nullcontext(), _watched(place):
+    with without_gloo() if uses_gloo() else contextlib.nullcontext(), _monitored(place):
         yield
 
 
 @contextlib.contextmanager
-def _watched(place: Place) -> Iterator[None]:
+def _monitored(place: ProcessInfo) -> Iterator[None]:
     global _watch
     import jax
 
-    _watch = watch = Watch(place)
+    _watch = watch = FailureMonitor(place)
     processes.join(place)
     watch.listen()
     try:

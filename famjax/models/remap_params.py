@@ -18,7 +18,7 @@ from famjax.core.types import Array
 from famjax.layers import feature_map, lora
 from famjax.layers.feature_map import FeatureMap
 from famjax.models.language_model import LanguageModel
-from famjax.models.transplant_feedback import feedback_weight, refuse_other_stack
+from famjax.models.remap_feedback import feedback_weight, refuse_other_stack
 
 # what may differ: it has no weights, but for the prompt
 _FREE = {
@@ -68,7 +68,7 @@ def abstract(model: ModelConfig) -> tuple[Any, Any]:
     return nnx.split(nnx.eval_shape(lambda: LanguageModel(model, rngs=nnx.Rngs(0))))
 
 
-def transplant(params: Any, old: ModelConfig, new: ModelConfig) -> Any:
+def remap_params(params: Any, old: ModelConfig, new: ModelConfig) -> Any:
     """Return the parameters of a model `new`, every weight taken from those of a model `old`.
 
     A FAM prompt that is not there, or is of another length, begins as `fam_prompt` says, and a
@@ -147,7 +147,7 @@ def new_map(name: str, model: ModelConfig, layer: int) -> Array:
     return getattr(fresh, name.removeprefix(_MAP))[...]
 
 
-def merge_adapters(params: Any, model: ModelConfig) -> tuple[Any, ModelConfig]:
+def merged_adapters(params: Any, model: ModelConfig) -> tuple[Any, ModelConfig]:
     """Return parameters without adapters, W + scale * B A in the place of W, and their config."""
     if not model.lora.rank:
         return params, model
