@@ -460,11 +460,11 @@ class Trainer:
         The batches made ahead are dropped when it does, so that what follows depends on the step
         alone and not on how far the loading thread had got.
         """
-        if not hasattr(self.source, "dispatch_step"):
+        if not hasattr(self.source, "advance"):
             return {}
         state = self.batches.get_state()
         # where nothing is predicted (train.match) it stays where it begins
-        after = self.source.dispatch_step(state["source"], row.get("accuracy", 0.0))
+        after = self.source.advance(state["source"], row.get("accuracy", 0.0))
         if after != state["source"]:
             self.batches.set_state({**state, "source": after})
         return {"longest": float(after["longest"])} if "longest" in after else {}
