@@ -67,8 +67,8 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
 
 # keys --------------------------------------------------------------------------------------------
 
-BYTES = r"would take at least [\d.,e+]+ \w+, and .* (has|have) [\d.,]+ \w+;"
-TAKE = r"must be at most 2,147,483,647; .* would take [\d.,e+]+ \w+"
+BYTES = r"would take at least [\d.,^]+ \w+, and .* (has|have) [\d.,]+ \w+;"
+TAKE = r"must be at most 2,147,483,647; .* would take [\d.,^]+ \w+"
 
 
 @pytest.mark.parametrize(
