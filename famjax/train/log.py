@@ -9,11 +9,11 @@ import numpy as np
 
 from famjax.core.types import Array
 from famjax.train.hooks import Hook
+from famjax.train.objective import zero_sums
 from famjax.train.optimizers import make_schedule
 from famjax.train.saving import check_finite
 from famjax.train.session import Session
 from famjax.train.state import MetricSums
-from famjax.train.objective import zero_sums
 
 # fields of a row that are shown while it trains
 _SHOWN = ("loss", "accuracy", "longest", "length", "tokens_per_second", "data_wait")
