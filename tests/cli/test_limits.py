@@ -244,7 +244,11 @@ def test_a_config_file(refused: Refused, tmp_path: Path, content: Any, said: str
 
 def test_a_config_that_is_a_pipe(refused: Refused, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
-    assert "not a regular file" in refused("train", str(tmp_path / "config.json"))
+    said = refused("train", str(tmp_path / "config.json"))
+    assert "not a regular file" in said
+    assert said.count("config.json") == 1
+    os.mkfifo(tmp_path / "pipe.py")
+    assert "pipe.py: not a regular file" in refused("train", str(tmp_path / "pipe.py"))
     assert "not a regular file" in refused("eval", str(tmp_path))
     assert "not a regular file" in refused("convert", str(tmp_path), str(tmp_path / "new"))
 
