@@ -22,6 +22,7 @@ import sentencepiece
 
 from famjax.core.errors import UserError
 from famjax.core.json_files import regular_size
+from famjax.core.paths import expanded
 from famjax.data.chat import ChatTemplate
 
 # SentencePiece writes a space as this character, and so cannot tell the two apart.
@@ -216,7 +217,7 @@ def load_tokenizer(spec: str) -> Tokenizer:
 
 def _definition(spec: str) -> Path:
     """Return the file that defines the tokenizer `spec` names."""
-    path = Path(spec).expanduser()
+    path = expanded(spec)
     if not path.is_dir():
         return path
     for name in (HUGGING_FACE, SENTENCEPIECE, WORDS):

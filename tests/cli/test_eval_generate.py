@@ -109,7 +109,12 @@ def test_tasks(given: str, expected: list[tuple[str, str]]) -> None:
 
 @pytest.mark.parametrize(
     ("given", "what"),
-    [("paskey", "did you mean 'passkey'"), ("passkey:a", "unknown task"), ("text:", "no files")],
+    [
+        ("paskey", "did you mean 'passkey'"),
+        ("passkey:a", "unknown task"),
+        ("text:", "no files"),
+        (",", "--tasks ,: names no task"),
+    ],
 )
 def test_bad_tasks(given: str, what: str) -> None:
     with pytest.raises(UserError, match=what):
@@ -196,6 +201,9 @@ def test_prompt_from_standard_input_and_stop(
         (["--prompt", "x", "--state-in", "/no/such/s"], "No such file"),
         (["--prompt", "x", "--read", "/no/such/file"], "No such file"),
         (["--prompt", "x", "--top-p", "2"], "top_p"),
+        # before the document is read
+        (["--prompt", "x", "--read", "/no/such/file", "--top-k", "-1"], "top_k=-1: must be 0"),
+        (["--prompt", "x", "--state-in", "/no/such/s", "--stop", ""], "a stop string is empty"),
         (["--prompt", "x", "--temperature", "hot"], "temperature"),
         (["--promt", "x"], "did you mean '--prompt'"),
         (["--chat", "--read", "x", "--state-out", "s"], "give --prompt TEXT"),
