@@ -356,6 +356,8 @@ def _training_error(message: str, vocab_size: int) -> str:
         return "tokenizer training: the files hold no text"
     if needed := re.search(r"smaller than required_chars. \d+ vs (\d+)", message):
         return f"vocab size {vocab_size}: too small for this text, which needs {needed[1]} or more"
+    if "insert_id" in message:
+        return f"vocab size {vocab_size}: holds not even the special tokens; give 300 or more"
     if "cannot parse" in message:
         return f"vocab size {vocab_size}: too large"
     return f"tokenizer training, vocab size {vocab_size}: {message.strip()}"
