@@ -129,6 +129,8 @@ def _check_writable(path: Path, document: Path) -> None:
         raise UserError(f"--state-out {path}: is the document itself; give another file")
     if path.is_dir():
         raise UserError(f"--state-out {path}: is a folder; give a file in it")
+    if path.exists() and not path.is_file():
+        raise UserError(f"--state-out {path}: is a device or a pipe; give a file")
     if not path.parent.is_dir():
         raise UserError(f"--state-out {path}: there is no folder {path.parent}; make it first")
     if not os.access(path.parent, os.W_OK):

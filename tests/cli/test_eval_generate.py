@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,6 +20,7 @@ from famjax.cli.main import main
 from famjax.core.errors import UserError
 from famjax.data.tokenizers import load_tokenizer
 from famjax.eval.generate import Generator
+from famjax.eval.state_file import refuse_special
 
 
 @pytest.fixture(scope="module")
@@ -241,6 +243,19 @@ def test_the_document_is_not_overwritten(
 ) -> None:
     argv = ["generate", run, "--read", str(text), "--state-out", str(text)]
     assert "is the document itself" in refusal(argv, capsys)
+
+
+def test_pipes_and_devices_are_not_replaced(
+    run: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # the superuser lost /dev/null
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    argv = ["generate", run, "--read", str(text), "--state-out", str(pipe)]
+    assert "is a device or a pipe; give a file" in refusal(argv, capsys)
+    assert pipe.is_fifo()
+    with pytest.raises(UserError, match="is a device or a pipe"):
+        refuse_special(pipe)
 
 
 def test_foreign_state_file(run: str, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
