@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "data/README.md"], key=lambda p: p.as_posix()
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "data/README.md"],
+    key=lambda p: p.as_posix(),
 )
 # pages that name code; the others name commands and keys, which tests/cli/test_commands.py parses
 NAMING = ["docs/architecture.md", "docs/design.md", "CONTRIBUTING.md"]
