@@ -87,22 +87,22 @@ runtime() {
 # state ANSWER: ACTIVE; NONE if there is no such TPU; PREEMPTED; UNKNOWN if gcloud fails; otherwise
 # the state of the queued resource
 state() {
-  local found node errors="${TMPDIR:-/tmp}/famjax-$name.err"
+  local result node errors="${TMPDIR:-/tmp}/famjax-$name.err"
   if [[ -n $dry ]]; then errors=/dev/null; fi
-  if ! found="$(ask "$1" gcloud compute tpus queued-resources describe "$name" "${where[@]}" \
+  if ! result="$(ask "$1" gcloud compute tpus queued-resources describe "$name" "${where[@]}" \
     '--format=value(state.state)' 2>"$errors")"; then
     if grep -q NOT_FOUND "$errors"; then
-      found=NONE
+      result=NONE
     else
       say "gcloud cannot tell the state of $name: $(tail -n 1 "$errors")"
-      found=UNKNOWN
+      result=UNKNOWN
     fi
-  elif [[ $found == ACTIVE && -z $dry ]]; then
+  elif [[ $result == ACTIVE && -z $dry ]]; then
     node="$(gcloud compute tpus tpu-vm describe "$name" "${where[@]}" '--format=value(state)' \
       2>/dev/null)" || node=""
-    case $node in PREEMPTED | TERMINATED | STOPPED) found=PREEMPTED ;; esac
+    case $node in PREEMPTED | TERMINATED | STOPPED) result=PREEMPTED ;; esac
   fi
-  echo "$found"
+  echo "$result"
 }
 
 # Returns 1 if there is no TPU and nothing to wait for: the request failed, or the last TPU is still
