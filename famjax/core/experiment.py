@@ -44,7 +44,7 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
     Raises:
       UserError: an unknown config or key, a value of the wrong type, or a size that cannot work.
     """
-    config = override(_begin_with(_read(name_or_path), overrides), overrides)
+    config = override(_begin_with(read_config(name_or_path), overrides), overrides)
     if config.init:
         # the run is opened from anywhere
         config = replace(config, init=str(Path(config.init).expanduser().absolute()))
@@ -118,7 +118,12 @@ def difference(a: Config, b: Config) -> list[str]:
 # Reading
 
 
-def _read(name_or_path: str) -> Config:
+def read_config(name_or_path: str) -> Config:
+    """Return a config as it is written, its sizes not checked.
+
+    Raises:
+      UserError: there is no such config, or it is damaged.
+    """
     path = Path(name_or_path)
     if name_or_path in available():
         return _from_python(available()[name_or_path])
@@ -137,8 +142,8 @@ def _read(name_or_path: str) -> Config:
 
 
 def _from_json_file(path: Path) -> Config:
+    regular_size(path)
     try:
-        regular_size(path)
         return from_json(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not a text file; give a run's config.json") from error
@@ -147,6 +152,7 @@ def _from_json_file(path: Path) -> Config:
 
 
 def _from_python(path: Path) -> Config:
+    regular_size(path)
     source = path.read_bytes()
     module = ModuleType(path.stem)
     module.__file__ = str(path)

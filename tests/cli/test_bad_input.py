@@ -343,11 +343,11 @@ def test_a_full_disk_while_logging(famjax: Famjax, monkeypatch: pytest.MonkeyPat
 
 
 def test_ctrl_c_before_the_first_step(famjax: Famjax, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(self: loop.Trainer) -> None:
+    def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Trainer, "resume", interrupt)
+        patch.setattr(loop, "start_or_resume", interrupt)
         assert famjax(famjax.texts) == 130
     assert famjax.err.endswith("held out\nfamjax: stopped by Ctrl-C\n")
     assert famjax(famjax.texts) == 0
