@@ -24,6 +24,7 @@ from famjax.core.errors import UserError, nearest
 from famjax.core.hints import find_hint
 from famjax.core.json_files import parse_json, regular_size, shorten
 from famjax.core.keys import fits, keys, values, wrong
+from famjax.core.paths import expanded
 from famjax.core.ranges import bad_types
 from famjax.core.unused_keys import check_unused_keys
 
@@ -47,7 +48,7 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
     config = override(_begin_with(read_config(name_or_path), overrides), overrides)
     if config.init:
         # the run is opened from anywhere
-        config = replace(config, init=str(Path(config.init).expanduser().absolute()))
+        config = replace(config, init=str(expanded(config.init).absolute()))
     validate(config)
     check_unused_keys(config, (key for key, _ in _pairs(overrides)))
     return config
@@ -63,7 +64,7 @@ def _begin_with(config: Config, overrides: Sequence[str]) -> Config:
     init = given[-1] if given else config.init
     if not init or (not given and config.model.vocab_size):
         return config
-    folder = Path(init).expanduser().absolute()
+    folder = expanded(init).absolute()
     if not (folder / "config.json").is_file():
         raise UserError(
             f"init={init}: has no config.json; give the folder of a run or of a converted model"

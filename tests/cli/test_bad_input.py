@@ -101,6 +101,17 @@ def test_a_folder_without_text(famjax: Famjax) -> None:
     assert "no text in there; skipped 1 binary" in famjax.refused(f"data.files={folder}")
 
 
+def test_texts_beside_the_run_leave_it_out(famjax: Famjax) -> None:
+    # the run's metrics are JSON lines without text, and grow
+    (famjax.folder / "book.txt").write_text("some text. " * 60)
+    (famjax.folder / "run").mkdir()
+    given = f"data.files={famjax.folder}"
+    assert famjax(given, "data.holdout=0", "train.steps=2") == 0
+    assert famjax(given, "data.holdout=0", "train.steps=3") == 0
+    line = famjax.refused(f"data.files={famjax.run}", run=famjax.folder / "other")
+    assert "no text in there; skipped 1 folder of a run" in line
+
+
 def test_a_missing_file_has_near_ones(famjax: Famjax) -> None:
     (famjax.folder / "book.txt").write_text("text")
     line = famjax.refused(f"data.files={famjax.folder / 'bok.txt'}")

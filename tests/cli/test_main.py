@@ -369,7 +369,20 @@ def test_tokenizer_train(
         ("train a --vocab-size 9 --out m --min-count 2", "--min-count 2 is for --kind words"),
         ("train a --kind words --out m --min-count 0", "--min-count 0: must be at least 1"),
         ("train a --kind words --out m", "m: a list of words is a .txt file; give --out words.txt"),
-        ("train a --vocab-size x --out m", "Error parsing --vocab-size"),
+        ("train a --vocab-size x --out m", "--vocab-size x: must be a whole number; see"),
+        ("train a --vocab-size 1.5 --out m", "--vocab-size 1.5: must be a whole number; see"),
+        (
+            "train README.md --vocab-size 2 --out m.model",
+            "vocab size 2: holds not even the special",
+        ),
+        (
+            "train README.md --kind words --vocab-size 3 --out m.txt",
+            "--vocab-size 3: holds no word",
+        ),
+        (
+            "train README.md --kind words --min-count 99999 --out m.txt",
+            "--min-count 99999: no word",
+        ),
         ("train a --vocab 5 --out m", "unknown option --vocab; did you mean '--vocab-size'?"),
         ("train --vocab-size 5 --out m", "tokenizer train needs files"),
         ("train a --vocab-size 0 --out m", "--vocab-size 0: must be at least 1"),
@@ -378,6 +391,12 @@ def test_tokenizer_train(
 def test_tokenizer_mistakes(argv: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tokenizer", *argv.split()]) == 2
     assert line(capsys).startswith(said)
+
+
+def test_an_empty_name_of_files(capsys: pytest.CaptureFixture[str]) -> None:
+    # which read the folder of Python's library
+    assert main(["tokenizer", "train", "", "--vocab-size", "400", "--out", "m.model"]) == 2
+    assert "an empty name of files; give files" in line(capsys)
 
 
 @pytest.mark.parametrize("verb", ["tokenizer", "tokenizer train", "doctor", "train"])
