@@ -1,13 +1,13 @@
-# make demo       installs into .venv and runs the demonstration
-# make demo-full  the same with BSWA M0 to M12 and a million tokens; takes 20 minutes
-# make demo-finetune  a pretrained model given a memory and finetuned with LoRA; 5 minutes
-# make test       the tests; make test-slow: those that take minutes
-# make tour       the README's five minutes at tiny sizes, where famjax is installed without extras
-# make docs       the documentation site in site/; a broken link ends it
-# make lint types what CI checks besides
-# make clean      removes .venv, .venv-plain and caches; runs/ stays
+# make demo       install into .venv and run the demonstration
+# make demo-full  the same with BSWA M0 to M12 and a million tokens; 20 minutes
+# make demo-finetune  give a pretrained model a memory and finetune it with LoRA; 5 minutes
+# make test       the quick tests; make test-slow: those that take minutes each
+# make tour       the README's five minutes at tiny sizes, in an environment without extras
+# make docs       build the documentation site in site/; a broken link is an error
+# make lint types the other checks of CI
+# make clean      remove .venv, .venv-plain and caches; runs/ stays
 
-# huge pages: a quarter of a training step on CPU is spared (famjax.core.runtime)
+# huge pages save a quarter of a training step on CPU (famjax.core.runtime)
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
 VENV := .venv
@@ -25,7 +25,7 @@ demo-full: $(VENV)/.installed
 demo-finetune: $(VENV)/.installed
 	$(BIN)/python -m famjax.demo_finetune
 
-# two processes, a file to each: most of the time is compiling, on one core
+# two processes, one test file each: most of the time is compilation, on one core
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
@@ -50,7 +50,7 @@ types: $(VENV)/.installed-dev
 clean:
 	rm -rf $(VENV) $(PLAIN) site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
 
-# Stamps: installation runs again only when pyproject.toml changes.
+# Stamp files: installation runs again only when pyproject.toml changes.
 $(VENV)/.installed $(PLAIN)/.installed: %/.installed: pyproject.toml | %/bin/python
 	@echo "installing famjax into $*, once; this takes some minutes"
 	$*/bin/python -m pip install --quiet --disable-pip-version-check -e .

@@ -1,1 +1,1 @@
-"""One file an experiment: `famjax train NAME` runs `configs/NAME.py`."""
+"""One file for each experiment: `famjax train NAME` runs `configs/NAME.py`."""

@@ -8,9 +8,9 @@ Command:  famjax train algorithmic_3_paper
           famjax train algorithmic_3_paper model.stack=lstm model.dropout.attention=0 \
               model.dropout.hidden=0 name=algorithmic_3_paper_lstm
           famjax train algorithmic_3_paper model.feedback.span=512 \
-              name=algorithmic_3_paper_long   # span 100 sees no whole program
-Cost:     an accelerator; not run here
-Expected: 99.1% (the paper; its Transformer 33.7%, 8 layers 47.4%, LSTM 82.8%)
+              name=algorithmic_3_paper_long   # a span of 100 holds no whole program
+Cost:     needs an accelerator; not run here
+Expected: 99.1% (paper; its Transformer 33.7%, 8 layers 47.4%, LSTM 82.8%)
 """
 
 from famjax.core.config import (

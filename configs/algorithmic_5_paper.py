@@ -3,8 +3,8 @@
 Command:  famjax train algorithmic_5_paper
           famjax train algorithmic_5_paper model.stack=transformer \
               name=algorithmic_5_paper_transformer
-Cost:     an accelerator; not run here
-Expected: 92.6% (the paper; its Transformer 37.5%, 8 layers 29.1%, LSTM 32.1%)
+Cost:     needs an accelerator; not run here
+Expected: 92.6% (paper; its Transformer 37.5%, 8 layers 29.1%, LSTM 32.1%)
 """
 
 from famjax.core.config import (

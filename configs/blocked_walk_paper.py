@@ -5,8 +5,8 @@ Command:  famjax train blocked_walk_paper
               name=blocked_walk_paper_transformer
           famjax train blocked_walk_paper data.toy.episodes=1000000 \
               name=blocked_walk_paper_million
-Cost:     an accelerator; not run here
-Expected: 100% (the paper; its Transformer 88.1% with 10,000 episodes, 97.1% with 1,000,000)
+Cost:     needs an accelerator; not run here
+Expected: 100% (paper; its Transformer 88.1% with 10,000 episodes, 97.1% with 1,000,000)
 """
 
 from famjax.core.config import (

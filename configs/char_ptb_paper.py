@@ -2,14 +2,14 @@
 
 Command:  famjax train char_ptb_paper
           famjax train char_ptb_paper model.stack=transformer name=char_ptb_paper_transformer
-          # the best: 2 layers of as many parameters
+          # the best: 2 layers with equally many parameters
           famjax train char_ptb_paper model.layers=2 model.head_dim=288 model.mlp_width=4608 \
               name=char_ptb_paper_2
           famjax train char_ptb_paper init=runs/char_ptb_paper_2 optimizer.learning_rate=1.5e-4 \
               optimizer.warmup_steps=0 train.steps=1000 name=char_ptb_paper_finetuned
           famjax eval runs/char_ptb_paper_finetuned --tasks text:ptb.char.test.txt
-Cost:     an accelerator; not run here
-Expected: of the last run, with 2 layers and finetuned, 1.160 bits per character of the test set
+Cost:     needs an accelerator; not run here
+Expected: last run, with 2 layers and finetuned: 1.160 bits per character of the test set
           (v1 Table 2; its Transformer 1.227)
 
 Trains on the whole file, as the paper does; nothing is held out. Validate with

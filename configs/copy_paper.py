@@ -2,8 +2,8 @@
 
 Command:  famjax train copy_paper
           famjax train copy_paper model.stack=transformer name=copy_paper_transformer
-Cost:     an accelerator; not run here
-Expected: 76.2% of digits, 23.6% of sequences at 400 (the paper; its Transformer 59.1%, 6.2%)
+Cost:     needs an accelerator; not run here
+Expected: 76.2% of digits, 23.6% of sequences at 400 (paper; its Transformer 59.1%, 6.2%)
 """
 
 from famjax.core.config import (

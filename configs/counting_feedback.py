@@ -5,8 +5,8 @@ Command:  famjax train counting_feedback train.steps=1000
               model.feedback.shared_kv=false name=counting_transformer
           famjax train counting_feedback data.toy.steps=1000 model.feedback.span=2048 \
               data.length=2004 name=counting_1000
-Cost:     4 minutes for 1,000 steps on one core beside other work
-Expected: of the first two commands 100% (docs/feedback.md); the third was not run
+Cost:     4 minutes for 1,000 steps on one core of a shared machine
+Expected: 100% for the first two commands (docs/feedback.md); the third was not run
 """
 
 from famjax.core.config import (

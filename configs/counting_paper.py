@@ -4,8 +4,8 @@ Command:  famjax train counting_paper
           famjax train counting_paper model.stack=transformer name=counting_paper_transformer
           famjax train counting_paper data.toy.steps=1000 model.feedback.span=2048 \
               data.length=256 name=counting_paper_1000
-Cost:     an accelerator; not run here
-Expected: 99.7% (the paper; its Transformer 99.6%; up to 1,000: 95.3% and 82.4%)
+Cost:     needs an accelerator; not run here
+Expected: 99.7% (paper; its Transformer 99.6%; up to 1,000: 95.3% and 82.4%)
 """
 
 from famjax.core.config import (

@@ -6,9 +6,9 @@ Command:  famjax train enwik8_paper
               optimizer.warmup_steps=0 train.steps=10000 train.bptt_start=0 \
               train.bptt_double_every=0 name=enwik8_finetuned
           famjax eval runs/enwik8_finetuned --tasks text:enwik8.test
-Cost:     an accelerator; not run here
-Expected: 0.96 bits per byte of the test set, of the last run, after 10,000 more steps at a tenth
-          of the rate (the paper)
+Cost:     needs an accelerator; not run here
+Expected: last run, after 10,000 more steps at a tenth of the rate: 0.96 bits per byte of the test
+          set (paper)
 
 Trains on the whole file, as the paper does; nothing is held out. Validate with
 --tasks text:enwik8.valid.

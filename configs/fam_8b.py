@@ -2,23 +2,23 @@
 
     famjax train fam_8b init=FOLDER data.files='flan/*.jsonl.gz'
 
-The folder is what famjax convert wrote of pretrained weights; shape and tokenizer are its own. The
-paper's weights, vocabulary and instruction data are not public, so the numbers below are not to be
-expected. Without init, and with model.lora.rank=0 data.tokenizer=FILE, this shape trains from
+FOLDER holds pretrained weights converted by famjax convert, and determines shape and tokenizer. The
+paper's weights, vocabulary and instruction data are not public, so do not expect the numbers
+below. Without init, and with model.lora.rank=0 data.tokenizer=FILE, this shape trains from
 scratch.
 
 From the paper: 32 layers of width 4096, 32 heads,
 feed-forward multiplier 4; blocks of 1024, 3 memory segments, 64 FAM tokens; RSP 0.8, RPO;
 Adafactor at a constant 3e-3; 50k steps of 128 rows packed to 8.5k tokens, 256 of them repeated at
 the end with weight 0.1; LoRA of rank 64.
-Ours, where the paper is silent: rows of 9216 tokens, 9 blocks, the fewest that hold 8.5k, the
-prompt and the repetition; SwiGLU, as in PaLM, which makes 8.6B parameters without the embedding
+Ours, where the paper says nothing: rows of 9216 tokens, 9 blocks, the fewest that hold 8.5k, the
+prompt and the repetition; SwiGLU, as in PaLM, which gives 8.6B parameters without the embedding
 table; RMSNorm; gradients clipped at norm 1; bfloat16.
 
-Nothing is held out of the instructions, as in the paper. Next-token accuracy as in its PG-19:
+Nothing is held out of the instructions, as in the paper. Next-token accuracy, as for its PG-19:
 famjax eval runs/fam_8b --tasks text:'pg19/test/*.txt'
 
-Cost: the paper used 64 TPUv5 cores and tells no time; not measured by us.
+Cost: the paper used 64 TPUv5 cores and reports no time; not measured by us.
 Expected: in the paper, finetuned from Flan-PaLM 8B, PG-19 accuracy 52.9, NarrativeQA 19.3
 (Table 1).
 """

@@ -3,19 +3,19 @@
     famjax convert HF_FOLDER models/mine --to fam model.block_len=1024 model.fam_len=64
     famjax train finetune init=models/mine data.files='conversations/*.jsonl' name=mine
 
-Shape, tokenizer and weights are those of `init`, which may also be a run of your own. Give text
+Shape, tokenizer and weights come from `init`, which may also be a run of your own. The data is text
 files, or .jsonl with {"messages": [...]}, {"prompt": ..., "response": ...} or {"text": ...} on each
-line; of conversations the answers alone are learnt.
+line; in conversations only the answers are learned.
 
 From the paper: adapters of rank 64; Adafactor at a constant rate (3e-3 for 8B, 1e-4 for 1B);
 rows packed to 8.5k tokens, 256 of them repeated at the end with weight 0.1; RSP 0.8, RPO.
-Ours: 4 rows of 9216 tokens, 1,000 steps, for one GPU, and gradients clipped at norm 1. On long
-documents set data.layout=lanes train.rsp=0 data.repeat_len=0: then the memory goes from step to
-step and nothing is cut. Adafactor moves a matrix by its own size, and adapters begin at 0: with few
-steps take optimizer.name=adamw.
+Ours: 4 rows of 9216 tokens, 1,000 steps, for one GPU, and gradients clipped at norm 1. For long
+documents set data.layout=lanes train.rsp=0 data.repeat_len=0: the memory is then carried from step
+to step and nothing is cut. Adafactor scales an update by the size of the matrix, and adapters start
+at 0: for few steps use optimizer.name=adamw.
 
-Cost: that of your model, not measured by us; `make demo-finetune` takes five minutes on two cores.
-Expected: depends on your model and text; this config was measured on nothing. The paper's figures
+Cost: depends on your model, not measured; `make demo-finetune` takes five minutes on two cores.
+Expected: depends on your model and text; this config was not measured. The paper's figures
 are in `fam_1b`, `fam_8b` and `fam_24b`; docs/finetune.md has a small run of another config.
 """
 

@@ -1,11 +1,11 @@
 """Passkey retrieval with FAM, trained in lanes (TransformerFAM 3.2, D.1, Figure 3).
 
-Command:  make demo (which makes the tokenizer and trains this config, and BSWA M1 and M2)
+Command:  make demo (trains the tokenizer, this config, and BSWA M1 and M2)
           famjax train passkey data.tokenizer=runs/demo/tokenizer.model
 Cost:     94 seconds on one core
 Expected: every key at every length to 262,144 tokens (the paper: 100% to 260k), after training on
-          at most 4,096, with seed 0 and questions that end their block; what other seeds and places
-          of the question come to: docs/results.md
+          at most 4,096, with seed 0 and questions that end their block; other seeds and other
+          positions of the question: docs/results.md
 """
 
 from famjax.core.config import (
@@ -25,7 +25,7 @@ def config() -> Config:
             layers=2,
             width=64,
             heads=2,
-            # slow rotations: a token finds a FAM slot by content, wherever in its block it stands
+            # slow rotations: a token finds a FAM slot by content, at any position in its block
             rope_base=1e5,
             mlp_width=128,
             mlp="gelu",
@@ -34,7 +34,7 @@ def config() -> Config:
             block_len=32,
             memory_segments=0,
             fam_len=16,
-            # two layers compile in no time, and unrolled they run a fifth faster on CPU
+            # two layers compile quickly, and unrolled they run a fifth faster on CPU
             scan_layers=False,
         ),
         data=DataConfig(
@@ -42,8 +42,8 @@ def config() -> Config:
             tokenizer="runs/demo/tokenizer.model",
             layout="lanes",
             batch=2,
-            # The FAM grows with every block, so it turns by 1/n at block n: what a key forgets, it
-            # forgets with the logarithm of the length. A row must hold most of the octaves.
+            # The FAM grows with every block, so it rotates by 1/n at block n: information is lost
+            # with the logarithm of the length. A row must hold most of the octaves.
             length=4096,
             keep_whole=True,
             passkey=PasskeyConfig(

@@ -3,8 +3,8 @@
 Command:  famjax train random_walk_paper
           famjax train random_walk_paper model.stack=transformer \
               name=random_walk_paper_transformer
-Cost:     an accelerator; not run here
-Expected: 100% (the paper; its Transformer 68%)
+Cost:     needs an accelerator; not run here
+Expected: 100% (paper; its Transformer 68%)
 """
 
 from famjax.core.config import (

@@ -2,8 +2,8 @@
 
 Command:  famjax train reverse_paper
           famjax train reverse_paper model.stack=transformer name=reverse_paper_transformer
-Cost:     an accelerator; not run here
-Expected: 74.8% of digits, 29.2% of sequences at 400 (the paper; its Transformer 50.2%, 5.9%)
+Cost:     needs an accelerator; not run here
+Expected: 74.8% of digits, 29.2% of sequences at 400 (paper; its Transformer 50.2%, 5.9%)
 """
 
 from famjax.core.config import (

@@ -5,13 +5,13 @@
     famjax eval runs/t2r_finetune --tasks text:HELD --window 256 --score 128
     famjax analyze runs/t2r_finetune --teacher runs/t2r_teacher --tasks text:HELD --length 256
 
-Shape, tokenizer and weights are those of `init`. `--keep-every 4` in the first command keeps the
-top layer's attention (T2R 75%). The rate is the teacher's, the paper's is half of its teacher's;
-at equal steps the two were not compared.
+Shape, tokenizer and weights come from `init`. `--keep-every 4` in the first command keeps the
+top layer's attention (T2R 75%). The learning rate is the teacher's, in the paper half of it;
+the two were not compared at equal steps.
 
-Cost: 4 minutes of one core.
-Expected: 2.76 bits per byte of novels that nobody read, the teacher 2.27, with its top layer kept
-2.55 (docs/t2r.md).
+Cost: 4 minutes on one core.
+Expected: 2.76 bits per byte of held-out novels; the teacher 2.27, with its top layer kept 2.55
+(docs/t2r.md).
 """
 
 from famjax.core.config import Config, DataConfig, OptimizerConfig, TrainConfig

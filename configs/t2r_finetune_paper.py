@@ -6,17 +6,17 @@ Command:  famjax convert runs/t2r_lm_paper models/t2r_paper --to t2r --feature-s
           famjax eval runs/t2r_finetune_paper --tasks text:wiki.test.tokens --window 512 --score 256
           every fourth layer from the top kept (T2R 75%): --keep-every 4 in the first command
           RFA: model.linear.map=rfa at the end of the first command
-          ELU: model.linear.map=elu in the place of --feature-size 32
+          ELU: model.linear.map=elu instead of --feature-size 32
 Cost:     8 accelerators (the paper: 95 to 104 GPU hours); not run here
-Expected: perplexity of the test set (the paper, Table 1; in brackets that of the validation set,
+Expected: perplexity of the test set (paper, Table 1; in brackets the validation set,
           --tasks text:wiki.valid.tokens; nothing is held out of the training text):
           T2R 19.6 (19.0), T2R 75% 18.5 (17.9), RFA 21.6 (20.8), ELU 22.2 (21.5)
 
-Shape, tokenizer and weights are those of `init`; the dropouts are the teacher's (`t2r_lm_paper`),
-that of attention weights in the layers which keep theirs.
+Shape, tokenizer and weights come from `init`; the dropouts are the teacher's (`t2r_lm_paper`), on
+attention weights in the layers that keep their attention.
 
-Learning rate: Table 4's 0.5 to 5e-5; the text has 5e-6 at its end. 8K steps of warmup and a period
-of 135K are 1K more than the 142K steps of the run; here the cosine ends with the run.
+Learning rate: Table 4's 0.5 to 5e-5; the text ends at 5e-6. 8K warm-up steps and a period of
+135K are 1K more than the 142K steps of the run; here the cosine ends with the run.
 """
 
 from famjax.core.config import (

@@ -1,4 +1,4 @@
-"""WikiText-103 of "Finetuning Pretrained Transformers into RNNs", from nothing, at the paper's size
+"""WikiText-103 of "Finetuning Pretrained Transformers into RNNs", from scratch, at the paper's size
 (3.2.1, A.1.1, Table 3): the Transformer that is the teacher, and T2R, ELU and RFA.
 
 Command:  famjax tokenizer train wiki.train.tokens --kind words --out wikitext103.txt   # first
@@ -7,20 +7,20 @@ Command:  famjax tokenizer train wiki.train.tokens --kind words --out wikitext10
           famjax train t2r_lm_paper model.mixer=linear model.linear.map=elu name=t2r_elu_paper
           famjax train t2r_lm_paper model.mixer=linear model.linear.map=rfa name=t2r_rfa_paper
           famjax eval runs/t2r_lm_paper --tasks text:wiki.test.tokens --window 512 --score 256
-          `t2r_finetune_paper` goes on from the teacher.
-Cost:     8 accelerators (the paper: 470 to 512 GPU hours from nothing); not run here
-Expected: perplexity of the test set (the paper, Table 1; in brackets that of the validation set,
+          `t2r_finetune_paper` continues from the teacher.
+Cost:     8 accelerators (the paper: 470 to 512 GPU hours from scratch); not run here
+Expected: perplexity of the test set (paper, Table 1; in brackets the validation set,
           --tasks text:wiki.valid.tokens; nothing is held out of the training text):
           Transformer 18.5 (17.9), T2R 20.8 (20.1), RFA 21.3 (20.4), ELU 22.8 (22.0)
 
-Learning rate: Table 3's 1 to 1e-4; the text has 1e-5 at its end. 16K steps of warmup and a period
-of 270K are the 286K steps of the run: of the paper's schedule with cycles that is one, a cosine.
+Learning rate: Table 3's 1 to 1e-4; the text ends at 1e-5. 16K warm-up steps and a period of
+270K are the 286K steps of the run: one cycle of the paper's schedule, a cosine.
 
 Depth: the text's 32 layers. fairseq's transformer_lm_wiki103, which Table 3 names, has 16
-(model.layers=16; 247M parameters, as Baevski & Auli count theirs). From it are the dropouts the
-table leaves out, 0.1 of attention weights and hidden units and 0.2 in front of the softmax.
+(model.layers=16; 247M parameters, as Baevski & Auli count theirs). The dropouts that the table
+leaves out are from it: 0.1 on attention weights and hidden units and 0.2 before the softmax.
 
-Unlike fairseq's: positions are learned, not sinusoids; there is a norm behind the last layer.
+Unlike fairseq's: positions are learned, not sinusoids; there is a norm after the last layer.
 """
 
 from famjax.core.config import (
@@ -60,7 +60,7 @@ def config() -> Config:
             ),
             adaptive=AdaptiveConfig(cutoffs="20000,60000"),
         ),
-        # 3,072 tokens on each of 8 GPUs, three times for a step: 73,728
+        # 3,072 tokens on each of 8 GPUs, three times per step: 73,728
         data=DataConfig(
             files="wiki.train.tokens",
             tokenizer="wikitext103.txt",

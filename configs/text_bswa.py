@@ -1,15 +1,15 @@
 """TransformerBSWA on text: `text_fam` without feedback memory, its baseline (2.1).
 
-    famjax train text_bswa                                   # the source of Python's own library
+    famjax train text_bswa                                   # Python's standard library
     famjax train text_bswa data.files='books/*.txt' name=books_bswa
     famjax train text_bswa data.files=TRAIN data.tokenizer=sp2048.model data.holdout=0 \
         train.steps=2850 name=books_bswa_2850
 
-Reads bytes in lanes: each of the 4 rows follows one document front to back, and its memory goes
-from step to step. A block of 64 sees itself and the block before.
+Reads bytes in lanes: each of the 4 rows follows one document from beginning to end, and its memory
+is carried from step to step. A block of 64 sees itself and the block before.
 
-Cost: of the third command 18 minutes of one core.
-Expected: of the third command 1.706 bits per byte of three books; TRAIN is 33 others, sp2048.model
+Cost: third command: 18 minutes on one core.
+Expected: third command: 1.706 bits per byte of three books; TRAIN is 33 others, sp2048.model
 a SentencePiece vocabulary of 2,048 (docs/results.md). Compare with `text_fam`.
 """
 

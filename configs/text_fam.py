@@ -1,15 +1,15 @@
 """TransformerFAM on text, laptop-sized, with nothing to download (2.2, 3.1.1).
 
-    famjax train text_fam                                    # the source of Python's own library
+    famjax train text_fam                                    # Python's standard library
     famjax train text_fam data.files='books/*.txt' name=books
     famjax train text_fam data.files=TRAIN data.tokenizer=sp2048.model data.holdout=0 \
         train.steps=2000 name=books_2000
 
-Reads bytes in lanes: each of the 4 rows follows one document front to back, and its memory goes
-from step to step. A block of 64 sees itself, the block before, and 16 FAM tokens.
+Reads bytes in lanes: each of the 4 rows follows one document from beginning to end, and its memory
+is carried from step to step. A block of 64 sees itself, the block before, and 16 FAM tokens.
 
-Cost: of the third command 18 minutes of one core.
-Expected: of the third command 1.760 bits per byte of three books; TRAIN is 33 others, sp2048.model
+Cost: third command: 18 minutes on one core.
+Expected: third command: 1.760 bits per byte of three books; TRAIN is 33 others, sp2048.model
 a SentencePiece vocabulary of 2,048. `text_bswa`, the same model without FAM, reaches 1.706 in the
 same time (docs/results.md).
 """

@@ -9,17 +9,17 @@ Command:  famjax tokenizer train wiki.train.tokens --kind words --out wikitext10
               optimizer.learning_rate=7e-5 optimizer.warmup_steps=0 train.steps=10000 \
               train.bptt_start=0 train.bptt_double_every=0 name=wikitext103_large_finetuned
           famjax eval runs/wikitext103_large_finetuned --tasks text:wiki.test.tokens
-Cost:     an accelerator; not run here
-Expected: of the last run, finetuned, perplexity of the test set 18.3 (v3 Table 3, 126M parameters;
-          its Transformer 19.9, 140M). v1 Table 4 has 18.2 with keys and values of each layer:
+Cost:     needs an accelerator; not run here
+Expected: last run, finetuned: perplexity of the test set 18.3 (v3 Table 3, 126M parameters;
+          its Transformer 19.9, 140M). v1 Table 4 has 18.2 with keys and values for each layer:
           model.feedback.shared_kv=false, the 139M of Table 9.
 
 Trains on the whole file, as the paper does; nothing is held out. Validate with
 --tasks text:wiki.valid.tokens.
 
 Adaptive input and softmax as in the authors' earlier code (facebookresearch/adaptive-span):
-clusters from 20,000, 40,000 and 200,000, each a quarter as wide, tied. The papers name no clusters,
-and with these the sizes are theirs: docs/papers.md.
+clusters from 20,000, 40,000 and 200,000, each a quarter as wide, tied. The papers name no clusters;
+with these the model sizes are theirs: docs/papers.md.
 """
 
 from famjax.core.config import (

@@ -8,16 +8,16 @@ Command:  famjax tokenizer train wiki.train.tokens --kind words --out wikitext10
               optimizer.learning_rate=7e-5 optimizer.warmup_steps=0 train.steps=10000 \
               train.bptt_start=0 train.bptt_double_every=0 name=wikitext103_small_finetuned
           famjax eval runs/wikitext103_small_finetuned --tasks text:wiki.test.tokens
-Cost:     an accelerator; not run here
-Expected: of the last run, finetuned, perplexity of the test set 22.4 (v1 Table 4; its Transformer
-          25.2). v1 has keys and values of each layer, and so has this.
+Cost:     needs an accelerator; not run here
+Expected: last run, finetuned: perplexity of the test set 22.4 (v1 Table 4; its Transformer
+          25.2). v1 has keys and values for each layer, and so does this config.
 
 Trains on the whole file, as the paper does; nothing is held out. Validate with
 --tasks text:wiki.valid.tokens.
 
 Adaptive input and softmax as in the authors' earlier code (facebookresearch/adaptive-span):
-clusters from 20,000, 40,000 and 200,000, each a quarter as wide, tied. The papers name no clusters,
-and with these the sizes are theirs: docs/papers.md.
+clusters from 20,000, 40,000 and 200,000, each a quarter as wide, tied. The papers name no clusters;
+with these the model sizes are theirs: docs/papers.md.
 """
 
 from famjax.core.config import (

@@ -9,23 +9,23 @@ usage() {
   cat <<'EOF'
 usage: launch/gke.sh VERB --cluster CLUSTER --zone ZONE [option ...] [CONFIG key=value ...]
 
-  cluster          make the cluster, with one slice of TPUs and the bucket at /runs
+  cluster          create the cluster, with one TPU slice and the bucket mounted at /runs
   image            build the image of this checkout and push it
-  run              start famjax train; a run that is there goes on. GKE brings a slice back that was
-                   taken away, and the training goes on from the last checkpoint, up to 100 times
+  run              start famjax train; an existing run continues. After a preemption GKE restarts the
+                   job, up to 100 times, and the training continues from the last checkpoint
   tail             follow the log of the first host
-  delete           end the training; what is in the bucket stays
-  delete-cluster   give everything back but the bucket
+  delete           end the training; the bucket stays
+  delete-cluster   delete everything except the bucket
 
-  --cluster NAME   of the cluster
+  --cluster NAME   name of the cluster
   --zone ZONE      such as us-west4-a
-  --name NAME      run, tail, delete: of the run, kept at gs://BUCKET/NAME
+  --name NAME      run, tail, delete: name of the run, which is kept at gs://BUCKET/NAME
   --type TYPE      cluster, run: such as v5litepod-32
   --image IMAGE    image, run: such as us-docker.pkg.dev/PROJECT/famjax/famjax:1
-  --bucket BUCKET  cluster: made with --enable-hierarchical-namespace
-  --project ID     gcloud's own if left out
-  --spot           cluster: cheaper, and may be taken away at any moment
-  --dry-run        print every command, one a line, and run none
+  --bucket BUCKET  cluster: created with --enable-hierarchical-namespace
+  --project ID     default: gcloud's current project
+  --spot           cluster: cheaper, but may be preempted at any time
+  --dry-run        print every command, one per line, and run none
 
 example: launch/gke.sh run --cluster mine --zone us-west4-a --type v5litepod-32 --name first \
            --image us-docker.pkg.dev/my-project/famjax/famjax:1 text_fam train.steps=2000
@@ -50,15 +50,15 @@ while [[ ${1:-} == --* ]]; do
   printf -v "${1#--}" %s "$2"
   shift 2
 done
-own_first "$@"
+check_option_order "$@"
 if [[ $verb != image ]]; then
-  given "$cluster" --cluster mine
-  given "$zone" --zone us-west4-a
+  require "$cluster" --cluster mine
+  require "$zone" --zone us-west4-a
 fi
-case $verb in run | tail | delete) given "$name" --name first ;; esac
-case $verb in cluster | run) given "$type" --type v5litepod-32 ;; esac
-case $verb in image | run) given "$image" --image us-docker.pkg.dev/my-project/famjax/famjax:1 ;; esac
-case $verb in cluster) given "$bucket" --bucket my-runs ;; esac
+case $verb in run | tail | delete) require "$name" --name first ;; esac
+case $verb in cluster | run) require "$type" --type v5litepod-32 ;; esac
+case $verb in image | run) require "$image" --image us-docker.pkg.dev/my-project/famjax/famjax:1 ;; esac
+case $verb in cluster) require "$bucket" --bucket my-runs ;; esac
 case $verb in run) [[ $# -gt 0 ]] || die "which config? such as: ... text_fam train.steps=2000" ;; esac
 
 # with_xpk ARGUMENT ...: xpk, on the cluster
@@ -71,7 +71,7 @@ with_xpk() {
 make_cluster() {
   with_xpk cluster create "--tpu-type=$type" --num-slices=1 "${spot:---on-demand}" \
     --enable-gcsfuse-csi-driver
-  # without a cache every host sees at once what the first one has written
+  # without a cache every host sees immediately what the first one has written
   with_xpk storage attach runs --type=gcsfuse "--bucket=${bucket#gs://}" --mount-point=/runs \
     --readonly=false --size=1 --auto-mount=true --mount-options=metadata-cache:ttl-secs:0
 }
@@ -82,12 +82,12 @@ make_image() {
   run docker push "$image"
 }
 
-# exec, so that famjax itself is told when its host is taken away, and saves. GKE starts again what a
-# signal ended; 75 is the status of a host that ended because another was gone.
+# exec, so that famjax itself gets the signal when its host is preempted, and saves. GKE restarts what
+# a signal ended; 75 is the status of a host that exited because another was gone.
 start() {
   with_xpk workload create "--workload=$name" "--tpu-type=$type" "--docker-image=$image" \
     --max-restarts=100 --restart-on-exit-codes=75 --termination-grace-period-seconds=120 \
-    "--command=exec famjax train $(shown "$@" --run "/runs/$name")"
+    "--command=exec famjax train $(shell_quote "$@" --run "/runs/$name")"
 }
 
 case $verb in

@@ -9,13 +9,13 @@ usage() {
   cat <<'EOF'
 usage: launch/gpu.sh [--dry-run] CONFIG [key=value ...]
 
-Installs famjax for CUDA into the checkout's .venv, once, and trains on all GPUs of this machine; the
-same command goes on where a stopped run left off. The run lies in runs/NAME, from where you call.
+Installs famjax for CUDA into the checkout's .venv, once, and trains on all GPUs of this machine. The
+same command continues a stopped run. The run is in runs/NAME of the current folder.
 
-  --dry-run   check the config, print every command, one a line, and run none
+  --dry-run   check the config, print every command, one per line, and run none
 
 example: launch/gpu.sh text_fam train.steps=2000 name=first
-CUDA_VISIBLE_DEVICES=0,1 before it takes these GPUs alone; nohup lets it go on when you leave.
+Put CUDA_VISIBLE_DEVICES=0,1 before it to use only these GPUs, nohup to keep it running after logout.
 EOF
 }
 
@@ -24,7 +24,7 @@ case ${1:-} in
   --dry-run) dry=1; shift ;;
 esac
 [[ $# -gt 0 && $1 != -* ]] || die "which config? such as: launch/gpu.sh text_fam train.steps=2000"
-own_first "$@"
+check_option_order "$@"
 need nvidia-smi "install NVIDIA's driver"
 need python3 "install Python 3.11 or newer"
 

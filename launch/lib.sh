@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# What the scripts here share: errors in one line, and commands that --dry-run prints and does not
-# run. Bash 3.2 will do, which macOS has.
+# Shared by the scripts: one-line errors, and commands that --dry-run prints instead of running them.
+# Works with Bash 3.2, which macOS has.
 
 dry=""
 
@@ -11,8 +11,8 @@ die() {
   exit 2
 }
 
-# shown WORD...: the words as one line that a shell reads back as they are
-shown() {
+# shell_quote WORD...: print the words as one line, quoted for the shell
+shell_quote() {
   local word line="" quote="'\\''"
   for word; do
     if [[ -z $word || $word == *[!A-Za-z0-9_./:=,@%+-]* ]]; then
@@ -25,10 +25,10 @@ shown() {
 
 # run COMMAND...: run it, or print it
 run() {
-  if [[ -n $dry ]]; then shown "$@"; else "$@"; fi
+  if [[ -n $dry ]]; then shell_quote "$@"; else "$@"; fi
 }
 
-# ask ANSWER COMMAND...: what the command prints; for --dry-run, ANSWER, and the command is printed
+# ask ANSWER COMMAND...: print the command's output; with --dry-run, print the command and ANSWER
 exec 3>&1
 ask() {
   local answer=$1
@@ -36,31 +36,31 @@ ask() {
   if [[ -z $dry ]]; then
     "$@"
   else
-    shown "$@" >&3
+    shell_quote "$@" >&3
     echo "$answer"
   fi
 }
 
-# need COMMAND HOW: stop if the command is not there, and say how it is installed
+# need COMMAND HOW: exit if the command is missing, and say how to install it
 need() {
   [[ -n $dry ]] || command -v "$1" >/dev/null || die "$1 is not installed; $2"
 }
 
-# own_first WORD...: stop if an option of the script's own stands behind the config, where it would
-# go to famjax, and the rest to a cloud that is paid for
-own_first() {
+# check_option_order WORD...: exit if an option of the script itself comes after the config, where it
+# would be passed to famjax, and the command would run on a cloud that costs money
+check_option_order() {
   local word
   for word; do
-    case $word in --dry-run | --spot) die "$word stands behind the config; give it before" ;; esac
+    case $word in --dry-run | --spot) die "$word comes after the config; put it before" ;; esac
   done
 }
 
-# given VALUE --option EXAMPLE: stop if the option was left out
-given() {
+# require VALUE --option EXAMPLE: exit if the option is missing
+require() {
   [[ -n $1 ]] || die "$2 is missing; give it, such as $2 $3 (see --help)"
 }
 
-# need_gcloud: gcloud, and a project to use it in
+# need_gcloud: check that gcloud is installed and that there is a project
 need_gcloud() {
   need gcloud "see https://cloud.google.com/sdk/docs/install, or: brew install --cask gcloud-cli"
   if [[ -z $dry && -z $project ]]; then
@@ -70,8 +70,8 @@ need_gcloud() {
   fi
 }
 
-# check_config VENV CONFIG [key=value ...]: stop where famjax train would refuse them. Where famjax
-# is not installed yet in that virtual environment, say that they were not checked.
+# check_config VENV CONFIG [key=value ...]: exit if famjax train would reject them. If famjax is not
+# installed yet in that virtual environment, say that they were not checked.
 check_config() {
   local venv=$1 python="$1/bin/python"
   shift

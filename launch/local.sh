@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# famjax on whatever devices this machine has; see usage below.
+# famjax on the devices of this machine; see usage below.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 # shellcheck source=lib.sh
@@ -9,10 +9,10 @@ usage() {
   cat <<'EOF'
 usage: launch/local.sh [--dry-run] [--fake-devices N] VERB ...
 
-Runs a famjax command on the devices of this machine, or on N pretended CPU devices, to try a mesh.
+Runs a famjax command on the devices of this machine, or on N fake CPU devices, to try a mesh.
 
   --dry-run          check the config, print the command, and do not run it
-  --fake-devices N   N devices on the CPU
+  --fake-devices N   use N fake CPU devices
 
 example: launch/local.sh train text_fam mesh.fsdp=-1 mesh.data=1
          launch/local.sh --fake-devices 8 train text_fam mesh.data=2 mesh.fsdp=4
@@ -34,7 +34,7 @@ while [[ $# -gt 0 ]]; do
     *) break ;;
   esac
 done
-own_first "$@"
+check_option_order "$@"
 
 famjax=famjax
 [[ ! -x $root/.venv/bin/famjax ]] || famjax="$root/.venv/bin/famjax"
@@ -43,4 +43,4 @@ if [[ -n $dry && ${1:-} == train ]]; then
   check_config "$root/.venv" "${@:2}"
 fi
 [[ -n $dry ]] || exec ${devices[@]+"${devices[@]}"} "$famjax" "$@"
-shown ${devices[@]+"${devices[@]}"} "$famjax" "$@"
+shell_quote ${devices[@]+"${devices[@]}"} "$famjax" "$@"

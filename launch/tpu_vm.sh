@@ -9,32 +9,32 @@ usage() {
   cat <<'EOF'
 usage: launch/tpu_vm.sh VERB --name NAME --zone ZONE [option ...] [CONFIG key=value ...]
 
-  train     all of it: create, install, run, wait for the end of the training, and delete. When the
-            TPU is taken away, ask for another and go on from the last checkpoint
-  create    ask for a TPU and wait until it is there
+  train     all of these: create, install, run, wait for the end of the training, and delete. After a
+            preemption, request another TPU and continue from the last checkpoint
+  create    request a TPU and wait until it is ready
   install   copy this checkout's last commit to every worker and install famjax there
-  run       start famjax train on every worker, one that is under way there saves and ends first; a
-            run that is there goes on
+  run       start famjax train on every worker, after a running training has saved and exited; an
+            existing run continues
   tail      follow the first worker's log
-  stop      let the training save and end
-  delete    give the TPU back; what is in --runs stays
+  stop      let the training save and exit
+  delete    delete the TPU; what is in --runs stays
 
-  --name NAME      of the TPU and of the run's folder, PLACE/NAME
+  --name NAME      name of the TPU and of the run, which is in PLACE/NAME
   --zone ZONE      such as us-west4-a; gcloud compute tpus locations list
   --type TYPE      create, train: v5litepod-8 is one host of 8 chips, v5litepod-32 a slice of several;
                    gcloud compute tpus accelerator-types list --zone ZONE
   --runs PLACE     install, train: where runs are kept, mounted as ~/runs on every worker. gs://BUCKET,
-                   made with --enable-hierarchical-namespace, or HOST:/SHARE, an NFS share (Filestore)
-  --project ID     gcloud's own if left out
-  --spot           create, train: cheaper, and may be taken away at any moment
-  --dry-run        print every command, one a line, and run none
+                   created with --enable-hierarchical-namespace, or HOST:/SHARE, an NFS share (Filestore)
+  --project ID     default: gcloud's current project
+  --spot           create, train: cheaper, but may be preempted at any time
+  --dry-run        print every command, one per line, and run none
 
 example: launch/tpu_vm.sh train --name first --zone us-west4-a --type v5litepod-8 --spot \
            --runs gs://my-runs text_fam train.steps=2000
 EOF
 }
 
-readonly poll=60 # seconds between looks
+readonly poll=60 # seconds between polls
 name="" zone="" type="" runs="" project="" spot="" verb=${1:-}
 case $verb in
   -h | --help | "") usage; exit 0 ;;
@@ -52,12 +52,12 @@ while [[ ${1:-} == --* ]]; do
   printf -v "${1#--}" %s "$2"
   shift 2
 done
-own_first "$@"
-given "$name" --name first
-given "$zone" --zone us-west4-a
-case $verb in create | train) given "$type" --type v5litepod-8 ;; esac
+check_option_order "$@"
+require "$name" --name first
+require "$zone" --zone us-west4-a
+case $verb in create | train) require "$type" --type v5litepod-8 ;; esac
 case $verb in install | train)
-  given "$runs" --runs gs://my-runs
+  require "$runs" --runs gs://my-runs
   runs=${runs%/}
   [[ $runs =~ ^gs://[^/]+$ || $runs =~ ^[^:/]+:/[^/]+ ]] ||
     die "--runs $runs is neither gs://BUCKET, without a path, nor HOST:/SHARE"
@@ -70,10 +70,10 @@ where=("--zone=$zone")
 if [[ -n $project ]]; then where+=("--project=$project"); fi
 tpus() { run gcloud compute tpus "$@" "${where[@]}"; }
 
-# on WORKER COMMAND: run a line of shell on one worker, or on all
+# on WORKER COMMAND: run a shell command on one worker, or on all
 on() { tpus tpu-vm ssh "$name" --quiet "--worker=$1" "--command=$2"; }
 
-# The software that JAX wants on each kind of TPU.
+# The runtime version that JAX needs on each kind of TPU.
 runtime() {
   case $type in
     v6e-*) echo v2-alpha-tpuv6e ;;
@@ -84,29 +84,29 @@ runtime() {
   esac
 }
 
-# state ANSWER: ACTIVE; NONE, there is no such TPU; PREEMPTED; UNKNOWN, gcloud cannot tell; or what
-# else the queue says
+# state ANSWER: ACTIVE; NONE if there is no such TPU; PREEMPTED; UNKNOWN if gcloud fails; otherwise
+# the state of the queued resource
 state() {
-  local found node errors="${TMPDIR:-/tmp}/famjax-$name.err"
+  local result node errors="${TMPDIR:-/tmp}/famjax-$name.err"
   if [[ -n $dry ]]; then errors=/dev/null; fi
-  if ! found="$(ask "$1" gcloud compute tpus queued-resources describe "$name" "${where[@]}" \
+  if ! result="$(ask "$1" gcloud compute tpus queued-resources describe "$name" "${where[@]}" \
     '--format=value(state.state)' 2>"$errors")"; then
     if grep -q NOT_FOUND "$errors"; then
-      found=NONE
+      result=NONE
     else
-      say "gcloud does not tell the state of $name: $(tail -n 1 "$errors")"
-      found=UNKNOWN
+      say "gcloud cannot tell the state of $name: $(tail -n 1 "$errors")"
+      result=UNKNOWN
     fi
-  elif [[ $found == ACTIVE && -z $dry ]]; then
+  elif [[ $result == ACTIVE && -z $dry ]]; then
     node="$(gcloud compute tpus tpu-vm describe "$name" "${where[@]}" '--format=value(state)' \
       2>/dev/null)" || node=""
-    case $node in PREEMPTED | TERMINATED | STOPPED) found=PREEMPTED ;; esac
+    case $node in PREEMPTED | TERMINATED | STOPPED) result=PREEMPTED ;; esac
   fi
-  echo "$found"
+  echo "$result"
 }
 
-# Returns 1 if there is no TPU yet and nothing to wait for: the queue gave up, or the last one is
-# still being taken away.
+# Returns 1 if there is no TPU and nothing to wait for: the request failed, or the last TPU is still
+# being deleted.
 create() {
   local now software
   software="$(runtime)" || exit 2
@@ -118,7 +118,7 @@ create() {
   if [[ $now == NONE ]]; then
     tpus queued-resources create "$name" "--node-id=$name" "--accelerator-type=$type" \
       "--runtime-version=$software" ${spot:+"$spot"} ||
-      die "the request was refused; what gcloud says above tells why (quota, zone, type)"
+      die "the request was refused; see gcloud's message above (quota, zone, type)"
   fi
   while now="$(state ACTIVE)"; [[ $now != ACTIVE ]]; do
     say "$name: $now"
@@ -130,55 +130,56 @@ create() {
 install() {
   local packed="${TMPDIR:-/tmp}/famjax-$name.tar.gz"
   if [[ -z $dry ]] && ! git diff --quiet HEAD; then
-    say "what is not committed is left behind"
+    say "uncommitted changes are not copied"
   fi
   run git archive --format=tar.gz "--output=$packed" HEAD &&
     tpus tpu-vm scp "$packed" "$name:famjax.tar.gz" --quiet --worker=all &&
     on all "mkdir -p famjax && tar -xzf famjax.tar.gz -C famjax && famjax/launch/tpu_worker.sh \
-install $(shown "$runs")"
+install $(shell_quote "$runs")"
 }
 
-# It goes on when the connection ends.
+# It keeps running when the connection ends.
 start() {
-  on all "nohup famjax/launch/tpu_worker.sh train $(shown "$name" "$@") >>train.log 2>&1 </dev/null &"
+  on all "nohup famjax/launch/tpu_worker.sh train $(shell_quote "$name" "$@") >>train.log 2>&1 </dev/null &"
 }
 
-# ended ANSWER: the exit status of the training; running; none, it was not started; or unknown
-ended() {
+# training_status ANSWER: the exit status of the training; running; none if it was not started; or unknown
+training_status() {
   ask "$1" gcloud compute tpus tpu-vm ssh "$name" "${where[@]}" --quiet --worker=0 \
     --command="famjax/launch/tpu_worker.sh status || echo none" || echo unknown
 }
 
 delete() { tpus queued-resources delete "$name" --quiet --force; }
 
-# once more CONFIG ...: install if nothing runs there yet, and start; at most five times on one TPU
-once_more() {
+# restart CONFIG ...: install if nothing was started there yet, and start; at most five times on
+# one TPU
+restart() {
   tries=$((tries + 1))
-  [[ $tries -le 5 ]] || die "the training did not go five times; see tail. $(costs)"
+  [[ $tries -le 5 ]] || die "the training failed five times; see tail. $(cost_warning)"
   if [[ $status == none ]]; then install || return 0; fi
   start "$@" || return 0
 }
 
-costs() { echo "The TPU is still there and costs money: launch/tpu_vm.sh delete --name $name --zone $zone"; }
+cost_warning() { echo "The TPU still exists and costs money: launch/tpu_vm.sh delete --name $name --zone $zone"; }
 
-# Whatever happens to the TPU, until the training ends by itself.
+# Until the training ends by itself, whatever happens to the TPU.
 train() {
   local now status answer=none tries=0
   now="$(state NONE)"
-  [[ $now != UNKNOWN ]] || die "cannot begin; see what gcloud says above"
+  [[ $now != UNKNOWN ]] || die "cannot start; see gcloud's message above"
   while :; do
     if [[ $now != ACTIVE && $now != UNKNOWN ]]; then
-      say "$name: $now, asking for a TPU"
+      say "$name: $now, requesting a TPU"
       tries=0
       create || { run sleep "$poll"; now="$(state NONE)"; continue; }
     fi
-    status="$(ended "$answer")"
+    status="$(training_status "$answer")"
     case $status in
       running | unknown) ;;
-      0) say "the training has ended"; delete; return ;;
-      stopped) say "stopped, and saved. $(costs)"; return ;;
-      2) die "famjax found a mistake; tail shows it. $(costs)" ;;
-      *) say "training: $status, starting it"; once_more "$@" ;;
+      0) say "the training has finished"; delete; return ;;
+      stopped) say "stopped, and saved. $(cost_warning)"; return ;;
+      2) die "famjax reported a mistake; see tail. $(cost_warning)" ;;
+      *) say "training: $status, starting it"; restart "$@" ;;
     esac
     answer=0
     run sleep "$poll"
@@ -188,7 +189,7 @@ train() {
 
 case $verb in
   train) train "$@" ;;
-  create) create || die "$name is not there; call create again, or train, which goes on asking" ;;
+  create) create || die "there is no TPU $name; call create again, or train, which keeps requesting it" ;;
   install) install ;;
   run) start "$@" ;;
   tail) on 0 "tail -n 100 -F train.log" ;;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What tpu_vm.sh calls on each worker of a TPU: install PLACE, train NAME CONFIG ..., status, stop.
+# Called by tpu_vm.sh on each worker of a TPU: install PLACE, train NAME CONFIG ..., status, stop.
 set -euo pipefail
 # shellcheck source=lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -17,7 +17,7 @@ install_gcsfuse() {
   apt_install gcsfuse
 }
 
-# A machine that has just come up is still updating itself.
+# A machine that has just booted is still updating itself.
 apt_install() {
   run sudo apt-get -qq -o DPkg::Lock::Timeout=600 update
   run sudo apt-get -qq -o DPkg::Lock::Timeout=600 install -y "$@"
@@ -28,7 +28,7 @@ mount_runs() {
   case $1 in
     gs://*)
       command -v gcsfuse >/dev/null || install_gcsfuse
-      # without caches every worker sees at once what the first one has written
+      # without caches every worker sees immediately what the first one has written
       run gcsfuse --metadata-cache-ttl-secs=0 --metadata-cache-negative-ttl-secs=0 \
         "$(basename "$1")" ~/runs
       ;;
@@ -40,7 +40,7 @@ mount_runs() {
   esac
 }
 
-# With the Python that famjax is tested on, which the system may not have.
+# With the Python version that famjax is tested with, which the system may not have.
 install() {
   mountpoint -q ~/runs || mount_runs "$1"
   run python3 -m pip install --quiet --user uv
@@ -50,8 +50,8 @@ install() {
 
 readonly training="$HOME/venv/bin/famjax train"
 
-# Two minutes for one that is left from before to save and end; the chips are its own until then.
-end_the_last() {
+# Give an earlier training two minutes to save and exit; it holds the chips until then.
+stop_previous() {
   local i
   run pkill -TERM -f "$training" && [[ -z $dry ]] || return 0
   for ((i = 0; i < 60; i++)); do
@@ -64,13 +64,13 @@ end_the_last() {
 train() {
   local name=$1 status=0
   shift
-  end_the_last
+  stop_previous
   run rm -f ~/train.status ~/train.stopped
   run ~/venv/bin/famjax train "$@" --run ~/runs/"$name" || status=$?
   [[ -n $dry ]] || echo "$status" >~/train.status
 }
 
-# With a mark, so that who watches does not begin again.
+# Leaves a mark, so that `tpu_vm.sh train` does not restart it.
 stop() {
   run touch ~/train.stopped
   run pkill -TERM -f "$training" || say "no training is running"

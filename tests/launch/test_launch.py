@@ -292,12 +292,12 @@ def test_dry_run_prints_what_it_would_run(
             "local.sh --fake-devices train text_fam",
             "--fake-devices needs a number: launch/local.sh",
         ),
-        ("local.sh train text_fam --dry-run", "--dry-run stands behind the config; give it"),
+        ("local.sh train text_fam --dry-run", "--dry-run comes after the config; put it"),
         ("tpu_worker.sh", "is called by tpu_vm.sh"),
-        (f"tpu_vm.sh run {TPU} text_fam --dry-run", "--dry-run stands behind the config; give it"),
-        (f"tpu_vm.sh run {TPU} text_fam --spot", "--spot stands behind the config; give it before"),
-        ("gpu.sh text_fam --dry-run", "--dry-run stands behind the config; give it before"),
-        ("slurm.sbatch text_fam --dry-run", "--dry-run stands behind the config; give it before"),
+        (f"tpu_vm.sh run {TPU} text_fam --dry-run", "--dry-run comes after the config; put it"),
+        (f"tpu_vm.sh run {TPU} text_fam --spot", "--spot comes after the config; put it before"),
+        ("gpu.sh text_fam --dry-run", "--dry-run comes after the config; put it before"),
+        ("slurm.sbatch text_fam --dry-run", "--dry-run comes after the config; put it before"),
     ],
 )
 def test_mistakes_are_one_line(line: str, said: str) -> None:
@@ -391,7 +391,7 @@ def test_a_mistake_is_not_tried_again(tmp_path: Path, fakes: Path) -> None:
     done = watch(tmp_path, fakes, ["ACTIVE"], ["none", "running", "2"])
     assert done.returncode == 2
     assert called(tmp_path) == ["install", "train"]
-    assert done.stderr.splitlines()[-1].startswith("tpu_vm.sh: famjax found a mistake; tail shows")
+    assert done.stderr.splitlines()[-1].startswith("tpu_vm.sh: famjax reported a mistake; see tail")
     assert "costs money: launch/tpu_vm.sh delete --name first" in done.stderr
 
 
@@ -405,14 +405,14 @@ def test_one_that_was_stopped_is_not_begun_again(worker: Path, tmp_path: Path, f
     done = watch(tmp_path, fakes, ["ACTIVE"], ["running", "stopped"])
     assert done.returncode == 0
     assert "train" not in called(tmp_path)
-    assert "stopped, and saved. The TPU is still there" in done.stderr
+    assert "stopped, and saved. The TPU still exists" in done.stderr
 
 
 def test_what_fails_again_and_again_is_given_up(tmp_path: Path, fakes: Path) -> None:
     done = watch(tmp_path, fakes, ["ACTIVE"], ["1"])
     assert done.returncode == 2
     assert called(tmp_path) == ["train"] * 5
-    assert "the training did not go five times" in done.stderr.splitlines()[-1]
+    assert "the training failed five times" in done.stderr.splitlines()[-1]
 
 
 def test_a_refused_request_ends_it(tmp_path: Path, fakes: Path) -> None:
@@ -422,7 +422,7 @@ def test_a_refused_request_ends_it(tmp_path: Path, fakes: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
         "quota exceeded",
-        "tpu_vm.sh: the request was refused; what gcloud says above tells why (quota, zone, type)",
+        "tpu_vm.sh: the request was refused; see gcloud's message above (quota, zone, type)",
     ]
 
 

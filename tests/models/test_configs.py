@@ -136,7 +136,7 @@ def test_papers_train_on_all_of_the_text(name: str) -> None:
 
 def test_toy_runs_beside_the_papers() -> None:
     """docs/tasks.md has how much the configs for two cores read."""
-    rows = rows_of("tasks.md", "How much the runs read, beside the papers'")
+    rows = rows_of("tasks.md", "How much the runs read, compared with the papers")
     assert len(rows) == 7
     for command, _, episodes, _, memory, start, lines, tokens in rows:
         name, *given = command.strip("`").split()
