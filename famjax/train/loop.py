@@ -23,8 +23,8 @@ from famjax.core.config import Config
 from famjax.core.errors import Stopped, UserError
 from famjax.core.experiment import from_json
 from famjax.core.failure_monitor import set_last_step
-from famjax.core.mesh import refuse_rows, repeated
-from famjax.core.processes import first_then_all, from_first, index
+from famjax.core.mesh import check_rows, duplicated_work
+from famjax.core.processes import broadcast_from_first, first_process_first, process_index
 from famjax.core.types import Array
 from famjax.data.pipeline import halve_lanes, make_batches, make_source
 from famjax.data.reassign import with_rows
@@ -93,14 +93,18 @@ def train_with_source(
     # all processes at once, since each waits for the devices of the others
     jax.devices()
     with lock.for_all(folder) as new, removing_failed_start(folder, new):
-        begun = from_first("begun", lambda: Checkpoints(folder / CHECKPOINTS).latest() is not None)
-        config, tokenizer = first_then_all("prepare", lambda: prepare_run(folder, config, begun))
+        begun = broadcast_from_first(
+            "begun", lambda: Checkpoints(folder / CHECKPOINTS).latest() is not None
+        )
+        config, tokenizer = first_process_first(
+            "prepare", lambda: prepare_run(folder, config, begun)
+        )
         hosts.refuse_unshared(folder)
         keep = config.train.keep
-        checkpoints = first_then_all("open", lambda: Checkpoints(folder / CHECKPOINTS, keep))
+        checkpoints = first_process_first("open", lambda: Checkpoints(folder / CHECKPOINTS, keep))
         set_last_step(checkpoints.latest)
-        latest = from_first("latest", checkpoints.latest)
-        progress = Progress(config.train.steps, latest or 0, quiet, index() > 0)
+        latest = broadcast_from_first("latest", checkpoints.latest)
+        progress = Progress(config.train.steps, latest or 0, quiet, process_index() > 0)
         trainer = Trainer(config, tokenizer, checkpoints, folder, progress, latest)
         with progress:
             try:
@@ -139,11 +143,11 @@ class Trainer:
     ):
         self.tokenizer, self.folder = tokenizer, folder
         self.checkpoints, self.progress = checkpoints, progress
-        refuse_rows(config, jax.device_count())
+        check_rows(config, jax.device_count())
         self.config, self.chosen = with_mesh(config)
         self.source: Any = make_source(config, tokenizer, checked=folder / CHECKED)
         hosts.compare_documents(self.source)  # when it returns, all have read the record
-        if index() == 0 and hasattr(self.source, "save_checked"):
+        if process_index() == 0 and hasattr(self.source, "save_checked"):
             self.source.save_checked()
         self.attention_span: tuple[int, ...] = ()  # see `make_program`
         self.programs, self.is_compiled = 0, False  # compiled so far, and whether the one in use is
@@ -266,7 +270,7 @@ class Trainer:
         # by so many learning rates Adam can move a parameter in a step
         rates = max(1.0, (1 - c.beta1) / (1 - c.beta2) ** 0.5)
         grown = rates * c.learning_rate * self.config.train.log_every
-        attention_span, now = stack.attention_span(grown * stack.plan.span), stack.plan.spans
+        attention_span, now = stack.attention_span(grown * stack.spec.span), stack.spec.spans
         # each program takes its time to compile: a little less is not worth another
         if any(a > b for a, b in zip(attention_span, now, strict=True)) or sum(
             attention_span
@@ -299,7 +303,7 @@ class Trainer:
         """Yield what to say of the mesh: how it was chosen, and what it leaves undivided."""
         if self.chosen:
             yield self.chosen
-        yield from repeated(self.config)
+        yield from duplicated_work(self.config)
         for name in sharding.replicated_parameters(
             self.program.mesh, (shapes.params, shapes.frozen)
         ):
@@ -358,7 +362,7 @@ class Trainer:
             self.batches.release()
             self.set_length(length)
         program, config = self.program, at_length(self.config, length)
-        extra = from_first("extra", lambda: self.checkpoints.extra(step))
+        extra = broadcast_from_first("extra", lambda: self.checkpoints.extra(step))
         with reading_extra(self.checkpoints.path(step)):
             saved = extra.get("data", {}).get("batches", {}).get("rows", [])
         if saved and len(saved) != self.rows:

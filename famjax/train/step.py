@@ -133,7 +133,7 @@ def make_step(
             # packed rows begin with the state that `start` chose, not with a reset
             reset = batch["reset"] if lanes else None
             valid, passing = (batch["valid"], batch.get("passing")) if lanes else (None, None)
-            ctx = Context(reset, valid, offset, passing=passing)
+            ctx = Context(reset, valid, offset, carry_memory=passing)
             x = model.embed(batch["tokens"])
             if config.train.match:
                 return memory, count_errors(model.stack.match(x, ctx)[1], batch)

@@ -22,7 +22,7 @@ from famjax.layers.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import remap_params
 from famjax.ops import losses
-from famjax.ops.losses import pieces, token_losses
+from famjax.ops.losses import num_chunks, token_losses
 from famjax.train.flops import forward_flops
 
 from .harness import close, jit, normal
@@ -129,15 +129,15 @@ def test_the_gradient_is_that_of_all_words(case, monkeypatch):
     short = grad(case, lambda m, x: m.losses(x, TARGETS))
     close(short, whole)
     monkeypatch.setattr(losses, "LOGITS_BYTES", B * V * 4 * 2)
-    assert pieces(B, T, V) == 3
+    assert num_chunks(B, T, V) == 3
     close(grad(case, lambda m, x: m.losses(x, TARGETS)), short)
 
 
 def test_pieces():
-    assert pieces(8, 1024, 258) == 1
-    assert pieces(8, 1024, 32_000) == 16
-    assert pieces(8, 1, 10**9) == 1
-    assert pieces(1, 7, 10**9) == 7
+    assert num_chunks(8, 1024, 258) == 1
+    assert num_chunks(8, 1024, 32_000) == 16
+    assert num_chunks(8, 1, 10**9) == 1
+    assert num_chunks(1, 7, 10**9) == 7
 
 
 @pytest.mark.parametrize("adaptive", ["", "20000,60000"])
@@ -188,8 +188,8 @@ def test_sharded_equals_unsharded(case, monkeypatch):
         return jax.value_and_grad(loss)(params)
 
     on_one = jit(f)(params, TARGETS)
-    on_mesh = jit(f)(*jax.device_put((params, TARGETS), lies))
-    close(jax.tree.map(np.asarray, on_mesh), jax.tree.map(np.asarray, on_one))
+    with_mesh = jit(f)(*jax.device_put((params, TARGETS), lies))
+    close(jax.tree.map(np.asarray, with_mesh), jax.tree.map(np.asarray, on_one))
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_weights_go_to_a_model_of_the_same_clusters_alone():
     close(*(jax.tree.map(np.asarray, nnx.to_pure_dict(a))["embedding"] for a in (moved, params)))
     with pytest.raises(UserError, match=r"model\.adaptive"):
         remap_params(params, BASE, replace(BASE, adaptive=AdaptiveConfig()))
-    with pytest.raises(UserError, match="begins as rows of the embedding"):
+    with pytest.raises(UserError, match="is initialized from rows of the embedding"):
         remap_params(params, BASE, replace(BASE, mixer="fam"))
 
 

@@ -138,9 +138,9 @@ def test_a_document_may_begin_with_the_memory_of_the_last_one(case):
     _, start = r.call(normal(1, B, 2 * W, WIDTH), r.fresh)
     x, begins = normal(2, B, 3 * W, WIDTH), np.zeros((B, 3 * W), bool)
     begins[1, W] = begins[2, 0] = True  # lane 0 goes on; lane 2 begins anew
-    passing = begins & (np.arange(B) == 1)[:, None]
+    carry_memory = begins & (np.arange(B) == 1)[:, None]
     for read in (r.call, r.step):
-        y, state = read(x, start, begins, None, passing=passing)
+        y, state = read(x, start, begins, None, carry_memory=carry_memory)
         _, before = r.call(x[:, :W], start)
         passed = r.model(r.params).stack.pass_state(r.fresh, before)
         expected, after = r.call(x[:, W:], passed)

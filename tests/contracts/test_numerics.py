@@ -94,7 +94,7 @@ def test_what_reads_all_is_as_precise_far_away_as_at_the_beginning(case):
 
 def test_far_angles_keep_their_precision():
     """Of the mixers without blocks: 10^7 tokens from the start a product in float32 is off by up to
-    half a radian, `far_angles` by no more than near it.
+    half a radian, `long_range_angles` by no more than near it.
     """
     for arch in (ArchConfig(), ArchConfig(rope_scaling="llama3", rope_factor=8)):
         theta = rotary.frequencies(64, 10_000.0, arch, xp=np)
@@ -102,7 +102,7 @@ def test_far_angles_keep_their_precision():
         worst = {}
         for position in (0, 1, -3, 4095, 10**5, 10**6, 10**7, 2**31 - 1):
             exact = position * theta
-            found = np.asarray(rotary.far_angles(jnp.asarray([position]), theta))[0]
+            found = np.asarray(rotary.long_range_angles(jnp.asarray([position]), theta))[0]
             plain = np.asarray(rotary.angles(jnp.asarray([position]), jnp.asarray(theta)))[0]
             wrapped = (np.abs(np.exp(1j * a) - np.exp(1j * exact)).max() for a in (found, plain))
             worst[position] = [float(a) for a in wrapped]

@@ -12,10 +12,17 @@ from famjax.core import sharding
 from famjax.core.config import Config, MeshConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import load_config, override
-from famjax.core.mesh import Demand, choose, describe, refuse_rows, refuse_undivided, repeated
+from famjax.core.mesh import (
+    MeshDemand,
+    check_divides,
+    check_rows,
+    choose_mesh,
+    describe,
+    duplicated_work,
+)
 
 AUTO = MeshConfig(-1, -1, -1, -1)
-SMALL = Demand(weights=100, rows=8, tensor=(4, 2, 32), blocks=16, limit=100)
+SMALL = MeshDemand(weights=100, rows=8, tensor=(4, 2, 32), blocks=16, limit=100)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +51,7 @@ SMALL = Demand(weights=100, rows=8, tensor=(4, 2, 32), blocks=16, limit=100)
     ],
 )
 def test_the_mesh_that_is_chosen(changes: dict, mesh: tuple[int, ...]) -> None:
-    assert choose(AUTO, 8, replace(SMALL, **changes)) == MeshConfig(*mesh)
+    assert choose_mesh(AUTO, 8, replace(SMALL, **changes)) == MeshConfig(*mesh)
 
 
 @pytest.mark.parametrize(
@@ -59,19 +66,21 @@ def test_the_mesh_that_is_chosen(changes: dict, mesh: tuple[int, ...]) -> None:
     ],
 )
 def test_sizes_that_are_given_stand(given: tuple[int, ...], mesh: tuple[int, ...]) -> None:
-    assert choose(MeshConfig(*given), 8, SMALL) == MeshConfig(*mesh)
+    assert choose_mesh(MeshConfig(*given), 8, SMALL) == MeshConfig(*mesh)
 
 
 def test_one_device() -> None:
-    assert choose(AUTO, 1, replace(SMALL, weights=10_000)) == MeshConfig(1, 1, 1, 1)
+    assert choose_mesh(AUTO, 1, replace(SMALL, weights=10_000)) == MeshConfig(1, 1, 1, 1)
 
 
 def test_what_is_said_of_a_choice() -> None:
     mesh = MeshConfig(2, 4, 1, 1)
-    told = "mesh=auto: data=2 x fsdp=4 x tensor=1 x sequence=1; 2 GiB of weights and state a device"
-    fits = Demand(weights=8 * 2**30)
+    told = (
+        "mesh=auto: data=2 x fsdp=4 x tensor=1 x sequence=1; 2 GiB of weights and state per device"
+    )
+    fits = MeshDemand(weights=8 * 2**30)
     assert describe(mesh, fits) == told
-    assert describe(mesh, replace(fits, limit=2**30)).startswith(f"{told}, beyond the 1 GiB")
+    assert describe(mesh, replace(fits, limit=2**30)).startswith(f"{told}, more than their 1 GiB")
 
 
 def test_auto_on_the_command_line() -> None:
@@ -118,14 +127,14 @@ def test_a_mesh_that_does_not_divide(
     mesh: tuple[int, ...], overrides: list[str], said: str
 ) -> None:
     with pytest.raises(UserError) as error:
-        refuse_undivided(config(mesh, *overrides))
+        check_divides(config(mesh, *overrides))
     assert str(error.value).startswith(said)
 
 
 def test_a_mesh_that_divides() -> None:
-    refuse_undivided(config((1, 1, 2, 8)))
+    check_divides(config((1, 1, 2, 8)))
     # a token is a block where no window is
-    refuse_undivided(config((1, 1, 1, 16), "model.mixer=full"))
+    check_divides(config((1, 1, 1, 16), "model.mixer=full"))
 
 
 @pytest.mark.parametrize(
@@ -152,10 +161,10 @@ def test_rows_that_do_not_divide_over_the_axes_given(
     mesh: tuple[int, ...], overrides: list[str], said: str | None
 ) -> None:
     if said is None:
-        refuse_rows(config(mesh, *overrides), 8)
+        check_rows(config(mesh, *overrides), 8)
         return
     with pytest.raises(UserError) as error:
-        refuse_rows(config(mesh, *overrides), 8)
+        check_rows(config(mesh, *overrides), 8)
     assert str(error.value) == said
 
 
@@ -163,10 +172,10 @@ def test_rows_that_do_not_divide_over_the_axes_given(
     ("mesh", "overrides", "said"),
     [
         ((4, 2, 1, 1), ["data.batch=8"], None),
-        ((4, 2, 1, 1), ["data.batch=6"], "repeat each other's work; take a multiple of 8"),
+        ((4, 2, 1, 1), ["data.batch=6"], "duplicate work; take a multiple of 8"),
         ((4, 2, 1, 1), ["data.batch=8", "train.accumulate=2"], "take a multiple of 16"),
         ((4, 2, 1, 1), ["data.batch=16", "train.accumulate=2"], None),
-        ((1, 1, 2, 1), ["model.kv_heads=1"], "the keys and values of all"),
+        ((1, 1, 2, 1), ["model.kv_heads=1"], "the keys and values of all heads"),
         ((1, 1, 2, 1), ["model.kv_heads=2"], None),
         ((1, 1, 2, 1), [], None),
     ],
@@ -174,7 +183,7 @@ def test_rows_that_do_not_divide_over_the_axes_given(
 def test_work_that_is_repeated_is_told(
     mesh: tuple[int, ...], overrides: list[str], said: str | None
 ) -> None:
-    lines = list(repeated(config(mesh, *overrides)))
+    lines = list(duplicated_work(config(mesh, *overrides)))
     assert len(lines) == (said is not None)
     assert said is None or lines[0].endswith(said)
 

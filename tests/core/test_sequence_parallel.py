@@ -18,7 +18,7 @@ B = 12
 def on(devices: int, f: Any) -> Any:
     """Return f compiled for tokens that lie on so many devices."""
     mesh = sharding.make_mesh(MeshConfig(1, 1, 1, devices), jax.devices()[:devices])
-    return jax.jit(sharding.on_mesh(mesh, f))
+    return jax.jit(sharding.with_mesh(mesh, f))
 
 
 # blocks that a device has: more and fewer than are looked back at

@@ -41,7 +41,7 @@ def test_it_equals_its_transcription(kind):
         nnx.update(phi, weights)
         x = 2 * rng.normal(size=(2, G, R, E))
         found = np.asarray(jit(phi.__call__)(x))
-        count = feature_map.multiplied(replace(BASE, linear=LinearConfig(kind, features=6)))
+        count = feature_map.num_vectors(replace(BASE, linear=LinearConfig(kind, features=6)))
         drawn = random_vectors if kind == "rfa" else orthogonal_vectors
         expected = oracle.phi_of(kind, nnx.to_pure_dict(weights), drawn(G, E, count or 1))
     assert found.shape == (2, G, R, KINDS[kind])

@@ -61,10 +61,10 @@ def test_values_and_gradients_are_those_of_a_scan() -> None:
     ):
         np.testing.assert_allclose(ours, theirs, rtol=1e-12)
     by = (1, 2, 3, 4)
-    found = jax.jit(jax.grad(of, by), static_argnums=0)(deferred_scan, *given)
+    d_weights = jax.jit(jax.grad(of, by), static_argnums=0)(deferred_scan, *given)
     expected = jax.grad(of, by)(plain_scan, *given)
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    assert jax.tree.structure(d_weights) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(d_weights), jax.tree.leaves(expected), strict=True):
         assert a.dtype == b.dtype
         tolerance = 1e-6 if a.dtype == np.float32 else 1e-11
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)

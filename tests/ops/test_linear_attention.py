@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from contracts.harness import jit
 
-from famjax.ops.linear_attention import EPS, Sums, attend_all, chunked, recurrent
+from famjax.ops.linear_attention import (
+    EPS,
+    Sums,
+    attend_all,
+    chunkwise_attention,
+    recurrent_attention,
+)
 
 B, T, G, R, K, E = 2, 11, 2, 3, 5, 4
 # in lane 0 documents begin at the call's beginning and within chunks, in lane 1 once
@@ -44,7 +50,7 @@ def definition(q, k, v, sums, start):
 
 
 def stepped(q, k, v, sums, start):
-    ys, read = [], jit(recurrent)
+    ys, read = [], jit(recurrent_attention)
     for i in range(q.shape[1]):
         now = slice(i, i + 1)
         # of its own call, a document begins with the token or before it
@@ -60,7 +66,7 @@ compiled = functools.cache(jit)
 
 @functools.cache
 def in_chunks(chunk):
-    return functools.partial(chunked, chunk=chunk)
+    return functools.partial(chunkwise_attention, chunk=chunk)
 
 
 def close(a, b, apart):
@@ -144,7 +150,7 @@ def test_training_keeps_no_state_of_a_token_or_a_chunk():
     start = jnp.full((1, t), -1, jnp.int32)
 
     def loss(q, k, v):
-        return jnp.square(chunked(q, k, v, sums, start, 4)[0]).sum()
+        return jnp.square(chunkwise_attention(q, k, v, sums, start, 4)[0]).sum()
 
     program = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(q, key, v).compile()
     states = t // 4 * k * k * 4
@@ -162,7 +168,7 @@ def test_a_document_of_100_000_tokens_stays_finite_and_near_the_mean():
 
     def token(sums, xs):
         key, v = xs
-        y, sums = recurrent(jnp.ones((1, 1, 1, 1, k)), key, v, sums, on)
+        y, sums = recurrent_attention(jnp.ones((1, 1, 1, 1, k)), key, v, sums, on)
         return sums, y
 
     sums, ys = jax.jit(lambda: jax.lax.scan(token, fresh, (keys, values)))()

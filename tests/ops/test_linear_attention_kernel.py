@@ -18,7 +18,7 @@ from famjax.core import sharding
 from famjax.core.config import MeshConfig
 from famjax.ops import linear_attention as plain
 from famjax.ops import linear_attention_kernel as kernel
-from famjax.ops.linear_attention import Sums, chunked
+from famjax.ops.linear_attention import Sums, chunkwise_attention
 
 PLATFORMS = ["tpu", "cuda"]
 # 9 chunks of 16 are two of a TPU's chunks, the second of them filled up, and three of a GPU's
@@ -53,15 +53,15 @@ def alone(monkeypatch):
 
 def by_kernel(platform, f):
     """Return f as this machine would run it if it took the kernels of a platform; interpreted."""
-    on, asked = kernel.forms(interpret=True)[platform], []
+    on, asked = kernel.platform_kernels(interpret=True)[platform], []
 
-    def fitting(*args):
-        asked.append(on.suit(*args))
+    def supported_kernels(*args):
+        asked.append(on.supports(*args))
         return {"cpu": on}
 
     def run(*args):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kernel, "fitting", fitting)
+            patch.setattr(kernel, "supported_kernels", supported_kernels)
             patch.setattr(plain, "_has_kernels", lambda device: True)
             results = f(*args)
         assert asked
@@ -72,7 +72,7 @@ def by_kernel(platform, f):
 
 
 def read(q, k, v, sums, start):
-    return chunked(q, k, v, sums, start, C)
+    return chunkwise_attention(q, k, v, sums, start, C)
 
 
 def close(a, b, apart=ROUNDING):
@@ -166,10 +166,10 @@ def test_devices_have_rows_and_heads_of_their_own(platform, sizes):
     leaves, tree = jax.tree.flatten(args)
     names = jax.tree.leaves(axes, is_leaf=sharding.is_axes)
     places = [
-        sharding.sharding(mesh, (*of, *(None,) * (a.ndim - len(of))), a.shape)
+        sharding.named_sharding(mesh, (*of, *(None,) * (a.ndim - len(of))), a.shape)
         for of, a in zip(names, leaves, strict=True)
     ]
-    f = jit(sharding.on_mesh(mesh, by_kernel(platform, training)))
+    f = jit(sharding.with_mesh(mesh, by_kernel(platform, training)))
     ours = f(*jax.device_put(args, jax.tree.unflatten(tree, places)))
     if sizes[3] == 1:
         assert ours[0][0].sharding.spec[0] == ("data", "fsdp")
@@ -186,7 +186,7 @@ def kernels_in(platform, dtype="float32", chunk=C, **sizes):
     """
     unsafe = [jax.export.DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton")]
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), drawn(dtype, **sizes))
-    f = jax.jit(functools.partial(both_ways, functools.partial(chunked, chunk=chunk)))
+    f = jax.jit(functools.partial(both_ways, functools.partial(chunkwise_attention, chunk=chunk)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plain, "_has_kernels", lambda device: True)
         exported = jax.export.export(f, platforms=[platform], disabled_checks=unsafe)(*shapes)
@@ -250,9 +250,9 @@ def test_devices_that_have_kernels(device, has):
 def test_float64_is_left_to_xla(alone):
     shapes = (9, B, G, R, C, K), (9, B, G, C, K), (9, B, G, C, E), (B, G, K, E)
     args = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
-    assert kernel.fitting(*args).keys() == {"tpu", "cuda"}
-    assert not kernel.fitting(*args[:3], jax.ShapeDtypeStruct(shapes[3], "float64"))
-    assert not kernel.fitting(jax.ShapeDtypeStruct(shapes[0], "float64"), *args[1:])
+    assert kernel.supported_kernels(*args).keys() == {"tpu", "cuda"}
+    assert not kernel.supported_kernels(*args[:3], jax.ShapeDtypeStruct(shapes[3], "float64"))
+    assert not kernel.supported_kernels(jax.ShapeDtypeStruct(shapes[0], "float64"), *args[1:])
 
 
 _COMPILE = """
@@ -267,7 +267,7 @@ everywhere = sharding.replicated(mesh)
 shapes = jax.tree.map(
     lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=everywhere), drawn()
 )
-f = jax.jit(sharding.on_mesh(mesh, training))
+f = jax.jit(sharding.with_mesh(mesh, training))
 text = f.lower(*shapes).compile().as_text()
 print("kernels:", text.count('custom_call_target="tpu_custom_call"'))
 """

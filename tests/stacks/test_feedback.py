@@ -412,7 +412,7 @@ def test_a_mean_span_is_reported():
     made = Made(spanning())
     made.params = with_spans(made, np.full((2, 2), 0.25))
     assert made.run(made.stack().report, X, made.fresh, Context()) == {"mean_span": 4}
-    assert made.stack().shares().shape == (1, 3)
+    assert made.stack().mixing_weights().shape == (1, 3)
 
 
 # sweeps -------------------------------------------------------------------------------------------
@@ -495,7 +495,7 @@ def test_in_bfloat16_parameters_and_their_gradients_stay_wide(of):
 
 def test_a_memory_begins_as_the_mean_of_all_states():
     stack = Feedback(config(layers=3), rngs=nnx.Rngs(0))
-    np.testing.assert_allclose(stack.shares(), np.full((1, 4), 0.25))
+    np.testing.assert_allclose(stack.mixing_weights(), np.full((1, 4), 0.25))
     lower = Feedback(config(layers=3, composition="same_and_lower"), rngs=nnx.Rngs(0))
     expected = [[1 / 2, 1 / 2, 0, 0], [1 / 3, 1 / 3, 1 / 3, 0], [1 / 4] * 4]
-    np.testing.assert_allclose(lower.shares(), expected, rtol=1e-6)
+    np.testing.assert_allclose(lower.mixing_weights(), expected, rtol=1e-6)

@@ -80,7 +80,7 @@ def test_the_gradient_is_that_of_plain_differentiation():
 
     ours = grad()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lstm, "recur", lambda *args: lstm._scan(*args)[:2])
+        patch.setattr(lstm, "recurrence", lambda *args: lstm._scan(*args)[:2])
         close(jax.tree.map(np.asarray, ours), jax.tree.map(np.asarray, grad()))
     seeds = itertools.count(10)
     moved = jax.tree.map(lambda a: normal(next(seeds), *a.shape), (params, X, start))

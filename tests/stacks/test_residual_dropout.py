@@ -17,7 +17,7 @@ from famjax.core.config import ArchConfig, Config, DropoutConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import load_config
 from famjax.core.types import Context
-from famjax.layers.dropout import DropoutKey, split
+from famjax.layers.dropout import DropoutKey, split_key
 from famjax.mixers import fam as fam_mixer
 from famjax.stacks.residual import ResidualStack
 from famjax.train.partition import inference_config
@@ -229,7 +229,9 @@ def test_a_fam_is_made_with_dropout_at_every_block_its_own(monkeypatch: Any) -> 
     assert np.abs(plain - dropping).max() > 1e-3
     # with one key for all blocks it would be another
     with monkeypatch.context() as patch:
-        patch.setattr(fam_mixer, "split", lambda *given: split(*given)[:1].repeat(given[-1], 0))
+        patch.setattr(
+            fam_mixer, "split_key", lambda *given: split_key(*given)[:1].repeat(given[-1], 0)
+        )
         _read.cache_clear()
         alike = call(replace(config, dropout=DropoutConfig(hidden=0.5)))[1][0].fam
     _read.cache_clear()
