@@ -225,8 +225,8 @@ class ResidualStack(nnx.Module):
         """[b t d] -> [b t d], t a multiple of block_len, or a `UserError`."""
         if x.shape[1] % self.block_len:
             raise UserError(
-                f"a call of {x.shape[1]} tokens does not fill blocks of {self.block_len}; pad it and "
-                "set Context.valid, or process the rest with step"
+                f"a call of {x.shape[1]} tokens does not fill blocks of {self.block_len}; pad it "
+                "and set Context.valid, or process the rest with step"
             )
         self.check_capacity(state, x.shape[1], ctx)
         if self.key is not None:
