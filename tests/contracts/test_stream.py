@@ -145,7 +145,7 @@ def test_a_state_apart_is_read_alike(case):
     y, there = r.step(r.x[:, :W], there)
     expected, end = r.step(r.x[:, :W], r.fresh)
     close(y, expected)
-    close(r.run(lambda params, state: r.model(params).together(state), there), end)
+    close(r.run(lambda params, state: r.model(params).restack(state), there), end)
 
 
 def test_a_loop_of_steps_writes_full_attentions_cache_in_place():

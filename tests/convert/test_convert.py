@@ -221,7 +221,7 @@ def test_the_comparison_reads_past_the_window(mistral, tmp_path, capsys, monkeyp
 def test_how_far_the_comparison_reads(model, length, said):
     config = ModelConfig(vocab_size=99, **model)
     assert selfcheck.length(config) == length
-    assert selfcheck.said(config) == said
+    assert selfcheck.describe(config) == said
 
 
 def test_without_the_source_framework_it_says_so(llama, tmp_path, capsys, monkeypatch):
@@ -244,13 +244,13 @@ def test_what_transformers_cannot_read_is_one_line(copy, tmp_path, capsys, key, 
 
 def test_logits_that_are_all_the_same():
     zeros = np.zeros((2, 3), np.float32)
-    assert selfcheck.apart(zeros, zeros).relative == 0
-    assert selfcheck.apart(zeros + 1, zeros).relative > 1
+    assert selfcheck.deviation(zeros, zeros).relative == 0
+    assert selfcheck.deviation(zeros + 1, zeros).relative > 1
 
 
 def test_without_memory_for_a_second_copy_it_says_so(monkeypatch):
     monkeypatch.setattr(selfcheck, "_free_bytes", lambda: 1000)
-    assert "a second copy of the model needs" in selfcheck.why_not(ModelConfig(vocab_size=99))
+    assert "a second copy of the model needs" in selfcheck.why_skipped(ModelConfig(vocab_size=99))
 
 
 @pytest.mark.parametrize(

@@ -329,7 +329,7 @@ def test_a_layer_left_out_is_left_out_for_the_whole_call(of):
     plain = Made(config(composition="previous", layers=3), of)
     drawn = set()
     for key in range(6):
-        out = made.run(lambda key: made.stack(key=(0, key))._random().layers, key)
+        out = made.run(lambda key: made.stack(key=(0, key))._dropout_rng().layers, key)
         drawn.add(tuple(out))
         keep = ~out
 

@@ -586,8 +586,8 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
         rows = zip(positions.expand(len(starts), -1), state.tokens, starts, stops, strict=True)
         if any(row[a:z].tolist() != list(range(n, n + z - a)) for row, n, a, z in rows):
             raise ValueError(
-                "position_ids: positions are counted from a row's first token; put each packed text in "
-                "its own row"
+                "position_ids: positions are counted from a row's first token; put each packed "
+                "text in its own row"
             )
 
     def next_step(self, tokens, starts, stops):

@@ -39,12 +39,12 @@ class CallIndices(NamedTuple):
     Attributes:
       first: [b t], index of the first entry of the token's document.
       end: [b], the call's tokens up to the last valid one.
-      place, filled: [b], of the state after the call.
+      write_index, filled: [b], of the state after the call.
     """
 
     first: Array
     end: Array
-    place: Array
+    write_index: Array
     filled: Array
 
     @classmethod
@@ -69,9 +69,9 @@ def init_state(spec: FeedbackSpec, batch: int) -> FeedbackState:
         shape: tuple[int, ...] = (spec.memories, batch, spec.span, spec.model.width)
     else:
         shape = (spec.sets, batch, spec.kv_heads, spec.span, spec.head_dim)
-    slots = (jnp.zeros(shape, spec.dtype),) * (1 if spec.caches_memory else 2)
+    entries = (jnp.zeros(shape, spec.dtype),) * (1 if spec.caches_memory else 2)
     zero = jnp.zeros((1, batch), jnp.int32)
-    return FeedbackState(slots, zero, zero)
+    return FeedbackState(entries, zero, zero)
 
 
 def state_axes(spec: FeedbackSpec) -> FeedbackState:
@@ -84,12 +84,12 @@ def state_axes(spec: FeedbackSpec) -> FeedbackState:
 
 def unroll_ring(spec: FeedbackSpec, state: FeedbackState) -> tuple[Array, ...]:
     """Return the entries oldest first, keys rotated by their index in the history."""
-    slots = [_roll(a, -state.place[0]) for a in state.slots]
+    entries = [_roll(a, -state.place[0]) for a in state.slots]
     if not spec.caches_memory:
         new_index = jnp.arange(spec.span)
         old_index = (state.place[0][:, None] + new_index) % spec.span
-        slots[0] = spec.rotate(slots[0], (new_index - old_index)[:, None])
-    return tuple(slots)
+        entries[0] = spec.rotate(entries[0], (new_index - old_index)[:, None])
+    return tuple(entries)
 
 
 def final_state(
@@ -98,16 +98,16 @@ def final_state(
     """Return the state after a call that has written the entries `new`, [... t e] each."""
     positions = jnp.arange(spec.span)
     occupied = positions >= spec.span - indices.filled[:, None]
-    slots = []
+    entries = []
     for old, a in zip(unroll_ring(spec, state), new, strict=True):
         joined = jnp.concatenate([old, a.astype(old.dtype)], -2)
         last = _slice_lanes(joined, indices.end, spec.span)
         lanes = (1, occupied.shape[0], *(1,) * (last.ndim - 4), spec.span, 1)
-        slots.append(jnp.where(occupied.reshape(lanes), last, 0))
+        entries.append(jnp.where(occupied.reshape(lanes), last, 0))
     if not spec.caches_memory:
         old_index = indices.end[:, None] + positions
-        new_index = (indices.place[:, None] + positions) % spec.span
-        slots[0] = spec.rotate(slots[0], (new_index - old_index)[:, None])
+        new_index = (indices.write_index[:, None] + positions) % spec.span
+        entries[0] = spec.rotate(entries[0], (new_index - old_index)[:, None])
     all_padding = indices.end == 0
 
     def select_idle(new: Array, old: Array) -> Array:
@@ -115,8 +115,8 @@ def final_state(
             old.dtype
         )
 
-    ring = tuple(_roll(a, indices.place) for a in slots)
-    new_state = FeedbackState(ring, indices.place[None], indices.filled[None])
+    ring = tuple(_roll(a, indices.write_index) for a in entries)
+    new_state = FeedbackState(ring, indices.write_index[None], indices.filled[None])
     return jax.tree.map(select_idle, new_state, state)
 
 
@@ -124,38 +124,38 @@ def append_entry(
     spec: FeedbackSpec, state: FeedbackState, new: tuple[Array, ...], ctx: Context
 ) -> FeedbackState:
     """Return the state after one token with entries `new`: [s b g e] twice, or [j b d]."""
-    place = state.place[0]
-    valid = jnp.ones_like(place) if ctx.valid is None else ctx.valid[:, 0].astype(jnp.int32)
-    lanes, all_sets = jnp.arange(place.shape[0]), slice(None)
+    write_index = state.place[0]
+    valid = jnp.ones_like(write_index) if ctx.valid is None else ctx.valid[:, 0].astype(jnp.int32)
+    lanes, all_sets = jnp.arange(write_index.shape[0]), slice(None)
     # padding is written out of bounds, where it is dropped
-    write_index = jnp.where(valid > 0, place, spec.span)
+    index = jnp.where(valid > 0, write_index, spec.span)
 
-    def write(slots: Array, new: Array) -> Array:
+    def write(entries: Array, new: Array) -> Array:
         # in place: with vmap over lanes, XLA would transpose a ring of several sets twice per token
-        middle = (all_sets,) * (slots.ndim - 4)
+        middle = (all_sets,) * (entries.ndim - 4)
         if middle:
             new = jnp.swapaxes(new, 0, 1)
-        where = (all_sets, lanes, *middle, write_index)
+        where = (all_sets, lanes, *middle, index)
         return (
-            jnp.asarray(slots)
+            jnp.asarray(entries)
             .at[where]
-            .set(new.astype(slots.dtype), mode="drop", unique_indices=True)
+            .set(new.astype(entries.dtype), mode="drop", unique_indices=True)
         )
 
-    slots = tuple(write(a, b) for a, b in zip(state.slots, new, strict=True))
+    entries = tuple(write(a, b) for a, b in zip(state.slots, new, strict=True))
     filled = jnp.minimum(state.filled + valid, spec.span)
-    return FeedbackState(slots, (state.place + valid) % spec.span, filled)
+    return FeedbackState(entries, (state.place + valid) % spec.span, filled)
 
 
-def _roll(slots: Array, by: Array) -> Array:
+def _roll(entries: Array, by: Array) -> Array:
     """Roll the entries of every lane: [s b ... n e], by [b]."""
-    return jax.vmap(lambda a, n: jnp.roll(a, n, axis=-2), (1, 0), 1)(slots, by)
+    return jax.vmap(lambda a, n: jnp.roll(a, n, axis=-2), (1, 0), 1)(entries, by)
 
 
-def _slice_lanes(slots: Array, start: Array, size: int) -> Array:
+def _slice_lanes(entries: Array, start: Array, size: int) -> Array:
     """Return `size` entries of every lane from index `start`: [s b ... n e], [b]."""
 
     def lane(a: Array, start: Array) -> Array:
         return jax.lax.dynamic_slice_in_dim(a, start, size, a.ndim - 2)
 
-    return jax.vmap(lane, (1, 0), 1)(slots, start)
+    return jax.vmap(lane, (1, 0), 1)(entries, start)

@@ -25,21 +25,21 @@ def step(
     if ctx.reset is not None:
         reset = ctx.reset if ctx.valid is None else ctx.reset & ctx.valid
         state = _reset_lanes(spec, state, reset[:, 0])
-    place = state.place[0]
+    write_index = state.place[0]
     rings = ring_kv(spec, parts, state)
     views = [
         RingView.from_state(spec, pair, n, state) for pair, n in zip(rings, spec.spans, strict=True)
     ]
     states = [x[:, 0]]
     for i in range(len(parts.layers)):
-        attend = functools.partial(_attend, spec, parts, i, views[i % spec.sets], place)
+        attend = functools.partial(_attend, spec, parts, i, views[i % spec.sets], write_index)
         states.append(parts.apply_layer(spec, i, states[-1], attend))
     memory = parts.mix_memory(states)
     new: tuple[Array, ...] = (memory,)
     if not spec.caches_memory:
         pairs = parts.project_memory(memory)
         keys, values = (jnp.stack(arrays) for arrays in zip(*pairs, strict=True))
-        rotated = spec.rotate(keys[..., None, :], place[:, None, None])
+        rotated = spec.rotate(keys[..., None, :], write_index[:, None, None])
         new = (rotated[..., 0, :], values)
     return states[-1][:, None], ring.append_entry(spec, state, new, ctx)
 
@@ -74,14 +74,14 @@ class RingView(NamedTuple):
 
     @classmethod
     def from_state(cls, spec: FeedbackSpec, ring: KV, n: int, state: FeedbackState) -> RingView:
-        place, filled = state.place[0][:, None], state.filled[0][:, None]
+        write_index, filled = state.place[0][:, None], state.filled[0][:, None]
         if n == spec.span:
-            indices = jnp.broadcast_to(jnp.arange(n), (place.shape[0], n))
+            indices = jnp.broadcast_to(jnp.arange(n), (write_index.shape[0], n))
             # distance - 1: 0 for the entry before the write index, increasing backwards
-            mask = (place - 1 - indices) % n < filled
+            mask = (write_index - 1 - indices) % n < filled
             return cls(*ring, indices, mask, state.place[0])
         newest = jnp.arange(n)
-        indices = (place - n + newest) % spec.span
+        indices = (write_index - n + newest) % spec.span
         k, v = (jnp.take_along_axis(a, indices[:, None, :, None], 2) for a in ring)
         return cls(k, v, indices, newest >= n - filled, jnp.zeros_like(state.place[0]))
 
@@ -91,16 +91,16 @@ def _attend(
     parts: Parts,
     i: int,
     view: RingView,
-    place: Array,
+    write_index: Array,
     q: Array,
     drop: DropoutFn | None,
 ) -> Array:
-    """Attend with one token, of write index `place` [b]: [b h e] -> [b h e]."""
+    """Attend with one token, at `write_index` [b]: [b h e] -> [b h e]."""
     b, h, e = q.shape
     n = view.indices.shape[-1]
     bias = jnp.broadcast_to(parts.distance_bias(spec, i, q, n), (b, h, n))
     bias = jax.vmap(_roll_bias)(bias, view.shift)
-    scores = soft_cap(_scores(spec, q, view, place), parts.layers[i].qkv.cap) + bias
+    scores = soft_cap(_scores(spec, q, view, write_index), parts.layers[i].qkv.cap) + bias
     mask, some = relative.unmask_empty_rows(view.mask)
     weights = jax.nn.softmax(jnp.where(mask[:, None], scores, -jnp.inf), axis=-1)
     weights = apply_dropout(weights * some[:, None, None], drop).astype(view.v.dtype)
@@ -108,15 +108,15 @@ def _attend(
     return out.reshape(b, h, e)
 
 
-def _roll_bias(reversed_bias: Array, place: Array) -> Array:
-    """Align a bias by distance, farthest first, with a ring of write index `place`: [h n]."""
+def _roll_bias(reversed_bias: Array, write_index: Array) -> Array:
+    """Align a bias by distance, farthest first, with a ring at `write_index`: [h n]."""
     # one slice of two periods is faster than a gather
     n = reversed_bias.shape[-1]
     twice = jnp.concatenate([reversed_bias, reversed_bias], -1)
-    return jax.lax.dynamic_slice_in_dim(twice, n - place, n, -1)
+    return jax.lax.dynamic_slice_in_dim(twice, n - write_index, n, -1)
 
 
-def _scores(spec: FeedbackSpec, q: Array, view: RingView, place: Array) -> Array:
+def _scores(spec: FeedbackSpec, q: Array, view: RingView, write_index: Array) -> Array:
     """Return q k / sqrt(e): [b h e] -> [b h n].
 
     Entries from the write index on are from the previous pass over the ring.
@@ -124,15 +124,15 @@ def _scores(spec: FeedbackSpec, q: Array, view: RingView, place: Array) -> Array
     b, h, e = q.shape
     acc_dtype = jnp.promote_types(q.dtype, jnp.float32)
 
-    def scores(place: Array) -> Array:
-        rotated = spec.rotate(q, place[:, None]).reshape(b, view.k.shape[1], -1, e)
+    def scores(write_index: Array) -> Array:
+        rotated = spec.rotate(q, write_index[:, None]).reshape(b, view.k.shape[1], -1, e)
         products = jnp.einsum("bgre,bgse->bgrs", rotated, view.k, preferred_element_type=acc_dtype)
         return products.reshape(b, h, -1) * e**-0.5
 
     if spec.config.positions == "learned":
-        return scores(place)
-    earlier = view.indices < place[:, None]
-    return jnp.where(earlier[:, None], scores(place), scores(place + spec.span))
+        return scores(write_index)
+    earlier = view.indices < write_index[:, None]
+    return jnp.where(earlier[:, None], scores(write_index), scores(write_index + spec.span))
 
 
 def _reset_lanes(spec: FeedbackSpec, state: FeedbackState, lanes: Array) -> FeedbackState:
