@@ -24,6 +24,8 @@ from famjax.train import loop
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.metrics import read_metrics
 from famjax.train.program import Program, with_mesh
+from famjax.train.session import Session
+from famjax.train.state import to_tree
 from famjax.train.warmup import at_length, length_at
 
 SHAPE = [
@@ -116,7 +118,7 @@ def final(run: Path, config: Config) -> tuple[Any, Any, list[dict[str, Any]]]:
 
     def template(step: int) -> Any:
         now = at_length(config, length_at(config, step))
-        return loop.to_tree(jax.eval_shape(make_program(now, np.ones(258, np.float32)).start))
+        return to_tree(jax.eval_shape(make_program(now, np.ones(258, np.float32)).start))
 
     step, tree, extra = Checkpoints(run / "checkpoints").restore(template, report=pytest.fail)
     bits = {
@@ -150,13 +152,13 @@ class Crash(BaseException):
 
 def crash_at(monkeypatch: pytest.MonkeyPatch, count: int) -> Callable[[], None]:
     """Let the loop crash when it starts its step number `count`; return what undoes that."""
-    left, advance = [count], loop.Trainer.advance
+    left, run_step = [count], Session.run_step
 
-    def crash(self: loop.Trainer, *args: Any, **named: Any) -> Any:
+    def crash(self: Session, inspect: bool) -> Any:
         left[0] -= 1
         if left[0] < 0:
             raise Crash
-        return advance(self, *args, **named)
+        return run_step(self, inspect)
 
-    monkeypatch.setattr(loop.Trainer, "advance", crash)
-    return lambda: monkeypatch.setattr(loop.Trainer, "advance", advance)
+    monkeypatch.setattr(Session, "run_step", crash)
+    return lambda: monkeypatch.setattr(Session, "run_step", run_step)

@@ -51,6 +51,7 @@ _TRIED = 256
 _RULES = 1
 # why a folder was skipped
 _UNREAD = "folder without permission"
+_RUN = "folder of a run"
 # ASCII white space never stands inside a character of several bytes
 SPACE = re.compile(rb"[ \t\n\r]")
 
@@ -360,17 +361,27 @@ def _is_system(path: str) -> bool:
 
 
 def _walk(folder: str, skipped: Counter[str]) -> Iterator[str]:
-    """Yield the files below `folder`, sorted, without hidden ones and installed packages."""
+    """Yield the files below `folder`, sorted, without hidden ones, installed packages and runs."""
 
     def skip(error: OSError) -> None:
         _skip_unread(error, folder, skipped)
 
     for root, folders, names in os.walk(folder, onerror=skip):
+        if _is_run(folders, names):
+            # data.files=. holds runs/: their metrics grow, so that no run could be continued
+            skipped[_RUN] += 1
+            folders.clear()
+            continue
         hidden = [name for name in folders + names if name.startswith(".")]
         skipped["hidden"] += len(hidden)
         folders[:] = sorted(set(folders) - set(hidden) - {"site-packages", "dist-packages"})
         for name in sorted(set(names) - set(hidden)):
             yield os.path.join(root, name)
+
+
+def _is_run(folders: list[str], names: list[str]) -> bool:
+    """Return whether a folder of such contents is a run, or one that begins."""
+    return "train.lock" in names or ("config.json" in names and "checkpoints" in folders)
 
 
 def _probe(path: str, explicit: bool) -> str | None:

@@ -182,7 +182,9 @@ class TextSource:
         elif holdout:
             self._hold_out_tail(holdout, split)
         elif split == "holdout":
-            raise UserError("data.holdout=0: nothing is held out to evaluate on; set data.holdout")
+            raise UserError(
+                "data.holdout=0: nothing was held out to evaluate on; give --tasks text:FILES"
+            )
 
     def refuse_output(self, path: str | Path) -> None:
         """Raise a `UserError` if a file that is to be written is one of the texts, or no file."""
