@@ -1,4 +1,4 @@
-"""Contract 9: on a mesh of eight devices the numbers are those of one."""
+"""Contract 9: results on a mesh of eight devices equal those on one."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_sharded_equals_unsharded(case):
 
 
 def of_call(r: Runner, params: Any, tokens: Any, ctx: Context, state: Any) -> Any:
-    """Return the outputs of a call that stand, the state after it and one loss of both."""
+    """Return the valid outputs of a call, the state after it and one loss of both."""
     y, state = r.model(params)(tokens, state, ctx)
     y = jnp.where(ctx.valid[..., None], y, 0)
     wide = [a for a in jax.tree.leaves(state) if a.dtype == y.dtype]

@@ -1,4 +1,4 @@
-"""Weights of one model in another whose layers attend linearly, or no longer do."""
+"""`remap_params` between softmax and linear attention."""
 
 from dataclasses import replace
 
@@ -23,19 +23,19 @@ def names(params):
     return {canonical_name(path)[0] for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]}
 
 
-def test_maps_without_weights_take_those_of_softmax_attention_as_they_are():
+def test_maps_without_weights_keep_all_parameters():
     elu = replace(RELU, linear=LinearConfig("elu"))
     assert names(remap_params(weights(FULL), FULL, elu)) == names(weights(FULL))
 
 
-def test_a_maps_weights_are_left_behind_or_kept():
+def test_a_maps_weights_are_dropped_or_kept():
     assert names(remap_params(weights(RELU), RELU, FULL)) == names(weights(FULL))
     half = remap_params(weights(RELU), RELU, replace(RELU, mixer="linear,full"))
     kernel = nnx.to_pure_dict(half)["stack"]["layers"][0]["mixer"]["map"]["kernel"]
     assert kernel.shape == (1, 2, 4, 4)
 
 
-def test_a_map_that_is_not_there_begins_as_its_layer_says():
+def test_a_missing_map_is_initialized_by_its_layer():
     half = replace(RELU, mixer="linear,full")
     whole, rest = (remap_params(weights(old), old, RELU) for old in (FULL, half))
     kernels = [
