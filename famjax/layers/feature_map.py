@@ -61,7 +61,7 @@ class FeatureMap(nnx.Module):
     Attributes:
       kernel, bias: [g e k] and [g k], W and b of a learned map.
       tau: [g], the temperature of rfa.
-      is_folded: W x + b is what the projections give already, see `fold_into`.
+      is_folded: the projections already give W x + b, see `fold_into`.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -103,12 +103,12 @@ class FeatureMap(nnx.Module):
             return gain * y.reshape(*lead, h, k)
 
         h = projection.kernel.shape[-2]
-        is_folded = jnp.repeat(bias, h // bias.shape[-2], axis=-2)
+        folded_bias = jnp.repeat(bias, h // bias.shape[-2], axis=-2)
         if projection.bias is not None:
-            is_folded = is_folded + multiply(projection.bias[...], "...gre,...gek->...grk")
+            folded_bias = folded_bias + multiply(projection.bias[...], "...gre,...gek->...grk")
         projection.kernel = nnx.Param(multiply(projection.kernel[...], "...dgre,...gek->...dgrk"))
         # which may have been None
-        projection.bias = nnx.data(nnx.Param(is_folded))
+        projection.bias = nnx.data(nnx.Param(folded_bias))
 
     def drop_weights(self) -> None:
         """Drop W and b after `fold_into`."""

@@ -65,7 +65,7 @@ def chunkwise_attention(
       chunk: c; results do not depend on it.
 
     Returns:
-      [b t g r e] in v's type, and the sums of each lane's last document.
+      [b t g r e] in v's dtype, and the sums of each lane's last document.
     """
     if sequence_shards(q.shape[1]) == 1:
         return _chunkwise(q, k, v, sums, start, chunk)
@@ -74,16 +74,16 @@ def chunkwise_attention(
         """Process the tokens of one device, after it has received the sums before them."""
         before = axis_index() * q.shape[1]
         start = jnp.where(start < before, -1, start - before)
-        carried, carried_tokens = ring_pass(functools.partial(_final_sums, k, v, start), sums)
-        return _chunkwise(q, k, v, carried, start, chunk)[0], carried_tokens
+        received, final = ring_pass(functools.partial(_final_sums, k, v, start), sums)
+        return _chunkwise(q, k, v, received, start, chunk)[0], final
 
     return shard_map_sequence(local, (1, 1, 1, None, 1), (1, None))(q, k, v, sums, start)
 
 
 def _final_sums(k: Array, v: Array, start: Array, sums: Sums) -> Sums:
     """Return the sums after all tokens; arguments as in `chunkwise_attention`."""
-    carried_tokens = start == start[:, -1:]
-    k = jnp.where(carried_tokens[..., None, None], k, 0)
+    in_last_document = start == start[:, -1:]
+    k = jnp.where(in_last_document[..., None, None], k, 0)
     s, z = (jnp.where(_expand_lanes(start[:, -1] < 0, a), a, 0) for a in sums)
     return Sums(s + _einsum_acc32("btgk,btge->bgke", k, v), z + k.sum(1, dtype=z.dtype))
 
@@ -95,16 +95,16 @@ def _chunkwise(
     chunk = min(chunk, t)
     tokens = (_split_chunks(q, chunk), _split_chunks(k, chunk), _split_chunks(v, chunk))
     # padding of the last chunk belongs to the last document and adds nothing to it
-    filled = jnp.pad(start, ((0, 0), (0, -t % chunk)), mode="edge")
-    num, den, sums = _num_den(*tokens, sums, _split_chunks(filled[..., None], chunk)[..., 0])
+    padded = jnp.pad(start, ((0, 0), (0, -t % chunk)), mode="edge")
+    num, den, sums = _num_den(*tokens, sums, _split_chunks(padded[..., None], chunk)[..., 0])
     out = _normalize(num, den).astype(v.dtype)  # [n b g r c e]
     return out.transpose(1, 0, 4, 2, 3, 5).reshape(b, -1, g, r, v.shape[-1])[:, :t], sums
 
 
 def attend_all(q: Array, k: Array, v: Array) -> Array:
     """Non-causal attention: [... t g r k], [... s g k], [... s g e] -> [... t g r e]."""
-    q, k, wide_v = (a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in (q, k, v))
-    s = jnp.einsum("...sgk,...sge->...gke", k, wide_v)
+    q, k, v_acc = (a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in (q, k, v))
+    s = jnp.einsum("...sgk,...sge->...gke", k, v_acc)
     num = jnp.einsum("...tgrk,...gke->...tgre", q, s)
     return _normalize(num, jnp.einsum("...tgrk,...gk->...tgr", q, k.sum(-3))).astype(v.dtype)
 
@@ -172,7 +172,7 @@ def _xla_forward(
 ) -> tuple[Array, ...]:
     """Return num, den and the last S and z."""
 
-    def chunk(sums: Sums, xs: Any) -> tuple[Sums, tuple[Array, Array]]:
+    def scan_chunk(sums: Sums, xs: Any) -> tuple[Sums, tuple[Array, Array]]:
         q, k, v, mask = xs
         a = mask.current(_einsum_acc32("bgrik,bgjk->bgrij", q, k))
         q_past = mask.past(q)
@@ -182,7 +182,7 @@ def _xla_forward(
         den = a.sum(-1) + jnp.einsum("bgrik,bgk->bgri", q_past, sums.z)
         return _accumulate(sums, k, v, mask), (num, den)
 
-    sums, (num, den) = jax.lax.scan(chunk, Sums(s, z), (q, k, v, _document_masks(start)))
+    sums, (num, den) = jax.lax.scan(scan_chunk, Sums(s, z), (q, k, v, _document_masks(start)))
     return num, den, *sums
 
 
@@ -216,15 +216,15 @@ def _xla_backward(
         d_scores = d_similarities(d_num, d_den, v, mask)
         a = mask.current(_einsum_acc32("bgrik,bgjk->bgrij", q, k))
         d_k = _einsum_acc32("bgje,bgke->bgjk", v, d_sums.s) + d_sums.z[:, :, None]
-        d_k = mask.carried_tokens(d_k) + _einsum_acc32("bgrij,bgrik->bgjk", d_scores, q)
-        d_v = _einsum_acc32("bgjk,bgke->bgje", mask.carried_tokens(k), d_sums.s)
+        d_k = mask.last_document(d_k) + _einsum_acc32("bgrij,bgrik->bgjk", d_scores, q)
+        d_v = _einsum_acc32("bgjk,bgke->bgje", mask.last_document(k), d_sums.s)
         d_v = d_v + _einsum_acc32("bgrij,bgrie->bgje", a, d_num)
         q_past = mask.past(q)
-        before = Sums(
-            mask.carried_sums(d_sums.s) + _einsum_acc32("bgrik,bgrie->bgke", q_past, d_num),
-            mask.carried_sums(d_sums.z) + jnp.einsum("bgrik,bgri->bgk", q_past, d_den),
+        d_before = Sums(
+            mask.carry(d_sums.s) + _einsum_acc32("bgrik,bgrie->bgke", q_past, d_num),
+            mask.carry(d_sums.z) + jnp.einsum("bgrik,bgri->bgk", q_past, d_den),
         )
-        return before, (d_k.astype(k.dtype), d_v.astype(v.dtype))
+        return d_before, (d_k.astype(k.dtype), d_v.astype(v.dtype))
 
     _, d_q = jax.lax.scan(grad_q, Sums(s, z), (k, v, masks, d_num, d_den))
     xs = (q, k, v, masks, d_num, d_den)
@@ -241,32 +241,32 @@ class DocumentMask(NamedTuple):
     def current(self, a: Array) -> Array:
         """Mask pairs within the chunk: same document and causal: [b g r i j]."""
         index = jnp.arange(a.shape[-1])
-        seen = (self.start[:, :, None] == self.start[:, None]) & (index[:, None] >= index)
-        return jnp.where(seen[:, None, None], a, 0)
+        visible = (self.start[:, :, None] == self.start[:, None]) & (index[:, None] >= index)
+        return jnp.where(visible[:, None, None], a, 0)
 
     def past(self, a: Array) -> Array:
         """Mask tokens whose document did not start before the chunk: [b g r c k]."""
         return jnp.where((self.start == self.before[:, None])[:, None, None, :, None], a, 0)
 
-    def carried_tokens(self, a: Array) -> Array:
+    def last_document(self, a: Array) -> Array:
         """Mask tokens that are not of the chunk's last document: [b g c k]."""
         return jnp.where((self.start == self.start[:, -1:])[:, None, :, None], a, 0)
 
-    def carried_sums(self, a: Array) -> Array:
+    def carry(self, a: Array) -> Array:
         """Reset sums if a document starts in the chunk: [b ...]."""
         return jnp.where(_expand_lanes(self.start[:, -1] == self.before, a), a, 0)
 
 
 def _document_masks(start: Array) -> DocumentMask:
-    """[n b c] -> for every chunk, stacked."""
+    """[n b c] -> the masks of all chunks, stacked."""
     before = jnp.concatenate([jnp.full_like(start[:1, :, -1], -1), start[:-1, :, -1]])
     return DocumentMask(start, before)
 
 
 def _accumulate(sums: Sums, k: Array, v: Array, mask: DocumentMask) -> Sums:
-    k = mask.carried_tokens(k)
-    s = mask.carried_sums(sums.s) + _einsum_acc32("bgjk,bgje->bgke", k, v)
-    return Sums(s, mask.carried_sums(sums.z) + k.sum(2, dtype=s.dtype))
+    k = mask.last_document(k)
+    s = mask.carry(sums.s) + _einsum_acc32("bgjk,bgje->bgke", k, v)
+    return Sums(s, mask.carry(sums.z) + k.sum(2, dtype=s.dtype))
 
 
 def _einsum_acc32(equation: str, x: Array, y: Array) -> Array:

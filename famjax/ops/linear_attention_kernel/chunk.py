@@ -34,12 +34,12 @@ class ChunkMask(NamedTuple):
         """Mask queries whose document did not start before the chunk: [i k]."""
         return _select(jnp.broadcast_to(_transpose(self.start), a.shape) < self.first, a)
 
-    def carried_tokens(self, a: Array) -> Array:
+    def last_document(self, a: Array) -> Array:
         """Mask tokens that are not of the chunk's last document: [j k]."""
         j = self.first + jax.lax.broadcasted_iota(jnp.int32, a.shape, 0)
         return _select(j >= self._last_start(a), a)
 
-    def carried_sums(self, a: Array) -> Array:
+    def carry(self, a: Array) -> Array:
         """Reset sums if a document starts in the chunk: [k e]."""
         return _select(self._last_start(a) < self.first, a)
 
@@ -80,13 +80,11 @@ def backward_k_v(
     """Scan backwards: `d_s` and `d_z` are the gradients of the sums after the chunk."""
     a = mask.current(_dot(k, q, 1, 1))
     d_a = _similarity_gradient(mask, v, d_num, d_den)
-    d_k = mask.carried_tokens(_dot(v, d_s, 1, 1) + d_z) + _dot(d_a, q, 1, 0)
-    d_v = _dot(mask.carried_tokens(k), d_s, 1, 0) + _dot(a, d_num, 1, 0)
+    d_k = mask.last_document(_dot(v, d_s, 1, 1) + d_z) + _dot(d_a, q, 1, 0)
+    d_v = _dot(mask.last_document(k), d_s, 1, 0) + _dot(a, d_num, 1, 0)
     q_past = mask.past(q)
-    d_s = mask.carried_sums(d_s) + _dot(q_past, d_num, 0, 0)
-    d_z = mask.carried_sums(d_z) + (q_past.astype(d_z.dtype) * _transpose(d_den)).sum(
-        0, keepdims=True
-    )
+    d_s = mask.carry(d_s) + _dot(q_past, d_num, 0, 0)
+    d_z = mask.carry(d_z) + (q_past.astype(d_z.dtype) * _transpose(d_den)).sum(0, keepdims=True)
     return d_k, d_v, d_s, d_z
 
 
@@ -96,9 +94,9 @@ def _similarity_gradient(mask: ChunkMask, v: Array, d_num: Array, d_den: Array) 
 
 
 def _accumulate(mask: ChunkMask, k: Array, v: Array, s: Array, z: Array) -> tuple[Array, Array]:
-    k = mask.carried_tokens(k)
-    s = mask.carried_sums(s) + _dot(k, v, 0, 0)
-    return s, mask.carried_sums(z) + k.astype(z.dtype).sum(0, keepdims=True)
+    k = mask.last_document(k)
+    s = mask.carry(s) + _dot(k, v, 0, 0)
+    return s, mask.carry(z) + k.astype(z.dtype).sum(0, keepdims=True)
 
 
 def _dot(x: Array, y: Array, over_x: int, over_y: int) -> Array:
