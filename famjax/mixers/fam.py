@@ -209,7 +209,7 @@ class Fam(nnx.Module):
         )
         shared = (matmul_params, (other_params, ctx.prompt))
 
-        def scan_body(shared: Any, fam: Array, x: Any) -> Any:
+        def body(shared: Any, fam: Array, x: Any) -> Any:
             matmul_params, (other_params, prompt), *others = shared
             layer, mlp = cast(
                 tuple[Fam, FeedForward], nnx.merge(graph, matmul_params, other_params, *others)
@@ -219,16 +219,16 @@ class Fam(nnx.Module):
         # dropout masks, of adapters too, are drawn for the whole batch
         if keys is not None or others or sequence_shards(k.shape[1]) > 1:
             fam, ys = sequence_parallel.ring_scan(
-                scan_body, (*shared, others), state.fam, (xs, non_diff)
+                body, (*shared, others), state.fam, (xs, non_diff)
             )
         else:
             scan = deferred_scan if self.defer_weight_gradients else plain_scan
-            inputs = functools.partial(
-                scan, lambda *args: scan_body((*args[:2], others), *args[2:])
-            )
+            scan_rows = functools.partial(scan, lambda *args: body((*args[:2], others), *args[2:]))
             # with an offset each row has its own prompt
-            light_axes = (None, None if offset is None else 0)
-            sharded_scan = shard_map_rows(inputs, k.shape[0], (None, light_axes, 0, 1, 1), (0, 1))
+            other_axes = (None, None if offset is None else 0)
+            sharded_scan = shard_map_rows(
+                scan_rows, k.shape[0], (None, other_axes, 0, 1, 1), (0, 1)
+            )
             fam, ys = sharded_scan(*shared, state.fam, xs, non_diff)
         fam_k, fam_v = jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1), ys)
         return (fam_k, fam_v, before), fam, updates

@@ -231,7 +231,7 @@ class WindowAttention(nnx.Module):
         offset = None if ctx.offset is None else jnp.broadcast_to(ctx.offset, (n, b))
 
         def attend_block(window: tuple[Array, Array], x: Any) -> Array:
-            (q, extra_k, extra_v), (blocks_since_reset, visible, offset, key) = x
+            (q, extra_k, extra_v), (blocks_since_reset, extra_visible, offset, key) = x
             distance = jnp.arange(m, -1, -1)
             if self.stop_gradient:
                 window = jax.tree.map(
@@ -243,27 +243,29 @@ class WindowAttention(nnx.Module):
             seen_v = window[1].reshape(b, (m + 1) * w, g, e)
             visible = jnp.repeat(blocks_since_reset[:, None] >= distance, w, axis=-1)[:, None]
             mask = visible & self.window_mask(-w * distance)
-            if visible is not None:
+            if extra_visible is not None:
                 # the order of `attention_inputs`: dropout masks depend on it
                 at = m * w
-                visible = jnp.broadcast_to(visible[:, None], (b, w, visible.shape[-1]))
+                extra_visible = jnp.broadcast_to(
+                    extra_visible[:, None], (b, w, extra_visible.shape[-1])
+                )
                 seen_k, seen_v = (
                     jnp.concatenate([a[:, :at], more, a[:, at:]], 1)
                     for a, more in ((seen_k, extra_k), (seen_v, extra_v))
                 )
-                mask = jnp.concatenate([mask[..., :at], visible, mask[..., at:]], -1)
+                mask = jnp.concatenate([mask[..., :at], extra_visible, mask[..., at:]], -1)
             q, seen_k = (self.qkv.shift(a, offset) for a in (q, seen_k))
             return self.qkv.attend(q, seen_k, seen_v, mask, key)
 
         old = (state.k[:, :m].astype(k.dtype), state.v[:, :m].astype(v.dtype))
-        extra_k, extra_v, visible = extra or (None, None, None)
+        extra_k, extra_v, extra_visible = extra or (None, None, None)
         block_major = jax.tree.map(
             lambda a: jnp.moveaxis(a, 1, 0),
-            ((q, extra_k, extra_v), (blocks.blocks_since_reset(state.blocks), visible)),
+            ((q, extra_k, extra_v), (blocks.blocks_since_reset(state.blocks), extra_visible)),
         )
-        xs, (blocks_since_reset, visible) = block_major
+        xs, (blocks_since_reset, extra_visible) = block_major
         out = sequence_parallel.blockwise_map(
-            attend_block, old, (k, v), xs, (blocks_since_reset, visible, offset, keys)
+            attend_block, old, (k, v), xs, (blocks_since_reset, extra_visible, offset, keys)
         )
         return jnp.moveaxis(out, 0, 1)
 
@@ -358,10 +360,9 @@ class WindowAttention(nnx.Module):
     def attend_token(self, q: Array, state: WindowState, *more: KVFrames) -> Array:
         """Attend with one token to the window and to further frames of keys: [b h e] -> [b h e]."""
         m, w = self.segments, self.block_len
-        distance = w * jnp.arange(
-            m, -1, -1
-        )  # tokens from each frame's start to the current block's
-        position = state.tokens[:, None] + distance  # [b m+1]
+        # tokens from each frame's start to the current block's
+        frame_distance = w * jnp.arange(m, -1, -1)
+        position = state.tokens[:, None] + frame_distance  # [b m+1]
         distance = position[..., None] - jnp.arange(w)  # [b m+1 w]
         filled = jnp.arange(m + 1) >= m - state.blocks[:, None]
         mask = (distance >= 0) & filled[..., None]
