@@ -178,8 +178,8 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     unwritable = "" if report["compile_cache_writable"] else " (not writable: all compiles again)"
     rows.append(("compile cache", report["compile_cache"] + unwritable))
     for part in report["optional"]:
-        missing = f"missing: {part['missing_costs']}; {part['install']}"
-        rows.append((f"optional {part['name']}", "found" if part["found"] else missing))
+        absent = f"missing: {part['missing_costs']}; {part['install']}"
+        rows.append((f"optional {part['name']}", "found" if part["found"] else absent))
     rows.append(("verdict", "ready" if report["ok"] else "not ready: see above"))
     return rows
 

@@ -2,7 +2,7 @@
 
     carry_{i+1}, y_i = body(params, carry_i, x_i)
 
-The forward pass saves the small carries alone. Given them, the iterations are independent, so the
+The forward pass saves only the small carries. Given them, the iterations are independent: the
 backward pass recomputes the einsums of all iterations by `jax.vmap`, and only the cotangent of the
 carry is sequential (`famjax.ops.einsum_tape` has the tapes):
 

@@ -106,7 +106,7 @@ class Layer(nnx.Module):
 
 def passable_state(state: State) -> State:
     """Return the part of a stack's state that `pass_state` uses: the FAMs, without the windows."""
-    # not worth a type of its own
+    # a separate type is not worthwhile
     return tuple(
         s._replace(window=()) if isinstance(s, FamState) else ()  # type: ignore[arg-type]
         for s in state

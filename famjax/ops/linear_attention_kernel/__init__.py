@@ -17,7 +17,7 @@ flops per token and key head, of which the last term is the recurrence's. Featur
 padded to 128 lanes, in HBM too: k = 32 is read as 128. VMEM: `sizes.vmem`.
 
 Products are in the narrower dtype and accumulated in float32, as for XLA; only the order of sums
-differs. Arguments and gradients are those of `linear_attention._pairs`.
+differs. Arguments and gradients are those of `linear_attention._num_den`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def supported_kernels(q: Array, k: Array, v: Array, s: Array) -> dict[str, Kerne
 
 
 class Kernels(NamedTuple):
-    """The passes of `linear_attention._pairs` on one platform.
+    """The passes of `linear_attention._num_den` on one platform.
 
     Attributes:
       loop: over the chunks, `loops.scan_tpu` or `loops.scan_gpu`.
