@@ -25,7 +25,7 @@ from flax import nnx
 from famjax.bench.timing import Pair, compared, rounds
 from famjax.core import sharding
 from famjax.core.config import ArchConfig, MeshConfig, ModelConfig
-from famjax.core.optional import absent
+from famjax.core.optional import missing_modules
 from famjax.core.types import Context
 from famjax.models.language_model import LanguageModel
 
@@ -51,7 +51,7 @@ class Peer(NamedTuple):
 
 def installed() -> bool:
     """Return whether what `peers` needs is there."""
-    return not absent(PEERS)
+    return not missing_modules(PEERS)
 
 
 def peers(model: ModelConfig, batch: int, length: int, turns: int) -> Iterator[Peer]:
@@ -137,7 +137,7 @@ def _ours(model: ModelConfig, tokens: np.ndarray) -> Callable[[], Any]:
 
         return jax.grad(loss)(params)
 
-    compiled = jax.jit(sharding.on_mesh(mesh, gradients))
+    compiled = jax.jit(sharding.with_mesh(mesh, gradients))
     return lambda: compiled(params, given)
 
 

@@ -24,10 +24,10 @@ from flax import nnx
 from famjax.bench.greedy import writer
 from famjax.bench.timing import Pair, compared, rounds
 from famjax.core.config import ModelConfig
-from famjax.models.fold_feature_maps import folded, why_not_foldable
+from famjax.models.fold_feature_maps import fold_feature_maps, why_not_foldable
 from famjax.models.language_model import LanguageModel
 from famjax.ops import attention
-from famjax.ops.linear_attention import EPS, Sums, chunked, recurrent
+from famjax.ops.linear_attention import EPS, Sums, chunkwise_attention, recurrent_attention
 from famjax.train.flops import linear_attention_flops
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
@@ -79,7 +79,7 @@ def scan(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
     def token(sums: Sums, xs: Any) -> tuple[Sums, jax.Array]:
         q, k, v = (a[:, None] for a in xs)
-        y, sums = recurrent(q[..., None, :], k, v, sums, begun)
+        y, sums = recurrent_attention(q[..., None, :], k, v, sums, begun)
         return sums, y[:, 0, :, 0]
 
     _, y = jax.lax.scan(token, _nothing(k, v), tuple(jnp.moveaxis(a, 1, 0) for a in (q, k, v)))
@@ -101,12 +101,14 @@ def softmax(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 def chunkwise(chunk: int) -> Form:
     def form(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         begun = jnp.full(q.shape[:2], -1)
-        return chunked(q[..., None, :], k, v, _nothing(k, v), begun, chunk)[0][..., 0, :]
+        return chunkwise_attention(q[..., None, :], k, v, _nothing(k, v), begun, chunk)[0][
+            ..., 0, :
+        ]
 
     return form
 
 
-def forms(chunk: int) -> dict[str, tuple[Form, int]]:
+def platform_kernels(chunk: int) -> dict[str, tuple[Form, int]]:
     """Return each form, and the power of the length that its time grows with."""
     return {
         "chunkwise": (chunkwise(chunk), 1),
@@ -132,7 +134,7 @@ def attend(
         flops = linear_attention_flops(batch * length * model.heads, k, e, model.linear.chunk)
         floor = [flops / (2 * PRODUCT**3) * t for t in times["product"]]
         ours = times["chunkwise"]
-        for name in forms(model.linear.chunk):
+        for name in platform_kernels(model.linear.chunk):
             if name not in runs:
                 spent[name] = np.inf
                 yield Attention(name, length, None, None, None)
@@ -145,7 +147,7 @@ def attend(
 
 def _expected(spent: dict[str, float], before: int, length: int) -> dict[str, float]:
     """Return seconds of the forms that are not left out at a length, from those at the last one."""
-    powers = {name: power for name, (_, power) in forms(1).items()}
+    powers = {name: power for name, (_, power) in platform_kernels(1).items()}
     times = {name: t * (length / before) ** powers[name] for name, t in spent.items()}
     return {name: t for name, t in times.items() if name == "chunkwise" or t <= MOST_SECONDS}
 
@@ -180,7 +182,7 @@ def _runs(
     runs: dict[str, Callable[[], Any]] = {}
     results = {}
     expected = _expected(spent, before, length)
-    for name, (form, _) in forms(model.linear.chunk).items():
+    for name, (form, _) in platform_kernels(model.linear.chunk).items():
         if before and name not in expected:
             continue
         width = _head(model) if name == "softmax" else model.linear.features
@@ -295,7 +297,7 @@ def _decoder(model: ModelConfig, count: int, merge: bool) -> _Decoder:
     """Compile the writing of `count` tokens, with T2R's map merged if it can be."""
     module = LanguageModel(model, rngs=nnx.Rngs(0))
     if merge and not why_not_foldable(model):
-        module = folded(module)
+        module = fold_feature_maps(module)
     graph, params = nnx.split(module)
     # from call to call the layers' states stay arrays of their own, and are written in place
     state = jax.jit(lambda: module.unstack(module.init_state(LANES)))()

@@ -18,7 +18,7 @@ import numpy as np
 from famjax.bench.linear import Given, chunkwise, forward_backward, given
 from famjax.bench.timing import Pair, compared, rounds
 from famjax.core.config import ModelConfig
-from famjax.core.optional import absent
+from famjax.core.optional import missing_modules
 
 PEERS = ("torch", "performer_pytorch")
 NAME = "performer-pytorch"
@@ -41,7 +41,7 @@ class Peer(NamedTuple):
 
 def installed() -> bool:
     """Return whether what `peers` needs is there."""
-    return not absent(PEERS)
+    return not missing_modules(PEERS)
 
 
 def peers(model: ModelConfig, batch: int, longest: int, turns: int) -> Iterator[Peer]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from famjax.bench.timing import Pair, time_alternately
 from famjax.core.config import ArchConfig, Config, LoraConfig, ModelConfig
-from famjax.core.optional import absent
+from famjax.core.optional import missing_modules
 from famjax.train.flops import forward_flops
 from famjax.train.program import Program, make_program
 
@@ -117,7 +117,7 @@ def compare_peft(model: ModelConfig, rank: int, batch: int, length: int, turns: 
 
 def peers() -> bool:
     """Return whether what `compare_peft` needs is installed."""
-    return not absent(PEERS)
+    return not missing_modules(PEERS)
 
 
 def _theirs(

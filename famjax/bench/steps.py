@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from famjax.core.config import Config, MeshConfig, ModelConfig
-from famjax.core.mesh import refuse_rows
+from famjax.core.mesh import check_rows
 from famjax.data.lanes import empty_row
 from famjax.train.program import Program, make_program
 from famjax.train.state import TrainState
@@ -36,7 +36,7 @@ def prepared(model: ModelConfig, batch: int, length: int, mesh: Mesh | None = No
     config = replace(Config(), model=model)
     config = replace(config, data=replace(config.data, batch=batch, length=length))
     if mesh is not None:
-        refuse_rows(replace(config, mesh=MeshConfig(**mesh.shape)), mesh.size)
+        check_rows(replace(config, mesh=MeshConfig(**mesh.shape)), mesh.size)
         config = replace(config, mesh=MeshConfig(**mesh.shape))
     program = make_program(config, np.ones(model.vocab_size, np.int32), mesh=mesh)
     shape = (batch, length)

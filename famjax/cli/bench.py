@@ -117,7 +117,7 @@ def run(argv: list[str]) -> int:
     if asked.name == "mesh":
         from famjax.cli import bench_mesh
 
-        runtime.fake_devices(8)
+        runtime.set_cpu_devices(8)
         bench_mesh.run(model, sizes, asked.json, console, note)
         return 0
     if asked.name == "feedback":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from famjax.bench.timing import Pair
-from famjax.core.optional import install
+from famjax.core.optional import install_command
 
 
 @dataclass(frozen=True)
@@ -37,4 +37,4 @@ def aim(what: str, value: float, aim: float, least: bool = False) -> str:
 
 def absent_peers(name: str, needed: Sequence[str]) -> str:
     """Return a line that says what a comparison needs which was not made."""
-    return f"{name} beside it needs {', '.join(needed)}; {install(needed)}"
+    return f"{name} beside it needs {', '.join(needed)}; {install_command(needed)}"

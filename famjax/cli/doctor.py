@@ -15,7 +15,7 @@ from typing import Any
 from famjax.cli.main import parse
 from famjax.cli.tables import Output, Table
 from famjax.core import runtime
-from famjax.core.optional import install
+from famjax.core.optional import install_command
 
 REQUIRED = (
     "jax",
@@ -47,7 +47,7 @@ _COSTS = {
     "libtpu": "a TPU is not used, nor planned for",
 }
 # module, what its absence costs, and the command that installs it, from the checkout of famjax
-OPTIONAL = tuple((name, costs, install((name,))) for name, costs in _COSTS.items())
+OPTIONAL = tuple((name, costs, install_command((name,))) for name, costs in _COSTS.items())
 
 
 @dataclass(frozen=True)

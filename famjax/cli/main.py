@@ -155,9 +155,9 @@ def _dispatch(argv: list[str]) -> int:
         hint = find_hint(verb, verb="") or nearest(verb, VERBS)
         raise UserError(f"unknown verb {verb!r}{hint} (known: {', '.join(VERBS)})")
     if any(name in os.environ for name in _SEVERAL) and verb in _ALONE:
-        from famjax.core.processes import refuse_several
+        from famjax.core.processes import check_single_process
 
-        refuse_several(verb)
+        check_single_process(verb)
     try:
         return importlib.import_module(f"famjax.cli.{verb}").run(rest)
     except SystemExit as stop:  # tyro leaves this way after --help

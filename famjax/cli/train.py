@@ -24,7 +24,7 @@ def run(argv: list[str]) -> int:
         return 0
     config, run_dir, where = _read(argv)
     runtime.setup()
-    place = processes.found() if where == [None] * 3 else processes.given(*where)
+    place = processes.detect() if where == [None] * 3 else processes.parse_flags(*where)
     alone = place is None
     if alone and config.model.stack != "residual" and config.mesh == MeshConfig():
         runtime.share_cores(config.data.batch // config.train.accumulate)

@@ -26,7 +26,7 @@ from famjax.core.experiment import override, to_json
 from famjax.core.unused_keys import check_unused_keys
 from famjax.data.tokenizers import WORDS, load_tokenizer, save_tokenizer
 from famjax.models.language_model import LanguageModel
-from famjax.models.remap_params import is_map, parameter, refuse_other_sizes
+from famjax.models.remap_params import canonical_name, check_compatible, is_feature_map
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.run import CHECKPOINTS, CONFIG, with_vocabulary
 
@@ -105,7 +105,7 @@ def of_hugging_face(source: Path, tokenizer: str = "") -> Teacher:
 def _counted(teacher: Teacher, config: ModelConfig, model: LanguageModel) -> str:
     paths = jax.tree_util.tree_leaves_with_path(nnx.state(model, nnx.Param))
     count = sum(leaf.size for _, leaf in paths)
-    maps = sum(leaf.size for path, leaf in paths if is_map(parameter(path)[0]))
+    maps = sum(leaf.size for path, leaf in paths if is_feature_map(canonical_name(path)[0]))
     of_maps = f", {maps:,} of them feature maps" if maps else ""
     return f"{count:,} parameters of {teacher.name}{of_maps}; attention by layer: {config.mixer}"
 
@@ -161,7 +161,7 @@ def run_config(
     config = override(Config(name=target.name or "converted", model=model), overrides)
     validate_model(config.model)
     check_unused_keys(config, (given.partition("=")[0] for given in overrides))
-    refuse_other_sizes(teacher.model, config.model)
+    check_compatible(teacher.model, config.model)
     model, rows = config.model, 1024
     if "full" in model.mixer.split(","):
         rows = min(rows, model.capacity)

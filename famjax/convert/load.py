@@ -28,12 +28,12 @@ from famjax.core.ranges import HIGHEST
 from famjax.core.types import Array
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import (
-    abstract,
-    fam_prompt,
-    is_map,
-    new_map,
-    parameter,
-    refuse_other_sizes,
+    abstract_inference_model,
+    canonical_name,
+    check_compatible,
+    init_fam_prompt,
+    init_feature_map,
+    is_feature_map,
 )
 
 
@@ -60,7 +60,7 @@ def load_pretrained(
         raise UserError(f"a model's config has no {name!r}{nearest(name, vars(config))}")
     new = replace(config, **changes)
     validate_model(new)
-    refuse_other_sizes(config, new)
+    check_compatible(config, new)
     if new.lora.rank:
         raise UserError("lora: adapters come by training; famjax.fit with init and model.lora.rank")
     config = new
@@ -146,7 +146,7 @@ def fill(
             "model.feedback.positions=rotary model.block_len=1"
         )
     refuse_model(config)
-    graph, shapes = abstract(config)
+    graph, shapes = abstract_inference_model(config)
     with Checkpoint(folder) as checkpoint:
         reader = Reader(config, tensors, checkpoint, mesh)
         params = jax.tree_util.tree_map_with_path(reader.value, shapes)
@@ -190,15 +190,15 @@ class Reader:
 
     def value(self, path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Array:
         place = self.place(path, shape)
-        name, first = parameter(path)
+        name, first = canonical_name(path)
         if name == "stack.prompt" and name not in self.tensors:
             assert self.embedding is not None
-            return jax.device_put(fam_prompt(self.embedding, self.config), place)
+            return jax.device_put(init_fam_prompt(self.embedding, self.config), place)
         pattern = len(self.config.mixer.split(","))
-        if is_map(name):
+        if is_feature_map(name):
             assert first is not None
             layers = range(first, self.config.layers, pattern)
-            begun = jnp.stack([new_map(name, self.config, i) for i in layers])
+            begun = jnp.stack([init_feature_map(name, self.config, i) for i in layers])
             return jax.device_put(begun, place)
         tensor = self.tensors[name]
         if first is None:
@@ -213,7 +213,7 @@ class Reader:
         if self.mesh is None:
             return SingleDeviceSharding(jax.devices()[0])
         axes = sharding.parameter_axes(sharding.path_name(path), shape.ndim)
-        return sharding.sharding(self.mesh, axes, shape.shape)
+        return sharding.named_sharding(self.mesh, axes, shape.shape)
 
     def read(
         self,

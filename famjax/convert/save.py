@@ -18,7 +18,7 @@ from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Array
 from famjax.models.language_model import LanguageModel
-from famjax.models.remap_params import parameter
+from famjax.models.remap_params import canonical_name
 
 # of one file, at most; a tensor that is larger has one of its own
 SHARD_BYTES = 4 << 30
@@ -87,7 +87,7 @@ def _pieces(model: LanguageModel, config: ModelConfig, tensors: Tensors) -> dict
     found: dict[str, list[_Piece]] = {}
     paths, _ = jax.tree_util.tree_flatten_with_path(nnx.state(model, nnx.Param))
     for path, leaf in paths:
-        name, first = parameter(path)
+        name, first = canonical_name(path)
         tensor = tensors[name]
         if first is None:
             found.setdefault(tensor.name, []).append(_Piece(tensor, leaf, None))

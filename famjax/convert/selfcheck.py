@@ -15,10 +15,10 @@ from flax import nnx
 from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.json_files import shorten
-from famjax.core.optional import absent, not_installed
+from famjax.core.optional import missing_message, missing_modules
 from famjax.core.types import Array, Context
 from famjax.models.language_model import LanguageModel
-from famjax.models.remap_params import abstract, remap_params
+from famjax.models.remap_params import abstract_inference_model, remap_params
 
 # tokens read where no layer has a window
 _TOKENS = 128
@@ -44,9 +44,9 @@ def deviation(ours: np.ndarray, theirs: np.ndarray) -> Deviation:
 
 def why_skipped(model: ModelConfig) -> str:
     """Return why the check cannot be made here, or nothing."""
-    if missing := absent(("torch", "transformers")):
-        return not_installed(missing)
-    _, shapes = abstract(model)
+    if missing := missing_modules(("torch", "transformers")):
+        return missing_message(missing)
+    _, shapes = abstract_inference_model(model)
     weights = 4 * sum(shape.size for shape in jax.tree.leaves(shapes))
     # scores of a layer, their softmax and a mask; and logits twice
     read = 4 * (3 * model.heads * length(model) ** 2 + 2 * _last(model) * model.vocab_size)
@@ -140,7 +140,7 @@ def _tokens(model: ModelConfig) -> np.ndarray:
 
 
 def _logits(config: ModelConfig, params: object, tokens: np.ndarray, last: int) -> Array:
-    graph, _ = abstract(config)
+    graph, _ = abstract_inference_model(config)
 
     @jax.jit
     def run(params: object, tokens: Array) -> Array:

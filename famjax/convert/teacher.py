@@ -12,7 +12,7 @@ from famjax.core.config import DataConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.json_files import read_json
 from famjax.models.language_model import LanguageModel
-from famjax.models.remap_params import abstract, remap_params
+from famjax.models.remap_params import abstract_inference_model, remap_params
 from famjax.train.run import CONFIG, open_run
 
 # Hugging Face's config.json, for who exports the model again
@@ -69,7 +69,9 @@ def of_run(source: Path, tokenizer: str) -> Teacher:
     params = nnx.state(run.model, nnx.Param)
 
     def student(model: ModelConfig) -> LanguageModel:
-        return nnx.merge(abstract(model)[0], remap_params(params, run.config.model, model))
+        return nnx.merge(
+            abstract_inference_model(model)[0], remap_params(params, run.config.model, model)
+        )
 
     return Teacher(
         f"{source} at step {run.step:,}",

@@ -1,4 +1,4 @@
-"""Standard output without the log lines of gloo, which connects the CPUs of several processes."""
+"""Filters gloo's log lines (CPU collectives of several processes) from standard output."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _GLOO = b"[Gloo] "
 
 
 def uses_gloo() -> bool:
-    """Return whether several processes would compute on CPUs, without starting JAX's backends.
+    """Return whether collectives would run on CPUs, without initializing JAX's backends.
 
-    JAX_PLATFORMS decides. Where it is not set, JAX takes an accelerator if it finds one, so this is
-    False if the software of any is installed.
+    JAX_PLATFORMS decides. If it is not set, JAX uses an accelerator if it finds one, so this is
+    False if any accelerator plugin is installed.
     """
     import jax
 
-    if chosen := getattr(jax.config, "jax_platforms", None):  # a value without a type
+    if chosen := getattr(jax.config, "jax_platforms", None):  # untyped in JAX
         return chosen.split(",")[0] == "cpu"
     return not (
         "TPU_LIBRARY_PATH" in os.environ
@@ -32,32 +32,33 @@ def uses_gloo() -> bool:
 
 
 @contextlib.contextmanager
-def without_gloo() -> Iterator[None]:
+def filter_gloo_lines() -> Iterator[None]:
     """Drop the lines "[Gloo] Rank 0 is connected to 1 peer ranks ..." from standard output.
 
-    They come from C++, each time a group of devices first meets, and gloo has no setting for them.
-    All other lines are passed on, by a thread. Only for CPUs (`uses_gloo`): libraries of
-    accelerators may write while they hold Python's lock, and if the pipe is full then, the thread
-    cannot empty it.
+    C++ prints them each time a group of devices first connects, and gloo has no setting for them.
+    A thread forwards all other lines. Only for CPUs (`uses_gloo`): accelerator libraries may write
+    while they hold the GIL, and if the pipe is full then, the thread cannot drain it.
     """
     sys.stdout.flush()
-    screen = os.dup(1)
+    stdout = os.dup(1)
     read, write = os.pipe()
     os.dup2(write, 1)
     os.close(write)
-    reader = threading.Thread(target=_pass_on, args=(os.fdopen(read, "rb"), screen), daemon=True)
+    reader = threading.Thread(
+        target=_forward_lines, args=(os.fdopen(read, "rb"), stdout), daemon=True
+    )
     reader.start()
     try:
         yield
     finally:
         sys.stdout.flush()
-        os.dup2(screen, 1)
-        # a process that was started inside may have the pipe still
+        os.dup2(stdout, 1)
+        # a child process may still hold the pipe
         reader.join(timeout=1)
 
 
-def _pass_on(stream: BinaryIO, screen: int) -> None:
+def _forward_lines(stream: BinaryIO, stdout: int) -> None:
     for line in stream:
         if not line.startswith(_GLOO):
-            with contextlib.suppress(OSError):  # who read it is gone; what is written must go on
-                os.write(screen, line)
+            with contextlib.suppress(OSError):  # its reader may be gone; keep draining the pipe
+                os.write(stdout, line)

@@ -127,7 +127,7 @@ def memory() -> Memory:
         number = jax.device_count()
         have = "device has" if number == 1 else "devices have together"
         return Memory(number * own, f"{number} {device.device_kind} {have}")
-    number = processes.count()
+    number = processes.process_count()
     if number > 1:
         return Memory(number * host_bytes(), f"the machines of {number} processes have together")
     return Memory(host_bytes(), "this machine has")

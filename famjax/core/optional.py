@@ -1,4 +1,4 @@
-"""Optional libraries: which of them are absent, and the command that installs them."""
+"""Optional dependencies: which are missing, and the command that installs them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Sequence
 
 _SEQIO = "-e '.[seqio]'"
-# by module, what pip takes; extras are those of a checkout of famjax
+# module -> argument of pip install; extras are those of a famjax checkout
 _PACKAGES = {
     "tensorflow": _SEQIO,
     "seqio": _SEQIO,
@@ -21,18 +21,18 @@ _PACKAGES = {
 }
 
 
-def absent(modules: Sequence[str]) -> list[str]:
-    """Return those of the modules that are not installed."""
+def missing_modules(modules: Sequence[str]) -> list[str]:
+    """Return the modules that are not installed."""
     return [name for name in modules if importlib.util.find_spec(name) is None]
 
 
-def install(modules: Sequence[str]) -> str:
+def install_command(modules: Sequence[str]) -> str:
     """Return the command that installs the modules."""
     return " ".join(["pip install", *dict.fromkeys(_PACKAGES[name] for name in modules)])
 
 
-def not_installed(modules: Sequence[str]) -> str:
-    """Return "torch and peft not installed; pip install torch peft" for modules that are absent."""
+def missing_message(modules: Sequence[str]) -> str:
+    """Return "torch and peft not installed; pip install torch peft" for missing modules."""
     *first, last = modules
-    named = f"{', '.join(first)} and {last}" if first else last
-    return f"{named} not installed; {install(modules)}"
+    names = f"{', '.join(first)} and {last}" if first else last
+    return f"{names} not installed; {install_command(modules)}"

@@ -1,7 +1,7 @@
-"""Several processes that train one model: how they find each other, and what they tell each other.
+"""Multi-process training: start-up and small host-side collectives.
 
-JAX's coordination service, which runs in process 0, does both: `jax.distributed.initialize` waits
-there for all, and its key-value store holds what each has to say.
+Both use JAX's coordination service, which runs in process 0: `jax.distributed.initialize` waits
+there for all processes, and its key-value store carries the values of the collectives.
 """
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ from typing import Any, TypeVar
 from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json
 
-# Seconds: for all to be there; without a sign of life until a process is taken for gone.
-PATIENCE, HEARTBEAT = 300, 60
-# seconds after which a process that waits says so, if it is not the one that tells of the run
-_LONG = 10
-# for what all do in turn, such as writing a checkpoint; who is gone is found out by heartbeats
-_HOURS = 24 * 3600 * 1000
+# seconds: for all processes to connect; without a heartbeat until a process counts as lost
+INIT_TIMEOUT, HEARTBEAT_TIMEOUT = 300, 60
+# seconds after which a waiting process says so; process 0, which reports the run, does so at once
+_NOTICE_AFTER = 10
+# milliseconds, for sequential work such as writing a checkpoint; lost processes are detected by
+# heartbeats, not by this
+_BARRIER_TIMEOUT = 24 * 3600 * 1000
 
 T = TypeVar("T")
-_turns: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+_call_counts: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """A process among those that train together.
+    """This process among those that train one model.
 
     Attributes:
       coordinator: HOST:PORT of process 0.
-      index: of this one.
-      count: of all.
+      index: of this process.
+      count: number of processes.
     """
 
     coordinator: str
@@ -49,13 +50,15 @@ class ProcessInfo:
         return f"process {index} of {self.count}"
 
 
-def given(coordinator: str | None, index: str | None, count: str | None) -> ProcessInfo | None:
-    """Return the place that a command line gives, None if it says that there is one process.
+def parse_flags(
+    coordinator: str | None, index: str | None, count: str | None
+) -> ProcessInfo | None:
+    """Return the process info given by command-line flags; None for a single process.
 
     Raises:
-      UserError: a part of it is missing or cannot be.
+      UserError: a flag is missing or invalid.
     """
-    number = _number("--process-count", count, 1)
+    number = _parse_number("--process-count", count, 1)
     if count is not None and number == 1 and coordinator is None:
         return None
     flags = {"--coordinator": coordinator, "--process-id": index, "--process-count": count}
@@ -67,63 +70,64 @@ def given(coordinator: str | None, index: str | None, count: str | None) -> Proc
         )
     if not re.fullmatch(r"[^\s:]+:\d+|\[[0-9a-fA-F:]+\]:\d+", coordinator or ""):
         raise UserError(
-            f"--coordinator {coordinator}: is no address; give host and port of process 0, such "
+            f"--coordinator {coordinator}: not an address; give host and port of process 0, such "
             "as 10.0.0.2:8476"
         )
-    place = _number("--process-id", index, 0)
-    if place >= number:
+    process = _parse_number("--process-id", index, 0)
+    if process >= number:
         raise UserError(
-            f"--process-id {place}: there is none of --process-count {number}; take 0 to "
+            f"--process-id {process}: out of range for --process-count {number}; take 0 to "
             f"{number - 1}"
         )
-    return ProcessInfo(coordinator or "", place, number)
+    return ProcessInfo(coordinator or "", process, number)
 
 
-def _number(flag: str, text: str | None, least: int) -> int:
+def _parse_number(flag: str, text: str | None, least: int) -> int:
     if text is None:
         return least
     if not text.isascii() or not text.isdigit() or int(text) < least:
-        raise UserError(f"{flag} {text}: must be a whole number from {least} on")
+        raise UserError(f"{flag} {text}: must be an integer of at least {least}")
     return int(text)
 
 
-def found() -> ProcessInfo | None:
-    """Return the place that the environment gives (TPU VM, GKE, Slurm, Open MPI), if any.
+def detect() -> ProcessInfo | None:
+    """Return the process info of the cluster environment (TPU VM, GKE, Slurm, Open MPI), if any.
 
     Raises:
-      UserError: there are several processes, but not where they meet.
+      UserError: there are several processes, but no coordinator address.
     """
     from jax._src import clusters
 
     kinds = clusters.ClusterEnv._cluster_types
-    here = None
+    cluster = None
     try:
-        here = next((c for c in kinds if not c.opt_in_only_method and c.is_env_present()), None)
-        if here is None or here.get_process_count() == 1:
+        cluster = next((c for c in kinds if not c.opt_in_only_method and c.is_env_present()), None)
+        if cluster is None or cluster.get_process_count() == 1:
             return None
-        address = here.get_coordinator_address(
-            timeout_secs=PATIENCE, override_coordinator_port=None
+        address = cluster.get_coordinator_address(
+            timeout_secs=INIT_TIMEOUT, override_coordinator_port=None
         )
-        return ProcessInfo(address, here.get_process_id(), here.get_process_count())
-    except Exception as error:  # whatever a cluster's metadata may raise
-        said = " ".join(f"{type(error).__name__}: {error}".split())
+        return ProcessInfo(address, cluster.get_process_id(), cluster.get_process_count())
+    except Exception as error:  # a cluster's metadata may raise anything
+        message = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(
-            f"the environment ({here.name if here else ''}) does not tell where processes meet "
-            f"({said}); give --coordinator, --process-id and --process-count, or --process-count 1"
+            f"the environment ({cluster.name if cluster else ''}) gives no coordinator address "
+            f"({message}); give --coordinator, --process-id and --process-count, or "
+            "--process-count 1"
         ) from None
 
 
-def refuse_several(verb: str) -> None:
-    """Raise a `UserError` where a verb that runs in one process was started in several."""
-    if (place := found()) is not None:
+def check_single_process(verb: str) -> None:
+    """Raise a `UserError` if a single-process verb was started in several processes."""
+    if (info := detect()) is not None:
         raise UserError(
-            f"famjax {verb} runs in one process, and {place.count} were started; start one, such "
+            f"famjax {verb} runs in one process, and {info.count} were started; start one, such "
             "as with srun -n 1"
         )
 
 
-def join(place: ProcessInfo) -> None:
-    """Wait until all processes are there. What goes wrong is told by `famjax.core.failure_monitor`.
+def initialize(info: ProcessInfo) -> None:
+    """Connect all processes. `famjax.core.failure_monitor` reports failures.
 
     Raises:
       UserError: process 0 cannot listen at its address.
@@ -132,29 +136,29 @@ def join(place: ProcessInfo) -> None:
 
     import jax
 
-    # of which there is one for CPUs
+    # the only implementation for CPUs
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
 
-    def waits() -> None:
-        whom = f"{place.count} processes" if place.index == 0 else "process 0"
-        print(f"waiting for {whom} at {place.coordinator}", file=sys.stderr, flush=True)
+    def print_waiting() -> None:
+        whom = f"{info.count} processes" if info.index == 0 else "process 0"
+        print(f"waiting for {whom} at {info.coordinator}", file=sys.stderr, flush=True)
 
-    timer = threading.Timer(_LONG if place.index else 0, waits)
+    timer = threading.Timer(_NOTICE_AFTER if info.index else 0, print_waiting)
     timer.daemon = True
     timer.start()
     try:
-        with _patient_service(PATIENCE):
+        with _register_timeout(INIT_TIMEOUT):
             jax.distributed.initialize(
-                place.coordinator,
-                num_processes=place.count,
-                process_id=place.index,
-                # the service's time-out names who is missing: it shall come first
-                initialization_timeout=PATIENCE + 10,
-                heartbeat_timeout_seconds=HEARTBEAT,
+                info.coordinator,
+                num_processes=info.count,
+                process_id=info.index,
+                # the service's own timeout names the missing processes: it must expire first
+                initialization_timeout=INIT_TIMEOUT + 10,
+                heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT,
             )
     except (RuntimeError, ValueError) as error:
         raise UserError(
-            f"{place.name(place.index)} cannot meet the others at {place.coordinator}: "
+            f"{info.name(info.index)} cannot connect to the others at {info.coordinator}: "
             f"{str(error).splitlines()[0]}"
         ) from None
     finally:
@@ -162,10 +166,10 @@ def join(place: ProcessInfo) -> None:
 
 
 @contextmanager
-def _patient_service(seconds: int) -> Iterator[None]:
-    """Let the service give up waiting too, since it alone can name who is missing.
+def _register_timeout(seconds: int) -> Iterator[None]:
+    """Set the service's registration timeout, since only the service can name missing processes.
 
-    `initialize` has no argument for it, and leaves it at an hour.
+    `jax.distributed.initialize` has no argument for it and leaves it at an hour.
     """
     from jax._src.lib import _jax
 
@@ -177,64 +181,67 @@ def _patient_service(seconds: int) -> Iterator[None]:
         _jax.get_distributed_runtime_service = real
 
 
-def _state() -> Any:
-    from jax._src import distributed  # JAX shows it nowhere else
+def _distributed_state() -> Any:
+    from jax._src import distributed  # not in JAX's public API
 
     return distributed.global_state
 
 
 def client() -> Any:
-    """Return the coordination service's client; None in a process that is alone."""
-    return _state().client
+    """Return the coordination service's client; None in a single process."""
+    return _distributed_state().client
 
 
-def count() -> int:
-    return _state().num_processes if client() else 1
+def process_count() -> int:
+    return _distributed_state().num_processes if client() else 1
 
 
-def index() -> int:
-    return _state().process_id if client() else 0
+def process_index() -> int:
+    return _distributed_state().process_id if client() else 0
 
 
-def everyone(name: str, value: Any) -> list[Any]:
-    """Return what each process gives under a name, by process. All must call it, in one order.
+def all_gather(name: str, value: Any) -> list[Any]:
+    """Return the values of all processes, by process index. All must call it, in the same order.
 
     Args:
-      name: calls of different threads have different names.
+      name: distinct for calls from different threads.
       value: JSON-able.
     """
-    if count() == 1:
+    if process_count() == 1:
         return [value]
-    turn, mine = next(_turns[name]), index()
-    client().key_value_set(_key(name, turn, mine), json.dumps(value))
-    meet(name)
-    texts = [client().blocking_key_value_get(_key(name, turn, i), _HOURS) for i in range(count())]
-    if turn:  # all have met here, so all have read what was given the time before
-        client().key_value_delete(_key(name, turn - 1, mine))
+    call, own = next(_call_counts[name]), process_index()
+    client().key_value_set(_key(name, call, own), json.dumps(value))
+    barrier(name)
+    texts = [
+        client().blocking_key_value_get(_key(name, call, i), _BARRIER_TIMEOUT)
+        for i in range(process_count())
+    ]
+    if call:  # all have passed the barrier, so all have read the values of the previous call
+        client().key_value_delete(_key(name, call - 1, own))
     return [parse_json(text) for text in texts]
 
 
-def from_first(name: str, value: Callable[[], T]) -> T:
-    """Return what process 0 computes, JSON-able, on all. All must call it, in one order."""
-    if count() == 1:
+def broadcast_from_first(name: str, value: Callable[[], T]) -> T:
+    """Return process 0's value, JSON-able, on all. All must call it, in the same order."""
+    if process_count() == 1:
         return value()
-    return everyone(name, value() if index() == 0 else None)[0]
+    return all_gather(name, value() if process_index() == 0 else None)[0]
 
 
-def meet(name: str) -> None:
-    """Wait until all processes have called this with the same name as often."""
-    if count() > 1:
-        turn = next(_turns[f"meet {name}"])
-        client().wait_at_barrier(_key("meet", name, turn), _HOURS)
+def barrier(name: str) -> None:
+    """Wait until all processes have called this equally often with the same name."""
+    if process_count() > 1:
+        call = next(_call_counts[f"barrier {name}"])
+        client().wait_at_barrier(_key("barrier", name, call), _BARRIER_TIMEOUT)
 
 
-def first_then_all(name: str, call: Callable[[], T]) -> T:
-    """Call in process 0, and when that is done in the others."""
-    if index() == 0:
+def first_process_first(name: str, call: Callable[[], T]) -> T:
+    """Call in process 0 first, and after it returns in the others."""
+    if process_index() == 0:
         result = call()
-        meet(name)
+        barrier(name)
         return result
-    meet(name)
+    barrier(name)
     return call()
 
 

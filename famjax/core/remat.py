@@ -1,4 +1,4 @@
-"""What the backward pass takes from the forward pass, and what it computes again."""
+"""Rematerialization: `checkpoint_name` tags, and the policies of `model.remat` that save them."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from jax.ad_checkpoint import checkpoint_name
 
 from famjax.core.types import Array
 
-_KEPT, _ATTENDED, _ALWAYS = "kept", "attended", "always kept"
-# of `model.remat`
-_NAMES = {"none": (_KEPT, _ALWAYS), "attention": (_ATTENDED, _ALWAYS)}
+_PRODUCT, _ATTENTION, _SMALL = "product", "attention", "small"
+# model.remat -> names that are saved
+_SAVED_NAMES = {"none": (_PRODUCT, _SMALL), "attention": (_ATTENTION, _SMALL)}
 
 
 def tag_product(x: Array) -> Array:
-    """Mark what is too dear to compute twice: a product's result, or a softmax."""
-    return checkpoint_name(x, _KEPT)
+    """Tag what is too expensive to recompute: the result of a matrix product, or a softmax."""
+    return checkpoint_name(x, _PRODUCT)
 
 
 def tag_attention(x: Array) -> Array:
-    """Mark what attention gave: as small as a layer's input, and dear where scores are not kept."""
-    return checkpoint_name(x, _ATTENDED)
+    """Tag attention's output: as small as a layer's input, expensive without saved scores."""
+    return checkpoint_name(x, _ATTENTION)
 
 
 def tag_small(x: Array) -> Array:
-    """Mark what is small and takes a loop to compute again: it is kept though nothing else is."""
-    return checkpoint_name(x, _ALWAYS)
+    """Tag what is small and takes a scan to recompute: every policy saves it."""
+    return checkpoint_name(x, _SMALL)
 
 
 def remat_with_policy(body: Callable[..., Any], remat: str, *, scanned: bool) -> Callable[..., Any]:
-    """Return `body`, whose backward pass computes again what lies between the products, or more.
+    """Return `jax.checkpoint` of `body`, which saves what `remat` names and recomputes the rest.
 
-    Norms, gates, masks and rotations cost less to compute again than to write and to read: a layer
-    of block sliding window attention adds 314 MB to a training step then where it added 794 (16 x
-    1,024 tokens; docs/results.md, "What the FAM costs").
+    Norms, gates, masks and rotations are cheaper to recompute than to write and read: a layer of
+    block sliding window attention adds 314 MB to a training step instead of 794 (16 x 1,024 tokens;
+    docs/results.md, "What the FAM costs").
 
     Args:
-      remat: `model.remat`. With "none" what `keep` has marked is kept, with "attention" what
-        `tag_attention` has; else the arguments alone, and what `tag_small` has marked.
-      scanned: `body` runs more than once in a `jax.lax.scan`, where XLA cannot merge both
-        computations. A scan of one turn is no loop to it.
+      remat: `model.remat`. "none" saves what `tag_product` tags, "attention" what `tag_attention`
+        tags; any other value only the arguments. All save what `tag_small` tags.
+      scanned: `body` runs more than once in a `jax.lax.scan`, where XLA cannot merge the two
+        computations (CSE). XLA unrolls a scan of one iteration.
     """
-    policy = jax.checkpoint_policies.save_only_these_names(*_NAMES.get(remat, (_ALWAYS,)))
+    policy = jax.checkpoint_policies.save_only_these_names(*_SAVED_NAMES.get(remat, (_SMALL,)))
     return jax.checkpoint(body, policy=policy, prevent_cse=not scanned)

@@ -1,4 +1,4 @@
-"""What verbs set before JAX is used: huge pages, cores, the compile cache, quiet C++ logs."""
+"""Process setup before JAX is used: huge pages, CPU devices, compilation cache, quiet C++ logs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 _STARTED = "FAMJAX_STARTED"
 _HUGE = "glibc.malloc.hugetlb=1"
-# one heap that never shrinks; the thread cache would take the rim of a freed array for small things
-# and leave a hole that the same array no longer fits
+# one heap that never shrinks; the thread cache would reuse the edge of a freed array for small
+# allocations, and the same array would no longer fit
 _KEEP = (
     ":".join(
         f"glibc.malloc.{name}"
@@ -21,16 +21,16 @@ _KEEP = (
 
 
 def cache_folder() -> str:
-    """Return the folder of compiled programs: the user's own for JAX, or famjax's."""
-    given = os.environ.get("JAX_COMPILATION_CACHE_DIR")
-    if given:
-        return given
+    """Return the compilation cache's folder: the user's own for JAX, or famjax's."""
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if folder:
+        return folder
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return str(Path(base) / "famjax" / "jax")
 
 
 def is_writable(folder: str) -> bool:
-    """Tell whether the folder is there, or can be made, and takes files; a bucket's always does."""
+    """Return whether the folder exists or can be created, and is writable; a bucket always is."""
     if "://" in folder:
         return True
     with contextlib.suppress(OSError):
@@ -39,21 +39,21 @@ def is_writable(folder: str) -> bool:
 
 
 def use_huge_pages(*, keep: bool = False) -> None:
-    """Start this program again with huge pages for its memory, where glibc can.
+    """Re-execute this program with huge pages, where glibc supports them.
 
-    XLA on CPU takes a step's temporary arrays from the system and gives them back at every step.
+    XLA on CPU allocates a step's temporary arrays from the system and frees them at every step.
     In pages of 4 KiB that is hundreds of thousands of page faults, a quarter of a step's time.
-    glibc reads its tunables only when a program starts. What the user has set of them stands.
+    glibc reads its tunables only at program start. Tunables set by the user take precedence.
 
     Args:
-      keep: give no memory back at all: up to twice of what a step needs is held, and steps can be
-        compared whose time does not depend on how the system hands out pages.
+      keep: never return memory to the system: up to twice what a step needs is held, and step times
+        do not depend on page allocation, so that they can be compared.
     """
     if not sys.platform.startswith("linux") or not sys.executable or not sys.orig_argv[1:]:
         return
     if "GLIBC_TUNABLES" in os.environ or _STARTED in os.environ:
         return
-    # the second name for who starts Python by a wrapper that clears the first
+    # the second variable is for wrappers of Python that clear the first
     tunables = f"{_HUGE}:{_KEEP}" if keep else _HUGE
     os.environ |= {"GLIBC_TUNABLES": tunables, _STARTED: "1"}
     with contextlib.suppress(OSError):  # slower, but no reason to stop
@@ -61,26 +61,26 @@ def use_huge_pages(*, keep: bool = False) -> None:
 
 
 def keeps_memory() -> bool:
-    """Return whether memory is kept as `use_huge_pages` does it; True where there is no glibc."""
+    """Return whether memory is kept as by `use_huge_pages(keep=True)`; True without glibc."""
     return not sys.platform.startswith("linux") or _KEEP in os.environ.get("GLIBC_TUNABLES", "")
 
 
 def share_cores(rows: int) -> None:
-    """Let the cores of a CPU machine be devices, as many as divide the rows of a batch.
+    """Make the cores of a CPU machine JAX devices, as many as divide the rows of a batch.
 
-    A loop over tokens has products too small for threads to share; rows can be shared, and a mesh
-    shares them.
+    The products in a scan over tokens are too small for multithreading; a mesh over rows uses the
+    cores instead.
     """
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    fake_devices(max(n for n in range(1, cores + 1) if rows % n == 0))
+    set_cpu_devices(max(n for n in range(1, cores + 1) if rows % n == 0))
 
 
-def fake_devices(count: int) -> None:
-    """Let a CPU machine be so many devices.
+def set_cpu_devices(count: int) -> None:
+    """Set the number of JAX devices of a CPU machine.
 
-    It has no effect once JAX has looked for devices, where XLA_FLAGS has a number of its own, and
-    on accelerators.
+    It has no effect once JAX's backends are initialized, if XLA_FLAGS sets a number, and on
+    accelerators.
     """
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
@@ -91,9 +91,9 @@ def fake_devices(count: int) -> None:
 
 
 def setup() -> None:
-    """Keep compiled programs between processes and silence XLA's and TensorFlow's C++ chatter.
+    """Enable the persistent compilation cache and silence XLA's and TensorFlow's C++ logs.
 
-    Whatever the user has set in the environment stands.
+    Environment variables set by the user take precedence.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import jax
@@ -101,11 +101,11 @@ def setup() -> None:
     folder = cache_folder()
     if not is_writable(folder):
         print(
-            f"famjax: {folder} cannot be written: compiled programs are not kept, and every start "
-            "compiles anew; set JAX_COMPILATION_CACHE_DIR to a folder that can be written",
+            f"famjax: {folder} is not writable: compiled programs are not cached, and every start "
+            "recompiles; set JAX_COMPILATION_CACHE_DIR to a writable folder",
             file=sys.stderr,
         )
-        # which JAX has from the environment: it would warn at every compilation
+        # JAX takes it from the environment and would warn at every compilation
         jax.config.update("jax_compilation_cache_dir", None)
         return
     jax.config.update("jax_compilation_cache_dir", folder)

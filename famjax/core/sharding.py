@@ -1,9 +1,8 @@
-"""How arrays lie on the mesh: a table of names, outside the maths.
+"""Logical axis rules: how parameters, states and activations are sharded over the mesh.
 
 Parameters have logical axes by their path, states by their mixer's `state_axes`, batches by rows
-and tokens. Each logical axis goes to mesh axes; one that does not divide evenly is replicated
-instead. What goes from token to token where they lie on several devices is in
-`famjax.core.sequence_parallel`.
+and tokens. Each logical axis maps to mesh axes; one that does not divide evenly is replicated
+instead. Communication between tokens on different devices is in `famjax.core.sequence_parallel`.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from famjax.core.config import MeshConfig
-from famjax.core.mesh import Demand, choose
+from famjax.core.mesh import MeshDemand, choose_mesh
 from famjax.core.types import Array, Axes
 
-# the mesh axes that share the rows of a batch
+# the mesh axes that shard the rows of a batch
 BATCH = ("data", "fsdp")
 
-# elements of a parameter that should not be on every device
+# parameters with more elements than this should not be replicated
 LARGE = 10**6
 
-# what goes through the layers, [b t d]
+# logical axes of activations, [b t d]
 TOKENS: Axes = ("batch", "tokens", None)
 
 # logical axis -> mesh axes
@@ -37,7 +36,7 @@ MESH_AXES: dict[str, str | tuple[str, ...]] = {
     "batch": BATCH,
     "tokens": "sequence",
     "embed": "fsdp",
-    # of adapters, where they have no other axis for it
+    # of adapters that have no embed axis
     "rank": "fsdp",
     "heads": "tensor",
     "kv_heads": "tensor",
@@ -45,7 +44,7 @@ MESH_AXES: dict[str, str | tuple[str, ...]] = {
     "vocab": "tensor",
 }
 
-# end of a parameter's path -> its logical axes, leading axes of stacked layers left out
+# end of a parameter's path -> its logical axes, without leading axes of stacked layers
 PARAMETER_AXES: tuple[tuple[str, Axes], ...] = (
     (r"embedding$", ("vocab", "embed")),
     (r"clusters/\d+/table$", ("vocab", "embed")),
@@ -58,7 +57,7 @@ PARAMETER_AXES: tuple[tuple[str, Axes], ...] = (
     (r"out/kernel$", ("heads", None, "embed")),
     (r"(up|gate)/kernel$", ("embed", "mlp")),
     (r"down/kernel$", ("mlp", "embed")),
-    # the recurrent one is read at every token, which fetches nothing of it from other rows' devices
+    # the recurrent kernel is used at every token, so it is not sharded over fsdp
     (r"cells/\d+/input/kernel$", ("embed", None, "mlp")),
     (r"cells/\d+/hidden/kernel$", (None, None, "mlp")),
     (r"(q|k|v|up|gate)/lora/a$", ("embed", None)),
@@ -69,11 +68,11 @@ PARAMETER_AXES: tuple[tuple[str, Axes], ...] = (
     (r"(up|gate)/lora/b$", ("rank", "mlp")),
     (r"(out|down)/lora/b$", (None, "embed")),
     (r"(lora|stack)/key$", (None,)),
-    # one map for a key head and the query heads that read it
+    # one map per key head and its query heads
     (r"map/kernel$", ("kv_heads", None, None)),
     (r"map/bias$", ("kv_heads", None)),
     (r"map/tau$", ("kv_heads",)),
-    # of adaptive span; of distances; of Equation 1
+    # adaptive span; relative positions; the mixture of Equation 1
     (r"layers/0/span$", (None,)),
     (r"distances$", (None, None)),
     (r"mix$", (None, None)),
@@ -84,26 +83,26 @@ PARAMETER_AXES: tuple[tuple[str, Axes], ...] = (
 def make_mesh(
     config: MeshConfig,
     devices: list[jax.Device] | None = None,
-    demand: Demand | None = None,
+    demand: MeshDemand | None = None,
 ) -> Mesh:
     """Return the mesh (data, fsdp, tensor, sequence) over all devices.
 
     Args:
-      config: sizes. One that is -1 is what the others leave, several are chosen by the demand.
-      devices: of the mesh; all there are, if None.
-      demand: what a config asks of its mesh, see `famjax.core.mesh.choose`.
+      config: sizes. A single -1 is inferred, several are chosen by the demand.
+      devices: of the mesh; None is all devices.
+      demand: requirements of a config, see `famjax.core.mesh.choose_mesh`.
 
     Raises:
       UserError: the sizes do not multiply to the number of devices.
     """
     devices = devices or jax.devices()
-    sizes = vars(choose(config, len(devices), demand or Demand()))
-    kinds = (jax.sharding.AxisType.Auto,) * len(sizes)
-    # an axis may be a part of one of a TPU's torus, which jax.make_mesh leaves to v5e
+    sizes = vars(choose_mesh(config, len(devices), demand or MeshDemand()))
+    axis_types = (jax.sharding.AxisType.Auto,) * len(sizes)
+    # an axis may be part of a physical axis of a TPU torus; jax.make_mesh allows that only on v5e
     device_array = mesh_utils.create_device_mesh(
         tuple(sizes.values()), devices, allow_split_physical_axes=True
     )
-    return Mesh(device_array, tuple(sizes), axis_types=kinds)
+    return Mesh(device_array, tuple(sizes), axis_types=axis_types)
 
 
 def path_name(path: tuple[Any, ...]) -> str:
@@ -113,40 +112,40 @@ def path_name(path: tuple[Any, ...]) -> str:
 
 
 def parameter_axes(name: str, ndim: int) -> Axes:
-    """Return the logical axes of a parameter by its path; leading ones are layers."""
+    """Return the logical axes of a parameter by its path; leading axes are layers."""
     for pattern, axes in PARAMETER_AXES:
         if re.search(pattern, name):
             return (None,) * (ndim - len(axes)) + axes
     raise ValueError(f"no sharding rule for parameter {name}: add one to PARAMETER_AXES")
 
 
-def sharding(mesh: Mesh, axes: Axes, shape: tuple[int, ...]) -> NamedSharding:
-    """Return where an array of logical `axes` lies. An axis that does not divide is replicated."""
+def named_sharding(mesh: Mesh, axes: Axes, shape: tuple[int, ...]) -> NamedSharding:
+    """Return the sharding of an array by logical axes; one that does not divide is replicated."""
     spec = []
     for axis, size in zip(axes, shape, strict=True):
         target = MESH_AXES.get(axis) if axis else None
         names = (target,) if isinstance(target, str) else target or ()
-        parts = 1
+        shards = 1
         for name in names:
-            parts *= mesh.shape[name]
-        spec.append(target if parts > 1 and size % parts == 0 else None)
+            shards *= mesh.shape[name]
+        spec.append(target if shards > 1 and size % shards == 0 else None)
     return NamedSharding(mesh, PartitionSpec(*spec))
 
 
-def is_replicated(place: NamedSharding, size: int) -> bool:
-    """Tell whether each device has all of a large parameter, of which a mesh divides others."""
-    mesh = place.mesh.shape
-    return size > LARGE and mesh["fsdp"] * mesh["tensor"] > 1 and not any(place.spec)
+def is_replicated(sharding: NamedSharding, size: int) -> bool:
+    """Return whether a large parameter is replicated on a mesh that shards parameters."""
+    mesh = sharding.mesh.shape
+    return size > LARGE and mesh["fsdp"] * mesh["tensor"] > 1 and not any(sharding.spec)
 
 
 def replicated_parameters(mesh: Mesh, params: Any) -> list[str]:
-    """Return the large parameters of which every device has a whole copy, though it need not."""
+    """Return the large parameters that are replicated although the mesh shards parameters."""
     leaves = jax.tree.leaves_with_path(params)
-    places = jax.tree.leaves(parameter_shardings(mesh, params))
+    shardings = jax.tree.leaves(parameter_shardings(mesh, params))
     return [
         f"{path_name(path)} {tuple(leaf.shape)}"
-        for (path, leaf), place in zip(leaves, places, strict=True)
-        if is_replicated(place, leaf.size)
+        for (path, leaf), sharding in zip(leaves, shardings, strict=True)
+        if is_replicated(sharding, leaf.size)
     ]
 
 
@@ -157,63 +156,67 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def parameter_shardings(mesh: Mesh, params: Any) -> Any:
     """Return a tree of shardings for a tree of parameters or their shapes."""
 
-    def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        return sharding(mesh, parameter_axes(path_name(path), leaf.ndim), leaf.shape)
+    def leaf_sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        return named_sharding(mesh, parameter_axes(path_name(path), leaf.ndim), leaf.shape)
 
-    return jax.tree_util.tree_map_with_path(place, params)
+    return jax.tree_util.tree_map_with_path(leaf_sharding, params)
 
 
 def optimizer_shardings(mesh: Mesh, params: Any, opt_state: Any) -> Any:
-    """Return shardings for optax's state: a leaf shaped as the parameter it is of lies like it."""
-    named = {
+    """Return shardings for optax's state: a leaf shaped like its parameter is sharded like it."""
+    by_name = {
         path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]
     }
 
-    def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+    def leaf_sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         name = path_name(path)
         # the longest: "norm/scale" also ends the names of the layers' norms
-        of = max((n for n in named if name.endswith("/" + n)), key=len, default=None)
-        if of is None or named[of].shape != leaf.shape:
+        param = max((n for n in by_name if name.endswith("/" + n)), key=len, default=None)
+        if param is None or by_name[param].shape != leaf.shape:
             return replicated(mesh)
-        return sharding(mesh, parameter_axes(of, leaf.ndim), leaf.shape)
+        return named_sharding(mesh, parameter_axes(param, leaf.ndim), leaf.shape)
 
-    return jax.tree_util.tree_map_with_path(place, opt_state)
+    return jax.tree_util.tree_map_with_path(leaf_sharding, opt_state)
 
 
 def state_shardings(mesh: Mesh, axes: Any, state: Any) -> Any:
     """Return shardings for a carried state from its tree of logical axes."""
     flat, tree = jax.tree.flatten(state)
     names = jax.tree.flatten(axes, is_leaf=is_axes)[0]
-    places = [sharding(mesh, a, leaf.shape) for a, leaf in zip(names, flat, strict=True)]
-    return jax.tree.unflatten(tree, places)
+    shardings = [named_sharding(mesh, a, leaf.shape) for a, leaf in zip(names, flat, strict=True)]
+    return jax.tree.unflatten(tree, shardings)
 
 
-# where what is being traced will run; None is one device, or wherever GSPMD puts it
+# the mesh that the function being traced is compiled for; None is one device, or left to GSPMD
 _MESH: ContextVar[Mesh | None] = ContextVar("mesh", default=None)
 
 
-def on_mesh(mesh: Mesh, f: Callable[..., Any]) -> Callable[..., Any]:
-    """Return f, which is to be compiled for a mesh and may divide its rows by `shard_map_rows`."""
+def with_mesh(mesh: Mesh, f: Callable[..., Any]) -> Callable[..., Any]:
+    """Return f, to be traced with `mesh` as the context of the functions below."""
 
     @functools.wraps(f)
-    def on(*args: Any) -> Any:
+    def f_with_mesh(*args: Any) -> Any:
         token = _MESH.set(mesh)
         try:
             return f(*args)
         finally:
             _MESH.reset(token)
 
-    return on
+    return f_with_mesh
 
 
 def with_logical_constraint(x: jax.Array, axes: Axes) -> jax.Array:
-    """Return x, told to lie as its logical axes say, and so its gradient; itself without a mesh.
+    """Return `with_sharding_constraint` of x by its logical axes; x itself without a mesh.
 
-    Parameters and rows share the axis fsdp. Left to itself GSPMD may divide an activation as the
-    parameter is, by width, and hold all rows of a batch on every device.
+    The constraint holds for the gradient too. Parameters and rows share the axis fsdp: without it
+    GSPMD may shard an activation like the parameter, by width, and replicate all batch rows.
     """
     mesh = _gspmd_mesh()
-    return x if mesh is None else jax.lax.with_sharding_constraint(x, sharding(mesh, axes, x.shape))
+    return (
+        x
+        if mesh is None
+        else jax.lax.with_sharding_constraint(x, named_sharding(mesh, axes, x.shape))
+    )
 
 
 def with_state_constraint(state: Any, axes: Any) -> Any:
@@ -225,61 +228,60 @@ def with_state_constraint(state: Any, axes: Any) -> Any:
 
 
 def fsdp_all_gather(params: Any) -> Any:
-    """Return parameters brought together over the axes of the rows; as they are without a mesh.
+    """Return parameters all-gathered over the row axes; unchanged without a mesh.
 
-    A layer's weights are fetched once then, before its products, and their gradient is summed once.
-    GSPMD by itself fetches them for each product and each turn of a loop, piece by piece, and
-    writes the sum of the products again with every piece.
+    A layer's weights are gathered once, before its products, and their gradient is reduced once.
+    GSPMD by itself gathers them for each product and each loop iteration, in pieces, and rewrites
+    the sum of the products with every piece.
     """
     mesh = _gspmd_mesh()
     if mesh is None:
         return params
 
-    def place(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+    def gather(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
         axes = parameter_axes(path_name(path), leaf.ndim)
-        kept = tuple(None if axis and MESH_AXES.get(axis) in BATCH else axis for axis in axes)
-        return jax.lax.with_sharding_constraint(leaf, sharding(mesh, kept, leaf.shape))
+        axes = tuple(None if axis and MESH_AXES.get(axis) in BATCH else axis for axis in axes)
+        return jax.lax.with_sharding_constraint(leaf, named_sharding(mesh, axes, leaf.shape))
 
-    return jax.tree_util.tree_map_with_path(place, params)
+    return jax.tree_util.tree_map_with_path(gather, params)
 
 
 def _gspmd_mesh() -> Mesh | None:
-    """Return the mesh where GSPMD divides what is being traced over several devices."""
+    """Return the mesh if GSPMD partitions the function being traced over several devices."""
     mesh = _MESH.get()
     manual = jax.sharding.get_abstract_mesh().manual_axes
     return None if mesh is None or mesh.size == 1 or manual else mesh
 
 
 def row_shards(rows: int) -> int:
-    """Return into how many parts `shard_map_rows` divides so many rows."""
+    """Return the number of shards that `shard_map_rows` makes of so many rows."""
     mesh = _MESH.get()
-    parts = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
-    return parts if rows % parts == 0 else 1
+    shards = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
+    return shards if rows % shards == 0 else 1
 
 
 def shard_map_rows(
     f: Callable[..., Any], rows: int, axes: Any, out_axes: Any
 ) -> Callable[..., Any]:
-    """Return f, each device at work on rows of its own and on nothing else.
+    """Return `jax.shard_map` of f over the batch rows.
 
-    What all rows share is fetched once before f, and its gradient summed once behind it. That is
-    for loops: GSPMD by itself would sum in every turn, to keep a sum equal on all devices.
+    Replicated arguments are gathered once before f, and their gradients reduced once after it. This
+    is for loops: GSPMD by itself would all-reduce in every iteration to keep a sum replicated.
 
     Args:
-      f: of arrays; what it returns for a row depends on that row and on what all share.
-      rows: of the whole batch.
-      axes: for each argument, prefix of a tree: which axis is the rows', None for what all share.
+      f: a function of arrays, independent for each row.
+      rows: rows of the whole batch.
+      axes: tree prefix for each argument: the axis of the rows, None for replicated arrays.
       out_axes: of the result.
     """
-    parts = row_shards(rows)
-    if parts == 1:
+    if row_shards(rows) == 1:
         return f
 
     def spec(axis: int | None) -> PartitionSpec:
         return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, BATCH)
 
     inner, outer = (
-        jax.tree.map(spec, of, is_leaf=lambda a: a is None) for of in (tuple(axes), out_axes)
+        jax.tree.map(spec, tree, is_leaf=lambda a: a is None) for tree in (tuple(axes), out_axes)
     )
     return jax.shard_map(
         f,
@@ -292,33 +294,32 @@ def shard_map_rows(
 
 
 def sequence_shards(blocks: int) -> int:
-    """Return over how many devices so many blocks of a call, or tokens, are divided."""
+    """Return the number of devices that shard so many blocks of a call, or tokens."""
     mesh = _MESH.get()
-    parts = 1 if mesh is None else mesh.shape["sequence"]
-    return parts if blocks % parts == 0 else 1
+    shards = 1 if mesh is None else mesh.shape["sequence"]
+    return shards if blocks % shards == 0 else 1
 
 
 def shard_map_sequence(f: Callable[..., Any], axes: Any, out_axes: Any) -> Callable[..., Any]:
-    """Return f, each device at work on blocks of its own; all other axes of the mesh stay GSPMD's.
+    """Return `jax.shard_map` of f over the blocks; GSPMD partitions all other mesh axes.
 
-    Within it collectives over "sequence" are written by hand, as `famjax.core.sequence_parallel`
-    does, and `axis_index` tells which device this is.
+    f uses explicit collectives over "sequence" (`famjax.core.sequence_parallel`) and `axis_index`.
 
     Args:
-      f: of arrays, which may close over none.
-      axes: for each argument, prefix of a tree: which axis is the blocks', None for what all share.
-      out_axes: of the result; None for what f makes equal on all devices.
+      f: a function of arrays that closes over none.
+      axes: tree prefix for each argument: the axis of the blocks, None for replicated arrays.
+      out_axes: of the result; None for arrays that f makes equal on all devices.
     """
 
     def spec(axis: int | None) -> PartitionSpec:
         return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, "sequence")
 
     inner, outer = (
-        jax.tree.map(spec, of, is_leaf=lambda a: a is None) for of in (tuple(axes), out_axes)
+        jax.tree.map(spec, tree, is_leaf=lambda a: a is None) for tree in (tuple(axes), out_axes)
     )
 
-    def here(place: Array, *args: Any) -> Any:
-        token = _AXIS_INDEX.set(place[0])
+    def per_device(index: Array, *args: Any) -> Any:
+        token = _AXIS_INDEX.set(index[0])
         try:
             return f(*args)
         finally:
@@ -326,40 +327,40 @@ def shard_map_sequence(f: Callable[..., Any], axes: Any, out_axes: Any) -> Calla
 
     mesh = _MESH.get()
     assert mesh is not None
-    divided = jax.shard_map(
-        here,
+    sharded = jax.shard_map(
+        per_device,
         mesh=mesh,
         in_specs=(PartitionSpec("sequence"), *inner),
         out_specs=outer,
         axis_names={"sequence"},
         check_vma=False,
     )
-    # not jax.lax.axis_index: beside axes of GSPMD's XLA refuses it in larger programs
-    return lambda *args: divided(jnp.arange(mesh.shape["sequence"]), *args)
+    # not jax.lax.axis_index: with automatic axes XLA rejects it in larger programs
+    return lambda *args: sharded(jnp.arange(mesh.shape["sequence"]), *args)
 
 
-# within `shard_map_sequence`, this device's place along the axis
-_AXIS_INDEX: ContextVar[Array] = ContextVar("place")
+# within `shard_map_sequence`, this device's index along the axis
+_AXIS_INDEX: ContextVar[Array] = ContextVar("axis_index")
 
 
 def axis_index() -> Array:
-    """Return this device's place along `sequence`, within `shard_map_sequence`."""
+    """Return this device's index along `sequence`, within `shard_map_sequence`."""
     return _AXIS_INDEX.get()
 
 
 def all_gather_tokens(x: Array) -> Array:
-    """Return [b t ...] with all tokens on every device of `sequence`."""
+    """Return [b t ...] all-gathered over `sequence`."""
     mesh = _gspmd_mesh()
     if mesh is None or mesh.shape["sequence"] == 1:
         return x
     rest = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 2)
-    rows = sharding(mesh, ("batch",), x.shape[:1]).spec
+    rows = named_sharding(mesh, ("batch",), x.shape[:1]).spec
     spec = PartitionSpec(*rows, None, *rest)
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
 
 
-def device() -> jax.Device:
-    """Return one of those that what is being traced will run on; without a mesh, this machine's."""
+def target_device() -> jax.Device:
+    """Return a device that the traced function will run on; without a mesh, the default device."""
     mesh = _MESH.get()
     return jax.devices()[0] if mesh is None else mesh.devices.flat[0]
 
@@ -367,16 +368,16 @@ def device() -> jax.Device:
 def shard_map_axes(
     f: Callable[..., Any], sizes: dict[str, int], axes: tuple[Axes, ...], out_axes: tuple[Axes, ...]
 ) -> Callable[..., Any] | None:
-    """Return f, each device at work on its part of some logical axes, and on nothing else.
+    """Return `jax.shard_map` of f over logical axes.
 
-    That is for kernels, which GSPMD cannot divide. None, if it cannot be known how its arguments
-    lie: without a mesh where there are several devices, or within `shard_map_rows`. Within
-    `shard_map_sequence` tokens are divided already.
+    This is for kernels, which GSPMD cannot partition. Returns None if the arguments' shardings are
+    unknown: without a mesh on several devices, or within `shard_map_rows`. Within
+    `shard_map_sequence` tokens are sharded already.
 
     Args:
-      f: of arrays; any part of the axes by itself gives that part of the results.
+      f: a function of arrays, independent for each index of the axes.
       sizes: of the axes. One that does not divide is replicated.
-      axes, out_axes: of each argument and result; last ones may be left out.
+      axes, out_axes: of each argument and result; trailing axes may be omitted.
     """
     mesh = _MESH.get()
     if mesh is None:
@@ -386,11 +387,13 @@ def shard_map_axes(
     within = jax.sharding.get_abstract_mesh()
     if set(within.manual_axes) - {"sequence"}:
         return None
-    targets = sharding(mesh, tuple(sizes), tuple(sizes.values())).spec
-    place = dict(zip(sizes, targets, strict=True))
+    targets = named_sharding(mesh, tuple(sizes), tuple(sizes.values())).spec
+    mesh_axes = dict(zip(sizes, targets, strict=True))
 
-    def specs(of: tuple[Axes, ...]) -> tuple[PartitionSpec, ...]:
-        return tuple(PartitionSpec(*(place.get(a) if a else None for a in axes)) for axes in of)
+    def specs(arrays: tuple[Axes, ...]) -> tuple[PartitionSpec, ...]:
+        return tuple(
+            PartitionSpec(*(mesh_axes.get(a) if a else None for a in axes)) for axes in arrays
+        )
 
     return jax.shard_map(
         f,
@@ -403,10 +406,10 @@ def shard_map_axes(
 
 
 def is_axes(x: Any) -> bool:
-    """Tell a tuple of axis names from a named tuple of such tuples."""
+    """Return whether x is a tuple of axis names, and not a named tuple of such tuples."""
     return type(x) is tuple and all(a is None or isinstance(a, str) for a in x)
 
 
 def batch_sharding(mesh: Mesh, rows: int, tokens: int = 1) -> NamedSharding:
-    """Return where [b t] lies."""
-    return sharding(mesh, ("batch", "tokens"), (rows, tokens))
+    """Return the sharding of a batch [b t]."""
+    return named_sharding(mesh, ("batch", "tokens"), (rows, tokens))

@@ -1,4 +1,4 @@
-"""Telling, while something takes long that says nothing by itself, how long it has taken."""
+"""Periodic elapsed-time callbacks during a long operation that prints nothing itself."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def ticking(show: Callable[[float], None], patience: float, every: float) -> Iterator[None]:
-    """Call `show` from a thread with the seconds since now, for as long as what is inside takes.
+def ticker(show: Callable[[float], None], patience: float, every: float) -> Iterator[None]:
+    """Call `show` periodically from a thread with the elapsed seconds while the body runs.
 
     Args:
-      show: what it raises is lost.
+      show: its exceptions are lost.
       patience: seconds before the first call.
       every: seconds between calls.
     """
-    begin, done = time.perf_counter(), threading.Event()
+    start, done = time.perf_counter(), threading.Event()
 
     def tick() -> None:
         wait = patience
         while not done.wait(wait):
-            show(time.perf_counter() - begin)
+            show(time.perf_counter() - start)
             wait = every
 
     thread = threading.Thread(target=tick, daemon=True)
@@ -34,8 +34,8 @@ def ticking(show: Callable[[float], None], patience: float, every: float) -> Ite
         thread.join()
 
 
-def seconds(number: float) -> str:
-    """Return a time for people: "0.4 s", "12 s", "2:05 minutes"."""
+def format_seconds(number: float) -> str:
+    """Return a human-readable duration: "0.4 s", "12 s", "2:05 minutes"."""
     if number < 10:
         return f"{number:.1f} s"
     if number < 120:

@@ -1,4 +1,4 @@
-"""The alphabet of dimensions, and what every sequence model here is called with.
+"""Dimension letters, array types, and the arguments of every sequence model.
 
 Dimensions, used in every docstring and einsum of the project:
 
@@ -9,7 +9,7 @@ Dimensions, used in every docstring and einsum of the project:
     m  memory segments             p  previous FAMs attended    f  FAM length
     k  features of linear attention                             r  query heads of a key head, h / g
 
-A model is a function of a segment and a state. `Context` holds what is not carried.
+A model is a function of a segment and a carried state. `Context` holds the other arguments.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ import jax
 import jax.numpy as jnp
 
 Array = jax.Array
-# The logical axis names of one array, as `famjax.core.sharding` knows them.
+# The logical axis names of one array (`famjax.core.sharding`).
 Axes = tuple[str | None, ...]
-# A pytree of named tuples of arrays: everything a model remembers. Its size never changes.
+# A pytree of named tuples of arrays: all carried state. Its shapes are constant.
 State = Any
 
 
 class Context(NamedTuple):
-    """What a call needs besides the tokens and the carried state.
+    """Arguments of a call besides the tokens and the carried state.
 
     Attributes:
-      reset: [b t] bool, or None for no reset. True at the first token of a document, which stands
-        at the first token of a block: the lane forgets everything before it.
-      passing: [b t] bool, or None for nowhere. True at a reset whose document starts with the FAM
-        that the lane's last document left, and not with the prompt: state passing as in
-        TransformerFAM B.2.3, but by the data's choice, and the gradient flows through it. With
-        more than one previous FAM, that document must have ended with a whole block.
-      valid: [b t] bool, or None for all valid. False marks padding. Padding stands behind the
-        tokens of its lane, and is followed only by padding until the next reset or the end of the
-        call. It never updates the state; the outputs at padding mean nothing.
-      offset: [b], tokens, added to all positions of a row, those of its FAMs and of its FAM prompt
-        included (random position offset, TransformerFAM B.2.2), or None. Only a call has one.
-      key: random key of one layer's dropouts, set by the stack in training; None drops nothing.
-        Only a call has one: `step`, the prompt and the initial state never drop anything.
-      prompt: [f d], or [b f d] with an offset, the FAM prompt as it stands before the layer
+      reset: [b t] bool, or None for no reset. True at the first token of a document, which is the
+        first token of a block: the lane's state is reset before it.
+      carry_memory: [b t] bool, or None for nowhere. True at a reset whose document starts with the
+        FAM of the lane's last document instead of the prompt: state passing as in TransformerFAM
+        B.2.3, but chosen by the data, and gradients flow through it. With more than one previous
+        FAM, that document must have ended with a whole block.
+      valid: [b t] bool, or None for all valid. False marks padding. Padding follows the tokens of
+        its lane up to the next reset or the end of the call. It never updates the state; outputs at
+        padding are undefined.
+      offset: [b], tokens, added to all positions of a row, including its FAMs and its FAM prompt
+        (random position offset, TransformerFAM B.2.2), or None. `step` takes none.
+      key: PRNG key of one layer's dropout, set by the stack in training; None disables dropout.
+        `step`, the prompt and the initial state have no dropout.
+      prompt: [f d], or [b f d] with an offset, the FAM prompt at this layer's input
         (TransformerFAM B.1), set by the stack when a reset needs it; None otherwise.
     """
 
@@ -51,19 +51,19 @@ class Context(NamedTuple):
     valid: Array | None = None
     offset: Array | None = None
     prompt: Array | None = None
-    passing: Array | None = None
+    carry_memory: Array | None = None
     key: Array | None = None
 
 
 def compute_dtype(name: str) -> jnp.dtype:
-    """Return the type of the maths: the configured one, or float64 where JAX is switched to x64.
+    """Return the compute dtype: the configured one, or float64 if JAX has x64 enabled.
 
-    Parameters, optimizer and the feedback memory are in `param_dtype` whatever it is.
+    Parameters, optimizer state and the feedback memory are in `param_dtype` regardless.
     """
     wide = param_dtype()
     return wide if wide == jnp.float64 else jnp.dtype(name)
 
 
 def param_dtype() -> jnp.dtype:
-    """Return float32, or float64 where JAX is switched to x64 (the oracles' tests)."""
+    """Return float32, or float64 if JAX has x64 enabled (the oracle tests)."""
     return jnp.dtype(jnp.result_type(float))

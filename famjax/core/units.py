@@ -1,4 +1,4 @@
-"""Sizes in the unit that suits, for people."""
+"""Human-readable byte sizes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ _UNITS = ((18, "EB"), (15, "PB"), (12, "TB"), (9, "GB"), (6, "MB"), (3, "kB"))
 
 def byte_size(count: float) -> str:
     """Return a number of bytes with its unit, "671 bytes" or "12.3 MB" (10^6), never "0.0 MB"."""
-    if count >= 10**24:  # an integer may be beyond all floats
-        return f"10^{_digits(int(count)) - 1} bytes"
+    if count >= 10**24:  # an integer may exceed all floats
+        return f"10^{_count_digits(int(count)) - 1} bytes"
     for power, unit in _UNITS:
-        # what would be rounded to a thousand of a unit is one of the next
+        # what would round to a thousand of a unit is one of the next
         if count >= 0.99995 * 10**power:
             return f"{count / 10**power:,.1f} {unit}"
     return f"{count:.0f} byte{'s' * (round(count) != 1)}"
 
 
-def _digits(count: int) -> int:
-    """Return how many decimal digits a number has, give or take one."""
+def _count_digits(count: int) -> int:
+    """Return the number of decimal digits, within one."""
     return count.bit_length() * 30103 // 100000 + 1

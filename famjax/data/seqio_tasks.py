@@ -17,7 +17,7 @@ import numpy as np
 
 from famjax.core.config import DataConfig
 from famjax.core.errors import UserError, nearest
-from famjax.core.optional import install
+from famjax.core.optional import install_command
 from famjax.data.sources import Key, Piece, Split
 from famjax.data.tokenizers import Tokenizer
 
@@ -249,9 +249,9 @@ def _import_tensorflow() -> None:
             import tensorflow_datasets  # noqa: F401
             from absl import logging
         except ImportError as error:
-            absent = (error.name or str(error)).partition(".")[0]
+            missing = (error.name or str(error)).partition(".")[0]
             raise UserError(
-                f"data.seqio and data.tfds need {absent}; {install(('seqio',))}"
+                f"data.seqio and data.tfds need {missing}; {install_command(('seqio',))}"
             ) from None
         logging.set_verbosity(logging.ERROR)
         # someone who has used TensorFlow before has decided

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from famjax.core.ticker import seconds, ticking
+from famjax.core.ticker import format_seconds, ticker
 
 # seconds before anything is shown, between changes of a live line, and between lines of a log
 _PATIENCE, _LIVE_INTERVAL, _PLAIN_INTERVAL = 5.0, 0.2, 10.0
@@ -69,7 +69,7 @@ class TokenProgress:
 
         def show(took: float) -> None:
             if self._live is not None:
-                spinner.update(text=f"{said}, {seconds(took)}")
+                spinner.update(text=f"{said}, {format_seconds(took)}")
                 self._live.start()
                 self._live.update(spinner, refresh=True)
             elif not shown:
@@ -77,21 +77,21 @@ class TokenProgress:
             shown.append(took)
 
         begin = time.perf_counter()
-        with ticking(show, _PATIENCE, _LIVE_INTERVAL):
+        with ticker(show, _PATIENCE, _LIVE_INTERVAL):
             yield
         if shown:
-            took = seconds(time.perf_counter() - begin)
+            took = format_seconds(time.perf_counter() - begin)
             self._console.print(f"{self._what}: compiled in {took}", markup=False)
             if self._live is not None:
                 self._live.update(Text(""), refresh=True)
 
     def _line(self, now: float, begin: float, tokens: int, part: int) -> str:
-        line, seconds = f"{self._what}: {self._tokens:,} tokens", now - begin
-        if seconds > 0:
-            line += f", {(self._tokens - tokens) / seconds:,.0f} tokens/s"
+        line, elapsed = f"{self._what}: {self._tokens:,} tokens", now - begin
+        if elapsed > 0:
+            line += f", {(self._tokens - tokens) / elapsed:,.0f} tokens/s"
         if self._total and self._part > part:
             rest = max(self._total - self._part, 0)
-            left = timedelta(seconds=round(seconds * rest / (self._part - part)))
+            left = timedelta(seconds=round(elapsed * rest / (self._part - part)))
             line += f", {1 - rest / self._total:.0%}, {left} left"
         return line
 

@@ -148,7 +148,7 @@ class Streamer:
         chunk: int | None = None,
         reset_every: int | None = None,
     ):
-        if getattr(model.stack, "approximate", False):
+        if getattr(model.stack, "is_approximate", False):
             raise UserError(
                 "model.feedback.sweeps approaches the memory, in training alone; what is read here "
                 "is read exactly: set model.feedback.sweeps=0 in the model's config"

@@ -25,7 +25,7 @@ from famjax.convert.save import save_tensors
 from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.json_files import read_json
-from famjax.core.optional import absent, not_installed
+from famjax.core.optional import missing_message, missing_modules
 from famjax.data.tokenizers import Tokenizer
 from famjax.export import check, pytorch
 from famjax.export.card import card
@@ -111,8 +111,8 @@ def _compare(reference: LanguageModel, source: Source, family: Family, folder: P
         warnings.simplefilter("ignore", UserWarning)
         _, again = load_pretrained(folder, capacity=check.capacity(source.model))
     said = [check.compare("famjax reading it back", check.logits(again, tokens, last), run)]
-    if missing := absent(("torch", "transformers")):
-        return [*said, f"not compared with transformers: {not_installed(missing)}"]
+    if missing := missing_modules(("torch", "transformers")):
+        return [*said, f"not compared with transformers: {missing_message(missing)}"]
     return [*said, check.compare(*_transformers(family, folder, tokens, last), run)]
 
 

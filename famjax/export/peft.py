@@ -21,11 +21,11 @@ from famjax.convert.save import save_file, save_tensors
 from famjax.convert.tensors import Tensor, Tensors
 from famjax.core.config import DropoutConfig, LoraConfig
 from famjax.core.errors import UserError
-from famjax.core.optional import absent, not_installed
+from famjax.core.optional import missing_message, missing_modules
 from famjax.export import check
 from famjax.export.source import Source
 from famjax.models.language_model import LanguageModel
-from famjax.models.remap_params import abstract, parameter
+from famjax.models.remap_params import abstract_inference_model, canonical_name
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.run import CHECKPOINTS
 
@@ -79,8 +79,8 @@ def write(source: Source, folder: Path) -> list[str]:
     readme = _README.format(name=name, rank=model.lora.rank, step=step, base=_base(source))
     (folder / "README.md").write_text(readme, encoding="utf-8")
     said = [_read_back(source, tensors, folder)]
-    if missing := absent(_NEEDED):
-        return [*said, f"not compared with peft: {not_installed(missing)}"]
+    if missing := missing_modules(_NEEDED):
+        return [*said, f"not compared with peft: {missing_message(missing)}"]
     return [*said, _compare(source, family, tensors, folder)]
 
 
@@ -185,7 +185,7 @@ def _pairs(source: Source) -> Iterator[tuple[str, int, np.ndarray, np.ndarray]]:
     """Yield each kernel's name, layer, and adapter."""
     pattern = len(source.model.mixer.split(","))
     paths, _ = jax.tree_util.tree_flatten_with_path(nnx.state(source.run.model, nnx.Param))
-    there = {parameter(path): np.asarray(leaf) for path, leaf in paths}
+    there = {canonical_name(path): np.asarray(leaf) for path, leaf in paths}
     for (name, first), a in there.items():
         if first is None or not name.endswith(".lora.a"):
             continue
@@ -202,7 +202,7 @@ def _compare(source: Source, family: Family, tensors: Tensors, folder: Path) -> 
     import transformers
 
     plain = replace(source.model, lora=LoraConfig(), dropout=DropoutConfig())
-    graph, shapes = abstract(plain)
+    graph, shapes = abstract_inference_model(plain)
     paths, _ = jax.tree_util.tree_flatten_with_path(nnx.state(source.run.model, nnx.Param))
     there = {jax.tree_util.keystr(path): leaf for path, leaf in paths}
     weights = jax.tree_util.tree_map_with_path(

@@ -12,7 +12,7 @@ from flax import nnx
 from famjax.core.config import ModelConfig
 from famjax.export import check
 from famjax.models.language_model import LanguageModel
-from famjax.models.remap_params import abstract
+from famjax.models.remap_params import abstract_inference_model
 from famjax.train.partition import inference_config
 from famjax.train.run import Run
 
@@ -48,7 +48,7 @@ class Source:
         config = replace(
             inference_config(run.config.model), dtype="float32", remat="none", capacity=short
         )
-        graph, _ = abstract(config)
+        graph, _ = abstract_inference_model(config)
         kind = jnp.dtype(self.dtype)
         params = nnx.split(run.model)[1]
         return nnx.merge(graph, jax.tree.map(lambda a: a.astype(kind).astype(jnp.float32), params))

@@ -26,7 +26,7 @@ from famjax.eval.streaming import CHUNK
 from famjax.export import check
 from famjax.export.source import Source
 from famjax.export.tokenizer import write_tokenizer
-from famjax.models.fold_feature_maps import folded, why_not_foldable
+from famjax.models.fold_feature_maps import fold_feature_maps, why_not_foldable
 from famjax.models.language_model import LanguageModel
 from famjax.train.run import CONFIG
 
@@ -77,7 +77,7 @@ def write(source: Source, folder: Path) -> list[str]:
     """Write the folder and return what was compared."""
     source = source.merged()
     reason = why_not_foldable(source.model)
-    model = source.run.model if reason else folded(source.run.model)
+    model = source.run.model if reason else fold_feature_maps(source.run.model)
     chunk = _chunk(model)
     _, params = nnx.split(model)
     held = {name: np.asarray(a) for name, a in _named(params).items()}
@@ -108,7 +108,7 @@ def _folded(source: Source, reason: str) -> list[str]:
         return [f"feature maps are not folded into the projections: {reason}"]
     tokens, last = check.sample(source.model)
     reference = source.reference()
-    ours, run = (check.logits(m, tokens, last) for m in (folded(reference), reference))
+    ours, run = (check.logits(m, tokens, last) for m in (fold_feature_maps(reference), reference))
     return [check.compare("feature maps folded into the projections", ours, run)]
 
 

@@ -1,9 +1,9 @@
 """Adaptive input (Baevski & Auli, 2019, arXiv 1809.10853) and adaptive softmax (Grave et al., 2017,
 arXiv 1609.04309): rare words in narrower tables (Feedback Transformer 7.6, WikiText-103).
 
-The vocabulary is cut into clusters at `model.adaptive.cutoffs`. Its ids are sorted by falling
-frequency, which is the tokenizer's to see to: the first cluster holds the words that most tokens
-are. Cluster i has vectors of c = d / factor^i elements.
+The vocabulary is split into clusters at `model.adaptive.cutoffs`. The tokenizer must sort its ids
+by decreasing frequency: the first cluster has the most frequent words. Cluster i has vectors of
+c = d / factor^i elements.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from famjax.core.config import ModelConfig
 from famjax.core.types import Array, compute_dtype
 from famjax.layers.linear import Linear
 from famjax.ops.lookup import look_up
-from famjax.ops.losses import chosen
+from famjax.ops.losses import select_logit
 
 
 class Cluster(nnx.Module):
     """The words of one cluster: a table [s c], and a projection [c d] if there is one.
 
-    The table starts as N(0, 1/c) and the projection as N(0, 1/d): a word's vector is then N(0, 1/d)
-    in each element as a plain embedding's is, and its score of a normed x has variance 1.
+    The table is initialized as N(0, 1/c) and the projection as N(0, 1/d): the elements of a word's
+    vector are then N(0, 1/d) as in a plain embedding, and its logit of a normalized x has variance
+    1.
     """
 
     def __init__(
@@ -37,10 +38,10 @@ class Cluster(nnx.Module):
         kernel = jax.random.normal(rngs.params(), (c, d)) * d**-0.5 if projected else None
         self.projection = None if kernel is None else nnx.Param(kernel)
 
-    def embed(self, words: Array, here: Array) -> Array:
-        """Words [...] of this cluster, from 0 -> [... d]; where not `here` [...], zero."""
-        rows = look_up(self.table[...], jnp.where(here, words, 0)).astype(self.dtype)
-        rows = jnp.where(here[..., None], rows, 0)
+    def embed(self, words: Array, mask: Array) -> Array:
+        """Embed indices [...] of this cluster: [... d], zero where `mask` [...] is False."""
+        rows = look_up(self.table[...], jnp.where(mask, words, 0)).astype(self.dtype)
+        rows = jnp.where(mask[..., None], rows, 0)
         if self.projection is None:
             return rows
         return jnp.einsum("...c,cd->...d", rows, self.projection[...].astype(self.dtype))
@@ -52,7 +53,7 @@ class Cluster(nnx.Module):
         return jnp.einsum("...c,sc->...s", x, self.table[...].astype(self.dtype))
 
 
-def _clusters(config: ModelConfig, *, first_projected: bool, rngs: nnx.Rngs) -> nnx.List:
+def _make_clusters(config: ModelConfig, *, first_projected: bool, rngs: nnx.Rngs) -> nnx.List:
     d, dtype = config.width, compute_dtype(config.dtype)
     edges = itertools.pairwise((0, *cutoffs(config), config.vocab_size))
     return nnx.List(
@@ -69,7 +70,7 @@ def _clusters(config: ModelConfig, *, first_projected: bool, rngs: nnx.Rngs) -> 
 
 
 class AdaptiveEmbedding(nnx.Module):
-    """Every cluster's vectors, each cluster projected to the model's width, the first one too.
+    """Embedding whose clusters, including the first, are projected to the model's width.
 
     Args:
       config: its vocab_size is v, not 0.
@@ -77,11 +78,11 @@ class AdaptiveEmbedding(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.starts = (0, *cutoffs(config))
-        self.clusters = _clusters(config, first_projected=True, rngs=rngs)
+        self.clusters = _make_clusters(config, first_projected=True, rngs=rngs)
 
     def __call__(self, tokens: Array) -> Array:
         """[...] -> [... d]."""
-        cluster = which(tokens, self.starts)
+        cluster = cluster_index(tokens, self.starts)
         parts = [
             words.embed(tokens - start, cluster == i)
             for i, (words, start) in enumerate(zip(self.clusters, self.starts, strict=True))
@@ -90,14 +91,14 @@ class AdaptiveEmbedding(nnx.Module):
 
 
 class AdaptiveSoftmax(nnx.Module):
-    """p(word) = p(word) in the head, or p(cluster) in the head times p(word | cluster) in its tail.
+    """p(word) from the head, or p(cluster) from the head times p(word | cluster) from its tail.
 
     The head has the first cluster's words and one entry for each tail. A tail projects d -> c -> s.
-    The head's words are scored without a projection, as in fairseq and PyTorch; so where the model
-    is tied the tables are shared, and the tails' projections, but not the first one.
+    The head's words have no projection, as in fairseq and PyTorch; so if embeddings are tied, the
+    tables and the tails' projections are shared, but not the first projection.
 
-    Every cluster is computed for every token, and what a token does not need is left out: shapes do
-    not depend on the words, which is what compiled programs ask for. What is spared is the width.
+    Every cluster is computed for every token and masked, since shapes are static. The savings come
+    from the narrower tables.
 
     Args:
       config: its vocab_size is v, not 0.
@@ -109,15 +110,17 @@ class AdaptiveSoftmax(nnx.Module):
         tails = len(self.starts) - 1
         dtype = compute_dtype(config.dtype)
         self.entries = Linear("...d,dn->...n", (d, tails), d, dtype=dtype, rngs=rngs)
-        own = None if config.tied else _clusters(config, first_projected=False, rngs=rngs)
-        self.clusters = own
+        target_log_prob = (
+            None if config.tied else _make_clusters(config, first_projected=False, rngs=rngs)
+        )
+        self.clusters = target_log_prob
 
     def logits(self, x: Array, embedding: AdaptiveEmbedding) -> tuple[Array, list[Array]]:
         """Return the head's [... s+n] and each tail's [... s], in float32 or wider.
 
         Args:
-          x: [... d], normed.
-          embedding: whose clusters are these where the model is tied.
+          x: [... d], normalized.
+          embedding: provides the clusters if the model is tied.
         """
         first, *rest = embedding.clusters if self.clusters is None else self.clusters
         head = jnp.concatenate([first.logits(x, projected=False), self.entries(x)], -1)
@@ -137,30 +140,34 @@ class AdaptiveSoftmax(nnx.Module):
         return jnp.concatenate([head[..., :words], *parts], -1)
 
     def losses(self, x: Array, targets: Array, embedding: AdaptiveEmbedding) -> tuple[Array, Array]:
-        """Return -log p(target) in nats, and whether no word is likelier, without log p of all.
+        """Return -log p(target) in nats, and whether it is the argmax, without log p of all words.
 
         Args:
-          x: [... d], normed; targets: [...].
+          x: [... d], normalized; targets: [...].
 
         Returns:
           Two [...], float and bool.
         """
         head, tails = self.logits(x, embedding)
         words = head.shape[-1] - len(tails)
-        cluster = which(targets, self.starts)
+        cluster = cluster_index(targets, self.starts)
         total = _log_sum(head)
-        own = chosen(head, jnp.where(cluster == 0, targets, words + cluster - 1)) - total
-        best = head[..., :words].max(-1) - total
+        target_log_prob = (
+            select_logit(head, jnp.where(cluster == 0, targets, words + cluster - 1)) - total
+        )
+        best_log_prob = head[..., :words].max(-1) - total
         for i, tail in enumerate(tails):
             within = _log_sum(tail)
-            inner = chosen(tail, targets - self.starts[i + 1]) - within
-            own = jnp.where(cluster == i + 1, own + inner, own)
-            # the same sums as the target's own, so that equal ones are equal to the bit
-            best = jnp.maximum(best, (head[..., words + i] - total) + (tail.max(-1) - within))
-        return -own, own >= best
+            inner = select_logit(tail, targets - self.starts[i + 1]) - within
+            target_log_prob = jnp.where(cluster == i + 1, target_log_prob + inner, target_log_prob)
+            # summed in the target's order, so that ties are exact
+            best_log_prob = jnp.maximum(
+                best_log_prob, (head[..., words + i] - total) + (tail.max(-1) - within)
+            )
+        return -target_log_prob, target_log_prob >= best_log_prob
 
 
-def which(tokens: Array, starts: tuple[int, ...]) -> Array:
+def cluster_index(tokens: Array, starts: tuple[int, ...]) -> Array:
     """Return the cluster of each token: [...] -> [...] int32."""
     edges = jnp.asarray(starts[1:], tokens.dtype)
     return (tokens[..., None] >= edges).sum(-1, dtype=jnp.int32)

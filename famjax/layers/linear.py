@@ -14,7 +14,7 @@ from famjax.core.types import Array
 from famjax.layers.lora import Adapter, Lora
 from famjax.ops.weight_einsum import weight_einsum
 
-# parameters that stand in products alone
+# parameters that are only used in matrix products
 MATMUL_PARAMS = nnx.Any(nnx.PathContains("kernel"), Adapter)
 
 
@@ -24,8 +24,8 @@ class Linear(nnx.Module):
     Args:
       equation: for example "btd,dhe->bthe" written with an ellipsis, "...d,dhe->...he".
       shape: of the kernel.
-      inputs: number of summed elements; the kernel starts as N(0, gain^2 / inputs).
-      lora: of adapters beside it, if it has them.
+      inputs: fan-in; the kernel is initialized as N(0, gain^2 / inputs).
+      lora: config of its adapters, if any.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class Linear(nnx.Module):
         self.equation = equation
         self.dtype = dtype
         self.kernel = nnx.Param(jax.random.normal(rngs.params(), shape) * gain * inputs**-0.5)
-        made = len(equation.partition("->")[2].removeprefix("..."))
-        self.bias = nnx.Param(jnp.zeros(shape[-made:])) if bias else None
-        beside = functools.partial(Lora, equation, shape, inputs, dtype=dtype, rngs=rngs)
-        self.lora = beside(lora) if lora else None
+        num_outputs = len(equation.partition("->")[2].removeprefix("..."))
+        self.bias = nnx.Param(jnp.zeros(shape[-num_outputs:])) if bias else None
+        make_lora = functools.partial(Lora, equation, shape, inputs, dtype=dtype, rngs=rngs)
+        self.lora = make_lora(lora) if lora else None
 
     def __call__(self, x: Array) -> Array:
         kernel = self.kernel[...].astype(self.dtype)

@@ -11,7 +11,7 @@ from flax import nnx
 from famjax.core.config import LoraConfig
 from famjax.core.remat import tag_product
 from famjax.core.types import Array
-from famjax.layers.dropout import dropout, no_key
+from famjax.layers.dropout import dropout, empty_key
 from famjax.ops.weight_einsum import weight_einsum
 
 
@@ -19,26 +19,26 @@ class Adapter(nnx.Param):
     """A parameter that is trained while those it adapts are frozen."""
 
 
-def adapter_config(config: LoraConfig, place: str) -> LoraConfig | None:
-    """Return the config if a map of this name gets adapters."""
-    wanted = any(fnmatch.fnmatchcase(place, pattern) for pattern in config.on.split(","))
-    return config if config.rank and wanted else None
+def adapter_config(config: LoraConfig, name: str) -> LoraConfig | None:
+    """Return the config if the linear map of this name has adapters, else None."""
+    matches = any(fnmatch.fnmatchcase(name, pattern) for pattern in config.on.split(","))
+    return config if config.rank and matches else None
 
 
 def scale(config: LoraConfig) -> float:
-    """Return what B A is multiplied by: alpha / r, or alpha / sqrt(r) (arXiv 2312.03732)."""
+    """Return the factor of B A: alpha / r, or alpha / sqrt(r) (rsLoRA, arXiv 2312.03732)."""
     alpha = config.alpha or config.rank
     return alpha / (config.rank**0.5 if config.rs else config.rank)
 
 
 class Lora(nnx.Module):
-    """scale * B A x beside a linear map W x. B is zero at first, so that nothing changes.
+    """scale * B A x, added to a linear map W x. B is initialized as 0, so that nothing changes.
 
     Args:
-      equation: of the map it stands beside, "...d,dhe->...he".
+      equation: of the adapted map, "...d,dhe->...he".
       shape: of that map's kernel.
-      inputs: number of summed elements; A starts as torch's linear maps do, uniform to
-        1 / sqrt(inputs), which is what peft starts with.
+      inputs: fan-in; A is initialized as torch's linear maps and peft's, uniform up to
+        1 / sqrt(inputs).
     """
 
     def __init__(
@@ -51,16 +51,16 @@ class Lora(nnx.Module):
         dtype: jnp.dtype,
         rngs: nnx.Rngs,
     ):
-        given, made = equation.replace("...", "").split("->")
-        summed = given.partition(",")[0]
+        operands, output = equation.replace("...", "").split("->")
+        summed = operands.partition(",")[0]
         self.down = f"...{summed},{summed}z->...z"
-        self.up = f"...z,z{made}->...{made}"
+        self.up = f"...z,z{output}->...{output}"
         self.scale, self.dropout, self.dtype = scale(config), config.dropout, dtype
         count, bound = len(summed), inputs**-0.5
         low = (*shape[:count], config.rank)
         self.a = Adapter(jax.random.uniform(rngs.params(), low, minval=-bound, maxval=bound))
         self.b = Adapter(jnp.zeros((config.rank, *shape[count:])))
-        self.key = no_key() if config.dropout else None
+        self.key = empty_key() if config.dropout else None
 
     def __call__(self, x: Array) -> Array:
         x = x.astype(self.dtype)
@@ -70,13 +70,13 @@ class Lora(nnx.Module):
         return self.scale * weight_einsum(self.up, low, self.b[...].astype(self.dtype))
 
 
-def merged(kernel: Array, a: Array, b: Array, config: LoraConfig) -> Array:
-    """Return W + scale * B A of one map, or of maps stacked on leading axes.
+def merge_adapter(kernel: Array, a: Array, b: Array, config: LoraConfig) -> Array:
+    """Return W + scale * B A of one linear map, or of maps stacked on leading axes.
 
     Args:
       kernel: [... inputs... outputs...]; a: [... inputs... r]; b: [... r outputs...].
     """
-    lead = a.ndim + b.ndim - 2 - kernel.ndim  # axes of layers, which both have
+    lead = a.ndim + b.ndim - 2 - kernel.ndim  # leading layer axes of both
     stacked = (*kernel.shape[:lead],)
     ab = (a.reshape(*stacked, -1, a.shape[-1]), b.reshape(*stacked, a.shape[-1], -1))
     low = jnp.matmul(*ab, precision=jax.lax.Precision.HIGHEST)

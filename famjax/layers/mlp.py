@@ -10,13 +10,13 @@ from flax import nnx
 
 from famjax.core.config import ModelConfig
 from famjax.core.types import Array, compute_dtype
-from famjax.layers.dropout import FED, HIDDEN, apply_dropout, make_dropout
+from famjax.layers.dropout import MLP_HIDDEN, MLP_OUTPUT, apply_dropout, make_dropout
 from famjax.layers.linear import Linear
 from famjax.layers.lora import adapter_config
 from famjax.layers.norm import Norm
 
-_GATES = {"swiglu": jax.nn.silu, "geglu": jax.nn.gelu}
-_PLAIN: dict[str, Callable[[Array], Array]] = {
+_GATED_ACTIVATIONS = {"swiglu": jax.nn.silu, "geglu": jax.nn.gelu}
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,
     "gelu": jax.nn.gelu,
     "gelu_exact": functools.partial(jax.nn.gelu, approximate=False),
@@ -28,9 +28,9 @@ class FeedForward(nnx.Module):
 
     With `arch.pre_norm` false it is LN(FF(a) + a) (Vaswani et al., 2017).
 
-    Where attention and feed-forward are parallel it is FF(PreLN(x)) + a, x what attention has read.
+    If attention and feed-forward are parallel it is FF(PreLN(x)) + a, x the input of attention.
 
-    The residual is added in the type of `a`, which for FAM is wider than the compute type.
+    The residual is added in the dtype of `a`, which for FAM is wider than the compute dtype.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -44,24 +44,26 @@ class FeedForward(nnx.Module):
         self.norm = Norm(config.norm, d, arch)
         linear = functools.partial(Linear, dtype=self.dtype, rngs=rngs, bias=arch.mlp_bias)
         up = ("...d,dc->...c", (d, hidden), d)
-        on = functools.partial(adapter_config, config.lora)
-        self.up = linear(*up, lora=on("mlp.up"))
-        self.gate = linear(*up, lora=on("mlp.gate")) if config.mlp in _GATES else None
+        lora_for = functools.partial(adapter_config, config.lora)
+        self.up = linear(*up, lora=lora_for("mlp.up"))
+        self.gate = (
+            linear(*up, lora=lora_for("mlp.gate")) if config.mlp in _GATED_ACTIVATIONS else None
+        )
         gain = (2 * config.layers) ** -0.5 if arch.pre_norm else 1.0
         down = ("...c,cd->...d", (hidden, d), hidden)
-        self.down = linear(*down, gain=gain, lora=on("mlp.down"))
+        self.down = linear(*down, gain=gain, lora=lora_for("mlp.down"))
         self.post = Norm(config.norm, d, arch) if arch.post_norm else None
 
     def __call__(self, a: Array, x: Array, key: Array | None = None) -> Array:
-        """[... d], twice -> [... d]; `key` is of dropout, see `Context`."""
+        """[... d], [... d] -> [... d]; `key` is for dropout, see `Context`."""
         x = x if self.parallel else a
         x = self.norm(x, self.dtype) if self.pre_norm else x.astype(self.dtype)
         if self.gate is None:
-            hidden = _PLAIN[self.kind](self.up(x))
+            hidden = _ACTIVATIONS[self.kind](self.up(x))
         else:
-            hidden = _GATES[self.kind](self.gate(x)) * self.up(x)
-        y = self.down(apply_dropout(hidden, make_dropout(self.rates.hidden, key, HIDDEN)))
+            hidden = _GATED_ACTIVATIONS[self.kind](self.gate(x)) * self.up(x)
+        y = self.down(apply_dropout(hidden, make_dropout(self.rates.hidden, key, MLP_HIDDEN)))
         if self.post is not None:
             y = self.post(y, self.dtype)
-        y = a + apply_dropout(y.astype(a.dtype), make_dropout(self.rates.residual, key, FED))
+        y = a + apply_dropout(y.astype(a.dtype), make_dropout(self.rates.residual, key, MLP_OUTPUT))
         return y if self.pre_norm else self.norm(y, y.dtype)

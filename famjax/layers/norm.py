@@ -21,10 +21,10 @@ class Norm(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((width,))) if kind == "layernorm" else None
 
     def __call__(self, x: Array, dtype: jnp.dtype) -> Array:
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        x32 = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         if self.bias is not None:
-            wide = wide - wide.mean(-1, keepdims=True)
-        y = wide * jnp.reciprocal(jnp.sqrt(jnp.square(wide).mean(-1, keepdims=True) + self.eps))
+            x32 = x32 - x32.mean(-1, keepdims=True)
+        y = x32 * jnp.reciprocal(jnp.sqrt(jnp.square(x32).mean(-1, keepdims=True) + self.eps))
         y = y * (self.scale[...] + self.plus)
         if self.bias is not None:
             y = y + self.bias[...]

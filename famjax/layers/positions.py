@@ -1,4 +1,4 @@
-"""Learned absolute positions (GPT-2), as a part of the carried state."""
+"""Learned absolute position embeddings (GPT-2), with the position in the carried state."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ from flax import nnx
 
 from famjax.core.config import ModelConfig
 from famjax.core.types import Array, Context
-from famjax.ops.positions import in_document
+from famjax.ops.positions import document_positions
 
 
 class Positions(nnx.Module):
-    """Adds a learned vector to each token by its place in the document.
+    """Adds a learned vector to each token by its position in the document.
 
-    Behind the table's last row it begins with the first one again: the only reading of an absolute
-    table that a stream without end allows. Full attention never gets there: the table's size is its
-    capacity.
+    Positions wrap around after the table's last row, as an endless stream requires. With full
+    attention they never do: the table's size is its capacity.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.size = config.capacity
         draw = jax.random.normal(rngs.params(), (self.size, config.width))
-        # as large as the tokens are: beside vectors many times its size a place is not learned
+        # the scale of the token embeddings: next to much larger vectors a position is not learned
         scale = config.width**-0.5 * (config.arch.embed_scale or config.width**0.5)
         self.table = nnx.Param(draw * scale)
 
     def init_state(self, batch: int) -> Array:
-        """Return [1 b] int32: tokens of the document read, modulo the table."""
+        """Return [1 b] int32: tokens read of the document, modulo the table size."""
         return jnp.zeros((1, batch), jnp.int32)
 
     def state_axes(self) -> Any:
@@ -37,8 +36,8 @@ class Positions(nnx.Module):
 
     def __call__(self, x: Array, state: Array, ctx: Context) -> tuple[Array, Array]:
         """[b t d] -> [b t d]."""
-        _, position, after = in_document(state[0], ctx, x.shape[1])
-        if ctx.offset is not None:  # rows of the table are whole positions
+        _, position, after = document_positions(state[0], ctx, x.shape[1])
+        if ctx.offset is not None:  # rows of the table are integer positions
             position = position + ctx.offset.astype(jnp.int32)[:, None]
         x = x + self.table[...][position % self.size].astype(x.dtype)
         return x, (after % self.size)[None]

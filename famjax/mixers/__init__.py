@@ -1,4 +1,4 @@
-"""The table of mixers: what a layer attends to and carries. One file, one line each."""
+"""The registry of mixers: what a layer attends to, and the state it carries. One file each."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from flax import nnx
 from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError, nearest
 from famjax.mixers.fam import Fam
-from famjax.mixers.full import Full
-from famjax.mixers.linear import Linear
-from famjax.mixers.window import Window
+from famjax.mixers.full import FullAttention
+from famjax.mixers.linear import LinearAttention
+from famjax.mixers.window import WindowAttention
 
 
-def _swa(config: ModelConfig, *, rngs: nnx.Rngs) -> Window:
-    # the blocks that a block's first token looks back into
+def _make_swa(config: ModelConfig, *, rngs: nnx.Rngs) -> WindowAttention:
+    # earlier blocks that a block's first token attends to
     segments = -(-(config.window - 1) // config.block_len)
-    return Window(config, rngs=rngs, segments=segments, window=config.window)
+    return WindowAttention(config, rngs=rngs, segments=segments, window=config.window)
 
 
-def _bswa(config: ModelConfig, *, rngs: nnx.Rngs) -> Window:
-    return Window(config, rngs=rngs, segments=config.memory_segments)
+def _make_bswa(config: ModelConfig, *, rngs: nnx.Rngs) -> WindowAttention:
+    return WindowAttention(config, rngs=rngs, segments=config.memory_segments)
 
 
-def _bswa_sg(config: ModelConfig, *, rngs: nnx.Rngs) -> Window:
-    return Window(config, rngs=rngs, segments=config.memory_segments, stop_gradient=True)
+def _make_bswa_sg(config: ModelConfig, *, rngs: nnx.Rngs) -> WindowAttention:
+    return WindowAttention(config, rngs=rngs, segments=config.memory_segments, stop_gradient=True)
 
 
 MIXERS: dict[str, Callable[..., Any]] = {
-    "full": Full,
-    "swa": _swa,  # fam.swa
-    "bswa": _bswa,  # fam.bswa
-    "bswa_sg": _bswa_sg,  # fam.bswa_sg
+    "full": FullAttention,
+    "swa": _make_swa,  # fam.swa
+    "bswa": _make_bswa,  # fam.bswa
+    "bswa_sg": _make_bswa_sg,  # fam.bswa_sg
     "fam": Fam,  # fam.fam
-    "linear": Linear,  # t2r.map
+    "linear": LinearAttention,  # t2r.map
 }
 
 
 def make_mixer(name: str, config: ModelConfig, *, rngs: nnx.Rngs) -> Any:
-    """Return a new mixer by its name in the table."""
+    """Return a new mixer by its registered name."""
     if name not in MIXERS:
         raise UserError(f"model.mixer: unknown mixer {name!r}{nearest(name, MIXERS)}")
     return MIXERS[name](config, rngs=rngs)

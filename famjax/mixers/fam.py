@@ -1,18 +1,18 @@
 """Feedback Attention Memory (TransformerFAM 2.2, Algorithm 2, B.1, B.2.1).
 
-A block attends to its memory segments, to the previous FAM and to itself; the FAM, as a query,
-attends to its own last value and to the whole block, and goes through the layer's own norm,
-projections and feed-forward:
+A block attends to its memory segments, to the previous FAM and to itself. The FAM, as a query,
+attends to its last value and to the whole block, with the layer's own norm, projections and
+feed-forward:
 
     A_tau^F = SelfAttention(Q_{tau-1}^F, Concat(K_{tau-1}^F, K_tau), ...) + F_{tau-1}
     F_tau   = FF(PreLN(A_tau^F)) + A_tau^F
 
-Within one layer that recurrence needs nothing but the keys and values of each block. So all blocks
-are projected at once, a scan over the blocks updates the f memory tokens alone, and then all
-blocks attend at once: of f + w tokens only f are sequential.
+Within a layer the recurrence needs only the keys and values of each block. So all blocks are
+projected in parallel, a scan over the blocks updates only the f memory tokens, and then all blocks
+attend in parallel: of f + w tokens only f are sequential.
 
-The FAM is kept in float32 whatever the compute type: it is a sum over all the blocks ever read,
-and in bfloat16 the terms would soon be lost in it.
+The FAM is float32 regardless of the compute dtype: it is a sum over all blocks, and in bfloat16 new
+terms would be rounded away.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from famjax.core import sequence_parallel
 from famjax.core.config import ModelConfig
 from famjax.core.sharding import sequence_shards, shard_map_rows
 from famjax.core.types import Array, Context, param_dtype
-from famjax.layers.dropout import FEEDBACK, split
+from famjax.layers.dropout import FEEDBACK, split_key
 from famjax.layers.linear import MATMUL_PARAMS
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
 from famjax.mixers.window import (
     Blocks,
     ExtraKV,
-    Window,
+    WindowAttention,
     WindowState,
     select_rows,
     select_state,
     select_valid,
 )
-from famjax.ops.attention import Frames, attention_weights
+from famjax.ops.attention import KVFrames, attention_weights
 from famjax.ops.deferred_scan import deferred_scan, plain_scan
 
 
@@ -52,9 +52,9 @@ class FamState(NamedTuple):
       window: memory segments and the block being filled.
       fam: [b f d] float32, F.
       k, v: [b p f g e], keys and values of the last p FAMs, oldest first, the last of them F's;
-        each at positions -f to -1 of the block that came after it.
+        each at positions -f to -1 of the block after it.
       updates: [b] int32, updates since the document's start, at most p. At 0 the FAM is the
-        learned initial one.
+        learned prompt.
     """
 
     window: WindowState
@@ -64,7 +64,7 @@ class FamState(NamedTuple):
     updates: Array
 
 
-def _block_major(tree: Any) -> Any:
+def _to_block_major(tree: Any) -> Any:
     """[b n ...] -> [n b ...]."""
     return jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), tree)
 
@@ -73,19 +73,19 @@ class Fam(nnx.Module):
     """Block sliding window attention with feedback memory."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        self.window = Window(config, rngs=rngs, segments=config.memory_segments)
+        self.window = WindowAttention(config, rngs=rngs, segments=config.memory_segments)
         self.block_len = config.block_len
         self.fam_len = config.fam_len
         self.previous = config.fam_previous
-        self.recomputed = config.remat != "none"
-        self.receptive_field = None  # it can depend on everything
+        self.defer_weight_gradients = config.remat != "none"
+        self.receptive_field = None  # unbounded
 
     @property
     def qkv(self) -> QKV:
         return self.window.qkv
 
     def init_state(self, batch: int, prompt: Array) -> FamState:
-        """Start every lane from the FAM prompt as it stands before this layer (B.1).
+        """Return the initial state, from the FAM prompt at this layer's input (B.1).
 
         Args:
           prompt: [f d], or [b f d] if each lane has its own.
@@ -94,14 +94,14 @@ class Fam(nnx.Module):
         _, k, v = self.project(fam)
         older = ((0, 0), (self.previous - 1, 0), (0, 0), (0, 0), (0, 0))
 
-        def each(x: Array) -> Array:
+        def broadcast_rows(x: Array) -> Array:
             return x if prompt.ndim == 3 else jnp.broadcast_to(x, (batch, *x.shape))
 
         return FamState(
             self.window.init_state(batch),
-            each(fam),
-            jnp.pad(each(k)[:, None], older),
-            jnp.pad(each(v)[:, None], older),
+            broadcast_rows(fam),
+            jnp.pad(broadcast_rows(k)[:, None], older),
+            jnp.pad(broadcast_rows(v)[:, None], older),
             jnp.zeros((batch,), jnp.int32),
         )
 
@@ -121,7 +121,7 @@ class Fam(nnx.Module):
     def project(self, fam: Array) -> tuple[Array, Array, Array]:
         """QKV(PreLN(F)) at -f to -1 of the block that follows: [... f d] -> [... f h|g e].
 
-        These are the last f positions of the block that F was made from (B.2.1).
+        These are the last f positions of the block that F summarizes (B.2.1).
         """
         q, k, v = self.qkv.project(fam)
         positions = jnp.arange(-self.fam_len, 0)
@@ -144,33 +144,33 @@ class Fam(nnx.Module):
           projected: `project(fam)`.
           offset: [b], added to all positions (B.2.2).
 
-        What reads the block into the FAM has the layer's dropouts, `key` is theirs.
+        The update has the layer's dropout; `key` is for it.
         """
         q, fam_k, fam_v = projected
         keys, values = jnp.concatenate([fam_k, k], 1), jnp.concatenate([fam_v, v], 1)
         q, keys = self.qkv.shift(q, offset), self.qkv.shift(keys, offset)
         attended = self.qkv.attend(q, keys, values, key=key)
-        # the initial FAM has no context to pass on: the first residual is zero (B.1)
+        # the initial FAM carries no context: the first residual is zero (B.1)
         residual = select_rows(updates > 0, fam, jnp.zeros_like(fam))
         return mlp(self.qkv.output_projection(attended, residual, key), fam, key)
 
     def __call__(
         self, x: Array, state: FamState, ctx: Context, mlp: FeedForward
     ) -> tuple[Array, FamState]:
-        """Read whole blocks: [b n*w d] -> [b n*w d]. The lanes stand at the start of a block."""
+        """Process whole blocks: [b n*w d] -> [b n*w d]. All lanes are at the start of a block."""
         inputs = self.window.project_blocks(x, ctx)
         _, k, v, blocks = inputs
         feedback, fam, updates = self.scan_memory(k, v, state, blocks, ctx, mlp)
-        extra = self.memory_frames(state, feedback)
+        extra = self.memory_kv(state, feedback)
         attended = self.window.attend_blocks(inputs, state.window, ctx, extra)
         y = self.qkv.output_projection(attended, x, ctx.key)
         return y, self.final_state(k, v, state, blocks, feedback[:2], fam, updates)
 
     def attention_mass(self, x: Array, state: FamState, ctx: Context, mlp: FeedForward) -> Array:
-        """Return the mean share of a token's attention that goes to the FAM: a scalar."""
+        """Return the mean share of attention weights on the FAM: a scalar."""
         inputs = self.window.project_blocks(x, ctx)
         feedback, _, _ = self.scan_memory(inputs.k, inputs.v, state, inputs.blocks, ctx, mlp)
-        extra = self.memory_frames(state, feedback)
+        extra = self.memory_kv(state, feedback)
         q, k, _, mask = self.window.attention_inputs(inputs, state.window, ctx, extra)
         first = self.window.segments * self.block_len
         weights = attention_weights(q, k, mask, self.qkv.cap)
@@ -185,88 +185,95 @@ class Fam(nnx.Module):
         ctx: Context,
         mlp: FeedForward,
     ) -> tuple[tuple[Array, Array, Array], Array, Array]:
-        """Run the recurrence over the blocks, on the memory tokens alone.
+        """Scan the blocks, updating the memory tokens.
 
         Returns:
-          keys and values [b n f g e] of the FAM that each block starts with, and its updates [b n];
+          keys and values [b n f g e] of the FAM before each block, and its updates [b n];
           the last FAM [b f d]; its updates [b].
         """
-        forget = blocks.reset
-        if ctx.passing is not None:
-            forget = forget & ~ctx.passing[:, :: self.block_len]
+        reset = blocks.reset
+        if ctx.carry_memory is not None:
+            reset = reset & ~ctx.carry_memory[:, :: self.block_len]
         full = blocks.valid == self.block_len
-        before, updates = self.count(state.updates, forget, full, ctx.prompt)
-        keys = split(ctx.key, FEEDBACK, k.shape[1])
+        before, updates = self.count_updates(state.updates, reset, full, ctx.prompt)
+        keys = split_key(ctx.key, FEEDBACK, k.shape[1])
         offset = ctx.offset
         if offset is not None:
             offset = jnp.broadcast_to(offset, (k.shape[1], *offset.shape))
-        xs, rest = _block_major((k, v)), (*_block_major((forget, full, before)), keys, offset)
+        xs, non_diff = (
+            _to_block_major((k, v)),
+            (*_to_block_major((reset, full, before)), keys, offset),
+        )
         graph, matmul_params, other_params, others = cast(
             Any, nnx.split(nnx.List([self, mlp]), MATMUL_PARAMS, nnx.Param, ...)
         )
         shared = (matmul_params, (other_params, ctx.prompt))
 
-        def block(shared: Any, fam: Array, x: Any) -> Any:
+        def body(shared: Any, fam: Array, x: Any) -> Any:
             matmul_params, (other_params, prompt), *others = shared
             layer, mlp = cast(
                 tuple[Fam, FeedForward], nnx.merge(graph, matmul_params, other_params, *others)
             )
-            return layer.block(mlp, prompt, fam, x)
+            return layer.scan_body(mlp, prompt, fam, x)
 
-        # dropout's numbers, of adapters too, are drawn for all rows at once
+        # dropout masks, of adapters too, are drawn for the whole batch
         if keys is not None or others or sequence_shards(k.shape[1]) > 1:
-            fam, ys = sequence_parallel.ring_scan(block, (*shared, others), state.fam, (xs, rest))
+            fam, ys = sequence_parallel.ring_scan(
+                body, (*shared, others), state.fam, (xs, non_diff)
+            )
         else:
-            loop = deferred_scan if self.recomputed else plain_scan
-            inputs = functools.partial(loop, lambda *args: block((*args[:2], others), *args[2:]))
-            # with an offset each row has a prompt of its own
-            light_axes = (None, None if offset is None else 0)
-            divided = shard_map_rows(inputs, k.shape[0], (None, light_axes, 0, 1, 1), (0, 1))
-            fam, ys = divided(*shared, state.fam, xs, rest)
+            scan = deferred_scan if self.defer_weight_gradients else plain_scan
+            scan_rows = functools.partial(scan, lambda *args: body((*args[:2], others), *args[2:]))
+            # with an offset each row has its own prompt
+            other_axes = (None, None if offset is None else 0)
+            sharded_scan = shard_map_rows(
+                scan_rows, k.shape[0], (None, other_axes, 0, 1, 1), (0, 1)
+            )
+            fam, ys = sharded_scan(*shared, state.fam, xs, non_diff)
         fam_k, fam_v = jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1), ys)
         return (fam_k, fam_v, before), fam, updates
 
-    def count(
-        self, updates: Array, forget: Array, full: Array, prompt: Array | None
+    def count_updates(
+        self, updates: Array, reset: Array, full: Array, prompt: Array | None
     ) -> tuple[Array, Array]:
         """Return updates before each block [b n], and after the last one [b].
 
         Args:
           updates: [b], before the call.
-          forget, full: [b n] bool, whether the memory begins anew, and whether the block is read
-            into it.
+          reset, full: [b n] bool, whether the memory is reset before the block, and whether the
+            block updates it.
         """
 
-        def one(updates: Array, x: tuple[Array, Array]) -> tuple[Array, Array]:
-            forget, full = x
+        def body(updates: Array, x: tuple[Array, Array]) -> tuple[Array, Array]:
+            reset, full = x
             if prompt is not None:
-                updates = jnp.where(forget, 0, updates)
+                updates = jnp.where(reset, 0, updates)
             return jnp.minimum(updates + full, self.previous), updates
 
-        updates, before = jax.lax.scan(one, updates, (forget.T, full.T))
+        updates, before = jax.lax.scan(body, updates, (reset.T, full.T))
         return before.T, updates
 
-    def block(
+    def scan_body(
         self, mlp: FeedForward, prompt: Array | None, fam: Array, x: Any
     ) -> tuple[Array, tuple[Array, Array]]:
-        """Read one block into the FAM: a turn of `scan_memory`'s loop.
+        """Update the FAM with one block: the body of `scan_memory`.
 
         Returns:
-          the FAM; keys and values of the one before, which the block attends to.
+          the FAM; keys and values of the previous one, which the block attends to.
         """
-        (k, v), (forget, full, updates, key, offset) = x
+        (k, v), (reset, full, updates, key, offset) = x
         if prompt is not None:
-            fam = select_rows(forget, jnp.broadcast_to(prompt, fam.shape).astype(fam.dtype), fam)
+            fam = select_rows(reset, jnp.broadcast_to(prompt, fam.shape).astype(fam.dtype), fam)
         projected = self.project(fam)
         new = self.update_memory(fam, projected, updates, k, v, mlp, key, offset)
         return select_rows(full, new, fam), projected[1:]
 
-    def memory_frames(self, state: FamState, feedback: tuple[Array, Array, Array]) -> ExtraKV:
-        """Return the last p FAMs, which each block sees: p*f keys and values."""
+    def memory_kv(self, state: FamState, feedback: tuple[Array, Array, Array]) -> ExtraKV:
+        """Return the last p FAMs that each block attends to: p*f keys and values."""
         fam_k, fam_v, updates = feedback
         b, n, f, g, e = fam_k.shape
         p, w = self.previous, self.block_len
-        behind = jnp.arange(p - 1, -1, -1)
+        distance = jnp.arange(p - 1, -1, -1)
 
         def last(old: Array, new: Array) -> Array:
             own = new[:, :, None]
@@ -277,10 +284,10 @@ class Fam(nnx.Module):
 
         past_k, past_v = last(state.k, fam_k), last(state.v, fam_v)
         if p > 1:
-            past_k = self.qkv.rotate(past_k, jnp.broadcast_to(-w * behind[:, None], (p, f)))
-        there = jnp.repeat(updates[..., None] >= behind, f, axis=-1)
+            past_k = self.qkv.rotate(past_k, jnp.broadcast_to(-w * distance[:, None], (p, f)))
+        visible = jnp.repeat(updates[..., None] >= distance, f, axis=-1)
         shape = (b, n, p * f, g, e)
-        return ExtraKV(past_k.reshape(shape), past_v.reshape(shape), there)
+        return ExtraKV(past_k.reshape(shape), past_v.reshape(shape), visible)
 
     def final_state(
         self,
@@ -297,36 +304,38 @@ class Fam(nnx.Module):
         _, *latest = self.project(fam)
         holds = jnp.arange(older) >= older - updates[:, None]  # [b p-1]
 
-        def line(old: Array, new: Array, last: Array) -> Array:
-            kept = sequence_parallel.gather_last(
+        def append_latest(old: Array, new: Array, last: Array) -> Array:
+            entries = sequence_parallel.gather_last(
                 old[:, :-1].astype(new.dtype), new, blocks.end, older
             )
-            kept = jnp.where(holds[..., None, None, None], kept, 0)
-            return select_rows(blocks.all_padding, old, jnp.concatenate([kept, last[:, None]], 1))
+            entries = jnp.where(holds[..., None, None, None], entries, 0)
+            return select_rows(
+                blocks.all_padding, old, jnp.concatenate([entries, last[:, None]], 1)
+            )
 
         return FamState(
             self.window.final_state(k, v, state.window, blocks),
             fam,
-            line(state.k, feedback[0], latest[0]),
-            line(state.v, feedback[1], latest[1]),
+            append_latest(state.k, feedback[0], latest[0]),
+            append_latest(state.v, feedback[1], latest[1]),
             updates,
         )
 
     def step(
         self, x: Array, state: FamState, ctx: Context, mlp: FeedForward
     ) -> tuple[Array, FamState]:
-        """Read one token a lane: [b 1 d] -> [b 1 d]. Lanes may stand anywhere in their blocks."""
+        """Process one token per lane, at any position in its block: [b 1 d] -> [b 1 d]."""
         before = state
         if ctx.reset is not None and ctx.prompt is not None:
             fresh = self.init_state(x.shape[0], ctx.prompt)
-            if ctx.passing is not None:
-                fresh = select_state(ctx.passing[:, 0], self.pass_state(fresh, state), fresh)
+            if ctx.carry_memory is not None:
+                fresh = select_state(ctx.carry_memory[:, 0], self.pass_state(fresh, state), fresh)
             state = select_state(ctx.reset[:, 0], fresh, state)
         q, window = self.window.append_kv(x, state.window)
-        attended = self.window.attend_token(q, window, self.frames(q, state))
+        attended = self.window.attend_token(q, window, self.kv_frames(q, state))
         y = self.qkv.output_projection(attended[:, None], x)
         full = window.tokens + 1 == self.block_len
-        # once in w tokens
+        # a branch, since it is taken once in w tokens
         state = jax.lax.cond(
             full.any(),
             lambda state: select_state(full, self.commit_block(state, window, mlp), state),
@@ -335,12 +344,12 @@ class Fam(nnx.Module):
         )
         return y, select_valid(ctx, state._replace(window=self.window.advance(window)), before)
 
-    def frames(self, q: Array, state: FamState) -> Frames:
-        """Return the last p FAMs as one token sees them, in `attend_frames`' form."""
+    def kv_frames(self, q: Array, state: FamState) -> KVFrames:
+        """Return the last p FAMs for one token, as an argument of `attend_frames`."""
         p, f = self.previous, self.fam_len
-        behind = jnp.arange(p - 1, -1, -1)
-        position = state.window.tokens[:, None] + self.block_len * behind
-        visible = state.updates[:, None] >= behind
+        distance = jnp.arange(p - 1, -1, -1)
+        position = state.window.tokens[:, None] + self.block_len * distance
+        visible = state.updates[:, None] >= distance
         return (
             self.qkv.rotate(jnp.repeat(q[:, None], p, 1), position),
             state.k,
@@ -349,7 +358,7 @@ class Fam(nnx.Module):
         )
 
     def commit_block(self, state: FamState, window: WindowState, mlp: FeedForward) -> FamState:
-        """Compress the block that has just been filled into the FAM."""
+        """Update the FAM with the block that was just filled."""
         k, v = window.k[:, -1], window.v[:, -1]
         fam = self.update_memory(state.fam, self.project(state.fam), state.updates, k, v, mlp)
         _, fam_k, fam_v = self.project(fam)

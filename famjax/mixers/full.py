@@ -1,4 +1,4 @@
-"""Full causal attention with a cache of fixed capacity: the baseline that does not stream."""
+"""Full causal attention with a KV cache of fixed capacity: the baseline that does not stream."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from famjax.core.types import Array, Context
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
 from famjax.mixers.window import select_rows
-from famjax.ops.positions import in_document
+from famjax.ops.positions import document_positions
 
 
 class CacheState(NamedTuple):
     """k, v: [b g capacity e], rotated by the position in the document; length: [b] int32.
 
-    A head's keys lie together, as products with one query a lane read them: behind each other by
-    token, XLA on CPU turned the whole cache at every token, ten times the time of the product.
+    Head-major, the layout of products with one query per lane: with a token-major cache XLA on CPU
+    transposed all of it at every token, in ten times the time of the product.
     """
 
     k: Array
@@ -30,17 +30,17 @@ class CacheState(NamedTuple):
     length: Array
 
 
-class Full(nnx.Module):
-    """Causal attention over everything since the document's start, up to the capacity.
+class FullAttention(nnx.Module):
+    """Causal attention over the document, up to the capacity.
 
-    Beyond the capacity: a `UserError`, or NaN under jit, never a wrong number.
+    Beyond the capacity: a `UserError`, or NaN under jit.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.qkv = QKV(config, rngs=rngs)
         self.block_len = 1
         self.capacity = config.capacity
-        self.receptive_field = None  # it can depend on everything
+        self.receptive_field = None  # unbounded
 
     def init_state(self, batch: int, prompt: Array | None = None) -> CacheState:
         shape = (batch, self.qkv.kv_heads, self.capacity, self.qkv.head_dim)
@@ -58,60 +58,60 @@ class Full(nnx.Module):
     def __call__(
         self, x: Array, state: CacheState, ctx: Context, mlp: FeedForward
     ) -> tuple[Array, CacheState]:
-        """Read any number of tokens: [b t d] -> [b t d]."""
+        """Process any number of tokens: [b t d] -> [b t d]."""
         valid = jnp.ones(x.shape[:2], bool) if ctx.valid is None else ctx.valid
-        start, position, length = in_document(state.length, ctx, x.shape[1])
+        start, position, length = document_positions(state.length, ctx, x.shape[1])
         self.check_capacity(jnp.where(valid, position, 0))
 
         q, k, v = self.qkv.project(x)
-        k = self.qkv.rotate(k, position, far=True)
-        # the layer below gave NaN beyond the capacity; 0 * NaN would carry it to tokens that fit
+        k = self.qkv.rotate(k, position, long_range=True)
+        # the layer below gives NaN beyond the capacity; 0 * NaN would spread to tokens that fit
         v = jnp.where((position < self.capacity)[..., None, None], v, 0)
-        mask = self.mask(state, start, valid)
-        # of tokens that are divided every query sees all, and the cache takes them
+        attention_mask = self.attention_mask(state, start, valid)
+        # with sharded tokens every query sees all keys, and the cache stores them
         k, v = sharding.all_gather_tokens(k), sharding.all_gather_tokens(v)
-        keys = jnp.concatenate([_by_token(state.k).astype(k.dtype), k], 1)
-        values = jnp.concatenate([_by_token(state.v).astype(v.dtype), v], 1)
-        q = self.qkv.rotate(q, position, far=True)
-        y = self.attend(q, keys, values, mask, x, ctx)
+        keys = jnp.concatenate([_swap_heads_tokens(state.k).astype(k.dtype), k], 1)
+        values = jnp.concatenate([_swap_heads_tokens(state.v).astype(v.dtype), v], 1)
+        q = self.qkv.rotate(q, position, long_range=True)
+        y = self.attend(q, keys, values, attention_mask, x, ctx)
         y = jnp.where((valid & (position >= self.capacity))[..., None], jnp.nan, y)
         return y, self.final_state(k, v, state, start[:, -1], valid, length)
 
     def step(
         self, x: Array, state: CacheState, ctx: Context, mlp: FeedForward
     ) -> tuple[Array, CacheState]:
-        """Read one token a lane: [b 1 d] -> [b 1 d]. It is written first, then the cache is read.
+        """Process one token per lane: [b 1 d] -> [b 1 d]. It is written to the cache first.
 
-        Of the cache one slot a lane is written, in place where the state is donated.
+        One cache entry per lane is written, in place if the state is donated.
         """
         valid = jnp.ones(x.shape[:2], bool) if ctx.valid is None else ctx.valid
         reset = None if ctx.reset is None else ctx.reset & valid
-        _, position, length = in_document(state.length, ctx._replace(reset=reset), 1)
+        _, position, length = document_positions(state.length, ctx._replace(reset=reset), 1)
         self.check_capacity(jnp.where(valid, position, 0))
 
         q, k, v = self.qkv.project(x)
-        q, k = (self.qkv.rotate(a, position, far=True) for a in (q, k))
-        # padding is written nowhere, as what does not fit
-        slot = jnp.where(valid, position, self.capacity)[:, 0]
+        q, k = (self.qkv.rotate(a, position, long_range=True) for a in (q, k))
+        # padding is not written, as tokens that do not fit
+        index = jnp.where(valid, position, self.capacity)[:, 0]
         old = state if reset is None else _clear_rows(state, reset[:, 0])
-        new = CacheState(_write_slot(old.k, k, slot), _write_slot(old.v, v, slot), length)
-        # padding that finds the cache empty sees zeros, so that no row of the softmax is empty
-        mask = jnp.arange(self.capacity) < jnp.maximum(length, 1)[:, None, None]
-        keys, values = (_by_token(a).astype(q.dtype) for a in (new.k, new.v))
-        y = self.attend(q, keys, values, mask, x, ctx)
+        new = CacheState(_write_entry(old.k, k, index), _write_entry(old.v, v, index), length)
+        # padding with an empty cache attends to zeros, so that no row of the softmax is empty
+        attention_mask = jnp.arange(self.capacity) < jnp.maximum(length, 1)[:, None, None]
+        keys, values = (_swap_heads_tokens(a).astype(q.dtype) for a in (new.k, new.v))
+        y = self.attend(q, keys, values, attention_mask, x, ctx)
         return jnp.where((valid & (position >= self.capacity))[..., None], jnp.nan, y), new
 
     def attend(
-        self, q: Array, keys: Array, values: Array, mask: Array, x: Array, ctx: Context
+        self, q: Array, keys: Array, values: Array, attention_mask: Array, x: Array, ctx: Context
     ) -> Array:
         """[b t h e], [b s g e], [b s g e] and [b t s] -> [b t d]."""
         q, keys = self.qkv.shift(q, ctx.offset), self.qkv.shift(keys, ctx.offset)
         return self.qkv.output_projection(
-            self.qkv.attend(q, keys, values, mask, ctx.key), x, ctx.key
+            self.qkv.attend(q, keys, values, attention_mask, ctx.key), x, ctx.key
         )
 
     def attention_map(self, x: Array) -> Array:
-        """Return the attention of a document read in one call: [b t d] -> [b h t t]."""
+        """Return the attention weights of a document in one call: [b t d] -> [b h t t]."""
         position = jnp.arange(x.shape[1])
         q, k, _ = self.qkv.project(x)
         q, k = self.qkv.rotate(q, position), self.qkv.rotate(k, position)
@@ -124,34 +124,32 @@ class Full(nnx.Module):
                 f"cache of {self.capacity}; raise model.capacity or use a windowed mixer"
             )
 
-    def mask(self, state: CacheState, start: Array, valid: Array) -> Array:
-        """Return [b t capacity+t]: cached keys unless a reset came between, own ones causally."""
+    def attention_mask(self, state: CacheState, start: Array, valid: Array) -> Array:
+        """Return [b t capacity+t]: cached keys unless a reset came between, the call's causally."""
         t = start.shape[1]
         cached = jnp.arange(self.capacity) < state.length[:, None]
         cached = cached[:, None] & (start < 0)[..., None]
         index = jnp.arange(t)
         same = (start[:, :, None] == start[:, None, :]) & (index[:, None] >= index)
-        # padding sees itself, so that no row of the softmax is empty
+        # padding attends to itself, so that no row of the softmax is empty
         same &= valid[:, None] | jnp.eye(t, dtype=bool)
         return jnp.concatenate([cached, same], -1)
 
     def final_state(
         self, k: Array, v: Array, state: CacheState, start: Array, valid: Array, length: Array
     ) -> CacheState:
-        """Append the new keys, or begin the cache anew behind the last reset."""
-        begin = jnp.maximum(start, 0)
+        """Append the new keys; after a reset, clear the cache first."""
+        first = jnp.maximum(start, 0)
         base = jnp.where(start < 0, state.length, 0)
-        slot = jnp.arange(self.capacity)
-        source = jnp.clip(slot - base[:, None] + begin[:, None], 0, k.shape[1] - 1)
-        is_old = slot < base[:, None]
-        is_new = ~is_old & (slot < length[:, None])
+        index = jnp.arange(self.capacity)
+        source = jnp.clip(index - base[:, None] + first[:, None], 0, k.shape[1] - 1)
+        from_cache = index < base[:, None]
+        from_call = ~from_cache & (index < length[:, None])
 
         def merge_rows(old: Array, new: Array) -> Array:
-            all_gather_tokens = jnp.take_along_axis(new, source[..., None, None], 1).astype(
-                old.dtype
-            )
-            kept = jnp.where(is_old[:, None, :, None], old, 0)
-            return jnp.where(is_new[:, None, :, None], _by_token(all_gather_tokens), kept)
+            gathered = jnp.take_along_axis(new, source[..., None, None], 1).astype(old.dtype)
+            cached = jnp.where(from_cache[:, None, :, None], old, 0)
+            return jnp.where(from_call[:, None, :, None], _swap_heads_tokens(gathered), cached)
 
         all_padding = ~valid.any(-1)
         return CacheState(
@@ -161,13 +159,13 @@ class Full(nnx.Module):
         )
 
 
-def _by_token(a: Array) -> Array:
-    """[b g s e] -> [b s g e], and back."""
+def _swap_heads_tokens(a: Array) -> Array:
+    """[b g s e] -> [b s g e], and the inverse."""
     return a.swapaxes(1, 2)
 
 
 def _clear_rows(state: CacheState, reset: Array) -> CacheState:
-    """Return the state with the caches empty of lanes [b] that begin a document."""
+    """Return the state with empty caches for lanes [b] that start a document."""
     return state._replace(
         **{
             name: jnp.where(reset[:, None, None, None], 0, getattr(state, name))
@@ -176,10 +174,10 @@ def _clear_rows(state: CacheState, reset: Array) -> CacheState:
     )
 
 
-def _write_slot(cache: Array, new: Array, slot: Array) -> Array:
-    """Write [b 1 g e] into [b g capacity e] at each lane's slot [b]; nothing beyond the end."""
+def _write_entry(cache: Array, new: Array, index: Array) -> Array:
+    """Write [b 1 g e] into [b g capacity e] at `index` [b]; drop it beyond the end."""
 
-    def lane(cache: Array, new: Array, slot: Array) -> Array:
-        return cache.at[:, slot].set(new[0].astype(cache.dtype), mode="drop")
+    def lane(cache: Array, new: Array, index: Array) -> Array:
+        return cache.at[:, index].set(new[0].astype(cache.dtype), mode="drop")
 
-    return jax.vmap(lane)(cache, new, slot)
+    return jax.vmap(lane)(cache, new, index)

@@ -1,11 +1,11 @@
-"""Normalised linear attention: a layer that is an RNN (T2R 2.2, Equations 3 to 7).
+"""Normalized linear attention, a layer with a recurrent form (T2R 2.2, Equations 3 to 7).
 
     out_i = phi(q_i)^T S_i / phi(q_i)^T z_i          S_i = sum_{j <= i} phi(k_j) v_j^T
 
 phi is in `famjax.layers.feature_map`, the sums in `famjax.ops.linear_attention`.
 
-There is no dropout of attention weights, since none are formed. The authors' code drops them where
-it computes all pairs, and not in its recurrent form, which is the one here.
+There is no dropout of attention weights, since they are never computed. The authors' code has it in
+its quadratic form, and not in its recurrent form, which is the one here.
 """
 
 from __future__ import annotations
@@ -25,14 +25,20 @@ from famjax.layers import feature_map
 from famjax.layers.feature_map import FeatureMap
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
-from famjax.ops.linear_attention import Sums, attend_all, causal_weights, chunked, recurrent
-from famjax.ops.positions import in_document
+from famjax.ops.linear_attention import (
+    Sums,
+    attend_all,
+    causal_weights,
+    chunkwise_attention,
+    recurrent_attention,
+)
+from famjax.ops.positions import document_positions
 
-_Attend = Callable[[Array, Array, Array, Sums, Array], tuple[Array, Sums]]
+_AttendFn = Callable[[Array, Array, Array, Sums, Array], tuple[Array, Sums]]
 
 
 class LinearState(NamedTuple):
-    """Sums over the tokens of a lane's document, float32 whatever the compute type.
+    """Sums over the tokens of a lane's document, float32 regardless of the compute dtype.
 
     Attributes:
       s, z: [b g k e] and [b g k].
@@ -44,17 +50,17 @@ class LinearState(NamedTuple):
     length: Array
 
 
-class Linear(nnx.Module):
-    """Causal linear attention over everything since the document's start, in O(k e) a head."""
+class LinearAttention(nnx.Module):
+    """Causal linear attention over the document, with a state of O(k e) per head."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.qkv = QKV(config, rngs=rngs)
         self.map = FeatureMap(config, rngs=rngs)
-        self.features = feature_map.size(config)
+        self.features = feature_map.num_features(config)
         self.rope = config.linear.rope
         self.chunk = config.linear.chunk
         self.block_len = 1
-        self.receptive_field = None  # it can depend on everything
+        self.receptive_field = None  # unbounded
 
     def init_state(self, batch: int, prompt: Array | None = None) -> LinearState:
         g, k, e = self.qkv.kv_heads, self.features, self.qkv.head_dim
@@ -69,49 +75,53 @@ class Linear(nnx.Module):
         return LinearState(s, z, lanes)
 
     def encode_memory_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
-        """Let all tokens of the FAM prompt (B.1) see each other, at -f to -1: [f d] -> [f d]."""
+        """Full attention among the tokens of the FAM prompt (B.1), at -f to -1: [f d] -> [f d]."""
         q, k, v = self.project(prompt, _add_offset(jnp.arange(-prompt.shape[-2], 0), offset))
-        return self.qkv.output_projection(_heads(attend_all(q, k, v)), prompt)
+        return self.qkv.output_projection(_merge_heads(attend_all(q, k, v)), prompt)
 
     def __call__(
         self, x: Array, state: LinearState, ctx: Context, mlp: FeedForward
     ) -> tuple[Array, LinearState]:
-        """Read any number of tokens: [b t d] -> [b t d]."""
-        return self._read(x, state, ctx, functools.partial(chunked, chunk=self.chunk))
+        """Process any number of tokens: [b t d] -> [b t d]."""
+        return self._forward(
+            x, state, ctx, functools.partial(chunkwise_attention, chunk=self.chunk)
+        )
 
     def step(
         self, x: Array, state: LinearState, ctx: Context, mlp: FeedForward
     ) -> tuple[Array, LinearState]:
-        """Read one token a lane: [b 1 d] -> [b 1 d]."""
-        return self._read(x, state, ctx, recurrent)
+        """Process one token per lane: [b 1 d] -> [b 1 d]."""
+        return self._forward(x, state, ctx, recurrent_attention)
 
     def match(self, x: Array, ctx: Context) -> tuple[Array, Array]:
-        """Read documents [b t d] whole, as softmax attention of the same weights does.
+        """Process whole documents [b t d] with softmax attention; return linear attention's error.
 
             error = sum |linear - softmax|^2 / sum |softmax|^2
 
-        over a row's tokens and heads, before the output projection (Hedgehog and LoLCATs learn
-        their maps from the same; T2R does not). The gradient of the error is that of phi alone.
+        over a row's tokens and heads, before the output projection (Hedgehog and LoLCATs train
+        their maps with this loss; T2R does not). Only phi has a gradient of the error.
 
         Returns:
-          [b t d], what the layer gives with softmax; [b], the errors.
+          [b t d], the layer's output with softmax attention; [b], the errors.
         """
         b, t, _ = x.shape
         position = _add_offset(jnp.arange(t), ctx.offset)
-        # nothing below phi is kept for a gradient, whatever is trained
+        # no residuals below phi, whatever is trained
         q, k, v = (jax.lax.stop_gradient(a) for a in self.qkv.project(x))
-        # `attend` marks what it keeps only where it has a gradient: else backward would do it again
+        # `attend` tags its residuals only under differentiation: else remat would recompute it
         softmax = tag_product(self.qkv.attend_causally(q, k, v, position))
         state, start = self.init_state(b), jnp.zeros((b, t), jnp.int32)
         sums = Sums(state.s, state.z)
-        linear, _ = chunked(*self.phi(q, k, position), v, sums, start, self.chunk)
-        return self.qkv.output_projection(softmax, x), _relative_error(_heads(linear), softmax)
+        linear, _ = chunkwise_attention(*self.phi(q, k, position), v, sums, start, self.chunk)
+        return self.qkv.output_projection(softmax, x), _relative_error(
+            _merge_heads(linear), softmax
+        )
 
     def attention_map(self, x: Array) -> Array:
-        """Return the attention of a document read in one call: [b t d] -> [b h t t].
+        """Return the attention weights of a document in one call: [b t d] -> [b h t t].
 
-        phi(q_i) phi(k_j) over their sum, which is held above `EPS` as in the layer's output: rows
-        of a smaller sum do not add up to 1. Maps with negative features give negative weights.
+        phi(q_i) phi(k_j) over their sum, which is at least `EPS` as in the layer's output: rows
+        with a smaller sum do not sum to 1. Maps with negative features give negative weights.
         """
         q, k, _ = self.project(x, jnp.arange(x.shape[1]))
         weights = causal_weights(q, k)
@@ -124,34 +134,36 @@ class Linear(nnx.Module):
         return *self.phi(q, k, position), v
 
     def phi(self, q: Array, k: Array, position: Array) -> tuple[Array, Array]:
-        """[... t h e], [... t g e] as projected, at [... t] -> [... t g r k], [... t g k]."""
+        """[... t h e], [... t g e] unrotated, at [... t] -> [... t g r k], [... t g k]."""
         if self.rope:
-            far = jnp.issubdtype(position.dtype, jnp.integer)
-            q, k = (self.qkv.rotate(a, position, far=far) for a in (q, k))
+            long_range = jnp.issubdtype(position.dtype, jnp.integer)
+            q, k = (self.qkv.rotate(a, position, long_range=long_range) for a in (q, k))
         *_, h, e = q.shape
         g = self.qkv.kv_heads
         q = q.reshape(*q.shape[:-2], g, h // g, e)
         return self.map(q), self.map(k[..., None, :])[..., 0, :]
 
-    def merged_map(self) -> None:
-        """Let the projections give W q + b and W k + b: queries and keys are never formed."""
+    def fold_feature_map(self) -> None:
+        """Fold the feature map into the projections: they give W q + b and W k + b."""
         assert self.qkv.k is not None
-        self.map.fold(self.qkv.q, self.qkv.query_gain)
-        self.map.fold(self.qkv.k)
-        self.map.drop()
+        self.map.fold_into(self.qkv.q, self.qkv.query_gain)
+        self.map.fold_into(self.qkv.k)
+        self.map.drop_weights()
         self.qkv.query_gain, self.rope = 1.0, False
 
-    def _read(
-        self, x: Array, state: LinearState, ctx: Context, attend: _Attend
+    def _forward(
+        self, x: Array, state: LinearState, ctx: Context, attend: _AttendFn
     ) -> tuple[Array, LinearState]:
         valid = jnp.ones(x.shape[:2], bool) if ctx.valid is None else ctx.valid
-        # no document begins with padding
+        # no document starts with padding
         reset = None if ctx.reset is None else ctx.reset & valid
-        start, position, length = in_document(state.length, ctx._replace(reset=reset), x.shape[1])
+        start, position, length = document_positions(
+            state.length, ctx._replace(reset=reset), x.shape[1]
+        )
         q, k, v = self.project(x, _add_offset(position, ctx.offset))
         k, v = (jnp.where(valid[..., None, None], a, 0) for a in (k, v))
         y, (s, z) = attend(q, k, v, Sums(state.s, state.z), start)
-        return self.qkv.output_projection(_heads(y), x, ctx.key), LinearState(s, z, length)
+        return self.qkv.output_projection(_merge_heads(y), x, ctx.key), LinearState(s, z, length)
 
 
 def _add_offset(position: Array, offset: Array | None) -> Array:
@@ -167,6 +179,6 @@ def _relative_error(y: Array, target: Array) -> Array:
     return jnp.square(y - target).sum(axes) / jnp.maximum(size, jnp.finfo(size.dtype).tiny)
 
 
-def _heads(y: Array) -> Array:
+def _merge_heads(y: Array) -> Array:
     """[... g r e] -> [... h e]."""
     return y.reshape(*y.shape[:-3], -1, y.shape[-1])

@@ -1,10 +1,10 @@
-"""Block sliding window attention (TransformerFAM 2.1, Equation 1, Algorithm 1) and its kin.
+"""Block sliding window attention (TransformerFAM 2.1, Equation 1, Algorithm 1) and variants.
 
     K^_t = Concat(K_{tau-m : tau-1}, K_{tau : t})          V^_t likewise
     a_t  = SelfAttention(q_t, K^_t, V^_t) + i_t
 
-`swa` is the same with a mask beyond a token window; `bswa_sg` cuts the gradient at the memory
-segments. `fam` adds its memory to what a block sees (see `famjax.mixers.fam`).
+`swa` masks keys outside a token window; `bswa_sg` stops gradients at the memory segments. `fam`
+adds its memory to the keys of a block (`famjax.mixers.fam`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from flax import nnx
 from famjax.core import sequence_parallel
 from famjax.core.config import ModelConfig
 from famjax.core.types import Array, Context, State
-from famjax.layers.dropout import ATTENTION, split
+from famjax.layers.dropout import ATTENTION_WEIGHTS, split_key
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
-from famjax.ops.attention import Frames, attend_frames
+from famjax.ops.attention import KVFrames, attend_frames
 
 
 class WindowState(NamedTuple):
@@ -29,8 +29,8 @@ class WindowState(NamedTuple):
 
     Attributes:
       k, v: [b m+1 w g e]: the m memory segments, oldest first, then the block being filled by
-        `step`. What holds nothing is zero.
-      blocks: [b] int32, memory segments that hold something, at most m.
+        `step`. Empty entries are zero.
+      blocks: [b] int32, filled memory segments, at most m.
       tokens: [b] int32, tokens in the block being filled, less than w.
     """
 
@@ -41,14 +41,14 @@ class WindowState(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Where the blocks of one call stand in their lanes' documents.
+    """Document boundaries and padding of a call, by block.
 
     Attributes:
       reset: [b n] bool, a document starts with the block.
-      valid: [b n] int32, valid tokens of the block; they come first in it.
-      end: [b] int32, one behind the last full block of the lane's newest document.
-      fresh: [b] bool, that document began within the call.
-      idle: [b] bool, the lane holds nothing but padding.
+      valid: [b n] int32, valid tokens of the block; padding follows them.
+      end: [b] int32, index after the last full block of the lane's newest document.
+      fresh: [b] bool, that document started within the call.
+      all_padding: [b] bool, the lane has only padding.
     """
 
     reset: Array
@@ -58,7 +58,7 @@ class Blocks(NamedTuple):
     all_padding: Array
 
     @classmethod
-    def of(cls, ctx: Context, batch: int, tokens: int, block_len: int) -> Blocks:
+    def from_context(cls, ctx: Context, batch: int, tokens: int, block_len: int) -> Blocks:
         n = tokens // block_len
         reset = jnp.zeros((batch, n), bool) if ctx.reset is None else ctx.reset[:, ::block_len]
         if ctx.valid is None:
@@ -72,7 +72,7 @@ class Blocks(NamedTuple):
         return cls(reset, count, end, reset.any(-1), ~(count > 0).any(-1))
 
     def blocks_since_reset(self, before: Array) -> Array:
-        """Return [b n]: blocks of the document before each block, `before` of them carried in."""
+        """Return [b n]: the document's blocks before each block; `before` [b] are from before."""
         index = jnp.arange(self.reset.shape[1], dtype=jnp.int32)
         start = jax.lax.cummax(jnp.where(self.reset, index, -1), axis=1)
         return jnp.where(start < 0, index + before[:, None], index - start)
@@ -88,30 +88,30 @@ class BlockInputs(NamedTuple):
 
 
 class ExtraKV(NamedTuple):
-    """What blocks see beside their memory segments and themselves.
+    """Keys and values that blocks attend to in addition to memory segments and themselves.
 
     Attributes:
       k, v: [b n s g e], keys in the blocks' own frames.
-      there: [b n s] bool.
+      visible: [b n s] bool.
     """
 
     k: Array
     v: Array
-    there: Array
+    visible: Array
 
 
 def select_rows(lanes: Array, new: Array, old: Array) -> Array:
-    """Choose by lane: [b] bool, [b ...], [b ...]."""
+    """Return `new` where `lanes` [b] is True, else `old`: [b ...]."""
     return jnp.where(lanes.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
 
 
-class Window(nnx.Module):
-    """Attention of each block to its memory segments and, causally, to itself.
+class WindowAttention(nnx.Module):
+    """Attention of each block to its memory segments and causally to itself.
 
     Args:
       config: block_len w, memory_segments m.
       segments: m.
-      window: tokens a query sees, itself included; None is all of its memory segments.
+      window: tokens that a query attends to, itself included; None is all memory segments.
       stop_gradient: no gradient flows into memory segments (3.2, M1_SG).
     """
 
@@ -129,14 +129,14 @@ class Window(nnx.Module):
         self.segments = segments
         self.window = window
         self.stop_gradient = stop_gradient
-        # blocks before a block that it can depend on, at most
+        # maximum number of earlier blocks that a block depends on
         self.receptive_field: int | None = (
             segments if window is None else -(-(window - 1) // self.block_len)
         )
-        self.by_block = config.remat in ("attention", "block")
+        self.sequential_blocks = config.remat in ("attention", "block")
 
     def init_state(self, batch: int, prompt: Array | None = None) -> WindowState:
-        """Return the empty memory. `prompt` is not used; see `famjax.mixers.fam`."""
+        """Return the empty state. `prompt` is unused; see `famjax.mixers.fam`."""
         shape = (batch, self.segments + 1, self.block_len, self.qkv.kv_heads, self.qkv.head_dim)
         empty = jnp.zeros(shape, self.qkv.dtype)
         zero = jnp.zeros((batch,), jnp.int32)
@@ -153,28 +153,28 @@ class Window(nnx.Module):
     def __call__(
         self, x: Array, state: WindowState, ctx: Context, mlp: FeedForward
     ) -> tuple[Array, WindowState]:
-        """Read whole blocks: [b n*w d] -> [b n*w d]. The lanes stand at the start of a block."""
+        """Process whole blocks: [b n*w d] -> [b n*w d]. All lanes are at the start of a block."""
         inputs = self.project_blocks(x, ctx)
         attended = self.attend_blocks(inputs, state, ctx)
         y = self.qkv.output_projection(attended, x, ctx.key)
         return y, self.final_state(inputs.k, inputs.v, state, inputs.blocks)
 
     def project_blocks(self, x: Array, ctx: Context) -> BlockInputs:
-        """Project all blocks at once: [b n*w d] -> q [b n w h e], k and v [b n w g e]."""
+        """Project all blocks: [b n*w d] -> q [b n w h e], k and v [b n w g e]."""
         b, t, d = x.shape
         w = self.block_len
         q, k, v = self.qkv.project(x.reshape(b, t // w, w, d))
         offsets = jnp.arange(w)
         q, k = self.qkv.rotate(q, offsets), self.qkv.rotate(k, offsets)
-        return BlockInputs(q, k, v, Blocks.of(ctx, b, t, w))
+        return BlockInputs(q, k, v, Blocks.from_context(ctx, b, t, w))
 
     def segment_kv(
         self, k: Array, v: Array, state: WindowState, blocks: Blocks
     ) -> tuple[Array, Array, Array]:
-        """Return what each block sees of earlier blocks.
+        """Return the memory segments of each block.
 
         Returns:
-          keys and values [b n m*w g e], the keys turned into the block's own frame; and the mask
+          keys and values [b n m*w g e], keys rotated into the block's own frame; the mask
           [b n w m*w].
         """
         b, n, w, g, e = k.shape
@@ -196,20 +196,20 @@ class Window(nnx.Module):
         return seen_k, seen_v, visible & self.window_mask(-w * distance)
 
     def window_mask(self, starts: Array) -> Array:
-        """Return [w s*w] bool: what the queries of a block may see of the s blocks at `starts`."""
+        """Return the causal (window) mask of a block and s blocks at `starts`: [w s*w] bool."""
         w = self.block_len
         offsets = jnp.arange(w)
         keys = (starts[:, None] + offsets).reshape(-1)
-        behind = offsets[:, None] - keys
-        return behind >= 0 if self.window is None else (behind >= 0) & (behind < self.window)
+        distance = offsets[:, None] - keys
+        return distance >= 0 if self.window is None else (distance >= 0) & (distance < self.window)
 
     def attend_blocks(
         self, inputs: BlockInputs, state: WindowState, ctx: Context, extra: ExtraKV | None = None
     ) -> Array:
-        """Attend to what is seen of the past and, causally, to the own block: [b n*w h e]."""
+        """Attend to memory segments, `extra`, and causally to the own block: [b n*w h e]."""
         b, n, w, h, e = inputs.q.shape
-        keys = split(ctx.key, ATTENTION, n)
-        if self.by_block:
+        keys = split_key(ctx.key, ATTENTION_WEIGHTS, n)
+        if self.sequential_blocks:
             out = self.attend_sequentially(inputs, state, ctx, extra, keys)
         else:
             attend = jax.vmap(self.qkv.attend, in_axes=(1, 1, 1, 1, 0), out_axes=1)
@@ -224,14 +224,14 @@ class Window(nnx.Module):
         extra: ExtraKV | None,
         keys: Array | None,
     ) -> Array:
-        """Do it with one block's keys, values and scores at a time: [b n w h e] (`model.remat`)."""
+        """As `attend_blocks`, with the keys and scores of one block at a time: [b n w h e]."""
         q, k, v, blocks = inputs
         b, n, w, g, e = k.shape
         m = self.segments
         offset = None if ctx.offset is None else jnp.broadcast_to(ctx.offset, (n, b))
 
-        def one(window: tuple[Array, Array], x: Any) -> Array:
-            (q, beside_k, beside_v), (blocks_since_reset, there, offset, key) = x
+        def attend_block(window: tuple[Array, Array], x: Any) -> Array:
+            (q, extra_k, extra_v), (blocks_since_reset, extra_visible, offset, key) = x
             distance = jnp.arange(m, -1, -1)
             if self.stop_gradient:
                 window = jax.tree.map(
@@ -243,36 +243,38 @@ class Window(nnx.Module):
             seen_v = window[1].reshape(b, (m + 1) * w, g, e)
             visible = jnp.repeat(blocks_since_reset[:, None] >= distance, w, axis=-1)[:, None]
             mask = visible & self.window_mask(-w * distance)
-            if there is not None:
-                # in the order of `attention_inputs`, by which dropout knows them
+            if extra_visible is not None:
+                # the order of `attention_inputs`: dropout masks depend on it
                 at = m * w
-                there = jnp.broadcast_to(there[:, None], (b, w, there.shape[-1]))
+                extra_visible = jnp.broadcast_to(
+                    extra_visible[:, None], (b, w, extra_visible.shape[-1])
+                )
                 seen_k, seen_v = (
                     jnp.concatenate([a[:, :at], more, a[:, at:]], 1)
-                    for a, more in ((seen_k, beside_k), (seen_v, beside_v))
+                    for a, more in ((seen_k, extra_k), (seen_v, extra_v))
                 )
-                mask = jnp.concatenate([mask[..., :at], there, mask[..., at:]], -1)
+                mask = jnp.concatenate([mask[..., :at], extra_visible, mask[..., at:]], -1)
             q, seen_k = (self.qkv.shift(a, offset) for a in (q, seen_k))
             return self.qkv.attend(q, seen_k, seen_v, mask, key)
 
         old = (state.k[:, :m].astype(k.dtype), state.v[:, :m].astype(v.dtype))
-        beside_k, beside_v, there = extra or (None, None, None)
-        of_blocks = jax.tree.map(
+        extra_k, extra_v, extra_visible = extra or (None, None, None)
+        block_major = jax.tree.map(
             lambda a: jnp.moveaxis(a, 1, 0),
-            ((q, beside_k, beside_v), (blocks.blocks_since_reset(state.blocks), there)),
+            ((q, extra_k, extra_v), (blocks.blocks_since_reset(state.blocks), extra_visible)),
         )
-        xs, (blocks_since_reset, there) = of_blocks
+        xs, (blocks_since_reset, extra_visible) = block_major
         out = sequence_parallel.blockwise_map(
-            one, old, (k, v), xs, (blocks_since_reset, there, offset, keys)
+            attend_block, old, (k, v), xs, (blocks_since_reset, extra_visible, offset, keys)
         )
         return jnp.moveaxis(out, 0, 1)
 
     def attention_inputs(
         self, inputs: BlockInputs, state: WindowState, ctx: Context, extra: ExtraKV | None = None
     ) -> tuple[Array, Array, Array, Array]:
-        """Return queries, all keys, all values and the mask [b n w s] of every block.
+        """Return queries, keys, values and the mask [b n w s] of every block.
 
-        Of what a block sees its memory segments come first, then what is beside them, then itself.
+        Keys are ordered: memory segments, `extra`, the block itself.
         """
         q, k, v, blocks = inputs
         b, n, w = q.shape[:3]
@@ -280,7 +282,7 @@ class Window(nnx.Module):
         keys, values, masks = [seen_k], [seen_v], [visible]
         if extra is not None:
             keys, values = [*keys, extra.k], [*values, extra.v]
-            masks.append(extra.there[:, :, None])
+            masks.append(extra.visible[:, :, None])
         masks.append(self.window_mask(jnp.zeros(1, jnp.int32)))
         masks = [jnp.broadcast_to(mask, (b, n, w, mask.shape[-1])) for mask in masks]
         joined = jnp.concatenate([*keys, k], axis=2)
@@ -292,12 +294,12 @@ class Window(nnx.Module):
         )
 
     def attention_map(self, x: Array) -> Array:
-        """Return the attention of a document read in one call: [b n*w d] -> [b h n*w n*w]."""
+        """Return the attention weights of a document in one call: [b n*w d] -> [b h n*w n*w]."""
         ctx, state = Context(), self.init_state(x.shape[0])
         q, keys, _, mask = self.attention_inputs(self.project_blocks(x, ctx), state, ctx)
         b, n, w, h, _ = q.shape
         weights = self.qkv.weights(q, keys, mask)  # [b n h w m*w+w]
-        # block i sees the tokens of blocks i-m to i, the first m of them before the document
+        # block i attends to blocks i-m to i; the first m are before the document
         rows = [
             jnp.pad(weights[:, i], ((0, 0), (0, 0), (0, 0), (i * w, (n - 1 - i) * w)))
             for i in range(n)
@@ -313,30 +315,30 @@ class Window(nnx.Module):
         filled = jnp.minimum(m, carried + blocks.end - start).astype(jnp.int32)
         tail = jnp.take_along_axis(jnp.pad(blocks.valid, ((0, 0), (0, 1))), blocks.end[:, None], 1)
         tokens = tail[:, 0]
-        holds = jnp.arange(m)[None] >= m - filled[:, None]  # [b m]
-        holds = jnp.repeat(holds[:, :, None], w, 2)
-        holds = jnp.concatenate([holds, (jnp.arange(w) < tokens[:, None])[:, None]], 1)
+        occupied = jnp.arange(m)[None] >= m - filled[:, None]  # [b m]
+        occupied = jnp.repeat(occupied[:, :, None], w, 2)
+        occupied = jnp.concatenate([occupied, (jnp.arange(w) < tokens[:, None])[:, None]], 1)
 
-        def latest(new: Array, old: Array) -> Array:
-            line = sequence_parallel.gather_last(
+        def append_latest(new: Array, old: Array) -> Array:
+            entries = sequence_parallel.gather_last(
                 old[:, :m].astype(new.dtype), new, blocks.end, m + 1
             )
-            kept = jnp.where(holds[..., None, None], line, 0)
-            return select_rows(blocks.all_padding, old, kept.astype(old.dtype))
+            masked = jnp.where(occupied[..., None, None], entries, 0)
+            return select_rows(blocks.all_padding, old, masked.astype(old.dtype))
 
         return WindowState(
-            latest(k, state.k),
-            latest(v, state.v),
+            append_latest(k, state.k),
+            append_latest(v, state.v),
             jnp.where(blocks.all_padding, state.blocks, filled),
             jnp.where(blocks.all_padding, state.tokens, tokens),
         )
 
-    # one token: the same mathematics, the query turned for each frame instead of the keys --------
+    # one token: equal results, by rotating the query for each frame instead of the keys ----------
 
     def step(
         self, x: Array, state: WindowState, ctx: Context, mlp: FeedForward
     ) -> tuple[Array, WindowState]:
-        """Read one token a lane: [b 1 d] -> [b 1 d]. Lanes may stand anywhere in their blocks."""
+        """Process one token per lane, at any position in its block: [b 1 d] -> [b 1 d]."""
         before = state
         if ctx.reset is not None:
             state = select_state(ctx.reset[:, 0], self.init_state(x.shape[0]), state)
@@ -345,21 +347,22 @@ class Window(nnx.Module):
         return y, select_valid(ctx, self.advance(state), before)
 
     def append_kv(self, x: Array, state: WindowState) -> tuple[Array, WindowState]:
-        """Put the token's key and value at its place in the block; return q [b h e] unrotated."""
+        """Write the token's key and value to the current block; return q [b h e] unrotated."""
         q, k, v = self.qkv.project(x)
         k = self.qkv.rotate(k, state.tokens[:, None])
         lanes = jnp.arange(x.shape[0])
-        place = (lanes, self.segments, state.tokens)
+        index = (lanes, self.segments, state.tokens)
         return q[:, 0], state._replace(
-            k=state.k.at[place].set(k[:, 0].astype(state.k.dtype)),
-            v=state.v.at[place].set(v[:, 0].astype(state.v.dtype)),
+            k=state.k.at[index].set(k[:, 0].astype(state.k.dtype)),
+            v=state.v.at[index].set(v[:, 0].astype(state.v.dtype)),
         )
 
-    def attend_token(self, q: Array, state: WindowState, *more: Frames) -> Array:
-        """Attend with one token to the window and to `more` frames of keys: [b h e] -> [b h e]."""
+    def attend_token(self, q: Array, state: WindowState, *more: KVFrames) -> Array:
+        """Attend with one token to the window and to further frames of keys: [b h e] -> [b h e]."""
         m, w = self.segments, self.block_len
-        behind = w * jnp.arange(m, -1, -1)  # tokens from each frame's start to the own block's
-        position = state.tokens[:, None] + behind  # [b m+1]
+        # tokens from each frame's start to the current block's
+        frame_distance = w * jnp.arange(m, -1, -1)
+        position = state.tokens[:, None] + frame_distance  # [b m+1]
         distance = position[..., None] - jnp.arange(w)  # [b m+1 w]
         filled = jnp.arange(m + 1) >= m - state.blocks[:, None]
         mask = (distance >= 0) & filled[..., None]
@@ -369,14 +372,14 @@ class Window(nnx.Module):
         return attend_frames((frames, state.k, state.v, mask), *more, cap=self.qkv.cap)
 
     def advance(self, state: WindowState) -> WindowState:
-        """Count the token just written; a block that is full becomes the newest memory segment."""
+        """Advance by the token just written; a full block becomes the newest memory segment."""
         full = state.tokens + 1 == self.block_len
 
         def roll(x: Array) -> Array:
-            moved = jnp.concatenate([x[:, 1:], jnp.zeros_like(x[:, :1])], 1)
-            return select_rows(full, moved, x)
+            shifted = jnp.concatenate([x[:, 1:], jnp.zeros_like(x[:, :1])], 1)
+            return select_rows(full, shifted, x)
 
-        # once in w tokens: the branch spares the copy of the whole memory at all others
+        # true once in w tokens: the branch avoids a copy of all segments at the others
         k, v = jax.lax.cond(
             full.any(), lambda kv: jax.tree.map(roll, kv), lambda kv: kv, (state.k, state.v)
         )
@@ -385,7 +388,7 @@ class Window(nnx.Module):
 
 
 def select_state(lanes: Array, new: State, old: State) -> State:
-    """Choose whole states by lane."""
+    """As `select_rows`, for states."""
     return jax.tree.map(lambda a, b: select_rows(lanes, a, b.astype(a.dtype)), new, old)
 
 

@@ -1,1 +1,1 @@
-"""famjax."""
+"""The language model, and functions that map its parameters to other configs."""

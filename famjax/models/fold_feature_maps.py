@@ -1,4 +1,4 @@
-"""Feature maps folded into the projections of queries and keys, for use alone (T2R, Equation 8)."""
+"""Folds feature maps into the query and key projections, for inference (T2R, Equation 8)."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from famjax.core.checks import mixer_pattern
 from famjax.core.config import ModelConfig
 from famjax.layers.feature_map import LEARNED
 from famjax.layers.qkv import head_dim
-from famjax.mixers.linear import Linear
+from famjax.mixers.linear import LinearAttention
 from famjax.models.language_model import LanguageModel
 
 
 def why_not_foldable(config: ModelConfig) -> str:
-    """Return what keeps a model's feature maps from being folded, or nothing."""
+    """Return why a model's feature maps cannot be folded, or ""."""
     c, e = config.linear, head_dim(config)
     if "linear" not in mixer_pattern(config):
         return "it has no linear attention"
     if c.map not in LEARNED:
-        return f"model.linear.map={c.map} is no function of W x + b"
+        return f"model.linear.map={c.map} is not a function of W x + b"
     if c.rope and int(e * config.arch.rotary_fraction):
-        return "queries and keys are rotated before them; train with model.linear.rope=false"
+        return "queries and keys are rotated before the map; train with model.linear.rope=false"
     if config.arch.qk_norm:
-        return "queries and keys are normed before them (model.arch.qk_norm=true)"
+        return "queries and keys are normalized before the map (model.arch.qk_norm=true)"
     if config.lora.rank:
         return "the adapters are not merged"
     if c.features * (config.width - e) > config.width * e:
@@ -30,13 +30,13 @@ def why_not_foldable(config: ModelConfig) -> str:
     return ""
 
 
-def folded(model: LanguageModel) -> LanguageModel:
-    """Return the same function without maps, where `why_not_foldable` says nothing.
+def fold_feature_maps(model: LanguageModel) -> LanguageModel:
+    """Return the same function without feature maps; requires an empty `why_not_foldable`.
 
-    The state is the same; the parameters are no longer those of a config.
+    The state is unchanged; the parameters no longer match a config.
     """
     model = nnx.merge(*nnx.split(model))
     for layer in model.stack.layers:
-        if isinstance(layer.mixer, Linear):
-            layer.mixer.merged_map()
+        if isinstance(layer.mixer, LinearAttention):
+            layer.mixer.fold_feature_map()
     return model

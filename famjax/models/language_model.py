@@ -25,7 +25,7 @@ from famjax.stacks.residual import ResidualStack, UnstackedState
 class LanguageModel(nnx.Module):
     """Token embedding, stack, final norm, head.
 
-    A function of a segment and a state, by the protocol of all sequence models here:
+    A function of a segment and a carried state, the protocol of all sequence models here:
 
         state = model.init_state(batch)
         logits, state = model(tokens, state)          # whole blocks
@@ -58,26 +58,28 @@ class LanguageModel(nnx.Module):
         self.block_len = self.stack.block_len
 
     def init_state(self, batch: int, offset: Array | None = None) -> State:
-        """Return the state of lanes that have read nothing.
+        """Return the initial state.
 
         Args:
-          offset: [b], that of `Context`, in training with random position offset.
+          offset: [b], as in `Context`, in training with random position offset.
         """
         if offset is None or not isinstance(self.stack, ResidualStack):
-            return self.stack.init_state(batch)  # other stacks have relative positions alone
+            return self.stack.init_state(batch)  # other stacks have only relative positions
         return self.stack.init_state(batch, offset)
 
     def state_axes(self) -> State:
         return self.stack.state_axes()
 
     def unstack(self, state: State) -> State:
-        """Return the state as it is best for a loop of `step` in one program.
+        """Return the state in the faster layout for a loop of `step` in one program.
 
-        Of stacked layers each one's state is copied out and back at every token; of layers apart it
-        is the weights that are copied, all of them at once. So the larger of the two stays.
+        With stacked layers each layer's state is sliced out and back at every token; with unstacked
+        layers the weights are copied, once. So the larger of the two is not copied.
         """
         stack = self.stack
-        if not isinstance(stack, ResidualStack) or _size(state) <= _size(nnx.state(stack)):
+        if not isinstance(stack, ResidualStack) or _tree_bytes(state) <= _tree_bytes(
+            nnx.state(stack)
+        ):
             return state
         return stack.unstack(state)
 
@@ -86,48 +88,48 @@ class LanguageModel(nnx.Module):
         return self.stack.restack(state) if isinstance(state, UnstackedState) else state
 
     def embed(self, tokens: Array) -> Array:
-        """[b t] int32 -> [b t d]. Rows are scaled, the table is not."""
+        """[b t] int32 -> [b t d]. The looked-up rows are scaled, not the table."""
         if isinstance(self.embedding, AdaptiveEmbedding):
             return with_logical_constraint(self.embedding(tokens) * self.embed_scale, TOKENS)
         x = look_up(self.embedding[...], tokens).astype(self.dtype) * self.embed_scale
         return with_logical_constraint(x, TOKENS)
 
     def logits(self, x: Array) -> Array:
-        """[... d] -> [... v] in float32 or wider; those of an adaptive softmax sum to one."""
+        """[... d] -> [... v] in float32 or wider; of an adaptive softmax they are log p."""
         if isinstance(self.embedding, AdaptiveEmbedding):
             assert isinstance(self.head, AdaptiveSoftmax)
-            return self.head.log_probs(self._normed(x), self.embedding)
+            return self.head.log_probs(self._normalize(x), self.embedding)
         if self.head is None:
             return self._tied_logits(x, self.embedding[...].astype(self.dtype))
-        return self._capped(self.head(self._normed(x)))
+        return self._cap_logits(self.head(self._normalize(x)))
 
     def _tied_logits(self, x: Array, table: Array) -> Array:
-        return self._capped(jnp.einsum("...d,vd->...v", self._normed(x), table))
+        return self._cap_logits(jnp.einsum("...d,vd->...v", self._normalize(x), table))
 
-    def _capped(self, y: Array) -> Array:
+    def _cap_logits(self, y: Array) -> Array:
         return soft_cap(y.astype(jnp.promote_types(y.dtype, jnp.float32)), self.logit_cap)
 
     def losses(self, x: Array, targets: Array) -> tuple[Array, Array]:
-        """Return how well x [b t d], of the stack, predicts targets [b t], logits not all at once.
+        """Return the losses of the stack's output x [b t d] for targets [b t], by chunked logits.
 
         Returns:
-          nats [b t], -log p(target); right [b t] bool, whether no token is likelier.
+          nll [b t] in nats, -log p(target); correct [b t] bool, whether the target is the argmax.
         """
-        return chunked_cross_entropy(self._scorer(), x, targets, self.vocab_size)
+        return chunked_cross_entropy(self._token_loss_fn(), x, targets, self.vocab_size)
 
-    def _scorer(self) -> Callable[[Array, Array], tuple[Array, Array]]:
-        """Return `token_losses` of what the stack gives."""
+    def _token_loss_fn(self) -> Callable[[Array, Array], tuple[Array, Array]]:
+        """Return `token_losses` as a function of the stack's output."""
         embedding, head = self.embedding, self.head
         if isinstance(embedding, AdaptiveEmbedding):
             assert isinstance(head, AdaptiveSoftmax)
-            return lambda x, targets: head.losses(self._normed(x), targets, embedding)
+            return lambda x, targets: head.losses(self._normalize(x), targets, embedding)
         if head is not None:
             return lambda x, targets: token_losses(self.logits(x), targets)
-        # brought together here once, and not in every piece
+        # gathered here once, and not in every chunk
         table = with_logical_constraint(embedding[...].astype(self.dtype), ("vocab", None))
         return lambda x, targets: token_losses(self._tied_logits(x, table), targets)
 
-    def _normed(self, x: Array) -> Array:
+    def _normalize(self, x: Array) -> Array:
         return x.astype(self.dtype) if self.norm is None else self.norm(x, self.dtype)
 
     def __call__(
@@ -143,6 +145,6 @@ class LanguageModel(nnx.Module):
         return self.logits(x), state
 
 
-def _size(tree: Any) -> int:
+def _tree_bytes(tree: Any) -> int:
     """Return the bytes of a tree's arrays."""
     return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))

@@ -1,4 +1,4 @@
-"""Weights that only a Feedback Transformer has, or keeps in another place, from another model.
+"""Initial weights of a Feedback Transformer from another model, where names or shapes differ.
 
 Feedback Transformer v1 (arXiv 2002.09402v1), 3.2, "Initializing with Transformers": it "shares all
 of its parameters with a Transformer model, with the exception of few parameters w".
@@ -15,58 +15,58 @@ from famjax.core.types import Array
 
 Weights = dict[tuple[str, int | None], Array]
 
-# common keys and values begin as this layer's
-_LAYER = 0
+# shared key and value projections are initialized from this layer
+_SHARED_KV_LAYER = 0
 
 
 def feedback_weight(
-    name: str, shape: jax.ShapeDtypeStruct, there: Weights, new: ModelConfig
+    name: str, shape: jax.ShapeDtypeStruct, source: Weights, new: ModelConfig
 ) -> Array | None:
-    """Return a weight that cannot be taken as it is; None where it can.
+    """Return a weight that needs a conversion; None if it can be copied.
 
     Args:
-      name: as `famjax.models.remap_params.parameter` gives it.
-      shape: that the model `new` has.
-      there: weights that are given, by name and place in the pattern of layers.
+      name: canonical, see `famjax.models.remap_params.canonical_name`.
+      shape: in the model `new`.
+      source: the given weights, by name and index in the layer pattern.
     """
-    found = there.get((name, None if name.startswith("stack.") else 0))
+    old = source.get((name, None if name.startswith("stack.") else 0))
     if name == "stack.mix":
-        kept = found is not None and found.shape == shape.shape
-        return found if kept else jnp.zeros(shape.shape)
-    if name == "stack.distances" and found is not None:
-        return _nearest(found, shape.shape[1])
-    if name == "layer.span" and found is None:
+        same = old is not None and old.shape == shape.shape
+        return old if same else jnp.zeros(shape.shape)
+    if name == "stack.distances" and old is not None:
+        return _resize_span(old, shape.shape[1])
+    if name == "layer.span" and old is None:
         return jnp.full(shape.shape, new.feedback.span_start)
-    if name.startswith("stack.keys.") and found is None:
-        return there["layer.mixer.qkv." + name.removeprefix("stack.keys."), 0][_LAYER]
-    if name.startswith("layer.mixer.qkv.") and found is None:
-        common = there["stack.keys." + name.removeprefix("layer.mixer.qkv."), None]
-        return jnp.broadcast_to(common, shape.shape)
+    if name.startswith("stack.keys.") and old is None:
+        return source["layer.mixer.qkv." + name.removeprefix("stack.keys."), 0][_SHARED_KV_LAYER]
+    if name.startswith("layer.mixer.qkv.") and old is None:
+        shared = source["stack.keys." + name.removeprefix("layer.mixer.qkv."), None]
+        return jnp.broadcast_to(shared, shape.shape)
     return None
 
 
-def _nearest(distances: Array, span: int) -> Array:
-    """Return [e span] of [e other], far first: the nearest, and the farthest again beyond them."""
+def _resize_span(distances: Array, span: int) -> Array:
+    """Crop or pad [e other] to [e span], farthest first: the farthest vector is repeated."""
     missing = max(span - distances.shape[1], 0)
     return jnp.pad(distances, ((0, 0), (missing, 0)), mode="edge")[:, -span:]
 
 
-def refuse_other_stack(old: ModelConfig, new: ModelConfig) -> None:
-    """Raise a `UserError` where a stack cannot begin with the weights of another."""
+def check_same_stack(old: ModelConfig, new: ModelConfig) -> None:
+    """Raise a `UserError` if a stack cannot be initialized from another stack's weights."""
     if "lstm" in (old.stack, new.stack) and old.stack != new.stack:
         raise UserError(
-            f"model.stack={new.stack}: the weights that are given are of a model with "
-            f"model.stack={old.stack}, which has nothing in common with it; train from scratch"
+            f"model.stack={new.stack}: the given weights are of model.stack={old.stack}, which has "
+            "no parameters in common with it; train from scratch"
         )
-    there, here = _positions(old), _positions(new)
-    if there == here:
+    old_positions, positions = _positions(old), _positions(new)
+    if old_positions == positions:
         return
-    mend = f"model.feedback.positions={there}"
+    hint = f"model.feedback.positions={old_positions}"
     if new.stack == "residual":
-        mend = f"model.stack={old.stack}"
+        hint = f"model.stack={old.stack}"
     raise UserError(
-        f"model.stack={new.stack} with {here} positions: the weights that are given know {there} "
-        f"ones; set {mend}"
+        f"model.stack={new.stack} with {positions} positions: the given weights have "
+        f"{old_positions} ones; set {hint}"
     )
 
 

@@ -1,4 +1,4 @@
-"""The weights of a model in another of equal sizes, whose layers attend to something else."""
+"""Maps a model's parameters to a model of equal sizes with other mixers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from famjax.core.types import Array
 from famjax.layers import feature_map, lora
 from famjax.layers.feature_map import FeatureMap
 from famjax.models.language_model import LanguageModel
-from famjax.models.remap_feedback import feedback_weight, refuse_other_stack
+from famjax.models.remap_feedback import check_same_stack, feedback_weight
 
-# what may differ: it has no weights, but for the prompt
-_FREE = {
+# config fields that may differ: they decide no weights, except the prompt
+_MAY_DIFFER = {
     "mixer",
     "block_len",
     "memory_segments",
@@ -43,13 +43,13 @@ _FREE = {
 _MAP = "layer.mixer.map."
 
 
-def parameter(path: tuple[Any, ...]) -> tuple[str, int | None]:
-    """Return a parameter's name, whatever its layer attends to, and its place in the pattern.
+def canonical_name(path: tuple[Any, ...]) -> tuple[str, int | None]:
+    """Return a parameter's name independent of its mixer, and its index in the layer pattern.
 
     "layer.mixer.qkv.q.kernel" and 0 for one of a layer's, "embedding" and None for another.
     """
     parts = path_name(path).split("/")
-    # all keep the same projections: fam in the window that it owns, a feedback layer by itself
+    # all mixers have the same projections: fam in its window, a feedback layer directly
     parts = [part for part in parts if part != "window"]
     if parts[3:4] == ["qkv"]:
         parts.insert(3, "mixer")
@@ -58,10 +58,10 @@ def parameter(path: tuple[Any, ...]) -> tuple[str, int | None]:
     return ".".join(parts), None
 
 
-def abstract(model: ModelConfig) -> tuple[Any, Any]:
-    """Return the graph of a model as it is used, and the shapes of its parameters.
+def abstract_inference_model(model: ModelConfig) -> tuple[Any, Any]:
+    """Return the graph definition of a model for inference, and its parameters' shapes.
 
-    Nothing is computed. A graph for training has places for dropout's keys, this one has none.
+    Nothing is computed. The graph of a model in training has dropout keys too.
     """
     lora = replace(model.lora, dropout=0.0)
     model = replace(model, dropout=DropoutConfig(), lora=lora)
@@ -69,62 +69,62 @@ def abstract(model: ModelConfig) -> tuple[Any, Any]:
 
 
 def remap_params(params: Any, old: ModelConfig, new: ModelConfig) -> Any:
-    """Return the parameters of a model `new`, every weight taken from those of a model `old`.
+    """Return the parameters of a model `new`, with all weights taken from a model `old`.
 
-    A FAM prompt that is not there, or is of another length, begins as `fam_prompt` says, and a
-    layer's feature map that is not there as `new_map`. No array is copied that lies the same way in
-    both.
+    A FAM prompt that is missing or has another length is initialized by `init_fam_prompt`, a
+    missing feature map by `init_feature_map`. Arrays of equal layout are not copied.
 
     Raises:
-      UserError: the models differ in more than what their layers attend to.
+      UserError: the models differ in more than their mixers.
     """
-    refuse_other_sizes(old, new)
+    check_compatible(old, new)
     flat, _ = jax.tree_util.tree_flatten_with_path(params)
-    there = {parameter(path): leaf for path, leaf in flat}
-    before, after = _pattern(old), _pattern(new)
-    _, shapes = abstract(replace(new, lora=LoraConfig()))
+    source = {canonical_name(path): leaf for path, leaf in flat}
+    old_pattern, pattern = _pattern(old), _pattern(new)
+    _, shapes = abstract_inference_model(replace(new, lora=LoraConfig()))
 
-    def of_layer(name: str, i: int) -> Array:
-        repeat, place = divmod(i, len(before))
-        if is_map(name) and (name, place) not in there:
-            return new_map(name, new, i)
-        return there[name, place][repeat]
+    def layer_weight(name: str, i: int) -> Array:
+        repeat, index = divmod(i, len(old_pattern))
+        if is_feature_map(name) and (name, index) not in source:
+            return init_feature_map(name, new, i)
+        return source[name, index][repeat]
 
     def value(path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Array:
-        name, place = parameter(path)
+        name, index = canonical_name(path)
         if name == "stack.prompt":
-            prompt = there.get((name, None))
+            prompt = source.get((name, None))
             if prompt is None or prompt.shape != shape.shape:
-                return fam_prompt(_table(there), new)
+                return init_fam_prompt(_embedding_table(source), new)
             return prompt
         if new.stack != "residual" or old.stack != "residual":
-            changed = feedback_weight(name, shape, there, new)
-            if changed is not None:
-                return changed
-        new_here = is_map(name) and (name, place) not in there
-        if place is None or (len(before) == len(after) and not new_here):
-            return there[name, place]
-        return jnp.stack([of_layer(name, i) for i in range(place, new.layers, len(after))])
+            converted = feedback_weight(name, shape, source, new)
+            if converted is not None:
+                return converted
+        missing_map = is_feature_map(name) and (name, index) not in source
+        if index is None or (len(old_pattern) == len(pattern) and not missing_map):
+            return source[name, index]
+        return jnp.stack([layer_weight(name, i) for i in range(index, new.layers, len(pattern))])
 
     return jax.tree_util.tree_map_with_path(value, shapes)
 
 
 def _pattern(model: ModelConfig) -> tuple[str, ...]:
-    """Return what is repeated up the stack; other stacks than the residual one repeat one layer."""
+    """Return the repeated pattern of layers; stacks other than `residual` repeat one layer."""
     return mixer_pattern(model) or (model.stack,)
 
 
-def _table(there: dict[Any, Any]) -> Array:
-    if ("embedding", None) not in there:
+def _embedding_table(source: dict[Any, Any]) -> Array:
+    if ("embedding", None) not in source:
         raise UserError(
-            "model.fam_len: a new FAM prompt begins as rows of the embedding, and an adaptive one "
-            "has no rows of the model's width; train with a FAM of that length from scratch"
+            "model.fam_len: a new FAM prompt is initialized from rows of the embedding, and an "
+            "adaptive embedding has no rows of the model's width; train with that FAM length from "
+            "scratch"
         )
-    return there["embedding", None]
+    return source["embedding", None]
 
 
-def fam_prompt(embedding: Array, model: ModelConfig) -> Array:
-    """Return where the FAM begins in a model that has had none: f tokens as they enter the stack.
+def init_fam_prompt(embedding: Array, model: ModelConfig) -> Array:
+    """Return the initial FAM prompt of a model without one: f random tokens' stack inputs.
 
     Args:
       embedding: [v d].
@@ -133,94 +133,94 @@ def fam_prompt(embedding: Array, model: ModelConfig) -> Array:
     return jnp.asarray(embedding)[rows] * (model.arch.embed_scale or model.width**0.5)
 
 
-def is_map(name: str) -> bool:
-    """Return whether a parameter, named as `parameter` names it, is of a feature map."""
+def is_feature_map(name: str) -> bool:
+    """Return whether a parameter, by its canonical name, belongs to a feature map."""
     return name.startswith(_MAP)
 
 
-def new_map(name: str, model: ModelConfig, layer: int) -> Array:
-    """Return where a parameter of a layer's feature map begins in a model that has had none.
+def init_feature_map(name: str, model: ModelConfig, layer: int) -> Array:
+    """Return the initial value of a feature map's parameter in a model without one.
 
-    By the layer's number alone: the same whichever other layers change.
+    It depends only on the layer's index, not on which other layers change.
     """
     fresh = FeatureMap(model, rngs=nnx.Rngs(layer))
     return getattr(fresh, name.removeprefix(_MAP))[...]
 
 
-def merged_adapters(params: Any, model: ModelConfig) -> tuple[Any, ModelConfig]:
-    """Return parameters without adapters, W + scale * B A in the place of W, and their config."""
+def merge_adapters(params: Any, model: ModelConfig) -> tuple[Any, ModelConfig]:
+    """Return parameters with adapters merged, W + scale * B A for W, and their config."""
     if not model.lora.rank:
         return params, model
     flat, _ = jax.tree_util.tree_flatten_with_path(params)
-    there = {path_name(path): leaf for path, leaf in flat}
+    source = {path_name(path): leaf for path, leaf in flat}
     plain = replace(model, lora=LoraConfig())
-    _, shapes = abstract(plain)
+    _, shapes = abstract_inference_model(plain)
 
     def value(path: tuple[Any, ...], _: jax.ShapeDtypeStruct) -> Array:
         name = path_name(path)
-        beside = name.removesuffix("kernel") + "lora"
-        if name.endswith("/kernel") and f"{beside}/a" in there:
-            a, b = there[f"{beside}/a"], there[f"{beside}/b"]
-            return lora.merged(there[name].astype(a.dtype), a, b, model.lora)
-        return there[name].astype(jnp.float32)
+        adapter = name.removesuffix("kernel") + "lora"
+        if name.endswith("/kernel") and f"{adapter}/a" in source:
+            a, b = source[f"{adapter}/a"], source[f"{adapter}/b"]
+            return lora.merge_adapter(source[name].astype(a.dtype), a, b, model.lora)
+        return source[name].astype(jnp.float32)
 
     return jax.tree_util.tree_map_with_path(value, shapes), plain
 
 
-def refuse_other_sizes(old: ModelConfig, new: ModelConfig) -> None:
-    """Raise a `UserError` where weights of a model `old` cannot be those of a model `new`."""
-    refuse_other_stack(old, new)
+def check_compatible(old: ModelConfig, new: ModelConfig) -> None:
+    """Raise a `UserError` if weights of a model `old` cannot be mapped to a model `new`."""
+    check_same_stack(old, new)
     if old.adaptive != new.adaptive:
         raise UserError(
-            f"model.adaptive: the weights that are given have cutoffs={old.adaptive.cutoffs!r} and "
-            f"factor={old.adaptive.factor}; leave them as they are there"
+            f"model.adaptive: the given weights have cutoffs={old.adaptive.cutoffs!r} and "
+            f"factor={old.adaptive.factor}; keep them"
         )
     for field in vars(old):
-        if field not in _FREE and _size(old, field) != _size(new, field):
+        if field not in _MAY_DIFFER and _resolved_size(old, field) != _resolved_size(new, field):
             raise UserError(
-                f"model.{field}={getattr(new, field)}: the weights that are given have "
-                f"{getattr(old, field)}; leave it as it is there"
+                f"model.{field}={getattr(new, field)}: the given weights have "
+                f"{getattr(old, field)}; keep it"
             )
     if new.arch.learned_positions and new.capacity != old.capacity:
         raise UserError(
-            f"model.capacity={new.capacity}: the weights that are given have {old.capacity} "
-            "learned positions; leave it as it is there, and read at most so many tokens at once"
+            f"model.capacity={new.capacity}: the given weights have {old.capacity} "
+            "learned positions; keep it, and use documents of at most so many tokens"
         )
-    _refuse_other_rotation(old, new)
-    _refuse_other_maps(old, new)
+    _check_rotation(old, new)
+    _check_feature_maps(old, new)
     for field in vars(ArchConfig()):
         if getattr(old.arch, field) != getattr(new.arch, field):
             raise UserError(
-                f"model.arch.{field}={getattr(new.arch, field)}: the weights that are given have "
-                f"{getattr(old.arch, field)}; leave it as it is there"
+                f"model.arch.{field}={getattr(new.arch, field)}: the given weights have "
+                f"{getattr(old.arch, field)}; keep it"
             )
 
 
-def _refuse_other_rotation(old: ModelConfig, new: ModelConfig) -> None:
-    """Raise a `UserError` for a layer whose positions the weights would not know again."""
+def _check_rotation(old: ModelConfig, new: ModelConfig) -> None:
+    """Raise a `UserError` for a layer whose RoPE base would change."""
     if not new.arch.local_rope_base:
         return
     for i, names in enumerate(zip(layer_mixers(old), layer_mixers(new), strict=True)):
-        unturned = names[1] == "linear" and not new.linear.rope
-        if names[0] != names[1] and "swa" in names and not unturned:
-            mend = ", or set model.linear.rope=false" if names[1] == "linear" else ""
+        unrotated = names[1] == "linear" and not new.linear.rope
+        if names[0] != names[1] and "swa" in names and not unrotated:
+            hint = ", or set model.linear.rope=false" if names[1] == "linear" else ""
             raise UserError(
-                f"model.mixer: layer {i} goes from {names[0]} to {names[1]}, but this model's "
-                f"local layers (swa) turn by base {new.arch.local_rope_base:g} and the others by "
-                f"{new.rope_base:g}; change the layers with full attention only, and not to swa"
-                f"{mend}"
+                f"model.mixer: layer {i} changes from {names[0]} to {names[1]}, but this model's "
+                f"local layers (swa) have RoPE base {new.arch.local_rope_base:g} and the others "
+                f"{new.rope_base:g}; change only layers with full attention, and not to swa"
+                f"{hint}"
             )
 
 
-def _refuse_other_maps(old: ModelConfig, new: ModelConfig) -> None:
-    """Raise a `UserError` where feature maps that were learned would not be kept."""
+def _check_feature_maps(old: ModelConfig, new: ModelConfig) -> None:
+    """Raise a `UserError` if learned feature maps cannot be reused."""
     if not all("linear" in mixer_pattern(model) for model in (old, new)):
         return
-    for field in feature_map.shaping(old.linear.map):
+    for field in feature_map.weight_fields(old.linear.map):
         if getattr(old.linear, field) != getattr(new.linear, field):
             raise UserError(
-                f"model.linear.{field}={getattr(new.linear, field)}: the feature maps that are "
-                f"given have {getattr(old.linear, field)}; leave it as it is there"
+                f"model.linear.{field}={getattr(new.linear, field)}: the given feature "
+                f"maps have {getattr(old.linear, field)}; keep it"
             )
 
 
@@ -230,11 +230,11 @@ def layer_mixers(model: ModelConfig) -> tuple[str, ...]:
     return tuple(names[i % len(names)] for i in range(model.layers))
 
 
-def _size(model: ModelConfig, field: str) -> Any:
-    """Return a field's value, 0 replaced by what it stands for."""
-    stands = {
+def _resolved_size(model: ModelConfig, field: str) -> Any:
+    """Return a field's value, with 0 resolved to its default."""
+    defaults = {
         "kv_heads": model.heads,
         "head_dim": model.width // model.heads,
         "mlp_width": 4 * model.width,
     }
-    return getattr(model, field) or stands.get(field)
+    return getattr(model, field) or defaults.get(field)

@@ -1,6 +1,24 @@
-"""A loop over blocks whose backward pass does all products of all turns at once.
+"""`jax.lax.scan` with a custom VJP that defers weight gradients to one product over all iterations.
 
-As `famjax.ops.token_scan` does it for tokens. A turn has a carry, and no memory that grows.
+    carry_{i+1}, y_i = body(params, carry_i, x_i)
+
+The forward pass saves only the small carries. Given them, the iterations are independent: the
+backward pass recomputes the einsums of all iterations by `jax.vmap`, and only the cotangent of the
+carry is sequential (`famjax.ops.einsum_tape` has the tapes):
+
+    def backward(params, carries, xs, d_last, d_ys):
+        outputs = vmap(record(body))(carries, xs)       # RecordTape: all einsums, batched
+        d_carry = d_last
+        for i in reversed(range(n)):                    # ReplayTape with cotangent probes
+            f = lambda carry, x, probes: replay(body, outputs[i], probes)(carry, x)
+            d_carry, d_xs[i], d_outputs[i] = vjp(f, carries[i], xs[i], zeros)(d_carry, d_ys[i])
+        inputs = vmap(collect(body, outputs))(carries, xs)  # CollectTape
+        d_params = einsum(inputs, d_outputs)            # one product for each kernel
+        return d_params, d_carry, d_xs
+
+A kernel is read once for the recomputation and written once for its gradient, instead of once in
+each iteration. `famjax.ops.token_scan` does the same for tokens that also write a growing memory.
+Related work: see `famjax.ops.einsum_tape`.
 """
 
 from __future__ import annotations
@@ -23,15 +41,15 @@ from famjax.ops.einsum_tape import (
     used_weights,
 )
 
-# (heavy, light, carry, (x, rest)) -> (carry, y): `matmul_params` is used in products of
-# `famjax.ops.weight_einsum` alone
+# (matmul_params, other_params, carry, (x, non_diff)) -> (carry, y): `matmul_params` is used only in
+# `famjax.ops.weight_einsum`
 Body = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
 
 
 def plain_scan(
     body: Body, matmul_params: Any, other_params: Any, carry: Any, xs: Any, non_diff: Any
 ) -> tuple[Any, Any]:
-    """Return `jax.lax.scan` of a turn; see `deferred_scan`."""
+    """Return `jax.lax.scan` of the body, by plain differentiation; see `deferred_scan`."""
     return jax.lax.scan(functools.partial(body, matmul_params, other_params), carry, (xs, non_diff))
 
 
@@ -39,22 +57,20 @@ def plain_scan(
 def deferred_scan(
     body: Body, matmul_params: Any, other_params: Any, carry: Any, xs: Any, non_diff: Any
 ) -> tuple[Any, Any]:
-    """Return `jax.lax.scan` of a turn whose backward pass knows what each turn began with.
+    """Return `jax.lax.scan` of the body, with deferred weight gradients; see the module.
 
-    So all products are done again for all turns at once, and so are the gradients of weights: a
-    weight is read once for either. From turn to turn goes the gradient of the carry alone.
-    What is kept of the forward pass is kept where the layer is computed again too.
+    The residuals are tagged `tag_small`: they are saved under rematerialization too.
 
     Args:
-      turn: of what the arrays are; it may not close over traced values.
-      heavy: weights of products.
-      light: weights of anything; their gradients are added up turn by turn.
-      carry: small, of floating-point numbers.
-      xs: pytree of [n ...], one for each turn.
-      rest: pytree of [n ...] that has no gradient; a turn's x is (x, rest).
+      body: a function of the arrays; it may not close over traced values.
+      matmul_params: kernels of `weight_einsum`.
+      other_params: other parameters; their gradients are accumulated in each iteration.
+      carry: small, floating-point.
+      xs: pytree of [n ...].
+      non_diff: pytree of [n ...] without gradients; the body's x is (x, non_diff).
 
     Returns:
-      the carry behind the last turn; ys, pytree of [n ...].
+      the final carry; ys, pytree of [n ...].
     """
     return _forward(body, matmul_params, other_params, carry, xs, non_diff)[0]
 
@@ -62,18 +78,18 @@ def deferred_scan(
 def _forward(
     body: Body, matmul_params: Any, other_params: Any, carry: Any, xs: Any, non_diff: Any
 ) -> Any:
-    def one(carry: Any, x: Any) -> Any:
+    def save_carry(carry: Any, x: Any) -> Any:
         new, y = body(matmul_params, other_params, carry, x)
         return new, (y, carry)
 
-    last, (ys, carries) = jax.lax.scan(one, carry, (xs, non_diff))
+    last, (ys, carries) = jax.lax.scan(save_carry, carry, (xs, non_diff))
     last, ys, carries = jax.tree.map(tag_small, (last, ys, carries))
     return (last, ys), (matmul_params, other_params, carries, xs, non_diff)
 
 
-def _backward(body: Body, saved: Any, grads: Any) -> Any:
-    matmul_params, other_params, carries, xs, non_diff = saved
-    to_last, to_ys = grads
+def _backward(body: Body, residuals: Any, grads: Any) -> Any:
+    matmul_params, other_params, carries, xs, non_diff = residuals
+    d_last, d_ys = grads
 
     def record_outputs(carry: Any, x: Any) -> list[Array]:
         with use_tape(RecordTape()) as tape:
@@ -81,16 +97,16 @@ def _backward(body: Body, saved: Any, grads: Any) -> Any:
         return tape.outputs
 
     outputs = jax.vmap(record_outputs)(carries, (xs, non_diff))
-    # a kernel is the same in all turns: those of the first one are taken
+    # the kernels are the same in all iterations: those of the first are used
     first = jax.tree.map(lambda a: a[0], (carries, (xs, non_diff), outputs))
-    products, to_heavy = used_weights(
+    einsums, params_vjp = used_weights(
         lambda w: body(w, other_params, *first[:2]), first[2], matmul_params
     )
-    transposed = [of.transposed() for of in products]
+    transposed = [op.transposed() for op in einsums]
 
-    def body_backward(state: Any, of: Any) -> Any:
-        to_carry, to_light = state
-        carry, x, non_diff, outputs, to_y = of
+    def body_backward(cotangents: Any, iteration: Any) -> Any:
+        d_carry, d_other = cotangents
+        carry, x, non_diff, outputs, d_y = iteration
 
         def f(other_params: Any, carry: Any, x: Any, probes: Any) -> Any:
             with use_tape(ReplayTape(transposed, outputs, probes)):
@@ -98,24 +114,24 @@ def _backward(body: Body, saved: Any, grads: Any) -> Any:
 
         probes = jax.tree.map(jnp.zeros_like, outputs)
         _, vjp = jax.vjp(f, other_params, carry, x, probes)
-        light_, to_carry, to_x, to_outputs = vjp((to_carry, to_y))
-        return (to_carry, jax.tree.map(jnp.add, to_light, light_)), (to_x, to_outputs)
+        d_other_i, d_carry, d_x, d_outputs = vjp((d_carry, d_y))
+        return (d_carry, jax.tree.map(jnp.add, d_other, d_other_i)), (d_x, d_outputs)
 
-    # sums over turns are wide, whatever the type of what they are gradients of
+    # gradients are accumulated in float32 or wider
     zeros = jax.tree.map(lambda a: at_least_float32(jnp.zeros_like(a)), other_params)
-    (to_carry, to_light), (to_xs, to_outputs) = jax.lax.scan(
-        body_backward, (to_last, zeros), (carries, xs, non_diff, outputs, to_ys), reverse=True
+    (d_carry, d_other), (d_xs, d_outputs) = jax.lax.scan(
+        body_backward, (d_last, zeros), (carries, xs, non_diff, outputs, d_ys), reverse=True
     )
 
     def collect_inputs(carry: Any, x: Any, outputs: Any) -> list[Array]:
         with use_tape(CollectTape(outputs)) as tape:
             body(matmul_params, other_params, carry, x)
-        return [each.x for each in tape.used]
+        return [op.x for op in tape.used]
 
     inputs = jax.vmap(collect_inputs)(carries, (xs, non_diff), outputs)
-    found = [of.gradient(x, y) for of, x, y in zip(products, inputs, to_outputs, strict=True)]
-    light_ = jax.tree.map(lambda a, b: a.astype(b.dtype), to_light, other_params)
-    return to_heavy(found), light_, to_carry, to_xs, None
+    d_weights = [op.gradient(x, y) for op, x, y in zip(einsums, inputs, d_outputs, strict=True)]
+    d_other = jax.tree.map(lambda a, b: a.astype(b.dtype), d_other, other_params)
+    return params_vjp(d_weights), d_other, d_carry, d_xs, None
 
 
 deferred_scan.defvjp(_forward, _backward)

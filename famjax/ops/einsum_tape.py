@@ -1,8 +1,26 @@
-"""Who does the products of a loop, forward, backward, and for the gradients of weights behind it.
+"""Einsum tapes: record, replay and collect the einsums of a scan body, to defer weight gradients.
 
-While a loop is traced, `famjax.ops.weight_einsum.TAPE` has one of the tapes here, and every product
-of a weight or of slots goes through it: one records its output, one replays that output and lets
-gradients through, one collects its input.
+In the backward pass of y = einsum(x, W), the kernel's gradient needs only x and d_y. In a scan over
+t steps plain differentiation accumulates it t times, a product of one token each:
+
+    d_W = sum_i x_i^T d_y_i          t small products, W's size read and written t times
+        = X^T d_Y                    one product over all tokens, after the scan
+
+`famjax.ops.token_scan` and `famjax.ops.deferred_scan` trace their body three times, each with a
+tape in `famjax.ops.weight_einsum.TAPE` that handles every einsum with a kernel or with the history:
+
+    RecordTape    y = einsum(x, W); outputs.append(y)         forward: outputs are residuals
+    ReplayTape    y = next(outputs) + next(probes)            backward of one step: y is not
+                  d_x = einsum(d_y, W^T); d_probe = d_y       recomputed, d_W not computed
+    CollectTape   inputs.append(x); y = next(outputs)         all steps, by vmap: gives X
+    d_W = einsum(X, D_Y)                                      D_Y: the probes' stacked gradients
+
+A cotangent probe is a zero that stands for a term of an einsum's output, so that its gradient is
+the output's cotangent (as `nnx.Module.perturb`); `_replay` gives it that gradient without an add.
+
+Related work: cuDNN's RNNs split the backward pass likewise (cudnnRNNBackwardData,
+cudnnRNNBackwardWeights); zero-bubble pipelines schedule weight gradients separately (Qi et al.,
+2024, arXiv 2401.10241).
 """
 
 from __future__ import annotations
@@ -20,24 +38,24 @@ from famjax.core.types import Array
 from famjax.ops.weight_einsum import TAPE
 
 
-def slot_einsum(equation: str, x: Array, slots: Array) -> Array:
-    """Return einsum(equation, x, slots) of one token and the slots before its block.
+def history_einsum(equation: str, x: Array, entries: Array) -> Array:
+    """Return einsum(equation, x, entries) of one token and the history before its block.
 
     In float32 or wider.
     """
     tape = TAPE.get()
-    return einsum(equation, x, slots) if tape is None else tape(equation, x, slots)
+    return einsum(equation, x, entries) if tape is None else tape(equation, x, entries)
 
 
 def einsum(equation: str, x: Array, kernel: Array) -> Array:
-    """Return the einsum; products with slots come out wide, those with weights as they went in."""
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    kind = x.dtype if equation.startswith("...") else wide
-    return jnp.einsum(equation, x, kernel, preferred_element_type=kind)
+    """Return the einsum: with the history in float32 or wider, with a kernel in x's dtype."""
+    acc_dtype = jnp.promote_types(x.dtype, jnp.float32)
+    out_dtype = x.dtype if equation.startswith("...") else acc_dtype
+    return jnp.einsum(equation, x, kernel, preferred_element_type=out_dtype)
 
 
 class RecordTape:
-    """The forward pass: does every product and remembers what came out."""
+    """The forward pass: computes every einsum and records its output."""
 
     def __init__(self) -> None:
         self.outputs: list[Array] = []
@@ -48,36 +66,36 @@ class RecordTape:
 
 
 class ReplayTape:
-    """The backward pass through one token: every product is known; probes take their gradients.
+    """The backward pass of one step: replays outputs; the probes' gradients are their cotangents.
 
     Args:
-      turned: matrices of the weights' products, [m n].
+      transposed: the kernels of the weight einsums as matrices [m n].
     """
 
     def __init__(self, transposed: list[Array], outputs: list[Array], probes: list[Array]):
-        self._turned = iter(transposed)
-        self._left = iter(zip(outputs, probes, strict=True))
+        self._transposed = iter(transposed)
+        self._pending = iter(zip(outputs, probes, strict=True))
 
     def __call__(self, equation: str, x: Array, kernel: Array) -> Array:
-        back = next(self._turned) if equation.startswith("...") else kernel
-        return _replayed(equation, x, back, *next(self._left))
+        transposed = next(self._transposed) if equation.startswith("...") else kernel
+        return _replay(equation, x, transposed, *next(self._pending))
 
 
 class CollectTape:
-    """The kernels' gradients: what went into every product, and its kernel."""
+    """For the kernels' gradients: collects the input and the kernel of every einsum."""
 
     def __init__(self, outputs: list[Array]):
-        self._left = iter(outputs)
+        self._pending = iter(outputs)
         self.used: list[WeightEinsum] = []
 
     def __call__(self, equation: str, x: Array, kernel: Array) -> Array:
         self.used.append(WeightEinsum(equation, x, kernel))
-        return next(self._left)
+        return next(self._pending)
 
 
 @contextmanager
 def use_tape(tape: Any) -> Iterator[Any]:
-    """Let a tape do the products of what is traced inside."""
+    """Let a tape handle the einsums that are traced in the body."""
     token = TAPE.set(tape)
     try:
         yield tape
@@ -86,40 +104,42 @@ def use_tape(tape: Any) -> Iterator[Any]:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _replayed(equation: str, x: Array, back: Array, outputs: Array, probe: Array) -> Array:
-    """Return `outputs`, which is einsum(equation, x, kernel); the probe's gradient is its own.
+def _replay(equation: str, x: Array, transposed: Array, outputs: Array, probe: Array) -> Array:
+    """Return `outputs`, einsum(equation, x, kernel); the probe's gradient is that of the outputs.
 
     Args:
-      back: the slots, or the weights turned.
+      transposed: the history's entries, or the transposed kernel.
     """
     return outputs
 
 
-def _replayed_forward(equation: str, x: Array, back: Array, outputs: Array, probe: Array) -> Any:
-    # of x the shape and the type alone, which no residual can be
-    return outputs, (jnp.zeros((0, *x.shape), x.dtype), back)
+def _replay_forward(
+    equation: str, x: Array, transposed: Array, outputs: Array, probe: Array
+) -> Any:
+    # a residual must be an array: this one has x's shape and dtype but no elements
+    return outputs, (jnp.zeros((0, *x.shape), x.dtype), transposed)
 
 
-def _replayed_backward(equation: str, saved: tuple[Array, Array], grad: Array) -> Any:
-    like, back = saved
+def _replay_backward(equation: str, residuals: tuple[Array, Array], grad: Array) -> Any:
+    like, transposed = residuals
     if equation.startswith("..."):
-        to_x = (grad.reshape(-1, len(back)) @ back).reshape(like.shape[1:])
+        d_x = (grad.reshape(-1, len(transposed)) @ transposed).reshape(like.shape[1:])
     else:
-        inputs, slots, output = _subscripts(equation)
-        to_x = jnp.einsum(f"{output},{slots}->{inputs}", grad, back)
-    return to_x.astype(like.dtype), None, None, grad
+        inputs, entries, output = _subscripts(equation)
+        d_x = jnp.einsum(f"{output},{entries}->{inputs}", grad, transposed)
+    return d_x.astype(like.dtype), None, None, grad
 
 
-_replayed.defvjp(_replayed_forward, _replayed_backward)
+_replay.defvjp(_replay_forward, _replay_backward)
 
 
-# ---------------------------------------------------------------------------------------- products
+# ---------------------------------------------------------------------------------------- einsums
 
 
 class WeightEinsum(NamedTuple):
-    """An einsum, with slots or with weights.
+    """An einsum with the history or with a kernel.
 
-    Weights "abcd" of "...ab,abcd->...cd" are seen as a matrix [ab cd] of n rows and m columns.
+    A kernel "abcd" of "...ab,abcd->...cd" is treated as a matrix [ab cd] of n rows and m columns.
     """
 
     equation: str
@@ -137,31 +157,31 @@ class WeightEinsum(NamedTuple):
         return math.prod(shape[:summed]), math.prod(shape[summed:])
 
     def transposed(self) -> Array:
-        """Return the weights as [m n]."""
+        """Return the kernel as [m n]."""
         return self.kernel.reshape(self.size).T
 
     def gradient(self, x: Array, grad: Array) -> Array:
-        """Return the kernel's gradient from the tokens of a block: x and grad are [c ...].
+        """Return the gradient of the kernel or the history, from a block: x and grad are [c ...].
 
-        That of weights is turned, [m n], where n > m: the narrower factor is to be the first one,
-        which XLA on CPU writes out transposed.
+        A kernel's is transposed, [m n], if n > m: the narrower factor comes first, which XLA on CPU
+        writes out transposed.
         """
-        wide = jnp.promote_types(x.dtype, jnp.float32)
+        acc_dtype = jnp.promote_types(x.dtype, jnp.float32)
         if not self.is_weight:
-            inputs, slots, output = _subscripts(self.equation)
-            equation = f"z{inputs},z{output}->{slots}"
-            return jnp.einsum(equation, x, grad, preferred_element_type=wide)
+            inputs, entries, output = _subscripts(self.equation)
+            equation = f"z{inputs},z{output}->{entries}"
+            return jnp.einsum(equation, x, grad, preferred_element_type=acc_dtype)
         n, m = self.size
         x, grad = x.reshape(-1, n), grad.reshape(-1, m)
         first, second = (x, grad) if n <= m else (grad, x)
-        return jnp.einsum("ri,ro->io", first, second, preferred_element_type=wide)
+        return jnp.einsum("ri,ro->io", first, second, preferred_element_type=acc_dtype)
 
     def zero_gradient(self) -> Array:
-        """Return 0 in the shape and type of `gradient`, of weights."""
+        """Return 0 in the shape and dtype of a kernel's `gradient`."""
         return jnp.zeros(sorted(self.size), jnp.promote_types(self.kernel.dtype, jnp.float32))
 
     def untransposed(self, grad: Array) -> Array:
-        """Return the sum of gradients as the weights are shaped, in their type."""
+        """Return a sum of `gradient`s in the kernel's shape and dtype."""
         n, m = self.size
         grad = grad if n <= m else grad.T
         return grad.reshape(self.kernel.shape).astype(self.kernel.dtype)
@@ -175,32 +195,32 @@ def _subscripts(equation: str) -> tuple[str, str, str]:
 
 
 def at_least_float32(a: Array) -> Array:
-    """Return an array in float32, or in its own type if that is wider."""
+    """Return an array in float32, or in its own dtype if that is wider."""
     return a.astype(jnp.promote_types(a.dtype, jnp.float32))
 
 
 def used_weights(
     f: Callable[[Any], Any], outputs: list[Array], matmul_params: Any
 ) -> tuple[list[WeightEinsum], Callable[[list[Array]], Any]]:
-    """Return f's products with weights, and the map from their gradients to those of the weights.
+    """Return f's weight einsums, and the map from their gradients to those of `matmul_params`.
 
     Args:
-      f: of `matmul_params`.
-      made: what came out of its products.
+      f: a function of `matmul_params`.
+      outputs: recorded outputs of its einsums.
     """
     used: list[WeightEinsum] = []
 
     def kernels(matmul_params: Any) -> list[Array]:
         with use_tape(CollectTape(outputs)) as tape:
             f(matmul_params)
-        used[:] = [each for each in tape.used if each.is_weight]
-        return [each.kernel for each in used]
+        used[:] = [op for op in tape.used if op.is_weight]
+        return [op.kernel for op in used]
 
-    weights, to_heavy = jax.vjp(kernels, matmul_params)
-    products = [of._replace(kernel=each) for of, each in zip(used, weights, strict=True)]
+    weights, kernels_vjp = jax.vjp(kernels, matmul_params)
+    einsums = [op._replace(kernel=kernel) for op, kernel in zip(used, weights, strict=True)]
 
-    def back(grads: list[Array]) -> Any:
-        untransposed = [of.untransposed(a) for of, a in zip(products, grads, strict=True)]
-        return to_heavy(untransposed)[0]
+    def params_vjp(grads: list[Array]) -> Any:
+        untransposed = [op.untransposed(a) for op, a in zip(einsums, grads, strict=True)]
+        return kernels_vjp(untransposed)[0]
 
-    return products, back
+    return einsums, params_vjp

@@ -1,4 +1,4 @@
-"""Rows of a table, with a gradient that is fast for small vocabularies too."""
+"""Embedding lookup with a custom VJP that is fast for small vocabularies too."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from famjax.core.types import Array
 
-# up to this vocabulary a gradient by one-hot product is faster than one by scatter, on CPU by far
+# up to this size the gradient by a one-hot product is faster than by scatter, on CPU by far
 _SMALL_VOCABULARY = 4096
 
 
@@ -23,7 +23,7 @@ def _look_up_forward(table: Array, tokens: Array) -> tuple[Array, tuple[Array, A
 
 def _look_up_backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array, None]:
     shape, tokens = saved
-    # rows and tokens are not joined, which may both be divided over devices
+    # rows and tokens are not flattened: both may be sharded
     if len(shape) > _SMALL_VOCABULARY:
         return jnp.zeros((len(shape), grad.shape[-1]), grad.dtype).at[tokens].add(grad), None
     one_hot = jax.nn.one_hot(tokens, len(shape), dtype=grad.dtype)

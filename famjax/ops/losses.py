@@ -1,4 +1,4 @@
-"""Losses on logits."""
+"""Cross-entropy from logits, and in chunks without all logits in memory."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import jax.numpy as jnp
 
 from famjax.core.sharding import (
     TOKENS,
-    device,
     row_shards,
     sequence_shards,
+    target_device,
     with_logical_constraint,
 )
 from famjax.core.types import Array
 
-# what the logits of one piece may take on a device, in float32
+# maximum bytes of a chunk's float32 logits on a device
 LOGITS_BYTES = 64 * 2**20
-# ... of an accelerator: a piece of fewer tokens would wait for the table of words to be read
+# ... on an accelerator, where smaller chunks are bound by reading the embedding table
 ACCELERATOR_LOGITS_BYTES = 512 * 2**20
 
 
-def chosen(logits: Array, index: Array) -> Array:
-    """Return logits[index]: [... v], [...] -> [...]; 0 where the index is beyond them.
+def select_logit(logits: Array, index: Array) -> Array:
+    """Return logits[index]: [... v], [...] -> [...]; 0 where the index is out of bounds.
 
-    A masked sum rather than a gather, so that there is no scatter in the gradient.
+    A masked sum instead of a gather, so that the gradient has no scatter.
     """
     return jnp.where(jnp.arange(logits.shape[-1]) == index[..., None], logits, 0).sum(-1)
 
@@ -39,57 +39,59 @@ def token_losses(logits: Array, targets: Array) -> tuple[Array, Array]:
     Returns:
       Two [...], float and bool.
     """
-    logit = chosen(logits, targets)
-    # a maximum rather than an argmax: no index
+    logit = select_logit(logits, targets)
+    # max instead of argmax: the index is not needed
     return jax.nn.logsumexp(logits, axis=-1) - logit, logit >= logits.max(-1)
 
 
 def chunked_cross_entropy(
     score: Callable[[Array, Array], tuple[Array, Array]], x: Array, targets: Array, v: int
 ) -> tuple[Array, Array]:
-    """Return score(x, targets), in pieces of tokens whose [b t v] logits are not too large.
+    """Return score(x, targets), in chunks of tokens with [b t v] logits of limited size.
 
-    The logits of all tokens are never there at once, neither forward nor backward, which computes
-    each piece again. What fits is one piece, and no loop.
+    The logits of all tokens are never in memory together; the backward pass rematerializes each
+    chunk. If all fit, there is one chunk and no loop.
 
     Args:
-      score: x [b t d], targets [b t] -> two [b t]; each token by itself.
-      v: logits of a token.
+      score: x [b t d], targets [b t] -> two [b t]; independent for each token.
+      v: vocabulary size.
     """
     b, t = targets.shape
-    parts = sequence_shards(t)
-    # of a device: its rows, and its part of the tokens
-    count = pieces(b // row_shards(b), t // parts, v)
+    shards = sequence_shards(t)
+    # per device: its rows, and its shard of the tokens
+    count = num_chunks(b // row_shards(b), t // shards, v)
     x = with_logical_constraint(x, TOKENS)
     if count == 1:
         return score(x, targets)
 
-    # by time, and not by rows, which may lie on different devices; where devices share the tokens,
-    # a piece has some of each
-    def cut(a: Array) -> Array:
-        a = a.reshape(b, parts, count, -1, *a.shape[2:])
+    # chunks along time, not rows, which may be sharded; with sharded tokens a chunk has tokens of
+    # every shard
+    def split_chunks(a: Array) -> Array:
+        a = a.reshape(b, shards, count, -1, *a.shape[2:])
         return jnp.moveaxis(a, 2, 0).reshape(count, b, -1, *a.shape[4:])
 
-    def joined(a: Array) -> Array:
-        return jnp.moveaxis(a.reshape(count, b, parts, -1), 0, 2).reshape(b, t)
+    def join_chunks(a: Array) -> Array:
+        return jnp.moveaxis(a.reshape(count, b, shards, -1), 0, 2).reshape(b, t)
 
     def score_rows(x: Array, targets: Array) -> tuple[Array, Array]:
         return score(
             with_logical_constraint(x, TOKENS), with_logical_constraint(targets, TOKENS[:2])
         )
 
-    # in a loop XLA cannot merge what is computed twice
-    again = jax.checkpoint(score_rows, prevent_cse=False)
-    nats, right = jax.lax.map(lambda piece: again(*piece), (cut(x), cut(targets)))
-    return joined(nats), joined(right)
+    # within a loop XLA cannot merge the recomputation (CSE)
+    rematted = jax.checkpoint(score_rows, prevent_cse=False)
+    nll, correct = jax.lax.map(
+        lambda chunk: rematted(*chunk), (split_chunks(x), split_chunks(targets))
+    )
+    return join_chunks(nll), join_chunks(correct)
 
 
-def pieces(b: int, t: int, v: int) -> int:
-    """Return the least divisor of t whose pieces fit, or t, if not even one token of each row.
+def num_chunks(b: int, t: int, v: int) -> int:
+    """Return the smallest divisor of t whose chunks fit; t if not even one token per row fits.
 
     Args:
       b: rows on a device.
     """
-    most = LOGITS_BYTES if device().platform == "cpu" else ACCELERATOR_LOGITS_BYTES
-    fits = (n for n in range(1, t + 1) if t % n == 0 and b * (t // n) * v * 4 <= most)
+    limit = LOGITS_BYTES if target_device().platform == "cpu" else ACCELERATOR_LOGITS_BYTES
+    fits = (n for n in range(1, t + 1) if t % n == 0 and b * (t // n) * v * 4 <= limit)
     return next(fits, t)

@@ -1,4 +1,4 @@
-"""Where the tokens of a call stand in their documents."""
+"""Positions of a call's tokens in their documents."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import jax.numpy as jnp
 from famjax.core.types import Array, Context
 
 
-def in_document(before: Array, ctx: Context, tokens: int) -> tuple[Array, Array, Array]:
-    """Return where the documents of a call begin, and each token's place in its own.
+def document_positions(before: Array, ctx: Context, tokens: int) -> tuple[Array, Array, Array]:
+    """Return where the documents of a call start, and each token's position in its document.
 
     Args:
-      before: [b] int32, tokens of each lane's document that earlier calls have read.
+      before: [b] int32, tokens of each lane's document in earlier calls.
       tokens: t, of this call.
 
     Returns:
-      start: [b t] int32, where in the call the token's document begins; -1 before the call.
+      start: [b t] int32, index in the call where the token's document starts; -1 before the call.
       position: [b t] int32, tokens of the document before the token.
-      after: [b] int32, tokens of each lane's newest document read by now; padding counts nowhere.
+      after: [b] int32, tokens of each lane's newest document after the call, without padding.
     """
     index = jnp.arange(tokens, dtype=jnp.int32)
     shape = (before.shape[0], tokens)
@@ -28,5 +28,5 @@ def in_document(before: Array, ctx: Context, tokens: int) -> tuple[Array, Array,
     position = jnp.where(start < 0, index + before[:, None], index - start)
     newest = valid & (index >= start[:, -1:])
     after = jnp.where(start[:, -1] < 0, before, 0) + newest.sum(-1, dtype=jnp.int32)
-    idle = ~valid.any(-1)
-    return start, position, jnp.where(idle, before, after)
+    all_padding = ~valid.any(-1)
+    return start, position, jnp.where(all_padding, before, after)

@@ -1,8 +1,7 @@
-"""Attention of tokens to what stood before them, by distance.
+"""Attention to earlier tokens with a bias by distance (relative positions, adaptive span).
 
-Weights by distance are kept far first: of `span` of them, number n is of distance span - n. A
-token that stands `place` slots behind the first slot that it may see finds distance span - n at
-slot place + n.
+A bias by distance is stored reversed, farthest first: element n of `span` is for distance span - n.
+For a token whose first visible entry has index i, that is the distance of entry i + n.
 """
 
 from __future__ import annotations
@@ -14,128 +13,131 @@ import jax.numpy as jnp
 
 from famjax.core.types import Array
 from famjax.ops.attention import attend, attend_dropping, soft_cap
-from famjax.ops.einsum_tape import slot_einsum
+from famjax.ops.einsum_tape import history_einsum
 
-# stands for minus infinity where that would make NaN of a gradient
-HIDDEN = -1e30
+# instead of -inf, whose gradient would be NaN
+MASK_VALUE = -1e30
 
-Drop = Callable[[Array], Array]
+DropoutFn = Callable[[Array], Array]
 
 
-def scatter_bias(reversed_bias: Array, place: Array, slots: int) -> Array:
-    """Lay weights by distance over the slots that one token sees: [... span] -> [... slots].
+def scatter_bias(reversed_bias: Array, index: Array, entries: int) -> Array:
+    """Align a reversed bias with the entries of one token: [... span] -> [... entries].
 
-    Slots that are nearer than distance 1 or farther than span get 0.
+    Entries at distances below 1 or above span get 0.
     """
-    empty = jnp.zeros((*reversed_bias.shape[:-1], slots), reversed_bias.dtype)
-    return jax.lax.dynamic_update_slice_in_dim(empty, reversed_bias, place, empty.ndim - 1)
+    empty = jnp.zeros((*reversed_bias.shape[:-1], entries), reversed_bias.dtype)
+    return jax.lax.dynamic_update_slice_in_dim(empty, reversed_bias, index, empty.ndim - 1)
 
 
-def relative_shift(reversed_bias: Array, slots: int) -> Array:
-    """Lay weights by distance over slots, token i at place i: [... t span] -> [... t slots].
+def relative_shift(reversed_bias: Array, entries: int) -> Array:
+    """Align reversed biases with entries, token i at index i: [... t span] -> [... t entries].
+
+    The relative shift of Transformer-XL (Dai et al., 2019, Appendix B).
 
     Args:
-      slots: span + t.
+      entries: span + t.
     """
     *lead, t, span = reversed_bias.shape
-    row = slots + 1  # each row begins one slot behind the one above
+    row = entries + 1  # each row starts one entry after the previous one
     rows = jnp.pad(reversed_bias, [(0, 0)] * len(lead) + [(0, 0), (0, row - span)])
-    return rows.reshape(*lead, t * row)[..., : t * slots].reshape(*lead, t, slots)
+    return rows.reshape(*lead, t * row)[..., : t * entries].reshape(*lead, t, entries)
 
 
-def within_span(place: Array, span: int, slots: int) -> Array:
-    """Return which slots a token at `place` [...] finds at a distance of 1 to span: [... slots]."""
-    n = jnp.arange(slots) - place[..., None]
+def span_mask(index: Array, span: int, entries: int) -> Array:
+    """Return which entries are within the span of a token at `index` [...]: [... entries]."""
+    n = jnp.arange(entries) - index[..., None]
     return (n >= 0) & (n < span)
 
 
-def visible_or_all(mask: Array) -> tuple[Array, Array]:
-    """Return a mask [... s] that lets something through, and where it did before: [...].
+def unmask_empty_rows(mask: Array) -> tuple[Array, Array]:
+    """Return the mask [... s] without all-False rows, and which rows had a True: [...].
 
-    What sees nothing (a stream's first token) attends to nothing: its result is to be taken as 0.
+    For rows without visible entries (a stream's first token) the caller must set the result to 0.
     """
-    some = mask.any(-1)
-    return mask | ~some[..., None], some
+    any_visible = mask.any(-1)
+    return mask | ~any_visible[..., None], any_visible
 
 
 def log_span_mask(span: Array, tokens: int, ramp: int) -> Array:
-    """Return the logarithm of adaptive span's mask by distance, far first: [h] -> [h tokens].
+    """Return the log of adaptive span's mask by distance, farthest first: [h] -> [h tokens].
 
-    The mask (Sukhbaatar et al., 2019, Equation 4) multiplies the weights behind the softmax, which
-    are then normed again: the same as its logarithm added before the softmax.
+    The mask (Sukhbaatar et al., 2019, Equation 4) multiplies the softmax weights, which are then
+    renormalized: equivalent to adding its log before the softmax.
 
     Args:
-      span: tokens that each head sees.
-      ramp: tokens over which its sight fades.
+      span: of each head, in tokens.
+      ramp: tokens over which the mask decays to 0.
     """
     distance = jnp.arange(tokens, 0, -1)
     mask = jnp.clip((ramp + span[:, None] - distance) / ramp, 0, 1)
-    return jnp.where(mask > 0, jnp.log(jnp.where(mask > 0, mask, 1)), HIDDEN)
+    return jnp.where(mask > 0, jnp.log(jnp.where(mask > 0, mask, 1)), MASK_VALUE)
 
 
 def attend_window(
     q: Array,
-    before: tuple[Array, Array],
-    own: tuple[Array, Array],
+    past: tuple[Array, Array],
+    current: tuple[Array, Array],
     bias: Array,
     mask: Array,
     cap: float,
-    drop: Drop | None,
+    drop: DropoutFn | None,
 ) -> Array:
-    """Attend with one token to the slots before its block and to those in it (`ops.hindsight`).
+    """Attend with one token to the entries before its block and to those in it (`ops.token_scan`).
 
     Args:
       q: [b h e].
-      before, own: keys and values [b g span e], [b g c e].
+      past, current: keys and values [b g span e], [b g c e].
       bias: [b h span+c] or [h span+c], added to the scores.
       mask: [b span+c] bool.
-      cap: of the scores, see `soft_cap`.
-      drop: dropout of the weights.
+      cap: for soft-capping of the scores, see `soft_cap`.
+      drop: dropout function of the weights, or None.
 
     Returns:
       [b h e].
     """
     b, h, e = q.shape
-    (k, v), (own_k, own_v) = before, own
+    (k, v), (current_k, current_v) = past, current
     span, groups = k.shape[-2], (b, k.shape[1], h // k.shape[1])
     q = q.reshape(*groups, e)
     scores = jnp.concatenate(
-        [slot_einsum("bgre,bgse->bgrs", q, k), _wide("bgre,bgse->bgrs", q, own_k)], -1
+        [history_einsum("bgre,bgse->bgrs", q, k), _einsum_acc32("bgre,bgse->bgrs", q, current_k)],
+        -1,
     )
     scores = soft_cap(scores * e**-0.5, cap) + bias.reshape(-1, *groups[1:], bias.shape[-1])
-    mask, some = visible_or_all(mask)
+    mask, any_visible = unmask_empty_rows(mask)
     weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, -jnp.inf), axis=-1)
-    weights = weights * some[:, None, None, None]
+    weights = weights * any_visible[:, None, None, None]
     weights = (weights if drop is None else drop(weights)).astype(v.dtype)
-    out = slot_einsum("bgrs,bgse->bgre", weights[..., :span], v)
-    out = out + _wide("bgrs,bgse->bgre", weights[..., span:], own_v)
+    out = history_einsum("bgrs,bgse->bgre", weights[..., :span], v)
+    out = out + _einsum_acc32("bgrs,bgse->bgre", weights[..., span:], current_v)
     return out.astype(v.dtype).reshape(b, h, e)
 
 
-def _wide(equation: str, x: Array, y: Array) -> Array:
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    return jnp.einsum(equation, x, y, preferred_element_type=wide)
+def _einsum_acc32(equation: str, x: Array, y: Array) -> Array:
+    acc_dtype = jnp.promote_types(x.dtype, jnp.float32)
+    return jnp.einsum(equation, x, y, preferred_element_type=acc_dtype)
 
 
-def attend_line(
-    q: Array, k: Array, v: Array, bias: Array, mask: Array, cap: float, drop: Drop | None
+def attend_history(
+    q: Array, k: Array, v: Array, bias: Array, mask: Array, cap: float, drop: DropoutFn | None
 ) -> Array:
-    """Attend with all tokens of a call to a line of slots.
+    """Attend with all tokens of a call to a history of entries.
 
     Args:
       q: [b t h e].
       k, v: [b g s e].
       bias: [b h t s] or [h t s], added to the scores.
       mask: [b t s] bool.
-      drop: dropout of the weights, if there is one.
+      drop: dropout function of the weights, or None.
 
     Returns:
       [b t h e].
     """
     h, g = q.shape[-2], k.shape[1]
     bias = bias.reshape(-1, g, h // g, *bias.shape[-2:])
-    mask, some = visible_or_all(mask)
+    mask, any_visible = unmask_empty_rows(mask)
     k, v = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
-    given = (q, k, v, mask, cap, bias)
-    out = attend(*given) if drop is None else attend_dropping(*given, drop)
-    return jnp.where(some[..., None, None], out, 0)
+    args = (q, k, v, mask, cap, bias)
+    out = attend(*args) if drop is None else attend_dropping(*args, drop)
+    return jnp.where(any_visible[..., None, None], out, 0)

@@ -1,19 +1,36 @@
-"""A loop over tokens whose gradient knows in hindsight what the loop has written.
+"""A scan over tokens that write a memory, with a custom VJP that defers weight gradients.
 
-A Feedback Transformer reads a token, writes its memory, and reads the next one: forward nothing is
-parallel. But once the forward pass is done, all keys and values are known. So the backward pass
+    y_i, m_i = token_fn(params, history[i - span : i], x_i)       history = [old, m_0, ..., m_i-1]
 
-1. goes through the tokens in reverse, a token's products taken from the forward pass as they came
-   out, and carries the gradient of the memory alone;
-2. takes the gradient of all weights, block by block, in single products over the block's tokens.
+In a Feedback Transformer each token attends to the memories of earlier tokens, so the forward pass
+is sequential. But in the backward pass all memories are known. It has two parts, for each block of
+c tokens (`famjax.ops.einsum_tape` has the tapes):
 
-Plain differentiation of the loop would keep the memory once a token, and add up the gradient of
-every weight once a token.
+    def forward(params, history, xs):
+        for i in range(t):
+            y[i], m, outputs[i] = record(token_fn)(params, visible(history, i), xs[i])  # RecordTape
+            history = append(history, m)
+        return y, history                              # residuals: history, xs, outputs
 
-Terms: the line is what is remembered, oldest first: `span` slots from before the call, then one for
-each of its tokens. A token of a block sees a window of the line: the `span` slots before the block,
-which lie still while the block is read ("before"), and those of the block so far ("own"). Each
-array of a line may have a span of its own.
+    def backward(d_y, d_history):
+        for block in reversed(blocks):
+            for i in reversed(block):                  # ReplayTape: no forward products
+                f = lambda current, x, probes: replay(token_fn, outputs[i], probes)(current, x)
+                d_current, d_x[i], d_outputs[i] = vjp(f)(d_y[i], d_history[i])
+                d_history[block] += d_current          # memories of the block's earlier tokens
+            inputs = vmap(collect(token_fn))(block)    # CollectTape
+            d_params += einsum(inputs[block], d_outputs[block])        # one product a kernel
+            d_history[before block] += einsum(inputs[block], d_outputs[block])
+
+Plain differentiation of the scan saves the visible memory for each token, and accumulates the
+gradient of every kernel, and of the memory before the block, token by token.
+
+Terms: the history has `span` entries from before the call, oldest first, then one for each token of
+the call. A token sees the `span` entries before its block ("past"), constant within the block, and
+the block's entries so far ("current"). Each array of a history may have its own span.
+
+Related work: as selective rematerialization the backward pass recomputes what is elementwise, and
+no products; for the split of the gradients see `famjax.ops.einsum_tape`.
 """
 
 from __future__ import annotations
@@ -36,19 +53,19 @@ from famjax.ops.einsum_tape import (
     used_weights,
 )
 
-# the axis of the slots in the arrays of a line: [b g n e], and in [b n d]
+# the axis of the entries in the arrays of a history: [b g n e], and in [b n d]
 ENTRY_AXIS = -2
 
 
 class Visible(NamedTuple):
-    """What a token sees of the line.
+    """The part of the history that a token may attend to.
 
     Attributes:
-      before: pytree of [... span e], the slots before the block.
-      own: pytree of [... c e], the slots of the block; those that are not written yet are zero in
-        the forward pass, and known in the backward pass: the token must not look at them.
-      place: scalar, the token's place in its block.
-      at: scalar, the token's place in the call.
+      past: pytree of [... span e], the entries before the block.
+      current: pytree of [... c e], the entries of the block. Those not yet written are zero in the
+        forward pass, but known in the backward pass: the token function must mask them.
+      index_in_block: scalar, the token's index in its block.
+      index_in_call: scalar, the token's index in the call.
     """
 
     past: Any
@@ -57,13 +74,13 @@ class Visible(NamedTuple):
     index_in_call: Array
 
 
-# (matmul_params, other_params, visible, x) -> (y, entries). `matmul_params` and `visible.past` are
-# used only in products (`weight_einsum` and `slot_einsum`); entries are written to the history, a
-# pytree of [... e].
+# (matmul_params, other_params, visible, (x, non_diff)) -> (y, entries). `matmul_params` and
+# `visible.past` are used only in `weight_einsum` and `history_einsum`; entries are appended to the
+# history, a pytree of [... e].
 TokenFn = Callable[[Any, Any, Visible, Any], tuple[Any, Any]]
 
 
-# -------------------------------------------------------------------------------------------- loop
+# -------------------------------------------------------------------------------------------- scan
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -76,19 +93,19 @@ def token_scan(
     xs: Any,
     non_diff: Any,
 ) -> tuple[Any, Any]:
-    """Read tokens one by one.
+    """Scan a token function over tokens and a history; see the module's pseudocode.
 
     Args:
-      token: of what the arrays are; it may not close over traced values.
-      block: tokens between two gradients of the weights; divides t.
-      heavy: weights of products, whose gradients are taken block by block.
-      light: weights of anything; their gradients are added up token by token.
-      line: pytree of [... span e], the slots from before the call.
-      xs: pytree of [t ...], one for each token.
-      rest: pytree of [t ...] that has no gradient; a token's x is (x, rest).
+      token_fn: a function of the arrays; it may not close over traced values.
+      block: c, tokens of a block, whose weight gradients are one product; divides t.
+      matmul_params: kernels of `weight_einsum`; their gradients are accumulated by block.
+      other_params: other parameters; their gradients are accumulated by token.
+      history: pytree of [... span e], the entries from before the call.
+      xs: pytree of [t ...].
+      non_diff: pytree of [t ...] without gradients; the token function's x is (x, non_diff).
 
     Returns:
-      ys, pytree of [t ...]; the line [... span+t e].
+      ys, pytree of [t ...]; the history [... span+t e].
     """
     return _forward(token_fn, block, matmul_params, other_params, history, xs, non_diff)[0]
 
@@ -114,8 +131,8 @@ def _forward(
             index, x, non_diff = xs
             index_in_block = index % block
             with use_tape(RecordTape()) as tape:
-                seen = Visible(past, current, index_in_block, index)
-                y, entries = token_fn(matmul_params, other_params, seen, (x, non_diff))
+                visible = Visible(past, current, index_in_block, index)
+                y, entries = token_fn(matmul_params, other_params, visible, (x, non_diff))
             return jax.tree.map(
                 lambda a, s: _write_entry(a, s, index_in_block), current, entries
             ), (y, tape.outputs)
@@ -126,45 +143,45 @@ def _forward(
         )
         return history, out
 
-    cut = jax.tree.map(lambda a: _split_blocks(a, block), (jnp.arange(t), xs, non_diff))
-    history, (ys, outputs) = jax.lax.scan(scan_block, history, cut)
+    blocks = jax.tree.map(lambda a: _split_blocks(a, block), (jnp.arange(t), xs, non_diff))
+    history, (ys, outputs) = jax.lax.scan(scan_block, history, blocks)
     ys = jax.tree.map(_join_blocks, ys)
-    return (ys, history), (matmul_params, other_params, history, cut, outputs)
+    return (ys, history), (matmul_params, other_params, history, blocks, outputs)
 
 
-def _backward(token_fn: TokenFn, block: int, saved: Any, grads: Any) -> Any:
-    matmul_params, other_params, history, cut, outputs = saved
-    to_ys, to_history = grads
-    # sums over tokens and blocks are wide, whatever the type of what they are gradients of
-    to_history = jax.tree.map(at_least_float32, to_history)
-    t = jax.tree.leaves(to_ys)[0].shape[0]
-    to_ys = jax.tree.map(lambda a: _split_blocks(a, block), to_ys)
+def _backward(token_fn: TokenFn, block: int, residuals: Any, grads: Any) -> Any:
+    matmul_params, other_params, history, blocks, outputs = residuals
+    d_ys, d_history = grads
+    # gradients are accumulated in float32 or wider
+    d_history = jax.tree.map(at_least_float32, d_history)
+    t = jax.tree.leaves(d_ys)[0].shape[0]
+    d_ys = jax.tree.map(lambda a: _split_blocks(a, block), d_ys)
 
-    # a kernel is the same for all tokens: those of the first one are taken
-    first = jax.tree.map(lambda a: a[0, 0], (cut, outputs))
+    # the kernels are the same for all tokens: those of the first are used
+    first = jax.tree.map(lambda a: a[0, 0], (blocks, outputs))
 
-    def run(matmul_params: Any) -> None:
+    def apply_first_token(matmul_params: Any) -> None:
         (index, *x), _ = first
         current = jax.tree.map(lambda a: _entries(a, _span(a, t), block), history)
-        seen = Visible(_past_entries(history, 0, t), current, index, index)
-        token_fn(matmul_params, other_params, seen, tuple(x))
+        visible = Visible(_past_entries(history, 0, t), current, index, index)
+        token_fn(matmul_params, other_params, visible, tuple(x))
 
-    products, to_heavy = used_weights(run, first[1], matmul_params)
-    transposed = [of.transposed() for of in products]
+    einsums, params_vjp = used_weights(apply_first_token, first[1], matmul_params)
+    transposed = [op.transposed() for op in einsums]
 
     def block_backward(carry: Any, xs: Any) -> Any:
-        to_history, to_weights, to_light = carry
-        (indices, x, non_diff), outputs, to_y = xs
+        d_history, d_weights, d_other = carry
+        (indices, x, non_diff), outputs, d_y = xs
         index = indices[0]
         past = _past_entries(history, index, t)
-        current, to_current = (
-            jax.tree.map(lambda a: _entries(a, index + _span(a, t), block), of)
-            for of in (history, to_history)
+        current, d_current = (
+            jax.tree.map(lambda a: _entries(a, index + _span(a, t), block), arrays)
+            for arrays in (history, d_history)
         )
 
         def scan_token(carry: Any, xs: Any) -> Any:
-            to_current, to_light = carry
-            (index, x, non_diff), outputs, to_y = xs
+            d_current, d_other = carry
+            (index, x, non_diff), outputs, d_y = xs
             index_in_block = index % block
 
             def f(other_params: Any, current: Any, x: Any, probes: Any) -> Any:
@@ -177,56 +194,55 @@ def _backward(token_fn: TokenFn, block: int, saved: Any, grads: Any) -> Any:
                     )
 
             probes = jax.tree.map(jnp.zeros_like, outputs)
-            to_entries = jax.tree.map(
-                lambda a, b: _read_entry(a, index_in_block).astype(b.dtype), to_current, current
+            d_entries = jax.tree.map(
+                lambda a, b: _read_entry(a, index_in_block).astype(b.dtype), d_current, current
             )
             _, vjp = jax.vjp(f, other_params, current, x, probes)
-            light_, to_current_, to_x, to_outputs = vjp((to_y, to_entries))
+            d_other_i, d_current_i, d_x, d_outputs = vjp((d_y, d_entries))
             add = functools.partial(jax.tree.map, jnp.add)
-            return (add(to_current, to_current_), add(to_light, light_)), (to_x, to_outputs)
+            return (add(d_current, d_current_i), add(d_other, d_other_i)), (d_x, d_outputs)
 
-        (_, to_light), (to_x, to_outputs) = jax.lax.scan(
+        (_, d_other), (d_x, d_outputs) = jax.lax.scan(
             scan_token,
-            (to_current, to_light),
-            ((indices, x, non_diff), outputs, to_y),
+            (d_current, d_other),
+            ((indices, x, non_diff), outputs, d_y),
             reverse=True,
         )
 
-        given = (
-            (matmul_params, other_params, past, current),
-            (indices, x, non_diff),
-            outputs,
-            to_outputs,
+        constants = (matmul_params, other_params, past, current)
+        d_weights_i, d_past = _block_gradients(
+            token_fn, constants, (indices, x, non_diff), outputs, d_outputs
         )
-        weights_, to_past = _gradients(token_fn, *given)
-        to_weights = [a + b for a, b in zip(to_weights, weights_, strict=True)]
-        to_history = jax.tree.map(lambda a, new: _add_entries(a, new, index), to_history, to_past)
-        return (to_history, to_weights, to_light), to_x
+        d_weights = [a + b for a, b in zip(d_weights, d_weights_i, strict=True)]
+        d_history = jax.tree.map(lambda a, new: _add_entries(a, new, index), d_history, d_past)
+        return (d_history, d_weights, d_other), d_x
 
     zeros = (
-        [of.zero_gradient() for of in products],
+        [op.zero_gradient() for op in einsums],
         jax.tree.map(lambda a: at_least_float32(jnp.zeros_like(a)), other_params),
     )
-    (to_history, to_weights, to_light), to_xs = jax.lax.scan(
-        block_backward, (to_history, *zeros), (cut, outputs, to_ys), reverse=True
+    (d_history, d_weights, d_other), d_xs = jax.lax.scan(
+        block_backward, (d_history, *zeros), (blocks, outputs, d_ys), reverse=True
     )
-    to_history = jax.tree.map(lambda a: _entries(a, 0, _span(a, t)), to_history)
-    found = jax.tree.map(
-        lambda a, b: a.astype(b.dtype), (to_light, to_history), (other_params, history)
+    d_history = jax.tree.map(lambda a: _entries(a, 0, _span(a, t)), d_history)
+    d_other, d_history = jax.tree.map(
+        lambda a, b: a.astype(b.dtype), (d_other, d_history), (other_params, history)
     )
-    return to_heavy(to_weights), *found, jax.tree.map(_join_blocks, to_xs), None
+    return params_vjp(d_weights), d_other, d_history, jax.tree.map(_join_blocks, d_xs), None
 
 
 token_scan.defvjp(_forward, _backward)
 
 
-def _gradients(token_fn: TokenFn, given: Any, cut: Any, outputs: Any, to_outputs: Any) -> Any:
-    """Return the gradients of the weights, one for each product, and of `past`, from a block."""
-    matmul_params, other_params, past, current = given
+def _block_gradients(
+    token_fn: TokenFn, constants: Any, tokens: Any, outputs: Any, d_outputs: Any
+) -> Any:
+    """Return the gradients of a block's kernels, one for each einsum, and of `past`."""
+    matmul_params, other_params, past, current = constants
     used: list[WeightEinsum] = []
 
-    def entries(past: Any) -> tuple[list[Array], list[Array]]:
-        def products(xs: Any, outputs: Any) -> tuple[list[Array], list[Array]]:
+    def collect_block(past: Any) -> tuple[list[Array], list[Array]]:
+        def collect_token(xs: Any, outputs: Any) -> tuple[list[Array], list[Array]]:
             index, x, non_diff = xs
             index_in_block = index % jax.tree.leaves(current)[0].shape[ENTRY_AXIS]
             with use_tape(CollectTape(outputs)) as tape:
@@ -237,21 +253,21 @@ def _gradients(token_fn: TokenFn, given: Any, cut: Any, outputs: Any, to_outputs
                     (x, non_diff),
                 )
             used[:] = tape.used
-            kernels = [each.kernel for each in tape.used if not each.is_weight]
-            return kernels, [each.x for each in tape.used]
+            kernels = [op.kernel for op in tape.used if not op.is_weight]
+            return kernels, [op.x for op in tape.used]
 
-        # kernels depend on no token
-        return jax.vmap(products, out_axes=(None, 0))(cut, outputs)
+        # kernels do not depend on the token
+        return jax.vmap(collect_token, out_axes=(None, 0))(tokens, outputs)
 
-    kernels, to_before, inputs = jax.vjp(entries, past, has_aux=True)
-    found = [of.gradient(x, y) for of, x, y in zip(used, inputs, to_outputs, strict=True)]
-    of_slots = [a for of, a in zip(used, found, strict=True) if not of.is_weight]
-    of_weights = [a for of, a in zip(used, found, strict=True) if of.is_weight]
-    of_slots = [a.astype(k.dtype) for a, k in zip(of_slots, kernels, strict=True)]
-    return of_weights, to_before(of_slots)[0]
+    kernels, past_vjp, inputs = jax.vjp(collect_block, past, has_aux=True)
+    d_kernels = [op.gradient(x, y) for op, x, y in zip(used, inputs, d_outputs, strict=True)]
+    d_entries = [a for op, a in zip(used, d_kernels, strict=True) if not op.is_weight]
+    d_weights = [a for op, a in zip(used, d_kernels, strict=True) if op.is_weight]
+    d_entries = [a.astype(k.dtype) for a, k in zip(d_entries, kernels, strict=True)]
+    return d_weights, past_vjp(d_entries)[0]
 
 
-# ------------------------------------------------------------------------------------------- slots
+# ----------------------------------------------------------------------------------------- history
 
 
 def _extend(history: Array, t: int) -> Array:
@@ -265,12 +281,12 @@ def _entries(history: Array, start: Any, size: int) -> Array:
 
 
 def _span(history: Array, t: int) -> int:
-    """Return the slots of a line that are from before the call."""
+    """Return the number of entries from before the call."""
     return history.shape[ENTRY_AXIS] - t
 
 
 def _past_entries(history: Any, index: Any, t: int) -> Any:
-    """Return what a block at `index` sees of the slots before it."""
+    """Return the entries before the block that starts at `index`."""
     return jax.tree.map(lambda a: _entries(a, index, _span(a, t)), history)
 
 
@@ -282,9 +298,9 @@ def _add_entries(history: Array, new: Array, start: Array) -> Array:
     return _update_entries(history, _entries(history, start, new.shape[ENTRY_AXIS]) + new, start)
 
 
-def _write_entry(history: Array, slot: Array, index_in_block: Array) -> Array:
+def _write_entry(history: Array, entry: Array, index_in_block: Array) -> Array:
     return _update_entries(
-        history, jnp.expand_dims(slot.astype(history.dtype), ENTRY_AXIS), index_in_block
+        history, jnp.expand_dims(entry.astype(history.dtype), ENTRY_AXIS), index_in_block
     )
 
 

@@ -103,8 +103,8 @@ def activations(model: ModelConfig, tokens: float, rows: float, tensor: int) -> 
     if model.remat == "none":
         held = 2 * layer.stream + layer.products + layer.weights
         return model.layers * held + WORK * (layer.seen + layer.weights)
-    by_block = model.remat in ("attention", "block") and is_windowed(model)
-    weights = layer.weights * (model.block_len * rows / tokens if by_block else 1)
+    sequential_blocks = model.remat in ("attention", "block") and is_windowed(model)
+    weights = layer.weights * (model.block_len * rows / tokens if sequential_blocks else 1)
     work = 3 * layer.stream + 2 * layer.seen + layer.products + 3 * weights
     held = layer.stream + (layer.attended if model.remat == "attention" else 0)
     return model.layers * held + WORK * work

@@ -15,7 +15,7 @@ from famjax.core.config import Config, MeshConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import to_json
 from famjax.core.json_files import parse_json
-from famjax.core.optional import absent, install
+from famjax.core.optional import install_command, missing_modules
 from famjax.plan.chips import Topology
 from famjax.plan.formula import policies
 from famjax.train.flops import step_flops
@@ -184,10 +184,10 @@ def ask(config: Config, on: Topology, compile: bool) -> dict[str, Any]:
 
 def refuse_missing(on: Topology) -> None:
     """Raise a `UserError` where the compiler for a topology is not there."""
-    if on.is_tpu and absent(("libtpu",)):
+    if on.is_tpu and missing_modules(("libtpu",)):
         raise UserError(
             f"--topology {on.name}: compiling for TPU needs libtpu, which is not installed; "
-            f"{install(('libtpu',))}"
+            f"{install_command(('libtpu',))}"
         )
 
 

@@ -25,7 +25,7 @@ from famjax.core.config import Config, MeshConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import from_json
 from famjax.core.json_files import parse_json
-from famjax.core.mesh import is_chosen, refuse_rows, repeated
+from famjax.core.mesh import check_rows, duplicated_work, is_auto
 from famjax.data.lanes import empty_row
 from famjax.plan import hlo
 from famjax.plan.chips import Topology, topology
@@ -44,9 +44,9 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
       request: "config" as JSON, "topology"; "compile", whether to compile as well.
     """
     config, on = from_json(request["config"]), topology(request["topology"])
-    wanted = demand(config, int(on.chip.memory)) if is_chosen(config.mesh) else None
+    wanted = demand(config, int(on.chip.memory)) if is_auto(config.mesh) else None
     devices = devices_of(on)
-    refuse_rows(config, len(devices))
+    check_rows(config, len(devices))
     mesh = sharding.make_mesh(config.mesh, devices, wanted)
     config = replace(config, mesh=MeshConfig(**mesh.shape))
     sizes = {"mesh": dict(mesh.shape), "devices": mesh.size, "shardings": shardings(config, mesh)}
@@ -57,7 +57,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         program.shardings,
     )
     sizes["arrays"] = arrays(config, program, shapes)
-    sizes["repeated"] = list(repeated(config))
+    sizes["repeated"] = list(duplicated_work(config))
     if not request["compile"]:
         return sizes
     return sizes | compiled(program, shapes, batch_shapes(config, program), on, mesh.size)
@@ -131,7 +131,7 @@ def shardings(config: Config, mesh: jax.sharding.Mesh) -> list[dict[str, Any]]:
         except ValueError:
             axes = ()
         rule = len(axes) == leaf.ndim
-        place = sharding.sharding(mesh, axes if rule else (None,) * leaf.ndim, leaf.shape)
+        place = sharding.named_sharding(mesh, axes if rule else (None,) * leaf.ndim, leaf.shape)
         here = place.shard_shape(leaf.shape)
         rows.append(
             {

@@ -1,4 +1,4 @@
-"""The table of stacks: what carries state through the layers. One file, one line each."""
+"""The registry of stacks: how layers are combined and their states carried. One file each."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ STACKS: dict[str, Callable[..., Any]] = {
 
 
 def make_stack(config: ModelConfig, *, rngs: nnx.Rngs) -> Any:
-    """Return a new stack by its name in the table."""
+    """Return a new stack by its registered name."""
     return STACKS[config.stack](config, rngs=rngs)

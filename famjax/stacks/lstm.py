@@ -4,8 +4,8 @@
     c_t = sigmoid(f) c_{t-1} + sigmoid(i) tanh(g)
     h_t = sigmoid(o) tanh(c_t)
 
-(Hochreiter & Schmidhuber, 1997; the forget gate is Gers et al.'s, 2000.) No peepholes, no norm, no
-residual: a layer reads the hidden states of the one below.
+(Hochreiter & Schmidhuber, 1997; the forget gate is Gers et al.'s, 2000.) No peepholes, norm or
+residual: a layer's input is the hidden state of the layer below.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ _GATES = 4  # input, forget, candidate, output
 
 
 class LstmState(NamedTuple):
-    """h, c: [l b d] float32; of one layer [b d]. Both are zero where nothing was read."""
+    """h, c: [l b d] float32; of one layer [b d]. Both are initially zero."""
 
     h: Array
     c: Array
 
 
 def cell(gates: Array, c: Array) -> tuple[Array, Array]:
-    """gates [b 4 d] before their nonlinearities, c [b d] -> h, c of the next token."""
+    """Pre-activation gates [b 4 d], c [b d] -> h, c after the token."""
     i, f, g, o = (gates[:, k] for k in range(_GATES))
     c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
     return jax.nn.sigmoid(o) * jnp.tanh(c), c
 
 
 @jax.custom_vjp
-def recur(
+def recurrence(
     inputs: Array, kernel: Array, start: LstmState, reset: Array, valid: Array
 ) -> tuple[Array, LstmState]:
-    """Run one layer over the tokens, its inputs already projected.
+    """Scan one layer over the tokens, with a custom VJP that defers R's gradient to one product.
 
-    The gradient is that of plain differentiation, but R's is one product over all tokens: JAX adds
-    it up token by token, and reads and writes all of it each time.
+    Plain differentiation accumulates R's gradient token by token, and reads and writes all of it
+    each time.
 
     Args:
       inputs: [t b 4 d], W x + b.
-      kernel: [d 4 d], R, in the type of its products.
-      start: of the layer, in the type of the state.
-      reset: [t b] bool, where the state is zero before the token.
-      valid: [t b] bool; where not, the state stays as it was.
+      kernel: [d 4 d], R, in the compute dtype.
+      start: the layer's initial state, in the state's dtype.
+      reset: [t b] bool, reset the state before the token.
+      valid: [t b] bool; padding leaves the state unchanged.
 
     Returns:
-      h [t b d] in the state's type, and the state behind the last token.
+      h [t b d] in the state's dtype, and the final state.
     """
     y, end, _ = _scan(inputs, kernel, start, reset, valid)
     return y, end
@@ -64,58 +64,58 @@ def recur(
 def _scan(
     inputs: Array, kernel: Array, start: LstmState, reset: Array, valid: Array
 ) -> tuple[Array, LstmState, tuple[Array, ...]]:
-    """As `recur`, with what its gradient needs: each token's gates, and h and c before it."""
+    """As `recurrence`, with its residuals: each token's gates, and h and c before it."""
 
     def token(state: LstmState, xs: tuple[Array, ...]) -> tuple[LstmState, tuple[Array, ...]]:
         x, reset, valid = xs
         h, c = (jnp.where(reset[:, None], 0, a) for a in state)
         gates = x.astype(h.dtype) + jnp.einsum("bd,dgk->bgk", h.astype(kernel.dtype), kernel)
         new = cell(gates, c)
-        kept = (jnp.where(valid[:, None], a, b) for a, b in zip(new, state, strict=True))
-        return LstmState(*kept), (new[0], gates, h, c)
+        held = (jnp.where(valid[:, None], a, b) for a, b in zip(new, state, strict=True))
+        return LstmState(*held), (new[0], gates, h, c)
 
-    end, (y, *saved) = jax.lax.scan(token, start, (inputs, reset, valid))
-    return y, end, tuple(saved)
+    end, (y, *residuals) = jax.lax.scan(token, start, (inputs, reset, valid))
+    return y, end, tuple(residuals)
 
 
 def _forward(
     inputs: Array, kernel: Array, start: LstmState, reset: Array, valid: Array
 ) -> tuple[tuple[Array, LstmState], Any]:
-    y, end, saved = _scan(inputs, kernel, start, reset, valid)
-    # of the inputs the type alone, which no residual can be
-    return (y, end), (inputs[:0], kernel, reset, valid, *saved)
+    y, end, residuals = _scan(inputs, kernel, start, reset, valid)
+    # a residual must be an array: this one has the inputs' dtype but no elements
+    return (y, end), (inputs[:0], kernel, reset, valid, *residuals)
 
 
-def _backward(saved: Any, grads: tuple[Array, LstmState]) -> tuple[Any, ...]:
-    inputs, kernel, reset, valid, gates, h, c = saved
+def _backward(residuals: Any, grads: tuple[Array, LstmState]) -> tuple[Any, ...]:
+    inputs, kernel, reset, valid, gates, h, c = residuals
 
     def token(grad: LstmState, xs: tuple[Array, ...]) -> tuple[LstmState, Array]:
         dy, gates, c, reset, valid = xs
         reset, valid = reset[:, None], valid[:, None]
-        of_new = (jnp.where(valid, a, 0) for a in grad)
-        past = (jnp.where(valid, 0, a) for a in grad)
-        dh, dc = of_new
+        d_new = (jnp.where(valid, a, 0) for a in grad)
+        d_held = (jnp.where(valid, 0, a) for a in grad)
+        dh, dc = d_new
         dgates, dc = jax.vjp(cell, gates, c)[1]((dh + dy, dc))
-        dh = jnp.einsum("bgk,gkd->bd", dgates.astype(kernel.dtype), back).astype(dy.dtype)
-        before = (a + jnp.where(reset, 0, b) for a, b in zip(past, (dh, dc), strict=True))
-        return LstmState(*before), dgates
+        dh = jnp.einsum("bgk,gkd->bd", dgates.astype(kernel.dtype), kernel_t).astype(dy.dtype)
+        d_before = (a + jnp.where(reset, 0, b) for a, b in zip(d_held, (dh, dc), strict=True))
+        return LstmState(*d_before), dgates
 
     dy, dend = grads
-    # turned here, once: XLA on CPU would turn it at every token
-    back = jnp.moveaxis(kernel, 0, -1)
+    # transposed once: XLA on CPU would transpose it at every token
+    kernel_t = jnp.moveaxis(kernel, 0, -1)
     start, dgates = jax.lax.scan(token, dend, (dy, gates, c, reset, valid), reverse=True)
-    narrow = dgates.astype(kernel.dtype)
-    dkernel = jnp.einsum("tbd,tbgk->dgk", h.astype(kernel.dtype), narrow)
+    narrow_dgates = dgates.astype(kernel.dtype)
+    dkernel = jnp.einsum("tbd,tbgk->dgk", h.astype(kernel.dtype), narrow_dgates)
     return dgates.astype(inputs.dtype), dkernel, start, None, None
 
 
-recur.defvjp(_forward, _backward)
+recurrence.defvjp(_forward, _backward)
 
 
 class Lstm(nnx.Module):
-    """One layer. Both kernels start as N(0, 1/d), biases as 0, but 1 at the forget gate.
+    """One layer. Kernels are initialized as N(0, 1/d), biases as 0, the forget gate's as 1.
 
-    With that bias a layer remembers before it has learned to (Jozefowicz et al., 2015).
+    With that bias the initial layer remembers (Jozefowicz et al., 2015).
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -132,23 +132,24 @@ class Lstm(nnx.Module):
     ) -> tuple[Array, LstmState]:
         """[t b d] -> [t b d], a layer's state, masks [t b]."""
         inputs = self.input(x) + self.bias[...].astype(self.dtype)
-        y, state = recur(inputs, self.hidden.kernel[...].astype(self.dtype), state, reset, valid)
+        y, state = recurrence(
+            inputs, self.hidden.kernel[...].astype(self.dtype), state, reset, valid
+        )
         return y.astype(x.dtype), state
 
 
 class LstmStack(nnx.Module):
-    """LSTMs on one another, by the protocol of `famjax.stacks.residual.ResidualStack`.
+    """Stacked LSTMs, with the protocol of `famjax.stacks.residual.ResidualStack`.
 
-    Of the config it reads layers, width and dtype. All tokens' inputs are projected at once, layer
-    by layer; only the recurrence goes from token to token. The state is float32 whatever the
-    compute type, since c is a sum over all tokens ever read.
+    It uses the config's layers, width and dtype. A layer projects the inputs of all tokens in
+    parallel; only the recurrence is sequential. The state is float32 regardless of the compute
+    dtype, since c is a sum over all tokens.
 
-    A document that begins with the last one's memory (`Context.passing`) begins with none here:
-    what is passed is a FAM.
+    `Context.carry_memory` has no effect: it carries FAMs, and an LSTM has none.
 
     Attributes:
-      block_len: any number of tokens is a call.
-      capacity, reach: None, a document may have any length, and all of it can matter.
+      block_len: 1, a call may have any number of tokens.
+      capacity, receptive_field: None, unbounded.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -166,26 +167,25 @@ class LstmStack(nnx.Module):
         axes: Any = (None, "batch", "mlp")
         return LstmState(axes, axes)
 
-    def pass_state(self, fresh: LstmState, saved: State) -> LstmState:
-        """Random state passing (B.2.3) passes FAMs, of which there are none."""
+    def pass_state(self, fresh: LstmState, residuals: State) -> LstmState:
+        """Random state passing (B.2.3) applies to FAMs; an LSTM has none."""
         return fresh
 
     def report(self, x: Array, state: LstmState, ctx: Context) -> dict[str, Array]:
-        """Return what tells how the memory fares: of this one, nothing."""
+        """Return metrics of the memory: none."""
         return {}
 
     def loss(self) -> Array:
-        """Return the stack's own loss, 0."""
+        """Return the stack's auxiliary loss, 0."""
         return jnp.zeros(())
 
     def __call__(self, x: Array, state: LstmState, ctx: Context) -> tuple[Array, LstmState]:
         """[b t d] -> [b t d]."""
-        x = sharding.all_gather_tokens(
-            x
-        )  # read token by token, which dividing them would not spare
-        no = jnp.zeros(x.shape[:2], bool)
-        reset = (no if ctx.reset is None else ctx.reset).T
-        valid = (~no if ctx.valid is None else ctx.valid).T
+        # the recurrence is sequential: sharded tokens would not save time
+        x = sharding.all_gather_tokens(x)
+        none = jnp.zeros(x.shape[:2], bool)
+        reset = (none if ctx.reset is None else ctx.reset).T
+        valid = (~none if ctx.valid is None else ctx.valid).T
         x = x.swapaxes(0, 1)
         ends = []
         for i, layer in enumerate(self.cells):

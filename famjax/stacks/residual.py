@@ -1,4 +1,4 @@
-"""The residual stack: a pattern of layers repeated, scanned or unrolled to the same numbers."""
+"""The residual stack: a repeated pattern of layers, scanned or unrolled with equal results."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from famjax.layers.dropout import (
     LAYER,
     OUTPUT,
     apply_dropout,
+    empty_key,
     make_dropout,
-    no_key,
-    split,
+    split_key,
 )
 from famjax.layers.mlp import FeedForward
 from famjax.layers.positions import Positions
 from famjax.mixers import make_mixer
 from famjax.mixers.fam import Fam, FamState
-from famjax.mixers.full import Full
-from famjax.mixers.linear import Linear
+from famjax.mixers.full import FullAttention
+from famjax.mixers.linear import LinearAttention
 
 
 class Layer(nnx.Module):
-    """A mixer and a feed-forward. The mixer may use the feed-forward on its memory (FAM does).
+    """A mixer and a feed-forward. The mixer may apply the feed-forward to its memory (FAM does).
 
-    What LayerDrop leaves out of a call is what the layer adds to the stream: its state is what it
-    would have been, so that the memory has no holes.
+    LayerDrop drops the layer's contribution to the residual stream; its state is updated anyway, so
+    that the memory has no gaps.
     """
 
     def __init__(self, name: str, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -66,38 +66,38 @@ class Layer(nnx.Module):
         y = self.mlp(a, x, ctx.key)
         if ctx.key is None or not self.rate:
             return y, state
-        left_out = jax.random.bernoulli(jax.random.fold_in(ctx.key, LAYER), self.rate)
-        return jnp.where(left_out, x, y), state
+        dropped = jax.random.bernoulli(jax.random.fold_in(ctx.key, LAYER), self.rate)
+        return jnp.where(dropped, x, y), state
 
     def step(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
         a, state = self.mixer.step(x, state, ctx, self.mlp)
         return self.mlp(a, x), state
 
     def match(self, x: Array, state: State, ctx: Context) -> tuple[Array, Array]:
-        """Return what the layer gives with softmax in the place of phi, and `Linear.match`'s error.
+        """Return the layer's output with softmax attention, and `LinearAttention.match`'s error.
 
-        A layer of another mixer is as it is, its errors 0.
+        Layers with other mixers are unchanged; their errors are 0.
         """
-        if not isinstance(self.mixer, Linear):
+        if not isinstance(self.mixer, LinearAttention):
             return self(x, state, ctx)[0], jnp.zeros(len(x), param_dtype())
         a, error = self.mixer.match(x, ctx)
         return self.mlp(a, x), error
 
     def match_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
-        """Return `encode_memory_prompt` with softmax in the place of phi."""
-        if not isinstance(self.mixer, Linear):
+        """Return `encode_memory_prompt` with softmax attention."""
+        if not isinstance(self.mixer, LinearAttention):
             return self.encode_memory_prompt(prompt, offset)
         return self.mlp(self.mixer.qkv.encode_memory_prompt(prompt, offset), prompt)
 
     def attention_map(self, x: Array) -> Array | None:
-        """Return the attention of documents read in one call, [b t d] -> [b h t t].
+        """Return the attention weights of documents in one call, [b t d] -> [b h t t].
 
-        FAM's goes to memories beside tokens: None.
+        None for FAM, which attends to memories too.
         """
         return None if isinstance(self.mixer, Fam) else self.mixer.attention_map(x)
 
     def attention_mass(self, x: Array, state: State, ctx: Context) -> tuple[Array, Array]:
-        """Return the output, and the mean share of attention that goes to the FAM."""
+        """Return the output, and the mean share of attention weights on the FAM."""
         share = jnp.zeros(())
         if isinstance(self.mixer, Fam):
             share = self.mixer.attention_mass(x, state, ctx, self.mlp)
@@ -105,8 +105,8 @@ class Layer(nnx.Module):
 
 
 def passable_state(state: State) -> State:
-    """Return what of a stack's state `pass_state` reads: the FAMs, without the windows."""
-    # the type of a state without a window is not worth a name
+    """Return the part of a stack's state that `pass_state` uses: the FAMs, without the windows."""
+    # a separate type is not worthwhile
     return tuple(
         s._replace(window=()) if isinstance(s, FamState) else ()  # type: ignore[arg-type]
         for s in state
@@ -114,11 +114,11 @@ def passable_state(state: State) -> State:
 
 
 class UnstackedState(NamedTuple):
-    """A state whose layers have arrays of their own.
+    """A state with separate arrays for each layer.
 
     Attributes:
-      repeats: of each repeat of the pattern, over the pattern, [b ...].
-      stood: as in the stacked state, what is not the layers'.
+      repeats: for each repeat of the pattern, the layers' states [b ...].
+      extra_state: as in the stacked state, what is not the layers'.
     """
 
     repeats: tuple[State, ...]
@@ -126,7 +126,7 @@ class UnstackedState(NamedTuple):
 
 
 class ResidualStack(nnx.Module):
-    """Layers on one residual stream, and the FAM prompt that gives each its initial memory (B.1).
+    """Layers on one residual stream, and the FAM prompt that initializes their memories (B.1).
 
     Parameters and states of equal layers are stacked on a leading axis r, the repeats of the
     pattern, whether the layers are scanned or not; so checkpoints do not depend on that choice.
@@ -138,7 +138,7 @@ class ResidualStack(nnx.Module):
         self.scanned = config.scan_layers
         self.remat = config.remat
 
-        def repeated(name: str) -> Layer:
+        def make_layers(name: str) -> Layer:
             @nnx.split_rngs(splits=self.repeats)
             @nnx.vmap(in_axes=(0,))
             def make(rngs: nnx.Rngs) -> Layer:
@@ -146,28 +146,30 @@ class ResidualStack(nnx.Module):
 
             return make(rngs)
 
-        self.layers = nnx.List([repeated(name) for name in names])
+        self.layers = nnx.List([make_layers(name) for name in names])
         self.positions = Positions(config, rngs=rngs) if config.arch.learned_positions else None
         self.block_len = math.lcm(*(layer.block_len for layer in self.layers))
-        # tokens a document may have; None is any number
+        # maximum tokens of a document; None is unbounded
         self.capacity = config.capacity if "full" in names else None
-        reaches = [layer.mixer.receptive_field for layer in self.layers]
-        # tokens before a block that its outputs can depend on, at most; None is all
+        receptive_fields = [layer.mixer.receptive_field for layer in self.layers]
+        # maximum number of tokens before a block that its outputs depend on; None is unbounded
         self.receptive_field = (
-            None if None in reaches else self.repeats * sum(reaches) * config.block_len
+            None
+            if None in receptive_fields
+            else self.repeats * sum(receptive_fields) * config.block_len
         )
         prompt = jax.random.normal(rngs.params(), (config.fam_len, config.width))
         self.prompt = nnx.Param(prompt) if "fam" in names else None
         self.rates = config.dropout
-        self.key = no_key() if any(vars(config.dropout).values()) else None
+        self.key = empty_key() if any(vars(config.dropout).values()) else None
 
     def init_state(self, batch: int, offset: Array | None = None) -> State:
-        """Return the states of lanes that have read nothing: over the pattern, [r b ...].
+        """Return the initial states: over the pattern, [r b ...].
 
-        Learned positions come last, if there are any.
+        The state of learned positions comes last, if any.
 
         Args:
-          offset: [b], that of `Context`, for the FAM prompt's way through the layers.
+          offset: [b], as in `Context`, for encoding the FAM prompt.
         """
         return self._init_state(batch, lambda layer: layer.encode_memory_prompt, offset)
 
@@ -182,9 +184,9 @@ class ResidualStack(nnx.Module):
                     prompt = encode(layer)(prompt, offset)
             return prompt, tuple(states)
 
-        # of one prompt's few tokens products are summed, which is less than to fetch all weights
-        fetch = self.prompt is not None and offset is not None
-        states = self._repeat(layers, self._prompt(offset), None, fetch=fetch)[1]
+        # for one prompt, reducing the products of its few tokens is cheaper than gathering weights
+        gather = self.prompt is not None and offset is not None
+        states = self._scan_repeats(layers, self._prompt(offset), None, gather=gather)[1]
         return states if self.positions is None else (*states, self.positions.init_state(batch))
 
     def state_axes(self) -> State:
@@ -198,9 +200,9 @@ class ResidualStack(nnx.Module):
         return axes if self.positions is None else (*axes, self.positions.state_axes())
 
     def pass_state(self, fresh: State, saved: State) -> State:
-        """Random state passing (B.2.3): `fresh`, with what of `saved` a document may start from.
+        """Random state passing (B.2.3): `fresh`, with the FAMs of `saved`.
 
-        `saved` is a state of this stack, or what `passable_state` keeps of one.
+        `saved` is a state of this stack, or its `passable_state`.
         """
         count = len(self.layers)
         passed = tuple(
@@ -209,88 +211,87 @@ class ResidualStack(nnx.Module):
         )
         return (*passed, *fresh[count:])
 
-    def refuse(self, state: State, tokens: int, ctx: Context) -> None:
-        """Raise a `UserError` where full attention has no room for a call, if Python can see it.
+    def check_capacity(self, state: State, tokens: int, ctx: Context) -> None:
+        """Raise a `UserError` if a call exceeds full attention's capacity, outside of jit.
 
-        The mixer itself cannot: within the stack its arrays are traced. Where lanes reset or are
-        padded, what does not fit gives NaN.
+        The mixer cannot raise it: within the stack its arrays are traced. With resets or padding,
+        tokens beyond the capacity give NaN.
         """
         for layer, old in zip(self.layers, state[: len(self.layers)], strict=True):
-            if isinstance(layer.mixer, Full) and ctx.reset is None and ctx.valid is None:
+            if isinstance(layer.mixer, FullAttention) and ctx.reset is None and ctx.valid is None:
                 layer.mixer.check_capacity(old.length + tokens - 1)
 
     def __call__(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
         """[b t d] -> [b t d], t a multiple of block_len, or a `UserError`."""
         if x.shape[1] % self.block_len:
             raise UserError(
-                f"a call of {x.shape[1]} tokens does not fill blocks of {self.block_len}; pad them "
-                "and say so in Context.valid, or read the rest with step"
+                f"a call of {x.shape[1]} tokens does not fill blocks of {self.block_len}; pad it "
+                "and set Context.valid, or process the rest with step"
             )
-        self.refuse(state, x.shape[1], ctx)
+        self.check_capacity(state, x.shape[1], ctx)
         if self.key is not None:
             ctx = ctx._replace(key=jax.random.wrap_key_data(self.key[...]))
         return self._run(x, state, ctx, lambda layer: layer)
 
     def step(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
-        """[b 1 d] -> [b 1 d]; the state as `init_state` or as `unstack` returns it."""
+        """[b 1 d] -> [b 1 d]; the state is that of `init_state` or of `unstack`."""
         if not isinstance(state, UnstackedState):
-            self.refuse(state, 1, ctx)
+            self.check_capacity(state, 1, ctx)
         return self._run(x, state, ctx, lambda layer: layer.step)
 
     def match(self, x: Array, ctx: Context) -> tuple[Array, Array]:
-        """Read whole documents [b t d] with softmax in the place of linear layers' phi.
+        """Process whole documents [b t d] with softmax attention in the linear layers.
 
         Returns:
-          [b t d], and what phi would have made of it by linear layer, the lowest first, and row:
-          `Linear.match`'s errors [l b].
+          [b t d]; the errors of `LinearAttention.match` by linear layer, lowest first: [l b].
         """
         state = self._init_state(len(x), lambda layer: layer.match_prompt, ctx.offset)
         x, errors = self._run(x, state, ctx, lambda layer: layer.match)
-        linear = [isinstance(layer.mixer, Linear) for layer in self.layers]
-        of = jnp.stack(list(itertools.compress(errors, linear)), 1)  # [r p b]
-        return x, of.reshape(-1, of.shape[-1])
+        linear = [isinstance(layer.mixer, LinearAttention) for layer in self.layers]
+        linear_errors = jnp.stack(list(itertools.compress(errors, linear)), 1)  # [r p b]
+        return x, linear_errors.reshape(-1, linear_errors.shape[-1])
 
     def unstack(self, state: State) -> UnstackedState:
-        """Return the state for a loop of `step`, within one program.
+        """Return the state for a loop of `step` within one program.
 
-        A layer writes to arrays of its own where they lie. In stacked ones it would be a copy of
-        the layer's whole state out and back at every token: of a cache, many times the attention.
+        A layer then updates its own arrays in place. With stacked arrays the layer's whole state is
+        sliced out and written back at every token: for a KV cache, many times the attention.
         """
-        layers, extra_state = self._parted(state)
+        layers, extra_state = self._split_state(state)
         return UnstackedState(
-            tuple(_repeat_of(layers, r) for r in range(self.repeats)), extra_state
+            tuple(_take_repeat(layers, r) for r in range(self.repeats)), extra_state
         )
 
     def restack(self, state: UnstackedState) -> State:
-        """Undo `unstack`."""
-        return (*_stacked(state.repeats), *state.extra_state)
+        """Return the inverse of `unstack`."""
+        return (*_stack_repeats(state.repeats), *state.extra_state)
 
     def attention_mass(self, x: Array, state: State, ctx: Context) -> Array:
-        """Return the mean share of attention that goes to the FAM, by layer: [l]."""
+        """Return the mean share of attention weights on the FAM, by layer: [l]."""
         _, shares = self._run(x, state, ctx, lambda layer: layer.attention_mass)
         return jnp.stack(shares[: len(self.layers)], 1).reshape(-1)
 
     def report(self, x: Array, state: State, ctx: Context) -> dict[str, Array]:
-        """Return how large the FAMs are behind a call, and how much attention they had in it."""
+        """Return the RMS of the FAMs after a call, and their share of its attention weights."""
         if self.prompt is None:
             return {}
         mass = self.attention_mass(x, state, ctx)
         fams = self.feedback(self(x, state, ctx)[1])
         norms = jnp.stack([jnp.sqrt(jnp.square(fam).mean()) for fam in fams])
-        # over the layers that have a FAM; the others have no mass on it
+        # averaged over the FAM layers; the share of the others is 0
         return {"state_norm": norms.mean(), "fam_attention": mass.sum() / sum(map(len, fams))}
 
     def loss(self) -> Array:
-        """Return what the stack adds to the training loss: nothing."""
+        """Return the stack's auxiliary loss, 0."""
         return jnp.zeros(())
 
     def feedback(self, state: State) -> list[Array]:
         """Return the FAMs of a state: [r b f d] for each FAM layer of the pattern."""
         return [s.fam for s in state if isinstance(s, FamState)]
 
-    def _run(self, x: Array, state: State, ctx: Context, read: Any) -> tuple[Array, State]:
-        follow = self.prompt is not None and ctx.reset is not None
-        states, extra_state = self._parted(state)
+    def _run(self, x: Array, state: State, ctx: Context, layer_method: Any) -> tuple[Array, State]:
+        encode_prompt = self.prompt is not None and ctx.reset is not None
+        states, extra_state = self._split_state(state)
         if self.positions is not None:
             x, after = self.positions(x, extra_state[0], ctx)
             extra_state = (after,)
@@ -302,67 +303,67 @@ class ResidualStack(nnx.Module):
             new = []
             for i, (layer, old) in enumerate(zip(layers, states, strict=True)):
                 context = ctx._replace(prompt=prompt, key=None if keys is None else keys[i])
-                x, out = read(layer)(with_logical_constraint(x, TOKENS), old, context)
+                x, out = layer_method(layer)(with_logical_constraint(x, TOKENS), old, context)
                 new.append(out)
-                prompt = layer.encode_memory_prompt(prompt, ctx.offset) if follow else prompt
+                prompt = layer.encode_memory_prompt(prompt, ctx.offset) if encode_prompt else prompt
             return (x, prompt), tuple(new)
 
-        start = (x, self._prompt(ctx.offset) if follow else None)
+        start = (x, self._prompt(ctx.offset) if encode_prompt else None)
         unstack = isinstance(state, UnstackedState)
-        keys = split(ctx.key, LAYER, self.repeats, len(self.layers))
-        given = [(old, None) for old in states] if unstack else (states, keys)
-        (x, _), states = self._repeat(layers, start, given, unstack)
+        keys = split_key(ctx.key, LAYER, self.repeats, len(self.layers))
+        xs = [(old, None) for old in states] if unstack else (states, keys)
+        (x, _), states = self._scan_repeats(layers, start, xs, unstack)
         x = apply_dropout(
             with_logical_constraint(x, TOKENS), make_dropout(self.rates.output, ctx.key, OUTPUT)
         )
         return x, UnstackedState(states, extra_state) if unstack else (*states, *extra_state)
 
-    def _parted(self, state: State) -> tuple[State, State]:
-        """Return the layers' states, stacked or by repeat, and the rest."""
+    def _split_state(self, state: State) -> tuple[State, State]:
+        """Return the layers' states, stacked or by repeat, and the extra state."""
         count = len(self.layers)
         return state if isinstance(state, UnstackedState) else (state[:count], state[count:])
 
     def _prompt(self, offset: Array | None = None) -> Array | None:
-        """Return the FAM prompt at the embedding: [f d], with an offset one for each row."""
+        """Return the FAM prompt [f d]; with an offset one for each row, [b f d]."""
         if self.prompt is None or offset is None:
             return None if self.prompt is None else self.prompt[...]
         rows = jnp.broadcast_to(self.prompt[...], (len(offset), *self.prompt.shape))
         return with_logical_constraint(rows, ("batch", None, None))
 
-    def _repeat(
-        self, body: Any, carry: Any, given: Any, unstack: bool = False, fetch: bool = True
+    def _scan_repeats(
+        self, body: Any, carry: Any, xs: Any, unstack: bool = False, gather: bool = True
     ) -> tuple[Any, State]:
-        """Run `body(carry, layers, given) -> (carry, states)` over the repeats of the pattern.
+        """Run `body(carry, layers, xs) -> (carry, states)` over the repeats of the pattern.
 
         Args:
-          given: has the repeats on the first axis, or with `unstack` is a sequence of them. So is
-            what is returned.
-          fetch: a layer's weights are brought together first, see `fsdp_all_gather`.
+          xs: repeats on the first axis, or with `unstack` a sequence of them; so are the returned
+            states.
+          gather: all-gather a layer's weights first, see `fsdp_all_gather`.
         """
         graph, params = nnx.split(self.layers)
         scanned = self.scanned and not unstack
 
-        def one(carry, xs):
-            params, given = xs
-            params = fsdp_all_gather(params) if fetch else params
-            return body(carry, nnx.merge(graph, params), given)
+        def scan_body(carry, xs):
+            params, xs = xs
+            params = fsdp_all_gather(params) if gather else params
+            return body(carry, nnx.merge(graph, params), xs)
 
-        one = remat_with_policy(one, self.remat, scanned=scanned and self.repeats > 1)
+        scan_body = remat_with_policy(scan_body, self.remat, scanned=scanned and self.repeats > 1)
         if scanned:
-            return jax.lax.scan(one, carry, (params, given), length=self.repeats)
+            return jax.lax.scan(scan_body, carry, (params, xs), length=self.repeats)
         collected = []
         for r in range(self.repeats):
-            of = given[r] if unstack else _repeat_of(given, r)
-            carry, new = one(carry, (_repeat_of(params, r), of))
+            xs_r = xs[r] if unstack else _take_repeat(xs, r)
+            carry, new = scan_body(carry, (_take_repeat(params, r), xs_r))
             collected.append(new)
-        return carry, tuple(collected) if unstack else _stacked(collected)
+        return carry, tuple(collected) if unstack else _stack_repeats(collected)
 
 
-def _repeat_of(stacked: Any, r: int) -> Any:
+def _take_repeat(stacked: Any, r: int) -> Any:
     """[r ...] -> [...]."""
     return jax.tree.map(operator.itemgetter(r), stacked)
 
 
-def _stacked(repeats: Sequence[Any]) -> Any:
-    """Undo `_repeat_of`."""
+def _stack_repeats(repeats: Sequence[Any]) -> Any:
+    """Return the inverse of `_take_repeat`."""
     return jax.tree.map(lambda *a: jnp.stack(a), *repeats)

@@ -73,7 +73,7 @@ class Checkpoints:
         self.keep = keep
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        if keep and self.folder.is_dir() and processes.index() == 0:
+        if keep and self.folder.is_dir() and processes.process_index() == 0:
             self._clean()
 
     def steps(self) -> list[int]:
@@ -120,7 +120,7 @@ class Checkpoints:
         if not self.keep:
             raise ValueError("opened for reading only: keep=0")
         self.wait()
-        to_host = _to_host if processes.count() == 1 else _share_to_host
+        to_host = _to_host if processes.process_count() == 1 else _share_to_host
         leaves = {key: _leaves(to_host(value, copy)) for key, value in tree.items()}
         _check_names(leaves)
         note = json.dumps(extra)
@@ -173,14 +173,14 @@ class Checkpoints:
     def _newest_good(
         self, of: Callable[[int], Tree], step: int | None, report: Callable[[str], None]
     ) -> tuple[int, Tree]:
-        steps = processes.from_first("steps", self.steps)
+        steps = processes.broadcast_from_first("steps", self.steps)
         if step is not None and step not in steps:
             raise UserError(f"no checkpoint of step {step} in {self.folder}; there are: {steps}")
         if not steps:
             raise UserError(f"no checkpoint in {self.folder}; train the run first")
         for candidate in [step] if step is not None else reversed(steps):
             template = of(candidate)
-            damage = processes.from_first(
+            damage = processes.broadcast_from_first(
                 "damage", functools.partial(_damage, self.path(candidate), sorted(template))
             )
             if damage is None:
@@ -222,21 +222,21 @@ class Checkpoints:
         try:
             self._write(step, leaves, note)
         except BaseException as error:
-            if processes.index() == 0:
+            if processes.process_index() == 0:
                 shutil.rmtree(self._writing(step), ignore_errors=True)
             self._error = self._explain(step, list(leaves), error)
 
     def _write(self, step: int, leaves: dict[str, Leaves], note: str) -> None:
         writing = self._writing(step)
-        if processes.index() == 0:
+        if processes.process_index() == 0:
             writing.mkdir(parents=True)
-        processes.meet("save begins")
+        processes.barrier("save begins")
         for key, values in leaves.items():
             _write_arrays(writing / key, values)
-        processes.meet("arrays written")
-        if processes.index() == 0:
+        processes.barrier("arrays written")
+        if processes.process_index() == 0:
             self._complete(step, leaves, note)
-        processes.meet("save ends")
+        processes.barrier("save ends")
 
     def _complete(self, step: int, leaves: dict[str, Leaves], note: str) -> None:
         writing = self._writing(step)
@@ -388,9 +388,11 @@ def _orbax(**limits: int) -> ocp.Checkpointer:
 
     On the devices, where it waits by default, the training's collectives would be in between.
     """
-    if processes.count() == 1:
+    if processes.process_count() == 1:
         return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**limits))
-    options = ocp.options.MultiprocessingOptions(active_processes=set(range(processes.count())))
+    options = ocp.options.MultiprocessingOptions(
+        active_processes=set(range(processes.process_count()))
+    )
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options, **limits)
     return ocp.Checkpointer(handler, multiprocessing_options=options)
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from famjax.core.checks import cutoffs, mixer_pattern
 from famjax.core.config import Config, ModelConfig
-from famjax.layers.feature_map import multiplied, size
+from famjax.layers.feature_map import num_features, num_vectors
 
 # Keys that a block's token sees, on average over a long document; a block's own causal part, and
 # that of full attention's cache, is half of its length. Letters: `famjax.core.types`.
@@ -106,7 +106,7 @@ def matching_flops(model: ModelConfig, length: int) -> float:
     for each of forward, as of phi(k) v^T, and two of those of phi(q) with S and z.
     """
     e, h = model.head_dim or model.width // model.heads, model.heads
-    again = 2 * h * size(model) * (e + 1)
+    again = 2 * h * num_features(model) * (e + 1)
 
     def layer(mixer: str) -> float:
         if mixer != "linear":
@@ -226,8 +226,8 @@ def _attention_flops(model: ModelConfig, keys: float) -> float:
 def _linear_flops(model: ModelConfig) -> float:
     """phi of queries and keys, phi(k) v^T, and the products of phi(q) with S and z."""
     e, h = model.head_dim or model.width // model.heads, model.heads
-    g, k = model.kv_heads or h, size(model)
-    return 2 * ((h + g) * e * multiplied(model) + g * k * e + h * k * (e + 1))
+    g, k = model.kv_heads or h, num_features(model)
+    return 2 * ((h + g) * e * num_vectors(model) + g * k * e + h * k * (e + 1))
 
 
 def _product_seconds(size: int, dtype: str) -> float:

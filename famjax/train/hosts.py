@@ -46,7 +46,7 @@ def compare_documents(source: Any) -> None:
 
 
 def _refuse_different(name: str, mine: Mapping[str, Any], what: str, mend: str) -> None:
-    first, *others = processes.everyone(name, dict(mine))
+    first, *others = processes.all_gather(name, dict(mine))
     for i, other in enumerate(others, start=1):
         found = [
             f"{key}: {first.get(key)!r} -> {other.get(key)!r}"
@@ -55,7 +55,7 @@ def _refuse_different(name: str, mine: Mapping[str, Any], what: str, mend: str) 
         ]
         if found:
             raise UserError(
-                f"process {i} of {processes.count()} has {what} than process 0 "
+                f"process {i} of {processes.process_count()} has {what} than process 0 "
                 f"({'; '.join(found)}); {mend}"
             )
 
@@ -70,22 +70,24 @@ def code() -> str:
 
 def refuse_unshared(folder: Path) -> None:
     """Raise a `UserError`, on all, unless every process sees what process 0 writes in a folder."""
-    if processes.count() == 1:
+    if processes.process_count() == 1:
         return
-    token = folder / processes.from_first("token", lambda: f".shared-{secrets.token_hex(8)}")
-    if processes.index() == 0:
+    token = folder / processes.broadcast_from_first(
+        "token", lambda: f".shared-{secrets.token_hex(8)}"
+    )
+    if processes.process_index() == 0:
         token.touch()
-    processes.meet("token written")
+    processes.barrier("token written")
     end = time.monotonic() + _SEEN
     while not (seen := token.exists()) and time.monotonic() < end:
         time.sleep(0.2)
-    blind = [str(i) for i, sees in enumerate(processes.everyone("seen", seen)) if not sees]
-    if processes.index() == 0:
+    blind = [str(i) for i, sees in enumerate(processes.all_gather("seen", seen)) if not sees]
+    if processes.process_index() == 0:
         token.unlink()
     if blind:
         raise UserError(
-            f"{folder} is not shared: process {', '.join(blind)} of {processes.count()} does not "
-            "see what process 0 wrote there; give --run a folder on a file system that all have"
+            f"{folder} is not shared: process {', '.join(blind)} of {processes.process_count()} "
+            "does not see what process 0 wrote there; give --run a folder on a shared file system"
         )
 
 
@@ -97,7 +99,7 @@ def held(place: jax.sharding.Sharding, rows: int, tokens: int) -> tuple[int, ...
 
 def upload(batch: Batch, place: jax.sharding.Sharding, total: int) -> dict[str, jax.Array]:
     """Return the whole batch [b t] from the rows that this process holds."""
-    if processes.count() == 1:
+    if processes.process_count() == 1:
         return jax.device_put(batch, place)
     rows = held(place, total, batch["tokens"].shape[1])
     at = np.zeros(total, int)
@@ -115,7 +117,7 @@ def upload(batch: Batch, place: jax.sharding.Sharding, total: int) -> dict[str, 
 
 def whole(data: dict[str, Any]) -> dict[str, Any]:
     """Return the state of `Batches` with the rows of all processes."""
-    parts = processes.everyone("cursors", data["batches"])
+    parts = processes.all_gather("cursors", data["batches"])
     return {**data, "batches": join_rows_state(parts)}
 
 
@@ -128,7 +130,7 @@ class _Quiet(contextlib.nullcontext[Any]):
 
 def metrics_writer(folder: Path, resume_step: int | None) -> MetricsWriter | _Quiet:
     """Return what writes rows: in process 0 alone."""
-    return _Quiet() if processes.index() else MetricsWriter(folder, resume_step)
+    return _Quiet() if processes.process_index() else MetricsWriter(folder, resume_step)
 
 
 class Asked:
@@ -141,7 +143,7 @@ class Asked:
 
     def at(self, step: int) -> int:
         """Return the signal that asks to stop behind this step; each step must be told."""
-        if processes.count() == 1:
+        if processes.process_count() == 1:
             return self.signal
         from jax.experimental import multihost_utils
 
@@ -151,7 +153,7 @@ class Asked:
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         before: dict[int, Any] = {}
-        several = processes.count() > 1
+        several = processes.process_count() > 1
 
         def note(number: int, _: Any) -> None:
             if self.signal:

@@ -71,7 +71,7 @@ Holder = dict[str, Any]
 
 def for_all(folder: Path) -> AbstractContextManager[bool]:
     """Hold a run folder, in process 0 for all that train together; see `holding`."""
-    if processes.index():
+    if processes.process_index():
         return nullcontext(False)
     return holding(folder, lambda line: print(line, file=sys.stderr))
 

@@ -55,5 +55,5 @@ def devices() -> str:
     """Return how many devices there are, of what kind, in how many processes."""
     kinds = Counter(device.device_kind for device in jax.devices())
     found = " and ".join(f"{count} x {kind}" for kind, count in kinds.items())
-    count = processes.count()
+    count = processes.process_count()
     return f"{found} in {count} processes" if count > 1 else found

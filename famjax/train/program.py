@@ -18,11 +18,11 @@ from famjax.core.config import Config, MeshConfig
 from famjax.core.mesh import (
     DEVICE_BYTES,
     SHARE,
-    Demand,
+    MeshDemand,
     call_blocks,
+    check_divides,
     describe,
-    is_chosen,
-    refuse_undivided,
+    is_auto,
     tensor_sizes,
 )
 from famjax.core.types import Array, Context
@@ -75,7 +75,7 @@ def make_program(
     if mesh is None:
         config, _ = with_mesh(config)
         mesh = sharding.make_mesh(config.mesh)
-    refuse_undivided(config)
+    check_divides(config)
     used, only = inference_config(config.model), config.train.only
     swept = dataclasses.replace(used, feedback=config.model.feedback)
     graph, plain, seen = (
@@ -86,14 +86,14 @@ def make_program(
     shardings = place(config, mesh, graph, jax.eval_shape(start))
     rows = sharding.batch_sharding(mesh, config.data.batch, config.data.length)
     optimizer = make_optimizer(config.optimizer, config.train.steps)
-    step = sharding.on_mesh(mesh, make_step(config, graph, optimizer, jnp.asarray(token_bytes)))
+    step = sharding.with_mesh(mesh, make_step(config, graph, optimizer, jnp.asarray(token_bytes)))
     return Program(
         mesh,
         plain,
         shardings,
         jax.jit(start, donate_argnums=0, out_shardings=shardings),
         jax.jit(step, donate_argnums=0, in_shardings=(shardings, rows), out_shardings=shardings),
-        jax.jit(sharding.on_mesh(mesh, make_inspect(config, seen))),
+        jax.jit(sharding.with_mesh(mesh, make_inspect(config, seen))),
         rows,
     )
 
@@ -113,12 +113,12 @@ def with_mesh(config: Config) -> tuple[Config, str]:
     Raises:
       UserError: the sizes that are given do not multiply to the number of devices.
     """
-    wanted = demand(config) if is_chosen(config.mesh) else None
+    wanted = demand(config) if is_auto(config.mesh) else None
     mesh = MeshConfig(**sharding.make_mesh(config.mesh, demand=wanted).shape)
     return dataclasses.replace(config, mesh=mesh), describe(mesh, wanted) if wanted else ""
 
 
-def demand(config: Config, memory: int | None = None) -> Demand:
+def demand(config: Config, memory: int | None = None) -> MeshDemand:
     """Return what a config whose vocabulary is known asks of its mesh.
 
     Args:
@@ -127,7 +127,7 @@ def demand(config: Config, memory: int | None = None) -> Demand:
     shapes = jax.eval_shape(functools.partial(first_state, config))
     # a gradient is as large as what it is of
     weights = (shapes.params, shapes.params, shapes.opt_state, shapes.frozen)
-    return Demand(
+    return MeshDemand(
         weights=_bytes(weights),
         state=_bytes(shapes.memory),
         rows=config.data.batch // config.train.accumulate,
@@ -178,7 +178,9 @@ def make_inspect(config: Config, graph: Any) -> Callable[[Any, Any, Any, Batch],
         state = jax.tree.map(lambda a: a[:, :1], memory) if lanes else model.init_state(1)
         row = jax.tree.map(lambda a: a[:1], batch)
         ctx = (
-            Context(row["reset"], row["valid"], passing=row.get("passing")) if lanes else Context()
+            Context(row["reset"], row["valid"], carry_memory=row.get("passing"))
+            if lanes
+            else Context()
         )
         x = model.embed(row["tokens"])
         if config.train.match:

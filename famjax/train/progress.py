@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.spinner import Spinner
 from rich.text import Text
 
-from famjax.core.ticker import seconds
+from famjax.core.ticker import format_seconds
 
 # Seconds between plain lines: a log of a day's run stays below 10,000 lines.
 PLAIN_INTERVAL = 10.0
@@ -65,7 +65,7 @@ class Progress:
         yield
         took = time.monotonic() - begin
         self._clock.skip(step, took)
-        self._view.compiled(what, seconds(took))
+        self._view.compiled(what, format_seconds(took))
 
     def update(self, step: int, **fields: float) -> None:
         """Show that `step` steps are done.
@@ -150,7 +150,7 @@ class _About(rich.progress.ProgressColumn):
         if since is None:
             return Text(task.description)
         frame = self._spinner.render(task.get_time())
-        return Text(f"{frame} {task.description}, {seconds(time.monotonic() - since)}")
+        return Text(f"{frame} {task.description}, {format_seconds(time.monotonic() - since)}")
 
 
 class _Plain:

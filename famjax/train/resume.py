@@ -15,7 +15,7 @@ import numpy as np
 from famjax.core import sharding
 from famjax.core.config import Config
 from famjax.core.experiment import from_json
-from famjax.core.processes import from_first
+from famjax.core.processes import broadcast_from_first
 from famjax.data.reassign import with_rows
 from famjax.train.checkpoint import reading_extra
 from famjax.train.optimizers import make_schedule
@@ -86,7 +86,7 @@ def _template(session: Session, step: int) -> dict[str, Any]:
         session.batches.release()
         session.set_length(length)
     program, config = session.program, at_length(session.config, length)
-    extra = from_first("extra", lambda: session.checkpoints.extra(step))
+    extra = broadcast_from_first("extra", lambda: session.checkpoints.extra(step))
     with reading_extra(session.checkpoints.path(step)):
         saved = extra.get("data", {}).get("batches", {}).get("rows", [])
     if saved and len(saved) != session.rows:

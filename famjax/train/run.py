@@ -21,13 +21,13 @@ from famjax.core.experiment import difference, from_json, to_json
 from famjax.core.json_files import regular_size
 from famjax.core.keys import values
 from famjax.core.memory import refuse_model, refuse_training
-from famjax.core.processes import from_first, index
+from famjax.core.processes import broadcast_from_first, process_index
 from famjax.data.pipeline import make_tokenizer
 from famjax.data.tokenizers import Tokenizer, save_tokenizer, save_words, saved_tokenizer
 from famjax.data.words import Words
-from famjax.models.fold_feature_maps import folded, why_not_foldable
+from famjax.models.fold_feature_maps import fold_feature_maps, why_not_foldable
 from famjax.models.language_model import LanguageModel
-from famjax.models.remap_params import abstract, merged_adapters, remap_params
+from famjax.models.remap_params import abstract_inference_model, merge_adapters, remap_params
 from famjax.train.checkpoint import EXTRA, Checkpoints
 from famjax.train.partition import (
     Frozen,
@@ -102,11 +102,16 @@ class Run:
 
     def merged(self) -> Run:
         """Return the run on its own feet: without adapters, its weights changed by them."""
-        params, model = merged_adapters(nnx.state(self.model, nnx.Param), self.config.model)
+        params, model = merge_adapters(nnx.state(self.model, nnx.Param), self.config.model)
         model = inference_config(model)
         train = replace(self.config.train, only="all", match=False)
         config = replace(self.config, model=model, train=train, init="")
-        return replace(self, config=config, model=nnx.merge(abstract(model)[0], params), base="")
+        return replace(
+            self,
+            config=config,
+            model=nnx.merge(abstract_inference_model(model)[0], params),
+            base="",
+        )
 
     def with_folded_maps(self) -> Run:
         """Return the run with folded feature maps, for inference; itself where they cannot be."""
@@ -114,7 +119,7 @@ class Run:
         if why_not_foldable(model):
             return self
         run = self.merged() if self.config.model.lora.rank else self
-        return replace(run, model=folded(run.model))
+        return replace(run, model=fold_feature_maps(run.model))
 
     def with_small_cache(self) -> Run:
         """Return the run with a model that carries memories, not keys and values (FT v1 5.3)."""
@@ -123,7 +128,7 @@ class Run:
                 f"model.stack={self.config.model.stack}: has no memory of one vector a token; "
                 "leave out --small-cache"
             )
-        self.model.stack.with_memory_cache()
+        self.model.stack.use_memory_cache()
         feedback = replace(self.config.model.feedback, cache="memory")
         model = replace(self.config.model, feedback=feedback)
         return replace(self, config=replace(self.config, model=model))
@@ -215,7 +220,7 @@ def initial_weights(
         )
     run = open_run(config.init, report=report, mesh=mesh)
     name = run.fingerprint()
-    params, model = merged_adapters(nnx.state(run.model, nnx.Param), run.config.model)
+    params, model = merge_adapters(nnx.state(run.model, nnx.Param), run.config.model)
     return remap_params(params, model, config.model), name
 
 
@@ -292,7 +297,7 @@ def prepare_run(folder: Path, config: Config, begun: bool) -> tuple[Config, Toke
     if before is not None:
         refuse_other(before, config, folder)
     refuse_training(config)
-    if index():  # process 0 writes for all
+    if process_index():  # process 0 writes for all
         return config, tokenizer
     try:
         _write_run(folder, config, None if before else tokenizer)
@@ -313,7 +318,7 @@ def refuse_edited(config: Config, checkpoints: Checkpoints, step: int | None, fo
     Args:
       step: of the checkpoint; None is the newest.
     """
-    step, saved = from_first("config", lambda: _saved_config(checkpoints, step))
+    step, saved = broadcast_from_first("config", lambda: _saved_config(checkpoints, step))
     if not saved:
         return
     try:

@@ -10,8 +10,8 @@ import jax
 
 from famjax.core import sharding
 from famjax.core.config import Config
-from famjax.core.mesh import refuse_rows, repeated
-from famjax.core.processes import index
+from famjax.core.mesh import check_rows, duplicated_work
+from famjax.core.processes import process_index
 from famjax.core.types import Array
 from famjax.data.pipeline import make_batches, make_source
 from famjax.data.tokenizers import Tokenizer
@@ -65,14 +65,14 @@ class Session:
         latest: int | None,
         make_program: ProgramMaker = make_program,
     ):
-        refuse_rows(config, jax.device_count())
+        check_rows(config, jax.device_count())
         self.asked = config
         self.config, self._mesh_choice = with_mesh(config)
         self.tokenizer, self.checkpoints, self.folder = tokenizer, checkpoints, folder
         self.progress, self.latest, self.clock = progress, latest, Clock()
         self.source: Any = make_source(config, tokenizer, checked=folder / CHECKED)
         hosts.compare_documents(self.source)  # when it returns, all have read the record
-        if index() == 0 and hasattr(self.source, "save_checked"):
+        if process_index() == 0 and hasattr(self.source, "save_checked"):
             self.source.save_checked()
         self.make_program = make_program
         self.attention_span: tuple[int, ...] = ()
@@ -147,7 +147,7 @@ class Session:
     def _mesh_notes(self, shapes: TrainState) -> Iterator[str]:
         if self._mesh_choice:
             yield self._mesh_choice
-        yield from repeated(self.config)
+        yield from duplicated_work(self.config)
         parameters = (shapes.params, shapes.frozen)
         for name in sharding.replicated_parameters(self.program.mesh, parameters):
             yield f"mesh: every device has a whole copy of {name}"

@@ -13,7 +13,7 @@ from famjax.core.checks import validate
 from famjax.core.config import Config
 from famjax.core.errors import UserError
 from famjax.core.failure_monitor import set_last_step
-from famjax.core.processes import first_then_all, from_first, index
+from famjax.core.processes import broadcast_from_first, first_process_first, process_index
 from famjax.train import hosts, lock
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.metrics import METRICS
@@ -38,15 +38,15 @@ def open_session(
     jax.devices()
     with lock.for_all(folder) as is_new, _removing_failed_start(folder, is_new):
         path = folder / CHECKPOINTS
-        is_resumed = from_first("begun", lambda: Checkpoints(path).latest() is not None)
-        config, tokenizer = first_then_all(
+        is_resumed = broadcast_from_first("begun", lambda: Checkpoints(path).latest() is not None)
+        config, tokenizer = first_process_first(
             "prepare", lambda: prepare_run(folder, config, is_resumed)
         )
         hosts.refuse_unshared(folder)
-        checkpoints = first_then_all("open", lambda: Checkpoints(path, config.train.keep))
+        checkpoints = first_process_first("open", lambda: Checkpoints(path, config.train.keep))
         set_last_step(checkpoints.latest)
-        latest = from_first("latest", checkpoints.latest)
-        progress = Progress(config.train.steps, latest or 0, quiet, index() > 0)
+        latest = broadcast_from_first("latest", checkpoints.latest)
+        progress = Progress(config.train.steps, latest or 0, quiet, process_index() > 0)
         session = Session(config, tokenizer, checkpoints, folder, progress, latest, program_maker)
         with progress:
             try:

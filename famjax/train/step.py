@@ -97,7 +97,7 @@ def make_loss(config: Config, graph: Any, objective: Objective) -> Loss:
             # packed rows start with the objective's initial memory, not with a reset
             reset = batch["reset"] if lanes else None
             valid, passing = (batch["valid"], batch.get("passing")) if lanes else (None, None)
-            ctx = Context(reset, valid, part.offset, passing=passing)
+            ctx = Context(reset, valid, part.offset, carry_memory=passing)
             return objective.read(model, memory, batch, ctx)
 
         model = segment_model(0)

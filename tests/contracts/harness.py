@@ -1,4 +1,4 @@
-"""Every mixer and stack in its variants, ready to be called: NumPy in, NumPy out, compiled once."""
+"""Every mixer and stack in its variants, compiled once: NumPy in, NumPy out."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ POST = ArchConfig(pre_norm=False)
 def _feedback(
     composition: str, *changes: Any, stack: str = "feedback", **model: Any
 ) -> ModelConfig:
-    """A stack whose tokens see six others, so that most calls begin and end within the ring."""
+    """A stack with a span of six tokens, so that most calls start and end within the ring."""
     fields: dict[str, Any] = functools.reduce(operator.or_, changes, {"composition": composition})
     feedback = FeedbackConfig(span=6, **fields)
     return replace(BASE, stack=stack, block_len=1, mixer="full", feedback=feedback, **model)
@@ -66,8 +66,8 @@ def _linear(map: str, mixer: str = "linear", rope: bool = False, **model: Any) -
     return replace(BASE, mixer=mixer, linear=LinearConfig(**linear), **model)
 
 
-# multi-head, grouped and multi-query, both norms, the feed-forwards, tied and not, are dealt
-# out over the variants, so that each is seen with several
+# multi-head, grouped and multi-query, both norms, the feed-forwards, tied and not, are
+# distributed over the variants, so that each is combined with several
 CASES: dict[str, ModelConfig] = {
     "full": replace(BASE, mixer="full", norm="layernorm"),
     "swa-2": replace(BASE, mixer="swa", window=2, kv_heads=1, mlp="gelu", norm="layernorm"),
@@ -101,11 +101,11 @@ CASES: dict[str, ModelConfig] = {
     ),
     "lstm": replace(BASE, stack="lstm", block_len=1, mixer="full", tied=False),
 }
-# one of each mixer and stack, where all variants would tell no more
+# one of each mixer and stack, for tests that all variants would not strengthen
 KINDS = ["full", "swa-2", "bswa-1", "bswa_sg-2", "fam-1-3", "bswa,fam"]
 KINDS += ["linear", "feedback-all", "feedback-same_and_lower", "transformer-shared", "lstm"]
 
-# what families of pretrained models differ in; Hugging Face's code is their oracle (tests/convert)
+# options of pretrained families; Hugging Face's code is their oracle (tests/convert)
 _FAMILIES = ArchConfig(
     norm_eps=1e-3,
     norm_plus_one=True,
@@ -124,7 +124,7 @@ _FAMILIES = ArchConfig(
     rope_factor=4,
     rope_length=64,
 )
-# learned positions whose table ends, and begins again, within the stream
+# learned positions whose table wraps around within the stream
 _OTHERS = ArchConfig(parallel=True, rotary_fraction=0.0, learned_positions=True)
 FAMILIES = {
     f"{case}, {name}": replace(CASES[case], arch=arch, capacity=LENGTH if case == "full" else 10)
@@ -143,7 +143,7 @@ FAMILIES |= {
 
 
 def every(*cases: str) -> Any:
-    """Parametrize a test with cases: in quick runs with KINDS and what families differ in alone.
+    """Parametrize a test with cases: in quick runs only KINDS and the options of families.
 
     What all variants are held to in quick runs is that they equal their transcriptions.
     """
@@ -187,7 +187,7 @@ class Runner:
 
     @functools.cached_property
     def fresh(self) -> Any:
-        """The state of B lanes that have read nothing."""
+        """The initial state of B lanes."""
         return self.run(jit(lambda params: self.model(params).init_state(B)))
 
     @functools.cached_property
@@ -231,12 +231,12 @@ class Runner:
         return self.run(self._call, x, state, Context(reset, valid, **kw))
 
     def step(
-        self, x: Any, state: Any, reset: Any = None, valid: Any = None, passing: Any = None
+        self, x: Any, state: Any, reset: Any = None, valid: Any = None, carry_memory: Any = None
     ) -> Any:
         """Embeddings [b t d], token by token -> logits [b t v], state."""
         ys = []
         for t in range(x.shape[1]):
-            masks = {"reset": reset, "valid": valid, "passing": passing}
+            masks = {"reset": reset, "valid": valid, "carry_memory": carry_memory}
             now = {name: None if a is None else a[:, t : t + 1] for name, a in masks.items()}
             y, state = self.run(self._step, x[:, t : t + 1], state, Context(**now))
             ys.append(y)
@@ -297,18 +297,18 @@ class Runner:
     # oracle -------------------------------------------------------------------------------------
 
     def oracle(self, tokens: Any) -> Any:
-        """One lane by the NumPy transcription: tokens [t] -> logits [t v], what is remembered."""
+        """One lane by the NumPy transcription: tokens [t] -> logits [t v], the state."""
         params = jax.tree.map(np.asarray, nnx.to_pure_dict(self.params))
         return transcribed.model(self.config, params, tokens)
 
 
 def drawn(config: ModelConfig) -> Any:
-    """Parameters as the model draws them."""
+    """Initial parameters of the model."""
     return nnx.split(LanguageModel(config, rngs=nnx.Rngs(0)))[1]
 
 
 def lively(params: Any) -> Any:
-    """Norms that do something, and attention sharp enough for one wrong key to be seen."""
+    """Non-trivial norms, and attention sharp enough to expose one wrong key."""
     rng = np.random.default_rng(3)
 
     def change(path, a):
@@ -331,7 +331,7 @@ def _no_float0(g: Any) -> Any:
 
 @functools.cache
 def runner(name: str, x64: bool = True, **changes: Any) -> Runner:
-    """The runner of a case; with the same parameters whatever the precision and the changes."""
+    """The runner of a case; with the same parameters for any precision and changes."""
     case = (CASES | FAMILIES)[name]
     config = replace(case, **changes)
     if x64 and changes and config == case:

@@ -1,4 +1,4 @@
-"""Adaptive input and softmax against their transcription; losses that hold few logits at once."""
+"""Adaptive input and softmax against their transcription; chunked losses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from famjax.layers.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import remap_params
 from famjax.ops import losses
-from famjax.ops.losses import pieces, token_losses
+from famjax.ops.losses import num_chunks, token_losses
 from famjax.train.flops import forward_flops
 
 from .harness import close, jit, normal
@@ -81,7 +81,7 @@ def normed(x: Any) -> Any:
 
 
 @both
-def test_it_equals_its_transcription(case):
+def test_equals_the_transcription(case):
     inputs, outputs, entries = weights(case)
     widths = [cluster["table"].shape for cluster in outputs]
     assert widths == [(12, 8), (16, 4), (16, 2)]
@@ -100,7 +100,7 @@ def test_it_equals_its_transcription(case):
 
 @both
 @pytest.mark.parametrize("bits", [32, 64])
-def test_the_likeliest_word_is_right_in_every_cluster(case, bits):
+def test_the_argmax_is_correct_in_every_cluster(case, bits):
     """To the bit: the target's log-probability is the same sum as the largest's."""
     with jax.enable_x64(bits == 64):
         towards = np.concatenate([np.zeros((D, 1)), weights(case)[2]], 1).T
@@ -124,24 +124,24 @@ def grad(case: str, score: Any) -> Any:
 
 @both
 def test_the_gradient_is_that_of_all_words(case, monkeypatch):
-    """Forward too; and in pieces, to the same numbers."""
+    """Forward too; and in chunks, with equal results."""
     whole = grad(case, lambda m, x: token_losses(m.logits(x), TARGETS))
     short = grad(case, lambda m, x: m.losses(x, TARGETS))
     close(short, whole)
     monkeypatch.setattr(losses, "LOGITS_BYTES", B * V * 4 * 2)
-    assert pieces(B, T, V) == 3
+    assert num_chunks(B, T, V) == 3
     close(grad(case, lambda m, x: m.losses(x, TARGETS)), short)
 
 
-def test_pieces():
-    assert pieces(8, 1024, 258) == 1
-    assert pieces(8, 1024, 32_000) == 16
-    assert pieces(8, 1, 10**9) == 1
-    assert pieces(1, 7, 10**9) == 7
+def test_num_chunks():
+    assert num_chunks(8, 1024, 258) == 1
+    assert num_chunks(8, 1024, 32_000) == 16
+    assert num_chunks(8, 1, 10**9) == 1
+    assert num_chunks(1, 7, 10**9) == 7
 
 
 @pytest.mark.parametrize("adaptive", ["", "20000,60000"])
-def test_the_logits_of_a_large_vocabulary_are_never_all_held(adaptive):
+def test_the_logits_of_a_large_vocabulary_are_never_all_in_memory(adaptive):
     v, b, t = 100_000, 4, 512
     with jax.enable_x64(False):
         config = replace(BASE, vocab_size=v, width=16, adaptive=AdaptiveConfig(adaptive, factor=2))
@@ -170,7 +170,7 @@ def test_one_cluster_is_a_plain_softmax_and_a_projected_embedding():
 
 @both
 def test_sharded_equals_unsharded(case, monkeypatch):
-    """In pieces, whose rows stay where they lie."""
+    """In chunks, whose rows stay on their devices."""
     monkeypatch.setattr(losses, "LOGITS_BYTES", B * V * 4 * 2)
     mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     params = parts(case)[1]
@@ -188,8 +188,8 @@ def test_sharded_equals_unsharded(case, monkeypatch):
         return jax.value_and_grad(loss)(params)
 
     on_one = jit(f)(params, TARGETS)
-    on_mesh = jit(f)(*jax.device_put((params, TARGETS), lies))
-    close(jax.tree.map(np.asarray, on_mesh), jax.tree.map(np.asarray, on_one))
+    with_mesh = jit(f)(*jax.device_put((params, TARGETS), lies))
+    close(jax.tree.map(np.asarray, with_mesh), jax.tree.map(np.asarray, on_one))
 
 
 @pytest.mark.parametrize(
@@ -211,18 +211,18 @@ def test_bad_cutoffs(changes, said):
     assert "\n" not in str(error.value)
 
 
-def test_a_cap_of_logits_is_refused():
+def test_logit_cap_is_rejected():
     with pytest.raises(UserError, match="logit_cap"):
         validate_model(replace(BASE, arch=ArchConfig(logit_cap=3.0)))
 
 
-def test_weights_go_to_a_model_of_the_same_clusters_alone():
+def test_weights_are_remapped_only_between_equal_clusters():
     params = parts("tied")[1]
     moved = remap_params(params, BASE, replace(BASE, mixer="swa", window=2))
     close(*(jax.tree.map(np.asarray, nnx.to_pure_dict(a))["embedding"] for a in (moved, params)))
     with pytest.raises(UserError, match=r"model\.adaptive"):
         remap_params(params, BASE, replace(BASE, adaptive=AdaptiveConfig()))
-    with pytest.raises(UserError, match="begins as rows of the embedding"):
+    with pytest.raises(UserError, match="is initialized from rows of the embedding"):
         remap_params(params, BASE, replace(BASE, mixer="fam"))
 
 

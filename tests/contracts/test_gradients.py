@@ -1,4 +1,4 @@
-"""Contracts 3, 5, 6 and 12, as far as they are about gradients. All in float64."""
+"""Contracts 3, 5, 6 and 12 for gradients, in float64."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SECOND = (np.arange(4 * W) >= HALF)[:, None]
 @all_kinds
 @pytest.mark.parametrize("t", [1, W, 2 * W + 1])
 def test_no_gradient_flows_back_in_time(case, t):
-    """Outputs before t do not depend on what stands from t on; they do on what stands before."""
+    """Outputs before t do not depend on inputs from t on; they do on earlier ones."""
     before = PROBE * (np.arange(4 * W) < t)[:, None]
     _, _, (_, dx, _) = runner(case).grad(X, before)
     assert (dx[:, t:] == 0).all()
@@ -42,8 +42,8 @@ def test_no_gradient_flows_back_in_time(case, t):
 
 
 @all_kinds
-def test_behind_a_reset_gradients_are_those_of_a_fresh_stream(case):
-    """The FAM prompt's among them: a document within a call begins from the learned memory."""
+def test_after_a_reset_gradients_are_those_of_a_fresh_stream(case):
+    """Including the FAM prompt's: a document within a call starts from the learned memory."""
     r = runner(case)
     _, dirty = r.step(normal(1, B, W, X.shape[-1]), r.fresh)
     value, _, (params, dx, dstate) = r.grad(X, PROBE * SECOND, dirty, np.tile(BEGIN, (B, 1)))
@@ -89,7 +89,7 @@ def test_a_cut_state_gives_the_sum_of_the_segments_gradients(case):
 @pytest.mark.parametrize(
     ("case", "mixer"), [("bswa_sg-2", "bswa_sg"), ("bswa_sg-2", "bswa"), ("fam-1-3", "fam")]
 )
-def test_the_gradient_at_memory_segments_is_cut_where_asked(case, mixer):
+def test_bswa_sg_stops_the_gradient_at_memory_segments(case, mixer):
     """Of the loss on one block, with respect to the blocks before it."""
     r = runner(case, mixer=mixer)
     last = PROBE * (np.arange(4 * W) >= 3 * W)[:, None]
@@ -131,8 +131,8 @@ def test_scan_and_remat_change_no_number(changes):
         *(pytest.param(case, marks=pytest.mark.slow) for case in ("swa-2", "bswa-1")),
     ],
 )
-def test_one_block_at_a_time_has_the_same_gradients(case):
-    """Those at carried memory too, with a document that begins within the call."""
+def test_sequential_blocks_have_the_same_gradients(case):
+    """Those at carried memory too, with a document that starts within the call."""
     r, plain = runner(case, remat="attention"), runner(case)
     _, state = plain.step(normal(1, B, W, X.shape[-1]), plain.fresh)
     reset = np.zeros((B, 4 * W), bool)
@@ -156,8 +156,8 @@ def test_scan_and_remat_change_no_value(case, changes):
 
 
 @pytest.mark.parametrize("remat", ["none", "layer"])
-def test_the_backward_pass_keeps_products_and_attention_weights_alone(remat):
-    """Whatever else lies between is cheap, and would take more than twice the memory."""
+def test_residuals_are_products_and_attention_weights_only(remat):
+    """Everything else is cheap to recompute, and would take more than twice the memory."""
     b, n, w, d, h, c = 2, 4, 16, 32, 2, 128
     config = ModelConfig(
         vocab_size=8,

@@ -1,4 +1,4 @@
-"""Contract 5: lanes that begin new documents, end them with padding, or idle, each for itself."""
+"""Contract 5: lanes that reset, are padded, or are all padding, independently of each other."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def calls(draw, block: int):
 
 @st.composite
 def steps(draw, count: int):
-    """Draw `count` tokens: valid ones, some beginning a document, and padding."""
+    """Draw `count` tokens: valid ones, some starting a document, and padding."""
     kinds = [[draw(st.sampled_from("vvvrp")) for _ in range(count)] for _ in range(B)]
     kinds = np.array(kinds).reshape(B, count)
     return Call(kinds == "r", kinds != "p")
 
 
 class Fresh:
-    """One lane, read token by token from the initial state on, without any mask."""
+    """One lane, token by token from the initial state, without masks."""
 
     def __init__(self, r: Runner):
         self.r, self.state = r, r.fresh
@@ -98,7 +98,7 @@ def test_each_lane_is_a_fresh_stream_of_its_valid_tokens(case, data, seed):
 @all_cases
 @settings(max_examples=4, deadline=None)
 @given(data=st.data(), changed=st.integers(0, B - 1))
-def test_what_happens_in_a_lane_moves_no_other(case, data, changed):
+def test_lanes_are_independent(case, data, changed):
     r = runner(case)
     _, start = r.step(normal(1, B, W, WIDTH), r.fresh)
     one, other = (data.draw(calls(r.block_len).filter(len))[0] for _ in range(2))
@@ -118,8 +118,8 @@ def test_what_happens_in_a_lane_moves_no_other(case, data, changed):
 
 
 @all_cases
-def test_padding_may_hold_anything(case):
-    """Not a bit of the state, or of the outputs at tokens, comes from what stands in padding."""
+def test_padding_values_have_no_effect(case):
+    """The state, and the outputs at tokens, do not depend on padding values, bit for bit."""
     r = runner(case)
     _, start = r.step(normal(1, B, W, WIDTH), r.fresh)
     x, reset = normal(2, B, 2 * W, WIDTH), np.zeros((B, 2 * W), bool)
@@ -132,15 +132,15 @@ def test_padding_may_hold_anything(case):
 
 
 @all_cases
-def test_a_document_may_begin_with_the_memory_of_the_last_one(case):
+def test_carry_memory_starts_a_document_with_the_last_memory(case):
     """Random state passing: the FAM is kept and the window is not; without FAM it is a reset."""
     r = runner(case)
     _, start = r.call(normal(1, B, 2 * W, WIDTH), r.fresh)
     x, begins = normal(2, B, 3 * W, WIDTH), np.zeros((B, 3 * W), bool)
     begins[1, W] = begins[2, 0] = True  # lane 0 goes on; lane 2 begins anew
-    passing = begins & (np.arange(B) == 1)[:, None]
+    carry_memory = begins & (np.arange(B) == 1)[:, None]
     for read in (r.call, r.step):
-        y, state = read(x, start, begins, None, passing=passing)
+        y, state = read(x, start, begins, None, carry_memory=carry_memory)
         _, before = r.call(x[:, :W], start)
         passed = r.model(r.params).stack.pass_state(r.fresh, before)
         expected, after = r.call(x[:, W:], passed)

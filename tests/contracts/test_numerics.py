@@ -41,7 +41,7 @@ from .harness import (
 @pytest.mark.parametrize(
     "case", ["swa-2", "bswa-0", "bswa-1", "bswa-3", "transformer-own", "transformer-shared"]
 )
-def test_a_window_far_away_is_the_window_at_the_beginning(case):
+def test_windows_are_independent_of_the_position(case):
     """With equal blocks, nothing changes any more once the memory segments of all layers are full.
 
     Bit for bit, outputs and state: the state holds no number that grows with the stream.
@@ -55,7 +55,7 @@ def test_a_window_far_away_is_the_window_at_the_beginning(case):
     same(at[308], at[8])
 
 
-def test_the_window_of_fam_far_away_is_the_window_at_the_beginning():
+def test_the_window_of_fam_is_independent_of_the_position():
     """Of the first layer, it depends on the blocks alone. The memory itself moves on, rightly, and
     what is beside it does not: so nothing but the memory can tell the places apart.
     """
@@ -73,8 +73,8 @@ def test_the_window_of_fam_far_away_is_the_window_at_the_beginning():
 
 
 @pytest.mark.parametrize("case", ["feedback-all", "feedback-layer", "lstm"])
-def test_what_reads_all_is_as_precise_far_away_as_at_the_beginning(case):
-    """Behind 300 blocks, float32 is as near to float64 as at the beginning, from the same state."""
+def test_unbounded_mixers_are_as_precise_far_from_the_start(case):
+    """After 300 blocks, float32 is as close to float64 as at the start, from the same state."""
     r, exact = runner(case, x64=False), runner(case)
     state, counters = r.fresh, []
     for block in range(301):
@@ -92,9 +92,9 @@ def test_what_reads_all_is_as_precise_far_away_as_at_the_beginning(case):
     same(*counters)
 
 
-def test_far_angles_keep_their_precision():
+def test_long_range_angles_keep_their_precision():
     """Of the mixers without blocks: 10^7 tokens from the start a product in float32 is off by up to
-    half a radian, `far_angles` by no more than near it.
+    half a radian, `long_range_angles` by no more than near it.
     """
     for arch in (ArchConfig(), ArchConfig(rope_scaling="llama3", rope_factor=8)):
         theta = rotary.frequencies(64, 10_000.0, arch, xp=np)
@@ -102,7 +102,7 @@ def test_far_angles_keep_their_precision():
         worst = {}
         for position in (0, 1, -3, 4095, 10**5, 10**6, 10**7, 2**31 - 1):
             exact = position * theta
-            found = np.asarray(rotary.far_angles(jnp.asarray([position]), theta))[0]
+            found = np.asarray(rotary.long_range_angles(jnp.asarray([position]), theta))[0]
             plain = np.asarray(rotary.angles(jnp.asarray([position]), jnp.asarray(theta)))[0]
             wrapped = (np.abs(np.exp(1j * a) - np.exp(1j * exact)).max() for a in (found, plain))
             worst[position] = [float(a) for a in wrapped]
@@ -111,7 +111,7 @@ def test_far_angles_keep_their_precision():
 
 
 @pytest.mark.parametrize("case", ["linear", "fam,linear"])
-def test_linear_layers_rotate_far_away_as_precisely_as_at_the_beginning(case):
+def test_linear_layers_rotate_precisely_far_from_the_start(case):
     """A document of 10^7 tokens continues in float32 as it does in float64."""
     narrow, exact = runner(case, x64=False), runner(case)
     state = narrow.call(narrow.x, narrow.fresh)[1]
@@ -141,7 +141,7 @@ def test_a_common_offset_is_an_identity(case):
         *((case, "block") for case in ("bswa-1", "fam-0-1", "fam-1-3")),
     ],
 )
-def test_each_row_has_an_offset_of_its_own_at_every_position(case, remat, monkeypatch):
+def test_offsets_apply_by_row_at_every_position(case, remat, monkeypatch):
     """B.2.2 against its transcription, row by row, of a block's queries and keys, those of its FAM
     and those of the prompt, by a position embedding that is not relative.
     """

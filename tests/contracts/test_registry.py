@@ -1,4 +1,4 @@
-"""No mixer, stack or composition without its variants here, its oracle and its configs."""
+"""Every mixer, stack and composition has variants in the harness, an oracle and configs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def allowed(section: type, name: str) -> set[Any]:
     return set(get_args(get_type_hints(section)[name]))
 
 
-def test_every_mixer_has_a_case_an_oracle_and_a_place_in_the_schema():
+def test_every_mixer_has_a_case_an_oracle_and_a_schema_entry():
     for cases in (CASES, KINDS):
         named = {mixer for case in cases for mixer in checks.mixer_pattern(CASES[case])}
         assert named == set(MIXERS)
@@ -33,7 +33,7 @@ def test_every_mixer_has_a_case_an_oracle_and_a_place_in_the_schema():
     assert set(checks.MIXERS) == set(MIXERS)
 
 
-def test_every_stack_and_composition_has_a_case_an_oracle_and_a_place_in_the_schema():
+def test_every_stack_and_composition_has_a_case_an_oracle_and_a_schema_entry():
     for cases in (CASES, KINDS):
         assert {CASES[case].stack for case in cases} == set(STACKS)
     assert set(transcribed.STACKS) == set(STACKS) == allowed(ModelConfig, "stack")

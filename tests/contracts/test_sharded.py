@@ -1,4 +1,4 @@
-"""Contract 9: on a mesh of eight devices the numbers are those of one."""
+"""Contract 9: results on a mesh of eight devices equal those on one."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_sharded_equals_unsharded(case):
         )
         on_one = jit(f)(r.params, tokens, reset, fresh)
         placed = jax.device_put((r.params, tokens, reset, fresh), lies)
-        on_mesh = jit(f, out_shardings=(None, None, lies[3]))(*placed)
+        with_mesh = jit(f, out_shardings=(None, None, lies[3]))(*placed)
 
     specs = [place.spec for place in jax.tree.leaves(lies[3])]
     assert all(("data", "fsdp") in spec for spec in specs)
@@ -60,13 +60,13 @@ def test_sharded_equals_unsharded(case):
     assert any("tensor" in spec for spec in specs) == (config.feedback.cache != "memory")
     assert all(
         a.sharding == b
-        for a, b in zip(jax.tree.leaves(on_mesh[2]), jax.tree.leaves(lies[3]), strict=True)
+        for a, b in zip(jax.tree.leaves(with_mesh[2]), jax.tree.leaves(lies[3]), strict=True)
     )
-    close(jax.tree.map(np.asarray, on_mesh), jax.tree.map(np.asarray, on_one))
+    close(jax.tree.map(np.asarray, with_mesh), jax.tree.map(np.asarray, on_one))
 
 
 def of_call(r: Runner, params: Any, tokens: Any, ctx: Context, state: Any) -> Any:
-    """Return the outputs of a call that stand, the state after it and one loss of both."""
+    """Return the valid outputs of a call, the state after it and one loss of both."""
     y, state = r.model(params)(tokens, state, ctx)
     y = jnp.where(ctx.valid[..., None], y, 0)
     wide = [a for a in jax.tree.leaves(state) if a.dtype == y.dtype]
@@ -117,10 +117,12 @@ def test_tokens_on_many_devices(case: str, changes: dict[str, Any]) -> None:
         tokens_lie = sharding.batch_sharding(mesh, *tokens.shape)
         everywhere = sharding.replicated(mesh)
         lies = (everywhere, tokens_lie, tokens_lie, everywhere)
-        on_mesh = jit(sharding.on_mesh(mesh, f), in_shardings=lies)(r.params, tokens, ctx, fresh)
+        with_mesh = jit(sharding.with_mesh(mesh, f), in_shardings=lies)(
+            r.params, tokens, ctx, fresh
+        )
 
     floats = [
         [np.asarray(a) for a in jax.tree.leaves(of) if a.dtype != jax.dtypes.float0]
-        for of in (on_mesh, on_one)
+        for of in (with_mesh, on_one)
     ]
     close(*floats)

@@ -1,4 +1,4 @@
-"""Contracts 1 to 4, 7, 10 and 13: what a stream of segments is."""
+"""Contracts 1 to 4, 7, 10 and 13: streams of segments."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ ALL = np.ones((B, LENGTH), bool)
 
 
 def parts(r: Runner) -> tuple[int, ...]:
-    """Lengths of calls that splits are made of."""
+    """Possible call lengths of a split."""
     return (1, 3, 8) if r.block_len == 1 else (W, 2 * W)
 
 
 @st.composite
 def splits(draw, lengths):
-    """The lengths of the calls that the stream is read in."""
+    """The call lengths of a split of the stream."""
     found = []
     while left := LENGTH - sum(found):
         found.append(draw(st.sampled_from([n for n in lengths if n <= left])))
@@ -82,7 +82,7 @@ HYBRIDS = {
 
 
 @pytest.mark.parametrize("case", [*CASES, *HYBRIDS])
-def test_a_windows_reach_is_all_that_it_depends_on(case):
+def test_outputs_depend_only_on_the_receptive_field(case):
     r = Runner(HYBRIDS[case]) if case in HYBRIDS else runner(case)
     receptive_field = r.model(r.params).stack.receptive_field
     if receptive_field is None:
@@ -130,7 +130,7 @@ def test_step_token_by_token_is_one_call(case):
 
 
 @pytest.mark.parametrize("case", FAMILIES)
-def test_step_is_call_with_all_that_families_differ_in(case):
+def test_step_equals_call_with_the_options_of_families(case):
     r = runner(case)
     whole, end = r.whole
     y, state = r.step(r.x, r.fresh)
@@ -139,17 +139,17 @@ def test_step_is_call_with_all_that_families_differ_in(case):
 
 
 @pytest.mark.parametrize("case", [c for c in KINDS if CASES[c].stack == "residual"])
-def test_a_state_apart_is_read_alike(case):
+def test_an_unstacked_state_is_equivalent(case):
     r = runner(case)
     there = r.run(lambda params, state: r.model(params).stack.unstack(state), r.fresh)
     y, there = r.step(r.x[:, :W], there)
     expected, end = r.step(r.x[:, :W], r.fresh)
     close(y, expected)
-    close(r.run(lambda params, state: r.model(params).together(state), there), end)
+    close(r.run(lambda params, state: r.model(params).restack(state), there), end)
 
 
 def test_a_loop_of_steps_writes_full_attentions_cache_in_place():
-    """What the compiled loop holds beside the state, which is donated, is less than one cache."""
+    """The compiled loop's temporaries, besides the donated state, are smaller than one cache."""
     r = Runner(replace(CASES["full"], capacity=512, head_dim=64), x64=False)
     state = r.run(lambda params: r.model(params).stack.unstack(r.model(params).init_state(B)))
     tokens = jnp.zeros((B, 1), jnp.int32)
@@ -162,7 +162,7 @@ def test_a_loop_of_steps_writes_full_attentions_cache_in_place():
 
 @every(*CASES)
 @pytest.mark.parametrize("first", ["call", "step"])
-def test_calls_and_steps_take_turns(case, first):
+def test_calls_and_steps_alternate(case, first):
     r = runner(case)
     whole, end = r.whole
     state, ys = r.fresh, []
@@ -196,7 +196,7 @@ def test_a_token_changes_nothing_before_it(case):
 
 @all_cases
 def test_the_model_equals_its_transcription(case):
-    """Logits, and what is remembered; and where a stream ends within a block, by `step`."""
+    """Logits and states; by `step` if the stream ends within a block."""
     r = runner(case)
     logits, state = r.whole
     stepped, cut = r.step(r.x[:, : LENGTH - 2], r.fresh)
@@ -235,7 +235,7 @@ def test_the_state_never_grows(case, dtype):
 
 
 @all_kinds
-def test_saved_and_restored_it_goes_on_bit_for_bit(case):
+def test_saved_and_restored_states_continue_bit_for_bit(case):
     r = runner(case, x64=False, dtype="bfloat16")
     x = r.x
     _, state = r.call(x[:, :W], r.fresh)
@@ -259,7 +259,7 @@ def test_saved_and_restored_it_goes_on_bit_for_bit(case):
 # 13 -----------------------------------------------------------------------------------------------
 
 
-def test_full_attention_refuses_to_go_past_its_capacity(monkeypatch):
+def test_full_attention_rejects_tokens_beyond_its_capacity(monkeypatch):
     """Outside of jit and scan, in one line."""
     layer = Layer("full", CASES["full"], rngs=nnx.Rngs(0))
     x, fresh = jnp.ones((1, LENGTH + 2, WIDTH)), layer.init_state(1, None)

@@ -60,7 +60,7 @@ def _phi(c: ModelConfig, weights: Any) -> linear.Phi:
     """The random numbers are famjax's; what they must be is tested beside the map itself."""
     draw = {"rfa": feature_map.random_vectors, "performer": feature_map.orthogonal_vectors}
     kind, e = c.linear.map, c.head_dim or c.width // c.heads
-    sizes = (c.kv_heads or c.heads, e, feature_map.multiplied(c))
+    sizes = (c.kv_heads or c.heads, e, feature_map.num_vectors(c))
     return linear.phi_of(kind, weights, draw[kind](*sizes) if kind in draw else None)
 
 

@@ -23,7 +23,7 @@ from famjax.core import optional
 from famjax.core.config import ArchConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import load_config
-from famjax.models.remap_params import layer_mixers, refuse_other_sizes
+from famjax.models.remap_params import check_compatible, layer_mixers
 from famjax.train.loop import train
 from famjax.train.run import open_run
 
@@ -221,7 +221,7 @@ def test_the_comparison_reads_past_the_window(mistral, tmp_path, capsys, monkeyp
 def test_how_far_the_comparison_reads(model, length, said):
     config = ModelConfig(vocab_size=99, **model)
     assert selfcheck.length(config) == length
-    assert selfcheck.said(config) == said
+    assert selfcheck.describe(config) == said
 
 
 def test_without_the_source_framework_it_says_so(llama, tmp_path, capsys, monkeypatch):
@@ -244,13 +244,13 @@ def test_what_transformers_cannot_read_is_one_line(copy, tmp_path, capsys, key, 
 
 def test_logits_that_are_all_the_same():
     zeros = np.zeros((2, 3), np.float32)
-    assert selfcheck.apart(zeros, zeros).relative == 0
-    assert selfcheck.apart(zeros + 1, zeros).relative > 1
+    assert selfcheck.deviation(zeros, zeros).relative == 0
+    assert selfcheck.deviation(zeros + 1, zeros).relative > 1
 
 
 def test_without_memory_for_a_second_copy_it_says_so(monkeypatch):
     monkeypatch.setattr(selfcheck, "_free_bytes", lambda: 1000)
-    assert "a second copy of the model needs" in selfcheck.why_not(ModelConfig(vocab_size=99))
+    assert "a second copy of the model needs" in selfcheck.why_skipped(ModelConfig(vocab_size=99))
 
 
 @pytest.mark.parametrize(
@@ -259,13 +259,13 @@ def test_without_memory_for_a_second_copy_it_says_so(monkeypatch):
         (["--to", "fma"], "fma"),
         (["--to", "fam", "--layers", "9"], "--layers 9: '9' is no layer of 4"),
         (["--layers", "1"], "--layers 1: says which layers --to changes; give --to too"),
-        (["--to", "fam", "model.width=64"], "model.width=64: the weights that are given have 32"),
+        (["--to", "fam", "model.width=64"], "model.width=64: the given weights have 32"),
         (["data.batch=3"], "data.batch=3: only model.* is set here; give the rest to famjax train"),
         (
             ["model.dropout.residual=0.1"],
             "model.dropout.residual=0.1: is of training alone; give it to famjax train",
         ),
-        (["model.arch.qk_norm=true"], "model.arch.qk_norm=True: the weights"),
+        (["model.arch.qk_norm=true"], "model.arch.qk_norm=True: the given weights"),
         (["--tokenizer", "nowhere"], "data.tokenizer=nowhere: No such file"),
         (["--to", "bswa", "model.block_len=0"], "model.block_len=0: must be at least 1"),
     ],
@@ -306,10 +306,10 @@ def test_layers_by_pattern(model, layers, expected):
 
 def test_layers_that_would_turn_by_another_base_are_refused():
     gemma = replace(GEMMA, arch=ArchConfig(local_rope_base=1e4), rope_base=1e6)
-    refuse_other_sizes(gemma, with_attention(gemma, "fam"))
+    check_compatible(gemma, with_attention(gemma, "fam"))
     for new in (with_attention(gemma, "fam", "0"), with_attention(gemma, "swa")):
-        with pytest.raises(UserError, match="turn by base 10000 and the others by 1e"):
-            refuse_other_sizes(gemma, new)
+        with pytest.raises(UserError, match="have RoPE base 10000 and the others 1e"):
+            check_compatible(gemma, new)
 
 
 def test_a_folder_without_a_tokenizer(copy, tmp_path, capsys):

@@ -300,7 +300,7 @@ def test_a_tied_head_must_be_the_embedding(folder):
     [
         ({"mixr": "fam"}, "a model's config has no 'mixr'; did you mean 'mixer'?"),
         ({"mixer": "fma"}, "unknown mixer 'fma'; did you mean 'fam'?"),
-        ({"width": 16}, "model.width=16: the weights that are given have 8"),
+        ({"width": 16}, "model.width=16: the given weights have 8"),
         ({"lora": LoraConfig(rank=2)}, "adapters come by training"),
     ],
 )

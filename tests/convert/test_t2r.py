@@ -20,9 +20,9 @@ from famjax.core.config import ArchConfig, LinearConfig, LoraConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import load_config
 from famjax.export import export as exporting
-from famjax.models.fold_feature_maps import folded, why_not_foldable
+from famjax.models.fold_feature_maps import fold_feature_maps, why_not_foldable
 from famjax.models.language_model import LanguageModel
-from famjax.models.remap_params import layer_mixers, parameter, refuse_other_sizes, remap_params
+from famjax.models.remap_params import canonical_name, check_compatible, layer_mixers, remap_params
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.loop import train
 from famjax.train.run import initial_weights, open_run
@@ -100,7 +100,7 @@ def weights(model):
     names = len(model.stack.layers)
     found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(nnx.state(model, nnx.Param)):
-        name, place = parameter(path)
+        name, place = canonical_name(path)
         if place is None:
             found[name, None] = np.asarray(leaf)
             continue
@@ -320,7 +320,7 @@ def test_folded_is_the_same_to_rounding(kind, scale):
         lambda a: a + 0.1 * jax.random.normal(key, a.shape), nnx.state(model, nnx.Param)
     )
     nnx.update(model, params)
-    merged = folded(model)
+    merged = fold_feature_maps(model)
     names = {name for name, _ in weights(merged)}
     assert not names & MAPS
     assert weights(merged)["layer.mixer.qkv.q.kernel", 0].shape == (16, 4, 4)
@@ -336,9 +336,15 @@ def test_folded_is_the_same_to_rounding(kind, scale):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"linear": LinearConfig(features=4)}, "rotated before them; train with model.linear.rope"),
-        ({"arch": ArchConfig(qk_norm=True)}, "normed before them (model.arch.qk_norm=true)"),
-        ({"linear": LinearConfig("elu", rope=False)}, "model.linear.map=elu is no function of W"),
+        (
+            {"linear": LinearConfig(features=4)},
+            "rotated before the map; train with model.linear.rope",
+        ),
+        ({"arch": ArchConfig(qk_norm=True)}, "normalized before the map (model.arch.qk_norm=true)"),
+        (
+            {"linear": LinearConfig("elu", rope=False)},
+            "model.linear.map=elu is not a function of W",
+        ),
         ({"mixer": "full"}, "it has no linear attention"),
         ({"lora": LoraConfig(rank=1)}, "the adapters are not merged"),
         ({"linear": LinearConfig(features=64, rope=False)}, "the projections would grow"),
@@ -422,9 +428,9 @@ def test_flags_without_what_they_are_of(llama, tmp_path, capsys):
 
 def test_learned_maps_are_not_lost(hybrid, tmp_path, capsys):
     said = refusal(capsys, hybrid, tmp_path / "out", "model.linear.map=tanh")
-    assert said.startswith("model.linear.map=tanh: the feature maps that are given have relu")
+    assert said.startswith("model.linear.map=tanh: the given feature maps have relu")
     said = refusal(capsys, hybrid, tmp_path / "out", "--to", "t2r", "--feature-size", "9")
-    assert said.startswith("model.linear.features=9: the feature maps that are given have 6")
+    assert said.startswith("model.linear.features=9: the given feature maps have 6")
 
 
 GEMMA2 = ModelConfig(
@@ -434,17 +440,17 @@ GEMMA2 = ModelConfig(
 
 def test_local_layers_that_turn_by_another_base():
     gemma = replace(GEMMA2, arch=ArchConfig(local_rope_base=1e4), rope_base=1e6)
-    refuse_other_sizes(gemma, with_attention(gemma, "t2r"))
+    check_compatible(gemma, with_attention(gemma, "t2r"))
     whole = with_attention(gemma, "t2r", ":")
-    with pytest.raises(UserError, match="layer 0 goes from swa to linear") as caught:
-        refuse_other_sizes(gemma, whole)
+    with pytest.raises(UserError, match="layer 0 changes from swa to linear") as caught:
+        check_compatible(gemma, whole)
     assert "or set model.linear.rope=false" in str(caught.value)
-    refuse_other_sizes(gemma, replace(whole, linear=LinearConfig(rope=False)))
+    check_compatible(gemma, replace(whole, linear=LinearConfig(rope=False)))
 
 
 def test_a_cap_of_scores_goes_with_them():
     swapped = with_attention(GEMMA2, "t2r")
-    refuse_other_sizes(GEMMA2, swapped)
+    check_compatible(GEMMA2, swapped)
     assert swapped.mixer == "swa,linear"
 
 

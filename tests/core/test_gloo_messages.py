@@ -16,9 +16,9 @@ from famjax.core.processes import ProcessInfo
 
 CODE = """
 import os, subprocess
-from famjax.core.gloo_messages import without_gloo
+from famjax.core.gloo_messages import filter_gloo_lines
 print("before", flush=True)
-with without_gloo():
+with filter_gloo_lines():
     os.write(1, b"[Gloo] Rank 0 is connected to 1 peer ranks. Expected number ...\\nkept\\n")
     print("of Python", flush=True)
     subprocess.run(["echo", "of a child"])
@@ -35,8 +35,9 @@ def test_what_is_dropped() -> None:
 def test_a_reader_that_left() -> None:
     """Writers are not held up when nobody reads what is passed on."""
     code = (
-        "import os\nfrom famjax.core.gloo_messages import without_gloo\n"
-        "with without_gloo():\n    for _ in range(2000):\n        os.write(1, b'x' * 99 + b'\\n')\n"
+        "import os\nfrom famjax.core.gloo_messages import filter_gloo_lines\n"
+        "with filter_gloo_lines():\n    for _ in range(2000):\n"
+        "        os.write(1, b'x' * 99 + b'\\n')\n"
         "os._exit(7)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:

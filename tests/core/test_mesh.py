@@ -1,4 +1,4 @@
-"""Which mesh is chosen, and what is said of one that does not divide its work."""
+"""Mesh selection, and errors and warnings about meshes that do not divide a config."""
 
 from __future__ import annotations
 
@@ -12,39 +12,46 @@ from famjax.core import sharding
 from famjax.core.config import Config, MeshConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import load_config, override
-from famjax.core.mesh import Demand, choose, describe, refuse_rows, refuse_undivided, repeated
+from famjax.core.mesh import (
+    MeshDemand,
+    check_divides,
+    check_rows,
+    choose_mesh,
+    describe,
+    duplicated_work,
+)
 
 AUTO = MeshConfig(-1, -1, -1, -1)
-SMALL = Demand(weights=100, rows=8, tensor=(4, 2, 32), blocks=16, limit=100)
+SMALL = MeshDemand(weights=100, rows=8, tensor=(4, 2, 32), blocks=16, limit=100)
 
 
 @pytest.mark.parametrize(
     ("changes", "mesh"),
     [
-        # rows first, weights whole as long as they fit
+        # rows first; weights are replicated as long as they fit
         ({}, (8, 1, 1, 1)),
         ({"rows": 24}, (8, 1, 1, 1)),
         ({"weights": 101}, (4, 2, 1, 1)),
         ({"weights": 399}, (2, 4, 1, 1)),
         ({"weights": 800}, (1, 8, 1, 1)),
-        # of what is carried rows are divided too
+        # rows of the carried state are sharded too
         ({"weights": 60, "state": 320}, (8, 1, 1, 1)),
         ({"weights": 60, "state": 321}, (4, 2, 1, 1)),
-        # then what tensor divides, all of it, and then blocks
+        # then everything that tensor divides, then blocks
         ({"rows": 4}, (4, 1, 2, 1)),
         ({"rows": 2}, (2, 1, 2, 2)),
         ({"rows": 1}, (1, 1, 2, 4)),
         ({"rows": 1, "tensor": (4, 1, 32)}, (1, 1, 1, 8)),
         ({"rows": 1, "tensor": (8, 8, 32)}, (1, 1, 8, 1)),
         ({"rows": 4, "weights": 800}, (1, 4, 2, 1)),
-        # of odd numbers some devices do the same
+        # for odd sizes some devices duplicate work
         ({"rows": 3, "tensor": (3,), "blocks": 5}, (8, 1, 1, 1)),
-        # what fits nowhere is divided the most
+        # what fits nowhere is sharded the most
         ({"weights": 10_000}, (1, 8, 1, 1)),
     ],
 )
-def test_the_mesh_that_is_chosen(changes: dict, mesh: tuple[int, ...]) -> None:
-    assert choose(AUTO, 8, replace(SMALL, **changes)) == MeshConfig(*mesh)
+def test_chosen_mesh(changes: dict, mesh: tuple[int, ...]) -> None:
+    assert choose_mesh(AUTO, 8, replace(SMALL, **changes)) == MeshConfig(*mesh)
 
 
 @pytest.mark.parametrize(
@@ -54,24 +61,26 @@ def test_the_mesh_that_is_chosen(changes: dict, mesh: tuple[int, ...]) -> None:
         ((1, -1, -1, -1), (1, 8, 1, 1)),
         ((1, 1, -1, -1), (1, 1, 2, 4)),
         ((-1, 2, 2, 1), (2, 2, 2, 1)),
-        ((1, 1, -1, 1), (1, 1, 8, 1)),  # refused later, by name
+        ((1, 1, -1, 1), (1, 1, 8, 1)),  # rejected later, by axis
         ((2, 2, 2, 1), (2, 2, 2, 1)),
     ],
 )
-def test_sizes_that_are_given_stand(given: tuple[int, ...], mesh: tuple[int, ...]) -> None:
-    assert choose(MeshConfig(*given), 8, SMALL) == MeshConfig(*mesh)
+def test_explicit_sizes_are_kept(given: tuple[int, ...], mesh: tuple[int, ...]) -> None:
+    assert choose_mesh(MeshConfig(*given), 8, SMALL) == MeshConfig(*mesh)
 
 
 def test_one_device() -> None:
-    assert choose(AUTO, 1, replace(SMALL, weights=10_000)) == MeshConfig(1, 1, 1, 1)
+    assert choose_mesh(AUTO, 1, replace(SMALL, weights=10_000)) == MeshConfig(1, 1, 1, 1)
 
 
-def test_what_is_said_of_a_choice() -> None:
+def test_description_of_the_chosen_mesh() -> None:
     mesh = MeshConfig(2, 4, 1, 1)
-    told = "mesh=auto: data=2 x fsdp=4 x tensor=1 x sequence=1; 2 GiB of weights and state a device"
-    fits = Demand(weights=8 * 2**30)
+    told = (
+        "mesh=auto: data=2 x fsdp=4 x tensor=1 x sequence=1; 2 GiB of weights and state per device"
+    )
+    fits = MeshDemand(weights=8 * 2**30)
     assert describe(mesh, fits) == told
-    assert describe(mesh, replace(fits, limit=2**30)).startswith(f"{told}, beyond the 1 GiB")
+    assert describe(mesh, replace(fits, limit=2**30)).startswith(f"{told}, more than their 1 GiB")
 
 
 def test_auto_on_the_command_line() -> None:
@@ -118,22 +127,22 @@ def test_a_mesh_that_does_not_divide(
     mesh: tuple[int, ...], overrides: list[str], said: str
 ) -> None:
     with pytest.raises(UserError) as error:
-        refuse_undivided(config(mesh, *overrides))
+        check_divides(config(mesh, *overrides))
     assert str(error.value).startswith(said)
 
 
 def test_a_mesh_that_divides() -> None:
-    refuse_undivided(config((1, 1, 2, 8)))
-    # a token is a block where no window is
-    refuse_undivided(config((1, 1, 1, 16), "model.mixer=full"))
+    check_divides(config((1, 1, 2, 8)))
+    # without windows every token is a block
+    check_divides(config((1, 1, 1, 16), "model.mixer=full"))
 
 
 @pytest.mark.parametrize(
     ("mesh", "overrides", "said"),
     [
         ((4, 2, 1, 1), ["data.batch=8"], None),
-        ((-1, 1, 1, 1), ["data.batch=3"], None),  # what devices there are is not the user's choice
-        ((3, 1, 1, 1), ["data.batch=4"], None),  # does not fit the devices either: said elsewhere
+        ((-1, 1, 1, 1), ["data.batch=3"], None),  # the number of devices is not the user's choice
+        ((3, 1, 1, 1), ["data.batch=4"], None),  # does not fit the devices either: another error
         (
             (4, 2, 1, 1),
             ["data.batch=8", "train.accumulate=2"],
@@ -148,14 +157,14 @@ def test_a_mesh_that_divides() -> None:
         ),
     ],
 )
-def test_rows_that_do_not_divide_over_the_axes_given(
+def test_rows_that_do_not_divide_over_explicit_axes(
     mesh: tuple[int, ...], overrides: list[str], said: str | None
 ) -> None:
     if said is None:
-        refuse_rows(config(mesh, *overrides), 8)
+        check_rows(config(mesh, *overrides), 8)
         return
     with pytest.raises(UserError) as error:
-        refuse_rows(config(mesh, *overrides), 8)
+        check_rows(config(mesh, *overrides), 8)
     assert str(error.value) == said
 
 
@@ -163,23 +172,23 @@ def test_rows_that_do_not_divide_over_the_axes_given(
     ("mesh", "overrides", "said"),
     [
         ((4, 2, 1, 1), ["data.batch=8"], None),
-        ((4, 2, 1, 1), ["data.batch=6"], "repeat each other's work; take a multiple of 8"),
+        ((4, 2, 1, 1), ["data.batch=6"], "duplicate work; take a multiple of 8"),
         ((4, 2, 1, 1), ["data.batch=8", "train.accumulate=2"], "take a multiple of 16"),
         ((4, 2, 1, 1), ["data.batch=16", "train.accumulate=2"], None),
-        ((1, 1, 2, 1), ["model.kv_heads=1"], "the keys and values of all"),
+        ((1, 1, 2, 1), ["model.kv_heads=1"], "the keys and values of all heads"),
         ((1, 1, 2, 1), ["model.kv_heads=2"], None),
         ((1, 1, 2, 1), [], None),
     ],
 )  # fmt: skip
-def test_work_that_is_repeated_is_told(
+def test_warnings_about_duplicated_work(
     mesh: tuple[int, ...], overrides: list[str], said: str | None
 ) -> None:
-    lines = list(repeated(config(mesh, *overrides)))
+    lines = list(duplicated_work(config(mesh, *overrides)))
     assert len(lines) == (said is not None)
     assert said is None or lines[0].endswith(said)
 
 
-def test_large_parameters_that_are_whole_everywhere() -> None:
+def test_large_replicated_parameters() -> None:
     shapes = {
         "embedding": jax.ShapeDtypeStruct((300_001, 5), np.float32),
         "head": {"kernel": jax.ShapeDtypeStruct((8, 200_000), np.float32)},

@@ -75,8 +75,8 @@ def test_the_commands_name_extras_that_there_are() -> None:
 
 
 def test_one_command_for_several() -> None:
-    assert optional.install(("seqio", "tensorflow")) == "pip install -e '.[seqio]'"
-    said = optional.not_installed(["torch", "transformers", "peft"])
+    assert optional.install_command(("seqio", "tensorflow")) == "pip install -e '.[seqio]'"
+    said = optional.missing_message(["torch", "transformers", "peft"])
     assert said == (
         "torch, transformers and peft not installed; pip install torch transformers peft"
     )

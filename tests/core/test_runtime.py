@@ -55,7 +55,7 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path, monkeypatch, capsys) -
             monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder))
             runtime.setup()
             said = capsys.readouterr().err
-            assert said.startswith(f"famjax: {folder} cannot be written: compiled programs are not")
+            assert said.startswith(f"famjax: {folder} is not writable: compiled programs are not")
             assert said.count("\n") == 1
             assert jax.config.jax_compilation_cache_dir is None
         monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))

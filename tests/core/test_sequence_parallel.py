@@ -1,4 +1,4 @@
-"""What goes from block to block, on one device and on several, against NumPy and `jax.lax`."""
+"""Sequence parallelism on one device and on several, against NumPy and `jax.lax`."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ B = 12
 
 
 def on(devices: int, f: Any) -> Any:
-    """Return f compiled for tokens that lie on so many devices."""
+    """Return f compiled for tokens sharded over so many devices."""
     mesh = sharding.make_mesh(MeshConfig(1, 1, 1, devices), jax.devices()[:devices])
-    return jax.jit(sharding.on_mesh(mesh, f))
+    return jax.jit(sharding.with_mesh(mesh, f))
 
 
-# blocks that a device has: more and fewer than are looked back at
+# blocks per device: more and fewer than the halo
 @pytest.mark.parametrize(("devices", "n"), [(1, 6), (8, 8), (4, 12)])
 @pytest.mark.parametrize("c", [1, 3])
-def test_preceding(devices: int, n: int, c: int) -> None:
+def test_halo_exchange(devices: int, n: int, c: int) -> None:
     rng = np.random.default_rng(0)
     old, new = (rng.random((B, size, 2), np.float32) for size in (c, n))
     line = np.concatenate([old, new], 1)
@@ -34,7 +34,7 @@ def test_preceding(devices: int, n: int, c: int) -> None:
 
 @pytest.mark.parametrize(("devices", "n"), [(1, 6), (8, 8), (4, 12)])
 @pytest.mark.parametrize(("c", "size"), [(0, 1), (3, 4), (2, 2)])
-def test_newest(devices: int, n: int, c: int, size: int) -> None:
+def test_gather_last(devices: int, n: int, c: int, size: int) -> None:
     rng = np.random.default_rng(0)
     old, new = (rng.random((B, s, 2), np.float32) for s in (c, n))
     end = rng.permutation(np.arange(B) % (n + 1))  # every one, the first and the last too
@@ -45,7 +45,7 @@ def test_newest(devices: int, n: int, c: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("n", [8, 12])
-def test_scan(n: int) -> None:
+def test_ring_scan(n: int) -> None:
     """Results and gradients of all arguments; 12 blocks do not divide over 8 devices."""
     rng = np.random.default_rng(0)
     shared, carry, xs = (rng.standard_normal(s, np.float32) for s in ((4, 4), (B, 4), (n, B, 4)))

@@ -23,7 +23,7 @@ from famjax.core.errors import UserError
 from famjax.core.experiment import available, load_config
 from famjax.core.units import byte_size
 from famjax.models.language_model import LanguageModel
-from famjax.models.remap_params import is_map, parameter
+from famjax.models.remap_params import canonical_name, is_feature_map
 
 SHAPE = ModelConfig(vocab_size=50, layers=4, width=24, heads=4, kv_heads=2, head_dim=8)
 EVERYTHING = ArchConfig(
@@ -70,7 +70,7 @@ def test_parameters_and_states_are_counted(name):
     made = nnx.eval_shape(lambda: LanguageModel(model, rngs=nnx.Rngs(0)))
     leaves = jax.tree_util.tree_leaves_with_path(nnx.state(made, nnx.Param))
     adapters = [a.size for path, a in leaves if "lora" in str(path)]
-    maps = [a.size for path, a in leaves if is_map(parameter(path)[0])]
+    maps = [a.size for path, a in leaves if is_feature_map(canonical_name(path)[0])]
     total = sum(a.size for _, a in leaves)
     assert size.count(model) == (total - sum(adapters), sum(adapters), sum(maps))
     state = jax.tree.leaves(

@@ -252,15 +252,15 @@ def test_embeddings_of_another_size(name, size, tmp_path):
     [
         ({"attention_mask": torch.tensor([[1, 1, 0, 1]])}, "padding within a row is not supported"),
         ({"attention_mask": torch.ones(1, 1, 4, 4)}, r"attention_mask: shape \[1, 1, 4, 4\]"),
-        ({"attention_mask": torch.ones(1, 6)}, "give the state of the tokens before"),
-        ({"attention_mask": torch.zeros(1, 4)}, "all is padding"),
+        ({"attention_mask": torch.ones(1, 6)}, "pass the state of the previous tokens"),
+        ({"attention_mask": torch.zeros(1, 4)}, "every token is padding"),
         ({"inputs_embeds": torch.zeros(1, 4, 16)}, "inputs_embeds is not supported"),
         ({"output_attentions": True}, "output_attentions is not supported"),
-        ({"past_key_values": object()}, "past_key_values is not supported: give state"),
-        ({"position_ids": torch.tensor([[0, 1, 0, 1]])}, "give packed texts a row each"),
+        ({"past_key_values": object()}, "past_key_values is not supported: pass state"),
+        ({"position_ids": torch.tensor([[0, 1, 0, 1]])}, "put each packed text in its own row"),
         ({"cu_seq_lens_q": torch.tensor([0, 2, 4])}, "cu_seq_lens_q is not supported"),
         ({"labels": torch.ones(1, 4, dtype=torch.long), "logits_to_keep": 1}, "need all logits"),
-        ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, "hold no token"),
+        ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, "have no token"),
     ],
 )
 def test_what_it_cannot_do_is_one_line(given, said):

@@ -1,4 +1,4 @@
-"""Feature maps against their transcription, and what random features are random features of."""
+"""Feature maps against their transcription, and random features against their kernels."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def made(kind, features=6, **changes):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_equals_its_transcription(kind):
+def test_equals_the_transcription(kind):
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
         phi = made(kind)
@@ -41,7 +41,7 @@ def test_it_equals_its_transcription(kind):
         nnx.update(phi, weights)
         x = 2 * rng.normal(size=(2, G, R, E))
         found = np.asarray(jit(phi.__call__)(x))
-        count = feature_map.multiplied(replace(BASE, linear=LinearConfig(kind, features=6)))
+        count = feature_map.num_vectors(replace(BASE, linear=LinearConfig(kind, features=6)))
         drawn = random_vectors if kind == "rfa" else orthogonal_vectors
         expected = oracle.phi_of(kind, nnx.to_pure_dict(weights), drawn(G, E, count or 1))
     assert found.shape == (2, G, R, KINDS[kind])
@@ -50,7 +50,7 @@ def test_it_equals_its_transcription(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_finite_where_heads_are_zero_or_narrow(kind):
+def test_finite_for_zero_inputs_and_narrow_heads(kind):
     phi = made(kind, dtype="bfloat16")
     x = jnp.zeros((G, R, E), jnp.bfloat16)
 
@@ -72,7 +72,7 @@ def similar(kind, q, k, features):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_many_random_features_are_near_their_kernel(seed):
+def test_random_features_approximate_their_kernel(seed):
     """exp(q k / sqrt(e)) of positive ones, the Gaussian kernel of unit vectors of rfa's."""
     q, k = 0.6 * np.random.default_rng(seed).normal(size=(2, E))
     assert similar("performer", q, k, 20_000) == pytest.approx(np.exp(q @ k / E**0.5), rel=0.05)
@@ -81,7 +81,7 @@ def test_many_random_features_are_near_their_kernel(seed):
     assert similar("rfa", q, k, 20_000) == pytest.approx(gaussian, rel=0.05)
 
 
-def test_vectors_are_always_the_same_and_orthogonal_by_blocks():
+def test_vectors_are_fixed_and_orthogonal_by_blocks():
     assert random_vectors(1, 2, 2)[0, 0, 0] == pytest.approx(1.764052345967664)
     w = orthogonal_vectors(2, 4, 10)
     assert w.shape == (2, 4, 10)
@@ -95,7 +95,7 @@ def test_vectors_are_always_the_same_and_orthogonal_by_blocks():
     assert lengths.std() == pytest.approx(32**0.5, rel=0.15)
 
 
-def test_what_is_random_is_no_part_of_the_models_variables():
+def test_random_vectors_are_not_variables():
     config = replace(BASE, mixer="linear", linear=LinearConfig("performer"))
     model = nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))
     _, params, rest = nnx.split(model, nnx.Param, ...)

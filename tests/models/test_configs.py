@@ -13,7 +13,7 @@ import pytest
 from famjax.core.checks import validate
 from famjax.core.config import Config
 from famjax.core.experiment import load_config
-from famjax.models.remap_params import abstract
+from famjax.models.remap_params import abstract_inference_model
 from famjax.tasks.toy import words_of
 from famjax.train.optimizers import make_schedule
 
@@ -67,7 +67,7 @@ def test_commands_are_runs_of_their_own() -> None:
 def parameters(*given: str) -> int:
     """Return how many the model of `t2r_lm_paper` has on WikiText-103."""
     model = load_config("t2r_lm_paper", [*given]).model
-    _, shapes = abstract(replace(model, vocab_size=267_735))
+    _, shapes = abstract_inference_model(replace(model, vocab_size=267_735))
     return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
@@ -106,7 +106,7 @@ def count_of(config: Config) -> int:
     else:
         words = model.vocab_size or VOCABULARY[data.tokenizer]
     whole = replace(model, vocab_size=words, lora=replace(model.lora, rank=0))
-    _, shapes = abstract(whole)
+    _, shapes = abstract_inference_model(whole)
     count = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     return count - words * model.width if config.name.startswith("fam_") else count
 

@@ -1,4 +1,4 @@
-"""Weights of one model in another whose layers attend linearly, or no longer do."""
+"""`remap_params` between softmax and linear attention."""
 
 from dataclasses import replace
 
@@ -9,33 +9,33 @@ from flax import nnx
 
 from famjax.core.config import LinearConfig, ModelConfig
 from famjax.core.errors import UserError
-from famjax.models.remap_params import abstract, parameter, remap_params
+from famjax.models.remap_params import abstract_inference_model, canonical_name, remap_params
 
 FULL = ModelConfig(vocab_size=9, layers=2, width=8, heads=2, mixer="full")
 RELU = replace(FULL, mixer="linear", linear=LinearConfig("relu", features=4))
 
 
 def weights(model):
-    return jax.tree.map(lambda a: jnp.zeros(a.shape), abstract(model)[1])
+    return jax.tree.map(lambda a: jnp.zeros(a.shape), abstract_inference_model(model)[1])
 
 
 def names(params):
-    return {parameter(path)[0] for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]}
+    return {canonical_name(path)[0] for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]}
 
 
-def test_maps_without_weights_take_those_of_softmax_attention_as_they_are():
+def test_maps_without_weights_keep_all_parameters():
     elu = replace(RELU, linear=LinearConfig("elu"))
     assert names(remap_params(weights(FULL), FULL, elu)) == names(weights(FULL))
 
 
-def test_a_maps_weights_are_left_behind_or_kept():
+def test_a_maps_weights_are_dropped_or_kept():
     assert names(remap_params(weights(RELU), RELU, FULL)) == names(weights(FULL))
     half = remap_params(weights(RELU), RELU, replace(RELU, mixer="linear,full"))
     kernel = nnx.to_pure_dict(half)["stack"]["layers"][0]["mixer"]["map"]["kernel"]
     assert kernel.shape == (1, 2, 4, 4)
 
 
-def test_a_map_that_is_not_there_begins_as_its_layer_says():
+def test_a_missing_map_is_initialized_by_its_layer():
     half = replace(RELU, mixer="linear,full")
     whole, rest = (remap_params(weights(old), old, RELU) for old in (FULL, half))
     kernels = [
@@ -48,5 +48,5 @@ def test_a_map_that_is_not_there_begins_as_its_layer_says():
 
 def test_a_map_of_another_size_is_not_lost():
     old = replace(RELU, linear=LinearConfig())
-    with pytest.raises(UserError, match=r"model\.linear\.features=4: the feature maps that are"):
+    with pytest.raises(UserError, match=r"model\.linear\.features=4: the given feature maps"):
         remap_params(weights(old), old, RELU)

@@ -14,7 +14,7 @@ from pathlib import Path
 FAMJAX = """
 import sys
 from famjax.core import processes
-processes.HEARTBEAT, processes.PATIENCE = {heartbeat}, {patience}
+processes.HEARTBEAT_TIMEOUT, processes.INIT_TIMEOUT = {heartbeat}, {patience}
 {more}
 from famjax.cli.main import main
 sys.exit(main())

@@ -18,15 +18,15 @@ from famjax.core.experiment import override, to_json
     [
         ((None, None, "4"), "--coordinator and --process-id missing: several processes need"),
         (("10.0.0.2:8476", None, None), "--process-id and --process-count missing"),
-        (("10.0.0.2", "0", "2"), "--coordinator 10.0.0.2: is no address"),
-        (("10.0.0.2:8476", "2", "2"), "--process-id 2: there is none of --process-count 2; take 0"),
-        (("10.0.0.2:8476", "-1", "2"), "--process-id -1: must be a whole number from 0 on"),
-        (("10.0.0.2:8476", "0", "0"), "--process-count 0: must be a whole number from 1 on"),
+        (("10.0.0.2", "0", "2"), "--coordinator 10.0.0.2: not an address"),
+        (("10.0.0.2:8476", "2", "2"), "--process-id 2: out of range for --process-count 2; take 0"),
+        (("10.0.0.2:8476", "-1", "2"), "--process-id -1: must be an integer of at least 0"),
+        (("10.0.0.2:8476", "0", "0"), "--process-count 0: must be an integer of at least 1"),
     ],
 )
 def test_flags(given: tuple[str | None, ...], said: str) -> None:
     with pytest.raises(UserError) as error:
-        processes.given(*given)
+        processes.parse_flags(*given)
     assert str(error.value).startswith(said)
     assert "\n" not in str(error.value)
 
@@ -37,15 +37,15 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in slurm.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.setenv("SLURM_NTASKS", "1")
-    assert processes.found() is None
-    processes.refuse_several("eval")
+    assert processes.detect() is None
+    processes.check_single_process("eval")
     monkeypatch.setenv("SLURM_NTASKS", "2")
-    place = processes.found()
+    place = processes.detect()
     assert place is not None
     assert (place.index, place.count) == (1, 2)
     assert place.coordinator.startswith("node003:")
     with pytest.raises(UserError, match="famjax eval runs in one process, and 2 were started"):
-        processes.refuse_several("eval")
+        processes.check_single_process("eval")
 
 
 @pytest.fixture
@@ -90,13 +90,13 @@ def test_who_does_not_come_is_named(tmp_path: Path, path: Path) -> None:
     begun = [start([str(path), run, *flags(i, 3, port)], patience=15) for i in (0, 2)]
     alone = start([str(path), run, *flags(1, 2, free_port())], patience=1)
     *missing, (status, said) = ended([*begun, alone])
-    assert said.splitlines()[-1].startswith("famjax: nobody answers at 127.0.0.1:")
+    assert said.splitlines()[-1].startswith("famjax: no answer at 127.0.0.1:")
     assert status == 75
     for status, said in missing:
         assert status == 75
         assert said.splitlines()[-1] == (
-            f"famjax: process 1 of 3 did not come to 127.0.0.1:{port} within 15 seconds; look into "
-            "what was said there, and start all again"
+            f"famjax: process 1 of 3 did not connect to 127.0.0.1:{port} within 15 seconds; check "
+            "their output, and start all processes again"
         )
         assert "stack trace" not in said
     assert missing[0][1].startswith(f"waiting for 3 processes at 127.0.0.1:{port}\n")

@@ -91,8 +91,8 @@ def assert_gone(done: list[tuple[int, str]], victim: int, step: int) -> None:
     for status, said in done[:victim] + done[victim + 1 :]:
         assert status == 75, said
         assert said.splitlines()[-1] == (
-            f"famjax: process {victim} of {len(done)} is gone; run the same command again on all "
-            f"and it goes on from step {step}"
+            f"famjax: process {victim} of {len(done)} is lost; run the same command again on all "
+            f"and it continues from step {step}"
         )
         assert "stack trace" not in said
         assert "Traceback" not in said

@@ -1,4 +1,4 @@
-"""The attention's hand-written gradient is that of its definition."""
+"""The custom VJP of attention against plain differentiation."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ def plain(q, k, v, mask=None, cap=0.0):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("cap", [0.0, 0.7])
 @pytest.mark.parametrize(("dtype", "apart"), [("float64", 1e-12), ("bfloat16", 0.02)])
-def test_its_gradient_is_that_of_its_definition(heads, masked, cap, dtype, apart):
+def test_gradient_equals_plain_differentiation(heads, masked, cap, dtype, apart):
     (h, g), t, s, e = heads, 5, 7, 8
     rng = np.random.default_rng(0)
     with jax.enable_x64(dtype == "float64"):

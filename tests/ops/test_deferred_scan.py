@@ -1,4 +1,4 @@
-"""`deferred_scan` against `jax.lax.scan`: values, gradients, and what is done how often."""
+"""`deferred_scan` against `jax.lax.scan`: values, gradients, and the number of loops."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def wide():
 
 
 def turn(matmul_params: Any, other_params: Any, carry: Any, x: Any) -> Any:
-    """Two products of one weight, one of another, a scale, and a choice by what has no gradient."""
+    """Two products with one kernel, one with another, a scale, and a select by `non_diff`."""
     (x, (keep, _)) = x
     h = jnp.tanh(
         weight_einsum("...d,de->...e", carry * other_params["scale"] + x["in"], matmul_params["up"])
@@ -47,12 +47,12 @@ def arguments(seed: int = 0) -> tuple[Any, ...]:
 
 
 def of(loop: Any, *given: Any) -> jax.Array:
-    """Return a scalar that all results of the loop take part in."""
+    """Return a scalar that depends on all results of the scan."""
     last, (out, new) = loop(turn, *given)
     return (last**3).sum() + (jnp.cos(out) * new).sum()
 
 
-def test_values_and_gradients_are_those_of_a_scan() -> None:
+def test_values_and_gradients_equal_lax_scan() -> None:
     given = arguments()
     for ours, theirs in zip(
         jax.tree.leaves(jax.jit(deferred_scan, static_argnums=0)(turn, *given)),
@@ -61,17 +61,17 @@ def test_values_and_gradients_are_those_of_a_scan() -> None:
     ):
         np.testing.assert_allclose(ours, theirs, rtol=1e-12)
     by = (1, 2, 3, 4)
-    found = jax.jit(jax.grad(of, by), static_argnums=0)(deferred_scan, *given)
+    d_weights = jax.jit(jax.grad(of, by), static_argnums=0)(deferred_scan, *given)
     expected = jax.grad(of, by)(plain_scan, *given)
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    assert jax.tree.structure(d_weights) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(d_weights), jax.tree.leaves(expected), strict=True):
         assert a.dtype == b.dtype
         tolerance = 1e-6 if a.dtype == np.float32 else 1e-11
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
-def test_no_loop_is_gone_through_again() -> None:
-    """Where everything is computed again: there and back, and not there once more."""
+def test_the_forward_scan_is_not_recomputed() -> None:
+    """Under full rematerialization: one forward and one backward loop, no second forward loop."""
     *given, non_diff = arguments()
 
     def loss(loop: Any, *given: Any) -> jax.Array:

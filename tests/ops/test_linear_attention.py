@@ -1,4 +1,4 @@
-"""Chunks, steps and the hand-written gradient are those of the definition: all pairs at once."""
+"""Chunkwise and recurrent forms and the custom VJP against the quadratic definition."""
 
 import functools
 
@@ -8,10 +8,16 @@ import numpy as np
 import pytest
 from contracts.harness import jit
 
-from famjax.ops.linear_attention import EPS, Sums, attend_all, chunked, recurrent
+from famjax.ops.linear_attention import (
+    EPS,
+    Sums,
+    attend_all,
+    chunkwise_attention,
+    recurrent_attention,
+)
 
 B, T, G, R, K, E = 2, 11, 2, 3, 5, 4
-# in lane 0 documents begin at the call's beginning and within chunks, in lane 1 once
+# in lane 0 documents start at the call's start and within chunks, in lane 1 once
 RESET = np.zeros((B, T), bool)
 RESET[0, [0, 4, 5]] = RESET[1, 8] = True
 START = np.maximum.accumulate(np.where(RESET, np.arange(T), -1), axis=1).astype(np.int32)
@@ -19,7 +25,7 @@ ON = np.full((B, T), -1, np.int32)
 
 
 def drawn(dtype="float64", t=T):
-    """Features that are positive, values, and sums of what was read before."""
+    """Positive features, values, and sums of earlier tokens."""
     rng = np.random.default_rng(0)
     q, k, z = (rng.random(shape) for shape in ((B, t, G, R, K), (B, t, G, K), (B, G, K)))
     v, s = rng.normal(size=(B, t, G, E)), rng.normal(size=(B, G, K, E))
@@ -29,7 +35,7 @@ def drawn(dtype="float64", t=T):
 
 
 def definition(q, k, v, sums, start):
-    """Equation 4 with a mask, and Equation 5 behind the last token."""
+    """Equation 4 with a mask, and Equation 5 after the last token."""
     index = jnp.arange(q.shape[1])
     seen = (start[:, :, None] == start[:, None]) & (index[:, None] >= index)
     before = start < 0
@@ -44,7 +50,7 @@ def definition(q, k, v, sums, start):
 
 
 def stepped(q, k, v, sums, start):
-    ys, read = [], jit(recurrent)
+    ys, read = [], jit(recurrent_attention)
     for i in range(q.shape[1]):
         now = slice(i, i + 1)
         # of its own call, a document begins with the token or before it
@@ -60,7 +66,7 @@ compiled = functools.cache(jit)
 
 @functools.cache
 def in_chunks(chunk):
-    return functools.partial(chunked, chunk=chunk)
+    return functools.partial(chunkwise_attention, chunk=chunk)
 
 
 def close(a, b, apart):
@@ -72,14 +78,14 @@ def close(a, b, apart):
 
 @pytest.mark.parametrize("start", [START, ON], ids=["documents", "one"])
 @pytest.mark.parametrize("chunk", [1, 4, T, 64])
-def test_chunks_are_all_pairs(start, chunk):
+def test_chunkwise_equals_quadratic(start, chunk):
     with jax.enable_x64(True):
         args = drawn()
         close(compiled(in_chunks(chunk))(*args, start), all_pairs(*args, start), 1e-12)
 
 
 @pytest.mark.parametrize("start", [START, ON], ids=["documents", "one"])
-def test_steps_are_all_pairs(start):
+def test_recurrent_equals_quadratic(start):
     with jax.enable_x64(True):
         args = drawn()
         close(stepped(*args, start), all_pairs(*args, start), 1e-12)
@@ -87,7 +93,7 @@ def test_steps_are_all_pairs(start):
 
 @functools.cache
 def gradient(f):
-    """With respect to q, k, v and the sums before, of the outputs and of the sums behind."""
+    """With respect to q, k, v and the sums before, of the outputs and the final sums."""
 
     def value(q, k, v, sums, start):
         rng = np.random.default_rng(1)
@@ -99,7 +105,7 @@ def gradient(f):
 
 @pytest.mark.parametrize("start", [START, ON], ids=["documents", "one"])
 @pytest.mark.parametrize("chunk", [4, T])
-def test_its_gradient_is_that_of_the_definition(start, chunk):
+def test_gradient_equals_plain_differentiation(start, chunk):
     with jax.enable_x64(True):
         args = *drawn(), start
         close(gradient(in_chunks(chunk))(*args), gradient(definition)(*args), 1e-12)
@@ -118,7 +124,7 @@ def test_in_bfloat16_values_and_gradients_are_close_and_sums_stay_float32():
     close(narrowed, gradient(definition)(*wide), 0.03)
 
 
-def test_all_see_all():
+def test_non_causal_attention():
     """The last token of a document sees it all in either."""
     with jax.enable_x64(True):
         q, k, v, sums = drawn()
@@ -135,7 +141,7 @@ def test_features_that_are_all_zero_give_zero_and_finite_gradients():
     assert all(jnp.isfinite(g).all() for g in jax.tree.leaves(gradient(in_chunks(4))(*args)))
 
 
-def test_training_keeps_no_state_of_a_token_or_a_chunk():
+def test_no_residuals_of_states():
     """Each chunk of 4 tokens would have 32 x 32 numbers, where its tokens have 4 x 3 x 32."""
     t, k = 1024, 32
     shapes = [(1, t, 1, 1, k), (1, t, 1, k), (1, t, 1, k)]
@@ -144,7 +150,7 @@ def test_training_keeps_no_state_of_a_token_or_a_chunk():
     start = jnp.full((1, t), -1, jnp.int32)
 
     def loss(q, k, v):
-        return jnp.square(chunked(q, k, v, sums, start, 4)[0]).sum()
+        return jnp.square(chunkwise_attention(q, k, v, sums, start, 4)[0]).sum()
 
     program = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(q, key, v).compile()
     states = t // 4 * k * k * 4
@@ -162,7 +168,7 @@ def test_a_document_of_100_000_tokens_stays_finite_and_near_the_mean():
 
     def token(sums, xs):
         key, v = xs
-        y, sums = recurrent(jnp.ones((1, 1, 1, 1, k)), key, v, sums, on)
+        y, sums = recurrent_attention(jnp.ones((1, 1, 1, 1, k)), key, v, sums, on)
         return sums, y
 
     sums, ys = jax.jit(lambda: jax.lax.scan(token, fresh, (keys, values)))()

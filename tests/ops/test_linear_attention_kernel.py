@@ -1,4 +1,4 @@
-"""The kernels, interpreted: what they give is what XLA's form gives, and the oracle."""
+"""The Pallas kernels in interpret mode against the XLA form and the oracle."""
 
 import functools
 import importlib.util
@@ -18,10 +18,10 @@ from famjax.core import sharding
 from famjax.core.config import MeshConfig
 from famjax.ops import linear_attention as plain
 from famjax.ops import linear_attention_kernel as kernel
-from famjax.ops.linear_attention import Sums, chunked
+from famjax.ops.linear_attention import Sums, chunkwise_attention
 
 PLATFORMS = ["tpu", "cuda"]
-# 9 chunks of 16 are two of a TPU's chunks, the second of them filled up, and three of a GPU's
+# 9 chunks of 16 are two of a TPU's chunks, the second of them padded, and three of a GPU's
 B, G, R, C, K, E = 2, 2, 2, 16, 16, 32
 T = 140
 # sums of 300 terms in another order
@@ -53,15 +53,15 @@ def alone(monkeypatch):
 
 def by_kernel(platform, f):
     """Return f as this machine would run it if it took the kernels of a platform; interpreted."""
-    on, asked = kernel.forms(interpret=True)[platform], []
+    on, asked = kernel.platform_kernels(interpret=True)[platform], []
 
-    def fitting(*args):
-        asked.append(on.suit(*args))
+    def supported_kernels(*args):
+        asked.append(on.supports(*args))
         return {"cpu": on}
 
     def run(*args):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kernel, "fitting", fitting)
+            patch.setattr(kernel, "supported_kernels", supported_kernels)
             patch.setattr(plain, "_has_kernels", lambda device: True)
             results = f(*args)
         assert asked
@@ -72,7 +72,7 @@ def by_kernel(platform, f):
 
 
 def read(q, k, v, sums, start):
-    return chunked(q, k, v, sums, start, C)
+    return chunkwise_attention(q, k, v, sums, start, C)
 
 
 def close(a, b, apart=ROUNDING):
@@ -101,7 +101,7 @@ def compiled(dtype):
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_results_and_all_gradients_are_those_of_xlas_form(alone, platform):
+def test_results_and_gradients_equal_xla(alone, platform):
     ours = jit(by_kernel(platform, training))(*drawn())
     close(ours, compiled("float32"))
 
@@ -117,7 +117,7 @@ def test_in_bfloat16_too(alone, platform):
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_the_oracle_in_float64_is_as_near(alone, platform):
+def test_error_to_the_float64_oracle(alone, platform):
     # the oracle's values are as wide as its keys
     q, k, v, sums, start = drawn(e=K)
     empty = jax.tree.map(jnp.zeros_like, sums)
@@ -139,8 +139,8 @@ def same(head, x):
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_padding_leaves_nothing(alone, platform):
-    """Where k and v are zero nothing is remembered, whatever q is."""
+def test_padding_adds_nothing_to_the_sums(alone, platform):
+    """Zeros in k and v add nothing, for any q."""
     q, k, v, sums, start = drawn()
     valid = (np.arange(T) < 131)[:, None, None]
     f = jit(by_kernel(platform, read))
@@ -157,7 +157,7 @@ def test_one_key_head_for_all_queries(alone, platform):
 
 @pytest.mark.parametrize("platform", PLATFORMS)
 @pytest.mark.parametrize("sizes", [(2, 2, 2, 1), (1, 2, 2, 2)])
-def test_devices_have_rows_and_heads_of_their_own(platform, sizes):
+def test_sharded_rows_and_heads(platform, sizes):
     """Of 8: rows over 2 x 2 and key heads over 2; or tokens over 2 of them."""
     args = drawn(t=128 * sizes[3], b=4, r=1)
     mesh = sharding.make_mesh(MeshConfig(*sizes))
@@ -166,17 +166,17 @@ def test_devices_have_rows_and_heads_of_their_own(platform, sizes):
     leaves, tree = jax.tree.flatten(args)
     names = jax.tree.leaves(axes, is_leaf=sharding.is_axes)
     places = [
-        sharding.sharding(mesh, (*of, *(None,) * (a.ndim - len(of))), a.shape)
+        sharding.named_sharding(mesh, (*of, *(None,) * (a.ndim - len(of))), a.shape)
         for of, a in zip(names, leaves, strict=True)
     ]
-    f = jit(sharding.on_mesh(mesh, by_kernel(platform, training)))
+    f = jit(sharding.with_mesh(mesh, by_kernel(platform, training)))
     ours = f(*jax.device_put(args, jax.tree.unflatten(tree, places)))
     if sizes[3] == 1:
         assert ours[0][0].sharding.spec[0] == ("data", "fsdp")
     close(ours, jit(training)(*args))
 
 
-# what is chosen -----------------------------------------------------------------------------------
+# kernel selection ---------------------------------------------------------------------------------
 
 
 def kernels_in(platform, dtype="float32", chunk=C, **sizes):
@@ -186,7 +186,7 @@ def kernels_in(platform, dtype="float32", chunk=C, **sizes):
     """
     unsafe = [jax.export.DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton")]
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), drawn(dtype, **sizes))
-    f = jax.jit(functools.partial(both_ways, functools.partial(chunked, chunk=chunk)))
+    f = jax.jit(functools.partial(both_ways, functools.partial(chunkwise_attention, chunk=chunk)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plain, "_has_kernels", lambda device: True)
         exported = jax.export.export(f, platforms=[platform], disabled_checks=unsafe)(*shapes)
@@ -215,12 +215,12 @@ def test_programs_for_tpu_and_cuda_have_kernels_and_those_for_cpu_have_none(alon
         ({"chunk": 128, "r": 64, "e": 128}, 0, 0),  # no room
     ],
 )
-def test_sizes_that_do_not_suit_are_left_to_xla(alone, sizes, tpu, cuda):
+def test_unsupported_sizes_use_xla(alone, sizes, tpu, cuda):
     assert kernels_in("tpu", **sizes) == (tpu, 0)
     assert kernels_in("cuda", **sizes) == (0, cuda)
 
 
-def test_several_devices_without_a_mesh_are_left_to_xla():
+def test_several_devices_without_a_mesh_use_xla():
     assert kernels_in("tpu") == (0, 0)
 
 
@@ -247,12 +247,12 @@ def test_devices_that_have_kernels(device, has):
     assert plain._has_kernels(device) is has
 
 
-def test_float64_is_left_to_xla(alone):
+def test_float64_uses_xla(alone):
     shapes = (9, B, G, R, C, K), (9, B, G, C, K), (9, B, G, C, E), (B, G, K, E)
     args = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
-    assert kernel.fitting(*args).keys() == {"tpu", "cuda"}
-    assert not kernel.fitting(*args[:3], jax.ShapeDtypeStruct(shapes[3], "float64"))
-    assert not kernel.fitting(jax.ShapeDtypeStruct(shapes[0], "float64"), *args[1:])
+    assert kernel.supported_kernels(*args).keys() == {"tpu", "cuda"}
+    assert not kernel.supported_kernels(*args[:3], jax.ShapeDtypeStruct(shapes[3], "float64"))
+    assert not kernel.supported_kernels(jax.ShapeDtypeStruct(shapes[0], "float64"), *args[1:])
 
 
 _COMPILE = """
@@ -267,7 +267,7 @@ everywhere = sharding.replicated(mesh)
 shapes = jax.tree.map(
     lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=everywhere), drawn()
 )
-f = jax.jit(sharding.on_mesh(mesh, training))
+f = jax.jit(sharding.with_mesh(mesh, training))
 text = f.lower(*shapes).compile().as_text()
 print("kernels:", text.count('custom_call_target="tpu_custom_call"'))
 """

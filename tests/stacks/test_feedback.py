@@ -50,7 +50,7 @@ def config(*, dropout: Any = None, arch: Any = None, lora: Any = None, **changes
 
 
 class Made:
-    """A stack taken apart, with parameters that all do something, and a state that is not fresh."""
+    """A partitioned stack with non-trivial parameters and a non-initial state."""
 
     def __init__(self, config: ModelConfig, of: type[Feedback] = Feedback, x64: bool = True):
         self.x64 = x64
@@ -114,7 +114,7 @@ X = normal(0, B, T, D)
 
 
 def read(made: Made) -> Any:
-    """The state behind more tokens than a ring holds, in lane 1 of another document."""
+    """The state after more tokens than the ring's size, in lane 1 of another document."""
     x = normal(5, B, SPAN + 1, D).astype(made.kind)
     reset = np.zeros(x.shape[:2], bool)
     reset[1, 2] = True
@@ -137,7 +137,7 @@ ROTARY = {"positions": "rotary"}
     ids=str,
 )
 def test_a_memory_of_layers_inputs_is_a_transformer(changes):
-    """Read one by one, it equals what reads all at once: values, states and gradients."""
+    """Sequential and parallel solvers are equal: values, states and gradients."""
     of = config(composition="previous", **changes)
     sequential, at_once = Made(of), Made(of, Transformer)
     reset, valid = np.zeros((B, T), bool), np.ones((B, T), bool)
@@ -202,10 +202,8 @@ GRADIENTS = {
         pytest.param("dropout", False, 1e-5, marks=pytest.mark.slow),
     ],
 )
-def test_the_gradient_in_hindsight_is_that_of_plain_differentiation(
-    case, x64, tolerance, monkeypatch
-):
-    """By all parameters, the inputs and the slots before; over blocks of 2, the last one filled."""
+def test_token_scan_gradients_equal_plain_differentiation(case, x64, tolerance, monkeypatch):
+    """By all parameters, the inputs and the history; over blocks of 2, the last one padded."""
     monkeypatch.setattr(solve, "BLOCK", 2)
     made = Made(GRADIENTS[case], x64=x64)
     state = read(made)
@@ -245,7 +243,7 @@ def test_a_training_step_takes_no_more_memory_than_a_transformers():
 both_stacks = pytest.mark.parametrize("of", [Feedback, Transformer])
 
 
-def test_dropout_leaves_out_a_share_and_keeps_the_mean():
+def test_dropout_zeroes_a_share_and_keeps_the_mean():
     x, rate = jnp.full((200, 200), 3.0), 0.3
     y = np.asarray(dropout(x, rate, jax.random.key(0)))
     assert set(np.unique(y)) == {0, np.float32(3 / (1 - rate))}
@@ -255,7 +253,7 @@ def test_dropout_leaves_out_a_share_and_keeps_the_mean():
 
 
 @both_stacks
-def test_dropout_is_of_training_alone(of):
+def test_dropout_is_active_only_in_training(of):
     dropping = Made(config(composition="previous", dropout=DROPPED), of)
     used = inference_config(config(composition="previous", dropout=DROPPED, sweeps=0))
     plain = Made(used, of)
@@ -283,7 +281,7 @@ def _silenced(params: Any, part: str) -> Any:
 
 @both_stacks
 @pytest.mark.parametrize(("place", "silent"), [("hidden", "out"), ("attention", "down")])
-def test_each_token_drops_its_own_and_the_mean_stays(of, place, silent):
+def test_dropout_masks_differ_by_token_and_keep_the_mean(of, place, silent):
     """One layer, all tokens alike: what it adds is linear in what is dropped."""
     b, t, rate = 16, 64, 0.4
     composition = {"composition": "layer", "layer": 0} if of is Feedback else {}
@@ -307,7 +305,7 @@ def test_each_token_drops_its_own_and_the_mean_stays(of, place, silent):
 
 
 @both_stacks
-def test_all_layers_left_out_is_the_identity(of):
+def test_dropping_all_layers_is_the_identity(of):
     made = Made(config(composition="previous", dropout={"layer": 0.999999}), of)
     same(made.call(X)[0], X)
 
@@ -324,12 +322,12 @@ def test_dropout_of_the_embedding_and_the_output_is_of_what_goes_in_and_comes_ou
 
 
 @both_stacks
-def test_a_layer_left_out_is_left_out_for_the_whole_call(of):
+def test_a_layer_is_dropped_for_the_whole_call(of):
     made = Made(config(composition="previous", layers=3, dropout={"layer": 0.5}), of)
     plain = Made(config(composition="previous", layers=3), of)
     drawn = set()
     for key in range(6):
-        out = made.run(lambda key: made.stack(key=(0, key))._random().layers, key)
+        out = made.run(lambda key: made.stack(key=(0, key))._dropout_rng().layers, key)
         drawn.add(tuple(out))
         keep = ~out
 
@@ -365,7 +363,7 @@ def with_spans(made: Made, shares: Any) -> Any:
     ],
     ids=str,
 )
-def test_layers_look_no_farther_than_they_see(of, changes, attention_span):
+def test_attention_span_covers_the_learned_spans(of, changes, attention_span):
     """Spans of 4.8 and 1.6 tokens at most and a ramp of 2, in steps of 4."""
     made = Made(spanning(**changes), of)
     shares = [[0.1, 0.3], [0.1, 0.05]]
@@ -412,7 +410,7 @@ def test_a_mean_span_is_reported():
     made = Made(spanning())
     made.params = with_spans(made, np.full((2, 2), 0.25))
     assert made.run(made.stack().report, X, made.fresh, Context()) == {"mean_span": 4}
-    assert made.stack().shares().shape == (1, 3)
+    assert made.stack().mixing_weights().shape == (1, 3)
 
 
 # sweeps -------------------------------------------------------------------------------------------
@@ -445,7 +443,7 @@ def test_as_many_sweeps_as_tokens_are_exact(exact):
     close(swept(T + 1, 1e-12, state), expected, 1e-9)
 
 
-def test_beyond_the_tolerance_tokens_are_read_one_by_one(exact):
+def test_beyond_the_tolerance_tokens_are_sequential(exact):
     state, expected = exact
     close(swept(1, 0.0, state), expected, 1e-12)
 
@@ -479,7 +477,7 @@ def test_memory_is_smaller_than_the_keys_and_values_made_of_it(changes, factor):
 
 
 @both_stacks
-def test_in_bfloat16_parameters_and_their_gradients_stay_wide(of):
+def test_in_bfloat16_parameters_and_gradients_stay_float32(of):
     narrow, wide = (
         Made(config(composition="previous", dtype=kind), of, x64=False)
         for kind in ("bfloat16", "float32")
@@ -493,9 +491,9 @@ def test_in_bfloat16_parameters_and_their_gradients_stay_wide(of):
         assert np.linalg.norm(a - b) < 0.1 * np.linalg.norm(b)
 
 
-def test_a_memory_begins_as_the_mean_of_all_states():
+def test_the_initial_memory_is_the_mean_of_all_states():
     stack = Feedback(config(layers=3), rngs=nnx.Rngs(0))
-    np.testing.assert_allclose(stack.shares(), np.full((1, 4), 0.25))
+    np.testing.assert_allclose(stack.mixing_weights(), np.full((1, 4), 0.25))
     lower = Feedback(config(layers=3, composition="same_and_lower"), rngs=nnx.Rngs(0))
     expected = [[1 / 2, 1 / 2, 0, 0], [1 / 3, 1 / 3, 1 / 3, 0], [1 / 4] * 4]
-    np.testing.assert_allclose(lower.shares(), expected, rtol=1e-6)
+    np.testing.assert_allclose(lower.mixing_weights(), expected, rtol=1e-6)

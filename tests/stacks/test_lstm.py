@@ -1,4 +1,4 @@
-"""What of the LSTM baseline the contracts of all stacks (`tests/contracts`) do not tell."""
+"""The LSTM baseline, beyond the contracts of all stacks (`tests/contracts`)."""
 
 from __future__ import annotations
 
@@ -51,20 +51,20 @@ def call(x: Any, state: Any, reset: Any = None, valid: Any = None) -> Any:
     return jax.tree.map(np.asarray, _call()(parts()[1], x, state, Context(reset, valid)))
 
 
-def test_it_begins_with_open_forget_gates_and_an_empty_state():
+def test_initial_forget_gates_and_state():
     params = nnx.to_pure_dict(nnx.split(LstmStack(CONFIG, rngs=nnx.Rngs(0)))[1])
     for i in range(LAYERS):
         np.testing.assert_array_equal(params["cells"][i]["bias"], np.eye(4)[1][:, None] + [0] * D)
     same(fresh(), LstmState(*np.zeros((2, LAYERS, B, D))))
 
 
-def test_a_reset_at_padding_forgets_nothing():
+def test_a_reset_at_padding_has_no_effect():
     _, start = call(X, fresh())
     _, state = call(X[:, :1], start, np.ones((B, 1), bool), np.zeros((B, 1), bool))
     same(state, start)
 
 
-def test_the_gradient_is_that_of_plain_differentiation():
+def test_gradient_equals_plain_differentiation():
     """With resets and padding, with respect to the parameters, the inputs and the state."""
     graph, params = parts()
     _, start = call(normal(1, B, 7, D), fresh())
@@ -80,7 +80,7 @@ def test_the_gradient_is_that_of_plain_differentiation():
 
     ours = grad()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lstm, "recur", lambda *args: lstm._scan(*args)[:2])
+        patch.setattr(lstm, "recurrence", lambda *args: lstm._scan(*args)[:2])
         close(jax.tree.map(np.asarray, ours), jax.tree.map(np.asarray, grad()))
     seeds = itertools.count(10)
     moved = jax.tree.map(lambda a: normal(next(seeds), *a.shape), (params, X, start))
@@ -89,7 +89,7 @@ def test_the_gradient_is_that_of_plain_differentiation():
     np.testing.assert_allclose((value(1e-6) - value(-1e-6)) / 2e-6, along, rtol=1e-6)
 
 
-def test_on_a_mesh_the_state_and_the_kernels_are_cut_where_gates_are():
+def test_state_and_kernels_are_sharded_by_gates():
     _, params = parts()
     mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     with_axes = LstmStack(CONFIG, rngs=nnx.Rngs(0)).state_axes()

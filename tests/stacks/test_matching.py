@@ -1,4 +1,4 @@
-"""What maps are matched with (`train.match`): the stream of the softmax model, and its gradient."""
+"""The matching loss (`train.match`): the softmax model's stream, errors and gradients."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def match(r: Runner, params: Any) -> tuple[Any, Any]:
 
 @functools.cache
 def matched(case: str) -> tuple[np.ndarray, np.ndarray]:
-    """The stream behind the layers [b t d], and the errors [l b]."""
+    """The stream after the layers [b t d], and the errors [l b]."""
     r = runner(case)
     return r.run(jit(functools.partial(match, r)))
 
@@ -100,7 +100,7 @@ def pure(params: Any) -> Any:
 
 
 @pytest.mark.parametrize("case", ["post", "unrolled", "fam"])
-def test_the_gradient_is_that_of_maps_alone(case: str) -> None:
+def test_only_maps_have_gradients(case: str) -> None:
     """Against central differences, and 0 in all else."""
     r = runner(case)
     loss = jit(lambda params: match(r, params)[1].mean())
@@ -131,7 +131,7 @@ def test_the_gradient_is_that_of_maps_alone(case: str) -> None:
 
 
 @pytest.mark.parametrize("scan", [True, False])
-def test_backward_does_no_softmax(scan: bool) -> None:
+def test_the_backward_pass_recomputes_no_softmax(scan: bool) -> None:
     """It has the teacher's output, and all that softmax takes of n^2 is done once."""
     config = linear("linear", TURNED, scan_layers=scan)
     graph, params = nnx.split(nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0))))

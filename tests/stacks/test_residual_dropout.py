@@ -1,4 +1,4 @@
-"""Dropouts of the residual stack: what each drops, and nothing else, in training alone."""
+"""Dropout sites of the residual stack: what each drops, only in training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from famjax.core.config import ArchConfig, Config, DropoutConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import load_config
 from famjax.core.types import Context
-from famjax.layers.dropout import DropoutKey, split
+from famjax.layers.dropout import DropoutKey, split_key
 from famjax.mixers import fam as fam_mixer
 from famjax.stacks.residual import ResidualStack
 from famjax.train.partition import inference_config
@@ -83,7 +83,7 @@ PLACES = [(m, p) for m in MIXERS for p in ("attention", "residual")] + [
 
 
 @pytest.mark.parametrize(("mixer", "place"), PLACES)
-def test_each_place_drops_in_training_alone(mixer: str, place: str) -> None:
+def test_each_site_drops_only_in_training(mixer: str, place: str) -> None:
     plain = call(shape(mixer))
     given = shape(mixer, DropoutConfig(**{place: 0.5}))
     one, again, *others = (call(given, key) for key in (1, 1, 2, 3, 4))
@@ -109,7 +109,7 @@ def test_one_token_at_a_time_and_the_first_state_drop_nothing(mixer: str) -> Non
 
 
 @pytest.mark.parametrize("mixer", ["bswa", pytest.param("fam", marks=pytest.mark.slow)])
-def test_scanned_unrolled_and_recomputed_are_the_same(mixer: str) -> None:
+def test_scan_and_remat_have_equal_masks(mixer: str) -> None:
     config = shape(mixer, EVERY)
 
     def gradients(config: ModelConfig) -> Any:
@@ -139,7 +139,7 @@ def _silent(params: Any, *parts: str) -> Any:
     ("mixer", "place", "silent"),
     [("linear", "hidden", "out"), *((m, "attention", "down") for m in ("full", "bswa", "fam"))],
 )
-def test_each_token_drops_its_own_and_the_mean_stays(mixer: str, place: str, silent: str) -> None:
+def test_masks_differ_by_token_and_keep_the_mean(mixer: str, place: str, silent: str) -> None:
     """One layer, all tokens alike: what it adds is linear in what is dropped."""
     b, t, rate = 16, 64, 0.4
     x = np.broadcast_to(X[:1, :1], (b, t, D))
@@ -177,7 +177,7 @@ def test_the_residual_is_of_what_is_added(mixer: str) -> None:
 
 
 @each_mixer
-def test_layers_left_out_add_nothing_and_keep_their_state(mixer: str) -> None:
+def test_dropped_layers_add_nothing_and_update_their_state(mixer: str) -> None:
     y, state = call(shape(mixer, DropoutConfig(layer=0.999999)))
     same(y, X)
     params = _silent(_read(shape(mixer))[0], "out", "down")
@@ -188,7 +188,7 @@ def test_layers_left_out_add_nothing_and_keep_their_state(mixer: str) -> None:
         close(state, call(shape(mixer), params=params)[1])
 
 
-def test_layers_are_left_out_each_for_itself() -> None:
+def test_layers_are_dropped_independently() -> None:
     """The outputs are those of a model in which the layers that are left out add nothing."""
     config = shape("full", layers=4)
     params = _read(config)[0]
@@ -221,7 +221,7 @@ def test_what_goes_in_and_comes_out(place: str) -> None:
     assert abs(kept.mean() - 0.75) < 5 * (0.25 * 0.75 / x.size) ** 0.5
 
 
-def test_a_fam_is_made_with_dropout_at_every_block_its_own(monkeypatch: Any) -> None:
+def test_fam_updates_have_dropout_with_a_mask_for_each_block(monkeypatch: Any) -> None:
     config = shape("fam", layers=1, memory_segments=0, arch=NO_ROTATION)
     plain, dropping = (
         call(replace(config, dropout=DropoutConfig(hidden=rate)))[1][0].fam for rate in (0.0, 0.5)
@@ -229,7 +229,9 @@ def test_a_fam_is_made_with_dropout_at_every_block_its_own(monkeypatch: Any) -> 
     assert np.abs(plain - dropping).max() > 1e-3
     # with one key for all blocks it would be another
     with monkeypatch.context() as patch:
-        patch.setattr(fam_mixer, "split", lambda *given: split(*given)[:1].repeat(given[-1], 0))
+        patch.setattr(
+            fam_mixer, "split_key", lambda *given: split_key(*given)[:1].repeat(given[-1], 0)
+        )
         _read.cache_clear()
         alike = call(replace(config, dropout=DropoutConfig(hidden=0.5)))[1][0].fam
     _read.cache_clear()
@@ -240,7 +242,7 @@ def test_a_fam_is_made_with_dropout_at_every_block_its_own(monkeypatch: Any) -> 
     assert np.abs(fam[0] - fam[1]).max() > 1e-3
 
 
-def test_a_reset_begins_with_the_prompt_undropped() -> None:
+def test_a_reset_starts_from_the_prompt_without_dropout() -> None:
     """A reset in a call leads to the same memory as an empty one."""
     reset = np.zeros((B, T), bool)
     reset[:, 0] = True

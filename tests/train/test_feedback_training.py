@@ -75,15 +75,15 @@ def test_learned_spans_are_trimmed_and_come_back(
     run = train(given, tmp_path / "run")
     # spans begin at 0: the ramp and what they may grow are all there is to look at
     assert "step 0: layers look at 64 tokens" in capsys.readouterr().err
-    assert run.model.stack.plan.spans == (64,)
+    assert run.model.stack.spec.spans == (64,)
     assert "mean_span" in read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]
     opened = open_run(tmp_path / "run")
-    assert opened.model.stack.plan.spans == (64,)
+    assert opened.model.stack.spec.spans == (64,)
     tokens = jnp.arange(20)[None] % 5
     whole = open_run(tmp_path / "run").model
     whole.stack.set_attention_span(())
     for model in (opened.model, whole):
-        assert model.stack.plan.model.dropout == type(given.model.dropout)()
+        assert model.stack.spec.model.dropout == type(given.model.dropout)()
     logits = [
         jit(lambda tokens, model=model: model(tokens, model.init_state(1))[0])(tokens)
         for model in (opened.model, whole)
@@ -110,8 +110,8 @@ def test_sweeps_train_and_are_never_used_to_read(tmp_path: Path) -> None:
     run = train(given, tmp_path / "run", quiet=True)
     row = read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]
     assert 0 < row["sweep_change"] < 1
-    assert not run.model.stack.approximate
-    assert not open_run(tmp_path / "run").model.stack.approximate
+    assert not run.model.stack.is_approximate
+    assert not open_run(tmp_path / "run").model.stack.is_approximate
     swept = LanguageModel(replace(given.model, vocab_size=9), rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match="sweeps=0"):
         Streamer(swept, 1)
@@ -233,14 +233,14 @@ def test_train_from_a_converted_model(tmp_path: Path) -> None:
     before, after = (flat(nnx.state(run.model, nnx.Param)) for run in (old, new))
     name = "['stack']['layers'][0]{}['qkv']['q']['kernel'].value"
     np.testing.assert_allclose(after[name.format("")], before[name.format("['mixer']")], atol=1e-6)
-    with pytest.raises(UserError, match=r"model\.width=32: the weights that are given have 16"):
+    with pytest.raises(UserError, match=r"model\.width=32: the given weights have 16"):
         train(override(given, ["model.width=32"]), tmp_path / "wrong", quiet=True)
 
 
 @pytest.mark.parametrize(
     ("stack", "other", "told"),
     [
-        (BASE, replace(BASE, stack="lstm"), "nothing in common"),
+        (BASE, replace(BASE, stack="lstm"), "no parameters in common"),
         (BASE, replace(BASE, stack="feedback"), r"set model\.feedback\.positions=rotary"),
         (replace(BASE, stack="feedback"), BASE, r"set model\.stack=feedback"),
     ],

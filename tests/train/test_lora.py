@@ -20,7 +20,7 @@ from famjax.core.sharding import path_name
 from famjax.layers import lora
 from famjax.layers.dropout import DropoutKey
 from famjax.models.language_model import LanguageModel
-from famjax.models.remap_params import merged_adapters, remap_params
+from famjax.models.remap_params import merge_adapters, remap_params
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.loop import train
 from famjax.train.partition import fingerprint, partition_trainable, with_dropout_keys
@@ -106,7 +106,7 @@ def test_a_run_of_adapters_is_opened_with_its_base(adapter_config):
 
 def test_merged_is_the_same_model_to_rounding(adapter_config):
     run, _ = adapter_config
-    params, config = merged_adapters(nnx.state(run.model, nnx.Param), run.config.model)
+    params, config = merge_adapters(nnx.state(run.model, nnx.Param), run.config.model)
     merged = LanguageModel(config, rngs=nnx.Rngs(0))
     nnx.update(merged, params)
     assert "lora" not in "".join(named(merged))
@@ -271,9 +271,9 @@ def test_a_transplant_takes_every_weight_layer_by_layer(base):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["model.width=32"], "model.width=32: the weights that are given have 16"),
-        (["model.arch.qk_norm=true"], "model.arch.qk_norm=True: the weights that are given have"),
-        (["model.mlp_width=64"], "model.mlp_width=64: the weights that are given have 32"),
+        (["model.width=32"], "model.width=32: the given weights have 16"),
+        (["model.arch.qk_norm=true"], "model.arch.qk_norm=True: the given weights have"),
+        (["model.mlp_width=64"], "model.mlp_width=64: the given weights have 32"),
     ],
 )
 def test_weights_of_other_sizes_are_refused(base, tmp_path, more, said):

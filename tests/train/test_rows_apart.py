@@ -13,8 +13,8 @@ import pytest
 from famjax.core import sharding
 from famjax.core.config import Config
 from famjax.core.experiment import override
-from famjax.stacks.feedback.parts import Random
-from famjax.stacks.feedback.solve import _by_token
+from famjax.stacks.feedback.parts import DropoutRng
+from famjax.stacks.feedback.solve import _per_token_rng
 from famjax.train.program import Program, make_program
 
 ROWS, LENGTH, VOCABULARY = 8, 20, 32
@@ -88,8 +88,8 @@ def collectives(text: str) -> set[bool]:
 
 
 def test_dropout_differs_from_part_to_part() -> None:
-    random = Random(jax.random.key(0), np.zeros(2, bool))  # type: ignore[arg-type]
-    keys = jax.random.key_data(_by_token(random, 3, 4).key)  # type: ignore[union-attr]
+    random = DropoutRng(jax.random.key(0), np.zeros(2, bool))  # type: ignore[arg-type]
+    keys = jax.random.key_data(_per_token_rng(random, 3, 4).key)  # type: ignore[union-attr]
     assert keys.shape[:2] == (3, 4)
     assert len(np.unique(keys.reshape(12, -1), axis=0)) == 12
 

@@ -217,7 +217,7 @@ def test_one_key_value_head_is_replicated() -> None:
     found = paths(state.params)
     keys = [leaf for name, leaf in found.items() if name.endswith("/k/kernel")]
     assert [leaf.sharding.spec for leaf in keys] == [P(None, "fsdp", None, None)] * 2
-    axes = sharding.sharding(
+    axes = sharding.named_sharding(
         sharding.make_mesh(MeshConfig(2, 2, 2, 1)), ("batch", None, "kv_heads"), (8, 3, 1)
     )
     assert axes.spec == P(("data", "fsdp"), None, None)

@@ -1,1 +1,1 @@
-"""Files that an exported folder takes along: PyTorch and transformers, nothing of famjax."""
+"""Files copied into an exported folder; they need PyTorch and transformers, not famjax."""

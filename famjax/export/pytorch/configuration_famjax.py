@@ -4,21 +4,22 @@ from transformers import PreTrainedConfig
 
 
 class FamjaxConfig(PreTrainedConfig):
-    """Shape of a decoder whose layers carry a memory.
+    """Config of a decoder whose layers carry a memory.
 
     Args:
-      layers, width, heads, kv_heads, head_dim, mlp_width: the shape of a transformer.
+      layers, width, heads, kv_heads, head_dim, mlp_width: as in any transformer.
       mlp: gelu, gelu_exact, swiglu or geglu.
       norm: rmsnorm or layernorm.
-      mixer: what the layers attend to, a comma-separated pattern repeated up the stack: full, swa,
-        bswa, bswa_sg, fam.
-      block_len: tokens of a block.
-      memory_segments: blocks that bswa, bswa_sg and fam see before their own.
-      window: tokens a query of swa sees, itself included.
-      capacity: tokens that full attention holds; rows of the table of learned positions.
-      fam_len, fam_previous: memory tokens of fam, and how many of its last memories a block sees.
-      arch: what pretrained families do each in their own way.
-      tie_word_embeddings: the head is the embedding.
+      mixer: what the layers attend to, a comma-separated pattern that is repeated over the layers:
+        full, swa, bswa, bswa_sg, fam.
+      block_len: tokens per block.
+      memory_segments: previous blocks that bswa, bswa_sg and fam attend to.
+      window: tokens that a query of swa attends to, itself included.
+      capacity: maximum tokens of full attention; rows of the learned position table.
+      fam_len, fam_previous: memory tokens of fam, and how many of its last memories a block
+        attends to.
+      arch: options in which pretrained families differ.
+      tie_word_embeddings: the head shares the embedding's weights.
     """
 
     model_type = "famjax"

@@ -1,19 +1,19 @@
-"""Transformers with feedback memory, read in a stream of any length with memory of constant size.
+"""Transformers with feedback memory, for streams of any length with a state of constant size.
 
-    logits, state = model(ids)[:2]                 # [b t v], and what is remembered
-    logits, state = model(more, state=state)[:2]   # continues; pieces may have any length
+    logits, state = model(ids)[:2]                 # [b t v], and the carried state
+    logits, state = model(more, state=state)[:2]   # continues; calls may have any length
     logits = model(ids, attention_mask=mask)[0]    # rows padded on the left, or on the right
 
 TransformerFAM (arXiv 2404.09173): a block of w tokens attends to itself, to the m blocks before it
-(2.1) and to a feedback memory of f tokens (2.2), which attends to the block when it is full, goes
-through the layer's own weights, and is what the next block sees.
+(2.1) and to a feedback memory of f tokens (2.2). After each full block the memory attends to the
+block with the layer's own weights; the next block attends to the new memory.
 
-Text is read block by block. Keys are kept as they are before rotary positions and turned when they
-are seen, by their distance from the block: no angle grows with the length of the stream.
+A call is processed block by block. Keys are cached without rotary positions and rotated when they
+are used, relative to the current block: no angle grows with the length of the stream.
 
-Each row of a batch is a stream of its own: it starts at its first token that is no padding, and so
-do its blocks. Rows may be at different positions, of their streams and of their blocks; their keys
-are then aligned at the newest, so that a query and a key are as far apart in all rows.
+Each row of a batch is its own stream: it starts at its first token that is not padding, and so do
+its blocks. Rows may be at different positions of their streams and blocks; their keys are then
+right-aligned, so that distances between queries and keys are equal in all rows.
 
 Shapes: b batch, t tokens, d width, h heads, g key and value heads, e head size, f memory tokens.
 """
@@ -30,11 +30,11 @@ from transformers.utils import ModelOutput
 
 from .configuration_famjax import FamjaxConfig
 
-GATES = {
+GATED_ACTIVATIONS = {
     "swiglu": functional.silu,
     "geglu": lambda x: functional.gelu(x, approximate="tanh"),
 }
-PLAIN = {
+ACTIVATIONS = {
     "gelu": lambda x: functional.gelu(x, approximate="tanh"),
     "gelu_exact": functional.gelu,
     "relu": functional.relu,
@@ -42,10 +42,10 @@ PLAIN = {
 
 
 class LayerState(NamedTuple):
-    """What a layer remembers: keys [b s g e] before rotation, values [b s g e].
+    """A layer's state: unrotated keys [b s g e] and values [b s g e].
 
-    `k` and `v` are of the tokens still seen, the last of them the latest. fam alone has the others:
-    the memory [b f d] in float32, and the keys and values of the last memories, oldest first.
+    `k` and `v` are of the tokens that are still visible, oldest first. Only fam has the others: the
+    memory [b f d] in float32, and the keys and values of the last memories, oldest first.
     """
 
     k: torch.Tensor
@@ -56,13 +56,13 @@ class LayerState(NamedTuple):
 
 
 class FamjaxState(NamedTuple):
-    """Tokens read by each row, and each layer's memory. It is never changed in place."""
+    """Tokens processed of each row, and the layers' states. Immutable."""
 
     tokens: tuple[int, ...]
     layers: tuple[LayerState, ...]
 
     def select(self, rows):
-        """Return the state of these rows [n], which may repeat."""
+        """Return the state of the given rows [n], which may repeat."""
         layers = [
             LayerState(*(x if x is None else x.index_select(0, rows.to(x.device)) for x in layer))
             for layer in self.layers
@@ -71,31 +71,31 @@ class FamjaxState(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A piece of text that ends no later than the block, in each row.
+    """A segment of a call that ends, in each row, at or before the end of its block.
 
     Attributes:
-      tokens: read before it, by row.
-      counts: its tokens, by row; what follows them is padding.
+      tokens: tokens before it, by row.
+      counts: its tokens, by row; the rest is padding.
     """
 
     tokens: tuple[int, ...]
     counts: tuple[int, ...]
 
-    def ended(self, block):
-        """Return by row whether it ends a block."""
+    def completes_block(self, block):
+        """Return by row whether it completes a block."""
         pairs = zip(self.tokens, self.counts, strict=True)
         return [count > 0 and (tokens + count) % block == 0 for tokens, count in pairs]
 
-    def after(self):
+    def tokens_after(self):
         return tuple(map(sum, zip(self.tokens, self.counts, strict=True)))
 
 
 @dataclass
 class FamjaxOutput(ModelOutput):
-    """`state` goes into the next call; `loss` is there where labels are given.
+    """`state` is for the next call; `loss` is set if labels are given.
 
-    hidden_states: where asked for, the embeddings and what each layer gave [b t d]; the last are
-    those that the head reads.
+    hidden_states: if requested, the embeddings and each layer's output [b t d]; the last one is the
+    normalized input of the head.
     """
 
     logits: torch.Tensor | None = None
@@ -113,7 +113,7 @@ class Norm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width)) if kind == "layernorm" else None
 
     def forward(self, x):
-        """Norm in float32; the result has the weights' type."""
+        """Normalize in float32; the result has the weights' dtype."""
         y = x.float()
         if self.bias is not None:
             y = y - y.mean(-1, keepdim=True)
@@ -125,7 +125,7 @@ class Norm(nn.Module):
 
 
 class Rotary:
-    """Turns pairs (i, i + r/2) of a head's first r elements by position times their frequency."""
+    """Rotates pairs (i, i + r/2) of a head's first r elements by position times frequency."""
 
     def __init__(self, config, local):
         arch, base = config.arch, config.rope_base
@@ -137,15 +137,15 @@ class Rotary:
         if kind == "linear":
             theta = [x / arch["rope_factor"] for x in theta]
         elif kind == "llama3":
-            theta = [self.stretched(x, arch) for x in theta]
+            theta = [self.scale_llama3(x, arch) for x in theta]
         self.theta = theta
 
     @staticmethod
-    def stretched(theta, arch):
-        turns = arch["rope_length"] * theta / (2 * math.pi)
-        share = (turns - arch["rope_low"]) / (arch["rope_high"] - arch["rope_low"])
-        share = min(max(share, 0.0), 1.0)
-        return theta * (share + (1 - share) / arch["rope_factor"])
+    def scale_llama3(theta, arch):
+        rotations = arch["rope_length"] * theta / (2 * math.pi)
+        ramp = (rotations - arch["rope_low"]) / (arch["rope_high"] - arch["rope_low"])
+        ramp = min(max(ramp, 0.0), 1.0)
+        return theta * (ramp + (1 - ramp) / arch["rope_factor"])
 
     def __call__(self, x, positions):
         """[b t h e] at positions [t], or [b t]."""
@@ -154,12 +154,12 @@ class Rotary:
         half = len(self.theta)
         first, second, rest = x.float().split((half, half, x.shape[-1] - 2 * half), -1)
         cos, sin = angle.cos(), angle.sin()
-        turned = (first * cos - second * sin, second * cos + first * sin, rest)
-        return torch.cat(turned, -1).to(x.dtype)
+        rotated = (first * cos - second * sin, second * cos + first * sin, rest)
+        return torch.cat(rotated, -1).to(x.dtype)
 
 
 class Attention(nn.Module):
-    """What a layer attends to, by its mixer."""
+    """Attention of one layer, with its mixer's mask and memory."""
 
     def __init__(self, config, mixer):
         super().__init__()
@@ -193,7 +193,7 @@ class Attention(nn.Module):
         return q, k, v
 
     def attend(self, q, k, v, mask=None):
-        """q [b t h e]; k, v [b s g e]; mask [b t s] of what is seen -> [b t h*e]."""
+        """q [b t h e]; k, v [b s g e]; mask [b t s], True is visible -> [b t h*e]."""
         h, g, _ = self.heads
         k, v = k.repeat_interleave(h // g, 2), v.repeat_interleave(h // g, 2)
         scores = torch.einsum("bthe,bshe->bhts", q.float(), k.float()) * self.scale
@@ -204,35 +204,35 @@ class Attention(nn.Module):
         weights = scores.softmax(-1).to(v.dtype)
         return torch.einsum("bhts,bshe->bthe", weights, v).flatten(2)
 
-    def add(self, attended, residual):
+    def project_output(self, attended, residual):
         y = self.out(attended)
         if self.post_norm is not None:
             y = self.post_norm(y)
         return y.to(residual.dtype) + residual
 
-    def among(self, prompt):
-        """Full attention among the tokens of the memory's initial value (B.1): [b f d]."""
+    def encode_prompt(self, prompt):
+        """Full attention among the memory prompt's tokens (B.1): [b f d]."""
         q, k, v = self.project(prompt)
         at = torch.arange(-prompt.shape[1], 0, device=prompt.device)
-        return self.add(self.attend(self.rotate(q, at), self.rotate(k, at), v), prompt)
+        return self.project_output(self.attend(self.rotate(q, at), self.rotate(k, at), v), prompt)
 
-    def begin(self, prompt):
-        """Return the state before the first token, from the initial memory [b f d]."""
+    def init_state(self, prompt):
+        """Return the initial state, from the memory prompt [b f d]."""
         _, k, v = self.project(prompt)
         if self.mixer != "fam":
             return LayerState(k[:, :0], v[:, :0])
         return LayerState(k[:, :0], v[:, :0], prompt.float(), k, v)
 
     def forward(self, x, state, step):
-        """Read tokens [b t d] of one block."""
+        """Process tokens [b t d] of one block."""
         q, k, v = self.project(x)
         t, s, device = x.shape[1], state.k.shape[1], x.device
-        done = by_row([tokens % self.block_len for tokens in step.tokens], device)
+        offset = row_tensor([tokens % self.block_len for tokens in step.tokens], device)
         new, at = torch.arange(t, device=device), torch.arange(-s, t, device=device)
         old_k, old_v = state.k, state.v
         if self.mixer == "bswa_sg":
             # no gradient flows into memory segments
-            past = (at[:s] < -done)[..., None, None]
+            past = (at[:s] < -offset)[..., None, None]
             old_k = torch.where(past, old_k.detach(), old_k)
             old_v = torch.where(past, old_v.detach(), old_v)
         k, v = torch.cat([old_k, k], 1), torch.cat([old_v, v], 1)
@@ -240,129 +240,137 @@ class Attention(nn.Module):
         mask = distance >= 0
         if self.mixer == "swa":
             mask &= distance < self.window
-        mask = mask[None] & self.filled(at, [self.held(tokens) for tokens in step.tokens])
-        here = done + new  # from the block's start
-        seen_k, seen_v = self.rotate(k, done + at), v
+        mask = mask[None] & self.occupied(
+            at, [self.cached_tokens(tokens) for tokens in step.tokens]
+        )
+        position = offset + new  # in the block
+        seen_k, seen_v = self.rotate(k, offset + at), v
         if self.mixer == "fam":
             fam_k = self.rotate(state.fam_k, self.fam_positions(state))
             seen_k, seen_v = torch.cat([seen_k, fam_k], 1), torch.cat([seen_v, state.fam_v], 1)
-            slots = torch.arange(-fam_k.shape[1], 0, device=device)
-            known = self.filled(slots, [self.fam_held(tokens) for tokens in step.tokens])
-            rows = max(len(mask), len(known))
-            mask = torch.cat([mask.expand(rows, -1, -1), known.expand(rows, t, -1)], 2)
-        y = self.add(self.attend(self.rotate(q, here), seen_k, seen_v, mask), x)
-        return y, state._replace(k=newest_last(k, step.counts), v=newest_last(v, step.counts))
+            indices = torch.arange(-fam_k.shape[1], 0, device=device)
+            fam_mask = self.occupied(
+                indices, [self.visible_fam_tokens(tokens) for tokens in step.tokens]
+            )
+            rows = max(len(mask), len(fam_mask))
+            mask = torch.cat([mask.expand(rows, -1, -1), fam_mask.expand(rows, t, -1)], 2)
+        y = self.project_output(self.attend(self.rotate(q, position), seen_k, seen_v, mask), x)
+        return y, state._replace(k=align_right(k, step.counts), v=align_right(v, step.counts))
 
-    def held(self, tokens):
-        """Return of how many tokens a row keeps keys that has read so many."""
+    def cached_tokens(self, tokens):
+        """Return how many tokens' keys a row caches after so many tokens."""
         if self.mixer == "full":
             return tokens
         if self.mixer == "swa":
             return min(tokens, self.window - 1)
-        done = tokens % self.block_len
-        return done + min(tokens - done, self.memory)
+        offset = tokens % self.block_len
+        return offset + min(tokens - offset, self.memory)
 
-    def fam_held(self, tokens):
-        """Return how many memory tokens such a row sees."""
+    def visible_fam_tokens(self, tokens):
+        """Return how many memory tokens a row attends to after so many tokens."""
         return min(1 + tokens // self.block_len, self.previous) * self.fam_len
 
-    def filled(self, at, held):
-        """Return which of the slots `at`, the newest at -1, hold something: [b or 1, 1, slots]."""
-        return at >= -by_row(held, at.device)[..., None]
+    def occupied(self, at, counts):
+        """Return which cache entries `at`, the newest at -1, are filled: [b or 1, 1, entries]."""
+        return at >= -row_tensor(counts, at.device)[..., None]
 
     def fam_positions(self, state):
-        """The memory made from a block stands at the block's last f positions (B.2.1)."""
+        """Return positions: a block's memory has the block's last f positions (B.2.1)."""
         f = self.fam_len
         count = state.fam_k.shape[1] // f
         at = torch.arange(-f, 0, device=state.fam_k.device)
-        behind = torch.arange(count - 1, -1, -1, device=at.device) * self.block_len
-        return (at - behind[:, None]).flatten()
+        distance = torch.arange(count - 1, -1, -1, device=at.device) * self.block_len
+        return (at - distance[:, None]).flatten()
 
-    def feed_back(self, state, step, mlp):
-        """Compress the block just read, the last w tokens, into the memory (2.2, Equation 2)."""
+    def update_memory(self, state, step, mlp):
+        """Update the memory with the completed block, the last w tokens (2.2, Equation 2)."""
         f, w, fam = self.fam_len, self.block_len, state.fam
-        ends = step.ended(w)
+        ends = step.completes_block(w)
         if not any(ends):
             return state
-        ended = by_row(ends, fam.device)[..., None]
+        completed = row_tensor(ends, fam.device)[..., None]
         q, fam_k, fam_v = self.project(fam)
         at = torch.arange(-f, w, device=fam.device)
         k, v = torch.cat([fam_k, state.k[:, -w:]], 1), torch.cat([fam_v, state.v[:, -w:]], 1)
         attended = self.attend(self.rotate(q, at[:f]), self.rotate(k, at), v)
-        # the initial memory has nothing to pass on: the first residual is zero (B.1)
-        first = by_row([tokens < w for tokens in step.tokens], fam.device)[..., None]
-        new = mlp(self.add(attended, torch.where(first, torch.zeros_like(fam), fam)), fam)
+        # the initial memory carries no context: the first residual is zero (B.1)
+        first = row_tensor([tokens < w for tokens in step.tokens], fam.device)[..., None]
+        new = mlp(
+            self.project_output(attended, torch.where(first, torch.zeros_like(fam), fam)), fam
+        )
         _, fam_k, fam_v = self.project(new)
 
         def append(old, new):
-            # rows within a block keep theirs, aligned as those that have one more
-            appended, kept = torch.cat([old, new], 1), torch.cat([old[:, :f], old], 1)
-            return appended if all(ends) else torch.where(ended[..., None], appended, kept)
+            # rows within a block keep theirs, aligned with rows that have one more
+            appended, unchanged = torch.cat([old, new], 1), torch.cat([old[:, :f], old], 1)
+            return appended if all(ends) else torch.where(completed[..., None], appended, unchanged)
 
         return state._replace(
-            fam=torch.where(ended, new, fam),
+            fam=torch.where(completed, new, fam),
             fam_k=append(state.fam_k, fam_k),
             fam_v=append(state.fam_v, fam_v),
         )
 
-    def forget(self, state, tokens):
-        """Drop what no row that has read so many tokens will see."""
-        first = state.k.shape[1] - max(map(self.held, tokens))
+    def trim_state(self, state, tokens):
+        """Drop entries that are no longer visible to any row after so many tokens."""
+        first = state.k.shape[1] - max(map(self.cached_tokens, tokens))
         state = state._replace(k=state.k[:, first:], v=state.v[:, first:])
         if self.mixer != "fam":
             return state
-        first = state.fam_k.shape[1] - max(map(self.fam_held, tokens))
+        first = state.fam_k.shape[1] - max(map(self.visible_fam_tokens, tokens))
         return state._replace(fam_k=state.fam_k[:, first:], fam_v=state.fam_v[:, first:])
 
 
-def by_row(values, device):
-    """Return a number of each row as [b 1], or as [1 1] where all rows have the same."""
+def row_tensor(values, device):
+    """Return one number per row as [b 1], or [1 1] if all are equal."""
     if len(set(values)) == 1:
         return torch.full((1, 1), values[0], device=device)
     return torch.tensor(values, device=device)[:, None]
 
 
-def newest_last(x, counts):
-    """Move the rows of [b s g e] until the newest token of each is the last.
+def align_right(x, counts):
+    """Shift the rows of [b s g e] so that each row's newest token is the last.
 
-    Of the last `max(counts)` of a row only so many are tokens; the others are padding after them.
+    Of a row's last `max(counts)` entries only counts[row] are tokens; padding follows them.
     """
     if len(set(counts)) == 1:
         return x
-    gaps = by_row([max(counts) - count for count in counts], x.device)
+    gaps = row_tensor([max(counts) - count for count in counts], x.device)
     at = (torch.arange(x.shape[1], device=x.device) - gaps).clamp_min(0)
     return x.gather(1, at[..., None, None].expand_as(x))
 
 
-def from_starts(ids, starts, count):
-    """Return so many columns of [b t], each row's from its start; beyond t they are anything."""
+def slice_rows(ids, starts, count):
+    """Return `count` columns of [b t] from each row's start; undefined beyond t."""
     if len(set(starts)) == 1:
         return ids[:, starts[0] : starts[0] + count]
-    at = by_row(starts, ids.device) + torch.arange(count, device=ids.device)
+    at = row_tensor(starts, ids.device) + torch.arange(count, device=ids.device)
     return ids.gather(1, at.clamp_max(ids.shape[1] - 1))
 
 
-def columns(pieces, index):
-    """Return [b n d], the columns `index` [b n] of pieces [b t d] one after the other."""
+def gather_columns(pieces, index):
+    """Return the columns `index` [b n] of the concatenated pieces [b t d]: [b n d]."""
     x = torch.cat(pieces, 1)
     return x.gather(1, index.to(x.device)[..., None].expand(-1, -1, x.shape[-1]))
 
 
-def valid(mask, b, t, fresh):
-    """Return by row the first column that is no padding, and the one after the last.
+def valid_range(mask, b, t, fresh):
+    """Return by row the first column that is not padding, and the one after the last.
 
     Args:
       mask: attention_mask or None.
-      fresh: there is no state of tokens before.
+      fresh: the call has no previous state.
     """
     if mask is None:
         return [0] * b, [t] * b
     if mask.ndim != 2 or len(mask) != b or mask.shape[1] < t:
-        raise ValueError(f"attention_mask: shape {list(mask.shape)}, and input_ids have {[b, t]}")
+        raise ValueError(
+            f"attention_mask: shape {list(mask.shape)} does not match input_ids {[b, t]}"
+        )
     if fresh and mask.shape[1] != t:
         raise ValueError(
-            f"attention_mask has {mask.shape[1]} columns and input_ids {t}: give the state of the "
-            "tokens before"
+            f"attention_mask has {mask.shape[1]} columns and input_ids {t}: pass the state of the "
+            "previous tokens"
         )
     mask = mask[:, mask.shape[1] - t :].bool().cpu()
     starts = mask.int().argmax(1)
@@ -374,11 +382,11 @@ def valid(mask, b, t, fresh):
 
 
 def mean_loss(logits, labels, mask, count):
-    """Return the mean loss of the next tokens; or its sum over `count`, where that is given."""
+    """Return the mean next-token loss; or its sum over `count`, if given."""
     targets = labels[:, 1:].to(logits.device)
     if mask is not None:
-        there = mask[:, -labels.shape[1] :].to(logits.device).bool()
-        targets = targets.masked_fill(~(there[:, 1:] & there[:, :-1]), -100)
+        valid = mask[:, -labels.shape[1] :].to(logits.device).bool()
+        targets = targets.masked_fill(~(valid[:, 1:] & valid[:, :-1]), -100)
     reduction = "mean" if count is None else "sum"
     logits = logits[:, :-1].flatten(0, 1)
     total = functional.cross_entropy(logits, targets.flatten(), reduction=reduction)
@@ -393,15 +401,19 @@ class FeedForward(nn.Module):
         self.parallel, self.kind = arch["parallel"], config.mlp
         self.norm = Norm(config.norm, d, arch)
         self.up = nn.Linear(d, c, bias=bias)
-        self.gate = nn.Linear(d, c, bias=bias) if config.mlp in GATES else None
+        self.gate = nn.Linear(d, c, bias=bias) if config.mlp in GATED_ACTIVATIONS else None
         self.down = nn.Linear(c, d, bias=bias)
         self.post_norm = Norm(config.norm, d, arch) if arch["post_norm"] else None
 
     def forward(self, a, x):
-        """a: what attention gave; x: what it had read."""
+        """a: the output of attention; x: its input."""
         y = self.norm(x if self.parallel else a)
         up = self.up(y)
-        y = PLAIN[self.kind](up) if self.gate is None else GATES[self.kind](self.gate(y)) * up
+        y = (
+            ACTIVATIONS[self.kind](up)
+            if self.gate is None
+            else GATED_ACTIVATIONS[self.kind](self.gate(y)) * up
+        )
         y = self.down(y)
         if self.post_norm is not None:
             y = self.post_norm(y)
@@ -415,17 +427,16 @@ class Layer(nn.Module):
         self.mlp = FeedForward(config)
 
     def forward(self, x, state=None, step=None):
-        """Read a piece of one block, [b t d].
+        """Process a segment of one block, [b t d].
 
-        Without a state, x is the memory's initial value: return what the next layer's is, and the
-        state before the first token.
+        Without a state, x is the memory prompt: return the next layer's, and the initial state.
         """
         if step is None:
-            return self.mlp(self.attention.among(x), x), self.attention.begin(x)
+            return self.mlp(self.attention.encode_prompt(x), x), self.attention.init_state(x)
         a, state = self.attention(x, state, step)
         if self.attention.mixer == "fam":
-            state = self.attention.feed_back(state, step, self.mlp)
-        return self.mlp(a, x), self.attention.forget(state, step.after())
+            state = self.attention.update_memory(state, step, self.mlp)
+        return self.mlp(a, x), self.attention.trim_state(state, step.tokens_after())
 
 
 class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
@@ -466,10 +477,10 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
         self.head = new_embeddings
 
     def init_state(self, batch):
-        """Return the state of so many texts of which nothing was read."""
+        """Return the initial state of so many rows."""
         states = []
         prompt = self.prompt
-        if prompt is None:  # no layer asks for its value
+        if prompt is None:  # no layer uses its value
             prompt = self.embed.weight.new_zeros(1, self.config.width)
         prompt = prompt.float().expand(batch, -1, -1)
         for layer in self.layers:
@@ -490,29 +501,31 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
         return_dict=None,
         **kwargs,
     ):
-        """Read tokens [b t], block by block, after those that `state` has read.
+        """Process tokens [b t], block by block, after those of `state`.
 
         Args:
-          attention_mask: [b t], 0 at padding, which is at the start or at the end of a row and is
-            not read: logits there mean nothing. Columns before the last t are of earlier calls.
-          labels: [b t], those of input_ids; -100 counts nowhere, nor does padding.
-          logits_to_keep: of so many last tokens; 0 is all. Or a tensor of columns.
-          use_cache: False leaves out the state.
-          num_items_in_batch: what divides the sum of losses; None takes their mean.
+          attention_mask: [b t], 0 at padding, at the start or end of a row; logits there are
+            undefined. Columns before the last t are of earlier calls.
+          labels: [b t], aligned with input_ids; -100 and padding are ignored.
+          logits_to_keep: number of last tokens with logits, 0 is all; or a tensor of columns.
+          use_cache: False returns no state.
+          num_items_in_batch: divisor of the summed loss; None is the mean.
         """
-        self.refuse(input_ids, labels, logits_to_keep, kwargs)
+        self.check_inputs(input_ids, labels, logits_to_keep, kwargs)
         b, t = input_ids.shape
-        starts, stops = valid(attention_mask, b, t, state is None)
+        starts, stops = valid_range(attention_mask, b, t, state is None)
         state = self.init_state(b) if state is None else state
-        self.refuse_state(state, starts, stops, kwargs.get("position_ids"))
-        hidden = self.or_config(output_hidden_states, "output_hidden_states", False)
+        self.check_state(state, starts, stops, kwargs.get("position_ids"))
+        hidden = self.default_to_config(output_hidden_states, "output_hidden_states", False)
         kept = torch.arange(t)
         kept = kept[-logits_to_keep:] if isinstance(logits_to_keep, int) else logits_to_keep.cpu()
         needed = 0 if hidden else int(kept.min())
         pieces, total, index = [], 0, torch.zeros(b, t, dtype=torch.long)
         while any(at < stop for at, stop in zip(starts, stops, strict=True)):
             step = self.next_step(state.tokens, starts, stops)
-            levels, state = self.read(from_starts(input_ids, starts, max(step.counts)), state, step)
+            levels, state = self.forward_segment(
+                slice_rows(input_ids, starts, max(step.counts)), state, step
+            )
             starts = [at + count for at, count in zip(starts, step.counts, strict=True)]
             if max(starts) > needed:
                 pieces.append(levels if hidden else levels[-1:])
@@ -520,7 +533,7 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
                     index[row, at - count : at] = torch.arange(total, total + count)
                 total += max(step.counts)
         index = index if hidden else index[:, kept]
-        levels = [columns(level, index) for level in zip(*pieces, strict=True)]
+        levels = [gather_columns(level, index) for level in zip(*pieces, strict=True)]
         levels[-1] = self.norm(levels[-1])
         logits = self.logits(levels[-1][:, kept] if hidden else levels[-1])
         loss = None
@@ -528,31 +541,35 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
             loss = mean_loss(logits, labels, attention_mask, num_items_in_batch)
         output = FamjaxOutput(
             logits=logits,
-            state=state if self.or_config(use_cache, "use_cache", True) else None,
+            state=state if self.default_to_config(use_cache, "use_cache", True) else None,
             loss=loss,
             hidden_states=tuple(levels) if hidden else None,
         )
-        return output if self.or_config(return_dict, "return_dict", True) else output.to_tuple()
+        return (
+            output
+            if self.default_to_config(return_dict, "return_dict", True)
+            else output.to_tuple()
+        )
 
-    def or_config(self, given, name, default):
+    def default_to_config(self, given, name, default):
         return getattr(self.config, name, default) if given is None else given
 
-    def refuse(self, ids, labels, logits_to_keep, others):
-        """Raise a `ValueError` for what cannot be, or would be left out without a word."""
+    def check_inputs(self, ids, labels, logits_to_keep, others):
+        """Raise a `ValueError` for inputs that are invalid, or would be ignored silently."""
         if ids is None or others.get("inputs_embeds") is not None:
-            raise ValueError("inputs_embeds is not supported: give input_ids")
+            raise ValueError("inputs_embeds is not supported: pass input_ids")
         if not ids.numel():
-            raise ValueError(f"input_ids of the shape {list(ids.shape)} hold no token")
+            raise ValueError(f"input_ids of shape {list(ids.shape)} have no token")
         if labels is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
-            raise ValueError("labels need all logits: leave out logits_to_keep")
-        harmless = {"position_ids", "cache_position", "token_type_ids"}
+            raise ValueError("labels need all logits: do not pass logits_to_keep")
+        ignored = {"position_ids", "cache_position", "token_type_ids"}
         for name, value in others.items():
-            if name not in harmless and value is not None and value is not False:
-                instead = ": give state" if name == "past_key_values" else ""
+            if name not in ignored and value is not None and value is not False:
+                instead = ": pass state" if name == "past_key_values" else ""
                 raise ValueError(f"{name} is not supported{instead}")
 
-    def refuse_state(self, state, starts, stops, positions):
-        """Raise a `ValueError` for tokens that cannot follow a state."""
+    def check_state(self, state, starts, stops, positions):
+        """Raise a `ValueError` if the tokens cannot follow the state."""
         if len(state.tokens) != len(starts):
             raise ValueError(
                 f"the state has {len(state.tokens)} rows and input_ids have {len(starts)}"
@@ -563,27 +580,27 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
                 f"full attention: {max(ends)} tokens do not fit its capacity of {self.capacity}"
             )
         if ends == list(state.tokens):
-            raise ValueError("attention_mask: all is padding")
+            raise ValueError("attention_mask: every token is padding")
         if positions is None:
             return
         rows = zip(positions.expand(len(starts), -1), state.tokens, starts, stops, strict=True)
         if any(row[a:z].tolist() != list(range(n, n + z - a)) for row, n, a, z in rows):
             raise ValueError(
-                "position_ids: positions are counted from a row's first token; give packed texts a "
-                "row each"
+                "position_ids: positions are counted from a row's first token; put each packed "
+                "text in its own row"
             )
 
     def next_step(self, tokens, starts, stops):
-        """Return the step from these columns, of rows that have read so many tokens."""
+        """Return the next step, from columns `starts`, of rows with so many tokens before."""
         w = self.config.block_len
         rows = zip(tokens, starts, stops, strict=True)
         return Step(tokens, tuple(min(w - n % w, stop - at) for n, at, stop in rows))
 
-    def read(self, ids, state, step):
-        """Read a step: return the embeddings and each layer's output, [b t d], and the state."""
+    def forward_segment(self, ids, state, step):
+        """Process a step: return the embeddings and each layer's output, [b t d], and the state."""
         x = self.embed(ids) * self.embed_scale
         if self.positions is not None:
-            at = by_row(step.tokens, ids.device) + torch.arange(ids.shape[1], device=ids.device)
+            at = row_tensor(step.tokens, ids.device) + torch.arange(ids.shape[1], device=ids.device)
             x = x + self.positions(at % self.config.capacity)
         levels, states = [x], []
         for layer, old in zip(self.layers, state.layers, strict=True):
@@ -593,14 +610,14 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
                 x, new = layer(x, old, step)
             levels.append(x)
             states.append(new)
-        return levels, FamjaxState(step.after(), tuple(states))
+        return levels, FamjaxState(step.tokens_after(), tuple(states))
 
     def logits(self, x):
         x = self.head(x)
         cap = self.config.arch["logit_cap"]
         return cap * torch.tanh(x.float() / cap) if cap else x.float()
 
-    # generate(): the state takes the place of a cache --------------------------------------------
+    # generate(): the state replaces the cache ------------------------------------------------
 
     @classmethod
     def _supports_default_dynamic_cache(cls):
@@ -611,19 +628,19 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
     ):
         """Return the arguments of `forward`.
 
-        They are all tokens after `state`, which the caller of `generate` gave; or the last one
-        after `past_key_values`, the state that this `generate` has come to.
+        All tokens after `state`, as passed by the caller of `generate`; or the last token after
+        `past_key_values`, the current state of this `generate`.
         """
         if attention_mask is not None and not attention_mask[:, -1].all():
             raise ValueError("generate continues the last column: pad with padding_side='left'")
-        begun = isinstance(past_key_values, FamjaxState)
-        passed = ("use_cache", "output_hidden_states", "output_attentions")
+        started = isinstance(past_key_values, FamjaxState)
+        forwarded = ("use_cache", "output_hidden_states", "output_attentions")
         return {
-            "input_ids": input_ids[:, -1:] if begun else input_ids,
-            "state": past_key_values if begun else state,
+            "input_ids": input_ids[:, -1:] if started else input_ids,
+            "state": past_key_values if started else state,
             "attention_mask": attention_mask,
             "logits_to_keep": 1,
-            **{name: kwargs[name] for name in passed if name in kwargs},
+            **{name: kwargs[name] for name in forwarded if name in kwargs},
         }
 
     def _update_model_kwargs_for_generation(self, outputs, model_kwargs, *args, **kwargs):
@@ -633,7 +650,7 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
         )
         model_kwargs["state"] = given
         if outputs.state is not None:
-            # the name under which beam search reorders it
+            # the name that beam search reorders
             model_kwargs["past_key_values"] = outputs.state
         return model_kwargs
 

@@ -1,4 +1,4 @@
-"""What each pass does with one chunk, on matrices; letters as in the package's docstring."""
+"""The passes on one chunk, on matrices; letters as in the package's docstring."""
 
 from __future__ import annotations
 
@@ -11,96 +11,96 @@ import jax.numpy as jnp
 from famjax.core.types import Array
 
 
-class Seen(NamedTuple):
-    """What the tokens of a chunk see. A document that begins at s is what stands from s to itself.
+class ChunkMask(NamedTuple):
+    """Document masks of a chunk: a query sees tokens from its document's start to itself.
 
     Attributes:
-      start: [1 i], where in the call the document of each query begins.
-      token: [1 i], which token each query is.
-      first: the chunk's first token.
+      start: [1 i], index in the call where each query's document starts.
+      token: [1 i], token index of each query.
+      first: index of the chunk's first token.
     """
 
     start: Array
     token: Array
     first: Array
 
-    def own(self, a: Array) -> Array:
-        """Of the chunk's own tokens, those of its document up to itself: [j i]."""
+    def current(self, a: Array) -> Array:
+        """Mask pairs within the chunk: same document and causal: [j i]."""
         j = self.first + jax.lax.broadcasted_iota(jnp.int32, a.shape, 0)
         start, token = (jnp.broadcast_to(row, a.shape) for row in (self.start, self.token))
         return jnp.where((j <= token) & (j >= start), a, 0.0)
 
     def past(self, a: Array) -> Array:
-        """Of what was before the chunk, a query of the same document everything: [i k]."""
-        return _where(jnp.broadcast_to(_turned(self.start), a.shape) < self.first, a)
+        """Mask queries whose document did not start before the chunk: [i k]."""
+        return _select(jnp.broadcast_to(_transpose(self.start), a.shape) < self.first, a)
 
-    def last(self, a: Array) -> Array:
-        """Only tokens of the chunk's last document are carried on: [j k]."""
+    def last_document(self, a: Array) -> Array:
+        """Mask tokens that are not of the chunk's last document: [j k]."""
         j = self.first + jax.lax.broadcasted_iota(jnp.int32, a.shape, 0)
-        return _where(j >= self._begin(a), a)
+        return _select(j >= self._last_start(a), a)
 
-    def kept(self, a: Array) -> Array:
-        """Sums outlive the chunk if no document begins in it: [k e]."""
-        return _where(self._begin(a) < self.first, a)
+    def carry(self, a: Array) -> Array:
+        """Reset sums if a document starts in the chunk: [k e]."""
+        return _select(self._last_start(a) < self.first, a)
 
-    def _begin(self, like: Array) -> Array:
-        """Return where the last document begins."""
+    def _last_start(self, like: Array) -> Array:
+        """Return the start of the last document."""
         return jnp.broadcast_to(jnp.max(self.start, axis=1, keepdims=True), like.shape)
 
 
-# of what is seen, tokens, S and z -> results, S and z
-Turn = Callable[..., tuple[Array, ...]]
+# (mask, tokens, S, z) -> (results, S, z)
+ChunkFn = Callable[..., tuple[Array, ...]]
 
 
-def read(seen: Seen, q: Array, k: Array, v: Array, s: Array, z: Array) -> tuple[Array, ...]:
-    a = seen.own(_product(k, q, 1, 1))
-    num = _product(a, v, 0, 0) + seen.past(_product(q, s, 1, 0))
-    past = seen.past((q.astype(z.dtype) * z).sum(1, keepdims=True))
-    return num, a.sum(0, keepdims=True) + _turned(past), *_remember(seen, k, v, s, z)
+def forward(mask: ChunkMask, q: Array, k: Array, v: Array, s: Array, z: Array) -> tuple[Array, ...]:
+    a = mask.current(_dot(k, q, 1, 1))
+    num = _dot(a, v, 0, 0) + mask.past(_dot(q, s, 1, 0))
+    past = mask.past((q.astype(z.dtype) * z).sum(1, keepdims=True))
+    return num, a.sum(0, keepdims=True) + _transpose(past), *_accumulate(mask, k, v, s, z)
 
 
-def to_q(
-    seen: Seen, k: Array, v: Array, to_num: Array, to_den: Array, s: Array, z: Array
+def backward_q(
+    mask: ChunkMask, k: Array, v: Array, d_num: Array, d_den: Array, s: Array, z: Array
 ) -> tuple[Array, ...]:
-    past = seen.past(_product(to_num, s, 1, 1) + _turned(to_den) * z)
-    own = _product(_to_a(seen, v, to_num, to_den), k, 0, 0)
-    return past + own, *_remember(seen, k, v, s, z)
+    past = mask.past(_dot(d_num, s, 1, 1) + _transpose(d_den) * z)
+    current = _dot(_similarity_gradient(mask, v, d_num, d_den), k, 0, 0)
+    return past + current, *_accumulate(mask, k, v, s, z)
 
 
-def to_k_v(
-    seen: Seen,
+def backward_k_v(
+    mask: ChunkMask,
     q: Array,
     k: Array,
     v: Array,
-    to_num: Array,
-    to_den: Array,
-    to_s: Array,
-    to_z: Array,
+    d_num: Array,
+    d_den: Array,
+    d_s: Array,
+    d_z: Array,
 ) -> tuple[Array, ...]:
-    """Go backward: `to_s` and `to_z` are the gradients of the sums behind the chunk."""
-    a = seen.own(_product(k, q, 1, 1))
-    to_a = _to_a(seen, v, to_num, to_den)
-    to_k = seen.last(_product(v, to_s, 1, 1) + to_z) + _product(to_a, q, 1, 0)
-    to_v = _product(seen.last(k), to_s, 1, 0) + _product(a, to_num, 1, 0)
-    q_past = seen.past(q)
-    to_s = seen.kept(to_s) + _product(q_past, to_num, 0, 0)
-    to_z = seen.kept(to_z) + (q_past.astype(to_z.dtype) * _turned(to_den)).sum(0, keepdims=True)
-    return to_k, to_v, to_s, to_z
+    """Scan backwards: `d_s` and `d_z` are the gradients of the sums after the chunk."""
+    a = mask.current(_dot(k, q, 1, 1))
+    d_a = _similarity_gradient(mask, v, d_num, d_den)
+    d_k = mask.last_document(_dot(v, d_s, 1, 1) + d_z) + _dot(d_a, q, 1, 0)
+    d_v = _dot(mask.last_document(k), d_s, 1, 0) + _dot(a, d_num, 1, 0)
+    q_past = mask.past(q)
+    d_s = mask.carry(d_s) + _dot(q_past, d_num, 0, 0)
+    d_z = mask.carry(d_z) + (q_past.astype(d_z.dtype) * _transpose(d_den)).sum(0, keepdims=True)
+    return d_k, d_v, d_s, d_z
 
 
-def _to_a(seen: Seen, v: Array, to_num: Array, to_den: Array) -> Array:
+def _similarity_gradient(mask: ChunkMask, v: Array, d_num: Array, d_den: Array) -> Array:
     """Return the gradient of the similarities: [j i]."""
-    return seen.own(_product(v, to_num, 1, 1) + to_den)
+    return mask.current(_dot(v, d_num, 1, 1) + d_den)
 
 
-def _remember(seen: Seen, k: Array, v: Array, s: Array, z: Array) -> tuple[Array, Array]:
-    k = seen.last(k)
-    s = seen.kept(s) + _product(k, v, 0, 0)
-    return s, seen.kept(z) + k.astype(z.dtype).sum(0, keepdims=True)
+def _accumulate(mask: ChunkMask, k: Array, v: Array, s: Array, z: Array) -> tuple[Array, Array]:
+    k = mask.last_document(k)
+    s = mask.carry(s) + _dot(k, v, 0, 0)
+    return s, mask.carry(z) + k.astype(z.dtype).sum(0, keepdims=True)
 
 
-def _product(x: Array, y: Array, over_x: int, over_y: int) -> Array:
-    """Multiply two matrices over an axis of each, in the narrower type, and add up in float32."""
+def _dot(x: Array, y: Array, over_x: int, over_y: int) -> Array:
+    """Contract an axis of each matrix, in the narrower dtype, accumulated in float32."""
     narrow = x.dtype if x.dtype.itemsize < y.dtype.itemsize else y.dtype
     return jax.lax.dot_general(
         x.astype(narrow),
@@ -112,17 +112,17 @@ def _product(x: Array, y: Array, over_x: int, over_y: int) -> Array:
 
 
 def _precision() -> jax.lax.Precision:
-    """Return the program's precision: kernels have the machine's own and full float32, no other."""
-    asked = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    own = asked in (None, "default", "fastest", "bfloat16")
-    return jax.lax.Precision.DEFAULT if own else jax.lax.Precision.HIGHEST
+    """Return JAX's matmul precision: kernels have only the default and full float32."""
+    configured = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    current = configured in (None, "default", "fastest", "bfloat16")
+    return jax.lax.Precision.DEFAULT if current else jax.lax.Precision.HIGHEST
 
 
-def _turned(row: Array) -> Array:
-    """[1 i] -> [i 1], or back."""
+def _transpose(row: Array) -> Array:
+    """[1 i] -> [i 1], or the inverse."""
     return row.T
 
 
-def _where(true: Array, a: Array) -> Array:
-    """Return a where true and 0 elsewhere; by float32, in whose layout comparisons are."""
+def _select(true: Array, a: Array) -> Array:
+    """Return a where true, else 0; in float32, the layout of the comparison."""
     return jnp.where(true, a.astype(jnp.float32), 0.0).astype(a.dtype)

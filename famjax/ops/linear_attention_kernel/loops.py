@@ -1,4 +1,4 @@
-"""The loop over chunks, for each platform its own."""
+"""The loops over chunks, for TPU and GPU."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import jax
 from jax.experimental import pallas as pl
 
 from famjax.core.types import Array
-from famjax.ops.linear_attention_kernel.chunk import Seen, Turn
-from famjax.ops.linear_attention_kernel.sizes import heads_at_once
+from famjax.ops.linear_attention_kernel.chunk import ChunkFn, ChunkMask
+from famjax.ops.linear_attention_kernel.sizes import heads_per_step
 
 
-def on_tpu(
-    turn: Turn,
+def scan_tpu(
+    chunk_fn: ChunkFn,
     queries: Array,
     ins: Sequence[Array],
     carry: tuple[Array, Array],
@@ -22,70 +22,72 @@ def on_tpu(
     reverse: bool = False,
     interpret: bool = False,
 ) -> list[Array]:
-    """Take a pass over the chunks, one step of the grid for each.
+    """Scan the chunks, one grid step for each.
 
     Args:
-      queries: [chunks b 2 i], where the document of each query begins, and which token it is.
-      ins: q or k first; tokens [n b g ..], n chunks of the call's, and numbers of queries
+      queries: [chunks b 2 i], each query's document start and token index.
+      ins: q or k first; arrays of tokens [n b g ..], n chunks of the call, and of queries
         [chunks b g 1 i].
-      carry: S or its gradient [b g k e], and z's [b g 1 k].
-      outs: shapes and types of the results, as `ins`.
+      carry: S or its gradient [b g k e], and z or its gradient [b g 1 k].
+      outs: shapes and dtypes of the results, as `ins`.
 
     Returns:
-      the results, and the carry behind the last chunk.
+      the results, and the final carry.
     """
     from jax.experimental.pallas import tpu as pltpu
 
     chunks, (b, g) = len(queries), carry[0].shape[:2]
     tokens = ins[0].shape[0] // chunks * ins[0].shape[-2]
-    heads = heads_at_once(g)
+    heads = heads_per_step(g)
 
-    def nth(n: Any) -> Any:
+    def chunk_index(n: Any) -> Any:
         return chunks - 1 - n if reverse else n
 
     def kernel(queries: Any, *refs: Any) -> None:
-        given, before, results, carried = _divided(refs, len(ins), 2, len(outs), 2)
+        in_refs, init_refs, out_refs, carry_refs = _split_refs(refs, len(ins), 2, len(outs), 2)
         n = pl.program_id(2)
 
         @pl.when(n == 0)
         def _() -> None:
-            for ref, begin in zip(carried, before, strict=True):
-                ref[...] = begin[...]
+            for ref, init in zip(carry_refs, init_refs, strict=True):
+                ref[...] = init[...]
 
-        seen = Seen(queries[:1], queries[1:], nth(n) * tokens)
+        mask = ChunkMask(queries[:1], queries[1:], chunk_index(n) * tokens)
         for head in range(heads):
-            matrices = (_matrix(ref[:, head]) for ref in given)
-            values = turn(seen, *matrices, *(ref[head] for ref in carried))
-            for ref, value in zip(results, values, strict=False):
+            matrices = (_matrix(ref[:, head]) for ref in in_refs)
+            values = chunk_fn(mask, *matrices, *(ref[head] for ref in carry_refs))
+            for ref, value in zip(out_refs, values, strict=False):
                 ref[:, head] = value.astype(ref.dtype).reshape(ref.shape[0], *ref.shape[2:])
-            for ref, value in zip(carried, values[-2:], strict=True):
+            for ref, value in zip(carry_refs, values[-2:], strict=True):
                 ref[head] = value
 
-    def of_chunk(a: Any) -> pl.BlockSpec:
+    def chunk_spec(a: Any) -> pl.BlockSpec:
         rest = a.shape[3:]
         block = (a.shape[0] // chunks, None, heads, *rest)
-        return pl.BlockSpec(block, lambda i, j, n: (nth(n), i, j, *(0 for _ in rest)))
+        return pl.BlockSpec(block, lambda i, j, n: (chunk_index(n), i, j, *(0 for _ in rest)))
 
-    def of_head(a: Any) -> pl.BlockSpec:
+    def head_spec(a: Any) -> pl.BlockSpec:
         return pl.BlockSpec((None, heads, *a.shape[2:]), lambda i, j, n: (i, j, 0, 0))
 
-    of_queries = pl.BlockSpec((None, None, *queries.shape[2:]), lambda i, j, n: (nth(n), i, 0, 0))
+    query_spec = pl.BlockSpec(
+        (None, None, *queries.shape[2:]), lambda i, j, n: (chunk_index(n), i, 0, 0)
+    )
     return pl.pallas_call(
         kernel,
         grid=(b, g // heads, chunks),
-        in_specs=[of_queries, *map(of_chunk, ins), *map(of_head, carry)],
-        out_specs=[*map(of_chunk, outs), *map(of_head, carry)],
+        in_specs=[query_spec, *map(chunk_spec, ins), *map(head_spec, carry)],
+        out_specs=[*map(chunk_spec, outs), *map(head_spec, carry)],
         out_shape=[*outs, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in carry)],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary")
         ),
         interpret=interpret,
-        name=f"linear_attention_{turn.__name__}",
+        name=f"linear_attention_{chunk_fn.__name__}",
     )(queries, *ins, *carry)
 
 
-def on_gpu(
-    turn: Turn,
+def scan_gpu(
+    chunk_fn: ChunkFn,
     queries: Array,
     ins: Sequence[Array],
     carry: tuple[Array, Array],
@@ -93,58 +95,58 @@ def on_gpu(
     reverse: bool = False,
     interpret: bool = False,
 ) -> list[Array]:
-    """Take a pass over the chunks in a loop, one program for a row and key head; see `on_tpu`."""
+    """Scan the chunks in a loop, one program for a row and key head; see `on_tpu`."""
     from jax.experimental.pallas import triton
 
     chunks, (b, g) = len(queries), carry[0].shape[:2]
     tokens = ins[0].shape[0] // chunks * ins[0].shape[-2]
 
     def kernel(start: Any, token: Any, *refs: Any) -> None:
-        given, before, results, carried = _divided(refs, len(ins), 2, len(outs), 2)
+        in_refs, init_refs, out_refs, carry_refs = _split_refs(refs, len(ins), 2, len(outs), 2)
 
         def step(i: Array, carry: Any) -> Any:
             n = chunks - 1 - i if reverse else i
 
-            def here(ref: Any) -> Any:
+            def chunk_slice(ref: Any) -> Any:
                 size = ref.shape[0] // chunks
                 return (pl.ds(n * size, size), *(slice(None) for _ in ref.shape[1:]))
 
-            begin, which = (_matrix(ref[here(ref)]) for ref in (start, token))
-            seen = Seen(begin, which, n * tokens)
-            values = turn(seen, *(_matrix(ref[here(ref)]) for ref in given), *carry)
-            for ref, value in zip(results, values, strict=False):
+            start_row, token_row = (_matrix(ref[chunk_slice(ref)]) for ref in (start, token))
+            mask = ChunkMask(start_row, token_row, n * tokens)
+            values = chunk_fn(mask, *(_matrix(ref[chunk_slice(ref)]) for ref in in_refs), *carry)
+            for ref, value in zip(out_refs, values, strict=False):
                 shape = (ref.shape[0] // chunks, *ref.shape[1:])
-                ref[here(ref)] = value.astype(ref.dtype).reshape(shape)
+                ref[chunk_slice(ref)] = value.astype(ref.dtype).reshape(shape)
             return values[-2:]
 
-        last = jax.lax.fori_loop(0, chunks, step, tuple(ref[...] for ref in before))
-        for ref, value in zip(carried, last, strict=True):
+        carried_tokens = jax.lax.fori_loop(0, chunks, step, tuple(ref[...] for ref in init_refs))
+        for ref, value in zip(carry_refs, carried_tokens, strict=True):
             ref[...] = value
 
-    def of_row(a: Any) -> pl.BlockSpec:
+    def row_spec(a: Any) -> pl.BlockSpec:
         rest = a.shape[3:]
         return pl.BlockSpec(
             (a.shape[0], None, None, *rest), lambda i, j: (0, i, j, *(0 for _ in rest))
         )
 
-    def of_head(a: Any) -> pl.BlockSpec:
+    def head_spec(a: Any) -> pl.BlockSpec:
         return pl.BlockSpec((None, None, *a.shape[2:]), lambda i, j: (i, j, 0, 0))
 
-    of_queries = pl.BlockSpec((chunks, None, 1, queries.shape[3]), lambda i, j: (0, i, 0, 0))
+    query_spec = pl.BlockSpec((chunks, None, 1, queries.shape[3]), lambda i, j: (0, i, 0, 0))
     return pl.pallas_call(
         kernel,
         grid=(b, g),
-        in_specs=[of_queries, of_queries, *map(of_row, ins), *map(of_head, carry)],
-        out_specs=[*map(of_row, outs), *map(of_head, carry)],
+        in_specs=[query_spec, query_spec, *map(row_spec, ins), *map(head_spec, carry)],
+        out_specs=[*map(row_spec, outs), *map(head_spec, carry)],
         out_shape=[*outs, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in carry)],
-        # for sm_80, k 64, e 128 ptxas spills 16 KB a thread of `to_k_v` with 4 warps, 0.6 with 8
+        # sm_80, k 64, e 128: ptxas spills 16 KB a thread of `backward_k_v` with 4 warps, 0.6 with 8
         compiler_params=triton.CompilerParams(num_warps=8, num_stages=1),
         interpret=interpret,
-        name=f"linear_attention_{turn.__name__}",
+        name=f"linear_attention_{chunk_fn.__name__}",
     )(queries[:, :, :1], queries[:, :, 1:], *ins, *carry)
 
 
-def _divided(refs: Sequence[Any], *sizes: int) -> list[Sequence[Any]]:
+def _split_refs(refs: Sequence[Any], *sizes: int) -> list[Sequence[Any]]:
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     return [refs[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 

@@ -1,10 +1,10 @@
-"""How a call's tokens are read: one after the other, all at once, or in sweeps over all of them.
+"""Solvers of a call's recurrence: sequential, parallel, or by fixed-point iteration.
 
 Each returns
 
-    y      [b t d]
-    slots  keys and values that were written, [b g t e] twice for each set, rotated by their slot
-    memory [j b t d]
+    y        [b t d]
+    entries  keys and values of the tokens, [b g t e] twice for each set, rotated by their index
+    memory   [j b t d]
 """
 
 from __future__ import annotations
@@ -18,224 +18,249 @@ import jax.numpy as jnp
 from famjax.core.remat import remat_with_policy
 from famjax.core.sharding import row_shards, shard_map_rows
 from famjax.core.types import Array
-from famjax.layers.dropout import Drop
+from famjax.layers.dropout import DropoutFn
 from famjax.ops import relative
 from famjax.ops.token_scan import Visible, token_scan
-from famjax.stacks.feedback.parts import Partitioned, Parts, Random, combine
-from famjax.stacks.feedback.plan import Plan
-from famjax.stacks.feedback.ring import Pair
+from famjax.stacks.feedback.parts import DropoutRng, Partitioned, Parts, combine
+from famjax.stacks.feedback.ring import KV
+from famjax.stacks.feedback.spec import FeedbackSpec
 
-Solution = tuple[Array, list[Pair], Array]
+Solution = tuple[Array, list[KV], Array]
 
-# tokens between two gradients of the weights, at most: with more, those products are larger, and so
-# is the share of the attention whose gradient cannot wait for the block's end
+# maximum tokens per block of `token_scan`: larger blocks make larger weight-gradient products, but
+# more of the attention's gradient is sequential
 BLOCK = 16
 
 
-# one after the other -----------------------------------------------------------------------------
+# sequential ---------------------------------------------------------------------------------------
 
 
 def sequential(
-    plan: Plan,
-    divided: Partitioned,
+    spec: FeedbackSpec,
+    arrays: Partitioned,
     x: Array,
-    line: list[Pair],
+    history: list[KV],
     first: Array,
-    random: Random | None,
+    rng: DropoutRng | None,
 ) -> Solution:
-    """Read tokens as Equation 1 says.
+    """Compute Equation 1 token by token.
 
     Args:
       x: [b t d].
-      line: slots from before the call, [b g n e] twice for each set.
-      first: [b t], see `Reading`.
+      history: entries from before the call, [b g n e] twice for each set.
+      first: [b t], see `CallIndices`.
     """
     t = x.shape[1]
     block = min(BLOCK, t)
-    # the last block is filled up with tokens that nobody sees
+    # the last block is padded with tokens that no token attends to
     x, first = _pad_to_blocks(x, block), _pad_to_blocks(first, block)
     count = x.shape[1]
-    scatter_bias = functools.partial(jax.tree.map, lambda a: jnp.broadcast_to(a, (count, *a.shape)))
-    parts = row_shards(x.shape[0])
+    broadcast_tokens = functools.partial(
+        jax.tree.map, lambda a: jnp.broadcast_to(a, (count, *a.shape))
+    )
+    shards = row_shards(x.shape[0])
     non_diff = (
         jnp.swapaxes(first, 0, 1),
-        _by_token(random, count, parts),
-        scatter_bias(divided.non_diff),
+        _per_token_rng(rng, count, shards),
+        broadcast_tokens(arrays.non_diff),
     )
-    token = functools.partial(_token, plan, divided.graphs)
-    axes: Any = (1, None)  # of the random numbers, the keys are each part's own
-    of_rest = (1, None if random is None else Random(*axes), None)
-    step = functools.partial(token_scan, token, block)
-    read = shard_map_rows(step, x.shape[0], (None, None, 0, 1, of_rest), ((1, 2), 0))
+    token_fn = functools.partial(_token_fn, spec, arrays.graphs)
+    axes: Any = (1, None)  # of `DropoutRng`: keys are sharded
+    non_diff_axes = (1, None if rng is None else DropoutRng(*axes), None)
+    scan = functools.partial(token_scan, token_fn, block)
+    sharded_scan = shard_map_rows(scan, x.shape[0], (None, None, 0, 1, non_diff_axes), ((1, 2), 0))
     x = jnp.swapaxes(x, 0, 1)
-    (y, memory), line = read(divided.matmul_params, divided.other_params, line, x, non_diff)
-    slots = [
-        (k[:, :, n : n + t], v[:, :, n : n + t]) for (k, v), n in zip(line, plan.spans, strict=True)
+    (y, memory), history = sharded_scan(
+        arrays.matmul_params, arrays.other_params, history, x, non_diff
+    )
+    entries = [
+        (k[:, :, n : n + t], v[:, :, n : n + t])
+        for (k, v), n in zip(history, spec.spans, strict=True)
     ]
-    return jnp.swapaxes(y[:t], 0, 1), slots, jnp.moveaxis(memory[:t], 0, 2)
+    return jnp.swapaxes(y[:t], 0, 1), entries, jnp.moveaxis(memory[:t], 0, 2)
 
 
-def _token(
-    plan: Plan, graphs: Any, matmul_params: Any, other_params: Any, seen: Visible, xs: Any
+def _token_fn(
+    spec: FeedbackSpec,
+    graphs: Any,
+    matmul_params: Any,
+    other_params: Any,
+    visible: Visible,
+    xs: Any,
 ) -> Any:
-    """Read one token: x [b d] -> ((y [b d], memory [j b d]), (k, v) [b g e] of each set)."""
-    x, (first, random, others) = xs
-    random = None if random is None else random._replace(key=random.key[0])
+    """One token: x [b d] -> ((y [b d], memory [j b d]), (k, v) [b g e] of each set)."""
+    x, (first, rng, others) = xs
+    rng = None if rng is None else rng._replace(key=rng.key[0])
     parts = combine(graphs, matmul_params, other_params, others)
     states = [x]
     for i in range(len(parts.layers)):
-        attend = functools.partial(_attend_window, plan, parts, i, seen, first)
-        states.append(parts.layer(plan, i, states[-1], attend, random))
-    memory = parts.memory(states)
-    slot = (plan.span + seen.index_in_call)[None]
-    pairs = [(plan.rotate(k[..., None, :], slot)[..., 0, :], v) for k, v in parts.remember(memory)]
+        attend = functools.partial(_attend_window, spec, parts, i, visible, first)
+        states.append(parts.apply_layer(spec, i, states[-1], attend, rng))
+    memory = parts.mix_memory(states)
+    index = (spec.span + visible.index_in_call)[None]
+    pairs = [
+        (spec.rotate(k[..., None, :], index)[..., 0, :], v) for k, v in parts.project_memory(memory)
+    ]
     return (states[-1], memory), pairs
 
 
 def _attend_window(
-    plan: Plan, parts: Parts, i: int, seen: Visible, first: Array, q: Array, drop: Drop | None
+    spec: FeedbackSpec,
+    parts: Parts,
+    i: int,
+    visible: Visible,
+    first: Array,
+    q: Array,
+    drop: DropoutFn | None,
 ) -> Array:
-    """Attend to the slots of layer i's set with one token: [b h e] -> [b h e]."""
-    s = i % plan.sets
-    before, own = seen.past[s], seen.current[s]
-    span = before[0].shape[-2]
-    slots = span + own[0].shape[-2]
-    bias = relative.scatter_bias(parts.bias(plan, i, q, span), seen.index_in_block, slots)
-    # the window's first slot, as slots are counted in the line
-    start = plan.span - span + seen.index_in_call - seen.index_in_block
-    mask = relative.within_span(seen.index_in_block, span, slots) & (
-        jnp.arange(slots) >= first[:, None] - start
+    """Attend to layer i's set of entries with one token: [b h e] -> [b h e]."""
+    s = i % spec.sets
+    past, current = visible.past[s], visible.current[s]
+    span = past[0].shape[-2]
+    entries = span + current[0].shape[-2]
+    bias = relative.scatter_bias(
+        parts.distance_bias(spec, i, q, span), visible.index_in_block, entries
     )
-    q = plan.rotate(q, (plan.span + seen.index_in_call)[None])
+    # index in the history of the first visible entry
+    start = spec.span - span + visible.index_in_call - visible.index_in_block
+    mask = relative.span_mask(visible.index_in_block, span, entries) & (
+        jnp.arange(entries) >= first[:, None] - start
+    )
+    q = spec.rotate(q, (spec.span + visible.index_in_call)[None])
     cap = parts.layers[i].qkv.cap
-    return relative.attend_window(q, before, own, bias, mask, cap, drop)
+    return relative.attend_window(q, past, current, bias, mask, cap, drop)
 
 
 def _pad_to_blocks(a: Array, block: int) -> Array:
-    """Fill [b t ...] up to whole blocks."""
+    """Pad [b t ...] to whole blocks."""
     return jnp.pad(a, [(0, 0), (0, -a.shape[1] % block)] + [(0, 0)] * (a.ndim - 2))
 
 
-def _by_token(random: Random | None, count: int, parts: int) -> Random | None:
-    """Return random numbers of each token, [t ...], keys [t parts] for each part of the rows.
+def _per_token_rng(rng: DropoutRng | None, count: int, shards: int) -> DropoutRng | None:
+    """Return PRNG keys of each token and row shard, [t shards], and LayerDrop masks, [t L].
 
-    Layers are left out for a whole call. Dropout is another with another number of devices.
+    Layers are dropped for a whole call. Dropout masks depend on the number of devices.
     """
-    if random is None:
+    if rng is None:
         return None
-    every = jax.vmap(jax.random.fold_in, (None, 0))
-    keys = every(random.key, jnp.arange(count * parts)).reshape(count, parts)
-    return Random(keys, jnp.broadcast_to(random.layers, (count, *random.layers.shape)))
+    fold_in = jax.vmap(jax.random.fold_in, (None, 0))
+    keys = fold_in(rng.key, jnp.arange(count * shards)).reshape(count, shards)
+    return DropoutRng(keys, jnp.broadcast_to(rng.layers, (count, *rng.layers.shape)))
 
 
-# all at once -------------------------------------------------------------------------------------
+# parallel ----------------------------------------------------------------------------------------
 
 
-def at_once(
-    plan: Plan,
-    divided: Partitioned,
+def parallel(
+    spec: FeedbackSpec,
+    arrays: Partitioned,
     x: Array,
-    line: list[Pair],
+    history: list[KV],
     first: Array,
-    random: Random | None,
+    rng: DropoutRng | None,
 ) -> Solution:
-    """Read tokens of a stack whose layers remember their own inputs: a Transformer."""
-    parts = combine(*divided)
+    """Compute a stack whose layers' memories are their own inputs: a Transformer."""
+    parts = combine(*arrays)
 
-    def layer(i: int, x: Array) -> tuple[Array, Pair]:
-        (pair,) = _slots(plan, parts.remember(x[None], i))
-        return _layer(plan, parts, i, x, line[i], pair, first, random), pair
+    def apply_layer(i: int, x: Array) -> tuple[Array, KV]:
+        (pair,) = _to_entries(spec, parts.project_memory(x[None], i))
+        return _attend_layer(spec, parts, i, x, history[i], pair, first, rng), pair
 
-    states, slots = [x], []
+    states, entries = [x], []
     for i in range(len(parts.layers)):
-        read = remat_with_policy(functools.partial(layer, i), plan.model.remat, scanned=False)
-        x, pair = read(states[-1])
+        remat_layer = remat_with_policy(
+            functools.partial(apply_layer, i), spec.model.remat, scanned=False
+        )
+        x, pair = remat_layer(states[-1])
         states.append(x)
-        slots.append(pair)
-    return x, slots, jnp.stack(states[:-1])
+        entries.append(pair)
+    return x, entries, jnp.stack(states[:-1])
 
 
-def _layer(
-    plan: Plan,
+def _attend_layer(
+    spec: FeedbackSpec,
     parts: Parts,
     i: int,
     x: Array,
-    before: Pair,
-    new: Pair,
+    old: KV,
+    new: KV,
     first: Array,
-    random: Random | None,
+    rng: DropoutRng | None,
 ) -> Array:
-    """Return what layer i makes of x [b t d], seeing the slots before the call and its own."""
-    k, v = (jnp.concatenate(a, 2) for a in zip(before, new, strict=True))
-    span, t = before[0].shape[2], x.shape[1]
+    """Apply layer i to x [b t d], with the entries before the call and those of the call."""
+    k, v = (jnp.concatenate(a, 2) for a in zip(old, new, strict=True))
+    span, t = old[0].shape[2], x.shape[1]
     token = jnp.arange(t)
-    slots = plan.span - span + jnp.arange(span + t)  # as they are counted in the line
-    mask = relative.within_span(token, span, span + t) & (slots >= first[..., None])
+    entries = spec.span - span + jnp.arange(span + t)  # indices in the history
+    mask = relative.span_mask(token, span, span + t) & (entries >= first[..., None])
 
-    def attend(q: Array, drop: Drop | None) -> Array:
-        bias = parts.bias(plan, i, q, span)
+    def attend(q: Array, drop: DropoutFn | None) -> Array:
+        bias = parts.distance_bias(spec, i, q, span)
         by_head = jnp.moveaxis(bias, -3, -2) if bias.ndim > 2 else bias[:, None]
         bias = relative.relative_shift(
             jnp.broadcast_to(by_head, (*by_head.shape[:-2], t, span)), span + t
         )
-        q = jnp.swapaxes(plan.rotate(jnp.swapaxes(q, 1, 2), plan.span + token), 1, 2)
-        return relative.attend_line(q, k, v, bias, mask, parts.layers[i].qkv.cap, drop)
+        q = jnp.swapaxes(spec.rotate(jnp.swapaxes(q, 1, 2), spec.span + token), 1, 2)
+        return relative.attend_history(q, k, v, bias, mask, parts.layers[i].qkv.cap, drop)
 
-    return parts.layer(plan, i, x, attend, random)
+    return parts.apply_layer(spec, i, x, attend, rng)
 
 
-def _slots(plan: Plan, pairs: list[Pair]) -> list[Pair]:
-    """Return keys and values [b t g e] of a call's tokens as slots, [b g t e]."""
+def _to_entries(spec: FeedbackSpec, pairs: list[KV]) -> list[KV]:
+    """Return keys and values [b t g e] of a call's tokens as entries, [b g t e]."""
     swapped = [(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)) for k, v in pairs]
-    return [(plan.rotate(k, plan.span + jnp.arange(k.shape[2])), v) for k, v in swapped]
+    return [(spec.rotate(k, spec.span + jnp.arange(k.shape[2])), v) for k, v in swapped]
 
 
-# in sweeps ---------------------------------------------------------------------------------------
+# fixed point --------------------------------------------------------------------------------------
 
 
 def fixed_point(
-    plan: Plan,
-    divided: Partitioned,
+    spec: FeedbackSpec,
+    arrays: Partitioned,
     x: Array,
-    line: list[Pair],
+    history: list[KV],
     first: Array,
-    random: Random | None,
+    rng: DropoutRng | None,
 ) -> Solution:
-    """Approach the memory by sweeps; read one by one if the last sweep still changed it much."""
-    approached, change = sweep(plan, divided, x, line, first, random)
+    """Iterate the memory by sweeps; compute sequentially if the last sweep changed it too much."""
+    approximation, change = sweep(spec, arrays, x, history, first, rng)
     return jax.lax.cond(
-        change <= plan.config.tolerance,
-        lambda: approached,
-        lambda: sequential(plan, divided, x, line, first, random),
+        change <= spec.config.tolerance,
+        lambda: approximation,
+        lambda: sequential(spec, arrays, x, history, first, rng),
     )
 
 
 def sweep(
-    plan: Plan,
-    divided: Partitioned,
+    spec: FeedbackSpec,
+    arrays: Partitioned,
     x: Array,
-    line: list[Pair],
+    history: list[KV],
     first: Array,
-    random: Random | None,
+    rng: DropoutRng | None,
 ) -> tuple[Solution, Array]:
-    """Return what `sweeps` sweeps give, and by how much of it the last one changed the memory.
+    """Return the result of `sweeps` sweeps, and the relative change of the memory in the last one.
 
-    A memory depends on earlier ones alone: after n sweeps the first n tokens are exact.
+    A memory depends only on earlier ones: after n sweeps the first n tokens are exact (Jacobi
+    iteration).
     """
-    parts = combine(*divided)
+    parts = combine(*arrays)
 
     @jax.checkpoint
-    def once(memory: Array) -> Solution:
-        slots = _slots(plan, parts.remember(memory))
+    def sweep_once(memory: Array) -> Solution:
+        entries = _to_entries(spec, parts.project_memory(memory))
         states = [x]
         for i in range(len(parts.layers)):
-            s = i % plan.sets
-            states.append(_layer(plan, parts, i, states[-1], line[s], slots[s], first, random))
-        return states[-1], slots, parts.memory(states)
+            s = i % spec.sets
+            states.append(
+                _attend_layer(spec, parts, i, states[-1], history[s], entries[s], first, rng)
+            )
+        return states[-1], entries, parts.mix_memory(states)
 
-    memory = jnp.broadcast_to(x, (plan.memories, *x.shape))
-    for _ in range(plan.config.sweeps):
-        before = memory
-        y, slots, memory = once(before)
-    change = jnp.linalg.norm(memory - before) / jnp.linalg.norm(memory)
-    return (y, slots, memory), jax.lax.stop_gradient(change)
+    memory = jnp.broadcast_to(x, (spec.memories, *x.shape))
+    for _ in range(spec.config.sweeps):
+        old_memory = memory
+        y, entries, memory = sweep_once(old_memory)
+    change = jnp.linalg.norm(memory - old_memory) / jnp.linalg.norm(memory)
+    return (y, entries, memory), jax.lax.stop_gradient(change)

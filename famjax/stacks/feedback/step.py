@@ -1,4 +1,4 @@
-"""One token, from the ring: the same mathematics as a call's."""
+"""One token, with the ring buffer: the same results as a call."""
 
 from __future__ import annotations
 
@@ -9,125 +9,134 @@ import jax
 import jax.numpy as jnp
 
 from famjax.core.types import Array, Context
-from famjax.layers.dropout import Drop, apply_dropout
+from famjax.layers.dropout import DropoutFn, apply_dropout
 from famjax.ops import relative
 from famjax.ops.attention import soft_cap
 from famjax.stacks.feedback import ring
 from famjax.stacks.feedback.parts import Parts
-from famjax.stacks.feedback.plan import Plan
-from famjax.stacks.feedback.ring import FeedbackState, Pair
+from famjax.stacks.feedback.ring import KV, FeedbackState
+from famjax.stacks.feedback.spec import FeedbackSpec
 
 
 def step(
-    plan: Plan, parts: Parts, x: Array, state: FeedbackState, ctx: Context
+    spec: FeedbackSpec, parts: Parts, x: Array, state: FeedbackState, ctx: Context
 ) -> tuple[Array, FeedbackState]:
     """[b 1 d] -> [b 1 d]."""
     if ctx.reset is not None:
-        begins = ctx.reset if ctx.valid is None else ctx.reset & ctx.valid
-        state = _reset(plan, state, begins[:, 0])
-    place = state.place[0]
-    rings = slots_of(plan, parts, state)
-    seen = [Visible.of(plan, pair, n, state) for pair, n in zip(rings, plan.spans, strict=True)]
+        reset = ctx.reset if ctx.valid is None else ctx.reset & ctx.valid
+        state = _reset_lanes(spec, state, reset[:, 0])
+    write_index = state.place[0]
+    rings = ring_kv(spec, parts, state)
+    views = [
+        RingView.from_state(spec, pair, n, state) for pair, n in zip(rings, spec.spans, strict=True)
+    ]
     states = [x[:, 0]]
     for i in range(len(parts.layers)):
-        attend = functools.partial(_attend, plan, parts, i, seen[i % plan.sets], place)
-        states.append(parts.layer(plan, i, states[-1], attend))
-    memory = parts.memory(states)
+        attend = functools.partial(_attend, spec, parts, i, views[i % spec.sets], write_index)
+        states.append(parts.apply_layer(spec, i, states[-1], attend))
+    memory = parts.mix_memory(states)
     new: tuple[Array, ...] = (memory,)
-    if not plan.remembers_states:
-        pairs = parts.remember(memory)
-        keys, values = (jnp.stack(of) for of in zip(*pairs, strict=True))
-        turned = plan.rotate(keys[..., None, :], place[:, None, None])
-        new = (turned[..., 0, :], values)
-    return states[-1][:, None], ring.append_slot(plan, state, new, ctx)
+    if not spec.caches_memory:
+        pairs = parts.project_memory(memory)
+        keys, values = (jnp.stack(arrays) for arrays in zip(*pairs, strict=True))
+        rotated = spec.rotate(keys[..., None, :], write_index[:, None, None])
+        new = (rotated[..., 0, :], values)
+    return states[-1][:, None], ring.append_entry(spec, state, new, ctx)
 
 
-def slots_of(plan: Plan, parts: Parts, state: FeedbackState) -> list[Pair]:
-    """Return keys and values of the ring, [b g span e], keys rotated by their slot, of each set."""
-    if not plan.remembers_states:
+def ring_kv(spec: FeedbackSpec, parts: Parts, state: FeedbackState) -> list[KV]:
+    """Return keys and values of the ring buffer, [b g span e], rotated, for each set."""
+    if not spec.caches_memory:
         return list(zip(*state.slots, strict=True))
-    places = jnp.arange(plan.span)
+    indices = jnp.arange(spec.span)
     swapped = [
-        (jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)) for k, v in parts.remember(state.slots[0])
+        (jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2))
+        for k, v in parts.project_memory(state.slots[0])
     ]
-    return [(plan.rotate(k, places), v) for k, v in swapped]
+    return [(spec.rotate(k, indices), v) for k, v in swapped]
 
 
-class Visible(NamedTuple):
-    """What a token looks at of a set of keys and values: the whole ring, or its newest n slots.
+class RingView(NamedTuple):
+    """The entries of one set that a token attends to: the whole ring, or its newest n entries.
 
     Attributes:
       k, v: [b g n e], in the ring's order, or oldest first.
-      slots: [b n], where in the ring they lie.
-      mask: [b n], which hold something.
-      turn: [b], by how much weights by distance, far first, are rolled to lie over them.
+      indices: [b n], their indices in the ring.
+      mask: [b n], which are filled.
+      shift: [b], by how much a bias by distance, farthest first, is rolled to align with them.
     """
 
     k: Array
     v: Array
-    slots: Array
+    indices: Array
     mask: Array
-    turn: Array
+    shift: Array
 
     @classmethod
-    def of(cls, plan: Plan, ring: Pair, n: int, state: FeedbackState) -> Visible:
-        place, filled = state.place[0][:, None], state.filled[0][:, None]
-        if n == plan.span:
-            slots = jnp.broadcast_to(jnp.arange(n), (place.shape[0], n))
-            # distances less one, from the slot before the token's around to the token's own
-            mask = (place - 1 - slots) % n < filled
-            return cls(*ring, slots, mask, state.place[0])
+    def from_state(cls, spec: FeedbackSpec, ring: KV, n: int, state: FeedbackState) -> RingView:
+        write_index, filled = state.place[0][:, None], state.filled[0][:, None]
+        if n == spec.span:
+            indices = jnp.broadcast_to(jnp.arange(n), (write_index.shape[0], n))
+            # distance - 1: 0 for the entry before the write index, increasing backwards
+            mask = (write_index - 1 - indices) % n < filled
+            return cls(*ring, indices, mask, state.place[0])
         newest = jnp.arange(n)
-        slots = (place - n + newest) % plan.span
-        k, v = (jnp.take_along_axis(a, slots[:, None, :, None], 2) for a in ring)
-        return cls(k, v, slots, newest >= n - filled, jnp.zeros_like(state.place[0]))
+        indices = (write_index - n + newest) % spec.span
+        k, v = (jnp.take_along_axis(a, indices[:, None, :, None], 2) for a in ring)
+        return cls(k, v, indices, newest >= n - filled, jnp.zeros_like(state.place[0]))
 
 
 def _attend(
-    plan: Plan, parts: Parts, i: int, seen: Visible, place: Array, q: Array, drop: Drop | None
+    spec: FeedbackSpec,
+    parts: Parts,
+    i: int,
+    view: RingView,
+    write_index: Array,
+    q: Array,
+    drop: DropoutFn | None,
 ) -> Array:
-    """Attend with one token, whose slot is `place` [b]: [b h e] -> [b h e]."""
+    """Attend with one token, at `write_index` [b]: [b h e] -> [b h e]."""
     b, h, e = q.shape
-    n = seen.slots.shape[-1]
-    bias = jnp.broadcast_to(parts.bias(plan, i, q, n), (b, h, n))
-    bias = jax.vmap(_roll)(bias, seen.turn)
-    scores = soft_cap(_scores(plan, q, seen, place), parts.layers[i].qkv.cap) + bias
-    mask, some = relative.visible_or_all(seen.mask)
+    n = view.indices.shape[-1]
+    bias = jnp.broadcast_to(parts.distance_bias(spec, i, q, n), (b, h, n))
+    bias = jax.vmap(_roll_bias)(bias, view.shift)
+    scores = soft_cap(_scores(spec, q, view, write_index), parts.layers[i].qkv.cap) + bias
+    mask, some = relative.unmask_empty_rows(view.mask)
     weights = jax.nn.softmax(jnp.where(mask[:, None], scores, -jnp.inf), axis=-1)
-    weights = apply_dropout(weights * some[:, None, None], drop).astype(seen.v.dtype)
-    found = jnp.einsum("bgrs,bgse->bgre", weights.reshape(b, seen.k.shape[1], -1, n), seen.v)
-    return found.reshape(b, h, e)
+    weights = apply_dropout(weights * some[:, None, None], drop).astype(view.v.dtype)
+    out = jnp.einsum("bgrs,bgse->bgre", weights.reshape(b, view.k.shape[1], -1, n), view.v)
+    return out.reshape(b, h, e)
 
 
-def _roll(far_first: Array, place: Array) -> Array:
-    """Lay weights by distance over a ring whose next slot is `place`: [h n] -> [h n]."""
-    # one slice of two turns, which is read faster than slot by slot
-    n = far_first.shape[-1]
-    twice = jnp.concatenate([far_first, far_first], -1)
-    return jax.lax.dynamic_slice_in_dim(twice, n - place, n, -1)
+def _roll_bias(reversed_bias: Array, write_index: Array) -> Array:
+    """Align a bias by distance, farthest first, with a ring at `write_index`: [h n]."""
+    # one slice of two periods is faster than a gather
+    n = reversed_bias.shape[-1]
+    twice = jnp.concatenate([reversed_bias, reversed_bias], -1)
+    return jax.lax.dynamic_slice_in_dim(twice, n - write_index, n, -1)
 
 
-def _scores(plan: Plan, q: Array, seen: Visible, place: Array) -> Array:
+def _scores(spec: FeedbackSpec, q: Array, view: RingView, write_index: Array) -> Array:
     """Return q k / sqrt(e): [b h e] -> [b h n].
 
-    Slots from the token's own on were written a turn of the ring ago.
+    Entries from the write index on are from the previous pass over the ring.
     """
     b, h, e = q.shape
-    wide = jnp.promote_types(q.dtype, jnp.float32)
+    acc_dtype = jnp.promote_types(q.dtype, jnp.float32)
 
-    def scores(place: Array) -> Array:
-        turned = plan.rotate(q, place[:, None]).reshape(b, seen.k.shape[1], -1, e)
-        found = jnp.einsum("bgre,bgse->bgrs", turned, seen.k, preferred_element_type=wide)
-        return found.reshape(b, h, -1) * e**-0.5
+    def scores(write_index: Array) -> Array:
+        rotated = spec.rotate(q, write_index[:, None]).reshape(b, view.k.shape[1], -1, e)
+        products = jnp.einsum("bgre,bgse->bgrs", rotated, view.k, preferred_element_type=acc_dtype)
+        return products.reshape(b, h, -1) * e**-0.5
 
-    if plan.config.positions == "learned":
-        return scores(place)
-    earlier = seen.slots < place[:, None]
-    return jnp.where(earlier[:, None], scores(place), scores(place + plan.span))
+    if spec.config.positions == "learned":
+        return scores(write_index)
+    earlier = view.indices < write_index[:, None]
+    return jnp.where(earlier[:, None], scores(write_index), scores(write_index + spec.span))
 
 
-def _reset(plan: Plan, state: FeedbackState, lanes: Array) -> FeedbackState:
-    """Return the state with lanes [b] that have read nothing."""
+def _reset_lanes(spec: FeedbackSpec, state: FeedbackState, lanes: Array) -> FeedbackState:
+    """Return the state with lanes [b] reset to the initial state."""
 
     def fresh(a: Array) -> Array:
         return jnp.where(lanes.reshape(1, -1, *(1,) * (a.ndim - 2)), jnp.zeros_like(a), a)

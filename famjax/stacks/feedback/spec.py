@@ -1,4 +1,4 @@
-"""What of a Feedback Transformer is known before any array: its sizes and its composition."""
+"""The static specification of a Feedback Transformer: sizes and memory composition."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from famjax.ops import rotary
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The shape of a stack; it can be compared and hashed, so compiled functions may depend on it.
+class FeedbackSpec:
+    """Static, hashable specification of a stack, for use as a static argument of jitted functions.
 
     Attributes:
       model: the config.
-      composition: what a memory is made of; a Transformer's is always its layers' inputs.
+      composition: the layers' states that form a memory; a Transformer's is "previous".
       attention_span: entries that the layers of each set of keys attend to; () is all of them.
     """
 
@@ -37,23 +37,23 @@ class Plan:
 
     @property
     def memories(self) -> int:
-        """Return j: memories of a token, one or one for each layer."""
+        """Return j: memories per token, one or one for each layer."""
         own = self.composition in ("same_and_lower", "previous")
         return self.model.layers if own else 1
 
     @property
     def sets(self) -> int:
-        """Return s: sets of keys and values of a token, one or one for each layer."""
+        """Return s: sets of keys and values per token, one or one for each layer."""
         return 1 if self.config.shared_kv and self.memories == 1 else self.model.layers
 
     @property
     def spans(self) -> tuple[int, ...]:
-        """Return how many slots the layers of each set look at, [s]."""
+        """Return how many entries the layers of each set attend to, [s]."""
         return self.attention_span or (self.span,) * self.sets
 
     @property
-    def remembers_states(self) -> bool:
-        """Tell whether memories are carried, and not the keys and values made from them."""
+    def caches_memory(self) -> bool:
+        """Return whether the state holds memories instead of their keys and values."""
         return self.config.cache == "memory"
 
     @property
@@ -68,24 +68,24 @@ class Plan:
     def dtype(self) -> jnp.dtype:
         return compute_dtype(self.model.dtype)
 
-    def rotate(self, x: Array, places: Array) -> Array:
-        """Rotate [... n e] to places [... n], if positions are rotary."""
+    def rotate(self, x: Array, positions: Array) -> Array:
+        """Rotate [... n e] to positions [... n], if positions are rotary."""
         if self.config.positions == "learned":
             return x
         theta = rotary.frequencies(self.head_dim, self.model.rope_base, self.model.arch)
-        return rotary.rotate(x, rotary.angles(places, theta))
+        return rotary.rotate(x, rotary.angles(positions, theta))
 
     def mix(self, logits: Array | None) -> Array:
-        """Return what share of each state a memory is made of (Equation 1): [j L+1].
+        """Return the weights of the layers' states in each memory (Equation 1): [j L+1].
 
         Args:
-          logits: [j L+1], the learned ones; None where nothing is learned.
+          logits: [j L+1], if they are learned; else None.
         """
         count = self.model.layers
         if logits is not None:
             if self.composition == "same_and_lower":
-                own = jnp.arange(count)[:, None] + 1
-                logits = jnp.where(jnp.arange(count + 1) <= own, logits, -jnp.inf)
+                highest = jnp.arange(count)[:, None] + 1
+                logits = jnp.where(jnp.arange(count + 1) <= highest, logits, -jnp.inf)
             return jax.nn.softmax(logits, axis=-1)
         if self.composition == "average":
             return jnp.full((1, count + 1), 1 / (count + 1))
