@@ -23,8 +23,8 @@ from famjax.core.experiment import override
 from famjax.train import loop
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.metrics import read_metrics
-from famjax.train.program import Program, with_mesh
-from famjax.train.warmup import at_length, length_at
+from famjax.train.program import Program, resolve_mesh
+from famjax.train.warmup import with_row_length, row_length_at
 
 SHAPE = [
     "model.layers=1",
@@ -98,7 +98,7 @@ def make_program(
     if config.optimizer.schedule == "constant":
         train = replace(train, steps=1)
     _token_bytes.append(token_bytes)
-    config, _ = with_mesh(config)
+    config, _ = resolve_mesh(config)
     return _program(replace(config, name="-", data=data, train=train, profile=ProfileConfig()))
 
 
@@ -115,7 +115,7 @@ def final(run: Path, config: Config) -> tuple[Any, Any, list[dict[str, Any]]]:
     config = replace(config, model=replace(config.model, vocab_size=258))
 
     def template(step: int) -> Any:
-        now = at_length(config, length_at(config, step))
+        now = with_row_length(config, row_length_at(config, step))
         return loop.to_tree(jax.eval_shape(make_program(now, np.ones(258, np.float32)).start))
 
     step, tree, extra = Checkpoints(run / "checkpoints").restore(template, report=pytest.fail)
@@ -150,7 +150,7 @@ class Crash(BaseException):
 
 def crash_at(monkeypatch: pytest.MonkeyPatch, count: int) -> Callable[[], None]:
     """Let the loop crash when it starts its step number `count`; return what undoes that."""
-    left, advance = [count], loop.Trainer.advance
+    left, advance = [count], loop.Trainer.dispatch_step
 
     def crash(self: loop.Trainer, *args: Any, **named: Any) -> Any:
         left[0] -= 1
@@ -158,5 +158,5 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, count: int) -> Callable[[], None]:
             raise Crash
         return advance(self, *args, **named)
 
-    monkeypatch.setattr(loop.Trainer, "advance", crash)
-    return lambda: monkeypatch.setattr(loop.Trainer, "advance", advance)
+    monkeypatch.setattr(loop.Trainer, "dispatch_step", crash)
+    return lambda: monkeypatch.setattr(loop.Trainer, "dispatch_step", advance)

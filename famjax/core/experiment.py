@@ -22,9 +22,9 @@ from famjax.core.checks import validate
 from famjax.core.config import AXES, Config
 from famjax.core.errors import UserError, nearest
 from famjax.core.hints import find_hint
-from famjax.core.json_files import parse_json, regular_size, shorten
+from famjax.core.json_files import parse_json, regular_file_size, shorten
 from famjax.core.keys import fits, keys, values, wrong
-from famjax.core.ranges import bad_types
+from famjax.core.ranges import check_types
 from famjax.core.unused_keys import check_unused_keys
 
 # The package of experiments, installed beside famjax; found by its place, since "configs" on
@@ -138,7 +138,7 @@ def _read(name_or_path: str) -> Config:
 
 def _from_json_file(path: Path) -> Config:
     try:
-        regular_size(path)
+        regular_file_size(path)
         return from_json(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not a text file; give a run's config.json") from error
@@ -162,7 +162,7 @@ def _from_python(path: Path) -> Config:
         raise UserError(f"{path}{_line(error, path)}: {said}") from error
     if not isinstance(config, Config):
         raise UserError(f"{path}: must define a function config() that returns a famjax Config")
-    problem = next(bad_types(config), None)
+    problem = next(check_types(config), None)
     if problem:
         raise UserError(f"{path}: {problem}")
     return config

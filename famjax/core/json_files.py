@@ -20,7 +20,7 @@ MAX_DEPTH = 100
 MAX_BYTES = 256 << 20
 
 
-class BadJson(ValueError):
+class JsonError(ValueError):
     """JSON that cannot be read, or should not be. The message says why, in one line."""
 
 
@@ -32,18 +32,18 @@ def parse_json(text: str | bytes, unique: bool = False) -> Any:
       unique: refuse a table that has a key twice; otherwise the last one counts.
 
     Raises:
-      BadJson: it is nested too deep, or has a number of too many digits or a key twice.
+      JsonError: it is nested too deep, or has a number of too many digits or a key twice.
       json.JSONDecodeError: it is not JSON.
       UnicodeDecodeError: bytes that are not UTF-8. All of these are a `ValueError`.
     """
     try:
         found = json.loads(text, object_pairs_hook=_unique if unique else None)
     except RecursionError:
-        raise BadJson(_too_deep()) from None
-    except (BadJson, UnicodeDecodeError, json.JSONDecodeError):
+        raise JsonError(_too_deep()) from None
+    except (JsonError, UnicodeDecodeError, json.JSONDecodeError):
         raise
     except ValueError:  # int() of more digits than sys.get_int_max_str_digits()
-        raise BadJson("a number of thousands of digits") from None
+        raise JsonError("a number of thousands of digits") from None
     if _opened(text) > MAX_DEPTH:
         _refuse_deep(found)
     return found
@@ -61,7 +61,7 @@ def read_json(path: Path, hint: str, unique: bool = False) -> Any:
       UserError: it is damaged, no regular file, or too large.
       OSError: it cannot be opened.
     """
-    size = regular_size(path)
+    size = regular_file_size(path)
     if size > MAX_BYTES:
         raise UserError(
             f"{path}: {size:,} bytes, more than the {MAX_BYTES:,} that a JSON file may have; {hint}"
@@ -74,7 +74,7 @@ def read_json(path: Path, hint: str, unique: bool = False) -> Any:
         raise UserError(f"{path}: damaged ({error}); {hint}") from None
 
 
-def regular_size(path: str | Path) -> int:
+def regular_file_size(path: str | Path) -> int:
     """Return the bytes of a regular file.
 
     Raises:
@@ -101,7 +101,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise BadJson(f"the key {shorten(twice)!r} is there twice")
+        raise JsonError(f"the key {shorten(twice)!r} is there twice")
     return found
 
 
@@ -118,7 +118,7 @@ def _refuse_deep(found: Any) -> None:
         level = [child for node in level for child in _children(node)]
         if not level:
             return
-    raise BadJson(_too_deep())
+    raise JsonError(_too_deep())
 
 
 def _children(node: Any) -> Any:

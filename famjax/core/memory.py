@@ -31,7 +31,7 @@ class Memory(NamedTuple):
     name: str
 
 
-def refuse_training(config: Config, there: Memory | None = None) -> None:
+def check_training_fits(config: Config, there: Memory | None = None) -> None:
     """Raise a `UserError` if training cannot fit the devices, whatever the mesh.
 
     Args:
@@ -49,13 +49,13 @@ def refuse_training(config: Config, there: Memory | None = None) -> None:
     )
 
 
-def refuse_model(model: ModelConfig) -> None:
+def check_model_fits(model: ModelConfig) -> None:
     """Raise a `UserError` if a model's parameters cannot fit the devices."""
     config = Config(model=model)
     _refuse(config, lambda config: weight_bytes(config.model), "the model's parameters", memory())
 
 
-def refuse_bytes(what: str, needed: int) -> None:
+def check_bytes_fit(what: str, needed: int) -> None:
     """Raise a `UserError` if so many bytes cannot fit the devices; `what` takes them."""
     there = memory()
     if needed > there.bytes:

@@ -17,6 +17,6 @@ def is_inside(name: Any) -> bool:
     )
 
 
-def is_plain(name: Any) -> bool:
+def is_file_name(name: Any) -> bool:
     """Tell whether it is the name of a file in a folder, and not in one below or elsewhere."""
     return is_inside(name) and "/" not in name

@@ -117,7 +117,7 @@ _SHARES = (
 )
 
 
-def bad_types(config: Config) -> Iterator[str]:
+def check_types(config: Config) -> Iterator[str]:
     given = values(config)
     for key, kind in keys().items():
         if key not in given:
@@ -126,7 +126,7 @@ def bad_types(config: Config) -> Iterator[str]:
             yield wrong(key, repr(given[key]), kind)
 
 
-def bad_ranges(config: Config) -> Iterator[str]:
+def check_ranges(config: Config) -> Iterator[str]:
     given = values(config)
     for key, value in given.items():
         if isinstance(value, float) and not math.isfinite(value):

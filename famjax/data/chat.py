@@ -15,7 +15,7 @@ from typing import Any
 
 from famjax.core.errors import UserError
 from famjax.data.rendering import Renderer
-from famjax.data.spoken import first_dropped
+from famjax.data.spoken import first_missing_message
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 _ENCLOSED = re.compile(f"{_OPEN}(.+?){_CLOSE}", re.DOTALL)
@@ -112,7 +112,7 @@ class ChatTemplate:
 
     def _refuse_dropped(self, tamed: Messages, text: str) -> None:
         """Raise a `UserError` if a rendered text lacks what a message says."""
-        if (i := first_dropped(tamed, text)) is not None:
+        if (i := first_missing_message(tamed, text)) is not None:
             raise UserError(
                 f"{self._called}: does not write what message {i + 1} (role {tamed[i]['role']!r}) "
                 "says; give another template, in chat_template.jinja beside tokenizer.json"

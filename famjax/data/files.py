@@ -32,7 +32,7 @@ import numpy as np
 
 import famjax
 from famjax.core.errors import UserError, nearest_path
-from famjax.core.json_files import parse_json, read_json, regular_size
+from famjax.core.json_files import parse_json, read_json, regular_file_size
 from famjax.data.chat import ChatTemplate
 
 PIECE_BYTES = 64 << 10
@@ -40,11 +40,11 @@ _PROBE_BYTES = 8 << 10
 _SCAN_BYTES = 1 << 20
 # Linux's folders of files that are made when they are read, and may never end
 _KERNEL = ("/proc/", "/sys/")
-_MOST_FILES = 1_000_000
+_MAX_FILES = 1_000_000
 # of the opening scan without a word
 _SILENT_SECONDS = 5.0
 # read by the opening scan between looks at the clock
-_TELL_BYTES = 1 << 20
+_REPORT_BYTES = 1 << 20
 # sequences of roles on which the opening scan tries a chat template
 _TRIED = 256
 # of the checks of a line: a record of files that passed others does not count
@@ -172,7 +172,7 @@ def find_files(
 ) -> tuple[list[TextFile], Counter[str]]:
     """Return the text files that `data.files` names, and how many were skipped, by reason.
 
-    Files of JSON lines are read to their ends, and what `json_line` would refuse later is refused
+    Files of JSON lines are read to their ends, and what `read_json_line` would refuse later is refused
     now. Other files are probed: only reading tells whether they are UTF-8 throughout.
 
     Args:
@@ -195,7 +195,7 @@ def find_files(
                 found.setdefault(os.path.realpath(path), TextFile(path, name))
     if not found:
         raise UserError(f"data.files={files}: no text in there{skips(skipped)}")
-    scan = _Scan(template, checked or Checked(None, template))
+    scan = _Scanner(template, checked or Checked(None, template))
     return [scan.indexed(file) for file in found.values()], skipped
 
 
@@ -214,7 +214,7 @@ def _expand(entry: str, skipped: Counter[str]) -> Iterator[tuple[str, str, bool]
             yield path, os.path.relpath(path, entry), False
     elif os.path.exists(entry):
         yield entry, os.path.basename(entry), True
-    elif matches := sorted(filter(os.path.isfile, _globbed(entry, skipped))):
+    elif matches := sorted(filter(os.path.isfile, _glob_files(entry, skipped))):
         folder = _fixed_folder(entry)
         for path in matches:
             yield path, os.path.relpath(path, folder or "."), False
@@ -256,7 +256,7 @@ def _skip_unread(error: OSError, named: str, skipped: Counter[str]) -> None:
     skipped[_UNREAD] += 1
 
 
-def _globbed(entry: str, skipped: Counter[str]) -> Iterator[str]:
+def _glob_files(entry: str, skipped: Counter[str]) -> Iterator[str]:
     """Yield what a pattern matches."""
     folder = _fixed_folder(entry) or "."
     # without "**" no more is looked at than one folder for each name of the pattern
@@ -345,9 +345,9 @@ def _positions(at: Set[int], pattern: Sequence[str]) -> frozenset[int]:
 
 def _counted(paths: Iterable[str], entry: str) -> Iterator[str]:
     for count, path in enumerate(paths):
-        if count == _MOST_FILES:
+        if count == _MAX_FILES:
             raise UserError(
-                f"data.files={entry}: more than {_MOST_FILES:,} files; name a folder with fewer, "
+                f"data.files={entry}: more than {_MAX_FILES:,} files; name a folder with fewer, "
                 "or write the texts as lines of .jsonl files"
             )
         yield path
@@ -377,7 +377,7 @@ def _probe(path: str, explicit: bool) -> str | None:
     """Return why a file is not text, judged by its first KiBs; an error if the user named it."""
     try:
         # opening a pipe may wait for ever, and a device may never end
-        regular_size(path)
+        regular_file_size(path)
     except UserError:
         if explicit:
             raise
@@ -468,7 +468,7 @@ class Checked:
             self._before = dict(self._now)
 
 
-class _Scan:
+class _Scanner:
     """Finds the documents of files of JSON lines, and checks the lines.
 
     It says how far it is when it takes more than 5 seconds.
@@ -502,7 +502,7 @@ class _Scan:
                     if not known:
                         self._check(line)
                 offset += len(line)
-                if offset - told >= _TELL_BYTES:
+                if offset - told >= _REPORT_BYTES:
                     self._tell(file.path, offset - told)
                     told = offset
                 if spool:
@@ -580,7 +580,7 @@ class Line(NamedTuple):
     rendered: bool = False
 
 
-def json_line(file: TextFile, row: int, template: ChatTemplate | None) -> Line:
+def read_json_line(file: TextFile, row: int, template: ChatTemplate | None) -> Line:
     """Return the document on a line of a .jsonl file.
 
     A line with "text" is all targets. Without a template, a prompt and its response are inputs and
@@ -700,7 +700,7 @@ def fingerprint(files: Sequence[TextFile], sizes: Sequence[int]) -> str:
     return hashlib.blake2b(json.dumps(listed).encode(), digest_size=8).hexdigest()
 
 
-def held_out(files: Sequence[TextFile], holdout: int) -> np.ndarray:
+def choose_holdout(files: Sequence[TextFile], holdout: int) -> np.ndarray:
     """Return which documents are held out, [documents] bool: neither none nor all of them."""
     hashes = np.concatenate([_mix(_digest(file.name), len(file)) for file in files])
     held = hashes % np.uint64(holdout) == 0

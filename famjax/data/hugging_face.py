@@ -83,7 +83,7 @@ class HuggingFaceTokenizer(Tokenizer):
             self.chat_template = ChatTemplate(
                 name, source, beside.names(), *around, [*controls.values()]
             )
-        if b"".join(map(self.bytes_of, self.encode(_PROBE))) != _PROBE.encode():
+        if b"".join(map(self.token_to_bytes, self.encode(_PROBE))) != _PROBE.encode():
             raise UserError(
                 f"{self._where}: changes the text it encodes in a way famjax does not know; take "
                 "another tokenizer"

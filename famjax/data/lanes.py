@@ -50,7 +50,7 @@ class Reader:
 
     def __init__(self, source: Source, lane: int, lanes: int):
         self._source, self._lane, self._lanes = source, lane, lanes
-        self.set_state(at_document(0))
+        self.set_state(document_start(0))
 
     @property
     def documents(self) -> int:
@@ -133,10 +133,10 @@ class Reader:
             self._loaded -= size
 
     def _next_document(self) -> None:
-        self.set_state(at_document(self._k + 1, self._key))
+        self.set_state(document_start(self._k + 1, self._key))
 
 
-def at_document(k: int, before: Key | None = None) -> dict[str, Any]:
+def document_start(k: int, before: Key | None = None) -> dict[str, Any]:
     """Return a reader's state in front of its k-th document."""
     return {"k": k, "key": None, "piece": 0, "offset": 0, "before": before}
 
@@ -350,7 +350,7 @@ def _readers(lane: dict[str, Any]) -> list[dict[str, Any]]:
 def _at_next_document(reader: dict[str, Any]) -> dict[str, Any]:
     """Return a reader's state in front of its next document, which no memory waits for."""
     begun = reader["piece"] > 0 or reader["offset"] > 0
-    return at_document(reader["k"] + begun)
+    return document_start(reader["k"] + begun)
 
 
 def empty_row(length: int) -> Batch:

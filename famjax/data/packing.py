@@ -21,7 +21,7 @@ from famjax.data.tokenizers import Tokenizer
 REPEAT_PROMPT = "\n[repeat random segment]\n"
 
 
-class Packed(grain.IterDataset[Batch]):
+class PackedRows(grain.IterDataset[Batch]):
     """Batches whose row i packs the documents of lane i, as `famjax.data.lanes.Lanes` but dense.
 
     A document that does not fit is continued in the same row of the next batch, and the target of a

@@ -14,7 +14,7 @@ from famjax.core.checks import TOYS
 from famjax.core.config import Config, DataConfig
 from famjax.core.errors import UserError
 from famjax.data.lanes import Batch, Lanes, halve_batch
-from famjax.data.packing import Packed
+from famjax.data.packing import PackedRows
 from famjax.data.reassign import ReassignedSource
 from famjax.data.sources import Source, Split, TextSource
 from famjax.data.tokenizers import Tokenizer, load_tokenizer
@@ -27,9 +27,9 @@ def make_tokenizer(data: DataConfig) -> Tokenizer:
     """Return the tokenizer that `data` names."""
     if data.tokenizer != "task":
         return load_tokenizer(data.tokenizer)
-    from famjax.tasks.toy import words_of
+    from famjax.tasks.toy import task_tokenizer
 
-    return words_of(data.task, data.toy)
+    return task_tokenizer(data.task, data.toy)
 
 
 def make_source(
@@ -106,11 +106,11 @@ def _lanes(config: Config, source: Source, block_len: int, held: Sequence[int] |
 
 def _packed(
     config: Config, source: Source, tokenizer: Tokenizer, held: Sequence[int] | None
-) -> Packed:
+) -> PackedRows:
     data = config.data
     if data.repeat_len < 0 or data.repeat_weight < 0:
         raise UserError("data.repeat_len and data.repeat_weight: must not be negative")
-    return Packed(
+    return PackedRows(
         source,
         tokenizer,
         data.batch,
@@ -146,14 +146,14 @@ class Batches(grain.DatasetIterator[Batch]):
         return {
             "batches": self._parent.get_state(),
             "source": self._source.get_state(),
-            **self._source.get_deals(),
+            **self._source.get_assignments(),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         # This stops the thread, so that no document is named by half a state.
         self._parent.set_state(state["batches"])
         self._source.set_state(state["source"])
-        self._source.set_deals(state)
+        self._source.set_assignments(state)
 
     def release(self) -> None:
         """Stop the thread, and let go of it."""

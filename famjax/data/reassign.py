@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from famjax.data.lanes import at_document
+from famjax.data.lanes import document_start
 from famjax.data.sources import Key, Piece, Source
 
 # the arguments of `Source.key`: lane, lanes, k
@@ -102,7 +102,7 @@ class ReassignedSource:
     def dealt(self, dealt: list[list[int]]) -> None:
         self._dealt, self._deals = dealt, [Assignment(d) for d in dealt]
 
-    def undealt(self, lane: int, lanes: int, k: int, deals: int | None = None) -> Call:
+    def original_ref(self, lane: int, lanes: int, k: int, deals: int | None = None) -> Call:
         """Return what a document was called before the first of so many deals, or of all."""
         for deal in reversed(self._deals[:deals]):
             lane, k = deal[lane + k * lanes]
@@ -111,7 +111,7 @@ class ReassignedSource:
 
     def call(self, lane: int, lanes: int, k: int) -> Call:
         """Return what names the k-th document of a lane in the source."""
-        found = self.undealt(lane, lanes, k)
+        found = self.original_ref(lane, lanes, k)
         return self.left.call(*found) if self.left else found
 
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
@@ -126,14 +126,14 @@ class ReassignedSource:
     def set_state(self, state: dict[str, Any]) -> None:
         self._source.set_state(state)
 
-    def get_deals(self) -> dict[str, Any]:
-        """Return what `set_deals` takes, JSON-able; {} if nothing was ever dealt anew."""
+    def get_assignments(self) -> dict[str, Any]:
+        """Return what `set_assignments` takes, JSON-able; {} if nothing was ever dealt anew."""
         found: dict[str, Any] = {"dealt": self.dealt} if self.dealt else {}
         if self.left:
             found["left"] = {"documents": self.left.documents, "starts": self.left.starts}
         return found
 
-    def set_deals(self, state: dict[str, Any]) -> None:
+    def set_assignments(self, state: dict[str, Any]) -> None:
         self.dealt = state.get("dealt", [])
         left = state.get("left")
         self.left = (
@@ -153,7 +153,7 @@ def with_rows(state: dict[str, Any], count: int, source: Any) -> dict[str, Any]:
     documents = len(source) if hasattr(source, "__len__") else None
     taken = [reader["k"] + _has_begun(reader) for reader in map(_reader, rows)]
     dealt = ReassignedSource(source)
-    dealt.set_deals(state)
+    dealt.set_assignments(state)
     if documents is None or documents >= max(count, len(rows)):
         dealt.dealt = [*dealt.dealt, taken]
         kept = [_anew(row) for row in rows]
@@ -169,9 +169,9 @@ def with_rows(state: dict[str, Any], count: int, source: Any) -> dict[str, Any]:
             _anew(row) if left.documents else _before(row, start)
             for row, start in zip(rows, starts, strict=True)
         ]
-    fresh = [_of(rows[0], at_document(0), made=0) for _ in range(len(rows), count)]
+    fresh = [_of(rows[0], document_start(0), made=0) for _ in range(len(rows), count)]
     rest = {name: value for name, value in state.items() if name not in ("dealt", "left")}
-    return {**rest, "batches": {"rows": [*kept[:count], *fresh]}, **dealt.get_deals()}
+    return {**rest, "batches": {"rows": [*kept[:count], *fresh]}, **dealt.get_assignments()}
 
 
 def _rest(dealt: ReassignedSource, taken: Sequence[int], source: Any) -> list[Call]:
@@ -186,7 +186,7 @@ def _rest(dealt: ReassignedSource, taken: Sequence[int], source: Any) -> list[Ca
 
     def named(lane: int, lanes: int, k: int, deals: int | None = None) -> tuple[Call, int, int]:
         """Return a document as the source knows it, its lane there or -1, and its epoch."""
-        first = dealt.undealt(lane, lanes, k, deals)
+        first = dealt.original_ref(lane, lanes, k, deals)
         call = dealt.left.call(*first) if dealt.left else first
         if first[0] + first[1] * first[2] < early:
             return call, -1, -1
@@ -203,7 +203,7 @@ def _rest(dealt: ReassignedSource, taken: Sequence[int], source: Any) -> list[Ca
     rest: list[Call] = []
     seen: set[int] = set()
     ended: set[int] = set()
-    among = dealt.undealt(0, lanes, 0)[1]
+    among = dealt.original_ref(0, lanes, 0)[1]
     # by rising numbers, each of the source's lanes comes to its documents in their order
     for number in itertools.count(_first(taken)):
         if len(ended) == among:
@@ -249,7 +249,7 @@ def _anew(row: dict[str, Any]) -> dict[str, Any]:
     """Return the state of a row that ends its document, and whose next one is its first."""
     reader = _reader(row)
     begun = _has_begun(reader)
-    return _of(row, {**reader, "k": -1} if begun else at_document(0, reader["before"]))
+    return _of(row, {**reader, "k": -1} if begun else document_start(0, reader["before"]))
 
 
 def _before(row: dict[str, Any], k: int) -> dict[str, Any]:

@@ -29,8 +29,8 @@ from famjax.data.files import (
     decode,
     find_files,
     fingerprint,
-    held_out,
-    json_line,
+    choose_holdout,
+    read_json_line,
     open_text,
     pieces,
     read_text_pieces,
@@ -176,7 +176,7 @@ class TextSource:
         self._documents = np.arange(documents)
         self._held_out, self.holds_out = "none held out", False
         if holdout and documents > 1:
-            held = held_out(found, holdout)
+            held = choose_holdout(found, holdout)
             self._documents = np.flatnonzero(held if split == "holdout" else ~held)
             self._held_out, self.holds_out = f"{int(held.sum()):,} held out", bool(held.any())
         elif holdout:
@@ -184,7 +184,7 @@ class TextSource:
         elif split == "holdout":
             raise UserError("data.holdout=0: nothing is held out to evaluate on; set data.holdout")
 
-    def refuse_output(self, path: str | Path) -> None:
+    def check_output_path(self, path: str | Path) -> None:
         """Raise a `UserError` if a file that is to be written is one of the texts, or no file."""
         if os.path.isdir(path) or not str(path):
             raise UserError(f"--out {path}: is a folder; give a file in it")
@@ -324,7 +324,7 @@ class TextSource:
             raise UserError(f"{named}: changed since the run was saved; restore it or start anew")
         if file.rows is None:
             return open_text(path), None
-        line = json_line(file, row, self._tokenizer.chat_template)
+        line = read_json_line(file, row, self._tokenizer.chat_template)
         return io.BytesIO(b"".join(data for data, _ in line.parts)), line
 
     def _size(self, key: Key) -> int:

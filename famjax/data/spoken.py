@@ -10,7 +10,7 @@ from typing import Any
 _APART = "\0"
 
 
-def first_dropped(messages: Sequence[Mapping[str, Any]], text: str) -> int | None:
+def first_missing_message(messages: Sequence[Mapping[str, Any]], text: str) -> int | None:
     """Return the index of the first message whose content a rendered text lacks; None if all are
     there, as often as they are said.
 

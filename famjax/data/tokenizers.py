@@ -21,7 +21,7 @@ import numpy as np
 import sentencepiece
 
 from famjax.core.errors import UserError
-from famjax.core.json_files import regular_size
+from famjax.core.json_files import regular_file_size
 from famjax.data.chat import ChatTemplate
 
 # SentencePiece writes a space as this character, and so cannot tell the two apart.
@@ -101,14 +101,14 @@ class Tokenizer:
             )
         return self.encode_rendered(self.chat_template.prompt(messages, add_generation_prompt))
 
-    def bytes_of(self, token: int) -> bytes:
+    def token_to_bytes(self, token: int) -> bytes:
         """Return the bytes `token` stands for: none for specials and for ids beyond the vocabulary,
         which a model with a padded embedding table can produce."""
         return self._pieces[token] if 0 <= token < self.vocab_size else b""
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`; bytes that are not UTF-8 become U+FFFD."""
-        return b"".join(self.bytes_of(int(token)) for token in ids).decode("utf-8", "replace")
+        return b"".join(self.token_to_bytes(int(token)) for token in ids).decode("utf-8", "replace")
 
 
 class ByteTokenizer(Tokenizer):
@@ -171,7 +171,7 @@ class StreamDecoder:
 
     def push(self, token: int) -> str:
         """Return the characters that `token` completes."""
-        return self._decoder.decode(self._tokenizer.bytes_of(int(token)))
+        return self._decoder.decode(self._tokenizer.token_to_bytes(int(token)))
 
     def flush(self) -> str:
         """Return what is left of an incomplete character, as U+FFFD, and start afresh."""
@@ -192,7 +192,7 @@ def load_tokenizer(spec: str) -> Tokenizer:
         return ByteTokenizer()
     try:
         path = _definition(spec)
-        regular_size(path)
+        regular_file_size(path)
         if path.suffix == ".json":
             # it imports this module
             from famjax.data.hugging_face import HuggingFaceTokenizer
@@ -229,7 +229,7 @@ def _definition(spec: str) -> Path:
 
 
 def save_tokenizer(spec: str, folder: Path) -> None:
-    """Copy the tokenizer `spec` names into `folder`, where `saved_tokenizer` finds it.
+    """Copy the tokenizer `spec` names into `folder`, where `load_saved_tokenizer` finds it.
 
     A SentencePiece model becomes folder/tokenizer.model, a list of words folder/words.txt; Hugging
     Face's become folder/tokenizer/.
@@ -255,7 +255,7 @@ def save_tokenizer(spec: str, folder: Path) -> None:
 
 
 def save_words(text: str, folder: Path) -> None:
-    """Write a list of words into `folder`, where `saved_tokenizer` finds it."""
+    """Write a list of words into `folder`, where `load_saved_tokenizer` finds it."""
     for other in (folder / "tokenizer" / HUGGING_FACE, folder / SENTENCEPIECE):
         # what a first try with another tokenizer may have left
         other.unlink(missing_ok=True)
@@ -267,7 +267,7 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def saved_tokenizer(folder: Path, spec: str) -> Tokenizer:
+def load_saved_tokenizer(folder: Path, spec: str) -> Tokenizer:
     """Return the tokenizer that `save_tokenizer(spec, folder)` kept.
 
     The path in `spec` is of the machine that the folder was written on, and is not opened.
@@ -300,7 +300,7 @@ def train_sentencepiece(files: str, vocab_size: int, out: str | Path) -> Tokeniz
     if vocab_size <= 0:
         raise UserError(f"vocab size {vocab_size}: must be positive")
     source = TextSource(files, ByteTokenizer(), seed=0, holdout=0)
-    source.refuse_output(out)
+    source.check_output_path(out)
     content = _train(_sentences(source.texts(), _TRAINING_BYTES), vocab_size)
     try:
         Path(out).write_bytes(content)

@@ -17,7 +17,7 @@ SPECIALS = ("<s>", "<unk>", "<eos>")
 BEGIN, UNKNOWN, LINE_END = range(3)
 
 
-class Words(Tokenizer):
+class WordTokenizer(Tokenizer):
     """A list of words, `SPECIALS` the first of them.
 
     A word stands for itself and a space, "<eos>" for a line break: of white space, the text that
@@ -56,7 +56,7 @@ class Words(Tokenizer):
         return "\n".join(self.words) + "\n"
 
 
-def read_words(name: str, path: Path) -> Words:
+def read_words(name: str, path: Path) -> WordTokenizer:
     """Return the tokenizer in a file that holds a word on each line.
 
     Raises:
@@ -79,12 +79,12 @@ def read_words(name: str, path: Path) -> Words:
     if len(set(words)) < len(words):
         twice = Counter(words).most_common(1)[0][0]
         raise UserError(f"data.tokenizer={name}: {twice!r} stands there twice; remove one of them")
-    return Words(name, words[len(SPECIALS) :])
+    return WordTokenizer(name, words[len(SPECIALS) :])
 
 
-def count_words(
+def build_word_list(
     files: str, out: str | Path, min_count: int = 1, max_size: int | None = None
-) -> Words:
+) -> WordTokenizer:
     """Make a tokenizer of the words in text files, the commonest first, and write it to `out`.
 
     Args:
@@ -99,9 +99,9 @@ def count_words(
     if Path(out).suffix != ".txt":
         raise UserError(f"{out}: a list of words is a .txt file; give --out words.txt")
     source = TextSource(files, ByteTokenizer(), seed=0, holdout=0)
-    source.refuse_output(out)
+    source.check_output_path(out)
     most = None if max_size is None else max(max_size - len(SPECIALS), 0)
-    words = Words(str(out), list(islice(_commonest(source.texts(), min_count), most)))
+    words = WordTokenizer(str(out), list(islice(_commonest(source.texts(), min_count), most)))
     try:
         Path(out).write_text(words.text(), encoding="utf-8", newline="\n")
     except OSError as error:

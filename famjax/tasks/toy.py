@@ -18,7 +18,7 @@ from famjax.core.config import ToyConfig
 from famjax.core.errors import UserError
 from famjax.data.sources import Key, Piece, Split
 from famjax.data.tokenizers import Tokenizer
-from famjax.data.words import BEGIN, Words
+from famjax.data.words import BEGIN, WordTokenizer
 from famjax.tasks.programs import Algorithmic
 from famjax.tasks.sequences import Copy, Counting, Reverse
 from famjax.tasks.walks import BlockedWalk, RandomWalk
@@ -65,12 +65,12 @@ TASKS: dict[str, type[Toy]] = {
 }
 
 
-def words_of(task: str, config: ToyConfig) -> Words:
+def task_tokenizer(task: str, config: ToyConfig) -> WordTokenizer:
     """Return the tokenizer of a task's own words."""
-    return Words("task", TASKS[task](config).words)
+    return WordTokenizer("task", TASKS[task](config).words)
 
 
-def steps_of_test(task: str, config: ToyConfig) -> int:
+def eval_steps(task: str, config: ToyConfig) -> int:
     """Return the steps of a task's test episodes, if nothing else is asked for."""
     trained, tested = TASKS[task].steps
     unlike = tested if tested != trained else config.steps or trained
@@ -99,7 +99,10 @@ class ToySource:
         self._steps = config.steps or self.task.steps[0]
         # of today's training episodes
         self._longest = config.start_steps if split == "train" and config.start_steps else None
-        if not isinstance(tokenizer, Words) or tokenizer.words != words_of(task, config).words:
+        if (
+            not isinstance(tokenizer, WordTokenizer)
+            or tokenizer.words != task_tokenizer(task, config).words
+        ):
             raise UserError(
                 f"{task}: tokenizer {tokenizer.name} has other words than the task; "
                 "take a run with data.tokenizer=task and the same data.task and data.toy"
@@ -202,7 +205,7 @@ def baselines(task: str, config: ToyConfig, test_steps: int, seed: int) -> dict[
       right when the same was asked for last, None where that means nothing.
     """
     few = replace(config, episodes=min(config.episodes, _MEASURED))
-    words = words_of(task, config)
+    words = task_tokenizer(task, config)
     train = ToySource(task, few, words, seed)
     count = np.zeros(words.vocab_size, int)
     for episode in train.episodes():

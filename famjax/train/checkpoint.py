@@ -44,7 +44,7 @@ import orbax.checkpoint as ocp
 
 from famjax.core import processes
 from famjax.core.errors import UserError
-from famjax.core.json_files import parse_json, regular_size, shorten
+from famjax.core.json_files import parse_json, regular_file_size, shorten
 from famjax.core.names import is_inside
 
 MANIFEST, TREE, EXTRA = "manifest.json", "tree.json", "extra.json"
@@ -243,7 +243,7 @@ class Checkpoints:
         index = {key: {n: _about(v) for n, v in values.items()} for key, values in leaves.items()}
         (writing / TREE).write_text(json.dumps(index))
         (writing / EXTRA).write_text(note)
-        _seal(writing)
+        _write_manifest(writing)
         self._publish(step)
         self._prune(step)
 
@@ -295,7 +295,7 @@ class Checkpoints:
 
 
 @contextmanager
-def reading_extra(folder: Path) -> Iterator[None]:
+def wrap_extra_errors(folder: Path) -> Iterator[None]:
     """Turn what can go wrong with a checkpoint's `extra` that is not famjax's into one line."""
     try:
         yield
@@ -379,7 +379,7 @@ def _write_arrays(folder: Path, leaves: Leaves) -> None:
     if tree:
         # Orbax holds what it is writing once more: the largest array, and not all of them
         gigabytes = 2 + max(leaf.nbytes for leaf in leaves.values()) // 10**9
-        with _one_line_errors(), _orbax(save_concurrent_gb=gigabytes) as orbax:
+        with _suppress_tracebacks(), _orbax(save_concurrent_gb=gigabytes) as orbax:
             orbax.save(folder, ocp.args.PyTreeSave(tree))
 
 
@@ -396,7 +396,7 @@ def _orbax(**limits: int) -> ocp.Checkpointer:
 
 
 @contextmanager
-def _one_line_errors() -> Iterator[None]:
+def _suppress_tracebacks() -> Iterator[None]:
     """Keep from the terminal the tracebacks Orbax logs of exceptions that it also raises."""
 
     def wanted(record: logging.LogRecord) -> bool:
@@ -417,7 +417,7 @@ def _read(folder: Path, template: Any) -> Any:
     if nested:
         how = ocp.args.PyTreeRestore(item=nested, restore_args=jax.tree.map(_how, nested))
         try:
-            with _one_line_errors(), _orbax() as orbax:
+            with _suppress_tracebacks(), _orbax() as orbax:
                 nested = orbax.restore(folder, args=how)
         except Exception as error:  # of TensorStore's own kinds, when checksums that are right lie
             if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
@@ -448,9 +448,9 @@ def _files(folder: Path) -> Iterator[str]:
             yield path.relative_to(folder).as_posix()
 
 
-def _seal(folder: Path) -> None:
+def _write_manifest(folder: Path) -> None:
     """Write the manifest, and bring every file and folder to the disk before the rename."""
-    files = {name: _measure(folder / name, sync=True) for name in _files(folder)}
+    files = {name: _file_info(folder / name, sync=True) for name in _files(folder)}
     (folder / MANIFEST).write_text(json.dumps({"files": files}, indent=1))
     _sync(folder / MANIFEST)
     for path in [*folder.rglob("*"), folder]:
@@ -458,8 +458,8 @@ def _seal(folder: Path) -> None:
             _sync(path)
 
 
-def _measure(path: Path, sync: bool = False) -> dict[str, Any]:
-    regular_size(path)
+def _file_info(path: Path, sync: bool = False) -> dict[str, Any]:
+    regular_file_size(path)
     with path.open("rb") as file:
         if sync:
             os.fsync(file.fileno())
@@ -476,7 +476,7 @@ def _sync(path: Path) -> None:
 
 
 def _json(path: Path) -> Any:
-    regular_size(path)
+    regular_file_size(path)
     return parse_json(path.read_text(encoding="utf-8"))
 
 
@@ -510,7 +510,7 @@ def _difference(path: Path, about: dict[str, Any]) -> str | None:
         if not isinstance(about, dict) or size != about.get("size"):
             listed = about.get("size") if isinstance(about, dict) else about
             return f"has {size} bytes instead of {listed}"
-        return None if _measure(path) == about else "has other contents than were written"
+        return None if _file_info(path) == about else "has other contents than were written"
     except FileNotFoundError:
         return "is missing"
     except OSError as error:

@@ -40,7 +40,7 @@ KEYS_COMPUTED: dict[str, Callable[[ModelConfig], float]] = {
     "fam": lambda c: (c.memory_segments + 1) * c.block_len + c.fam_previous * c.fam_len,
 }
 
-PRODUCT_SECONDS = 0.08
+MATMUL_SECONDS = 0.08
 
 # Dense bfloat16 FLOP/s of one device, by the words of `device_kind`; the first that has all of its
 # words wins. Sources: NVIDIA's data sheets (without sparsity), cloud.google.com/tpu/docs.
@@ -151,18 +151,18 @@ def peak_flops(device: jax.Device) -> float | None:
 
 
 @functools.cache
-def measured_peak(dtype: str) -> float:
+def measure_peak_flops(dtype: str) -> float:
     """FLOP/s of the default device in the fastest of a few square products of `dtype`.
 
     Measured once in a process, about 0.3 s on a CPU. Each size is the one whose product should
-    take up to PRODUCT_SECONDS at the speed of the smaller one before it: few sizes, as each is
+    take up to MATMUL_SECONDS at the speed of the smaller one before it: few sizes, as each is
     compiled, and never a long wait where `dtype` is slow.
     """
     best, size, growth = 0.0, 256, 2
     while growth > 1 and size <= 8192:
         seconds = _product_seconds(size, dtype)
         best = max(best, 2 * size**3 / seconds)
-        growth = 2 ** max(0, int(math.log2(PRODUCT_SECONDS / seconds) / 3))
+        growth = 2 ** max(0, int(math.log2(MATMUL_SECONDS / seconds) / 3))
         size *= growth
     return best
 

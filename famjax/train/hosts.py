@@ -38,7 +38,7 @@ def compare(config: Config) -> None:
     )
 
 
-def compare_documents(source: Any) -> None:
+def check_same_documents(source: Any) -> None:
     """Raise a `UserError`, on all, where processes see other documents."""
     _refuse_different(
         "documents", source.get_state(), "other documents", "give all the same files under data"
@@ -68,7 +68,7 @@ def code() -> str:
     return digest.hexdigest()[:16]
 
 
-def refuse_unshared(folder: Path) -> None:
+def check_shared_folder(folder: Path) -> None:
     """Raise a `UserError`, on all, unless every process sees what process 0 writes in a folder."""
     if processes.count() == 1:
         return
@@ -126,7 +126,7 @@ class _Quiet(contextlib.nullcontext[Any]):
     def write(self, step: int, fields: Mapping[str, Any]) -> None: ...
 
 
-def metrics_writer(folder: Path, resume_step: int | None) -> MetricsWriter | _Quiet:
+def make_metrics_writer(folder: Path, resume_step: int | None) -> MetricsWriter | _Quiet:
     """Return what writes rows: in process 0 alone."""
     return _Quiet() if processes.index() else MetricsWriter(folder, resume_step)
 

@@ -69,7 +69,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 Holder = dict[str, Any]
 
 
-def for_all(folder: Path) -> AbstractContextManager[bool]:
+def hold_for_all(folder: Path) -> AbstractContextManager[bool]:
     """Hold a run folder, in process 0 for all that train together; see `holding`."""
     if processes.index():
         return nullcontext(False)

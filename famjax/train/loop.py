@@ -31,13 +31,13 @@ from famjax.data.reassign import with_rows
 from famjax.data.sources import Source
 from famjax.data.tokenizers import Tokenizer
 from famjax.train import flops, hosts, lock
-from famjax.train.checkpoint import Checkpoints, reading_extra
+from famjax.train.checkpoint import Checkpoints, wrap_extra_errors
 from famjax.train.metrics import METRICS
 from famjax.train.opening import opening
 from famjax.train.optimizers import make_schedule
-from famjax.train.partition import has_frozen_params, refuse_base
-from famjax.train.profile import Profiler, refuse_past
-from famjax.train.program import make_program, with_mesh
+from famjax.train.partition import has_frozen_params, check_base
+from famjax.train.profile import Profiler, check_profile_steps
+from famjax.train.program import make_program, resolve_mesh
 from famjax.train.progress import Progress
 from famjax.train.run import (
     CHECKED,
@@ -49,7 +49,7 @@ from famjax.train.run import (
 )
 from famjax.train.state import MetricSums, TrainState
 from famjax.train.step import zero_sums
-from famjax.train.warmup import at_length, halve_memory, length_at, resize_memory
+from famjax.train.warmup import with_row_length, halve_memory, row_length_at, resize_memory
 
 
 def train(config: Config, run_dir: str | Path, quiet: bool = False) -> Run:
@@ -92,10 +92,10 @@ def train_with_source(
     hosts.compare(config)
     # all processes at once, since each waits for the devices of the others
     jax.devices()
-    with lock.for_all(folder) as new, removing_failed_start(folder, new):
+    with lock.hold_for_all(folder) as new, removing_failed_start(folder, new):
         begun = from_first("begun", lambda: Checkpoints(folder / CHECKPOINTS).latest() is not None)
         config, tokenizer = first_then_all("prepare", lambda: prepare_run(folder, config, begun))
-        hosts.refuse_unshared(folder)
+        hosts.check_shared_folder(folder)
         keep = config.train.keep
         checkpoints = first_then_all("open", lambda: Checkpoints(folder / CHECKPOINTS, keep))
         set_last_step(checkpoints.latest)
@@ -140,15 +140,15 @@ class Trainer:
         self.tokenizer, self.folder = tokenizer, folder
         self.checkpoints, self.progress = checkpoints, progress
         refuse_rows(config, jax.device_count())
-        self.config, self.chosen = with_mesh(config)
+        self.config, self.chosen = resolve_mesh(config)
         self.source: Any = make_source(config, tokenizer, checked=folder / CHECKED)
-        hosts.compare_documents(self.source)  # when it returns, all have read the record
+        hosts.check_same_documents(self.source)  # when it returns, all have read the record
         if index() == 0 and hasattr(self.source, "save_checked"):
             self.source.save_checked()
         self.attention_span: tuple[int, ...] = ()  # see `make_program`
         self.programs, self.is_compiled = 0, False  # compiled so far, and whether the one in use is
         self.latest = latest  # step of the newest checkpoint when the run began
-        self.set_length(length_at(config, latest or 0))
+        self.set_length(row_length_at(config, latest or 0))
         self.schedule = make_schedule(config.optimizer, config.train.steps)
         self.tokens = 0.0  # valid ones read since the run began
         self.saved = -1
@@ -168,7 +168,7 @@ class Trainer:
         if self.latest is not None:
             self.tell()
         asked, profiler = hosts.Asked(), Profiler(self.config, self.folder, self.progress.note)
-        writer = hosts.metrics_writer(self.folder, step if step else None)
+        writer = hosts.make_metrics_writer(self.folder, step if step else None)
         with asked.listening(), profiler, writer as metrics:
             self.profile_tick(profiler, state, step)
             while step < last:
@@ -180,7 +180,7 @@ class Trainer:
                     state = self.log(metrics, state, step, about)
                     self.update_spans(state, step)
                 self.profile_tick(profiler, state, step)
-                if length_at(self.config, step) != self.length:
+                if row_length_at(self.config, step) != self.length:
                     state = self.grow_bptt(state, step)
                 if step % self.config.train.checkpoint_every == 0:
                     self.save(state, step)
@@ -195,7 +195,7 @@ class Trainer:
     def tell(self) -> None:
         """Say what is trained, on what."""
         shapes = jax.eval_shape(self.program.start)
-        for line in opening(at_length(self.config, self.length), shapes):
+        for line in opening(with_row_length(self.config, self.length), shapes):
             self.progress.say(line)
         if hasattr(self.source, "report"):
             self.progress.note(self.source.report())
@@ -245,7 +245,7 @@ class Trainer:
 
     def set_length(self, length: int) -> None:
         """Let the steps that follow read so many tokens of a row."""
-        config = at_length(self.config, length)
+        config = with_row_length(self.config, length)
         self.length, self.rows = config.data.length, config.data.batch
         self.program = make_program(config, self.tokenizer.token_bytes, self.attention_span)
         self.is_compiled = False
@@ -277,7 +277,7 @@ class Trainer:
     def set_attention_span(self, slots: tuple[int, ...]) -> None:
         """Let calls look at so many slots, see `make_program`."""
         self.attention_span = slots
-        config = at_length(self.config, self.length)
+        config = with_row_length(self.config, self.length)
         self.program = make_program(config, self.tokenizer.token_bytes, slots)
         self.is_compiled = False
 
@@ -286,7 +286,7 @@ class Trainer:
         before, rows = self.length, self.rows
         data = halve_lanes(hosts.whole(self.batches.get_state()))
         self.batches.release()
-        self.set_length(length_at(self.config, step))
+        self.set_length(row_length_at(self.config, step))
         self.batches.set_state(data)
         self.progress.note(
             f"step {step:,}: rows of {self.length:,} tokens, {self.rows:,} of them "
@@ -314,14 +314,14 @@ class Trainer:
         step, tree, extra = self.checkpoints.restore(self.template, report=self.progress.note)
         if step < self.config.train.steps:
             self.progress.note(f"goes on from step {step:,} of {self.config.train.steps:,}")
-        with reading_extra(self.checkpoints.path(step)):
+        with wrap_extra_errors(self.checkpoints.path(step)):
             self.compare(from_json(json.dumps(extra["config"])), step)
             self.tokens = float(extra["tokens"])
             state = self.with_rows(from_tree(tree), extra["data"])
         self.saved = step
         if has_frozen_params(self.config):
             state = state._replace(frozen=self.begin().frozen)
-            refuse_base(extra.get("base", ""), self.base, self.config.init, self.folder)
+            check_base(extra.get("base", ""), self.base, self.config.init, self.folder)
         else:
             state = state._replace(frozen=self.no_keys())
         if extra.get("looked"):
@@ -354,12 +354,12 @@ class Trainer:
 
     def template(self, step: int) -> dict[str, Any]:
         """Return what the checkpoint of a step holds, and let rows have that step's length."""
-        if (length := length_at(self.config, step)) != self.length:
+        if (length := row_length_at(self.config, step)) != self.length:
             self.batches.release()
             self.set_length(length)
-        program, config = self.program, at_length(self.config, length)
+        program, config = self.program, with_row_length(self.config, length)
         extra = from_first("extra", lambda: self.checkpoints.extra(step))
-        with reading_extra(self.checkpoints.path(step)):
+        with wrap_extra_errors(self.checkpoints.path(step)):
             saved = extra.get("data", {}).get("batches", {}).get("rows", [])
         if saved and len(saved) != self.rows:
             data = dataclasses.replace(config.data, batch=len(saved))
@@ -388,7 +388,7 @@ class Trainer:
     def compare(self, before: Config, step: int) -> None:
         """Refuse a checkpoint made with another config; tell what a changed one means."""
         refuse_other(before, self.config, self.checkpoints.path(step))
-        refuse_past(before, self.config, step)
+        check_profile_steps(before, self.config, step)
         old, new = make_schedule(before.optimizer, before.train.steps)(step), self.schedule(step)
         if old != new:
             self.progress.note(
@@ -546,7 +546,7 @@ class Clock:
         rate = tokens * self.steps / seconds
         data, device = (self.waited[what] / self.steps for what in ("data", "device"))
         # measured at the first lap only, and before the next one begins
-        peak = flops.peak_flops(jax.devices()[0]) or flops.measured_peak(config.model.dtype)
+        peak = flops.peak_flops(jax.devices()[0]) or flops.measure_peak_flops(config.model.dtype)
         shares = {
             "tokens_per_second": rate,
             "model_flops_utilisation": rate

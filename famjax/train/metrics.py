@@ -18,7 +18,7 @@ from typing import Any
 from tensorboardX import SummaryWriter
 
 from famjax.core.errors import UserError
-from famjax.core.json_files import parse_json, regular_size
+from famjax.core.json_files import parse_json, regular_file_size
 
 METRICS = "metrics.jsonl"
 
@@ -102,7 +102,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def _rows(path: Path) -> list[tuple[dict[str, Any], bytes]]:
     """Each row with its line as it stands in the file."""
     try:
-        regular_size(path)
+        regular_file_size(path)
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:
         raise UserError(f"no metrics at {path}; train the run first") from None

@@ -115,7 +115,7 @@ def combine_fingerprints(trained: str, base: str) -> str:
     return hashlib.sha256(f"{trained} {base}".encode()).hexdigest()[:16] if base else trained
 
 
-def refuse_base(there: str, here: str, init: str | Path, run: str | Path) -> None:
+def check_base(there: str, here: str, init: str | Path, run: str | Path) -> None:
     """Raise a `UserError` if a run was trained beside other weights than `init` holds."""
     if there != here:
         raise UserError(

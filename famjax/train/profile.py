@@ -95,7 +95,7 @@ def span(config: Config) -> tuple[int, int]:
     return int(first), int(last)
 
 
-def refuse_past(before: Config, config: Config, step: int) -> None:
+def check_profile_steps(before: Config, config: Config, step: int) -> None:
     """Raise a `UserError` if steps are to be looked at that a resumed run has done already.
 
     The command that ran before is not refused: it goes on where it was, and traces what is left.

@@ -73,7 +73,7 @@ def make_program(
         step can be lowered and compiled.
     """
     if mesh is None:
-        config, _ = with_mesh(config)
+        config, _ = resolve_mesh(config)
         mesh = sharding.make_mesh(config.mesh)
     refuse_undivided(config)
     used, only = inference_config(config.model), config.train.only
@@ -82,7 +82,7 @@ def make_program(
         abstract_model(model, attention_span, only)[0] for model in (config.model, used, swept)
     )
 
-    start = functools.partial(first_state, config)
+    start = functools.partial(make_initial_state, config)
     shardings = place(config, mesh, graph, jax.eval_shape(start))
     rows = sharding.batch_sharding(mesh, config.data.batch, config.data.length)
     optimizer = make_optimizer(config.optimizer, config.train.steps)
@@ -98,7 +98,7 @@ def make_program(
     )
 
 
-def first_state(config: Config, weights: Any = None) -> TrainState:
+def make_initial_state(config: Config, weights: Any = None) -> TrainState:
     """Return the state before the first step, with these weights if any are given."""
     model = LanguageModel(config.model, rngs=nnx.Rngs(config.seed))
     if weights is not None:
@@ -107,7 +107,7 @@ def first_state(config: Config, weights: Any = None) -> TrainState:
     return init_train_state(config, model, optimizer)
 
 
-def with_mesh(config: Config) -> tuple[Config, str]:
+def resolve_mesh(config: Config) -> tuple[Config, str]:
     """Fill in the mesh's sizes, and say how they were chosen if they were.
 
     Raises:
@@ -124,7 +124,7 @@ def demand(config: Config, memory: int | None = None) -> Demand:
     Args:
       memory: bytes of a device; of one here, if None.
     """
-    shapes = jax.eval_shape(functools.partial(first_state, config))
+    shapes = jax.eval_shape(functools.partial(make_initial_state, config))
     # a gradient is as large as what it is of
     weights = (shapes.params, shapes.params, shapes.opt_state, shapes.frozen)
     return Demand(

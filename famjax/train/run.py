@@ -18,13 +18,13 @@ from famjax.core.checks import validate, validate_model
 from famjax.core.config import Config, LoraConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import difference, from_json, to_json
-from famjax.core.json_files import regular_size
+from famjax.core.json_files import regular_file_size
 from famjax.core.keys import values
-from famjax.core.memory import refuse_model, refuse_training
+from famjax.core.memory import check_model_fits, check_training_fits
 from famjax.core.processes import from_first, index
 from famjax.data.pipeline import make_tokenizer
-from famjax.data.tokenizers import Tokenizer, save_tokenizer, save_words, saved_tokenizer
-from famjax.data.words import Words
+from famjax.data.tokenizers import Tokenizer, save_tokenizer, save_words, load_saved_tokenizer
+from famjax.data.words import WordTokenizer
 from famjax.models.fold_feature_maps import folded, why_not_foldable
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import abstract, merged_adapters, remap_params
@@ -36,7 +36,7 @@ from famjax.train.partition import (
     has_frozen_params,
     inference_config,
     partition_trainable,
-    refuse_base,
+    check_base,
 )
 
 CONFIG, CHECKPOINTS = "config.json", "checkpoints"
@@ -158,18 +158,18 @@ def open_run(
         raise UserError(f"{folder / CONFIG}: {error}") from None
     tokenizer = run_tokenizer(folder, config)
     model, only = inference_config(config.model), config.train.only
-    refuse_model(model)
+    check_model_fits(model)
     graph, shapes, _ = abstract_model(model, only=only)
     template = _placed(shapes, mesh)
     checkpoints = Checkpoints(folder / CHECKPOINTS)
-    refuse_edited(config, checkpoints, step, folder)
+    check_not_edited(config, checkpoints, step, folder)
     found, tree, extra = checkpoints.restore({"params": template}, step, report)
-    refuse_edited(config, checkpoints, found, folder)
+    check_not_edited(config, checkpoints, found, folder)
     frozen: Frozen = ()
     base = ""
     if has_frozen_params(config):
         weights, base = initial_weights(config, folder, report, mesh)
-        refuse_base(extra.get("base", ""), base, config.init, folder)
+        check_base(extra.get("base", ""), base, config.init, folder)
         frozen = freeze(model, weights, only)
     module = nnx.merge(graph, tree["params"], *frozen)
     if config.model.feedback.adaptive_span and hasattr(module.stack, "set_attention_span"):
@@ -251,7 +251,7 @@ def read_config(folder: Path) -> Config | None:
     """Return the config of the run in a folder, or None if there is no run."""
     path = folder / CONFIG
     try:
-        regular_size(path)
+        regular_file_size(path)
         return from_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
@@ -265,7 +265,7 @@ def read_config(folder: Path) -> Config | None:
 
 def run_tokenizer(folder: Path, config: Config) -> Tokenizer:
     """Return the tokenizer of a run, from the copy it keeps."""
-    return saved_tokenizer(folder, config.data.tokenizer)
+    return load_saved_tokenizer(folder, config.data.tokenizer)
 
 
 def prepare_run(folder: Path, config: Config, begun: bool) -> tuple[Config, Tokenizer]:
@@ -288,10 +288,10 @@ def prepare_run(folder: Path, config: Config, begun: bool) -> tuple[Config, Toke
     if not begun:
         before = None
     tokenizer = run_tokenizer(folder, config) if before else make_tokenizer(config.data)
-    config = with_vocabulary(config, tokenizer)
+    config = with_vocab_size(config, tokenizer)
     if before is not None:
         refuse_other(before, config, folder)
-    refuse_training(config)
+    check_training_fits(config)
     if index():  # process 0 writes for all
         return config, tokenizer
     try:
@@ -304,7 +304,9 @@ def prepare_run(folder: Path, config: Config, begun: bool) -> tuple[Config, Toke
     return config, tokenizer
 
 
-def refuse_edited(config: Config, checkpoints: Checkpoints, step: int | None, folder: Path) -> None:
+def check_not_edited(
+    config: Config, checkpoints: Checkpoints, step: int | None, folder: Path
+) -> None:
     """Raise a `UserError` if config.json says another model than a checkpoint was written with.
 
     Most of what it says has no shape in the checkpoint: edited by hand, it would run as another
@@ -359,7 +361,7 @@ def refuse_other(before: Config, config: Config, where: Path) -> None:
 def _write_run(folder: Path, config: Config, tokenizer: Tokenizer | None) -> None:
     """Write the tokenizer, if one is given, and then the config, which makes the folder a run."""
     folder.mkdir(parents=True, exist_ok=True)
-    if isinstance(tokenizer, Words):
+    if isinstance(tokenizer, WordTokenizer):
         save_words(tokenizer.text(), folder)
     elif tokenizer is not None:
         save_tokenizer(config.data.tokenizer, folder)
@@ -368,7 +370,7 @@ def _write_run(folder: Path, config: Config, tokenizer: Tokenizer | None) -> Non
     temporary.replace(folder / CONFIG)
 
 
-def with_vocabulary(config: Config, tokenizer: Tokenizer) -> Config:
+def with_vocab_size(config: Config, tokenizer: Tokenizer) -> Config:
     """Fill in `model.vocab_size`."""
     size = config.model.vocab_size
     if size == 0:

@@ -15,7 +15,7 @@ from famjax.core.config import Config
 from famjax.core.types import Array, State
 
 
-def length_at(config: Config, step: int) -> int:
+def row_length_at(config: Config, step: int) -> int:
     """Return the tokens of a row in the step that follows `step` steps."""
     start, length = config.train.bptt_start, config.data.length
     if not start:
@@ -24,7 +24,7 @@ def length_at(config: Config, step: int) -> int:
     return start << min(step // config.train.bptt_double_every, doublings)
 
 
-def at_length(config: Config, length: int) -> Config:
+def with_row_length(config: Config, length: int) -> Config:
     """Return the config with rows of so many tokens, and as many rows as make the same batch."""
     rows = config.data.batch * config.data.length // length
     return replace(config, data=replace(config.data, batch=rows, length=length))

@@ -20,7 +20,7 @@ from famjax.cli.main import main
 from famjax.core.config import Config
 from famjax.core.errors import UserError
 from famjax.core.experiment import override, to_json
-from famjax.data.files import _globbed, find_files
+from famjax.data.files import _glob_files, find_files
 from famjax.data.tokenizers import load_tokenizer
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -448,7 +448,9 @@ def test_patterns_are_as_glob_has_them(
     monkeypatch.chdir(tmp_path)
     expected = {os.path.normpath(path) for path in glob.glob(pattern, recursive=True)}
     found = {
-        path for path in map(os.path.normpath, _globbed(pattern, Counter())) if os.path.isfile(path)
+        path
+        for path in map(os.path.normpath, _glob_files(pattern, Counter()))
+        if os.path.isfile(path)
     }
     assert found == {path for path in expected if os.path.isfile(path)}
 
@@ -468,18 +470,18 @@ def test_patterns_follow_links_to_folders_as_glob_does(
     def reals(paths: Iterable[str]) -> set[str]:
         return {os.path.realpath(path) for path in paths if os.path.isfile(path)}
 
-    found = [*_globbed(pattern, Counter())]
+    found = [*_glob_files(pattern, Counter())]
     (tmp_path / "in/kernel").unlink()
     expected = reals(glob.iglob(pattern, recursive=True))
     assert reals(found) == expected
     assert len(expected) > 1 or pattern == "in/**/b.txt"
     (tmp_path / "in/y/up").symlink_to(tmp_path)
     (tmp_path / "out/deep/y/up").symlink_to(tmp_path / "in")
-    assert reals(_globbed(pattern, Counter())) >= expected  # and it ends
+    assert reals(_glob_files(pattern, Counter())) >= expected  # and it ends
 
 
 def test_too_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("famjax.data.files._MOST_FILES", 3)
+    monkeypatch.setattr("famjax.data.files._MAX_FILES", 3)
     texts(tmp_path, 4)
     for given in (tmp_path, tmp_path / "*.txt"):
         with pytest.raises(UserError, match="more than 3 files; name a folder with fewer"):

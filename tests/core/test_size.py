@@ -100,7 +100,7 @@ def test_the_key_that_is_too_large_is_named(key, value):
     with pytest.raises(
         UserError, match=rf"^{key}={value}: parameters, .* would take at least [\d.]"
     ):
-        memory.refuse_training(config)
+        memory.check_training_fits(config)
 
 
 @pytest.mark.parametrize(
@@ -115,21 +115,21 @@ def test_the_key_that_is_too_large_is_named(key, value):
 )
 def test_sizes_of_other_models(model, key):
     with pytest.raises(UserError, match=rf"^{key}"):
-        memory.refuse_training(Config(model=model))
+        memory.check_training_fits(Config(model=model))
 
 
 def test_what_fits_is_not_refused(monkeypatch):
     config = Config(model=replace(SHAPE, vocab_size=258))
-    memory.refuse_training(config)
+    memory.check_training_fits(config)
     needed = size.training_bytes(config)
     monkeypatch.setattr(memory, "host_bytes", lambda: needed - 1)
     said = f"would take at least {byte_size(needed)}, and this machine has "
     with pytest.raises(UserError, match=said):
-        memory.refuse_training(config)
-    memory.refuse_model(config.model)  # without gradients it does fit
+        memory.check_training_fits(config)
+    memory.check_model_fits(config.model)  # without gradients it does fit
     with pytest.raises(UserError, match="2 rows would take at least"):
-        memory.refuse_bytes("2 rows", needed)
-    memory.refuse_training(config, memory.Memory(10**12, "another machine has"))
+        memory.check_bytes_fit("2 rows", needed)
+    memory.check_training_fits(config, memory.Memory(10**12, "another machine has"))
 
 
 def test_what_is_trained_has_gradients_and_moments():

@@ -13,7 +13,7 @@ from tiny_tokenizers import CHATML, LLAMA, byte_level, sentencepiece_like, write
 from famjax.core.errors import UserError
 from famjax.data.chat import ChatTemplate
 from famjax.data.lanes import Lanes
-from famjax.data.packing import Packed
+from famjax.data.packing import PackedRows
 from famjax.data.sources import TextSource
 from famjax.data.tokenizers import load_tokenizer
 
@@ -285,7 +285,7 @@ def test_weights_reach_the_batches(chatml, tmp_path, layout):
     total = 128
     batches = {
         "lanes": lambda: Lanes(source, 1, total, 8),
-        "packed": lambda: Packed(source, tokenizer, 1, total, 0, **repeat),
+        "packed": lambda: PackedRows(source, tokenizer, 1, total, 0, **repeat),
     }[layout]()
     batch = next(iter(batches))
     found = batch["weights"][0]

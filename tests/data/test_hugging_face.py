@@ -16,7 +16,7 @@ from famjax.data.tokenizers import (
     StreamDecoder,
     load_tokenizer,
     save_tokenizer,
-    saved_tokenizer,
+    load_saved_tokenizer,
     train_sentencepiece,
 )
 
@@ -93,8 +93,8 @@ def test_a_special_has_no_bytes_and_another_added_token_has_its_text(folders):
     vocabulary = reference(folders["byte-level"]).get_vocab()
     assert tokenizer.vocab_size == 1 + max(vocabulary.values())
     for name in ("<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>"):
-        assert tokenizer.bytes_of(vocabulary[name]) == b""
-    assert tokenizer.bytes_of(vocabulary["<think>"]) == b"<think>"
+        assert tokenizer.token_to_bytes(vocabulary[name]) == b""
+    assert tokenizer.token_to_bytes(vocabulary["<think>"]) == b"<think>"
     assert tokenizer.encode("<think>").tolist() == [vocabulary["<think>"]]
     assert tokenizer.stop_ids == {vocabulary["<|eos|>"], vocabulary["<|im_end|>"]}
 
@@ -292,7 +292,7 @@ def test_a_run_keeps_all_that_the_tokenizer_is_made_of(folders, tmp_path):
     save_tokenizer(str(source), run)
     save_tokenizer(str(run / "tokenizer"), run)  # itself
     shutil.rmtree(source)
-    kept = saved_tokenizer(run, str(source))
+    kept = load_saved_tokenizer(run, str(source))
     assert kept.fingerprint == given.fingerprint
     assert kept.stop_ids == given.stop_ids
     messages = [{"role": "user", "content": "hi"}]
@@ -303,7 +303,7 @@ def test_the_last_copy_counts(folders, model, tmp_path):
     """A first try that failed may have left another tokenizer in the folder."""
     for spec in [model, folders["gemma"], folders["byte-level"], model, "bytes"]:
         save_tokenizer(str(spec), tmp_path)
-        found = saved_tokenizer(tmp_path, str(spec))
+        found = load_saved_tokenizer(tmp_path, str(spec))
         assert found.fingerprint == load_tokenizer(str(spec)).fingerprint
         assert (found.chat_template is None) == (load_tokenizer(str(spec)).chat_template is None)
     assert not (tmp_path / "tokenizer" / "chat_template.jinja").exists()  # of gemma's
@@ -313,7 +313,7 @@ def test_old_runs_and_folders_with_a_sentencepiece_model(model, tmp_path):
     (tmp_path / "run").mkdir()
     shutil.copyfile(model, tmp_path / "run" / "tokenizer.model")
     fingerprint = load_tokenizer(str(model)).fingerprint
-    assert saved_tokenizer(tmp_path / "run", "gone.model").fingerprint == fingerprint
+    assert load_saved_tokenizer(tmp_path / "run", "gone.model").fingerprint == fingerprint
     assert load_tokenizer(str(tmp_path / "run")).fingerprint == fingerprint
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from famjax.core.config import Config
 from famjax.core.experiment import override
-from famjax.data.lanes import at_document
+from famjax.data.lanes import document_start
 from famjax.data.pipeline import Batches, make_batches, make_source
 from famjax.data.reassign import Assignment, ReassignedSource, with_rows
 from famjax.data.tokenizers import load_tokenizer
@@ -160,8 +160,8 @@ def test_begun_epochs_are_read_whole(times: list[list[int]], many: int) -> None:
     for taken, after in itertools.zip_longest(times, times[1:]):
         lanes = len(taken)
         pairs += [dealt.call(lane, lanes, k) for lane, n in enumerate(taken) for k in range(n)]
-        state = {"batches": {"rows": [at_document(n) for n in taken]}, **dealt.get_deals()}
-        dealt.set_deals(with_rows(state, len(after) if after else many, source))
+        state = {"batches": {"rows": [document_start(n) for n in taken]}, **dealt.get_assignments()}
+        dealt.set_assignments(with_rows(state, len(after) if after else many, source))
     assert dealt.left is not None
     pairs += dealt.left.documents
     assert len(set(pairs)) == len(pairs)
@@ -174,14 +174,14 @@ def test_begun_epochs_are_read_whole(times: list[list[int]], many: int) -> None:
 def test_what_was_left_is_dealt_again() -> None:
     """To other lanes, before any of it was begun."""
     source: Any = Six()
-    state = {"batches": {"rows": [at_document(1), at_document(1)]}}
+    state = {"batches": {"rows": [document_start(1), document_start(1)]}}
     left = with_rows(state, 8, source)["left"]["documents"]
     assert len(left) == 4
     once = with_rows(with_rows(state, 8, source), 9, source)
     assert once["left"]["documents"] == left
     few = with_rows(once, 3, source)
     dealt = ReassignedSource(source)
-    dealt.set_deals(few)
+    dealt.set_assignments(few)
     assert [dealt.call(n % 3, 3, n // 3) for n in range(5)] == [*left, (1, 3, 0)]
 
 

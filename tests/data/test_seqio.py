@@ -12,7 +12,7 @@ import tensorflow_datasets as tfds
 from famjax.core.config import DataConfig
 from famjax.core.errors import UserError
 from famjax.data.lanes import Lanes
-from famjax.data.packing import Packed
+from famjax.data.packing import PackedRows
 from famjax.data.seqio_tasks import TfSource
 from famjax.data.tokenizers import load_tokenizer, train_sentencepiece
 
@@ -222,5 +222,5 @@ def test_a_mocked_public_set_goes_through_lanes_and_packing(tmp_path):
         assert len(texts) == 9
         lanes = next(iter(Lanes(source, 2, 32, 8)))
         assert lanes["reset"].any(axis=1).all()
-        packed = next(iter(Packed(source, tokenizer, 2, 32, seed=0)))
+        packed = next(iter(PackedRows(source, tokenizer, 2, 32, seed=0)))
         assert packed["valid"].all()

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from famjax.core.errors import UserError
-from famjax.data.files import _Scan, read_text_pieces
+from famjax.data.files import _Scanner, read_text_pieces
 from famjax.data.sources import TextSource, iter_tokens
 from famjax.data.tokenizers import load_tokenizer
 
@@ -218,7 +218,7 @@ def test_a_scan_that_takes_long_says_how_far_it_is(tmp_path, monkeypatch, capsys
     make(tmp_path)
     assert capsys.readouterr().err == ""
     seconds = itertools.count()
-    monkeypatch.setattr("famjax.data.files._TELL_BYTES", 1)
+    monkeypatch.setattr("famjax.data.files._REPORT_BYTES", 1)
     monkeypatch.setattr("famjax.data.files.time.monotonic", lambda: float(next(seconds)))
     make(tmp_path)
     said = capsys.readouterr().err.splitlines()
@@ -415,8 +415,8 @@ def test_lines_that_were_checked_are_not_checked_again(tmp_path, monkeypatch):
             file.write(b'{"text": "fine"}\n\n{"text": "more"}\n')
     files = [tmp_path / f"a.jsonl{suffix}" for suffix in OPENERS]
     checked = []
-    check = _Scan._check
-    monkeypatch.setattr(_Scan, "_check", lambda *args: checked.append(args) or check(*args))
+    check = _Scanner._check
+    monkeypatch.setattr(_Scanner, "_check", lambda *args: checked.append(args) or check(*args))
 
     def checks(save=True):
         checked.clear()

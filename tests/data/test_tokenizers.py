@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from famjax.core.errors import UserError
 from famjax.data.tokenizers import StreamDecoder, load_tokenizer, train_sentencepiece
-from famjax.data.words import count_words
+from famjax.data.words import build_word_list
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 CORPUS = "The quick brown fox, 1234 times.\n\tdef f(x):\n        return x  # naïve 😀\n" * 50
@@ -112,7 +112,7 @@ def test_the_training_text_is_not_overwritten(tmp_path):
     (tmp_path / "link.txt").symlink_to(text)
     for make in (
         lambda out: train_sentencepiece(str(tmp_path), 280, out),
-        lambda out: count_words(str(tmp_path), out),
+        lambda out: build_word_list(str(tmp_path), out),
     ):
         for out in (text, tmp_path / "link.txt"):
             with pytest.raises(UserError, match="is one of the texts; give another file"):

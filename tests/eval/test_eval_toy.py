@@ -19,7 +19,7 @@ from famjax.core.config import DataConfig, ToyConfig
 from famjax.core.errors import UserError
 from famjax.eval import toy
 from famjax.eval.toy import evaluate_toy
-from famjax.tasks.toy import ToySource, answers, words_of
+from famjax.tasks.toy import ToySource, answers, task_tokenizer
 from famjax.train.run import Run, open_run
 
 
@@ -37,7 +37,7 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
 def run_of(task: str, mixer: str = "fam", **sizes: Any) -> Run:
     """Return a run of a task with random parameters."""
     config = ToyConfig(episodes=30, **sizes)
-    words = words_of(task, config)
+    words = task_tokenizer(task, config)
     run = tiny.run_with(mixer, vocab_size=words.vocab_size)
     data = DataConfig(task=task, tokenizer="task", toy=config)  # type: ignore[arg-type]
     return replace(run, config=replace(run.config, data=data), tokenizer=words)

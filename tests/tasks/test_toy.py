@@ -13,22 +13,22 @@ from famjax.core.checks import TOYS
 from famjax.core.config import Config, DataConfig, ToyConfig
 from famjax.core.errors import UserError
 from famjax.data.lanes import Lanes
-from famjax.data.packing import Packed
+from famjax.data.packing import PackedRows
 from famjax.data.pipeline import make_source, make_tokenizer
 from famjax.data.tokenizers import load_tokenizer
 from famjax.data.words import SPECIALS
-from famjax.tasks.toy import TASKS, ToySource, answers, baselines, steps_of_test, words_of
+from famjax.tasks.toy import TASKS, ToySource, answers, baselines, eval_steps, task_tokenizer
 
 FEW = ToyConfig(episodes=40)
 
 
 def source(task, config=FEW, split="train", seed=0):
-    return ToySource(task, config, words_of(task, config), seed, split)
+    return ToySource(task, config, task_tokenizer(task, config), seed, split)
 
 
 def read(task, config=FEW):
     """Return the words, the answers' words and the weights of each episode."""
-    words = words_of(task, config).words
+    words = task_tokenizer(task, config).words
     for piece in source(task, config).episodes():
         said = piece.tokens if piece.targets is None else piece.targets
         assert len(piece.tokens) == len(piece.weights) == len(said)
@@ -172,9 +172,9 @@ def test_steps_are_the_papers_unless_said():
         "counting": (50, 50),
         "algorithmic": (100, 100),
     }
-    assert steps_of_test("copy", ToyConfig(steps=9)) == 400
-    assert steps_of_test("counting", ToyConfig(steps=1000)) == 1000
-    assert steps_of_test("copy", ToyConfig(test_steps=7)) == 7
+    assert eval_steps("copy", ToyConfig(steps=9)) == 400
+    assert eval_steps("counting", ToyConfig(steps=1000)) == 1000
+    assert eval_steps("copy", ToyConfig(test_steps=7)) == 7
 
 
 # the source ------------------------------------------------------------------------------------
@@ -243,7 +243,9 @@ def test_reading_goes_on_at_any_piece(task):
 def test_batches_hold_every_answer_and_go_on_exactly(task, layout):
     config = replace(FEW, episodes=3, steps=9)
     made = source(task, config)
-    lanes = Lanes(made, 2, 32, 8) if layout == "lanes" else Packed(made, made_words(task), 2, 32, 0)
+    lanes = (
+        Lanes(made, 2, 32, 8) if layout == "lanes" else PackedRows(made, made_words(task), 2, 32, 0)
+    )
     iterator, states, batches = iter(lanes), [], []
     for _ in range(12):
         states.append(json.dumps(iterator.get_state()))
@@ -267,7 +269,7 @@ def test_batches_hold_every_answer_and_go_on_exactly(task, layout):
 
 
 def made_words(task):
-    return words_of(task, FEW)
+    return task_tokenizer(task, FEW)
 
 
 def test_whole_episodes_stay_whole():
@@ -279,7 +281,7 @@ def test_whole_episodes_stay_whole():
         assert not (begins % 8).any()
         # the last one that began has ended: its "." is asked for
         last = batch["targets"][lane][begins[-1] :][batch["weights"][lane][begins[-1] :] > 0]
-        assert last[-1] == words_of("counting", FEW).words.index(".")
+        assert last[-1] == task_tokenizer("counting", FEW).words.index(".")
 
 
 def test_the_pipeline_has_them():

@@ -234,7 +234,7 @@ def test_a_failed_save_is_told_at_the_next_call_and_harms_nothing(
 
 def test_a_failed_save_names_the_last_one_that_is_whole(folder, monkeypatch):
     cut(biggest(folder / "000000020"))
-    monkeypatch.setattr(checkpoint, "_seal", lambda folder: os.mkdir(folder))
+    monkeypatch.setattr(checkpoint, "_write_manifest", lambda folder: os.mkdir(folder))
     checkpoints = Checkpoints(folder, 2)
     checkpoints.save(30, tree_of(30), {})
     with pytest.raises(UserError, match=r"cannot save .*the last good one is step 10"):
@@ -242,7 +242,7 @@ def test_a_failed_save_names_the_last_one_that_is_whole(folder, monkeypatch):
 
 
 def test_errors_of_ours_keep_their_type(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "_seal", lambda folder: 1 / 0)
+    monkeypatch.setattr(checkpoint, "_write_manifest", lambda folder: 1 / 0)
     checkpoints = Checkpoints(tmp_path, 2)
     checkpoints.save(1, tree_of(1), {})
     with pytest.raises(ZeroDivisionError):
@@ -254,7 +254,7 @@ def test_errors_of_ours_keep_their_type(tmp_path, monkeypatch):
 
 
 def test_orbax_does_not_log_what_it_raises(caplog):
-    with checkpoint._one_line_errors(), caplog.at_level(logging.ERROR, "absl"):
+    with checkpoint._suppress_tracebacks(), caplog.at_level(logging.ERROR, "absl"):
         logging.getLogger("absl").error("_SignalingThread.run() raised an exception: full")
         logging.getLogger("absl").error("another")
     assert [record.getMessage() for record in caplog.records] == ["another"]
@@ -395,7 +395,7 @@ def test_a_manifest_that_names_a_file_elsewhere_opens_none(folder, monkeypatch, 
     listed["files"] = {name: {"size": 0, "sha256": ""}, **listed["files"]}
     path.write_text(json.dumps(listed))
     measured = []
-    measure = checkpoint._measure
+    measure = checkpoint._file_info
     monkeypatch.setattr(checkpoint, "_measure", lambda path: measured.append(path) or measure(path))
     lines: list[str] = []
     step, *_ = Checkpoints(folder).restore(shapes(tree_of(0)), report=lines.append)
@@ -446,7 +446,7 @@ def test_a_manifest_that_is_nested_deep_and_a_pipe(folder):
 def resealed(path):
     """Write the manifest of a checkpoint anew, so that what was done to it is believed."""
     files = {p for p in path.rglob("*") if p.is_file() and p.name != "manifest.json"}
-    listed = {p.relative_to(path).as_posix(): checkpoint._measure(p) for p in files}
+    listed = {p.relative_to(path).as_posix(): checkpoint._file_info(p) for p in files}
     (path / "manifest.json").write_text(json.dumps({"files": listed}))
 
 

@@ -19,7 +19,7 @@ from famjax.data.tokenizers import load_tokenizer
 from famjax.train import loop
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.loop import train
-from famjax.train.warmup import at_length, length_at
+from famjax.train.warmup import with_row_length, row_length_at
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -36,13 +36,13 @@ def test_the_papers_lengths() -> None:
     warming = ["train.bptt_start=32", "train.bptt_double_every=50000"]
     paper = override(Config(), [*given, *warming])
     steps = [0, 49_999, 50_000, 100_000, 149_999, 150_000, 10**9]
-    assert [length_at(paper, step) for step in steps] == [32, 32, 64, 128, 128, 256, 256]
+    assert [row_length_at(paper, step) for step in steps] == [32, 32, 64, 128, 128, 256, 256]
     for step in steps:
-        data = at_length(paper, length_at(paper, step)).data
+        data = with_row_length(paper, row_length_at(paper, step)).data
         assert data.batch * data.length == 512 * 256
     plain = override(Config(), given)
-    assert length_at(plain, 7) == 256
-    assert at_length(plain, 256) == plain
+    assert row_length_at(plain, 7) == 256
+    assert with_row_length(plain, 256) == plain
 
 
 def on_host(state: Any) -> Any:
@@ -106,7 +106,7 @@ def test_a_run_is_its_steps(tmp_path: Path, steps: list[Step]) -> None:
     tokenizer = load_tokenizer("bytes")
     state, data = None, None
     for length, count in ((16, 4), (32, 4), (64, 2)):
-        now = at_length(given, length)
+        now = with_row_length(given, length)
         program = make_program(now, tokenizer.token_bytes)
         batches = make_batches(now, make_source(now, tokenizer), tokenizer, 8)
         if state is None:
