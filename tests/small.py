@@ -23,8 +23,8 @@ from famjax.core.experiment import override
 from famjax.train import loop
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.metrics import read_metrics
-from famjax.train.program import Program, resolve_mesh
-from famjax.train.warmup import with_row_length, row_length_at
+from famjax.train.program import TrainProgram, resolve_mesh
+from famjax.train.warmup import row_length_at, with_row_length
 
 SHAPE = [
     "model.layers=1",
@@ -76,7 +76,7 @@ def config(folder: Path, layout: str = "lanes", task: str = "text", *more: str) 
 
 
 @functools.cache
-def _program(config: Config) -> Program:
+def _program(config: Config) -> TrainProgram:
     return _make_program(config, _token_bytes[-1])
 
 
@@ -85,7 +85,7 @@ _make_program, _token_bytes = loop.make_program, [np.zeros(0)]
 
 def make_program(
     config: Config, token_bytes: np.ndarray, attention_span: tuple[int, ...] = ()
-) -> Program:
+) -> TrainProgram:
     """Return `famjax.train.program.make_program`'s, from an earlier run if there was one."""
     data = replace(
         DataConfig(),

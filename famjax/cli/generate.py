@@ -72,7 +72,7 @@ def run(argv: list[str]) -> int:
             "train with a tokenizer that has one"
         )
     if prompt is not None and isinstance(opened.tokenizer, WordTokenizer):
-        _tell_unknown(opened.tokenizer.unknown(prompt))
+        _tell_unknown(opened.tokenizer.unknown_words(prompt))
     if arguments.small_cache:
         opened = opened.with_small_cache()
     # files of memories belong to the run as it is

@@ -23,7 +23,7 @@ from famjax.core.config import AXES, Config
 from famjax.core.errors import UserError, nearest
 from famjax.core.hints import find_hint
 from famjax.core.json_files import parse_json, regular_file_size, shorten
-from famjax.core.keys import fits, keys, values, wrong
+from famjax.core.keys import has_type, keys, type_error_message, values
 from famjax.core.ranges import check_types
 from famjax.core.unused_keys import check_unused_keys
 
@@ -238,7 +238,7 @@ def _set(config: Config, key: str, value: str) -> Config:
                 console_outputs=False,
             )
     except SystemExit:
-        raise UserError(wrong(key, value, kind)) from None
+        raise UserError(type_error_message(key, value, kind)) from None
 
 
 def _unknown(key: str, known: dict[str, Any]) -> str:
@@ -303,8 +303,8 @@ def _build(cls: type, tree: Any, prefix: str, missing: list[str]) -> Any:
             missing.append(key)
         elif dataclasses.is_dataclass(kind):
             parts[name] = _build(kind, tree[name], f"{key}.", missing)  # type: ignore[arg-type]
-        elif not fits(tree[name], kind):
-            raise UserError(wrong(key, tree[name], kind))
+        elif not has_type(tree[name], kind):
+            raise UserError(type_error_message(key, tree[name], kind))
         else:
             parts[name] = float(tree[name]) if kind is float else tree[name]
     return cls(**parts)

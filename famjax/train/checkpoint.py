@@ -48,8 +48,8 @@ from famjax.core.json_files import parse_json, regular_file_size, shorten
 from famjax.core.names import is_inside
 
 MANIFEST, TREE, EXTRA = "manifest.json", "tree.json", "extra.json"
-_WRITING, _REPLACED = "tmp-", "old-"
-_RESTORE = "restore the folder from a copy or start a new run"
+_TEMPORARY, _REPLACED = "tmp-", "old-"
+_RESTORE_HINT = "restore the folder from a copy or start a new run"
 
 # A tree with a dict of identifiers on top and jax.Array (or ShapeDtypeStruct) leaves.
 Tree = dict[str, Any]
@@ -93,7 +93,7 @@ class Checkpoints:
     def extra(self, step: int) -> dict[str, Any]:
         """What was saved beside the arrays of a step, not verified; {} if it cannot be read."""
         try:
-            found = _json(self.path(step) / EXTRA)
+            found = _load_json(self.path(step) / EXTRA)
         except (OSError, ValueError, UserError):
             return {}
         return found if isinstance(found, dict) else {}
@@ -121,11 +121,11 @@ class Checkpoints:
             raise ValueError("opened for reading only: keep=0")
         self.wait()
         to_host = _to_host if processes.count() == 1 else _share_to_host
-        leaves = {key: _leaves(to_host(value, copy)) for key, value in tree.items()}
+        leaves = {key: _flatten(to_host(value, copy)) for key, value in tree.items()}
         _check_names(leaves)
         note = json.dumps(extra)
         self._thread = threading.Thread(
-            target=self._background, args=(step, leaves, note), name=f"save-{step}"
+            target=self._save_in_background, args=(step, leaves, note), name=f"save-{step}"
         )
         self._thread.start()
 
@@ -165,12 +165,14 @@ class Checkpoints:
           UserError: there is no good checkpoint, or it does not fit the template.
         """
         of = template if callable(template) else lambda _: template
-        step, template = self._newest_good(of, step, report or _to_stderr)
-        self._check_fit(step, {key: _leaves(value) for key, value in template.items()})
-        tree = {key: _read(self.path(step) / key, value) for key, value in template.items()}
-        return step, tree, self._table(step, EXTRA)
+        step, template = self._newest_valid(of, step, report or _to_stderr)
+        self._check_fit(step, {key: _flatten(value) for key, value in template.items()})
+        tree = {
+            key: _restore_arrays(self.path(step) / key, value) for key, value in template.items()
+        }
+        return step, tree, self._load_table(step, EXTRA)
 
-    def _newest_good(
+    def _newest_valid(
         self, of: Callable[[int], Tree], step: int | None, report: Callable[[str], None]
     ) -> tuple[int, Tree]:
         steps = processes.from_first("steps", self.steps)
@@ -181,53 +183,55 @@ class Checkpoints:
         for candidate in [step] if step is not None else reversed(steps):
             template = of(candidate)
             damage = processes.from_first(
-                "damage", functools.partial(_damage, self.path(candidate), sorted(template))
+                "damage", functools.partial(_find_damage, self.path(candidate), sorted(template))
             )
             if damage is None:
                 return candidate, template
             report(f"checkpoint {self.path(candidate)} is damaged: {damage}; it is not used")
         tried = steps if step is None else [step]
-        raise UserError(f"no good checkpoint in {self.folder}: {tried} damaged; {_RESTORE}")
+        raise UserError(f"no good checkpoint in {self.folder}: {tried} damaged; {_RESTORE_HINT}")
 
-    def _table(self, step: int, name: str) -> dict[str, Any]:
+    def _load_table(self, step: int, name: str) -> dict[str, Any]:
         """Return the table of keys in a file of a step, whose checksum is right."""
         path = self.path(step) / name
         try:
-            found = _json(path)
+            found = _load_json(path)
         except (OSError, ValueError) as error:
-            raise UserError(f"{path}: damaged ({error}); {_RESTORE}") from None
+            raise UserError(f"{path}: damaged ({error}); {_RESTORE_HINT}") from None
         if not isinstance(found, dict):
-            raise UserError(f"{path}: damaged (not a table of keys); {_RESTORE}")
+            raise UserError(f"{path}: damaged (not a table of keys); {_RESTORE_HINT}")
         return found
 
     def _check_fit(self, step: int, wanted: dict[str, Leaves]) -> None:
-        saved = self._table(step, TREE)
+        saved = self._load_table(step, TREE)
         for key, leaves in wanted.items():
             try:
                 there = {name: tuple(about) for name, about in saved.get(key, {}).items()}
             except (AttributeError, TypeError):
                 path = self.path(step) / TREE
-                raise UserError(f"{path}: damaged (not a table of arrays); {_RESTORE}") from None
-            here = {name: _about(leaf) for name, leaf in leaves.items()}
+                raise UserError(
+                    f"{path}: damaged (not a table of arrays); {_RESTORE_HINT}"
+                ) from None
+            here = {name: _array_info(leaf) for name, leaf in leaves.items()}
             for name in [*here, *there]:
                 if there.get(name) != here.get(name):
                     full = f"{key}/{name}" if name else key
                     raise UserError(
                         f"checkpoint {self.path(step)} does not fit: {full} is "
-                        f"{_words(there.get(name))} in it and {_words(here.get(name))} here; "
+                        f"{_describe_array(there.get(name))} in it and {_describe_array(here.get(name))} here; "
                         "use the config the run was trained with (config.json beside checkpoints)"
                     )
 
-    def _background(self, step: int, leaves: dict[str, Leaves], note: str) -> None:
+    def _save_in_background(self, step: int, leaves: dict[str, Leaves], note: str) -> None:
         try:
             self._write(step, leaves, note)
         except BaseException as error:
             if processes.index() == 0:
-                shutil.rmtree(self._writing(step), ignore_errors=True)
-            self._error = self._explain(step, list(leaves), error)
+                shutil.rmtree(self._temporary_path(step), ignore_errors=True)
+            self._error = self._explain_error(step, list(leaves), error)
 
     def _write(self, step: int, leaves: dict[str, Leaves], note: str) -> None:
-        writing = self._writing(step)
+        writing = self._temporary_path(step)
         if processes.index() == 0:
             writing.mkdir(parents=True)
         processes.meet("save begins")
@@ -239,8 +243,10 @@ class Checkpoints:
         processes.meet("save ends")
 
     def _complete(self, step: int, leaves: dict[str, Leaves], note: str) -> None:
-        writing = self._writing(step)
-        index = {key: {n: _about(v) for n, v in values.items()} for key, values in leaves.items()}
+        writing = self._temporary_path(step)
+        index = {
+            key: {n: _array_info(v) for n, v in values.items()} for key, values in leaves.items()
+        }
         (writing / TREE).write_text(json.dumps(index))
         (writing / EXTRA).write_text(note)
         _write_manifest(writing)
@@ -252,8 +258,8 @@ class Checkpoints:
         target, aside = self.path(step), self.folder / f"{_REPLACED}{step:09d}"
         if target.exists():
             target.rename(aside)
-        self._writing(step).rename(target)
-        _sync(self.folder)
+        self._temporary_path(step).rename(target)
+        _fsync(self.folder)
         shutil.rmtree(aside, ignore_errors=True)
 
     def _prune(self, newest: int) -> None:
@@ -261,13 +267,13 @@ class Checkpoints:
         kept = [s for s in steps if s <= newest][-self.keep :]
         for step in set(steps) - set(kept):
             # Renamed first: a folder half removed must not look like a damaged checkpoint.
-            self.path(step).rename(self._writing(step))
-            shutil.rmtree(self._writing(step), ignore_errors=True)
+            self.path(step).rename(self._temporary_path(step))
+            shutil.rmtree(self._temporary_path(step), ignore_errors=True)
 
     def _clean(self) -> None:
         """Undo what killed savers left: half-written folders, and one moved aside in vain."""
         for path in list(self.folder.iterdir()):
-            if path.name.startswith(_WRITING):
+            if path.name.startswith(_TEMPORARY):
                 shutil.rmtree(path)
             elif path.name.startswith(_REPLACED):
                 target = self.folder / path.name.removeprefix(_REPLACED)
@@ -276,12 +282,12 @@ class Checkpoints:
                 else:
                     path.rename(target)
 
-    def _writing(self, step: int) -> Path:
-        return self.folder / f"{_WRITING}{step:09d}"
+    def _temporary_path(self, step: int) -> Path:
+        return self.folder / f"{_TEMPORARY}{step:09d}"
 
-    def _explain(self, step: int, keys: list[str], error: BaseException) -> BaseException:
+    def _explain_error(self, step: int, keys: list[str], error: BaseException) -> BaseException:
         """The UserError for a disk that is full or refuses; any other error is ours, and itself."""
-        good = (s for s in reversed(self.steps()) if _damage(self.path(s), keys) is None)
+        good = (s for s in reversed(self.steps()) if _find_damage(self.path(s), keys) is None)
         last = next(good, None)
         rest = "there is no good one" if last is None else f"the last good one is step {last}"
         if _is_full(error):
@@ -300,8 +306,10 @@ def wrap_extra_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except (LookupError, TypeError, AttributeError, ValueError) as error:
-        said = shorten(f"{type(error).__name__}: {error}")
-        raise UserError(f"{folder / EXTRA}: not as famjax wrote it ({said}); {_RESTORE}") from error
+        message = shorten(f"{type(error).__name__}: {error}")
+        raise UserError(
+            f"{folder / EXTRA}: not as famjax wrote it ({message}); {_RESTORE_HINT}"
+        ) from error
 
 
 def _to_stderr(line: str) -> None:
@@ -329,7 +337,7 @@ def _share_to_host(tree: Any, _: bool) -> Any:
     return jax.block_until_ready(copies)
 
 
-def _leaves(tree: Any) -> Leaves:
+def _flatten(tree: Any) -> Leaves:
     """Leaves by path, "layers/0/w"; the empty path if the tree is one leaf."""
     flat = jax.tree_util.tree_flatten_with_path(tree)[0]
     leaves = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in flat}
@@ -347,11 +355,11 @@ def _check_names(leaves: dict[str, Leaves]) -> None:
             raise ValueError(f"two leaves of {key!r} differ in dots and slashes only")
 
 
-def _about(leaf: Any) -> tuple[list[int], str]:
+def _array_info(leaf: Any) -> tuple[list[int], str]:
     return list(leaf.shape), str(leaf.dtype)
 
 
-def _words(about: tuple[Any, ...] | None) -> str:
+def _describe_array(about: tuple[Any, ...] | None) -> str:
     return "absent" if about is None else f"{about[1]}{about[0]}"
 
 
@@ -379,11 +387,11 @@ def _write_arrays(folder: Path, leaves: Leaves) -> None:
     if tree:
         # Orbax holds what it is writing once more: the largest array, and not all of them
         gigabytes = 2 + max(leaf.nbytes for leaf in leaves.values()) // 10**9
-        with _suppress_tracebacks(), _orbax(save_concurrent_gb=gigabytes) as orbax:
+        with _suppress_tracebacks(), _make_checkpointer(save_concurrent_gb=gigabytes) as orbax:
             orbax.save(folder, ocp.args.PyTreeSave(tree))
 
 
-def _orbax(**limits: int) -> ocp.Checkpointer:
+def _make_checkpointer(**limits: int) -> ocp.Checkpointer:
     """Orbax whose processes wait for each other in the coordination service.
 
     On the devices, where it waits by default, the training's collectives would be in between.
@@ -410,30 +418,32 @@ def _suppress_tracebacks() -> Iterator[None]:
         logger.removeFilter(wanted)
 
 
-def _read(folder: Path, template: Any) -> Any:
+def _restore_arrays(folder: Path, template: Any) -> Any:
     """The tree under `folder`, shaped, typed and sharded as `template`, known to fit."""
-    leaves = _leaves(template)
+    leaves = _flatten(template)
     nested = _nest(leaves)
     if nested:
-        how = ocp.args.PyTreeRestore(item=nested, restore_args=jax.tree.map(_how, nested))
+        how = ocp.args.PyTreeRestore(item=nested, restore_args=jax.tree.map(_restore_args, nested))
         try:
-            with _suppress_tracebacks(), _orbax() as orbax:
+            with _suppress_tracebacks(), _make_checkpointer() as orbax:
                 nested = orbax.restore(folder, args=how)
         except Exception as error:  # of TensorStore's own kinds, when checksums that are right lie
             if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
                 raise
-            said = shorten(" ".join(f"{type(error).__name__}: {error}".split()), 200)
-            raise UserError(f"{folder}: damaged ({said}); {_RESTORE}") from error
-    values = [_unnest(nested, name) if leaf.size else _empty(leaf) for name, leaf in leaves.items()]
+            message = shorten(" ".join(f"{type(error).__name__}: {error}".split()), 200)
+            raise UserError(f"{folder}: damaged ({message}); {_RESTORE_HINT}") from error
+    values = [
+        _unnest(nested, name) if leaf.size else _empty_array(leaf) for name, leaf in leaves.items()
+    ]
     return jax.tree.unflatten(jax.tree.structure(template), values)
 
 
-def _empty(leaf: Any) -> jax.Array:
+def _empty_array(leaf: Any) -> jax.Array:
     zeros = np.zeros(leaf.shape, leaf.dtype)
     return jax.make_array_from_callback(leaf.shape, _sharding(leaf), lambda part: zeros[part])
 
 
-def _how(leaf: Any) -> ocp.ArrayRestoreArgs:
+def _restore_args(leaf: Any) -> ocp.ArrayRestoreArgs:
     return ocp.ArrayRestoreArgs(sharding=_sharding(leaf), global_shape=leaf.shape, dtype=leaf.dtype)
 
 
@@ -442,7 +452,7 @@ def _sharding(leaf: Any) -> jax.sharding.Sharding:
     return given or jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
 
-def _files(folder: Path) -> Iterator[str]:
+def _list_files(folder: Path) -> Iterator[str]:
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             yield path.relative_to(folder).as_posix()
@@ -450,12 +460,12 @@ def _files(folder: Path) -> Iterator[str]:
 
 def _write_manifest(folder: Path) -> None:
     """Write the manifest, and bring every file and folder to the disk before the rename."""
-    files = {name: _file_info(folder / name, sync=True) for name in _files(folder)}
+    files = {name: _file_info(folder / name, sync=True) for name in _list_files(folder)}
     (folder / MANIFEST).write_text(json.dumps({"files": files}, indent=1))
-    _sync(folder / MANIFEST)
+    _fsync(folder / MANIFEST)
     for path in [*folder.rglob("*"), folder]:
         if path.is_dir():
-            _sync(path)
+            _fsync(path)
 
 
 def _file_info(path: Path, sync: bool = False) -> dict[str, Any]:
@@ -467,7 +477,7 @@ def _file_info(path: Path, sync: bool = False) -> dict[str, Any]:
         return {"size": file.tell(), "sha256": digest}
 
 
-def _sync(path: Path) -> None:
+def _fsync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -475,15 +485,15 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def _json(path: Path) -> Any:
+def _load_json(path: Path) -> Any:
     regular_file_size(path)
     return parse_json(path.read_text(encoding="utf-8"))
 
 
-def _damage(folder: Path, keys: list[str]) -> str | None:
+def _find_damage(folder: Path, keys: list[str]) -> str | None:
     """What is wrong with the files a reader of these top-level keys needs; None if nothing."""
     try:
-        files = dict(_json(folder / MANIFEST)["files"])
+        files = dict(_load_json(folder / MANIFEST)["files"])
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
     except (OSError, ValueError, KeyError, TypeError, UserError):
@@ -498,13 +508,13 @@ def _damage(folder: Path, keys: list[str]) -> str | None:
         if not is_inside(name):
             return f"{MANIFEST} names {name!r}, which is not in its folder"
         if name.split("/")[0] in (TREE, EXTRA, *keys):
-            wrong = _difference(folder / name, about)
+            wrong = _compare_file(folder / name, about)
             if wrong:
                 return f"{name} {wrong}"
     return None
 
 
-def _difference(path: Path, about: dict[str, Any]) -> str | None:
+def _compare_file(path: Path, about: dict[str, Any]) -> str | None:
     try:
         size = path.stat().st_size
         if not isinstance(about, dict) or size != about.get("size"):

@@ -160,7 +160,7 @@ def measure_peak_flops(dtype: str) -> float:
     """
     best, size, growth = 0.0, 256, 2
     while growth > 1 and size <= 8192:
-        seconds = _product_seconds(size, dtype)
+        seconds = _matmul_seconds(size, dtype)
         best = max(best, 2 * size**3 / seconds)
         growth = 2 ** max(0, int(math.log2(MATMUL_SECONDS / seconds) / 3))
         size *= growth
@@ -230,11 +230,11 @@ def _linear_flops(model: ModelConfig) -> float:
     return 2 * ((h + g) * e * multiplied(model) + g * k * e + h * k * (e + 1))
 
 
-def _product_seconds(size: int, dtype: str) -> float:
+def _matmul_seconds(size: int, dtype: str) -> float:
     """Time of a square product, after one that compiles."""
     matrix = jnp.ones((size, size), dtype)
     product = jax.jit(jnp.dot)
     product(matrix, matrix).block_until_ready()
-    began = time.perf_counter()
+    start = time.perf_counter()
     product(matrix, matrix).block_until_ready()
-    return time.perf_counter() - began
+    return time.perf_counter() - start

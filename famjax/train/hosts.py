@@ -24,13 +24,13 @@ from famjax.train.metrics import MetricsWriter
 
 # seconds for what one process wrote to be seen by another: network file systems remember for a
 # while that a file was not there
-_SEEN = 20.0
+_VISIBLE_SECONDS = 20.0
 
 
-def compare(config: Config) -> None:
+def check_same_config(config: Config) -> None:
     """Raise a `UserError`, on all, where processes differ in config, famjax or JAX."""
-    about = {"famjax": famjax.__version__, "jax": jax.__version__, "code": code()}
-    _refuse_different(
+    about = {"famjax": famjax.__version__, "jax": jax.__version__, "code": source_digest()}
+    _check_same(
         "begin",
         {**about, **values(config)},
         "other settings",
@@ -40,12 +40,12 @@ def compare(config: Config) -> None:
 
 def check_same_documents(source: Any) -> None:
     """Raise a `UserError`, on all, where processes see other documents."""
-    _refuse_different(
+    _check_same(
         "documents", source.get_state(), "other documents", "give all the same files under data"
     )
 
 
-def _refuse_different(name: str, mine: Mapping[str, Any], what: str, mend: str) -> None:
+def _check_same(name: str, mine: Mapping[str, Any], what: str, hint: str) -> None:
     first, *others = processes.everyone(name, dict(mine))
     for i, other in enumerate(others, start=1):
         found = [
@@ -56,11 +56,11 @@ def _refuse_different(name: str, mine: Mapping[str, Any], what: str, mend: str) 
         if found:
             raise UserError(
                 f"process {i} of {processes.count()} has {what} than process 0 "
-                f"({'; '.join(found)}); {mend}"
+                f"({'; '.join(found)}); {hint}"
             )
 
 
-def code() -> str:
+def source_digest() -> str:
     """Return a name for famjax's own sources."""
     home, digest = Path(famjax.__file__).parent, hashlib.sha256()
     for path in sorted(home.rglob("*.py")):
@@ -76,7 +76,7 @@ def check_shared_folder(folder: Path) -> None:
     if processes.index() == 0:
         token.touch()
     processes.meet("token written")
-    end = time.monotonic() + _SEEN
+    end = time.monotonic() + _VISIBLE_SECONDS
     while not (seen := token.exists()) and time.monotonic() < end:
         time.sleep(0.2)
     blind = [str(i) for i, sees in enumerate(processes.everyone("seen", seen)) if not sees]
@@ -89,17 +89,17 @@ def check_shared_folder(folder: Path) -> None:
         )
 
 
-def held(place: jax.sharding.Sharding, rows: int, tokens: int) -> tuple[int, ...]:
+def local_rows(sharding: jax.sharding.Sharding, rows: int, tokens: int) -> tuple[int, ...]:
     """Return the rows of a batch [b t] that lie on this process's devices, wholly or in part."""
-    parts: Any = place.addressable_devices_indices_map((rows, tokens)).values()
+    parts: Any = sharding.addressable_devices_indices_map((rows, tokens)).values()
     return tuple(sorted({i for rows_of, _ in parts for i in range(*rows_of.indices(rows))}))
 
 
-def upload(batch: Batch, place: jax.sharding.Sharding, total: int) -> dict[str, jax.Array]:
+def upload_batch(batch: Batch, sharding: jax.sharding.Sharding, total: int) -> dict[str, jax.Array]:
     """Return the whole batch [b t] from the rows that this process holds."""
     if processes.count() == 1:
-        return jax.device_put(batch, place)
-    rows = held(place, total, batch["tokens"].shape[1])
+        return jax.device_put(batch, sharding)
+    rows = local_rows(sharding, total, batch["tokens"].shape[1])
     at = np.zeros(total, int)
     at[list(rows)] = range(len(rows))
 
@@ -107,31 +107,31 @@ def upload(batch: Batch, place: jax.sharding.Sharding, total: int) -> dict[str, 
         def of(index: Any) -> np.ndarray:
             return part[at[index[0]]][:, index[1]]
 
-        return jax.make_array_from_callback((total, *part.shape[1:]), place, of)
+        return jax.make_array_from_callback((total, *part.shape[1:]), sharding, of)
 
     with jax.transfer_guard("allow"):  # as explicit as device_put, to which it is not
         return {name: put(part) for name, part in batch.items()}
 
 
-def whole(data: dict[str, Any]) -> dict[str, Any]:
+def gather_cursors(data: dict[str, Any]) -> dict[str, Any]:
     """Return the state of `Batches` with the rows of all processes."""
     parts = processes.everyone("cursors", data["batches"])
     return {**data, "batches": join_rows_state(parts)}
 
 
-class _Quiet(contextlib.nullcontext[Any]):
-    def __enter__(self) -> _Quiet:
+class _NullWriter(contextlib.nullcontext[Any]):
+    def __enter__(self) -> _NullWriter:
         return self
 
     def write(self, step: int, fields: Mapping[str, Any]) -> None: ...
 
 
-def make_metrics_writer(folder: Path, resume_step: int | None) -> MetricsWriter | _Quiet:
+def make_metrics_writer(folder: Path, resume_step: int | None) -> MetricsWriter | _NullWriter:
     """Return what writes rows: in process 0 alone."""
-    return _Quiet() if processes.index() else MetricsWriter(folder, resume_step)
+    return _NullWriter() if processes.index() else MetricsWriter(folder, resume_step)
 
 
-class Asked:
+class StopSignal:
     """Remembers the first SIGTERM or SIGINT; a second one acts as always.
 
     Of several processes the coordination service hears SIGTERM, and lets all stop at one step.
@@ -149,7 +149,7 @@ class Asked:
         return (self.signal or signal.SIGTERM) if stop else 0
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
+    def catch_signals(self) -> Iterator[None]:
         before: dict[int, Any] = {}
         several = processes.count() > 1
 

@@ -13,19 +13,19 @@ folder is taken over only if none of them does:
    container: it is looked up by its number and the time at which it began, so a number that was
    given to another process is no obstacle.
 3. The beat. A process on another machine cannot be looked up, so the file is watched: its holder
-   writes it every BEAT seconds. A file that changes is refused at once. One that does not change
-   for SILENCE seconds has no holder, even if it is still locked: it is removed, and a new one is
-   made. If nobody has locked it, and its last beat is more than CLOCKS old, nothing is waited for;
+   writes it every HEARTBEAT_SECONDS seconds. A file that changes is refused at once. One that does not change
+   for SILENCE_SECONDS seconds has no holder, even if it is still locked: it is removed, and a new one is
+   made. If nobody has locked it, and its last beat is more than CLOCK_SKEW_SECONDS old, nothing is waited for;
    clocks of hosts are not trusted to agree any better.
 
-So a training that was preempted and starts again on another host waits at most SILENCE seconds for
+So a training that was preempted and starts again on another host waits at most SILENCE_SECONDS seconds for
 the one that was killed, and not at all if that one stopped by SIGTERM (it then removed the file).
 
 Before each beat, and before it removes the file at its end, a holder checks that the file still
 names it, so it does not touch the file of a training that has replaced it.
 
 Not prevented: two trainings that start on two hosts within a few seconds of each other in a folder
-on a bucket, where no lock reaches from host to host; and a holder that could not write for SILENCE
+on a bucket, where no lock reaches from host to host; and a holder that could not write for SILENCE_SECONDS
 seconds, such as a suspended machine, was replaced, and resumes: it does not notice.
 """
 
@@ -56,13 +56,13 @@ LOCK = "train.lock"
 
 # Seconds between a holder's writes; after which a holder elsewhere that wrote nothing is gone: NFS
 # may show a file as it was a minute ago. And by how much the clocks of two hosts may differ.
-BEAT, SILENCE, CLOCKS = 20.0, 100.0, 600.0
+HEARTBEAT_SECONDS, SILENCE_SECONDS, CLOCK_SKEW_SECONDS = 20.0, 100.0, 600.0
 # seconds for one that has just taken the lock to write its name into it
-_NAMING = 2.0
+_NAME_SECONDS = 2.0
 # of a lock file that are read
-_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 # characters of a command that are shown
-_COMMAND = 120
+_MAX_COMMAND = 120
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
@@ -70,14 +70,14 @@ Holder = dict[str, Any]
 
 
 def hold_for_all(folder: Path) -> AbstractContextManager[bool]:
-    """Hold a run folder, in process 0 for all that train together; see `holding`."""
+    """Hold a run folder, in process 0 for all that train together; see `hold`."""
     if processes.index():
         return nullcontext(False)
-    return holding(folder, lambda line: print(line, file=sys.stderr))
+    return hold(folder, lambda line: print(line, file=sys.stderr))
 
 
 @contextmanager
-def holding(folder: Path, report: Callable[[str], None]) -> Iterator[bool]:
+def hold(folder: Path, report: Callable[[str], None]) -> Iterator[bool]:
     """Hold a run folder, which is made if it is missing; yield whether it was.
 
     Args:
@@ -88,9 +88,9 @@ def holding(folder: Path, report: Callable[[str], None]) -> Iterator[bool]:
       UserError: another process trains there, or the folder cannot be written.
     """
     path = folder / LOCK
-    new, about = not folder.exists(), _self()
+    new, about = not folder.exists(), _describe_self()
     try:
-        handle = _taken(path, about, report)
+        handle = _acquire(path, about, report)
     except OSError as error:
         if error.errno == errno.EIO:  # for a moment, on a network file system: not a mistake
             raise
@@ -100,14 +100,14 @@ def holding(folder: Path, report: Callable[[str], None]) -> Iterator[bool]:
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise _cannot_write(folder, error) from None
-    ended = threading.Event()
-    args = (handle, path, about, ended)
-    beat = threading.Thread(target=_beat, args=args, daemon=True, name=LOCK)
+    stopped = threading.Event()
+    args = (handle, path, about, stopped)
+    beat = threading.Thread(target=_write_heartbeats, args=args, daemon=True, name=LOCK)
     beat.start()
     try:
         yield new
     finally:
-        ended.set()
+        stopped.set()
         beat.join()
         # before it is unlocked: others that have opened it see that it was removed, and try again
         with contextlib.suppress(OSError):
@@ -129,10 +129,10 @@ def _not_a_file(path: Path) -> UserError:
     return UserError(f"{path}: not a regular file, as the lock of a training is; remove it")
 
 
-def _taken(path: Path, about: Holder, report: Callable[[str], None]) -> int:
+def _acquire(path: Path, about: Holder, report: Callable[[str], None]) -> int:
     """Return the lock's open file, locked, that says `about`."""
-    end = time.monotonic() + _NAMING
-    silence = _Silence(path, report)
+    end = time.monotonic() + _NAME_SECONDS
+    silence = _SilenceWatch(path, report)
     replaced = False
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -142,11 +142,13 @@ def _taken(path: Path, about: Holder, report: Callable[[str], None]) -> int:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 raise _not_a_file(path)
             if not _is_locked_here(handle):
-                replaced = _is_removed(path, silence, end)
+                replaced = _try_remove(path, silence, end)
             # some network file systems give a file another number whenever it is looked at
-            elif (_is_at(handle, path) or time.monotonic() > end) and _is_free(path, silence):
-                _write(handle, about)
-                if not replaced or _lasts(handle, path, about):
+            elif (_is_same_file(handle, path) or time.monotonic() > end) and _is_free(
+                path, silence
+            ):
+                _write_holder(handle, about)
+                if not replaced or _survives(handle, path, about):
                     return handle
         except BaseException:
             os.close(handle)
@@ -154,7 +156,7 @@ def _taken(path: Path, about: Holder, report: Callable[[str], None]) -> int:
         os.close(handle)
 
 
-def _is_removed(path: Path, silence: _Silence, end: float) -> bool:
+def _try_remove(path: Path, silence: _SilenceWatch, end: float) -> bool:
     """Remove a locked file whose holder, on another machine, is silent; else wait a moment.
 
     Args:
@@ -166,10 +168,10 @@ def _is_removed(path: Path, silence: _Silence, end: float) -> bool:
     Raises:
       UserError: its holder runs.
     """
-    holder = _read(path)
+    holder = _read_holder(path)
     runs = _runs_here(holder)
     if runs:
-        raise _refusal(path.parent, holder)
+        raise _held_error(path.parent, holder)
     if runs is None:
         if silence.is_over(holder):
             path.unlink(missing_ok=True)
@@ -177,39 +179,39 @@ def _is_removed(path: Path, silence: _Silence, end: float) -> bool:
         silence.wait()
         return False
     if time.monotonic() > end and path.exists():
-        raise _refusal(path.parent, {})
+        raise _held_error(path.parent, {})
     time.sleep(0.1)
     return False
 
 
-def _is_free(path: Path, silence: _Silence) -> bool:
+def _is_free(path: Path, silence: _SilenceWatch) -> bool:
     """Return whether a file that is locked here can be taken; False if it was removed meanwhile.
 
     Raises:
       UserError: its holder runs, as far as that can be found out.
     """
-    holder = _read(path)
+    holder = _read_holder(path)
     runs = _runs_here(holder)
     if runs:
-        raise _refusal(path.parent, holder)
-    if runs is None and abs(time.time() - holder["beat"]) < CLOCKS:
-        while not silence.is_over(_read(path) or holder):
+        raise _held_error(path.parent, holder)
+    if runs is None and abs(time.time() - holder["beat"]) < CLOCK_SKEW_SECONDS:
+        while not silence.is_over(_read_holder(path) or holder):
             silence.wait()
             if not path.exists():
                 return False
     return True
 
 
-def _lasts(handle: int, path: Path, about: Holder) -> bool:
+def _survives(handle: int, path: Path, about: Holder) -> bool:
     """Return whether a new file is still there after a moment.
 
     Another process that has waited for the same holder may remove it, taking it for the old one.
     """
-    time.sleep(_NAMING)
+    time.sleep(_NAME_SECONDS)
     return _is_ours(handle, path, about)
 
 
-class _Silence:
+class _SilenceWatch:
     """Watches the file of a holder on another machine, from the first look on.
 
     Args:
@@ -223,23 +225,23 @@ class _Silence:
         self._end = 0.0
 
     def is_over(self, holder: Holder) -> bool:
-        """Return whether the file has said the same for SILENCE seconds.
+        """Return whether the file has said the same for SILENCE_SECONDS seconds.
 
         Raises:
           UserError: it says something else than at the first look.
         """
         if not self._holder:
-            self._holder, self._end = holder, time.monotonic() + SILENCE
+            self._holder, self._end = holder, time.monotonic() + SILENCE_SECONDS
             self._report(
-                f"{_who(holder)} was training in {self._path.parent}; waiting for up to "
-                f"{SILENCE:.0f} seconds for a sign that it still is"
+                f"{_describe_holder(holder)} was training in {self._path.parent}; waiting for up to "
+                f"{SILENCE_SECONDS:.0f} seconds for a sign that it still is"
             )
         if holder != self._holder:
-            raise _refusal(self._path.parent, holder)
+            raise _held_error(self._path.parent, holder)
         return time.monotonic() >= self._end
 
     def wait(self) -> None:
-        time.sleep(min(1.0, BEAT / 4))
+        time.sleep(min(1.0, HEARTBEAT_SECONDS / 4))
 
 
 def _is_locked_here(handle: int) -> bool:
@@ -256,7 +258,7 @@ def _is_locked_here(handle: int) -> bool:
     return True
 
 
-def _is_at(handle: int, path: Path) -> bool:
+def _is_same_file(handle: int, path: Path) -> bool:
     """Return whether an open file is still the one at the path: it may have been removed."""
     try:
         return os.path.samestat(os.fstat(handle), path.stat())
@@ -268,27 +270,27 @@ def _is_at(handle: int, path: Path) -> bool:
 
 def _is_ours(handle: int, path: Path, about: Holder) -> bool:
     """Return whether the file at the path names this holder; a write that failed left nothing."""
-    found = _read(path)
-    return about.items() <= found.items() if found else _is_at(handle, path)
+    found = _read_holder(path)
+    return about.items() <= found.items() if found else _is_same_file(handle, path)
 
 
 def _runs_here(holder: Holder) -> bool | None:
     """Return whether a holder runs; None if that cannot be seen from here."""
     if not holder:
         return False
-    if holder["machine"] != _machine():
+    if holder["machine"] != _machine_id():
         return None
-    return _began(holder["pid"]) == holder["began"]
+    return _start_time(holder["pid"]) == holder["began"]
 
 
-def _beat(handle: int, path: Path, about: Holder, ended: threading.Event) -> None:
-    while not ended.wait(BEAT):
+def _write_heartbeats(handle: int, path: Path, about: Holder, stopped: threading.Event) -> None:
+    while not stopped.wait(HEARTBEAT_SECONDS):
         with contextlib.suppress(OSError):  # a full disk is no reason to stop, and said elsewhere
             if _is_ours(handle, path, about):
-                _write(handle, about)
+                _write_holder(handle, about)
 
 
-def _write(handle: int, about: Holder) -> None:
+def _write_holder(handle: int, about: Holder) -> None:
     """Write who holds the lock and the time, in place: a lock is the file's, not the name's."""
     data = json.dumps({**about, "beat": time.time()}).encode() + b"\n"
     os.pwrite(handle, data, 0)
@@ -296,24 +298,24 @@ def _write(handle: int, about: Holder) -> None:
     os.fsync(handle)
 
 
-def _read(path: Path) -> Holder:
+def _read_holder(path: Path) -> Holder:
     """Return what a lock file says; {} if nothing that this famjax could have written."""
     try:
         with path.open("rb") as file:
-            found = parse_json(file.read(_BYTES))
+            found = parse_json(file.read(_MAX_BYTES))
     except (OSError, ValueError):
         return {}
-    types = {name: type(value) for name, value in _self().items()} | {"beat": float}
+    types = {name: type(value) for name, value in _describe_self().items()} | {"beat": float}
     if not isinstance(found, dict) or any(type(found.get(k)) is not t for k, t in types.items()):
         return {}
     return found
 
 
-def _self() -> Holder:
+def _describe_self() -> Holder:
     return {
         "pid": os.getpid(),
-        "began": _began(os.getpid()),
-        "machine": _machine(),
+        "began": _start_time(os.getpid()),
+        "machine": _machine_id(),
         "host": socket.gethostname(),
         "user": _user(),
         "since": time.strftime("%Y-%m-%d %H:%M:%S %z"),
@@ -328,7 +330,7 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _machine() -> str:
+def _machine_id() -> str:
     """Return a name for what numbers processes: a start of a machine, or a container on it."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -337,7 +339,7 @@ def _machine() -> str:
         return socket.gethostname()
 
 
-def _began(pid: int) -> str:
+def _start_time(pid: int) -> str:
     """Return when a process began, in ticks since the machine did; "" if there is none."""
     try:
         # field 22 of proc(5), counted from after the program's name, which may have spaces
@@ -354,18 +356,18 @@ def _began(pid: int) -> str:
     return "runs"
 
 
-def _who(holder: Holder) -> str:
+def _describe_holder(holder: Holder) -> str:
     return f"process {holder['pid']} on {holder['host']}"
 
 
-def _refusal(folder: Path, holder: Holder) -> UserError:
+def _held_error(folder: Path, holder: Holder) -> UserError:
     fix = "wait for its end, stop it, or give --run another folder"
     if not holder:
         return UserError(f"{folder}: another process is training there; {fix}")
     command = holder["command"]
-    if len(command) > _COMMAND:
-        command = f"{command[:_COMMAND]} ..."
+    if len(command) > _MAX_COMMAND:
+        command = f"{command[:_MAX_COMMAND]} ..."
     return UserError(
-        f"{folder}: {_who(holder)} is training there (user {holder['user']}, since "
+        f"{folder}: {_describe_holder(holder)} is training there (user {holder['user']}, since "
         f"{holder['since']}: {command}); {fix}"
     )

@@ -27,15 +27,14 @@ from famjax.core.mesh import refuse_rows, repeated
 from famjax.core.processes import first_then_all, from_first, index
 from famjax.core.types import Array
 from famjax.data.pipeline import halve_lanes, make_batches, make_source
-from famjax.data.reassign import with_rows
+from famjax.data.reassign import resize_rows
 from famjax.data.sources import Source
 from famjax.data.tokenizers import Tokenizer
 from famjax.train import flops, hosts, lock
 from famjax.train.checkpoint import Checkpoints, wrap_extra_errors
 from famjax.train.metrics import METRICS
-from famjax.train.opening import opening
 from famjax.train.optimizers import make_schedule
-from famjax.train.partition import has_frozen_params, check_base
+from famjax.train.partition import check_base, has_frozen_params
 from famjax.train.profile import Profiler, check_profile_steps
 from famjax.train.program import make_program, resolve_mesh
 from famjax.train.progress import Progress
@@ -43,13 +42,14 @@ from famjax.train.run import (
     CHECKED,
     CHECKPOINTS,
     Run,
+    check_resumable,
     initial_weights,
     prepare_run,
-    refuse_other,
 )
+from famjax.train.startup import startup_lines
 from famjax.train.state import MetricSums, TrainState
 from famjax.train.step import zero_sums
-from famjax.train.warmup import with_row_length, halve_memory, row_length_at, resize_memory
+from famjax.train.warmup import halve_memory, resize_memory, row_length_at, with_row_length
 
 
 def train(config: Config, run_dir: str | Path, quiet: bool = False) -> Run:
@@ -89,7 +89,7 @@ def train_with_source(
             "give init=FOLDER, a run or what famjax convert wrote, or set train.only=all"
         )
     folder = Path(run_dir)
-    hosts.compare(config)
+    hosts.check_same_config(config)
     # all processes at once, since each waits for the devices of the others
     jax.devices()
     with lock.hold_for_all(folder) as new, removing_failed_start(folder, new):
@@ -167,9 +167,9 @@ class Trainer:
             return state
         if self.latest is not None:
             self.tell()
-        asked, profiler = hosts.Asked(), Profiler(self.config, self.folder, self.progress.note)
+        asked, profiler = hosts.StopSignal(), Profiler(self.config, self.folder, self.progress.note)
         writer = hosts.make_metrics_writer(self.folder, step if step else None)
-        with asked.listening(), profiler, writer as metrics:
+        with asked.catch_signals(), profiler, writer as metrics:
             self.profile_tick(profiler, state, step)
             while step < last:
                 log = (step + 1) % self.config.train.log_every == 0 or step + 1 == last
@@ -195,7 +195,7 @@ class Trainer:
     def tell(self) -> None:
         """Say what is trained, on what."""
         shapes = jax.eval_shape(self.program.start)
-        for line in opening(with_row_length(self.config, self.length), shapes):
+        for line in startup_lines(with_row_length(self.config, self.length), shapes):
             self.progress.say(line)
         if hasattr(self.source, "report"):
             self.progress.note(self.source.report())
@@ -225,7 +225,7 @@ class Trainer:
           The next state, and if asked for what `Program.inspect` says of the step.
         """
         with self.clock.waiting("data"):
-            batch = hosts.upload(next(self.batches), self.program.batch, self.rows)
+            batch = hosts.upload_batch(next(self.batches), self.program.batch, self.rows)
         about = {}
         # calls come back at once, unless too many steps are under way
         with self.clock.waiting("device"):
@@ -241,7 +241,7 @@ class Trainer:
             with self.clock.waiting("device"):
                 jax.block_until_ready(state)
         with self.clock.stopped():
-            profiler.after(step)
+            profiler.tick(step)
 
     def set_length(self, length: int) -> None:
         """Let the steps that follow read so many tokens of a row."""
@@ -254,7 +254,7 @@ class Trainer:
             self.source,
             self.tokenizer,
             self.config.model.block_len,
-            hosts.held(self.program.batch, self.rows, self.length),
+            hosts.local_rows(self.program.batch, self.rows, self.length),
         )
 
     def update_spans(self, state: TrainState, step: int) -> None:
@@ -284,7 +284,7 @@ class Trainer:
     def grow_bptt(self, state: TrainState, step: int) -> TrainState:
         """Let rows become twice as long, and half as many, which go on where they stand."""
         before, rows = self.length, self.rows
-        data = halve_lanes(hosts.whole(self.batches.get_state()))
+        data = halve_lanes(hosts.gather_cursors(self.batches.get_state()))
         self.batches.release()
         self.set_length(row_length_at(self.config, step))
         self.batches.set_state(data)
@@ -334,7 +334,7 @@ class Trainer:
         if rows == before:
             self.batches.set_state(data)
             return state
-        self.batches.set_state(with_rows(data, rows, self.source))
+        self.batches.set_state(resize_rows(data, rows, self.source))
         change = f"{before - rows} end" if rows < before else f"{rows - before} begin anew"
         self.progress.note(
             f"data.batch: {before} -> {rows}; {min(rows, before)} rows go on, {change}, and the "
@@ -387,7 +387,7 @@ class Trainer:
 
     def compare(self, before: Config, step: int) -> None:
         """Refuse a checkpoint made with another config; tell what a changed one means."""
-        refuse_other(before, self.config, self.checkpoints.path(step))
+        check_resumable(before, self.config, self.checkpoints.path(step))
         check_profile_steps(before, self.config, step)
         old, new = make_schedule(before.optimizer, before.train.steps)(step), self.schedule(step)
         if old != new:
@@ -403,7 +403,7 @@ class Trainer:
             return
         self.refuse_bad(state)
         extra = {
-            "data": hosts.whole(self.batches.get_state()),
+            "data": hosts.gather_cursors(self.batches.get_state()),
             "tokens": self.tokens,
             "config": dataclasses.asdict(self.config),
             "base": self.base,

@@ -42,13 +42,13 @@ class MetricsWriter:
         last = -1 if resume_step is None else resume_step
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
-            _cut(self._path, last)
+            _drop_rows_after(self._path, last)
             # Unbuffered: a row goes out in one write, so that a kill tears no row but the last.
             self._file = self._path.open("ab", buffering=0)
             # TensorBoard hides what earlier processes wrote of steps from purge_step on.
             self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=last + 1)
         except OSError as error:
-            raise _cannot_write(self._path, error) from error
+            raise _write_error(self._path, error) from error
 
     def write(self, step: int, fields: Mapping[str, Any]) -> None:
         """Append one row.
@@ -61,8 +61,8 @@ class MetricsWriter:
         Raises:
           UserError: the disk is full or refuses; the file ends with the row before.
         """
-        row = {"step": int(step)} | {name: _plain(value) for name, value in fields.items()}
-        line = json.dumps({name: _strict(value) for name, value in row.items()}) + "\n"
+        row = {"step": int(step)} | {name: _to_python(value) for name, value in fields.items()}
+        line = json.dumps({name: _to_json_value(value) for name, value in row.items()}) + "\n"
         self._append(line.encode())
         for name, value in row.items():
             if name != "step" and isinstance(value, int | float) and math.isfinite(value):
@@ -87,7 +87,7 @@ class MetricsWriter:
         except OSError as error:
             # What fitted of the row would damage the file when the next one follows it.
             os.truncate(self._path, before)
-            raise _cannot_write(self._path, error) from error
+            raise _write_error(self._path, error) from error
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -96,10 +96,10 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     Raises:
       UserError: there is no such file, or a line before the last is damaged.
     """
-    return [row for row, _ in _rows(path)]
+    return [row for row, _ in _read_rows(path)]
 
 
-def _rows(path: Path) -> list[tuple[dict[str, Any], bytes]]:
+def _read_rows(path: Path) -> list[tuple[dict[str, Any], bytes]]:
     """Each row with its line as it stands in the file."""
     try:
         regular_file_size(path)
@@ -108,7 +108,7 @@ def _rows(path: Path) -> list[tuple[dict[str, Any], bytes]]:
         raise UserError(f"no metrics at {path}; train the run first") from None
     rows = []
     for number, line in enumerate(lines, start=1):
-        row = _parse(line)
+        row = _parse_row(line)
         if row is not None:
             rows.append((row, line))
         elif number < len(lines):
@@ -119,21 +119,21 @@ def _rows(path: Path) -> list[tuple[dict[str, Any], bytes]]:
     return rows
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def _parse_row(line: bytes) -> dict[str, Any] | None:
     try:
         row = parse_json(line)
     except ValueError:
         return None
     if not isinstance(row, dict) or not isinstance(row.get("step"), int):
         return None
-    return {name: _loose(value) for name, value in row.items()}
+    return {name: _from_json_value(value) for name, value in row.items()}
 
 
-def _cut(path: Path, last: int) -> None:
+def _drop_rows_after(path: Path, last: int) -> None:
     """Drop the rows after step `last`; the file is the old one or the new one at any moment."""
     if not path.exists():
         return
-    kept = [line + b"\n" for row, line in _rows(path) if row["step"] <= last]
+    kept = [line + b"\n" for row, line in _read_rows(path) if row["step"] <= last]
     cut = path.with_suffix(".tmp")
     with cut.open("wb") as file:
         file.writelines(kept)
@@ -142,22 +142,22 @@ def _cut(path: Path, last: int) -> None:
     os.replace(cut, path)
 
 
-def _cannot_write(path: Path, error: OSError) -> UserError:
+def _write_error(path: Path, error: OSError) -> UserError:
     return UserError(
         f"cannot write {path}: {error.strerror or error}; free some space or check its rights, "
         "and resume"
     )
 
 
-def _plain(value: Any) -> Any:
+def _to_python(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def _strict(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
 
 
-def _loose(value: Any) -> Any:
+def _from_json_value(value: Any) -> Any:
     return _NOT_FINITE.get(value, value) if isinstance(value, str) else value

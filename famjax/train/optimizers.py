@@ -73,14 +73,14 @@ def _adafactor(config: OptimizerConfig, schedule: optax.Schedule) -> optax.Gradi
         optax.scale_by_param_block_rms(),
     )
     return optax.chain(
-        _by_layer(scaled),
+        _per_layer(scaled),
         optax.ema(config.beta1, debias=False),
         optax.add_decayed_weights(config.weight_decay),
         optax.scale_by_learning_rate(schedule),
     )
 
 
-def _by_layer(transformation: optax.GradientTransformation) -> optax.GradientTransformation:
+def _per_layer(transformation: optax.GradientTransformation) -> optax.GradientTransformation:
     """Apply to each layer by itself what takes the root mean square of a whole array.
 
     The stack keeps equal layers in one array [r ...]: without this a parameter's scale would be
@@ -93,8 +93,8 @@ def _by_layer(transformation: optax.GradientTransformation) -> optax.GradientTra
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         empty = not jax.tree.leaves(updates)
-        of = transformation.update if empty else jax.vmap(transformation.update)
-        return of(updates, state, params)
+        apply = transformation.update if empty else jax.vmap(transformation.update)
+        return apply(updates, state, params)
 
     layers = optax.GradientTransformation(init, update)
 

@@ -18,9 +18,11 @@ from famjax.core.types import Array
 from famjax.layers.dropout import DropoutKey
 from famjax.layers.lora import Adapter
 
-_MAP = nnx.PathContains("map")
+_FEATURE_MAP = nnx.PathContains("map")
 # what is trained beside adapters: what may be new where they begin
-_NEW = nnx.Any(Adapter, _MAP, *map(nnx.PathContains, ("prompt", "mix", "distances", "span")))
+_TRAINED_WITH_ADAPTERS = nnx.Any(
+    Adapter, _FEATURE_MAP, *map(nnx.PathContains, ("prompt", "mix", "distances", "span"))
+)
 
 Frozen = tuple[Any, ...]
 
@@ -53,9 +55,9 @@ def partition_trainable(
 def _trainable_filter(config: ModelConfig, only: str) -> Any:
     """Return the filter of what is trained."""
     if only == "maps":
-        return nnx.All(nnx.Param, _MAP)
-    every = nnx.All(nnx.Param, _NEW) if config.lora.rank else nnx.Param
-    return every if only == "all" else nnx.All(every, nnx.Not(_MAP))
+        return nnx.All(nnx.Param, _FEATURE_MAP)
+    every = nnx.All(nnx.Param, _TRAINED_WITH_ADAPTERS) if config.lora.rank else nnx.Param
+    return every if only == "all" else nnx.All(every, nnx.Not(_FEATURE_MAP))
 
 
 def _cast(a: Any, dtype: jnp.dtype) -> Any:
@@ -95,11 +97,13 @@ def fingerprint(weights: Any) -> str:
         kind = jnp.uint16 if a.dtype.itemsize == 2 else jnp.uint32
         bits = jax.lax.bitcast_convert_type(a, kind).astype(jnp.uint32)
         # not flattened, which would bring an array together that is spread over devices
-        place = jnp.zeros(bits.shape, jnp.uint32)
+        position = jnp.zeros(bits.shape, jnp.uint32)
         for axis, size in enumerate(bits.shape):
-            place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, a.shape, axis)
+            position = position * jnp.uint32(size) + jax.lax.broadcasted_iota(
+                jnp.uint32, a.shape, axis
+            )
         # an odd factor for each place, which no two near places share
-        factor = place * jnp.uint32(2654435761) | jnp.uint32(1)
+        factor = position * jnp.uint32(2654435761) | jnp.uint32(1)
         return bits.sum(dtype=jnp.uint32), (bits * factor).sum(dtype=jnp.uint32)
 
     digest = hashlib.sha256()

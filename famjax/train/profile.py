@@ -34,23 +34,23 @@ class Profiler:
 
     def __init__(self, config: Config, folder: Path, report: Callable[[str], None]) -> None:
         self.folder, self.report = folder / PROFILE, report
-        self.first, self.last = span(config)
+        self.first, self.last = trace_steps(config)
         self.memory = config.profile.memory
         self.step = 0  # steps that are done
-        self.begun: int | None = None  # of these, when the trace that is under way began
+        self.trace_start: int | None = None  # of these, when the trace that is under way began
 
     def wants(self, step: int) -> bool:
         """Return whether something begins or ends when so many steps are done."""
         if jax.process_index() > 0:
             return False
-        return step == self.memory > 0 or step == self.last > 0 or self.begins(step)
+        return step == self.memory > 0 or step == self.last > 0 or self.should_start(step)
 
-    def begins(self, step: int) -> bool:
+    def should_start(self, step: int) -> bool:
         """Return whether a trace begins behind a step: also behind one that a resumed run goes on
         from, of whose trace a part is left; there it has the step's compilation too."""
-        return self.first <= step < self.last and self.begun is None
+        return self.first <= step < self.last and self.trace_start is None
 
-    def after(self, step: int) -> None:
+    def tick(self, step: int) -> None:
         """Begin or end what is to begin or end when so many steps are done, by the device too."""
         self.step = step
         if not self.wants(step):
@@ -59,19 +59,19 @@ class Profiler:
             self.stop()
         if step == self.memory > 0:
             self.write_memory()
-        if self.begins(step):
+        if self.should_start(step):
             self.folder.mkdir(exist_ok=True)
             jax.profiler.start_trace(self.folder)
-            self.begun = step
+            self.trace_start = step
 
     def stop(self) -> None:
         """End the trace that has begun, if any, and say where it lies."""
-        if self.begun is None:
+        if self.trace_start is None:
             return
-        begun, self.begun = self.begun, None
+        trace_start, self.trace_start = self.trace_start, None
         jax.profiler.stop_trace()
         self.report(
-            f"trace of steps {begun}:{self.step}: pip install xprof && xprof --logdir "
+            f"trace of steps {trace_start}:{self.step}: pip install xprof && xprof --logdir "
             f"{self.folder}; or open the newest .trace.json.gz in it at ui.perfetto.dev"
         )
 
@@ -89,7 +89,7 @@ class Profiler:
         self.stop()
 
 
-def span(config: Config) -> tuple[int, int]:
+def trace_steps(config: Config) -> tuple[int, int]:
     """Return the steps that are done when the trace begins and when it ends; (0, 0) for none."""
     first, _, last = (config.profile.steps or "0:0").partition(":")
     return int(first), int(last)
@@ -106,8 +106,8 @@ def check_profile_steps(before: Config, config: Config, step: int) -> None:
     """
     if config.profile == before.profile:
         return
-    mend = f"before step {step}, where the run goes on; take later steps, or leave it out"
-    if config.profile.steps and span(config)[0] < step:
-        raise UserError(f"profile.steps={config.profile.steps}: begins {mend}")
+    hint = f"before step {step}, where the run goes on; take later steps, or leave it out"
+    if config.profile.steps and trace_steps(config)[0] < step:
+        raise UserError(f"profile.steps={config.profile.steps}: begins {hint}")
     if 0 < config.profile.memory < step:
-        raise UserError(f"profile.memory={config.profile.memory}: is {mend}")
+        raise UserError(f"profile.memory={config.profile.memory}: is {hint}")

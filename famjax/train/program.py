@@ -35,7 +35,7 @@ from famjax.train.state import TrainState
 from famjax.train.step import Batch, init_train_state, make_step
 
 
-class Program(NamedTuple):
+class TrainProgram(NamedTuple):
     """What is compiled once for a run.
 
     Attributes:
@@ -63,7 +63,7 @@ def make_program(
     token_bytes: np.ndarray,
     attention_span: tuple[int, ...] = (),
     mesh: Mesh | None = None,
-) -> Program:
+) -> TrainProgram:
     """Build and place everything for a config whose vocabulary is known.
 
     Args:
@@ -76,24 +76,25 @@ def make_program(
         config, _ = resolve_mesh(config)
         mesh = sharding.make_mesh(config.mesh)
     refuse_undivided(config)
-    used, only = inference_config(config.model), config.train.only
-    swept = dataclasses.replace(used, feedback=config.model.feedback)
-    graph, plain, seen = (
-        abstract_model(model, attention_span, only)[0] for model in (config.model, used, swept)
+    inference, only = inference_config(config.model), config.train.only
+    inspected = dataclasses.replace(inference, feedback=config.model.feedback)
+    graph, inference_graph, inspected_graph = (
+        abstract_model(model, attention_span, only)[0]
+        for model in (config.model, inference, inspected)
     )
 
     start = functools.partial(make_initial_state, config)
-    shardings = place(config, mesh, graph, jax.eval_shape(start))
+    shardings = train_state_shardings(config, mesh, graph, jax.eval_shape(start))
     rows = sharding.batch_sharding(mesh, config.data.batch, config.data.length)
     optimizer = make_optimizer(config.optimizer, config.train.steps)
     step = sharding.on_mesh(mesh, make_step(config, graph, optimizer, jnp.asarray(token_bytes)))
-    return Program(
+    return TrainProgram(
         mesh,
-        plain,
+        inference_graph,
         shardings,
         jax.jit(start, donate_argnums=0, out_shardings=shardings),
         jax.jit(step, donate_argnums=0, in_shardings=(shardings, rows), out_shardings=shardings),
-        jax.jit(sharding.on_mesh(mesh, make_inspect(config, seen))),
+        jax.jit(sharding.on_mesh(mesh, make_inspect(config, inspected_graph))),
         rows,
     )
 
@@ -113,12 +114,12 @@ def resolve_mesh(config: Config) -> tuple[Config, str]:
     Raises:
       UserError: the sizes that are given do not multiply to the number of devices.
     """
-    wanted = demand(config) if is_chosen(config.mesh) else None
+    wanted = mesh_demand(config) if is_chosen(config.mesh) else None
     mesh = MeshConfig(**sharding.make_mesh(config.mesh, demand=wanted).shape)
     return dataclasses.replace(config, mesh=mesh), describe(mesh, wanted) if wanted else ""
 
 
-def demand(config: Config, memory: int | None = None) -> Demand:
+def mesh_demand(config: Config, memory: int | None = None) -> Demand:
     """Return what a config whose vocabulary is known asks of its mesh.
 
     Args:
@@ -146,7 +147,7 @@ def _device_bytes() -> int:
     return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", DEVICE_BYTES)
 
 
-def place(config: Config, mesh: Mesh, graph: Any, shapes: TrainState) -> TrainState:
+def train_state_shardings(config: Config, mesh: Mesh, graph: Any, shapes: TrainState) -> TrainState:
     """Return the sharding of every array of the training state."""
     everywhere: Any = sharding.replicated(mesh)
     memory = jax.tree.map(lambda _: everywhere, shapes.memory)

@@ -52,7 +52,7 @@ class Progress:
             self._view = _Live(self._console, total, start)
         else:
             self._view = _Plain(self._console, total)
-        self._clock, self._quiet = _Clock(total), quiet
+        self._clock, self._quiet = _TimeLeft(total), quiet
 
     @contextmanager
     def compiling(self, what: str, step: int) -> Iterator[None]:
@@ -76,8 +76,8 @@ class Progress:
             `length` (tokens of a row), `tokens_per_second`, `data_wait` (fraction of the time the
             loop waited for data) have formats of their own, others are shown as name and number.
         """
-        left = self._clock.left(step)
-        parts = [_text(name, value) for name, value in fields.items()]
+        left = self._clock.estimate(step)
+        parts = [_format_field(name, value) for name, value in fields.items()]
         parts += [] if left is None else [f"{_duration(left)} left"]
         self._view.update(step, ", ".join(parts))
 
@@ -115,7 +115,7 @@ class _Live:
         self._bar = rich.progress.Progress(
             rich.progress.TextColumn("{task.completed}/{task.total}"),
             rich.progress.BarColumn(bar_width=20),
-            _About(),
+            _StatusColumn(),
             console=console,
         )
         self._console = console
@@ -138,7 +138,7 @@ class _Live:
         self._bar.stop()
 
 
-class _About(rich.progress.ProgressColumn):
+class _StatusColumn(rich.progress.ProgressColumn):
     """What is known of the last step, or what is waited for, with a spinner and for how long."""
 
     def __init__(self) -> None:
@@ -182,7 +182,7 @@ class _Plain:
             self._pending = ""
 
 
-class _Clock:
+class _TimeLeft:
     """Time left at the mean speed since the first update or compilation, without compilations."""
 
     def __init__(self, total: int) -> None:
@@ -196,7 +196,7 @@ class _Clock:
         else:
             self._first = (self._first[0], self._first[1] + took)
 
-    def left(self, step: int) -> float | None:
+    def estimate(self, step: int) -> float | None:
         """Seconds; None before the speed is known."""
         now = time.monotonic()
         if self._first is None:
@@ -207,7 +207,7 @@ class _Clock:
         return (now - self._first[1]) / done * (self._total - step) if done > 0 else None
 
 
-def _text(name: str, value: float) -> str:
+def _format_field(name: str, value: float) -> str:
     return _FORMATS[name](value) if name in _FORMATS else f"{name} {value:.4g}"
 
 

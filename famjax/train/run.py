@@ -23,7 +23,7 @@ from famjax.core.keys import values
 from famjax.core.memory import check_model_fits, check_training_fits
 from famjax.core.processes import from_first, index
 from famjax.data.pipeline import make_tokenizer
-from famjax.data.tokenizers import Tokenizer, save_tokenizer, save_words, load_saved_tokenizer
+from famjax.data.tokenizers import Tokenizer, load_saved_tokenizer, save_tokenizer, save_words
 from famjax.data.words import WordTokenizer
 from famjax.models.fold_feature_maps import folded, why_not_foldable
 from famjax.models.language_model import LanguageModel
@@ -31,12 +31,12 @@ from famjax.models.remap_params import abstract, merged_adapters, remap_params
 from famjax.train.checkpoint import EXTRA, Checkpoints
 from famjax.train.partition import (
     Frozen,
+    check_base,
     combine_fingerprints,
     fingerprint,
     has_frozen_params,
     inference_config,
     partition_trainable,
-    check_base,
 )
 
 CONFIG, CHECKPOINTS = "config.json", "checkpoints"
@@ -46,7 +46,7 @@ CHECKED = "data_checked.json"
 # What a resumed run may change: how long, how often, under which name, what is looked at, on which
 # devices, in how many rows. With more steps a cosine or wsd schedule goes on at another rate; the
 # loop says so.
-_FREE: tuple[str, ...] = (
+_RESUMABLE: tuple[str, ...] = (
     "name",
     "init",
     "train.steps",
@@ -60,8 +60,8 @@ _FREE: tuple[str, ...] = (
 
 # What decides the numbers of a model that is opened, and the documents kept from its training. Not
 # of that: where documents lie, how the same numbers are computed, what training alone does.
-_DECIDES = ("seed", "model.", "data.", "train.only", "train.match")
-_COMPUTED = (
+_MODEL_KEYS = ("seed", "model.", "data.", "train.only", "train.match")
+_UNCHECKED = (
     "model.dtype",
     "model.scan_layers",
     "model.remat",
@@ -100,7 +100,7 @@ class Run:
         )
         return combine_fingerprints(fingerprint(trained), self.base)
 
-    def merged(self) -> Run:
+    def merge_adapters(self) -> Run:
         """Return the run on its own feet: without adapters, its weights changed by them."""
         params, model = merged_adapters(nnx.state(self.model, nnx.Param), self.config.model)
         model = inference_config(model)
@@ -113,7 +113,7 @@ class Run:
         model = replace(self.config.model, lora=LoraConfig())
         if why_not_foldable(model):
             return self
-        run = self.merged() if self.config.model.lora.rank else self
+        run = self.merge_adapters() if self.config.model.lora.rank else self
         return replace(run, model=folded(run.model))
 
     def with_small_cache(self) -> Run:
@@ -150,8 +150,8 @@ def open_run(
     config = read_config(folder)
     if config is None:
         within = sorted(str(path.parent) for path in folder.glob(f"*/{CHECKPOINTS}"))
-        mend = f"give one of {', '.join(within)}" if within else "train one with famjax train"
-        raise UserError(f"{folder} is not a run: it has no {CONFIG}; {mend}")
+        hint = f"give one of {', '.join(within)}" if within else "train one with famjax train"
+        raise UserError(f"{folder} is not a run: it has no {CONFIG}; {hint}")
     try:
         validate(config)  # what was edited by hand
     except UserError as error:
@@ -160,7 +160,7 @@ def open_run(
     model, only = inference_config(config.model), config.train.only
     check_model_fits(model)
     graph, shapes, _ = abstract_model(model, only=only)
-    template = _placed(shapes, mesh)
+    template = _with_shardings(shapes, mesh)
     checkpoints = Checkpoints(folder / CHECKPOINTS)
     check_not_edited(config, checkpoints, step, folder)
     found, tree, extra = checkpoints.restore({"params": template}, step, report)
@@ -177,15 +177,17 @@ def open_run(
     return Run(config, tokenizer, module, found, base)
 
 
-def _placed(shapes: Any, mesh: Mesh | None) -> Any:
+def _with_shardings(shapes: Any, mesh: Mesh | None) -> Any:
     """Return shapes of parameters with the places where they shall lie."""
     if mesh is None:
         one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        places = jax.tree.map(lambda _: one, shapes)
+        shardings = jax.tree.map(lambda _: one, shapes)
     else:
-        places = sharding.parameter_shardings(mesh, shapes)
+        shardings = sharding.parameter_shardings(mesh, shapes)
     return jax.tree.map(
-        lambda a, place: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), shapes, places
+        lambda a, sharding_: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding_),
+        shapes,
+        shardings,
     )
 
 
@@ -268,7 +270,7 @@ def run_tokenizer(folder: Path, config: Config) -> Tokenizer:
     return load_saved_tokenizer(folder, config.data.tokenizer)
 
 
-def prepare_run(folder: Path, config: Config, begun: bool) -> tuple[Config, Tokenizer]:
+def prepare_run(folder: Path, config: Config, has_checkpoint: bool) -> tuple[Config, Tokenizer]:
     """Make the run folder, or check that the one there is of the same experiment.
 
     A folder without a checkpoint holds no experiment yet: whatever made its first try fail, such as
@@ -285,12 +287,12 @@ def prepare_run(folder: Path, config: Config, begun: bool) -> tuple[Config, Toke
         experiment (the differences are named), or cannot be written.
     """
     before = read_config(folder)  # which refuses what is no folder
-    if not begun:
+    if not has_checkpoint:
         before = None
     tokenizer = run_tokenizer(folder, config) if before else make_tokenizer(config.data)
     config = with_vocab_size(config, tokenizer)
     if before is not None:
-        refuse_other(before, config, folder)
+        check_resumable(before, config, folder)
     check_training_fits(config)
     if index():  # process 0 writes for all
         return config, tokenizer
@@ -328,7 +330,9 @@ def check_not_edited(
     changed = [
         key
         for key in now
-        if now[key] != before[key] and key.startswith(_DECIDES) and not key.startswith(_COMPUTED)
+        if now[key] != before[key]
+        and key.startswith(_MODEL_KEYS)
+        and not key.startswith(_UNCHECKED)
     ]
     if changed:
         said = ", ".join(f"{key}={now[key]!r} (was {before[key]!r})" for key in changed)
@@ -344,10 +348,10 @@ def _saved_config(checkpoints: Checkpoints, step: int | None) -> tuple[int | Non
     return step, None if step is None else checkpoints.extra(step).get("config")
 
 
-def refuse_other(before: Config, config: Config, where: Path) -> None:
+def check_resumable(before: Config, config: Config, where: Path) -> None:
     """Raise a `UserError` if what stands in `where` was made with a config that cannot go on."""
     # with `init` the tokenizer is that folder's, and the run has a copy
-    free = (*_FREE, "data.tokenizer") if config.init else _FREE
+    free = (*_RESUMABLE, "data.tokenizer") if config.init else _RESUMABLE
     if not config.train.bptt_start:  # which deals documents to the lanes of the start, for good
         free = (*free, "data.batch")
     changed = [line for line in difference(before, config) if not line.startswith(free)]

@@ -95,11 +95,11 @@ def test_the_template_is_the_file_or_the_default_of_a_list(chatml, tmp_path):
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{{ raise_exception('no\nthanks') }}", "refuses the messages: no thanks"),
+        ("{{ raise_exception('no\nthanks') }}", "rejects the messages: no thanks"),
         ("{% if %}", "line 1: "),
-        ("{{ messages[0].content + 1 }}", "refuses the messages: can only concatenate"),
-        ("{{ messages.append(1) }}", "refuses the messages: .* is unsafe"),
-        ("{{ ().__class__.__base__.__subclasses__() }}", "refuses the messages: .* is unsafe"),
+        ("{{ messages[0].content + 1 }}", "rejects the messages: can only concatenate"),
+        ("{{ messages.append(1) }}", "rejects the messages: .* is unsafe"),
+        ("{{ ().__class__.__base__.__subclasses__() }}", "rejects the messages: .* is unsafe"),
     ],
 )
 def test_templates_that_fail_or_escape(chatml, tmp_path, template, message):
@@ -165,7 +165,7 @@ def test_templates_that_go_too_far(template, message):
 @pytest.mark.slow
 def test_time_is_limited(template):
     message, seconds = refused(template)
-    assert "takes seconds to write one conversation and was stopped" in message
+    assert "takes seconds to render one conversation and was stopped" in message
     assert seconds < 30  # 3 of a processor that others use too
 
 
@@ -317,17 +317,17 @@ NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system'
         (CHATML, {"messages": []}, "is not a list with messages in it"),
         (CHATML, {"messages": None}, "is not a list with messages in it"),
         (CHATML, {"messages": "hi"}, "is not a list with messages in it"),
-        (CHATML, {"messages": [5]}, 'message 1 has not both "role" and "content"'),
-        (CHATML, {"messages": [*TALK, {"role": "user"}]}, "message 6 has not both"),
-        (CHATML, {"messages": [{"role": "user", "content": None}]}, "message 1 has not both"),
+        (CHATML, {"messages": [5]}, 'message 1 needs "role" and "content"'),
+        (CHATML, {"messages": [*TALK, {"role": "user"}]}, 'message 6 needs "role"'),
+        (CHATML, {"messages": [{"role": "user", "content": None}]}, 'message 1 needs "role" and'),
         (CHATML, {"messages": TALK[:2]}, 'no message has the role "assistant"'),
         (CHATML, {"messages": [{"role": "bot", "content": "x"}, *TALK]}, "unknown role bot"),
         (CHATML, {"prompt": "x"}, 'line 2: no "text", and no "inputs" with "targets", "prompt"'),
         (CHATML, {"response": "x"}, 'line 2: no "text"'),
         (CHATML, {"prompt": 5, "response": "x"}, 'line 2: no "text"'),
         (None, {"prompt": "x", "response": ["y"]}, 'line 2: no "text"'),
-        (NO_SYSTEM, {"messages": TALK}, "refuses the messages: no system"),
-        (FORGETFUL, {"messages": TALK}, "does not write message 3 behind the text of those"),
+        (NO_SYSTEM, {"messages": TALK}, "rejects the messages: no system"),
+        (FORGETFUL, {"messages": TALK}, "does not write message 3 after the text of those"),
         (CHATML, {"messages": [{"role": "assistant", "content": "\ud800"}]}, "not JSON with valid"),
     ],
 )
@@ -373,7 +373,7 @@ LAST_FIRST = (
 )
 def test_a_template_that_drops_what_is_said(chatml, tmp_path, template, lost):
     tokenizer = load_tokenizer(str(with_template(chatml, template, tmp_path / "tokenizer")))
-    said = rf"does not write what {re.escape(lost)} says; give another template"
+    said = rf"does not write what {re.escape(lost)} says; use another template"
     with pytest.raises(UserError, match=said):
         tokenizer.encode_chat(TALK)
     with pytest.raises(UserError, match=said) as error:

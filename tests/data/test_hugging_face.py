@@ -14,9 +14,9 @@ from tiny_tokenizers import byte_level, edit, sentencepiece_like, write
 from famjax.core.errors import UserError
 from famjax.data.tokenizers import (
     StreamDecoder,
+    load_saved_tokenizer,
     load_tokenizer,
     save_tokenizer,
-    load_saved_tokenizer,
     train_sentencepiece,
 )
 
@@ -191,7 +191,7 @@ WORDPIECE = {"type": "WordPiece", "unk_token": "[UNK]", "vocab": {"[UNK]": 0}}
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": WORDPIECE}, "is WordPiece, so its tokens do not stand for fixed bytes"),
+        ({"model": WORDPIECE}, "is WordPiece, so its tokens do not represent fixed bytes"),
         ({"normalizer": {"type": "Lowercase"}}, "has the normalizer Lowercase"),
         (
             {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}]}},
@@ -244,7 +244,11 @@ def test_every_byte_needs_a_token(folder, byte):
         ("tokenizer_config.json", "{", "tokenizer_config.json: damaged"),
         ("tokenizer_config.json", {"eos_token": "</z>"}, "eos_token is '</z>', which the"),
         ("tokenizer_config.json", {}, "names no eos_token"),
-        ("tokenizer_config.json", {"eos_token": "</s>", "chat_template": 5}, "is no text"),
+        (
+            "tokenizer_config.json",
+            {"eos_token": "</s>", "chat_template": 5},
+            "is not a text; fix it",
+        ),
         ("generation_config.json", {"eos_token_id": ["</s>"]}, "eos_token_id is"),
         ("generation_config.json", {"eos_token_id": 10**20}, "eos_token_id is 10+; write ids"),
         ("special_tokens_map.json", "5", "not a JSON object"),

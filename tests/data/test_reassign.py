@@ -17,7 +17,7 @@ from famjax.core.config import Config
 from famjax.core.experiment import override
 from famjax.data.lanes import document_start
 from famjax.data.pipeline import Batches, make_batches, make_source
-from famjax.data.reassign import Assignment, ReassignedSource, with_rows
+from famjax.data.reassign import Assignment, ReassignedSource, resize_rows
 from famjax.data.tokenizers import load_tokenizer
 
 DOCUMENTS = 24  # which 2, 3 and 4 lanes share evenly
@@ -43,9 +43,9 @@ def test_every_document_is_dealt_once() -> None:
     first, second = [3, 1, 2], [2, 4]
     source = ReassignedSource(Named())  # type: ignore[arg-type]
     found = [[3, lane, k] for lane, n in enumerate(first) for k in range(n)]
-    source.dealt = [first]
+    source.assigned_counts = [first]
     found += [source.key(lane, 2, k) for lane, n in enumerate(second) for k in range(n)]
-    source.dealt = [first, second]
+    source.assigned_counts = [first, second]
     found += [source.key(lane, 4, k) for k in range(5) for lane in range(4)]
     assert len({tuple(f) for f in found}) == len(found)
     for lane in range(3):  # none is left out but the last
@@ -77,7 +77,7 @@ def test_no_document_is_read_twice(folder: Path, layout: str, counts: tuple[int,
     for rows in counts:
         found = batches(folder, layout, rows)
         if state is not None:
-            found.set_state(with_rows(state, rows, make_source_of(folder)))
+            found.set_state(resize_rows(state, rows, make_source_of(folder)))
         for _ in range(2):  # all within the first epoch
             batch = next(found)
             count(batch, begun, read_of)
@@ -111,7 +111,7 @@ def resumed(found: Batches, folder: Path, rows: int) -> Batches:
     state = found.get_state()
     found.release()
     now = batches(folder, "lanes", rows)
-    now.set_state(json.loads(json.dumps(with_rows(state, rows, make_source_of(folder)))))
+    now.set_state(json.loads(json.dumps(resize_rows(state, rows, make_source_of(folder)))))
     return now
 
 
@@ -159,9 +159,11 @@ def test_begun_epochs_are_read_whole(times: list[list[int]], many: int) -> None:
     pairs = []
     for taken, after in itertools.zip_longest(times, times[1:]):
         lanes = len(taken)
-        pairs += [dealt.call(lane, lanes, k) for lane, n in enumerate(taken) for k in range(n)]
+        pairs += [
+            dealt.source_ref(lane, lanes, k) for lane, n in enumerate(taken) for k in range(n)
+        ]
         state = {"batches": {"rows": [document_start(n) for n in taken]}, **dealt.get_assignments()}
-        dealt.set_assignments(with_rows(state, len(after) if after else many, source))
+        dealt.set_assignments(resize_rows(state, len(after) if after else many, source))
     assert dealt.left is not None
     pairs += dealt.left.documents
     assert len(set(pairs)) == len(pairs)
@@ -175,14 +177,14 @@ def test_what_was_left_is_dealt_again() -> None:
     """To other lanes, before any of it was begun."""
     source: Any = Six()
     state = {"batches": {"rows": [document_start(1), document_start(1)]}}
-    left = with_rows(state, 8, source)["left"]["documents"]
+    left = resize_rows(state, 8, source)["left"]["documents"]
     assert len(left) == 4
-    once = with_rows(with_rows(state, 8, source), 9, source)
+    once = resize_rows(resize_rows(state, 8, source), 9, source)
     assert once["left"]["documents"] == left
-    few = with_rows(once, 3, source)
+    few = resize_rows(once, 3, source)
     dealt = ReassignedSource(source)
     dealt.set_assignments(few)
-    assert [dealt.call(n % 3, 3, n // 3) for n in range(5)] == [*left, (1, 3, 0)]
+    assert [dealt.source_ref(n % 3, 3, n // 3) for n in range(5)] == [*left, (1, 3, 0)]
 
 
 def make_source_of(folder: Path) -> Any:
@@ -196,7 +198,7 @@ def test_rows_that_stay_finish_their_document(folder: Path, layout: str, rows: i
     old, new = batches(folder, layout, 4), batches(folder, layout, rows)
     next(old)
     state = old.get_state()
-    new.set_state(with_rows(state, rows, make_source_of(folder)))
+    new.set_state(resize_rows(state, rows, make_source_of(folder)))
     for batch, other in zip((next(old),), (next(new),), strict=True):
         for i in range(min(4, rows)):
             upto = np.append(np.flatnonzero(batch["tokens"][i] == 257), 15)[0]
@@ -212,7 +214,7 @@ def test_fewer_documents_than_lanes(folder: Path) -> None:
     old, new = batches(folder, "lanes", 30), batches(folder, "lanes", 31)
     for _ in range(4):
         next(old)
-    state = with_rows(old.get_state(), 31, make_source_of(folder))
+    state = resize_rows(old.get_state(), 31, make_source_of(folder))
     assert "dealt" not in state
     new.set_state(state)
     for _ in range(6):

@@ -7,7 +7,7 @@ import pytest
 
 from famjax.cli.main import main
 from famjax.core.errors import UserError
-from famjax.data.tokenizers import load_tokenizer, save_tokenizer, load_saved_tokenizer
+from famjax.data.tokenizers import load_saved_tokenizer, load_tokenizer, save_tokenizer
 from famjax.data.words import WordTokenizer, build_word_list
 
 TEXT = " = Title = \n \n the cat sat , the <unk> mat\n"
@@ -29,7 +29,7 @@ def test_words_and_ends_of_lines_are_tokens():
 
 def test_unknown_words_are_named_once():
     words = WordTokenizer("list", ["a", "b"])
-    assert words.unknown("a c\nb c d <s>") == ["c", "d", "<s>"]
+    assert words.unknown_words("a c\nb c d <s>") == ["c", "d", "<s>"]
 
 
 def test_pieces_of_a_text_have_its_tokens():
@@ -69,7 +69,7 @@ def test_a_list_is_made_saved_and_found(tmp_path, capsys):
         ("the\ncat\n", "does not begin with the lines <s>, <unk>, <eos>"),
         ("<s>\n<unk>\n<eos>\na b\n", "line 4 is not one word: 'a b'"),
         ("<s>\n<unk>\n<eos>\n\na\n", "line 4 is not one word: ''"),
-        ("<s>\n<unk>\n<eos>\na\na\n", "'a' stands there twice"),
+        ("<s>\n<unk>\n<eos>\na\na\n", "'a' is in it twice"),
     ],
 )
 def test_what_is_no_list(text, said, tmp_path):
@@ -83,5 +83,5 @@ def test_bytes_are_no_list(tmp_path):
     with pytest.raises(UserError, match="not a text file"):
         load_tokenizer(str(tmp_path / "w.txt"))
     (tmp_path / "t.txt").write_text("a")
-    with pytest.raises(UserError, match="a list of words is a"):
+    with pytest.raises(UserError, match="a word list is a"):
         build_word_list(str(tmp_path / "t.txt"), tmp_path / "m.model")

@@ -19,7 +19,7 @@ from famjax.core.config import DataConfig, ToyConfig
 from famjax.core.errors import UserError
 from famjax.eval import toy
 from famjax.eval.toy import evaluate_toy
-from famjax.tasks.toy import ToySource, answers, task_tokenizer
+from famjax.tasks.toy import ToySource, episode_answers, task_tokenizer
 from famjax.train.run import Run, open_run
 
 
@@ -51,7 +51,7 @@ def direct(run: Run, task: str, length: int, examples: int) -> tuple[float, floa
     for piece in source.episodes():
         said = tiny.logits(run.model, piece.tokens[None])[0].argmax(-1)
         at = np.flatnonzero(piece.weights) - (piece.targets is None)
-        right.append(said[at] == answers(piece))
+        right.append(said[at] == episode_answers(piece))
     return float(np.concatenate(right).mean()), float(np.mean([r.all() for r in right]))
 
 
@@ -87,7 +87,7 @@ def test_every_episode_is_asked_once(
     source = ToySource(
         "copy", replace(run.config.data.toy, steps=5, episodes=20), run.tokenizer, 0, "holdout"
     )
-    expected = [answers(piece) for piece in source.episodes()]
+    expected = [episode_answers(piece) for piece in source.episodes()]
     assert row["answers"] == 100
     assert row["examples"] == 20
     assert row["episode_accuracy"] == pytest.approx(np.mean([wrong not in a for a in expected]))

@@ -17,7 +17,14 @@ from famjax.data.packing import PackedRows
 from famjax.data.pipeline import make_source, make_tokenizer
 from famjax.data.tokenizers import load_tokenizer
 from famjax.data.words import SPECIALS
-from famjax.tasks.toy import TASKS, ToySource, answers, baselines, eval_steps, task_tokenizer
+from famjax.tasks.toy import (
+    TASKS,
+    ToySource,
+    baselines,
+    episode_answers,
+    eval_steps,
+    task_tokenizer,
+)
 
 FEW = ToyConfig(episodes=40)
 
@@ -160,7 +167,7 @@ def test_what_guessing_scores(task, variables, commonest, last):
 def test_programs_look_like_the_published_ones():
     found = list(islice(source("algorithmic", ToyConfig()).episodes(), 500))
     assert np.mean([len(piece.tokens) for piece in found]) == pytest.approx(432, rel=0.01)
-    assert np.mean([len(answers(piece)) for piece in found]) == pytest.approx(25.6, abs=0.6)
+    assert np.mean([len(episode_answers(piece)) for piece in found]) == pytest.approx(25.6, abs=0.6)
 
 
 def test_steps_are_the_papers_unless_said():
@@ -252,7 +259,7 @@ def test_batches_hold_every_answer_and_go_on_exactly(task, layout):
         batches.append(next(iterator))
     # every answer of the first epoch is asked for once
     joined = {name: np.concatenate([b[name] for b in batches], 1)[0] for name in batches[0]}
-    expected = np.concatenate([answers(piece) for piece in made.open(made.key(0, 2, 0))])
+    expected = np.concatenate([episode_answers(piece) for piece in made.open(made.key(0, 2, 0))])
     asked = joined["targets"][joined["weights"] > 0][: len(expected)]
     np.testing.assert_array_equal(asked, expected)
     if task == "random_walk":  # the answer stands at its action, and not one further

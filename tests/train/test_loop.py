@@ -24,6 +24,7 @@ from famjax.train import loop
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.loop import train
 from famjax.train.metrics import read_metrics
+from famjax.train.program import TrainProgram
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -127,7 +128,7 @@ def test_loading_goes_on_while_the_device_computes(
 
     def slower(
         config: Config, token_bytes: np.ndarray, attention_span: tuple[int, ...] = ()
-    ) -> loop.Program:
+    ) -> TrainProgram:
         found = program(config, token_bytes)
 
         def step(state: Any, batch: Any) -> Any:

@@ -15,7 +15,7 @@ from famjax.core.config import Config
 from famjax.core.experiment import override
 from famjax.stacks.feedback.parts import Random
 from famjax.stacks.feedback.solve import _by_token
-from famjax.train.program import Program, make_program
+from famjax.train.program import TrainProgram, make_program
 
 ROWS, LENGTH, VOCABULARY = 8, 20, 32
 SHAPE = (
@@ -26,7 +26,7 @@ SHAPE = (
 COLLECTIVE = re.compile(r" = .*(all-reduce|all-gather|all-to-all|collective-permute)(-start)?\(")
 
 
-def program_on(mesh: tuple[int, int, int], *overrides: str) -> Program:
+def program_on(mesh: tuple[int, int, int], *overrides: str) -> TrainProgram:
     axes = zip(("data", "fsdp", "tensor"), mesh, strict=True)
     given = [*SHAPE, *overrides, *(f"mesh.{name}={size}" for name, size in axes)]
     devices = jax.devices()[: int(np.prod(mesh))]
@@ -49,7 +49,7 @@ def batch() -> dict[str, np.ndarray]:
     }
 
 
-def after_two_steps(program: Program, step: Any) -> Any:
+def after_two_steps(program: TrainProgram, step: Any) -> Any:
     state = program.start()
     for _ in range(2):
         state = step(state, jax.device_put(batch(), program.batch))

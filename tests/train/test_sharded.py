@@ -21,7 +21,7 @@ from famjax.core.errors import UserError
 from famjax.core.experiment import override
 from famjax.train import loop
 from famjax.train.checkpoint import Checkpoints
-from famjax.train.program import Program, make_program
+from famjax.train.program import TrainProgram, make_program
 from famjax.train.state import TrainState
 from famjax.train.warmup import halve_memory
 
@@ -65,7 +65,7 @@ Sizes = tuple[int, int, int, int]
 
 
 class Trained(NamedTuple):
-    program: Program
+    program: TrainProgram
     step: Any
     states: list[TrainState]
 
@@ -122,11 +122,11 @@ def train_with_source(mesh: Sizes, overrides: tuple[str, ...]) -> Trained:
     return Trained(program, step, states)
 
 
-def put(program: Program, seed: int) -> dict[str, jax.Array]:
+def put(program: TrainProgram, seed: int) -> dict[str, jax.Array]:
     return jax.device_put(batch(seed), program.batch)
 
 
-def copy(program: Program, state: Any) -> Any:
+def copy(program: TrainProgram, state: Any) -> Any:
     """Return the state again, in buffers that no step can be given."""
     host = jax.tree.map(lambda a: np.array(a), state)
     return jax.device_put(host, program.shardings)

@@ -12,14 +12,14 @@ from famjax.core.config import Config
 from famjax.train.state import TrainState
 
 
-def opening(config: Config, shapes: TrainState) -> Iterator[str]:
+def startup_lines(config: Config, shapes: TrainState) -> Iterator[str]:
     """Yield lines about a run that is about to start, or to continue.
 
     Args:
       config: with the rows and the length of the steps that follow.
       shapes: of the run's state.
     """
-    yield f"{config.name}: {parameters(shapes)}, {precision(config)}, on {devices()}"
+    yield f"{config.name}: {describe_parameters(shapes)}, {describe_precision(config)}, on {describe_devices()}"
     data, train = config.data, config.train
     tokens = data.batch * data.length
     parts = f" in {train.accumulate} parts" if train.accumulate > 1 else ""
@@ -29,7 +29,7 @@ def opening(config: Config, shapes: TrainState) -> Iterator[str]:
     )
 
 
-def parameters(shapes: TrainState) -> str:
+def describe_parameters(shapes: TrainState) -> str:
     """Return how many parameters the model has, and how many are trained."""
     trained, frozen = (
         sum(leaf.size for leaf in jax.tree.leaves(tree))
@@ -41,7 +41,7 @@ def parameters(shapes: TrainState) -> str:
     return f"{trained + frozen:,} parameters, of which {trained:,} are trained ({share:.2%})"
 
 
-def precision(config: Config) -> str:
+def describe_precision(config: Config) -> str:
     """Return the types of what is computed and of what is kept."""
     model = config.model
     if model.lora.rank and model.lora.base != "float32":
@@ -51,7 +51,7 @@ def precision(config: Config) -> str:
     )
 
 
-def devices() -> str:
+def describe_devices() -> str:
     """Return how many devices there are, of what kind, in how many processes."""
     kinds = Counter(device.device_kind for device in jax.devices())
     found = " and ".join(f"{count} x {kind}" for kind, count in kinds.items())
