@@ -167,7 +167,7 @@ def _memory_note(config: Config, key: str) -> str:
     if key.startswith("model."):
         return f"; the model's parameters would take {byte_size(weight_bytes(config.model))}"
     if key in ("data.batch", "data.length"):
-        return f"; what a step reads would take {byte_size(batch_bytes(config))}"
+        return f"; the batch of a step would take {byte_size(batch_bytes(config))}"
     return ""
 
 

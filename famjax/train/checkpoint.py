@@ -1,24 +1,24 @@
-"""Checkpoints of a training run: written in the background, believed only when whole.
+"""Checkpoints of a training run: written in the background, and verified before they are used.
 
 A checkpoint is a folder named by its step:
 
     000000200/params/ ...     one Orbax (OCDBT) folder for each top-level key of the tree
     000000200/tree.json       path, shape and dtype of every leaf
-    000000200/extra.json      what the caller wants beside the arrays (data cursor, config)
+    000000200/extra.json      JSON that the caller adds (data cursor, config)
     000000200/manifest.json   size and sha256 of every other file
 
-It is written under another name and renamed when all of it is on disk, so a process killed at any
-moment leaves the old checkpoints or the new one, never a half one. Damage done later is found by
-the manifest, and the next older checkpoint is used.
+It is written under a temporary name and renamed when all of it is on disk, so a process killed at
+any moment leaves the old checkpoints or the new one, never a partial one. The manifest detects
+later damage; then the next older checkpoint is used.
 
-One Orbax folder for each top-level key lets a reader that wants the parameters alone verify and
-read nothing else. Leaves without elements (the keys of zero memory segments) are not written, as
-Orbax refuses them: their shape says all.
+One Orbax folder for each top-level key lets a reader of the parameters verify and read nothing
+else. Empty leaves (the keys of zero memory segments) are not written, since Orbax rejects them;
+their shape is sufficient.
 
-Of several processes each writes its own parts of arrays into the same folder, as Orbax does it, and
-process 0 all the rest; each verifies nothing and reads what lies on its devices, of the checkpoint
-that process 0 found good. All must save and restore together. Only process 0 lists the folder: a
-network file system may show another what was there some seconds ago.
+With several processes, each writes its shards of the arrays into the same folder, as usual with
+Orbax, and process 0 writes all else. Process 0 verifies; then each process reads its shards of the
+checkpoint that process 0 chose. All must save and restore together. Only process 0 lists the
+folder: a network file system may show the others an outdated listing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ MANIFEST, TREE, EXTRA = "manifest.json", "tree.json", "extra.json"
 _TEMPORARY, _REPLACED = "tmp-", "old-"
 _RESTORE_HINT = "restore the folder from a copy or start a new run"
 
-# A tree with a dict of identifiers on top and jax.Array (or ShapeDtypeStruct) leaves.
+# A tree whose top level is a dict of identifiers, with jax.Array (or ShapeDtypeStruct) leaves.
 Tree = dict[str, Any]
 Leaves = dict[str, Any]
 
@@ -60,12 +60,12 @@ class Checkpoints:
     """The checkpoints of one run, `folder` being RUN/checkpoints.
 
     Args:
-      folder: made on the first save if it is missing.
-      keep: how many of the newest checkpoints stay after a save. 0 opens the folder for reading
-        only, which is safe while another process trains.
+      folder: created on the first save if it is missing.
+      keep: number of the newest checkpoints to keep after a save. 0 opens the folder read-only,
+        which is safe while another process trains.
 
-    Only one writer at a time may have a folder: it removes what killed savers left behind.
-    Call `wait` before the process ends, also when it ends by an exception.
+    A folder may have only one writer at a time: it removes partial checkpoints of killed processes.
+    Call `wait` before the process ends, also after an exception.
     """
 
     def __init__(self, folder: Path, keep: int = 0) -> None:
@@ -77,7 +77,7 @@ class Checkpoints:
             self._clean()
 
     def steps(self) -> list[int]:
-        """Steps of the checkpoints there are, oldest first. They are not verified."""
+        """Steps of the existing checkpoints, oldest first. They are not verified."""
         if not self.folder.is_dir():
             return []
         names = (p.name for p in self.folder.iterdir())
@@ -91,28 +91,29 @@ class Checkpoints:
         return self.folder / f"{step:09d}"
 
     def extra(self, step: int) -> dict[str, Any]:
-        """What was saved beside the arrays of a step, not verified; {} if it cannot be read."""
+        """The `extra` of a step's checkpoint, not verified; {} if it cannot be read."""
         try:
-            found = _load_json(self.path(step) / EXTRA)
+            extra = _load_json(self.path(step) / EXTRA)
         except (OSError, ValueError, UserError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return extra if isinstance(extra, dict) else {}
 
     def save(self, step: int, tree: Tree, extra: dict[str, Any], copy: bool = True) -> None:
-        """Copy `tree` to the host, of several processes each its share; write in the background.
+        """Copy `tree` (with several processes, this process's shards) to the host, then write it in
+        the background.
 
-        On return the arrays may be donated and `extra` changed. An earlier save is waited for
-        first; host memory therefore never holds more than one copy of the tree.
+        On return the arrays may be donated and `extra` changed. An earlier save is awaited first,
+        so host memory never holds more than one copy of the tree.
 
         Once written, a checkpoint replaces one of the same step and removes those of later steps:
-        the run has gone back behind them, because they were damaged.
+        the run has restarted before them, because they were damaged.
 
         Args:
           step: optimizer steps done, >= 0.
           tree: dict of pytrees of jax.Array; typed keys as `jax.random.key_data`.
-          extra: anything JSON can hold.
-          copy: False spares the copy of arrays that are on the host already; they must stay until
-            `wait` has returned.
+          extra: JSON-able.
+          copy: False avoids the copy of arrays that are on the host already; they must not change
+            before `wait` returns.
 
         Raises:
           UserError: the earlier save failed (see `wait`); nothing is saved now.
@@ -130,10 +131,10 @@ class Checkpoints:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until the save under way is on disk.
+        """Wait until the pending save is on disk.
 
         Raises:
-          UserError: it failed for want of space or rights. The earlier checkpoints are untouched.
+          UserError: it failed for lack of space or permission. Earlier checkpoints are unaffected.
         """
         if self._thread is not None:
             self._thread.join()
@@ -148,24 +149,25 @@ class Checkpoints:
         step: int | None = None,
         report: Callable[[str], None] | None = None,
     ) -> tuple[int, Tree, dict[str, Any]]:
-        """Read the newest good checkpoint, bit for bit, onto the shardings of `template`.
+        """Restore the newest valid checkpoint, bit for bit, with the shardings of `template`.
 
         Args:
-          template: tree of jax.ShapeDtypeStruct or jax.Array with the shapes, dtypes and shardings
-            wanted (no sharding: the first device). It may hold some of the top-level keys only,
-            such as {"params": ...}; the files of the others are then neither verified nor read. A
-            function that returns it, where shapes depend on the step.
-          step: this checkpoint and no other, instead of the newest good one.
-          report: takes one line for each damaged checkpoint passed over; standard error if None.
+          template: tree of jax.ShapeDtypeStruct or jax.Array with the desired shapes, dtypes and
+            shardings (no sharding: the first device). It may have a subset of the top-level keys,
+            such as {"params": ...}; the files of the others are then neither verified nor read. If
+            shapes depend on the step, a function from step to template.
+          step: restore this checkpoint only, instead of the newest valid one.
+          report: called with one line for each damaged checkpoint skipped; None writes to standard
+            error.
 
         Returns:
           Its step, the tree, and the `extra` given to `save`.
 
         Raises:
-          UserError: there is no good checkpoint, or it does not fit the template.
+          UserError: there is no valid checkpoint, or it does not match the template.
         """
-        of = template if callable(template) else lambda _: template
-        step, template = self._newest_valid(of, step, report or _to_stderr)
+        template_at = template if callable(template) else lambda _: template
+        step, template = self._newest_valid(template_at, step, report or _to_stderr)
         self._check_fit(step, {key: _flatten(value) for key, value in template.items()})
         tree = {
             key: _restore_arrays(self.path(step) / key, value) for key, value in template.items()
@@ -173,7 +175,7 @@ class Checkpoints:
         return step, tree, self._load_table(step, EXTRA)
 
     def _newest_valid(
-        self, of: Callable[[int], Tree], step: int | None, report: Callable[[str], None]
+        self, template_at: Callable[[int], Tree], step: int | None, report: Callable[[str], None]
     ) -> tuple[int, Tree]:
         steps = processes.from_first("steps", self.steps)
         if step is not None and step not in steps:
@@ -181,7 +183,7 @@ class Checkpoints:
         if not steps:
             raise UserError(f"no checkpoint in {self.folder}; train the run first")
         for candidate in [step] if step is not None else reversed(steps):
-            template = of(candidate)
+            template = template_at(candidate)
             damage = processes.from_first(
                 "damage", functools.partial(_find_damage, self.path(candidate), sorted(template))
             )
@@ -192,33 +194,34 @@ class Checkpoints:
         raise UserError(f"no good checkpoint in {self.folder}: {tried} damaged; {_RESTORE_HINT}")
 
     def _load_table(self, step: int, name: str) -> dict[str, Any]:
-        """Return the table of keys in a file of a step, whose checksum is right."""
+        """Return the JSON object in a file of a verified checkpoint."""
         path = self.path(step) / name
         try:
-            found = _load_json(path)
+            table = _load_json(path)
         except (OSError, ValueError) as error:
             raise UserError(f"{path}: damaged ({error}); {_RESTORE_HINT}") from None
-        if not isinstance(found, dict):
+        if not isinstance(table, dict):
             raise UserError(f"{path}: damaged (not a table of keys); {_RESTORE_HINT}")
-        return found
+        return table
 
     def _check_fit(self, step: int, wanted: dict[str, Leaves]) -> None:
         saved = self._load_table(step, TREE)
         for key, leaves in wanted.items():
             try:
-                there = {name: tuple(about) for name, about in saved.get(key, {}).items()}
+                saved_info = {name: tuple(info) for name, info in saved.get(key, {}).items()}
             except (AttributeError, TypeError):
                 path = self.path(step) / TREE
                 raise UserError(
                     f"{path}: damaged (not a table of arrays); {_RESTORE_HINT}"
                 ) from None
-            here = {name: _array_info(leaf) for name, leaf in leaves.items()}
-            for name in [*here, *there]:
-                if there.get(name) != here.get(name):
+            wanted_info = {name: _array_info(leaf) for name, leaf in leaves.items()}
+            for name in [*wanted_info, *saved_info]:
+                if saved_info.get(name) != wanted_info.get(name):
                     full = f"{key}/{name}" if name else key
                     raise UserError(
                         f"checkpoint {self.path(step)} does not fit: {full} is "
-                        f"{_describe_array(there.get(name))} in it and {_describe_array(here.get(name))} here; "
+                        f"{_describe_array(saved_info.get(name))} in it and "
+                        f"{_describe_array(wanted_info.get(name))} here; "
                         "use the config the run was trained with (config.json beside checkpoints)"
                     )
 
@@ -254,7 +257,7 @@ class Checkpoints:
         self._prune(step)
 
     def _publish(self, step: int) -> None:
-        """Rename the written folder to its step; one already there steps aside first."""
+        """Rename the written folder to its step; move an existing one of that step aside first."""
         target, aside = self.path(step), self.folder / f"{_REPLACED}{step:09d}"
         if target.exists():
             target.rename(aside)
@@ -266,12 +269,12 @@ class Checkpoints:
         steps = self.steps()
         kept = [s for s in steps if s <= newest][-self.keep :]
         for step in set(steps) - set(kept):
-            # Renamed first: a folder half removed must not look like a damaged checkpoint.
+            # Renamed first: a partly removed folder must not look like a damaged checkpoint.
             self.path(step).rename(self._temporary_path(step))
             shutil.rmtree(self._temporary_path(step), ignore_errors=True)
 
     def _clean(self) -> None:
-        """Undo what killed savers left: half-written folders, and one moved aside in vain."""
+        """Clean up after killed processes: remove partial checkpoints, move back one set aside."""
         for path in list(self.folder.iterdir()):
             if path.name.startswith(_TEMPORARY):
                 shutil.rmtree(path)
@@ -286,7 +289,7 @@ class Checkpoints:
         return self.folder / f"{_TEMPORARY}{step:09d}"
 
     def _explain_error(self, step: int, keys: list[str], error: BaseException) -> BaseException:
-        """The UserError for a disk that is full or refuses; any other error is ours, and itself."""
+        """The `UserError` for a full or failing disk; other errors, which are bugs, unchanged."""
         good = (s for s in reversed(self.steps()) if _find_damage(self.path(s), keys) is None)
         last = next(good, None)
         rest = "there is no good one" if last is None else f"the last good one is step {last}"
@@ -302,7 +305,7 @@ class Checkpoints:
 
 @contextmanager
 def wrap_extra_errors(folder: Path) -> Iterator[None]:
-    """Turn what can go wrong with a checkpoint's `extra` that is not famjax's into one line."""
+    """Convert errors from malformed `extra` of a checkpoint into a `UserError` of one line."""
     try:
         yield
     except (LookupError, TypeError, AttributeError, ValueError) as error:
@@ -317,10 +320,10 @@ def _to_stderr(line: str) -> None:
 
 
 def _to_host(tree: Any, safe: bool) -> Any:
-    """NumPy copies of all leaves; views where they are on the CPU and not `safe`.
+    """NumPy copies of all leaves; views of those on the CPU if not `safe`.
 
-    On the CPU `device_get` gives views of the buffers, which would change or block donation while
-    they are being written.
+    On the CPU `device_get` returns views of the buffers, which would change, or block donation,
+    while they are written.
     """
 
     def copy(leaf: Any, host: Any) -> np.ndarray:
@@ -331,9 +334,9 @@ def _to_host(tree: Any, safe: bool) -> Any:
 
 
 def _share_to_host(tree: Any, _: bool) -> Any:
-    """Arrays over all processes in the hosts' memory, where each has the parts of its devices."""
-    places = jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind("pinned_host"), tree)
-    copies = jax.device_put(tree, places)
+    """Global arrays in pinned host memory, where each process has the shards of its devices."""
+    shardings = jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind("pinned_host"), tree)
+    copies = jax.device_put(tree, shardings)
     return jax.block_until_ready(copies)
 
 
@@ -359,12 +362,12 @@ def _array_info(leaf: Any) -> tuple[list[int], str]:
     return list(leaf.shape), str(leaf.dtype)
 
 
-def _describe_array(about: tuple[Any, ...] | None) -> str:
-    return "absent" if about is None else f"{about[1]}{about[0]}"
+def _describe_array(info: tuple[Any, ...] | None) -> str:
+    return "absent" if info is None else f"{info[1]}{info[0]}"
 
 
 def _nest(leaves: Leaves) -> Tree:
-    """A tree of dicts, readable by plain Orbax without our classes; empty leaves left out."""
+    """A tree of dicts without empty leaves, readable by plain Orbax without our classes."""
     tree: Tree = {}
     for name, leaf in leaves.items():
         if leaf.size:
@@ -385,16 +388,16 @@ def _unnest(tree: Tree, name: str) -> Any:
 def _write_arrays(folder: Path, leaves: Leaves) -> None:
     tree = _nest(leaves)
     if tree:
-        # Orbax holds what it is writing once more: the largest array, and not all of them
+        # Orbax copies what it writes: limit that to the largest array, not all of them
         gigabytes = 2 + max(leaf.nbytes for leaf in leaves.values()) // 10**9
         with _suppress_tracebacks(), _make_checkpointer(save_concurrent_gb=gigabytes) as orbax:
             orbax.save(folder, ocp.args.PyTreeSave(tree))
 
 
 def _make_checkpointer(**limits: int) -> ocp.Checkpointer:
-    """Orbax whose processes wait for each other in the coordination service.
+    """An Orbax checkpointer whose processes synchronise through the coordination service.
 
-    On the devices, where it waits by default, the training's collectives would be in between.
+    Its default, a barrier on the devices, would interleave with the collectives of training.
     """
     if processes.count() == 1:
         return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**limits))
@@ -405,7 +408,7 @@ def _make_checkpointer(**limits: int) -> ocp.Checkpointer:
 
 @contextmanager
 def _suppress_tracebacks() -> Iterator[None]:
-    """Keep from the terminal the tracebacks Orbax logs of exceptions that it also raises."""
+    """Suppress the tracebacks that Orbax logs for exceptions it also raises."""
 
     def wanted(record: logging.LogRecord) -> bool:
         return "_SignalingThread" not in record.getMessage()
@@ -419,15 +422,17 @@ def _suppress_tracebacks() -> Iterator[None]:
 
 
 def _restore_arrays(folder: Path, template: Any) -> Any:
-    """The tree under `folder`, shaped, typed and sharded as `template`, known to fit."""
+    """The tree under `folder`, with the shapes, dtypes and shardings of `template`."""
     leaves = _flatten(template)
     nested = _nest(leaves)
     if nested:
-        how = ocp.args.PyTreeRestore(item=nested, restore_args=jax.tree.map(_restore_args, nested))
+        args = ocp.args.PyTreeRestore(item=nested, restore_args=jax.tree.map(_restore_args, nested))
         try:
             with _suppress_tracebacks(), _make_checkpointer() as orbax:
-                nested = orbax.restore(folder, args=how)
-        except Exception as error:  # of TensorStore's own kinds, when checksums that are right lie
+                nested = orbax.restore(folder, args=args)
+        except (
+            Exception
+        ) as error:  # TensorStore's exception types, if files with valid checksums are malformed
             if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
                 raise
             message = shorten(" ".join(f"{type(error).__name__}: {error}".split()), 200)
@@ -448,8 +453,8 @@ def _restore_args(leaf: Any) -> ocp.ArrayRestoreArgs:
 
 
 def _sharding(leaf: Any) -> jax.sharding.Sharding:
-    given = getattr(leaf, "sharding", None)
-    return given or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    sharding = getattr(leaf, "sharding", None)
+    return sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
 
 def _list_files(folder: Path) -> Iterator[str]:
@@ -459,7 +464,7 @@ def _list_files(folder: Path) -> Iterator[str]:
 
 
 def _write_manifest(folder: Path) -> None:
-    """Write the manifest, and bring every file and folder to the disk before the rename."""
+    """Write the manifest, and fsync every file and folder before the rename."""
     files = {name: _file_info(folder / name, sync=True) for name in _list_files(folder)}
     (folder / MANIFEST).write_text(json.dumps({"files": files}, indent=1))
     _fsync(folder / MANIFEST)
@@ -491,7 +496,7 @@ def _load_json(path: Path) -> Any:
 
 
 def _find_damage(folder: Path, keys: list[str]) -> str | None:
-    """What is wrong with the files a reader of these top-level keys needs; None if nothing."""
+    """The first problem in the files that these top-level keys need; None if there is none."""
     try:
         files = dict(_load_json(folder / MANIFEST)["files"])
     except FileNotFoundError:
@@ -504,23 +509,23 @@ def _find_damage(folder: Path, keys: list[str]) -> str | None:
     for key in keys:
         if (folder / key).is_dir() and not any(str(name).startswith(f"{key}/") for name in files):
             return f"{MANIFEST} lists nothing of {key}"
-    for name, about in files.items():
+    for name, info in files.items():
         if not is_inside(name):
             return f"{MANIFEST} names {name!r}, which is not in its folder"
         if name.split("/")[0] in (TREE, EXTRA, *keys):
-            wrong = _compare_file(folder / name, about)
+            wrong = _compare_file(folder / name, info)
             if wrong:
                 return f"{name} {wrong}"
     return None
 
 
-def _compare_file(path: Path, about: dict[str, Any]) -> str | None:
+def _compare_file(path: Path, info: dict[str, Any]) -> str | None:
     try:
         size = path.stat().st_size
-        if not isinstance(about, dict) or size != about.get("size"):
-            listed = about.get("size") if isinstance(about, dict) else about
+        if not isinstance(info, dict) or size != info.get("size"):
+            listed = info.get("size") if isinstance(info, dict) else info
             return f"has {size} bytes instead of {listed}"
-        return None if _file_info(path) == about else "has other contents than were written"
+        return None if _file_info(path) == info else "has other contents than were written"
     except FileNotFoundError:
         return "is missing"
     except OSError as error:
@@ -530,7 +535,7 @@ def _compare_file(path: Path, about: dict[str, Any]) -> str | None:
 
 
 def _is_full(error: BaseException) -> bool:
-    """Whether the disk or quota ran out. TensorStore tells so in the text of a ValueError only."""
+    """Whether disk or quota is exhausted, which TensorStore reports as text of a ValueError."""
     texts = [os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT)]
     chain: BaseException | None = error
     while chain is not None:

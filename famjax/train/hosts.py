@@ -1,4 +1,4 @@
-"""What training does otherwise where several processes share it. With one, all of it is nothing."""
+"""Multi-process training: checks across processes, batch upload, signals; no-ops with one process."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from famjax.core.keys import values
 from famjax.data.lanes import Batch, join_rows_state
 from famjax.train.metrics import MetricsWriter
 
-# seconds for what one process wrote to be seen by another: network file systems remember for a
-# while that a file was not there
+# seconds until other processes see a new file: network file systems cache for a while that it was
+# missing
 _VISIBLE_SECONDS = 20.0
 
 
 def check_same_config(config: Config) -> None:
-    """Raise a `UserError`, on all, where processes differ in config, famjax or JAX."""
-    about = {"famjax": famjax.__version__, "jax": jax.__version__, "code": source_digest()}
+    """Raise a `UserError`, on all processes, if they differ in config, famjax or JAX."""
+    versions = {"famjax": famjax.__version__, "jax": jax.__version__, "code": source_digest()}
     _check_same(
         "begin",
-        {**about, **values(config)},
+        {**versions, **values(config)},
         "other settings",
         "start all with the same command, config and famjax",
     )
 
 
 def check_same_documents(source: Any) -> None:
-    """Raise a `UserError`, on all, where processes see other documents."""
+    """Raise a `UserError`, on all processes, if they have different documents."""
     _check_same(
         "documents", source.get_state(), "other documents", "give all the same files under data"
     )
@@ -48,20 +48,20 @@ def check_same_documents(source: Any) -> None:
 def _check_same(name: str, mine: Mapping[str, Any], what: str, hint: str) -> None:
     first, *others = processes.everyone(name, dict(mine))
     for i, other in enumerate(others, start=1):
-        found = [
+        changes = [
             f"{key}: {first.get(key)!r} -> {other.get(key)!r}"
             for key in {**first, **other}
             if first.get(key) != other.get(key)
         ]
-        if found:
+        if changes:
             raise UserError(
                 f"process {i} of {processes.count()} has {what} than process 0 "
-                f"({'; '.join(found)}); {hint}"
+                f"({'; '.join(changes)}); {hint}"
             )
 
 
 def source_digest() -> str:
-    """Return a name for famjax's own sources."""
+    """Return a hash of famjax's source files."""
     home, digest = Path(famjax.__file__).parent, hashlib.sha256()
     for path in sorted(home.rglob("*.py")):
         digest.update(f"{path.relative_to(home)} ".encode() + path.read_bytes())
@@ -69,7 +69,7 @@ def source_digest() -> str:
 
 
 def check_shared_folder(folder: Path) -> None:
-    """Raise a `UserError`, on all, unless every process sees what process 0 writes in a folder."""
+    """Raise a `UserError`, on all processes, unless all see what process 0 writes in a folder."""
     if processes.count() == 1:
         return
     token = folder / processes.from_first("token", lambda: f".shared-{secrets.token_hex(8)}")
@@ -90,26 +90,26 @@ def check_shared_folder(folder: Path) -> None:
 
 
 def local_rows(sharding: jax.sharding.Sharding, rows: int, tokens: int) -> tuple[int, ...]:
-    """Return the rows of a batch [b t] that lie on this process's devices, wholly or in part."""
+    """Return the rows of a batch [b t] that are at least partly on this process's devices."""
     parts: Any = sharding.addressable_devices_indices_map((rows, tokens)).values()
     return tuple(sorted({i for rows_of, _ in parts for i in range(*rows_of.indices(rows))}))
 
 
 def upload_batch(batch: Batch, sharding: jax.sharding.Sharding, total: int) -> dict[str, jax.Array]:
-    """Return the whole batch [b t] from the rows that this process holds."""
+    """Return the global batch [b t] from the rows of this process."""
     if processes.count() == 1:
         return jax.device_put(batch, sharding)
     rows = local_rows(sharding, total, batch["tokens"].shape[1])
-    at = np.zeros(total, int)
-    at[list(rows)] = range(len(rows))
+    local_index = np.zeros(total, int)
+    local_index[list(rows)] = range(len(rows))
 
     def put(part: np.ndarray) -> jax.Array:
-        def of(index: Any) -> np.ndarray:
-            return part[at[index[0]]][:, index[1]]
+        def shard(index: Any) -> np.ndarray:
+            return part[local_index[index[0]]][:, index[1]]
 
-        return jax.make_array_from_callback((total, *part.shape[1:]), sharding, of)
+        return jax.make_array_from_callback((total, *part.shape[1:]), sharding, shard)
 
-    with jax.transfer_guard("allow"):  # as explicit as device_put, to which it is not
+    with jax.transfer_guard("allow"):  # explicit, but the guard knows device_put only
         return {name: put(part) for name, part in batch.items()}
 
 
@@ -127,20 +127,21 @@ class _NullWriter(contextlib.nullcontext[Any]):
 
 
 def make_metrics_writer(folder: Path, resume_step: int | None) -> MetricsWriter | _NullWriter:
-    """Return what writes rows: in process 0 alone."""
+    """Return a writer of metrics rows; it writes in process 0 only."""
     return _NullWriter() if processes.index() else MetricsWriter(folder, resume_step)
 
 
 class StopSignal:
-    """Remembers the first SIGTERM or SIGINT; a second one acts as always.
+    """Records the first SIGTERM or SIGINT; a second one has its usual effect.
 
-    Of several processes the coordination service hears SIGTERM, and lets all stop at one step.
+    With several processes JAX's coordination service handles SIGTERM, and all stop at the same
+    step.
     """
 
     signal: int = 0
 
     def at(self, step: int) -> int:
-        """Return the signal that asks to stop behind this step; each step must be told."""
+        """Return the signal to stop after this step, or 0; call it after every step."""
         if processes.count() == 1:
             return self.signal
         from jax.experimental import multihost_utils
@@ -150,12 +151,12 @@ class StopSignal:
 
     @contextlib.contextmanager
     def catch_signals(self) -> Iterator[None]:
-        before: dict[int, Any] = {}
+        handlers: dict[int, Any] = {}
         several = processes.count() > 1
 
-        def note(number: int, _: Any) -> None:
+        def record(number: int, _: Any) -> None:
             if self.signal:
-                signal.signal(number, before[number])
+                signal.signal(number, handlers[number])
                 signal.raise_signal(number)
             self.signal = number
             if several:
@@ -163,11 +164,11 @@ class StopSignal:
 
         for number in (signal.SIGINT,) if several else (signal.SIGTERM, signal.SIGINT):
             try:
-                before[number] = signal.signal(number, note)
-            except ValueError:  # not the main thread: whoever runs us there handles signals
+                handlers[number] = signal.signal(number, record)
+            except ValueError:  # not the main thread: the caller handles signals
                 continue
         try:
             yield
         finally:
-            for known, handler in before.items():
-                signal.signal(known, handler)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)

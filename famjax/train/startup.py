@@ -1,4 +1,4 @@
-"""What a run says before its first step: what is trained, on what, how much at once."""
+"""The summary that a run prints before its first step: model, devices, batch and steps."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from famjax.train.state import TrainState
 
 
 def startup_lines(config: Config, shapes: TrainState) -> Iterator[str]:
-    """Yield lines about a run that is about to start, or to continue.
+    """Yield a summary of a run that is about to start or to resume, line by line.
 
     Args:
-      config: with the rows and the length of the steps that follow.
-      shapes: of the run's state.
+      config: with the number and length of rows of the following steps.
+      shapes: of the training state.
     """
-    yield f"{config.name}: {describe_parameters(shapes)}, {describe_precision(config)}, on {describe_devices()}"
+    model = f"{describe_parameters(shapes)}, {describe_precision(config)}"
+    yield f"{config.name}: {model}, on {describe_devices()}"
     data, train = config.data, config.train
     tokens = data.batch * data.length
     parts = f" in {train.accumulate} parts" if train.accumulate > 1 else ""
@@ -30,7 +31,7 @@ def startup_lines(config: Config, shapes: TrainState) -> Iterator[str]:
 
 
 def describe_parameters(shapes: TrainState) -> str:
-    """Return how many parameters the model has, and how many are trained."""
+    """Return the number of parameters, and of those that are trained."""
     trained, frozen = (
         sum(leaf.size for leaf in jax.tree.leaves(tree))
         for tree in (shapes.params, shapes.frozen[:1])
@@ -42,7 +43,7 @@ def describe_parameters(shapes: TrainState) -> str:
 
 
 def describe_precision(config: Config) -> str:
-    """Return the types of what is computed and of what is kept."""
+    """Return the dtypes of computation and of parameters."""
     model = config.model
     if model.lora.rank and model.lora.base != "float32":
         return f"computed in {model.dtype}, frozen ones kept in {model.lora.base}"
@@ -52,8 +53,8 @@ def describe_precision(config: Config) -> str:
 
 
 def describe_devices() -> str:
-    """Return how many devices there are, of what kind, in how many processes."""
+    """Return the number of devices by kind, and the number of processes."""
     kinds = Counter(device.device_kind for device in jax.devices())
-    found = " and ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    devices = " and ".join(f"{count} x {kind}" for kind, count in kinds.items())
     count = processes.count()
-    return f"{found} in {count} processes" if count > 1 else found
+    return f"{devices} in {count} processes" if count > 1 else devices

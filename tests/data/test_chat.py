@@ -146,7 +146,7 @@ def refused(template):
     tokenizer = ChatTemplate("t", template, {}, "", "", ["<|im_end|>"])
     begin = time.perf_counter()
     with pytest.raises(UserError) as error:
-        tokenizer.document(TALK)
+        tokenizer.render_document(TALK)
     assert "\n" not in str(error.value)
     return str(error.value), time.perf_counter() - begin
 

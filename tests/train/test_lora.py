@@ -149,7 +149,7 @@ def test_adapters_of_another_base_are_refused(base, adapter_config, tmp_path):
         (moved / name).symlink_to(folder / name)
     text = (folder / "config.json").read_text()
     (moved / "config.json").write_text(text.replace(str(base), str(other)))
-    with pytest.raises(UserError, match="was trained beside other weights than"):
+    with pytest.raises(UserError, match="was trained on other weights than"):
         open_run(moved)
     (moved / "config.json").write_text(text.replace(str(base), str(tmp_path / "nowhere")))
     with pytest.raises(UserError, match="nowhere: there is no such folder; if it was moved"):

@@ -93,7 +93,7 @@ def test_steps_that_are_done_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError) as steps:
         train(text(tmp_path, "profile.steps=3:6"), run, quiet=True)
     assert str(steps.value) == (
-        "profile.steps=3:6: begins before step 4, where the run goes on; take later steps, or "
+        "profile.steps=3:6: begins before step 4, where the run resumes; choose later steps, or "
         "leave it out"
     )
     with pytest.raises(UserError, match=r"^profile\.memory=3: is before step 4, where the run"):
