@@ -1,4 +1,4 @@
-"""Multi-process training: checks across processes, batch upload, signals; no-ops with one process."""
+"""Multi-process training: checks across processes, batch upload, signals. No-ops for one process."""
 
 from __future__ import annotations
 
@@ -170,5 +170,5 @@ class StopSignal:
         try:
             yield
         finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+            for known, handler in handlers.items():
+                signal.signal(known, handler)
