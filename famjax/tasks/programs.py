@@ -27,7 +27,7 @@ Values = dict[str, int]
 
 
 class Algorithmic:
-    """Programs of up to 5 variables. Attributes: see `famjax.tasks.toy.Toy`."""
+    """Programs of up to 5 variables. Attributes: see `famjax.tasks.toy.ToyTask`."""
 
     outputs = True
     steps = (100, 100)

@@ -35,7 +35,7 @@ def _make_episode(question: np.ndarray, separator: int, answer: np.ndarray) -> P
 class Copy(_SequenceTask):
     """`steps` digits, "=", and the same digits again.
 
-    Attributes: see `famjax.tasks.toy.Toy`.
+    Attributes: see `famjax.tasks.toy.ToyTask`.
     """
 
     words: tuple[str, ...] = (*"0123456789", "=")
@@ -64,7 +64,7 @@ class Reverse(Copy):
 class Counting(_SequenceTask):
     """A number of A's from 1 to `steps`, "=", as many B's, and "."; B's and "." are the answer.
 
-    Attributes: see `famjax.tasks.toy.Toy`.
+    Attributes: see `famjax.tasks.toy.ToyTask`.
     """
 
     words: tuple[str, ...] = ("A", "B", "=", ".")

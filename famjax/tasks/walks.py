@@ -30,7 +30,7 @@ class Walk:
 
     Attributes:
       words: of the vocabulary, after the specials.
-      answers, outputs, steps: see `famjax.tasks.toy.Toy`.
+      answers, outputs, steps: see `famjax.tasks.toy.ToyTask`.
     """
 
     outputs = True

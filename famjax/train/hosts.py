@@ -1,4 +1,4 @@
-"""Multi-process training: checks across processes, batch upload, signals. No-ops for one process."""
+"""Multi-process training: checks across processes, batch upload, signals. No-ops for one."""
 
 from __future__ import annotations
 

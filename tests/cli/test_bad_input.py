@@ -201,7 +201,7 @@ def test_a_folder_with_another_run(famjax: Famjax) -> None:
 
 def test_a_folder_in_which_another_trains(famjax: Famjax) -> None:
     """Nothing is touched, and the folder can be had when the other has ended."""
-    with lock.holding(famjax.run, pytest.fail):
+    with lock.hold(famjax.run, pytest.fail):
         before = contents(famjax.run)
         line = famjax.refused(famjax.texts)
         assert f"{famjax.run}: process {os.getpid()} on " in line

@@ -396,7 +396,9 @@ def test_a_manifest_that_names_a_file_elsewhere_opens_none(folder, monkeypatch, 
     path.write_text(json.dumps(listed))
     measured = []
     measure = checkpoint._file_info
-    monkeypatch.setattr(checkpoint, "_measure", lambda path: measured.append(path) or measure(path))
+    monkeypatch.setattr(
+        checkpoint, "_file_info", lambda path: measured.append(path) or measure(path)
+    )
     lines: list[str] = []
     step, *_ = Checkpoints(folder).restore(shapes(tree_of(0)), report=lines.append)
     assert step == 10

@@ -83,7 +83,7 @@ def test_of_many_that_start_together_one_holds(tmp_path: Path) -> None:
     threads = [threading.Thread(target=one) for _ in range(count)]
     for thread in threads:
         thread.start()
-    time.sleep(lock._NAMING + 0.5)
+    time.sleep(lock._NAME_SECONDS + 0.5)
     assert held == [1]
     done.set()
     for thread in threads:
