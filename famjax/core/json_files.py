@@ -101,7 +101,7 @@ def _build_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(table) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise JsonError(f"the key {shorten(twice)!r} is there twice")
+        raise JsonError(f"the key {shorten(twice)!r} occurs twice")
     return table
 
 

@@ -196,7 +196,7 @@ def find_files(
             else:
                 found.setdefault(os.path.realpath(path), TextFile(path, name))
     if not found:
-        raise UserError(f"data.files={files}: no text in there{describe_skipped(skipped)}")
+        raise UserError(f"data.files={files}: no text found{describe_skipped(skipped)}")
     scan = _Scanner(template, checked or CheckedFiles(None, template))
     return [scan.index_documents(file) for file in found.values()], skipped
 
@@ -210,7 +210,7 @@ def _expand_entry(entry: str, skipped: Counter[str]) -> Iterator[tuple[str, str,
             if path.endswith(".py"):
                 yield path, os.path.relpath(path, library), False
     elif _is_system_path(entry):
-        raise UserError(f"data.files={entry}: is the system's; name the folder of the texts")
+        raise UserError(f"data.files={entry}: is a system folder; name the folder of the texts")
     elif os.path.isdir(entry):
         for path in _limit_count(_walk(entry, skipped), entry):
             yield path, os.path.relpath(path, entry), False
@@ -223,7 +223,7 @@ def _expand_entry(entry: str, skipped: Counter[str]) -> Iterator[tuple[str, str,
     else:
         _check_listable(_literal_folder(entry))
         if skipped[_UNREADABLE] > unread:
-            raise UserError(f"data.files={entry}: no text in there{describe_skipped(skipped)}")
+            raise UserError(f"data.files={entry}: no text found{describe_skipped(skipped)}")
         if os.path.islink(entry):
             raise UserError(
                 f"data.files: {entry} is a link to {os.readlink(entry)}, where nothing is to read"
@@ -263,7 +263,7 @@ def _glob_files(entry: str, skipped: Counter[str]) -> Iterator[str]:
     folder = _literal_folder(entry) or "."
     # without "**" at most one folder is listed for each name of the pattern
     if _is_system_path(folder) and ("**" in entry or os.path.realpath(folder) != os.sep):
-        raise UserError(f"data.files={entry}: is the system's; name the folder of the texts")
+        raise UserError(f"data.files={entry}: is a system folder; name the folder of the texts")
     parts = entry.split(os.sep)
     if "**" not in parts:
         yield from _limit_count(glob.iglob(entry), entry)

@@ -180,7 +180,7 @@ class TextSource:
         documents = int(self._starts[-1])
         if documents == 0:
             raise UserError(
-                f"data.files={files}: no documents in there{describe_skipped(self._skipped)}"
+                f"data.files={files}: no documents found{describe_skipped(self._skipped)}"
             )
         self._documents = np.arange(documents)
         self._holdout_note, self.holds_out = "none held out", False

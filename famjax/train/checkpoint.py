@@ -179,7 +179,7 @@ class Checkpoints:
     ) -> tuple[int, Tree]:
         steps = processes.from_first("steps", self.steps)
         if step is not None and step not in steps:
-            raise UserError(f"no checkpoint of step {step} in {self.folder}; there are: {steps}")
+            raise UserError(f"no checkpoint of step {step} in {self.folder}; available: {steps}")
         if not steps:
             raise UserError(f"no checkpoint in {self.folder}; train the run first")
         for candidate in [step] if step is not None else reversed(steps):

@@ -55,7 +55,7 @@ def test_what_is_good_is_as_json_reads_it():
 
 def test_a_key_that_is_there_twice():
     assert parse_json('{"a": 1, "a": 2}') == {"a": 2}
-    with pytest.raises(JsonError, match="the key 'a' is there twice"):
+    with pytest.raises(JsonError, match="the key 'a' occurs twice"):
         parse_json('{"b": {"a": 1, "a": 2}}', unique=True)
 
 

@@ -1,4 +1,4 @@
-"""Conversations: rendered as transformers does, learned from turn by turn, and never obeyed."""
+"""Conversations: rendered as by transformers, with weights by message; content stays plain text."""
 
 import json
 import re
@@ -157,7 +157,7 @@ def test_memory_is_limited(template):
 
 
 @pytest.mark.parametrize(("template", "message"), FAILS)
-def test_templates_that_go_too_far(template, message):
+def test_templates_that_exceed_the_limits(template, message):
     assert message in refused(template)[0]
 
 
@@ -169,8 +169,8 @@ def test_time_is_limited(template):
     assert seconds < 30  # 3 of a processor that others use too
 
 
-def test_a_template_that_was_stopped_leaves_nothing_behind():
-    """The next conversation has a process of its own, and the last one's ends."""
+def test_a_stopped_template_leaves_no_process():
+    """The next conversation gets a new process, and the last one's ends."""
     template = ChatTemplate("t", "{{ messages[0].content * 10**messages|length }}", {}, "", "", [])
     say = [{"role": "user", "content": "a"}]
     assert template.render(say, True) == "a" * 10
@@ -223,14 +223,14 @@ def document(files, tokenizer, k=0):
     return np.concatenate([p.tokens for p in pieces]), np.concatenate([p.weights for p in pieces])
 
 
-def test_the_assistants_turns_weigh_one(chatml, tmp_path, monkeypatch):
+def test_assistant_messages_have_weight_one(chatml, tmp_path, monkeypatch):
     # no piece of text ends within a control token
     monkeypatch.setattr("famjax.data.files.PIECE_BYTES", 4)
     tokenizer = load_tokenizer(str(chatml))
     tokens, weights = document(lines(tmp_path, {"messages": [*TALK, TALK[1]]}), tokenizer)
     end = tokenizer.encode_rendered("<|im_end|>").tolist()
     answers = [*tokenizer.encode("four, äh"), *end, *tokenizer.encode("seven"), *end]
-    # eos is learned behind every document
+    # eos is learned after every document
     assert tokens[weights == 1].tolist() == [*answers, tokenizer.eos_id]
     assert weights.sum() == len(answers) + 1
     whole = tokenizer.encode_chat(TALK, add_generation_prompt=False)
@@ -264,7 +264,7 @@ def test_prompt_and_response(chatml, tmp_path):
     assert tokenizer.decode(rendered[0]) == "user\ntwo?\nassistant\nfour"
 
 
-def test_an_answer_that_ends_in_text_weighs_one_to_its_end(chatml, tmp_path):
+def test_an_answer_that_ends_in_text_has_weight_one_to_its_end(chatml, tmp_path):
     plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}" + (
         "{% if add_generation_prompt %}assistant: {% endif %}"
     )
@@ -371,7 +371,7 @@ LAST_FIRST = (
         ("hello", "message 1 (role 'system')"),
     ],
 )
-def test_a_template_that_drops_what_is_said(chatml, tmp_path, template, lost):
+def test_a_template_that_drops_content(chatml, tmp_path, template, lost):
     tokenizer = load_tokenizer(str(with_template(chatml, template, tmp_path / "tokenizer")))
     said = rf"does not write what {re.escape(lost)} says; use another template"
     with pytest.raises(UserError, match=said):
@@ -381,7 +381,7 @@ def test_a_template_that_drops_what_is_said(chatml, tmp_path, template, lost):
     assert "talk.jsonl, line 1: " in str(error.value)
 
 
-def test_a_message_that_says_what_another_said_is_no_excuse(chatml, tmp_path):
+def test_repeated_content_must_be_repeated(chatml, tmp_path):
     template = "{% for m in messages[1:] %}{{ m.content }}|{% endfor %}"
     tokenizer = load_tokenizer(str(with_template(chatml, template, tmp_path)))
     with pytest.raises(UserError, match="does not write what message 1"):
@@ -397,7 +397,7 @@ def test_a_message_that_says_what_another_said_is_no_excuse(chatml, tmp_path):
         LAST_FIRST,
     ],
 )
-def test_a_template_may_strip_move_and_forget_thoughts(chatml, tmp_path, template):
+def test_a_template_may_strip_move_and_drop_reasoning(chatml, tmp_path, template):
     tokenizer = load_tokenizer(str(with_template(chatml, template, tmp_path)))
     thought = {"role": "assistant", "content": "<think>4, 5, 6\n</think>\n\nseven\n"}
     tokenizer.encode_chat([*TALK[:-1], thought])

@@ -1,4 +1,4 @@
-"""Hugging Face's tokenizers: the ids transformers gives, and every text back, in pieces too."""
+"""Hugging Face's tokenizers: the same ids as transformers, and lossless, also in pieces."""
 
 import itertools
 import json
@@ -43,7 +43,7 @@ def tokenizer(request, folders):
 
 @pytest.fixture
 def folder(request, folders, tmp_path):
-    """A copy to be spoilt."""
+    """A copy that tests may damage."""
     return shutil.copytree(folders["gemma"], tmp_path / "gemma")
 
 
@@ -267,7 +267,7 @@ def test_ids_beyond_the_vocabulary(folder):
     refused(folder, "eos 1000000 is none of its tokens")
 
 
-def test_nothing_there(tmp_path):
+def test_missing_files(tmp_path):
     refused(tmp_path, "has no tokenizer.json and no tokenizer.model")
     refused(tmp_path / "tokenizer.json", "No such file")
 
@@ -288,7 +288,7 @@ def model(tmp_path):
     return tmp_path / "a.model"
 
 
-def test_a_run_keeps_all_that_the_tokenizer_is_made_of(folders, tmp_path):
+def test_a_run_saves_all_files_of_the_tokenizer(folders, tmp_path):
     source = shutil.copytree(folders["byte-level"], tmp_path / "source")
     run = tmp_path / "run"
     run.mkdir()
@@ -304,7 +304,7 @@ def test_a_run_keeps_all_that_the_tokenizer_is_made_of(folders, tmp_path):
 
 
 def test_the_last_copy_counts(folders, model, tmp_path):
-    """A first try that failed may have left another tokenizer in the folder."""
+    """A failed attempt may have left another tokenizer in the folder."""
     for spec in [model, folders["gemma"], folders["byte-level"], model, "bytes"]:
         save_tokenizer(str(spec), tmp_path)
         found = load_saved_tokenizer(tmp_path, str(spec))

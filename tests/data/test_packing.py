@@ -74,7 +74,7 @@ def test_what_is_repeated_differs_between_rows_and_lanes():
 
 @given(stop=st.integers(0, 9), repeat=st.sampled_from([0, 6]))
 @settings(max_examples=20)
-def test_an_interrupted_iterator_goes_on_exactly(stop, repeat):
+def test_an_interrupted_iterator_resumes_exactly(stop, repeat):
     dataset = PackedRows(Documents(), TOKENIZER, 2, 60, seed=1, repeat_len=repeat)
     iterator = iter(dataset)
     for _ in range(stop):

@@ -204,7 +204,7 @@ def test_a_bad_line_of_jsonl_is_named_before_anything_is_read(tmp_path, line, me
     assert "\n" not in str(error.value)
 
 
-def test_what_the_scan_let_pass_the_reader_takes_and_a_changed_line_it_names(tmp_path):
+def test_the_reader_accepts_scanned_lines_and_names_a_changed_one(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "fine"}\n{"text": "good"}\n')
     source = make(path)
@@ -213,7 +213,7 @@ def test_what_the_scan_let_pass_the_reader_takes_and_a_changed_line_it_names(tmp
         epoch(source)
 
 
-def test_a_scan_that_takes_long_says_how_far_it_is(tmp_path, monkeypatch, capsys):
+def test_a_long_scan_reports_its_progress(tmp_path, monkeypatch, capsys):
     (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n' * 40)
     make(tmp_path)
     assert capsys.readouterr().err == ""
@@ -279,7 +279,7 @@ def test_the_order_depends_on_seed_and_epoch_only(folder):
 
 
 @pytest.mark.parametrize("split", ["train", "holdout"])
-def test_fewer_documents_than_lanes_never_read_in_step(tmp_path, split):
+def test_fewer_documents_than_lanes_are_never_read_in_step(tmp_path, split):
     for i in range(3):
         (tmp_path / f"{i}.txt").write_text(f"{i} " * 1000)
     source = make(tmp_path)
@@ -337,8 +337,8 @@ def test_what_the_user_names_must_be_text(tmp_path):
     for name, message in [
         ("binary", "binary, byte 2 is zero"),
         ("latin", "not UTF-8 at byte 2; convert it"),
-        ("empty", "no text in there; skipped 1 empty"),
-        ("none", "no text in there"),
+        ("empty", "no text found; skipped 1 empty"),
+        ("none", "no text found"),
         ("latim", f"no such file or folder: .*latim; did you mean '{tmp_path}/latin'"),
         ("nowhere/x", f"no such file or folder: .*; there is no folder {tmp_path}/nowhere"),
         ("*.x", "no such file or folder"),
@@ -352,7 +352,7 @@ def test_what_the_user_names_must_be_text(tmp_path):
 
 
 def forbid(monkeypatch, *paths):
-    """Let the system refuse to read some folders and files, which it does not to root."""
+    """Deny permission to some folders and files, which the system does not for root."""
     refused = {str(path) for path in paths}
     scandir, opened = os.scandir, builtins.open
 
@@ -370,7 +370,7 @@ def forbid(monkeypatch, *paths):
     monkeypatch.setattr(builtins, "open", read)
 
 
-def test_what_may_not_be_read_is_told_so(folder, monkeypatch):
+def test_missing_permission_is_reported(folder, monkeypatch):
     (folder / "sub").mkdir()
     (folder / "sub" / "a.txt").write_text("words")
     message = "no permission to read it; chmod it"
@@ -402,7 +402,7 @@ def test_folders_without_permission_below_the_one_named_are_counted(folder, monk
         assert source.report().endswith("; skipped 1 folder without permission")
     forbid(monkeypatch, folder / "root")
     assert make(folder).report().endswith("; skipped 2 folders without permission")
-    with pytest.raises(UserError, match="no text in there; skipped 1 folder without permission"):
+    with pytest.raises(UserError, match="no text found; skipped 1 folder without permission"):
         make(f"{folder}/r*/**")
     with pytest.raises(UserError, match=r"no such file or folder: .*/nope"):
         make(f"{folder}, {folder}/nope")

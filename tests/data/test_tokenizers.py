@@ -1,4 +1,4 @@
-"""Text comes back exactly, whole or token by token; every mistake is one line."""
+"""Tokenizers are lossless, also token by token; every error is one line."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def tokenizer(request, model):
 @example(text="  two  spaces\n\n \ttab\r\n")
 @example(text="▁ is not a space, <0x0A> no byte, <s></s> no specials \0")
 @example(text="\u2047 \ufffd \u2585 e\u0301 \u2028")
-def test_text_comes_back_exactly(tokenizer, text):
+def test_text_round_trips(tokenizer, text):
     ids = tokenizer.encode(text)
     assert ids.dtype == np.int32
     assert tokenizer.decode(ids) == text
@@ -98,7 +98,7 @@ def test_impossible_vocabulary_sizes(model, size, message):
     assert not (model.parent / "x.model").exists()
 
 
-def test_training_text_must_be_there(tmp_path):
+def test_training_needs_text(tmp_path):
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(UserError, match="no text"):
         train_sentencepiece(str(tmp_path / "empty.txt"), 300, tmp_path / "x.model")

@@ -1,4 +1,4 @@
-"""Lists of words: what a text becomes, how a list is made, saved and found again."""
+"""Word lists: encoding, and how a list is built, saved and loaded."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_list_is_made_saved_and_found(tmp_path, capsys):
         ("<s>\n<unk>\n<eos>\na\na\n", "'a' is in it twice"),
     ],
 )
-def test_what_is_no_list(text, said, tmp_path):
+def test_files_that_are_no_word_list(text, said, tmp_path):
     (tmp_path / "w.txt").write_text(text)
     with pytest.raises(UserError, match=said):
         load_tokenizer(str(tmp_path / "w.txt"))

@@ -1,4 +1,4 @@
-"""The toy tasks: their answers are those of a literal simulator, their guesses those published."""
+"""The toy tasks: answers as by a literal simulator, baselines as published."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def execute(words, values):
         ("algorithmic", 5, 0.104, 0.393),
     ],
 )
-def test_what_guessing_scores(task, variables, commonest, last):
+def test_baselines(task, variables, commonest, last):
     config = ToyConfig(variables=variables)
     found = baselines(task, config, 100 if task != "counting" else 50, seed=1)
     assert found["commonest_accuracy"] == pytest.approx(commonest, abs=0.01)
@@ -170,7 +170,7 @@ def test_programs_look_like_the_published_ones():
     assert np.mean([len(episode_answers(piece)) for piece in found]) == pytest.approx(25.6, abs=0.6)
 
 
-def test_steps_are_the_papers_unless_said():
+def test_default_steps_are_the_papers():
     assert {task: TASKS[task].steps for task in TOYS} == {
         "random_walk": (100, 100),
         "blocked_walk": (100, 100),
@@ -188,7 +188,7 @@ def test_steps_are_the_papers_unless_said():
 
 
 @pytest.mark.parametrize("task", TOYS)
-def test_episodes_are_fixed_and_the_tests_are_others(task):
+def test_episodes_are_fixed_and_test_episodes_differ(task):
     config = replace(FEW, steps=30)
     first, again, test, other = (
         [piece.tokens.tobytes() for piece in made.episodes()]
@@ -232,7 +232,7 @@ def test_an_epoch_has_every_episode_once_in_an_order_of_its_own(lanes, concatena
 
 
 @pytest.mark.parametrize("task", ["random_walk", "counting"])
-def test_reading_goes_on_at_any_piece(task):
+def test_reading_resumes_at_any_piece(task):
     made = source(task)
     key = made.key(1, 1, 0) if task == "counting" else made.key(0, 1, 0)
     whole = list(made.open(key))
@@ -247,7 +247,7 @@ def test_reading_goes_on_at_any_piece(task):
 
 @pytest.mark.parametrize("layout", ["lanes", "packed"])
 @pytest.mark.parametrize("task", TOYS)
-def test_batches_hold_every_answer_and_go_on_exactly(task, layout):
+def test_batches_have_every_answer_and_resume_exactly(task, layout):
     config = replace(FEW, episodes=3, steps=9)
     made = source(task, config)
     lanes = (

@@ -98,7 +98,7 @@ def test_what_changes_no_result_may_be_edited(run: Path, key: str, value: Any) -
     open_run(run)
 
 
-def test_a_checkpoint_without_a_config_is_believed(run: Path) -> None:
+def test_a_checkpoint_without_a_config_is_accepted(run: Path) -> None:
     opened = open_run(run)
     shutil.rmtree(run / "checkpoints")
     from flax import nnx

@@ -1,4 +1,4 @@
-"""One training at a time in a run folder, whatever ends the one before."""
+"""One training at a time in a run folder, however the previous one ended."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_without_locks_of_the_file_system(
 
 
 def elsewhere(folder: Path, **fields: Any) -> Path:
-    """Write what a holder on another host would have."""
+    """Write the file of a holder on another host."""
     about = lock._describe_self() | {
         "host": "far",
         "machine": "another",
@@ -156,7 +156,7 @@ def test_a_holder_elsewhere_that_is_gone(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_holder_elsewhere_that_beats(tmp_path: Path) -> None:
+def test_a_holder_elsewhere_with_heartbeats(tmp_path: Path) -> None:
     """Its clock is two minutes late."""
     late = time.time() - 120
     path = elsewhere(tmp_path, beat=late)
@@ -175,7 +175,7 @@ def test_a_holder_elsewhere_of_long_ago(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"beat": 1}', '{"beat": "x", "pid": 1}'])
-def test_a_file_that_tells_nothing(tmp_path: Path, content: str) -> None:
+def test_a_file_without_a_holder(tmp_path: Path, content: str) -> None:
     (tmp_path / lock.LOCK).write_text(content)
     hold(tmp_path)
 
@@ -184,7 +184,7 @@ def test_a_file_that_tells_nothing(tmp_path: Path, content: str) -> None:
     "about",
     [{"command": 5}, {"command": ["a"] * 500}, {"pid": "1\0"}, {"pid": [1]}, {"beat": 10**400}],
 )
-def test_a_file_of_other_types_tells_nothing(tmp_path: Path, about: dict[str, Any]) -> None:
+def test_a_file_of_other_types_has_no_holder(tmp_path: Path, about: dict[str, Any]) -> None:
     content = lock._describe_self() | {"machine": "other", "beat": time.time()} | about
     (tmp_path / lock.LOCK).write_text(json.dumps(content))
     hold(tmp_path)
@@ -193,7 +193,7 @@ def test_a_file_of_other_types_tells_nothing(tmp_path: Path, about: dict[str, An
 
 
 def test_a_lock_that_is_no_file(tmp_path: Path) -> None:
-    """A pipe would be waited for, and what a link leads to would be overwritten."""
+    """A pipe would block, and the target of a link would be overwritten."""
     path, mine = tmp_path / lock.LOCK, tmp_path / "mine.txt"
     mine.write_text("mine")
     for make in (
@@ -209,13 +209,13 @@ def test_a_lock_that_is_no_file(tmp_path: Path) -> None:
     assert mine.read_text() == "mine"
 
 
-def test_a_number_that_another_process_has_now(tmp_path: Path) -> None:
+def test_a_reused_process_number(tmp_path: Path) -> None:
     about = lock._describe_self() | {"pid": os.getpid(), "began": "1", "beat": time.time()}
     (tmp_path / lock.LOCK).write_text(json.dumps(about))
     hold(tmp_path)
 
 
-def test_it_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_writes_heartbeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.05)
     with lock.hold(tmp_path, pytest.fail):
         first = lock._read_holder(tmp_path / lock.LOCK)["beat"]
@@ -238,9 +238,9 @@ def test_a_lock_kept_for_a_host_that_died(tmp_path: Path) -> None:
     old = path.read_text()
     said: list[str] = []
     with path.open() as file, locked(path):
-        begun = time.monotonic()
+        start = time.monotonic()
         with lock.hold(tmp_path, said.append):
-            assert time.monotonic() - begun >= lock.SILENCE_SECONDS
+            assert time.monotonic() - start >= lock.SILENCE_SECONDS
             assert lock._read_holder(path)["pid"] == os.getpid()
             time.sleep(3 * lock.HEARTBEAT_SECONDS)
             assert file.read() == old  # nothing is written to the old file
@@ -251,7 +251,7 @@ def test_a_lock_kept_for_a_host_that_died(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_a_lock_of_a_host_that_died_is_freed(tmp_path: Path) -> None:
-    """It is not waited for longer than from the first look on."""
+    """The wait counts from the first check."""
     path = elsewhere(tmp_path)
     said: list[str] = []
     freed, taken = threading.Event(), threading.Event()
@@ -264,27 +264,27 @@ def test_a_lock_of_a_host_that_died_is_freed(tmp_path: Path) -> None:
     thread = threading.Thread(target=server)
     thread.start()
     taken.wait()
-    inode, begun = path.stat().st_ino, time.monotonic()
+    inode, start = path.stat().st_ino, time.monotonic()
     with lock.hold(tmp_path, said.append):
-        assert lock.SILENCE_SECONDS <= time.monotonic() - begun < lock.SILENCE_SECONDS + 0.25
+        assert lock.SILENCE_SECONDS <= time.monotonic() - start < lock.SILENCE_SECONDS + 0.25
         assert path.stat().st_ino == inode
     thread.join()
     assert len(said) == 1
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_locked_holder_elsewhere_that_beats(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_locked_holder_elsewhere_with_heartbeats(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(lock, "SILENCE_SECONDS", 60)
     path = elsewhere(tmp_path, beat=1.0)
     timer = threading.Timer(0.5, lambda: elsewhere(tmp_path, beat=2.0))
     timer.start()
     said: list[str] = []
     with locked(path):
-        begun = time.monotonic()
+        start = time.monotonic()
         with pytest.raises(UserError, match="process 7 on far is training there"):
             hold(tmp_path, said)
-        # not before the beat, and not long after it
-        assert 0.4 < time.monotonic() - begun < 10
+        # not before the heartbeat, and soon after it
+        assert 0.4 < time.monotonic() - start < 10
     timer.join()
     assert len(said) == 1
     assert path.exists()

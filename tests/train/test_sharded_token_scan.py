@@ -1,4 +1,4 @@
-"""A loop over tokens on several devices: each reads rows of its own, and sums once."""
+"""A token scan on several devices: each reads its own rows, with one reduction at the end."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_rows_on_many_devices(mesh: tuple[int, int, int]) -> None:
 
 
 def collectives(text: str) -> set[bool]:
-    """Return for the collectives of a program whether they stand outside of all loops."""
+    """Return for the collectives of a program whether they are outside of all loops."""
     found, entry = set(), False
     for line in text.splitlines():
         if line.endswith("{") and not line.startswith(" "):
