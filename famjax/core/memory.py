@@ -125,12 +125,12 @@ def device_memory() -> DeviceMemory:
 
     device = jax.local_devices()[0]
     if device.platform != "cpu":
-        own = (device.memory_stats() or {}).get("bytes_limit")
-        if not own:  # an accelerator that does not report it passes every check
+        limit = (device.memory_stats() or {}).get("bytes_limit")
+        if not limit:  # an accelerator that does not report it passes every check
             return DeviceMemory(2**63, f"the {device.device_kind} devices have")
         number = jax.device_count()
         have = "device has" if number == 1 else "devices have together"
-        return DeviceMemory(number * own, f"{number} {device.device_kind} {have}")
+        return DeviceMemory(number * limit, f"{number} {device.device_kind} {have}")
     number = processes.count()
     if number > 1:
         return DeviceMemory(

@@ -91,8 +91,8 @@ def _embedding_params(model: ModelConfig) -> int:
     narrow = [d // model.adaptive.factor**i for i in range(len(ends))]
     tables = sum((b - a) * c for a, b, c in zip([0, *cuts], ends, narrow, strict=True))
     projections = [c * d for c in narrow]
-    own = 0 if model.tied else tables + sum(projections[1:])
-    return tables + sum(projections) + len(cuts) * d + own
+    head = 0 if model.tied else tables + sum(projections[1:])
+    return tables + sum(projections) + len(cuts) * d + head
 
 
 def _query_params(model: ModelConfig) -> int:

@@ -338,11 +338,11 @@ def _match_name(name: str, at: Set[int], pattern: Sequence[str]) -> frozenset[in
 
 def _expand_positions(at: Set[int], pattern: Sequence[str]) -> frozenset[int]:
     """Return positions in a pattern, and those after each "**" there: it matches nothing too."""
-    found = set(at)
+    positions = set(at)
     for i, part in enumerate(pattern):
-        if i in found and part == "**":
-            found.add(i + 1)
-    return frozenset(found)
+        if i in positions and part == "**":
+            positions.add(i + 1)
+    return frozenset(positions)
 
 
 def _limit_count(paths: Iterable[str], entry: str) -> Iterator[str]:
@@ -438,12 +438,12 @@ class CheckedFiles:
         if self._path is None:
             return {}
         try:
-            found = read_json(self._path, "remove it")
+            record = read_json(self._path, "remove it")
         except (UserError, OSError):
             return {}
-        if not isinstance(found, dict) or found.get("rules") != self._identity:
+        if not isinstance(record, dict) or record.get("rules") != self._identity:
             return {}
-        files = found.get("files")
+        files = record.get("files")
         return files if isinstance(files, dict) else {}
 
     def has(self, path: str) -> bool:
@@ -496,8 +496,8 @@ class _Scanner:
         spool = _Spool(file.path) if compressed else None
         rows = array("q")
         offset = number = reported = 0
-        named = _wrap_line_errors(file.path, lambda: number)
-        with wrap_read_errors(file.path), open_text(file.path) as stream, named:
+        line_errors = _wrap_line_errors(file.path, lambda: number)
+        with wrap_read_errors(file.path), open_text(file.path) as stream, line_errors:
             for number, line in enumerate(stream, 1):  # noqa: B007, read by the lambda
                 if not line.isspace():
                     rows.append(offset)
@@ -641,19 +641,19 @@ def _parse_record(
     Raises:
       UserError, ValueError: see `_wrap_line_errors`.
     """
-    found = parse_json(line)
-    if not isinstance(found, dict):
-        raise UserError(f"a {type(found).__name__} instead of an object; {_EXPECTED_FORMS}")
-    if found.get("text") is not None:
-        return [(_get_string(found, "text"), 1.0)], []
-    if "targets" in found:
-        return [(_get_string(found, "inputs"), 0.0), (_get_string(found, "targets"), 1.0)], []
-    if "messages" in found:
-        return [], _check_messages(found["messages"], template)
-    prompt, response = _get_string(found, "prompt"), _get_string(found, "response")
+    record = parse_json(line)
+    if not isinstance(record, dict):
+        raise UserError(f"a {type(record).__name__} instead of an object; {_EXPECTED_FORMS}")
+    if record.get("text") is not None:
+        return [(_get_string(record, "text"), 1.0)], []
+    if "targets" in record:
+        return [(_get_string(record, "inputs"), 0.0), (_get_string(record, "targets"), 1.0)], []
+    if "messages" in record:
+        return [], _check_messages(record["messages"], template)
+    prompt, response = _get_string(record, "prompt"), _get_string(record, "response")
     if template is None:
         return [(prompt, 0.0), (response, 1.0)], []
-    messages = (("user", found["prompt"]), ("assistant", found["response"]))
+    messages = (("user", record["prompt"]), ("assistant", record["response"]))
     return [], [{"role": role, "content": content} for role, content in messages]
 
 
@@ -663,10 +663,10 @@ _EXPECTED_FORMS = (
 )
 
 
-def _get_string(found: dict[str, Any], key: str) -> bytes:
-    value = found.get(key)
+def _get_string(record: dict[str, Any], key: str) -> bytes:
+    value = record.get(key)
     if type(value) is not str:
-        keys = f"; it has {', '.join(map(repr, list(found)[:5]))}" if found else ""
+        keys = f"; it has {', '.join(map(repr, list(record)[:5]))}" if record else ""
         raise UserError(_EXPECTED_FORMS + keys)
     return value.encode("utf-8")
 

@@ -168,13 +168,14 @@ class TextSource:
         self._tokenizer = tokenizer
         self._seed = seed
         self._checked = CheckedFiles(checked, tokenizer.chat_template)
-        found, self._skipped = find_files(files, tokenizer.chat_template, self._checked)
-        self._files = {file.path: file for file in found}
-        sizes = [os.path.getsize(file.path) for file in found]
-        self._spec, self._bytes, self._digest = files, sum(sizes), fingerprint_files(found, sizes)
+        text_files, self._skipped = find_files(files, tokenizer.chat_template, self._checked)
+        self._files = {file.path: file for file in text_files}
+        sizes = [os.path.getsize(file.path) for file in text_files]
+        self._spec, self._bytes = files, sum(sizes)
+        self._digest = fingerprint_files(text_files, sizes)
         # number of the first document of each file, and at the end the number of all documents
-        self._starts = np.cumsum([0, *(len(file) for file in found)])
-        self._paths = [file.path for file in found]
+        self._starts = np.cumsum([0, *(len(file) for file in text_files)])
+        self._paths = [file.path for file in text_files]
         self._begin = 0
         self._end: int | None = None
         documents = int(self._starts[-1])
@@ -185,7 +186,7 @@ class TextSource:
         self._documents = np.arange(documents)
         self._holdout_note, self.holds_out = "none held out", False
         if holdout and documents > 1:
-            held = choose_holdout(found, holdout)
+            held = choose_holdout(text_files, holdout)
             self._documents = np.flatnonzero(held if split == "holdout" else ~held)
             self._holdout_note, self.holds_out = f"{int(held.sum()):,} held out", bool(held.any())
         elif holdout:

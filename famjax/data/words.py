@@ -33,9 +33,9 @@ class WordTokenizer(Tokenizer):
 
     def __init__(self, name: str, words: Sequence[str]):
         self.words = (*SPECIALS, *words)
-        own = [f"{word} ".encode() for word in self.words[UNKNOWN:]]
-        own[LINE_END - UNKNOWN] = b"\n"
-        super().__init__(name, [b"", *own], BEGIN, BEGIN, self.text().encode())
+        pieces = [f"{word} ".encode() for word in self.words[UNKNOWN:]]
+        pieces[LINE_END - UNKNOWN] = b"\n"
+        super().__init__(name, [b"", *pieces], BEGIN, BEGIN, self.text().encode())
         self._ids = {word: i for i, word in enumerate(self.words) if i not in (BEGIN, LINE_END)}
 
     def encode(self, text: str) -> np.ndarray:

@@ -124,13 +124,13 @@ class ToySource:
 
         Steps are present with a curriculum only.
         """
-        own, first, distance = (0, lane, lanes) if len(self) >= lanes else (1 + lane, 0, 1)
+        order, first, distance = (0, lane, lanes) if len(self) >= lanes else (1 + lane, 0, 1)
         count = len(range(first, len(self), distance))
         if self._config.concatenate:
-            return [k, own, first, distance, count]
+            return [k, order, first, distance, count]
         epoch, number = divmod(k, count)
         steps = [] if self._longest is None else [self._longest]
-        return [epoch, own, first + number * distance, distance, 1, *steps]
+        return [epoch, order, first + number * distance, distance, 1, *steps]
 
     def epoch_size(self, lane: int, lanes: int) -> int:
         """Return the number of documents of a lane in one epoch."""
@@ -139,9 +139,9 @@ class ToySource:
         return len(range(lane, len(self), lanes)) if len(self) >= lanes else len(self)
 
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
-        epoch, own, first, distance, count, *steps = key
+        epoch, order, first, distance, count, *steps = key
         (episode_steps,) = steps or [self._steps]
-        seed = int(np.random.SeedSequence((self._seed, epoch, own)).generate_state(1)[0])
+        seed = int(np.random.SeedSequence((self._seed, epoch, order)).generate_state(1)[0])
         positions = range(first, first + count * distance, distance)
         # long episodes are generated one at a time
         size = max(min(_EPISODES_PER_CALL, _STEPS_PER_CALL // episode_steps), 1)

@@ -326,7 +326,7 @@ def test_training_writes_the_copy(folders, tmp_path):
     from famjax.train.run import prepare_run, run_tokenizer
 
     config = Config(data=DataConfig(tokenizer=str(folders["llama"])))
-    config, tokenizer = prepare_run(tmp_path / "run", config, begun=False)
+    config, tokenizer = prepare_run(tmp_path / "run", config, has_checkpoint=False)
     assert config.model.vocab_size == tokenizer.vocab_size
     gone = SimpleNamespace(data=SimpleNamespace(tokenizer="gone"))
     assert run_tokenizer(tmp_path / "run", gone).fingerprint == tokenizer.fingerprint
