@@ -226,7 +226,7 @@ def _expand_entry(entry: str, skipped: Counter[str]) -> Iterator[tuple[str, str,
             raise UserError(f"data.files={entry}: no text found{describe_skipped(skipped)}")
         if os.path.islink(entry):
             raise UserError(
-                f"data.files: {entry} is a link to {os.readlink(entry)}, where nothing is to read"
+                f"data.files: {entry} is a link to {os.readlink(entry)}, which is missing"
             )
         raise UserError(f"data.files: no such file or folder: {entry}{nearest_path(entry)}")
 

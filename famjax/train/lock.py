@@ -120,7 +120,7 @@ def _write_error(folder: Path, error: OSError) -> UserError:
         return UserError(f"{folder}: {os.strerror(errno.ENOTDIR)}; give --run another folder")
     return UserError(
         f"cannot write the run folder {folder}: {error.strerror}; free some space, check its "
-        "rights, or give --run another folder"
+        "permissions, or give --run another folder"
     )
 
 

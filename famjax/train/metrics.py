@@ -144,8 +144,8 @@ def _drop_rows_after(path: Path, last: int) -> None:
 
 def _write_error(path: Path, error: OSError) -> UserError:
     return UserError(
-        f"cannot write {path}: {error.strerror or error}; free some space or check its rights, "
-        "and resume"
+        f"cannot write {path}: {error.strerror or error}; free some space or check its "
+        "permissions, and resume"
     )
 
 

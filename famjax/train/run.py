@@ -300,7 +300,7 @@ def prepare_run(folder: Path, config: Config, has_checkpoint: bool) -> tuple[Con
     except OSError as error:
         raise UserError(
             f"cannot write the run folder {folder}: {error.strerror}; free some space, check its "
-            "rights, or give --run another folder"
+            "permissions, or give --run another folder"
         ) from None
     return config, tokenizer
 

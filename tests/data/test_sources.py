@@ -343,7 +343,7 @@ def test_what_the_user_names_must_be_text(tmp_path):
         ("nowhere/x", f"no such file or folder: .*; there is no folder {tmp_path}/nowhere"),
         ("*.x", "no such file or folder"),
         ("a\0b", "names no file"),
-        ("dangling", f"dangling is a link to {tmp_path}/gone, where nothing is to read"),
+        ("dangling", f"dangling is a link to {tmp_path}/gone, which is missing"),
     ]:
         with pytest.raises(UserError, match=message):
             make(tmp_path / name)

@@ -55,7 +55,7 @@ def test_what_changes_results_is_named(run: Path, key: str, value: Any) -> None:
     with pytest.raises(UserError) as caught:
         open_run(run)
     said = f"{run}/config.json: was edited, its checkpoint of step 2 is of another model: "
-    assert str(caught.value).startswith(f"{said}{key}={value!r} (was {before!r}); write back what")
+    assert str(caught.value).startswith(f"{said}{key}={value!r} (was {before!r}); undo the edit")
     assert "\n" not in str(caught.value)
     edit(run, key, before)
     open_run(run)
