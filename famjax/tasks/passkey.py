@@ -76,7 +76,8 @@ class Passkey:
         """Yield a document of `length` tokens, bos and eos included, in pieces.
 
         Args:
-          rng: equal generators give equal documents, or documents of the same key.
+          rng: equal generators give equal documents; all documents of one needle start from equal
+            generators.
           length: in tokens.
           follows: the document has no needle: it asks for the key of the previous document, and
             begins with its memory.

@@ -222,7 +222,7 @@ class Trainer:
         """Start one step; the guard refuses whatever would make the host wait for the device.
 
         Returns:
-          The next state, and if asked for what `Program.inspect` says of the step.
+          The next state, and if asked for what `TrainProgram.inspect` says of the step.
         """
         with self.clock.waiting("data"):
             batch = hosts.upload_batch(next(self.batches), self.program.batch, self.rows)
