@@ -3,6 +3,7 @@
 # make demo-finetune  a pretrained model given a memory and finetuned with LoRA; 5 minutes
 # make test       the tests; make test-slow: those that take minutes
 # make tour       the README's five minutes at tiny sizes, where famjax is installed without extras
+# make docs       the documentation site in site/; a broken link ends it
 # make lint types what CI checks besides
 # make clean      removes .venv, .venv-plain and caches; runs/ stays
 
@@ -13,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PLAIN := .venv-plain
 
-.PHONY: demo demo-full demo-finetune test test-slow tour lint types clean
+.PHONY: demo demo-full demo-finetune test test-slow tour docs lint types clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m famjax.demo
@@ -34,6 +35,10 @@ test-slow: $(VENV)/.installed-dev
 tour: $(PLAIN)/.installed
 	$(PLAIN)/bin/python tests/tour.py
 
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "the site is in site/: open site/index.html"
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -43,7 +48,7 @@ types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) $(PLAIN) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(PLAIN) site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
 
 # Stamps: installation runs again only when pyproject.toml changes.
 $(VENV)/.installed $(PLAIN)/.installed: %/.installed: pyproject.toml | %/bin/python
@@ -54,6 +59,11 @@ $(VENV)/.installed $(PLAIN)/.installed: %/.installed: pyproject.toml | %/bin/pyt
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "installing what the tests need, once; this takes some minutes"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,seqio]'
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	@echo "installing what the documentation site needs, once"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 	@touch $@
 
 # The first Python that is new enough, runs, and can make virtual environments.

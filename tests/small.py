@@ -23,8 +23,10 @@ from famjax.core.experiment import override
 from famjax.train import loop
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.metrics import read_metrics
-from famjax.train.program import TrainProgram, resolve_mesh
-from famjax.train.warmup import row_length_at, with_row_length
+from famjax.train.program import Program, with_mesh
+from famjax.train.session import Session
+from famjax.train.state import to_tree
+from famjax.train.warmup import at_length, length_at
 
 SHAPE = [
     "model.layers=1",
@@ -115,8 +117,8 @@ def final(run: Path, config: Config) -> tuple[Any, Any, list[dict[str, Any]]]:
     config = replace(config, model=replace(config.model, vocab_size=258))
 
     def template(step: int) -> Any:
-        now = with_row_length(config, row_length_at(config, step))
-        return loop.to_tree(jax.eval_shape(make_program(now, np.ones(258, np.float32)).start))
+        now = at_length(config, length_at(config, step))
+        return to_tree(jax.eval_shape(make_program(now, np.ones(258, np.float32)).start))
 
     step, tree, extra = Checkpoints(run / "checkpoints").restore(template, report=pytest.fail)
     bits = {
@@ -150,13 +152,13 @@ class Crash(BaseException):
 
 def crash_at(monkeypatch: pytest.MonkeyPatch, count: int) -> Callable[[], None]:
     """Let the loop crash when it starts its step number `count`; return what undoes that."""
-    left, advance = [count], loop.Trainer.dispatch_step
+    left, run_step = [count], Session.run_step
 
-    def crash(self: loop.Trainer, *args: Any, **named: Any) -> Any:
+    def crash(self: Session, inspect: bool) -> Any:
         left[0] -= 1
         if left[0] < 0:
             raise Crash
-        return advance(self, *args, **named)
+        return run_step(self, inspect)
 
-    monkeypatch.setattr(loop.Trainer, "dispatch_step", crash)
-    return lambda: monkeypatch.setattr(loop.Trainer, "dispatch_step", advance)
+    monkeypatch.setattr(Session, "run_step", crash)
+    return lambda: monkeypatch.setattr(Session, "run_step", run_step)

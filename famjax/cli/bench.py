@@ -13,7 +13,7 @@ from famjax.cli.bench_output import Sizes, absent_peers
 from famjax.cli.main import parse
 from famjax.cli.tables import Output, Table
 from famjax.core import runtime
-from famjax.core.config import Config, DataConfig, ModelConfig
+from famjax.core.config import Config, DataConfig, LoraConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import load_config
 from famjax.core.memory import check_training_fits
@@ -42,6 +42,15 @@ _SIZES = {
     "feedback": (32, 128, 3),
     "linear": (2, 16384, 5),
     "mesh": (8, 512, 5),
+}
+
+# flags that only some of them read
+_ONLY = {
+    "layers": ("feedback",),
+    "width": ("feedback",),
+    "span": ("feedback",),
+    "plot": ("feedback", "linear", "mesh"),
+    "rank": ("lora",),
 }
 
 
@@ -128,6 +137,8 @@ def run(argv: list[str]) -> int:
 
 def _refuse_large(asked: Any, model: ModelConfig) -> None:
     shape = _reshaped(model, asked) if asked.name == "feedback" else model
+    if asked.name == "lora":
+        shape = replace(shape, lora=LoraConfig(rank=asked.rank))
     data = DataConfig(batch=asked.batch, length=asked.length)
     check_training_fits(Config(model=shape, data=data))
 
@@ -163,6 +174,12 @@ def _check(asked: Any, model: ModelConfig) -> None:
     if asked.name in ("fam", "lora") and CHUNK % model.block_len:
         raise UserError(f"model.block_len={model.block_len}: must divide {CHUNK} to be measured")
     whole = max(block for block, _ in SIZES)
+    for flag, benches in _ONLY.items():
+        if (value := getattr(asked, flag)) != getattr(Bench, flag) and asked.name not in benches:
+            raise UserError(
+                f"--{flag} {value}: bench {asked.name} does not read it, {' and '.join(benches)} "
+                f"{'do' if len(benches) > 1 else 'does'}; leave it out"
+            )
     if asked.turns < 2:
         raise UserError(f"--turns {asked.turns}: a spread takes at least 2")
     if asked.rank < 1:

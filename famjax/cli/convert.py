@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import tyro
 
@@ -12,6 +11,7 @@ from famjax.cli.main import parse
 from famjax.convert.surgery import To
 from famjax.core import runtime
 from famjax.core.errors import UserError
+from famjax.core.paths import expanded
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def run(argv: list[str]) -> int:
     runtime.setup()
     from famjax.convert.folder import convert
 
-    source, target = Path(arguments.source).expanduser(), Path(arguments.dest).expanduser()
+    source, target = expanded(arguments.source), expanded(arguments.dest)
     config = convert(
         source,
         target,

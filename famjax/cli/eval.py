@@ -75,7 +75,7 @@ def parse_tasks(text: str) -> list[tuple[str, str]]:
     What follows a text task and is not a task itself is one more of its files.
 
     Raises:
-      UserError: an unknown task.
+      UserError: an unknown task, or commas without a task.
     """
     tasks: list[tuple[str, str]] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -91,6 +91,8 @@ def parse_tasks(text: str) -> list[tuple[str, str]]:
                 f"unknown task {part!r}{nearest(name, TASKS)} (known: passkey, text:FILES, "
                 f"text:holdout, {', '.join(TOYS)})"
             )
+    if text and not tasks:
+        raise UserError(f"--tasks {text}: names no task; leave it out for what was trained on")
     return tasks
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import tyro
 
 from famjax.cli.main import parse
 from famjax.core import runtime
+from famjax.core.paths import expanded
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def run(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, "famjax export")
     from famjax.export.export import export, refuse
 
-    refuse(Path(arguments.dest).expanduser())
+    refuse(expanded(arguments.dest))
     runtime.setup()
     a = arguments
     said = export(

@@ -14,6 +14,7 @@ import tyro
 from famjax.cli.main import parse
 from famjax.core import runtime
 from famjax.core.errors import UserError
+from famjax.core.paths import expanded
 
 # of a prompt, which is held in memory
 _PROMPT_BYTES = 64 << 20
@@ -62,9 +63,12 @@ def run(argv: list[str]) -> int:
     prompt = None if arguments.prompt is None else _decoded(arguments.prompt)
     runtime.setup()
     from famjax.convert.open import open_model
-    from famjax.data.words import WordTokenizer
-    from famjax.eval.generate import Generator
+    from famjax.data.words import Words
+    from famjax.eval.generate import Generator, check_sampling
 
+    a = arguments
+    # before --read, which may take an hour
+    check_sampling(a.max_tokens, a.temperature, a.top_k, a.top_p, a.stop, a.seed)
     opened = open_model(arguments.run)
     if arguments.chat and opened.tokenizer.chat_template is None:
         raise UserError(
@@ -117,7 +121,7 @@ def _check(arguments: Arguments) -> None:
     if a.state_out is not None and a.read is None:
         raise UserError("--state-out saves the memory of what --read reads; give --read FILE")
     if a.state_out is not None and a.read is not None:
-        _check_writable(Path(a.state_out), Path(a.read).expanduser())
+        _check_writable(Path(a.state_out), expanded(a.read))
 
 
 def _check_writable(path: Path, document: Path) -> None:
@@ -125,6 +129,8 @@ def _check_writable(path: Path, document: Path) -> None:
         raise UserError(f"--state-out {path}: is the document itself; give another file")
     if path.is_dir():
         raise UserError(f"--state-out {path}: is a folder; give a file in it")
+    if path.exists() and not path.is_file():
+        raise UserError(f"--state-out {path}: is a device or a pipe; give a file")
     if not path.parent.is_dir():
         raise UserError(f"--state-out {path}: there is no folder {path.parent}; make it first")
     if not os.access(path.parent, os.W_OK):
@@ -139,7 +145,7 @@ def _memory(arguments: Arguments, opened: Run, generator: Generator) -> StreamSt
         return load_state(arguments.state_in, opened)
     if arguments.read is None:
         return None
-    state = generator.read_document(Path(arguments.read).expanduser(), quiet=False)
+    state = generator.read_document(expanded(arguments.read), quiet=False)
     if arguments.state_out is not None:
         save_state(arguments.state_out, state, opened)
         size = Path(arguments.state_out).stat().st_size

@@ -233,7 +233,18 @@ def _unboxed(text: str) -> str:
     lines = [line.strip(" │") for line in text.splitlines()]
     rules = [i for i, line in enumerate(lines) if re.match(r"[╭╰]|[─-]{3,}$", line)]
     said = lines[rules[0] + 1 : rules[1]] if len(rules) > 1 else lines
-    return " ".join(" ".join(said).split()).rstrip(".") or "cannot read the arguments"
+    line = " ".join(" ".join(said).split()).rstrip(".")
+    return _number_expected(line) or line or "cannot read the arguments"
+
+
+def _number_expected(line: str) -> str:
+    """Return in plain words what tyro says of a flag whose value is not a number, or nothing."""
+    flag = re.search(r"Error parsing (--[\w-]+)", line)
+    value = re.search(r"(base 10|string to float): (?:'(.*?)'|\"(.*?)\")(?= |$)", line)
+    if not flag or not value:
+        return ""
+    kind = "a whole number" if value[1] == "base 10" else "a number"
+    return f"{flag[1]} {value[2] or value[3] or ''}: must be {kind}"
 
 
 if __name__ == "__main__":

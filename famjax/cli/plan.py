@@ -107,6 +107,8 @@ def read_arguments(argv: list[str]) -> Arguments:
             given[flag] = value if equals else next(tokens, "")
         elif token in _FLAGS:
             given[token] = "yes"
+        elif flag in _FLAGS:
+            raise UserError(f"{flag} takes no value; write {flag} alone, or leave it out")
         elif flag.startswith("--") and "." not in flag:
             raise UserError(f"unknown option {flag}{nearest(flag, _FLAGS)}; see famjax plan --help")
         else:

@@ -42,6 +42,8 @@ def run(argv: list[str]) -> int:
     arguments = parse(Arguments, argv[1:], "famjax tokenizer train")
     if not arguments.files:
         raise UserError("tokenizer train needs files: famjax tokenizer train FILES ...")
+    if not all(files.strip() for files in arguments.files):
+        raise UserError("tokenizer train: an empty name of files; give files, folders or globs")
     for name in ("vocab_size", "min_count"):
         given = getattr(arguments, name)
         if given is not None and given < 1:

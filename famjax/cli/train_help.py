@@ -1,8 +1,7 @@
-"""`famjax train --help [GROUP]`: an overview, a group of keys, the configs, or all of it."""
+"""`famjax train --help [WORD]`: an overview, a group of keys, a key, a config, or all of it."""
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
 import re
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from famjax.cli.config_help import config_lines, docstring, is_config
 from famjax.cli.layout import command, help_width, listed, usage, wrap
 from famjax.core.config import Config
 from famjax.core.errors import UserError, nearest
@@ -35,14 +35,14 @@ def asked(argv: Sequence[str]) -> bool:
 
 
 def text(argv: Sequence[str], width: int | None = None) -> str:
-    """Return the help that is asked for: of the group after the flag, or the overview.
+    """Return the help on the group, key or config after the flag, or the overview.
 
     Args:
       argv: what was typed, with one of `FLAGS`.
       width: of the lines; the terminal's, at most 100, if not given.
 
     Raises:
-      UserError: there is no such group.
+      UserError: there is no such group, key or config.
     """
     width = width or help_width()
     at = next(i for i, token in enumerate(argv) if token.partition("=")[0] in FLAGS)
@@ -53,6 +53,8 @@ def text(argv: Sequence[str], width: int | None = None) -> str:
 
 
 def _lines(group: str, width: int) -> list[str]:
+    if is_config(group):
+        return config_lines(group, width)
     sections = {name: _section(name, cls, width) for name, cls in _sections().items()}
     if not group:
         return _overview(width)
@@ -67,8 +69,8 @@ def _lines(group: str, width: int) -> list[str]:
         return _key(key, width)
     known = ("configs", *sections, "all")
     raise UserError(
-        f"--help {group}: no such group{nearest(group, (*known, *keys()))} (known: "
-        f"{', '.join(known)})"
+        f"--help {group}: no such group{nearest(group, (*known, *keys(), *available()))} (known: "
+        f"{', '.join(known)}; or a key, or a config)"
     )
 
 
@@ -98,6 +100,7 @@ def _overview(width: int) -> list[str]:
     ]
     for family, names in _families().items():
         lines += wrap(f"{family}: {', '.join(names)}", width, "    ", "  ")
+    lines += ["", *wrap("famjax train --help CONFIG shows what one of them is and sets.", width)]
     lines += ["", *wrap("Groups of keys; famjax train --help GROUP shows one:", width)]
     groups = {name: _first_phrase(cls) for name, cls in _sections().items()}
     lines += listed({**groups, "configs": "what each config is", "all": "everything"}, width)
@@ -119,8 +122,7 @@ def _configs(width: int) -> list[str]:
 
 def _title(path: Path) -> str:
     """Return the first sentence of a config."""
-    about = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    return re.split(r"(?<=\.)\s|\n\n", about)[0]
+    return re.split(r"(?<=\.)\s|\n\n", docstring(path))[0]
 
 
 def _sections(cls: type = Config, name: str = "") -> dict[str, type]:

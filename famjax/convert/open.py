@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from famjax.convert.folder import of_hugging_face, run_config
 from famjax.core.errors import UserError
 from famjax.core.json_files import read_json
+from famjax.core.paths import expanded
 from famjax.data.tokenizers import load_tokenizer
 from famjax.train.run import CONFIG, Run, open_run
 
@@ -29,7 +30,7 @@ def open_model(
     Raises:
       UserError: nothing usable is there.
     """
-    folder = Path(folder).expanduser()
+    folder = expanded(folder)
     if not is_hugging_face(folder):
         return open_run(folder, step, report, mesh)
     teacher = of_hugging_face(folder)

@@ -22,9 +22,10 @@ from famjax.core.checks import validate
 from famjax.core.config import AXES, Config
 from famjax.core.errors import UserError, nearest
 from famjax.core.hints import find_hint
-from famjax.core.json_files import parse_json, regular_file_size, shorten
-from famjax.core.keys import has_type, keys, type_error_message, values
-from famjax.core.ranges import check_types
+from famjax.core.json_files import parse_json, regular_size, shorten
+from famjax.core.keys import fits, keys, values, wrong
+from famjax.core.paths import expanded
+from famjax.core.ranges import bad_types
 from famjax.core.unused_keys import check_unused_keys
 
 # The package of experiments, installed beside famjax; found by its place, since "configs" on
@@ -44,10 +45,10 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
     Raises:
       UserError: an unknown config or key, a value of the wrong type, or a size that cannot work.
     """
-    config = override(_begin_with(_read(name_or_path), overrides), overrides)
+    config = override(_begin_with(read_config(name_or_path), overrides), overrides)
     if config.init:
         # the run is opened from anywhere
-        config = replace(config, init=str(Path(config.init).expanduser().absolute()))
+        config = replace(config, init=str(expanded(config.init).absolute()))
     validate(config)
     check_unused_keys(config, (key for key, _ in _pairs(overrides)))
     return config
@@ -63,7 +64,7 @@ def _begin_with(config: Config, overrides: Sequence[str]) -> Config:
     init = given[-1] if given else config.init
     if not init or (not given and config.model.vocab_size):
         return config
-    folder = Path(init).expanduser().absolute()
+    folder = expanded(init).absolute()
     if not (folder / "config.json").is_file():
         raise UserError(
             f"init={init}: has no config.json; give the folder of a run or of a converted model"
@@ -118,7 +119,12 @@ def difference(a: Config, b: Config) -> list[str]:
 # Reading
 
 
-def _read(name_or_path: str) -> Config:
+def read_config(name_or_path: str) -> Config:
+    """Return a config as it is written, its sizes not checked.
+
+    Raises:
+      UserError: there is no such config, or it is damaged.
+    """
     path = Path(name_or_path)
     if name_or_path in available():
         return _from_python(available()[name_or_path])
@@ -137,8 +143,8 @@ def _read(name_or_path: str) -> Config:
 
 
 def _from_json_file(path: Path) -> Config:
+    regular_size(path)
     try:
-        regular_file_size(path)
         return from_json(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not a text file; give a run's config.json") from error
@@ -147,6 +153,7 @@ def _from_json_file(path: Path) -> Config:
 
 
 def _from_python(path: Path) -> Config:
+    regular_size(path)
     source = path.read_bytes()
     module = ModuleType(path.stem)
     module.__file__ = str(path)

@@ -192,7 +192,9 @@ class TextSource:
         elif holdout:
             self._hold_out_tail(holdout, split)
         elif split == "holdout":
-            raise UserError("data.holdout=0: nothing is held out to evaluate on; set data.holdout")
+            raise UserError(
+                "data.holdout=0: nothing was held out to evaluate on; give --tasks text:FILES"
+            )
 
     def check_output_path(self, path: str | Path) -> None:
         """Raise a `UserError` if an output path is a folder, one of the texts, or in no folder."""

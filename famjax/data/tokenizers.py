@@ -21,7 +21,8 @@ import numpy as np
 import sentencepiece
 
 from famjax.core.errors import UserError
-from famjax.core.json_files import regular_file_size
+from famjax.core.json_files import regular_size
+from famjax.core.paths import expanded
 from famjax.data.chat import ChatTemplate
 
 # SentencePiece writes a space as this character, and cannot distinguish the two.
@@ -218,7 +219,7 @@ def load_tokenizer(spec: str) -> Tokenizer:
 
 def _definition_file(spec: str) -> Path:
     """Return the file that defines the tokenizer `spec` names."""
-    path = Path(spec).expanduser()
+    path = expanded(spec)
     if not path.is_dir():
         return path
     for name in (HUGGING_FACE, SENTENCEPIECE, WORDS):
@@ -357,6 +358,8 @@ def _training_error(message: str, vocab_size: int) -> str:
         return "tokenizer training: the files hold no text"
     if needed := re.search(r"smaller than required_chars. \d+ vs (\d+)", message):
         return f"vocab size {vocab_size}: too small for this text, which needs {needed[1]} or more"
+    if "insert_id" in message:
+        return f"vocab size {vocab_size}: holds not even the special tokens; give 300 or more"
     if "cannot parse" in message:
         return f"vocab size {vocab_size}: too large"
     return f"tokenizer training, vocab size {vocab_size}: {message.strip()}"

@@ -100,9 +100,17 @@ def build_word_list(
     source = TextSource(files, ByteTokenizer(), seed=0, holdout=0)
     source.check_output_path(out)
     most = None if max_size is None else max(max_size - len(SPECIALS), 0)
-    words = WordTokenizer(
-        str(out), list(islice(_most_common_words(source.texts(), min_count), most))
-    )
+    if most == 0:
+        raise UserError(
+            f"--vocab-size {max_size}: holds no word beside the {len(SPECIALS)} special tokens; "
+            f"take {len(SPECIALS) + 1} or more"
+        )
+    found = list(islice(_commonest(source.texts(), min_count), most))
+    if not found:
+        raise UserError(
+            f"--min-count {min_count}: no word of the texts is found as often; take a smaller one"
+        )
+    words = Words(str(out), found)
     try:
         Path(out).write_text(words.text(), encoding="utf-8", newline="\n")
     except OSError as error:

@@ -88,7 +88,7 @@ class Generator:
           UserError: a number out of its range, an empty stop string, nothing to go on from, or more
             tokens than full attention can hold; or chat with a tokenizer that has no template.
         """
-        _check(max_tokens, temperature, top_k, top_p, stop, seed)
+        check_sampling(max_tokens, temperature, top_k, top_p, stop, seed)
         if state is not None and not prompt:
             raise UserError("the prompt is empty; a saved memory needs at least one character")
         stream = self._streamer.fresh()
@@ -141,9 +141,14 @@ def _size(document: Path | str) -> int | None:
     return document.stat().st_size if document.is_file() and not compressed else None
 
 
-def _check(
+def check_sampling(
     max_tokens: int, temperature: float, top_k: int, top_p: float, stop: Sequence[str], seed: int
 ) -> None:
+    """Refuse what `Generator.generate` cannot sample with.
+
+    Raises:
+      UserError: a number out of its range, or an empty stop string.
+    """
     if max_tokens < 1:
         raise UserError(f"max_tokens={max_tokens}: must be at least 1")
     if not 0 <= temperature < float("inf"):

@@ -54,8 +54,10 @@ def save_state(path: str | Path, state: StreamState, run: Run) -> None:
       run: that the memory belongs to.
 
     Raises:
-      UserError: the file cannot be written. A full disk is left to the caller, an `OSError`.
+      UserError: the file cannot be written, or is a device or a pipe. A full disk is left to the
+        caller, an `OSError`.
     """
+    refuse_special(Path(path))
     names, leaves = _named(state.memory)
     shapes = [(leaf.shape, leaf.dtype) for leaf in leaves]
     if shapes != [(leaf.shape, leaf.dtype) for leaf in _named(_template(run))[1]]:
@@ -66,6 +68,12 @@ def save_state(path: str | Path, state: StreamState, run: Run) -> None:
         _replace(Path(path), content)
     except (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError) as error:
         raise UserError(f"{path}: {error.strerror}; give a file that can be written") from None
+
+
+def refuse_special(path: Path) -> None:
+    """Raise a `UserError` for a device or a pipe, which a file that replaces it would destroy."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UserError(f"{path}: is a device or a pipe; give a file that can be written")
 
 
 def load_state(path: str | Path, run: Run) -> StreamState:

@@ -11,6 +11,7 @@ from famjax.convert.folder import whole_folder
 from famjax.convert.open import open_model
 from famjax.core.checks import mixer_pattern
 from famjax.core.errors import UserError, nearest
+from famjax.core.paths import expanded
 from famjax.export.source import Source
 
 # each is a module here: write(source, folder) -> lines that say how it was compared
@@ -46,7 +47,7 @@ def export(
         )
     if dtype != "float32" and format != "hf":
         raise UserError(f"--dtype {dtype} is for --format hf; {format} keeps float32")
-    dest = Path(dest).expanduser()
+    dest = expanded(dest)
     refuse(dest)
     source = Source(open_model(run), Path(run), dtype)
     if format in ("hf", "peft") and source.model.adaptive.cutoffs:

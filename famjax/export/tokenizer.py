@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from famjax.core.json_files import parse_json
+from famjax.core.paths import expanded
 from famjax.data.tokenizers import (
     HUGGING_FACE,
     SENTENCEPIECE,
@@ -50,7 +51,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> list[str]:
         _write(folder, _of_words(tokenizer), tokenizer.words[BEGIN], tokenizer.words[BEGIN])
         save_words(tokenizer.text(), folder)
         return _compare(tokenizer, folder, "white space beyond ASCII is the cause")
-    home = Path(tokenizer.name).expanduser()
+    home = expanded(tokenizer.name)
     if isinstance(tokenizer, SentencePieceTokenizer):
         _write(folder, *_of_sentencepiece(home.read_bytes(), tokenizer))
         shutil.copyfile(home, folder / SENTENCEPIECE)

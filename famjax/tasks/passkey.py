@@ -46,9 +46,20 @@ class Passkey:
       tokenizer: any that encodes each digit of a key in separate tokens.
       digits: of a key.
       other_weight: of the tokens that are not the answer.
+
+    Raises:
+      UserError: a tokenizer that writes different keys alike.
     """
 
     def __init__(self, tokenizer: Tokenizer, digits: int, other_weight: float = 0.0):
+        keys = {tuple(tokenizer.encode(str(digit) * digits)) for digit in range(10)}
+        if len(keys) < 10:
+            # every key would be right
+            raise UserError(
+                f"passkey: the tokenizer, {tokenizer.name}, does not tell keys apart (words that "
+                "it does not know are one token); take a run with data.tokenizer=bytes or another "
+                "that knows digits"
+            )
         self.tokenizer = tokenizer
         self.digits = digits
         self.other_weight = other_weight

@@ -55,3 +55,17 @@ class TrainState(NamedTuple):
     totals: MetricSums
     bad: Array
     frozen: Any = ()
+
+
+def to_tree(state: TrainState) -> dict[str, Any]:
+    """Return the state as `Checkpoints` takes it: parameters by themselves, for who wants no more.
+
+    The rest is one entry, as each costs a folder and its time.
+    """
+    rest = state._asdict()
+    del rest["frozen"]  # they are in `config.init`
+    return {"params": rest.pop("params"), "rest": rest}
+
+
+def from_tree(tree: dict[str, Any]) -> TrainState:
+    return TrainState(params=tree["params"], **tree["rest"])

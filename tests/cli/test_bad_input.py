@@ -101,6 +101,17 @@ def test_a_folder_without_text(famjax: Famjax) -> None:
     assert "no text found; skipped 1 binary" in famjax.refused(f"data.files={folder}")
 
 
+def test_texts_beside_the_run_leave_it_out(famjax: Famjax) -> None:
+    # the run's metrics are JSON lines without text, and grow
+    (famjax.folder / "book.txt").write_text("some text. " * 60)
+    (famjax.folder / "run").mkdir()
+    given = f"data.files={famjax.folder}"
+    assert famjax(given, "data.holdout=0", "train.steps=2") == 0
+    assert famjax(given, "data.holdout=0", "train.steps=3") == 0
+    line = famjax.refused(f"data.files={famjax.run}", run=famjax.folder / "other")
+    assert "no text in there; skipped 1 folder of a run" in line
+
+
 def test_a_missing_file_has_near_ones(famjax: Famjax) -> None:
     (famjax.folder / "book.txt").write_text("text")
     line = famjax.refused(f"data.files={famjax.folder / 'bok.txt'}")
@@ -343,11 +354,11 @@ def test_a_full_disk_while_logging(famjax: Famjax, monkeypatch: pytest.MonkeyPat
 
 
 def test_ctrl_c_before_the_first_step(famjax: Famjax, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(self: loop.Trainer) -> None:
+    def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Trainer, "resume", interrupt)
+        patch.setattr(loop, "start_or_resume", interrupt)
         assert famjax(famjax.texts) == 130
     assert famjax.err.endswith("held out\nfamjax: stopped by Ctrl-C\n")
     assert famjax(famjax.texts) == 0

@@ -231,6 +231,23 @@ def test_mistakes_with_feedback(flags, line, capsys):
     assert line in capsys.readouterr().err
 
 
+def test_flags_of_another_bench_are_refused(capsys):
+    for argv, who in (
+        ("fam --width 64", "feedback does"),
+        ("fam --plot a.png", "feedback and linear and mesh do"),
+        ("linear --rank 3", "lora does"),
+    ):
+        name, flag, value = argv.split()
+        assert main(["bench", name, flag, value]) == 2
+        said = f"{flag} {value}: bench {name} does not read it, {who}; leave it out"
+        assert said in capsys.readouterr().err
+
+
+def test_adapters_that_cannot_fit(capsys):
+    assert main(["bench", "lora", "--rank", "1000000000"]) == 2
+    assert "would take at least" in capsys.readouterr().err
+
+
 def test_mistakes_with_linear(capsys):
     assert main(["bench", "linear", "--length", "100"]) == 2
     assert "--length 100: the shortest that is measured is 512" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,6 +20,7 @@ from famjax.cli.main import main
 from famjax.core.errors import UserError
 from famjax.data.tokenizers import load_tokenizer
 from famjax.eval.generate import Generator
+from famjax.eval.state_file import refuse_special
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +111,12 @@ def test_tasks(given: str, expected: list[tuple[str, str]]) -> None:
 
 @pytest.mark.parametrize(
     ("given", "what"),
-    [("paskey", "did you mean 'passkey'"), ("passkey:a", "unknown task"), ("text:", "no files")],
+    [
+        ("paskey", "did you mean 'passkey'"),
+        ("passkey:a", "unknown task"),
+        ("text:", "no files"),
+        (",", "--tasks ,: names no task"),
+    ],
 )
 def test_bad_tasks(given: str, what: str) -> None:
     with pytest.raises(UserError, match=what):
@@ -196,6 +203,9 @@ def test_prompt_from_standard_input_and_stop(
         (["--prompt", "x", "--state-in", "/no/such/s"], "No such file"),
         (["--prompt", "x", "--read", "/no/such/file"], "No such file"),
         (["--prompt", "x", "--top-p", "2"], "top_p"),
+        # before the document is read
+        (["--prompt", "x", "--read", "/no/such/file", "--top-k", "-1"], "top_k=-1: must be 0"),
+        (["--prompt", "x", "--state-in", "/no/such/s", "--stop", ""], "a stop string is empty"),
         (["--prompt", "x", "--temperature", "hot"], "temperature"),
         (["--promt", "x"], "did you mean '--prompt'"),
         (["--chat", "--read", "x", "--state-out", "s"], "give --prompt TEXT"),
@@ -233,6 +243,19 @@ def test_the_document_is_not_overwritten(
 ) -> None:
     argv = ["generate", run, "--read", str(text), "--state-out", str(text)]
     assert "is the document itself" in refusal(argv, capsys)
+
+
+def test_pipes_and_devices_are_not_replaced(
+    run: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # the superuser lost /dev/null
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    argv = ["generate", run, "--read", str(text), "--state-out", str(pipe)]
+    assert "is a device or a pipe; give a file" in refusal(argv, capsys)
+    assert pipe.is_fifo()
+    with pytest.raises(UserError, match="is a device or a pipe"):
+        refuse_special(pipe)
 
 
 def test_foreign_state_file(run: str, text: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,8 +67,8 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
 
 # keys --------------------------------------------------------------------------------------------
 
-BYTES = r"would take at least [\d.,e+]+ \w+, and .* (has|have) [\d.,]+ \w+;"
-TAKE = r"must be at most 2,147,483,647; .* would take [\d.,e+]+ \w+"
+BYTES = r"would take at least [\d.,^]+ \w+, and .* (has|have) [\d.,]+ \w+;"
+TAKE = r"must be at most 2,147,483,647; .* would take [\d.,^]+ \w+"
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,11 @@ def test_a_config_file(refused: Refused, tmp_path: Path, content: Any, said: str
 
 def test_a_config_that_is_a_pipe(refused: Refused, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
-    assert "not a regular file" in refused("train", str(tmp_path / "config.json"))
+    said = refused("train", str(tmp_path / "config.json"))
+    assert "not a regular file" in said
+    assert said.count("config.json") == 1
+    os.mkfifo(tmp_path / "pipe.py")
+    assert "pipe.py: not a regular file" in refused("train", str(tmp_path / "pipe.py"))
     assert "not a regular file" in refused("eval", str(tmp_path))
     assert "not a regular file" in refused("convert", str(tmp_path), str(tmp_path / "new"))
 

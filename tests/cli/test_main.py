@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import os
 import re
@@ -17,8 +18,8 @@ import pytest
 import famjax
 from famjax.cli.main import VERBS, main
 from famjax.core.config import Config
-from famjax.core.experiment import available, load_config
-from famjax.core.keys import keys
+from famjax.core.experiment import available, load_config, override, read_config, to_json
+from famjax.core.keys import keys, values
 
 
 def fake_verb(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
@@ -183,7 +184,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, Path]]:
         return SimpleNamespace(config=config), None
 
     module = ModuleType("famjax.train.loop")
-    module.trained = train  # type: ignore[attr-defined]
+    module.train_with_source = train  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "famjax.train.loop", module)
     monkeypatch.setattr("famjax.core.runtime.setup", lambda: None)
     return calls
@@ -267,6 +268,40 @@ def test_train_help_shows_one_group(
     assert all(f"  {key}=" in whole for key in keys())
 
 
+@pytest.mark.parametrize("width", [40, 80, 100])
+@pytest.mark.parametrize("name", available())
+def test_train_help_shows_a_config(
+    name: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = help_of(capsys, "--help", name)
+    about, _, own = out.partition("Keys that it sets")
+    assert about.startswith(f"{name}:\n")
+    written = ast.get_docstring(ast.parse(available()[name].read_text(encoding="utf-8"))) or ""
+    words = re.compile(r"[\w./=']+")
+    assert sorted(words.findall(about)) == sorted([name, *words.findall(written)])
+    config, defaults = values(read_config(name)), values(Config())
+    shown = set(re.findall(r"^  ([\w.]+)=", own, re.M))
+    assert shown == {key for key in config if config[key] != defaults[key]}
+    assert f"  name={name}" in own
+    long = [line for line in out.splitlines() if len(line) > width]
+    assert not [line for line in long if len(line.split()) > 2]
+
+
+def test_train_help_shows_a_config_by_its_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(to_json(override(Config(), ["train.steps=7", "train.rpo=true"])))
+    out = help_of(capsys, "--help", str(path))
+    assert out.splitlines()[-2:] == [
+        "  train.steps=7   default 1000",
+        "  train.rpo=true  default false",
+    ]
+    assert main(["train", "--help", str(tmp_path / "none.py")]) == 2
+    assert "none.py: No such file" in line(capsys)
+
+
 @pytest.mark.parametrize("width", [40, 80, 300])
 def test_train_help_is_as_wide_as_the_terminal(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -293,6 +328,8 @@ def test_train_help_of_no_group(capsys: pytest.CaptureFixture[str]) -> None:
     assert said.startswith("--help optimiser: no such group; did you mean 'optimizer'? (known: ")
     assert main(["train", "--help", "model.fam_length"]) == 2
     assert "did you mean 'model.fam_len'?" in line(capsys)
+    assert main(["train", "--help", "text_fm"]) == 2
+    assert "did you mean 'text_fam'?" in line(capsys)
 
 
 # tokenizer
@@ -331,8 +368,21 @@ def test_tokenizer_train(
         ("train a --out m", "tokenizer train needs --vocab-size N; --kind words can do without"),
         ("train a --vocab-size 9 --out m --min-count 2", "--min-count 2 is for --kind words"),
         ("train a --kind words --out m --min-count 0", "--min-count 0: must be at least 1"),
-        ("train a --kind words --out m", "m: a word list is a .txt file; give --out words.txt"),
-        ("train a --vocab-size x --out m", "Error parsing --vocab-size"),
+        ("train a --kind words --out m", "m: a list of words is a .txt file; give --out words.txt"),
+        ("train a --vocab-size x --out m", "--vocab-size x: must be a whole number; see"),
+        ("train a --vocab-size 1.5 --out m", "--vocab-size 1.5: must be a whole number; see"),
+        (
+            "train README.md --vocab-size 2 --out m.model",
+            "vocab size 2: holds not even the special",
+        ),
+        (
+            "train README.md --kind words --vocab-size 3 --out m.txt",
+            "--vocab-size 3: holds no word",
+        ),
+        (
+            "train README.md --kind words --min-count 99999 --out m.txt",
+            "--min-count 99999: no word",
+        ),
         ("train a --vocab 5 --out m", "unknown option --vocab; did you mean '--vocab-size'?"),
         ("train --vocab-size 5 --out m", "tokenizer train needs files"),
         ("train a --vocab-size 0 --out m", "--vocab-size 0: must be at least 1"),
@@ -341,6 +391,12 @@ def test_tokenizer_train(
 def test_tokenizer_mistakes(argv: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tokenizer", *argv.split()]) == 2
     assert line(capsys).startswith(said)
+
+
+def test_an_empty_name_of_files(capsys: pytest.CaptureFixture[str]) -> None:
+    # which read the folder of Python's library
+    assert main(["tokenizer", "train", "", "--vocab-size", "400", "--out", "m.model"]) == 2
+    assert "an empty name of files; give files" in line(capsys)
 
 
 @pytest.mark.parametrize("verb", ["tokenizer", "tokenizer train", "doctor", "train"])

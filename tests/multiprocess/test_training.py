@@ -23,16 +23,16 @@ from famjax.train.loop import train
 SMALL = ["data.batch=4", "data.length=32", "train.log_every=2", "train.checkpoint_every=4"]
 DIES = """
 import os, signal
-from famjax.train.loop import Trainer
-advance, left = Trainer.advance, [{steps}]
-def dies(self, *args, **named):
+from famjax.train.session import Session
+run_step, left = Session.run_step, [{steps}]
+def dies(self, inspect):
     left[0] -= 1
     if left[0] < 0:
         self.checkpoints.wait()  # until which there is nothing to go on from
         os.kill(os.getpid(), signal.{signal})
         left[0] = 10**6
-    return advance(self, *args, **named)
-Trainer.advance = dies
+    return run_step(self, inspect)
+Session.run_step = dies
 """
 
 

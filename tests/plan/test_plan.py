@@ -251,6 +251,10 @@ def test_topologies_that_do(name: str) -> None:
 BAD = [
     (["--topology", "v5e:4x8"], "plan needs a config first"),
     (["text_fam"], "plan needs a topology"),
+    (
+        ["text_fam", "--topology", "cpu:8", "--json=yes"],
+        "--json takes no value; write --json alone",
+    ),
     (["text_fam", "--topology", "cpu:8", "--serach"], "unknown option --serach; did you mean"),
     (["text_fam", "--topology", "cpu:8", "--search", "--compiles", "x"], "--compiles x: must"),
     *[

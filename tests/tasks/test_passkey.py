@@ -55,6 +55,13 @@ def test_keys_differ_and_a_seed_repeats_them(words):
     np.testing.assert_array_equal(read(task, 200, 7)[0], read(task, 200, 7)[0])
 
 
+def test_a_tokenizer_that_does_not_know_digits_is_refused(tmp_path):
+    (tmp_path / "words.txt").write_text("<s>\n<unk>\n<eos>\nred\nblue\n")
+    # all keys are <unk>, and every answer would be right
+    with pytest.raises(UserError, match="does not tell keys apart"):
+        Passkey(load_tokenizer(str(tmp_path / "words.txt")), digits=5)
+
+
 def test_a_length_that_holds_no_question_is_refused(words):
     task = Passkey(words, digits=5)
     with pytest.raises(UserError, match=r"passkey: 40 tokens do not hold needle and question"):

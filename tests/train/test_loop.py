@@ -17,14 +17,15 @@ import pytest
 from small import compiled_once, config, make_program, rows  # noqa: F401
 
 from famjax.core.config import Config
-from famjax.core.errors import UserError
+from famjax.core.errors import Stopped, UserError
 from famjax.core.experiment import override
 from famjax.data import lanes
-from famjax.train import loop
 from famjax.train.checkpoint import Checkpoints
-from famjax.train.loop import train
+from famjax.train.clock import Clock
+from famjax.train.loop import train, train_with_source
 from famjax.train.metrics import read_metrics
-from famjax.train.program import TrainProgram
+from famjax.train.program import Program
+from famjax.train.session import Session
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -33,14 +34,15 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 def states(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
     """Collect the states before and after each step."""
     found: list[tuple[Any, Any]] = []
-    dispatch_step = loop.Trainer.dispatch_step
+    run_step = Session.run_step
 
-    def spy(self: loop.Trainer, state: Any, inspect: bool) -> Any:
-        after, about = dispatch_step(self, state, inspect=inspect)
-        found.append((state, after))
-        return after, about
+    def spy(self: Session, inspect: bool) -> Any:
+        before = self.state
+        about = run_step(self, inspect)
+        found.append((before, self.state))
+        return about
 
-    monkeypatch.setattr(loop.Trainer, "dispatch_step", spy)
+    monkeypatch.setattr(Session, "run_step", spy)
     return found
 
 
@@ -90,12 +92,12 @@ def test_no_value_is_read_between_logs(tmp_path: Path, monkeypatch: pytest.Monke
                    "train.checkpoint_every=12")  # fmt: skip
     reads: list[int] = []
     done = [0]
-    dispatch_step, get = loop.Trainer.dispatch_step, jax.device_get
+    run_step, get = Session.run_step, jax.device_get
 
-    def counting(self: loop.Trainer, *args: Any, **named: Any) -> Any:
+    def counting(self: Session, inspect: bool) -> Any:
         done[0] += 1
         before = len(reads)
-        found = dispatch_step(self, *args, **named)
+        found = run_step(self, inspect)
         assert len(reads) == before
         return found
 
@@ -106,7 +108,7 @@ def test_no_value_is_read_between_logs(tmp_path: Path, monkeypatch: pytest.Monke
     array = type(jnp.zeros(()))
     value = array._value
     seen = property(lambda self: (reads.append(done[0]), value.fget(self))[1])
-    monkeypatch.setattr(loop.Trainer, "dispatch_step", counting)
+    monkeypatch.setattr(Session, "run_step", counting)
     monkeypatch.setattr(jax, "device_get", read)
     monkeypatch.setattr(array, "_value", seen)
     train(small, tmp_path / "run", quiet=True)
@@ -128,7 +130,7 @@ def test_loading_continues_while_the_device_computes(
 
     def slower(
         config: Config, token_bytes: np.ndarray, attention_span: tuple[int, ...] = ()
-    ) -> TrainProgram:
+    ) -> Program:
         found = program(config, token_bytes)
 
         def step(state: Any, batch: Any) -> Any:
@@ -139,8 +141,7 @@ def test_loading_continues_while_the_device_computes(
 
     train(small, tmp_path / "warm", quiet=True)
     monkeypatch.setattr(lanes.RowsIterator, "__next__", slow)
-    monkeypatch.setattr(loop, "make_program", slower)
-    train(small, tmp_path / "run", quiet=True)
+    train_with_source(small, tmp_path / "run", quiet=True, program_maker=slower)
     waits = [row["data_wait"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")]
     assert min(waits) < 0.2  # without a thread ahead it would be a third
 
@@ -169,7 +170,7 @@ def test_rows(tmp_path: Path) -> None:
 
 def test_rates_count_what_was_timed() -> None:
     """The step that compiled is neither timed nor counted; an interval of it alone has no rate."""
-    clock = loop.Clock()
+    clock = Clock()
     assert clock.lap(100.0, Config()) == {}
     model = override(Config(), ["model.vocab_size=32"])
     clock.steps, clock.begin = 3, time.perf_counter() - 2
@@ -212,17 +213,16 @@ def test_the_progress_line_shows_where_time_goes(
 
 
 def poison_step_six(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give step 6 parameters that are not finite."""
-    dispatch_step = loop.Trainer.dispatch_step
+    """Let step 6 be made from parameters that are not finite."""
+    run_step = Session.run_step
 
-    def poison(self: loop.Trainer, state: Any, inspect: bool) -> Any:
-        self.count = getattr(self, "count", 0) + 1  # type: ignore[attr-defined]
-        if self.count == 6:  # type: ignore[attr-defined]
-            params = jax.tree.map(lambda a: a * jnp.nan, state.params)
-            state = state._replace(params=params)
-        return dispatch_step(self, state, inspect=inspect)
+    def poison(self: Session, inspect: bool) -> Any:
+        if self.step == 5:
+            params = jax.tree.map(lambda a: a * jnp.nan, self.state.params)
+            self.state = self.state._replace(params=params)
+        return run_step(self, inspect)
 
-    monkeypatch.setattr(loop.Trainer, "dispatch_step", poison)
+    monkeypatch.setattr(Session, "run_step", poison)
 
 
 @pytest.mark.parametrize(
@@ -272,20 +272,19 @@ def test_a_stop_saves_the_steps_since_the_last_checkpoint(
     small = config(
         tmp_path / "texts", "lanes", "text", "train.steps=9", "train.checkpoint_every=50"
     )
-    dispatch_step = loop.Trainer.dispatch_step
+    run_step = Session.run_step
 
-    def interrupt(self: loop.Trainer, state: Any, inspect: bool, times: int) -> Any:
-        found = dispatch_step(self, state, inspect=inspect)
-        self.count = getattr(self, "count", 0) + 1  # type: ignore[attr-defined]
-        if self.count == 5:  # type: ignore[attr-defined]
+    def interrupt(self: Session, inspect: bool, times: int) -> Any:
+        found = run_step(self, inspect)
+        if self.step == 5:
             for _ in range(times):
                 signal.raise_signal(signal.SIGINT)
         return found
 
     before = signal.getsignal(signal.SIGINT)
-    for times, error in ((1, loop.Stopped), (2, KeyboardInterrupt)):
+    for times, error in ((1, Stopped), (2, KeyboardInterrupt)):
         patched = functools.partialmethod(interrupt, times=times)
-        monkeypatch.setattr(loop.Trainer, "dispatch_step", patched)
+        monkeypatch.setattr(Session, "run_step", patched)
         run = tmp_path / str(times)
         with pytest.raises(error):
             train(small, run, quiet=True)

@@ -24,9 +24,11 @@ from famjax.core.errors import UserError
 from famjax.core.experiment import load_config
 from famjax.data.pipeline import Batches
 from famjax.train import loop
-from famjax.train.loop import train
+from famjax.train.hooks import Profiling
+from famjax.train.loop import train, train_with_source
 from famjax.train.metrics import read_metrics
 from famjax.train.profile import Profiler
+from famjax.train.session import Session
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -61,7 +63,7 @@ def test_the_trace_has_these_steps_and_the_run_is_the_same(
     assert memory == f"device memory after step 5: pprof -top {held}"
     assert held.name == "memory_000005.prof"
     # pprof's format: gzip of a protocol buffer that names the files whose lines made the arrays
-    assert b"train/loop.py" in gzip.decompress(held.read_bytes())
+    assert b"train/session.py" in gzip.decompress(held.read_bytes())
 
     (step, (bits, _), rows), (step_, (bits_, _), rows_) = (
         final(folder, plain) for folder in (tmp_path / "plain", run)
@@ -126,7 +128,7 @@ def test_the_parts_of_a_step_are_its_time(tmp_path: Path, monkeypatch: pytest.Mo
     """Loader, device and host each delay every step; the delay appears in their own part only."""
     small = text(tmp_path)
     train(small, tmp_path / "warm", quiet=True)
-    program, profile_tick, take = loop.make_program, loop.Trainer.profile_tick, Batches.__next__
+    program, after_step, take = loop.make_program, Profiling.after_step, Batches.__next__
 
     def slow_data(self: Batches) -> Any:
         time.sleep(0.06)
@@ -141,14 +143,13 @@ def test_the_parts_of_a_step_are_its_time(tmp_path: Path, monkeypatch: pytest.Mo
 
         return found._replace(step=step)
 
-    def slow_host(*args: Any) -> None:
+    def slow_host(self: Profiling, session: Session, is_logged: bool) -> None:
         time.sleep(0.02)
-        profile_tick(*args)
+        after_step(self, session, is_logged)
 
     monkeypatch.setattr(Batches, "__next__", slow_data)
-    monkeypatch.setattr(loop, "make_program", slow_device)
-    monkeypatch.setattr(loop.Trainer, "profile_tick", slow_host)
-    train(small, tmp_path / "run", quiet=True)
+    monkeypatch.setattr(Profiling, "after_step", slow_host)
+    train_with_source(small, tmp_path / "run", quiet=True, program_maker=slow_device)
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert len(rows) == 2
     for row in rows:

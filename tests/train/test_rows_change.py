@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from small import compiled_once, config  # noqa: F401
 
 from famjax.core.errors import UserError
 from famjax.core.experiment import override
-from famjax.train import loop
 from famjax.train.loop import train
+from famjax.train.session import Session
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -30,15 +31,13 @@ def test_other_rows(
     small = config(tmp_path / "texts", layout, task, "train.steps=5", "data.batch=4")
     train(small, tmp_path / "run", quiet=True)
     memory: list[list[np.ndarray]] = []
-    resume = loop.Trainer.resume
+    describe = Session.describe
 
-    def seen(self: loop.Trainer):
-        state, step = resume(self)
-        leaves = loop.jax.tree.leaves(state.memory)
-        memory.append([np.asarray(a) for a in leaves])
-        return state, step
+    def record_memory(self: Session) -> None:
+        memory.append([np.asarray(a) for a in jax.tree.leaves(self.state.memory)])
+        describe(self)
 
-    monkeypatch.setattr(loop.Trainer, "resume", seen)
+    monkeypatch.setattr(Session, "describe", record_memory)
     for rows, steps, said in ((4, 6, ""), (2, 7, "4 -> 2; 2 rows go on, 2 end"),
                               (3, 8, "2 -> 3; 2 rows go on, 1 begin anew")):  # fmt: skip
         more = override(small, [f"data.batch={rows}", f"train.steps={steps}"])

@@ -21,8 +21,8 @@ from famjax.core.errors import UserError
 from famjax.core.experiment import override
 from famjax.train import loop
 from famjax.train.checkpoint import Checkpoints
-from famjax.train.program import TrainProgram, make_program
-from famjax.train.state import TrainState
+from famjax.train.program import Program, make_program
+from famjax.train.state import TrainState, from_tree, to_tree
 from famjax.train.warmup import halve_memory
 
 ROWS, LENGTH, VOCABULARY, STEPS = 8, 32, 64, 5
@@ -238,11 +238,11 @@ def test_optimizer_leaves_follow_their_own_parameter() -> None:
 def test_a_checkpoint_moves_to_another_mesh(tmp_path: Path) -> None:
     first, second = train_with_source((2, 2, 2, 1), LANES), train_with_source((1, 4, 2, 1), LANES)
     checkpoints = Checkpoints(tmp_path, 1)
-    checkpoints.save(3, loop.to_tree(first.states[3]), {})
+    checkpoints.save(3, to_tree(first.states[3]), {})
     checkpoints.wait()
-    template = loop.to_tree(second.states[0])
+    template = to_tree(second.states[0])
     _, tree, _ = checkpoints.restore(template)
-    state = loop.from_tree(tree)
+    state = from_tree(tree)
     assert_close(state, first.states[3], 0)
     same = jax.tree.map(lambda a, b: a.sharding == b.sharding, state, second.states[0])
     assert all(jax.tree.leaves(same))

@@ -19,10 +19,11 @@ from famjax.mixers.fam import FamState
 from famjax.models.language_model import LanguageModel
 from famjax.ops.losses import token_losses
 from famjax.stacks.residual import passable_state
+from famjax.train.objective import count
 from famjax.train.optimizers import make_optimizer
 from famjax.train.run import abstract_model
 from famjax.train.state import TrainState
-from famjax.train.step import count, init_train_state, make_step, position_offset
+from famjax.train.step import init_train_state, make_step, position_offset
 
 ROWS, LENGTH, VOCABULARY = 4, 16, 32
 # beta1=0 and no clipping: Adam's first moment is the gradient

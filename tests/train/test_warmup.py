@@ -16,10 +16,10 @@ from famjax.core.config import Config
 from famjax.core.experiment import override
 from famjax.data.pipeline import halve_lanes, make_batches, make_source
 from famjax.data.tokenizers import load_tokenizer
-from famjax.train import loop
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.loop import train
-from famjax.train.warmup import row_length_at, with_row_length
+from famjax.train.session import Session
+from famjax.train.warmup import at_length, length_at
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -61,15 +61,15 @@ class Step(NamedTuple):
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
     """Collect the state before and after each step."""
     found: list[Step] = []
-    dispatch_step = loop.Trainer.dispatch_step
+    run_step = Session.run_step
 
-    def spy(self: loop.Trainer, state: Any, inspect: bool) -> Any:
-        before = on_host(state)
-        after, about = dispatch_step(self, state, inspect=inspect)
-        found.append(Step(before, on_host(after), (self.rows, self.length)))
-        return after, about
+    def spy(self: Session, inspect: bool) -> Any:
+        before = on_host(self.state)
+        about = run_step(self, inspect)
+        found.append(Step(before, on_host(self.state), (self.rows, self.length)))
+        return about
 
-    monkeypatch.setattr(loop.Trainer, "dispatch_step", spy)
+    monkeypatch.setattr(Session, "run_step", spy)
     return found
 
 

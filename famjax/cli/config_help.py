@@ -1,0 +1,97 @@
+"""`famjax train --help CONFIG`: what a config is, and the values that it sets."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from famjax.cli.layout import command, listed, wrap
+from famjax.core.config import Config
+from famjax.core.experiment import available, read_config
+from famjax.core.keys import values
+
+# "Command:  ", and the indent of the lines that belong to it
+_LABEL = re.compile(r"[A-Z]\w+: ")
+_INDENT = 4
+
+
+def is_config(name: str) -> bool:
+    """Return whether a word is a config's name, or the path of a .py or .json file."""
+    return name in available() or name.endswith((".py", ".json"))
+
+
+def config_lines(name: str, width: int) -> list[str]:
+    """Return a config's docstring and the values that differ from the defaults.
+
+    Args:
+      name: as `load_config` takes it; what is no Python file has no docstring.
+      width: of the lines.
+
+    Raises:
+      UserError: the file cannot be read, or is not a config.
+    """
+    path = available().get(name, Path(name))
+    config, defaults = values(read_config(name)), values(Config())
+    about = docstring(path) if path.suffix == ".py" else ""
+    lines = [f"{name}:", *_reflow(about, width), ""]
+    lines += wrap("Keys that it sets to other values than the defaults:", width)
+    own = {key: value for key, value in config.items() if value != defaults[key]}
+    return lines + listed(
+        {f"{key}={_text(own[key])}": f"default {_text(defaults[key])}" for key in own}, width
+    )
+
+
+def docstring(path: Path) -> str:
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "''" if value == "" else str(value)
+
+
+def _reflow(about: str, width: int) -> list[str]:
+    """Return a docstring in lines of a width; commands, each of them, on lines of their own."""
+    if all(len(line) <= width for line in about.splitlines()):
+        return about.splitlines()
+    lines: list[str] = []
+    for line in _logical_lines(about):
+        indent = " " * min(len(line) - len(line.lstrip()), _INDENT)
+        if line.lstrip().startswith("famjax "):
+            # a string joins the lines after a backslash, their indent in between
+            shell, _, note = line.strip().partition("   #")
+            if note:
+                lines += wrap(f"#{note}", width, f"{indent}# ", indent)
+            lines += [
+                indent + part for part in command(" ".join(shell.split()), width - len(indent))
+            ]
+        else:
+            lines += wrap(line.strip(), width, indent, indent) or [""]
+    return lines
+
+
+def _logical_lines(about: str) -> Iterator[str]:
+    """Yield a line for each paragraph, each command, and what follows each label."""
+    pending, commands = "", False
+    for line in about.splitlines():
+        label = _LABEL.match(line)
+        indented = line.startswith(" " * _INDENT)
+        own = indented and (commands or line.strip().startswith(("famjax ", "#")))
+        if pending and line and not label and not own:
+            pending = f"{pending} {line.strip()}"
+            continue
+        if pending:
+            yield pending
+        pending, commands = line, commands and bool(line)
+        if label:
+            commands = label[0] == "Command: "
+        if label and commands:
+            yield "Command:"
+            pending = " " * _INDENT + line[label.end() :].strip()
+        if not line:
+            yield ""
+    if pending:
+        yield pending

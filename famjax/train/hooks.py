@@ -1,0 +1,152 @@
+"""What happens around the steps of a run, one object each, in the order of `make_hooks`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from flax import nnx
+
+from famjax.core.errors import Stopped
+from famjax.data.pipeline import halve_lanes
+from famjax.train import hosts
+from famjax.train.profile import Profiler
+from famjax.train.saving import save
+from famjax.train.session import Session
+from famjax.train.warmup import halve_memory, length_at
+
+
+class Hook:
+    """Is called around the steps; each method does nothing by default."""
+
+    def before_first_step(self, session: Session) -> None:
+        """The state is there, created or restored; no step of this process was run."""
+
+    def after_log(self, session: Session, row: dict[str, float]) -> dict[str, float]:
+        """Return fields to add to a row of metrics, before it is written."""
+        return {}
+
+    def after_step(self, session: Session, is_logged: bool) -> None:
+        """`session.step` steps are done; a row of metrics was written if `is_logged`."""
+
+    def state_dict(self, session: Session) -> dict[str, Any]:
+        """Return what a checkpoint has to hold of this, as JSON."""
+        return {}
+
+    def load_state_dict(self, session: Session, saved: dict[str, Any]) -> None:
+        """Continue from what `state_dict` of all hooks returned."""
+
+
+class Curriculum(Hook):
+    """Lets a source advance, such as passkey's document length, by the accuracy of an interval.
+
+    Batches that were prefetched are dropped then, so that what follows depends on the step alone
+    and not on how far the loading thread had got.
+    """
+
+    def after_log(self, session: Session, row: dict[str, float]) -> dict[str, float]:
+        if not hasattr(session.source, "advance"):
+            return {}
+        state = session.batches.get_state()
+        # where nothing is predicted (train.match) it stays where it starts
+        after = session.source.advance(state["source"], row.get("accuracy", 0.0))
+        if after != state["source"]:
+            session.batches.set_state({**state, "source": after})
+        return {"longest": float(after["longest"])} if "longest" in after else {}
+
+
+class AttentionSpans(Hook):
+    """Shrinks what layers with learned spans attend to, as they learn to see less."""
+
+    def before_first_step(self, session: Session) -> None:
+        if session.latest is None:
+            self._update(session)
+
+    def after_step(self, session: Session, is_logged: bool) -> None:
+        if is_logged:
+            self._update(session)
+
+    def _update(self, session: Session) -> None:
+        if not session.config.model.feedback.adaptive_span:
+            return
+        state = session.state
+        stack = nnx.merge(session.program.graph, state.params, *state.frozen[:1]).stack
+        c = session.config.optimizer
+        # the number of learning rates by which Adam can move a parameter in a step
+        rates = max(1.0, (1 - c.beta1) / (1 - c.beta2) ** 0.5)
+        growth = rates * c.learning_rate * session.config.train.log_every
+        needed, now = stack.attention_span(growth * stack.plan.span), stack.plan.spans
+        # each program takes its time to compile: a little less is not worth another
+        if any(a > b for a, b in zip(needed, now, strict=True)) or sum(needed) <= 0.75 * sum(now):
+            session.progress.note(f"step {session.step:,}: layers look at {max(needed):,} tokens")
+            session.set_attention_span(needed)
+
+    def state_dict(self, session: Session) -> dict[str, Any]:
+        return {"looked": session.attention_span}
+
+    def load_state_dict(self, session: Session, saved: dict[str, Any]) -> None:
+        if saved.get("looked"):
+            session.set_attention_span(tuple(saved["looked"]))
+
+
+class Profiling(Hook):
+    """Lets the profiler start or stop after a step that the device has finished."""
+
+    def __init__(self, profiler: Profiler):
+        self._profiler = profiler
+
+    def before_first_step(self, session: Session) -> None:
+        self.after_step(session, is_logged=False)
+
+    def after_step(self, session: Session, is_logged: bool) -> None:
+        if self._profiler.wants(session.step):
+            with session.clock.waiting("device"):
+                jax.block_until_ready(session.state)
+        with session.clock.stopped():
+            self._profiler.after(session.step)
+
+
+class BpttWarmup(Hook):
+    """Doubles the rows' length and halves their number; the rows that stay continue."""
+
+    def after_step(self, session: Session, is_logged: bool) -> None:
+        length = length_at(session.config, session.step)
+        if length == session.length:
+            return
+        before, rows = session.length, session.rows
+        data = halve_lanes(hosts.whole(session.batches.get_state()))
+        session.batches.release()
+        session.set_length(length)
+        session.batches.set_state(data)
+        session.progress.note(
+            f"step {session.step:,}: rows of {session.length:,} tokens, {session.rows:,} of them "
+            f"(were {before:,} and {rows:,})"
+        )
+        halve = jax.jit(halve_memory, out_shardings=session.program.shardings.memory)
+        session.state = session.state._replace(memory=halve(session.state.memory))
+
+
+class Saving(Hook):
+    """Saves every `train.checkpoint_every` steps, and when SIGTERM or SIGINT asks to stop.
+
+    Args:
+      signals: must be asked after each step.
+      hooks: whose `state_dict` is saved.
+    """
+
+    def __init__(self, signals: hosts.Asked, hooks: list[Hook]):
+        self._signals, self._hooks = signals, hooks
+
+    def after_step(self, session: Session, is_logged: bool) -> None:
+        if session.step % session.config.train.checkpoint_every == 0:
+            save(session, self._hooks)
+        if number := self._signals.at(session.step):
+            save(session, self._hooks)
+            session.checkpoints.wait()
+            raise Stopped(number, session.step)
+
+
+def make_hooks(log: Hook, profiler: Profiler, signals: hosts.Asked) -> list[Hook]:
+    """Return the hooks of a run, in the order in which they are called."""
+    hooks = [log, Curriculum(), AttentionSpans(), Profiling(profiler), BpttWarmup()]
+    return [*hooks, Saving(signals, hooks)]

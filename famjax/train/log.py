@@ -1,0 +1,82 @@
+"""The rows of metrics.jsonl: means of what the steps since the last row have summed up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from famjax.core.types import Array
+from famjax.train.hooks import Hook
+from famjax.train.objective import zero_sums
+from famjax.train.optimizers import make_schedule
+from famjax.train.saving import check_finite
+from famjax.train.session import Session
+from famjax.train.state import MetricSums
+
+# fields of a row that are shown while it trains
+_SHOWN = ("loss", "accuracy", "longest", "length", "tokens_per_second", "data_wait")
+
+
+class Log(Hook):
+    """Writes rows of metrics, and counts the valid tokens read since the run started."""
+
+    def __init__(self) -> None:
+        self._tokens = 0.0
+
+    def measure(self, session: Session, about: dict[str, Array]) -> tuple[dict[str, float], float]:
+        """Wait for the device, and return a row without its timing, and the tokens of a step."""
+        config = session.config
+        with session.clock.waiting("device"):
+            sums, about = jax.device_get((session.state.totals, about))
+        self._tokens += float(sums.tokens)
+        row = {
+            **summarize(sums, config.train.match),
+            **{name: float(value) for name, value in about.items()},
+        }
+        schedule = make_schedule(config.optimizer, config.train.steps)
+        row["learning_rate"] = float(schedule(session.step - 1))
+        row["tokens"] = self._tokens
+        if config.train.bptt_start:
+            row["length"] = session.length
+        return row, float(sums.tokens / sums.steps)
+
+    def write(self, session: Session, writer: Any, row: dict[str, float], tokens: float) -> None:
+        """Write a row with its timing, show it, and set the sums to zero.
+
+        Args:
+          writer: of `hosts.metrics_writer`.
+          tokens: of a step.
+        """
+        row = {**row, **session.clock.lap(tokens, session.config)}
+        writer.write(session.step, row)
+        session.progress.update(session.step, **{k: v for k, v in row.items() if k in _SHOWN})
+        check_finite(session)
+        zeros = jax.jit(zero_sums, out_shardings=session.program.shardings.totals)()
+        session.state = session.state._replace(totals=zeros)
+
+    def state_dict(self, session: Session) -> dict[str, Any]:
+        return {"tokens": self._tokens}
+
+    def load_state_dict(self, session: Session, saved: dict[str, Any]) -> None:
+        self._tokens = float(saved["tokens"])
+
+
+def summarize(sums: MetricSums, match: bool = False) -> dict[str, float]:
+    """Return the means of an interval: a loss in nats, shares, and bits.
+
+    Args:
+      match: `train.match`, whose loss is an error; nothing is predicted.
+    """
+
+    def mean(total: Any, of: Any) -> float:
+        return float(total / of) if of else 0.0
+
+    means = {
+        "loss": mean(sums.loss, sums.weight),
+        "accuracy": mean(sums.right, sums.answers),
+        "bits_per_byte": mean(sums.nats, sums.bytes) / float(np.log(2)),
+        "grad_norm": mean(sums.grad_norm, sums.steps),
+    }
+    return {k: v for k, v in means.items() if not match or k in ("loss", "grad_norm")}

@@ -1,0 +1,149 @@
+"""What training minimizes: the next token's negative log-likelihood, or a matching error (T2R)."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from famjax.core.config import Config
+from famjax.core.types import Array, Context, State
+from famjax.models.language_model import LanguageModel
+from famjax.stacks.residual import passable_state
+from famjax.train.state import MetricSums
+
+Batch = dict[str, Array]
+
+
+class Objective(Protocol):
+    """How a segment is read, and what its loss is.
+
+    Attributes:
+      weights: the field of a batch that weights the loss.
+    """
+
+    weights: str
+
+    def initial_memory(
+        self,
+        model: LanguageModel,
+        carried: State,
+        rows: int,
+        offset: Array | None,
+        key: Array,
+        step: Array,
+    ) -> State:
+        """Return the state before the first token of the rows; `carried` is `TrainState.memory`."""
+        ...
+
+    def read(
+        self, model: LanguageModel, memory: State, batch: Batch, ctx: Context
+    ) -> tuple[State, MetricSums]:
+        """Read a segment [b t]."""
+        ...
+
+
+class NextToken:
+    """Negative log-likelihood of the next token, nats."""
+
+    weights = "weights"
+
+    def __init__(self, config: Config, token_bytes: Array):
+        self._config, self._token_bytes = config, token_bytes
+
+    def initial_memory(
+        self,
+        model: LanguageModel,
+        carried: State,
+        rows: int,
+        offset: Array | None,
+        key: Array,
+        step: Array,
+    ) -> State:
+        train, data = self._config.train, self._config.data
+        if data.layout == "lanes":
+            return carried
+        fresh = model.init_state(rows, offset)
+        if train.rsp == 0:
+            return fresh
+        # B.2.3: the first row's memory after the last step, shared by all rows of this one
+        saved = jax.tree.map(
+            lambda a, b: jnp.broadcast_to(a, b.shape), carried, passable_state(fresh)
+        )
+        ramp = jnp.minimum(1.0, (step + 1) / max(train.rsp_ramp, 1))
+        use = jax.random.bernoulli(key, train.rsp * ramp) & (step > 0)
+        passed = model.stack.pass_state(fresh, jax.lax.stop_gradient(saved))
+        return jax.tree.map(lambda a, b: jnp.where(use, a, b), passed, fresh)
+
+    def read(
+        self, model: LanguageModel, memory: State, batch: Batch, ctx: Context
+    ) -> tuple[State, MetricSums]:
+        x, memory = model.stack(model.embed(batch["tokens"]), memory, ctx)
+        return memory, count(*model.losses(x, batch["targets"]), batch, self._token_bytes)
+
+
+class Matching:
+    """Distance of linear layers' attention from softmax attention (`train.match`); no memory."""
+
+    weights = "valid"
+
+    def initial_memory(
+        self,
+        model: LanguageModel,
+        carried: State,
+        rows: int,
+        offset: Array | None,
+        key: Array,
+        step: Array,
+    ) -> State:
+        return carried
+
+    def read(
+        self, model: LanguageModel, memory: State, batch: Batch, ctx: Context
+    ) -> tuple[State, MetricSums]:
+        _, errors = model.stack.match(model.embed(batch["tokens"]), ctx)
+        return memory, count_errors(errors, batch)
+
+
+def make_objective(config: Config, token_bytes: Array) -> Objective:
+    """Return the objective of a config.
+
+    Args:
+      token_bytes: [v], UTF-8 bytes of each token.
+    """
+    return Matching() if config.train.match else NextToken(config, token_bytes)
+
+
+def zero_sums() -> MetricSums:
+    return MetricSums(*(jnp.zeros((), jnp.float32) for _ in MetricSums._fields))
+
+
+def count(nats: Array, likeliest: Array, batch: Batch, token_bytes: Array) -> MetricSums:
+    """Return the sums of one segment from `LanguageModel.losses`: two [b t]."""
+    targets, weights = batch["targets"], batch["weights"]
+    full = weights >= 1
+    right = full & likeliest
+    counted = weights > 0
+    total: dict[str, Any] = {
+        "weight": weights,
+        "loss": nats * weights,
+        "answers": full,
+        "right": right,
+        "nats": jnp.where(counted, nats, 0),
+        "bytes": jnp.where(counted, token_bytes[targets], 0),
+        "tokens": batch["valid"],
+    }
+    sums = {name: value.sum(dtype=jnp.float32) for name, value in total.items()}
+    return zero_sums()._replace(**sums)
+
+
+def count_errors(errors: Array, batch: Batch) -> MetricSums:
+    """Return the sums of rows whose linear layers have these errors [l b] (`train.match`).
+
+    Loss and weight are such that their quotient is the mean over layers and rows. All tokens count,
+    also those that a loss of the next token would leave out.
+    """
+    tokens = batch["valid"].sum(-1, dtype=jnp.float32)
+    loss = (errors.mean(0).astype(jnp.float32) * tokens).sum()
+    return zero_sums()._replace(weight=tokens.sum(), loss=loss, tokens=tokens.sum())

@@ -1,0 +1,135 @@
+"""How a session gets its state: from its newest good checkpoint, or new."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import warnings
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from famjax.core import sharding
+from famjax.core.config import Config
+from famjax.core.experiment import from_json
+from famjax.core.processes import from_first
+from famjax.data.reassign import with_rows
+from famjax.train.checkpoint import reading_extra
+from famjax.train.optimizers import make_schedule
+from famjax.train.partition import has_frozen_params, refuse_base
+from famjax.train.profile import refuse_past
+from famjax.train.run import initial_weights, refuse_other
+from famjax.train.session import Session
+from famjax.train.state import TrainState, from_tree, to_tree
+from famjax.train.warmup import at_length, length_at, resize_memory
+
+
+class Loadable(Protocol):
+    """What has a part of its own in a checkpoint."""
+
+    def load_state_dict(self, session: Session, saved: dict[str, Any]) -> None: ...
+
+
+def start_or_resume(session: Session, parts: Iterable[Loadable]) -> None:
+    """Give a session its state, step and data: the newest good checkpoint's, or the first ones."""
+    if session.latest is None:
+        session.state = _first_state(session)
+        return
+    template = functools.partial(_template, session)
+    step, tree, extra = session.checkpoints.restore(template, report=session.progress.note)
+    steps = session.config.train.steps
+    if step < steps:
+        session.progress.note(f"goes on from step {step:,} of {steps:,}")
+    with reading_extra(session.checkpoints.path(step)):
+        _compare(session, from_json(json.dumps(extra["config"])), step)
+        state = _with_rows(session, from_tree(tree), extra["data"])
+        for part in parts:
+            part.load_state_dict(session, extra)
+    session.step = session.saved = step
+    if has_frozen_params(session.config):
+        state = state._replace(frozen=_first_state(session).frozen)
+        refuse_base(extra.get("base", ""), session.base, session.config.init, session.folder)
+    else:
+        state = state._replace(frozen=_dropout_keys(session))
+    session.state = state
+
+
+def _first_state(session: Session) -> TrainState:
+    """Return the state before the first step: random, or with the weights in `config.init`."""
+    program, progress = session.program, session.progress
+    if not session.config.init:
+        with progress.compiling("the first state", 0):
+            return program.start()
+    weights, session.base = initial_weights(
+        session.config, session.folder, progress.note, program.mesh
+    )
+    shardings = sharding.parameter_shardings(program.mesh, weights)
+    with warnings.catch_warnings(), progress.compiling("the first state", 0):
+        # what changes its type (lora.base) cannot use its donated buffer
+        warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+        return program.start(jax.device_put(weights, shardings))
+
+
+def _dropout_keys(session: Session) -> Any:
+    """Return `TrainState.frozen` where it is dropout's keys alone, which each step draws anew."""
+    shapes = jax.eval_shape(session.program.start).frozen
+    zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes)
+    return jax.device_put(zeros, session.program.shardings.frozen)
+
+
+def _template(session: Session, step: int) -> dict[str, Any]:
+    """Return the shapes and shardings in the checkpoint of a step, and take its row length."""
+    if (length := length_at(session.config, step)) != session.length:
+        session.batches.release()
+        session.set_length(length)
+    program, config = session.program, at_length(session.config, length)
+    extra = from_first("extra", lambda: session.checkpoints.extra(step))
+    with reading_extra(session.checkpoints.path(step)):
+        saved = extra.get("data", {}).get("batches", {}).get("rows", [])
+    if saved and len(saved) != session.rows:
+        data = dataclasses.replace(config.data, batch=len(saved))
+        config = dataclasses.replace(config, data=data)
+        token_bytes = session.tokenizer.token_bytes
+        program = session.make_program(config, token_bytes, session.attention_span)
+    arrays = jax.tree.map(
+        lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s),
+        jax.eval_shape(program.start),
+        program.shardings,
+    )
+    return to_tree(arrays)
+
+
+def _with_rows(session: Session, state: TrainState, data: dict[str, Any]) -> TrainState:
+    """Return the state for as many rows as are read now, and position the batches in them."""
+    rows, before = session.rows, len(data["batches"]["rows"])
+    if rows == before:
+        session.batches.set_state(data)
+        return state
+    session.batches.set_state(with_rows(data, rows, session.source))
+    change = f"{before - rows} end" if rows < before else f"{rows - before} begin anew"
+    session.progress.note(
+        f"data.batch: {before} -> {rows}; {min(rows, before)} rows go on, {change}, and the "
+        "documents that were not begun are dealt to all"
+    )
+    if session.config.data.layout != "lanes":
+        return state
+    shardings = session.program.shardings.memory
+    resize = jax.jit(functools.partial(resize_memory, rows=rows), out_shardings=shardings)
+    return state._replace(memory=resize(state.memory))
+
+
+def _compare(session: Session, before: Config, step: int) -> None:
+    """Refuse a checkpoint made with another config; say what a changed one means."""
+    config = session.config
+    refuse_other(before, config, session.checkpoints.path(step))
+    refuse_past(before, config, step)
+    old, new = (make_schedule(c.optimizer, c.train.steps)(step) for c in (before, config))
+    if old != new:
+        session.progress.note(
+            f"train.steps: {before.train.steps} -> {config.train.steps}; the "
+            f"{config.optimizer.schedule} schedule follows, the learning rate goes from "
+            f"{float(old):.3g} to {float(new):.3g}"
+        )

@@ -1,0 +1,57 @@
+"""Checkpoints of a session: what is in one, and the refusal of a state that is not finite."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import jax
+
+from famjax.core.checks import mixer_pattern
+from famjax.core.errors import UserError
+from famjax.train import hosts
+from famjax.train.session import Session
+from famjax.train.state import to_tree
+
+
+class Stateful(Protocol):
+    """What has a part of its own in a checkpoint."""
+
+    def state_dict(self, session: Session) -> dict[str, Any]: ...
+
+
+def save(session: Session, parts: Iterable[Stateful]) -> None:
+    """Save at this step, once. A state that is not finite is not saved but reported."""
+    if session.saved == session.step:
+        return
+    check_finite(session)
+    extra = {
+        "data": hosts.whole(session.batches.get_state()),
+        "config": dataclasses.asdict(session.config),
+        "base": session.base,
+    }
+    for part in parts:
+        extra |= part.state_dict(session)
+    session.checkpoints.save(session.step, to_tree(session.state), extra)
+    session.saved = session.step
+
+
+def check_finite(session: Session) -> None:
+    """Raise a `UserError` if a loss, gradient, parameter or memory was not finite."""
+    with session.clock.waiting("device"):
+        bad = int(jax.device_get(session.state.bad))
+    if not bad:
+        return
+    session.checkpoints.wait()
+    last = session.checkpoints.latest()
+    kept = f"the last good checkpoint is step {last}" if last else "nothing was saved yet"
+    hint = "start a run with a lower optimizer.learning_rate or more optimizer.warmup_steps"
+    model = session.config.model
+    if "full" in mixer_pattern(model):
+        hint += (
+            f"; or a document is longer than model.capacity={model.capacity} tokens, all "
+            "that full attention holds: raise it"
+        )
+    folder = session.checkpoints.folder
+    raise UserError(f"the loss is not finite at step {bad}; {kept} in {folder}; {hint}")

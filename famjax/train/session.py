@@ -1,0 +1,153 @@
+"""A training run between two steps: its program, its batches and its state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from famjax.core import sharding
+from famjax.core.config import Config
+from famjax.core.mesh import refuse_rows, repeated
+from famjax.core.processes import index
+from famjax.core.types import Array
+from famjax.data.pipeline import make_batches, make_source
+from famjax.data.tokenizers import Tokenizer
+from famjax.train import hosts
+from famjax.train.checkpoint import Checkpoints
+from famjax.train.clock import Clock
+from famjax.train.opening import opening
+from famjax.train.program import Program, make_program, with_mesh
+from famjax.train.progress import Progress
+from famjax.train.run import CHECKED
+from famjax.train.state import TrainState
+from famjax.train.warmup import at_length, length_at
+
+ProgramMaker = Callable[..., Program]
+
+
+class Session:
+    """One process's share of a run.
+
+    Args:
+      config: the experiment, its vocabulary known.
+      tokenizer: of the run.
+      checkpoints: of the run.
+      folder: RUN.
+      progress: where lines for people go.
+      latest: step of the newest checkpoint, or None.
+      make_program: as `famjax.train.program.make_program`.
+
+    Attributes:
+      asked: the config as it was given.
+      config: the same with the size of every mesh axis.
+      source: the documents.
+      batches: the iterator of batches, at its current position.
+      program: what is compiled, for rows of `length` tokens.
+      length, rows: tokens of a row and rows of a batch, which BPTT warm-up changes.
+      attention_span: see `make_program`.
+      state: the training state; None until it is created or restored.
+      step: steps done.
+      saved: of them, those that the newest checkpoint of this process holds; -1 for none.
+      clock: where the time of the loop goes.
+      base: fingerprint of the weights in `config.init`; "" if nothing is frozen.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        tokenizer: Tokenizer,
+        checkpoints: Checkpoints,
+        folder: Path,
+        progress: Progress,
+        latest: int | None,
+        make_program: ProgramMaker = make_program,
+    ):
+        refuse_rows(config, jax.device_count())
+        self.asked = config
+        self.config, self._mesh_choice = with_mesh(config)
+        self.tokenizer, self.checkpoints, self.folder = tokenizer, checkpoints, folder
+        self.progress, self.latest, self.clock = progress, latest, Clock()
+        self.source: Any = make_source(config, tokenizer, checked=folder / CHECKED)
+        hosts.compare_documents(self.source)  # when it returns, all have read the record
+        if index() == 0 and hasattr(self.source, "save_checked"):
+            self.source.save_checked()
+        self.make_program = make_program
+        self.attention_span: tuple[int, ...] = ()
+        self.state: Any = None
+        self.step, self.saved, self.base = 0, -1, ""
+        self._programs, self._is_compiled = 0, False
+        self.set_length(length_at(config, latest or 0))
+
+    def set_length(self, length: int) -> None:
+        """Make the program and the batches for rows of so many tokens."""
+        config = at_length(self.config, length)
+        self.length, self.rows = config.data.length, config.data.batch
+        self.set_attention_span(self.attention_span)
+        self.batches = make_batches(
+            config,
+            self.source,
+            self.tokenizer,
+            self.config.model.block_len,
+            hosts.held(self.program.batch, self.rows, self.length),
+        )
+
+    def set_attention_span(self, entries: tuple[int, ...]) -> None:
+        """Make the program for layers that attend to so many entries, see `make_program`."""
+        self.attention_span = entries
+        config = at_length(self.config, self.length)
+        self.program = self.make_program(config, self.tokenizer.token_bytes, entries)
+        self._is_compiled = False
+
+    def run_step(self, inspect: bool) -> dict[str, Array]:
+        """Start one step, and say so if its program has to be compiled first.
+
+        Returns:
+          What `Program.inspect` says of the step, if asked for; else {}.
+        """
+        if self._is_compiled:
+            about = self._dispatch(inspect)
+        else:
+            again = " anew" * (self._programs > 0)
+            with self.progress.compiling(f"the training step{again}", self.step):
+                about = self._dispatch(inspect=True)
+            self._programs, self._is_compiled = self._programs + 1, True
+            jax.block_until_ready(self.state)
+            self.clock.start()  # the time before this is compilation
+        self.step += 1
+        return about
+
+    @jax.transfer_guard("disallow")
+    def _dispatch(self, inspect: bool) -> dict[str, Array]:
+        """Enqueue one step; the guard refuses whatever would make the host wait for the device."""
+        with self.clock.waiting("data"):
+            batch = hosts.upload(next(self.batches), self.program.batch, self.rows)
+        about = {}
+        # calls return at once, unless too many steps are in flight
+        with self.clock.waiting("device"):
+            state: TrainState = self.state
+            if inspect:
+                about = self.program.inspect(state.params, state.frozen, state.memory, batch)
+            self.state = self.program.step(state, batch)
+        self.clock.steps += 1
+        return about
+
+    def describe(self) -> None:
+        """Say what is trained, on what."""
+        shapes = jax.eval_shape(self.program.start)
+        for line in opening(at_length(self.config, self.length), shapes):
+            self.progress.say(line)
+        if hasattr(self.source, "report"):
+            self.progress.note(self.source.report())
+        for line in self._mesh_notes(shapes):
+            self.progress.note(line)
+
+    def _mesh_notes(self, shapes: TrainState) -> Iterator[str]:
+        if self._mesh_choice:
+            yield self._mesh_choice
+        yield from repeated(self.config)
+        parameters = (shapes.params, shapes.frozen)
+        for name in sharding.replicated_parameters(self.program.mesh, parameters):
+            yield f"mesh: every device has a whole copy of {name}"

@@ -1,0 +1,85 @@
+"""Opens a run folder for training, in all processes or in none."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import jax
+
+from famjax.core.checks import validate
+from famjax.core.config import Config
+from famjax.core.errors import UserError
+from famjax.core.failure_monitor import set_last_step
+from famjax.core.processes import first_then_all, from_first, index
+from famjax.train import hosts, lock
+from famjax.train.checkpoint import Checkpoints
+from famjax.train.metrics import METRICS
+from famjax.train.partition import has_frozen_params
+from famjax.train.progress import Progress
+from famjax.train.run import CHECKPOINTS, prepare_run
+from famjax.train.session import ProgramMaker, Session
+
+
+@contextmanager
+def open_session(
+    config: Config, folder: Path, quiet: bool, program_maker: ProgramMaker
+) -> Iterator[Session]:
+    """Hold a run folder, which is made if it is missing, and yield a session in it.
+
+    Raises:
+      UserError: the config, the data or the folder is wrong.
+    """
+    _check(config)
+    hosts.compare(config)
+    # all processes at once, since each waits for the devices of the others
+    jax.devices()
+    with lock.for_all(folder) as is_new, _removing_failed_start(folder, is_new):
+        path = folder / CHECKPOINTS
+        is_resumed = from_first("begun", lambda: Checkpoints(path).latest() is not None)
+        config, tokenizer = first_then_all(
+            "prepare", lambda: prepare_run(folder, config, is_resumed)
+        )
+        hosts.refuse_unshared(folder)
+        checkpoints = first_then_all("open", lambda: Checkpoints(path, config.train.keep))
+        set_last_step(checkpoints.latest)
+        latest = from_first("latest", checkpoints.latest)
+        progress = Progress(config.train.steps, latest or 0, quiet, index() > 0)
+        session = Session(config, tokenizer, checkpoints, folder, progress, latest, program_maker)
+        with progress:
+            try:
+                yield session
+            finally:
+                session.batches.release()
+                checkpoints.wait()
+
+
+def _check(config: Config) -> None:
+    """Raise a `UserError` for a config that cannot be trained."""
+    validate(config)
+    given = "give init=FOLDER, a run or what famjax convert wrote, or set"
+    if config.model.lora.rank and not config.init:
+        raise UserError(
+            f"model.lora.rank={config.model.lora.rank}: adapters need weights to adapt; "
+            f"{given} model.lora.rank=0"
+        )
+    if has_frozen_params(config) and not config.init:
+        raise UserError(
+            f"train.only={config.train.only}: what is not trained is taken from another model; "
+            f"{given} train.only=all"
+        )
+
+
+@contextmanager
+def _removing_failed_start(folder: Path, is_new: bool) -> Iterator[None]:
+    """Remove the folder if it was made here for a run that was refused at its start."""
+    try:
+        yield
+    except UserError:
+        rows = folder / METRICS
+        is_begun = (rows.exists() and rows.stat().st_size) or any((folder / CHECKPOINTS).glob("*"))
+        if is_new and not is_begun:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
