@@ -23,10 +23,10 @@ from famjax.core.experiment import override
 from famjax.train import loop
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.metrics import read_metrics
-from famjax.train.program import Program, with_mesh
+from famjax.train.program import TrainProgram, resolve_mesh
 from famjax.train.session import Session
 from famjax.train.state import to_tree
-from famjax.train.warmup import at_length, length_at
+from famjax.train.warmup import row_length_at, with_row_length
 
 SHAPE = [
     "model.layers=1",
@@ -117,7 +117,7 @@ def final(run: Path, config: Config) -> tuple[Any, Any, list[dict[str, Any]]]:
     config = replace(config, model=replace(config.model, vocab_size=258))
 
     def template(step: int) -> Any:
-        now = at_length(config, length_at(config, step))
+        now = with_row_length(config, row_length_at(config, step))
         return to_tree(jax.eval_shape(make_program(now, np.ones(258, np.float32)).start))
 
     step, tree, extra = Checkpoints(run / "checkpoints").restore(template, report=pytest.fail)

@@ -63,7 +63,7 @@ def run(argv: list[str]) -> int:
     prompt = None if arguments.prompt is None else _decoded(arguments.prompt)
     runtime.setup()
     from famjax.convert.open import open_model
-    from famjax.data.words import Words
+    from famjax.data.words import WordTokenizer
     from famjax.eval.generate import Generator, check_sampling
 
     a = arguments

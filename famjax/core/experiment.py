@@ -22,10 +22,10 @@ from famjax.core.checks import validate
 from famjax.core.config import AXES, Config
 from famjax.core.errors import UserError, nearest
 from famjax.core.hints import find_hint
-from famjax.core.json_files import parse_json, regular_size, shorten
-from famjax.core.keys import fits, keys, values, wrong
+from famjax.core.json_files import parse_json, regular_file_size, shorten
+from famjax.core.keys import has_type, keys, type_error_message, values
 from famjax.core.paths import expanded
-from famjax.core.ranges import bad_types
+from famjax.core.ranges import check_types
 from famjax.core.unused_keys import check_unused_keys
 
 # The package of experiments, installed beside famjax; found by its place, since "configs" on
@@ -143,7 +143,7 @@ def read_config(name_or_path: str) -> Config:
 
 
 def _from_json_file(path: Path) -> Config:
-    regular_size(path)
+    regular_file_size(path)
     try:
         return from_json(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
@@ -153,7 +153,7 @@ def _from_json_file(path: Path) -> Config:
 
 
 def _from_python(path: Path) -> Config:
-    regular_size(path)
+    regular_file_size(path)
     source = path.read_bytes()
     module = ModuleType(path.stem)
     module.__file__ = str(path)

@@ -43,16 +43,16 @@ _KERNEL = ("/proc/", "/sys/")
 _MAX_FILES = 1_000_000
 # before the opening scan reports its progress
 _SILENT_SECONDS = 5.0
-# read by the opening scan between looks at the clock
-_TELL_BYTES = 1 << 20
-# sequences of roles on which the opening scan tries a chat template
-_TRIED = 256
-# of the checks of a line: a record of files that passed others does not count
-_RULES = 1
-# why a folder was skipped
-_UNREAD = "folder without permission"
+# read by the opening scan between checks of the clock
+_REPORT_BYTES = 1 << 20
+# distinct sequences of roles on which the opening scan tries the chat template
+_MAX_TRIED = 256
+# version of the checks of a line: records of files that passed another version are ignored
+_CHECKS_VERSION = 1
+# reasons for skipping a folder
+_UNREADABLE = "folder without permission"
 _RUN = "folder of a run"
-# ASCII white space never stands inside a character of several bytes
+# ASCII white space never occurs inside a multi-byte character
 SPACE = re.compile(rb"[ \t\n\r]")
 
 # ---------------------------------------------------------------------------------------------
@@ -363,14 +363,14 @@ def _is_system_path(path: str) -> bool:
 
 
 def _walk(folder: str, skipped: Counter[str]) -> Iterator[str]:
-    """Yield the files below `folder`, sorted, without hidden ones, installed packages and runs."""
+    """Yield the files below `folder`, sorted, except hidden ones, installed packages and runs."""
 
     def skip(error: OSError) -> None:
         _skip_unreadable(error, folder, skipped)
 
     for root, folders, names in os.walk(folder, onerror=skip):
         if _is_run(folders, names):
-            # data.files=. holds runs/: their metrics grow, so that no run could be continued
+            # with data.files=. the runs in runs/ would be documents that change, and block resuming
             skipped[_RUN] += 1
             folders.clear()
             continue
@@ -382,12 +382,12 @@ def _walk(folder: str, skipped: Counter[str]) -> Iterator[str]:
 
 
 def _is_run(folders: list[str], names: list[str]) -> bool:
-    """Return whether a folder of such contents is a run, or one that begins."""
+    """Return whether a folder with these contents is a run, or one that is starting."""
     return "train.lock" in names or ("config.json" in names and "checkpoints" in folders)
 
 
-def _probe(path: str, explicit: bool) -> str | None:
-    """Return why a file is not text, judged by its first KiBs; an error if the user named it."""
+def _probe_text(path: str, explicit: bool) -> str | None:
+    """Return why a file is not text, from its first KiBs; an error if the user named it."""
     try:
         # opening a pipe may block forever, and a device may be endless
         regular_file_size(path)

@@ -21,7 +21,7 @@ import numpy as np
 import sentencepiece
 
 from famjax.core.errors import UserError
-from famjax.core.json_files import regular_size
+from famjax.core.json_files import regular_file_size
 from famjax.core.paths import expanded
 from famjax.data.chat import ChatTemplate
 

@@ -105,12 +105,12 @@ def build_word_list(
             f"--vocab-size {max_size}: holds no word beside the {len(SPECIALS)} special tokens; "
             f"take {len(SPECIALS) + 1} or more"
         )
-    found = list(islice(_commonest(source.texts(), min_count), most))
-    if not found:
+    common = list(islice(_most_common_words(source.texts(), min_count), most))
+    if not common:
         raise UserError(
             f"--min-count {min_count}: no word of the texts is found as often; take a smaller one"
         )
-    words = Words(str(out), found)
+    words = WordTokenizer(str(out), common)
     try:
         Path(out).write_text(words.text(), encoding="utf-8", newline="\n")
     except OSError as error:

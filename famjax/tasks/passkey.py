@@ -48,13 +48,13 @@ class Passkey:
       other_weight: of the tokens that are not the answer.
 
     Raises:
-      UserError: a tokenizer that writes different keys alike.
+      UserError: the tokenizer encodes different keys to the same ids.
     """
 
     def __init__(self, tokenizer: Tokenizer, digits: int, other_weight: float = 0.0):
         keys = {tuple(tokenizer.encode(str(digit) * digits)) for digit in range(10)}
         if len(keys) < 10:
-            # every key would be right
+            # any answer would be correct
             raise UserError(
                 f"passkey: the tokenizer, {tokenizer.name}, does not tell keys apart (words that "
                 "it does not know are one token); take a run with data.tokenizer=bytes or another "

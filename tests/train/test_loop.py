@@ -24,7 +24,7 @@ from famjax.train.checkpoint import Checkpoints
 from famjax.train.clock import Clock
 from famjax.train.loop import train, train_with_source
 from famjax.train.metrics import read_metrics
-from famjax.train.program import Program
+from famjax.train.program import TrainProgram
 from famjax.train.session import Session
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -130,7 +130,7 @@ def test_loading_continues_while_the_device_computes(
 
     def slower(
         config: Config, token_bytes: np.ndarray, attention_span: tuple[int, ...] = ()
-    ) -> Program:
+    ) -> TrainProgram:
         found = program(config, token_bytes)
 
         def step(state: Any, batch: Any) -> Any:

@@ -21,7 +21,7 @@ from famjax.core.errors import UserError
 from famjax.core.experiment import override
 from famjax.train import loop
 from famjax.train.checkpoint import Checkpoints
-from famjax.train.program import Program, make_program
+from famjax.train.program import TrainProgram, make_program
 from famjax.train.state import TrainState, from_tree, to_tree
 from famjax.train.warmup import halve_memory
 

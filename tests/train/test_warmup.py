@@ -19,7 +19,7 @@ from famjax.data.tokenizers import load_tokenizer
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.loop import train
 from famjax.train.session import Session
-from famjax.train.warmup import at_length, length_at
+from famjax.train.warmup import row_length_at, with_row_length
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
