@@ -18,10 +18,10 @@ from famjax.data.tokenizers import Tokenizer
 from famjax.train import hosts
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.clock import Clock
-from famjax.train.startup import startup_lines
 from famjax.train.program import TrainProgram, make_program, resolve_mesh
 from famjax.train.progress import Progress
 from famjax.train.run import CHECKED
+from famjax.train.startup import startup_lines
 from famjax.train.state import TrainState
 from famjax.train.warmup import row_length_at, with_row_length
 
