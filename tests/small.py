@@ -23,10 +23,10 @@ from famjax.core.experiment import override
 from famjax.train import loop
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.metrics import read_metrics
-from famjax.train.program import Program, with_mesh
+from famjax.train.program import TrainProgram, resolve_mesh
 from famjax.train.session import Session
 from famjax.train.state import to_tree
-from famjax.train.warmup import at_length, length_at
+from famjax.train.warmup import row_length_at, with_row_length
 
 SHAPE = [
     "model.layers=1",
@@ -78,7 +78,7 @@ def config(folder: Path, layout: str = "lanes", task: str = "text", *more: str) 
 
 
 @functools.cache
-def _program(config: Config) -> Program:
+def _program(config: Config) -> TrainProgram:
     return _make_program(config, _token_bytes[-1])
 
 
@@ -87,7 +87,7 @@ _make_program, _token_bytes = loop.make_program, [np.zeros(0)]
 
 def make_program(
     config: Config, token_bytes: np.ndarray, attention_span: tuple[int, ...] = ()
-) -> Program:
+) -> TrainProgram:
     """Return `famjax.train.program.make_program`'s, from an earlier run if there was one."""
     data = replace(
         DataConfig(),
@@ -100,7 +100,7 @@ def make_program(
     if config.optimizer.schedule == "constant":
         train = replace(train, steps=1)
     _token_bytes.append(token_bytes)
-    config, _ = with_mesh(config)
+    config, _ = resolve_mesh(config)
     return _program(replace(config, name="-", data=data, train=train, profile=ProfileConfig()))
 
 
@@ -117,7 +117,7 @@ def final(run: Path, config: Config) -> tuple[Any, Any, list[dict[str, Any]]]:
     config = replace(config, model=replace(config.model, vocab_size=258))
 
     def template(step: int) -> Any:
-        now = at_length(config, length_at(config, step))
+        now = with_row_length(config, row_length_at(config, step))
         return to_tree(jax.eval_shape(make_program(now, np.ones(258, np.float32)).start))
 
     step, tree, extra = Checkpoints(run / "checkpoints").restore(template, report=pytest.fail)

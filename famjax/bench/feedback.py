@@ -33,7 +33,7 @@ from famjax.stacks.feedback import solve
 from famjax.stacks.feedback.ring import FeedbackState
 from famjax.stacks.feedback.solve import BLOCK
 from famjax.train.flops import training_flops
-from famjax.train.program import Program, make_program
+from famjax.train.program import TrainProgram, make_program
 
 # aims: times the Transformer's training step; of its temporaries; tokens/s
 TRAINING_AIM, MEMORY_AIM, GENERATION_AIM = 1.8, 1.0, 3.7
@@ -152,7 +152,7 @@ def _trainer(
     return run, memory.temp_size_in_bytes if memory else 0, change
 
 
-def _data(program: Program, model: ModelConfig, batch: int, length: int) -> Any:
+def _data(program: TrainProgram, model: ModelConfig, batch: int, length: int) -> Any:
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, model.vocab_size, (batch, length), np.int32)
     data = {

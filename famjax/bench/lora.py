@@ -19,7 +19,7 @@ from famjax.bench.timing import Pair, time_alternately
 from famjax.core.config import ArchConfig, Config, LoraConfig, ModelConfig
 from famjax.core.optional import missing_modules
 from famjax.train.flops import forward_flops
-from famjax.train.program import Program, make_program
+from famjax.train.program import TrainProgram, make_program
 
 PEERS = ("torch", "transformers", "peft")
 # torch.nn.Linear's own LoRA places of a Llama, all of them
@@ -73,7 +73,7 @@ def llama(model: ModelConfig) -> ModelConfig:
     return replace(model, mixer="full", mlp="swiglu", norm="rmsnorm", tied=False, arch=arch)
 
 
-def _program(config: Config, batch: int, length: int) -> Program:
+def _program(config: Config, batch: int, length: int) -> TrainProgram:
     data = replace(config.data, layout="packed", batch=batch, length=length)
     config = replace(config, data=data)
     return make_program(config, np.ones(config.model.vocab_size, np.int32))

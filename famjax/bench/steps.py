@@ -12,14 +12,14 @@ from jax.sharding import Mesh
 from famjax.core.config import Config, MeshConfig, ModelConfig
 from famjax.core.mesh import check_rows
 from famjax.data.lanes import empty_row
-from famjax.train.program import Program, make_program
+from famjax.train.program import TrainProgram, make_program
 from famjax.train.state import TrainState
 
 
 class Prepared(NamedTuple):
     """What `program.step` takes: a state, which it takes over, and a batch [b t]."""
 
-    program: Program
+    program: TrainProgram
     state: TrainState
     batch: dict[str, Any]
 

@@ -16,7 +16,7 @@ from famjax.core import runtime
 from famjax.core.config import Config, DataConfig, LoraConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import load_config
-from famjax.core.memory import refuse_training
+from famjax.core.memory import check_training_fits
 from famjax.core.units import byte_size
 
 # small enough for two cores; --config measures any other shape
@@ -140,7 +140,7 @@ def _refuse_large(asked: Any, model: ModelConfig) -> None:
     if asked.name == "lora":
         shape = replace(shape, lora=LoraConfig(rank=asked.rank))
     data = DataConfig(batch=asked.batch, length=asked.length)
-    refuse_training(Config(model=shape, data=data))
+    check_training_fits(Config(model=shape, data=data))
 
 
 def _filled(asked: Bench) -> Any:

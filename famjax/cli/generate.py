@@ -63,7 +63,7 @@ def run(argv: list[str]) -> int:
     prompt = None if arguments.prompt is None else _decoded(arguments.prompt)
     runtime.setup()
     from famjax.convert.open import open_model
-    from famjax.data.words import Words
+    from famjax.data.words import WordTokenizer
     from famjax.eval.generate import Generator, check_sampling
 
     a = arguments
@@ -75,8 +75,8 @@ def run(argv: list[str]) -> int:
             f"--chat: the tokenizer of {arguments.run} has no chat template; leave it out, or "
             "train with a tokenizer that has one"
         )
-    if prompt is not None and isinstance(opened.tokenizer, Words):
-        _tell_unknown(opened.tokenizer.unknown(prompt))
+    if prompt is not None and isinstance(opened.tokenizer, WordTokenizer):
+        _tell_unknown(opened.tokenizer.unknown_words(prompt))
     if arguments.small_cache:
         opened = opened.with_small_cache()
     # files of memories belong to the run as it is

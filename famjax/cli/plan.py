@@ -13,7 +13,7 @@ from famjax.core import runtime
 from famjax.core.config import Config
 from famjax.core.errors import UserError, nearest
 from famjax.core.experiment import available, load_config
-from famjax.core.memory import Memory, refuse_training
+from famjax.core.memory import DeviceMemory, check_training_fits
 from famjax.plan.chips import CHIPS, Topology, example, topology
 
 _FLAGS = ("--topology", "--search", "--compiles", "--shardings", "--json", "--help")
@@ -55,8 +55,8 @@ def run(argv: list[str]) -> int:
     plans.refuse_missing(on)
     config = plans.with_size(config)
     # what is a little too large is planned: that is the question
-    refuse_training(
-        config, Memory(int(1000 * on.count * on.chip.memory), f"a thousand {on.name} have")
+    check_training_fits(
+        config, DeviceMemory(int(1000 * on.count * on.chip.memory), f"a thousand {on.name} have")
     )
     if a.shardings:
         return _print_shardings(plans.ask(config, on, compile=False), on, a.json)

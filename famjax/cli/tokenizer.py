@@ -59,9 +59,9 @@ def run(argv: list[str]) -> int:
 def _made(arguments: Arguments) -> Tokenizer:
     files, size = ",".join(arguments.files), arguments.vocab_size
     if arguments.kind == "words":
-        from famjax.data.words import count_words
+        from famjax.data.words import build_word_list
 
-        return count_words(files, arguments.out, arguments.min_count, size)
+        return build_word_list(files, arguments.out, arguments.min_count, size)
     if size is None:
         raise UserError("tokenizer train needs --vocab-size N; --kind words can do without")
     if arguments.min_count != 1:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from famjax.core.errors import UserError
-from famjax.core.json_files import read_json, regular_size
-from famjax.core.names import is_plain
+from famjax.core.json_files import read_json, regular_file_size
+from famjax.core.names import is_file_name
 
 # what a checkpoint may hold besides parameters: it follows from the config
 _DERIVED = ("rotary_emb.inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
@@ -39,7 +39,7 @@ class Checkpoint:
 
         for path in self._files:
             try:
-                regular_size(path)
+                regular_file_size(path)
                 file = self._open.enter_context(safe_open(path, framework="numpy"))
             except (SafetensorError, OSError) as error:
                 self._open.close()
@@ -112,7 +112,7 @@ def _refuse_elsewhere(index: Path, name: object) -> None:
     """Raise a `UserError` if an index names anything but safetensors in its own folder."""
     if not isinstance(name, str):
         raise UserError(f"{index}: damaged (a file's name is {name!r}); copy or download it again")
-    if not is_plain(name):
+    if not is_file_name(name):
         raise UserError(
             f"{index}: names the file {name!r}, which is not in its folder and is not opened; take "
             "the model from a source you trust"

@@ -28,7 +28,7 @@ from famjax.data.tokenizers import WORDS, load_tokenizer, save_tokenizer
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import canonical_name, check_compatible, is_feature_map
 from famjax.train.checkpoint import Checkpoints
-from famjax.train.run import CHECKPOINTS, CONFIG, with_vocabulary
+from famjax.train.run import CHECKPOINTS, CONFIG, with_vocab_size
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 # of the logits' range
@@ -169,7 +169,7 @@ def run_config(
     length = max(rows // model.block_len, 1) * model.block_len
     config = replace(config, model=model, data=replace(teacher.data, length=length))
     validate(config)
-    return with_vocabulary(config, load_tokenizer(teacher.tokenizer))
+    return with_vocab_size(config, load_tokenizer(teacher.tokenizer))
 
 
 def _compared(

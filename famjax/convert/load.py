@@ -23,7 +23,7 @@ from famjax.core.checks import validate_model
 from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError, nearest
 from famjax.core.json_files import read_json, shorten
-from famjax.core.memory import refuse_model
+from famjax.core.memory import check_model_fits
 from famjax.core.ranges import HIGHEST
 from famjax.core.types import Array
 from famjax.models.language_model import LanguageModel
@@ -145,7 +145,7 @@ def fill(
             f"then famjax train CONFIG init=FOLDER model.stack={config.stack} "
             "model.feedback.positions=rotary model.block_len=1"
         )
-    refuse_model(config)
+    check_model_fits(config)
     graph, shapes = abstract_inference_model(config)
     with Checkpoint(folder) as checkpoint:
         reader = Reader(config, tensors, checkpoint, mesh)

@@ -60,7 +60,7 @@ def of_run(source: Path, tokenizer: str) -> Teacher:
       tokenizer: instead of its own.
     """
     opened = open_run(source)
-    run, data = opened.merged(), opened.config.data
+    run, data = opened.merge_adapters(), opened.config.data
     if tokenizer or data.tokenizer != "task":
         kept = DataConfig(tokenizer=tokenizer or run.tokenizer.name)
     else:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from famjax.core.config import AXES, Config, DataConfig, ModelConfig
 from famjax.core.errors import UserError, nearest
 from famjax.core.json_files import shorten
-from famjax.core.ranges import bad_ranges, bad_types
+from famjax.core.ranges import check_ranges, check_types
 
 # Mixers a pattern may name.
 MIXERS = ("full", "swa", "bswa", "bswa_sg", "fam", "linear")
@@ -457,8 +457,8 @@ def _bad_unrolled(config: Config) -> Iterator[str]:
 
 
 _OF_MODEL = (
-    bad_types,
-    bad_ranges,
+    check_types,
+    check_ranges,
     _bad_stack,
     _bad_model,
     _bad_adaptive,

@@ -22,10 +22,10 @@ from famjax.core.checks import validate
 from famjax.core.config import AXES, Config
 from famjax.core.errors import UserError, nearest
 from famjax.core.hints import find_hint
-from famjax.core.json_files import parse_json, regular_size, shorten
-from famjax.core.keys import fits, keys, values, wrong
+from famjax.core.json_files import parse_json, regular_file_size, shorten
+from famjax.core.keys import has_type, keys, type_error_message, values
 from famjax.core.paths import expanded
-from famjax.core.ranges import bad_types
+from famjax.core.ranges import check_types
 from famjax.core.unused_keys import check_unused_keys
 
 # The package of experiments, installed beside famjax; found by its place, since "configs" on
@@ -143,7 +143,7 @@ def read_config(name_or_path: str) -> Config:
 
 
 def _from_json_file(path: Path) -> Config:
-    regular_size(path)
+    regular_file_size(path)
     try:
         return from_json(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
@@ -153,7 +153,7 @@ def _from_json_file(path: Path) -> Config:
 
 
 def _from_python(path: Path) -> Config:
-    regular_size(path)
+    regular_file_size(path)
     source = path.read_bytes()
     module = ModuleType(path.stem)
     module.__file__ = str(path)
@@ -169,7 +169,7 @@ def _from_python(path: Path) -> Config:
         raise UserError(f"{path}{_line(error, path)}: {said}") from error
     if not isinstance(config, Config):
         raise UserError(f"{path}: must define a function config() that returns a famjax Config")
-    problem = next(bad_types(config), None)
+    problem = next(check_types(config), None)
     if problem:
         raise UserError(f"{path}: {problem}")
     return config
@@ -245,7 +245,7 @@ def _set(config: Config, key: str, value: str) -> Config:
                 console_outputs=False,
             )
     except SystemExit:
-        raise UserError(wrong(key, value, kind)) from None
+        raise UserError(type_error_message(key, value, kind)) from None
 
 
 def _unknown(key: str, known: dict[str, Any]) -> str:
@@ -310,8 +310,8 @@ def _build(cls: type, tree: Any, prefix: str, missing: list[str]) -> Any:
             missing.append(key)
         elif dataclasses.is_dataclass(kind):
             parts[name] = _build(kind, tree[name], f"{key}.", missing)  # type: ignore[arg-type]
-        elif not fits(tree[name], kind):
-            raise UserError(wrong(key, tree[name], kind))
+        elif not has_type(tree[name], kind):
+            raise UserError(type_error_message(key, tree[name], kind))
         else:
             parts[name] = float(tree[name]) if kind is float else tree[name]
     return cls(**parts)

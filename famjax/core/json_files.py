@@ -1,7 +1,7 @@
-"""JSON and files from outside: what is damaged, hostile or no regular file is one clear line.
+"""Untrusted JSON and files: damaged, hostile or special files give an error of one line.
 
-`parse_json` is the only reader of JSON in famjax: text nested a hundred thousand levels deep, a
-number of ten thousand digits and a half-written file all end in the same exception.
+`parse_json` is the only JSON parser in famjax: text nested a hundred thousand levels deep, a number
+of ten thousand digits and a half-written file all raise a `ValueError`.
 """
 
 from __future__ import annotations
@@ -13,55 +13,55 @@ from typing import Any
 
 from famjax.core.errors import UserError
 
-# Levels of lists and tables. Python's own limit depends on where it is called from, and what reads
-# the result (repr, json.dumps) reaches its limit earlier.
+# Levels of nested lists and tables. Python's own limit depends on the depth of the call stack, and
+# consumers of the result (repr, json.dumps) reach theirs earlier.
 MAX_DEPTH = 100
-# of a file that is read whole; a tokenizer.json of 256,000 tokens has 35 MB
+# of a file that is read at once; a tokenizer.json of 256,000 tokens has 35 MB
 MAX_BYTES = 256 << 20
 
 
-class BadJson(ValueError):
-    """JSON that cannot be read, or should not be. The message says why, in one line."""
+class JsonError(ValueError):
+    """JSON that cannot be parsed, or is rejected. The message gives the reason in one line."""
 
 
 def parse_json(text: str | bytes, unique: bool = False) -> Any:
-    """Return what JSON text holds.
+    """Parse JSON text.
 
     Args:
-      text: if bytes, UTF-8.
-      unique: refuse a table that has a key twice; otherwise the last one counts.
+      text: bytes must be UTF-8.
+      unique: reject duplicate keys of a table; otherwise the last one counts.
 
     Raises:
-      BadJson: it is nested too deep, or has a number of too many digits or a key twice.
+      JsonError: it is nested too deep, or has a number of too many digits or a duplicate key.
       json.JSONDecodeError: it is not JSON.
       UnicodeDecodeError: bytes that are not UTF-8. All of these are a `ValueError`.
     """
     try:
-        found = json.loads(text, object_pairs_hook=_unique if unique else None)
+        value = json.loads(text, object_pairs_hook=_build_unique if unique else None)
     except RecursionError:
-        raise BadJson(_too_deep()) from None
-    except (BadJson, UnicodeDecodeError, json.JSONDecodeError):
+        raise JsonError(_depth_message()) from None
+    except (JsonError, UnicodeDecodeError, json.JSONDecodeError):
         raise
     except ValueError:  # int() of more digits than sys.get_int_max_str_digits()
-        raise BadJson("a number of thousands of digits") from None
-    if _opened(text) > MAX_DEPTH:
-        _refuse_deep(found)
-    return found
+        raise JsonError("a number of thousands of digits") from None
+    if _count_brackets(text) > MAX_DEPTH:
+        _check_depth(value)
+    return value
 
 
 def read_json(path: Path, hint: str, unique: bool = False) -> Any:
-    """Return what a JSON file holds.
+    """Parse a JSON file.
 
     Args:
       path: of the file.
-      hint: what to do about a damaged one, such as "copy it again".
+      hint: what to do if it is damaged, such as "copy it again".
       unique: see `parse_json`.
 
     Raises:
-      UserError: it is damaged, no regular file, or too large.
+      UserError: it is damaged, not a regular file, or too large.
       OSError: it cannot be opened.
     """
-    size = regular_size(path)
+    size = regular_file_size(path)
     if size > MAX_BYTES:
         raise UserError(
             f"{path}: {size:,} bytes, more than the {MAX_BYTES:,} that a JSON file may have; {hint}"
@@ -74,21 +74,21 @@ def read_json(path: Path, hint: str, unique: bool = False) -> Any:
         raise UserError(f"{path}: damaged ({error}); {hint}") from None
 
 
-def regular_size(path: str | Path) -> int:
-    """Return the bytes of a regular file.
+def regular_file_size(path: str | Path) -> int:
+    """Return the size of a regular file in bytes.
 
     Raises:
-      UserError: it is a device, a pipe or a socket: reading it may never end.
+      UserError: it is a device, a pipe or a socket: reading it may block forever.
       OSError: there is no such file.
     """
-    found = Path(path).stat()
-    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+    status = Path(path).stat()
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         raise UserError(f"{path}: not a regular file (a device or a pipe); copy it into a file")
-    return found.st_size
+    return status.st_size
 
 
 def shorten(value: Any, length: int = 80) -> str:
-    """Return a value as an error message shows it."""
+    """Return a value as text of limited length, for an error message."""
     try:
         text = str(value)
     except ValueError:  # see `parse_json`
@@ -96,29 +96,29 @@ def shorten(value: Any, length: int = 80) -> str:
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _build_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise BadJson(f"the key {shorten(twice)!r} is there twice")
-    return found
+        raise JsonError(f"the key {shorten(twice)!r} occurs twice")
+    return table
 
 
-def _opened(text: str | bytes) -> int:
-    """Return how many lists and tables there are at most."""
+def _count_brackets(text: str | bytes) -> int:
+    """Return an upper bound on the number of lists and tables."""
     if isinstance(text, bytes):
         return text.count(b"[") + text.count(b"{")
     return text.count("[") + text.count("{")
 
 
-def _refuse_deep(found: Any) -> None:
-    level = [found]
+def _check_depth(value: Any) -> None:
+    level = [value]
     for _ in range(MAX_DEPTH):
         level = [child for node in level for child in _children(node)]
         if not level:
             return
-    raise BadJson(_too_deep())
+    raise JsonError(_depth_message())
 
 
 def _children(node: Any) -> Any:
@@ -127,5 +127,5 @@ def _children(node: Any) -> Any:
     return node if isinstance(node, list) else ()
 
 
-def _too_deep() -> str:
+def _depth_message() -> str:
     return f"nested more than {MAX_DEPTH} levels deep"

@@ -1,4 +1,4 @@
-"""The keys of the schema: each field's full path, "data.passkey.digits", its type and its value."""
+"""Config keys: each field's dotted path, such as "data.passkey.digits", its type and its value."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from famjax.core.json_files import shorten
 
 def keys(cls: type = Config, prefix: str = "") -> dict[str, Any]:
     """Return every key of the schema with its type, in the order of the schema."""
-    found: dict[str, Any] = {}
+    types: dict[str, Any] = {}
     for name, kind in get_type_hints(cls).items():
         if dataclasses.is_dataclass(kind):
-            found |= keys(kind, f"{prefix}{name}.")  # type: ignore[arg-type]
+            types |= keys(kind, f"{prefix}{name}.")  # type: ignore[arg-type]
         else:
-            found[prefix + name] = kind
-    return found
+            types[prefix + name] = kind
+    return types
 
 
 def values(config: Any, prefix: str = "") -> dict[str, Any]:
     """Return every key of a config with its value."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
-            found |= values(value, f"{prefix}{field.name}.")
+            result |= values(value, f"{prefix}{field.name}.")
         else:
-            found[prefix + field.name] = value
-    return found
+            result[prefix + field.name] = value
+    return result
 
 
-def fits(value: Any, kind: Any) -> bool:
-    """Return whether a value is of a field's type."""
+def has_type(value: Any, kind: Any) -> bool:
+    """Return whether a value has a field's type."""
     if get_origin(kind) is Literal:
         return value in get_args(kind)
     if kind is float:
-        # a whole number may be beyond all floats
+        # an int can exceed the largest float
         return type(value) is float or (type(value) is int and abs(value) <= sys.float_info.max)
     return type(value) is kind
 
 
-def wrong(key: str, value: Any, kind: Any) -> str:
-    """Return what to say of a value that is not of its field's type."""
+def type_error_message(key: str, value: Any, kind: Any) -> str:
+    """Return the error message for a value that does not have its field's type."""
     value = shorten(value)
     if get_origin(kind) is Literal:
         choices = get_args(kind)

@@ -1,4 +1,4 @@
-"""Names of files that come out of files: whoever wrote those may not choose what is opened."""
+"""Checks of file names that come from files: untrusted files must not choose what is opened."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 
 def is_inside(name: Any) -> bool:
-    """Tell whether a relative path leads into its folder, by its text alone.
+    """Return whether a relative path stays inside its folder, judged by its text only.
 
-    A symbolic link there may lead elsewhere: Hugging Face's cache is made of them.
+    A symbolic link there may still lead outside: Hugging Face's cache consists of them.
     """
     return (
         isinstance(name, str)
@@ -17,6 +17,6 @@ def is_inside(name: Any) -> bool:
     )
 
 
-def is_plain(name: Any) -> bool:
-    """Tell whether it is the name of a file in a folder, and not in one below or elsewhere."""
+def is_file_name(name: Any) -> bool:
+    """Return whether it is a plain file name: no subfolder, and nothing outside the folder."""
     return is_inside(name) and "/" not in name

@@ -1,6 +1,6 @@
-"""What every value of a config may be by itself: its type, and the least and most of numbers.
+"""Checks of each config value by itself: its type, and the range of numbers.
 
-Of the checks in `famjax.core.checks` these are the first: the others rely on them.
+They run before the checks in `famjax.core.checks`, which rely on them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import fields
 
 from famjax.core.config import Config, DropoutConfig
 from famjax.core.json_files import shorten
-from famjax.core.keys import fits, keys, values, wrong
+from famjax.core.keys import has_type, keys, type_error_message, values
 from famjax.core.size import batch_bytes, weight_bytes
 from famjax.core.units import byte_size
 
@@ -79,15 +79,15 @@ _LOWEST: dict[str, float] = {
     "train.keep": 1,
     "profile.memory": 0,
 }
-# of every whole number but the seed: shapes and counts of steps are numbers of 32 bits
-MOST = 2**31 - 1
-# of floats: what is larger is infinite in float32, what is smaller is 0
+# of every int except the seed: shapes and step counts are 32-bit integers
+MAX_INT32 = 2**31 - 1
+# of floats: larger ones are infinite in float32, smaller ones 0
 _LARGEST_FLOAT, _SMALLEST_FLOAT = 3.4e38, 1.2e-38
 HIGHEST = {
-    # ten times what anyone has trained; each is a name in a checkpoint
+    # ten times the deepest trained model; each layer is a name in a checkpoint
     "model.layers": 10_000,
     "data.passkey.digits": 1000,
-    # an episode is made whole
+    # an episode is generated at once
     "data.toy.steps": 100_000,
     "data.toy.start_steps": 100_000,
     "data.toy.test_steps": 100_000,
@@ -117,16 +117,16 @@ _SHARES = (
 )
 
 
-def bad_types(config: Config) -> Iterator[str]:
+def check_types(config: Config) -> Iterator[str]:
     given = values(config)
     for key, kind in keys().items():
         if key not in given:
             yield f"{key} is missing: its section is of another class"
-        elif not fits(given[key], kind):
-            yield wrong(key, repr(given[key]), kind)
+        elif not has_type(given[key], kind):
+            yield type_error_message(key, repr(given[key]), kind)
 
 
-def bad_ranges(config: Config) -> Iterator[str]:
+def check_ranges(config: Config) -> Iterator[str]:
     given = values(config)
     for key, value in given.items():
         if isinstance(value, float) and not math.isfinite(value):
@@ -142,8 +142,9 @@ def bad_ranges(config: Config) -> Iterator[str]:
         if given[key] > highest:
             yield f"{key}={shorten(given[key])}: must be at most {highest:,}"
     for key, value in given.items():
-        if type(value) is int and value > MOST and key != "seed":
-            yield f"{key}={shorten(value)}: must be at most {MOST:,}{_would_take(config, key)}"
+        if type(value) is int and value > MAX_INT32 and key != "seed":
+            note = _memory_note(config, key)
+            yield f"{key}={shorten(value)}: must be at most {MAX_INT32:,}{note}"
         if isinstance(value, str) and not _is_text(value):
             yield f"{key}={shorten(repr(value))}: holds a zero byte or half a character"
     for key in _POSITIVE:
@@ -161,17 +162,17 @@ def bad_ranges(config: Config) -> Iterator[str]:
         yield f"name={config.name!r}: names the run's folder; give a name without slashes"
 
 
-def _would_take(config: Config, key: str) -> str:
-    """Return what a size that is refused would mean."""
+def _memory_note(config: Config, key: str) -> str:
+    """Return the memory that a rejected size would take, as a note for its error message."""
     if key.startswith("model."):
         return f"; the model's parameters would take {byte_size(weight_bytes(config.model))}"
     if key in ("data.batch", "data.length"):
-        return f"; what a step reads would take {byte_size(batch_bytes(config))}"
+        return f"; the batch of a step would take {byte_size(batch_bytes(config))}"
     return ""
 
 
 def _is_text(value: str) -> bool:
-    """Tell whether the system takes it as a path."""
+    """Return whether the operating system accepts it as a path."""
     try:
         return b"\0" not in value.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:

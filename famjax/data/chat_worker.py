@@ -1,12 +1,11 @@
-"""A process of its own that renders one chat template, within limits of time and memory.
+"""A subprocess that renders one chat template within limits of time and memory.
 
     python -P -m famjax.data.chat_worker < requests > answers
 
-A template comes with a tokenizer and is someone else's program: three nested loops over `range`
-take days, 'a' * 10**10 takes ten GB, and 9**9**9 does not return. Within one process not all of
-that can be stopped, since Python does not look at signals within one product; the system stops a
-process anywhere. Requests and answers are JSON, each after its length in eight bytes, see
-`famjax.data.rendering`.
+A template comes with a tokenizer and is untrusted code: three nested loops over `range` take days,
+'a' * 10**10 takes ten GB, and 9**9**9 does not return. A thread cannot be stopped in all of these,
+since Python handles no signal inside one product; the system can kill a process anywhere. Requests
+and answers are JSON, each preceded by its length in eight bytes; see `famjax.data.rendering`.
 """
 
 from __future__ import annotations
@@ -28,52 +27,52 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from famjax.core.json_files import parse_json
 
-# for one request, seconds of the processor's time: those of the clock depend on what else is run;
-# 500 short messages take 0.3, each answer's text rendered anew
+# CPU seconds for one request; wall time depends on the machine's load. 500 short messages take 0.3,
+# with the text of each answer rendered again.
 SECONDS = 3.0
-SECONDS_OF_CUT = 0.002
-MOST_SECONDS = 8.0
-# beyond what the interpreter has when it begins
+SECONDS_PER_CUT = 0.002
+MAX_SECONDS = 8.0
+# beyond what the interpreter uses at its start
 MEMORY_BYTES = 512 << 20
-# of a text that a template may write
+# limit of the rendered text
 TEXT_BYTES = 16 << 20
-# of a length
+# of the length before each message
 HEAD_BYTES = 8
 
 
 def main() -> None:
     _limit_memory()
-    # who started this decides when it ends, by closing its end of the pipe
+    # the parent ends this process by closing its end of the pipe
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     setup = receive(requests)
     template: Template | None = None
     while (request := receive(requests)) is not None:
-        seconds = min(SECONDS + SECONDS_OF_CUT * len(request["cuts"]), MOST_SECONDS)
+        seconds = min(SECONDS + SECONDS_PER_CUT * len(request["cuts"]), MAX_SECONDS)
         signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends the process
         try:
             template = template or make_environment().from_string(setup["source"])
-            answer = _packed(rendered(template, setup["variables"], request))
+            answer = _encode_answer(answer_request(template, setup["variables"], request))
         except TemplateSyntaxError as error:
-            answer = _packed({"syntax": _one_line(error), "line": error.lineno})
+            answer = _encode_answer({"syntax": _join_lines(error), "line": error.lineno})
         except MemoryError:
-            answer = _packed({"limit": f"{MEMORY_BYTES >> 20} MiB of memory"})
-        except Exception as error:  # a template is a program, and fails as programs do
-            answer = _packed({"refused": _one_line(error)})
+            answer = _encode_answer({"limit": f"{MEMORY_BYTES >> 20} MiB of memory"})
+        except Exception as error:  # a template is a program and can raise anything
+            answer = _encode_answer({"refused": _join_lines(error)})
         signal.setitimer(signal.ITIMER_PROF, 0)
         answers.write(len(answer).to_bytes(HEAD_BYTES, "little") + answer)
         answers.flush()
 
 
 def receive(stream: BinaryIO) -> Any:
-    """Return the next JSON value of a stream, None at its end."""
+    """Return the next JSON value of a stream; None at its end."""
     head = stream.read(HEAD_BYTES)
     return parse_json(stream.read(int.from_bytes(head, "little"))) if head else None
 
 
-def rendered(template: Template, variables: dict[str, str], request: Any) -> dict[str, Any]:
-    """Return the answer to a request: "text", and "cuts" or what keeps it from being sent."""
+def answer_request(template: Template, variables: dict[str, str], request: Any) -> dict[str, Any]:
+    """Return the answer to a request: "text" with "cuts", or the "limit" that it exceeds."""
     now = request["now"]
 
     def write(count: int, add_generation_prompt: bool) -> str:
@@ -101,17 +100,17 @@ def _clock(now: str | None) -> Callable[[str], str]:
 
 
 def make_environment() -> ImmutableSandboxedEnvironment:
-    """Return Jinja as Hugging Face's `apply_chat_template` has it."""
+    """Return Jinja configured as in Hugging Face's `apply_chat_template`."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
-    environment.globals["raise_exception"] = _refuse
+    environment.globals["raise_exception"] = _raise_exception
     environment.filters["tojson"] = _to_json
     return environment
 
 
 class _Generation(Extension):
-    """`{% generation %}`, with which some templates mark answers: its body is written as it is."""
+    """`{% generation %}`, which some templates put around answers: renders its body unchanged."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -120,7 +119,7 @@ class _Generation(Extension):
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), True), lineno=line)
 
 
-def _refuse(reason: str) -> None:
+def _raise_exception(reason: str) -> None:
     raise TemplateError(reason)
 
 
@@ -131,7 +130,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own escapes what stands for something in HTML
+    # Jinja's own filter escapes HTML
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -141,22 +140,22 @@ def _to_json(
     )
 
 
-def _one_line(error: Exception) -> str:
+def _join_lines(error: Exception) -> str:
     return " ".join(str(error)[:1000].split()) or type(error).__name__
 
 
-def _packed(answer: dict[str, Any]) -> bytes:
-    # a lone surrogate of a message is the reader's to refuse
+def _encode_answer(answer: dict[str, Any]) -> bytes:
+    # lone surrogates stay escaped in JSON; the receiver rejects them
     return json.dumps(answer).encode()
 
 
 def _limit_memory() -> None:
-    with contextlib.suppress(ImportError, OSError, ValueError):  # not on every system
+    with contextlib.suppress(ImportError, OSError, ValueError):  # not on all systems
         import resource
 
-        begun = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        initial = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (begun + MEMORY_BYTES, hard))
+        resource.setrlimit(resource.RLIMIT_AS, (initial + MEMORY_BYTES, hard))
 
 
 if __name__ == "__main__":

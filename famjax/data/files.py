@@ -1,7 +1,7 @@
-"""Text files: finding them, reading one in pieces of constant memory, and the lines of .jsonl.
+"""Text files: finds them, reads them in pieces of constant memory, and parses lines of .jsonl.
 
-Nothing is read in part silently: what is damaged, truncated, binary or no UTF-8 is an error when
-the user named the file, and counted when it lay in a folder.
+No file is read partially without notice. A file that is damaged, truncated, binary or not UTF-8 is
+an error if the user named it, and counted as skipped if it was found in a folder.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ import numpy as np
 
 import famjax
 from famjax.core.errors import UserError, nearest_path
-from famjax.core.json_files import parse_json, read_json, regular_size
+from famjax.core.json_files import parse_json, read_json, regular_file_size
 from famjax.data.chat import ChatTemplate
 
 PIECE_BYTES = 64 << 10
 _PROBE_BYTES = 8 << 10
 _SCAN_BYTES = 1 << 20
-# Linux's folders of files that are made when they are read, and may never end
+# Linux's virtual file systems: files there are generated on read and may be endless
 _KERNEL = ("/proc/", "/sys/")
-_MOST_FILES = 1_000_000
-# of the opening scan without a word
+_MAX_FILES = 1_000_000
+# before the opening scan reports its progress
 _SILENT_SECONDS = 5.0
-# read by the opening scan between looks at the clock
-_TELL_BYTES = 1 << 20
-# sequences of roles on which the opening scan tries a chat template
-_TRIED = 256
-# of the checks of a line: a record of files that passed others does not count
-_RULES = 1
-# why a folder was skipped
-_UNREAD = "folder without permission"
+# read by the opening scan between checks of the clock
+_REPORT_BYTES = 1 << 20
+# distinct sequences of roles on which the opening scan tries the chat template
+_MAX_TRIED = 256
+# version of the checks of a line: records of files that passed another version are ignored
+_CHECKS_VERSION = 1
+# reasons for skipping a folder
+_UNREADABLE = "folder without permission"
 _RUN = "folder of a run"
-# ASCII white space never stands inside a character of several bytes
+# ASCII white space never occurs inside a multi-byte character
 SPACE = re.compile(rb"[ \t\n\r]")
 
 # ---------------------------------------------------------------------------------------------
@@ -60,26 +60,26 @@ SPACE = re.compile(rb"[ \t\n\r]")
 
 
 @contextmanager
-def reading(path: str) -> Iterator[None]:
-    """Turn what can go wrong while reading `path` into one line."""
+def wrap_read_errors(path: str) -> Iterator[None]:
+    """Convert errors from reading `path` into a `UserError` of one line."""
     try:
         yield
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile):
         raise UserError(f"{path}: truncated or damaged; fetch or compress it again") from None
     except OSError as error:
-        raise UserError(_not_readable(path, error)) from None
+        raise UserError(_read_error_message(path, error)) from None
 
 
-def _not_readable(path: str, error: OSError) -> str:
+def _read_error_message(path: str, error: OSError) -> str:
     if isinstance(error, PermissionError):
         return f"{path}: no permission to read it; chmod it (u+rX), or leave it out"
     return f"{path}: {error.strerror or error}"
 
 
 def open_text(path: str) -> BinaryIO:
-    """Open a text file for reading its bytes, decompressing .gz and .xz."""
+    """Open a text file as a stream of bytes, decompressing .gz and .xz."""
     openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
-    with reading(path):
+    with wrap_read_errors(path):
         return openers.get(Path(path).suffix, open)(path, "rb")
 
 
@@ -87,16 +87,18 @@ def read_text_pieces(path: str) -> Iterator[str]:
     """Yield the text of one file, which is one document, in pieces of about 64 KiB."""
     if _is_jsonl(path):
         raise UserError(f"{path}: holds many documents; give a file that is one document")
-    if _probe(path, explicit=True):
+    if _probe_text(path, explicit=True):
         raise UserError(f"{path}: empty")
     with open_text(path) as stream:
-        for offset, data in pieces(stream, path, 0, None):
-            yield decode(data, path, offset)
+        for offset, data in iter_pieces(stream, path, 0, None):
+            yield decode_utf8(data, path, offset)
 
 
-def pieces(stream: BinaryIO, path: str, begin: int, end: int | None) -> Iterator[tuple[int, bytes]]:
+def iter_pieces(
+    stream: BinaryIO, path: str, begin: int, end: int | None
+) -> Iterator[tuple[int, bytes]]:
     """Yield (offset, bytes) of the text from byte `begin` to `end`, cut between characters."""
-    with reading(path):
+    with wrap_read_errors(path):
         stream.seek(begin)
     offset, buffer, ended = begin, b"", False
     while True:
@@ -104,39 +106,39 @@ def pieces(stream: BinaryIO, path: str, begin: int, end: int | None) -> Iterator
             wanted = 2 * PIECE_BYTES - len(buffer)
             if end is not None:
                 wanted = min(wanted, end - offset - len(buffer))
-            with reading(path):
+            with wrap_read_errors(path):
                 data = stream.read(wanted)
             ended = not data
             buffer += data
         if not buffer:
             return
-        size = _cut(buffer, PIECE_BYTES)
+        size = _find_cut(buffer, PIECE_BYTES)
         yield offset, buffer[:size]
         offset, buffer = offset + size, buffer[size:]
 
 
-def _cut(buffer: bytes, at: int) -> int:
-    """Return where to cut: at the first white space from `at` on, or else between characters."""
+def _find_cut(buffer: bytes, at: int) -> int:
+    """Return where to cut: at the first white space from `at` on, else between characters."""
     if len(buffer) <= at:
         return len(buffer)
     if space := SPACE.search(buffer, at):
         return space.start()
-    # three continuation bytes at most; with more the text is not UTF-8, and decoding says so
+    # at most three continuation bytes; with more the text is not UTF-8, and decoding fails
     for back in range(min(4, at)):
         if buffer[at - back] & 0xC0 != 0x80:
             return at - back
     return at
 
 
-def decode(data: bytes, path: str, offset: int) -> str:
+def decode_utf8(data: bytes, path: str, offset: int) -> str:
     """Return the text of the bytes of `path` from `offset` on."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(_not_utf8(path, offset + error.start)) from None
+        raise UserError(_utf8_error_message(path, offset + error.start)) from None
 
 
-def _not_utf8(path: str, offset: int) -> str:
+def _utf8_error_message(path: str, offset: int) -> str:
     return f"{path}: not UTF-8 at byte {offset}; convert it (iconv -t utf-8) or leave it out"
 
 
@@ -153,10 +155,10 @@ class TextFile:
     """A text file.
 
     Attributes:
-      path: as found; names the file's documents in keys.
-      name: relative to the folder it was found in: the same on every machine.
-      rows: byte offsets of the documents of a .jsonl file, [n] int64; None for any other.
-      plain: where the lines of a .jsonl file can be read from, decompressed.
+      path: as found; part of the keys of its documents.
+      name: path relative to the folder that was searched: the same on every machine.
+      rows: byte offsets of the documents of a .jsonl file, [n] int64; None for other files.
+      plain: temporary file with the decompressed lines of a .jsonl file.
     """
 
     path: str
@@ -169,15 +171,15 @@ class TextFile:
 
 
 def find_files(
-    files: str, template: ChatTemplate | None = None, checked: Checked | None = None
+    files: str, template: ChatTemplate | None = None, checked: CheckedFiles | None = None
 ) -> tuple[list[TextFile], Counter[str]]:
-    """Return the text files that `data.files` names, and how many were skipped, by reason.
+    """Return the text files that `data.files` names, and the number skipped, by reason.
 
-    Files of JSON lines are read to their ends, and what `json_line` would refuse later is refused
-    now. Other files are probed: only reading tells whether they are UTF-8 throughout.
+    Files of JSON lines are read to their ends, and lines that `read_json_line` would reject are an
+    error now. Other files are probed only: whether all of a file is UTF-8 shows when it is read.
 
     Args:
-      template: that will write conversations.
+      template: chat template that renders conversations.
       checked: files whose lines are not checked again; those checked now are added.
     """
     skipped: Counter[str] = Counter()
@@ -189,105 +191,105 @@ def find_files(
     if not entries or "\0" in files:
         raise UserError(f"data.files={files!r}: names no file; give a file, a folder or a glob")
     for entry in entries:
-        for path, name, explicit in _expand(os.path.expanduser(entry), skipped):
-            if reason := _probe(path, explicit):
+        for path, name, explicit in _expand_entry(os.path.expanduser(entry), skipped):
+            if reason := _probe_text(path, explicit):
                 skipped[reason] += 1
             else:
                 found.setdefault(os.path.realpath(path), TextFile(path, name))
     if not found:
-        raise UserError(f"data.files={files}: no text in there{skips(skipped)}")
-    scan = _Scan(template, checked or Checked(None, template))
-    return [scan.indexed(file) for file in found.values()], skipped
+        raise UserError(f"data.files={files}: no text found{describe_skipped(skipped)}")
+    scan = _Scanner(template, checked or CheckedFiles(None, template))
+    return [scan.index_documents(file) for file in found.values()], skipped
 
 
-def _expand(entry: str, skipped: Counter[str]) -> Iterator[tuple[str, str, bool]]:
-    """Yield (path, relative name, whether named by the user) of the files an entry stands for."""
-    unread = skipped[_UNREAD]
+def _expand_entry(entry: str, skipped: Counter[str]) -> Iterator[tuple[str, str, bool]]:
+    """Yield (path, relative name, whether the user named it) of the files of an entry."""
+    unread = skipped[_UNREADABLE]
     if not entry:
         library = sysconfig.get_paths()["stdlib"]
         for path in _walk(library, skipped):
             if path.endswith(".py"):
                 yield path, os.path.relpath(path, library), False
-    elif _is_system(entry):
-        raise UserError(f"data.files={entry}: is the system's; name the folder of the texts")
+    elif _is_system_path(entry):
+        raise UserError(f"data.files={entry}: is a system folder; name the folder of the texts")
     elif os.path.isdir(entry):
-        for path in _counted(_walk(entry, skipped), entry):
+        for path in _limit_count(_walk(entry, skipped), entry):
             yield path, os.path.relpath(path, entry), False
     elif os.path.exists(entry):
         yield entry, os.path.basename(entry), True
-    elif matches := sorted(filter(os.path.isfile, _globbed(entry, skipped))):
-        folder = _fixed_folder(entry)
+    elif matches := sorted(filter(os.path.isfile, _glob_files(entry, skipped))):
+        folder = _literal_folder(entry)
         for path in matches:
             yield path, os.path.relpath(path, folder or "."), False
     else:
-        _refuse_unlisted(_fixed_folder(entry))
-        if skipped[_UNREAD] > unread:
-            raise UserError(f"data.files={entry}: no text in there{skips(skipped)}")
+        _check_listable(_literal_folder(entry))
+        if skipped[_UNREADABLE] > unread:
+            raise UserError(f"data.files={entry}: no text found{describe_skipped(skipped)}")
         if os.path.islink(entry):
             raise UserError(
-                f"data.files: {entry} is a link to {os.readlink(entry)}, where nothing is to read"
+                f"data.files: {entry} is a link to {os.readlink(entry)}, which is missing"
             )
         raise UserError(f"data.files: no such file or folder: {entry}{nearest_path(entry)}")
 
 
-def _fixed_folder(entry: str) -> str:
-    """Return the folder of a path or a glob, as far as it has no wildcard."""
+def _literal_folder(entry: str) -> str:
+    """Return the folder of a path or glob, up to its first wildcard."""
     return os.path.dirname(re.split(r"[*?[]", entry)[0])
 
 
-def _refuse_unlisted(folder: str) -> None:
-    """Raise a `UserError` if a folder may not be listed, so that nothing in it could be found."""
+def _check_listable(folder: str) -> None:
+    """Raise a `UserError` if a folder may not be listed, so that nothing in it can be found."""
     try:
         with os.scandir(folder or "."):
             pass
     except PermissionError as error:
-        raise UserError(_not_readable(folder or ".", error)) from None
+        raise UserError(_read_error_message(folder or ".", error)) from None
     except OSError:
-        return  # not there: whoever looks for something in it says so
+        return  # missing: the caller reports it
 
 
-def _skip_unread(error: OSError, named: str, skipped: Counter[str]) -> None:
+def _skip_unreadable(error: OSError, named: str, skipped: Counter[str]) -> None:
     """Count a folder that may not be listed.
 
     Raises:
-      UserError: it is the one that the user named, or there is something else wrong with it.
+      UserError: the user named it, or listing it failed for another reason than permission.
     """
     if not isinstance(error, PermissionError) or error.filename == named:
-        raise UserError(_not_readable(error.filename, error)) from None
-    skipped[_UNREAD] += 1
+        raise UserError(_read_error_message(error.filename, error)) from None
+    skipped[_UNREADABLE] += 1
 
 
-def _globbed(entry: str, skipped: Counter[str]) -> Iterator[str]:
-    """Yield what a pattern matches."""
-    folder = _fixed_folder(entry) or "."
-    # without "**" no more is looked at than one folder for each name of the pattern
-    if _is_system(folder) and ("**" in entry or os.path.realpath(folder) != os.sep):
-        raise UserError(f"data.files={entry}: is the system's; name the folder of the texts")
+def _glob_files(entry: str, skipped: Counter[str]) -> Iterator[str]:
+    """Yield the paths that match a pattern."""
+    folder = _literal_folder(entry) or "."
+    # without "**" at most one folder is listed for each name of the pattern
+    if _is_system_path(folder) and ("**" in entry or os.path.realpath(folder) != os.sep):
+        raise UserError(f"data.files={entry}: is a system folder; name the folder of the texts")
     parts = entry.split(os.sep)
     if "**" not in parts:
-        yield from _counted(glob.iglob(entry), entry)
+        yield from _limit_count(glob.iglob(entry), entry)
         return
     at = parts.index("**")
     head = os.sep.join(parts[:at])
     folders = sorted(filter(os.path.isdir, glob.iglob(head))) if at else [""]
-    yield from _counted(_below(folders, parts[at:], head, skipped), entry)
+    yield from _limit_count(_walk_pattern(folders, parts[at:], head, skipped), entry)
 
 
-def _below(
+def _walk_pattern(
     folders: Sequence[str], pattern: Sequence[str], named: str, skipped: Counter[str]
 ) -> Iterator[str]:
-    """Yield the files below some folders whose path in there is of a pattern with "**".
+    """Yield the files below some folders whose relative path matches a pattern with "**".
 
-    As `glob.glob` does it, following links to folders, but a folder that is reached again is read
-    again only if other names in it would match: links that lead to a folder above end.
+    As `glob.glob`, following links to folders. A folder that is reached again is listed again only
+    if other names in it would match, so links to a parent folder terminate.
 
     Args:
       folders: "" is the current one.
       named: the folder whose lack of permission is an error; others are counted in `skipped`.
     """
     wanted = [part for part in pattern if part]
-    start = _positions({0}, wanted)
-    # links come after everything else, so that files are found by their own paths first
+    start = _expand_positions({0}, wanted)
+    # links come last, so that files are found by their own paths first
     todo, links = deque((folder, start) for folder in folders), deque[tuple[str, frozenset[int]]]()
     seen: set[tuple[int, int, frozenset[int]]] = set()
     while todo or links:
@@ -300,18 +302,18 @@ def _below(
             with os.scandir(folder or ".") as listed:
                 entries = sorted(listed, key=lambda entry: entry.name)
         except OSError as error:
-            _skip_unread(error, named or ".", skipped)
+            _skip_unreadable(error, named or ".", skipped)
             continue
         for entry in entries:
-            path, after = os.path.join(folder, entry.name), _match(entry.name, at, wanted)
+            path, after = os.path.join(folder, entry.name), _match_name(entry.name, at, wanted)
             if not _is_folder(entry):
                 if len(wanted) in after:
                     yield path
             elif not after - {len(wanted)}:
-                continue  # nothing in there can match: a hidden folder, say
+                continue  # nothing in it can match: a hidden folder, for example
             elif not entry.is_symlink():
                 todo.append((path, after))
-            elif not _is_system(path):
+            elif not _is_system_path(path):
                 links.append((path, after))
 
 
@@ -322,8 +324,8 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False  # a link to itself
 
 
-def _match(name: str, at: Set[int], pattern: Sequence[str]) -> frozenset[int]:
-    """Return the positions in a pattern after a name, given those before it.
+def _match_name(name: str, at: Set[int], pattern: Sequence[str]) -> frozenset[int]:
+    """Return the positions in a pattern after matching a name, from those before it.
 
     Hidden names match only a part that begins with a dot.
     """
@@ -332,43 +334,43 @@ def _match(name: str, at: Set[int], pattern: Sequence[str]) -> frozenset[int]:
         hidden = name.startswith(".") and not pattern[i].startswith(".")
         if not hidden and fnmatch.fnmatchcase(name, pattern[i]):
             after.add(i if pattern[i] == "**" else i + 1)
-    return _positions(after, pattern)
+    return _expand_positions(after, pattern)
 
 
-def _positions(at: Set[int], pattern: Sequence[str]) -> frozenset[int]:
-    """Return positions in a pattern, and those after each "**" there: it stands for nothing too."""
-    found = set(at)
+def _expand_positions(at: Set[int], pattern: Sequence[str]) -> frozenset[int]:
+    """Return positions in a pattern, and those after each "**" there: it matches nothing too."""
+    positions = set(at)
     for i, part in enumerate(pattern):
-        if i in found and part == "**":
-            found.add(i + 1)
-    return frozenset(found)
+        if i in positions and part == "**":
+            positions.add(i + 1)
+    return frozenset(positions)
 
 
-def _counted(paths: Iterable[str], entry: str) -> Iterator[str]:
+def _limit_count(paths: Iterable[str], entry: str) -> Iterator[str]:
     for count, path in enumerate(paths):
-        if count == _MOST_FILES:
+        if count == _MAX_FILES:
             raise UserError(
-                f"data.files={entry}: more than {_MOST_FILES:,} files; name a folder with fewer, "
+                f"data.files={entry}: more than {_MAX_FILES:,} files; name a folder with fewer, "
                 "or write the texts as lines of .jsonl files"
             )
         yield path
 
 
-def _is_system(path: str) -> bool:
-    """Tell whether a path is the whole file system, or made up by the kernel as it is read."""
+def _is_system_path(path: str) -> bool:
+    """Return whether a path is the root or in one of the kernel's virtual file systems."""
     real = os.path.realpath(path)
     return real == os.sep or real.startswith(_KERNEL) or f"{real}{os.sep}" in _KERNEL
 
 
 def _walk(folder: str, skipped: Counter[str]) -> Iterator[str]:
-    """Yield the files below `folder`, sorted, without hidden ones, installed packages and runs."""
+    """Yield the files below `folder`, sorted, except hidden ones, installed packages and runs."""
 
     def skip(error: OSError) -> None:
-        _skip_unread(error, folder, skipped)
+        _skip_unreadable(error, folder, skipped)
 
     for root, folders, names in os.walk(folder, onerror=skip):
         if _is_run(folders, names):
-            # data.files=. holds runs/: their metrics grow, so that no run could be continued
+            # with data.files=. the runs in runs/ would be documents that change, and block resuming
             skipped[_RUN] += 1
             folders.clear()
             continue
@@ -380,25 +382,25 @@ def _walk(folder: str, skipped: Counter[str]) -> Iterator[str]:
 
 
 def _is_run(folders: list[str], names: list[str]) -> bool:
-    """Return whether a folder of such contents is a run, or one that begins."""
+    """Return whether a folder with these contents is a run, or one that is starting."""
     return "train.lock" in names or ("config.json" in names and "checkpoints" in folders)
 
 
-def _probe(path: str, explicit: bool) -> str | None:
-    """Return why a file is not text, judged by its first KiBs; an error if the user named it."""
+def _probe_text(path: str, explicit: bool) -> str | None:
+    """Return why a file is not text, from its first KiBs; an error if the user named it."""
     try:
-        # opening a pipe may wait for ever, and a device may never end
-        regular_size(path)
+        # opening a pipe may block forever, and a device may be endless
+        regular_file_size(path)
     except UserError:
         if explicit:
             raise
         return "no regular file"
     except OSError:
         if not explicit:
-            return "no regular file"  # a link to nothing
+            return "no regular file"  # a dangling link
     if os.path.realpath(path).startswith(_KERNEL):
         return "no regular file"
-    with open_text(path) as stream, reading(path):
+    with open_text(path) as stream, wrap_read_errors(path):
         head = stream.read(_PROBE_BYTES)
     if not head:
         return "empty"
@@ -412,13 +414,13 @@ def _probe(path: str, explicit: bool) -> str | None:
         codecs.getincrementaldecoder("utf-8")().decode(head)
     except UnicodeDecodeError as error:
         if explicit:
-            raise UserError(_not_utf8(path, error.start)) from None
+            raise UserError(_utf8_error_message(path, error.start)) from None
         return "not UTF-8"
     return None
 
 
-def skips(skipped: Counter[str]) -> str:
-    """Return what to say of the files that were skipped, by reason; nothing if there are none."""
+def describe_skipped(skipped: Counter[str]) -> str:
+    """Return a note on the files that were skipped, by reason; "" if there are none."""
     parts = [
         f"{count:,} {reason if count == 1 else reason.replace('folder ', 'folders ')}"
         for reason, count in sorted(skipped.items())
@@ -427,95 +429,95 @@ def skips(skipped: Counter[str]) -> str:
     return f"; skipped {', '.join(parts)}" if parts else ""
 
 
-class Checked:
-    """Which files of JSON lines passed the checks of the opening scan in an earlier one.
+class CheckedFiles:
+    """A record of the files of JSON lines that passed the checks of an earlier opening scan.
 
-    A file is known by its path, its size and the time of its last change.
+    A file is identified by its path, size and modification time.
 
     Args:
-      path: of the record; None keeps none. One that cannot be read counts as empty.
-      template: that wrote the conversations which were tried.
+      path: of the record; None keeps none. A record that cannot be read counts as empty.
+      template: chat template that the conversations were tried with.
     """
 
     def __init__(self, path: Path | None, template: ChatTemplate | None):
         self._path = path
-        self._rules = [_RULES, famjax.__version__, template.digest if template else ""]
-        self._before = self._read()
-        self._now: dict[str, list[int]] = {}
+        self._identity = [_CHECKS_VERSION, famjax.__version__, template.digest if template else ""]
+        self._saved = self._read()
+        self._current: dict[str, list[int]] = {}
 
     def _read(self) -> dict[str, Any]:
         if self._path is None:
             return {}
         try:
-            found = read_json(self._path, "remove it")
+            record = read_json(self._path, "remove it")
         except (UserError, OSError):
             return {}
-        if not isinstance(found, dict) or found.get("rules") != self._rules:
+        if not isinstance(record, dict) or record.get("rules") != self._identity:
             return {}
-        files = found.get("files")
+        files = record.get("files")
         return files if isinstance(files, dict) else {}
 
     def has(self, path: str) -> bool:
-        """Tell whether a file passed before; it is one of those from now on.
+        """Return whether a file passed before, and add it to the record.
 
-        To be asked before the file is read, so that a change meanwhile counts as one.
+        Call it before the file is read, so that a change in the meantime is detected.
         """
-        with reading(path):
+        with wrap_read_errors(path):
             status = os.stat(path)
         known = [status.st_size, status.st_mtime_ns]
         path = os.path.abspath(path)
-        self._now[path] = known
-        return self._before.get(path) == known
+        self._current[path] = known
+        return self._saved.get(path) == known
 
     def save(self) -> None:
-        """Write the record, where it differs from the one there: it is the old or the new one."""
-        if self._path is None or self._now == self._before:
+        """Write the record atomically, if it has changed."""
+        if self._path is None or self._current == self._saved:
             return
         new = self._path.with_suffix(".tmp")
-        # without a record the next start takes longer, and that is all
+        # without a record the next start only takes longer
         with suppress(OSError):
-            new.write_text(json.dumps({"rules": self._rules, "files": self._now}), "utf-8")
+            new.write_text(json.dumps({"rules": self._identity, "files": self._current}), "utf-8")
             os.replace(new, self._path)
-            self._before = dict(self._now)
+            self._saved = dict(self._current)
 
 
-class _Scan:
-    """Finds the documents of files of JSON lines, and checks the lines.
+class _Scanner:
+    """Finds the documents in files of JSON lines, and checks the lines.
 
-    It says how far it is when it takes more than 5 seconds.
+    Reports its progress if it takes more than 5 seconds.
 
     Args:
-      template: of conversations, tried on the first of each sequence of roles.
+      template: chat template, tried on the first conversation of each sequence of roles.
       checked: files whose lines need no check.
     """
 
-    def __init__(self, template: ChatTemplate | None, checked: Checked):
+    def __init__(self, template: ChatTemplate | None, checked: CheckedFiles):
         self._template, self._checked = template, checked
         self._tried: set[Any] = set()
-        self._begin = self._said = time.monotonic()
+        self._begin = self._last_report = time.monotonic()
         self._bytes = 0
 
-    def indexed(self, file: TextFile) -> TextFile:
-        """Return the file with its documents found: those of .jsonl, one a line not blank."""
+    def index_documents(self, file: TextFile) -> TextFile:
+        """Return the file with the offsets of its documents: the lines of .jsonl not blank."""
         if not _is_jsonl(file.path):
             return file
         compressed = not file.path.endswith(".jsonl")
         known = self._checked.has(file.path)
-        # Lines are read in random order, which compressed files do not allow.
+        # Lines are read in random order, which compressed files do not support.
         spool = _Spool(file.path) if compressed else None
         rows = array("q")
-        offset = number = told = 0
-        named = _naming_line(file.path, lambda: number)
-        with reading(file.path), open_text(file.path) as stream, named:
+        offset = number = reported = 0
+        line_errors = _wrap_line_errors(file.path, lambda: number)
+        with wrap_read_errors(file.path), open_text(file.path) as stream, line_errors:
             for number, line in enumerate(stream, 1):  # noqa: B007, read by the lambda
                 if not line.isspace():
                     rows.append(offset)
                     if not known:
                         self._check(line)
                 offset += len(line)
-                if offset - told >= _TELL_BYTES:
-                    self._tell(file.path, offset - told)
-                    told = offset
+                if offset - reported >= _REPORT_BYTES:
+                    self._report_progress(file.path, offset - reported)
+                    reported = offset
                 if spool:
                     spool.write(line)
         if spool:
@@ -523,23 +525,23 @@ class _Scan:
         return replace(file, rows=np.array(rows, np.int64), plain=spool and spool.file)
 
     def _check(self, line: bytes) -> None:
-        _, messages = _record(line, self._template)
+        _, messages = _parse_record(line, self._template)
         if not messages:
             return
         assert self._template is not None
         kind = tuple((message["role"], *message) for message in messages)
-        # rendering takes a hundred times longer than reading: what the template says of roles in
-        # this order it says of all such conversations
-        if kind not in self._tried and len(self._tried) < _TRIED:
+        # Rendering takes a hundred times longer than parsing. If the template accepts these roles
+        # in this order once, it is taken to accept all such conversations.
+        if kind not in self._tried and len(self._tried) < _MAX_TRIED:
             self._tried.add(kind)
-            self._template.document(messages)
+            self._template.render_document(messages)
 
-    def _tell(self, path: str, size: int) -> None:
+    def _report_progress(self, path: str, size: int) -> None:
         self._bytes += size
         now = time.monotonic()
-        # ever more rarely: 5, 10, 20, 40 seconds after the beginning
-        if now - self._begin > max(_SILENT_SECONDS, 2 * (self._said - self._begin)):
-            self._said = now
+        # at growing intervals: 5, 10, 20, 40 seconds after the start
+        if now - self._begin > max(_SILENT_SECONDS, 2 * (self._last_report - self._begin)):
+            self._last_report = now
             rate = self._bytes / (now - self._begin)
             print(
                 f"famjax: reading data.files: {self._bytes / 1e6:,.0f} MB so far, "
@@ -549,23 +551,23 @@ class _Scan:
 
 
 class _Spool:
-    """The text of a compressed file in a temporary one, which is gone when nobody holds it."""
+    """The text of a compressed file in a temporary file, deleted with its last reference."""
 
     def __init__(self, path: str):
         self._path = path
-        with self._explained():
+        with self._wrap_errors():
             self.file = tempfile.NamedTemporaryFile(prefix="famjax-")  # noqa: SIM115
 
     def write(self, data: bytes) -> None:
-        with self._explained():
+        with self._wrap_errors():
             self.file.write(data)
 
     def flush(self) -> None:
-        with self._explained():
+        with self._wrap_errors():
             self.file.flush()
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _wrap_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -584,40 +586,40 @@ class Line(NamedTuple):
 
     Attributes:
       parts: of its UTF-8, each with the weight of predicting it.
-      rendered: whether a chat template wrote it.
+      rendered: whether a chat template rendered it.
     """
 
     parts: Sequence[tuple[bytes, float]]
     rendered: bool = False
 
 
-def json_line(file: TextFile, row: int, template: ChatTemplate | None) -> Line:
+def read_json_line(file: TextFile, row: int, template: ChatTemplate | None) -> Line:
     """Return the document on a line of a .jsonl file.
 
-    A line with "text" is all targets. Without a template, a prompt and its response are inputs and
-    targets; with one, they are a conversation, as are messages.
+    A line with "text" is all targets. A prompt and its response are inputs and targets without a
+    template, and a conversation with one, as are messages.
     """
     assert file.rows is not None
     begin = int(file.rows[row])
     plain = file.plain.name if file.plain else file.path
-    with open_text(plain) as stream, reading(file.path):
+    with open_text(plain) as stream, wrap_read_errors(file.path):
         stream.seek(begin)
         line = stream.readline()
-    with _naming_line(file.path, lambda: _line_number(plain, begin)):
-        parts, messages = _record(line, template)
+    with _wrap_line_errors(file.path, lambda: _line_number(plain, begin)):
+        parts, messages = _parse_record(line, template)
         if not messages:
             return Line(parts)
         assert template is not None
-        texts = template.document(messages)
+        texts = template.render_document(messages)
         return Line([(text.encode("utf-8"), weight) for text, weight in texts], rendered=True)
 
 
 @contextmanager
-def _naming_line(path: str, number: Callable[[], int]) -> Iterator[None]:
-    """Turn what is wrong with a line into one that names file and line.
+def _wrap_line_errors(path: str, number: Callable[[], int]) -> Iterator[None]:
+    """Convert errors of a line into a `UserError` that names file and line.
 
     Args:
-      number: gives that of the line, counted from 1.
+      number: returns the line's number, counted from 1.
     """
     try:
         yield
@@ -640,47 +642,47 @@ def _naming_line(path: str, number: Callable[[], int]) -> Iterator[None]:
     raise UserError(f"{path}, line {number()}: {wrong}")
 
 
-def _record(
+def _parse_record(
     line: bytes, template: ChatTemplate | None
 ) -> tuple[list[tuple[bytes, float]], list[dict[str, Any]]]:
-    """Return what a line says: UTF-8 with weights, or the messages of a conversation.
+    """Parse a line: either UTF-8 with weights, or the messages of a conversation.
 
-    All is checked but what only the template can tell. Of the two the other is empty.
+    The other of the two is empty. Everything is checked except what only the template can check.
 
     Raises:
-      UserError, ValueError: see `_naming_line`.
+      UserError, ValueError: see `_wrap_line_errors`.
     """
-    found = parse_json(line)
-    if not isinstance(found, dict):
-        raise UserError(f"a {type(found).__name__} where an object must be; {_FORMS}")
-    if found.get("text") is not None:
-        return [(_string(found, "text"), 1.0)], []
-    if "targets" in found:
-        return [(_string(found, "inputs"), 0.0), (_string(found, "targets"), 1.0)], []
-    if "messages" in found:
-        return [], _messages(found["messages"], template)
-    prompt, response = _string(found, "prompt"), _string(found, "response")
+    record = parse_json(line)
+    if not isinstance(record, dict):
+        raise UserError(f"a {type(record).__name__} instead of an object; {_EXPECTED_FORMS}")
+    if record.get("text") is not None:
+        return [(_get_string(record, "text"), 1.0)], []
+    if "targets" in record:
+        return [(_get_string(record, "inputs"), 0.0), (_get_string(record, "targets"), 1.0)], []
+    if "messages" in record:
+        return [], _check_messages(record["messages"], template)
+    prompt, response = _get_string(record, "prompt"), _get_string(record, "response")
     if template is None:
         return [(prompt, 0.0), (response, 1.0)], []
-    turns = (("user", found["prompt"]), ("assistant", found["response"]))
-    return [], [{"role": who, "content": said} for who, said in turns]
+    messages = (("user", record["prompt"]), ("assistant", record["response"]))
+    return [], [{"role": role, "content": content} for role, content in messages]
 
 
-_FORMS = (
+_EXPECTED_FORMS = (
     'no "text", and no "inputs" with "targets", "prompt" with "response", or "messages", with a '
     "string in it"
 )
 
 
-def _string(found: dict[str, Any], key: str) -> bytes:
-    value = found.get(key)
+def _get_string(record: dict[str, Any], key: str) -> bytes:
+    value = record.get(key)
     if type(value) is not str:
-        there = f"; it has {', '.join(map(repr, list(found)[:5]))}" if found else ""
-        raise UserError(_FORMS + there)
+        keys = f"; it has {', '.join(map(repr, list(record)[:5]))}" if record else ""
+        raise UserError(_EXPECTED_FORMS + keys)
     return value.encode("utf-8")
 
 
-def _messages(messages: Any, template: ChatTemplate | None) -> list[dict[str, Any]]:
+def _check_messages(messages: Any, template: ChatTemplate | None) -> list[dict[str, Any]]:
     if template is None:
         raise UserError(
             '"messages" needs a tokenizer with a chat template; set data.tokenizer to one, or '
@@ -691,9 +693,9 @@ def _messages(messages: Any, template: ChatTemplate | None) -> list[dict[str, An
     for i, message in enumerate(messages):
         keys = ("role", "content")
         if not (isinstance(message, dict) and all(type(message.get(k)) is str for k in keys)):
-            raise UserError(f'message {i + 1} has not both "role" and "content" with a string')
+            raise UserError(f'message {i + 1} needs "role" and "content", both strings')
         for key in keys:
-            message[key].encode("utf-8")  # half a pair of surrogates is no text
+            message[key].encode("utf-8")  # a lone surrogate is not text
     if not any(message["role"] == "assistant" for message in messages):
         raise UserError('no message has the role "assistant": there is nothing to learn')
     return messages
@@ -705,28 +707,28 @@ def _line_number(path: str, offset: int) -> int:
         return 1 + sum(block.count(b"\n") for block in blocks)
 
 
-def fingerprint(files: Sequence[TextFile], sizes: Sequence[int]) -> str:
-    """Return a hash of the files' names, sizes and numbers of documents, in their order."""
+def fingerprint_files(files: Sequence[TextFile], sizes: Sequence[int]) -> str:
+    """Return a hash of the files' names, sizes and document counts, in order."""
     listed = [(file.name, size, len(file)) for file, size in zip(files, sizes, strict=True)]
     return hashlib.blake2b(json.dumps(listed).encode(), digest_size=8).hexdigest()
 
 
-def held_out(files: Sequence[TextFile], holdout: int) -> np.ndarray:
-    """Return which documents are held out, [documents] bool: neither none nor all of them."""
-    hashes = np.concatenate([_mix(_digest(file.name), len(file)) for file in files])
+def choose_holdout(files: Sequence[TextFile], holdout: int) -> np.ndarray:
+    """Return which documents are held out, [documents] bool: at least one, and not all."""
+    hashes = np.concatenate([_splitmix64(_hash_name(file.name), len(file)) for file in files])
     held = hashes % np.uint64(holdout) == 0
     order = hashes.argsort(kind="stable")
     held[order[0]], held[order[-1]] = True, False
     return held
 
 
-def _digest(name: str) -> int:
+def _hash_name(name: str) -> int:
     data = Path(name).as_posix().encode("utf-8", "surrogateescape")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
-def _mix(seed: int, count: int) -> np.ndarray:
-    """Return a hash of each of 0 to count - 1, [count] uint64 (Steele et al., SplitMix64)."""
+def _splitmix64(seed: int, count: int) -> np.ndarray:
+    """Return a hash of each of 0 to count - 1, [count] uint64 (SplitMix64, Steele et al.)."""
     x = np.uint64(seed) + np.arange(count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

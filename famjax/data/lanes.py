@@ -1,8 +1,9 @@
-"""Lanes: each row of the batch follows one document front to back, over successive batches.
+"""Lanes: contiguous batching, where each row of the batch is a stateful stream of documents.
 
-What TransformerFAM 3.1.1 wanted and had no data for: "the same very long document should be used
-continuously in each minibatch component, while maintaining FAM and memory segments between
-training steps".
+Row i of every batch continues where row i of the previous batch stopped, so a document is read
+front to back over successive batches. TransformerFAM 3.1.1 wanted this and lacked the data: "the
+same very long document should be used continuously in each minibatch component, while maintaining
+FAM and memory segments between training steps".
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ Batch = dict[str, np.ndarray]
 
 
 class Span(NamedTuple):
-    """Consecutive tokens of one document, each with its target: the token behind it, mostly.
+    """Consecutive tokens of one document with their targets.
 
     Attributes:
       tokens: [n] int32.
-      targets: [n] int32, the next token of the document; behind its last, that token again. Or
-        what the document's own targets are.
+      targets: [n] int32, the document's own targets if it has any, else the next token; the last
+        token of a document is its own target.
       weights: [n] float32, of predicting the target; 0 at the document's last token.
       first: whether the span begins the document.
-      last: whether it ends it.
-      passing: whether it begins with the memory that the lane's last document left.
+      last: whether it ends the document.
+      passing: whether it begins with the memory of the lane's previous document.
     """
 
     tokens: np.ndarray
@@ -42,19 +43,19 @@ class Span(NamedTuple):
 
 
 class Reader:
-    """Reads a lane's documents, one after the other, in spans of any length.
+    """Reads a lane's documents sequentially, in spans of any length.
 
-    The state names the token to be read next. The key of the current document is part of it, since
-    a source may name its next documents by what has happened meanwhile (a curriculum).
+    The state identifies the next token. It includes the key of the current document, since the
+    keys of a source may depend on the course of training (a curriculum).
     """
 
     def __init__(self, source: Source, lane: int, lanes: int):
         self._source, self._lane, self._lanes = source, lane, lanes
-        self.set_state(at_document(0))
+        self.set_state(document_start(0))
 
     @property
     def documents(self) -> int:
-        """How many documents have been read to their end."""
+        """Number of documents that have been read to their end."""
         return self._k
 
     def get_state(self) -> dict[str, Any]:
@@ -63,7 +64,7 @@ class Reader:
             "key": self._key,
             "piece": self._piece,
             "offset": self._offset,
-            "before": self._before,
+            "before": self._previous_key,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -71,16 +72,16 @@ class Reader:
         self._key: Key | None = state["key"]
         self._piece: int = state["piece"]
         self._offset: int = state["offset"]
-        self._before: Key | None = state.get("before")
-        self._forget()
+        self._previous_key: Key | None = state.get("before")
+        self._close_stream()
 
-    def _forget(self) -> None:
+    def _close_stream(self) -> None:
         self._stream: Iterator[Piece] | None = None
         self._pieces: deque[Piece] = deque()
         self._loaded = 0
 
     def take(self, count: int) -> Span:
-        """Return the next `count` tokens of the current document, or all that are left of it."""
+        """Return the next `count` tokens of the current document, or all that are left."""
         self._load(self._offset + count + 1)
         first = self.at_start()
         passing = first and self.passing()
@@ -95,24 +96,24 @@ class Reader:
         return Span(tokens[kept], targets[kept], weights[kept], first, last, passing)
 
     def at_start(self) -> bool:
-        """Tell whether the next token is a document's first."""
+        """Return whether the next token is a document's first."""
         return self._piece == 0 and self._offset == 0
 
     def passing(self) -> bool:
-        """Tell whether the current document begins with the memory of the one before it."""
+        """Return whether the current document begins with the memory of the previous one."""
         self._load(1)
         return self._piece == 0 and self._pieces[0].passing
 
     def fits(self, count: int) -> bool:
-        """Tell whether all that is left of the document takes at most `count` positions."""
+        """Return whether the rest of the document takes at most `count` positions."""
         self._load(self._offset + count + 2)
-        # the last token takes none
+        # the last token takes no position
         return self._loaded - self._offset - 1 <= count
 
     def _load(self, count: int) -> None:
-        """Load `count` tokens from the current piece's start on, or all that are left."""
+        """Load `count` tokens from the start of the current piece, or all that are left."""
         if self._key is None:
-            self._key = self._source.key(self._lane, self._lanes, self._k, self._before)
+            self._key = self._source.key(self._lane, self._lanes, self._k, self._previous_key)
         if self._stream is None:
             self._stream = self._source.open(self._key, self._piece)
         try:
@@ -120,8 +121,8 @@ class Reader:
                 self._pieces.append(piece)
                 self._loaded += len(piece.tokens)
         except BaseException:
-            # A generator that failed looks like one that ended: the next call must fail again.
-            self._forget()
+            # A failed generator looks like an exhausted one: the next call must fail again.
+            self._close_stream()
             raise
 
     def _advance(self, count: int) -> None:
@@ -133,53 +134,53 @@ class Reader:
             self._loaded -= size
 
     def _next_document(self) -> None:
-        self.set_state(at_document(self._k + 1, self._key))
+        self.set_state(document_start(self._k + 1, self._key))
 
 
-def at_document(k: int, before: Key | None = None) -> dict[str, Any]:
-    """Return a reader's state in front of its k-th document."""
+def document_start(k: int, before: Key | None = None) -> dict[str, Any]:
+    """Return a reader's state before its k-th document."""
     return {"k": k, "key": None, "piece": 0, "offset": 0, "before": before}
 
 
 class RoundRobin:
-    """Reads the documents of several readers, whole and in turn: the one that has read the fewest
-    is next. What begins with the memory of the document before it comes behind that one.
+    """Reads whole documents from several readers, always from the one that has read the fewest.
+
+    A document that begins with the memory of the previous one directly follows it.
     """
 
     def __init__(self, readers: Sequence[Reader]):
-        self._readers, self._now = readers, 0
+        self._readers, self._current = readers, 0
 
     def get_state(self) -> dict[str, Any]:
-        return {"now": self._now, "readers": [reader.get_state() for reader in self._readers]}
+        return {"now": self._current, "readers": [reader.get_state() for reader in self._readers]}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._now = state["now"]
+        self._current = state["now"]
         for reader, saved in zip(self._readers, state["readers"], strict=True):
             reader.set_state(saved)
 
     def take(self, count: int) -> Span:
-        reader = self._readers[self._now]
+        reader = self._readers[self._current]
         span = reader.take(count)
         if span.last and not reader.passing():
             read = [reader.documents for reader in self._readers]
-            self._now = read.index(min(read))
+            self._current = read.index(min(read))
         return span
 
     def at_start(self) -> bool:
-        return self._readers[self._now].at_start()
+        return self._readers[self._current].at_start()
 
     def passing(self) -> bool:
-        return self._readers[self._now].passing()
+        return self._readers[self._current].passing()
 
     def fits(self, count: int) -> bool:
-        return self._readers[self._now].fits(count)
+        return self._readers[self._current].fits(count)
 
 
 def _join_pieces(pieces: Iterable[Piece]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return tokens, targets and weights of consecutive pieces, [n] each.
 
-    What stands behind the last token is not known here: as next token it is that token again, with
-    weight 0.
+    The token after the last is not known here: that target is the last token itself, with weight 0.
     """
     tokens = np.concatenate([piece.tokens for piece in pieces])
     weights = np.concatenate([piece.weights for piece in pieces])
@@ -189,8 +190,8 @@ def _join_pieces(pieces: Iterable[Piece]) -> tuple[np.ndarray, np.ndarray, np.nd
     return tokens, np.append(tokens[1:], tokens[-1]), np.append(weights[1:], np.float32(0))
 
 
-class Row(Protocol):
-    """One row of all batches."""
+class RowMaker(Protocol):
+    """Generates one row of every batch."""
 
     def next_row(self) -> Batch: ...
     def get_state(self) -> dict[str, Any]: ...
@@ -198,19 +199,21 @@ class Row(Protocol):
 
 
 class RowsIterator(grain.DatasetIterator[Batch]):
-    """Iterator over batches each of whose rows is made by itself; its state is that of the rows.
+    """Iterator over batches whose rows are independent; its state is that of the rows.
 
     Args:
-      row: makes the row of a number.
-      count: rows of the whole batch.
-      held: numbers of those that are made here, in order; None is all. Of the others the state has
-        None, and is given what it may be.
+      row: returns the `RowMaker` of a row's index.
+      count: rows of the global batch.
+      local_rows: indices of the rows of this process, in order; None is all. The state of the other
+        rows is None in `get_state`, and ignored in `set_state`.
     """
 
-    def __init__(self, row: Callable[[int], Row], count: int, held: Sequence[int] | None = None):
+    def __init__(
+        self, row: Callable[[int], RowMaker], count: int, local_rows: Sequence[int] | None = None
+    ):
         super().__init__()
         self._count = count
-        self._rows = {i: row(i) for i in (range(count) if held is None else held)}
+        self._rows = {i: row(i) for i in (range(count) if local_rows is None else local_rows)}
 
     def __next__(self) -> Batch:
         rows = [row.next_row() for row in self._rows.values()]
@@ -247,44 +250,45 @@ class _Lane:
         """Return the next `length` positions of the lane, [t] each."""
         row = empty_row(self._length)
         at = 0
-        while at < self._length and not self._waits(self._length - at):
+        while at < self._length and not self._should_wait(self._length - at):
             span = self._reader.take(self._length - at)
-            # behind the last token nothing is predicted, so it takes no position
+            # nothing is predicted after the last token, so it takes no position
             count = len(span.tokens) - span.last
-            write(row, at, span, count)
+            write_span(row, at, span, count)
             at += count
             if span.last:
                 at += -at % self._block_len
         return row
 
-    def _waits(self, left: int) -> bool:
-        """Tell whether the next document shall wait for the next row."""
+    def _should_wait(self, left: int) -> bool:
+        """Return whether the next document must wait for the next row."""
         reader = self._reader
         if not self._keep_whole or left == self._length or not reader.at_start():
             return False
-        # what begins with a memory has its beginning in an earlier document anyway
+        # a document that begins with a memory really begins in an earlier document
         return not reader.passing() and not reader.fits(left) and reader.fits(self._length)
 
 
 class Lanes(grain.IterDataset[Batch]):
-    """Batches whose row i follows the documents of lane i.
+    """Batches whose row i continues the documents of lane i.
 
-    A document begins on a block boundary; the tail of its last block is padding, and the next
-    document begins in the block behind it. A batch has, [b t] each: tokens and targets (int32),
-    weights (float32, of the targets), valid (bool, False at padding), reset (bool, True at the
-    first token of a document), passing (bool, True where that document begins with the memory that
-    the last one left).
+    A document begins on a block boundary; the rest of its last block is padding, and the next
+    document begins in the next block. A batch has, [b t] each: tokens and targets (int32), weights
+    (float32, of the targets), valid (bool, False at padding), reset (bool, True at the first token
+    of a document), passing (bool, True where that document begins with the memory of the previous
+    one).
 
     Args:
       source: of the documents.
       batch: b.
       length: t, a multiple of `block_len`.
       block_len: w.
-      keep_whole: a document that fits a row is not cut in two: it waits for the next row, so that
-        the gradient reaches from its end to its beginning; unless it begins with a memory.
-      streams: documents are dealt out to so many times the lanes, and each lane reads those of so
-        many neighbours in turn (`halve_batch`).
-      held: see `RowsIterator`.
+      keep_whole: do not split a document that fits a row: it waits for the next row, so that the
+        gradient reaches from its end to its beginning. Documents that begin with a memory do not
+        wait.
+      streams: documents are divided over this many times the lanes, and each lane reads this many
+        adjacent streams round robin (`halve_batch`).
+      local_rows: see `RowsIterator`.
     """
 
     def __init__(
@@ -295,17 +299,17 @@ class Lanes(grain.IterDataset[Batch]):
         block_len: int,
         keep_whole: bool = False,
         streams: int = 1,
-        held: Sequence[int] | None = None,
+        local_rows: Sequence[int] | None = None,
     ):
         super().__init__()
         if length % block_len:
             raise ValueError(f"length {length} is not a multiple of block_len {block_len}")
         self._source, self._batch = source, batch
         self._length, self._block_len = length, block_len
-        self._keep_whole, self._streams, self._held = keep_whole, streams, held
+        self._keep_whole, self._streams, self._local_rows = keep_whole, streams, local_rows
 
     def __iter__(self) -> RowsIterator:
-        return RowsIterator(self._lane, self._batch, self._held)
+        return RowsIterator(self._lane, self._batch, self._local_rows)
 
     def _lane(self, lane: int) -> _Lane:
         return _Lane(self._reader(lane), self._length, self._block_len, self._keep_whole)
@@ -319,38 +323,38 @@ class Lanes(grain.IterDataset[Batch]):
 
 
 def join_rows_state(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the state of all rows from those of iterators that hold some each."""
-    of_row = zip(*(part["rows"] for part in parts), strict=True)
-    return {"rows": [next(row for row in given if row is not None) for given in of_row]}
+    """Return the state of all rows from the states of iterators that have some rows each."""
+    columns = zip(*(part["rows"] for part in parts), strict=True)
+    return {"rows": [next(row for row in column if row is not None) for column in columns]}
 
 
 def halve_batch(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of half as many lanes, of twice the streams, that go on from that of all.
+    """Return the state with which half as many lanes, of twice the streams, continue.
 
-    Lane i goes on where lane 2 i stood. Lane 2 i + 1 ends: the rest of a document that it has begun
-    is read by no one, those that were to follow are read by lane i, in turn with its own. So no
-    document is dealt out twice. Of one long document the lanes have parts of their own, which grow
-    to where the ended lanes stood: the lanes that are left are as far apart as before.
+    Lane i continues lane 2 i. Lane 2 i + 1 ends: the rest of its current document is not read, and
+    lane i reads the documents that would have followed, round robin with its own. So no document is
+    read twice. Lanes that share one long document each have their own part of it, which now extends
+    over the part of the ended lane: the remaining lanes are as far apart as before.
     """
     rows = state["rows"]
     pairs = zip(rows[::2], rows[1::2], strict=True)
-    return {"rows": [_continued(kept, ended) for kept, ended in pairs]}
+    return {"rows": [_merge_lane_states(kept, ended) for kept, ended in pairs]}
 
 
-def _continued(kept: dict[str, Any], ended: dict[str, Any]) -> dict[str, Any]:
-    readers = [*_readers(kept), *map(_at_next_document, _readers(ended))]
+def _merge_lane_states(kept: dict[str, Any], ended: dict[str, Any]) -> dict[str, Any]:
+    readers = [*_readers(kept), *map(_skip_document, _readers(ended))]
     return {"now": kept.get("now", 0), "readers": readers}
 
 
 def _readers(lane: dict[str, Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = lane.get("readers", [lane])
-    return found
+    readers: list[dict[str, Any]] = lane.get("readers", [lane])
+    return readers
 
 
-def _at_next_document(reader: dict[str, Any]) -> dict[str, Any]:
-    """Return a reader's state in front of its next document, which no memory waits for."""
-    begun = reader["piece"] > 0 or reader["offset"] > 0
-    return at_document(reader["k"] + begun)
+def _skip_document(reader: dict[str, Any]) -> dict[str, Any]:
+    """Return a reader's state before its next document, which begins with no memory."""
+    has_begun = reader["piece"] > 0 or reader["offset"] > 0
+    return document_start(reader["k"] + has_begun)
 
 
 def empty_row(length: int) -> Batch:
@@ -365,7 +369,7 @@ def empty_row(length: int) -> Batch:
     }
 
 
-def write(row: Batch, at: int, span: Span, count: int) -> None:
+def write_span(row: Batch, at: int, span: Span, count: int) -> None:
     """Write the first `count` tokens of `span` into a row, from position `at` on."""
     window = slice(at, at + count)
     row["tokens"][window] = span.tokens[:count]

@@ -1,7 +1,7 @@
-"""Packing: rows of documents one behind the other, independent of each other (3.1, 3.1.1).
+"""Packing: rows of concatenated documents, independent of other rows (3.1, 3.1.1).
 
 "Attention occurs causally within the window, regardless of the segment": there is no segment mask,
-and only a row's first token resets the memory.
+and only the first token of a row resets the memory.
 """
 
 from __future__ import annotations
@@ -13,34 +13,35 @@ import grain
 import numpy as np
 
 from famjax.core.errors import UserError
-from famjax.data.lanes import Batch, Reader, RowsIterator, Span, empty_row, write
+from famjax.data.lanes import Batch, Reader, RowsIterator, Span, empty_row, write_span
 from famjax.data.sources import Source
 from famjax.data.tokenizers import Tokenizer
 
-# 3.1.1; the line breaks set it apart
+# 3.1.1; the line breaks delimit it
 REPEAT_PROMPT = "\n[repeat random segment]\n"
 
 
-class Packed(grain.IterDataset[Batch]):
-    """Batches whose row i packs the documents of lane i, as `famjax.data.lanes.Lanes` but dense.
+class PackedRows(grain.IterDataset[Batch]):
+    """Batches whose row i packs the documents of lane i without padding.
 
-    A document that does not fit is continued in the same row of the next batch, and the target of a
-    row's last token is the document's next. So every token is read, and every token but a
-    document's first is predicted, once. `reset` is True at position 0 only, `valid` everywhere.
+    A document that does not fit continues in the same row of the next batch, and the target of a
+    row's last token is the next token of the document. So every token is read once, and every token
+    except the first of a document is predicted once. `reset` is True at position 0 only, `valid`
+    everywhere. Compare `famjax.data.lanes.Lanes`.
 
     With `repeat_len`, "to incentivize the model to remember long contexts" (3.1.1), a row ends with
     the tokens of `REPEAT_PROMPT` (weight 0) and `repeat_len` consecutive tokens chosen at random
-    from the row, each predicted with `repeat_weight`; the documents fill what is before.
+    from the row, each predicted with `repeat_weight`; the documents fill the rest of the row.
 
     Args:
       source: of the documents.
       tokenizer: of the prompt.
       batch: b.
-      length: t, the prompt and the repeated tokens included.
-      seed: of the choice of what is repeated.
-      repeat_len: tokens repeated; 0 repeats none and writes no prompt.
+      length: t, including the prompt and the repeated tokens.
+      seed: of the choice of the repeated tokens.
+      repeat_len: number of repeated tokens; 0 repeats none and writes no prompt.
       repeat_weight: of predicting a repeated token; 0.1 in the paper.
-      held: see `RowsIterator`.
+      local_rows: see `RowsIterator`.
     """
 
     def __init__(
@@ -52,21 +53,21 @@ class Packed(grain.IterDataset[Batch]):
         seed: int,
         repeat_len: int = 0,
         repeat_weight: float = 0.1,
-        held: Sequence[int] | None = None,
+        local_rows: Sequence[int] | None = None,
     ):
         super().__init__()
-        self._source, self._batch, self._held = source, batch, held
+        self._source, self._batch, self._local_rows = source, batch, local_rows
         prompt = tokenizer.encode(REPEAT_PROMPT) if repeat_len else np.zeros(0, np.int32)
         needed = len(prompt) + 2 * repeat_len
         if needed > length:
             raise UserError(
-                f"data.repeat_len={repeat_len}: a row needs {needed} tokens for it, with the "
-                f"prompt's {len(prompt)}, but data.length is {length}"
+                f"data.repeat_len={repeat_len}: a row needs {needed} tokens for it, including "
+                f"the prompt's {len(prompt)}, but data.length is {length}"
             )
         self._repeat = _Repeat(prompt, length, seed, repeat_len, repeat_weight)
 
     def __iter__(self) -> RowsIterator:
-        return RowsIterator(self._row, self._batch, self._held)
+        return RowsIterator(self._row, self._batch, self._local_rows)
 
     def _row(self, lane: int) -> _PackedRow:
         return _PackedRow(Reader(self._source, lane, self._batch), lane, self._repeat)
@@ -75,13 +76,13 @@ class Packed(grain.IterDataset[Batch]):
 class _PackedRow:
     def __init__(self, reader: Reader, lane: int, repeat: _Repeat):
         self._reader, self._lane, self._repeat = reader, lane, repeat
-        self._made = 0
+        self._count = 0
 
     def get_state(self) -> dict[str, Any]:
-        return {"made": self._made, "reader": self._reader.get_state()}
+        return {"made": self._count, "reader": self._reader.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._made = state["made"]
+        self._count = state["made"]
         self._reader.set_state(state["reader"])
 
     def next_row(self) -> Batch:
@@ -90,12 +91,12 @@ class _PackedRow:
         at = 0
         while at < self._repeat.fill:
             span = self._reader.take(self._repeat.fill - at)
-            write(row, at, span, len(span.tokens))
+            write_span(row, at, span, len(span.tokens))
             at += len(span.tokens)
-        self._repeat.append(row, self._lane, self._made)
+        self._repeat.append(row, self._lane, self._count)
         row["reset"][:] = False
         row["reset"][0] = True
-        self._made += 1
+        self._count += 1
         return row
 
 
@@ -116,8 +117,8 @@ class _Repeat:
         begin = int(rng.integers(self.fill - self._count + 1))
         repeated = row["tokens"][begin : begin + self._count]
         tokens = np.concatenate([self._prompt, repeated])
-        # the last prompt token predicts the first repeated one; nothing follows the last of those
+        # the last prompt token predicts the first repeated one; nothing follows the last repeated
         weights = np.zeros(len(tokens), np.float32)
         weights[len(self._prompt) - 1 : -1] = self._weight
         targets = np.append(tokens[1:], tokens[-1])
-        write(row, self.fill, Span(tokens, targets, weights, False, True), len(tokens))
+        write_span(row, self.fill, Span(tokens, targets, weights, False, True), len(tokens))

@@ -1,4 +1,4 @@
-"""From the configuration to batches: the source of documents, their layout, and a thread ahead."""
+"""From a config to batches: the source of documents, their layout, and a prefetching thread."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from famjax.core.checks import TOYS
 from famjax.core.config import Config, DataConfig
 from famjax.core.errors import UserError
 from famjax.data.lanes import Batch, Lanes, halve_batch
-from famjax.data.packing import Packed
+from famjax.data.packing import PackedRows
 from famjax.data.reassign import ReassignedSource
 from famjax.data.sources import Source, Split, TextSource
 from famjax.data.tokenizers import Tokenizer, load_tokenizer
 
-# batches made while the device computes
-_AHEAD = 2
+# batches prepared while the device computes
+_PREFETCH = 2
 
 
 def make_tokenizer(data: DataConfig) -> Tokenizer:
     """Return the tokenizer that `data` names."""
     if data.tokenizer != "task":
         return load_tokenizer(data.tokenizer)
-    from famjax.tasks.toy import words_of
+    from famjax.tasks.toy import task_tokenizer
 
-    return words_of(data.task, data.toy)
+    return task_tokenizer(data.task, data.toy)
 
 
 def make_source(
     config: Config, tokenizer: Tokenizer, split: Split = "train", checked: Path | None = None
 ) -> Source:
-    """Return the documents that `config.data` asks for.
+    """Return the source of documents that `config.data` describes.
 
     Args:
       checked: see `TextSource`.
@@ -48,7 +48,7 @@ def make_source(
         if data.passkey.ask_every and source.question_len > config.model.block_len:
             raise UserError(
                 f"model.block_len={config.model.block_len}: the question takes "
-                f"{source.question_len} tokens with tokenizer {tokenizer.name}, and must stand in "
+                f"{source.question_len} tokens with tokenizer {tokenizer.name}, and must fit in "
                 "one block; raise it to that, or set data.passkey.ask_every=0"
             )
         return source
@@ -71,12 +71,12 @@ def make_batches(
     source: Source,
     tokenizer: Tokenizer,
     block_len: int,
-    held: Sequence[int] | None = None,
+    local_rows: Sequence[int] | None = None,
 ) -> Batches:
-    """Return the iterator over batches of `source`, laid out as `config.data` says.
+    """Return the iterator over batches of `source`, in the layout of `config.data`.
 
     Args:
-      held: numbers of the rows that are made in this process; None is all.
+      local_rows: indices of the rows that this process generates; None is all.
     """
     data, source = config.data, ReassignedSource(source)
     for name in ("batch", "length"):
@@ -87,30 +87,32 @@ def make_batches(
             f"data.length={data.length}: must be a multiple of the model's block_len, {block_len}"
         )
     if data.layout == "packed":
-        dataset: grain.IterDataset = _packed(config, source, tokenizer, held)
+        dataset: grain.IterDataset = _make_packed_rows(config, source, tokenizer, local_rows)
     else:
-        dataset = _lanes(config, source, block_len, held)
-    ahead = grain.experimental.ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=_AHEAD)
+        dataset = _make_lanes(config, source, block_len, local_rows)
+    ahead = grain.experimental.ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=_PREFETCH)
     return Batches(iter(ahead), source)
 
 
-def _lanes(config: Config, source: Source, block_len: int, held: Sequence[int] | None) -> Lanes:
+def _make_lanes(
+    config: Config, source: Source, block_len: int, local_rows: Sequence[int] | None
+) -> Lanes:
     if config.data.repeat_len:
         raise UserError(
             "data.repeat_len: repeats in packed rows; set data.layout=packed, or 0 here"
         )
     data, start = config.data, config.train.bptt_start
     streams = data.length // start if start else 1
-    return Lanes(source, data.batch, data.length, block_len, data.keep_whole, streams, held)
+    return Lanes(source, data.batch, data.length, block_len, data.keep_whole, streams, local_rows)
 
 
-def _packed(
-    config: Config, source: Source, tokenizer: Tokenizer, held: Sequence[int] | None
-) -> Packed:
+def _make_packed_rows(
+    config: Config, source: Source, tokenizer: Tokenizer, local_rows: Sequence[int] | None
+) -> PackedRows:
     data = config.data
     if data.repeat_len < 0 or data.repeat_weight < 0:
         raise UserError("data.repeat_len and data.repeat_weight: must not be negative")
-    return Packed(
+    return PackedRows(
         source,
         tokenizer,
         data.batch,
@@ -118,26 +120,26 @@ def _packed(
         config.seed,
         data.repeat_len,
         data.repeat_weight,
-        held,
+        local_rows,
     )
 
 
 def halve_lanes(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of `Batches` with which half as many lanes of twice the length go on."""
+    """Return the state of `Batches` with which half as many lanes of twice the length continue."""
     return {**state, "batches": halve_batch(state["batches"])}
 
 
 class Batches(grain.DatasetIterator[Batch]):
-    """Iterator over batches made by a thread that runs ahead.
+    """Iterator over batches that a thread prefetches.
 
-    The state is that behind the batch handed out last, whatever the thread made since, and with it
-    the source's as it is now: what training told the source since that batch is not lost.
+    The state is that after the last batch returned, without the prefetched ones, together with the
+    current state of the source, so that updates of a curriculum since that batch are not lost.
     """
 
     def __init__(self, ahead: grain.DatasetIterator[Batch], source: ReassignedSource):
         super().__init__(ahead)
         self._source = source
-        atexit.register(_release, weakref.ref(self))
+        atexit.register(_release_at_exit, weakref.ref(self))
 
     def __next__(self) -> Batch:
         return next(self._parent)
@@ -146,25 +148,25 @@ class Batches(grain.DatasetIterator[Batch]):
         return {
             "batches": self._parent.get_state(),
             "source": self._source.get_state(),
-            **self._source.get_deals(),
+            **self._source.get_assignments(),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        # This stops the thread, so that no document is named by half a state.
+        # Stops the thread, so that no key is made from a state that is half restored.
         self._parent.set_state(state["batches"])
         self._source.set_state(state["source"])
-        self._source.set_deals(state)
+        self._source.set_assignments(state)
 
     def release(self) -> None:
-        """Stop the thread, and let go of it."""
+        """Stop the thread and drop the reference to it."""
         self.close()
         self._parents = ()
 
 
-def _release(reference: weakref.ref[Batches]) -> None:
-    """Release an iterator that lives until the interpreter exits.
+def _release_at_exit(reference: weakref.ref[Batches]) -> None:
+    """Release an iterator that is still alive at interpreter exit.
 
-    grain would close it when modules are gone already, with a traceback on the screen.
+    Otherwise grain closes it after modules are torn down, which prints a traceback.
     """
     if (batches := reference()) is not None:
         batches.release()

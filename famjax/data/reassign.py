@@ -1,15 +1,15 @@
-"""Another number of lanes: which document each reads next when `data.batch` changes on resume.
+"""Reassigns documents to lanes when `data.batch` changes on resume.
 
-Lanes that stay keep their memory and read the document they are in to its end. Lanes that are new
-begin empty. All documents not yet dealt out are dealt anew, in the order in which the lanes before
-would have come to them. So none is dealt twice in an epoch; what an ended lane had not read of its
-document is read by no one.
+Lanes that remain keep their memory and finish their current document; new lanes start empty. All
+documents not yet assigned are reassigned, in the order in which the previous lanes would have read
+them. So no document is read twice in an epoch. The rest of a removed lane's current document is not
+read.
 
-Where documents are fewer than lanes, each lane reads all of them in an order of its own
-(`famjax.data.sources`). If that is so after a change and was not before it, the epoch that the
-lanes shared is finished first: the documents that are left of it are dealt, one to a lane, and each
-lane reads them before its own order begins. If it was so before, lanes that stay continue their
-order, and new ones begin theirs.
+With fewer documents than lanes, each lane reads all of them in its own order
+(`famjax.data.sources`). If this holds after a change but not before it, the epoch that the lanes
+shared is finished first: its remaining documents are divided over the lanes, and each lane reads
+its share before it starts its own order. If it held before the change, lanes that remain continue
+their order, and new ones start theirs.
 """
 
 from __future__ import annotations
@@ -21,60 +21,60 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from famjax.data.lanes import at_document
+from famjax.data.lanes import document_start
 from famjax.data.sources import Key, Piece, Source
 
 # the arguments of `Source.key`: lane, lanes, k
-Call = tuple[int, int, int]
+DocumentRef = tuple[int, int, int]
 
 
 class Assignment:
-    """The documents that are left when lanes have been dealt so many each, in one row.
+    """The documents not yet assigned, as one sequence, given the count assigned to each lane.
 
-    The k-th documents of all lanes stand before the (k+1)-th ones.
+    The k-th documents of all lanes precede the (k+1)-th ones.
     """
 
-    def __init__(self, dealt: Sequence[int]):
-        self.lanes, self._dealt = len(dealt), dealt
-        self._first, self._last = min(dealt), max(dealt)
-        # round k has the lanes that were not dealt their k-th document yet
-        sizes = (sum(n <= k for n in dealt) for k in range(self._first, self._last))
+    def __init__(self, counts: Sequence[int]):
+        self.lanes, self._counts = len(counts), counts
+        self._first, self._last = min(counts), max(counts)
+        # round k has the lanes whose k-th document is not assigned yet
+        sizes = (sum(n <= k for n in counts) for k in range(self._first, self._last))
         self._ends = [0, *accumulate(sizes)]
 
     def __getitem__(self, number: int) -> tuple[int, int]:
-        """Return lane and k of the number-th document in the row."""
+        """Return lane and k of the number-th document in the sequence."""
         if number >= self._ends[-1]:  # from here on every lane has one in each round
             more, lane = divmod(number - self._ends[-1], self.lanes)
             return lane, self._last + more
-        turn = bisect.bisect_right(self._ends, number) - 1
-        k = self._first + turn
-        lanes = [lane for lane, n in enumerate(self._dealt) if n <= k]
-        return lanes[number - self._ends[turn]], k
+        step = bisect.bisect_right(self._ends, number) - 1
+        k = self._first + step
+        lanes = [lane for lane, n in enumerate(self._counts) if n <= k]
+        return lanes[number - self._ends[step]], k
 
 
 @dataclass(frozen=True)
 class Leftover:
-    """What lanes read before the documents that the source names for them.
+    """Documents that lanes read before those that the source assigns to them.
 
     Attributes:
-      documents: what is left of an epoch. Lane i reads the documents i, i + lanes, and so on.
-      starts: for each lane, the number of the source's document that comes after them.
+      documents: the rest of an epoch. Lane i reads the documents i, i + lanes, and so on.
+      starts: for each lane, the number of the source's document that follows them.
     """
 
-    documents: list[Call]
+    documents: list[DocumentRef]
     starts: list[int]
 
     def count(self, lane: int) -> int:
-        """Return how many of the documents a lane reads."""
+        """Return the number of the documents that a lane reads."""
         return len(range(lane, len(self.documents), len(self.starts)))
 
-    def unread(self, taken: Sequence[int]) -> list[Call]:
-        """Return the documents that are left when lanes have been dealt so many each."""
+    def unread(self, taken: Sequence[int]) -> list[DocumentRef]:
+        """Return the documents not yet assigned, given the count assigned to each lane."""
         lanes = len(self.starts)
-        return [call for n, call in enumerate(self.documents) if n // lanes >= taken[n % lanes]]
+        return [ref for n, ref in enumerate(self.documents) if n // lanes >= taken[n % lanes]]
 
-    def call(self, lane: int, lanes: int, k: int) -> Call:
-        """Return what names the k-th document of a lane in the source."""
+    def source_ref(self, lane: int, lanes: int, k: int) -> DocumentRef:
+        """Return the reference in the source of the k-th document of a lane."""
         own = k - self.count(lane)
         if own < 0:
             return self.documents[lane + k * lanes]
@@ -82,40 +82,44 @@ class Leftover:
 
 
 class ReassignedSource:
-    """A source whose documents may be dealt anew.
+    """A source whose documents can be reassigned to another number of lanes.
 
     Attributes:
-      left: what was read first since lanes last began to share documents, or each to read all.
-      dealt: for each time that documents were dealt since, how many each lane had been dealt.
+      left: documents that are read first, since the last switch between lanes that share documents
+        and lanes that each read all.
+      assigned_counts: for each reassignment since, the count of documents each lane had been
+        assigned.
     """
 
     def __init__(self, source: Source):
         self._source = source
         self.left: Leftover | None = None
-        self.dealt = []
+        self.assigned_counts = []
 
     @property
-    def dealt(self) -> list[list[int]]:
-        return self._dealt
+    def assigned_counts(self) -> list[list[int]]:
+        return self._counts
 
-    @dealt.setter
-    def dealt(self, dealt: list[list[int]]) -> None:
-        self._dealt, self._deals = dealt, [Assignment(d) for d in dealt]
+    @assigned_counts.setter
+    def assigned_counts(self, counts: list[list[int]]) -> None:
+        self._counts, self._assignments = counts, [Assignment(c) for c in counts]
 
-    def undealt(self, lane: int, lanes: int, k: int, deals: int | None = None) -> Call:
-        """Return what a document was called before the first of so many deals, or of all."""
-        for deal in reversed(self._deals[:deals]):
-            lane, k = deal[lane + k * lanes]
-            lanes = deal.lanes
+    def original_ref(
+        self, lane: int, lanes: int, k: int, changes: int | None = None
+    ) -> DocumentRef:
+        """Return a document's reference before the first of so many reassignments, or of all."""
+        for assignment in reversed(self._assignments[:changes]):
+            lane, k = assignment[lane + k * lanes]
+            lanes = assignment.lanes
         return lane, lanes, k
 
-    def call(self, lane: int, lanes: int, k: int) -> Call:
-        """Return what names the k-th document of a lane in the source."""
-        found = self.undealt(lane, lanes, k)
-        return self.left.call(*found) if self.left else found
+    def source_ref(self, lane: int, lanes: int, k: int) -> DocumentRef:
+        """Return the reference in the source of the k-th document of a lane."""
+        ref = self.original_ref(lane, lanes, k)
+        return self.left.source_ref(*ref) if self.left else ref
 
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
-        return self._source.key(*self.call(lane, lanes, k), before)
+        return self._source.key(*self.source_ref(lane, lanes, k), before)
 
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
         return self._source.open(key, piece)
@@ -126,118 +130,123 @@ class ReassignedSource:
     def set_state(self, state: dict[str, Any]) -> None:
         self._source.set_state(state)
 
-    def get_deals(self) -> dict[str, Any]:
-        """Return what `set_deals` takes, JSON-able; {} if nothing was ever dealt anew."""
-        found: dict[str, Any] = {"dealt": self.dealt} if self.dealt else {}
+    def get_assignments(self) -> dict[str, Any]:
+        """Return the argument of `set_assignments`, JSON-able; {} without any reassignment."""
+        state: dict[str, Any] = {"dealt": self.assigned_counts} if self.assigned_counts else {}
         if self.left:
-            found["left"] = {"documents": self.left.documents, "starts": self.left.starts}
-        return found
+            state["left"] = {"documents": self.left.documents, "starts": self.left.starts}
+        return state
 
-    def set_deals(self, state: dict[str, Any]) -> None:
-        self.dealt = state.get("dealt", [])
+    def set_assignments(self, state: dict[str, Any]) -> None:
+        self.assigned_counts = state.get("dealt", [])
         left = state.get("left")
         self.left = (
             Leftover([(a, b, c) for a, b, c in left["documents"]], left["starts"]) if left else None
         )
 
 
-def with_rows(state: dict[str, Any], count: int, source: Any) -> dict[str, Any]:
-    """Return the state of `famjax.data.pipeline.Batches` with which so many rows continue.
+def resize_rows(state: dict[str, Any], count: int, source: Any) -> dict[str, Any]:
+    """Return the state of `famjax.data.pipeline.Batches` with which `count` rows continue.
 
     Args:
       state: of all rows.
-      count: of rows.
-      source: has as many documents as its length says; without one they are endless.
+      count: new number of rows.
+      source: its length is the number of its documents; without a length they are infinite.
     """
     rows = state["batches"]["rows"]
     documents = len(source) if hasattr(source, "__len__") else None
-    taken = [reader["k"] + _has_begun(reader) for reader in map(_reader, rows)]
-    dealt = ReassignedSource(source)
-    dealt.set_deals(state)
+    taken = [reader["k"] + _has_begun(reader) for reader in map(_reader_state, rows)]
+    reassigned = ReassignedSource(source)
+    reassigned.set_assignments(state)
     if documents is None or documents >= max(count, len(rows)):
-        dealt.dealt = [*dealt.dealt, taken]
-        kept = [_anew(row) for row in rows]
+        reassigned.assigned_counts = [*reassigned.assigned_counts, taken]
+        kept = [_restart_count(row) for row in rows]
     elif documents >= len(rows):
-        dealt.left, dealt.dealt = Leftover(_rest(dealt, taken, source), [0] * count), []
-        kept = [_anew(row) for row in rows]
+        left = Leftover(_epoch_remainder(reassigned, taken, source), [0] * count)
+        reassigned.left, reassigned.assigned_counts = left, []
+        kept = [_restart_count(row) for row in rows]
     else:
-        old = dealt.left or Leftover([], [0] * len(rows))
+        old = reassigned.left or Leftover([], [0] * len(rows))
         starts = [old.starts[i] + max(0, n - old.count(i)) for i, n in enumerate(taken)]
         left = Leftover(old.unread(taken), [*starts, *[0] * (count - len(rows))][:count])
-        dealt.left, dealt.dealt = left if left.documents else None, []
+        reassigned.left, reassigned.assigned_counts = left if left.documents else None, []
         kept = [
-            _anew(row) if left.documents else _before(row, start)
+            _restart_count(row) if left.documents else _continue_at(row, start)
             for row, start in zip(rows, starts, strict=True)
         ]
-    fresh = [_of(rows[0], at_document(0), made=0) for _ in range(len(rows), count)]
+    fresh = [_row_state(rows[0], document_start(0), made=0) for _ in range(len(rows), count)]
     rest = {name: value for name, value in state.items() if name not in ("dealt", "left")}
-    return {**rest, "batches": {"rows": [*kept[:count], *fresh]}, **dealt.get_deals()}
+    return {**rest, "batches": {"rows": [*kept[:count], *fresh]}, **reassigned.get_assignments()}
 
 
-def _rest(dealt: ReassignedSource, taken: Sequence[int], source: Any) -> list[Call]:
-    """Return the documents that are left of the epoch that each of the source's lanes is in.
+def _epoch_remainder(
+    reassigned: ReassignedSource, taken: Sequence[int], source: Any
+) -> list[DocumentRef]:
+    """Return the remaining documents of the current epoch of each of the source's lanes.
 
     Args:
-      dealt: of the lanes before the change.
-      taken: documents that each lane has been dealt.
-      source: tells with `epoch_size(lane, lanes)` how many documents of a lane are an epoch.
+      reassigned: the source of the lanes before the change.
+      taken: number of documents assigned to each lane.
+      source: `epoch_size(lane, lanes)` is the number of documents of a lane in one epoch.
     """
-    lanes, early = len(taken), len(dealt.left.documents) if dealt.left else 0
+    lanes, early = len(taken), len(reassigned.left.documents) if reassigned.left else 0
 
-    def named(lane: int, lanes: int, k: int, deals: int | None = None) -> tuple[Call, int, int]:
-        """Return a document as the source knows it, its lane there or -1, and its epoch."""
-        first = dealt.undealt(lane, lanes, k, deals)
-        call = dealt.left.call(*first) if dealt.left else first
+    def locate(
+        lane: int, lanes: int, k: int, changes: int | None = None
+    ) -> tuple[DocumentRef, int, int]:
+        """Return a document's reference in the source, its lane there or -1, and its epoch."""
+        first = reassigned.original_ref(lane, lanes, k, changes)
+        ref = reassigned.left.source_ref(*first) if reassigned.left else first
         if first[0] + first[1] * first[2] < early:
-            return call, -1, -1
-        return call, first[0], call[2] // source.epoch_size(*call[:2])
+            return ref, -1, -1
+        return ref, first[0], ref[2] // source.epoch_size(*ref[:2])
 
-    last = {-1: -1}  # epoch begun, by the source's lane
-    for deals, numbers in enumerate([*dealt.dealt, taken]):
-        for number in range(_first(numbers), _end(numbers)):
+    last = {-1: -1}  # the latest epoch started, by the source's lane
+    for changes, numbers in enumerate([*reassigned.assigned_counts, taken]):
+        for number in range(_first_unassigned(numbers), _end_assigned(numbers)):
             k, lane = divmod(number, len(numbers))
             if k < numbers[lane]:
-                _, of, epoch = named(lane, len(numbers), k, deals)
-                last[of] = max(epoch, last.get(of, -1))
+                _, source_lane, epoch = locate(lane, len(numbers), k, changes)
+                last[source_lane] = max(epoch, last.get(source_lane, -1))
 
-    rest: list[Call] = []
+    rest: list[DocumentRef] = []
     seen: set[int] = set()
     ended: set[int] = set()
-    among = dealt.undealt(0, lanes, 0)[1]
-    # by rising numbers, each of the source's lanes comes to its documents in their order
-    for number in itertools.count(_first(taken)):
-        if len(ended) == among:
+    source_lanes = reassigned.original_ref(0, lanes, 0)[1]
+    # with rising numbers, each of the source's lanes reaches its documents in order
+    for number in itertools.count(_first_unassigned(taken)):
+        if len(ended) == source_lanes:
             break
         k, lane = divmod(number, lanes)
-        call, of, epoch = named(lane, lanes, k)
-        if of not in seen:
-            seen.add(of)
-            is_first = call[2] % source.epoch_size(*call[:2]) == 0
-            last[of] = max(last.get(of, -1), epoch - is_first)
-        if epoch > last[of]:
-            ended.add(of)
+        ref, source_lane, epoch = locate(lane, lanes, k)
+        if source_lane not in seen:
+            seen.add(source_lane)
+            is_first = ref[2] % source.epoch_size(*ref[:2]) == 0
+            last[source_lane] = max(last.get(source_lane, -1), epoch - is_first)
+        if epoch > last[source_lane]:
+            ended.add(source_lane)
         elif k >= taken[lane]:
-            rest.append(call)
+            rest.append(ref)
     return rest
 
 
-def _first(taken: Sequence[int]) -> int:
-    """Return the lowest number, lane + k * lanes, of a document that was not dealt."""
+def _first_unassigned(taken: Sequence[int]) -> int:
+    """Return the lowest number, lane + k * lanes, of a document not assigned."""
     return min(lane + n * len(taken) for lane, n in enumerate(taken))
 
 
-def _end(taken: Sequence[int]) -> int:
-    """Return the number after the highest one that was dealt."""
+def _end_assigned(taken: Sequence[int]) -> int:
+    """Return the highest number of an assigned document, plus 1."""
     return max(lane + (n - 1) * len(taken) for lane, n in enumerate(taken)) + 1
 
 
-def _reader(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of the reader of a row; packed rows have more than that."""
-    found: dict[str, Any] = row.get("reader", row)
-    return found
+def _reader_state(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of a row's reader; the state of a packed row has more fields."""
+    reader: dict[str, Any] = row.get("reader", row)
+    return reader
 
 
-def _of(row: dict[str, Any], reader: dict[str, Any], **more: int) -> dict[str, Any]:
+def _row_state(row: dict[str, Any], reader: dict[str, Any], **more: int) -> dict[str, Any]:
     return {**row, **more, "reader": reader} if "reader" in row else reader
 
 
@@ -245,14 +254,16 @@ def _has_begun(reader: dict[str, Any]) -> bool:
     return bool(reader["piece"] or reader["offset"])
 
 
-def _anew(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of a row that ends its document, and whose next one is its first."""
-    reader = _reader(row)
-    begun = _has_begun(reader)
-    return _of(row, {**reader, "k": -1} if begun else at_document(0, reader["before"]))
+def _restart_count(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of a row that finishes its document and then counts from 0."""
+    reader = _reader_state(row)
+    has_begun = _has_begun(reader)
+    return _row_state(
+        row, {**reader, "k": -1} if has_begun else document_start(0, reader["before"])
+    )
 
 
-def _before(row: dict[str, Any], k: int) -> dict[str, Any]:
-    """Return the state of a row that ends its document, and whose next one is the k-th."""
-    reader = _reader(row)
-    return _of(row, {**reader, "k": k - _has_begun(reader)})
+def _continue_at(row: dict[str, Any], k: int) -> dict[str, Any]:
+    """Return the state of a row that finishes its document and continues with the k-th."""
+    reader = _reader_state(row)
+    return _row_state(row, {**reader, "k": k - _has_begun(reader)})

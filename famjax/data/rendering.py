@@ -1,4 +1,4 @@
-"""The caller's side of `famjax.data.chat_worker`: a chat template in a process that has limits."""
+"""Client of `famjax.data.chat_worker`: renders a chat template in a subprocess with limits."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json
 from famjax.data.chat_worker import HEAD_BYTES
 
-# where the package of famjax lies
-_HOME = str(Path(__file__).resolve().parents[2])
+# the folder that contains the famjax package
+_PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 
 
-class Rendered(NamedTuple):
-    """What a template wrote.
+class RenderResult(NamedTuple):
+    """The output of a template.
 
     Attributes:
       text: of all messages.
-      cuts: for each part asked for, its length, if `text` begins with it; else None.
+      cuts: for each prefix asked for, its length if `text` starts with it, else None.
     """
 
     text: str
@@ -35,19 +35,19 @@ class Rendered(NamedTuple):
 
 
 class Renderer:
-    """Renders one template in a process of its own, which is started when it is first needed.
+    """Renders one template in a subprocess, which is started on first use.
 
     Args:
-      called: what the template is called in messages.
-      source: Jinja.
-      variables: what the template sees besides the messages.
+      label: name of the template in error messages.
+      source: the template, in Jinja.
+      variables: the template's variables besides the messages.
     """
 
-    def __init__(self, called: str, source: str, variables: Mapping[str, str]):
-        self._called = called
+    def __init__(self, label: str, source: str, variables: Mapping[str, str]):
+        self._label = label
         self._setup = {"source": source, "variables": dict(variables)}
         self._process: subprocess.Popen[bytes] | None = None
-        # data is read in one thread, and prompts in another
+        # the data thread and the main thread both render
         self._lock = threading.Lock()
 
     def render(
@@ -56,18 +56,18 @@ class Renderer:
         add_generation_prompt: bool,
         now: datetime | None = None,
         cuts: Sequence[tuple[int, bool]] = (),
-    ) -> Rendered:
+    ) -> RenderResult:
         """Render a conversation.
 
         Args:
           messages: JSON-able.
-          add_generation_prompt: end with the words that begin an answer.
-          now: the time that the template is told; None is the clock's.
-          cuts: (how many messages, add_generation_prompt) of parts whose texts shall be compared.
+          add_generation_prompt: append the header of an assistant message.
+          now: the time that the template sees; None is the current time.
+          cuts: (number of messages, add_generation_prompt) of the prefixes to locate in the text.
 
         Raises:
-          UserError: the template is no Jinja, refuses the messages, or takes too much time or
-            memory.
+          UserError: the template is not valid Jinja, rejects the messages, or exceeds the limits
+            of time or memory.
         """
         request = {
             "messages": list(messages),
@@ -78,37 +78,37 @@ class Renderer:
         try:
             body = json.dumps(request)
         except (TypeError, ValueError, RecursionError) as error:
-            raise UserError(f"{self._called}: a message is no JSON ({error})") from None
+            raise UserError(f"{self._label}: a message is not JSON ({error})") from None
         with self._lock:
             answer = self._exchange(body.encode())
         if "text" in answer:
-            return Rendered(answer["text"], answer["cuts"])
-        raise UserError(f"{self._called}{_reason(answer)}")
+            return RenderResult(answer["text"], answer["cuts"])
+        raise UserError(f"{self._label}{_failure_message(answer)}")
 
     def _exchange(self, body: bytes) -> dict[str, Any]:
         """Send a request, and return the answer, or {"ended": exit status}."""
-        process = self._process = self._process or self._started()
+        process = self._process = self._process or self._start_process()
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            _send(process.stdin, body)
+            _write_message(process.stdin, body)
             head = process.stdout.read(HEAD_BYTES)
             size = int.from_bytes(head, "little")
             answer = process.stdout.read(size) if len(head) == HEAD_BYTES else b""
-        except OSError:  # the process ended while it was told
+        except OSError:  # the process ended while the request was written
             size, answer = 1, b""
-        except BaseException:  # such as Ctrl-C: what comes next would be this request's answer
+        except BaseException:  # such as Ctrl-C: the next read would get this request's answer
             self._process = None
-            _end(process)
+            _stop_process(process)
             raise
         if not answer or len(answer) < size:
             self._process = None
-            _end(process)
+            _stop_process(process)
             return {"ended": process.returncode}
         return parse_json(answer)
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        paths = [_HOME, *(path for path in sys.path if path)]
+    def _start_process(self) -> subprocess.Popen[bytes]:
+        paths = [_PACKAGE_ROOT, *(path for path in sys.path if path)]
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "famjax.data.chat_worker"],
             stdin=subprocess.PIPE,
@@ -116,37 +116,37 @@ class Renderer:
             stderr=subprocess.DEVNULL,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
         )
-        weakref.finalize(self, _end, process)
+        weakref.finalize(self, _stop_process, process)
         assert process.stdin is not None
-        _send(process.stdin, json.dumps(self._setup).encode())
+        _write_message(process.stdin, json.dumps(self._setup).encode())
         return process
 
 
-def _send(stream: Any, body: bytes) -> None:
+def _write_message(stream: Any, body: bytes) -> None:
     stream.write(len(body).to_bytes(HEAD_BYTES, "little") + body)
     stream.flush()
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and let go of its pipes."""
+def _stop_process(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and close its pipes."""
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):
         try:
             assert pipe is not None
             pipe.close()
-        except OSError:  # what was not written is for nobody now
+        except OSError:  # unwritten data is lost with the process
             pass
 
 
-def _reason(answer: Mapping[str, Any]) -> str:
-    """Return what to say of a template that wrote nothing."""
+def _failure_message(answer: Mapping[str, Any]) -> str:
+    """Return the error message for an answer without text."""
     if "syntax" in answer:
         return f", line {answer['line']}: {answer['syntax']}; fix it, or fetch it again"
     if "refused" in answer:
-        return f": refuses the messages: {answer['refused']}"
+        return f": rejects the messages: {answer['refused']}"
     if "limit" in answer:
-        return f": takes more than {answer['limit']}; take another template"
+        return f": takes more than {answer['limit']}; use another template"
     if answer["ended"] == -signal.SIGPROF:
-        return ": takes seconds to write one conversation and was stopped; take another template"
-    return f": its process ended with status {answer['ended']}; take another template"
+        return ": takes seconds to render one conversation and was stopped; use another template"
+    return f": its process ended with status {answer['ended']}; use another template"

@@ -1,6 +1,6 @@
-"""Documents from seqio tasks and mixtures and from TFDS sets, by name. Needs the extra seqio.
+"""Documents from seqio tasks and mixtures and from TFDS data sets. Needs the extra seqio.
 
-TensorFlow is imported when a source is made: it takes seconds, and nothing else here needs it.
+TensorFlow is imported when a source is created: it takes seconds, and nothing else needs it.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _SHUFFLE_BUFFER = 1000
 
 
 class TfSource:
-    """Documents of a seqio task or mixture, or of a TFDS set; an example is a document.
+    """Documents of a seqio task or mixture, or of a TFDS data set; an example is a document.
 
-    Of seqio, the task's own tokens are taken, whole: "targets", behind "inputs" with weight 0 if
-    there are any. Of TFDS, the text of one feature. Lanes are disjoint shards of the examples,
-    shuffled anew in each epoch.
+    seqio: the task's own tokens, untrimmed: "inputs", if there are any, with weight 0, then
+    "targets". TFDS: the text of one feature. Lanes are disjoint shards of the examples, reshuffled
+    in each epoch.
 
-    Examples held out are the set's own "validation" or "test" split.
+    The held-out examples are the data set's own "validation" or "test" split.
 
     Args:
-      data: `seqio` or `tfds` is set.
-      tokenizer: makes tokens of text; with seqio, must have the task's vocabulary.
+      data: with `seqio` or `tfds` set.
+      tokenizer: encodes text; with seqio, must have the task's vocabulary.
       seed: of the order.
-      split: which examples to give.
+      split: which examples to read.
     """
 
     def __init__(self, data: DataConfig, tokenizer: Tokenizer, seed: int, split: Split = "train"):
@@ -47,8 +47,9 @@ class TfSource:
         self._split = self._set.split(split)
         self._tokenizer = tokenizer
         self._seed = seed
-        # of each lane: documents read -> iterator over the next ones. Several, where documents were
-        # dealt anew (`famjax.data.reassign`) and lanes at their own pace read those of one before
+        # for each lane: documents read -> iterator over the next ones. There can be several after
+        # documents were reassigned (`famjax.data.reassign`): the new lanes read a previous lane's
+        # documents at different speeds
         self._open: defaultdict[tuple[int, int], dict[int, Iterator[Piece]]] = defaultdict(dict)
 
     def report(self) -> str:
@@ -61,22 +62,22 @@ class TfSource:
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
         lane, lanes, k = key
         opened = self._open[lane, lanes]
-        # the one least far behind, since to begin anew is to read all before
-        read = max((n for n in opened if n <= k), default=None)
-        if read is None:
+        # the most advanced one, since restarting means reading all earlier documents
+        done = max((n for n in opened if n <= k), default=None)
+        if done is None:
             examples = self._examples(lane, lanes, k)
         else:
-            examples = opened.pop(read)
-            for _ in range(k - read):
+            examples = opened.pop(done)
+            for _ in range(k - done):
                 next(examples)
-        document = self._bounded(next(examples))
+        document = self._add_bos_eos(next(examples))
         opened[k + 1] = examples
         if piece == 0:
             yield document
 
     def get_state(self) -> dict[str, Any]:
-        """Return what the set is known by: keys mean something in this one only."""
-        return {"set": self._set.name, "split": self._split, **self._set.about(self._split)}
+        """Return what identifies the data set: keys are valid for it only."""
+        return {"set": self._set.name, "split": self._split, **self._set.metadata(self._split)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         now = self.get_state()
@@ -92,7 +93,7 @@ class TfSource:
             )
 
     def _examples(self, lane: int, lanes: int, skip: int) -> Iterator[Piece]:
-        """Yield the tokens of a lane's examples for ever, without the first `skip`."""
+        """Yield the tokens of a lane's examples forever, without the first `skip`."""
         epoch = 0
         while True:
             seed = int(np.random.SeedSequence((self._seed, epoch)).generate_state(1)[0] >> 1)
@@ -102,7 +103,7 @@ class TfSource:
                 found = True
                 yield self._set.tokens(example)
             if not found:
-                # an epoch that ends within the skipped part; or one without any example
+                # the epoch ends within the skipped part, or has no examples
                 size = int(dataset.reduce(np.int64(0), lambda count, _: count + 1))
                 if size == 0:
                     raise UserError(
@@ -113,8 +114,8 @@ class TfSource:
                 skip = 0
             epoch += 1
 
-    def _bounded(self, piece: Piece) -> Piece:
-        """Put bos and eos around an example's tokens, unless they are there."""
+    def _add_bos_eos(self, piece: Piece) -> Piece:
+        """Add bos and eos around an example's tokens, unless they are present."""
         tokens, weights = piece.tokens, piece.weights
         if not len(tokens) or tokens[0] != self._tokenizer.bos_id:
             tokens = np.append(self._tokenizer.bos_id, tokens)
@@ -151,9 +152,9 @@ class _Seqio:
                 )
 
     def split(self, split: Split) -> str:
-        return _own_split(self.name, split, list(self._task.splits))
+        return _split_name(self.name, split, list(self._task.splits))
 
-    def about(self, split: str) -> dict[str, Any]:
+    def metadata(self, split: str) -> dict[str, Any]:
         tasks = getattr(self._task, "tasks", [self._task])
         counts = [task.num_input_examples(split) for task in tasks if split in task.splits]
         return {"examples": counts}
@@ -165,7 +166,7 @@ class _Seqio:
             shuffle=True,
             seed=seed,
             shard_info=self._seqio.ShardInfo(index=lane, num_shards=lanes),
-            # a mixture that ends would run out of its smaller tasks first
+            # a finite mixture would run out of its smaller tasks first
             num_epochs=None if isinstance(self._task, self._seqio.Mixture) else 1,
             trim_output_features=False,
         )
@@ -201,9 +202,9 @@ class _Tfds:
             )
 
     def split(self, split: Split) -> str:
-        return _own_split(self.name, split, list(self._builder.info.splits))
+        return _split_name(self.name, split, list(self._builder.info.splits))
 
-    def about(self, split: str) -> dict[str, Any]:
+    def metadata(self, split: str) -> dict[str, Any]:
         info = self._builder.info
         return {"examples": info.splits[split].num_examples, "version": str(info.version)}
 
@@ -221,28 +222,28 @@ class _Tfds:
         except UnicodeDecodeError as error:
             raise UserError(
                 f"{self.name}: an example's {self._feature!r} is not UTF-8 at byte {error.start}; "
-                "take a set whose text is"
+                "use a data set whose text is"
             ) from None
         return Piece(tokens, np.ones(len(tokens)))
 
 
-def _own_split(name: str, split: Split, known: list[str]) -> str:
-    """Return the set's name of a split."""
+def _split_name(name: str, split: Split, known: list[str]) -> str:
+    """Return the data set's name of a split."""
     wanted = ["train"] if split == "train" else ["validation", "test"]
-    for own in wanted:
-        if own in known:
-            return own
+    for candidate in wanted:
+        if candidate in known:
+            return candidate
     raise UserError(f"{name}: has no {' or '.join(wanted)} split, only {', '.join(known)}")
 
 
 def _import_tensorflow() -> None:
-    """Import TensorFlow without its messages, and keep it off the accelerators."""
+    """Import TensorFlow without its log messages, and hide the accelerators from it."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # PyTorch for CUDA brings triton, which ends the process if it is loaded behind TensorFlow, as
-    # an export would do it
+    # PyTorch for CUDA brings triton, which aborts the process if it is loaded after TensorFlow, as
+    # an export would do
     with suppress(ImportError):
         importlib.import_module("triton")
-    with _silent():
+    with _suppress_stderr():
         try:
             import seqio  # noqa: F401
             import tensorflow as tf
@@ -254,15 +255,15 @@ def _import_tensorflow() -> None:
                 f"data.seqio and data.tfds need {missing}; {install_command(('seqio',))}"
             ) from None
         logging.set_verbosity(logging.ERROR)
-        # someone who has used TensorFlow before has decided
+        # fails if TensorFlow was initialised earlier: then the caller has configured it
         with suppress(RuntimeError):
             tf.config.set_visible_devices([], "GPU")
             tf.config.set_visible_devices([], "TPU")
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
-    """Drop what is written to the process's stderr: TensorFlow logs there before it can be told."""
+def _suppress_stderr() -> Iterator[None]:
+    """Discard the process's stderr: TensorFlow logs there before it can be configured."""
     sys.stderr.flush()
     stderr, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)

@@ -1,7 +1,7 @@
-"""Documents for lanes and packing, and the text files they come from.
+"""Documents for lanes and packing, and their source of text files.
 
-A document is [bos] tokens [eos]. It is read in pieces of about 64 KiB of text, each tokenised by
-itself, so that memory stays constant and the tokens do not depend on where reading was resumed.
+A document is [bos] tokens [eos]. It is read in pieces of about 64 KiB of text, each tokenized on
+its own, so memory is constant and the tokens do not depend on where reading was resumed.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from famjax.core.units import byte_size
 from famjax.data.files import (
     PIECE_BYTES,
     SPACE,
-    Checked,
+    CheckedFiles,
     Line,
-    decode,
+    choose_holdout,
+    decode_utf8,
+    describe_skipped,
     find_files,
-    fingerprint,
-    held_out,
-    json_line,
+    fingerprint_files,
+    iter_pieces,
     open_text,
-    pieces,
+    read_json_line,
     read_text_pieces,
-    reading,
-    skips,
+    wrap_read_errors,
 )
 from famjax.data.tokenizers import Tokenizer
 
@@ -50,11 +50,11 @@ class Piece(NamedTuple):
     Attributes:
       tokens: [n] int32.
       weights: [n] float32, the weight of predicting each token.
-      passing: of a document's first piece: it begins with the FAM that the lane's last document
-        left, and not with the prompt.
-      targets: [n] int32, what is to be said at each token, of weight `weights` there; None is the
-        next token. All pieces of a document have them, or none. The last token of a document is
-        not read in lanes either way.
+      passing: of a document's first piece: the document begins with the FAM of the lane's previous
+        document, and not with the prompt.
+      targets: [n] int32, the target at each token, with its weight in `weights`; None means the
+        next token. Either all pieces of a document have targets, or none. Lanes never read the last
+        token of a document.
     """
 
     tokens: np.ndarray
@@ -64,39 +64,43 @@ class Piece(NamedTuple):
 
 
 class Source(Protocol):
-    """Endless documents for a number of lanes. Every document starts with bos, unless it begins
-    with the memory of the one before it, and ends with eos.
+    """An infinite sequence of documents for each lane.
+
+    A document starts with bos, unless it begins with the memory of the previous one, and ends with
+    eos.
     """
 
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
-        """Return the JSON-able name of the k-th document of `lane`; `before` is the last one's, or
-        None if there is none or its memory is gone.
+        """Return the JSON-able key of the k-th document of `lane`.
+
+        `before` is the key of the previous document, or None if there is none or its memory is
+        gone.
         """
 
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
-        """Yield the pieces of the document `key` from the piece-th on."""
+        """Yield the pieces of the document `key`, from the piece-th on."""
 
     def get_state(self) -> dict[str, Any]:
         """Return what `key` depends on besides its arguments, JSON-able."""
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Set what `get_state` returned."""
+        """Restore a state that `get_state` returned."""
 
 
 def iter_tokens(path: str, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-    """Yield the tokens [n] int32 of one file, piece by piece: [bos] tokens [eos]."""
-    texts = (Text(text, 1.0) for text in read_text_pieces(path))
-    for piece in _document(texts, tokenizer, 0):
+    """Yield the tokens of one file, [bos] tokens [eos], in pieces [n] int32."""
+    texts = (TextPiece(text, 1.0) for text in read_text_pieces(path))
+    for piece in _tokenize_document(texts, tokenizer, 0):
         yield piece.tokens
 
 
-class Text(NamedTuple):
+class TextPiece(NamedTuple):
     """Consecutive text of a document.
 
     Attributes:
-      text: as `Tokenizer.encode` takes it, or `Tokenizer.encode_rendered`.
+      text: input of `Tokenizer.encode`, or of `Tokenizer.encode_rendered`.
       weight: of predicting its tokens.
-      rendered: whether a chat template wrote it.
+      rendered: whether a chat template rendered it.
     """
 
     text: str
@@ -104,8 +108,10 @@ class Text(NamedTuple):
     rendered: bool = False
 
 
-def _document(texts: Iterator[Text], tokenizer: Tokenizer, piece: int) -> Iterator[Piece]:
-    """Yield bos (piece 0), the tokens of each of `texts`, eos. `texts` starts at its due piece."""
+def _tokenize_document(
+    texts: Iterator[TextPiece], tokenizer: Tokenizer, piece: int
+) -> Iterator[Piece]:
+    """Yield bos (piece 0), the tokens of each of `texts`, eos. `texts` starts at that piece."""
     if piece == 0:
         yield Piece(np.array([tokenizer.bos_id], np.int32), np.zeros(1, np.float32))
     for text, weight, rendered in texts:
@@ -121,30 +127,31 @@ def _document(texts: Iterator[Text], tokenizer: Tokenizer, piece: int) -> Iterat
 class TextSource:
     """Documents from text files, in an order that depends on the seed only.
 
-    A file is a document; of a .jsonl file, every line is one: {"text": ...}, or {"inputs": ...,
-    "targets": ...}, the inputs of weight 0 and the targets of weight 1 (3.1.1: "0 for instruction,
-    1 for answer"). {"prompt": ..., "response": ...} is the same, and {"messages": ...} a
-    conversation whose assistant's turns are the answers; the tokenizer's chat template writes both
-    if it has one (`ChatTemplate.document`).
+    A file is a document. In a .jsonl file every line is one: {"text": ...}, or {"inputs": ...,
+    "targets": ...} with weight 0 for the inputs and 1 for the targets (3.1.1: "0 for instruction,
+    1 for answer"). {"prompt": ..., "response": ...} is the same, and {"messages": ...} is a
+    conversation whose assistant messages are the targets; the tokenizer's chat template, if it has
+    one, renders both (`ChatTemplate.render_document`).
 
-    In each epoch the documents are permuted anew and lane i takes the positions i, i + lanes, and
-    so on. With fewer documents than lanes each lane takes all of them, in its own order; lanes that
-    would read the same document at the same time begin their first document at different parts of
-    it.
+    Each epoch has a new permutation of the documents, of which lane i reads the positions i,
+    i + lanes, and so on. With fewer documents than lanes each lane reads all of them, in its own
+    order; lanes that would read the same document at the same time start their first document at
+    different parts of it.
 
-    One document in `holdout`, chosen by a hash of its name, is kept from "train" and is what
-    "holdout" reads. Of a single document it is the last 1/holdout of its bytes.
+    One document in `holdout`, chosen by a hash of its name, is excluded from "train"; "holdout"
+    reads only these. If there is a single document, the last 1/holdout of its bytes is held out.
 
     Args:
-      files: path, folder or glob, several separated by commas; "" is Python's own library.
-      tokenizer: makes tokens of the text.
+      files: path, folder or glob, several separated by commas; "" is Python's standard library.
+      tokenizer: encodes the text.
       seed: of the order.
-      holdout: one document in so many is held out; 0 holds out none.
-      split: which documents to give.
-      checked: where `save_checked` keeps the files whose lines need no check again; None nowhere.
+      holdout: one document in this many is held out; 0 holds out none.
+      split: which documents to read.
+      checked: where `save_checked` records the files whose lines need no further check; None
+        keeps no record.
 
     Attributes:
-      holds_out: whether there is anything in "holdout".
+      holds_out: whether "holdout" has any text.
     """
 
     def __init__(
@@ -160,25 +167,28 @@ class TextSource:
             raise UserError(f"data.holdout={holdout}: must be 0 (none) or 2 and more")
         self._tokenizer = tokenizer
         self._seed = seed
-        self._checked = Checked(checked, tokenizer.chat_template)
-        found, self._skipped = find_files(files, tokenizer.chat_template, self._checked)
-        self._files = {file.path: file for file in found}
-        sizes = [os.path.getsize(file.path) for file in found]
-        self._given, self._bytes, self._digest = files, sum(sizes), fingerprint(found, sizes)
-        # the number of the first document of each file, and of all documents behind the last
-        self._starts = np.cumsum([0, *(len(file) for file in found)])
-        self._paths = [file.path for file in found]
+        self._checked = CheckedFiles(checked, tokenizer.chat_template)
+        text_files, self._skipped = find_files(files, tokenizer.chat_template, self._checked)
+        self._files = {file.path: file for file in text_files}
+        sizes = [os.path.getsize(file.path) for file in text_files]
+        self._spec, self._bytes = files, sum(sizes)
+        self._digest = fingerprint_files(text_files, sizes)
+        # number of the first document of each file, and at the end the number of all documents
+        self._starts = np.cumsum([0, *(len(file) for file in text_files)])
+        self._paths = [file.path for file in text_files]
         self._begin = 0
         self._end: int | None = None
         documents = int(self._starts[-1])
         if documents == 0:
-            raise UserError(f"data.files={files}: no documents in there{skips(self._skipped)}")
+            raise UserError(
+                f"data.files={files}: no documents found{describe_skipped(self._skipped)}"
+            )
         self._documents = np.arange(documents)
-        self._held_out, self.holds_out = "none held out", False
+        self._holdout_note, self.holds_out = "none held out", False
         if holdout and documents > 1:
-            held = held_out(found, holdout)
+            held = choose_holdout(text_files, holdout)
             self._documents = np.flatnonzero(held if split == "holdout" else ~held)
-            self._held_out, self.holds_out = f"{int(held.sum()):,} held out", bool(held.any())
+            self._holdout_note, self.holds_out = f"{int(held.sum()):,} held out", bool(held.any())
         elif holdout:
             self._hold_out_tail(holdout, split)
         elif split == "holdout":
@@ -186,8 +196,8 @@ class TextSource:
                 "data.holdout=0: nothing was held out to evaluate on; give --tasks text:FILES"
             )
 
-    def refuse_output(self, path: str | Path) -> None:
-        """Raise a `UserError` if a file that is to be written is one of the texts, or no file."""
+    def check_output_path(self, path: str | Path) -> None:
+        """Raise a `UserError` if an output path is a folder, one of the texts, or in no folder."""
         if os.path.isdir(path) or not str(path):
             raise UserError(f"--out {path}: is a folder; give a file in it")
         if os.path.realpath(path) in map(os.path.realpath, self._paths):
@@ -197,9 +207,9 @@ class TextSource:
             raise UserError(f"--out {path}: there is no folder {folder}; make it first")
 
     def _hold_out_tail(self, holdout: int, split: Split) -> None:
-        key = self._name(0)
-        size = self._size(key)
-        cut = self._boundary(key, size - size // holdout)
+        key = self._make_key(0)
+        size = self._text_size(key)
+        cut = self._find_boundary(key, size - size // holdout)
         if split == "train":
             self._end = cut
         elif cut == size:
@@ -207,76 +217,76 @@ class TextSource:
         else:
             self._begin = cut
         self.holds_out = cut < size
-        self._held_out = f"its last {(size - cut) / size:.1%} held out" if size else "empty"
+        self._holdout_note = f"its last {(size - cut) / size:.1%} held out" if size else "empty"
 
     def __len__(self) -> int:
-        """Return how many documents there are: the keys of one lane of one before they repeat."""
+        """Return the number of documents: the keys of a single lane before they repeat."""
         return len(self._documents)
 
     @property
     def text_bytes(self) -> int | None:
-        """The bytes of all documents, or None where only reading them would tell."""
+        """The bytes of all documents; None if only reading them would tell."""
         suffixes = (".gz", ".xz", ".jsonl")
         whole = len(self) == self._starts[-1] and self._begin == 0 and self._end is None
         return self._bytes if whole and not any(p.endswith(suffixes) for p in self._paths) else None
 
     def report(self) -> str:
-        """Return a line for the user: how much there is, what is held out, what was skipped."""
+        """Return a line for the user: the size, what is held out, what was skipped."""
         count = int(self._starts[-1])
         return (
             f"{count:,} document{'s' * (count != 1)}, {byte_size(self._bytes)}, "
-            f"{self._held_out}{skips(self._skipped)}"
+            f"{self._holdout_note}{describe_skipped(self._skipped)}"
         )
 
     def save_checked(self) -> None:
-        """Keep which files passed the opening scan, for the next one."""
+        """Record which files passed the opening scan, for the next one."""
         self._checked.save()
 
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
         count = len(self._documents)
         if count >= lanes:
             epoch, position = divmod(k, len(range(lane, count, lanes)))
-            return self._name(self._shuffled(lane + position * lanes, epoch, 0))
-        # group g of `count` lanes follows its own permutations, each lane one document ahead of
-        # the lane before it
+            return self._make_key(self._permuted_document(lane + position * lanes, epoch, 0))
+        # each group of `count` lanes has its own permutations, in which each lane is one document
+        # ahead of the lane before it
         group, ahead = divmod(lane, count)
         epoch, position = divmod(k, count)
-        key = self._name(self._shuffled((position + ahead) % count, epoch, group))
+        key = self._make_key(self._permuted_document((position + ahead) % count, epoch, group))
         if k == 0 and group:
             groups = -(-lanes // count)
-            first, last = key[2], self._size(key) if self._end is None else self._end
-            key[2] = self._boundary(key, first + (last - first) * group // groups)
+            first, last = key[2], self._text_size(key) if self._end is None else self._end
+            key[2] = self._find_boundary(key, first + (last - first) * group // groups)
         return key
 
     def epoch_size(self, lane: int, lanes: int) -> int:
-        """Return how many documents of a lane are one epoch."""
+        """Return the number of documents of a lane in one epoch."""
         count = len(self._documents)
         return len(range(lane, count, lanes)) if count >= lanes else count
 
-    def _shuffled(self, position: int, epoch: int, group: int) -> int:
+    def _permuted_document(self, position: int, epoch: int, group: int) -> int:
         """Return the number of the document at a position of a permutation."""
         seed = np.random.SeedSequence((self._seed, epoch, group)).generate_state(1)[0]
         last = len(self._documents) - 1
         index = grain.experimental.index_shuffle(position, max_index=last, seed=int(seed), rounds=4)
         return int(self._documents[index])
 
-    def _name(self, document: int) -> Key:
+    def _make_key(self, document: int) -> Key:
         """Return a document's key: path, row in the file, first byte."""
         file = bisect.bisect_right(self._starts, document) - 1
         return [self._paths[file], document - int(self._starts[file]), self._begin]
 
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
-        texts = self._texts(key, skip=max(piece - 1, 0))
-        return _document(texts, self._tokenizer, piece)
+        texts = self._iter_text(key, skip=max(piece - 1, 0))
+        return _tokenize_document(texts, self._tokenizer, piece)
 
     def texts(self) -> Iterator[str]:
         """Yield the text of all documents once, in the order of the first epoch."""
         for k in range(len(self._documents)):
-            for text, *_ in self._texts(self.key(0, 1, k), skip=0):
+            for text, *_ in self._iter_text(self.key(0, 1, k), skip=0):
                 yield text
 
     def get_state(self) -> dict[str, Any]:
-        """Return a fingerprint of the documents: keys and cursors mean something in these only."""
+        """Return a fingerprint of the documents: keys and cursors are valid for these only."""
         return {"documents": int(self._starts[-1]), "bytes": self._bytes, "names": self._digest}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -285,26 +295,30 @@ class TextSource:
             saved = (f"{state[key]:,} {key}" for key in ("documents", "bytes"))
             here = (f"{now[key]:,} {key}" for key in ("documents", "bytes"))
             raise UserError(
-                f"data.files={self._given}: the documents changed since the run was saved "
+                f"data.files={self._spec}: the documents changed since the run was saved "
                 f"({' of '.join(saved)} then, {' of '.join(here)} now, by name and size); "
                 "restore them, or start another run"
             )
 
-    def _texts(self, key: Key, skip: int) -> Iterator[Text]:
-        """Yield the pieces of a document's text without the first `skip`."""
+    def _iter_text(self, key: Key, skip: int) -> Iterator[TextPiece]:
+        """Yield the pieces of a document's text, without the first `skip`."""
         path, _, begin = key
-        stream, line = self._stream(key)
+        stream, line = self._open_text_stream(key)
         with stream:
             cuts = (
                 (offset, data, weight)
-                for first, end, weight in self._spans(line, begin)
-                for offset, data in _pieces(stream, path, first, end, line)
+                for first, end, weight in self._weighted_ranges(line, begin)
+                for offset, data in _iter_range(stream, path, first, end, line)
             )
             for offset, data, weight in islice(cuts, skip, None):
-                yield Text(decode(data, path, offset), weight, line is not None and line.rendered)
+                yield TextPiece(
+                    decode_utf8(data, path, offset), weight, line is not None and line.rendered
+                )
 
-    def _spans(self, line: Line | None, begin: int) -> Iterator[tuple[int, int | None, float]]:
-        """Yield (first byte, byte behind the last, weight) of the parts of a document."""
+    def _weighted_ranges(
+        self, line: Line | None, begin: int
+    ) -> Iterator[tuple[int, int | None, float]]:
+        """Yield (first byte, end, weight) of the parts of a document; `end` is exclusive."""
         if line is None:
             yield begin, self._end, 1.0
             return
@@ -315,42 +329,44 @@ class TextSource:
             if first < end:
                 yield first, end, weight
 
-    def _stream(self, key: Key) -> tuple[BinaryIO, Line | None]:
-        """Open the bytes of a document's text, and return the line of a .jsonl file it is."""
+    def _open_text_stream(self, key: Key) -> tuple[BinaryIO, Line | None]:
+        """Return a stream of a document's text, and its line if the file is a .jsonl file."""
         file = None
-        with suppress(TypeError, ValueError):  # a key that famjax did not write
+        with suppress(TypeError, ValueError):  # not a key of famjax
             path, row, _ = key
             file = self._files.get(path)
         if file is None or not isinstance(row, int) or not 0 <= row < len(file):
-            named = shorten(key[0] if isinstance(key, list) and key else key)
-            raise UserError(f"{named}: changed since the run was saved; restore it or start anew")
+            label = shorten(key[0] if isinstance(key, list) and key else key)
+            raise UserError(
+                f"{label}: changed since the run was saved; restore it, or start another run"
+            )
         if file.rows is None:
             return open_text(path), None
-        line = json_line(file, row, self._tokenizer.chat_template)
+        line = read_json_line(file, row, self._tokenizer.chat_template)
         return io.BytesIO(b"".join(data for data, _ in line.parts)), line
 
-    def _size(self, key: Key) -> int:
-        """Return the bytes of a document's text."""
-        with self._stream(key)[0] as stream, reading(key[0]):
+    def _text_size(self, key: Key) -> int:
+        """Return the size of a document's text, in bytes."""
+        with self._open_text_stream(key)[0] as stream, wrap_read_errors(key[0]):
             return stream.seek(0, os.SEEK_END)
 
-    def _boundary(self, key: Key, offset: int) -> int:
-        """Return where to cut a document at or soon behind a byte offset."""
-        with self._stream(key)[0] as stream, reading(key[0]):
+    def _find_boundary(self, key: Key, offset: int) -> int:
+        """Return where to cut a document, at or soon after a byte offset."""
+        with self._open_text_stream(key)[0] as stream, wrap_read_errors(key[0]):
             stream.seek(offset)
             window = stream.read(PIECE_BYTES)
         if space := SPACE.search(window):
             return offset + space.start()
         ends = (i for i, byte in enumerate(window) if byte & 0xC0 != 0x80)
-        return offset + next(ends, len(window))  # inside the last character: behind it
+        return offset + next(ends, len(window))  # inside the last character: after it
 
 
-def _pieces(
+def _iter_range(
     stream: BinaryIO, path: str, first: int, end: int | None, line: Line | None
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset, bytes) of a part of a document, cut where that cuts no control token."""
+    """Yield (offset, bytes) of a range of a document, never cutting inside a control token."""
     if line is None or not line.rendered:
-        yield from pieces(stream, path, first, end)
+        yield from iter_pieces(stream, path, first, end)
         return
     stream.seek(first)
     yield first, stream.read(-1 if end is None else end - first)

@@ -1,8 +1,8 @@
-"""Text to token ids and back: bytes, SentencePiece, Hugging Face's tokenizers, or lists of words.
+"""Tokenizers: bytes, SentencePiece, Hugging Face's tokenizer.json, or word lists.
 
-Every token stands for fixed bytes of UTF-8 (none for a special), so decoding is joining bytes; all
-but lists of words give back the text they were given. That one table gives `decode`, decoding as
-tokens arrive, and bits per byte.
+Every token represents fixed bytes of UTF-8 (special tokens none), so decoding concatenates bytes.
+All but word lists are lossless. The table of bytes by token gives `decode`, streaming decoding, and
+bits per byte.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ import numpy as np
 import sentencepiece
 
 from famjax.core.errors import UserError
-from famjax.core.json_files import regular_size
+from famjax.core.json_files import regular_file_size
 from famjax.core.paths import expanded
 from famjax.data.chat import ChatTemplate
 
-# SentencePiece writes a space as this character, and so cannot tell the two apart.
+# SentencePiece writes a space as this character, and cannot distinguish the two.
 _META = "\u2581"
-# A ModelProto whose normalizer_spec has add_dummy_prefix (3) and remove_extra_whitespaces (4)
-# false. Protocol buffers merge what is appended: a model is made to keep the text it is given, so
-# that a document may be encoded in pieces.
+# A ModelProto whose normalizer_spec sets add_dummy_prefix (3) and remove_extra_whitespaces (4) to
+# false. Protocol buffers merge appended messages: this makes a model lossless, so that a document
+# can be encoded in pieces.
 _KEEP_TEXT = b"\x1a\x04\x18\x00\x20\x00"
-# The trainer holds its text in memory and wants short sentences.
+# The trainer keeps its text in memory and expects short sentences.
 _TRAINING_BYTES = 256 << 20
 _SENTENCE_CHARS = 2048
-# A tokenizer in a folder: what defines it, and what Hugging Face keeps beside that
+# A tokenizer in a folder: the file that defines it, and those that Hugging Face keeps beside it
 SENTENCEPIECE, HUGGING_FACE, WORDS = "tokenizer.model", "tokenizer.json", "words.txt"
-_BESIDE = (
+_SIBLING_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "generation_config.json",
@@ -46,16 +46,16 @@ _BESIDE = (
 
 
 class Tokenizer:
-    """Token ids of text.
+    """Converts text to token ids and back.
 
     Attributes:
-      name: what `load_tokenizer` was given.
+      name: the argument of `load_tokenizer`.
       vocab_size: v.
-      bos_id, eos_id: ids put around a document.
-      stop_ids: at which a written text ends; eos_id is one of them.
-      token_bytes: [v] int32, the UTF-8 bytes each token stands for; 0 for specials.
-      fingerprint: sha256, in hex, of what defines the ids.
-      chat_template: writes a conversation as text; None if there is none.
+      bos_id, eos_id: ids around a document.
+      stop_ids: ids at which generation stops; eos_id is one of them.
+      token_bytes: [v] int32, the number of UTF-8 bytes of each token; 0 for specials.
+      fingerprint: sha256, in hex, of the definition of the ids.
+      chat_template: renders a conversation as text; None if there is none.
     """
 
     chat_template: ChatTemplate | None = None
@@ -73,11 +73,11 @@ class Tokenizer:
         self._pieces = tuple(pieces)
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the ids of `text`, [n] int32, with no specials added."""
+        """Return the ids of `text`, [n] int32, without added specials."""
         raise NotImplementedError
 
     def encode_rendered(self, text: str) -> np.ndarray:
-        """Return the ids of text from `chat_template`, whose control tokens become their ids."""
+        """Return the ids of text from `chat_template`, with control tokens as their ids."""
         raise NotImplementedError
 
     def encode_chat(
@@ -85,31 +85,33 @@ class Tokenizer:
     ) -> np.ndarray:
         """Return the ids of a conversation, [n] int32.
 
-        As with `encode`, bos is left to the caller, even where the template writes it. Strings of
-        control tokens are control tokens where the template wrote them, and text in a message.
+        As with `encode`, the caller adds bos, even if the template writes it. A control token's
+        string is a control token if the template wrote it, and plain text inside a message.
 
         Args:
-          messages: each with "role" and "content", and what else the template reads.
-          add_generation_prompt: end with the words that begin an answer.
+          messages: each with "role" and "content", and other fields that the template uses.
+          add_generation_prompt: append the header of an assistant message.
 
         Raises:
-          UserError: there is no template, or it refuses the messages.
+          UserError: there is no template, or it rejects the messages.
         """
         if self.chat_template is None:
             raise UserError(
                 f"tokenizer {self.name}: has no chat template; put chat_template.jinja beside its "
                 "tokenizer.json, or write plain text"
             )
-        return self.encode_rendered(self.chat_template.prompt(messages, add_generation_prompt))
+        return self.encode_rendered(
+            self.chat_template.render_prompt(messages, add_generation_prompt)
+        )
 
-    def bytes_of(self, token: int) -> bytes:
-        """Return the bytes `token` stands for: none for specials and for ids beyond the vocabulary,
-        which a model with a padded embedding table can produce."""
+    def token_to_bytes(self, token: int) -> bytes:
+        """Return the bytes of `token`: none for specials and for ids beyond the vocabulary, which a
+        model with a padded embedding table can produce."""
         return self._pieces[token] if 0 <= token < self.vocab_size else b""
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`; bytes that are not UTF-8 become U+FFFD."""
-        return b"".join(self.bytes_of(int(token)) for token in ids).decode("utf-8", "replace")
+        return b"".join(self.token_to_bytes(int(token)) for token in ids).decode("utf-8", "replace")
 
 
 class ByteTokenizer(Tokenizer):
@@ -124,11 +126,11 @@ class ByteTokenizer(Tokenizer):
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A SentencePiece model, made to keep leading and repeated spaces."""
+    """A SentencePiece model that keeps leading and repeated spaces."""
 
     def __init__(self, name: str, content: bytes):
         self._model = sentencepiece.SentencePieceProcessor(model_proto=content + _KEEP_TEXT)
-        # T5's models have no bos; its decoders start with the padding id.
+        # T5's models have no bos; their decoders start with the padding id.
         bos = self._model.bos_id() if self._model.bos_id() >= 0 else self._model.pad_id()
         if bos < 0 or self._model.eos_id() < 0:
             raise UserError(f"{name}: the model has no bos or no eos; train one with both")
@@ -152,7 +154,7 @@ class SentencePieceTokenizer(Tokenizer):
         return ids if all(map(self._model.is_byte, ids)) else [self._model.unk_id()]
 
     def encode(self, text: str) -> np.ndarray:
-        # A literal '▁' would come back as a space: it is written with its bytes instead.
+        # A literal '▁' would decode to a space, so it is encoded by its bytes instead.
         first, *rest = text.split(_META)
         ids = self._model.encode(first)
         for part in rest:
@@ -163,7 +165,7 @@ class SentencePieceTokenizer(Tokenizer):
 class StreamDecoder:
     """Decodes token by token, emitting complete characters only.
 
-    What `push` and `flush` returned, joined, equals `tokenizer.decode` of all tokens.
+    The concatenated results of `push` and `flush` equal `tokenizer.decode` of all tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer):
@@ -172,30 +174,30 @@ class StreamDecoder:
 
     def push(self, token: int) -> str:
         """Return the characters that `token` completes."""
-        return self._decoder.decode(self._tokenizer.bytes_of(int(token)))
+        return self._decoder.decode(self._tokenizer.token_to_bytes(int(token)))
 
     def flush(self) -> str:
-        """Return what is left of an incomplete character, as U+FFFD, and start afresh."""
+        """Return U+FFFD for an incomplete character, if any, and reset."""
         return self._decoder.decode(b"", final=True)
 
 
 def load_tokenizer(spec: str) -> Tokenizer:
-    """Return the tokenizer `spec` names.
+    """Return the tokenizer that `spec` names.
 
     Args:
-      spec: "bytes", the path of a SentencePiece model, of a tokenizer.json or of a list of words
-        (.txt), or that of a folder with one of them; of several, tokenizer.json is taken.
+      spec: "bytes", the path of a SentencePiece model, of a tokenizer.json or of a word list
+        (.txt), or of a folder with one of them; tokenizer.json has precedence.
 
     Raises:
-      UserError: nothing is there, it is damaged, or its tokens do not stand for fixed bytes.
+      UserError: it is missing or damaged, or its tokens do not represent fixed bytes.
     """
     if spec == "bytes":
         return ByteTokenizer()
     try:
-        path = _definition(spec)
-        regular_size(path)
+        path = _definition_file(spec)
+        regular_file_size(path)
         if path.suffix == ".json":
-            # it imports this module
+            # circular import
             from famjax.data.hugging_face import HuggingFaceTokenizer
 
             return HuggingFaceTokenizer(spec, path)
@@ -207,7 +209,7 @@ def load_tokenizer(spec: str) -> Tokenizer:
     except OSError as error:
         raise UserError(
             f"data.tokenizer={spec}: {error.strerror}; give 'bytes', the path of a SentencePiece "
-            "model, of a tokenizer.json or of a list of words, or a folder with one of them"
+            "model, of a tokenizer.json or of a word list, or a folder with one of them"
         ) from None
     try:
         return SentencePieceTokenizer(spec, content)
@@ -215,7 +217,7 @@ def load_tokenizer(spec: str) -> Tokenizer:
         raise UserError(f"data.tokenizer={spec}: the file is not a SentencePiece model") from None
 
 
-def _definition(spec: str) -> Path:
+def _definition_file(spec: str) -> Path:
     """Return the file that defines the tokenizer `spec` names."""
     path = expanded(spec)
     if not path.is_dir():
@@ -230,25 +232,25 @@ def _definition(spec: str) -> Path:
 
 
 def save_tokenizer(spec: str, folder: Path) -> None:
-    """Copy the tokenizer `spec` names into `folder`, where `saved_tokenizer` finds it.
+    """Copy the tokenizer that `spec` names into `folder`, for `load_saved_tokenizer`.
 
-    A SentencePiece model becomes folder/tokenizer.model, a list of words folder/words.txt; Hugging
-    Face's become folder/tokenizer/.
+    A SentencePiece model becomes folder/tokenizer.model, a word list folder/words.txt, and Hugging
+    Face's files folder/tokenizer/.
     """
     if spec == "bytes":
         return
-    source, home = _definition(spec), folder / "tokenizer"
+    source, home = _definition_file(spec), folder / "tokenizer"
     if source.suffix == ".txt":
         save_words(source.read_text(encoding="utf-8"), folder)
         return
     if source.suffix != ".json":
         _copy(source, folder / SENTENCEPIECE)
-        # what a first try with another tokenizer may have left
+        # left over from an earlier attempt with another tokenizer
         (home / HUGGING_FACE).unlink(missing_ok=True)
         return
     home.mkdir(exist_ok=True)
     _copy(source, home / HUGGING_FACE)
-    for name in _BESIDE:
+    for name in _SIBLING_FILES:
         if source.with_name(name).exists():
             _copy(source.with_name(name), home / name)
         else:
@@ -256,9 +258,9 @@ def save_tokenizer(spec: str, folder: Path) -> None:
 
 
 def save_words(text: str, folder: Path) -> None:
-    """Write a list of words into `folder`, where `saved_tokenizer` finds it."""
+    """Write a word list into `folder`, for `load_saved_tokenizer`."""
     for other in (folder / "tokenizer" / HUGGING_FACE, folder / SENTENCEPIECE):
-        # what a first try with another tokenizer may have left
+        # left over from an earlier attempt with another tokenizer
         other.unlink(missing_ok=True)
     (folder / WORDS).write_text(text, encoding="utf-8", newline="\n")
 
@@ -268,13 +270,13 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def saved_tokenizer(folder: Path, spec: str) -> Tokenizer:
-    """Return the tokenizer that `save_tokenizer(spec, folder)` kept.
+def load_saved_tokenizer(folder: Path, spec: str) -> Tokenizer:
+    """Return the tokenizer that `save_tokenizer(spec, folder)` saved.
 
-    The path in `spec` is of the machine that the folder was written on, and is not opened.
+    The path in `spec` may be of another machine, and is not opened.
 
     Raises:
-      UserError: the copy is gone, or damaged.
+      UserError: the copy is missing or damaged.
     """
     if spec == "bytes":
         return load_tokenizer(spec)
@@ -282,7 +284,7 @@ def saved_tokenizer(folder: Path, spec: str) -> Tokenizer:
         if copy.exists():
             return load_tokenizer(str(copy))
     raise UserError(
-        f"{folder}: has lost its copy of the tokenizer {spec}; bring back tokenizer/, "
+        f"{folder}: has lost its copy of the tokenizer {spec}; restore tokenizer/, "
         f"{SENTENCEPIECE} or {WORDS}, whichever it had"
     )
 
@@ -292,17 +294,17 @@ def train_sentencepiece(files: str, vocab_size: int, out: str | Path) -> Tokeniz
 
     Args:
       files: as `data.files`; of a larger corpus, 256 MiB of randomly chosen documents are read.
-      vocab_size: size asked for; a small text can yield fewer tokens (see the result's).
-      out: path of the model to write.
+      vocab_size: the requested size; a small text can yield fewer tokens (see the result's).
+      out: output path of the model.
     """
-    # sources imports this module
+    # circular import
     from famjax.data.sources import TextSource
 
     if vocab_size <= 0:
         raise UserError(f"vocab size {vocab_size}: must be positive")
     source = TextSource(files, ByteTokenizer(), seed=0, holdout=0)
-    source.refuse_output(out)
-    content = _train(_sentences(source.texts(), _TRAINING_BYTES), vocab_size)
+    source.check_output_path(out)
+    content = _train(_iter_sentences(source.texts(), _TRAINING_BYTES), vocab_size)
     try:
         Path(out).write_bytes(content)
     except OSError as error:
@@ -312,11 +314,11 @@ def train_sentencepiece(files: str, vocab_size: int, out: str | Path) -> Tokeniz
     return SentencePieceTokenizer(str(out), content)
 
 
-def _sentences(texts: Iterable[str], limit: int) -> Iterator[str]:
+def _iter_sentences(texts: Iterable[str], limit: int) -> Iterator[str]:
     """Yield short parts of `texts` up to about `limit` characters."""
     total = 0
     for text in texts:
-        # A tab in a sentence makes the trainer drop it; tabs are left to the byte fallback.
+        # The trainer drops sentences with a tab; tabs are left to the byte fallback.
         yield from re.findall(rf"[^\t]{{1,{_SENTENCE_CHARS}}}", text)
         total += len(text)
         if total >= limit:
@@ -343,7 +345,7 @@ def _train(sentences: Iterator[str], vocab_size: int) -> bytes:
             remove_extra_whitespaces=False,
             allow_whitespace_only_pieces=True,
             max_sentence_length=8 * _SENTENCE_CHARS,
-            num_threads=1,  # the order of sums is part of the result
+            num_threads=1,  # the result depends on the order of summation
             minloglevel=2,
         )
     except (RuntimeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Words between white space as tokens, the end of a line as one more, as WikiText is read."""
+"""Word-level tokenizer as for WikiText: tokens are words between white space, and line ends."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ import numpy as np
 from famjax.core.errors import UserError
 from famjax.data.tokenizers import ByteTokenizer, Tokenizer
 
-# what begins and ends a document, a word that is not in the vocabulary, the end of a line
+# document boundary, word outside the vocabulary, end of line
 SPECIALS = ("<s>", "<unk>", "<eos>")
 BEGIN, UNKNOWN, LINE_END = range(3)
 
 
-class Words(Tokenizer):
-    """A list of words, `SPECIALS` the first of them.
+class WordTokenizer(Tokenizer):
+    """A word list that begins with `SPECIALS`.
 
-    A word stands for itself and a space, "<eos>" for a line break: of white space, the text that
-    comes back keeps no more. The first and the third special, if a text holds such strings, are
-    unknown words.
+    A word decodes to itself and a space, "<eos>" to a line break; other white space is lost. If a
+    text contains the string of the first or the third special, it is an unknown word.
 
     Args:
-      name: what `load_tokenizer` was given.
-      words: behind the specials.
+      name: the argument of `load_tokenizer`.
+      words: those after the specials.
 
     Attributes:
       words: all of them, by id.
@@ -34,9 +33,9 @@ class Words(Tokenizer):
 
     def __init__(self, name: str, words: Sequence[str]):
         self.words = (*SPECIALS, *words)
-        own = [f"{word} ".encode() for word in self.words[UNKNOWN:]]
-        own[LINE_END - UNKNOWN] = b"\n"
-        super().__init__(name, [b"", *own], BEGIN, BEGIN, self.text().encode())
+        pieces = [f"{word} ".encode() for word in self.words[UNKNOWN:]]
+        pieces[LINE_END - UNKNOWN] = b"\n"
+        super().__init__(name, [b"", *pieces], BEGIN, BEGIN, self.text().encode())
         self._ids = {word: i for i, word in enumerate(self.words) if i not in (BEGIN, LINE_END)}
 
     def encode(self, text: str) -> np.ndarray:
@@ -44,28 +43,28 @@ class Words(Tokenizer):
             [self._ids.get(word, UNKNOWN) for word in line.split()] for line in text.split("\n")
         )
         ids = chain.from_iterable(chain(line, [LINE_END]) for line in lines)
-        # what follows the last line break is a line without an end
+        # text after the last line break is a line without an end
         return np.fromiter(ids, np.int32)[:-1]
 
-    def unknown(self, text: str) -> list[str]:
-        """Return the words of a text that stand in no vocabulary, each once."""
+    def unknown_words(self, text: str) -> list[str]:
+        """Return the words of a text that are not in the vocabulary, without duplicates."""
         return [word for word in dict.fromkeys(text.split()) if word not in self._ids]
 
     def text(self) -> str:
-        """Return what `read_words` reads: a word on each line."""
+        """Return the contents of a file for `read_words`: a word on each line."""
         return "\n".join(self.words) + "\n"
 
 
-def read_words(name: str, path: Path) -> Words:
-    """Return the tokenizer in a file that holds a word on each line.
+def read_words(name: str, path: Path) -> WordTokenizer:
+    """Return the tokenizer of a file with a word on each line.
 
     Raises:
-      UserError: the file is no list of words.
+      UserError: the file is not a word list.
     """
     try:
         words = path.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError:
-        raise UserError(f"data.tokenizer={name}: not a text file; give a list of words") from None
+        raise UserError(f"data.tokenizer={name}: not a text file; give a word list") from None
     if words[-1] == "":
         words.pop()
     if tuple(words[: len(SPECIALS)]) != SPECIALS:
@@ -78,40 +77,40 @@ def read_words(name: str, path: Path) -> Words:
             raise UserError(f"data.tokenizer={name}: line {number} is not one word: {word!r}")
     if len(set(words)) < len(words):
         twice = Counter(words).most_common(1)[0][0]
-        raise UserError(f"data.tokenizer={name}: {twice!r} stands there twice; remove one of them")
-    return Words(name, words[len(SPECIALS) :])
+        raise UserError(f"data.tokenizer={name}: {twice!r} is in it twice; remove one of them")
+    return WordTokenizer(name, words[len(SPECIALS) :])
 
 
-def count_words(
+def build_word_list(
     files: str, out: str | Path, min_count: int = 1, max_size: int | None = None
-) -> Words:
-    """Make a tokenizer of the words in text files, the commonest first, and write it to `out`.
+) -> WordTokenizer:
+    """Build a tokenizer of the words in text files, most common first, and write it to `out`.
 
     Args:
       files: as `data.files`.
       out: path of the list, which must end in .txt.
-      min_count: words found less often are unknown ones.
-      max_size: the most words, the specials included; None takes all.
+      min_count: rarer words are unknown.
+      max_size: maximum number of words, including the specials; None is no limit.
     """
-    # sources imports the tokenizers
+    # circular import
     from famjax.data.sources import TextSource
 
     if Path(out).suffix != ".txt":
-        raise UserError(f"{out}: a list of words is a .txt file; give --out words.txt")
+        raise UserError(f"{out}: a word list is a .txt file; give --out words.txt")
     source = TextSource(files, ByteTokenizer(), seed=0, holdout=0)
-    source.refuse_output(out)
+    source.check_output_path(out)
     most = None if max_size is None else max(max_size - len(SPECIALS), 0)
     if most == 0:
         raise UserError(
             f"--vocab-size {max_size}: holds no word beside the {len(SPECIALS)} special tokens; "
             f"take {len(SPECIALS) + 1} or more"
         )
-    found = list(islice(_commonest(source.texts(), min_count), most))
-    if not found:
+    common = list(islice(_most_common_words(source.texts(), min_count), most))
+    if not common:
         raise UserError(
             f"--min-count {min_count}: no word of the texts is found as often; take a smaller one"
         )
-    words = Words(str(out), found)
+    words = WordTokenizer(str(out), common)
     try:
         Path(out).write_text(words.text(), encoding="utf-8", newline="\n")
     except OSError as error:
@@ -121,8 +120,8 @@ def count_words(
     return words
 
 
-def _commonest(texts: Iterable[str], min_count: int) -> Iterable[str]:
-    """Yield words by falling count, equal ones in the order of the alphabet."""
+def _most_common_words(texts: Iterable[str], min_count: int) -> Iterable[str]:
+    """Yield words by decreasing count, then alphabetically."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text.split())

@@ -21,7 +21,7 @@ import numpy as np
 from flax import nnx
 
 from famjax.core.errors import UserError
-from famjax.core.json_files import parse_json, regular_size
+from famjax.core.json_files import parse_json, regular_file_size
 from famjax.core.sharding import path_name
 from famjax.eval.streaming import StreamState
 from famjax.train.run import Run
@@ -86,7 +86,7 @@ def load_state(path: str | Path, run: Run) -> StreamState:
     try:
         leaves = jax.tree.leaves(_template(run))
         most = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) + _HEADER_BYTES
-        if regular_size(path) > most:
+        if regular_file_size(path) > most:
             raise UserError(f"{path}: not a famjax state of this model; {_AGAIN}")
         content = Path(path).read_bytes()
     except OSError as error:

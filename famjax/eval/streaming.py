@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from famjax.core.errors import UserError
-from famjax.core.memory import refuse_bytes
+from famjax.core.memory import check_bytes_fit
 from famjax.core.types import Array, Context, State
 from famjax.data.lanes import Batch
 from famjax.eval.sampling import Sampling
@@ -181,7 +181,7 @@ class Streamer:
         if batch <= 0:
             raise UserError(f"batch={batch}: must be at least 1")
         what = f"reading {batch:,} documents side by side, {self.chunk:,} tokens at a time,"
-        refuse_bytes(what, batch * self._lane_bytes)
+        check_bytes_fit(what, batch * self._lane_bytes)
         self.batch = batch
         self.tokens = 0
         self._logits: Array | None = None

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from famjax.core.errors import UserError
-from famjax.data.lanes import Batch, Reader, empty_row, write
+from famjax.data.lanes import Batch, Reader, empty_row, write_span
 from famjax.data.pipeline import make_source
 from famjax.data.sources import Key, Piece, Source, TextSource
 from famjax.eval.guessing import TokenCounts
@@ -217,7 +217,7 @@ def _row(reader: Reader, length: int, block: int) -> Batch:
             break
         # behind the last token nothing is predicted, so it takes no position
         count = len(span.tokens) - span.last
-        write(row, at, span, count)
+        write_span(row, at, span, count)
         at += count
         if span.last:
             at += -at % block
@@ -254,7 +254,7 @@ def _windows(reader: Reader, window: int, score: int) -> Iterator[Batch]:
         row["targets"][:at] = before["targets"][window - at :]
         row["valid"][:at] = True
         count = len(span.tokens) - span.last
-        write(row, at, span, count)
+        write_span(row, at, span, count)
         row["new"][at : at + count] = True
         row["reset"][0], row["passing"][0] = True, False
         if count:

@@ -20,7 +20,7 @@ from famjax.eval.memory import memory_report
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import CHUNK, Streamer, refuse_beyond
 from famjax.eval.text import NoMore, batches, join_rows, positions_of
-from famjax.tasks.toy import ToySource, baselines, steps_of_test
+from famjax.tasks.toy import ToySource, baselines, eval_steps
 from famjax.train.run import Run
 
 
@@ -62,7 +62,7 @@ def evaluate_toy(
             f"{HIGHEST['data.toy.steps']:,}"
         )
     rows = []
-    for length in lengths or [steps_of_test(task, toy)]:
+    for length in lengths or [eval_steps(task, toy)]:
         asked = replace(toy, steps=length, episodes=examples)
         source = ToySource(task, asked, run.tokenizer, run.config.seed, "holdout")
         right, tokens, seconds = _answer(run, source, min(batch, examples), toy.concatenate, quiet)

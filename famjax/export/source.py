@@ -37,7 +37,7 @@ class Source:
 
     def merged(self) -> Source:
         """Return the run without adapters, its weights changed by them, on its own feet."""
-        return replace(self, run=self.run.merged())
+        return replace(self, run=self.run.merge_adapters())
 
     def reference(self) -> LanguageModel:
         """Return the run's model as the export must compute it: its parameters as they are

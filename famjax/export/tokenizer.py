@@ -21,7 +21,7 @@ from famjax.data.tokenizers import (
     Tokenizer,
     save_words,
 )
-from famjax.data.words import BEGIN, LINE_END, UNKNOWN, Words
+from famjax.data.words import BEGIN, LINE_END, UNKNOWN, WordTokenizer
 from famjax.export.check import quiet
 
 _CONFIG = "tokenizer_config.json"
@@ -47,7 +47,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> list[str]:
     if isinstance(tokenizer, ByteTokenizer):
         _write(folder, _bytes(), "<bos>", "<eos>")
         return _compare(tokenizer, folder, "please report it")
-    if isinstance(tokenizer, Words):
+    if isinstance(tokenizer, WordTokenizer):
         _write(folder, _of_words(tokenizer), tokenizer.words[BEGIN], tokenizer.words[BEGIN])
         save_words(tokenizer.text(), folder)
         return _compare(tokenizer, folder, "white space beyond ASCII is the cause")
@@ -143,7 +143,7 @@ def _bytes() -> Json:
     )
 
 
-def _of_words(tokenizer: Words) -> Json:
+def _of_words(tokenizer: WordTokenizer) -> Json:
     """Return a list of words as tokenizer.json; ends of lines are a word there too."""
     words = tokenizer.words
     line: Json = {"type": "Replace", "pattern": {"String": "\n"}, "content": f" {words[LINE_END]} "}

@@ -142,13 +142,13 @@ def with_size(config: Config) -> Config:
     if config.model.vocab_size:
         return config
     from famjax.data.pipeline import make_tokenizer
-    from famjax.train.run import with_vocabulary
+    from famjax.train.run import with_vocab_size
 
     try:
         tokenizer = make_tokenizer(config.data)
     except UserError as error:
         raise UserError(f"{error}; or give model.vocab_size=N, all that a plan needs") from None
-    return with_vocabulary(config, tokenizer)
+    return with_vocab_size(config, tokenizer)
 
 
 def ask(config: Config, on: Topology, compile: bool) -> dict[str, Any]:

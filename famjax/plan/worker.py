@@ -29,7 +29,7 @@ from famjax.core.mesh import check_rows, duplicated_work, is_auto
 from famjax.data.lanes import empty_row
 from famjax.plan import hlo
 from famjax.plan.chips import Topology, topology
-from famjax.train.program import Program, demand, make_program
+from famjax.train.program import TrainProgram, make_program, mesh_demand
 from famjax.train.run import abstract_model
 from famjax.train.state import TrainState
 
@@ -44,7 +44,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
       request: "config" as JSON, "topology"; "compile", whether to compile as well.
     """
     config, on = from_json(request["config"]), topology(request["topology"])
-    wanted = demand(config, int(on.chip.memory)) if is_auto(config.mesh) else None
+    wanted = mesh_demand(config, int(on.chip.memory)) if is_auto(config.mesh) else None
     devices = devices_of(on)
     check_rows(config, len(devices))
     mesh = sharding.make_mesh(config.mesh, devices, wanted)
@@ -72,7 +72,7 @@ def devices_of(on: Topology) -> list[jax.Device]:
     return list(topologies.get_topology_desc(platform="tpu", topology_name=on.name).devices)
 
 
-def batch_shapes(config: Config, program: Program) -> dict[str, jax.ShapeDtypeStruct]:
+def batch_shapes(config: Config, program: TrainProgram) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the shapes of a batch, `famjax.data`'s keys."""
     shape = (config.data.batch, config.data.length)
     return {
@@ -81,7 +81,9 @@ def batch_shapes(config: Config, program: Program) -> dict[str, jax.ShapeDtypeSt
     }
 
 
-def arrays(config: Config, program: Program, shapes: TrainState) -> dict[str, dict[str, float]]:
+def arrays(
+    config: Config, program: TrainProgram, shapes: TrainState
+) -> dict[str, dict[str, float]]:
     """Return elements, bytes, and bytes on one device of what a training step is given."""
     model = jax.eval_shape(lambda: abstract_state(config))
     everywhere = NamedSharding(program.mesh, PartitionSpec())
@@ -148,7 +150,7 @@ def shardings(config: Config, mesh: jax.sharding.Mesh) -> list[dict[str, Any]]:
 
 
 def compiled(
-    program: Program, shapes: TrainState, batch: Any, on: Topology, devices: int
+    program: TrainProgram, shapes: TrainState, batch: Any, on: Topology, devices: int
 ) -> dict[str, Any]:
     """Return what the compiler says of the step, and what its program does."""
     began = time.perf_counter()

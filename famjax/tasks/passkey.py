@@ -1,7 +1,7 @@
 """Passkey retrieval (TransformerFAM 3.2, D.1, Figure 11): needle first, filler, then the question.
 
-A document is made from a short name, (seed, lane, number, length), token by token as it is read:
-one of a million tokens costs no more memory than one of a hundred.
+A document is generated lazily from (seed, lane, number, length), so a document of a million tokens
+takes no more memory than one of a hundred.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PIECE_TOKENS = 4096
 
 
 def sample_text() -> str:
-    """Return text that holds every word and digit of the task, to train a tokenizer on."""
+    """Return text with every word and digit of the task, to train a tokenizer on."""
     needles = "".join(NEEDLE.format(key=f"{i:05d}") for i in range(0, 100_000, 997))
     return needles + "".join(FILLER) * 100 + QUESTION * 100
 
@@ -43,18 +43,18 @@ class Passkey:
     """The task in the tokens of one tokenizer.
 
     Args:
-      tokenizer: any; it must write each digit of a key in tokens of its own.
+      tokenizer: any that encodes each digit of a key in separate tokens.
       digits: of a key.
       other_weight: of the tokens that are not the answer.
 
     Raises:
-      UserError: a tokenizer that writes different keys alike.
+      UserError: the tokenizer encodes different keys to the same ids.
     """
 
     def __init__(self, tokenizer: Tokenizer, digits: int, other_weight: float = 0.0):
         keys = {tuple(tokenizer.encode(str(digit) * digits)) for digit in range(10)}
         if len(keys) < 10:
-            # every key would be right
+            # any answer would be correct
             raise UserError(
                 f"passkey: the tokenizer, {tokenizer.name}, does not tell keys apart (words that "
                 "it does not know are one token); take a run with data.tokenizer=bytes or another "
@@ -87,13 +87,14 @@ class Passkey:
         """Yield a document of `length` tokens, bos and eos included, in pieces.
 
         Args:
-          rng: equal ones make equal documents; documents of one key begin with equal ones.
+          rng: equal generators give equal documents; all documents of one needle start from equal
+            generators.
           length: in tokens.
-          follows: the document has no needle: it asks for the key that the one before it told, and
-            begins with that one's memory.
+          follows: the document has no needle: it asks for the key of the previous document, and
+            begins with its memory.
 
         Raises:
-          UserError: `length` does not hold needle and question.
+          UserError: needle and question do not fit in `length`.
         """
         key = "".join(map(str, rng.integers(0, 10, self.digits)))
         head, tail = self.head(key)[: 0 if follows else None], self.tail(key)
@@ -104,15 +105,15 @@ class Passkey:
                 f"{len(head) + len(tail)} with tokenizer {self.tokenizer.name}; ask for more"
             )
         start = int(rng.choice(self.starts))
-        yield self._plain(head, follows)
+        yield self._context_piece(head, follows)
         for done in range(0, left, _PIECE_TOKENS):
             index = start + done + np.arange(min(_PIECE_TOKENS, left - done))
-            yield self._plain(self.filler[index % len(self.filler)])
+            yield self._context_piece(self.filler[index % len(self.filler)])
         weights = np.full(len(tail), self.other_weight, np.float32)
         weights[len(self.question) : -1] = 1
         yield Piece(tail, weights)
 
-    def _plain(self, tokens: np.ndarray, passing: bool = False) -> Piece:
+    def _context_piece(self, tokens: np.ndarray, passing: bool = False) -> Piece:
         return Piece(tokens, np.full(len(tokens), self.other_weight, np.float32), passing)
 
 
@@ -137,10 +138,10 @@ class PasskeySource:
         self.longest = config.start_length
 
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
-        """Return [lane, number of the needle, tokens, tokens about it to follow, which of them].
+        """Return [lane, number of the needle, tokens, tokens still to follow, index of the part].
 
-        A needle's text is uniform in length up to today's longest. It comes in documents of
-        `ask_every` tokens, behind a first one that has the rest.
+        The length of a needle's text is uniform, up to the curriculum's current longest. The text
+        is split into a first document with the remainder, and documents of `ask_every` tokens.
         """
         c = self.config
         if before and before[3]:
@@ -164,7 +165,7 @@ class PasskeySource:
         self.longest = state["longest"]
 
     def advance(self, state: dict[str, Any], accuracy: float) -> dict[str, Any]:
-        """Return the state after a logging interval in which answers had this token accuracy."""
+        """Return the state after a logging interval with this token accuracy of answers."""
         if accuracy < self.config.threshold:
             return state
         return {"longest": min(2 * state["longest"], self.config.max_length)}

@@ -1,8 +1,8 @@
-"""Programs that are executed in reading (Feedback Transformer v3 7.4, Table 7).
+"""Algorithmic task: programs that the model executes as it reads (FT v3 7.4, Table 7).
 
-A program is `steps` statements; the answer at the ";" of a print is the value printed, which the
-model never reads. Statements are drawn as the paper says and as its Table 7 looks: each kind is
-equally likely, and what cannot be is drawn anew.
+A program has `steps` statements. The target at the ";" of a print is the printed value, which the
+model never reads. Statements are drawn as the paper describes and its Table 7 shows: each kind is
+equally likely, and impossible statements are redrawn.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Values = dict[str, int]
 
 
 class Algorithmic:
-    """Programs of up to 5 variables. Attributes: see `famjax.tasks.toy.Toy`."""
+    """Programs of up to 5 variables. Attributes: see `famjax.tasks.toy.ToyTask`."""
 
     outputs = True
     steps = (100, 100)
@@ -46,52 +46,52 @@ class Algorithmic:
         values: Values = {}
         tokens, targets = [BEGIN], {}
         for _ in range(steps):
-            words = draw(rng, values, self._variables, _KINDS)
+            words = draw_statement(rng, values, self._variables, _KINDS)
             tokens += [self._ids[word] for word in words]
             if words[0] == "print":
                 targets[len(tokens) - 1] = self._ids[str(values[words[1]])]
-        # where nothing is asked for, the target is a token of weight 0
+        # elsewhere the target has weight 0
         answers, weights = np.zeros(len(tokens), np.int32), np.zeros(len(tokens), np.float32)
         answers[list(targets)], weights[list(targets)] = list(targets.values()), 1
         return Piece(np.array(tokens, np.int32), weights, targets=answers)
 
-    def last(self, piece: Piece) -> np.ndarray | None:
-        """Print what the same variable had when it was printed last."""
+    def last_answers(self, piece: Piece) -> np.ndarray | None:
+        """Guess the value that the same variable had at its last print."""
         assert piece.targets is not None
         printed: dict[int, int] = {}
-        said = []
+        guesses = []
         for at in np.flatnonzero(piece.weights):
             name = int(piece.tokens[at - 1])
-            said.append(printed.get(name, -1))
+            guesses.append(printed.get(name, -1))
             printed[name] = int(piece.targets[at])
-        return np.array(said)
+        return np.array(guesses)
 
 
-def draw(
+def draw_statement(
     rng: random.Random, values: Values, variables: Sequence[str], kinds: Sequence[str]
 ) -> list[str]:
-    """Return a statement of one of `kinds`, and execute it on `values`."""
+    """Draw a statement of one of `kinds`, and execute it on `values`."""
     while True:
-        words = _try(rng, values, variables, _one(rng, kinds))
+        words = _try_statement(rng, values, variables, _choose(rng, kinds))
         if words:
             return words
 
 
-def _try(
+def _try_statement(
     rng: random.Random, values: Values, variables: Sequence[str], kind: str
 ) -> list[str] | None:
-    """Return a statement of a kind and execute it; None if it cannot be."""
-    among = [name for name in variables if (name in values) == (kind != "=")]
-    if not among:
+    """Draw a statement of a kind and execute it; None if that is impossible."""
+    names = [name for name in variables if (name in values) == (kind != "=")]
+    if not names:
         return None
-    name = _one(rng, among)
+    name = _choose(rng, names)
     if kind == "=":
-        values[name] = _value(rng)
+        values[name] = _draw_value(rng)
         return [name, "=", str(values[name]), ";"]
     if kind == "print":
         return ["print", name, ";"]
     if kind == "if":
-        return _conditional(rng, values, variables, name)
+        return _draw_conditional(rng, values, variables, name)
     changed = values[name] + (1 if kind == "++" else -1)
     if not LOWEST <= changed <= HIGHEST:
         return None
@@ -99,31 +99,31 @@ def _try(
     return [name, kind, ";"]
 
 
-def _conditional(
+def _draw_conditional(
     rng: random.Random, values: Values, variables: Sequence[str], name: str
 ) -> list[str] | None:
-    """Return "if NAME < > VALUE or OTHER : STATEMENT", and execute it.
+    """Draw "if NAME < > VALUE or OTHER : STATEMENT", and execute it.
 
-    What is nested must be possible whether or not it is executed.
+    The nested statement must be possible whether or not it is executed.
     """
     if rng.random() < 0.5:
         others = [other for other in values if other != name]
         if not others:
             return None
-        right = _one(rng, others)
+        right = _choose(rng, others)
         bound = values[right]
     else:
-        bound = _value(rng)
+        bound = _draw_value(rng)
         right = str(bound)
-    sign = _one(rng, "<>")
+    sign = _choose(rng, "<>")
     true = values[name] < bound if sign == "<" else values[name] > bound
-    nested = draw(rng, values if true else dict(values), variables, _NESTED)
+    nested = draw_statement(rng, values if true else dict(values), variables, _NESTED)
     return ["if", name, sign, right, ":", *nested]
 
 
-def _value(rng: random.Random) -> int:
+def _draw_value(rng: random.Random) -> int:
     return LOWEST + int(rng.random() * (HIGHEST - LOWEST + 1))
 
 
-def _one(rng: random.Random, among: Sequence[str]) -> str:
-    return among[int(rng.random() * len(among))]
+def _choose(rng: random.Random, options: Sequence[str]) -> str:
+    return options[int(rng.random() * len(options))]

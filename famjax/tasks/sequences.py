@@ -1,6 +1,6 @@
-"""Copy, reverse, counting (Feedback Transformer v3 4.1.1): the answer follows the question.
+"""Copy, reverse and counting (Feedback Transformer v3 4.1.1): the answer follows the question.
 
-They are predicted as text is, token by token; the answer has weight 1 and all else 0.
+Answers are predicted token by token, as text is; the answer has weight 1, all else weight 0.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from famjax.data.sources import Piece
 from famjax.data.words import BEGIN, SPECIALS
 
 
-class _Sequences:
-    """What the tasks here have in common."""
+class _SequenceTask:
+    """Base of the tasks in this module."""
 
     outputs = False
 
-    def last(self, piece: Piece) -> np.ndarray | None:
+    def last_answers(self, piece: Piece) -> np.ndarray | None:
         return None
 
 
-def _piece(question: np.ndarray, separator: int, answer: np.ndarray) -> Piece:
-    """Return begin, question, separator, answer, given as numbers in the task's words."""
+def _make_episode(question: np.ndarray, separator: int, answer: np.ndarray) -> Piece:
+    """Return BEGIN, question, separator, answer; arguments are indices into the task's words."""
     task = np.concatenate([question, [separator], answer]) + len(SPECIALS)
     tokens = np.concatenate([[BEGIN], task]).astype(np.int32)
     weights = np.zeros(len(tokens), np.float32)
@@ -32,10 +32,10 @@ def _piece(question: np.ndarray, separator: int, answer: np.ndarray) -> Piece:
     return Piece(tokens, weights)
 
 
-class Copy(_Sequences):
+class Copy(_SequenceTask):
     """`steps` digits, "=", and the same digits again.
 
-    Attributes: see `famjax.tasks.toy.Toy`.
+    Attributes: see `famjax.tasks.toy.ToyTask`.
     """
 
     words: tuple[str, ...] = (*"0123456789", "=")
@@ -48,7 +48,7 @@ class Copy(_Sequences):
     def episodes(self, rngs: Sequence[np.random.Generator], steps: int) -> list[Piece]:
         """Return an episode for each generator."""
         lines = (rng.integers(0, 10, steps) for rng in rngs)
-        return [_piece(digits, 10, self.answer(digits)) for digits in lines]
+        return [_make_episode(digits, 10, self.answer(digits)) for digits in lines]
 
     def answer(self, digits: np.ndarray) -> np.ndarray:
         return digits
@@ -61,10 +61,10 @@ class Reverse(Copy):
         return digits[::-1]
 
 
-class Counting(_Sequences):
+class Counting(_SequenceTask):
     """A number of A's from 1 to `steps`, "=", as many B's, and "."; B's and "." are the answer.
 
-    Attributes: see `famjax.tasks.toy.Toy`.
+    Attributes: see `famjax.tasks.toy.ToyTask`.
     """
 
     words: tuple[str, ...] = ("A", "B", "=", ".")
@@ -77,4 +77,4 @@ class Counting(_Sequences):
     def episodes(self, rngs: Sequence[np.random.Generator], steps: int) -> list[Piece]:
         """Return an episode for each generator."""
         counts = (int(rng.integers(1, steps + 1)) for rng in rngs)
-        return [_piece(np.zeros(n, int), 2, np.array([1] * n + [3])) for n in counts]
+        return [_make_episode(np.zeros(n, int), 2, np.array([1] * n + [3])) for n in counts]

@@ -1,7 +1,7 @@
-"""The toy tasks as sources of documents, and what guessing scores in them.
+"""The toy tasks as sources of documents, and their trivial baselines.
 
-An episode is named by (seed, split, number) and made when it is read. Training has a fixed number
-of them; the test's come from another split and are others.
+An episode is determined by (seed, split, number) and generated when it is read. Training has a
+fixed number of episodes; test episodes come from another split and differ.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from famjax.core.config import ToyConfig
 from famjax.core.errors import UserError
 from famjax.data.sources import Key, Piece, Split
 from famjax.data.tokenizers import Tokenizer
-from famjax.data.words import BEGIN, Words
+from famjax.data.words import BEGIN, WordTokenizer
 from famjax.tasks.programs import Algorithmic
 from famjax.tasks.sequences import Copy, Counting, Reverse
 from famjax.tasks.walks import BlockedWalk, RandomWalk
 
-# episodes made at once, and episodes that guesses are measured on
-_TOGETHER = 32
-_STEPS_TOGETHER = 100_000
-_MEASURED = 1000
+# episodes and steps generated in one call, and episodes of the baselines
+_EPISODES_PER_CALL = 32
+_STEPS_PER_CALL = 100_000
+_BASELINE_EPISODES = 1000
 
 
-class Toy(Protocol):
+class ToyTask(Protocol):
     """A toy task.
 
     Attributes:
-      words: of the vocabulary, behind the special ones.
-      answers: ids that may be an answer.
-      outputs: answers are said at a token and not read (`Piece.targets`); otherwise they are the
+      words: of the vocabulary, after the specials.
+      answers: ids that can be an answer.
+      outputs: answers are targets only and never read (`Piece.targets`); otherwise they are the
         tokens that follow.
-      steps: what stands for 0 in `ToyConfig.steps` and `ToyConfig.test_steps`.
+      steps: defaults of `ToyConfig.steps` and `ToyConfig.test_steps`, where these are 0.
     """
 
     words: tuple[str, ...]
@@ -50,12 +50,12 @@ class Toy(Protocol):
     def episodes(self, rngs: Sequence[np.random.Generator], steps: int) -> list[Piece]:
         """Return an episode for each generator; it begins with `BEGIN`."""
 
-    def last(self, piece: Piece) -> np.ndarray | None:
-        """Return what an episode's answers would be if nothing had changed since they were given
-        last, [answers]; None where that means nothing."""
+    def last_answers(self, piece: Piece) -> np.ndarray | None:
+        """Return guesses that repeat the last answer to the same question, [answers]; None if the
+        task has no such guess."""
 
 
-TASKS: dict[str, type[Toy]] = {
+TASKS: dict[str, type[ToyTask]] = {
     "random_walk": RandomWalk,
     "blocked_walk": BlockedWalk,
     "copy": Copy,
@@ -65,30 +65,30 @@ TASKS: dict[str, type[Toy]] = {
 }
 
 
-def words_of(task: str, config: ToyConfig) -> Words:
-    """Return the tokenizer of a task's own words."""
-    return Words("task", TASKS[task](config).words)
+def task_tokenizer(task: str, config: ToyConfig) -> WordTokenizer:
+    """Return the tokenizer of a task's words."""
+    return WordTokenizer("task", TASKS[task](config).words)
 
 
-def steps_of_test(task: str, config: ToyConfig) -> int:
-    """Return the steps of a task's test episodes, if nothing else is asked for."""
-    trained, tested = TASKS[task].steps
-    unlike = tested if tested != trained else config.steps or trained
-    return config.test_steps or unlike
+def eval_steps(task: str, config: ToyConfig) -> int:
+    """Return the default number of steps of a task's test episodes."""
+    train, test = TASKS[task].steps
+    default = test if test != train else config.steps or train
+    return config.test_steps or default
 
 
 class ToySource:
-    """Endless documents of a toy task's episodes, shuffled anew in each epoch.
+    """Infinite documents of a toy task's episodes, reshuffled in each epoch.
 
-    Lane i takes the positions i, i + lanes, and so on of the permutation. With fewer episodes than
-    lanes each lane takes all of them, in its own order.
+    Lane i reads the positions i, i + lanes, and so on of the permutation. With fewer episodes than
+    lanes each lane reads all of them, in its own order.
 
     Args:
       task: name.
-      config: of the task; `steps` is the length, whatever the split.
+      config: of the task; `steps` is the length for either split.
       tokenizer: must have the task's words.
       seed: of the episodes and their order.
-      split: "train", or "holdout" for the test's.
+      split: "train", or "holdout" for test episodes.
     """
 
     def __init__(
@@ -97,9 +97,12 @@ class ToySource:
         self.task = TASKS[task](config)
         self.name, self._config, self._seed, self._split = task, config, seed, split
         self._steps = config.steps or self.task.steps[0]
-        # of today's training episodes
+        # steps of training episodes at the curriculum's current stage
         self._longest = config.start_steps if split == "train" and config.start_steps else None
-        if not isinstance(tokenizer, Words) or tokenizer.words != words_of(task, config).words:
+        if (
+            not isinstance(tokenizer, WordTokenizer)
+            or tokenizer.words != task_tokenizer(task, config).words
+        ):
             raise UserError(
                 f"{task}: tokenizer {tokenizer.name} has other words than the task; "
                 "take a run with data.tokenizer=task and the same data.task and data.toy"
@@ -110,46 +113,46 @@ class ToySource:
 
     def report(self) -> str:
         """Return a line for the user."""
-        together = "one behind the other" if self._config.concatenate else "a document each"
+        documents = "concatenated" if self._config.concatenate else "one per document"
         steps = f"{self._steps:,} steps"
         if self._longest is not None:
             steps = f"{self._longest:,} steps, growing to {self._steps:,}"
-        return f"{self.name}: {len(self):,} episodes of {steps}, {together}"
+        return f"{self.name}: {len(self):,} episodes of {steps}, {documents}"
 
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
-        """Return [epoch, seed of the order, first position, distance, number of episodes, steps].
+        """Return [epoch, seed of the order, first position, stride, number of episodes, steps].
 
-        Steps are there with a curriculum alone.
+        Steps are present with a curriculum only.
         """
-        own, first, distance = (0, lane, lanes) if len(self) >= lanes else (1 + lane, 0, 1)
+        order, first, distance = (0, lane, lanes) if len(self) >= lanes else (1 + lane, 0, 1)
         count = len(range(first, len(self), distance))
         if self._config.concatenate:
-            return [k, own, first, distance, count]
+            return [k, order, first, distance, count]
         epoch, number = divmod(k, count)
         steps = [] if self._longest is None else [self._longest]
-        return [epoch, own, first + number * distance, distance, 1, *steps]
+        return [epoch, order, first + number * distance, distance, 1, *steps]
 
     def epoch_size(self, lane: int, lanes: int) -> int:
-        """Return how many documents of a lane are one epoch."""
+        """Return the number of documents of a lane in one epoch."""
         if self._config.concatenate:
             return 1
         return len(range(lane, len(self), lanes)) if len(self) >= lanes else len(self)
 
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
-        epoch, own, first, distance, count, *steps = key
-        (of,) = steps or [self._steps]
-        seed = int(np.random.SeedSequence((self._seed, epoch, own)).generate_state(1)[0])
+        epoch, order, first, distance, count, *steps = key
+        (episode_steps,) = steps or [self._steps]
+        seed = int(np.random.SeedSequence((self._seed, epoch, order)).generate_state(1)[0])
         positions = range(first, first + count * distance, distance)
-        # long ones are made one at a time
-        at_once = max(min(_TOGETHER, _STEPS_TOGETHER // of), 1)
-        for done in range(piece, count, at_once):
-            together = positions[done : done + at_once]
-            rngs = [self._rng(self._shuffled(position, seed)) for position in together]
-            yield from self.task.episodes(rngs, of)
+        # long episodes are generated one at a time
+        size = max(min(_EPISODES_PER_CALL, _STEPS_PER_CALL // episode_steps), 1)
+        for done in range(piece, count, size):
+            chunk = positions[done : done + size]
+            rngs = [self._rng(self._permuted_episode(position, seed)) for position in chunk]
+            yield from self.task.episodes(rngs, episode_steps)
         if piece <= count:
-            yield _end(self.task.outputs)
+            yield _end_piece(self.task.outputs)
 
-    def _shuffled(self, position: int, seed: int) -> int:
+    def _permuted_episode(self, position: int, seed: int) -> int:
         """Return the number of the episode at a position of a permutation."""
         last = len(self) - 1
         return grain.experimental.index_shuffle(position, max_index=last, seed=seed, rounds=4)
@@ -159,8 +162,8 @@ class ToySource:
 
     def episodes(self) -> Iterator[Piece]:
         """Yield all episodes once, in the order of their numbers."""
-        for done in range(0, len(self), _TOGETHER):
-            numbers = range(done, min(done + _TOGETHER, len(self)))
+        for done in range(0, len(self), _EPISODES_PER_CALL):
+            numbers = range(done, min(done + _EPISODES_PER_CALL, len(self)))
             yield from self.task.episodes([self._rng(number) for number in numbers], self._steps)
 
     def get_state(self) -> dict[str, Any]:
@@ -171,24 +174,24 @@ class ToySource:
             self._longest = state["longest"]
 
     def advance(self, state: dict[str, Any], accuracy: float) -> dict[str, Any]:
-        """Return the state after a logging interval in which answers had this accuracy."""
+        """Return the state after a logging interval with this accuracy of answers."""
         if self._longest is None or accuracy < self._config.threshold:
             return state
         return {"longest": min(2 * state["longest"], self._steps)}
 
 
-def _end(outputs: bool) -> Piece:
-    """Return the token behind a document, at which nothing is predicted."""
+def _end_piece(outputs: bool) -> Piece:
+    """Return the token after a document, at which nothing is predicted."""
     token = np.array([BEGIN], np.int32)
     return Piece(token, np.zeros(1, np.float32), targets=token if outputs else None)
 
 
 # ---------------------------------------------------------------------------------------------
-# Guessing
+# Baselines
 
 
 def baselines(task: str, config: ToyConfig, test_steps: int, seed: int) -> dict[str, Any]:
-    """Return the accuracy of answers that take no thought, on at most 1,000 test episodes.
+    """Return the accuracy of trivial guesses, on at most 1,000 test episodes.
 
     Args:
       task: name.
@@ -197,33 +200,33 @@ def baselines(task: str, config: ToyConfig, test_steps: int, seed: int) -> dict[
       seed: of the run.
 
     Returns:
-      chance: of guessing among all answers; commonest: the word that is the commonest answer in
-      training; commonest_accuracy: of always saying it; last_accuracy: of saying each time what was
-      right when the same was asked for last, None where that means nothing.
+      chance: accuracy of uniform guesses among all answers; commonest: the word that is the most
+      common answer in training; commonest_accuracy: of always answering it; last_accuracy: of
+      repeating the last answer to the same question, None if the task has no such guess.
     """
-    few = replace(config, episodes=min(config.episodes, _MEASURED))
-    words = words_of(task, config)
+    few = replace(config, episodes=min(config.episodes, _BASELINE_EPISODES))
+    words = task_tokenizer(task, config)
     train = ToySource(task, few, words, seed)
     count = np.zeros(words.vocab_size, int)
     for episode in train.episodes():
-        count += np.bincount(answers(episode), minlength=len(count))
+        count += np.bincount(episode_answers(episode), minlength=len(count))
     best = int(count.argmax())
     test = ToySource(
-        task, replace(config, steps=test_steps, episodes=_MEASURED), words, seed, "holdout"
+        task, replace(config, steps=test_steps, episodes=_BASELINE_EPISODES), words, seed, "holdout"
     )
-    found = list(islice(test.episodes(), _MEASURED))
-    right = np.concatenate([answers(episode) for episode in found])
-    last = [test.task.last(episode) for episode in found]
-    given = [guess for guess in last if guess is not None]
+    episodes = list(islice(test.episodes(), _BASELINE_EPISODES))
+    correct = np.concatenate([episode_answers(episode) for episode in episodes])
+    last = [test.task.last_answers(episode) for episode in episodes]
+    guesses = [guess for guess in last if guess is not None]
     return {
         "chance": 1 / len(test.task.answers),
         "commonest": words.words[best],
-        "commonest_accuracy": float((right == best).mean()),
-        "last_accuracy": float((np.concatenate(given) == right).mean()) if given else None,
+        "commonest_accuracy": float((correct == best).mean()),
+        "last_accuracy": float((np.concatenate(guesses) == correct).mean()) if guesses else None,
     }
 
 
-def answers(episode: Piece) -> np.ndarray:
+def episode_answers(episode: Piece) -> np.ndarray:
     """Return an episode's answers [n]."""
-    said = episode.tokens if episode.targets is None else episode.targets
-    return said[episode.weights > 0]
+    targets = episode.tokens if episode.targets is None else episode.targets
+    return targets[episode.weights > 0]

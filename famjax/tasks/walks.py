@@ -1,7 +1,7 @@
 """Walks on small grids: where is the agent after each action? (Feedback Transformer v3 7.1, v1 B.1)
 
-An episode is the reset symbol and `steps` actions. The answer at each of them is the cell that the
-agent stands in behind it, a symbol of its own, which the model never reads.
+An episode is the reset symbol and `steps` actions. The target at each of them is the agent's cell
+after it, a separate symbol that the model never reads.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ class Walk:
     """Walks through a table of states.
 
     Args:
-      actions: their words.
-      cells: words of the places.
-      table: [states actions], the state behind an action.
-      place: [states], the cell of each state.
-      start: the state an episode begins in.
+      actions: words of the actions.
+      cells: words of the cells.
+      table: [states actions], the state after an action.
+      cell_of_state: [states], the cell of each state.
+      start: the initial state of an episode.
 
     Attributes:
-      words: of the vocabulary, behind the special ones.
-      answers, outputs, steps: see `famjax.tasks.toy.Toy`.
+      words: of the vocabulary, after the specials.
+      answers, outputs, steps: see `famjax.tasks.toy.ToyTask`.
     """
 
     outputs = True
@@ -41,16 +41,16 @@ class Walk:
         actions: Sequence[str],
         cells: Sequence[str],
         table: np.ndarray,
-        place: np.ndarray,
+        cell_of_state: np.ndarray,
         start: int,
     ):
         self.words = (*actions, *cells)
         first = len(SPECIALS) + len(actions)
         self.answers = range(first, first + len(cells))
-        self._table, self._cell, self._start = table, first + place, start
+        self._table, self._cell, self._start = table, first + cell_of_state, start
 
     def episodes(self, rngs: Sequence[np.random.Generator], steps: int) -> list[Piece]:
-        """Return an episode for each generator, all of them walked at once."""
+        """Return an episode for each generator, computed as one batch."""
         actions = np.stack([rng.integers(0, self._table.shape[1], steps) for rng in rngs])
         states = np.full((len(rngs), steps + 1), self._start)
         for t in range(steps):
@@ -63,8 +63,8 @@ class Walk:
             )
         ]
 
-    def last(self, piece: Piece) -> np.ndarray | None:
-        """Stay: the cell before each action."""
+    def last_answers(self, piece: Piece) -> np.ndarray | None:
+        """Guess that the agent stays: the cell before each action."""
         assert piece.targets is not None
         return np.append(piece.targets[:1], piece.targets[:-1])
 
@@ -72,7 +72,7 @@ class Walk:
 class RandomWalk(Walk):
     """Forward, left, right on a square grid, from its north-west corner, facing east.
 
-    What would leave the grid is ignored.
+    Moves off the grid are ignored.
     """
 
     def __init__(self, config: ToyConfig):
@@ -93,10 +93,10 @@ class RandomWalk(Walk):
 
 
 class BlockedWalk(Walk):
-    """Four moves on a torus of 3 x 3 cells A to I, from E; what would enter a block is ignored.
+    """Four moves on a torus of 3 x 3 cells A to I, from E; moves into a block are ignored.
 
-    The picture that shows the blocks is lost. "Brown cells represent blocks where agent cannot move
-    (except for the initial step)": E is one, to which there is no way back. A is our choice.
+    The paper's figure of the blocks is lost. "Brown cells represent blocks where agent cannot move
+    (except for the initial step)": E is one, and cannot be entered again. A is our choice.
     """
 
     blocks = "AE"

@@ -1,1 +1,5 @@
-"""famjax."""
+"""Training: the loop, the compiled step, optimizers, checkpoints and the run folder.
+
+A run folder holds config, tokenizer, metrics and checkpoints. A run that is killed and resumed ends
+bit for bit as one that was not.
+"""

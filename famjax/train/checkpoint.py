@@ -1,24 +1,24 @@
-"""Checkpoints of a training run: written in the background, believed only when whole.
+"""Checkpoints of a training run: written in the background, and verified before they are used.
 
 A checkpoint is a folder named by its step:
 
     000000200/params/ ...     one Orbax (OCDBT) folder for each top-level key of the tree
     000000200/tree.json       path, shape and dtype of every leaf
-    000000200/extra.json      what the caller wants beside the arrays (data cursor, config)
+    000000200/extra.json      JSON that the caller adds (data cursor, config)
     000000200/manifest.json   size and sha256 of every other file
 
-It is written under another name and renamed when all of it is on disk, so a process killed at any
-moment leaves the old checkpoints or the new one, never a half one. Damage done later is found by
-the manifest, and the next older checkpoint is used.
+It is written under a temporary name and renamed when all of it is on disk, so a process killed at
+any moment leaves the old checkpoints or the new one, never a partial one. The manifest detects
+later damage; then the next older checkpoint is used.
 
-One Orbax folder for each top-level key lets a reader that wants the parameters alone verify and
-read nothing else. Leaves without elements (the keys of zero memory segments) are not written, as
-Orbax refuses them: their shape says all.
+One Orbax folder for each top-level key lets a reader of the parameters verify and read nothing
+else. Empty leaves (the keys of zero memory segments) are not written, since Orbax rejects them;
+their shape is sufficient.
 
-Of several processes each writes its own parts of arrays into the same folder, as Orbax does it, and
-process 0 all the rest; each verifies nothing and reads what lies on its devices, of the checkpoint
-that process 0 found good. All must save and restore together. Only process 0 lists the folder: a
-network file system may show another what was there some seconds ago.
+With several processes, each writes its shards of the arrays into the same folder, as usual with
+Orbax, and process 0 writes all else. Process 0 verifies; then each process reads its shards of the
+checkpoint that process 0 chose. All must save and restore together. Only process 0 lists the
+folder: a network file system may show the others an outdated listing.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ import orbax.checkpoint as ocp
 
 from famjax.core import processes
 from famjax.core.errors import UserError
-from famjax.core.json_files import parse_json, regular_size, shorten
+from famjax.core.json_files import parse_json, regular_file_size, shorten
 from famjax.core.names import is_inside
 
 MANIFEST, TREE, EXTRA = "manifest.json", "tree.json", "extra.json"
-_WRITING, _REPLACED = "tmp-", "old-"
-_RESTORE = "restore the folder from a copy or start a new run"
+_TEMPORARY, _REPLACED = "tmp-", "old-"
+_RESTORE_HINT = "restore the folder from a copy or start a new run"
 
-# A tree with a dict of identifiers on top and jax.Array (or ShapeDtypeStruct) leaves.
+# A tree whose top level is a dict of identifiers, with jax.Array (or ShapeDtypeStruct) leaves.
 Tree = dict[str, Any]
 Leaves = dict[str, Any]
 
@@ -60,12 +60,12 @@ class Checkpoints:
     """The checkpoints of one run, `folder` being RUN/checkpoints.
 
     Args:
-      folder: made on the first save if it is missing.
-      keep: how many of the newest checkpoints stay after a save. 0 opens the folder for reading
-        only, which is safe while another process trains.
+      folder: created on the first save if it is missing.
+      keep: number of the newest checkpoints to keep after a save. 0 opens the folder read-only,
+        which is safe while another process trains.
 
-    Only one writer at a time may have a folder: it removes what killed savers left behind.
-    Call `wait` before the process ends, also when it ends by an exception.
+    A folder may have only one writer at a time: it removes partial checkpoints of killed processes.
+    Call `wait` before the process ends, also after an exception.
     """
 
     def __init__(self, folder: Path, keep: int = 0) -> None:
@@ -77,7 +77,7 @@ class Checkpoints:
             self._clean()
 
     def steps(self) -> list[int]:
-        """Steps of the checkpoints there are, oldest first. They are not verified."""
+        """Steps of the existing checkpoints, oldest first. They are not verified."""
         if not self.folder.is_dir():
             return []
         names = (p.name for p in self.folder.iterdir())
@@ -91,28 +91,29 @@ class Checkpoints:
         return self.folder / f"{step:09d}"
 
     def extra(self, step: int) -> dict[str, Any]:
-        """What was saved beside the arrays of a step, not verified; {} if it cannot be read."""
+        """The `extra` of a step's checkpoint, not verified; {} if it cannot be read."""
         try:
-            found = _json(self.path(step) / EXTRA)
+            extra = _load_json(self.path(step) / EXTRA)
         except (OSError, ValueError, UserError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return extra if isinstance(extra, dict) else {}
 
     def save(self, step: int, tree: Tree, extra: dict[str, Any], copy: bool = True) -> None:
-        """Copy `tree` to the host, of several processes each its share; write in the background.
+        """Copy `tree` (with several processes, this process's shards) to the host, then write it in
+        the background.
 
-        On return the arrays may be donated and `extra` changed. An earlier save is waited for
-        first; host memory therefore never holds more than one copy of the tree.
+        On return the arrays may be donated and `extra` changed. An earlier save is awaited first,
+        so host memory never holds more than one copy of the tree.
 
         Once written, a checkpoint replaces one of the same step and removes those of later steps:
-        the run has gone back behind them, because they were damaged.
+        the run has restarted before them, because they were damaged.
 
         Args:
           step: optimizer steps done, >= 0.
           tree: dict of pytrees of jax.Array; typed keys as `jax.random.key_data`.
-          extra: anything JSON can hold.
-          copy: False spares the copy of arrays that are on the host already; they must stay until
-            `wait` has returned.
+          extra: JSON-able.
+          copy: False avoids the copy of arrays that are on the host already; they must not change
+            before `wait` returns.
 
         Raises:
           UserError: the earlier save failed (see `wait`); nothing is saved now.
@@ -121,19 +122,19 @@ class Checkpoints:
             raise ValueError("opened for reading only: keep=0")
         self.wait()
         to_host = _to_host if processes.process_count() == 1 else _share_to_host
-        leaves = {key: _leaves(to_host(value, copy)) for key, value in tree.items()}
+        leaves = {key: _flatten(to_host(value, copy)) for key, value in tree.items()}
         _check_names(leaves)
         note = json.dumps(extra)
         self._thread = threading.Thread(
-            target=self._background, args=(step, leaves, note), name=f"save-{step}"
+            target=self._save_in_background, args=(step, leaves, note), name=f"save-{step}"
         )
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until the save under way is on disk.
+        """Wait until the pending save is on disk.
 
         Raises:
-          UserError: it failed for want of space or rights. The earlier checkpoints are untouched.
+          UserError: it failed for lack of space or permission. Earlier checkpoints are unaffected.
         """
         if self._thread is not None:
             self._thread.join()
@@ -148,86 +149,92 @@ class Checkpoints:
         step: int | None = None,
         report: Callable[[str], None] | None = None,
     ) -> tuple[int, Tree, dict[str, Any]]:
-        """Read the newest good checkpoint, bit for bit, onto the shardings of `template`.
+        """Restore the newest valid checkpoint, bit for bit, with the shardings of `template`.
 
         Args:
-          template: tree of jax.ShapeDtypeStruct or jax.Array with the shapes, dtypes and shardings
-            wanted (no sharding: the first device). It may hold some of the top-level keys only,
-            such as {"params": ...}; the files of the others are then neither verified nor read. A
-            function that returns it, where shapes depend on the step.
-          step: this checkpoint and no other, instead of the newest good one.
-          report: takes one line for each damaged checkpoint passed over; standard error if None.
+          template: tree of jax.ShapeDtypeStruct or jax.Array with the desired shapes, dtypes and
+            shardings (no sharding: the first device). It may have a subset of the top-level keys,
+            such as {"params": ...}; the files of the others are then neither verified nor read. If
+            shapes depend on the step, a function from step to template.
+          step: restore this checkpoint only, instead of the newest valid one.
+          report: called with one line for each damaged checkpoint skipped; None writes to standard
+            error.
 
         Returns:
           Its step, the tree, and the `extra` given to `save`.
 
         Raises:
-          UserError: there is no good checkpoint, or it does not fit the template.
+          UserError: there is no valid checkpoint, or it does not match the template.
         """
-        of = template if callable(template) else lambda _: template
-        step, template = self._newest_good(of, step, report or _to_stderr)
-        self._check_fit(step, {key: _leaves(value) for key, value in template.items()})
-        tree = {key: _read(self.path(step) / key, value) for key, value in template.items()}
-        return step, tree, self._table(step, EXTRA)
+        template_at = template if callable(template) else lambda _: template
+        step, template = self._newest_valid(template_at, step, report or _to_stderr)
+        self._check_fit(step, {key: _flatten(value) for key, value in template.items()})
+        tree = {
+            key: _restore_arrays(self.path(step) / key, value) for key, value in template.items()
+        }
+        return step, tree, self._load_table(step, EXTRA)
 
-    def _newest_good(
-        self, of: Callable[[int], Tree], step: int | None, report: Callable[[str], None]
+    def _newest_valid(
+        self, template_at: Callable[[int], Tree], step: int | None, report: Callable[[str], None]
     ) -> tuple[int, Tree]:
         steps = processes.broadcast_from_first("steps", self.steps)
         if step is not None and step not in steps:
-            raise UserError(f"no checkpoint of step {step} in {self.folder}; there are: {steps}")
+            raise UserError(f"no checkpoint of step {step} in {self.folder}; available: {steps}")
         if not steps:
             raise UserError(f"no checkpoint in {self.folder}; train the run first")
         for candidate in [step] if step is not None else reversed(steps):
-            template = of(candidate)
+            template = template_at(candidate)
             damage = processes.broadcast_from_first(
-                "damage", functools.partial(_damage, self.path(candidate), sorted(template))
+                "damage", functools.partial(_find_damage, self.path(candidate), sorted(template))
             )
             if damage is None:
                 return candidate, template
             report(f"checkpoint {self.path(candidate)} is damaged: {damage}; it is not used")
         tried = steps if step is None else [step]
-        raise UserError(f"no good checkpoint in {self.folder}: {tried} damaged; {_RESTORE}")
+        raise UserError(f"no good checkpoint in {self.folder}: {tried} damaged; {_RESTORE_HINT}")
 
-    def _table(self, step: int, name: str) -> dict[str, Any]:
-        """Return the table of keys in a file of a step, whose checksum is right."""
+    def _load_table(self, step: int, name: str) -> dict[str, Any]:
+        """Return the JSON object in a file of a verified checkpoint."""
         path = self.path(step) / name
         try:
-            found = _json(path)
+            table = _load_json(path)
         except (OSError, ValueError) as error:
-            raise UserError(f"{path}: damaged ({error}); {_RESTORE}") from None
-        if not isinstance(found, dict):
-            raise UserError(f"{path}: damaged (not a table of keys); {_RESTORE}")
-        return found
+            raise UserError(f"{path}: damaged ({error}); {_RESTORE_HINT}") from None
+        if not isinstance(table, dict):
+            raise UserError(f"{path}: damaged (not a table of keys); {_RESTORE_HINT}")
+        return table
 
     def _check_fit(self, step: int, wanted: dict[str, Leaves]) -> None:
-        saved = self._table(step, TREE)
+        saved = self._load_table(step, TREE)
         for key, leaves in wanted.items():
             try:
-                there = {name: tuple(about) for name, about in saved.get(key, {}).items()}
+                saved_info = {name: tuple(info) for name, info in saved.get(key, {}).items()}
             except (AttributeError, TypeError):
                 path = self.path(step) / TREE
-                raise UserError(f"{path}: damaged (not a table of arrays); {_RESTORE}") from None
-            here = {name: _about(leaf) for name, leaf in leaves.items()}
-            for name in [*here, *there]:
-                if there.get(name) != here.get(name):
+                raise UserError(
+                    f"{path}: damaged (not a table of arrays); {_RESTORE_HINT}"
+                ) from None
+            wanted_info = {name: _array_info(leaf) for name, leaf in leaves.items()}
+            for name in [*wanted_info, *saved_info]:
+                if saved_info.get(name) != wanted_info.get(name):
                     full = f"{key}/{name}" if name else key
                     raise UserError(
                         f"checkpoint {self.path(step)} does not fit: {full} is "
-                        f"{_words(there.get(name))} in it and {_words(here.get(name))} here; "
+                        f"{_describe_array(saved_info.get(name))} in it and "
+                        f"{_describe_array(wanted_info.get(name))} here; "
                         "use the config the run was trained with (config.json beside checkpoints)"
                     )
 
-    def _background(self, step: int, leaves: dict[str, Leaves], note: str) -> None:
+    def _save_in_background(self, step: int, leaves: dict[str, Leaves], note: str) -> None:
         try:
             self._write(step, leaves, note)
         except BaseException as error:
             if processes.process_index() == 0:
-                shutil.rmtree(self._writing(step), ignore_errors=True)
-            self._error = self._explain(step, list(leaves), error)
+                shutil.rmtree(self._temporary_path(step), ignore_errors=True)
+            self._error = self._explain_error(step, list(leaves), error)
 
     def _write(self, step: int, leaves: dict[str, Leaves], note: str) -> None:
-        writing = self._writing(step)
+        writing = self._temporary_path(step)
         if processes.process_index() == 0:
             writing.mkdir(parents=True)
         processes.barrier("save begins")
@@ -239,35 +246,37 @@ class Checkpoints:
         processes.barrier("save ends")
 
     def _complete(self, step: int, leaves: dict[str, Leaves], note: str) -> None:
-        writing = self._writing(step)
-        index = {key: {n: _about(v) for n, v in values.items()} for key, values in leaves.items()}
+        writing = self._temporary_path(step)
+        index = {
+            key: {n: _array_info(v) for n, v in values.items()} for key, values in leaves.items()
+        }
         (writing / TREE).write_text(json.dumps(index))
         (writing / EXTRA).write_text(note)
-        _seal(writing)
+        _write_manifest(writing)
         self._publish(step)
         self._prune(step)
 
     def _publish(self, step: int) -> None:
-        """Rename the written folder to its step; one already there steps aside first."""
+        """Rename the written folder to its step; move an existing one of that step aside first."""
         target, aside = self.path(step), self.folder / f"{_REPLACED}{step:09d}"
         if target.exists():
             target.rename(aside)
-        self._writing(step).rename(target)
-        _sync(self.folder)
+        self._temporary_path(step).rename(target)
+        _fsync(self.folder)
         shutil.rmtree(aside, ignore_errors=True)
 
     def _prune(self, newest: int) -> None:
         steps = self.steps()
         kept = [s for s in steps if s <= newest][-self.keep :]
         for step in set(steps) - set(kept):
-            # Renamed first: a folder half removed must not look like a damaged checkpoint.
-            self.path(step).rename(self._writing(step))
-            shutil.rmtree(self._writing(step), ignore_errors=True)
+            # Renamed first: a partly removed folder must not look like a damaged checkpoint.
+            self.path(step).rename(self._temporary_path(step))
+            shutil.rmtree(self._temporary_path(step), ignore_errors=True)
 
     def _clean(self) -> None:
-        """Undo what killed savers left: half-written folders, and one moved aside in vain."""
+        """Clean up after killed processes: remove partial checkpoints, move back one set aside."""
         for path in list(self.folder.iterdir()):
-            if path.name.startswith(_WRITING):
+            if path.name.startswith(_TEMPORARY):
                 shutil.rmtree(path)
             elif path.name.startswith(_REPLACED):
                 target = self.folder / path.name.removeprefix(_REPLACED)
@@ -276,12 +285,12 @@ class Checkpoints:
                 else:
                     path.rename(target)
 
-    def _writing(self, step: int) -> Path:
-        return self.folder / f"{_WRITING}{step:09d}"
+    def _temporary_path(self, step: int) -> Path:
+        return self.folder / f"{_TEMPORARY}{step:09d}"
 
-    def _explain(self, step: int, keys: list[str], error: BaseException) -> BaseException:
-        """The UserError for a disk that is full or refuses; any other error is ours, and itself."""
-        good = (s for s in reversed(self.steps()) if _damage(self.path(s), keys) is None)
+    def _explain_error(self, step: int, keys: list[str], error: BaseException) -> BaseException:
+        """The `UserError` for a full or failing disk; other errors, which are bugs, unchanged."""
+        good = (s for s in reversed(self.steps()) if _find_damage(self.path(s), keys) is None)
         last = next(good, None)
         rest = "there is no good one" if last is None else f"the last good one is step {last}"
         if _is_full(error):
@@ -295,13 +304,15 @@ class Checkpoints:
 
 
 @contextmanager
-def reading_extra(folder: Path) -> Iterator[None]:
-    """Turn what can go wrong with a checkpoint's `extra` that is not famjax's into one line."""
+def wrap_extra_errors(folder: Path) -> Iterator[None]:
+    """Convert errors from malformed `extra` of a checkpoint into a `UserError` of one line."""
     try:
         yield
     except (LookupError, TypeError, AttributeError, ValueError) as error:
-        said = shorten(f"{type(error).__name__}: {error}")
-        raise UserError(f"{folder / EXTRA}: not as famjax wrote it ({said}); {_RESTORE}") from error
+        message = shorten(f"{type(error).__name__}: {error}")
+        raise UserError(
+            f"{folder / EXTRA}: not as famjax wrote it ({message}); {_RESTORE_HINT}"
+        ) from error
 
 
 def _to_stderr(line: str) -> None:
@@ -309,10 +320,10 @@ def _to_stderr(line: str) -> None:
 
 
 def _to_host(tree: Any, safe: bool) -> Any:
-    """NumPy copies of all leaves; views where they are on the CPU and not `safe`.
+    """NumPy copies of all leaves; views of those on the CPU if not `safe`.
 
-    On the CPU `device_get` gives views of the buffers, which would change or block donation while
-    they are being written.
+    On the CPU `device_get` returns views of the buffers, which would change, or block donation,
+    while they are written.
     """
 
     def copy(leaf: Any, host: Any) -> np.ndarray:
@@ -323,13 +334,13 @@ def _to_host(tree: Any, safe: bool) -> Any:
 
 
 def _share_to_host(tree: Any, _: bool) -> Any:
-    """Arrays over all processes in the hosts' memory, where each has the parts of its devices."""
-    places = jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind("pinned_host"), tree)
-    copies = jax.device_put(tree, places)
+    """Global arrays in pinned host memory, where each process has the shards of its devices."""
+    shardings = jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind("pinned_host"), tree)
+    copies = jax.device_put(tree, shardings)
     return jax.block_until_ready(copies)
 
 
-def _leaves(tree: Any) -> Leaves:
+def _flatten(tree: Any) -> Leaves:
     """Leaves by path, "layers/0/w"; the empty path if the tree is one leaf."""
     flat = jax.tree_util.tree_flatten_with_path(tree)[0]
     leaves = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in flat}
@@ -347,16 +358,16 @@ def _check_names(leaves: dict[str, Leaves]) -> None:
             raise ValueError(f"two leaves of {key!r} differ in dots and slashes only")
 
 
-def _about(leaf: Any) -> tuple[list[int], str]:
+def _array_info(leaf: Any) -> tuple[list[int], str]:
     return list(leaf.shape), str(leaf.dtype)
 
 
-def _words(about: tuple[Any, ...] | None) -> str:
-    return "absent" if about is None else f"{about[1]}{about[0]}"
+def _describe_array(info: tuple[Any, ...] | None) -> str:
+    return "absent" if info is None else f"{info[1]}{info[0]}"
 
 
 def _nest(leaves: Leaves) -> Tree:
-    """A tree of dicts, readable by plain Orbax without our classes; empty leaves left out."""
+    """A tree of dicts without empty leaves, readable by plain Orbax without our classes."""
     tree: Tree = {}
     for name, leaf in leaves.items():
         if leaf.size:
@@ -377,16 +388,16 @@ def _unnest(tree: Tree, name: str) -> Any:
 def _write_arrays(folder: Path, leaves: Leaves) -> None:
     tree = _nest(leaves)
     if tree:
-        # Orbax holds what it is writing once more: the largest array, and not all of them
+        # Orbax copies what it writes: limit that to the largest array, not all of them
         gigabytes = 2 + max(leaf.nbytes for leaf in leaves.values()) // 10**9
-        with _one_line_errors(), _orbax(save_concurrent_gb=gigabytes) as orbax:
+        with _suppress_tracebacks(), _make_checkpointer(save_concurrent_gb=gigabytes) as orbax:
             orbax.save(folder, ocp.args.PyTreeSave(tree))
 
 
-def _orbax(**limits: int) -> ocp.Checkpointer:
-    """Orbax whose processes wait for each other in the coordination service.
+def _make_checkpointer(**limits: int) -> ocp.Checkpointer:
+    """An Orbax checkpointer whose processes synchronise through the coordination service.
 
-    On the devices, where it waits by default, the training's collectives would be in between.
+    Its default, a barrier on the devices, would interleave with the collectives of training.
     """
     if processes.process_count() == 1:
         return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**limits))
@@ -398,8 +409,8 @@ def _orbax(**limits: int) -> ocp.Checkpointer:
 
 
 @contextmanager
-def _one_line_errors() -> Iterator[None]:
-    """Keep from the terminal the tracebacks Orbax logs of exceptions that it also raises."""
+def _suppress_tracebacks() -> Iterator[None]:
+    """Suppress the tracebacks that Orbax logs for exceptions it also raises."""
 
     def wanted(record: logging.LogRecord) -> bool:
         return "_SignalingThread" not in record.getMessage()
@@ -412,56 +423,60 @@ def _one_line_errors() -> Iterator[None]:
         logger.removeFilter(wanted)
 
 
-def _read(folder: Path, template: Any) -> Any:
-    """The tree under `folder`, shaped, typed and sharded as `template`, known to fit."""
-    leaves = _leaves(template)
+def _restore_arrays(folder: Path, template: Any) -> Any:
+    """The tree under `folder`, with the shapes, dtypes and shardings of `template`."""
+    leaves = _flatten(template)
     nested = _nest(leaves)
     if nested:
-        how = ocp.args.PyTreeRestore(item=nested, restore_args=jax.tree.map(_how, nested))
+        args = ocp.args.PyTreeRestore(item=nested, restore_args=jax.tree.map(_restore_args, nested))
         try:
-            with _one_line_errors(), _orbax() as orbax:
-                nested = orbax.restore(folder, args=how)
-        except Exception as error:  # of TensorStore's own kinds, when checksums that are right lie
+            with _suppress_tracebacks(), _make_checkpointer() as orbax:
+                nested = orbax.restore(folder, args=args)
+        except (
+            Exception
+        ) as error:  # TensorStore's exception types, if files with valid checksums are malformed
             if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
                 raise
-            said = shorten(" ".join(f"{type(error).__name__}: {error}".split()), 200)
-            raise UserError(f"{folder}: damaged ({said}); {_RESTORE}") from error
-    values = [_unnest(nested, name) if leaf.size else _empty(leaf) for name, leaf in leaves.items()]
+            message = shorten(" ".join(f"{type(error).__name__}: {error}".split()), 200)
+            raise UserError(f"{folder}: damaged ({message}); {_RESTORE_HINT}") from error
+    values = [
+        _unnest(nested, name) if leaf.size else _empty_array(leaf) for name, leaf in leaves.items()
+    ]
     return jax.tree.unflatten(jax.tree.structure(template), values)
 
 
-def _empty(leaf: Any) -> jax.Array:
+def _empty_array(leaf: Any) -> jax.Array:
     zeros = np.zeros(leaf.shape, leaf.dtype)
     return jax.make_array_from_callback(leaf.shape, _sharding(leaf), lambda part: zeros[part])
 
 
-def _how(leaf: Any) -> ocp.ArrayRestoreArgs:
+def _restore_args(leaf: Any) -> ocp.ArrayRestoreArgs:
     return ocp.ArrayRestoreArgs(sharding=_sharding(leaf), global_shape=leaf.shape, dtype=leaf.dtype)
 
 
 def _sharding(leaf: Any) -> jax.sharding.Sharding:
-    given = getattr(leaf, "sharding", None)
-    return given or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    sharding = getattr(leaf, "sharding", None)
+    return sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
 
-def _files(folder: Path) -> Iterator[str]:
+def _list_files(folder: Path) -> Iterator[str]:
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             yield path.relative_to(folder).as_posix()
 
 
-def _seal(folder: Path) -> None:
-    """Write the manifest, and bring every file and folder to the disk before the rename."""
-    files = {name: _measure(folder / name, sync=True) for name in _files(folder)}
+def _write_manifest(folder: Path) -> None:
+    """Write the manifest, and fsync every file and folder before the rename."""
+    files = {name: _file_info(folder / name, sync=True) for name in _list_files(folder)}
     (folder / MANIFEST).write_text(json.dumps({"files": files}, indent=1))
-    _sync(folder / MANIFEST)
+    _fsync(folder / MANIFEST)
     for path in [*folder.rglob("*"), folder]:
         if path.is_dir():
-            _sync(path)
+            _fsync(path)
 
 
-def _measure(path: Path, sync: bool = False) -> dict[str, Any]:
-    regular_size(path)
+def _file_info(path: Path, sync: bool = False) -> dict[str, Any]:
+    regular_file_size(path)
     with path.open("rb") as file:
         if sync:
             os.fsync(file.fileno())
@@ -469,7 +484,7 @@ def _measure(path: Path, sync: bool = False) -> dict[str, Any]:
         return {"size": file.tell(), "sha256": digest}
 
 
-def _sync(path: Path) -> None:
+def _fsync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -477,15 +492,15 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def _json(path: Path) -> Any:
-    regular_size(path)
+def _load_json(path: Path) -> Any:
+    regular_file_size(path)
     return parse_json(path.read_text(encoding="utf-8"))
 
 
-def _damage(folder: Path, keys: list[str]) -> str | None:
-    """What is wrong with the files a reader of these top-level keys needs; None if nothing."""
+def _find_damage(folder: Path, keys: list[str]) -> str | None:
+    """The first problem in the files that these top-level keys need; None if there is none."""
     try:
-        files = dict(_json(folder / MANIFEST)["files"])
+        files = dict(_load_json(folder / MANIFEST)["files"])
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
     except (OSError, ValueError, KeyError, TypeError, UserError):
@@ -496,23 +511,23 @@ def _damage(folder: Path, keys: list[str]) -> str | None:
     for key in keys:
         if (folder / key).is_dir() and not any(str(name).startswith(f"{key}/") for name in files):
             return f"{MANIFEST} lists nothing of {key}"
-    for name, about in files.items():
+    for name, info in files.items():
         if not is_inside(name):
             return f"{MANIFEST} names {name!r}, which is not in its folder"
         if name.split("/")[0] in (TREE, EXTRA, *keys):
-            wrong = _difference(folder / name, about)
+            wrong = _compare_file(folder / name, info)
             if wrong:
                 return f"{name} {wrong}"
     return None
 
 
-def _difference(path: Path, about: dict[str, Any]) -> str | None:
+def _compare_file(path: Path, info: dict[str, Any]) -> str | None:
     try:
         size = path.stat().st_size
-        if not isinstance(about, dict) or size != about.get("size"):
-            listed = about.get("size") if isinstance(about, dict) else about
+        if not isinstance(info, dict) or size != info.get("size"):
+            listed = info.get("size") if isinstance(info, dict) else info
             return f"has {size} bytes instead of {listed}"
-        return None if _measure(path) == about else "has other contents than were written"
+        return None if _file_info(path) == info else "has other contents than were written"
     except FileNotFoundError:
         return "is missing"
     except OSError as error:
@@ -522,7 +537,7 @@ def _difference(path: Path, about: dict[str, Any]) -> str | None:
 
 
 def _is_full(error: BaseException) -> bool:
-    """Whether the disk or quota ran out. TensorStore tells so in the text of a ValueError only."""
+    """Whether disk or quota is exhausted, which TensorStore reports as text of a ValueError."""
     texts = [os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT)]
     chain: BaseException | None = error
     while chain is not None:

@@ -55,7 +55,7 @@ class Clock:
         rate = tokens * self.steps / seconds
         data, device = (self.waited[what] / self.steps for what in ("data", "device"))
         # measured at the first lap only, and before the next one begins
-        peak = flops.peak_flops(jax.devices()[0]) or flops.measured_peak(config.model.dtype)
+        peak = flops.peak_flops(jax.devices()[0]) or flops.measure_peak_flops(config.model.dtype)
         shares = {
             "tokens_per_second": rate,
             "model_flops_utilisation": rate

@@ -1,8 +1,8 @@
-"""What a token costs by arithmetic, and what a device could do at most.
+"""Model FLOPs of a token, and the peak FLOP/s of a device.
 
 Model FLOPs (PaLM, arXiv 2204.02311, appendix B): the multiplications and additions of the matrix
-products that the mathematics asks for, two for each multiplied pair. Not counted: norms, softmax,
-activations, rotations, the embedding's look-up, and whatever is computed again to save memory.
+products in the model's definition, two for each multiplied pair. Not counted: norms, softmax,
+activations, rotary embeddings, the embedding lookup, and rematerialization.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from famjax.core.checks import cutoffs, mixer_pattern
 from famjax.core.config import Config, ModelConfig
 from famjax.layers.feature_map import num_features, num_vectors
 
-# Keys that a block's token sees, on average over a long document; a block's own causal part, and
-# that of full attention's cache, is half of its length. Letters: `famjax.core.types`.
+# Keys that a token attends to, on average over a long document. The causal part, of a block or of
+# full attention's cache, counts half of its length. Letters: `famjax.core.types`.
 KEYS_SEEN: dict[str, Callable[[ModelConfig], float]] = {
     "full": lambda c: c.capacity / 2,  # a document as long as the cache; a shorter one costs less
     "swa": lambda c: c.window,
@@ -30,20 +30,20 @@ KEYS_SEEN: dict[str, Callable[[ModelConfig], float]] = {
     "fam": lambda c: (c.memory_segments + 0.5) * c.block_len + c.fam_previous * c.fam_len,
 }
 
-# Keys that a block's token is multiplied with, masked or not.
+# Keys that a token is multiplied with, masked or not.
 KEYS_COMPUTED: dict[str, Callable[[ModelConfig], float]] = {
     "full": lambda c: c.capacity,
-    # whole blocks that hold the window
+    # the blocks that contain the window
     "swa": lambda c: (1 - (1 - c.window) // c.block_len) * c.block_len,
     "bswa": lambda c: (c.memory_segments + 1) * c.block_len,
     "bswa_sg": lambda c: (c.memory_segments + 1) * c.block_len,
     "fam": lambda c: (c.memory_segments + 1) * c.block_len + c.fam_previous * c.fam_len,
 }
 
-PRODUCT_SECONDS = 0.08
+MATMUL_SECONDS = 0.08
 
-# Dense bfloat16 FLOP/s of one device, by the words of `device_kind`; the first that has all of its
-# words wins. Sources: NVIDIA's data sheets (without sparsity), cloud.google.com/tpu/docs.
+# Dense bfloat16 FLOP/s of one device, by words of `device_kind`: the first entry whose words all
+# occur is used. Sources: NVIDIA's data sheets (without sparsity), cloud.google.com/tpu/docs.
 _PEAKS: tuple[tuple[frozenset[str], float], ...] = tuple(
     (frozenset(words.split()), peak)
     for words, peak in [
@@ -68,11 +68,10 @@ _PEAKS: tuple[tuple[frozenset[str], float], ...] = tuple(
 
 
 def forward_flops(model: ModelConfig, computed: bool = False) -> float:
-    """Model FLOPs of one token read, in a long document.
+    """Model FLOPs of the forward pass of one token, in a long document.
 
     Args:
-      computed: count all pairs of attention in layers of the residual stack, and not only those
-        that the masks let through.
+      computed: count all query-key pairs in layers of the residual stack, not only unmasked ones.
 
     Raises:
       ValueError: the vocabulary size is not resolved, or a mixer has no line in KEYS_SEEN.
@@ -89,11 +88,11 @@ def forward_flops(model: ModelConfig, computed: bool = False) -> float:
 
 
 def training_flops(model: ModelConfig, only: str = "all", computed: bool = False) -> float:
-    """Model FLOPs of one token trained on: backward is two products for each one of forward.
+    """Model FLOPs of a training step for one token: backward has two products for each of forward.
 
-    Beside adapters, or of feature maps alone (`train.only`), it is one: no product makes a gradient
-    of frozen weights. Their own products are few and not counted. That bswa_sg spares the gradient
-    of the memory's keys and values is not subtracted.
+    With adapters, or if only feature maps are trained (`train.only`), backward has one: frozen
+    weights need no gradient. The few products of the adapters are not counted, nor is it
+    subtracted that bswa_sg skips the gradient of the memory's keys and values.
     """
     return (2 if model.lora.rank or only == "maps" else 3) * forward_flops(model, computed)
 
@@ -101,48 +100,48 @@ def training_flops(model: ModelConfig, only: str = "all", computed: bool = False
 def matching_flops(model: ModelConfig, length: int) -> float:
     """Model FLOPs of one token of a row of `length` in the first stage (`train.match`).
 
-    Forward through all layers, linear ones with softmax attention and their own beside it, without
-    the vocabulary. Backward is the gradient of phi alone: of what its maps multiply, one product
-    for each of forward, as of phi(k) v^T, and two of those of phi(q) with S and z.
+    Forward runs all layers without the vocabulary; linear layers compute both softmax attention and
+    linear attention. Backward is the gradient of phi only: one product for each forward product of
+    its maps and of phi(k) v^T, and two for each product of phi(q) with S and z.
     """
     e, h = model.head_dim or model.width // model.heads, model.heads
-    again = 2 * h * num_features(model) * (e + 1)
+    second = 2 * h * num_features(model) * (e + 1)
 
     def layer(mixer: str) -> float:
         if mixer != "linear":
             return _layer_flops(model, mixer)
         softmax = 2 * _layer_weights(model) + _attention_flops(model, length / 2)
-        return softmax + 2 * _linear_flops(model) + again
+        return softmax + 2 * _linear_flops(model) + second
 
     pattern = mixer_pattern(model)
     return sum(layer(pattern[i % len(pattern)]) for i in range(model.layers))
 
 
 def step_flops(config: Config, computed: bool = False) -> float:
-    """Model FLOPs of one token of a run's steps; `computed` as in `forward_flops`."""
+    """Model FLOPs of one token of a run's training step; `computed` as in `forward_flops`."""
     if config.train.match:
         return matching_flops(config.model, config.data.length)
     return training_flops(config.model, config.train.only, computed)
 
 
 def fam_floor(f: int, w: int) -> float:
-    """Least time of FAM over BSWA with the same memory: f more tokens with every block of w."""
+    """Lower bound on FAM's time over that of BSWA with the same memory: f more tokens per w."""
     return 1 + f / w
 
 
 def linear_attention_flops(tokens: int, k: int, e: int, chunk: int) -> int:
-    """Model FLOPs of chunkwise linear attention, forward and backward, of one head's tokens.
+    """Model FLOPs of chunkwise linear attention for one head, forward and backward.
 
-    Forward: a chunk's pairs phi(q) phi(k) and their sums over v, and k x e products into and out of
-    S; backward is two products for each. What is computed again is not counted.
+    Forward: phi(q) phi(k) of the pairs in a chunk, their sums over v, and k x e products into and
+    out of S. Backward: two products for each. Recomputation is not counted.
     """
     return 3 * 2 * tokens * (chunk * (k + e) + 2 * k * e)
 
 
 def peak_flops(device: jax.Device) -> float | None:
-    """FLOP/s of a device in dense bfloat16 products; None for a CPU or an unknown kind.
+    """Peak FLOP/s of a device in dense bfloat16 products; None for a CPU or an unknown kind.
 
-    So are a slice of a GPU (MIG) and the smaller chips sold under a bigger one's name.
+    None also for a slice of a GPU (MIG), and for smaller chips with the name of a larger one.
     """
     words = set(device.device_kind.lower().replace("-", " ").split())
     if words & {"mig", "laptop", "d"}:
@@ -151,31 +150,31 @@ def peak_flops(device: jax.Device) -> float | None:
 
 
 @functools.cache
-def measured_peak(dtype: str) -> float:
+def measure_peak_flops(dtype: str) -> float:
     """FLOP/s of the default device in the fastest of a few square products of `dtype`.
 
-    Measured once in a process, about 0.3 s on a CPU. Each size is the one whose product should
-    take up to PRODUCT_SECONDS at the speed of the smaller one before it: few sizes, as each is
-    compiled, and never a long wait where `dtype` is slow.
+    Measured once in a process, in about 0.3 s on a CPU. Each size is chosen so that its product
+    takes up to MATMUL_SECONDS at the speed of the previous one: few sizes, since each is compiled,
+    and no long wait if `dtype` is slow.
     """
     best, size, growth = 0.0, 256, 2
     while growth > 1 and size <= 8192:
-        seconds = _product_seconds(size, dtype)
+        seconds = _matmul_seconds(size, dtype)
         best = max(best, 2 * size**3 / seconds)
-        growth = 2 ** max(0, int(math.log2(PRODUCT_SECONDS / seconds) / 3))
+        growth = 2 ** max(0, int(math.log2(MATMUL_SECONDS / seconds) / 3))
         size *= growth
     return best
 
 
 def _feedback_flops(model: ModelConfig) -> float:
-    """Model FLOPs of a Feedback Transformer's layers, or of the Transformer's of the same parts."""
+    """Model FLOPs of the layers of a Feedback Transformer, or of its Transformer twin."""
     c, e = model.feedback, model.head_dim or model.width // model.heads
     flops = model.layers * (2 * _layer_weights(model) + _attention_flops(model, c.span))
     if c.positions == "learned":
         flops += model.layers * 2 * model.heads * e * c.span
-    own = model.stack == "transformer" or c.composition in ("same_and_lower", "previous")
-    if c.shared_kv and not own:
-        # one projection to keys and values
+    per_layer = model.stack == "transformer" or c.composition in ("same_and_lower", "previous")
+    if c.shared_kv and not per_layer:
+        # a single projection to keys and values
         g = model.kv_heads or model.heads
         flops -= (model.layers - 1) * 2 * 2 * model.width * g * e
     return flops
@@ -190,14 +189,14 @@ def _layer_flops(model: ModelConfig, mixer: str, computed: bool = False) -> floa
     keys = KEYS_COMPUTED if computed else KEYS_SEEN
     flops = weights + _attention_flops(model, keys[mixer](model))
     if mixer == "fam":
-        # FAM's queries see the FAM before and the whole block, never memory segments (2.2).
+        # FAM's queries attend to the previous FAM and the block, never to memory segments (2.2).
         share = model.fam_len / model.block_len
         flops += share * (weights + _attention_flops(model, model.fam_len + model.block_len))
     return flops
 
 
 def _vocabulary_flops(model: ModelConfig) -> int:
-    """The softmax; of an adaptive one every cluster, as it is computed, and the input's too."""
+    """The softmax; if adaptive, all clusters, which are all computed, and the input embedding's."""
     d, cuts = model.width, cutoffs(model)
     if not cuts:
         return 2 * d * model.vocab_size
@@ -218,7 +217,7 @@ def _layer_weights(model: ModelConfig) -> int:
 
 
 def _attention_flops(model: ModelConfig, keys: float) -> float:
-    """Scores, and the sum over values, of one query that sees so many keys."""
+    """Scores and weighted sum of values, for one query that attends to `keys` keys."""
     e = model.head_dim or model.width // model.heads
     return 2 * 2 * model.heads * e * keys
 
@@ -230,11 +229,11 @@ def _linear_flops(model: ModelConfig) -> float:
     return 2 * ((h + g) * e * num_vectors(model) + g * k * e + h * k * (e + 1))
 
 
-def _product_seconds(size: int, dtype: str) -> float:
-    """Time of a square product, after one that compiles."""
+def _matmul_seconds(size: int, dtype: str) -> float:
+    """Time of a square product, after a first one that compiles."""
     matrix = jnp.ones((size, size), dtype)
     product = jax.jit(jnp.dot)
     product(matrix, matrix).block_until_ready()
-    began = time.perf_counter()
+    start = time.perf_counter()
     product(matrix, matrix).block_until_ready()
-    return time.perf_counter() - began
+    return time.perf_counter() - start

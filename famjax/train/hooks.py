@@ -13,7 +13,7 @@ from famjax.train import hosts
 from famjax.train.profile import Profiler
 from famjax.train.saving import save
 from famjax.train.session import Session
-from famjax.train.warmup import halve_memory, length_at
+from famjax.train.warmup import halve_memory, row_length_at
 
 
 class Hook:
@@ -103,18 +103,18 @@ class Profiling(Hook):
             with session.clock.waiting("device"):
                 jax.block_until_ready(session.state)
         with session.clock.stopped():
-            self._profiler.after(session.step)
+            self._profiler.tick(session.step)
 
 
 class BpttWarmup(Hook):
     """Doubles the rows' length and halves their number; the rows that stay continue."""
 
     def after_step(self, session: Session, is_logged: bool) -> None:
-        length = length_at(session.config, session.step)
+        length = row_length_at(session.config, session.step)
         if length == session.length:
             return
         before, rows = session.length, session.rows
-        data = halve_lanes(hosts.whole(session.batches.get_state()))
+        data = halve_lanes(hosts.gather_cursors(session.batches.get_state()))
         session.batches.release()
         session.set_length(length)
         session.batches.set_state(data)
@@ -134,7 +134,7 @@ class Saving(Hook):
       hooks: whose `state_dict` is saved.
     """
 
-    def __init__(self, signals: hosts.Asked, hooks: list[Hook]):
+    def __init__(self, signals: hosts.StopSignal, hooks: list[Hook]):
         self._signals, self._hooks = signals, hooks
 
     def after_step(self, session: Session, is_logged: bool) -> None:
@@ -146,7 +146,7 @@ class Saving(Hook):
             raise Stopped(number, session.step)
 
 
-def make_hooks(log: Hook, profiler: Profiler, signals: hosts.Asked) -> list[Hook]:
+def make_hooks(log: Hook, profiler: Profiler, signals: hosts.StopSignal) -> list[Hook]:
     """Return the hooks of a run, in the order in which they are called."""
     hooks = [log, Curriculum(), AttentionSpans(), Profiling(profiler), BpttWarmup()]
     return [*hooks, Saving(signals, hooks)]

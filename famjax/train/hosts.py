@@ -1,4 +1,4 @@
-"""What training does otherwise where several processes share it. With one, all of it is nothing."""
+"""Multi-process training: checks across processes, batch upload, signals. No-ops for one."""
 
 from __future__ import annotations
 
@@ -22,54 +22,54 @@ from famjax.core.keys import values
 from famjax.data.lanes import Batch, join_rows_state
 from famjax.train.metrics import MetricsWriter
 
-# seconds for what one process wrote to be seen by another: network file systems remember for a
-# while that a file was not there
-_SEEN = 20.0
+# seconds until other processes see a new file: network file systems cache for a while that it was
+# missing
+_VISIBLE_SECONDS = 20.0
 
 
-def compare(config: Config) -> None:
-    """Raise a `UserError`, on all, where processes differ in config, famjax or JAX."""
-    about = {"famjax": famjax.__version__, "jax": jax.__version__, "code": code()}
-    _refuse_different(
+def check_same_config(config: Config) -> None:
+    """Raise a `UserError`, on all processes, if they differ in config, famjax or JAX."""
+    versions = {"famjax": famjax.__version__, "jax": jax.__version__, "code": source_digest()}
+    _check_same(
         "begin",
-        {**about, **values(config)},
+        {**versions, **values(config)},
         "other settings",
         "start all with the same command, config and famjax",
     )
 
 
-def compare_documents(source: Any) -> None:
-    """Raise a `UserError`, on all, where processes see other documents."""
-    _refuse_different(
+def check_same_documents(source: Any) -> None:
+    """Raise a `UserError`, on all processes, if they have different documents."""
+    _check_same(
         "documents", source.get_state(), "other documents", "give all the same files under data"
     )
 
 
-def _refuse_different(name: str, mine: Mapping[str, Any], what: str, mend: str) -> None:
+def _check_same(name: str, mine: Mapping[str, Any], what: str, hint: str) -> None:
     first, *others = processes.all_gather(name, dict(mine))
     for i, other in enumerate(others, start=1):
-        found = [
+        changes = [
             f"{key}: {first.get(key)!r} -> {other.get(key)!r}"
             for key in {**first, **other}
             if first.get(key) != other.get(key)
         ]
-        if found:
+        if changes:
             raise UserError(
                 f"process {i} of {processes.process_count()} has {what} than process 0 "
-                f"({'; '.join(found)}); {mend}"
+                f"({'; '.join(changes)}); {hint}"
             )
 
 
-def code() -> str:
-    """Return a name for famjax's own sources."""
+def source_digest() -> str:
+    """Return a hash of famjax's source files."""
     home, digest = Path(famjax.__file__).parent, hashlib.sha256()
     for path in sorted(home.rglob("*.py")):
         digest.update(f"{path.relative_to(home)} ".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def refuse_unshared(folder: Path) -> None:
-    """Raise a `UserError`, on all, unless every process sees what process 0 writes in a folder."""
+def check_shared_folder(folder: Path) -> None:
+    """Raise a `UserError`, on all processes, unless all see what process 0 writes in a folder."""
     if processes.process_count() == 1:
         return
     token = folder / processes.broadcast_from_first(
@@ -78,7 +78,7 @@ def refuse_unshared(folder: Path) -> None:
     if processes.process_index() == 0:
         token.touch()
     processes.barrier("token written")
-    end = time.monotonic() + _SEEN
+    end = time.monotonic() + _VISIBLE_SECONDS
     while not (seen := token.exists()) and time.monotonic() < end:
         time.sleep(0.2)
     blind = [str(i) for i, sees in enumerate(processes.all_gather("seen", seen)) if not sees]
@@ -91,58 +91,59 @@ def refuse_unshared(folder: Path) -> None:
         )
 
 
-def held(place: jax.sharding.Sharding, rows: int, tokens: int) -> tuple[int, ...]:
-    """Return the rows of a batch [b t] that lie on this process's devices, wholly or in part."""
-    parts: Any = place.addressable_devices_indices_map((rows, tokens)).values()
+def local_rows(sharding: jax.sharding.Sharding, rows: int, tokens: int) -> tuple[int, ...]:
+    """Return the rows of a batch [b t] that are at least partly on this process's devices."""
+    parts: Any = sharding.addressable_devices_indices_map((rows, tokens)).values()
     return tuple(sorted({i for rows_of, _ in parts for i in range(*rows_of.indices(rows))}))
 
 
-def upload(batch: Batch, place: jax.sharding.Sharding, total: int) -> dict[str, jax.Array]:
-    """Return the whole batch [b t] from the rows that this process holds."""
+def upload_batch(batch: Batch, sharding: jax.sharding.Sharding, total: int) -> dict[str, jax.Array]:
+    """Return the global batch [b t] from the rows of this process."""
     if processes.process_count() == 1:
-        return jax.device_put(batch, place)
-    rows = held(place, total, batch["tokens"].shape[1])
-    at = np.zeros(total, int)
-    at[list(rows)] = range(len(rows))
+        return jax.device_put(batch, sharding)
+    rows = local_rows(sharding, total, batch["tokens"].shape[1])
+    local_index = np.zeros(total, int)
+    local_index[list(rows)] = range(len(rows))
 
     def put(part: np.ndarray) -> jax.Array:
-        def of(index: Any) -> np.ndarray:
-            return part[at[index[0]]][:, index[1]]
+        def shard(index: Any) -> np.ndarray:
+            return part[local_index[index[0]]][:, index[1]]
 
-        return jax.make_array_from_callback((total, *part.shape[1:]), place, of)
+        return jax.make_array_from_callback((total, *part.shape[1:]), sharding, shard)
 
-    with jax.transfer_guard("allow"):  # as explicit as device_put, to which it is not
+    with jax.transfer_guard("allow"):  # explicit, but the guard knows device_put only
         return {name: put(part) for name, part in batch.items()}
 
 
-def whole(data: dict[str, Any]) -> dict[str, Any]:
+def gather_cursors(data: dict[str, Any]) -> dict[str, Any]:
     """Return the state of `Batches` with the rows of all processes."""
     parts = processes.all_gather("cursors", data["batches"])
     return {**data, "batches": join_rows_state(parts)}
 
 
-class _Quiet(contextlib.nullcontext[Any]):
-    def __enter__(self) -> _Quiet:
+class _NullWriter(contextlib.nullcontext[Any]):
+    def __enter__(self) -> _NullWriter:
         return self
 
     def write(self, step: int, fields: Mapping[str, Any]) -> None: ...
 
 
-def metrics_writer(folder: Path, resume_step: int | None) -> MetricsWriter | _Quiet:
-    """Return what writes rows: in process 0 alone."""
-    return _Quiet() if processes.process_index() else MetricsWriter(folder, resume_step)
+def make_metrics_writer(folder: Path, resume_step: int | None) -> MetricsWriter | _NullWriter:
+    """Return a writer of metrics rows; it writes in process 0 only."""
+    return _NullWriter() if processes.process_index() else MetricsWriter(folder, resume_step)
 
 
-class Asked:
-    """Remembers the first SIGTERM or SIGINT; a second one acts as always.
+class StopSignal:
+    """Records the first SIGTERM or SIGINT; a second one has its usual effect.
 
-    Of several processes the coordination service hears SIGTERM, and lets all stop at one step.
+    With several processes JAX's coordination service handles SIGTERM, and all stop at the same
+    step.
     """
 
     signal: int = 0
 
     def at(self, step: int) -> int:
-        """Return the signal that asks to stop behind this step; each step must be told."""
+        """Return the signal to stop after this step, or 0; call it after every step."""
         if processes.process_count() == 1:
             return self.signal
         from jax.experimental import multihost_utils
@@ -151,13 +152,13 @@ class Asked:
         return (self.signal or signal.SIGTERM) if stop else 0
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        before: dict[int, Any] = {}
+    def catch_signals(self) -> Iterator[None]:
+        handlers: dict[int, Any] = {}
         several = processes.process_count() > 1
 
-        def note(number: int, _: Any) -> None:
+        def record(number: int, _: Any) -> None:
             if self.signal:
-                signal.signal(number, before[number])
+                signal.signal(number, handlers[number])
                 signal.raise_signal(number)
             self.signal = number
             if several:
@@ -165,11 +166,11 @@ class Asked:
 
         for number in (signal.SIGINT,) if several else (signal.SIGTERM, signal.SIGINT):
             try:
-                before[number] = signal.signal(number, note)
-            except ValueError:  # not the main thread: whoever runs us there handles signals
+                handlers[number] = signal.signal(number, record)
+            except ValueError:  # not the main thread: the caller handles signals
                 continue
         try:
             yield
         finally:
-            for known, handler in before.items():
+            for known, handler in handlers.items():
                 signal.signal(known, handler)

@@ -1,32 +1,31 @@
-"""One training at a time in a run folder: a lock that ends with its process, however that ends.
+"""A lock that admits one training at a time to a run folder, and is released if its process dies.
 
 Process 0 of a training holds RUN/train.lock while it runs; readers (eval, generate, export) take no
-lock. The file tells in JSON who holds it. Three signs say whether the holder still runs, and a
-folder is taken over only if none of them does:
+lock. The file names its holder in JSON. Three signs show whether the holder is still running; the
+lock is taken over only if none of them does:
 
-1. flock. The kernel frees it when the process is gone, by kill -9 too. It decides between two that
-   start together. NFS and Lustre share it between hosts; after a host died they free it late
-   (NFSv4: when its lease has expired, 90 seconds by default) or, as NFSv3, never. On a bucket
-   (gcsfuse) each host has locks of its own, and some file systems have none; there only the file
-   counts.
-2. The process in the file, if it ran on this machine, since this machine was started, and in this
-   container: it is looked up by its number and the time at which it began, so a number that was
-   given to another process is no obstacle.
-3. The beat. A process on another machine cannot be looked up, so the file is watched: its holder
-   writes it every BEAT seconds. A file that changes is refused at once. One that does not change
-   for SILENCE seconds has no holder, even if it is still locked: it is removed, and a new one is
-   made. If nobody has locked it, and its last beat is more than CLOCKS old, nothing is waited for;
-   clocks of hosts are not trusted to agree any better.
+1. flock. The kernel releases it when the process dies, also by kill -9. It decides between two
+   processes that start together. NFS and Lustre share it between hosts; after a host died they
+   release it late (NFSv4: when its lease expires, 90 seconds by default) or, as NFSv3, never. On a
+   bucket (gcsfuse) each host has its own locks, and some file systems have none; there only the
+   file counts.
+2. The process named in the file, if it ran on this machine, since its last boot, and in this
+   container: it is identified by its number and start time, so a reused number is no obstacle.
+3. The heartbeat. A process on another machine cannot be looked up, so the file is watched: its
+   holder rewrites it every HEARTBEAT_SECONDS. If the file changes, the lock is held. If it does not
+   change for SILENCE_SECONDS, it has no holder, even if it is still locked: it is removed and
+   replaced. If it is not locked, and its last heartbeat is older than CLOCK_SKEW_SECONDS, there is
+   no wait; clocks of hosts are assumed to agree within that.
 
-So a training that was preempted and starts again on another host waits at most SILENCE seconds for
-the one that was killed, and not at all if that one stopped by SIGTERM (it then removed the file).
+So a training that was preempted and restarts on another host waits at most SILENCE_SECONDS for the
+one that was killed, and not at all if that one stopped by SIGTERM (it then removed the file).
 
-Before each beat, and before it removes the file at its end, a holder checks that the file still
-names it, so it does not touch the file of a training that has replaced it.
+Before each heartbeat, and before it removes the file at its end, a holder checks that the file
+still names it, so it never modifies the file of a training that has replaced it.
 
 Not prevented: two trainings that start on two hosts within a few seconds of each other in a folder
-on a bucket, where no lock reaches from host to host; and a holder that could not write for SILENCE
-seconds, such as a suspended machine, was replaced, and resumes: it does not notice.
+on a bucket, where no lock works across hosts; and a holder that could not write for
+SILENCE_SECONDS, such as a suspended machine, was replaced, and resumes: it does not notice.
 """
 
 from __future__ import annotations
@@ -54,99 +53,101 @@ from famjax.core.json_files import parse_json
 
 LOCK = "train.lock"
 
-# Seconds between a holder's writes; after which a holder elsewhere that wrote nothing is gone: NFS
-# may show a file as it was a minute ago. And by how much the clocks of two hosts may differ.
-BEAT, SILENCE, CLOCKS = 20.0, 100.0, 600.0
-# seconds for one that has just taken the lock to write its name into it
-_NAMING = 2.0
-# of a lock file that are read
-_BYTES = 1 << 20
-# characters of a command that are shown
-_COMMAND = 120
+# Seconds between a holder's writes; after which a silent holder elsewhere counts as dead (NFS may
+# show a file as it was a minute ago); and by which the clocks of two hosts may differ.
+HEARTBEAT_SECONDS, SILENCE_SECONDS, CLOCK_SKEW_SECONDS = 20.0, 100.0, 600.0
+# seconds for a process that has just taken the lock to write its name into it
+_NAME_SECONDS = 2.0
+# maximum size of a lock file that is read
+_MAX_BYTES = 1 << 20
+# maximum characters of a command in messages
+_MAX_COMMAND = 120
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 Holder = dict[str, Any]
 
 
-def for_all(folder: Path) -> AbstractContextManager[bool]:
-    """Hold a run folder, in process 0 for all that train together; see `holding`."""
+def hold_for_all(folder: Path) -> AbstractContextManager[bool]:
+    """Hold a run folder, in process 0 on behalf of all processes of a training; see `hold`."""
     if processes.process_index():
         return nullcontext(False)
-    return holding(folder, lambda line: print(line, file=sys.stderr))
+    return hold(folder, lambda line: print(line, file=sys.stderr))
 
 
 @contextmanager
-def holding(folder: Path, report: Callable[[str], None]) -> Iterator[bool]:
-    """Hold a run folder, which is made if it is missing; yield whether it was.
+def hold(folder: Path, report: Callable[[str], None]) -> Iterator[bool]:
+    """Hold a run folder, which is created if it is missing; yield whether it was missing.
 
     Args:
       folder: RUN.
-      report: is given one line if this has to wait.
+      report: called with one line if this has to wait.
 
     Raises:
       UserError: another process trains there, or the folder cannot be written.
     """
     path = folder / LOCK
-    new, about = not folder.exists(), _self()
+    new, own = not folder.exists(), _describe_self()
     try:
-        handle = _taken(path, about, report)
+        handle = _acquire(path, own, report)
     except OSError as error:
-        if error.errno == errno.EIO:  # for a moment, on a network file system: not a mistake
+        if error.errno == errno.EIO:  # transient on a network file system: not the user's mistake
             raise
         if error.errno == errno.ELOOP or path.is_dir():
-            raise _not_a_file(path) from None
+            raise _not_a_file_error(path) from None
         if new:
             with contextlib.suppress(OSError):
                 folder.rmdir()
-        raise _cannot_write(folder, error) from None
-    ended = threading.Event()
-    args = (handle, path, about, ended)
-    beat = threading.Thread(target=_beat, args=args, daemon=True, name=LOCK)
+        raise _write_error(folder, error) from None
+    stopped = threading.Event()
+    args = (handle, path, own, stopped)
+    beat = threading.Thread(target=_write_heartbeats, args=args, daemon=True, name=LOCK)
     beat.start()
     try:
         yield new
     finally:
-        ended.set()
+        stopped.set()
         beat.join()
-        # before it is unlocked: others that have opened it see that it was removed, and try again
+        # before unlocking: others that have opened the file see that it was removed, and retry
         with contextlib.suppress(OSError):
-            if _is_ours(handle, path, about):
+            if _is_ours(handle, path, own):
                 path.unlink(missing_ok=True)
         os.close(handle)
 
 
-def _cannot_write(folder: Path, error: OSError) -> UserError:
+def _write_error(folder: Path, error: OSError) -> UserError:
     if isinstance(error, FileExistsError | NotADirectoryError):
         return UserError(f"{folder}: {os.strerror(errno.ENOTDIR)}; give --run another folder")
     return UserError(
         f"cannot write the run folder {folder}: {error.strerror}; free some space, check its "
-        "rights, or give --run another folder"
+        "permissions, or give --run another folder"
     )
 
 
-def _not_a_file(path: Path) -> UserError:
+def _not_a_file_error(path: Path) -> UserError:
     return UserError(f"{path}: not a regular file, as the lock of a training is; remove it")
 
 
-def _taken(path: Path, about: Holder, report: Callable[[str], None]) -> int:
-    """Return the lock's open file, locked, that says `about`."""
-    end = time.monotonic() + _NAMING
-    silence = _Silence(path, report)
+def _acquire(path: Path, own: Holder, report: Callable[[str], None]) -> int:
+    """Return the lock's open file, locked, with the holder `own` written to it."""
+    end = time.monotonic() + _NAME_SECONDS
+    silence = _SilenceWatch(path, report)
     replaced = False
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # a link could lead to a file of somebody's, which would be overwritten
+        # following a link could overwrite another file
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise _not_a_file(path)
+                raise _not_a_file_error(path)
             if not _is_locked_here(handle):
-                replaced = _is_removed(path, silence, end)
-            # some network file systems give a file another number whenever it is looked at
-            elif (_is_at(handle, path) or time.monotonic() > end) and _is_free(path, silence):
-                _write(handle, about)
-                if not replaced or _lasts(handle, path, about):
+                replaced = _try_remove(path, silence, end)
+            # some network file systems report a different inode number each time
+            elif (_is_same_file(handle, path) or time.monotonic() > end) and _is_free(
+                path, silence
+            ):
+                _write_holder(handle, own)
+                if not replaced or _survives(handle, path, own):
                     return handle
         except BaseException:
             os.close(handle)
@@ -154,8 +155,8 @@ def _taken(path: Path, about: Holder, report: Callable[[str], None]) -> int:
         os.close(handle)
 
 
-def _is_removed(path: Path, silence: _Silence, end: float) -> bool:
-    """Remove a locked file whose holder, on another machine, is silent; else wait a moment.
+def _try_remove(path: Path, silence: _SilenceWatch, end: float) -> bool:
+    """Remove a locked file whose holder, on another machine, is silent; else wait briefly.
 
     Args:
       end: when to give up on a file that does not name a holder.
@@ -164,12 +165,12 @@ def _is_removed(path: Path, silence: _Silence, end: float) -> bool:
       Whether it was removed.
 
     Raises:
-      UserError: its holder runs.
+      UserError: its holder is running.
     """
-    holder = _read(path)
+    holder = _read_holder(path)
     runs = _runs_here(holder)
     if runs:
-        raise _refusal(path.parent, holder)
+        raise _held_error(path.parent, holder)
     if runs is None:
         if silence.is_over(holder):
             path.unlink(missing_ok=True)
@@ -177,44 +178,44 @@ def _is_removed(path: Path, silence: _Silence, end: float) -> bool:
         silence.wait()
         return False
     if time.monotonic() > end and path.exists():
-        raise _refusal(path.parent, {})
+        raise _held_error(path.parent, {})
     time.sleep(0.1)
     return False
 
 
-def _is_free(path: Path, silence: _Silence) -> bool:
-    """Return whether a file that is locked here can be taken; False if it was removed meanwhile.
+def _is_free(path: Path, silence: _SilenceWatch) -> bool:
+    """Return whether a file that is locked here can be taken; False if it has been removed.
 
     Raises:
-      UserError: its holder runs, as far as that can be found out.
+      UserError: its holder is running, as far as this host can tell.
     """
-    holder = _read(path)
+    holder = _read_holder(path)
     runs = _runs_here(holder)
     if runs:
-        raise _refusal(path.parent, holder)
-    if runs is None and abs(time.time() - holder["beat"]) < CLOCKS:
-        while not silence.is_over(_read(path) or holder):
+        raise _held_error(path.parent, holder)
+    if runs is None and abs(time.time() - holder["beat"]) < CLOCK_SKEW_SECONDS:
+        while not silence.is_over(_read_holder(path) or holder):
             silence.wait()
             if not path.exists():
                 return False
     return True
 
 
-def _lasts(handle: int, path: Path, about: Holder) -> bool:
-    """Return whether a new file is still there after a moment.
+def _survives(handle: int, path: Path, own: Holder) -> bool:
+    """Return whether a new file still exists after a short time.
 
-    Another process that has waited for the same holder may remove it, taking it for the old one.
+    Another process that waited for the same holder may remove it, mistaking it for the old one.
     """
-    time.sleep(_NAMING)
-    return _is_ours(handle, path, about)
+    time.sleep(_NAME_SECONDS)
+    return _is_ours(handle, path, own)
 
 
-class _Silence:
-    """Watches the file of a holder on another machine, from the first look on.
+class _SilenceWatch:
+    """Watches the file of a holder on another machine, from the first check on.
 
     Args:
       path: of the file.
-      report: is given one line at the first look.
+      report: called with one line at the first check.
     """
 
     def __init__(self, path: Path, report: Callable[[str], None]):
@@ -223,27 +224,27 @@ class _Silence:
         self._end = 0.0
 
     def is_over(self, holder: Holder) -> bool:
-        """Return whether the file has said the same for SILENCE seconds.
+        """Return whether the file has not changed for SILENCE_SECONDS.
 
         Raises:
-          UserError: it says something else than at the first look.
+          UserError: it has changed since the first check.
         """
         if not self._holder:
-            self._holder, self._end = holder, time.monotonic() + SILENCE
+            self._holder, self._end = holder, time.monotonic() + SILENCE_SECONDS
             self._report(
-                f"{_who(holder)} was training in {self._path.parent}; waiting for up to "
-                f"{SILENCE:.0f} seconds for a sign that it still is"
+                f"{_describe_holder(holder)} was training in {self._path.parent}; waiting for up "
+                f"to {SILENCE_SECONDS:.0f} seconds for a sign that it still is"
             )
         if holder != self._holder:
-            raise _refusal(self._path.parent, holder)
+            raise _held_error(self._path.parent, holder)
         return time.monotonic() >= self._end
 
     def wait(self) -> None:
-        time.sleep(min(1.0, BEAT / 4))
+        time.sleep(min(1.0, HEARTBEAT_SECONDS / 4))
 
 
 def _is_locked_here(handle: int) -> bool:
-    """Lock a file; True as well where the file system has no locks."""
+    """Lock a file; True also if the file system has no locks."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -256,8 +257,8 @@ def _is_locked_here(handle: int) -> bool:
     return True
 
 
-def _is_at(handle: int, path: Path) -> bool:
-    """Return whether an open file is still the one at the path: it may have been removed."""
+def _is_same_file(handle: int, path: Path) -> bool:
+    """Return whether an open file is still the one at the path, and was not removed."""
     try:
         return os.path.samestat(os.fstat(handle), path.stat())
     except OSError as error:
@@ -266,54 +267,55 @@ def _is_at(handle: int, path: Path) -> bool:
         return False
 
 
-def _is_ours(handle: int, path: Path, about: Holder) -> bool:
-    """Return whether the file at the path names this holder; a write that failed left nothing."""
-    found = _read(path)
-    return about.items() <= found.items() if found else _is_at(handle, path)
+def _is_ours(handle: int, path: Path, own: Holder) -> bool:
+    """Return whether the file at the path names this holder; a failed write may leave it empty."""
+    holder = _read_holder(path)
+    return own.items() <= holder.items() if holder else _is_same_file(handle, path)
 
 
 def _runs_here(holder: Holder) -> bool | None:
-    """Return whether a holder runs; None if that cannot be seen from here."""
+    """Return whether a holder is running; None if this machine cannot tell."""
     if not holder:
         return False
-    if holder["machine"] != _machine():
+    if holder["machine"] != _machine_id():
         return None
-    return _began(holder["pid"]) == holder["began"]
+    return _start_time(holder["pid"]) == holder["began"]
 
 
-def _beat(handle: int, path: Path, about: Holder, ended: threading.Event) -> None:
-    while not ended.wait(BEAT):
-        with contextlib.suppress(OSError):  # a full disk is no reason to stop, and said elsewhere
-            if _is_ours(handle, path, about):
-                _write(handle, about)
+def _write_heartbeats(handle: int, path: Path, own: Holder, stopped: threading.Event) -> None:
+    while not stopped.wait(HEARTBEAT_SECONDS):
+        with contextlib.suppress(
+            OSError
+        ):  # a full disk is no reason to stop, and is reported elsewhere
+            if _is_ours(handle, path, own):
+                _write_holder(handle, own)
 
 
-def _write(handle: int, about: Holder) -> None:
-    """Write who holds the lock and the time, in place: a lock is the file's, not the name's."""
-    data = json.dumps({**about, "beat": time.time()}).encode() + b"\n"
+def _write_holder(handle: int, own: Holder) -> None:
+    """Write holder and time in place: flock is on the inode, so the path keeps its inode."""
+    data = json.dumps({**own, "beat": time.time()}).encode() + b"\n"
     os.pwrite(handle, data, 0)
     os.ftruncate(handle, len(data))
     os.fsync(handle)
 
 
-def _read(path: Path) -> Holder:
-    """Return what a lock file says; {} if nothing that this famjax could have written."""
+def _read_holder(path: Path) -> Holder:
+    """Return the holder in a lock file; {} if this famjax cannot have written it."""
     try:
         with path.open("rb") as file:
-            found = parse_json(file.read(_BYTES))
+            holder = parse_json(file.read(_MAX_BYTES))
     except (OSError, ValueError):
         return {}
-    types = {name: type(value) for name, value in _self().items()} | {"beat": float}
-    if not isinstance(found, dict) or any(type(found.get(k)) is not t for k, t in types.items()):
-        return {}
-    return found
+    types = {name: type(value) for name, value in _describe_self().items()} | {"beat": float}
+    valid = isinstance(holder, dict) and all(type(holder.get(k)) is t for k, t in types.items())
+    return holder if valid else {}
 
 
-def _self() -> Holder:
+def _describe_self() -> Holder:
     return {
         "pid": os.getpid(),
-        "began": _began(os.getpid()),
-        "machine": _machine(),
+        "began": _start_time(os.getpid()),
+        "machine": _machine_id(),
         "host": socket.gethostname(),
         "user": _user(),
         "since": time.strftime("%Y-%m-%d %H:%M:%S %z"),
@@ -328,8 +330,8 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _machine() -> str:
-    """Return a name for what numbers processes: a start of a machine, or a container on it."""
+def _machine_id() -> str:
+    """Return an id of the process namespace: a boot of a machine, or a container on it."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -337,10 +339,10 @@ def _machine() -> str:
         return socket.gethostname()
 
 
-def _began(pid: int) -> str:
-    """Return when a process began, in ticks since the machine did; "" if there is none."""
+def _start_time(pid: int) -> str:
+    """Return a process's start time, in ticks since boot; "" if there is no such process."""
     try:
-        # field 22 of proc(5), counted from after the program's name, which may have spaces
+        # field 22 of proc(5), counted from after the program's name, which may contain spaces
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except FileNotFoundError:
         if Path("/proc/self/stat").exists():
@@ -354,18 +356,18 @@ def _began(pid: int) -> str:
     return "runs"
 
 
-def _who(holder: Holder) -> str:
+def _describe_holder(holder: Holder) -> str:
     return f"process {holder['pid']} on {holder['host']}"
 
 
-def _refusal(folder: Path, holder: Holder) -> UserError:
+def _held_error(folder: Path, holder: Holder) -> UserError:
     fix = "wait for its end, stop it, or give --run another folder"
     if not holder:
         return UserError(f"{folder}: another process is training there; {fix}")
     command = holder["command"]
-    if len(command) > _COMMAND:
-        command = f"{command[:_COMMAND]} ..."
+    if len(command) > _MAX_COMMAND:
+        command = f"{command[:_MAX_COMMAND]} ..."
     return UserError(
-        f"{folder}: {_who(holder)} is training there (user {holder['user']}, since "
+        f"{folder}: {_describe_holder(holder)} is training there (user {holder['user']}, since "
         f"{holder['since']}: {command}); {fix}"
     )

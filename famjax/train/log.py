@@ -46,7 +46,7 @@ class Log(Hook):
         """Write a row with its timing, show it, and set the sums to zero.
 
         Args:
-          writer: of `hosts.metrics_writer`.
+          writer: of `hosts.make_metrics_writer`.
           tokens: of a step.
         """
         row = {**row, **session.clock.lap(tokens, session.config)}

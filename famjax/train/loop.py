@@ -63,7 +63,7 @@ def train_with_source(
 def fit(session: Session) -> None:
     """Train from the newest checkpoint, or the first state, to the last step."""
     train = session.config.train
-    signals, log = hosts.Asked(), Log()
+    signals, log = hosts.StopSignal(), Log()
     profiler = Profiler(session.config, session.folder, session.progress.note)
     hooks = make_hooks(log, profiler, signals)
     if session.latest is None:
@@ -75,8 +75,8 @@ def fit(session: Session) -> None:
         return
     if session.latest is not None:
         session.describe()
-    writer = hosts.metrics_writer(session.folder, session.step or None)
-    with signals.listening(), profiler, writer:
+    writer = hosts.make_metrics_writer(session.folder, session.step or None)
+    with signals.catch_signals(), profiler, writer:
         for hook in hooks:
             hook.before_first_step(session)
         while session.step < train.steps:

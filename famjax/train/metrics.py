@@ -1,9 +1,9 @@
-"""Metrics of a run: metrics.jsonl for programs, TensorBoard for eyes.
+"""Metrics of a run: metrics.jsonl for programs, TensorBoard for people.
 
-metrics.jsonl holds one strict JSON object a line, `{"step": 20, "loss": 1.5}`. Since JSON has no
-word for them, numbers that are not finite are the strings "nan", "inf" and "-inf"; `read_metrics`
-gives them back as floats. A run that is killed and resumed leaves the file of one that was not, up
-to fields that measure time, if the row of a step is written before that step's checkpoint.
+metrics.jsonl has one strict JSON object on each line, `{"step": 20, "loss": 1.5}`. Non-finite
+numbers, which JSON lacks, are the strings "nan", "inf" and "-inf"; `read_metrics` returns them as
+floats. A run that is killed and resumed writes the same file as one that was not, except for fields
+that measure time, if the row of a step is written before that step's checkpoint.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from tensorboardX import SummaryWriter
 
 from famjax.core.errors import UserError
-from famjax.core.json_files import parse_json, regular_size
+from famjax.core.json_files import parse_json, regular_file_size
 
 METRICS = "metrics.jsonl"
 
@@ -29,12 +29,12 @@ class MetricsWriter:
     """Appends rows to RUN/metrics.jsonl and RUN/tensorboard.
 
     Args:
-      run_dir: RUN; made if missing.
-      resume_step: step of the checkpoint the run goes on from. Rows of later steps are dropped,
-        and so is a last line torn by a kill. None starts over: all rows are dropped.
+      run_dir: RUN; created if missing.
+      resume_step: step of the checkpoint the run resumes from. Rows of later steps are dropped, and
+        so is an incomplete last line. None starts over: all rows are dropped.
 
     Raises:
-      UserError: the file there is damaged before its last line, or cannot be written.
+      UserError: the existing file is damaged before its last line, or cannot be written.
     """
 
     def __init__(self, run_dir: Path, resume_step: int | None) -> None:
@@ -42,27 +42,27 @@ class MetricsWriter:
         last = -1 if resume_step is None else resume_step
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
-            _cut(self._path, last)
-            # Unbuffered: a row goes out in one write, so that a kill tears no row but the last.
+            _drop_rows_after(self._path, last)
+            # Unbuffered: a row is one write, so that a kill can truncate only the last row.
             self._file = self._path.open("ab", buffering=0)
-            # TensorBoard hides what earlier processes wrote of steps from purge_step on.
+            # TensorBoard hides earlier events from purge_step on.
             self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=last + 1)
         except OSError as error:
-            raise _cannot_write(self._path, error) from error
+            raise _write_error(self._path, error) from error
 
     def write(self, step: int, fields: Mapping[str, Any]) -> None:
         """Append one row.
 
         Args:
-          step: what the row is about; first in the row.
+          step: of the row; its first field.
           fields: numbers (Python, NumPy or JAX scalars) and strings. TensorBoard gets the finite
             numbers.
 
         Raises:
-          UserError: the disk is full or refuses; the file ends with the row before.
+          UserError: the disk is full or fails; the file ends with the previous row.
         """
-        row = {"step": int(step)} | {name: _plain(value) for name, value in fields.items()}
-        line = json.dumps({name: _strict(value) for name, value in row.items()}) + "\n"
+        row = {"step": int(step)} | {name: _to_python(value) for name, value in fields.items()}
+        line = json.dumps({name: _to_json_value(value) for name, value in row.items()}) + "\n"
         self._append(line.encode())
         for name, value in row.items():
             if name != "step" and isinstance(value, int | float) and math.isfinite(value):
@@ -85,30 +85,30 @@ class MetricsWriter:
             if self._file.write(line) != len(line):
                 raise OSError("no space for a whole row")
         except OSError as error:
-            # What fitted of the row would damage the file when the next one follows it.
+            # A partial row would damage the file when the next one follows it.
             os.truncate(self._path, before)
-            raise _cannot_write(self._path, error) from error
+            raise _write_error(self._path, error) from error
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Rows of a metrics.jsonl, oldest first; a torn last line is left out.
+    """Rows of a metrics.jsonl, oldest first, without an incomplete last line.
 
     Raises:
       UserError: there is no such file, or a line before the last is damaged.
     """
-    return [row for row, _ in _rows(path)]
+    return [row for row, _ in _read_rows(path)]
 
 
-def _rows(path: Path) -> list[tuple[dict[str, Any], bytes]]:
-    """Each row with its line as it stands in the file."""
+def _read_rows(path: Path) -> list[tuple[dict[str, Any], bytes]]:
+    """Each row with its unparsed line."""
     try:
-        regular_size(path)
+        regular_file_size(path)
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:
         raise UserError(f"no metrics at {path}; train the run first") from None
     rows = []
     for number, line in enumerate(lines, start=1):
-        row = _parse(line)
+        row = _parse_row(line)
         if row is not None:
             rows.append((row, line))
         elif number < len(lines):
@@ -119,45 +119,45 @@ def _rows(path: Path) -> list[tuple[dict[str, Any], bytes]]:
     return rows
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def _parse_row(line: bytes) -> dict[str, Any] | None:
     try:
         row = parse_json(line)
     except ValueError:
         return None
     if not isinstance(row, dict) or not isinstance(row.get("step"), int):
         return None
-    return {name: _loose(value) for name, value in row.items()}
+    return {name: _from_json_value(value) for name, value in row.items()}
 
 
-def _cut(path: Path, last: int) -> None:
-    """Drop the rows after step `last`; the file is the old one or the new one at any moment."""
+def _drop_rows_after(path: Path, last: int) -> None:
+    """Drop the rows after step `last`, atomically."""
     if not path.exists():
         return
-    kept = [line + b"\n" for row, line in _rows(path) if row["step"] <= last]
-    cut = path.with_suffix(".tmp")
-    with cut.open("wb") as file:
+    kept = [line + b"\n" for row, line in _read_rows(path) if row["step"] <= last]
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
         file.writelines(kept)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(cut, path)
+    os.replace(temporary, path)
 
 
-def _cannot_write(path: Path, error: OSError) -> UserError:
+def _write_error(path: Path, error: OSError) -> UserError:
     return UserError(
-        f"cannot write {path}: {error.strerror or error}; free some space or check its rights, "
-        "and resume"
+        f"cannot write {path}: {error.strerror or error}; free some space or check its "
+        "permissions, and resume"
     )
 
 
-def _plain(value: Any) -> Any:
+def _to_python(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def _strict(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
 
 
-def _loose(value: Any) -> Any:
+def _from_json_value(value: Any) -> Any:
     return _NOT_FINITE.get(value, value) if isinstance(value, str) else value

@@ -16,10 +16,10 @@ from famjax.core.types import Array
 def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     """Return the learning rate by step, for a run of `steps`.
 
-    The rate rises linearly from 0 over the first `warmup_steps`. Then "constant" holds it,
-    "cosine" lets it fall to `final_fraction` of it at the end of the run, and "wsd" holds it and
-    lets it fall to 0 over the last `decay_fraction` of the run. Cosine and wsd depend on `steps`:
-    a run whose `train.steps` is raised goes on with another rate than it had.
+    The rate rises linearly from 0 over the first `warmup_steps`. Then "constant" keeps it, "cosine"
+    decays it to the fraction `final_fraction` at the end of the run, and "wsd" keeps it and decays
+    it linearly to 0 over the last `decay_fraction` of the run. Cosine and wsd depend on `steps`: if
+    `train.steps` is raised, the rate jumps when the run resumes.
     """
     rate, warmup = config.learning_rate, config.warmup_steps
     rise = optax.linear_schedule(0.0 if warmup else rate, rate, max(warmup, 1))
@@ -28,7 +28,7 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     elif config.schedule == "cosine":
         fall = optax.cosine_decay_schedule(rate, max(steps - warmup, 1), config.final_fraction)
     else:
-        # what the warmup leaves is all there is to fall in
+        # the decay is at most what the warmup leaves
         decay = max(min(round(config.decay_fraction * steps), steps - warmup), 1)
         hold = max(steps - warmup - decay, 0)
         fall = optax.join_schedules(
@@ -38,14 +38,14 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """Return clipping, the optimizer and its schedule as one transformation."""
+    """Return gradient clipping, the optimizer and its schedule as one transformation."""
     schedule = make_schedule(config, steps)
     if config.name == "adamw":
         optimizer = optax.adamw(
             schedule, b1=config.beta1, b2=config.beta2, weight_decay=config.weight_decay
         )
     elif config.name == "nag":
-        # fairseq's: its buffer is this one's trace times the rate (T2R, Tables 3 and 4)
+        # as in fairseq, whose buffer is this one's trace times the rate (T2R, Tables 3 and 4)
         optimizer = optax.chain(
             optax.add_decayed_weights(config.weight_decay),
             optax.sgd(schedule, momentum=config.beta1, nesterov=True),
@@ -57,10 +57,10 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
 
 
 def _adafactor(config: OptimizerConfig, schedule: optax.Schedule) -> optax.GradientTransformation:
-    """Adafactor (Shazeer & Stern, 2018) with momentum and a decay that settles at beta2.
+    """Adafactor (Shazeer & Stern, 2018) with momentum and a second-moment decay of at most beta2.
 
-    TransformerFAM 3.1 uses beta1 0.9 and beta2 0.99. A constant decay would overrate the first
-    steps tenfold for want of a bias correction, so it rises as 1 - t^-0.8 until it gets there.
+    TransformerFAM 3.1 uses beta1 0.9 and beta2 0.99. With a constant decay and no bias correction
+    the first steps would be ten times too large, so the decay rises as 1 - t^-0.8 up to beta2.
     """
 
     def decay(step: Array, _: float) -> Array:
@@ -73,18 +73,18 @@ def _adafactor(config: OptimizerConfig, schedule: optax.Schedule) -> optax.Gradi
         optax.scale_by_param_block_rms(),
     )
     return optax.chain(
-        _by_layer(scaled),
+        _per_layer(scaled),
         optax.ema(config.beta1, debias=False),
         optax.add_decayed_weights(config.weight_decay),
         optax.scale_by_learning_rate(schedule),
     )
 
 
-def _by_layer(transformation: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Apply to each layer by itself what takes the root mean square of a whole array.
+def _per_layer(transformation: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Apply a transformation that uses statistics of whole arrays to each layer separately.
 
-    The stack keeps equal layers in one array [r ...]: without this a parameter's scale would be
-    that of all layers together, and a wide stack could be factored over its layers.
+    The stack keeps equal layers in one array [r ...]. Without the `vmap`, a parameter's scale would
+    be that of all layers together, and Adafactor could factor over the layers.
     """
 
     def init(params: Any) -> Any:
@@ -93,8 +93,8 @@ def _by_layer(transformation: optax.GradientTransformation) -> optax.GradientTra
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         empty = not jax.tree.leaves(updates)
-        of = transformation.update if empty else jax.vmap(transformation.update)
-        return of(updates, state, params)
+        apply = transformation.update if empty else jax.vmap(transformation.update)
+        return apply(updates, state, params)
 
     layers = optax.GradientTransformation(init, update)
 

@@ -1,4 +1,4 @@
-"""What training begins with: which parameters are trained, and the weights of another model."""
+"""Partition of parameters into trainable and frozen, and fingerprints of weights."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from famjax.core.types import Array
 from famjax.layers.dropout import DropoutKey
 from famjax.layers.lora import Adapter
 
-_MAP = nnx.PathContains("map")
-# what is trained beside adapters: what may be new where they begin
-_NEW = nnx.Any(Adapter, _MAP, *map(nnx.PathContains, ("prompt", "mix", "distances", "span")))
+_FEATURE_MAP = nnx.PathContains("map")
+# trained together with adapters: parameters that the initial model may lack
+_TRAINED_WITH_ADAPTERS = nnx.Any(
+    Adapter, _FEATURE_MAP, *map(nnx.PathContains, ("prompt", "mix", "distances", "span"))
+)
 
 Frozen = tuple[Any, ...]
 
 
 def has_frozen_params(config: Config) -> bool:
-    """Return whether weights stay as they are in `init`."""
+    """Return whether some weights stay as in `init`."""
     return bool(config.model.lora.rank) or config.train.only != "all"
 
 
 def partition_trainable(
     config: ModelConfig, model: nnx.Module, only: str = "all"
 ) -> tuple[Any, Any, Frozen]:
-    """Return a model's graph, what is trained of it, and what is not.
+    """Return a model's graph, its trainable parameters, and its frozen state.
 
-    `nnx.merge(graph, trained, *frozen)` is the model. If everything is trained, without dropout,
-    `frozen` is (); else it is the weights that are not trained, in the type of `lora.base`, and
-    dropout's keys.
+    `nnx.merge(graph, trained, *frozen)` is the model. `frozen` is () if everything is trained and
+    there is no dropout; else the frozen weights, in the dtype `lora.base`, and the dropout keys.
 
     Args:
       only: `train.only`.
@@ -51,11 +52,11 @@ def partition_trainable(
 
 
 def _trainable_filter(config: ModelConfig, only: str) -> Any:
-    """Return the filter of what is trained."""
+    """Return the NNX filter of the trainable parameters."""
     if only == "maps":
-        return nnx.All(nnx.Param, _MAP)
-    every = nnx.All(nnx.Param, _NEW) if config.lora.rank else nnx.Param
-    return every if only == "all" else nnx.All(every, nnx.Not(_MAP))
+        return nnx.All(nnx.Param, _FEATURE_MAP)
+    trainable = nnx.All(nnx.Param, _TRAINED_WITH_ADAPTERS) if config.lora.rank else nnx.Param
+    return trainable if only == "all" else nnx.All(trainable, nnx.Not(_FEATURE_MAP))
 
 
 def _cast(a: Any, dtype: jnp.dtype) -> Any:
@@ -64,14 +65,14 @@ def _cast(a: Any, dtype: jnp.dtype) -> Any:
 
 
 def inference_config(config: ModelConfig) -> ModelConfig:
-    """Return the config of the same model as it is used: no dropout, so no keys; no sweeps."""
+    """Return the config of the same model at inference: no dropout, hence no keys; no sweeps."""
     exact = replace(config.feedback, sweeps=0)
     lora = replace(config.lora, dropout=0.0)
     return replace(config, lora=lora, dropout=DropoutConfig(), feedback=exact)
 
 
 def with_dropout_keys(frozen: Frozen, key: Array) -> Frozen:
-    """Return what is frozen with new keys of dropout, one for each map of each layer."""
+    """Return the frozen state with new dropout keys, one for each projection of each layer."""
     if not frozen:
         return ()
     weights, keys = frozen
@@ -84,22 +85,24 @@ def with_dropout_keys(frozen: Frozen, key: Array) -> Frozen:
 
 
 def fingerprint(weights: Any) -> str:
-    """Return a name for the numbers of a tree of float arrays, wherever they lie.
+    """Return a hash of the values of a tree of float arrays, independent of their sharding.
 
-    Two sums of the bits of each array, modulo 2^32, one of them weighted by place: integers, whose
-    sum does not depend on the order. It tells other weights apart; it is no defence against malice.
+    For each array two sums of its bits, modulo 2^32, one of them weighted by position: the sum of
+    integers does not depend on the order. It distinguishes weights, and is not cryptographic.
     """
 
     @jax.jit
     def sums(a: Array) -> tuple[Array, Array]:
         kind = jnp.uint16 if a.dtype.itemsize == 2 else jnp.uint32
         bits = jax.lax.bitcast_convert_type(a, kind).astype(jnp.uint32)
-        # not flattened, which would bring an array together that is spread over devices
-        place = jnp.zeros(bits.shape, jnp.uint32)
+        # not flattened, which would gather a sharded array
+        position = jnp.zeros(bits.shape, jnp.uint32)
         for axis, size in enumerate(bits.shape):
-            place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, a.shape, axis)
-        # an odd factor for each place, which no two near places share
-        factor = place * jnp.uint32(2654435761) | jnp.uint32(1)
+            position = position * jnp.uint32(size) + jax.lax.broadcasted_iota(
+                jnp.uint32, a.shape, axis
+            )
+        # an odd factor for each position, different for nearby positions
+        factor = position * jnp.uint32(2654435761) | jnp.uint32(1)
         return bits.sum(dtype=jnp.uint32), (bits * factor).sum(dtype=jnp.uint32)
 
     digest = hashlib.sha256()
@@ -110,15 +113,17 @@ def fingerprint(weights: Any) -> str:
 
 
 def combine_fingerprints(trained: str, base: str) -> str:
-    """Return the fingerprint of weights that were trained beside others: nothing is merged for it,
-    since sums of products are not the same on all devices."""
+    """Return the fingerprint of weights that were trained on top of frozen ones.
+
+    The weights are not merged for it, since matrix products differ between devices.
+    """
     return hashlib.sha256(f"{trained} {base}".encode()).hexdigest()[:16] if base else trained
 
 
-def refuse_base(there: str, here: str, init: str | Path, run: str | Path) -> None:
-    """Raise a `UserError` if a run was trained beside other weights than `init` holds."""
-    if there != here:
+def check_base(saved: str, current: str, init: str | Path, run: str | Path) -> None:
+    """Raise a `UserError` if a run was trained on other frozen weights than those in `init`."""
+    if saved != current:
         raise UserError(
-            f"{run}: was trained beside other weights than {init} holds now (fingerprint {there}, "
-            f"here {here}); bring back the folder that it began with"
+            f"{run}: was trained on other weights than {init} has now (fingerprint {saved}, now "
+            f"{current}); restore the folder that it started from"
         )

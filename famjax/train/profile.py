@@ -1,11 +1,11 @@
-"""What is to be seen of chosen steps: a trace of what device and host did, and what lies in memory.
+"""Profiles of chosen steps: a trace of device and host, and a profile of device memory.
 
     RUN/profile/plugins/profile/*/*.xplane.pb       for XProf and TensorBoard
     RUN/profile/plugins/profile/*/*.trace.json.gz   the same for ui.perfetto.dev
     RUN/profile/memory_000012.prof                  for pprof
 
-The numbers of the run stay as they are: around what is looked at the loop waits for the device,
-and nothing else. Of several processes the first is looked at.
+Profiling does not change the results of the run: the loop only waits for the device before and
+after the profiled steps. With several processes only process 0 is profiled.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ PROFILE = "profile"
 
 
 class Profiler:
-    """Looks at the steps of a run that `config.profile` names, and says where to look.
+    """Profiles the steps of a run that `config.profile` names, and reports where the files are.
 
-    Leaving it as a context ends a trace that has begun, whatever the loop ended by.
+    As a context manager it stops a running trace, also after an exception.
 
     Args:
       config: the experiment.
       folder: of the run.
-      report: takes a line for each thing written.
+      report: called with a line for each profile written.
     """
 
     def __init__(self, config: Config, folder: Path, report: Callable[[str], None]) -> None:
         self.folder, self.report = folder / PROFILE, report
-        self.first, self.last = span(config)
+        self.first, self.last = trace_steps(config)
         self.memory = config.profile.memory
-        self.step = 0  # steps that are done
-        self.begun: int | None = None  # of these, when the trace that is under way began
+        self.step = 0  # steps done
+        self.trace_start: int | None = None  # steps done when the running trace started
 
     def wants(self, step: int) -> bool:
-        """Return whether something begins or ends when so many steps are done."""
+        """Return whether a profile starts or ends after this many steps."""
         if jax.process_index() > 0:
             return False
-        return step == self.memory > 0 or step == self.last > 0 or self.begins(step)
+        return step == self.memory > 0 or step == self.last > 0 or self.should_start(step)
 
-    def begins(self, step: int) -> bool:
-        """Return whether a trace begins behind a step: also behind one that a resumed run goes on
-        from, of whose trace a part is left; there it has the step's compilation too."""
-        return self.first <= step < self.last and self.begun is None
+    def should_start(self, step: int) -> bool:
+        """Return whether a trace starts after a step. A run that resumes within the traced steps
+        traces the rest of them, including the compilation of the step."""
+        return self.first <= step < self.last and self.trace_start is None
 
-    def after(self, step: int) -> None:
-        """Begin or end what is to begin or end when so many steps are done, by the device too."""
+    def tick(self, step: int) -> None:
+        """Start or end profiles after this many steps, which the device must have finished."""
         self.step = step
         if not self.wants(step):
             return
@@ -59,24 +59,24 @@ class Profiler:
             self.stop()
         if step == self.memory > 0:
             self.write_memory()
-        if self.begins(step):
+        if self.should_start(step):
             self.folder.mkdir(exist_ok=True)
             jax.profiler.start_trace(self.folder)
-            self.begun = step
+            self.trace_start = step
 
     def stop(self) -> None:
-        """End the trace that has begun, if any, and say where it lies."""
-        if self.begun is None:
+        """Stop the running trace, if any, and report where it is."""
+        if self.trace_start is None:
             return
-        begun, self.begun = self.begun, None
+        trace_start, self.trace_start = self.trace_start, None
         jax.profiler.stop_trace()
         self.report(
-            f"trace of steps {begun}:{self.step}: pip install xprof && xprof --logdir "
+            f"trace of steps {trace_start}:{self.step}: pip install xprof && xprof --logdir "
             f"{self.folder}; or open the newest .trace.json.gz in it at ui.perfetto.dev"
         )
 
     def write_memory(self) -> None:
-        """Write which arrays the devices hold, and by which lines they were made."""
+        """Write a profile of the arrays on the devices, and the source lines that created them."""
         self.folder.mkdir(exist_ok=True)
         path = self.folder / f"memory_{self.step:06d}.prof"
         jax.profiler.save_device_memory_profile(path)
@@ -89,25 +89,25 @@ class Profiler:
         self.stop()
 
 
-def span(config: Config) -> tuple[int, int]:
-    """Return the steps that are done when the trace begins and when it ends; (0, 0) for none."""
+def trace_steps(config: Config) -> tuple[int, int]:
+    """Return the steps done when the trace starts and when it ends; (0, 0) for no trace."""
     first, _, last = (config.profile.steps or "0:0").partition(":")
     return int(first), int(last)
 
 
-def refuse_past(before: Config, config: Config, step: int) -> None:
-    """Raise a `UserError` if steps are to be looked at that a resumed run has done already.
+def check_profile_steps(before: Config, config: Config, step: int) -> None:
+    """Raise a `UserError` if a resumed run shall profile steps that it has already done.
 
-    The command that ran before is not refused: it goes on where it was, and traces what is left.
+    An unchanged profile is no error: the resumed run traces the remaining steps.
 
     Args:
-      before: the config with which these steps were done.
-      step: how many they are.
+      before: the config of the steps done.
+      step: number of steps done.
     """
     if config.profile == before.profile:
         return
-    mend = f"before step {step}, where the run goes on; take later steps, or leave it out"
-    if config.profile.steps and span(config)[0] < step:
-        raise UserError(f"profile.steps={config.profile.steps}: begins {mend}")
+    hint = f"before step {step}, where the run resumes; choose later steps, or leave it out"
+    if config.profile.steps and trace_steps(config)[0] < step:
+        raise UserError(f"profile.steps={config.profile.steps}: begins {hint}")
     if 0 < config.profile.memory < step:
-        raise UserError(f"profile.memory={config.profile.memory}: is {mend}")
+        raise UserError(f"profile.memory={config.profile.memory}: is {hint}")

@@ -1,4 +1,4 @@
-"""What is compiled once for a run, and where it lies on the mesh."""
+"""The compiled functions of a run, and the shardings of its arrays on the mesh."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from famjax.train.state import TrainState
 from famjax.train.step import Batch, init_train_state, make_step
 
 
-class Program(NamedTuple):
-    """What is compiled once for a run.
+class TrainProgram(NamedTuple):
+    """The jitted functions of a run, and their shardings.
 
     Attributes:
       mesh: of devices.
       graph: the model's NNX graph, without dropout.
-      shardings: where a `TrainState` lies.
-      start: () -> TrainState before the first step; with weights, those of `initial_weights`, that
-        of a model that has them. The weights given are donated.
-      step: (state, batch) -> state; the state given is donated.
+      shardings: of a `TrainState`.
+      start: () -> TrainState before the first step; (weights) -> the same for a model with these
+        weights, which are donated (see `initial_weights`).
+      step: (state, batch) -> state; the argument state is donated.
       inspect: (params, frozen, memory, batch) -> dict of scalars about the memory.
-      batch: where a batch lies.
+      batch: sharding of a batch.
     """
 
     mesh: Mesh
@@ -63,43 +63,44 @@ def make_program(
     token_bytes: np.ndarray,
     attention_span: tuple[int, ...] = (),
     mesh: Mesh | None = None,
-) -> Program:
-    """Build and place everything for a config whose vocabulary is known.
+) -> TrainProgram:
+    """Build the program of a config whose vocabulary size is known.
 
     Args:
       attention_span: entries that layers with learned spans attend to, see
         `Feedback.set_attention_span`; () is all.
-      mesh: None is `config.mesh` of all devices. For one of devices that are only described, the
-        step can be lowered and compiled.
+      mesh: None is `config.mesh` over all devices. For a mesh of abstract devices, the step can be
+        lowered and compiled only.
     """
     if mesh is None:
-        config, _ = with_mesh(config)
+        config, _ = resolve_mesh(config)
         mesh = sharding.make_mesh(config.mesh)
     check_divides(config)
-    used, only = inference_config(config.model), config.train.only
-    swept = dataclasses.replace(used, feedback=config.model.feedback)
-    graph, plain, seen = (
-        abstract_model(model, attention_span, only)[0] for model in (config.model, used, swept)
+    inference, only = inference_config(config.model), config.train.only
+    inspected = dataclasses.replace(inference, feedback=config.model.feedback)
+    graph, inference_graph, inspected_graph = (
+        abstract_model(model, attention_span, only)[0]
+        for model in (config.model, inference, inspected)
     )
 
-    start = functools.partial(first_state, config)
-    shardings = place(config, mesh, graph, jax.eval_shape(start))
+    start = functools.partial(make_initial_state, config)
+    shardings = train_state_shardings(config, mesh, graph, jax.eval_shape(start))
     rows = sharding.batch_sharding(mesh, config.data.batch, config.data.length)
     optimizer = make_optimizer(config.optimizer, config.train.steps)
     step = sharding.with_mesh(mesh, make_step(config, graph, optimizer, jnp.asarray(token_bytes)))
-    return Program(
+    return TrainProgram(
         mesh,
-        plain,
+        inference_graph,
         shardings,
         jax.jit(start, donate_argnums=0, out_shardings=shardings),
         jax.jit(step, donate_argnums=0, in_shardings=(shardings, rows), out_shardings=shardings),
-        jax.jit(sharding.with_mesh(mesh, make_inspect(config, seen))),
+        jax.jit(sharding.with_mesh(mesh, make_inspect(config, inspected_graph))),
         rows,
     )
 
 
-def first_state(config: Config, weights: Any = None) -> TrainState:
-    """Return the state before the first step, with these weights if any are given."""
+def make_initial_state(config: Config, weights: Any = None) -> TrainState:
+    """Return the state before the first step, with the given weights if any."""
     model = LanguageModel(config.model, rngs=nnx.Rngs(config.seed))
     if weights is not None:
         nnx.update(model, weights)
@@ -107,25 +108,25 @@ def first_state(config: Config, weights: Any = None) -> TrainState:
     return init_train_state(config, model, optimizer)
 
 
-def with_mesh(config: Config) -> tuple[Config, str]:
-    """Fill in the mesh's sizes, and say how they were chosen if they were.
+def resolve_mesh(config: Config) -> tuple[Config, str]:
+    """Fill in the sizes of the mesh; also return a note if they were chosen automatically.
 
     Raises:
-      UserError: the sizes that are given do not multiply to the number of devices.
+      UserError: the product of the given sizes is not the number of devices.
     """
-    wanted = demand(config) if is_auto(config.mesh) else None
+    wanted = mesh_demand(config) if is_auto(config.mesh) else None
     mesh = MeshConfig(**sharding.make_mesh(config.mesh, demand=wanted).shape)
     return dataclasses.replace(config, mesh=mesh), describe(mesh, wanted) if wanted else ""
 
 
-def demand(config: Config, memory: int | None = None) -> MeshDemand:
-    """Return what a config whose vocabulary is known asks of its mesh.
+def mesh_demand(config: Config, memory: int | None = None) -> MeshDemand:
+    """Return the requirements of a config, with known vocabulary size, on its mesh.
 
     Args:
-      memory: bytes of a device; of one here, if None.
+      memory: bytes of a device; None is that of a local device.
     """
-    shapes = jax.eval_shape(functools.partial(first_state, config))
-    # a gradient is as large as what it is of
+    shapes = jax.eval_shape(functools.partial(make_initial_state, config))
+    # gradients have the size of the parameters
     weights = (shapes.params, shapes.params, shapes.opt_state, shapes.frozen)
     return MeshDemand(
         weights=_bytes(weights),
@@ -142,33 +143,33 @@ def _bytes(shapes: Any) -> int:
 
 
 def _device_bytes() -> int:
-    """Return the memory of a device; where it does not tell, what is assumed."""
+    """Return the memory of a device, or a default if the device does not report it."""
     return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", DEVICE_BYTES)
 
 
-def place(config: Config, mesh: Mesh, graph: Any, shapes: TrainState) -> TrainState:
+def train_state_shardings(config: Config, mesh: Mesh, graph: Any, shapes: TrainState) -> TrainState:
     """Return the sharding of every array of the training state."""
-    everywhere: Any = sharding.replicated(mesh)
-    memory = jax.tree.map(lambda _: everywhere, shapes.memory)
+    replicated: Any = sharding.replicated(mesh)
+    memory = jax.tree.map(lambda _: replicated, shapes.memory)
     if config.data.layout == "lanes":
         axes = nnx.merge(graph, shapes.params, *shapes.frozen).state_axes()
         memory = sharding.state_shardings(mesh, axes, shapes.memory)
     return TrainState(
-        everywhere,
+        replicated,
         sharding.parameter_shardings(mesh, shapes.params),
         sharding.optimizer_shardings(mesh, shapes.params, shapes.opt_state),
         memory,
-        everywhere,
-        jax.tree.map(lambda _: everywhere, shapes.totals),
-        everywhere,
+        replicated,
+        jax.tree.map(lambda _: replicated, shapes.totals),
+        replicated,
         sharding.parameter_shardings(mesh, shapes.frozen),
     )
 
 
 def make_inspect(config: Config, graph: Any) -> Callable[[Any, Any, Any, Batch], dict[str, Array]]:
-    """Return a function of (params, frozen, memory, batch): what the stack reports of its memory.
+    """Return a function of (params, frozen, memory, batch) to metrics of the stack's memory.
 
-    It looks at the first row only. With `train.match` it is each linear layer's error there.
+    They are of the first row only. With `train.match` they are the errors of the linear layers.
     """
     names = [f"match_{i}" for i, name in enumerate(layer_mixers(config.model)) if name == "linear"]
 

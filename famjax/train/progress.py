@@ -1,6 +1,6 @@
-"""How far a run is: a live line on a terminal, plain lines in a log.
+"""Progress of a run: a live line on a terminal, plain lines in a log.
 
-Everything goes to standard error, so that standard output stays a program's own.
+Everything is written to standard error, so that standard output is left to the program.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FORMATS: dict[str, Callable[[Any], str]] = {
 
 
 class Progress:
-    """Shows the steps of a run while they are made.
+    """Shows the progress of a run.
 
     Args:
       total: steps of the whole run.
@@ -52,13 +52,13 @@ class Progress:
             self._view = _Live(self._console, total, start)
         else:
             self._view = _Plain(self._console, total)
-        self._clock, self._quiet = _Clock(total), quiet
+        self._clock, self._quiet = _TimeLeft(total), quiet
 
     @contextmanager
     def compiling(self, what: str, step: int) -> Iterator[None]:
-        """Show that `what` is being compiled after `step` steps, and then how long that took.
+        """Show that `what` is being compiled after `step` steps, then the time it took.
 
-        The time inside does not count for the time left.
+        The time inside is excluded from the estimate of the remaining time.
         """
         begin = time.monotonic()
         self._view.compiling(what)
@@ -72,22 +72,22 @@ class Progress:
 
         Args:
           step: steps done in the whole run.
-          **fields: what is known about the last of them. `loss`, `accuracy` (a fraction),
-            `length` (tokens of a row), `tokens_per_second`, `data_wait` (fraction of the time the
-            loop waited for data) have formats of their own, others are shown as name and number.
+          **fields: metrics of the last step. `loss`, `accuracy` (a fraction), `length` (tokens of a
+            row), `tokens_per_second`, `data_wait` (fraction of the time that the loop waited for
+            data) have special formats, others are shown as name and number.
         """
-        left = self._clock.left(step)
-        parts = [_text(name, value) for name, value in fields.items()]
+        left = self._clock.estimate(step)
+        parts = [_format_field(name, value) for name, value in fields.items()]
         parts += [] if left is None else [f"{_duration(left)} left"]
         self._view.update(step, ", ".join(parts))
 
     def say(self, text: str) -> None:
-        """Print a line that stays, unless the progress is not wanted."""
+        """Print a permanent line, unless `quiet`."""
         if not self._quiet:
             self.note(text)
 
     def note(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
         self._console.print(text, markup=False)
 
     def __enter__(self) -> Progress:
@@ -115,7 +115,7 @@ class _Live:
         self._bar = rich.progress.Progress(
             rich.progress.TextColumn("{task.completed}/{task.total}"),
             rich.progress.BarColumn(bar_width=20),
-            _About(),
+            _StatusColumn(),
             console=console,
         )
         self._console = console
@@ -138,8 +138,8 @@ class _Live:
         self._bar.stop()
 
 
-class _About(rich.progress.ProgressColumn):
-    """What is known of the last step, or what is waited for, with a spinner and for how long."""
+class _StatusColumn(rich.progress.ProgressColumn):
+    """The metrics of the last step, or the current compilation with a spinner and its duration."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class _About(rich.progress.ProgressColumn):
 
 
 class _Plain:
-    """The first line and the last always; between them at most one every PLAIN_INTERVAL."""
+    """Prints the first line, the last line, and at most one every PLAIN_INTERVAL between them."""
 
     def __init__(self, console: Console, total: int) -> None:
         self._console = console
@@ -182,22 +182,23 @@ class _Plain:
             self._pending = ""
 
 
-class _Clock:
-    """Time left at the mean speed since the first update or compilation, without compilations."""
+class _TimeLeft:
+    """Estimates the remaining time from the mean speed since the first update or compilation,
+    excluding compilations."""
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._first: tuple[int, float] | None = None
 
     def skip(self, step: int, took: float) -> None:
-        """Do not count the last seconds, of a compilation after `step` steps."""
+        """Exclude the last `took` seconds, of a compilation after `step` steps."""
         if self._first is None:
             self._first = (step, time.monotonic())
         else:
             self._first = (self._first[0], self._first[1] + took)
 
-    def left(self, step: int) -> float | None:
-        """Seconds; None before the speed is known."""
+    def estimate(self, step: int) -> float | None:
+        """Return the remaining seconds; None before the speed is known."""
         now = time.monotonic()
         if self._first is None:
             self._first = (step, now)
@@ -207,7 +208,7 @@ class _Clock:
         return (now - self._first[1]) / done * (self._total - step) if done > 0 else None
 
 
-def _text(name: str, value: float) -> str:
+def _format_field(name: str, value: float) -> str:
     return _FORMATS[name](value) if name in _FORMATS else f"{name} {value:.4g}"
 
 

@@ -16,15 +16,15 @@ from famjax.core import sharding
 from famjax.core.config import Config
 from famjax.core.experiment import from_json
 from famjax.core.processes import broadcast_from_first
-from famjax.data.reassign import with_rows
-from famjax.train.checkpoint import reading_extra
+from famjax.data.reassign import resize_rows
+from famjax.train.checkpoint import wrap_extra_errors
 from famjax.train.optimizers import make_schedule
-from famjax.train.partition import has_frozen_params, refuse_base
-from famjax.train.profile import refuse_past
-from famjax.train.run import initial_weights, refuse_other
+from famjax.train.partition import check_base, has_frozen_params
+from famjax.train.profile import check_profile_steps
+from famjax.train.run import check_resumable, initial_weights
 from famjax.train.session import Session
 from famjax.train.state import TrainState, from_tree, to_tree
-from famjax.train.warmup import at_length, length_at, resize_memory
+from famjax.train.warmup import resize_memory, row_length_at, with_row_length
 
 
 class Loadable(Protocol):
@@ -43,7 +43,7 @@ def start_or_resume(session: Session, parts: Iterable[Loadable]) -> None:
     steps = session.config.train.steps
     if step < steps:
         session.progress.note(f"goes on from step {step:,} of {steps:,}")
-    with reading_extra(session.checkpoints.path(step)):
+    with wrap_extra_errors(session.checkpoints.path(step)):
         _compare(session, from_json(json.dumps(extra["config"])), step)
         state = _with_rows(session, from_tree(tree), extra["data"])
         for part in parts:
@@ -51,7 +51,7 @@ def start_or_resume(session: Session, parts: Iterable[Loadable]) -> None:
     session.step = session.saved = step
     if has_frozen_params(session.config):
         state = state._replace(frozen=_first_state(session).frozen)
-        refuse_base(extra.get("base", ""), session.base, session.config.init, session.folder)
+        check_base(extra.get("base", ""), session.base, session.config.init, session.folder)
     else:
         state = state._replace(frozen=_dropout_keys(session))
     session.state = state
@@ -82,12 +82,12 @@ def _dropout_keys(session: Session) -> Any:
 
 def _template(session: Session, step: int) -> dict[str, Any]:
     """Return the shapes and shardings in the checkpoint of a step, and take its row length."""
-    if (length := length_at(session.config, step)) != session.length:
+    if (length := row_length_at(session.config, step)) != session.length:
         session.batches.release()
         session.set_length(length)
-    program, config = session.program, at_length(session.config, length)
+    program, config = session.program, with_row_length(session.config, length)
     extra = broadcast_from_first("extra", lambda: session.checkpoints.extra(step))
-    with reading_extra(session.checkpoints.path(step)):
+    with wrap_extra_errors(session.checkpoints.path(step)):
         saved = extra.get("data", {}).get("batches", {}).get("rows", [])
     if saved and len(saved) != session.rows:
         data = dataclasses.replace(config.data, batch=len(saved))
@@ -108,7 +108,7 @@ def _with_rows(session: Session, state: TrainState, data: dict[str, Any]) -> Tra
     if rows == before:
         session.batches.set_state(data)
         return state
-    session.batches.set_state(with_rows(data, rows, session.source))
+    session.batches.set_state(resize_rows(data, rows, session.source))
     change = f"{before - rows} end" if rows < before else f"{rows - before} begin anew"
     session.progress.note(
         f"data.batch: {before} -> {rows}; {min(rows, before)} rows go on, {change}, and the "
@@ -124,8 +124,8 @@ def _with_rows(session: Session, state: TrainState, data: dict[str, Any]) -> Tra
 def _compare(session: Session, before: Config, step: int) -> None:
     """Refuse a checkpoint made with another config; say what a changed one means."""
     config = session.config
-    refuse_other(before, config, session.checkpoints.path(step))
-    refuse_past(before, config, step)
+    check_resumable(before, config, session.checkpoints.path(step))
+    check_profile_steps(before, config, step)
     old, new = (make_schedule(c.optimizer, c.train.steps)(step) for c in (before, config))
     if old != new:
         session.progress.note(

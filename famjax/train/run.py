@@ -1,4 +1,4 @@
-"""A run is a folder: config, tokenizer, metrics, checkpoints, plots. Open it and use its model."""
+"""The run folder: config, tokenizer, metrics, checkpoints and plots; opens a run for inference."""
 
 from __future__ import annotations
 
@@ -18,35 +18,34 @@ from famjax.core.checks import validate, validate_model
 from famjax.core.config import Config, LoraConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import difference, from_json, to_json
-from famjax.core.json_files import regular_size
+from famjax.core.json_files import regular_file_size
 from famjax.core.keys import values
-from famjax.core.memory import refuse_model, refuse_training
+from famjax.core.memory import check_model_fits, check_training_fits
 from famjax.core.processes import broadcast_from_first, process_index
 from famjax.data.pipeline import make_tokenizer
-from famjax.data.tokenizers import Tokenizer, save_tokenizer, save_words, saved_tokenizer
-from famjax.data.words import Words
+from famjax.data.tokenizers import Tokenizer, load_saved_tokenizer, save_tokenizer, save_words
+from famjax.data.words import WordTokenizer
 from famjax.models.fold_feature_maps import fold_feature_maps, why_not_foldable
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import abstract_inference_model, merge_adapters, remap_params
 from famjax.train.checkpoint import EXTRA, Checkpoints
 from famjax.train.partition import (
     Frozen,
+    check_base,
     combine_fingerprints,
     fingerprint,
     has_frozen_params,
     inference_config,
     partition_trainable,
-    refuse_base,
 )
 
 CONFIG, CHECKPOINTS = "config.json", "checkpoints"
-# which files of JSON lines need no check when the run is resumed
+# record of the files of JSON lines that need no check when the run resumes
 CHECKED = "data_checked.json"
 
-# What a resumed run may change: how long, how often, under which name, what is looked at, on which
-# devices, in how many rows. With more steps a cosine or wsd schedule goes on at another rate; the
-# loop says so.
-_FREE: tuple[str, ...] = (
+# Keys that a resumed run may change: duration, intervals, names, profiles, mesh, rows. With more
+# steps a cosine or wsd schedule continues at another rate; the loop reports it.
+_RESUMABLE: tuple[str, ...] = (
     "name",
     "init",
     "train.steps",
@@ -58,10 +57,10 @@ _FREE: tuple[str, ...] = (
 )
 
 
-# What decides the numbers of a model that is opened, and the documents kept from its training. Not
-# of that: where documents lie, how the same numbers are computed, what training alone does.
-_DECIDES = ("seed", "model.", "data.", "train.only", "train.match")
-_COMPUTED = (
+# Keys that determine the outputs of an opened model and its held-out documents; and those among
+# them that do not: paths of data, details of the computation, training-only settings.
+_MODEL_KEYS = ("seed", "model.", "data.", "train.only", "train.match")
+_UNCHECKED = (
     "model.dtype",
     "model.scan_layers",
     "model.remat",
@@ -81,10 +80,10 @@ class Run:
 
     Attributes:
       config: resolved.
-      tokenizer: the one it was trained with.
-      model: NNX module, its parameters restored.
+      tokenizer: of its training.
+      model: NNX module with restored parameters.
       step: of the checkpoint.
-      base: fingerprint of the model whose weights it was trained beside; "" if it has its own.
+      base: fingerprint of the model that the frozen weights are from; "" if nothing is frozen.
     """
 
     config: Config
@@ -94,14 +93,14 @@ class Run:
     base: str = ""
 
     def fingerprint(self) -> str:
-        """Return a name for the run's weights, the same on all devices."""
+        """Return a hash of the run's weights, the same on all devices."""
         _, trained, _ = partition_trainable(
             inference_config(self.config.model), self.model, self.config.train.only
         )
         return combine_fingerprints(fingerprint(trained), self.base)
 
-    def merged(self) -> Run:
-        """Return the run on its own feet: without adapters, its weights changed by them."""
+    def merge_adapters(self) -> Run:
+        """Return the run with its adapters merged into the weights; it no longer needs `init`."""
         params, model = merge_adapters(nnx.state(self.model, nnx.Param), self.config.model)
         model = inference_config(model)
         train = replace(self.config.train, only="all", match=False)
@@ -114,15 +113,15 @@ class Run:
         )
 
     def with_folded_maps(self) -> Run:
-        """Return the run with folded feature maps, for inference; itself where they cannot be."""
+        """Return the run with folded feature maps, for inference; itself if they cannot fold."""
         model = replace(self.config.model, lora=LoraConfig())
         if why_not_foldable(model):
             return self
-        run = self.merged() if self.config.model.lora.rank else self
+        run = self.merge_adapters() if self.config.model.lora.rank else self
         return replace(run, model=fold_feature_maps(run.model))
 
     def with_small_cache(self) -> Run:
-        """Return the run with a model that carries memories, not keys and values (FT v1 5.3)."""
+        """Return the run with a model that caches memories, not keys and values (FT v1 5.3)."""
         if self.config.model.stack not in ("feedback", "transformer"):
             raise UserError(
                 f"model.stack={self.config.model.stack}: has no memory of one vector a token; "
@@ -140,57 +139,59 @@ def open_run(
     report: Callable[[str], None] | None = None,
     mesh: Mesh | None = None,
 ) -> Run:
-    """Return the run in a folder, with the parameters of its newest good checkpoint.
+    """Return the run in a folder, with the parameters of its newest valid checkpoint.
 
     Args:
       run_dir: the folder.
       step: use this checkpoint instead.
-      report: takes a line for each damaged checkpoint passed over; standard error if None.
-      mesh: of devices that share the parameters; None is the first device.
+      report: called with a line for each damaged checkpoint skipped; None writes to standard error.
+      mesh: devices to shard the parameters over; None is the first device.
 
     Raises:
-      UserError: no run is there, or no checkpoint of it is good.
+      UserError: the folder has no run, or no valid checkpoint.
     """
     folder = Path(run_dir)
     config = read_config(folder)
     if config is None:
         within = sorted(str(path.parent) for path in folder.glob(f"*/{CHECKPOINTS}"))
-        mend = f"give one of {', '.join(within)}" if within else "train one with famjax train"
-        raise UserError(f"{folder} is not a run: it has no {CONFIG}; {mend}")
+        hint = f"give one of {', '.join(within)}" if within else "train one with famjax train"
+        raise UserError(f"{folder} is not a run: it has no {CONFIG}; {hint}")
     try:
-        validate(config)  # what was edited by hand
+        validate(config)  # it may have been edited by hand
     except UserError as error:
         raise UserError(f"{folder / CONFIG}: {error}") from None
     tokenizer = run_tokenizer(folder, config)
     model, only = inference_config(config.model), config.train.only
-    refuse_model(model)
+    check_model_fits(model)
     graph, shapes, _ = abstract_model(model, only=only)
-    template = _placed(shapes, mesh)
+    template = _with_shardings(shapes, mesh)
     checkpoints = Checkpoints(folder / CHECKPOINTS)
-    refuse_edited(config, checkpoints, step, folder)
-    found, tree, extra = checkpoints.restore({"params": template}, step, report)
-    refuse_edited(config, checkpoints, found, folder)
+    check_not_edited(config, checkpoints, step, folder)
+    restored, tree, extra = checkpoints.restore({"params": template}, step, report)
+    check_not_edited(config, checkpoints, restored, folder)
     frozen: Frozen = ()
     base = ""
     if has_frozen_params(config):
         weights, base = initial_weights(config, folder, report, mesh)
-        refuse_base(extra.get("base", ""), base, config.init, folder)
+        check_base(extra.get("base", ""), base, config.init, folder)
         frozen = freeze(model, weights, only)
     module = nnx.merge(graph, tree["params"], *frozen)
     if config.model.feedback.adaptive_span and hasattr(module.stack, "set_attention_span"):
         module.stack.set_attention_span(module.stack.attention_span())
-    return Run(config, tokenizer, module, found, base)
+    return Run(config, tokenizer, module, restored, base)
 
 
-def _placed(shapes: Any, mesh: Mesh | None) -> Any:
-    """Return shapes of parameters with the places where they shall lie."""
+def _with_shardings(shapes: Any, mesh: Mesh | None) -> Any:
+    """Return the shapes of parameters with their shardings."""
     if mesh is None:
-        one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        places = jax.tree.map(lambda _: one, shapes)
+        first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        shardings = jax.tree.map(lambda _: first, shapes)
     else:
-        places = sharding.parameter_shardings(mesh, shapes)
+        shardings = sharding.parameter_shardings(mesh, shapes)
     return jax.tree.map(
-        lambda a, place: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), shapes, places
+        lambda a, sharding_: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding_),
+        shapes,
+        shardings,
     )
 
 
@@ -200,18 +201,18 @@ def initial_weights(
     report: Callable[[str], None] | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[Any, str]:
-    """Return the parameters of the model in `config.init`, as `config.model` keeps them.
+    """Return the parameters of the model in `config.init`, in the layout of `config.model`.
 
-    Adapters that were trained there are merged; those that `config` has are not in it.
+    Adapters of that model are merged; the result has no adapters.
 
     Args:
-      folder: of the run that begins with them.
+      folder: of the run that starts from them.
 
     Returns:
       The parameters, and the fingerprint of that model.
 
     Raises:
-      UserError: nothing usable is there, or its sizes are others.
+      UserError: there is no usable model, or its sizes differ.
     """
     if not Path(config.init).is_dir():
         raise UserError(
@@ -225,22 +226,22 @@ def initial_weights(
 
 
 def freeze(config: ModelConfig, weights: Any, only: str = "all") -> Frozen:
-    """Return the frozen part of a model with these weights (`partition_trainable`), donated."""
+    """Return the frozen part of a model with these weights, donated (`partition_trainable`)."""
 
     @functools.partial(jax.jit, donate_argnums=0)
-    def frozen(weights: Any) -> Frozen:
-        # what is drawn here is not used, and so is not computed
+    def make_frozen(weights: Any) -> Frozen:
+        # this initialisation is unused, so XLA removes it
         model = LanguageModel(config, rngs=nnx.Rngs(0))
         nnx.update(model, weights)
         return partition_trainable(config, model, only)[2]
 
-    return frozen(weights)
+    return make_frozen(weights)
 
 
 def abstract_model(
     model: ModelConfig, attention_span: tuple[int, ...] = (), only: str = "all"
 ) -> tuple[Any, Any, Frozen]:
-    """Return `partition_trainable` of a model with shapes for arrays; nothing is computed.
+    """Return `partition_trainable` of an abstract model, whose arrays are shapes.
 
     Args:
       attention_span: see `Feedback.set_attention_span`; () is all.
@@ -253,10 +254,10 @@ def abstract_model(
 
 
 def read_config(folder: Path) -> Config | None:
-    """Return the config of the run in a folder, or None if there is no run."""
+    """Return the config of the run in a folder; None if there is no run."""
     path = folder / CONFIG
     try:
-        regular_size(path)
+        regular_file_size(path)
         return from_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
@@ -269,34 +270,34 @@ def read_config(folder: Path) -> Config | None:
 
 
 def run_tokenizer(folder: Path, config: Config) -> Tokenizer:
-    """Return the tokenizer of a run, from the copy it keeps."""
-    return saved_tokenizer(folder, config.data.tokenizer)
+    """Return the tokenizer of a run, from the run's copy."""
+    return load_saved_tokenizer(folder, config.data.tokenizer)
 
 
-def prepare_run(folder: Path, config: Config, begun: bool) -> tuple[Config, Tokenizer]:
-    """Make the run folder, or check that the one there is of the same experiment.
+def prepare_run(folder: Path, config: Config, has_checkpoint: bool) -> tuple[Config, Tokenizer]:
+    """Create the run folder, or check that an existing one is of the same experiment.
 
-    A folder without a checkpoint holds no experiment yet: whatever made its first try fail, such as
-    a misspelt file, may be given anew.
+    A folder without a checkpoint may be started again with another config: its first attempt may
+    have failed, for example by a misspelt file.
 
     Args:
-      begun: whether the folder has a checkpoint.
+      has_checkpoint: whether the folder has a checkpoint.
 
     Returns:
-      The config with the vocabulary's size filled in, and the tokenizer.
+      The config with the vocabulary size filled in, and the tokenizer.
 
     Raises:
-      UserError: the vocabulary is too small for the tokenizer, or the folder holds another
-        experiment (the differences are named), or cannot be written.
+      UserError: the vocabulary is too small for the tokenizer, or the folder has another experiment
+        (the message lists the differences), or cannot be written.
     """
-    before = read_config(folder)  # which refuses what is no folder
-    if not begun:
+    before = read_config(folder)  # fails if it is not a folder
+    if not has_checkpoint:
         before = None
     tokenizer = run_tokenizer(folder, config) if before else make_tokenizer(config.data)
-    config = with_vocabulary(config, tokenizer)
+    config = with_vocab_size(config, tokenizer)
     if before is not None:
-        refuse_other(before, config, folder)
-    refuse_training(config)
+        check_resumable(before, config, folder)
+    check_training_fits(config)
     if process_index():  # process 0 writes for all
         return config, tokenizer
     try:
@@ -304,16 +305,18 @@ def prepare_run(folder: Path, config: Config, begun: bool) -> tuple[Config, Toke
     except OSError as error:
         raise UserError(
             f"cannot write the run folder {folder}: {error.strerror}; free some space, check its "
-            "rights, or give --run another folder"
+            "permissions, or give --run another folder"
         ) from None
     return config, tokenizer
 
 
-def refuse_edited(config: Config, checkpoints: Checkpoints, step: int | None, folder: Path) -> None:
-    """Raise a `UserError` if config.json says another model than a checkpoint was written with.
+def check_not_edited(
+    config: Config, checkpoints: Checkpoints, step: int | None, folder: Path
+) -> None:
+    """Raise a `UserError` if config.json describes another model than that of a checkpoint.
 
-    Most of what it says has no shape in the checkpoint: edited by hand, it would run as another
-    model without a word. A checkpoint that has no config, of an older famjax, is believed.
+    Most keys do not change the shapes in a checkpoint: after an edit by hand, it would silently run
+    as another model. A checkpoint without a config, from an older famjax, is accepted.
 
     Args:
       step: of the checkpoint; None is the newest.
@@ -331,27 +334,29 @@ def refuse_edited(config: Config, checkpoints: Checkpoints, step: int | None, fo
     changed = [
         key
         for key in now
-        if now[key] != before[key] and key.startswith(_DECIDES) and not key.startswith(_COMPUTED)
+        if now[key] != before[key]
+        and key.startswith(_MODEL_KEYS)
+        and not key.startswith(_UNCHECKED)
     ]
     if changed:
-        said = ", ".join(f"{key}={now[key]!r} (was {before[key]!r})" for key in changed)
+        edits = ", ".join(f"{key}={now[key]!r} (was {before[key]!r})" for key in changed)
         raise UserError(
             f"{folder / CONFIG}: was edited, its checkpoint of step {step} is of another model: "
-            f"{said}; write back what was, or make that model of it with famjax convert"
+            f"{edits}; undo the edit, or make that model of it with famjax convert"
         )
 
 
 def _saved_config(checkpoints: Checkpoints, step: int | None) -> tuple[int | None, Any]:
-    """Return a step, the newest if None is given, and the config in its checkpoint, if any."""
+    """Return the step, or the newest one for None, and the config in its checkpoint, if any."""
     step = checkpoints.latest() if step is None else step
     return step, None if step is None else checkpoints.extra(step).get("config")
 
 
-def refuse_other(before: Config, config: Config, where: Path) -> None:
-    """Raise a `UserError` if what stands in `where` was made with a config that cannot go on."""
-    # with `init` the tokenizer is that folder's, and the run has a copy
-    free = (*_FREE, "data.tokenizer") if config.init else _FREE
-    if not config.train.bptt_start:  # which deals documents to the lanes of the start, for good
+def check_resumable(before: Config, config: Config, where: Path) -> None:
+    """Raise a `UserError` if the run in `where` cannot resume with `config`."""
+    # with `init` the tokenizer is from that folder, and the run has a copy
+    free = (*_RESUMABLE, "data.tokenizer") if config.init else _RESUMABLE
+    if not config.train.bptt_start:  # BPTT warm-up assigns documents to the initial lanes for good
         free = (*free, "data.batch")
     changed = [line for line in difference(before, config) if not line.startswith(free)]
     if changed:
@@ -362,9 +367,9 @@ def refuse_other(before: Config, config: Config, where: Path) -> None:
 
 
 def _write_run(folder: Path, config: Config, tokenizer: Tokenizer | None) -> None:
-    """Write the tokenizer, if one is given, and then the config, which makes the folder a run."""
+    """Write the tokenizer, if given, and then the config, which marks the folder as a run."""
     folder.mkdir(parents=True, exist_ok=True)
-    if isinstance(tokenizer, Words):
+    if isinstance(tokenizer, WordTokenizer):
         save_words(tokenizer.text(), folder)
     elif tokenizer is not None:
         save_tokenizer(config.data.tokenizer, folder)
@@ -373,20 +378,20 @@ def _write_run(folder: Path, config: Config, tokenizer: Tokenizer | None) -> Non
     temporary.replace(folder / CONFIG)
 
 
-def with_vocabulary(config: Config, tokenizer: Tokenizer) -> Config:
+def with_vocab_size(config: Config, tokenizer: Tokenizer) -> Config:
     """Fill in `model.vocab_size`."""
     size = config.model.vocab_size
     if size == 0:
         model = replace(config.model, vocab_size=tokenizer.vocab_size)
-        validate_model(model)  # cut-offs, which may lie beyond it
+        validate_model(model)  # cut-offs may exceed it
         return replace(config, model=model)
-    # of tokens that no text is made of, a pretrained embedding may lack the last (Gemma 3's)
-    beyond = (
+    # a pretrained embedding may lack the last tokens if they have no text (Gemma 3)
+    needs_more = (
         tokenizer.token_bytes[size:].any() or max(tokenizer.bos_id, *tokenizer.stop_ids) >= size
     )
-    if size < tokenizer.vocab_size and beyond:
+    if size < tokenizer.vocab_size and needs_more:
         raise UserError(
             f"model.vocab_size={size}: tokenizer {tokenizer.name} has {tokenizer.vocab_size} "
-            "tokens; set 0 to take its size, or give the tokenizer that the weights came with"
+            "tokens; set 0 to use its size, or give the tokenizer that the weights came with"
         )
     return config

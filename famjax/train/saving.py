@@ -27,7 +27,7 @@ def save(session: Session, parts: Iterable[Stateful]) -> None:
         return
     check_finite(session)
     extra = {
-        "data": hosts.whole(session.batches.get_state()),
+        "data": hosts.gather_cursors(session.batches.get_state()),
         "config": dataclasses.asdict(session.config),
         "base": session.base,
     }

@@ -18,14 +18,14 @@ from famjax.data.tokenizers import Tokenizer
 from famjax.train import hosts
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.clock import Clock
-from famjax.train.opening import opening
-from famjax.train.program import Program, make_program, with_mesh
+from famjax.train.program import TrainProgram, make_program, resolve_mesh
 from famjax.train.progress import Progress
 from famjax.train.run import CHECKED
+from famjax.train.startup import startup_lines
 from famjax.train.state import TrainState
-from famjax.train.warmup import at_length, length_at
+from famjax.train.warmup import row_length_at, with_row_length
 
-ProgramMaker = Callable[..., Program]
+ProgramMaker = Callable[..., TrainProgram]
 
 
 class Session:
@@ -67,11 +67,11 @@ class Session:
     ):
         check_rows(config, jax.device_count())
         self.asked = config
-        self.config, self._mesh_choice = with_mesh(config)
+        self.config, self._mesh_choice = resolve_mesh(config)
         self.tokenizer, self.checkpoints, self.folder = tokenizer, checkpoints, folder
         self.progress, self.latest, self.clock = progress, latest, Clock()
         self.source: Any = make_source(config, tokenizer, checked=folder / CHECKED)
-        hosts.compare_documents(self.source)  # when it returns, all have read the record
+        hosts.check_same_documents(self.source)  # when it returns, all have read the record
         if process_index() == 0 and hasattr(self.source, "save_checked"):
             self.source.save_checked()
         self.make_program = make_program
@@ -79,11 +79,11 @@ class Session:
         self.state: Any = None
         self.step, self.saved, self.base = 0, -1, ""
         self._programs, self._is_compiled = 0, False
-        self.set_length(length_at(config, latest or 0))
+        self.set_length(row_length_at(config, latest or 0))
 
     def set_length(self, length: int) -> None:
         """Make the program and the batches for rows of so many tokens."""
-        config = at_length(self.config, length)
+        config = with_row_length(self.config, length)
         self.length, self.rows = config.data.length, config.data.batch
         self.set_attention_span(self.attention_span)
         self.batches = make_batches(
@@ -91,13 +91,13 @@ class Session:
             self.source,
             self.tokenizer,
             self.config.model.block_len,
-            hosts.held(self.program.batch, self.rows, self.length),
+            hosts.local_rows(self.program.batch, self.rows, self.length),
         )
 
     def set_attention_span(self, entries: tuple[int, ...]) -> None:
         """Make the program for layers that attend to so many entries, see `make_program`."""
         self.attention_span = entries
-        config = at_length(self.config, self.length)
+        config = with_row_length(self.config, self.length)
         self.program = self.make_program(config, self.tokenizer.token_bytes, entries)
         self._is_compiled = False
 
@@ -123,7 +123,7 @@ class Session:
     def _dispatch(self, inspect: bool) -> dict[str, Array]:
         """Enqueue one step; the guard refuses whatever would make the host wait for the device."""
         with self.clock.waiting("data"):
-            batch = hosts.upload(next(self.batches), self.program.batch, self.rows)
+            batch = hosts.upload_batch(next(self.batches), self.program.batch, self.rows)
         about = {}
         # calls return at once, unless too many steps are in flight
         with self.clock.waiting("device"):
@@ -137,7 +137,7 @@ class Session:
     def describe(self) -> None:
         """Say what is trained, on what."""
         shapes = jax.eval_shape(self.program.start)
-        for line in opening(at_length(self.config, self.length), shapes):
+        for line in startup_lines(with_row_length(self.config, self.length), shapes):
             self.progress.say(line)
         if hasattr(self.source, "report"):
             self.progress.note(self.source.report())

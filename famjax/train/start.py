@@ -33,16 +33,16 @@ def open_session(
       UserError: the config, the data or the folder is wrong.
     """
     _check(config)
-    hosts.compare(config)
+    hosts.check_same_config(config)
     # all processes at once, since each waits for the devices of the others
     jax.devices()
-    with lock.for_all(folder) as is_new, _removing_failed_start(folder, is_new):
+    with lock.hold_for_all(folder) as is_new, _removing_failed_start(folder, is_new):
         path = folder / CHECKPOINTS
         is_resumed = broadcast_from_first("begun", lambda: Checkpoints(path).latest() is not None)
         config, tokenizer = first_process_first(
             "prepare", lambda: prepare_run(folder, config, is_resumed)
         )
-        hosts.refuse_unshared(folder)
+        hosts.check_shared_folder(folder)
         checkpoints = first_process_first("open", lambda: Checkpoints(path, config.train.keep))
         set_last_step(checkpoints.latest)
         latest = broadcast_from_first("latest", checkpoints.latest)

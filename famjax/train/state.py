@@ -1,4 +1,4 @@
-"""What a run is at one step: everything a checkpoint holds but the data cursor and the config."""
+"""The state of a run at one step: everything in a checkpoint except data cursor and config."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from famjax.core.types import Array, State
 
 
 class MetricSums(NamedTuple):
-    """Sums over the steps since the last log, on the device, so that the host need not wait.
+    """Metric sums over the steps since the last log, on the device, so that the host does not wait.
 
     Attributes (all scalars, float32):
-      steps: steps added up.
-      weight, loss: sum of token weights, and of weighted negative log-likelihoods, nats; with
-        `train.match` of 1 and of the error for each token.
-      answers, right: targets of full weight, and how many of them were the likeliest token.
+      steps: number of steps.
+      weight, loss: sum of token weights, and of weighted negative log-likelihoods in nats; with
+        `train.match`, number of tokens, and sum of their errors.
+      answers, right: number of targets of full weight, and of those that are the argmax.
       nats, bytes: negative log-likelihood of all targets of positive weight, and their UTF-8 bytes.
       tokens: valid tokens read.
       grad_norm: sum over steps of the global gradient norm before clipping.
@@ -32,19 +32,19 @@ class MetricSums(NamedTuple):
 
 
 class TrainState(NamedTuple):
-    """One pytree of arrays.
+    """The training state, a pytree of arrays.
 
     Attributes:
       step: scalar int32, optimizer steps done.
-      params: parameters that are trained, float32.
-      opt_state: optax's.
-      memory: the state carried to the next step. Lanes: all of it. Packed with random state
+      params: trainable parameters, float32.
+      opt_state: of optax.
+      memory: the model state carried to the next step. Lanes: all of it. Packed with random state
         passing: the FAMs of row 0. Packed without: ().
       key: [2] uint32, data of the random key.
       totals: metrics since the last log.
-      frozen: parameters that are not, see `partition_trainable`; in no checkpoint.
-      bad: scalar int32, the first step whose loss, gradient, new parameters or memory were not
-        finite; 0 if there is none.
+      frozen: frozen parameters, see `partition_trainable`; not in checkpoints.
+      bad: scalar int32, the first step with a non-finite loss, gradient, parameter or memory; 0 if
+        there is none.
     """
 
     step: Array

@@ -1,4 +1,4 @@
-"""Warming up the BPTT length: short rows and many at first, long ones and few at the end.
+"""BPTT warm-up: training starts with many short rows and ends with few long ones.
 
 Feedback Transformer (arXiv 2002.09402v1), 3.2: "we start with a small M and double it after every K
 updates. We also reduce B accordingly so that the number of tokens in a batch is constant."
@@ -15,8 +15,8 @@ from famjax.core.config import Config
 from famjax.core.types import Array, State
 
 
-def length_at(config: Config, step: int) -> int:
-    """Return the tokens of a row in the step that follows `step` steps."""
+def row_length_at(config: Config, step: int) -> int:
+    """Return the length of a row in the step after `step` steps."""
     start, length = config.train.bptt_start, config.data.length
     if not start:
         return length
@@ -24,14 +24,14 @@ def length_at(config: Config, step: int) -> int:
     return start << min(step // config.train.bptt_double_every, doublings)
 
 
-def at_length(config: Config, length: int) -> Config:
-    """Return the config with rows of so many tokens, and as many rows as make the same batch."""
+def with_row_length(config: Config, length: int) -> Config:
+    """Return the config with rows of `length` tokens, and the same number of tokens in a batch."""
     rows = config.data.batch * config.data.length // length
     return replace(config, data=replace(config.data, batch=rows, length=length))
 
 
 def resize_memory(memory: State, rows: int) -> State:
-    """[r b ...] -> [r rows ...], of the first lanes; new ones begin with a reset, so with zeros."""
+    """[r b ...] -> [r rows ...]: keep the first lanes; new ones are zero, as after a reset."""
 
     def resize(a: Array) -> Array:
         missing = max(0, rows - a.shape[1])
@@ -41,8 +41,8 @@ def resize_memory(memory: State, rows: int) -> State:
 
 
 def halve_memory(memory: State) -> State:
-    """[r b ...] -> [r b/2 ...], of the lanes that `famjax.data.lanes.halve_batch` keeps.
+    """[r b ...] -> [r b/2 ...]: keep the lanes that `famjax.data.lanes.halve_batch` keeps.
 
-    Every second one: so every device keeps half of its rows, and none has to move.
+    These are every second lane, so every device keeps half of its rows and no row is moved.
     """
     return jax.tree.map(lambda a: a[:, ::2], memory)

@@ -71,7 +71,7 @@ def famjax(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Famjax:
     ("content", "said"),
     [
         (None, "no such file or folder: "),
-        (b"", "no text in there; skipped 1 empty"),
+        (b"", "no text found; skipped 1 empty"),
         (b"text\0text", "binary, byte 4 is zero"),
         (b"text \xff text", "not UTF-8 at byte 5"),
     ],
@@ -98,7 +98,7 @@ def test_a_folder_without_text(famjax: Famjax) -> None:
     folder = famjax.folder / "pictures"
     folder.mkdir()
     (folder / "a.png").write_bytes(b"\x89PNG\0\0")
-    assert "no text in there; skipped 1 binary" in famjax.refused(f"data.files={folder}")
+    assert "no text found; skipped 1 binary" in famjax.refused(f"data.files={folder}")
 
 
 def test_texts_beside_the_run_leave_it_out(famjax: Famjax) -> None:
@@ -212,7 +212,7 @@ def test_a_folder_with_another_run(famjax: Famjax) -> None:
 
 def test_a_folder_in_which_another_trains(famjax: Famjax) -> None:
     """Nothing is touched, and the folder can be had when the other has ended."""
-    with lock.holding(famjax.run, pytest.fail):
+    with lock.hold(famjax.run, pytest.fail):
         before = contents(famjax.run)
         line = famjax.refused(famjax.texts)
         assert f"{famjax.run}: process {os.getpid()} on " in line

@@ -20,7 +20,7 @@ from famjax.cli.main import main
 from famjax.core.config import Config
 from famjax.core.errors import UserError
 from famjax.core.experiment import override, to_json
-from famjax.data.files import _globbed, find_files
+from famjax.data.files import _glob_files, find_files
 from famjax.data.tokenizers import load_tokenizer
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -108,13 +108,13 @@ TAKE = r"must be at most 2,147,483,647; .* would take [\d.,^]+ \w+"
         (f"model.adaptive.cutoffs={HUGE}", "give whole numbers separated by commas"),
         (f"model.adaptive.cutoffs={','.join(map(str, range(1, 9999)))}", "give at most 64"),
         (f"model.mixer={','.join(['fam'] * 2000)}", "is not a multiple of the 2000 mixers"),
-        ("data.files=/", "is the system's; name the folder"),
-        ("data.files=/**", "is the system's; name the folder"),
-        ("data.files=/proc", "is the system's; name the folder"),
-        ("data.files=/sys/**/*.txt", "is the system's; name the folder"),
-        ("data.files=/proc/self/../kmsg", "is the system's; name the folder"),
+        ("data.files=/", "is a system folder; name the folder"),
+        ("data.files=/**", "is a system folder; name the folder"),
+        ("data.files=/proc", "is a system folder; name the folder"),
+        ("data.files=/sys/**/*.txt", "is a system folder; name the folder"),
+        ("data.files=/proc/self/../kmsg", "is a system folder; name the folder"),
         ("data.files=/dev/zero", "not a regular file"),
-        ("data.files=/dev/stdin", "not a regular file|binary|empty|is the system's"),
+        ("data.files=/dev/stdin", "not a regular file|binary|empty|is a system folder"),
         ("data.tokenizer=/dev/zero", "not a regular file"),
         ("data.tokenizer=/dev/random", "not a regular file"),
     ],
@@ -191,7 +191,7 @@ def changed(tree: Any, key: str, value: Any) -> str:
         (DEEP, "nested more than 100 levels deep"),
         ('{"model":' * 100_000 + "1" + "}" * 100_000, "nested more than 100 levels deep"),
         ("{" + f'"seed": {HUGE}' + "}", "a number of thousands of digits"),
-        ('{"seed": 1, "seed": 2}', "the key 'seed' is there twice"),
+        ('{"seed": 1, "seed": 2}', "the key 'seed' occurs twice"),
         ('{"model": []}', "model=[]: must be a table of keys"),
         ('{"model": null}', "model=None: must be a table of keys"),
         ("null", "config=None: must be a table of keys"),
@@ -452,7 +452,9 @@ def test_patterns_are_as_glob_has_them(
     monkeypatch.chdir(tmp_path)
     expected = {os.path.normpath(path) for path in glob.glob(pattern, recursive=True)}
     found = {
-        path for path in map(os.path.normpath, _globbed(pattern, Counter())) if os.path.isfile(path)
+        path
+        for path in map(os.path.normpath, _glob_files(pattern, Counter()))
+        if os.path.isfile(path)
     }
     assert found == {path for path in expected if os.path.isfile(path)}
 
@@ -472,18 +474,18 @@ def test_patterns_follow_links_to_folders_as_glob_does(
     def reals(paths: Iterable[str]) -> set[str]:
         return {os.path.realpath(path) for path in paths if os.path.isfile(path)}
 
-    found = [*_globbed(pattern, Counter())]
+    found = [*_glob_files(pattern, Counter())]
     (tmp_path / "in/kernel").unlink()
     expected = reals(glob.iglob(pattern, recursive=True))
     assert reals(found) == expected
     assert len(expected) > 1 or pattern == "in/**/b.txt"
     (tmp_path / "in/y/up").symlink_to(tmp_path)
     (tmp_path / "out/deep/y/up").symlink_to(tmp_path / "in")
-    assert reals(_globbed(pattern, Counter())) >= expected  # and it ends
+    assert reals(_glob_files(pattern, Counter())) >= expected  # and it ends
 
 
 def test_too_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("famjax.data.files._MOST_FILES", 3)
+    monkeypatch.setattr("famjax.data.files._MAX_FILES", 3)
     texts(tmp_path, 4)
     for given in (tmp_path, tmp_path / "*.txt"):
         with pytest.raises(UserError, match="more than 3 files; name a folder with fewer"):

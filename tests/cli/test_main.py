@@ -368,7 +368,7 @@ def test_tokenizer_train(
         ("train a --out m", "tokenizer train needs --vocab-size N; --kind words can do without"),
         ("train a --vocab-size 9 --out m --min-count 2", "--min-count 2 is for --kind words"),
         ("train a --kind words --out m --min-count 0", "--min-count 0: must be at least 1"),
-        ("train a --kind words --out m", "m: a list of words is a .txt file; give --out words.txt"),
+        ("train a --kind words --out m", "m: a word list is a .txt file; give --out words.txt"),
         ("train a --vocab-size x --out m", "--vocab-size x: must be a whole number; see"),
         ("train a --vocab-size 1.5 --out m", "--vocab-size 1.5: must be a whole number; see"),
         (

@@ -47,8 +47,8 @@ def llama(tmp_path_factory):
         eos_token_id=257,
     )
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    bytes_of = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    vocabulary = {character: i for i, character in enumerate(sorted(bytes_of))}
+    token_to_bytes = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    vocabulary = {character: i for i, character in enumerate(sorted(token_to_bytes))}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges=[]))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()

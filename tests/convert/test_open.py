@@ -16,7 +16,7 @@ from famjax.cli.main import main
 from famjax.convert.open import open_model
 from famjax.core.errors import UserError
 from famjax.data.tokenizers import load_tokenizer
-from famjax.data.words import Words
+from famjax.data.words import WordTokenizer
 from famjax.export import hf, orbax
 from famjax.export.source import Source
 from famjax.train.run import Run
@@ -112,13 +112,13 @@ def test_a_run_is_still_a_run() -> None:
 
 
 def test_a_list_of_words_goes_along(tmp_path: Path) -> None:
-    words = Words("words", [f"w{i}" for i in range(255)])
+    words = WordTokenizer("words", [f"w{i}" for i in range(255)])
     run = replace(tiny.run(), tokenizer=words)
     folder = tmp_path / "out"
     folder.mkdir()
     hf.write(Source(run, tmp_path), folder)
     opened = open_model(folder)
-    assert isinstance(opened.tokenizer, Words)
+    assert isinstance(opened.tokenizer, WordTokenizer)
     assert opened.tokenizer.fingerprint == words.fingerprint
     assert load_tokenizer(str(folder / "words.txt")).words == words.words
 

@@ -182,7 +182,7 @@ def test_the_source_may_be_a_run(lora, home):
     assert run.config.model.mixer == "linear"
     assert (run.config.model.lora.rank, run.config.init, run.step) == (0, "", 0)
     assert (again / "hf_config.json").exists()
-    expected = weights(tuned.merged().model)
+    expected = weights(tuned.merge_adapters().model)
     found = weights(run.model)
     assert all((found[name] == expected[name]).all() for name in expected)
     assert {name for name in found if name not in expected} == {

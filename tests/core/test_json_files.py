@@ -11,7 +11,14 @@ import pytest
 
 import famjax
 from famjax.core.errors import UserError
-from famjax.core.json_files import MAX_DEPTH, BadJson, parse_json, read_json, regular_size, shorten
+from famjax.core.json_files import (
+    MAX_DEPTH,
+    JsonError,
+    parse_json,
+    read_json,
+    regular_file_size,
+    shorten,
+)
 
 DEEP = 100_000
 
@@ -48,7 +55,7 @@ def test_what_is_good_is_as_json_reads_it():
 
 def test_a_key_that_is_there_twice():
     assert parse_json('{"a": 1, "a": 2}') == {"a": 2}
-    with pytest.raises(BadJson, match="the key 'a' is there twice"):
+    with pytest.raises(JsonError, match="the key 'a' occurs twice"):
         parse_json('{"b": {"a": 1, "a": 2}}', unique=True)
 
 
@@ -58,7 +65,7 @@ def test_files_that_are_none(tmp_path):
     with pytest.raises(UserError, match="not a regular file"):
         read_json(path, "copy it again")
     with pytest.raises(UserError, match="not a regular file"):
-        regular_size("/dev/zero")
+        regular_file_size("/dev/zero")
     path.unlink()
     path.write_bytes(b'{"a": "\xff"}')
     with pytest.raises(UserError, match=r"config.json: damaged \(not UTF-8 at byte 7\); copy it"):

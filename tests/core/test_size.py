@@ -72,7 +72,7 @@ def test_parameters_and_states_are_counted(name):
     adapters = [a.size for path, a in leaves if "lora" in str(path)]
     maps = [a.size for path, a in leaves if is_feature_map(canonical_name(path)[0])]
     total = sum(a.size for _, a in leaves)
-    assert size.count(model) == (total - sum(adapters), sum(adapters), sum(maps))
+    assert size.count_params(model) == (total - sum(adapters), sum(adapters), sum(maps))
     state = jax.tree.leaves(
         jax.eval_shape(lambda: LanguageModel(model, rngs=nnx.Rngs(0)).init_state(1))
     )
@@ -96,11 +96,11 @@ HUGE = [
 @pytest.mark.parametrize(("key", "value"), HUGE)
 def test_the_key_that_is_too_large_is_named(key, value):
     *path, name = key.split(".")
-    config = memory._replaced(Config(), tuple(path), name, value)
+    config = memory._replace_value(Config(), tuple(path), name, value)
     with pytest.raises(
         UserError, match=rf"^{key}={value}: parameters, .* would take at least [\d.]"
     ):
-        memory.refuse_training(config)
+        memory.check_training_fits(config)
 
 
 @pytest.mark.parametrize(
@@ -115,26 +115,26 @@ def test_the_key_that_is_too_large_is_named(key, value):
 )
 def test_sizes_of_other_models(model, key):
     with pytest.raises(UserError, match=rf"^{key}"):
-        memory.refuse_training(Config(model=model))
+        memory.check_training_fits(Config(model=model))
 
 
 def test_what_fits_is_not_refused(monkeypatch):
     config = Config(model=replace(SHAPE, vocab_size=258))
-    memory.refuse_training(config)
+    memory.check_training_fits(config)
     needed = size.training_bytes(config)
     monkeypatch.setattr(memory, "host_bytes", lambda: needed - 1)
     said = f"would take at least {byte_size(needed)}, and this machine has "
     with pytest.raises(UserError, match=said):
-        memory.refuse_training(config)
-    memory.refuse_model(config.model)  # without gradients it does fit
+        memory.check_training_fits(config)
+    memory.check_model_fits(config.model)  # without gradients it does fit
     with pytest.raises(UserError, match="2 rows would take at least"):
-        memory.refuse_bytes("2 rows", needed)
-    memory.refuse_training(config, memory.Memory(10**12, "another machine has"))
+        memory.check_bytes_fit("2 rows", needed)
+    memory.check_training_fits(config, memory.DeviceMemory(10**12, "another machine has"))
 
 
 def test_what_is_trained_has_gradients_and_moments():
     plain, model = Config(model=SHAPE), replace(SHAPE, lora=LoraConfig(rank=3, base="bfloat16"))
-    weights, adapters, _ = size.count(model)
+    weights, adapters, _ = size.count_params(model)
     assert size.training_bytes(plain) == 16 * weights
     assert size.training_bytes(replace(plain, model=model)) == 2 * weights + 16 * adapters
     slow = replace(plain, optimizer=replace(plain.optimizer, name="adafactor", clip_norm=0.0))

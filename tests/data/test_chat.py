@@ -1,4 +1,4 @@
-"""Conversations: rendered as transformers does, learned from turn by turn, and never obeyed."""
+"""Conversations: rendered as by transformers, with weights by message; content stays plain text."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from tiny_tokenizers import CHATML, LLAMA, byte_level, sentencepiece_like, write
 from famjax.core.errors import UserError
 from famjax.data.chat import ChatTemplate
 from famjax.data.lanes import Lanes
-from famjax.data.packing import Packed
+from famjax.data.packing import PackedRows
 from famjax.data.sources import TextSource
 from famjax.data.tokenizers import load_tokenizer
 
@@ -95,11 +95,11 @@ def test_the_template_is_the_file_or_the_default_of_a_list(chatml, tmp_path):
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{{ raise_exception('no\nthanks') }}", "refuses the messages: no thanks"),
+        ("{{ raise_exception('no\nthanks') }}", "rejects the messages: no thanks"),
         ("{% if %}", "line 1: "),
-        ("{{ messages[0].content + 1 }}", "refuses the messages: can only concatenate"),
-        ("{{ messages.append(1) }}", "refuses the messages: .* is unsafe"),
-        ("{{ ().__class__.__base__.__subclasses__() }}", "refuses the messages: .* is unsafe"),
+        ("{{ messages[0].content + 1 }}", "rejects the messages: can only concatenate"),
+        ("{{ messages.append(1) }}", "rejects the messages: .* is unsafe"),
+        ("{{ ().__class__.__base__.__subclasses__() }}", "rejects the messages: .* is unsafe"),
     ],
 )
 def test_templates_that_fail_or_escape(chatml, tmp_path, template, message):
@@ -146,7 +146,7 @@ def refused(template):
     tokenizer = ChatTemplate("t", template, {}, "", "", ["<|im_end|>"])
     begin = time.perf_counter()
     with pytest.raises(UserError) as error:
-        tokenizer.document(TALK)
+        tokenizer.render_document(TALK)
     assert "\n" not in str(error.value)
     return str(error.value), time.perf_counter() - begin
 
@@ -157,7 +157,7 @@ def test_memory_is_limited(template):
 
 
 @pytest.mark.parametrize(("template", "message"), FAILS)
-def test_templates_that_go_too_far(template, message):
+def test_templates_that_exceed_the_limits(template, message):
     assert message in refused(template)[0]
 
 
@@ -165,12 +165,12 @@ def test_templates_that_go_too_far(template, message):
 @pytest.mark.slow
 def test_time_is_limited(template):
     message, seconds = refused(template)
-    assert "takes seconds to write one conversation and was stopped" in message
+    assert "takes seconds to render one conversation and was stopped" in message
     assert seconds < 30  # 3 of a processor that others use too
 
 
-def test_a_template_that_was_stopped_leaves_nothing_behind():
-    """The next conversation has a process of its own, and the last one's ends."""
+def test_a_stopped_template_leaves_no_process():
+    """The next conversation gets a new process, and the last one's ends."""
     template = ChatTemplate("t", "{{ messages[0].content * 10**messages|length }}", {}, "", "", [])
     say = [{"role": "user", "content": "a"}]
     assert template.render(say, True) == "a" * 10
@@ -223,14 +223,14 @@ def document(files, tokenizer, k=0):
     return np.concatenate([p.tokens for p in pieces]), np.concatenate([p.weights for p in pieces])
 
 
-def test_the_assistants_turns_weigh_one(chatml, tmp_path, monkeypatch):
+def test_assistant_messages_have_weight_one(chatml, tmp_path, monkeypatch):
     # no piece of text ends within a control token
     monkeypatch.setattr("famjax.data.files.PIECE_BYTES", 4)
     tokenizer = load_tokenizer(str(chatml))
     tokens, weights = document(lines(tmp_path, {"messages": [*TALK, TALK[1]]}), tokenizer)
     end = tokenizer.encode_rendered("<|im_end|>").tolist()
     answers = [*tokenizer.encode("four, äh"), *end, *tokenizer.encode("seven"), *end]
-    # eos is learned behind every document
+    # eos is learned after every document
     assert tokens[weights == 1].tolist() == [*answers, tokenizer.eos_id]
     assert weights.sum() == len(answers) + 1
     whole = tokenizer.encode_chat(TALK, add_generation_prompt=False)
@@ -264,7 +264,7 @@ def test_prompt_and_response(chatml, tmp_path):
     assert tokenizer.decode(rendered[0]) == "user\ntwo?\nassistant\nfour"
 
 
-def test_an_answer_that_ends_in_text_weighs_one_to_its_end(chatml, tmp_path):
+def test_an_answer_that_ends_in_text_has_weight_one_to_its_end(chatml, tmp_path):
     plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}" + (
         "{% if add_generation_prompt %}assistant: {% endif %}"
     )
@@ -285,7 +285,7 @@ def test_weights_reach_the_batches(chatml, tmp_path, layout):
     total = 128
     batches = {
         "lanes": lambda: Lanes(source, 1, total, 8),
-        "packed": lambda: Packed(source, tokenizer, 1, total, 0, **repeat),
+        "packed": lambda: PackedRows(source, tokenizer, 1, total, 0, **repeat),
     }[layout]()
     batch = next(iter(batches))
     found = batch["weights"][0]
@@ -317,17 +317,17 @@ NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system'
         (CHATML, {"messages": []}, "is not a list with messages in it"),
         (CHATML, {"messages": None}, "is not a list with messages in it"),
         (CHATML, {"messages": "hi"}, "is not a list with messages in it"),
-        (CHATML, {"messages": [5]}, 'message 1 has not both "role" and "content"'),
-        (CHATML, {"messages": [*TALK, {"role": "user"}]}, "message 6 has not both"),
-        (CHATML, {"messages": [{"role": "user", "content": None}]}, "message 1 has not both"),
+        (CHATML, {"messages": [5]}, 'message 1 needs "role" and "content"'),
+        (CHATML, {"messages": [*TALK, {"role": "user"}]}, 'message 6 needs "role"'),
+        (CHATML, {"messages": [{"role": "user", "content": None}]}, 'message 1 needs "role" and'),
         (CHATML, {"messages": TALK[:2]}, 'no message has the role "assistant"'),
         (CHATML, {"messages": [{"role": "bot", "content": "x"}, *TALK]}, "unknown role bot"),
         (CHATML, {"prompt": "x"}, 'line 2: no "text", and no "inputs" with "targets", "prompt"'),
         (CHATML, {"response": "x"}, 'line 2: no "text"'),
         (CHATML, {"prompt": 5, "response": "x"}, 'line 2: no "text"'),
         (None, {"prompt": "x", "response": ["y"]}, 'line 2: no "text"'),
-        (NO_SYSTEM, {"messages": TALK}, "refuses the messages: no system"),
-        (FORGETFUL, {"messages": TALK}, "does not write message 3 behind the text of those"),
+        (NO_SYSTEM, {"messages": TALK}, "rejects the messages: no system"),
+        (FORGETFUL, {"messages": TALK}, "does not write message 3 after the text of those"),
         (CHATML, {"messages": [{"role": "assistant", "content": "\ud800"}]}, "not JSON with valid"),
     ],
 )
@@ -371,9 +371,9 @@ LAST_FIRST = (
         ("hello", "message 1 (role 'system')"),
     ],
 )
-def test_a_template_that_drops_what_is_said(chatml, tmp_path, template, lost):
+def test_a_template_that_drops_content(chatml, tmp_path, template, lost):
     tokenizer = load_tokenizer(str(with_template(chatml, template, tmp_path / "tokenizer")))
-    said = rf"does not write what {re.escape(lost)} says; give another template"
+    said = rf"does not write what {re.escape(lost)} says; use another template"
     with pytest.raises(UserError, match=said):
         tokenizer.encode_chat(TALK)
     with pytest.raises(UserError, match=said) as error:
@@ -381,7 +381,7 @@ def test_a_template_that_drops_what_is_said(chatml, tmp_path, template, lost):
     assert "talk.jsonl, line 1: " in str(error.value)
 
 
-def test_a_message_that_says_what_another_said_is_no_excuse(chatml, tmp_path):
+def test_repeated_content_must_be_repeated(chatml, tmp_path):
     template = "{% for m in messages[1:] %}{{ m.content }}|{% endfor %}"
     tokenizer = load_tokenizer(str(with_template(chatml, template, tmp_path)))
     with pytest.raises(UserError, match="does not write what message 1"):
@@ -397,7 +397,7 @@ def test_a_message_that_says_what_another_said_is_no_excuse(chatml, tmp_path):
         LAST_FIRST,
     ],
 )
-def test_a_template_may_strip_move_and_forget_thoughts(chatml, tmp_path, template):
+def test_a_template_may_strip_move_and_drop_reasoning(chatml, tmp_path, template):
     tokenizer = load_tokenizer(str(with_template(chatml, template, tmp_path)))
     thought = {"role": "assistant", "content": "<think>4, 5, 6\n</think>\n\nseven\n"}
     tokenizer.encode_chat([*TALK[:-1], thought])

@@ -1,4 +1,4 @@
-"""The files of data/: what they are is told, and each can be read as the README there says."""
+"""The files of data/: the README describes them, and each can be read as it says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILES = sorted(p for p in DATA.glob("*/*") if p.name != "LICENSE")
 
 
 def tokens(source: TextSource, documents: int) -> list[tuple[int, float]]:
-    """Return (tokens, weight of them all) of the first documents."""
+    """Return (number of tokens, sum of weights) of the first documents."""
     key, found = None, []
     for k in range(documents):
         key = source.key(0, 1, k, key)
@@ -25,7 +25,7 @@ def tokens(source: TextSource, documents: int) -> list[tuple[int, float]]:
     return found
 
 
-def test_every_folder_is_told_with_its_licence() -> None:
+def test_the_readme_lists_every_folder_with_its_licence() -> None:
     readme = (DATA / "README.md").read_text()
     rows = [line for line in readme.splitlines() if line.startswith("| `")]
     for folder in {path.parent.name for path in FILES}:

@@ -1,4 +1,4 @@
-"""Hugging Face's tokenizers: the ids transformers gives, and every text back, in pieces too."""
+"""Hugging Face's tokenizers: the same ids as transformers, and lossless, also in pieces."""
 
 import itertools
 import json
@@ -14,9 +14,9 @@ from tiny_tokenizers import byte_level, edit, sentencepiece_like, write
 from famjax.core.errors import UserError
 from famjax.data.tokenizers import (
     StreamDecoder,
+    load_saved_tokenizer,
     load_tokenizer,
     save_tokenizer,
-    saved_tokenizer,
     train_sentencepiece,
 )
 
@@ -43,7 +43,7 @@ def tokenizer(request, folders):
 
 @pytest.fixture
 def folder(request, folders, tmp_path):
-    """A copy to be spoilt."""
+    """A copy that tests may damage."""
     return shutil.copytree(folders["gemma"], tmp_path / "gemma")
 
 
@@ -93,8 +93,8 @@ def test_a_special_has_no_bytes_and_another_added_token_has_its_text(folders):
     vocabulary = reference(folders["byte-level"]).get_vocab()
     assert tokenizer.vocab_size == 1 + max(vocabulary.values())
     for name in ("<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>"):
-        assert tokenizer.bytes_of(vocabulary[name]) == b""
-    assert tokenizer.bytes_of(vocabulary["<think>"]) == b"<think>"
+        assert tokenizer.token_to_bytes(vocabulary[name]) == b""
+    assert tokenizer.token_to_bytes(vocabulary["<think>"]) == b"<think>"
     assert tokenizer.encode("<think>").tolist() == [vocabulary["<think>"]]
     assert tokenizer.stop_ids == {vocabulary["<|eos|>"], vocabulary["<|im_end|>"]}
 
@@ -191,7 +191,7 @@ WORDPIECE = {"type": "WordPiece", "unk_token": "[UNK]", "vocab": {"[UNK]": 0}}
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": WORDPIECE}, "is WordPiece, so its tokens do not stand for fixed bytes"),
+        ({"model": WORDPIECE}, "is WordPiece, so its tokens do not represent fixed bytes"),
         ({"normalizer": {"type": "Lowercase"}}, "has the normalizer Lowercase"),
         (
             {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}]}},
@@ -244,7 +244,11 @@ def test_every_byte_needs_a_token(folder, byte):
         ("tokenizer_config.json", "{", "tokenizer_config.json: damaged"),
         ("tokenizer_config.json", {"eos_token": "</z>"}, "eos_token is '</z>', which the"),
         ("tokenizer_config.json", {}, "names no eos_token"),
-        ("tokenizer_config.json", {"eos_token": "</s>", "chat_template": 5}, "is no text"),
+        (
+            "tokenizer_config.json",
+            {"eos_token": "</s>", "chat_template": 5},
+            "is not a text; fix it",
+        ),
         ("generation_config.json", {"eos_token_id": ["</s>"]}, "eos_token_id is"),
         ("generation_config.json", {"eos_token_id": 10**20}, "eos_token_id is 10+; write ids"),
         ("special_tokens_map.json", "5", "not a JSON object"),
@@ -263,7 +267,7 @@ def test_ids_beyond_the_vocabulary(folder):
     refused(folder, "eos 1000000 is none of its tokens")
 
 
-def test_nothing_there(tmp_path):
+def test_missing_files(tmp_path):
     refused(tmp_path, "has no tokenizer.json and no tokenizer.model")
     refused(tmp_path / "tokenizer.json", "No such file")
 
@@ -284,7 +288,7 @@ def model(tmp_path):
     return tmp_path / "a.model"
 
 
-def test_a_run_keeps_all_that_the_tokenizer_is_made_of(folders, tmp_path):
+def test_a_run_saves_all_files_of_the_tokenizer(folders, tmp_path):
     source = shutil.copytree(folders["byte-level"], tmp_path / "source")
     run = tmp_path / "run"
     run.mkdir()
@@ -292,7 +296,7 @@ def test_a_run_keeps_all_that_the_tokenizer_is_made_of(folders, tmp_path):
     save_tokenizer(str(source), run)
     save_tokenizer(str(run / "tokenizer"), run)  # itself
     shutil.rmtree(source)
-    kept = saved_tokenizer(run, str(source))
+    kept = load_saved_tokenizer(run, str(source))
     assert kept.fingerprint == given.fingerprint
     assert kept.stop_ids == given.stop_ids
     messages = [{"role": "user", "content": "hi"}]
@@ -300,10 +304,10 @@ def test_a_run_keeps_all_that_the_tokenizer_is_made_of(folders, tmp_path):
 
 
 def test_the_last_copy_counts(folders, model, tmp_path):
-    """A first try that failed may have left another tokenizer in the folder."""
+    """A failed attempt may have left another tokenizer in the folder."""
     for spec in [model, folders["gemma"], folders["byte-level"], model, "bytes"]:
         save_tokenizer(str(spec), tmp_path)
-        found = saved_tokenizer(tmp_path, str(spec))
+        found = load_saved_tokenizer(tmp_path, str(spec))
         assert found.fingerprint == load_tokenizer(str(spec)).fingerprint
         assert (found.chat_template is None) == (load_tokenizer(str(spec)).chat_template is None)
     assert not (tmp_path / "tokenizer" / "chat_template.jinja").exists()  # of gemma's
@@ -313,7 +317,7 @@ def test_old_runs_and_folders_with_a_sentencepiece_model(model, tmp_path):
     (tmp_path / "run").mkdir()
     shutil.copyfile(model, tmp_path / "run" / "tokenizer.model")
     fingerprint = load_tokenizer(str(model)).fingerprint
-    assert saved_tokenizer(tmp_path / "run", "gone.model").fingerprint == fingerprint
+    assert load_saved_tokenizer(tmp_path / "run", "gone.model").fingerprint == fingerprint
     assert load_tokenizer(str(tmp_path / "run")).fingerprint == fingerprint
 
 
@@ -322,7 +326,7 @@ def test_training_writes_the_copy(folders, tmp_path):
     from famjax.train.run import prepare_run, run_tokenizer
 
     config = Config(data=DataConfig(tokenizer=str(folders["llama"])))
-    config, tokenizer = prepare_run(tmp_path / "run", config, begun=False)
+    config, tokenizer = prepare_run(tmp_path / "run", config, has_checkpoint=False)
     assert config.model.vocab_size == tokenizer.vocab_size
     gone = SimpleNamespace(data=SimpleNamespace(tokenizer="gone"))
     assert run_tokenizer(tmp_path / "run", gone).fingerprint == tokenizer.fingerprint

@@ -1,4 +1,4 @@
-"""Lanes lose no token, begin documents on blocks, and go on exactly where they stopped."""
+"""Lanes lose no token, begin documents on blocks, and resume exactly where they stopped."""
 
 import json
 from collections import deque
@@ -103,7 +103,7 @@ def test_types_and_shapes():
 
 @given(stop=st.integers(0, 15), level_at=st.integers(0, 15), blocks=st.integers(1, 5))
 @settings(max_examples=30)
-def test_an_interrupted_iterator_goes_on_exactly(stop, level_at, blocks):
+def test_an_interrupted_iterator_resumes_exactly(stop, level_at, blocks):
     source = Documents()
     iterator = iter(Lanes(source, 2, blocks * BLOCK, BLOCK))
     saved, expected = None, []
@@ -130,7 +130,7 @@ def config(files, **data):
 
 @pytest.mark.parametrize("layout", ["lanes", "packed"])
 @pytest.mark.parametrize("stop", [0, 1, 7])
-def test_the_thread_ahead_does_not_show_in_the_state(tmp_path, layout, stop):
+def test_prefetching_does_not_change_the_state(tmp_path, layout, stop):
     for i in range(7):
         (tmp_path / f"{i}.txt").write_text(f"{i}" * (11 * i + 1))
     tokenizer = load_tokenizer("bytes")
@@ -140,7 +140,7 @@ def test_the_thread_ahead_does_not_show_in_the_state(tmp_path, layout, stop):
         next(batches)
     state = json.loads(json.dumps(batches.get_state()))
     expected = [next(batches) for _ in range(10)]
-    # a run has its own copy of the tokenizer; the one it was given may be gone
+    # a run has its own copy of the tokenizer; the original may be gone
     settings = replace(settings, data=replace(settings.data, tokenizer="gone"))
     again = make_batches(settings, make_source(settings, tokenizer), tokenizer, 8)
     next(again)
@@ -248,7 +248,7 @@ class Chains:
 
 
 def halving(source, blocks, steps):
-    """Return what each of four lanes reads until it ends: so many steps of 4, 2 and 1 lanes."""
+    """Return what each of four lanes reads until it ends: the given steps of 4, 2 and 1 lanes."""
     lines, state = [[] for _ in range(4)], None
     for i, count in enumerate(steps):
         batches = Lanes(source, 4 >> i, (blocks << i) * BLOCK, BLOCK, streams=1 << i)
@@ -268,7 +268,7 @@ def halving(source, blocks, steps):
     steps=st.lists(st.integers(1, 12), min_size=3, max_size=3),
 )
 @settings(max_examples=40)
-def test_lanes_that_are_left_read_on_and_take_over_the_others_documents(links, blocks, steps):
+def test_remaining_lanes_continue_and_take_over_the_others_documents(links, blocks, steps):
     source, read = Chains(links), []
     for lane, line in enumerate(halving(source, blocks, steps)):
         begins, before = np.flatnonzero(line["reset"]), None
@@ -295,8 +295,8 @@ def test_lanes_that_are_left_read_on_and_take_over_the_others_documents(links, b
         )
 
 
-def test_documents_are_read_in_turn():
-    """The lanes taken over catch up: lane 0 is as far in each of the four when it has time."""
+def test_documents_are_read_round_robin():
+    """The streams taken over catch up: in the end lane 0 is equally far in each of the four."""
     state = iter(Lanes(Chains(1), 1, 100 * BLOCK, BLOCK, streams=4))
     next(state)
     counts = [reader["k"] for reader in state.get_state()["rows"][0]["readers"]]

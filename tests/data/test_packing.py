@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from test_lanes import Documents, assert_equal
 
 from famjax.core.errors import UserError
-from famjax.data.packing import REPEAT_PROMPT, Packed
+from famjax.data.packing import REPEAT_PROMPT, PackedRows
 from famjax.data.tokenizers import load_tokenizer
 
 TOKENIZER = load_tokenizer("bytes")
@@ -27,7 +27,7 @@ def stream(source, lane, count):
 @settings(max_examples=20)
 def test_every_token_is_read_and_predicted_once(batch, length):
     source = Documents()
-    iterator = iter(Packed(source, TOKENIZER, batch, length, seed=0))
+    iterator = iter(PackedRows(source, TOKENIZER, batch, length, seed=0))
     batches = [next(iterator) for _ in range(8)]
     for lane in range(batch):
         row = {name: np.concatenate([b[name][lane] for b in batches]) for name in batches[0]}
@@ -44,7 +44,7 @@ def test_every_token_is_read_and_predicted_once(batch, length):
 @settings(max_examples=20)
 def test_the_end_of_a_row_repeats_a_random_part_of_it(repeat):
     source, length = Documents(), 120
-    iterator = iter(Packed(source, TOKENIZER, 1, length, seed=3, repeat_len=repeat))
+    iterator = iter(PackedRows(source, TOKENIZER, 1, length, seed=3, repeat_len=repeat))
     fill = length - len(PROMPT) - repeat
     tokens, weights = stream(source, 0, 3 * fill + 1)
     for i in range(3):
@@ -67,15 +67,15 @@ def test_what_is_repeated_differs_between_rows_and_lanes():
         def document(self, key):
             return np.arange(1000, dtype=np.int32)
 
-    iterator = iter(Packed(Counting(), TOKENIZER, 4, 200, seed=0, repeat_len=5))
+    iterator = iter(PackedRows(Counting(), TOKENIZER, 4, 200, seed=0, repeat_len=5))
     begins = [next(iterator)["tokens"][:, -5] - 170 * step for step in range(3)]
     assert len(set(np.concatenate(begins).tolist())) > 6
 
 
 @given(stop=st.integers(0, 9), repeat=st.sampled_from([0, 6]))
 @settings(max_examples=20)
-def test_an_interrupted_iterator_goes_on_exactly(stop, repeat):
-    dataset = Packed(Documents(), TOKENIZER, 2, 60, seed=1, repeat_len=repeat)
+def test_an_interrupted_iterator_resumes_exactly(stop, repeat):
+    dataset = PackedRows(Documents(), TOKENIZER, 2, 60, seed=1, repeat_len=repeat)
     iterator = iter(dataset)
     for _ in range(stop):
         next(iterator)
@@ -89,6 +89,6 @@ def test_an_interrupted_iterator_goes_on_exactly(stop, repeat):
 
 def test_a_repeat_that_does_not_fit():
     needed = len(PROMPT) + 2 * 50
-    Packed(Documents(), TOKENIZER, 1, needed, seed=0, repeat_len=50)
+    PackedRows(Documents(), TOKENIZER, 1, needed, seed=0, repeat_len=50)
     with pytest.raises(UserError, match=f"needs {needed} tokens .* data.length is {needed - 1}"):
-        Packed(Documents(), TOKENIZER, 1, needed - 1, seed=0, repeat_len=50)
+        PackedRows(Documents(), TOKENIZER, 1, needed - 1, seed=0, repeat_len=50)

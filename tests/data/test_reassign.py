@@ -1,4 +1,4 @@
-"""Another number of lanes: no document is dealt twice, and who stays goes on where it stood."""
+"""Reassignment: no document is assigned twice, and remaining lanes continue where they were."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ import pytest
 
 from famjax.core.config import Config
 from famjax.core.experiment import override
-from famjax.data.lanes import at_document
+from famjax.data.lanes import document_start
 from famjax.data.pipeline import Batches, make_batches, make_source
-from famjax.data.reassign import Assignment, ReassignedSource, with_rows
+from famjax.data.reassign import Assignment, ReassignedSource, resize_rows
 from famjax.data.tokenizers import load_tokenizer
 
 DOCUMENTS = 24  # which 2, 3 and 4 lanes share evenly
 LAYOUTS = ("lanes", "packed")
 
 
-def test_a_row_of_what_is_left() -> None:
-    """Lanes that were dealt 3, 1 and 2 documents."""
-    deal = Assignment([3, 1, 2])
-    left = [deal[i] for i in range(9)]
+def test_the_order_of_unassigned_documents() -> None:
+    """Lanes that have 3, 1 and 2 documents."""
+    assignment = Assignment([3, 1, 2])
+    left = [assignment[i] for i in range(9)]
     assert left == [(1, 1), (1, 2), (2, 2), (0, 3), (1, 3), (2, 3), (0, 4), (1, 4), (2, 4)]
 
 
@@ -38,14 +38,14 @@ class Named:
         return [lanes, lane, k]
 
 
-def test_every_document_is_dealt_once() -> None:
-    """Dealt to 3 lanes, then to 2, then to 4."""
+def test_every_document_is_assigned_once() -> None:
+    """Assigned to 3 lanes, then to 2, then to 4."""
     first, second = [3, 1, 2], [2, 4]
     source = ReassignedSource(Named())  # type: ignore[arg-type]
     found = [[3, lane, k] for lane, n in enumerate(first) for k in range(n)]
-    source.dealt = [first]
+    source.assigned_counts = [first]
     found += [source.key(lane, 2, k) for lane, n in enumerate(second) for k in range(n)]
-    source.dealt = [first, second]
+    source.assigned_counts = [first, second]
     found += [source.key(lane, 4, k) for k in range(5) for lane in range(4)]
     assert len({tuple(f) for f in found}) == len(found)
     for lane in range(3):  # none is left out but the last
@@ -72,46 +72,46 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("counts", [(4, 2), (2, 5), (4, 3, 6), (3, 3)])
 def test_no_document_is_read_twice(folder: Path, layout: str, counts: tuple[int, ...]) -> None:
     state: Any = None
-    begun: Counter[str] = Counter()
+    started: Counter[str] = Counter()
     read_of: Counter[str] = Counter()
     for rows in counts:
         found = batches(folder, layout, rows)
         if state is not None:
-            found.set_state(with_rows(state, rows, make_source_of(folder)))
+            found.set_state(resize_rows(state, rows, make_source_of(folder)))
         for _ in range(2):  # all within the first epoch
             batch = next(found)
-            count(batch, begun, read_of)
+            count(batch, started, read_of)
         state = found.get_state()
         found.release()
-    assert len(begun) > 4
-    assert set(begun.values()) == {1}
+    assert len(started) > 4
+    assert set(started.values()) == {1}
     for name, tokens in read_of.items():
         assert tokens <= 10 + 17 * (ord(name) - 65) % 50
 
 
-def count(batch: dict[str, np.ndarray], begun: Counter[str], read_of: Counter[str]) -> None:
-    """Count a document's letters, and its beginnings: a first letter behind bos."""
+def count(batch: dict[str, np.ndarray], started: Counter[str], read_of: Counter[str]) -> None:
+    """Count a document's letters, and its beginnings: a first letter after bos."""
     for tokens, valid in zip(batch["tokens"], batch["valid"], strict=True):
         letters = [chr(t) if 65 <= t < 65 + DOCUMENTS else "" for t in tokens[valid]]
         bos = tokens[valid] == 256
         for i, letter in enumerate(letters):
             read_of[letter] += bool(letter)
             if letter and i and bos[i - 1]:
-                begun[letter] += 1
+                started[letter] += 1
     del read_of[""]
 
 
-def begun_in(found: Batches) -> list[str]:
+def started_documents(found: Batches) -> list[str]:
     """Return the document that each lane begins in the next batch, in which all begin one."""
     return [chr(tokens[1]) for tokens in next(found)["tokens"]]
 
 
 def resumed(found: Batches, folder: Path, rows: int) -> Batches:
-    """Return the batches of so many rows that continue after those of another number."""
+    """Return the batches of `rows` rows that continue those of another number."""
     state = found.get_state()
     found.release()
     now = batches(folder, "lanes", rows)
-    now.set_state(json.loads(json.dumps(with_rows(state, rows, make_source_of(folder)))))
+    now.set_state(json.loads(json.dumps(resize_rows(state, rows, make_source_of(folder)))))
     return now
 
 
@@ -121,15 +121,15 @@ def test_an_epoch_ends_before_each_lane_reads_all(tmp_path: Path) -> None:
         (tmp_path / f"{i}.txt").write_text(chr(65 + i) * 14)
     everything = list("ABCDEF")
     found = batches(tmp_path, "lanes", 2)
-    epoch = begun_in(found)
+    epoch = started_documents(found)
     found = resumed(found, tmp_path, 8)
-    first = begun_in(found)  # four lanes end the epoch that two began
+    first = started_documents(found)  # four lanes end the epoch that two began
     assert sorted(epoch + first[:4]) == everything
-    rows = list(zip(*(begun_in(found) for _ in range(6)), strict=True))
+    rows = list(zip(*(started_documents(found) for _ in range(6)), strict=True))
     assert all(sorted(row) == everything for row in rows[:4])
 
     found = resumed(found, tmp_path, 9)  # lanes that stay continue their order
-    later = list(zip(*(begun_in(found) for _ in range(5)), strict=True))
+    later = list(zip(*(started_documents(found) for _ in range(5)), strict=True))
     assert all(len(set(row)) == 5 for row in later[:4])
     assert all(sorted((rows[i][-1], *later[i])) == everything for i in range(4, 8))
     found.release()
@@ -149,21 +149,26 @@ class Six(Named):
     st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), min_size=1, max_size=3),
     st.integers(7, 9),
 )
-def test_begun_epochs_are_read_whole(times: list[list[int]], many: int) -> None:
+def test_started_epochs_are_finished(times: list[list[int]], many: int) -> None:
     """Lanes share documents, each at its own speed, until they are more than those.
 
     Each of `times` is how many documents each lane begins before the next change.
     """
     source: Any = Six()
-    dealt, base = ReassignedSource(source), len(times[0])
+    reassigned, base = ReassignedSource(source), len(times[0])
     pairs = []
     for taken, after in itertools.zip_longest(times, times[1:]):
         lanes = len(taken)
-        pairs += [dealt.call(lane, lanes, k) for lane, n in enumerate(taken) for k in range(n)]
-        state = {"batches": {"rows": [at_document(n) for n in taken]}, **dealt.get_deals()}
-        dealt.set_deals(with_rows(state, len(after) if after else many, source))
-    assert dealt.left is not None
-    pairs += dealt.left.documents
+        pairs += [
+            reassigned.source_ref(lane, lanes, k) for lane, n in enumerate(taken) for k in range(n)
+        ]
+        state = {
+            "batches": {"rows": [document_start(n) for n in taken]},
+            **reassigned.get_assignments(),
+        }
+        reassigned.set_assignments(resize_rows(state, len(after) if after else many, source))
+    assert reassigned.left is not None
+    pairs += reassigned.left.documents
     assert len(set(pairs)) == len(pairs)
     for lane in range(base):
         numbers = sorted(k for of, among, k in pairs if (of, among) == (lane, base))
@@ -171,18 +176,18 @@ def test_begun_epochs_are_read_whole(times: list[list[int]], many: int) -> None:
         assert len(numbers) % source.epoch_size(lane, base) == 0
 
 
-def test_what_was_left_is_dealt_again() -> None:
-    """To other lanes, before any of it was begun."""
+def test_leftover_documents_are_reassigned() -> None:
+    """To other lanes, before any of them was started."""
     source: Any = Six()
-    state = {"batches": {"rows": [at_document(1), at_document(1)]}}
-    left = with_rows(state, 8, source)["left"]["documents"]
+    state = {"batches": {"rows": [document_start(1), document_start(1)]}}
+    left = resize_rows(state, 8, source)["left"]["documents"]
     assert len(left) == 4
-    once = with_rows(with_rows(state, 8, source), 9, source)
+    once = resize_rows(resize_rows(state, 8, source), 9, source)
     assert once["left"]["documents"] == left
-    few = with_rows(once, 3, source)
-    dealt = ReassignedSource(source)
-    dealt.set_deals(few)
-    assert [dealt.call(n % 3, 3, n // 3) for n in range(5)] == [*left, (1, 3, 0)]
+    few = resize_rows(once, 3, source)
+    reassigned = ReassignedSource(source)
+    reassigned.set_assignments(few)
+    assert [reassigned.source_ref(n % 3, 3, n // 3) for n in range(5)] == [*left, (1, 3, 0)]
 
 
 def make_source_of(folder: Path) -> Any:
@@ -196,7 +201,7 @@ def test_rows_that_stay_finish_their_document(folder: Path, layout: str, rows: i
     old, new = batches(folder, layout, 4), batches(folder, layout, rows)
     next(old)
     state = old.get_state()
-    new.set_state(with_rows(state, rows, make_source_of(folder)))
+    new.set_state(resize_rows(state, rows, make_source_of(folder)))
     for batch, other in zip((next(old),), (next(new),), strict=True):
         for i in range(min(4, rows)):
             upto = np.append(np.flatnonzero(batch["tokens"][i] == 257), 15)[0]
@@ -208,11 +213,11 @@ def test_rows_that_stay_finish_their_document(folder: Path, layout: str, rows: i
 
 
 def test_fewer_documents_than_lanes(folder: Path) -> None:
-    """Each lane reads all of them in its own order: nothing is dealt, and it goes on in that."""
+    """Each lane reads all of them in its own order, and continues in it: nothing is reassigned."""
     old, new = batches(folder, "lanes", 30), batches(folder, "lanes", 31)
     for _ in range(4):
         next(old)
-    state = with_rows(old.get_state(), 31, make_source_of(folder))
+    state = resize_rows(old.get_state(), 31, make_source_of(folder))
     assert "dealt" not in state
     new.set_state(state)
     for _ in range(6):

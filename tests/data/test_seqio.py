@@ -12,7 +12,7 @@ import tensorflow_datasets as tfds
 from famjax.core.config import DataConfig
 from famjax.core.errors import UserError
 from famjax.data.lanes import Lanes
-from famjax.data.packing import Packed
+from famjax.data.packing import PackedRows
 from famjax.data.seqio_tasks import TfSource
 from famjax.data.tokenizers import load_tokenizer, train_sentencepiece
 
@@ -99,20 +99,20 @@ def test_documents_are_the_same_wherever_reading_starts(tokenizer, name):
 
 
 def test_two_readers_of_a_lane_begin_it_once_each(tokenizer, monkeypatch):
-    """As where `data.batch` grew: each reads every second document, at its own pace."""
-    data, begun = DataConfig(seqio="lines"), []
+    """As after `data.batch` grew: each reads every second document, at its own speed."""
+    data, started = DataConfig(seqio="lines"), []
     expected = [document(TfSource(data, tokenizer, 0), 0, 1, k)[0] for k in range(8)]
     examples = TfSource._examples
 
     def counted(*args):
-        begun.append(args)
+        started.append(args)
         return examples(*args)
 
     monkeypatch.setattr(TfSource, "_examples", counted)
     source = TfSource(data, tokenizer, 0)
     for k in (0, 2, 4, 1, 3, 6, 5, 7):
         np.testing.assert_array_equal(document(source, 0, 1, k)[0], expected[k])
-    assert len(begun) == 2
+    assert len(started) == 2
 
 
 def test_lanes_resume_in_the_middle_of_an_example(tokenizer):
@@ -128,7 +128,7 @@ def test_lanes_resume_in_the_middle_of_an_example(tokenizer):
             np.testing.assert_array_equal(a[name], b[name])
 
 
-def test_a_set_that_changed_is_not_gone_on_with(tokenizer):
+def test_a_changed_set_cannot_resume(tokenizer):
     for name in ("lines", "mixed"):
         source = TfSource(DataConfig(seqio=name), tokenizer, 0)
         state = json.loads(json.dumps(source.get_state()))
@@ -194,7 +194,7 @@ def test_an_unknown_tfds_set():
 
 
 def test_a_mocked_public_set_goes_through_lanes_and_packing(tmp_path):
-    """What stands for any public set: TFDS makes random examples of its features, offline."""
+    """In place of a public set: TFDS generates random examples of its features, offline."""
     tokenizer = load_tokenizer("bytes")
 
     class Letters(tfds.core.GeneratorBasedBuilder):
@@ -222,5 +222,5 @@ def test_a_mocked_public_set_goes_through_lanes_and_packing(tmp_path):
         assert len(texts) == 9
         lanes = next(iter(Lanes(source, 2, 32, 8)))
         assert lanes["reset"].any(axis=1).all()
-        packed = next(iter(Packed(source, tokenizer, 2, 32, seed=0)))
+        packed = next(iter(PackedRows(source, tokenizer, 2, 32, seed=0)))
         assert packed["valid"].all()

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from famjax.core.errors import UserError
-from famjax.data.files import _Scan, read_text_pieces
+from famjax.data.files import _Scanner, read_text_pieces
 from famjax.data.sources import TextSource, iter_tokens
 from famjax.data.tokenizers import load_tokenizer
 
@@ -182,9 +182,9 @@ def test_inputs_keep_their_weight_where_a_document_is_cut(tmp_path, small_pieces
         ('{"messages": []}', 'line 1002: "messages" needs a tokenizer with a chat template'),
         (b'{"text": "na\xefve"}', "line 1002: not UTF-8 at byte 12 of the line"),
         ('{"text": 5}', 'line 1002: no "text"'),
-        ("[1]", "line 1002: a list where an object must be"),
-        ('"text"', "line 1002: a str where an object must be"),
-        ("null", "line 1002: a NoneType where an object must be"),
+        ("[1]", "line 1002: a list instead of an object"),
+        ('"text"', "line 1002: a str instead of an object"),
+        ("null", "line 1002: a NoneType instead of an object"),
         ('{"inputs": "x"}', 'line 1002: no "text", and no "inputs" with "targets"'),
         ('{"targets": "x"}', 'line 1002: no "text"'),
         ('{"inputs": 5, "targets": "x"}', 'line 1002: no "text"'),
@@ -204,7 +204,7 @@ def test_a_bad_line_of_jsonl_is_named_before_anything_is_read(tmp_path, line, me
     assert "\n" not in str(error.value)
 
 
-def test_what_the_scan_let_pass_the_reader_takes_and_a_changed_line_it_names(tmp_path):
+def test_the_reader_accepts_scanned_lines_and_names_a_changed_one(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "fine"}\n{"text": "good"}\n')
     source = make(path)
@@ -213,12 +213,12 @@ def test_what_the_scan_let_pass_the_reader_takes_and_a_changed_line_it_names(tmp
         epoch(source)
 
 
-def test_a_scan_that_takes_long_says_how_far_it_is(tmp_path, monkeypatch, capsys):
+def test_a_long_scan_reports_its_progress(tmp_path, monkeypatch, capsys):
     (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n' * 40)
     make(tmp_path)
     assert capsys.readouterr().err == ""
     seconds = itertools.count()
-    monkeypatch.setattr("famjax.data.files._TELL_BYTES", 1)
+    monkeypatch.setattr("famjax.data.files._REPORT_BYTES", 1)
     monkeypatch.setattr("famjax.data.files.time.monotonic", lambda: float(next(seconds)))
     make(tmp_path)
     said = capsys.readouterr().err.splitlines()
@@ -279,7 +279,7 @@ def test_the_order_depends_on_seed_and_epoch_only(folder):
 
 
 @pytest.mark.parametrize("split", ["train", "holdout"])
-def test_fewer_documents_than_lanes_never_read_in_step(tmp_path, split):
+def test_fewer_documents_than_lanes_are_never_read_in_step(tmp_path, split):
     for i in range(3):
         (tmp_path / f"{i}.txt").write_text(f"{i} " * 1000)
     source = make(tmp_path)
@@ -337,13 +337,13 @@ def test_what_the_user_names_must_be_text(tmp_path):
     for name, message in [
         ("binary", "binary, byte 2 is zero"),
         ("latin", "not UTF-8 at byte 2; convert it"),
-        ("empty", "no text in there; skipped 1 empty"),
-        ("none", "no text in there"),
+        ("empty", "no text found; skipped 1 empty"),
+        ("none", "no text found"),
         ("latim", f"no such file or folder: .*latim; did you mean '{tmp_path}/latin'"),
         ("nowhere/x", f"no such file or folder: .*; there is no folder {tmp_path}/nowhere"),
         ("*.x", "no such file or folder"),
         ("a\0b", "names no file"),
-        ("dangling", f"dangling is a link to {tmp_path}/gone, where nothing is to read"),
+        ("dangling", f"dangling is a link to {tmp_path}/gone, which is missing"),
     ]:
         with pytest.raises(UserError, match=message):
             make(tmp_path / name)
@@ -352,7 +352,7 @@ def test_what_the_user_names_must_be_text(tmp_path):
 
 
 def forbid(monkeypatch, *paths):
-    """Let the system refuse to read some folders and files, which it does not to root."""
+    """Deny permission to some folders and files, which the system does not for root."""
     refused = {str(path) for path in paths}
     scandir, opened = os.scandir, builtins.open
 
@@ -370,7 +370,7 @@ def forbid(monkeypatch, *paths):
     monkeypatch.setattr(builtins, "open", read)
 
 
-def test_what_may_not_be_read_is_told_so(folder, monkeypatch):
+def test_missing_permission_is_reported(folder, monkeypatch):
     (folder / "sub").mkdir()
     (folder / "sub" / "a.txt").write_text("words")
     message = "no permission to read it; chmod it"
@@ -402,7 +402,7 @@ def test_folders_without_permission_below_the_one_named_are_counted(folder, monk
         assert source.report().endswith("; skipped 1 folder without permission")
     forbid(monkeypatch, folder / "root")
     assert make(folder).report().endswith("; skipped 2 folders without permission")
-    with pytest.raises(UserError, match="no text in there; skipped 1 folder without permission"):
+    with pytest.raises(UserError, match="no text found; skipped 1 folder without permission"):
         make(f"{folder}/r*/**")
     with pytest.raises(UserError, match=r"no such file or folder: .*/nope"):
         make(f"{folder}, {folder}/nope")
@@ -415,8 +415,8 @@ def test_lines_that_were_checked_are_not_checked_again(tmp_path, monkeypatch):
             file.write(b'{"text": "fine"}\n\n{"text": "more"}\n')
     files = [tmp_path / f"a.jsonl{suffix}" for suffix in OPENERS]
     checked = []
-    check = _Scan._check
-    monkeypatch.setattr(_Scan, "_check", lambda *args: checked.append(args) or check(*args))
+    check = _Scanner._check
+    monkeypatch.setattr(_Scanner, "_check", lambda *args: checked.append(args) or check(*args))
 
     def checks(save=True):
         checked.clear()

@@ -1,4 +1,4 @@
-"""Text comes back exactly, whole or token by token; every mistake is one line."""
+"""Tokenizers are lossless, also token by token; every error is one line."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from famjax.core.errors import UserError
 from famjax.data.tokenizers import StreamDecoder, load_tokenizer, train_sentencepiece
-from famjax.data.words import count_words
+from famjax.data.words import build_word_list
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 CORPUS = "The quick brown fox, 1234 times.\n\tdef f(x):\n        return x  # naïve 😀\n" * 50
@@ -31,7 +31,7 @@ def tokenizer(request, model):
 @example(text="  two  spaces\n\n \ttab\r\n")
 @example(text="▁ is not a space, <0x0A> no byte, <s></s> no specials \0")
 @example(text="\u2047 \ufffd \u2585 e\u0301 \u2028")
-def test_text_comes_back_exactly(tokenizer, text):
+def test_text_round_trips(tokenizer, text):
     ids = tokenizer.encode(text)
     assert ids.dtype == np.int32
     assert tokenizer.decode(ids) == text
@@ -98,7 +98,7 @@ def test_impossible_vocabulary_sizes(model, size, message):
     assert not (model.parent / "x.model").exists()
 
 
-def test_training_text_must_be_there(tmp_path):
+def test_training_needs_text(tmp_path):
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(UserError, match="no text"):
         train_sentencepiece(str(tmp_path / "empty.txt"), 300, tmp_path / "x.model")
@@ -112,7 +112,7 @@ def test_the_training_text_is_not_overwritten(tmp_path):
     (tmp_path / "link.txt").symlink_to(text)
     for make in (
         lambda out: train_sentencepiece(str(tmp_path), 280, out),
-        lambda out: count_words(str(tmp_path), out),
+        lambda out: build_word_list(str(tmp_path), out),
     ):
         for out in (text, tmp_path / "link.txt"):
             with pytest.raises(UserError, match="is one of the texts; give another file"):

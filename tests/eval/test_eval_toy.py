@@ -19,7 +19,7 @@ from famjax.core.config import DataConfig, ToyConfig
 from famjax.core.errors import UserError
 from famjax.eval import toy
 from famjax.eval.toy import evaluate_toy
-from famjax.tasks.toy import ToySource, answers, words_of
+from famjax.tasks.toy import ToySource, episode_answers, task_tokenizer
 from famjax.train.run import Run, open_run
 
 
@@ -37,7 +37,7 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
 def run_of(task: str, mixer: str = "fam", **sizes: Any) -> Run:
     """Return a run of a task with random parameters."""
     config = ToyConfig(episodes=30, **sizes)
-    words = words_of(task, config)
+    words = task_tokenizer(task, config)
     run = tiny.run_with(mixer, vocab_size=words.vocab_size)
     data = DataConfig(task=task, tokenizer="task", toy=config)  # type: ignore[arg-type]
     return replace(run, config=replace(run.config, data=data), tokenizer=words)
@@ -51,7 +51,7 @@ def direct(run: Run, task: str, length: int, examples: int) -> tuple[float, floa
     for piece in source.episodes():
         said = tiny.logits(run.model, piece.tokens[None])[0].argmax(-1)
         at = np.flatnonzero(piece.weights) - (piece.targets is None)
-        right.append(said[at] == answers(piece))
+        right.append(said[at] == episode_answers(piece))
     return float(np.concatenate(right).mean()), float(np.mean([r.all() for r in right]))
 
 
@@ -87,7 +87,7 @@ def test_every_episode_is_asked_once(
     source = ToySource(
         "copy", replace(run.config.data.toy, steps=5, episodes=20), run.tokenizer, 0, "holdout"
     )
-    expected = [answers(piece) for piece in source.episodes()]
+    expected = [episode_answers(piece) for piece in source.episodes()]
     assert row["answers"] == 100
     assert row["examples"] == 20
     assert row["episode_accuracy"] == pytest.approx(np.mean([wrong not in a for a in expected]))

@@ -19,7 +19,7 @@ from famjax.cli.main import main
 from famjax.core.config import AdaptiveConfig, LinearConfig, LoraConfig
 from famjax.core.errors import UserError
 from famjax.data.tokenizers import load_tokenizer, train_sentencepiece
-from famjax.data.words import Words
+from famjax.data.words import WordTokenizer
 from famjax.export import check, hf
 from famjax.export import export as exporting
 from famjax.export.source import Source
@@ -206,7 +206,7 @@ def test_a_sentencepiece_model_becomes_a_tokenizer(tmp_path):
 
 
 def test_a_list_of_words_becomes_a_tokenizer(tmp_path):
-    made = Words("w", ["the", "cat", "mat,"])
+    made = WordTokenizer("w", ["the", "cat", "mat,"])
     assert write_tokenizer(made, tmp_path)[0].startswith("compared with transformers'")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for said in (tiny.TEXT, "the cat\n\n on  the mat,\n"):

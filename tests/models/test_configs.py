@@ -14,7 +14,7 @@ from famjax.core.checks import validate
 from famjax.core.config import Config
 from famjax.core.experiment import load_config
 from famjax.models.remap_params import abstract_inference_model
-from famjax.tasks.toy import words_of
+from famjax.tasks.toy import task_tokenizer
 from famjax.train.optimizers import make_schedule
 
 CONFIGS = sorted(Path(__file__).parents[2].joinpath("configs").glob("[!_]*.py"))
@@ -102,7 +102,7 @@ def count_of(config: Config) -> int:
     """Return a config's parameters, of `fam_*` without the table of words and adapters."""
     model, data = config.model, config.data
     if data.tokenizer == "task":
-        words = words_of(data.task, data.toy).vocab_size
+        words = task_tokenizer(data.task, data.toy).vocab_size
     else:
         words = model.vocab_size or VOCABULARY[data.tokenizer]
     whole = replace(model, vocab_size=words, lora=replace(model.lora, rank=0))

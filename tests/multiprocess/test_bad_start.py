@@ -72,7 +72,7 @@ def test_other_settings_and_an_unshared_folder(tmp_path: Path, path: Path) -> No
     assert not runs[0].exists()
 
     port = free_port()
-    soon = "from famjax.train import hosts; hosts._SEEN = 1.0"
+    soon = "from famjax.train import hosts; hosts._VISIBLE_SECONDS = 1.0"
     begun = [
         start([str(path), f"--run={run}", *flags(i, 2, port)], more=soon)
         for i, run in enumerate(runs)

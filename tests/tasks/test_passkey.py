@@ -117,7 +117,7 @@ def test_a_key_is_asked_for_again_and_again(words):
         PasskeySource(replace(config, ask_every=10), words, seed=0)
 
 
-def test_a_document_opened_in_the_middle_goes_on(words):
+def test_a_document_opened_in_the_middle_continues(words):
     source = PasskeySource(replace(PasskeyConfig(), start_length=96), words, 3)
     key = [1, 5, 9000, 0, 0]
     pieces = list(source.open(key))

@@ -1,4 +1,4 @@
-"""The toy tasks: their answers are those of a literal simulator, their guesses those published."""
+"""The toy tasks: answers as by a literal simulator, baselines as published."""
 
 from __future__ import annotations
 
@@ -13,22 +13,29 @@ from famjax.core.checks import TOYS
 from famjax.core.config import Config, DataConfig, ToyConfig
 from famjax.core.errors import UserError
 from famjax.data.lanes import Lanes
-from famjax.data.packing import Packed
+from famjax.data.packing import PackedRows
 from famjax.data.pipeline import make_source, make_tokenizer
 from famjax.data.tokenizers import load_tokenizer
 from famjax.data.words import SPECIALS
-from famjax.tasks.toy import TASKS, ToySource, answers, baselines, steps_of_test, words_of
+from famjax.tasks.toy import (
+    TASKS,
+    ToySource,
+    baselines,
+    episode_answers,
+    eval_steps,
+    task_tokenizer,
+)
 
 FEW = ToyConfig(episodes=40)
 
 
 def source(task, config=FEW, split="train", seed=0):
-    return ToySource(task, config, words_of(task, config), seed, split)
+    return ToySource(task, config, task_tokenizer(task, config), seed, split)
 
 
 def read(task, config=FEW):
     """Return the words, the answers' words and the weights of each episode."""
-    words = words_of(task, config).words
+    words = task_tokenizer(task, config).words
     for piece in source(task, config).episodes():
         said = piece.tokens if piece.targets is None else piece.targets
         assert len(piece.tokens) == len(piece.weights) == len(said)
@@ -149,7 +156,7 @@ def execute(words, values):
         ("algorithmic", 5, 0.104, 0.393),
     ],
 )
-def test_what_guessing_scores(task, variables, commonest, last):
+def test_baselines(task, variables, commonest, last):
     config = ToyConfig(variables=variables)
     found = baselines(task, config, 100 if task != "counting" else 50, seed=1)
     assert found["commonest_accuracy"] == pytest.approx(commonest, abs=0.01)
@@ -160,10 +167,10 @@ def test_what_guessing_scores(task, variables, commonest, last):
 def test_programs_look_like_the_published_ones():
     found = list(islice(source("algorithmic", ToyConfig()).episodes(), 500))
     assert np.mean([len(piece.tokens) for piece in found]) == pytest.approx(432, rel=0.01)
-    assert np.mean([len(answers(piece)) for piece in found]) == pytest.approx(25.6, abs=0.6)
+    assert np.mean([len(episode_answers(piece)) for piece in found]) == pytest.approx(25.6, abs=0.6)
 
 
-def test_steps_are_the_papers_unless_said():
+def test_default_steps_are_the_papers():
     assert {task: TASKS[task].steps for task in TOYS} == {
         "random_walk": (100, 100),
         "blocked_walk": (100, 100),
@@ -172,16 +179,16 @@ def test_steps_are_the_papers_unless_said():
         "counting": (50, 50),
         "algorithmic": (100, 100),
     }
-    assert steps_of_test("copy", ToyConfig(steps=9)) == 400
-    assert steps_of_test("counting", ToyConfig(steps=1000)) == 1000
-    assert steps_of_test("copy", ToyConfig(test_steps=7)) == 7
+    assert eval_steps("copy", ToyConfig(steps=9)) == 400
+    assert eval_steps("counting", ToyConfig(steps=1000)) == 1000
+    assert eval_steps("copy", ToyConfig(test_steps=7)) == 7
 
 
 # the source ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("task", TOYS)
-def test_episodes_are_fixed_and_the_tests_are_others(task):
+def test_episodes_are_fixed_and_test_episodes_differ(task):
     config = replace(FEW, steps=30)
     first, again, test, other = (
         [piece.tokens.tobytes() for piece in made.episodes()]
@@ -225,7 +232,7 @@ def test_an_epoch_has_every_episode_once_in_an_order_of_its_own(lanes, concatena
 
 
 @pytest.mark.parametrize("task", ["random_walk", "counting"])
-def test_reading_goes_on_at_any_piece(task):
+def test_reading_resumes_at_any_piece(task):
     made = source(task)
     key = made.key(1, 1, 0) if task == "counting" else made.key(0, 1, 0)
     whole = list(made.open(key))
@@ -240,17 +247,19 @@ def test_reading_goes_on_at_any_piece(task):
 
 @pytest.mark.parametrize("layout", ["lanes", "packed"])
 @pytest.mark.parametrize("task", TOYS)
-def test_batches_hold_every_answer_and_go_on_exactly(task, layout):
+def test_batches_have_every_answer_and_resume_exactly(task, layout):
     config = replace(FEW, episodes=3, steps=9)
     made = source(task, config)
-    lanes = Lanes(made, 2, 32, 8) if layout == "lanes" else Packed(made, made_words(task), 2, 32, 0)
+    lanes = (
+        Lanes(made, 2, 32, 8) if layout == "lanes" else PackedRows(made, made_words(task), 2, 32, 0)
+    )
     iterator, states, batches = iter(lanes), [], []
     for _ in range(12):
         states.append(json.dumps(iterator.get_state()))
         batches.append(next(iterator))
     # every answer of the first epoch is asked for once
     joined = {name: np.concatenate([b[name] for b in batches], 1)[0] for name in batches[0]}
-    expected = np.concatenate([answers(piece) for piece in made.open(made.key(0, 2, 0))])
+    expected = np.concatenate([episode_answers(piece) for piece in made.open(made.key(0, 2, 0))])
     asked = joined["targets"][joined["weights"] > 0][: len(expected)]
     np.testing.assert_array_equal(asked, expected)
     if task == "random_walk":  # the answer stands at its action, and not one further
@@ -267,7 +276,7 @@ def test_batches_hold_every_answer_and_go_on_exactly(task, layout):
 
 
 def made_words(task):
-    return words_of(task, FEW)
+    return task_tokenizer(task, FEW)
 
 
 def test_whole_episodes_stay_whole():
@@ -279,7 +288,7 @@ def test_whole_episodes_stay_whole():
         assert not (begins % 8).any()
         # the last one that began has ended: its "." is asked for
         last = batch["targets"][lane][begins[-1] :][batch["weights"][lane][begins[-1] :] > 0]
-        assert last[-1] == words_of("counting", FEW).words.index(".")
+        assert last[-1] == task_tokenizer("counting", FEW).words.index(".")
 
 
 def test_the_pipeline_has_them():

@@ -1,4 +1,4 @@
-"""Checkpoints: bit for bit, whole or not believed, and the next older one when damaged."""
+"""Checkpoints: exact to the bit, complete or rejected; damage falls back to the next older one."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def flip(path):
         (lambda p: shutil.rmtree(p / "optimizer"), "optimizer/.* is missing"),
     ],
 )
-def test_damage_falls_back_to_the_one_before(folder, damage, words):
+def test_damage_falls_back_to_the_previous_one(folder, damage, words):
     damage(folder / "000000020")
     lines: list[str] = []
     step, tree, extra = Checkpoints(folder).restore(shapes(tree_of(0)), report=lines.append)
@@ -213,7 +213,7 @@ FULL = "RESOURCE_EXHAUSTED: Failed to write 9 bytes: No space left on device [os
         (PermissionError(errno.EACCES, "Permission denied"), "cannot save .* step 20"),
     ],
 )
-def test_a_failed_save_is_told_at_the_next_call_and_harms_nothing(
+def test_a_failed_save_is_raised_at_the_next_call_and_harms_nothing(
     folder, monkeypatch, error, words
 ):
     checkpoints = Checkpoints(folder, 2)
@@ -234,15 +234,15 @@ def test_a_failed_save_is_told_at_the_next_call_and_harms_nothing(
 
 def test_a_failed_save_names_the_last_one_that_is_whole(folder, monkeypatch):
     cut(biggest(folder / "000000020"))
-    monkeypatch.setattr(checkpoint, "_seal", lambda folder: os.mkdir(folder))
+    monkeypatch.setattr(checkpoint, "_write_manifest", lambda folder: os.mkdir(folder))
     checkpoints = Checkpoints(folder, 2)
     checkpoints.save(30, tree_of(30), {})
     with pytest.raises(UserError, match=r"cannot save .*the last good one is step 10"):
         checkpoints.wait()
 
 
-def test_errors_of_ours_keep_their_type(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "_seal", lambda folder: 1 / 0)
+def test_bugs_keep_their_exception_type(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "_write_manifest", lambda folder: 1 / 0)
     checkpoints = Checkpoints(tmp_path, 2)
     checkpoints.save(1, tree_of(1), {})
     with pytest.raises(ZeroDivisionError):
@@ -254,7 +254,7 @@ def test_errors_of_ours_keep_their_type(tmp_path, monkeypatch):
 
 
 def test_orbax_does_not_log_what_it_raises(caplog):
-    with checkpoint._one_line_errors(), caplog.at_level(logging.ERROR, "absl"):
+    with checkpoint._suppress_tracebacks(), caplog.at_level(logging.ERROR, "absl"):
         logging.getLogger("absl").error("_SignalingThread.run() raised an exception: full")
         logging.getLogger("absl").error("another")
     assert [record.getMessage() for record in caplog.records] == ["another"]
@@ -272,7 +272,7 @@ def test_leftovers_of_killed_saves_are_removed(folder):
     Checkpoints(folder).restore(shapes(tree_of(0)), report=pytest.fail)
 
 
-def test_going_back_behind_damage_replaces_and_removes_the_later_ones(folder):
+def test_restarting_before_damage_replaces_and_removes_the_later_ones(folder):
     checkpoints = saved(folder, 30, keep=9)
     cut(biggest(folder / "000000020"))
     cut(biggest(folder / "000000030"))
@@ -331,7 +331,7 @@ def killed(folder, renames=0, seconds=0.0):
 
 
 def test_killed_at_any_moment(tmp_path):
-    """Each process verifies what the one killed before it left, and goes on saving."""
+    """Each process verifies what the previous one left when killed, and continues saving."""
     chance, sure = random.Random(), 0
     # A save has four renames: Orbax's two, ours to the step's name, and that of what is removed.
     moments = [{"renames": count} for count in (2, 3, 4, 5)]
@@ -395,8 +395,10 @@ def test_a_manifest_that_names_a_file_elsewhere_opens_none(folder, monkeypatch, 
     listed["files"] = {name: {"size": 0, "sha256": ""}, **listed["files"]}
     path.write_text(json.dumps(listed))
     measured = []
-    measure = checkpoint._measure
-    monkeypatch.setattr(checkpoint, "_measure", lambda path: measured.append(path) or measure(path))
+    measure = checkpoint._file_info
+    monkeypatch.setattr(
+        checkpoint, "_file_info", lambda path: measured.append(path) or measure(path)
+    )
     lines: list[str] = []
     step, *_ = Checkpoints(folder).restore(shapes(tree_of(0)), report=lines.append)
     assert step == 10
@@ -412,7 +414,7 @@ def test_a_manifest_of_another_kind(folder, files):
 
 
 def sealed(path, name, content):
-    """Write a file of a checkpoint, and the manifest so that it is believed."""
+    """Write a file of a checkpoint, and a manifest that matches it."""
     (path / name).write_text(content)
     listed = json.loads((path / "manifest.json").read_text())
     about = {"size": len(content), "sha256": hashlib.sha256(content.encode()).hexdigest()}
@@ -422,7 +424,7 @@ def sealed(path, name, content):
 
 @pytest.mark.parametrize("name", ["tree.json", "extra.json"])
 @pytest.mark.parametrize("content", ["[" * 100_000, "[1]", "9" * 5000, "null", "{"])
-def test_tables_that_were_made_up(folder, name, content):
+def test_forged_tables(folder, name, content):
     sealed(folder / "000000020", name, content)
     with pytest.raises(UserError, match=rf"{name}: damaged \(.*restore the folder from a copy"):
         Checkpoints(folder).restore(shapes(tree_of(0)))
@@ -444,9 +446,9 @@ def test_a_manifest_that_is_nested_deep_and_a_pipe(folder):
 
 
 def resealed(path):
-    """Write the manifest of a checkpoint anew, so that what was done to it is believed."""
+    """Rewrite the manifest of a checkpoint to match its modified files."""
     files = {p for p in path.rglob("*") if p.is_file() and p.name != "manifest.json"}
-    listed = {p.relative_to(path).as_posix(): checkpoint._measure(p) for p in files}
+    listed = {p.relative_to(path).as_posix(): checkpoint._file_info(p) for p in files}
     (path / "manifest.json").write_text(json.dumps({"files": listed}))
 
 
@@ -461,8 +463,8 @@ def resealed(path):
         lambda path: (path / "params" / "manifest.ocdbt").write_bytes(b""),
     ],
 )
-def test_arrays_that_were_made_up(folder, damage):
-    """What Orbax and TensorStore say of files whose checksums are right is one line."""
+def test_forged_arrays(folder, damage):
+    """Errors of Orbax and TensorStore from files with valid checksums are one line."""
     path = folder / "000000020"
     damage(path)
     resealed(path)

@@ -55,7 +55,7 @@ def test_what_changes_results_is_named(run: Path, key: str, value: Any) -> None:
     with pytest.raises(UserError) as caught:
         open_run(run)
     said = f"{run}/config.json: was edited, its checkpoint of step 2 is of another model: "
-    assert str(caught.value).startswith(f"{said}{key}={value!r} (was {before!r}); write back what")
+    assert str(caught.value).startswith(f"{said}{key}={value!r} (was {before!r}); undo the edit")
     assert "\n" not in str(caught.value)
     edit(run, key, before)
     open_run(run)
@@ -98,7 +98,7 @@ def test_what_changes_no_result_may_be_edited(run: Path, key: str, value: Any) -
     open_run(run)
 
 
-def test_a_checkpoint_without_a_config_is_believed(run: Path) -> None:
+def test_a_checkpoint_without_a_config_is_accepted(run: Path) -> None:
     opened = open_run(run)
     shutil.rmtree(run / "checkpoints")
     from flax import nnx

@@ -1,4 +1,4 @@
-"""Training what only a Feedback Transformer has: learned spans, sweeps, dropout, first weights."""
+"""Training features of Feedback Transformers: learned spans, sweeps, dropout, initial weights."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def flat(tree: Any) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.slow
-def test_learned_spans_are_trimmed_and_come_back(
+def test_learned_spans_are_trimmed_and_restored(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = config(*SPANS, "model.feedback.span=128", "train.steps=4", "model.dropout.hidden=0.1")
     run = train(given, tmp_path / "run")
-    # spans begin at 0: the ramp and what they may grow are all there is to look at
+    # spans begin at 0: only the ramp and the possible growth are attended to
     assert "step 0: layers look at 64 tokens" in capsys.readouterr().err
     assert run.model.stack.spec.spans == (64,)
     assert "mean_span" in read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]
@@ -89,7 +89,7 @@ def test_learned_spans_are_trimmed_and_come_back(
         for model in (opened.model, whole)
     ]
     np.testing.assert_allclose(*logits, atol=1e-5)
-    # goes on, and ends as one that was never stopped
+    # resumes, and ends as a run that was never stopped
     longer = override(given, ["train.steps=7"])
     train(longer, tmp_path / "run", quiet=True)
     train(longer, tmp_path / "other", quiet=True)
@@ -105,7 +105,7 @@ def test_spans_stay_shares() -> None:
     assert bounded["other"] == 2
 
 
-def test_sweeps_train_and_are_never_used_to_read(tmp_path: Path) -> None:
+def test_sweeps_are_used_in_training_only(tmp_path: Path) -> None:
     given = config("model.feedback.sweeps=2", "model.feedback.tolerance=1", "train.steps=2")
     run = train(given, tmp_path / "run", quiet=True)
     row = read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]
@@ -245,7 +245,7 @@ def test_train_from_a_converted_model(tmp_path: Path) -> None:
         (replace(BASE, stack="feedback"), BASE, r"set model\.stack=feedback"),
     ],
 )
-def test_stacks_that_cannot_begin_with_another(
+def test_stacks_that_cannot_start_from_another(
     stack: ModelConfig, other: ModelConfig, told: str
 ) -> None:
     params = nnx.state(LanguageModel(stack, rngs=nnx.Rngs(0)), nnx.Param)

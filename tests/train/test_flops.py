@@ -1,4 +1,4 @@
-"""FLOPs per token, counted once more by hand and by the compiler."""
+"""FLOPs per token, compared with counts by hand and by the compiler."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_by_hand():
         ({"mixer": "bswa_sg", "memory_segments": 3}, 35),
     ],
 )
-def test_attention_is_over_what_the_mixer_sees(changes, keys):
+def test_attention_is_over_the_keys_of_the_mixer(changes, keys):
     weights = 2 * (8 * 8 * 4 + 2 * 8 * 16) + 2 * 8 * 100
     assert flops.forward_flops(with_(**changes)) == weights + 4 * 8 * keys
 
@@ -55,7 +55,7 @@ def test_fam_adds_its_tokens_share():
 @pytest.mark.parametrize(
     ("kind", "phi", "k"), [("relu", 6, 6), ("rfa", 3, 6), ("performer", 6, 6), ("elu", 0, 4)]
 )
-def test_linear_attention_costs_its_maps_its_state_and_its_reading(kind, phi, k):
+def test_linear_attention_costs_its_maps_its_state_and_its_output(kind, phi, k):
     """Two query heads and one key head of 4."""
     model = with_(mixer="linear", kv_heads=1, linear=LinearConfig(kind, features=6, chunk=7))
     weights = 8 * (2 * 8 + 2 * 4) + 2 * 8 * 16
@@ -138,13 +138,13 @@ def test_peaks_by_kind(kind, peak):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_measured_peak_is_sane_and_kept(dtype):
-    first = flops.measured_peak(dtype)
+def test_measured_peak_is_sane_and_cached(dtype):
+    first = flops.measure_peak_flops(dtype)
     assert 1e8 < first < 1e16
-    assert flops.measured_peak(dtype) == first
+    assert flops.measure_peak_flops(dtype) == first
 
 
-def test_matching_reads_with_softmax_and_learns_its_maps():
+def test_matching_uses_softmax_and_trains_its_maps():
     """Layer 0 is linear, with two query heads and one key head of 4; layer 1 is as it is."""
     changes = {"layers": 2, "mixer": "linear,swa", "kv_heads": 1, "window": 7}
     model = with_(**changes, linear=LinearConfig("relu", features=6))

@@ -1,4 +1,4 @@
-"""One training at a time in a run folder, whatever ends the one before."""
+"""One training at a time in a run folder, however the previous one ended."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from famjax.train import lock
 HOLDS = """
 import sys, time
 from pathlib import Path
-from famjax.train.lock import holding
-with holding(Path(sys.argv[1]), print):
+from famjax.train.lock import hold
+with hold(Path(sys.argv[1]), print):
     print("held", flush=True)
     time.sleep(float(sys.argv[2]))
 """
@@ -45,7 +45,7 @@ def holder(folder: Path, seconds: float = 60) -> Iterator[subprocess.Popen[str]]
 
 
 def hold(folder: Path, said: list[str] | None = None) -> None:
-    with lock.holding(folder, pytest.fail if said is None else said.append):
+    with lock.hold(folder, pytest.fail if said is None else said.append):
         assert json.loads((folder / lock.LOCK).read_text())["pid"] == os.getpid()
 
 
@@ -76,14 +76,14 @@ def test_of_many_that_start_together_one_holds(tmp_path: Path) -> None:
 
     def one() -> None:
         ready.wait()
-        with contextlib.suppress(UserError), lock.holding(folder, pytest.fail):
+        with contextlib.suppress(UserError), lock.hold(folder, pytest.fail):
             held.append(1)
             done.wait(10)
 
     threads = [threading.Thread(target=one) for _ in range(count)]
     for thread in threads:
         thread.start()
-    time.sleep(lock._NAMING + 0.5)
+    time.sleep(lock._NAME_SECONDS + 0.5)
     assert held == [1]
     done.set()
     for thread in threads:
@@ -94,7 +94,7 @@ def test_of_many_that_start_together_one_holds(tmp_path: Path) -> None:
 
 def test_it_is_freed_by_an_exception_and_taken_again(tmp_path: Path) -> None:
     def stopped() -> None:
-        with lock.holding(tmp_path, pytest.fail) as new:
+        with lock.hold(tmp_path, pytest.fail) as new:
             assert not new
             raise KeyboardInterrupt
 
@@ -104,7 +104,7 @@ def test_it_is_freed_by_an_exception_and_taken_again(tmp_path: Path) -> None:
 
 
 def test_a_folder_made_for_it(tmp_path: Path) -> None:
-    with lock.holding(tmp_path / "a" / "b", pytest.fail) as new:
+    with lock.hold(tmp_path / "a" / "b", pytest.fail) as new:
         assert new
 
 
@@ -127,8 +127,13 @@ def test_without_locks_of_the_file_system(
 
 
 def elsewhere(folder: Path, **fields: Any) -> Path:
-    """Write what a holder on another host would have."""
-    about = lock._self() | {"host": "far", "machine": "another", "pid": 7, "beat": time.time()}
+    """Write the file of a holder on another host."""
+    about = lock._describe_self() | {
+        "host": "far",
+        "machine": "another",
+        "pid": 7,
+        "beat": time.time(),
+    }
     path = folder / lock.LOCK
     path.write_text(json.dumps(about | fields))
     return path
@@ -136,9 +141,9 @@ def elsewhere(folder: Path, **fields: Any) -> Path:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "BEAT", 0.1)
-    monkeypatch.setattr(lock, "SILENCE", 0.6)
-    monkeypatch.setattr(lock, "_NAMING", 0.2)
+    monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr(lock, "SILENCE_SECONDS", 0.6)
+    monkeypatch.setattr(lock, "_NAME_SECONDS", 0.2)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -151,7 +156,7 @@ def test_a_holder_elsewhere_that_is_gone(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_holder_elsewhere_that_beats(tmp_path: Path) -> None:
+def test_a_holder_elsewhere_with_heartbeats(tmp_path: Path) -> None:
     """Its clock is two minutes late."""
     late = time.time() - 120
     path = elsewhere(tmp_path, beat=late)
@@ -165,12 +170,12 @@ def test_a_holder_elsewhere_that_beats(tmp_path: Path) -> None:
 
 
 def test_a_holder_elsewhere_of_long_ago(tmp_path: Path) -> None:
-    elsewhere(tmp_path, beat=time.time() - lock.CLOCKS - 1)
+    elsewhere(tmp_path, beat=time.time() - lock.CLOCK_SKEW_SECONDS - 1)
     hold(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"beat": 1}', '{"beat": "x", "pid": 1}'])
-def test_a_file_that_tells_nothing(tmp_path: Path, content: str) -> None:
+def test_a_file_without_a_holder(tmp_path: Path, content: str) -> None:
     (tmp_path / lock.LOCK).write_text(content)
     hold(tmp_path)
 
@@ -179,16 +184,16 @@ def test_a_file_that_tells_nothing(tmp_path: Path, content: str) -> None:
     "about",
     [{"command": 5}, {"command": ["a"] * 500}, {"pid": "1\0"}, {"pid": [1]}, {"beat": 10**400}],
 )
-def test_a_file_of_other_types_tells_nothing(tmp_path: Path, about: dict[str, Any]) -> None:
-    content = lock._self() | {"machine": "other", "beat": time.time()} | about
+def test_a_file_of_other_types_has_no_holder(tmp_path: Path, about: dict[str, Any]) -> None:
+    content = lock._describe_self() | {"machine": "other", "beat": time.time()} | about
     (tmp_path / lock.LOCK).write_text(json.dumps(content))
     hold(tmp_path)
-    (tmp_path / lock.LOCK).write_text(json.dumps(content | {"machine": lock._machine()}))
+    (tmp_path / lock.LOCK).write_text(json.dumps(content | {"machine": lock._machine_id()}))
     hold(tmp_path)
 
 
 def test_a_lock_that_is_no_file(tmp_path: Path) -> None:
-    """A pipe would be waited for, and what a link leads to would be overwritten."""
+    """A pipe would block, and the target of a link would be overwritten."""
     path, mine = tmp_path / lock.LOCK, tmp_path / "mine.txt"
     mine.write_text("mine")
     for make in (
@@ -204,18 +209,18 @@ def test_a_lock_that_is_no_file(tmp_path: Path) -> None:
     assert mine.read_text() == "mine"
 
 
-def test_a_number_that_another_process_has_now(tmp_path: Path) -> None:
-    about = lock._self() | {"pid": os.getpid(), "began": "1", "beat": time.time()}
+def test_a_reused_process_number(tmp_path: Path) -> None:
+    about = lock._describe_self() | {"pid": os.getpid(), "began": "1", "beat": time.time()}
     (tmp_path / lock.LOCK).write_text(json.dumps(about))
     hold(tmp_path)
 
 
-def test_it_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "BEAT", 0.05)
-    with lock.holding(tmp_path, pytest.fail):
-        first = lock._read(tmp_path / lock.LOCK)["beat"]
+def test_it_writes_heartbeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.05)
+    with lock.hold(tmp_path, pytest.fail):
+        first = lock._read_holder(tmp_path / lock.LOCK)["beat"]
         time.sleep(0.3)
-        assert lock._read(tmp_path / lock.LOCK)["beat"] > first
+        assert lock._read_holder(tmp_path / lock.LOCK)["beat"] > first
 
 
 @contextlib.contextmanager
@@ -233,11 +238,11 @@ def test_a_lock_kept_for_a_host_that_died(tmp_path: Path) -> None:
     old = path.read_text()
     said: list[str] = []
     with path.open() as file, locked(path):
-        begun = time.monotonic()
-        with lock.holding(tmp_path, said.append):
-            assert time.monotonic() - begun >= lock.SILENCE
-            assert lock._read(path)["pid"] == os.getpid()
-            time.sleep(3 * lock.BEAT)
+        start = time.monotonic()
+        with lock.hold(tmp_path, said.append):
+            assert time.monotonic() - start >= lock.SILENCE_SECONDS
+            assert lock._read_holder(path)["pid"] == os.getpid()
+            time.sleep(3 * lock.HEARTBEAT_SECONDS)
             assert file.read() == old  # nothing is written to the old file
         assert os.listdir(tmp_path) == []
     (line,) = said
@@ -246,7 +251,7 @@ def test_a_lock_kept_for_a_host_that_died(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_a_lock_of_a_host_that_died_is_freed(tmp_path: Path) -> None:
-    """It is not waited for longer than from the first look on."""
+    """The wait counts from the first check."""
     path = elsewhere(tmp_path)
     said: list[str] = []
     freed, taken = threading.Event(), threading.Event()
@@ -259,27 +264,27 @@ def test_a_lock_of_a_host_that_died_is_freed(tmp_path: Path) -> None:
     thread = threading.Thread(target=server)
     thread.start()
     taken.wait()
-    inode, begun = path.stat().st_ino, time.monotonic()
-    with lock.holding(tmp_path, said.append):
-        assert lock.SILENCE <= time.monotonic() - begun < lock.SILENCE + 0.25
+    inode, start = path.stat().st_ino, time.monotonic()
+    with lock.hold(tmp_path, said.append):
+        assert lock.SILENCE_SECONDS <= time.monotonic() - start < lock.SILENCE_SECONDS + 0.25
         assert path.stat().st_ino == inode
     thread.join()
     assert len(said) == 1
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_locked_holder_elsewhere_that_beats(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(lock, "SILENCE", 60)
+def test_a_locked_holder_elsewhere_with_heartbeats(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(lock, "SILENCE_SECONDS", 60)
     path = elsewhere(tmp_path, beat=1.0)
     timer = threading.Timer(0.5, lambda: elsewhere(tmp_path, beat=2.0))
     timer.start()
     said: list[str] = []
     with locked(path):
-        begun = time.monotonic()
+        start = time.monotonic()
         with pytest.raises(UserError, match="process 7 on far is training there"):
             hold(tmp_path, said)
-        # not before the beat, and not long after it
-        assert 0.4 < time.monotonic() - begun < 10
+        # not before the heartbeat, and soon after it
+        assert 0.4 < time.monotonic() - start < 10
     timer.join()
     assert len(said) == 1
     assert path.exists()
@@ -287,7 +292,7 @@ def test_a_locked_holder_elsewhere_that_beats(tmp_path: Path, monkeypatch: Any) 
 
 @pytest.mark.usefixtures("impatient")
 def test_a_locked_holder_elsewhere_that_ends(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(lock, "SILENCE", 60)
+    monkeypatch.setattr(lock, "SILENCE_SECONDS", 60)
     path = elsewhere(tmp_path)
     timer = threading.Timer(0.3, path.unlink)
     timer.start()
@@ -303,7 +308,7 @@ def test_of_many_that_wait_for_a_dead_host_one_holds(tmp_path: Path) -> None:
     path, count, held, done = elsewhere(tmp_path), 5, [], threading.Event()
 
     def one() -> None:
-        with contextlib.suppress(UserError), lock.holding(tmp_path, lambda _: None):
+        with contextlib.suppress(UserError), lock.hold(tmp_path, lambda _: None):
             held.append(1)
             done.wait(10)
 
@@ -311,7 +316,7 @@ def test_of_many_that_wait_for_a_dead_host_one_holds(tmp_path: Path) -> None:
         threads = [threading.Thread(target=one) for _ in range(count)]
         for thread in threads:
             thread.start()
-        time.sleep(lock.SILENCE + 1.5)
+        time.sleep(lock.SILENCE_SECONDS + 1.5)
         assert held == [1]
         done.set()
         for thread in threads:
@@ -324,10 +329,10 @@ def test_a_holder_that_was_replaced_leaves_the_new_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether the new one has made another file or, without locks, has written into the same."""
-    monkeypatch.setattr(lock, "BEAT", 0.05)
+    monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.05)
     path = tmp_path / lock.LOCK
     for other_file in (True, False):
-        with lock.holding(tmp_path, pytest.fail):
+        with lock.hold(tmp_path, pytest.fail):
             if other_file:
                 path.unlink()
             new = elsewhere(tmp_path).read_text()
@@ -343,6 +348,6 @@ def test_an_input_output_error_is_no_mistake(
     def fail(*_: Any) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(lock, "_write", fail)
+    monkeypatch.setattr(lock, "_write_holder", fail)
     with pytest.raises(OSError, match="Input/output error"):
         hold(tmp_path)

@@ -1,4 +1,4 @@
-"""The loop: it never waits between logs, compiles once, gives its buffers away, and says it all."""
+"""The loop: it never waits between logs, compiles once, donates its buffers, logs everything."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from famjax.train.checkpoint import Checkpoints
 from famjax.train.clock import Clock
 from famjax.train.loop import train, train_with_source
 from famjax.train.metrics import read_metrics
-from famjax.train.program import Program
+from famjax.train.program import TrainProgram
 from famjax.train.session import Session
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -46,7 +46,7 @@ def states(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
     return found
 
 
-def test_the_state_is_donated_and_lies_where_it_should(
+def test_the_state_is_donated_and_sharded_as_declared(
     tmp_path: Path, states: list[tuple[Any, Any]]
 ) -> None:
     small = config(tmp_path / "texts", "lanes", "text", "train.steps=6")
@@ -115,10 +115,10 @@ def test_no_value_is_read_between_logs(tmp_path: Path, monkeypatch: pytest.Monke
     assert set(reads) == {6, 12}
 
 
-def test_loading_goes_on_while_the_device_computes(
+def test_loading_continues_while_the_device_computes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch takes 30 ms to load and a step 60: the loop waits for none but the first."""
+    """A batch takes 30 ms to load and a step 60: the loop waits for the first batch only."""
     small = config(
         tmp_path / "texts", "lanes", "text", "train.steps=12", "train.checkpoint_every=99"
     )
@@ -130,7 +130,7 @@ def test_loading_goes_on_while_the_device_computes(
 
     def slower(
         config: Config, token_bytes: np.ndarray, attention_span: tuple[int, ...] = ()
-    ) -> Program:
+    ) -> TrainProgram:
         found = program(config, token_bytes)
 
         def step(state: Any, batch: Any) -> Any:
@@ -232,7 +232,7 @@ def poison_step_six(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_loss_that_is_not_finite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, noticed: int, kept: str
 ) -> None:
-    """Noticed at the next log or save, it names the step where it began."""
+    """It is detected at the next log or save; the error names the step where it started."""
     poison_step_six(monkeypatch)
     more = ["train.steps=40", "train.log_every=8", f"train.checkpoint_every={every}"]
     small = config(tmp_path / "texts", "lanes", "text", *more)
@@ -244,7 +244,7 @@ def test_a_loss_that_is_not_finite(
     assert [row["step"] for row in rows(run)] == [noticed]
 
 
-def test_a_checkpoint_is_kept_though_nothing_was_logged(
+def test_a_checkpoint_is_kept_although_nothing_was_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poison_step_six(monkeypatch)
@@ -254,7 +254,7 @@ def test_a_checkpoint_is_kept_though_nothing_was_logged(
     assert Checkpoints(tmp_path / "run" / "checkpoints").steps() == [5]
 
 
-def test_a_run_goes_on_behind_a_loss_that_was_not_finite(tmp_path: Path) -> None:
+def test_a_run_resumes_after_a_loss_that_was_not_finite(tmp_path: Path) -> None:
     small = config(tmp_path / "texts", "lanes", "text", "train.steps=9")
     train(small, tmp_path / "once", quiet=True)
     with pytest.MonkeyPatch.context() as patch:
@@ -265,7 +265,7 @@ def test_a_run_goes_on_behind_a_loss_that_was_not_finite(tmp_path: Path) -> None
     assert rows(tmp_path / "again") == rows(tmp_path / "once")
 
 
-def test_stop_keeps_what_is_newer_than_the_last_checkpoint(
+def test_a_stop_saves_the_steps_since_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C once saves; twice stops at once."""

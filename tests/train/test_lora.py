@@ -120,7 +120,7 @@ def test_merged_is_the_same_model_to_rounding(adapter_config):
 def test_adapters_trained_with_dropout_are_merged(base, tmp_path):
     more = ["model.dropout.residual=0.1", "train.steps=1", "optimizer.warmup_steps=0"]
     run = train(adapting(base, *more), tmp_path / "dropped", quiet=True)
-    ours, theirs = logits(run.merged().model), logits(run.model)
+    ours, theirs = logits(run.merge_adapters().model), logits(run.model)
     assert np.abs(ours - theirs).max() < 1e-5 * np.ptp(theirs)
     params, _ = initial_weights(adapting(tmp_path / "dropped", *more), tmp_path / "next")
     begun, train_with_source = (
@@ -149,7 +149,7 @@ def test_adapters_of_another_base_are_refused(base, adapter_config, tmp_path):
         (moved / name).symlink_to(folder / name)
     text = (folder / "config.json").read_text()
     (moved / "config.json").write_text(text.replace(str(base), str(other)))
-    with pytest.raises(UserError, match="was trained beside other weights than"):
+    with pytest.raises(UserError, match="was trained on other weights than"):
         open_run(moved)
     (moved / "config.json").write_text(text.replace(str(base), str(tmp_path / "nowhere")))
     with pytest.raises(UserError, match="nowhere: there is no such folder; if it was moved"):

@@ -115,7 +115,7 @@ def test_the_next_stage_begins_with_the_maps(home: Path, matched: Run) -> None:
 
 
 def test_a_matched_run_stands_alone_when_merged(home: Path, matched: Run) -> None:
-    alone = open_run(home / "matched").merged().config
+    alone = open_run(home / "matched").merge_adapters().config
     assert (alone.init, alone.train.only, alone.train.match) == ("", "all", False)
 
 

@@ -1,4 +1,4 @@
-"""Looking at a run: the trace has the steps asked for, a step's time has parts, nothing changes."""
+"""Profiles: the trace has the requested steps, a step's time has parts, results do not change."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def text(tmp_path: Path, *more: str) -> Config:
 
 
 def traced(run: Path) -> list[int]:
-    """Return the steps that the run's last trace has, and see that a profile for XProf is there."""
+    """Return the steps that the run's last trace has, and check that it has a profile for XProf."""
     trace = max(run.glob("profile/plugins/profile/*/*.trace.json.gz"))
     (xplane,) = trace.parent.glob("*.xplane.pb")
     assert xplane.stat().st_size
@@ -72,7 +72,7 @@ def test_the_trace_has_these_steps_and_the_run_is_the_same(
     assert bits == bits_
 
 
-def test_a_run_that_ends_within_the_trace_writes_what_there_is(
+def test_a_run_that_ends_within_the_trace_writes_a_partial_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = text(tmp_path, "profile.steps=2:8")
@@ -81,7 +81,7 @@ def test_a_run_that_ends_within_the_trace_writes_what_there_is(
         train(small, tmp_path / "run", quiet=True)
     undo()
     assert {2, 3, 4} <= set(traced(tmp_path / "run"))
-    # the same command goes on, from the checkpoint of step 3, and traces what is left
+    # the same command resumes from the checkpoint of step 3 and traces the rest
     time.sleep(1.1)  # traces are named by their second
     train(small, tmp_path / "run", quiet=True)
     assert read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["step"] == 8
@@ -95,7 +95,7 @@ def test_steps_that_are_done_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError) as steps:
         train(text(tmp_path, "profile.steps=3:6"), run, quiet=True)
     assert str(steps.value) == (
-        "profile.steps=3:6: begins before step 4, where the run goes on; take later steps, or "
+        "profile.steps=3:6: begins before step 4, where the run resumes; choose later steps, or "
         "leave it out"
     )
     with pytest.raises(UserError, match=r"^profile\.memory=3: is before step 4, where the run"):
@@ -125,7 +125,7 @@ def test_bad_values_are_one_line(given: str, said: str) -> None:
 
 
 def test_the_parts_of_a_step_are_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loader, device and host hold up every step for a while of their own, and no other part's."""
+    """Loader, device and host each delay every step; the delay appears in their own part only."""
     small = text(tmp_path)
     train(small, tmp_path / "warm", quiet=True)
     program, after_step, take = loop.make_program, Profiling.after_step, Batches.__next__
@@ -160,7 +160,7 @@ def test_the_parts_of_a_step_are_its_time(tmp_path: Path, monkeypatch: pytest.Mo
         assert row["host_seconds"] >= 0.02
 
 
-def test_what_the_profiler_writes_is_not_the_runs_time(
+def test_the_profiler_is_excluded_from_the_runs_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Profiler, "write_memory", lambda _: time.sleep(2))

@@ -59,7 +59,7 @@ def test_an_interrupted_run_shows_its_last_step(capsys, clock):
     assert capsys.readouterr().err.splitlines()[-1].startswith("2/100")
 
 
-def test_what_a_line_says(capsys, clock):
+def test_the_fields_of_a_line(capsys, clock):
     with Progress(total=100, start=40) as shown:
         shown.update(50, loss=2.0)
         clock.now += 20
@@ -80,7 +80,7 @@ def test_what_a_line_says(capsys, clock):
 
 
 def test_compiling(capsys, clock):
-    """It is told before and after, and does not count for the time left."""
+    """It is shown before and after, and excluded from the estimate of the remaining time."""
     with Progress(total=100) as shown:
         with shown.compiling("the training step", 0):
             assert capsys.readouterr().err == "compiling the training step\n"

@@ -1,4 +1,4 @@
-"""A run stopped at any moment and called again ends as one that never was, bit for bit."""
+"""A run that is stopped at any moment and resumed ends bit for bit as one that was not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from small import Crash, assert_same, compiled_once, config, crash_at, rows, tex
 from famjax.core.config import Config
 from famjax.core.errors import UserError
 from famjax.core.experiment import override, to_json
-from famjax.data.files import _Scan
+from famjax.data.files import _Scanner
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.loop import train
 
@@ -49,7 +49,7 @@ def start(config: Config, run: Path) -> subprocess.Popen[str]:
 
 
 def last_step(run: Path) -> int:
-    """Return the step of the last row, while the run goes on."""
+    """Return the step of the last row, while the run continues."""
     path = run / "metrics.jsonl"
     steps = re.findall(r'^{"step": (\d+),.*}$', path.read_text(), re.M) if path.exists() else []
     return int(steps[-1]) if steps else 0
@@ -76,7 +76,7 @@ def test_a_resumed_run_parses_no_line_of_unchanged_files(
     lines.write_text("".join(f'{{"text": "line {i} of the text"}}\n' for i in range(40)))
     small = override(config(tmp_path / "texts"), [f"data.files={lines}"])
     checked: list[bytes] = []
-    monkeypatch.setattr(_Scan, "_check", lambda _, line: checked.append(line))
+    monkeypatch.setattr(_Scanner, "_check", lambda _, line: checked.append(line))
     for steps, expected in ((1, 40), (2, 0)):
         train(override(small, [f"train.steps={steps}"]), tmp_path / "run", quiet=True)
         assert len(checked) == expected
@@ -118,15 +118,15 @@ def test_killed_then_stopped_then_resumed(tmp_path: Path, layout: str, task: str
 def test_a_crash_at_any_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, task: str
 ) -> None:
-    """Each call crashes some steps later than the one before, before or behind logs and saves."""
+    """Each call crashes some steps later than the one before, before or after logs and saves."""
     small = config(tmp_path / "texts", layout, task, "train.steps=23")
     once, again = tmp_path / "once", tmp_path / "again"
     train(small, once, quiet=True)
     for count in (2, 4, 5, 6):
-        mend = crash_at(monkeypatch, count)
+        undo = crash_at(monkeypatch, count)
         with pytest.raises(Crash):
             train(small, again, quiet=True)
-        mend()
+        undo()
     train(small, again, quiet=True)
     assert_same(once, again, small)
     if task == "passkey":  # the curriculum has advanced in the meantime, more than once
@@ -136,7 +136,7 @@ def test_a_crash_at_any_step(
 
 
 def wait(process: subprocess.Popen[str], run: Path, kind: str, delay: float) -> None:
-    """Wait for the moment of a kill: `delay` of 0 to 1 behind something that happens."""
+    """Wait for the moment of a kill: a `delay` of 0 to 1 after an event."""
     if kind == "starting":
         end = time.monotonic() + 8 * delay
         until(process, lambda: time.monotonic() > end)
@@ -193,7 +193,7 @@ def test_a_run_that_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_more_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A constant rate: as if it had been asked for at first, but for the row of the first end."""
+    """A constant rate: as if requested from the start, except for the row of the first end."""
     small = config(tmp_path / "texts", "lanes", "text", "train.steps=6")
     more = override(small, ["train.steps=12"])
     once, again = tmp_path / "once", tmp_path / "again"

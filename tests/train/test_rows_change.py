@@ -1,4 +1,4 @@
-"""A run goes on with more rows, or with fewer."""
+"""A run resumes with more or with fewer rows."""
 
 from __future__ import annotations
 

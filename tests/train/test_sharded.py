@@ -1,4 +1,4 @@
-"""Contract 9 in training: on eight devices, however they are arranged, as on one."""
+"""Contract 9 in training: eight devices, on any mesh, give the same results as one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from famjax.core.errors import UserError
 from famjax.core.experiment import override
 from famjax.train import loop
 from famjax.train.checkpoint import Checkpoints
-from famjax.train.program import Program, make_program
+from famjax.train.program import TrainProgram, make_program
 from famjax.train.state import TrainState, from_tree, to_tree
 from famjax.train.warmup import halve_memory
 
@@ -65,7 +65,7 @@ Sizes = tuple[int, int, int, int]
 
 
 class Trained(NamedTuple):
-    program: Program
+    program: TrainProgram
     step: Any
     states: list[TrainState]
 
@@ -99,7 +99,7 @@ def config_on(mesh: Sizes, overrides: tuple[str, ...]) -> Config:
 
 @pytest.fixture
 def wide() -> Iterator[None]:
-    """Let all be float64: a float32 sum in another order may turn the sign of an Adam step."""
+    """Let all be float64: a float32 sum in another order may flip the sign of an Adam step."""
     with jax.enable_x64(True):
         yield
 
@@ -122,12 +122,12 @@ def train_with_source(mesh: Sizes, overrides: tuple[str, ...]) -> Trained:
     return Trained(program, step, states)
 
 
-def put(program: Program, seed: int) -> dict[str, jax.Array]:
+def put(program: TrainProgram, seed: int) -> dict[str, jax.Array]:
     return jax.device_put(batch(seed), program.batch)
 
 
-def copy(program: Program, state: Any) -> Any:
-    """Return the state again, in buffers that no step can be given."""
+def copy(program: TrainProgram, state: Any) -> Any:
+    """Return a copy of the state, whose buffers are not donated."""
     host = jax.tree.map(lambda a: np.array(a), state)
     return jax.device_put(host, program.shardings)
 
@@ -252,7 +252,7 @@ def test_a_checkpoint_moves_to_another_mesh(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("wide")
 @pytest.mark.parametrize("mesh", [(2, 2, 2, 1), (8, 1, 1, 1)])
-def test_lanes_that_end_move_no_other(mesh: Sizes) -> None:
+def test_halving_the_lanes_moves_no_row(mesh: Sizes) -> None:
     """Half of the lanes (BPTT warm-up): each device keeps half of its own, or with one lane for
     each device those that are left are everywhere."""
     program, _, states = train_with_source(mesh, LANES)

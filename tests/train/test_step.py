@@ -132,7 +132,7 @@ def test_the_gradient_is_cut_at_the_start_of_a_step() -> None:
     """A step on memory equals the loss with that memory constant, not with what it came from."""
     small = setup()
     state = small.step(small.state, batch(0))
-    # the memory after batch 0, as the parameters stand now
+    # the memory after batch 0, with the current parameters
     params = small.state.params
     state = state._replace(params=params)
     stepped = gradient(small.step(state, batch(1)))
@@ -250,7 +250,7 @@ RPO_LAYOUTS = [
 
 @pytest.mark.parametrize("layout", RPO_LAYOUTS, ids=" ".join)
 def test_random_position_offset_is_an_identity(layout: tuple[str, ...]) -> None:
-    """RoPE sees differences of positions only, so an offset common to a row is seen by no one.
+    """RoPE sees differences of positions only, so a common offset of a row is invisible.
 
     B.2.2 is therefore here for the experiment's sake; it moves nothing but rounding.
     """
@@ -271,7 +271,7 @@ LEARNED = ("model.arch.learned_positions=true", "model.capacity=64", "train.rpo=
 
 @pytest.mark.parametrize("cut", ["train.accumulate=2", "train.bptt_segments=2"])
 def test_cutting_a_batch_changes_no_random_position_offset(cut: str) -> None:
-    """Learned positions see where a row begins, so another offset would be another loss."""
+    """Learned positions depend on where a row begins, so another offset gives another loss."""
     whole, parts = setup(*LEARNED), setup(*LEARNED, cut)
     plain = setup(*LEARNED[:2])
     found = [each.step(whole.state, batch(0)) for each in (whole, parts, plain)]

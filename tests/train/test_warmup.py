@@ -1,4 +1,4 @@
-"""Warming up the BPTT length: the same tokens in longer rows, and memory that goes on."""
+"""BPTT warm-up: the same tokens in longer rows, with continuous memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from famjax.data.tokenizers import load_tokenizer
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.loop import train
 from famjax.train.session import Session
-from famjax.train.warmup import at_length, length_at
+from famjax.train.warmup import row_length_at, with_row_length
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -36,13 +36,13 @@ def test_the_papers_lengths() -> None:
     warming = ["train.bptt_start=32", "train.bptt_double_every=50000"]
     paper = override(Config(), [*given, *warming])
     steps = [0, 49_999, 50_000, 100_000, 149_999, 150_000, 10**9]
-    assert [length_at(paper, step) for step in steps] == [32, 32, 64, 128, 128, 256, 256]
+    assert [row_length_at(paper, step) for step in steps] == [32, 32, 64, 128, 128, 256, 256]
     for step in steps:
-        data = at_length(paper, length_at(paper, step)).data
+        data = with_row_length(paper, row_length_at(paper, step)).data
         assert data.batch * data.length == 512 * 256
     plain = override(Config(), given)
-    assert length_at(plain, 7) == 256
-    assert at_length(plain, 256) == plain
+    assert row_length_at(plain, 7) == 256
+    assert with_row_length(plain, 256) == plain
 
 
 def on_host(state: Any) -> Any:
@@ -59,7 +59,7 @@ class Step(NamedTuple):
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
-    """Collect what each step begins and ends with."""
+    """Collect the state before and after each step."""
     found: list[Step] = []
     run_step = Session.run_step
 
@@ -77,7 +77,7 @@ def assert_equal(a: Any, b: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-def test_memory_goes_on_and_nothing_else_changes(
+def test_memory_continues_and_nothing_else_changes(
     tmp_path: Path, steps: list[Step], capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(warm(tmp_path), tmp_path / "run")
@@ -100,13 +100,13 @@ def test_memory_goes_on_and_nothing_else_changes(
 
 
 def test_a_run_is_its_steps(tmp_path: Path, steps: list[Step]) -> None:
-    """By hand: three programs, one after the other, on rows that go on where the lanes stand."""
+    """By hand: three programs, one after the other, on rows that continue the lanes."""
     given = override(warm(tmp_path), ["model.vocab_size=258", "train.log_every=99"])
     train(given, tmp_path / "run", quiet=True)
     tokenizer = load_tokenizer("bytes")
     state, data = None, None
     for length, count in ((16, 4), (32, 4), (64, 2)):
-        now = at_length(given, length)
+        now = with_row_length(given, length)
         program = make_program(now, tokenizer.token_bytes)
         batches = make_batches(now, make_source(now, tokenizer), tokenizer, 8)
         if state is None:
@@ -126,16 +126,16 @@ def test_a_run_is_its_steps(tmp_path: Path, steps: list[Step]) -> None:
 def test_a_crash_around_a_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
-    """Saved every three steps and killed in each length, also right before and behind a change."""
+    """Saved every three steps and killed in each length, also right before and after a change."""
     small = warm(tmp_path, task, steps=13)
     once, again = tmp_path / "once", tmp_path / "again"
     train(small, once, quiet=True)
-    # steps begun by each call, which goes on from 0, 3, 3, 3, 6, 6 and 9
+    # steps started by each call, which resumes from 0, 3, 3, 3, 6, 6 and 9
     for count in (4, 1, 2, 3, 2, 4, 3):
-        mend = crash_at(monkeypatch, count)
+        undo = crash_at(monkeypatch, count)
         with pytest.raises(Crash):
             train(small, again, quiet=True)
-        mend()
+        undo()
     train(small, again, quiet=True)
     assert_same(once, again, small)
 

@@ -1,4 +1,4 @@
-"""What a run says before its first step: what is trained, on what, how much at once."""
+"""The summary that a run prints before its first step: model, devices, batch and steps."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from famjax.core.config import Config
 from famjax.train.state import TrainState
 
 
-def opening(config: Config, shapes: TrainState) -> Iterator[str]:
-    """Yield lines about a run that is about to start, or to continue.
+def startup_lines(config: Config, shapes: TrainState) -> Iterator[str]:
+    """Yield a summary of a run that is about to start or to resume, line by line.
 
     Args:
-      config: with the rows and the length of the steps that follow.
-      shapes: of the run's state.
+      config: with the number and length of rows of the following steps.
+      shapes: of the training state.
     """
-    yield f"{config.name}: {parameters(shapes)}, {precision(config)}, on {devices()}"
+    model = f"{describe_parameters(shapes)}, {describe_precision(config)}"
+    yield f"{config.name}: {model}, on {describe_devices()}"
     data, train = config.data, config.train
     tokens = data.batch * data.length
     parts = f" in {train.accumulate} parts" if train.accumulate > 1 else ""
@@ -29,8 +30,8 @@ def opening(config: Config, shapes: TrainState) -> Iterator[str]:
     )
 
 
-def parameters(shapes: TrainState) -> str:
-    """Return how many parameters the model has, and how many are trained."""
+def describe_parameters(shapes: TrainState) -> str:
+    """Return the number of parameters, and of those that are trained."""
     trained, frozen = (
         sum(leaf.size for leaf in jax.tree.leaves(tree))
         for tree in (shapes.params, shapes.frozen[:1])
@@ -41,8 +42,8 @@ def parameters(shapes: TrainState) -> str:
     return f"{trained + frozen:,} parameters, of which {trained:,} are trained ({share:.2%})"
 
 
-def precision(config: Config) -> str:
-    """Return the types of what is computed and of what is kept."""
+def describe_precision(config: Config) -> str:
+    """Return the dtypes of computation and of parameters."""
     model = config.model
     if model.lora.rank and model.lora.base != "float32":
         return f"computed in {model.dtype}, frozen ones kept in {model.lora.base}"
@@ -51,9 +52,9 @@ def precision(config: Config) -> str:
     )
 
 
-def devices() -> str:
-    """Return how many devices there are, of what kind, in how many processes."""
+def describe_devices() -> str:
+    """Return the number of devices by kind, and the number of processes."""
     kinds = Counter(device.device_kind for device in jax.devices())
-    found = " and ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    devices = " and ".join(f"{count} x {kind}" for kind, count in kinds.items())
     count = processes.process_count()
-    return f"{found} in {count} processes" if count > 1 else found
+    return f"{devices} in {count} processes" if count > 1 else devices

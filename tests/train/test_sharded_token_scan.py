@@ -1,4 +1,4 @@
-"""A loop over tokens on several devices: each reads rows of its own, and sums once."""
+"""A token scan on several devices: each reads its own rows, with one reduction at the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from famjax.core.config import Config
 from famjax.core.experiment import override
 from famjax.stacks.feedback.parts import DropoutRng
 from famjax.stacks.feedback.solve import _per_token_rng
-from famjax.train.program import Program, make_program
+from famjax.train.program import TrainProgram, make_program
 
 ROWS, LENGTH, VOCABULARY = 8, 20, 32
 SHAPE = (
@@ -26,7 +26,7 @@ SHAPE = (
 COLLECTIVE = re.compile(r" = .*(all-reduce|all-gather|all-to-all|collective-permute)(-start)?\(")
 
 
-def program_on(mesh: tuple[int, int, int], *overrides: str) -> Program:
+def program_on(mesh: tuple[int, int, int], *overrides: str) -> TrainProgram:
     axes = zip(("data", "fsdp", "tensor"), mesh, strict=True)
     given = [*SHAPE, *overrides, *(f"mesh.{name}={size}" for name, size in axes)]
     devices = jax.devices()[: int(np.prod(mesh))]
@@ -49,7 +49,7 @@ def batch() -> dict[str, np.ndarray]:
     }
 
 
-def after_two_steps(program: Program, step: Any) -> Any:
+def after_two_steps(program: TrainProgram, step: Any) -> Any:
     state = program.start()
     for _ in range(2):
         state = step(state, jax.device_put(batch(), program.batch))
@@ -77,7 +77,7 @@ def test_rows_on_many_devices(mesh: tuple[int, int, int]) -> None:
 
 
 def collectives(text: str) -> set[bool]:
-    """Return for the collectives of a program whether they stand outside of all loops."""
+    """Return for the collectives of a program whether they are outside of all loops."""
     found, entry = set(), False
     for line in text.splitlines():
         if line.endswith("{") and not line.startswith(" "):

@@ -1,4 +1,4 @@
-"""A step whose tokens lie on eight devices: what they send each other, and what each one needs."""
+"""A step with its tokens sharded over eight devices: communication, and memory of each device."""
 
 from __future__ import annotations
 
