@@ -109,7 +109,7 @@ def test_texts_beside_the_run_leave_it_out(famjax: Famjax) -> None:
     assert famjax(given, "data.holdout=0", "train.steps=2") == 0
     assert famjax(given, "data.holdout=0", "train.steps=3") == 0
     line = famjax.refused(f"data.files={famjax.run}", run=famjax.folder / "other")
-    assert "no text in there; skipped 1 folder of a run" in line
+    assert "no text found; skipped 1 folder of a run" in line
 
 
 def test_a_missing_file_has_near_ones(famjax: Famjax) -> None:
