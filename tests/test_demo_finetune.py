@@ -5,13 +5,13 @@ import json
 import pytest
 
 from famjax import load_pretrained, open_run
-from famjax.demo_finetune import Plan, demonstrate
+from famjax.demo_finetune import FinetuneDemo, demonstrate
 
 
 @pytest.mark.slow
 def test_the_demonstration_leaves_what_it_promises(tmp_path, capsys):
     tiny = ("model.width=16", "model.heads=1", "model.mlp_width=16", "model.lora.rank=0")
-    plan = Plan(
+    plan = FinetuneDemo(
         tmp_path / "demo",
         (192, 384),
         examples=2,

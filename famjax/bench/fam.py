@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from famjax.bench.steps import prepared
-from famjax.bench.timing import Pair, peak_memory, reset_peak_memory, time_alternately
+from famjax.bench.steps import prepare_step
+from famjax.bench.timing import Pair, peak_memory, reset_peak_memory, time_pair
 from famjax.core.config import ModelConfig
 from famjax.core.types import Context
 from famjax.models.language_model import LanguageModel
@@ -31,7 +31,7 @@ CHUNK = 2048
 LENGTHS = tuple(k * CHUNK + GENERATED for k in (12, 16, 32, 63, 126, 488))
 
 
-class Cost(NamedTuple):
+class FamCost(NamedTuple):
     """FAM against BSWA at one size. `floor` is 1 + f / w."""
 
     block_len: int
@@ -41,7 +41,7 @@ class Cost(NamedTuple):
     floor: float
 
 
-class Long(NamedTuple):
+class LongDocument(NamedTuple):
     """One length: seconds and peak bytes of both, most tokens read, 256 generated (D.4)."""
 
     tokens: int
@@ -52,26 +52,26 @@ class Long(NamedTuple):
     state_bytes: int
 
 
-def costs(model: ModelConfig, batch: int, length: int, turns: int) -> Iterator[Cost]:
+def measure_costs(
+    model: ModelConfig, batch: int, length: int, repetitions: int
+) -> Iterator[FamCost]:
     """Measure training step and streaming at each of `SIZES`."""
     for block_len, fam_len in SIZES:
         fam, bswa = (
             replace(model, mixer=mixer, block_len=block_len, fam_len=fam_len)
             for mixer in ("fam", "bswa")
         )
-        yield Cost(
+        yield FamCost(
             block_len,
             fam_len,
-            time_alternately(_training(fam, batch, length), _training(bswa, batch, length), turns),
-            time_alternately(
-                _streaming(fam, batch, length), _streaming(bswa, batch, length), turns
-            ),
+            time_pair(_training(fam, batch, length), _training(bswa, batch, length), repetitions),
+            time_pair(_streaming(fam, batch, length), _streaming(bswa, batch, length), repetitions),
             fam_floor(fam_len, block_len),
         )
 
 
 def _training(model: ModelConfig, batch: int, length: int) -> Callable[[], Any]:
-    program, state, data = prepared(model, batch, length)
+    program, state, data = prepare_step(model, batch, length)
 
     def run() -> Any:
         nonlocal state
@@ -82,12 +82,12 @@ def _training(model: ModelConfig, batch: int, length: int) -> Callable[[], Any]:
 
 
 def _streaming(model: ModelConfig, batch: int, length: int) -> Callable[[], Any]:
-    reader = _Reader(model, batch)
+    reader = _GreedyReader(model, batch)
     tokens = np.random.default_rng(0).integers(0, model.vocab_size, (batch, length), np.int32)
     return lambda: reader.read(tokens)
 
 
-class _Reader:
+class _GreedyReader:
     """A random model that reads and generates, its parameters an argument of the program."""
 
     def __init__(self, model: ModelConfig, batch: int):
@@ -119,9 +119,11 @@ class _Reader:
         return token
 
 
-def long_documents(model: ModelConfig, note: Callable[[str], None]) -> Iterator[Long]:
+def measure_long_documents(
+    model: ModelConfig, note: Callable[[str], None]
+) -> Iterator[LongDocument]:
     """Read documents of growing length, generate 256 tokens behind each, in constant memory."""
-    readers = {name: _Reader(replace(model, mixer=name), 1) for name in ("fam", "bswa")}
+    readers = {name: _GreedyReader(replace(model, mixer=name), 1) for name in ("fam", "bswa")}
     for reader in readers.values():  # compile
         jax.block_until_ready(reader.step(reader.read(np.zeros((1, CHUNK), np.int32))))
     size = sum(x.nbytes for x in jax.tree.leaves(readers["fam"].state))
@@ -132,10 +134,12 @@ def long_documents(model: ModelConfig, note: Callable[[str], None]) -> Iterator[
             reset_peak_memory()
             seconds[name] = _read_and_generate(reader, tokens, model.vocab_size)
             memory[name] = peak_memory()
-        yield Long(tokens, seconds["fam"], seconds["bswa"], memory["fam"], memory["bswa"], size)
+        yield LongDocument(
+            tokens, seconds["fam"], seconds["bswa"], memory["fam"], memory["bswa"], size
+        )
 
 
-def _read_and_generate(reader: _Reader, tokens: int, vocabulary: int) -> float:
+def _read_and_generate(reader: _GreedyReader, tokens: int, vocabulary: int) -> float:
     """Read `tokens` in chunks, the last generated one by one; return the seconds it took."""
     begin = time.perf_counter()
     rng = np.random.default_rng(0)

@@ -6,7 +6,7 @@ Transformer of equal size on the residual stack (`swa`), which is the fastest on
 The floor of training is arithmetic: the matrix products' FLOPs, from `famjax.train.flops`. It is
 far away: while a large product of the Transformer has batch * length rows, the loop over tokens has
 `batch` of them in the two products that cannot wait, and only the weights' gradient has more. How
-much slower these rows make them is measured as well (`rows_floor`).
+much slower these rows make them is measured as well (`measure_rows_floor`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from famjax.bench.greedy import writer
-from famjax.bench.timing import Pair, compared, rounds
+from famjax.bench.greedy import make_writer
+from famjax.bench.timing import Pair, compare_times, time_interleaved
 from famjax.core.config import Config, ModelConfig
 from famjax.core.types import Context
 from famjax.models.language_model import LanguageModel
@@ -44,7 +44,7 @@ BATCHES = (1, 16)
 TOKENS = 8
 
 
-class Step(NamedTuple):
+class TrainingStep(NamedTuple):
     """A training step of one model.
 
     Attributes:
@@ -89,7 +89,7 @@ class Generation(NamedTuple):
 # training -----------------------------------------------------------------------------------------
 
 
-def models(model: ModelConfig) -> dict[str, ModelConfig]:
+def bench_models(model: ModelConfig) -> dict[str, ModelConfig]:
     """Return what is measured, by name; all of the same width, depth and span."""
     c = replace(model.feedback, sweeps=0, tolerance=math.inf)
 
@@ -109,20 +109,22 @@ def models(model: ModelConfig) -> dict[str, ModelConfig]:
     return found | {f"feedback, {n} sweeps": feedback(shared_kv=True, sweeps=n) for n in SWEEPS}
 
 
-def training(model: ModelConfig, batch: int, length: int, turns: int) -> Iterator[Step]:
+def measure_training(
+    model: ModelConfig, batch: int, length: int, repetitions: int
+) -> Iterator[TrainingStep]:
     """Measure a training step of all models, in turns."""
-    asked = models(model)
+    asked = bench_models(model)
     runs, temporary, change = {}, {}, {}
     for name, of in asked.items():
-        with plainly("plain" in name):
+        with plain_autodiff("plain" in name):
             runs[name], temporary[name], change[name] = _trainer(of, batch, length)
-    times = rounds(runs, turns)
+    times = time_interleaved(runs, repetitions)
     least = training_flops(asked["transformer"])
     for name, of in asked.items():
-        yield Step(
+        yield TrainingStep(
             name,
-            compared(times[name], times["transformer"]),
-            compared(times[name], times["swa"]),
+            compare_times(times[name], times["transformer"]),
+            compare_times(times[name], times["swa"]),
             temporary[name],
             training_flops(of) / least,
             change[name],
@@ -166,23 +168,23 @@ def _data(program: Program, model: ModelConfig, batch: int, length: int) -> Any:
 
 
 @contextmanager
-def plainly(really: bool = True) -> Iterator[None]:
+def plain_autodiff(really: bool = True) -> Iterator[None]:
     """Let what is traced within differentiate the loop over tokens as JAX does it by itself."""
     ours: Any = solve.token_scan
     if really:
-        solve.token_scan = _plain_loop  # type: ignore[assignment]
+        solve.token_scan = _plain_token_scan  # type: ignore[assignment]
     try:
         yield
     finally:
         solve.token_scan = ours
 
 
-def _plain_loop(token: Any, block: int, *given: Any) -> Any:
+def _plain_token_scan(token: Any, block: int, *given: Any) -> Any:
     """Return what `token_scan.token_scan` does, by the same forward pass."""
     return token_scan._forward(token, block, *given)[0]
 
 
-def check_plain(model: ModelConfig, batch: int, length: int) -> float:
+def compare_gradients(model: ModelConfig, batch: int, length: int) -> float:
     """Return the largest difference of a gradient from plain autodiff's, as a share of its range.
 
     The largest over all weights; each weight's range is that of its gradient.
@@ -198,13 +200,13 @@ def check_plain(model: ModelConfig, batch: int, length: int) -> float:
         return model.losses(x, jnp.roll(tokens, -1, 1))[0].mean()
 
     ours = jax.jit(jax.grad(loss))(params)
-    with plainly():
+    with plain_autodiff():
         plain = jax.jit(jax.grad(lambda params: loss(params)))(params)
     apart = jax.tree.map(lambda a, b: jnp.abs(a - b).max() / jnp.ptp(b), ours, plain)
     return float(jnp.stack(jax.tree.leaves(apart)).max())
 
 
-def rows_floor(model: ModelConfig, batch: int, length: int, turns: int) -> Pair:
+def measure_rows_floor(model: ModelConfig, batch: int, length: int, repetitions: int) -> Pair:
     """Time of the products that a layer's weights are in: as the loop does them against at once.
 
     The loop: forward and to the input with `batch` rows, once a token; to the weights with
@@ -244,14 +246,16 @@ def rows_floor(model: ModelConfig, batch: int, length: int, turns: int) -> Pair:
         "loop": lambda: in_loop(kernel, x, made),
         "at once": lambda: at_once(kernel, x, made),
     }
-    times = rounds(runs, turns)
-    return compared(times["loop"], times["at once"])
+    times = time_interleaved(runs, repetitions)
+    return compare_times(times["loop"], times["at once"])
 
 
 # generation ---------------------------------------------------------------------------------------
 
 
-def generation(model: ModelConfig, turns: int, note: Callable[[str], None]) -> Iterator[Generation]:
+def measure_generation(
+    model: ModelConfig, repetitions: int, note: Callable[[str], None]
+) -> Iterator[Generation]:
     """Measure one-token steps behind `SPANS` tokens, for `BATCHES`.
 
     Of as many bytes of state as the Transformer's, feedback holds `layers` times the lanes.
@@ -259,10 +263,10 @@ def generation(model: ModelConfig, turns: int, note: Callable[[str], None]) -> I
     for span in SPANS:
         for batch in BATCHES:
             note(f"generation: {span:,} tokens before, batch {batch}")
-            yield from _generated(_spanning(model, span), batch, turns)
+            yield from _measure_generation_step(_models_with_span(model, span), batch, repetitions)
 
 
-def _spanning(model: ModelConfig, span: int) -> dict[str, ModelConfig]:
+def _models_with_span(model: ModelConfig, span: int) -> dict[str, ModelConfig]:
     c = replace(model.feedback, span=span, shared_kv=True, sweeps=0)
     feedback = replace(model, stack="feedback", feedback=c)
     return {
@@ -272,22 +276,24 @@ def _spanning(model: ModelConfig, span: int) -> dict[str, ModelConfig]:
     }
 
 
-def _generated(models: dict[str, ModelConfig], batch: int, turns: int) -> Iterator[Generation]:
+def _measure_generation_step(
+    bench_models: dict[str, ModelConfig], batch: int, repetitions: int
+) -> Iterator[Generation]:
     # the same memory in fewer layers' caches: a Transformer of L layers has L times the bytes
-    more = batch * models["feedback"].layers
-    asked = {(name, "batch"): (of, batch) for name, of in models.items()}
-    asked["feedback", "bytes"] = (models["feedback"], more)
+    more = batch * bench_models["feedback"].layers
+    asked = {(name, "batch"): (of, batch) for name, of in bench_models.items()}
+    asked["feedback", "bytes"] = (bench_models["feedback"], more)
     runs, sizes = {}, {}
     for key, (of, lanes) in asked.items():
         runs[key], sizes[key] = _generator(of, lanes)
-    times = rounds(runs, turns)
+    times = time_interleaved(runs, repetitions)
     base = ("transformer", "batch")
     for key, (_, lanes) in asked.items():
         if key == base:
             continue
-        time = compared(times[key], times[base])
+        time = compare_times(times[key], times[base])
         mine, other = lanes * TOKENS / time.first, batch * TOKENS / time.second
-        span = models["feedback"].feedback.span
+        span = bench_models["feedback"].feedback.span
         yield Generation(
             key[0],
             span,
@@ -307,11 +313,13 @@ def _generator(model: ModelConfig, batch: int) -> tuple[Callable[[], Any], int]:
     """Return what generates `TOKENS` greedy tokens behind a full memory, and its state's bytes."""
     module = LanguageModel(model, rngs=nnx.Rngs(0))
     graph, params = nnx.split(module)
-    state = jax.block_until_ready(jax.jit(functools.partial(_full, module.init_state, batch))())
+    state = jax.block_until_ready(
+        jax.jit(functools.partial(_full_state, module.init_state, batch))()
+    )
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     token = jnp.zeros((batch, 1), jnp.int32)
 
-    write = writer(graph, TOKENS)
+    write = make_writer(graph, TOKENS)
     compiled = jax.jit(write, donate_argnums=1).lower(params, state, token).compile()
 
     def run() -> Any:
@@ -322,7 +330,7 @@ def _generator(model: ModelConfig, batch: int) -> tuple[Callable[[], Any], int]:
     return run, size
 
 
-def _full(init_state: Callable[[int], FeedbackState], batch: int) -> FeedbackState:
+def _full_state(init_state: Callable[[int], FeedbackState], batch: int) -> FeedbackState:
     """Return the state of lanes that have read `span` tokens, of random slots."""
     state = init_state(batch)
     slots = tuple(jax.random.normal(jax.random.key(0), a.shape, a.dtype) for a in state.slots)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 
-def writer(graph: Any, count: int) -> Callable[[Any, Any, jax.Array], tuple[jax.Array, Any]]:
+def make_writer(graph: Any, count: int) -> Callable[[Any, Any, jax.Array], tuple[jax.Array, Any]]:
     """Return (params, state, token [b 1]) -> (token, state) behind `count` tokens more."""
 
     def write(params: Any, state: Any, token: jax.Array) -> tuple[jax.Array, Any]:

@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from famjax.bench.greedy import writer
-from famjax.bench.timing import Pair, compared, rounds
+from famjax.bench.greedy import make_writer
+from famjax.bench.timing import Pair, compare_times, time_interleaved
 from famjax.core.config import ModelConfig
 from famjax.models.fold_feature_maps import folded, why_not_foldable
 from famjax.models.language_model import LanguageModel
@@ -32,7 +32,7 @@ from famjax.train.flops import linear_attention_flops
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 # a form is left out from where a call would take longer, or hold more in temporary arrays
-MOST_SECONDS, MOST_BYTES = 20.0, 4e9
+MAX_SECONDS, MAX_BYTES = 20.0, 4e9
 # fewer turns, though two at least, where all of them at one length would take longer
 LENGTH_SECONDS = 60.0
 # of the large product that says how fast products are here
@@ -42,17 +42,17 @@ SOFTMAX_AIM, AIM_LENGTH, FLOOR_AIM = 10.0, 4096, 2.0
 
 # as `famjax generate` runs it
 MERGED = "T2R"
-BEHIND = (8, 32, 128, 512, 2048, 8192)
+CONTEXTS = (8, 32, 128, 512, 2048, 8192)
 # lanes as in the paper's Figures 2 and 3; tokens of one call
 LANES, TOKENS = 16, 16
 # aims: tokens/s over the Transformer's behind AIM_BEHIND, over elu's and rfa's, and at the longest
 # over those behind AIM_BEHIND; bytes of state over elu's
-TRANSFORMER_AIM, AIM_BEHIND, MAPS_AIM, FLAT_AIM, BYTES_AIM = 4.0, 512, 1.15, 0.9, 0.3
+TRANSFORMER_AIM, AIM_CONTEXT, MAPS_AIM, FLAT_AIM, BYTES_AIM = 4.0, 512, 1.15, 0.9, 0.3
 
 # attention ----------------------------------------------------------------------------------------
 
 # q and k [b t h k], v and the gradient of the result [b t h e]; softmax's q and k are [b t h e]
-Given = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+Inputs = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 Form = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
@@ -82,26 +82,26 @@ def scan(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         y, sums = recurrent(q[..., None, :], k, v, sums, begun)
         return sums, y[:, 0, :, 0]
 
-    _, y = jax.lax.scan(token, _nothing(k, v), tuple(jnp.moveaxis(a, 1, 0) for a in (q, k, v)))
+    _, y = jax.lax.scan(token, _empty_sums(k, v), tuple(jnp.moveaxis(a, 1, 0) for a in (q, k, v)))
     return jnp.moveaxis(y, 0, 1)
 
 
 def all_pairs(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     """Equation 3 as it stands: phi(q_i) phi(k_j) for all j <= i, over their sum."""
     a = jnp.einsum("bihk,bjhk->bhij", q, k)
-    a = jnp.where(_causal(len(q[0])), a, 0)
+    a = jnp.where(_causal_mask(len(q[0])), a, 0)
     y = jnp.einsum("bhij,bjhe->bihe", a, v)
     return y / jnp.maximum(a.sum(-1), EPS).swapaxes(1, 2)[..., None]
 
 
 def softmax(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    return attention.attend(q, k, v, _causal(len(q[0])))
+    return attention.attend(q, k, v, _causal_mask(len(q[0])))
 
 
 def chunkwise(chunk: int) -> Form:
     def form(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         begun = jnp.full(q.shape[:2], -1)
-        return chunked(q[..., None, :], k, v, _nothing(k, v), begun, chunk)[0][..., 0, :]
+        return chunked(q[..., None, :], k, v, _empty_sums(k, v), begun, chunk)[0][..., 0, :]
 
     return form
 
@@ -116,19 +116,24 @@ def forms(chunk: int) -> dict[str, tuple[Form, int]]:
     }
 
 
-def attend(
-    model: ModelConfig, batch: int, longest: int, turns: int, note: Callable[[str], None]
+def measure_attention(
+    model: ModelConfig, batch: int, longest: int, repetitions: int, note: Callable[[str], None]
 ) -> Iterator[Attention]:
     """Measure all forms in turns, at each of `LENGTHS` up to `longest`."""
     spent: dict[str, float] = {}
     before = 0
     lengths = [n for n in LENGTHS if n <= longest]
     for i, length in enumerate(lengths):
-        note(f"attention: {length:,} tokens{_left(spent, before, lengths[i:], turns)}")
+        note(
+            f"attention: {length:,} tokens"
+            f"{_remaining_note(spent, before, lengths[i:], repetitions)}"
+        )
         runs, apart = _runs(model, batch, length, spent, before)
-        a_turn = sum(_expected(spent, before, length).values())
-        times = rounds(runs | {"product": _product()}, _turns(a_turn, turns))
-        k, e = model.linear.features, _head(model)
+        repetition_seconds = sum(_expected_seconds(spent, before, length).values())
+        times = time_interleaved(
+            runs | {"product": _reference_product()}, _repetitions(repetition_seconds, repetitions)
+        )
+        k, e = model.linear.features, _head_dim(model)
         flops = linear_attention_flops(batch * length * model.heads, k, e, model.linear.chunk)
         floor = [flops / (2 * PRODUCT**3) * t for t in times["product"]]
         ours = times["chunkwise"]
@@ -138,35 +143,42 @@ def attend(
                 yield Attention(name, length, None, None, None)
                 continue
             spent[name] = min(times[name])
-            to_floor = compared(ours, floor) if name == "chunkwise" else None
-            yield Attention(name, length, compared(times[name], ours), to_floor, apart.get(name))
+            to_floor = compare_times(ours, floor) if name == "chunkwise" else None
+            yield Attention(
+                name, length, compare_times(times[name], ours), to_floor, apart.get(name)
+            )
         before = length
 
 
-def _expected(spent: dict[str, float], before: int, length: int) -> dict[str, float]:
+def _expected_seconds(spent: dict[str, float], before: int, length: int) -> dict[str, float]:
     """Return seconds of the forms that are not left out at a length, from those at the last one."""
     powers = {name: power for name, (_, power) in forms(1).items()}
     times = {name: t * (length / before) ** powers[name] for name, t in spent.items()}
-    return {name: t for name, t in times.items() if name == "chunkwise" or t <= MOST_SECONDS}
+    return {name: t for name, t in times.items() if name == "chunkwise" or t <= MAX_SECONDS}
 
 
-def _turns(a_turn: float, turns: int) -> int:
-    return max(2, min(turns, int(LENGTH_SECONDS / max(a_turn, 1e-9))))
+def _repetitions(repetition_seconds: float, repetitions: int) -> int:
+    return max(2, min(repetitions, int(LENGTH_SECONDS / max(repetition_seconds, 1e-9))))
 
 
-def _left(spent: dict[str, float], before: int, lengths: list[int], turns: int) -> str:
+def _remaining_note(
+    spent: dict[str, float], before: int, lengths: list[int], repetitions: int
+) -> str:
     """Return what the forms themselves will take, at about; compiling them comes on top."""
     if not spent:
         return ""
-    each = [sum(_expected(spent, before, length).values()) for length in lengths]
+    each = [sum(_expected_seconds(spent, before, length).values()) for length in lengths]
     # once to warm up, and once for the result
-    left = sum((_turns(a_turn, turns) + 2) * a_turn for a_turn in each)
+    left = sum(
+        (_repetitions(repetition_seconds, repetitions) + 2) * repetition_seconds
+        for repetition_seconds in each
+    )
     return f"; attention's runs have about {left:.0f} s left"
 
 
-def given(model: ModelConfig, batch: int, length: int, width: int) -> Given:
+def random_inputs(model: ModelConfig, batch: int, length: int, width: int) -> Inputs:
     """Return features and values as layers have them: q and k above zero, of `width` elements."""
-    rng, e = np.random.default_rng(0), _head(model)
+    rng, e = np.random.default_rng(0), _head_dim(model)
     shapes = [(batch, length, model.heads, n) for n in (width, width, e, e)]
     q, k, v, to_y = (rng.standard_normal(s, np.float32) for s in shapes)
     q, k, v, to_y = (jax.device_put(a) for a in (np.abs(q), np.abs(k), v, to_y))
@@ -179,15 +191,15 @@ def _runs(
     """Return what runs each form that is not left out, and `Attention.apart`."""
     runs: dict[str, Callable[[], Any]] = {}
     results = {}
-    expected = _expected(spent, before, length)
+    expected = _expected_seconds(spent, before, length)
     for name, (form, _) in forms(model.linear.chunk).items():
         if before and name not in expected:
             continue
-        width = _head(model) if name == "softmax" else model.linear.features
-        arrays = given(model, batch, length, width)
+        width = _head_dim(model) if name == "softmax" else model.linear.features
+        arrays = random_inputs(model, batch, length, width)
         compiled = jax.jit(forward_backward(form)).lower(*arrays).compile()
         memory = compiled.memory_analysis()
-        if memory and memory.temp_size_in_bytes > MOST_BYTES and name != "chunkwise":
+        if memory and memory.temp_size_in_bytes > MAX_BYTES and name != "chunkwise":
             continue
         runs[name] = functools.partial(compiled, *arrays)
         if name != "softmax":
@@ -207,22 +219,22 @@ def forward_backward(form: Form) -> Callable[..., Any]:
     return both
 
 
-def _product() -> Callable[[], Any]:
+def _reference_product() -> Callable[[], Any]:
     matrix = jnp.ones((PRODUCT, PRODUCT))
     return functools.partial(jax.jit(jnp.dot), matrix, matrix)
 
 
-def _nothing(k: jax.Array, v: jax.Array) -> Sums:
+def _empty_sums(k: jax.Array, v: jax.Array) -> Sums:
     b, _, g, width = k.shape
     return Sums(jnp.zeros((b, g, width, v.shape[-1])), jnp.zeros((b, g, width)))
 
 
-def _causal(t: int) -> jax.Array:
+def _causal_mask(t: int) -> jax.Array:
     index = jnp.arange(t)
     return index[:, None] >= index
 
 
-def _head(model: ModelConfig) -> int:
+def _head_dim(model: ModelConfig) -> int:
     return model.head_dim or model.width // model.heads
 
 
@@ -247,7 +259,7 @@ class Decoding(NamedTuple):
         return LANES * TOKENS / min(self.seconds)
 
 
-def models(model: ModelConfig, length: int) -> dict[str, ModelConfig]:
+def bench_models(model: ModelConfig, length: int) -> dict[str, ModelConfig]:
     """Return what is measured, by name, of the same width and depth; the cache holds `length`."""
 
     def linear(kind: Any) -> ModelConfig:
@@ -258,28 +270,30 @@ def models(model: ModelConfig, length: int) -> dict[str, ModelConfig]:
     return {"transformer": replace(model, mixer="full", capacity=length)} | maps
 
 
-def why_not_merged(model: ModelConfig) -> str:
+def merge_obstacle(model: ModelConfig) -> str:
     """Return what keeps T2R's map from being merged at this shape, or nothing."""
-    return why_not_foldable(models(model, 1)[MERGED])
+    return why_not_foldable(bench_models(model, 1)[MERGED])
 
 
-def decode(model: ModelConfig, turns: int, note: Callable[[str], None]) -> Iterator[Decoding]:
-    """Measure all models in turns, the last `TOKENS` tokens of each of `BEHIND`."""
+def measure_decoding(
+    model: ModelConfig, repetitions: int, note: Callable[[str], None]
+) -> Iterator[Decoding]:
+    """Measure all models in turns, the last `TOKENS` tokens of each of `CONTEXTS`."""
     spent, before = 0.0, 1
     # of linear attention one program serves all lengths
-    made: dict[tuple[str, int], _Decoder] = {}
-    for i, length in enumerate(BEHIND):
-        note(f"decoding: {length:,} tokens, {len(BEHIND) - i} lengths left")
+    decoders: dict[tuple[str, int], _Decoder] = {}
+    for i, length in enumerate(CONTEXTS):
+        note(f"decoding: {length:,} tokens, {len(CONTEXTS) - i} lengths left")
         runs, sizes, count = {}, {}, min(TOKENS, length)
-        for name, of in models(model, length).items():
-            if name == "transformer" and spent * length / before > MOST_SECONDS:
+        for name, of in bench_models(model, length).items():
+            if name == "transformer" and spent * length / before > MAX_SECONDS:
                 continue
-            if name == "transformer" or (name, count) not in made:
-                made[name, count] = _decoder(of, count, name == MERGED)
-            runs[name] = functools.partial(made[name, count].run, length)
-            sizes[name] = made[name, count].state_bytes
-        times = rounds(runs, turns)
-        for name in models(model, length):
+            if name == "transformer" or (name, count) not in decoders:
+                decoders[name, count] = _decoder(of, count, name == MERGED)
+            runs[name] = functools.partial(decoders[name, count].run, length)
+            sizes[name] = decoders[name, count].state_bytes
+        times = time_interleaved(runs, repetitions)
+        for name in bench_models(model, length):
             yield Decoding(name, length, tuple(times.get(name, ())), sizes.get(name, 0))
         spent, before = min(times.get("transformer", [np.inf])), length
 
@@ -303,10 +317,10 @@ def _decoder(model: ModelConfig, count: int, merge: bool) -> _Decoder:
     token = jnp.zeros((LANES, 1), jnp.int32)
 
     def write(params: Any, state: Any, token: jax.Array, read: jax.Array) -> Any:
-        return writer(graph, count)(params, _behind(state, read), token)
+        return make_writer(graph, count)(params, _set_length(state, read), token)
 
-    given = (params, state, token, jnp.int32(0))
-    compiled = jax.jit(write, donate_argnums=1).lower(*given).compile()
+    random_inputs = (params, state, token, jnp.int32(0))
+    compiled = jax.jit(write, donate_argnums=1).lower(*random_inputs).compile()
 
     def run(length: int) -> Any:
         nonlocal state, token
@@ -317,7 +331,7 @@ def _decoder(model: ModelConfig, count: int, merge: bool) -> _Decoder:
     return _Decoder(run, size)
 
 
-def _behind(state: Any, length: jax.Array) -> Any:
+def _set_length(state: Any, length: jax.Array) -> Any:
     """Return the state of lanes that have read so many tokens, whatever they were."""
 
     def is_layer(s: Any) -> bool:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from famjax.bench.linear import Given, chunkwise, forward_backward, given
-from famjax.bench.timing import Pair, compared, rounds
+from famjax.bench.linear import Inputs, chunkwise, forward_backward, random_inputs
+from famjax.bench.timing import Pair, compare_times, time_interleaved
 from famjax.core.config import ModelConfig
 from famjax.core.optional import absent
 
@@ -26,7 +26,7 @@ NAME = "performer-pytorch"
 LENGTHS = (512, 2048)
 
 
-class Peer(NamedTuple):
+class LinearPeer(NamedTuple):
     """Forward and backward, of the other package against the chunkwise form.
 
     Attributes:
@@ -39,35 +39,37 @@ class Peer(NamedTuple):
     apart: float
 
 
-def installed() -> bool:
-    """Return whether what `peers` needs is there."""
+def is_installed() -> bool:
+    """Return whether what `measure_peers` needs is there."""
     return not absent(PEERS)
 
 
-def peers(model: ModelConfig, batch: int, longest: int, turns: int) -> Iterator[Peer]:
+def measure_peers(
+    model: ModelConfig, batch: int, longest: int, repetitions: int
+) -> Iterator[LinearPeer]:
     """Measure both at each of `LENGTHS` up to `longest`."""
     for length in (n for n in LENGTHS if n <= longest):
-        arrays = given(model, batch, length, model.linear.features)
-        runs = {"theirs": _theirs(arrays), "ours": _ours(model, arrays)}
-        times = rounds(runs, turns)
+        arrays = random_inputs(model, batch, length, model.linear.features)
+        runs = {"theirs": _peer_runner(arrays), "ours": _famjax_runner(model, arrays)}
+        times = time_interleaved(runs, repetitions)
         apart = check_peer(model, batch, length)
-        yield Peer(length, compared(times["theirs"], times["ours"]), apart)
+        yield LinearPeer(length, compare_times(times["theirs"], times["ours"]), apart)
 
 
 def check_peer(model: ModelConfig, batch: int, length: int) -> float:
     """Return `Peer.apart`."""
-    arrays = given(model, batch, length, model.linear.features)
-    theirs, ours = _theirs(arrays)(), jax.tree.leaves(_ours(model, arrays)())
+    arrays = random_inputs(model, batch, length, model.linear.features)
+    theirs, ours = _peer_runner(arrays)(), jax.tree.leaves(_famjax_runner(model, arrays)())
     pairs = zip(theirs, (np.asarray(a) for a in ours), strict=True)
     return max(float(np.abs(a - b).max() / np.ptp(b)) for a, b in pairs)
 
 
-def _ours(model: ModelConfig, arrays: Given) -> Callable[[], Any]:
+def _famjax_runner(model: ModelConfig, arrays: Inputs) -> Callable[[], Any]:
     program = jax.jit(forward_backward(chunkwise(model.linear.chunk)))
     return lambda: program(*arrays)
 
 
-def _theirs(arrays: Given) -> Callable[[], list[np.ndarray]]:
+def _peer_runner(arrays: Inputs) -> Callable[[], list[np.ndarray]]:
     """Return their result and gradients of q, k and v, [b t h ...]."""
     import torch
 

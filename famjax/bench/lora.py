@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from famjax.bench.timing import Pair, time_alternately
+from famjax.bench.timing import Pair, time_pair
 from famjax.core.config import ArchConfig, Config, LoraConfig, ModelConfig
 from famjax.core.optional import absent
 from famjax.train.flops import forward_flops
@@ -26,7 +26,7 @@ PEERS = ("torch", "transformers", "peft")
 _MAPS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-class Kept(NamedTuple):
+class TrainingFootprint(NamedTuple):
     """What one way of training holds: parameters trained, bytes of the optimizer, of a step.
 
     `step_bytes` are XLA's temporary arrays; 0 where nobody says.
@@ -41,19 +41,19 @@ class Comparison(NamedTuple):
     """Adapters against everything, in one framework."""
 
     name: str
-    adapters: Kept
-    everything: Kept
+    adapters: TrainingFootprint
+    everything: TrainingFootprint
     time: Pair
 
 
-def compare(model: ModelConfig, rank: int, batch: int, length: int, turns: int) -> Comparison:
+def compare(model: ModelConfig, rank: int, batch: int, length: int, repetitions: int) -> Comparison:
     """Measure famjax's own step, with AdamW."""
     adapter_config = replace(model, lora=LoraConfig(rank=rank))
-    (some, one), (all_, other) = (_ours(m, batch, length) for m in (adapter_config, model))
-    return Comparison("famjax", some, all_, time_alternately(one, other, turns))
+    (some, one), (all_, other) = (_famjax_step(m, batch, length) for m in (adapter_config, model))
+    return Comparison("famjax", some, all_, time_pair(one, other, repetitions))
 
 
-def floor(model: ModelConfig, rank: int, length: int) -> float:
+def flops_floor(model: ModelConfig, rank: int, length: int) -> float:
     """Return the least ratio of a step's arithmetic: that of the adapters is counted too."""
     # of a whole document that the cache holds a token sees half, on average
     full = forward_flops(replace(model, mixer="full", capacity=length))
@@ -67,7 +67,7 @@ def adapter_parameters(model: ModelConfig, rank: int) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(shapes.params))
 
 
-def llama(model: ModelConfig) -> ModelConfig:
+def llama_config(model: ModelConfig) -> ModelConfig:
     """Return a model whose mathematics is a Llama's, so that transformers has it too."""
     arch = ArchConfig(embed_scale=1.0)
     return replace(model, mixer="full", mlp="swiglu", norm="rmsnorm", tied=False, arch=arch)
@@ -79,7 +79,9 @@ def _program(config: Config, batch: int, length: int) -> Program:
     return make_program(config, np.ones(config.model.vocab_size, np.int32))
 
 
-def _ours(model: ModelConfig, batch: int, length: int) -> tuple[Kept, Callable[[], Any]]:
+def _famjax_step(
+    model: ModelConfig, batch: int, length: int
+) -> tuple[TrainingFootprint, Callable[[], Any]]:
     program = _program(Config(model=replace(model, capacity=length)), batch, length)
     state = program.start()
     tokens = _tokens(model, batch, length)
@@ -95,7 +97,7 @@ def _ours(model: ModelConfig, batch: int, length: int) -> tuple[Kept, Callable[[
     )
     compiled = program.step.lower(state, data).compile()  # type: ignore[attr-defined]
     memory = compiled.memory_analysis()
-    kept = Kept(
+    kept = TrainingFootprint(
         sum(leaf.size for leaf in jax.tree.leaves(state.params)),
         sum(leaf.nbytes for leaf in jax.tree.leaves(state.opt_state)),
         memory.temp_size_in_bytes if memory else 0,
@@ -109,20 +111,22 @@ def _ours(model: ModelConfig, batch: int, length: int) -> tuple[Kept, Callable[[
     return kept, run
 
 
-def compare_peft(model: ModelConfig, rank: int, batch: int, length: int, turns: int) -> Comparison:
+def compare_peft(
+    model: ModelConfig, rank: int, batch: int, length: int, repetitions: int
+) -> Comparison:
     """Measure the same in PyTorch, by transformers and peft; eager, as its users run it."""
-    (some, one), (all_, other) = (_theirs(model, r, batch, length) for r in (rank, 0))
-    return Comparison("PyTorch, peft", some, all_, time_alternately(one, other, turns))
+    (some, one), (all_, other) = (_peft_step(model, r, batch, length) for r in (rank, 0))
+    return Comparison("PyTorch, peft", some, all_, time_pair(one, other, repetitions))
 
 
-def peers() -> bool:
+def has_peers() -> bool:
     """Return whether what `compare_peft` needs is installed."""
     return not absent(PEERS)
 
 
-def _theirs(
+def _peft_step(
     model: ModelConfig, rank: int, batch: int, length: int
-) -> tuple[Kept, Callable[[], Any]]:
+) -> tuple[TrainingFootprint, Callable[[], Any]]:
     import peft
     import torch
     import transformers
@@ -155,7 +159,7 @@ def _theirs(
     run()
     held = [x for s in optimizer.state.values() for x in s.values() if torch.is_tensor(x)]
     size = sum(x.numel() * x.element_size() for x in held)
-    return Kept(sum(p.numel() for p in trained), size, 0), run
+    return TrainingFootprint(sum(p.numel() for p in trained), size, 0), run
 
 
 def _tokens(model: ModelConfig, batch: int, length: int) -> np.ndarray:

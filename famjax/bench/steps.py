@@ -16,7 +16,7 @@ from famjax.train.program import Program, make_program
 from famjax.train.state import TrainState
 
 
-class Prepared(NamedTuple):
+class PreparedStep(NamedTuple):
     """What `program.step` takes: a state, which it takes over, and a batch [b t]."""
 
     program: Program
@@ -24,7 +24,9 @@ class Prepared(NamedTuple):
     batch: dict[str, Any]
 
 
-def prepared(model: ModelConfig, batch: int, length: int, mesh: Mesh | None = None) -> Prepared:
+def prepare_step(
+    model: ModelConfig, batch: int, length: int, mesh: Mesh | None = None
+) -> PreparedStep:
     """Return the step of a model on rows without padding, as `Config` trains it otherwise.
 
     Args:
@@ -44,4 +46,4 @@ def prepared(model: ModelConfig, batch: int, length: int, mesh: Mesh | None = No
     tokens = np.random.default_rng(0).integers(0, model.vocab_size, shape, np.int32)
     rows |= {"tokens": tokens, "targets": tokens}
     rows |= {"weights": np.ones(shape, np.float32), "valid": np.ones(shape, bool)}
-    return Prepared(program, program.start(), jax.device_put(rows, program.batch))
+    return PreparedStep(program, program.start(), jax.device_put(rows, program.batch))

@@ -32,26 +32,26 @@ class Pair(NamedTuple):
     spread: float
 
 
-def time_alternately(first: Callable[[], Any], second: Callable[[], Any], turns: int) -> Pair:
+def time_pair(first: Callable[[], Any], second: Callable[[], Any], repetitions: int) -> Pair:
     """Time two functions in turns; each is called once before, to compile."""
     for run in (first, second):
         jax.block_until_ready(run())
-    times = [(seconds(first), seconds(second)) for _ in range(turns)]
-    return compared(*zip(*times, strict=True))
+    times = [(time_call(first), time_call(second)) for _ in range(repetitions)]
+    return compare_times(*zip(*times, strict=True))
 
 
-def rounds(runs: Mapping[K, Callable[[], Any]], turns: int) -> dict[K, list[float]]:
+def time_interleaved(runs: Mapping[K, Callable[[], Any]], repetitions: int) -> dict[K, list[float]]:
     """Time functions in turns, each called once before; return the seconds of each, by name."""
     for run in runs.values():
         jax.block_until_ready(run())
     times: dict[K, list[float]] = {name: [] for name in runs}
-    for _ in range(turns):
+    for _ in range(repetitions):
         for name, run in runs.items():
-            times[name].append(seconds(run))
+            times[name].append(time_call(run))
     return times
 
 
-def compared(first: Sequence[float], second: Sequence[float]) -> Pair:
+def compare_times(first: Sequence[float], second: Sequence[float]) -> Pair:
     """Compare the seconds of two programs, turn by turn; there must be two turns at least."""
     ratios = [a / b for a, b in zip(first, second, strict=True)]
     low, typical, high = statistics.quantiles(ratios, n=4)
@@ -59,7 +59,7 @@ def compared(first: Sequence[float], second: Sequence[float]) -> Pair:
     return Pair(least, other, least / other, typical, (high - low) / 2)
 
 
-def seconds(run: Callable[[], Any]) -> float:
+def time_call(run: Callable[[], Any]) -> float:
     begin = time.perf_counter()
     jax.block_until_ready(run())
     return time.perf_counter() - begin

@@ -42,7 +42,7 @@ class Arguments:
 
 def run(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, "famjax analyze")
-    files = _files(arguments.tasks)
+    files = _parse_files(arguments.tasks)
     drawn = plot_file(arguments.plot) if arguments.plot else None
     report = measure(arguments, files)
     if arguments.json:
@@ -55,7 +55,7 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _files(tasks: str) -> str:
+def _parse_files(tasks: str) -> str:
     found = parse_tasks(tasks)
     if len(found) != 1 or found[0][0] != "text":
         raise UserError(f"--tasks {tasks}: analyze reads text; write text:FILES, or text:holdout")

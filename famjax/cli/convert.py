@@ -46,7 +46,7 @@ def run(argv: list[str]) -> int:
     overrides = tuple(token for token in argv if not token.startswith("-") and "=" in token)
     arguments = parse(Arguments, [a for a in argv if a not in overrides], "famjax convert")
     if arguments.feature_size is not None:
-        overrides = (*overrides, _features(arguments, overrides))
+        overrides = (*overrides, _feature_size_override(arguments, overrides))
     runtime.setup()
     from famjax.convert.folder import convert
 
@@ -67,7 +67,7 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _features(arguments: Arguments, overrides: tuple[str, ...]) -> str:
+def _feature_size_override(arguments: Arguments, overrides: tuple[str, ...]) -> str:
     """Return --feature-size as the key that it stands for."""
     assert arguments.feature_size is not None
     flag, key = f"--feature-size {arguments.feature_size}", "model.linear.features"

@@ -36,7 +36,7 @@ REQUIRED = (
     "matplotlib",
 )
 
-_COSTS = {
+_MISSING_COSTS = {
     "tensorflow": "no seqio tasks and no TFDS sets",
     "seqio": "data.seqio is refused",
     "tensorflow_datasets": "data.tfds is refused",
@@ -47,7 +47,7 @@ _COSTS = {
     "libtpu": "a TPU is not used, nor planned for",
 }
 # module, what its absence costs, and the command that installs it, from the checkout of famjax
-OPTIONAL = tuple((name, costs, install((name,))) for name, costs in _COSTS.items())
+OPTIONAL = tuple((name, costs, install((name,))) for name, costs in _MISSING_COSTS.items())
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def run(argv: list[str]) -> int:
 def examine() -> dict[str, Any]:
     """Return everything the doctor sees; "ok" tells whether the required parts work."""
     versions = {name: _version(name) for name in REQUIRED}
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "famjax": _version("famjax"),
         "python": platform.python_version(),
         "required": versions,
@@ -91,12 +91,12 @@ def examine() -> dict[str, Any]:
     }
     try:
         runtime.setup()
-        found["devices"] = _devices()
-        found["device_works"] = _proof()
+        report["devices"] = _devices()
+        report["device_works"] = _check_device()
     except Exception as error:  # whatever breaks here is what the doctor is asked for
-        found["device_works"] = f"no: {' '.join(str(error).split()) or type(error).__name__}"
-    found["ok"] = None not in versions.values() and found["device_works"].startswith("yes")
-    return found
+        report["device_works"] = f"no: {' '.join(str(error).split()) or type(error).__name__}"
+    report["ok"] = None not in versions.values() and report["device_works"].startswith("yes")
+    return report
 
 
 def _version(name: str) -> str | None:
@@ -141,7 +141,7 @@ def _devices() -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def _proof() -> str:
+def _check_device() -> str:
     """Multiply two matrices on the default device and compare with NumPy."""
     import jax
     import jax.numpy as jnp
@@ -168,12 +168,18 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     missing = f"MISSING: {os.path.basename(sys.executable)} -m pip install -e ."
     rows += [(name, version or missing) for name, version in report["required"].items()]
     rows += [
-        (f"device {d['platform']}", f"{d['count']} x {d['kind']}{_size(', {} each', d['memory'])}")
+        (
+            f"device {d['platform']}",
+            f"{d['count']} x {d['kind']}{_format_size(', {} each', d['memory'])}",
+        )
         for d in report["devices"]
     ]
     rows.append(("device works", report["device_works"]))
     memory = report["host_memory"]
-    total, available = _size("{}", memory["total"]), _size(", {} available", memory["available"])
+    total, available = (
+        _format_size("{}", memory["total"]),
+        _format_size(", {} available", memory["available"]),
+    )
     rows.append(("host memory", f"{total}{available}" or "unknown"))
     unwritable = "" if report["compile_cache_writable"] else " (not writable: all compiles again)"
     rows.append(("compile cache", report["compile_cache"] + unwritable))
@@ -184,5 +190,5 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _size(template: str, size: int | None) -> str:
+def _format_size(template: str, size: int | None) -> str:
     return "" if size is None else template.format(f"{size / 2**30:.1f} GiB")

@@ -29,7 +29,7 @@ def show(report: dict[str, Any]) -> None:
         out.print(text_table(text))
         out.print(_UNIGRAM)
         out.print(position_table(text))
-        if _loses(text):
+        if _has_negative_gain(text):
             out.print(_NEGATIVE)
     out.print(f"peak memory {byte_size(report['memory']['peak_bytes'])}")
 
@@ -120,7 +120,7 @@ def position_table(text: dict[str, Any]) -> Table:
     return table
 
 
-def _loses(text: dict[str, Any]) -> bool:
+def _has_negative_gain(text: dict[str, Any]) -> bool:
     """Return whether a gain that is printed is below 0, and not for rounding."""
     return any(gain <= -5e-5 for gain in (*map(_gain, text["by_position"]), _least_gain(text)))
 

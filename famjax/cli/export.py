@@ -30,9 +30,9 @@ class Arguments:
 
 def run(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, "famjax export")
-    from famjax.export.export import export, refuse
+    from famjax.export.export import check_destination, export
 
-    refuse(Path(arguments.dest).expanduser())
+    check_destination(Path(arguments.dest).expanduser())
     runtime.setup()
     a = arguments
     said = export(

@@ -59,7 +59,7 @@ class Arguments:
 def run(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, "famjax generate")
     _check(arguments)
-    prompt = None if arguments.prompt is None else _decoded(arguments.prompt)
+    prompt = None if arguments.prompt is None else _decode_prompt(arguments.prompt)
     runtime.setup()
     from famjax.convert.open import open_model
     from famjax.data.words import Words
@@ -72,18 +72,18 @@ def run(argv: list[str]) -> int:
             "train with a tokenizer that has one"
         )
     if prompt is not None and isinstance(opened.tokenizer, Words):
-        _tell_unknown(opened.tokenizer.unknown(prompt))
+        _report_unknown_words(opened.tokenizer.unknown(prompt))
     if arguments.small_cache:
         opened = opened.with_small_cache()
     # files of memories belong to the run as it is
     generator = Generator(opened.with_folded_maps())
-    state = _memory(arguments, opened, generator)
+    state = _load_memory(arguments, opened, generator)
     if prompt is not None:
         _write(arguments, prompt, generator, state)
     return 0
 
 
-def _decoded(prompt: str) -> str:
+def _decode_prompt(prompt: str) -> str:
     """Return the prompt, or standard input for "-", if it is UTF-8."""
     data = sys.stdin.buffer.read(_PROMPT_BYTES + 1) if prompt == "-" else os.fsencode(prompt)
     if len(data) > _PROMPT_BYTES:
@@ -97,7 +97,7 @@ def _decoded(prompt: str) -> str:
         raise UserError(f"--prompt: not UTF-8 at byte {error.start}; convert it") from None
 
 
-def _tell_unknown(words: list[str]) -> None:
+def _report_unknown_words(words: list[str]) -> None:
     if words:
         some = ", ".join(words[:5]) + (", ..." if words[5:] else "")
         print(f"not in the vocabulary, read as <unk>: {some}", file=sys.stderr)
@@ -131,7 +131,7 @@ def _check_writable(path: Path, document: Path) -> None:
         raise UserError(f"--state-out {path}: the folder {path.parent} cannot be written")
 
 
-def _memory(arguments: Arguments, opened: Run, generator: Generator) -> StreamState | None:
+def _load_memory(arguments: Arguments, opened: Run, generator: Generator) -> StreamState | None:
     """Return what to begin with, and save it if that is wanted."""
     from famjax.eval.state_file import load_state, save_state
 

@@ -9,9 +9,9 @@ import textwrap
 from collections.abc import Callable, Mapping
 
 # of help, and where there is no terminal
-_WIDEST, _NARROWEST, _PIPE = 100, 20, 80
+_MAX_WIDTH, _MIN_WIDTH, _PIPE_WIDTH = 100, 20, 80
 # from this width on names and what they are go side by side, names in at most so many columns
-_BESIDE, _NAMES = 76, 36
+_TWO_COLUMN_WIDTH, _MAX_NAME_WIDTH = 76, 36
 
 
 def terminal_width(stream: object) -> int | None:
@@ -48,18 +48,22 @@ def wrap(text: str, width: int | None, indent: str = "", first: str = "") -> lis
 
 def help_width() -> int:
     """Return the columns of a help text: those of the terminal, at most 100."""
-    return max(_NARROWEST, min(terminal_width(sys.stdout) or _PIPE, _WIDEST))
+    return max(_MIN_WIDTH, min(terminal_width(sys.stdout) or _PIPE_WIDTH, _MAX_WIDTH))
 
 
-def listed(entries: Mapping[str, str], width: int) -> list[str]:
+def format_entries(entries: Mapping[str, str], width: int) -> list[str]:
     """Return names and what they are, side by side if the lines are wide enough."""
-    beside = min(max(map(len, entries), default=0) + 2, _NAMES) if width >= _BESIDE else 0
+    name_width = (
+        min(max(map(len, entries), default=0) + 2, _MAX_NAME_WIDTH)
+        if width >= _TWO_COLUMN_WIDTH
+        else 0
+    )
     lines = []
     for name, about in entries.items():
-        if beside and len(name) < beside and about:
-            lines += wrap(about, width, " " * (beside + 2), f"  {name:<{beside}}")
+        if name_width and len(name) < name_width and about:
+            lines += wrap(about, width, " " * (name_width + 2), f"  {name:<{name_width}}")
         else:
-            indent = " " * (beside + 2 if beside else 6)
+            indent = " " * (name_width + 2 if name_width else 6)
             lines += [f"  {name}", *(wrap(about, width, indent, indent) if about else ())]
     return lines
 

@@ -15,8 +15,8 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 import famjax
-from famjax.cli.layout import command, help_width, listed, wrap
-from famjax.core.errors import Stopped, UserError, nearest
+from famjax.cli.layout import command, format_entries, help_width, wrap
+from famjax.core.errors import StopRequested, UserError, nearest
 from famjax.core.hints import find_hint
 from famjax.core.runtime import use_huge_pages
 
@@ -34,18 +34,23 @@ VERBS = {
 }
 
 # verbs of one process, and what whoever starts several sets; without any, JAX need not be asked
-_ALONE = ("eval", "analyze", "generate", "convert", "export")
-_SEVERAL = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "TPU_WORKER_HOSTNAMES", "MEGASCALE_NUM_SLICES")
+_SINGLE_PROCESS_VERBS = ("eval", "analyze", "generate", "convert", "export")
+_MULTIPROCESS_VARIABLES = (
+    "SLURM_NTASKS",
+    "OMPI_COMM_WORLD_SIZE",
+    "TPU_WORKER_HOSTNAMES",
+    "MEGASCALE_NUM_SLICES",
+)
 
 # characters of an error's line
-_LONGEST = 1800
+_MAX_LINE = 1800
 
 T = TypeVar("T")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb and return the exit status; see `guarded`."""
-    return guarded(lambda: _dispatch(list(sys.argv[1:] if argv is None else argv)))
+    """Run one verb and return the exit status; see `run_guarded`."""
+    return run_guarded(lambda: _dispatch(list(sys.argv[1:] if argv is None else argv)))
 
 
 def script() -> None:
@@ -63,11 +68,11 @@ def script() -> None:
 
 
 # what the system says of a disk, and of a path, whatever is tried with it
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_ACCESS_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 
 
-def guarded(call: Callable[[], int]) -> int:
+def run_guarded(call: Callable[[], int]) -> int:
     """Call, and return the exit status of what came of it.
 
     0 is success, 1 a verb's own "no" or an input/output error, 2 a mistake of the user's (one
@@ -75,7 +80,7 @@ def guarded(call: Callable[[], int]) -> int:
     which training answers by saving. An exception that escapes is a bug of ours.
     """
     try:
-        status = _answered(call)
+        status = _catch_errors(call)
         # a closed pipe shows here, not when the interpreter ends and can only complain
         sys.stdout.flush()
         sys.stderr.flush()
@@ -85,12 +90,12 @@ def guarded(call: Callable[[], int]) -> int:
         return 128 + 13  # what a shell reports for a process ended by SIGPIPE
 
 
-def _answered(call: Callable[[], int]) -> int:
+def _catch_errors(call: Callable[[], int]) -> int:
     try:
         return call()
     except UserError as error:
         return _fail(str(error), 2)
-    except Stopped as stop:
+    except StopRequested as stop:
         return _fail(str(stop), 128 + stop.signal)
     except KeyboardInterrupt:
         return _fail("stopped by Ctrl-C", 130)
@@ -100,7 +105,7 @@ def _answered(call: Callable[[], int]) -> int:
             raise stop.__context__ from None
         raise
     except ImportError as error:
-        if not _is_foreign(error):
+        if not _is_missing_library(error):
             raise
         install = f"{os.path.basename(sys.executable)} -m pip install -e ."
         return _fail(f"a library cannot be imported: {error}; {install} in famjax's checkout", 2)
@@ -113,13 +118,13 @@ def _answered(call: Callable[[], int]) -> int:
         said = str(error).splitlines()[0][:200]
         return _fail(f"out of memory ({said}); take smaller sizes or fewer rows, or more memory", 2)
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in _DISK_FULL:
             where = f" writing {error.filename}" if error.filename else ""
             return _fail(f"disk full:{where or ' no space left'}; free some space and run again", 2)
         if error.errno == errno.EIO:  # network file systems: often gone at the next try
             where = f" at {error.filename}" if error.filename else ""
             return _fail(f"input/output error{where}; run again to continue", 1)
-        if error.errno in _REFUSED and error.filename:
+        if error.errno in _ACCESS_DENIED and error.filename:
             # what is tried first knows better what to do; this is for whatever was not
             return _fail(
                 f"{error.filename}: {error.strerror}; check its rights, or give another", 2
@@ -137,7 +142,7 @@ def _drop_output() -> None:
     os.close(nowhere)
 
 
-def _is_foreign(error: ImportError) -> bool:
+def _is_missing_library(error: ImportError) -> bool:
     """Return whether a library is absent or broken, and not a module of ours misspelt."""
     named = (error.name or "").partition(".")[0]
     return named not in ("famjax", "configs")
@@ -154,7 +159,10 @@ def _dispatch(argv: list[str]) -> int:
     if verb not in VERBS:
         hint = find_hint(verb, verb="") or nearest(verb, VERBS)
         raise UserError(f"unknown verb {verb!r}{hint} (known: {', '.join(VERBS)})")
-    if any(name in os.environ for name in _SEVERAL) and verb in _ALONE:
+    if (
+        any(name in os.environ for name in _MULTIPROCESS_VARIABLES)
+        and verb in _SINGLE_PROCESS_VERBS
+    ):
         from famjax.core.processes import refuse_several
 
         refuse_several(verb)
@@ -171,7 +179,7 @@ def _help() -> str:
     lines = [
         "usage: famjax VERB ...",
         "",
-        *listed(VERBS, width),
+        *format_entries(VERBS, width),
         "",
         *command("example: famjax train text_fam data.files=book.txt train.steps=500", width),
         *wrap("help on a verb: famjax VERB --help; the version: famjax --version", width),
@@ -182,8 +190,8 @@ def _help() -> str:
 def _fail(message: str, status: int) -> int:
     # of what a file holds, nothing shall act on the terminal
     line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(message.split()))
-    if len(line) > _LONGEST:
-        line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 3 :]}"
+    if len(line) > _MAX_LINE:
+        line = f"{line[: _MAX_LINE // 2]} ... {line[-_MAX_LINE // 3 :]}"
     print(f"famjax: {line}", file=sys.stderr)
     return status
 
@@ -201,7 +209,7 @@ def parse(arguments: type[T], argv: Sequence[str], prog: str) -> T:
     """
     import tyro  # 60 ms that `famjax --help` need not wait for
 
-    _refuse_unknown(arguments, argv, prog)
+    _check_options(arguments, argv, prog)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -211,10 +219,10 @@ def parse(arguments: type[T], argv: Sequence[str], prog: str) -> T:
     except SystemExit as stop:
         if stop.code in (None, 0):
             raise
-        raise UserError(f"{_unboxed(complaint.getvalue())}; see {prog} --help") from None
+        raise UserError(f"{_unbox(complaint.getvalue())}; see {prog} --help") from None
 
 
-def _refuse_unknown(arguments: Any, argv: Sequence[str], prog: str) -> None:
+def _check_options(arguments: Any, argv: Sequence[str], prog: str) -> None:
     known = ["--help", *(f"--{field.name.replace('_', '-')}" for field in fields(arguments))]
     for token, after in pairwise([*argv, ""]):
         flag = re.match(r"(--[a-z][\w-]*|-[a-z])(?==|$)", token)
@@ -228,7 +236,7 @@ def _refuse_unknown(arguments: Any, argv: Sequence[str], prog: str) -> None:
             raise UserError(f"unknown option {flag[0]}{hint}; see {prog} --help")
 
 
-def _unboxed(text: str) -> str:
+def _unbox(text: str) -> str:
     """Return what tyro says in its box: between the title and the next rule, in UTF-8 or ASCII."""
     lines = [line.strip(" │") for line in text.splitlines()]
     rules = [i for i, line in enumerate(lines) if re.match(r"[╭╰]|[─-]{3,}$", line)]

@@ -22,19 +22,19 @@ def next_commands(config: Config, source: Any, folder: Path) -> str:
       folder: of the run.
     """
     run = shlex.quote(str(folder))
-    options = evaluation(config, source)
+    options = eval_options(config, source)
     found = [] if options is None else [f"famjax eval {run}{options}"]
     # of most toy tasks the answers are no tokens that could be generated
     if config.data.tokenizer != "task":
         found.append(f"famjax generate {run} --prompt ...")
     if options is None and config.data.task == "text":
-        window = _window(config)
+        window = _window_option(config)
         why = " (nothing was held out)" if isinstance(source, TextSource) else ""
         found.append(f"famjax eval {run} --tasks text:FILE{window}{why}")
     return ", ".join(found)
 
 
-def evaluation(config: Config, source: Any) -> str | None:
+def eval_options(config: Config, source: Any) -> str | None:
     """Return the options with which `famjax eval` measures a run on what it was trained on, such as
     "" or " --lengths 256"; None if there are none.
     """
@@ -50,15 +50,15 @@ def evaluation(config: Config, source: Any) -> str | None:
         fit = [n for n in LENGTHS if shortest <= n and (capacity is None or n <= capacity)]
         if not fit and capacity is not None and shortest <= capacity:
             fit = [capacity]
-        return None if not fit else _lengths(fit)
-    return _window(config) if getattr(source, "holds_out", False) else None
+        return None if not fit else _lengths_option(fit)
+    return _window_option(config) if getattr(source, "holds_out", False) else None
 
 
-def _lengths(fit: list[int]) -> str:
+def _lengths_option(fit: list[int]) -> str:
     return "" if fit == LENGTHS else f" --lengths {','.join(map(str, fit))}"
 
 
-def _window(config: Config) -> str:
+def _window_option(config: Config) -> str:
     """Return the option with which full attention reads documents longer than it holds."""
     capacity, block = _capacity(config), config.model.block_len
     return "" if capacity is None else f" --window {capacity // block * block}"

@@ -8,13 +8,13 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from famjax.cli.layout import command, help_width, listed, usage, wrap
+from famjax.cli.layout import command, format_entries, help_width, usage, wrap
 from famjax.core import runtime
 from famjax.core.config import Config
 from famjax.core.errors import UserError, nearest
-from famjax.core.experiment import available, load_config
+from famjax.core.experiment import available_configs, load_config
 from famjax.core.memory import Memory, refuse_training
-from famjax.plan.chips import CHIPS, Topology, example, topology
+from famjax.plan.chips import CHIPS, Topology, example_shape, parse_topology
 
 _FLAGS = ("--topology", "--search", "--compiles", "--shardings", "--json", "--help")
 _OPTIONS = {
@@ -46,24 +46,29 @@ def run(argv: list[str]) -> int:
     if "--help" in argv or "-h" in argv:
         print(_help())
         return 0
-    a = read_arguments(argv)
-    on = topology(a.topology)
+    a = parse_arguments(argv)
+    topology = parse_topology(a.topology)
     config = load_config(a.config, a.overrides)
     runtime.setup()
     from famjax.plan import plan as plans
 
-    plans.refuse_missing(on)
-    config = plans.with_size(config)
+    plans.check_compiler(topology)
+    config = plans.fill_vocab_size(config)
     # what is a little too large is planned: that is the question
     refuse_training(
-        config, Memory(int(1000 * on.count * on.chip.memory), f"a thousand {on.name} have")
+        config,
+        Memory(
+            int(1000 * topology.count * topology.chip.memory), f"a thousand {topology.name} have"
+        ),
     )
     if a.shardings:
-        return _print_shardings(plans.ask(config, on, compile=False), on, a.json)
+        return _print_shardings(plans.run_worker(config, topology, compile=False), topology, a.json)
     if a.search:
-        return _search(config, on, a)
-    print(f"compiling {config.name} for {on.name}; minutes for a large model", file=sys.stderr)
-    done = plans.plan(config, on)
+        return _run_search(config, topology, a)
+    print(
+        f"compiling {config.name} for {topology.name}; minutes for a large model", file=sys.stderr
+    )
+    done = plans.plan(config, topology)
     if a.json:
         print(json.dumps(done.to_dict(), indent=2))
     else:
@@ -73,12 +78,14 @@ def run(argv: list[str]) -> int:
     return 0 if done.fits else 1
 
 
-def _search(config: Config, on: Topology, a: Arguments) -> int:
-    from famjax.plan.search import named, search
+def _run_search(config: Config, topology: Topology, a: Arguments) -> int:
+    from famjax.plan.search import format_overrides, search
 
-    found = search(config, on, a.compiles, report=lambda line: print(line, file=sys.stderr))
+    found = search(config, topology, a.compiles, report=lambda line: print(line, file=sys.stderr))
     if a.json:
-        plans = [p.to_dict() | {"overrides": named(config, p.config)} for p in found.best]
+        plans = [
+            p.to_dict() | {"overrides": format_overrides(config, p.config)} for p in found.best
+        ]
         print(json.dumps({"estimated": found.estimated, "plans": plans}, indent=2))
     else:
         from famjax.cli.plan_output import show_search
@@ -87,17 +94,17 @@ def _search(config: Config, on: Topology, a: Arguments) -> int:
     return 0 if found.best else 1
 
 
-def _print_shardings(seen: dict[str, Any], on: Topology, as_json: bool) -> int:
+def _print_shardings(report: dict[str, Any], topology: Topology, as_json: bool) -> int:
     if as_json:
-        print(json.dumps(seen, indent=2))
+        print(json.dumps(report, indent=2))
     else:
         from famjax.cli.plan_output import show_shardings
 
-        show_shardings(seen, on)
-    return 0 if all(row["rule"] for row in seen["shardings"]) else 1
+        show_shardings(report, topology)
+    return 0 if all(row["rule"] for row in report["shardings"]) else 1
 
 
-def read_arguments(argv: list[str]) -> Arguments:
+def parse_arguments(argv: list[str]) -> Arguments:
     """Take our own flags out of the arguments; the rest is a config and its overrides."""
     given: dict[str, str] = {}
     rest, tokens = [], iter(argv)
@@ -114,12 +121,12 @@ def read_arguments(argv: list[str]) -> Arguments:
     if not rest or "=" in rest[0]:
         raise UserError(
             "plan needs a config first: famjax plan fam_1b --topology v5e:4x8 (known: "
-            f"{', '.join(available())})"
+            f"{', '.join(available_configs())})"
         )
     if not given.get("--topology"):
         raise UserError(
             "plan needs a topology: --topology with one of "
-            f"{', '.join(f'{c}:{example(CHIPS[c])}' for c in CHIPS)}"
+            f"{', '.join(f'{c}:{example_shape(CHIPS[c])}' for c in CHIPS)}"
         )
     if "--compiles" in given and "--search" not in given:
         raise UserError("--compiles goes with --search; give both, or leave it out")
@@ -154,10 +161,10 @@ def _help() -> str:
             width,
         ),
         "",
-        *listed(_OPTIONS, width),
+        *format_entries(_OPTIONS, width),
         "",
         "shapes",
-        *listed(shapes, width),
+        *format_entries(shapes, width),
         "",
         *command("example: famjax plan fam_1b --topology v5e:4x8", width),
     ]

@@ -14,7 +14,7 @@ from famjax.cli.layout import terminal_width, wrap
 
 _GAP = "  "
 # labels narrower than this are not worth the lines they take
-_NARROWEST = 12
+_MIN_WIDTH = 12
 
 
 class Table:
@@ -47,7 +47,7 @@ class Table:
         if width is None or _total(widths) <= width:
             return [*title, *self._grid(self._columns, widths)]
         columns = self._short_headings()
-        widths = self._squeezed(self._widths(columns), width)
+        widths = self._squeeze(self._widths(columns), width)
         if _total(widths) <= width:
             return [*title, *self._grid(columns, widths)]
         return [*title, *self._records(width)]
@@ -67,13 +67,13 @@ class Table:
             found.append("\n".join(wrap(heading, max(cells, _longest_word(heading)))))
         return found
 
-    def _squeezed(self, widths: list[int], width: int) -> list[int]:
+    def _squeeze(self, widths: list[int], width: int) -> list[int]:
         """Return the widths with the widest column of words as narrow as the table needs."""
         if not self._words:
             return widths
         widest = max(self._words, key=lambda i: widths[i])
         cells = [self._columns[widest], *(row[widest] for row in self._cells())]
-        least = max(_NARROWEST, *map(_longest_word, cells))
+        least = max(_MIN_WIDTH, *map(_longest_word, cells))
         narrower = max(least, widths[widest] - (_total(widths) - width))
         return [min(w, narrower) if i == widest else w for i, w in enumerate(widths)]
 
@@ -84,17 +84,19 @@ class Table:
             heads = [heading.split("\n") for heading in columns]
             depth = max(map(len, heads))
             # the last line of each is next to the rule
-            lines = self._beside([[""] * (depth - len(head)) + head for head in heads], widths)
+            lines = self._join_columns(
+                [[""] * (depth - len(head)) + head for head in heads], widths
+            )
             lines.append(rule)
         for row in self._rows:
             if row is None:
                 lines.append(rule)
             else:
                 cells = (wrap(cell, w) or [""] for cell, w in zip(row, widths, strict=True))
-                lines += self._beside(list(cells), widths)
+                lines += self._join_columns(list(cells), widths)
         return lines
 
-    def _beside(self, cells: list[list[str]], widths: list[int]) -> list[str]:
+    def _join_columns(self, cells: list[list[str]], widths: list[int]) -> list[str]:
         """Return cells, each in lines, side by side."""
         lines = []
         for k in range(max(map(len, cells))):

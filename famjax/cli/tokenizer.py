@@ -46,15 +46,15 @@ def run(argv: list[str]) -> int:
         given = getattr(arguments, name)
         if given is not None and given < 1:
             raise UserError(f"--{name.replace('_', '-')} {given}: must be at least 1")
-    made = _made(arguments)
-    size = f"{made.vocab_size:,} tokens"
-    if arguments.kind != "words" and made.vocab_size < (arguments.vocab_size or 0):
+    tokenizer = _train(arguments)
+    size = f"{tokenizer.vocab_size:,} tokens"
+    if arguments.kind != "words" and tokenizer.vocab_size < (arguments.vocab_size or 0):
         size += f", for the text yields no {arguments.vocab_size:,}"
     print(f"wrote {arguments.out}: {size}; use it with data.tokenizer={arguments.out}")
     return 0
 
 
-def _made(arguments: Arguments) -> Tokenizer:
+def _train(arguments: Arguments) -> Tokenizer:
     files, size = ",".join(arguments.files), arguments.vocab_size
     if arguments.kind == "words":
         from famjax.data.words import count_words

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from famjax.cli.layout import command, help_width, listed, usage, wrap
+from famjax.cli.layout import command, format_entries, help_width, usage, wrap
 from famjax.core.config import Config
 from famjax.core.errors import UserError, nearest
-from famjax.core.experiment import available
+from famjax.core.experiment import available_configs
 from famjax.core.keys import keys, values
 
 FLAGS = ("--help", "-h")
@@ -30,11 +30,11 @@ _FAMILIES = (
 )
 
 
-def asked(argv: Sequence[str]) -> bool:
+def wants_help(argv: Sequence[str]) -> bool:
     return any(token.partition("=")[0] in FLAGS for token in argv)
 
 
-def text(argv: Sequence[str], width: int | None = None) -> str:
+def help_text(argv: Sequence[str], width: int | None = None) -> str:
     """Return the help that is asked for: of the group after the flag, or the overview.
 
     Args:
@@ -49,22 +49,22 @@ def text(argv: Sequence[str], width: int | None = None) -> str:
     _, equals, group = argv[at].partition("=")
     group = group if equals else next(iter(argv[at + 1 :]), "")
     # `famjax train CONFIG --help --run there`
-    return "\n".join(_lines("" if group.startswith("-") else group, width))
+    return "\n".join(_help_lines("" if group.startswith("-") else group, width))
 
 
-def _lines(group: str, width: int) -> list[str]:
-    sections = {name: _section(name, cls, width) for name, cls in _sections().items()}
+def _help_lines(group: str, width: int) -> list[str]:
+    sections = {name: _section_lines(name, cls, width) for name, cls in _sections().items()}
     if not group:
-        return _overview(width)
+        return _overview_lines(width)
     if group == "configs":
-        return _configs(width)
+        return _config_lines(width)
     if group == "all":
-        parts = [_overview(width), _configs(width), *sections.values()]
+        parts = [_overview_lines(width), _config_lines(width), *sections.values()]
         return [line for part in parts for line in (*part, "")][:-1]
     if group in sections:
         return sections[group]
     if (key := group.partition("=")[0]) in keys():
-        return _key(key, width)
+        return _key_lines(key, width)
     known = ("configs", *sections, "all")
     raise UserError(
         f"--help {group}: no such group{nearest(group, (*known, *keys()))} (known: "
@@ -72,7 +72,7 @@ def _lines(group: str, width: int) -> list[str]:
     )
 
 
-def _overview(width: int) -> list[str]:
+def _overview_lines(width: int) -> list[str]:
     lines = [
         *usage("usage: famjax train CONFIG [section.key=value ...] [--run DIR]", width),
         "",
@@ -99,22 +99,27 @@ def _overview(width: int) -> list[str]:
     for family, names in _families().items():
         lines += wrap(f"{family}: {', '.join(names)}", width, "    ", "  ")
     lines += ["", *wrap("Groups of keys; famjax train --help GROUP shows one:", width)]
-    groups = {name: _first_phrase(cls) for name, cls in _sections().items()}
-    lines += listed({**groups, "configs": "what each config is", "all": "everything"}, width)
+    groups = {name: _first_sentence(cls) for name, cls in _sections().items()}
+    lines += format_entries(
+        {**groups, "configs": "what each config is", "all": "everything"}, width
+    )
     return lines
 
 
 def _families() -> dict[str, list[str]]:
     """Return the names of the configs by family."""
     found: dict[str, list[str]] = {family: [] for family, _ in _FAMILIES}
-    for name in available():
+    for name in available_configs():
         family = next(family for family, pattern in _FAMILIES if re.search(pattern, name))
         found[family].append(name)
     return {family: names for family, names in found.items() if names}
 
 
-def _configs(width: int) -> list[str]:
-    return ["configs:", *listed({name: _title(path) for name, path in available().items()}, width)]
+def _config_lines(width: int) -> list[str]:
+    return [
+        "configs:",
+        *format_entries({name: _title(path) for name, path in available_configs().items()}, width),
+    ]
 
 
 def _title(path: Path) -> str:
@@ -132,24 +137,28 @@ def _sections(cls: type = Config, name: str = "") -> dict[str, type]:
     return found
 
 
-def _section(name: str, cls: type, width: int) -> list[str]:
+def _section_lines(name: str, cls: type, width: int) -> list[str]:
     prefix = "" if name == _TOP else f"{name}."
     own = {f"{prefix}{field.name}" for field in dataclasses.fields(cls)} & keys().keys()
     about = f"{name}: {inspect.getdoc(cls)}"
     below = [other for other in _sections() if prefix and other.startswith(prefix)]
     lines = wrap(" ".join(about.split()), width)
     lines += ["", *wrap("Keys, with their defaults before the config sets them:", width)]
-    lines += listed({k: v for k, v in _described().items() if k.partition("=")[0] in own}, width)
+    lines += format_entries(
+        {k: v for k, v in _describe_keys().items() if k.partition("=")[0] in own}, width
+    )
     if below:
         lines += ["", *wrap(f"More, each with --help: {', '.join(below)}", width)]
     return lines
 
 
-def _key(key: str, width: int) -> list[str]:
-    return listed({k: v for k, v in _described().items() if k.partition("=")[0] == key}, width)
+def _key_lines(key: str, width: int) -> list[str]:
+    return format_entries(
+        {k: v for k, v in _describe_keys().items() if k.partition("=")[0] == key}, width
+    )
 
 
-def _described() -> dict[str, str]:
+def _describe_keys() -> dict[str, str]:
     """Return what each "key=default" is."""
     defaults, comments = values(Config()), _comments(Config)
     found = {}
@@ -179,7 +188,7 @@ def _comments(cls: Any, prefix: str = "") -> dict[str, str]:
     return found
 
 
-def _first_phrase(cls: type) -> str:
+def _first_sentence(cls: type) -> str:
     """Return a docstring's first sentence, without what it cites or refers to."""
     first = " ".join((inspect.getdoc(cls) or "").split()).partition(". ")[0]
     return re.sub(r" \([^()]*\)|: docs/.*", "", first).split(";")[0].rstrip(".")

@@ -15,13 +15,13 @@ from famjax.core.names import is_plain
 
 # what a checkpoint may hold besides parameters: it follows from the config
 _DERIVED = ("rotary_emb.inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
-_INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
+_INDEX, _SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
 _FLOATS = ("F32", "BF16", "F16")
 # of one piece, about
 _PIECE_BYTES = 32 << 20
 
 
-class Checkpoint:
+class SafetensorsFolder:
     """The tensors of a folder by name; a context manager.
 
     Args:
@@ -32,9 +32,9 @@ class Checkpoint:
     def __init__(self, folder: Path):
         self._files = _files(folder)
         self._open = ExitStack()
-        self._at: dict[str, tuple[Any, Path]] = {}
+        self._locations: dict[str, tuple[Any, Path]] = {}
 
-    def __enter__(self) -> Checkpoint:
+    def __enter__(self) -> SafetensorsFolder:
         from safetensors import SafetensorError, safe_open
 
         for path in self._files:
@@ -44,17 +44,17 @@ class Checkpoint:
             except (SafetensorError, OSError) as error:
                 self._open.close()
                 raise UserError(f"{path}: damaged ({error}); copy or download it again") from None
-            self._at |= dict.fromkeys(file.keys(), (file, path))
+            self._locations |= dict.fromkeys(file.keys(), (file, path))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
     def names(self) -> set[str]:
-        return {name for name in self._at if not name.endswith(_DERIVED)}
+        return {name for name in self._locations if not name.endswith(_DERIVED)}
 
     def shape(self, name: str) -> tuple[int, ...]:
-        file, _ = self._at[name]
+        file, _ = self._locations[name]
         return tuple(file.get_slice(name).get_shape())
 
     def pieces(self, name: str, rows: int) -> Iterator[tuple[int, np.ndarray]]:
@@ -66,7 +66,7 @@ class Checkpoint:
         Raises:
           UserError: it holds numbers that are not finite.
         """
-        file, path = self._at[name]
+        file, path = self._locations[name]
         tensor = file.get_slice(name)
         if (kind := tensor.get_dtype()) not in _FLOATS:
             raise UserError(
@@ -95,20 +95,20 @@ def _files(folder: Path) -> list[Path]:
         except OSError as error:
             raise UserError(f"{index}: {error.strerror}; copy or download it again") from None
         for name in names:
-            _refuse_elsewhere(index, name)
+            _check_file_name(index, name)
         named = [folder / name for name in names]
         if missing := sorted(path for path in named if not path.exists()):
             raise UserError(f"{missing[0]} is missing, which {index.name} names; copy it too")
         return sorted(named)
-    if (folder / _WHOLE).exists():
-        return [folder / _WHOLE]
+    if (folder / _SINGLE_FILE).exists():
+        return [folder / _SINGLE_FILE]
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise UserError(_no_tensors(folder))
+        raise UserError(_explain_missing(folder))
     return files
 
 
-def _refuse_elsewhere(index: Path, name: object) -> None:
+def _check_file_name(index: Path, name: object) -> None:
     """Raise a `UserError` if an index names anything but safetensors in its own folder."""
     if not isinstance(name, str):
         raise UserError(f"{index}: damaged (a file's name is {name!r}); copy or download it again")
@@ -121,7 +121,7 @@ def _refuse_elsewhere(index: Path, name: object) -> None:
         raise UserError(f"{index}: names the file {name!r}; only *.safetensors are read")
 
 
-def _no_tensors(folder: Path) -> str:
+def _explain_missing(folder: Path) -> str:
     if any(folder.glob("*.bin")):
         return (
             f"{folder} has its tensors in .bin files: those are pickles, which run code when they "

@@ -14,11 +14,11 @@ from pathlib import Path
 import jax
 from flax import nnx
 
-from famjax.convert.families import family
-from famjax.convert.load import fill, ignored, read_config, read_model
-from famjax.convert.selfcheck import check, describe, why_skipped
-from famjax.convert.surgery import To, with_attention
-from famjax.convert.teacher import SOURCE, Teacher, is_run, of_run
+from famjax.convert.families import find_family
+from famjax.convert.load import describe_ignored_keys, load_weights, parse_model, read_config
+from famjax.convert.selfcheck import compare_with_transformers, describe, skip_reason
+from famjax.convert.surgery import To, replace_attention
+from famjax.convert.teacher import SOURCE, Teacher, is_run, open_run_teacher
 from famjax.core.checks import validate, validate_model
 from famjax.core.config import Config, DataConfig, ModelConfig
 from famjax.core.errors import UserError
@@ -50,7 +50,7 @@ def convert(
     Args:
       source: config.json, *.safetensors, tokenizer; or the folder of a famjax run.
       target: must not exist; it appears when all of it is written and checked.
-      to, layers, keep_every: see `famjax.convert.surgery.with_attention`.
+      to, layers, keep_every: see `famjax.convert.surgery.replace_attention`.
       tokenizer: instead of the one in `source`.
       overrides: "model.block_len=512".
       report: takes each line of what was done.
@@ -63,15 +63,15 @@ def convert(
     """
     if target.exists():
         raise UserError(f"{target}: exists already; give another folder or remove it")
-    teacher = (of_run if is_run(source) else of_hugging_face)(source, tokenizer)
-    if teacher.ignored:
-        report(teacher.ignored)
-    student = with_attention(teacher.model, to, layers, keep_every)
+    teacher = (open_run_teacher if is_run(source) else open_hugging_face)(source, tokenizer)
+    if teacher.ignored_keys:
+        report(teacher.ignored_keys)
+    student = replace_attention(teacher.model, to, layers, keep_every)
     config = run_config(teacher, student, target, overrides)
     model = teacher.student(config.model)
-    report(_counted(teacher, config.model, model))
-    report(teacher.compared(model, config.model))
-    with whole_folder(target) as folder:
+    report(_parameter_summary(teacher, config.model, model))
+    report(teacher.compare(model, config.model))
+    with atomic_folder(target) as folder:
         save_tokenizer(teacher.tokenizer, folder)
         if teacher.hf:
             (folder / SOURCE).write_bytes(teacher.hf)
@@ -79,7 +79,7 @@ def convert(
     return config
 
 
-def of_hugging_face(source: Path, tokenizer: str = "") -> Teacher:
+def open_hugging_face(source: Path, tokenizer: str = "") -> Teacher:
     """Return a model of Hugging Face's, and its tokenizer if no other is given."""
     hf = read_config(source)
     if not tokenizer and not any((source / name).is_file() for name in _TOKENIZERS):
@@ -89,20 +89,20 @@ def of_hugging_face(source: Path, tokenizer: str = "") -> Teacher:
         )
     # a run with a list of words takes it along, which tokenizer.json says to others alone
     own = source / WORDS
-    native, tokenizer = read_model(hf, source), tokenizer or str(own if own.is_file() else source)
+    native, tokenizer = parse_model(hf, source), tokenizer or str(own if own.is_file() else source)
     return Teacher(
         hf["model_type"],
         native,
         tokenizer,
         DataConfig(tokenizer=tokenizer),
-        lambda model: fill(model, family(hf).tensors(model), source),
-        lambda model, to: _compared(source, hf["model_type"], native, model, to),
+        lambda model: load_weights(model, find_family(hf).tensors(model), source),
+        lambda model, to: _compare_logits(source, hf["model_type"], native, model, to),
         (source / "config.json").read_bytes(),
-        ignored(hf),
+        describe_ignored_keys(hf),
     )
 
 
-def _counted(teacher: Teacher, config: ModelConfig, model: LanguageModel) -> str:
+def _parameter_summary(teacher: Teacher, config: ModelConfig, model: LanguageModel) -> str:
     paths = jax.tree_util.tree_leaves_with_path(nnx.state(model, nnx.Param))
     count = sum(leaf.size for _, leaf in paths)
     maps = sum(leaf.size for path, leaf in paths if is_map(parameter(path)[0]))
@@ -123,7 +123,7 @@ def write_model(folder: Path, config: Config, model: LanguageModel, step: int = 
 
 
 @contextmanager
-def whole_folder(target: Path) -> Iterator[Path]:
+def atomic_folder(target: Path) -> Iterator[Path]:
     """Give a folder to write in that becomes `target` at the end, or is removed on any error."""
     partial = None
     try:
@@ -172,22 +172,22 @@ def run_config(
     return with_vocabulary(config, load_tokenizer(teacher.tokenizer))
 
 
-def _compared(
+def _compare_logits(
     source: Path, kind: str, native: ModelConfig, model: LanguageModel, to: ModelConfig
 ) -> str:
     if kind == "famjax":
         # transformers would run what stands in the folder
         return "not compared with Hugging Face's code: the folder brings its own, which is not run"
-    if reason := why_skipped(native):
+    if reason := skip_reason(native):
         return f"not compared with Hugging Face's code: {reason}"
-    found = check(source, native, model, to)
-    if not found.relative < _TOLERANCE:
+    deviation = compare_with_transformers(source, native, model, to)
+    if not deviation.relative < _TOLERANCE:
         raise UserError(
-            f"{source}: the logits differ from Hugging Face's by {found.relative:.1e} of their "
+            f"{source}: the logits differ from Hugging Face's by {deviation.relative:.1e} of their "
             f"range, more than {_TOLERANCE:.0e}; this is a bug of famjax or a config.json of "
             "another model: please report it"
         )
     return (
-        f"logits with the source's attention are Hugging Face's to {found.absolute:.1e}, "
-        f"{found.relative:.1e} of their range (float32, {describe(native)})"
+        f"logits with the source's attention are Hugging Face's to {deviation.absolute:.1e}, "
+        f"{deviation.relative:.1e} of their range (float32, {describe(native)})"
     )

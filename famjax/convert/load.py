@@ -14,9 +14,9 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
-from famjax.convert.checkpoint import Checkpoint
-from famjax.convert.families import family
-from famjax.convert.families.keys import HF, unknown
+from famjax.convert.checkpoint import SafetensorsFolder
+from famjax.convert.families import find_family
+from famjax.convert.families.keys import HF, find_unknown_keys
 from famjax.convert.tensors import Tensor, Tensors
 from famjax.core import sharding
 from famjax.core.checks import validate_model
@@ -53,8 +53,8 @@ def load_pretrained(
     """
     folder = Path(folder)
     hf = read_config(folder)
-    config = read_model(hf, folder)
-    if line := ignored(hf):
+    config = parse_model(hf, folder)
+    if line := describe_ignored_keys(hf):
         warnings.warn(line, stacklevel=2)
     for name in set(changes) - set(vars(config)):
         raise UserError(f"a model's config has no {name!r}{nearest(name, vars(config))}")
@@ -64,7 +64,7 @@ def load_pretrained(
     if new.lora.rank:
         raise UserError("lora: adapters come by training; famjax.fit with init and model.lora.rank")
     config = new
-    return config, fill(config, family(hf).tensors(config), folder, mesh)
+    return config, load_weights(config, find_family(hf).tensors(config), folder, mesh)
 
 
 def read_config(folder: Path) -> HF:
@@ -98,7 +98,7 @@ def read_config(folder: Path) -> HF:
     return hf
 
 
-def read_model(hf: HF, folder: Path) -> ModelConfig:
+def parse_model(hf: HF, folder: Path) -> ModelConfig:
     """Return what a config.json says of the model, every size checked."""
     path = folder / "config.json"
     most = HIGHEST["model.layers"]
@@ -106,7 +106,7 @@ def read_model(hf: HF, folder: Path) -> ModelConfig:
         if isinstance(hf.get(key), int) and hf[key] > most:
             raise UserError(f"{path}: {key}={shorten(hf[key])}: at most {most:,} layers are read")
     try:
-        model = family(hf).model(hf)
+        model = find_family(hf).model(hf)
     except KeyError as missing:
         raise UserError(f"{path}: has no {missing}; take a whole copy") from None
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -123,16 +123,16 @@ def read_model(hf: HF, folder: Path) -> ModelConfig:
     return model
 
 
-def ignored(hf: HF) -> str:
+def describe_ignored_keys(hf: HF) -> str:
     """Return a line that names the keys of a config.json of which nothing is known; or nothing."""
-    names = unknown(hf, family(hf).keys)
+    names = find_unknown_keys(hf, find_family(hf).keys)
     if not names:
         return ""
     several = "they are" if len(names) > 1 else "it is"
     return f"config.json: {', '.join(names)}: unknown to famjax, {several} left out"
 
 
-def fill(
+def load_weights(
     config: ModelConfig, tensors: Tensors, folder: Path, mesh: Mesh | None = None
 ) -> LanguageModel:
     """Return the model with the weights of a folder.
@@ -147,38 +147,38 @@ def fill(
         )
     refuse_model(config)
     graph, shapes = abstract(config)
-    with Checkpoint(folder) as checkpoint:
-        reader = Reader(config, tensors, checkpoint, mesh)
-        params = jax.tree_util.tree_map_with_path(reader.value, shapes)
+    with SafetensorsFolder(folder) as checkpoint:
+        loader = ParameterLoader(config, tensors, checkpoint, mesh)
+        params = jax.tree_util.tree_map_with_path(loader.load, shapes)
     return nnx.merge(graph, params)
 
 
-class Reader:
+class ParameterLoader:
     """Finds each parameter's tensors, those of the layers to be stacked as the stack keeps them."""
 
     def __init__(
         self,
         config: ModelConfig,
         tensors: Tensors,
-        checkpoint: Checkpoint,
+        checkpoint: SafetensorsFolder,
         mesh: Mesh | None = None,
     ):
         self.config, self.tensors, self.checkpoint = config, tensors, checkpoint
         self.mesh = mesh
         self.embedding: Array | None = None  # read before the prompt, which is made of it
-        there = checkpoint.names()
-        self.prefix = _prefix(tensors["embedding"].name, there)
+        names_in_folder = checkpoint.names()
+        self.prefix = _prefix(tensors["embedding"].name, names_in_folder)
         layers = range(config.layers)
-        wanted = {self.named(tensor, i) for tensor in tensors.values() for i in layers}
-        for name in _HEADS & (there - wanted):
+        wanted = {self.tensor_name(tensor, i) for tensor in tensors.values() for i in layers}
+        for name in _HEADS & (names_in_folder - wanted):
             # a copy of the embedding, which a tied head is
-            self.refuse_other(name, self.named(tensors["embedding"]))
-        _compare(wanted | _HEADS & there, there)
+            self.check_tied_head(name, self.tensor_name(tensors["embedding"]))
+        _check_names(wanted | _HEADS & names_in_folder, names_in_folder)
 
-    def named(self, tensor: Tensor, layer: int = 0) -> str:
+    def tensor_name(self, tensor: Tensor, layer: int = 0) -> str:
         return tensor.name.format(layer).removeprefix(self.prefix)
 
-    def refuse_other(self, head: str, embedding: str) -> None:
+    def check_tied_head(self, head: str, embedding: str) -> None:
         """Raise a `UserError` if a head that config.json says is the embedding is another."""
         both = (self.checkpoint.pieces(name, 1) for name in (head, embedding))
         same = self.checkpoint.shape(head) == self.checkpoint.shape(embedding)
@@ -188,63 +188,65 @@ class Reader:
                 "there"
             )
 
-    def value(self, path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Array:
-        place = self.place(path, shape)
+    def load(self, path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Array:
+        placement = self.parameter_sharding(path, shape)
         name, first = parameter(path)
         if name == "stack.prompt" and name not in self.tensors:
             assert self.embedding is not None
-            return jax.device_put(fam_prompt(self.embedding, self.config), place)
+            return jax.device_put(fam_prompt(self.embedding, self.config), placement)
         pattern = len(self.config.mixer.split(","))
         if is_map(name):
             assert first is not None
             layers = range(first, self.config.layers, pattern)
-            begun = jnp.stack([new_map(name, self.config, i) for i in layers])
-            return jax.device_put(begun, place)
+            maps = jnp.stack([new_map(name, self.config, i) for i in layers])
+            return jax.device_put(maps, placement)
         tensor = self.tensors[name]
         if first is None:
-            found = self.read(tensor, [self.named(tensor)], shape.shape, shape.shape, place)
+            array = self.load_tensors(
+                tensor, [self.tensor_name(tensor)], shape.shape, shape.shape, placement
+            )
             if name == "embedding":
-                self.embedding = found
-            return found
-        names = [self.named(tensor, i) for i in range(first, self.config.layers, pattern)]
-        return self.read(tensor, names, shape.shape[1:], shape.shape, place)
+                self.embedding = array
+            return array
+        names = [self.tensor_name(tensor, i) for i in range(first, self.config.layers, pattern)]
+        return self.load_tensors(tensor, names, shape.shape[1:], shape.shape, placement)
 
-    def place(self, path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Sharding:
+    def parameter_sharding(self, path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Sharding:
         if self.mesh is None:
             return SingleDeviceSharding(jax.devices()[0])
         axes = sharding.parameter_axes(sharding.path_name(path), shape.ndim)
         return sharding.sharding(self.mesh, axes, shape.shape)
 
-    def read(
+    def load_tensors(
         self,
         tensor: Tensor,
         names: list[str],
         of_layer: tuple[int, ...],
         shape: tuple[int, ...],
-        place: Sharding,
+        placement: Sharding,
     ) -> Array:
         """Return the tensors of these names, each of the shape `of_layer`, as one of `shape`."""
-        put = _putter(place, (len(names), *tensor.flat(of_layer)))
-        found = jnp.zeros(shape, jnp.float32, device=place)
+        put = _make_writer(placement, (len(names), *tensor.flat_shape(of_layer)))
+        array = jnp.zeros(shape, jnp.float32, device=placement)
         for i, name in enumerate(names):
-            if (there := self.checkpoint.shape(name)) != tensor.there(of_layer):
+            if (shape_there := self.checkpoint.shape(name)) != tensor.checkpoint_shape(of_layer):
                 raise UserError(
-                    f"{name} has shape {there} where config.json says {tensor.there(of_layer)}; "
-                    "take both from one model"
+                    f"{name} has shape {shape_there} where config.json says "
+                    f"{tensor.checkpoint_shape(of_layer)}; take both from one model"
                 )
             row, column = 0, 0
-            for _, piece in self.checkpoint.pieces(name, tensor.rows()):
-                x = np.ascontiguousarray(tensor.read(piece))
-                found = put(found, x, (i, row, column))
-                if tensor.inputs and not tensor.turned:
+            for _, piece in self.checkpoint.pieces(name, tensor.row_multiple()):
+                x = np.ascontiguousarray(tensor.from_checkpoint(piece))
+                array = put(array, x, (i, row, column))
+                if tensor.inputs and not tensor.transposed:
                     row += x.shape[0]
                 else:
                     column += x.shape[1]
-        return found
+        return array
 
 
 @functools.cache
-def _putter(place: Sharding, flat: tuple[int, int, int]) -> Any:
+def _make_writer(placement: Sharding, flat: tuple[int, int, int]) -> Any:
     """Return a function that writes a piece [inputs outputs] into an array, in its place.
 
     Args:
@@ -252,36 +254,40 @@ def _putter(place: Sharding, flat: tuple[int, int, int]) -> Any:
       flat: its layers, inputs and outputs.
     """
 
-    def put(found: Array, piece: Array, at: tuple[Array, Array, Array]) -> Array:
-        piece = piece.astype(found.dtype)[None]
-        return jax.lax.dynamic_update_slice(found.reshape(flat), piece, at).reshape(found.shape)
+    def put(array: Array, piece: Array, at: tuple[Array, Array, Array]) -> Array:
+        piece = piece.astype(array.dtype)[None]
+        return jax.lax.dynamic_update_slice(array.reshape(flat), piece, at).reshape(array.shape)
 
-    return jax.jit(put, donate_argnums=0, out_shardings=place)
+    return jax.jit(put, donate_argnums=0, out_shardings=placement)
 
 
 _HEADS = {"lm_head.weight", "embed_out.weight"}
 
 
-def _prefix(embedding: str, there: set[str]) -> str:
+def _prefix(embedding: str, names_in_folder: set[str]) -> str:
     """Return what names lack that were saved from a model without its head: "model."."""
     prefix = embedding.partition(".")[0] + "."
-    return prefix if embedding not in there and embedding.removeprefix(prefix) in there else ""
+    return (
+        prefix
+        if embedding not in names_in_folder and embedding.removeprefix(prefix) in names_in_folder
+        else ""
+    )
 
 
-def _compare(wanted: set[str], there: set[str]) -> None:
-    missing, extra = sorted(wanted - there), sorted(there - wanted)
+def _check_names(wanted: set[str], names_in_folder: set[str]) -> None:
+    missing, extra = sorted(wanted - names_in_folder), sorted(names_in_folder - wanted)
     if missing:
-        raise UserError(f"the checkpoint lacks {_listed(missing, there)}")
+        raise UserError(f"the checkpoint lacks {_list_names(missing, names_in_folder)}")
     if extra:
-        raise UserError(f"the checkpoint has too many: {_listed(extra, wanted)}")
+        raise UserError(f"the checkpoint has too many: {_list_names(extra, wanted)}")
 
 
-def _listed(names: list[str], known: set[str]) -> str:
-    first = ", ".join(f"{name}{_near(name, known)}" for name in names[:3])
+def _list_names(names: list[str], known: set[str]) -> str:
+    first = ", ".join(f"{name}{_suggest(name, known)}" for name in names[:3])
     count = f"{len(names)} tensor{'s' if len(names) > 1 else ''}"
     return f"{count}: {first}{', ...' if len(names) > 3 else ''}"
 
 
-def _near(name: str, known: set[str]) -> str:
+def _suggest(name: str, known: set[str]) -> str:
     near = nearest(name, known)
     return f" ({near.removeprefix('; ')})" if near else ""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
-from famjax.convert.folder import of_hugging_face, run_config
+from famjax.convert.folder import open_hugging_face, run_config
 from famjax.core.errors import UserError
 from famjax.core.json_files import read_json
 from famjax.data.tokenizers import load_tokenizer
@@ -32,9 +32,9 @@ def open_model(
     folder = Path(folder).expanduser()
     if not is_hugging_face(folder):
         return open_run(folder, step, report, mesh)
-    teacher = of_hugging_face(folder)
-    if report and teacher.ignored:
-        report(teacher.ignored)
+    teacher = open_hugging_face(folder)
+    if report and teacher.ignored_keys:
+        report(teacher.ignored_keys)
     config = run_config(teacher, teacher.model, folder)
     tokenizer = load_tokenizer(teacher.tokenizer)
     return Run(config, tokenizer, teacher.student(config.model), step=0)
@@ -43,7 +43,7 @@ def open_model(
 def is_hugging_face(folder: Path) -> bool:
     """Return whether config.json is of a Hugging Face model; False if it is damaged."""
     try:
-        said = read_json(folder / CONFIG, "")
+        content = read_json(folder / CONFIG, "")
     except (OSError, UserError):
         return False
-    return isinstance(said, dict) and "model_type" in said
+    return isinstance(content, dict) and "model_type" in content

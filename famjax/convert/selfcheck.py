@@ -21,11 +21,11 @@ from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import abstract, remap_params
 
 # tokens read where no layer has a window
-_TOKENS = 128
+_MIN_TOKENS = 128
 # of the longest window that is read past, and how far past it
-_LONGEST, _BEYOND = 4096, 64
+_MAX_WINDOW, _BEYOND = 4096, 64
 # logits compared, at most: those of the last tokens
-_LOGITS = 1 << 26
+_MAX_LOGITS = 1 << 26
 
 
 class Deviation(NamedTuple):
@@ -42,14 +42,17 @@ def deviation(ours: np.ndarray, theirs: np.ndarray) -> Deviation:
     return Deviation(difference, difference / max(float(np.ptp(theirs)), 1e-30))
 
 
-def why_skipped(model: ModelConfig) -> str:
+def skip_reason(model: ModelConfig) -> str:
     """Return why the check cannot be made here, or nothing."""
     if missing := absent(("torch", "transformers")):
         return not_installed(missing)
     _, shapes = abstract(model)
     weights = 4 * sum(shape.size for shape in jax.tree.leaves(shapes))
     # scores of a layer, their softmax and a mask; and logits twice
-    read = 4 * (3 * model.heads * length(model) ** 2 + 2 * _last(model) * model.vocab_size)
+    read = 4 * (
+        3 * model.heads * compared_tokens(model) ** 2
+        + 2 * _compared_logits(model) * model.vocab_size
+    )
     free = _free_bytes()
     # what torch holds, and half as much again to compute
     if free is not None and 1.5 * weights + read > free:
@@ -58,10 +61,10 @@ def why_skipped(model: ModelConfig) -> str:
     return ""
 
 
-def length(model: ModelConfig) -> int:
+def compared_tokens(model: ModelConfig) -> int:
     """Return of how many tokens logits are compared: past the window of the model's layers."""
     windowed = "swa" in model.mixer.split(",")
-    wanted = max(min(model.window, _LONGEST) + _BEYOND if windowed else 0, _TOKENS)
+    wanted = max(min(model.window, _MAX_WINDOW) + _BEYOND if windowed else 0, _MIN_TOKENS)
     if "full" in model.mixer.split(",") or model.arch.learned_positions:
         wanted = min(wanted, model.capacity)
     # so that it is cut into blocks of some size
@@ -70,17 +73,19 @@ def length(model: ModelConfig) -> int:
 
 def describe(model: ModelConfig) -> str:
     """Return how much was compared, for the user."""
-    count, window = length(model), model.window
+    count, window = compared_tokens(model), model.window
     if "swa" not in model.mixer.split(",") or count > window:
         return f"{count:,} tokens"
     return f"{count:,} tokens, which do not reach past the window of {window:,}"
 
 
-def _last(model: ModelConfig) -> int:
-    return min(length(model), max(_LOGITS // model.vocab_size, 1))
+def _compared_logits(model: ModelConfig) -> int:
+    return min(compared_tokens(model), max(_MAX_LOGITS // model.vocab_size, 1))
 
 
-def check(folder: Path, source: ModelConfig, model: LanguageModel, to: ModelConfig) -> Deviation:
+def compare_with_transformers(
+    folder: Path, source: ModelConfig, model: LanguageModel, to: ModelConfig
+) -> Deviation:
     """Compare the logits of a converted model with those of Hugging Face's code, in float32.
 
     Args:
@@ -91,7 +96,7 @@ def check(folder: Path, source: ModelConfig, model: LanguageModel, to: ModelConf
     import torch
     import transformers
 
-    tokens, last = _tokens(source), _last(source)
+    tokens, last = _sample_tokens(source), _compared_logits(source)
     transformers.utils.logging.disable_progress_bar()
     try:
         theirs = transformers.AutoModelForCausalLM.from_pretrained(
@@ -119,27 +124,27 @@ def check(folder: Path, source: ModelConfig, model: LanguageModel, to: ModelConf
             "copy"
         )
     del theirs
-    short = _short(source)
+    short = _shrink(source)
     params = remap_params(nnx.state(model, nnx.Param), to, short)
     # accelerators multiply in fewer bits unless told
     with jax.default_matmul_precision("highest"):
-        return deviation(np.asarray(_logits(short, params, tokens, last)), expected)
+        return deviation(np.asarray(_compute_logits(short, params, tokens, last)), expected)
 
 
-def _short(model: ModelConfig) -> ModelConfig:
+def _shrink(model: ModelConfig) -> ModelConfig:
     """Return a config of the same function, for so few tokens: small blocks, a small cache."""
-    count = length(model)
+    count = compared_tokens(model)
     block = next(size for size in range(min(_BEYOND, count), 0, -1) if count % size == 0)
     if "swa" in model.mixer.split(","):
         model = replace(model, block_len=block)
     return model if model.arch.learned_positions else replace(model, capacity=count)
 
 
-def _tokens(model: ModelConfig) -> np.ndarray:
-    return np.random.default_rng(0).integers(model.vocab_size, size=(1, length(model)))
+def _sample_tokens(model: ModelConfig) -> np.ndarray:
+    return np.random.default_rng(0).integers(model.vocab_size, size=(1, compared_tokens(model)))
 
 
-def _logits(config: ModelConfig, params: object, tokens: np.ndarray, last: int) -> Array:
+def _compute_logits(config: ModelConfig, params: object, tokens: np.ndarray, last: int) -> Array:
     graph, _ = abstract(config)
 
     @jax.jit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from famjax.convert.families.common import pattern
+from famjax.convert.families.common import shortest_pattern
 from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError
 from famjax.models.remap_params import layer_mixers
@@ -13,7 +13,7 @@ from famjax.models.remap_params import layer_mixers
 To = Literal["keep", "full", "swa", "bswa", "bswa_sg", "fam", "t2r"]
 
 
-def with_attention(
+def replace_attention(
     model: ModelConfig, to: To, layers: str = "", keep_every: int | None = None
 ) -> ModelConfig:
     """Return the config of a model some of whose layers attend as `to` says.
@@ -44,17 +44,17 @@ def with_attention(
             "give a model with model.stack=residual"
         )
     names = list(layer_mixers(model))
-    chosen = choose(layers, model.layers)
+    chosen = parse_layers(layers, model.layers)
     if not layers:
         chosen = [i for i in chosen if names[i] == "full"] or chosen
     if keep_every is not None:
-        chosen = _without_kept(chosen, keep_every, model.layers)
+        chosen = _drop_kept(chosen, keep_every, model.layers)
     for i in chosen:
         names[i] = "linear" if to == "t2r" else to
-    return replace(model, mixer=pattern(names))
+    return replace(model, mixer=shortest_pattern(names))
 
 
-def _without_kept(chosen: list[int], every: int, count: int) -> list[int]:
+def _drop_kept(chosen: list[int], every: int, count: int) -> list[int]:
     """Return the layers that change if the top one stays, and every n-th below it."""
     if not 2 <= every <= count:
         raise UserError(
@@ -67,7 +67,7 @@ def _without_kept(chosen: list[int], every: int, count: int) -> list[int]:
     return left
 
 
-def choose(text: str, count: int) -> list[int]:
+def parse_layers(text: str, count: int) -> list[int]:
     """Return the layers of `count` that "0,4,::4" names, in order; "" names all."""
     chosen: set[int] = set()
     for part in text.split(",") if text else [":"]:

@@ -38,21 +38,21 @@ class Teacher(NamedTuple):
     tokenizer: str
     data: DataConfig
     student: Callable[[ModelConfig], LanguageModel]
-    compared: Callable[[LanguageModel, ModelConfig], str]
+    compare: Callable[[LanguageModel, ModelConfig], str]
     hf: bytes
-    ignored: str = ""
+    ignored_keys: str = ""
 
 
 def is_run(folder: Path) -> bool:
     """Return whether a folder holds a famjax run, trained or converted; False if it is damaged."""
     try:
-        said = read_json(folder / CONFIG, "")
+        content = read_json(folder / CONFIG, "")
     except (OSError, UserError):
         return False
-    return isinstance(said, dict) and {"model", "optimizer"} <= said.keys()
+    return isinstance(content, dict) and {"model", "optimizer"} <= content.keys()
 
 
-def of_run(source: Path, tokenizer: str) -> Teacher:
+def open_run_teacher(source: Path, tokenizer: str) -> Teacher:
     """Return a run as it is used, its adapters merged.
 
     Args:

@@ -24,12 +24,12 @@ MIXERS = ("full", "swa", "bswa", "bswa_sg", "fam", "linear")
 TOYS = ("random_walk", "blocked_walk", "copy", "reverse", "counting", "algorithmic")
 
 # clusters of an adaptive softmax, each a table of its own; WikiText-103 is read with 4
-_MOST_CLUSTERS = 64
+_MAX_CLUSTERS = 64
 # layers in one program that no loop goes through
-_MOST_UNROLLED = 1000
+_MAX_UNROLLED_LAYERS = 1000
 
 # Maps that adapters may stand beside.
-ADAPTED = (
+ADAPTABLE_MAPS = (
     *(f"attention.{name}" for name in ("q", "k", "v", "out")),
     *(f"mlp.{name}" for name in ("gate", "up", "down")),
 )
@@ -37,13 +37,23 @@ ADAPTED = (
 
 def validate(config: Config) -> None:
     """Raise a `UserError` for the first value of the config that cannot work."""
-    _raise_first(config, (*_OF_MODEL, _bad_data, _bad_train, _bad_warmup, _bad_profile, _bad_mesh))
+    _raise_first(
+        config,
+        (
+            *_MODEL_CHECKS,
+            _check_data,
+            _check_train,
+            _check_bptt_warmup,
+            _check_profile,
+            _check_mesh,
+        ),
+    )
 
 
 def validate_model(model: ModelConfig) -> None:
     """Raise a `UserError` for the first value of a model that cannot work, whatever it reads."""
     config = Config(model=model, data=DataConfig(length=1))
-    _raise_first(config, _OF_MODEL)
+    _raise_first(config, _MODEL_CHECKS)
 
 
 def _raise_first(config: Config, checks: Sequence[Callable[[Config], Iterator[str]]]) -> None:
@@ -52,7 +62,7 @@ def _raise_first(config: Config, checks: Sequence[Callable[[Config], Iterator[st
             raise UserError(problem)
 
 
-def _bad_model(config: Config) -> Iterator[str]:
+def _check_model(config: Config) -> Iterator[str]:
     m = config.model
     if not m.head_dim and m.width % m.heads:
         yield (
@@ -75,7 +85,7 @@ def _bad_model(config: Config) -> Iterator[str]:
             f"model.arch.rope_high={m.arch.rope_high}; Llama 3 has 1 and 4"
         )
     if m.lora.rank:
-        yield from _bad_adapters(m)
+        yield from _check_adapters(m)
     if m.kv_heads and m.heads % m.kv_heads:
         yield (
             f"model.kv_heads={m.kv_heads} does not divide model.heads={m.heads}; "
@@ -83,26 +93,26 @@ def _bad_model(config: Config) -> Iterator[str]:
         )
 
 
-def _bad_adapters(model: ModelConfig) -> Iterator[str]:
+def _check_adapters(model: ModelConfig) -> Iterator[str]:
     gated = model.mlp in ("swiglu", "geglu")
-    there = [name for name in ADAPTED if gated or name != "mlp.gate"]
+    maps = [name for name in ADAPTABLE_MAPS if gated or name != "mlp.gate"]
     for pattern in model.lora.on.split(","):
-        if not fnmatch.filter(there, pattern):
+        if not fnmatch.filter(maps, pattern):
             yield (
                 f"model.lora.on={model.lora.on}: {pattern!r} names no map"
-                f"{nearest(pattern, there)} (known: {', '.join(there)})"
+                f"{nearest(pattern, maps)} (known: {', '.join(maps)})"
             )
 
 
-def _bad_adaptive(config: Config) -> Iterator[str]:
+def _check_adaptive(config: Config) -> Iterator[str]:
     m = config.model
     text = m.adaptive.cutoffs
     if not text:
         return
     named = f"model.adaptive.cutoffs={shorten(text)}"
     parts = text.split(",")
-    if len(parts) > _MOST_CLUSTERS:
-        yield f"model.adaptive.cutoffs: has {len(parts):,}; give at most {_MOST_CLUSTERS}"
+    if len(parts) > _MAX_CLUSTERS:
+        yield f"model.adaptive.cutoffs: has {len(parts):,}; give at most {_MAX_CLUSTERS}"
     if not all(part.isascii() and part.isdigit() and len(part) < 12 for part in parts):
         yield f"{named}: give whole numbers separated by commas, such as 20000,60000"
     cuts = cutoffs(m)
@@ -126,7 +136,7 @@ def _bad_adaptive(config: Config) -> Iterator[str]:
         )
 
 
-def _bad_mixers(config: Config) -> Iterator[str]:
+def _check_mixers(config: Config) -> Iterator[str]:
     m = config.model
     pattern = mixer_pattern(m)
     for name in pattern:
@@ -146,14 +156,14 @@ def _bad_mixers(config: Config) -> Iterator[str]:
             f"that full attention holds; set model.capacity={config.data.length}"
         )
     if "linear" in pattern:
-        yield from _bad_linear(config)
+        yield from _check_linear(config)
     if config.train.only != "all":
-        yield from _bad_only(config)
+        yield from _check_only(config)
     if config.train.match:
-        yield from _bad_match(config)
+        yield from _check_match(config)
 
 
-def _bad_linear(config: Config) -> Iterator[str]:
+def _check_linear(config: Config) -> Iterator[str]:
     c = config.model.linear
     if c.map == "rfa" and c.features % 2:
         yield (
@@ -167,7 +177,7 @@ def _bad_linear(config: Config) -> Iterator[str]:
         )
 
 
-def _bad_only(config: Config) -> Iterator[str]:
+def _check_only(config: Config) -> Iterator[str]:
     m, named, off = config.model, f"train.only={config.train.only}", "or set train.only=all"
     if "linear" not in mixer_pattern(m):
         where = f"model.mixer={m.mixer}" if m.stack == "residual" else f"model.stack={m.stack}"
@@ -181,7 +191,7 @@ def _bad_only(config: Config) -> Iterator[str]:
         )
 
 
-def _bad_match(config: Config) -> Iterator[str]:
+def _check_match(config: Config) -> Iterator[str]:
     t, named, off = config.train, "train.match=true", "or train.match=false"
     if t.only != "maps":
         yield f"{named} trains feature maps alone, train.only={t.only}; set train.only=maps, {off}"
@@ -202,15 +212,15 @@ def _bad_match(config: Config) -> Iterator[str]:
         yield (f"{named} reads each row whole, train.bptt_segments={t.bptt_segments}; set 1, {off}")
 
 
-def _bad_stack(config: Config) -> Iterator[str]:
+def _check_stack(config: Config) -> Iterator[str]:
     m = config.model
-    attends = m.stack in ("feedback", "transformer")
+    is_feedback_stack = m.stack in ("feedback", "transformer")
     named = f"model.stack={m.stack}"
     if m.stack != "residual" and m.block_len != 1:
         yield f"{named} reads in no blocks, model.block_len={m.block_len}; set model.block_len=1"
     if m.stack != "residual":
-        yield from _bad_without_blocks(config)
-    if not attends:
+        yield from _check_other_stacks(config)
+    if not is_feedback_stack:
         for name in ("adaptive_span", "sweeps"):
             if given := getattr(m.feedback, name):
                 yield f"model.feedback.{name}={given}: {named} has none; set model.stack=feedback"
@@ -227,10 +237,10 @@ def _bad_stack(config: Config) -> Iterator[str]:
             f"model.arch.learned_positions=true: {named} knows positions by distance alone; set "
             "false"
         )
-    yield from _bad_feedback(config)
+    yield from _check_feedback(config)
 
 
-def _bad_without_blocks(config: Config) -> Iterator[str]:
+def _check_other_stacks(config: Config) -> Iterator[str]:
     """Yield what the other stacks than the residual one would pass over without a word."""
     m, t = config.model, config.train
     named = f"model.stack={m.stack}"
@@ -252,7 +262,7 @@ def _bad_without_blocks(config: Config) -> Iterator[str]:
         )
 
 
-def _bad_feedback(config: Config) -> Iterator[str]:
+def _check_feedback(config: Config) -> Iterator[str]:
     m, c, d = config.model, config.model.feedback, config.data
     if c.layer > m.layers:
         yield (
@@ -278,7 +288,7 @@ def _bad_feedback(config: Config) -> Iterator[str]:
         )
 
 
-def _bad_data(config: Config) -> Iterator[str]:
+def _check_data(config: Config) -> Iterator[str]:
     d, p = config.data, config.data.passkey
     sources = [f"data.{k}={v!r}" for k in ("files", "seqio", "tfds") if (v := getattr(d, k))]
     if len(sources) > 1:
@@ -311,11 +321,11 @@ def _bad_data(config: Config) -> Iterator[str]:
         given = ", ".join(f"{n}={s}" for n, s in zip(lengths, sizes, strict=True))
         yield f"data.passkey: {given} must not fall in this order"
     if p.ask_every:
-        yield from _bad_asking(config)
-    yield from _bad_toy(config)
+        yield from _check_ask_every(config)
+    yield from _check_toy(config)
 
 
-def _bad_toy(config: Config) -> Iterator[str]:
+def _check_toy(config: Config) -> Iterator[str]:
     d, m = config.data, config.model
     if d.toy.size > 64:
         yield f"data.toy.size={d.toy.size}: every cell is a word; take at most 64"
@@ -341,7 +351,7 @@ def _bad_toy(config: Config) -> Iterator[str]:
         )
 
 
-def _bad_asking(config: Config) -> Iterator[str]:
+def _check_ask_every(config: Config) -> Iterator[str]:
     """Yield what keeps a document from beginning with the FAM before the last one's question."""
     m, d, p = config.model, config.data, config.data.passkey
     asked = f"data.passkey.ask_every={p.ask_every}"
@@ -363,7 +373,7 @@ def _bad_asking(config: Config) -> Iterator[str]:
         )
 
 
-def _bad_train(config: Config) -> Iterator[str]:
+def _check_train(config: Config) -> Iterator[str]:
     m, d, t = config.model, config.data, config.train
     if d.length % m.block_len:
         yield (
@@ -387,7 +397,7 @@ def _bad_train(config: Config) -> Iterator[str]:
         )
 
 
-def _bad_warmup(config: Config) -> Iterator[str]:
+def _check_bptt_warmup(config: Config) -> Iterator[str]:
     """Yield what keeps the tokens that a step reads of a row from doubling up to data.length."""
     m, d, t = config.model, config.data, config.train
     start, off = f"train.bptt_start={t.bptt_start}", "or train.bptt_start=0"
@@ -404,7 +414,7 @@ def _bad_warmup(config: Config) -> Iterator[str]:
             f"set data.layout=lanes {off}"
         )
     least = m.block_len * t.bptt_segments
-    fitting = [n for n in _halves(d.length) if n % least == 0]
+    fitting = [n for n in _doubling_lengths(d.length) if n % least == 0]
     if t.bptt_start not in fitting:
         yield (
             f"{start} does not double to data.length={d.length} in multiples of model.block_len="
@@ -413,7 +423,7 @@ def _bad_warmup(config: Config) -> Iterator[str]:
         )
 
 
-def _bad_profile(config: Config) -> Iterator[str]:
+def _check_profile(config: Config) -> Iterator[str]:
     p, steps = config.profile, config.train.steps
     if p.steps:
         named = f"profile.steps={p.steps}"
@@ -430,14 +440,14 @@ def _bad_profile(config: Config) -> Iterator[str]:
         yield f"profile.memory={p.memory}: is beyond train.steps={steps}; take at most {steps}"
 
 
-def _bad_mesh(config: Config) -> Iterator[str]:
+def _check_mesh(config: Config) -> Iterator[str]:
     for axis in AXES:
         key, size = f"mesh.{axis}", getattr(config.mesh, axis)
         if size < 1 and size != -1:
             yield f"{key}={size}: must be at least 1, or -1 for what the other axes leave"
 
 
-def _bad_unrolled(config: Config) -> Iterator[str]:
+def _check_unrolled(config: Config) -> Iterator[str]:
     m = config.model
     if m.stack != "residual":
         count, named = m.layers * max(m.feedback.sweeps, 1), f"model.layers={m.layers}"
@@ -449,21 +459,21 @@ def _bad_unrolled(config: Config) -> Iterator[str]:
     else:
         count, named = m.layers, f"model.layers={m.layers} with model.scan_layers=false"
         fewer = "set model.scan_layers=true"
-    if count > _MOST_UNROLLED:
+    if count > _MAX_UNROLLED_LAYERS:
         yield (
             f"{named}: {count:,} layers would be compiled one by one, which takes hours; {fewer} "
-            f"(at most {_MOST_UNROLLED:,})"
+            f"(at most {_MAX_UNROLLED_LAYERS:,})"
         )
 
 
-_OF_MODEL = (
+_MODEL_CHECKS = (
     bad_types,
     bad_ranges,
-    _bad_stack,
-    _bad_model,
-    _bad_adaptive,
-    _bad_mixers,
-    _bad_unrolled,
+    _check_stack,
+    _check_model,
+    _check_adaptive,
+    _check_mixers,
+    _check_unrolled,
 )
 
 
@@ -486,7 +496,7 @@ def _multiples(value: int, of: int) -> str:
     return f"{below} or {below + of}" if below else f"{of}"
 
 
-def _halves(value: int) -> list[int]:
+def _doubling_lengths(value: int) -> list[int]:
     """Return what doubles to `value`, the smallest first."""
     return [value // 2**n for n in reversed(range(value.bit_length())) if value % 2**n == 0]
 

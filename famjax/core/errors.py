@@ -16,7 +16,7 @@ class UserError(Exception):
     """A mistake outside our code. The message is one line: the thing, what is wrong, the mend."""
 
 
-class Stopped(Exception):
+class StopRequested(Exception):
     """The run was asked to stop and has saved. The message is one line.
 
     Attributes:

@@ -44,22 +44,22 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
     Raises:
       UserError: an unknown config or key, a value of the wrong type, or a size that cannot work.
     """
-    config = override(_begin_with(_read(name_or_path), overrides), overrides)
+    config = override(_apply_init(_load(name_or_path), overrides), overrides)
     if config.init:
         # the run is opened from anywhere
         config = replace(config, init=str(Path(config.init).expanduser().absolute()))
     validate(config)
-    check_unused_keys(config, (key for key, _ in _pairs(overrides)))
+    check_unused_keys(config, (key for key, _ in _parse_overrides(overrides)))
     return config
 
 
-def _begin_with(config: Config, overrides: Sequence[str]) -> Config:
+def _apply_init(config: Config, overrides: Sequence[str]) -> Config:
     """Return the config with the model and the tokenizer of the folder that `init` names, if any.
 
     How the model is computed and adapted stays as it is in `config`; a run's own config.json has
     both already.
     """
-    given = [value for key, value in _pairs(overrides) if key == "init"]
+    given = [value for key, value in _parse_overrides(overrides) if key == "init"]
     init = given[-1] if given else config.init
     if not init or (not given and config.model.vocab_size):
         return config
@@ -68,8 +68,8 @@ def _begin_with(config: Config, overrides: Sequence[str]) -> Config:
         raise UserError(
             f"init={init}: has no config.json; give the folder of a run or of a converted model"
         )
-    there, own = _from_json_file(folder / "config.json"), config.model
-    _refuse_other_words(init, there, override(config, overrides))
+    there, own = _load_json(folder / "config.json"), config.model
+    _check_task_words(init, there, override(config, overrides))
     feedback = replace(
         there.model.feedback, sweeps=own.feedback.sweeps, tolerance=own.feedback.tolerance
     )
@@ -95,7 +95,7 @@ def _begin_with(config: Config, overrides: Sequence[str]) -> Config:
     return replace(config, init=init, model=model, data=data)
 
 
-def _refuse_other_words(init: str, there: Config, here: Config) -> None:
+def _check_task_words(init: str, there: Config, here: Config) -> None:
     """Raise a `UserError` where a toy task's words would be all that another task is read by."""
     if there.data.tokenizer == "task" and there.data.task != here.data.task:
         raise UserError(
@@ -104,7 +104,7 @@ def _refuse_other_words(init: str, there: Config, here: Config) -> None:
         )
 
 
-def available() -> dict[str, Path]:
+def available_configs() -> dict[str, Path]:
     """Return the experiments of `configs/`, sorted by name."""
     return {p.stem: p for p in sorted(CONFIGS.glob("*.py")) if not p.stem.startswith("_")}
 
@@ -118,25 +118,25 @@ def difference(a: Config, b: Config) -> list[str]:
 # Reading
 
 
-def _read(name_or_path: str) -> Config:
+def _load(name_or_path: str) -> Config:
     path = Path(name_or_path)
-    if name_or_path in available():
-        return _from_python(available()[name_or_path])
+    if name_or_path in available_configs():
+        return _load_python(available_configs()[name_or_path])
     if path.is_dir():
         raise UserError(f"{path} is a folder; give {path / 'config.json'} or a name in configs/")
     if path.suffix not in (".py", ".json") and not path.is_file():
-        known = available()
+        known = available_configs()
         raise UserError(
             f"unknown config {name_or_path!r}{nearest(name_or_path, known)} "
             f"(known: {', '.join(known)}; or the path of a .py or config.json file)"
         )
     try:
-        return _from_json_file(path) if path.suffix == ".json" else _from_python(path)
+        return _load_json(path) if path.suffix == ".json" else _load_python(path)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; give a file that exists") from error
 
 
-def _from_json_file(path: Path) -> Config:
+def _load_json(path: Path) -> Config:
     try:
         regular_size(path)
         return from_json(path.read_text(encoding="utf-8"))
@@ -146,7 +146,7 @@ def _from_json_file(path: Path) -> Config:
         raise UserError(f"{path}: {error}") from error
 
 
-def _from_python(path: Path) -> Config:
+def _load_python(path: Path) -> Config:
     source = path.read_bytes()
     module = ModuleType(path.stem)
     module.__file__ = str(path)
@@ -159,7 +159,7 @@ def _from_python(path: Path) -> Config:
         raise
     except Exception as error:
         said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"{path}{_line(error, path)}: {said}") from error
+        raise UserError(f"{path}{_line_number(error, path)}: {said}") from error
     if not isinstance(config, Config):
         raise UserError(f"{path}: must define a function config() that returns a famjax Config")
     problem = next(bad_types(config), None)
@@ -168,7 +168,7 @@ def _from_python(path: Path) -> Config:
     return config
 
 
-def _line(error: Exception, path: Path) -> str:
+def _line_number(error: Exception, path: Path) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
     return f":{frames[-1].lineno}" if frames else ""
 
@@ -178,12 +178,12 @@ def _line(error: Exception, path: Path) -> str:
 
 def override(config: Config, overrides: Sequence[str]) -> Config:
     """Return `config` with "section.key=value" overrides applied; checks no sizes."""
-    for key, value in _pairs(overrides):
+    for key, value in _parse_overrides(overrides):
         config = _set(config, key, value)
     return config
 
 
-def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _parse_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
     kinds, rest = keys(), list(overrides)
     while rest:
         token = rest.pop(0)
@@ -194,7 +194,7 @@ def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
             raise UserError(f"{token!r} is not an override{how}")
         key = name.removeprefix("--").replace("-", "_")
         if key == "mesh":
-            value = value if equals else _following(key, str, rest)
+            value = value if equals else _take_value(key, str, rest)
             if value != "auto":
                 raise UserError(
                     f"mesh={value}: must be auto, or give the sizes, such as mesh.data=8"
@@ -206,13 +206,13 @@ def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
             given = value or (rest[0] if flag and rest and not rest[0].startswith("-") else "")
             if (flag or not is_section) and (how := find_hint(key, given)):
                 raise UserError(f"unknown {f'option {name}' if flag else f'key {key!r}'}{how}")
-            raise UserError(_unknown(key, kinds))
+            raise UserError(_unknown_key(key, kinds))
         if not equals:
-            value = _following(key, kinds[key], rest)
+            value = _take_value(key, kinds[key], rest)
         yield key, value
 
 
-def _following(key: str, kind: Any, rest: list[str]) -> str:
+def _take_value(key: str, kind: Any, rest: list[str]) -> str:
     """Take the value that stands after "--section.key"; a bare flag means true."""
     given = bool(rest) and not rest[0].startswith("--")
     if kind is bool and not (given and rest[0].lower() in ("true", "false")):
@@ -241,7 +241,7 @@ def _set(config: Config, key: str, value: str) -> Config:
         raise UserError(wrong(key, value, kind)) from None
 
 
-def _unknown(key: str, known: dict[str, Any]) -> str:
+def _unknown_key(key: str, known: dict[str, Any]) -> str:
     inside = [k for k in known if k.startswith(f"{key}.")]
     if inside:
         return f"{key!r} is a section, not a key; name one of its keys, such as {inside[0]!r}"
@@ -281,11 +281,11 @@ def from_json(text: str, report: Callable[[str], None] | None = None) -> Config:
         now = values(config)
         taken = ", ".join(f"{key}={now[key]}" if key in now else f"{key}.*" for key in missing)
         note = f"a saved config has no {taken}: the defaults are taken"
-        (report or _to_stderr)(note)
+        (report or _print_note)(note)
     return config
 
 
-def _to_stderr(line: str) -> None:
+def _print_note(line: str) -> None:
     print(f"famjax: {line}", file=sys.stderr)
 
 
@@ -295,7 +295,7 @@ def _build(cls: type, tree: Any, prefix: str, missing: list[str]) -> Any:
         raise UserError(f"{prefix[:-1] or 'config'}={shorten(tree)}: must be a table of keys")
     for name in tree:
         if name not in hints:
-            raise UserError(_unknown(prefix + name, keys()))
+            raise UserError(_unknown_key(prefix + name, keys()))
     parts: dict[str, Any] = {}
     for name, kind in hints.items():
         key = prefix + name

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 from famjax.core import processes
-from famjax.core.errors import Stopped, UserError
+from famjax.core.errors import StopRequested, UserError
 from famjax.core.gloo_messages import uses_gloo, without_gloo
 from famjax.core.processes import ProcessInfo
 
@@ -172,7 +172,7 @@ def _monitored(place: ProcessInfo) -> Iterator[None]:
     watch.listen()
     try:
         yield
-    except Stopped as stop:
+    except StopRequested as stop:
         if place.index:  # process 0 tells
             raise SystemExit(128 + stop.signal) from None
         raise

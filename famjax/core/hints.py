@@ -9,7 +9,7 @@ from __future__ import annotations
 from famjax.core.keys import keys
 
 # famjax's way of each: a key of the config, an option of the verb ("--batch"), or a sentence
-Way = str
+Hint = str
 
 _RESUME = "the same command again resumes the run in its folder; there is no option for it"
 _CONFIG = "the config comes first, without an option: famjax train text_fam ..."
@@ -36,7 +36,7 @@ _ROWS = "data.batch is the rows of all devices together; train.accumulate=N cuts
 _LAUNCH = "start one process a host, with --coordinator HOST:PORT --process-id I --process-count N"
 _RUN = "the run's folder comes first, without an option: famjax {verb} RUN"
 
-TRAIN: dict[str, Way] = {
+TRAIN: dict[str, Hint] = {
     # what is trained
     "c": _CONFIG,
     "config": _CONFIG,
@@ -262,7 +262,7 @@ TRAIN: dict[str, Way] = {
 }
 
 # of the verbs that read a run
-_READING: dict[str, Way] = {
+_RUN_VERBS: dict[str, Hint] = {
     **dict.fromkeys(("run", "r", "run_dir", "model", "m", "model_path", "model_dir"), _RUN),
     **dict.fromkeys(("model_name_or_path", "checkpoint", "ckpt", "checkpoint_path"), _RUN),
     **dict.fromkeys(("device", "gpu", "gpus", "cuda", "cpu"), _DEVICES),
@@ -271,10 +271,10 @@ _READING: dict[str, Way] = {
     "step": "the newest good checkpoint is read; earlier ones through famjax.open_run(RUN, step)",
 }
 
-OF: dict[str, dict[str, Way]] = {
+HINTS: dict[str, dict[str, Hint]] = {
     "train": TRAIN,
     "eval": {
-        **_READING,
+        **_RUN_VERBS,
         **dict.fromkeys(("data", "data_path", "dataset", "files", "file"), "--tasks text:FILES"),
         "task": "--tasks",
         "bs": "--batch",
@@ -287,7 +287,7 @@ OF: dict[str, dict[str, Way]] = {
         "num_fewshot": "prompts have no examples; famjax generate writes from any prompt",
     },
     "generate": {
-        **_READING,
+        **_RUN_VERBS,
         "p": "--prompt",
         "text": "--prompt",
         "input": "--prompt",
@@ -308,9 +308,9 @@ OF: dict[str, dict[str, Way]] = {
         "out": "write > FILE",
         "output": "write > FILE",
     },
-    "analyze": _READING,
+    "analyze": _RUN_VERBS,
     "export": {
-        **_READING,
+        **_RUN_VERBS,
         **dict.fromkeys(
             ("o", "out", "output", "output_dir"), "the folder comes after the run: RUN FOLDER"
         ),
@@ -353,15 +353,15 @@ def find_hint(name: str, value: str = "", verb: str = "train") -> str:
       value: what was given for it, which then stands in the answer.
       verb: of famjax; "" for what stands where a verb should.
     """
-    known = OF.get(verb, {})
+    known = HINTS.get(verb, {})
     plain = name.lstrip("-+").lower().replace("-", "_")
-    way = known.get(plain) or known.get(plain.rpartition(".")[2])
-    if way is None:
+    hint = known.get(plain) or known.get(plain.rpartition(".")[2])
+    if hint is None:
         return ""
-    if verb == "train" and way in keys():
-        return f"; write {way}={value or '...'}"
-    if way.startswith("--"):
-        return f"; write {way}" if " " in way else f"; write {way} {value or '...'}"
+    if verb == "train" and hint in keys():
+        return f"; write {hint}={value or '...'}"
+    if hint.startswith("--"):
+        return f"; write {hint}" if " " in hint else f"; write {hint} {value or '...'}"
     if not verb:
-        return f"; did you mean famjax {way}?"
-    return f"; {way.format(verb=verb)}"
+        return f"; did you mean famjax {hint}?"
+    return f"; {hint.format(verb=verb)}"

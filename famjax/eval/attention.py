@@ -68,10 +68,10 @@ def analyze(
     runs = [run] if teacher is None else [run, teacher]
     _check(runs, length, examples)
     tokens = _spans(run, files, length, examples)
-    rows = [_Layer(i, name) for i, name in enumerate(_mixers(run))]
+    rows = [_LayerMeasures(i, name) for i, name in enumerate(_mixers(run))]
     with TokenProgress("analyze", len(tokens) * length, quiet) as progress:
         for i, line in enumerate(tokens):
-            read = [attention(opened.model, line) for opened in runs]
+            read = [attention_weights(opened.model, line) for opened in runs]
             with nullcontext() if i else progress.compiling():
                 for row, weights, *other in zip(rows, *read, strict=True):
                     row.add(weights, *other)
@@ -81,7 +81,7 @@ def analyze(
     return {"length": length, "examples": len(tokens), "layers": layers, **overall}
 
 
-def attention(model: LanguageModel, tokens: np.ndarray) -> Iterator[Array | None]:
+def attention_weights(model: LanguageModel, tokens: np.ndarray) -> Iterator[Array | None]:
     """Read a document [t] from an empty memory; yield each layer's weights [h t t], None for FAM.
 
     One layer's are there at a time.
@@ -99,12 +99,12 @@ def attention(model: LanguageModel, tokens: np.ndarray) -> Iterator[Array | None
     for repeat in range(stack.repeats):
         for (graph, params), old in zip(split, state, strict=False):
             held = jax.tree.map(operator.itemgetter(repeat), (params, old))
-            x, weights = _read(graph, *held, x, ctx)
+            x, weights = _run_layer(graph, *held, x, ctx)
             yield None if weights is None else weights[0, :, :t, :t]
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _read(
+def _run_layer(
     graph: Any, params: Any, state: State, x: Array, ctx: Context
 ) -> tuple[Array, Array | None]:
     layer = nnx.merge(graph, params)
@@ -115,9 +115,9 @@ def _read(
 def entropy(weights: Array) -> Array:
     """[... s] -> [...] in nats, of weights / sum(weights); NaN where they are no distribution."""
     total = weights.sum(-1, keepdims=True)
-    is_one = (weights >= 0).all(-1, keepdims=True) & (total > 0)
-    shares = jnp.where(is_one, weights, 0) / jnp.where(is_one, total, 1)
-    return jnp.where(is_one[..., 0], jax.scipy.special.entr(shares).sum(-1), jnp.nan)
+    is_distribution = (weights >= 0).all(-1, keepdims=True) & (total > 0)
+    shares = jnp.where(is_distribution, weights, 0) / jnp.where(is_distribution, total, 1)
+    return jnp.where(is_distribution[..., 0], jax.scipy.special.entr(shares).sum(-1), jnp.nan)
 
 
 @jax.jit
@@ -171,7 +171,7 @@ class _Measure:
 
 
 @dataclass
-class _Layer:
+class _LayerMeasures:
     """What is measured of one layer; None is what it does not have."""
 
     layer: int
@@ -220,7 +220,7 @@ def _spans(run: Run, files: str | None, length: int, examples: int) -> list[np.n
     source = text_source(run, files)
     longest = [0]
 
-    def all_of_them(source: TextSource) -> Iterator[np.ndarray]:
+    def iterate_spans(source: TextSource) -> Iterator[np.ndarray]:
         for k in range(len(source)):
             pieces = (piece.tokens for piece in source.open(source.key(0, 1, k)))
             for span in rechunk(pieces, length):
@@ -228,7 +228,7 @@ def _spans(run: Run, files: str | None, length: int, examples: int) -> list[np.n
                 if len(span) == length:
                     yield span
 
-    spans = list(islice(all_of_them(source), examples))
+    spans = list(islice(iterate_spans(source), examples))
     if not spans:
         raise UserError(
             f"text:{files or 'holdout'}: no document has {length:,} tokens, the longest has "

@@ -41,14 +41,14 @@ class Generator:
         """
         is_file = isinstance(document, Path)
         texts = read_text_pieces(str(document)) if is_file else iter([str(document)])
-        stream = self._streamer.fresh()
-        with TokenProgress("reading", _size(document), quiet) as progress:
-            for i, tokens in enumerate(rechunk(self._encoded(texts, progress), stream.chunk)):
+        stream = self._streamer.new_stream()
+        with TokenProgress("reading", _document_bytes(document), quiet) as progress:
+            for i, tokens in enumerate(rechunk(self._encode(texts, progress), stream.chunk)):
                 with nullcontext() if i else progress.compiling():
                     stream.read(tokens)
         return stream.state
 
-    def _encoded(self, texts: Iterator[str], progress: TokenProgress) -> Iterator[np.ndarray]:
+    def _encode(self, texts: Iterator[str], progress: TokenProgress) -> Iterator[np.ndarray]:
         """Yield bos and the tokens of the texts, [1 n] each."""
         yield np.array([[self._tokenizer.bos_id]], np.int32)
         for text in texts:
@@ -91,7 +91,7 @@ class Generator:
         _check(max_tokens, temperature, top_k, top_p, stop, seed)
         if state is not None and not prompt:
             raise UserError("the prompt is empty; a saved memory needs at least one character")
-        stream = self._streamer.fresh()
+        stream = self._streamer.new_stream()
         if chat:
             tokens = self._tokenizer.encode_chat([{"role": "user", "content": prompt}])
         else:
@@ -103,16 +103,18 @@ class Generator:
         stream.read(tokens[None])
         key = jax.random.key(seed)
         size = self._tokenizer.vocab_size
-        how = Sampling(key, float(temperature), top_k, float(top_p), size)
-        return _until(stop, self._texts(self._tokens(stream, max_tokens, how)))
+        sampling = Sampling(key, float(temperature), top_k, float(top_p), size)
+        return _cut_at_stop(
+            stop, self._decode_tokens(self._sample_tokens(stream, max_tokens, sampling))
+        )
 
-    def _tokens(self, stream: Streamer, count: int, how: Sampling) -> Iterator[int]:
+    def _sample_tokens(self, stream: Streamer, count: int, sampling: Sampling) -> Iterator[int]:
         """Yield up to `count` tokens, without the one that ends the text.
 
         One program writes a piece of them; pieces grow from a token while they are quick.
         """
         stops = np.array(sorted(self._tokenizer.stop_ids), np.int32)
-        tokens, size = stream.draw(how), 1
+        tokens, size = stream.draw(sampling), 1
         while True:
             for number in tokens.tolist():
                 if number in stops:
@@ -122,18 +124,18 @@ class Generator:
             if not count:
                 return
             began = time.perf_counter()
-            tokens = stream.write(tokens[-1], min(size, count), how, stops)
+            tokens = stream.write(tokens[-1], min(size, count), sampling, stops)
             quick = time.perf_counter() - began < PIECE_SECONDS
             size = min(2 * size, PIECE) if quick else max(size // 2, 1)
 
-    def _texts(self, tokens: Iterator[int]) -> Iterator[str]:
+    def _decode_tokens(self, tokens: Iterator[int]) -> Iterator[str]:
         decoder = StreamDecoder(self._tokenizer)
         for token in tokens:
             yield decoder.push(token)
         yield decoder.flush()
 
 
-def _size(document: Path | str) -> int | None:
+def _document_bytes(document: Path | str) -> int | None:
     """Return the bytes of a document's text, or None where only reading it would tell."""
     if isinstance(document, str):
         return len(document.encode())
@@ -158,7 +160,7 @@ def _check(
         raise UserError("a stop string is empty; give at least one character")
 
 
-def _until(stop: Sequence[str], texts: Iterator[str]) -> Iterator[str]:
+def _cut_at_stop(stop: Sequence[str], texts: Iterator[str]) -> Iterator[str]:
     """Yield texts up to the first stop string, which may come in parts: its start is held back."""
     held = ""
     for text in texts:
@@ -167,7 +169,7 @@ def _until(stop: Sequence[str], texts: Iterator[str]) -> Iterator[str]:
         if found:
             held = held[: min(found)]
             break
-        keep = _begun(held, stop)
+        keep = _partial_stop(held, stop)
         if keep < len(held):
             yield held[: len(held) - keep]
             held = held[len(held) - keep :]
@@ -175,7 +177,7 @@ def _until(stop: Sequence[str], texts: Iterator[str]) -> Iterator[str]:
         yield held
 
 
-def _begun(text: str, stop: Sequence[str]) -> int:
+def _partial_stop(text: str, stop: Sequence[str]) -> int:
     """Return the length of the longest end of `text` that a stop string begins with."""
     longest = max((len(s) for s in stop), default=1) - 1
     ends = range(min(longest, len(text)), 0, -1)

@@ -19,8 +19,8 @@ import numpy as np
 class Guess(NamedTuple):
     """Nats and hits, summed over the tokens."""
 
-    nats: float
-    right: float
+    nll: float
+    correct: float
 
 
 class TokenCounts:

@@ -44,7 +44,7 @@ def measure_flatness(
       peaks: rows of tokens and peak_bytes, at each doubling from first to last; growth: the last
       peak over the first, minus 1; state_bytes: of the streamer, before and behind.
     """
-    stream = streamer.fresh()
+    stream = streamer.new_stream()
     before = stream.state_bytes()
     line = np.resize(tokens, (stream.batch, stream.chunk)).astype(np.int32)
     peaks = []

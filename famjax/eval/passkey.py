@@ -12,7 +12,7 @@ import numpy as np
 from famjax.core.errors import UserError
 from famjax.eval.memory import memory_report
 from famjax.eval.progress import TokenProgress
-from famjax.eval.streaming import Streamer, rechunk, refuse_beyond
+from famjax.eval.streaming import Streamer, check_capacity, rechunk
 from famjax.tasks.passkey import Passkey
 from famjax.train.run import Run
 
@@ -54,17 +54,17 @@ def evaluate_passkey(
     streamer = Streamer(run.model, min(batch, max(counts, default=1)))
     receptive_field = None if whole else run.model.stack.receptive_field
     starts = [_first_token(task, length, receptive_field, streamer.chunk) for length in lengths]
-    asked = list(zip(lengths, starts, counts, strict=True))
+    requests = list(zip(lengths, starts, counts, strict=True))
     rows = []
-    total = sum((length - start) * count for length, start, count in asked)
+    total = sum((length - start) * count for length, start, count in requests)
     with TokenProgress("passkey", total, quiet) as progress:
-        for length, start, count in asked:
-            streamer = streamer.fresh(min(batch, count))
+        for length, start, count in requests:
+            streamer = streamer.new_stream(min(batch, count))
             with progress.compiling():
                 streamer.warm_up()
             begin = time.perf_counter()
-            right = _retrieve(streamer, task, (length, start), count, progress)
-            rows.append(_passkey_row(task, length, start, right, time.perf_counter() - begin))
+            correct = _retrieve(streamer, task, (length, start), count, progress)
+            rows.append(_passkey_row(task, length, start, correct, time.perf_counter() - begin))
     return rows
 
 
@@ -80,7 +80,7 @@ def _first_token(task: Passkey, length: int, receptive_field: int | None, chunk:
 def _check_passkey(run: Run, task: Passkey, lengths: Sequence[int], sizes: Sequence[int]) -> None:
     """Refuse before anything is read what would be refused in the middle."""
     for length in lengths:
-        refuse_beyond(run.model.stack.capacity, length - 1)
+        check_capacity(run.model.stack.capacity, length - 1)
         if length < task.shortest:
             raise UserError(
                 f"passkey: {length} tokens do not hold needle and question, which take "
@@ -102,7 +102,7 @@ def _retrieve(
         # the last batch is filled up with documents that do not count: one compiled shape
         numbers = range(first, first + streamer.batch)
         kept = min(streamer.batch, count - first)
-        stream = streamer.fresh()
+        stream = streamer.new_stream()
         rows.append(_answers(stream, task, span, numbers, kept, progress)[:kept])
     return np.concatenate(rows)
 
@@ -117,7 +117,7 @@ def _answers(
 ) -> np.ndarray:
     """Stream documents side by side and return which answers' tokens were right, [b tokens]."""
     documents = [_tokens_and_answers(task, span, number, stream.chunk) for number in numbers]
-    right: list[np.ndarray] = [np.zeros((len(numbers), 0), bool)]
+    correct: list[np.ndarray] = [np.zeros((len(numbers), 0), bool)]
     # of tokens and their flags, [b 2 n]: the next piece tells the target of this one's last token
     pieces = (np.stack(together) for together in zip(*documents, strict=True))
     piece: np.ndarray | None = next(pieces)
@@ -127,12 +127,12 @@ def _answers(
         tokens, targets, wanted = line[:, 0, :-1], line[:, 0, 1:], line[:, 1, 1:] == 1
         if wanted.any():
             hits = stream.losses(tokens, targets)[1]
-            right.append(hits[wanted].reshape(len(numbers), -1))
+            correct.append(hits[wanted].reshape(len(numbers), -1))
         else:
             stream.read(tokens)
         progress.advance(kept * piece.shape[-1])
         piece = after
-    return np.concatenate(right, 1)
+    return np.concatenate(correct, 1)
 
 
 def _tokens_and_answers(
@@ -149,17 +149,17 @@ def _tokens_and_answers(
 
 
 def _passkey_row(
-    task: Passkey, length: int, start: int, right: np.ndarray, seconds: float
+    task: Passkey, length: int, start: int, correct: np.ndarray, seconds: float
 ) -> dict[str, Any]:
     return {
         "length": length,
-        "examples": len(right),
-        "key_accuracy": float(right.all(-1).mean()),
-        "token_accuracy": float(right.mean()),
+        "examples": len(correct),
+        "key_accuracy": float(correct.all(-1).mean()),
+        "token_accuracy": float(correct.mean()),
         "key_chance": 10.0**-task.digits,
         "token_chance": 0.1,
         "read": length - start,
         "seconds": seconds,
-        "tokens_per_second": (length - start) * len(right) / seconds,
+        "tokens_per_second": (length - start) * len(correct) / seconds,
         "peak_bytes": memory_report()["peak_bytes"],
     }

@@ -27,8 +27,8 @@ class Sampling(NamedTuple):
 
     def draw(self, logits: Array, position: Any) -> Array:
         """Return a token for each row of logits [b v] at a position of the text: [b 1] int32."""
-        there = jnp.arange(logits.shape[-1]) < self.size
-        logits = jnp.where(there, logits, -jnp.inf)
+        in_vocabulary = jnp.arange(logits.shape[-1]) < self.size
+        logits = jnp.where(in_vocabulary, logits, -jnp.inf)
         return sample(logits, self.key, position, self.temperature, self.top_k, self.top_p)
 
 
@@ -50,19 +50,19 @@ def sample(
       [b 1] int32.
     """
 
-    def drawn() -> Array:
+    def draw_token() -> Array:
         order = jnp.argsort(logits, axis=-1, descending=True)
-        falling = jnp.take_along_axis(logits, order, -1) / jnp.maximum(temperature, 1e-6)
+        sorted_logits = jnp.take_along_axis(logits, order, -1) / jnp.maximum(temperature, 1e-6)
         rank = jnp.arange(logits.shape[-1])
-        falling = jnp.where((top_k == 0) | (rank < top_k), falling, -jnp.inf)
-        probabilities = jax.nn.softmax(falling)
+        sorted_logits = jnp.where((top_k == 0) | (rank < top_k), sorted_logits, -jnp.inf)
+        probabilities = jax.nn.softmax(sorted_logits)
         before = jnp.cumsum(probabilities, -1) - probabilities
-        falling = jnp.where((before < top_p) | (rank == 0), falling, -jnp.inf)
-        chosen = jax.random.categorical(jax.random.fold_in(key, position), falling)[:, None]
+        sorted_logits = jnp.where((before < top_p) | (rank == 0), sorted_logits, -jnp.inf)
+        chosen = jax.random.categorical(jax.random.fold_in(key, position), sorted_logits)[:, None]
         return jnp.take_along_axis(order, chosen, -1).astype(jnp.int32)
 
-    def likeliest() -> Array:
+    def take_argmax() -> Array:
         return logits.argmax(-1).astype(jnp.int32)[:, None]
 
     # sorting a large vocabulary would take longer than a small model's step
-    return jax.lax.cond(temperature > 0, drawn, likeliest)
+    return jax.lax.cond(temperature > 0, draw_token, take_argmax)

@@ -27,7 +27,7 @@ from famjax.eval.streaming import StreamState
 from famjax.train.run import Run
 
 _FORMAT, _VERSION = "famjax-state", "1"
-_AGAIN = "read the document again: famjax generate RUN --read DOCUMENT --state-out FILE"
+_READ_AGAIN = "read the document again: famjax generate RUN --read DOCUMENT --state-out FILE"
 _BLANK = "0" * 64
 # of the header, at most
 _HEADER_BYTES = 1 << 24
@@ -41,7 +41,7 @@ _TYPES = {
 }
 
 
-class _Damaged(Exception):
+class _CorruptFile(Exception):
     """The bytes are not what was written."""
 
 
@@ -56,14 +56,19 @@ def save_state(path: str | Path, state: StreamState, run: Run) -> None:
     Raises:
       UserError: the file cannot be written. A full disk is left to the caller, an `OSError`.
     """
-    names, leaves = _named(state.memory)
+    names, leaves = _flatten(state.memory)
     shapes = [(leaf.shape, leaf.dtype) for leaf in leaves]
-    if shapes != [(leaf.shape, leaf.dtype) for leaf in _named(_template(run))[1]]:
+    if shapes != [(leaf.shape, leaf.dtype) for leaf in _flatten(_state_shapes(run))[1]]:
         raise ValueError("the state is not that of one lane of the run's model")
-    metadata = {"format": _FORMAT, "version": _VERSION, **_owner(run), "tokens": str(state.tokens)}
+    metadata = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        **_fingerprints(run),
+        "tokens": str(state.tokens),
+    }
     content = _pack(names, [np.asarray(leaf) for leaf in jax.device_get(leaves)], metadata)
     try:
-        _replace(Path(path), content)
+        _write_atomically(Path(path), content)
     except (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError) as error:
         raise UserError(f"{path}: {error.strerror}; give a file that can be written") from None
 
@@ -76,61 +81,61 @@ def load_state(path: str | Path, run: Run) -> StreamState:
         model, checkpoint or tokenizer.
     """
     try:
-        leaves = jax.tree.leaves(_template(run))
+        leaves = jax.tree.leaves(_state_shapes(run))
         most = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) + _HEADER_BYTES
         if regular_size(path) > most:
-            raise UserError(f"{path}: not a famjax state of this model; {_AGAIN}")
+            raise UserError(f"{path}: not a famjax state of this model; {_READ_AGAIN}")
         content = Path(path).read_bytes()
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; give a file made with --state-out") from None
     try:
         arrays, metadata = _unpack(content)
         tokens = _tokens(metadata)
-    except _Damaged as error:
-        raise UserError(f"{path}: {error}; {_AGAIN}") from None
+    except _CorruptFile as error:
+        raise UserError(f"{path}: {error}; {_READ_AGAIN}") from None
     if metadata["version"] != _VERSION:
         raise UserError(
             f"{path}: made by another famjax (format {metadata['version']}, this one reads "
-            f"{_VERSION}); {_AGAIN}"
+            f"{_VERSION}); {_READ_AGAIN}"
         )
-    for name, mine in _owner(run).items():
+    for name, mine in _fingerprints(run).items():
         if metadata[name] != mine:
             since = ", or the run has trained on since" if name == "model" else ""
             if since and run.config.model.stack != "residual":
                 since += ", or --small-cache was given to one of both"
-            raise UserError(f"{path}: belongs to another {name}{since}; {_AGAIN}")
-    return StreamState(_fitted(path, arrays, _template(run)), tokens)
+            raise UserError(f"{path}: belongs to another {name}{since}; {_READ_AGAIN}")
+    return StreamState(_restore(path, arrays, _state_shapes(run)), tokens)
 
 
 def _tokens(metadata: dict[str, str]) -> int:
     missing = {"version", "model", "tokenizer", "tokens"} - metadata.keys()
     text = str(metadata.get("tokens"))
     if missing or not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise _Damaged("not as famjax wrote it")
+        raise _CorruptFile("not as famjax wrote it")
     return int(text)
 
 
-def _fitted(path: str | Path, arrays: dict[str, np.ndarray], template: Any) -> Any:
-    names, leaves = _named(template)
+def _restore(path: str | Path, arrays: dict[str, np.ndarray], template: Any) -> Any:
+    names, leaves = _flatten(template)
     found = {name: (array.shape, array.dtype) for name, array in arrays.items()}
     if found != {n: (leaf.shape, leaf.dtype) for n, leaf in zip(names, leaves, strict=True)}:
         raise UserError(
-            f"{path}: made by another famjax, whose memory is laid out differently; {_AGAIN}"
+            f"{path}: made by another famjax, whose memory is laid out differently; {_READ_AGAIN}"
         )
     return jax.tree.unflatten(jax.tree.structure(template), [arrays[name] for name in names])
 
 
-def _template(run: Run) -> Any:
+def _state_shapes(run: Run) -> Any:
     """Return the shapes of one lane's state."""
     return jax.eval_shape(lambda: run.model.init_state(1))
 
 
-def _named(tree: Any) -> tuple[list[str], list[Any]]:
+def _flatten(tree: Any) -> tuple[list[str], list[Any]]:
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
     return [path_name(path) for path, _ in paths], [leaf for _, leaf in paths]
 
 
-def _owner(run: Run) -> dict[str, str]:
+def _fingerprints(run: Run) -> dict[str, str]:
     """Return the fingerprints of what a memory is meaningless without."""
     return {"model": model_fingerprint(run), "tokenizer": run.tokenizer.fingerprint}
 
@@ -140,18 +145,18 @@ def model_fingerprint(run: Run) -> str:
 
     Of the config what is as by default is left out: new keys leave old memories their owner.
     """
-    digest = hashlib.sha256(json.dumps(_chosen(run.config.model), sort_keys=True).encode())
-    for name, leaf in zip(*_named(nnx.state(run.model, nnx.Param)), strict=True):
+    digest = hashlib.sha256(json.dumps(_non_defaults(run.config.model), sort_keys=True).encode())
+    for name, leaf in zip(*_flatten(nnx.state(run.model, nnx.Param)), strict=True):
         digest.update(f"{name} {leaf.dtype} {leaf.shape}".encode())
         digest.update(np.ascontiguousarray(jax.device_get(leaf)).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 
-def _chosen(config: Any) -> dict[str, Any]:
+def _non_defaults(config: Any) -> dict[str, Any]:
     """Return the values of a config that are not those of a new one, by name."""
     values, defaults = vars(config), vars(type(config)())
     return {
-        name: _chosen(value) if dataclasses.is_dataclass(value) else value
+        name: _non_defaults(value) if dataclasses.is_dataclass(value) else value
         for name, value in values.items()
         if value != defaults[name]
     }
@@ -193,10 +198,10 @@ def _unpack(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     except (ValueError, KeyError, TypeError, AttributeError):
         known = False
     if not known:
-        raise _Damaged("not a famjax state, or damaged")
+        raise _CorruptFile("not a famjax state, or damaged")
     blank = content[:begin].replace(str(written).encode(), _BLANK.encode(), 1) + content[begin:]
     if hashlib.sha256(blank).hexdigest() != written:
-        raise _Damaged("damaged, its checksum is wrong")
+        raise _CorruptFile("damaged, its checksum is wrong")
     types = {short: jnp.dtype(name) for name, short in _TYPES.items()}
     arrays = {}
     try:
@@ -205,11 +210,11 @@ def _unpack(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
             flat = np.frombuffer(content[first:last], types[about["dtype"]])
             arrays[name] = flat.reshape(about["shape"])
     except (ValueError, LookupError, TypeError, OverflowError):
-        raise _Damaged("not as famjax wrote it") from None
+        raise _CorruptFile("not as famjax wrote it") from None
     return arrays, metadata
 
 
-def _replace(path: Path, content: bytes) -> None:
+def _write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that at any moment there is the old one or the new one, whole."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -18,7 +18,7 @@ from famjax.data.pipeline import make_source
 from famjax.data.sources import Key, Piece, Source, TextSource
 from famjax.eval.guessing import TokenCounts
 from famjax.eval.progress import TokenProgress
-from famjax.eval.streaming import CHUNK, Streamer, refuse_beyond
+from famjax.eval.streaming import CHUNK, Streamer, check_capacity
 from famjax.train.run import Run
 
 # the first bucket of positions holds 2 ** 8 tokens
@@ -72,7 +72,7 @@ def evaluate_text(
         raise UserError(f"text: batch={batch}, max_bytes={max_bytes}: must be at least 1")
     _check_window(run, window, score)
     source = text_source(run, files)
-    documents = _Once(source, max_bytes)
+    documents = _DocumentPass(source, max_bytes)
     model = run.config.model
     # what reads in no blocks forgets each time it has read what it may see
     block = model.block_len if model.stack == "residual" else model.feedback.span
@@ -83,19 +83,21 @@ def evaluate_text(
         score = score or window
         streamer = Streamer(run.model, batch, window)
         rows = windows(documents, batch, window, score)
-    streams = (streamer, streamer.fresh())
-    carried, forgetful = _Totals(), _Totals()
+    streams = (streamer, streamer.new_stream())
+    with_memory_sums, reset_sums = _MetricSums(), _MetricSums()
     counts = TokenCounts(run.tokenizer.vocab_size)
     tokens = 0
     with TokenProgress("text", source.text_bytes, quiet) as progress:
         with progress.compiling():  # now, so that the time is the device's
-            streamer.fresh().lane_losses(join_rows([empty_row(streamer.chunk)] * streamer.batch))
+            streamer.new_stream().lane_losses(
+                join_rows([empty_row(streamer.chunk)] * streamer.batch)
+            )
         begin = time.perf_counter()
         for batch_read, positions, results in _predictions(run, rows, streams, block):
             counted = batch_read["weights"] > 0
             size = run.tokenizer.token_bytes[batch_read["targets"]] * counted
-            for totals, (nats, right) in zip((carried, forgetful), results, strict=True):
-                totals.add(counted, positions, nats, right, size)
+            for totals, (nll, correct) in zip((with_memory_sums, reset_sums), results, strict=True):
+                totals.add(counted, positions, nll, correct, size)
             counts.add(batch_read["targets"][counted])
             valid = batch_read["valid"]
             # what windows read again is no text that was not read before
@@ -104,7 +106,7 @@ def evaluate_text(
             documents.bytes += read
             tokens += int(valid.sum())
             progress.advance(int(new.sum()), read)
-    if carried.bytes == 0:
+    if with_memory_sums.bytes == 0:
         raise UserError(f"text:{files or 'holdout'}: the documents are empty")
     seconds = time.perf_counter() - begin
     return {
@@ -112,14 +114,14 @@ def evaluate_text(
         "score": score,
         "documents": documents.given,
         "documents_left": len(source) - documents.given,
-        "tokens": int(carried.tokens.sum()),
-        "bytes": carried.bytes,
+        "tokens": int(with_memory_sums.tokens.sum()),
+        "bytes": with_memory_sums.bytes,
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
         "state_bytes": streamer.state_bytes() // streamer.batch,
-        **_scores(carried, forgetful),
-        "unigram": carried.scores_of(*counts.unigram()),
-        "uniform": carried.scores_of(*counts.uniform()),
+        **_scores(with_memory_sums, reset_sums),
+        "unigram": with_memory_sums.compute_scores(*counts.unigram()),
+        "uniform": with_memory_sums.compute_scores(*counts.uniform()),
     }
 
 
@@ -160,11 +162,11 @@ def text_source(run: Run, files: str | None) -> TextSource:
     return source
 
 
-class NoMore(Exception):
+class EndOfDocuments(Exception):
     """All documents are given out."""
 
 
-class _Once:
+class _DocumentPass:
     """A `Source` that gives each document once, to the first lane that is free.
 
     Attributes:
@@ -179,7 +181,7 @@ class _Once:
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
         enough = self._max_bytes is not None and self.bytes >= self._max_bytes
         if enough or self.given == len(self._source):
-            raise NoMore
+            raise EndOfDocuments
         self.given += 1
         return self._source.key(0, 1, self.given - 1)
 
@@ -197,7 +199,7 @@ def batches(source: Source, lanes: int, length: int, block: int) -> Iterator[Bat
     """Yield batches as `famjax.data.lanes.Lanes` does, until all documents are read."""
     readers = [Reader(source, lane, lanes) for lane in range(lanes)]
     while True:
-        batch = join_rows([_row(reader, length, block) for reader in readers])
+        batch = join_rows([_fill_row(reader, length, block) for reader in readers])
         if not batch["valid"].any():
             return
         yield batch
@@ -207,13 +209,13 @@ def join_rows(rows: Sequence[Batch]) -> Batch:
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def _row(reader: Reader, length: int, block: int) -> Batch:
+def _fill_row(reader: Reader, length: int, block: int) -> Batch:
     row = empty_row(length)
     at = 0
     while at < length:
         try:
             span = reader.take(length - at)
-        except NoMore:
+        except EndOfDocuments:
             break
         # behind the last token nothing is predicted, so it takes no position
         count = len(span.tokens) - span.last
@@ -246,7 +248,7 @@ def _windows(reader: Reader, window: int, score: int) -> Iterator[Batch]:
         first = reader.at_start()
         try:
             span = reader.take(window if first else score)
-        except NoMore:
+        except EndOfDocuments:
             return
         at = 0 if first else kept
         # what is read again has weight 0; a window that another follows is full
@@ -271,8 +273,8 @@ def _predictions(
     waiting: deque[Any] = deque()
     read = np.zeros(streams[0].batch, np.int64)
     for batch in rows:
-        positions, read = positions_of(batch, read)
-        refuse_beyond(run.model.stack.capacity, int(positions[batch["valid"]].max()) + 1)
+        positions, read = token_positions(batch, read)
+        check_capacity(run.model.stack.capacity, int(positions[batch["valid"]].max()) + 1)
         resets = batch["reset"].copy()
         resets[:, ::block] |= batch["valid"][:, ::block]
         forgetting = {**batch, "reset": resets}
@@ -285,7 +287,7 @@ def _predictions(
         yield batch, positions, jax.device_get(results)
 
 
-def positions_of(batch: Batch, read: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def token_positions(batch: Batch, read: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return each token's position in its document [b t], and the tokens read behind them [b].
 
     Args:
@@ -297,57 +299,57 @@ def positions_of(batch: Batch, read: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return positions, positions[:, -1] + 1
 
 
-class _Totals:
+class _MetricSums:
     """Sums over tokens, by buckets of positions: 0 to 255, 256 to 511, 512 to 1023 and so on."""
 
     def __init__(self) -> None:
         self.bytes = 0
-        self.tokens, self.nats, self.right = (np.zeros(_BUCKETS) for _ in range(3))
+        self.tokens, self.nll, self.correct = (np.zeros(_BUCKETS) for _ in range(3))
 
     def add(
         self,
         counted: np.ndarray,
         positions: np.ndarray,
-        nats: np.ndarray,
-        right: np.ndarray,
+        nll: np.ndarray,
+        correct: np.ndarray,
         size: np.ndarray,
     ) -> None:
         """Add one batch, [b t] each; `size` is in bytes."""
         # frexp rather than log2: exact at powers of two
         bucket = np.maximum(np.frexp(positions[counted])[1] - _FIRST_BUCKET, 0)
         self.tokens += np.bincount(bucket, minlength=_BUCKETS)
-        self.nats += np.bincount(bucket, nats[counted], minlength=_BUCKETS)
-        self.right += np.bincount(bucket, right[counted], minlength=_BUCKETS)
+        self.nll += np.bincount(bucket, nll[counted], minlength=_BUCKETS)
+        self.correct += np.bincount(bucket, correct[counted], minlength=_BUCKETS)
         self.bytes += int(size.sum())
 
     def scores(self) -> dict[str, float]:
-        return self.scores_of(float(self.nats.sum()), float(self.right.sum()))
+        return self.compute_scores(float(self.nll.sum()), float(self.correct.sum()))
 
-    def scores_of(self, nats: float, right: float) -> dict[str, float]:
+    def compute_scores(self, nll: float, correct: float) -> dict[str, float]:
         """Return the scores of so many nats and hits on the tokens that were added."""
         tokens = float(self.tokens.sum())
-        loss = nats / tokens
+        loss = nll / tokens
         return {
             "loss": loss,
-            "accuracy": right / tokens,
+            "accuracy": correct / tokens,
             "perplexity": math.exp(loss) if loss < 700 else math.inf,
-            "bits_per_byte": nats / self.bytes / math.log(2),
+            "bits_per_byte": nll / self.bytes / math.log(2),
         }
 
 
-def _scores(carried: _Totals, forgetful: _Totals) -> dict[str, Any]:
-    with_memory, without = carried.scores(), forgetful.scores()
+def _scores(with_memory_sums: _MetricSums, reset_sums: _MetricSums) -> dict[str, Any]:
+    with_memory, without = with_memory_sums.scores(), reset_sums.scores()
     rows = []
-    for i in np.flatnonzero(carried.tokens):
-        tokens = carried.tokens[i]
+    for i in np.flatnonzero(with_memory_sums.tokens):
+        tokens = with_memory_sums.tokens[i]
         rows.append(
             {
                 "from": 0 if i == 0 else 2 ** (_FIRST_BUCKET - 1 + int(i)),
                 "to": 2 ** (_FIRST_BUCKET + int(i)) - 1,
                 "tokens": int(tokens),
-                "loss": float(carried.nats[i] / tokens),
-                "accuracy": float(carried.right[i] / tokens),
-                "loss_without_memory": float(forgetful.nats[i] / tokens),
+                "loss": float(with_memory_sums.nll[i] / tokens),
+                "accuracy": float(with_memory_sums.correct[i] / tokens),
+                "loss_without_memory": float(reset_sums.nll[i] / tokens),
             }
         )
     return {

@@ -18,8 +18,8 @@ from famjax.data.sources import Key, Piece
 from famjax.data.words import BEGIN
 from famjax.eval.memory import memory_report
 from famjax.eval.progress import TokenProgress
-from famjax.eval.streaming import CHUNK, Streamer, refuse_beyond
-from famjax.eval.text import NoMore, batches, join_rows, positions_of
+from famjax.eval.streaming import CHUNK, Streamer, check_capacity
+from famjax.eval.text import EndOfDocuments, batches, join_rows, token_positions
 from famjax.tasks.toy import ToySource, baselines, steps_of_test
 from famjax.train.run import Run
 
@@ -65,14 +65,16 @@ def evaluate_toy(
     for length in lengths or [steps_of_test(task, toy)]:
         asked = replace(toy, steps=length, episodes=examples)
         source = ToySource(task, asked, run.tokenizer, run.config.seed, "holdout")
-        right, tokens, seconds = _answer(run, source, min(batch, examples), toy.concatenate, quiet)
+        correct, tokens, seconds = _evaluate(
+            run, source, min(batch, examples), toy.concatenate, quiet
+        )
         rows.append(
             {
                 "length": length,
-                "examples": len(right),
-                "answers": int(right[:, 1].sum()),
-                "accuracy": float(right[:, 0].sum() / right[:, 1].sum()),
-                "episode_accuracy": float((right[:, 0] == right[:, 1]).mean()),
+                "examples": len(correct),
+                "answers": int(correct[:, 1].sum()),
+                "accuracy": float(correct[:, 0].sum() / correct[:, 1].sum()),
+                "episode_accuracy": float((correct[:, 0] == correct[:, 1]).mean()),
                 **baselines(task, toy, length, run.config.seed),
                 "seconds": seconds,
                 "tokens_per_second": tokens / seconds,
@@ -82,7 +84,7 @@ def evaluate_toy(
     return {"task": task, "rows": rows}
 
 
-class _Once:
+class _EpisodePass:
     """A `Source` of each test episode once.
 
     Each lane has one document of its share of them, or takes the next one when it is free.
@@ -95,7 +97,7 @@ class _Once:
         if self._concatenate and k == 0:
             return self._source.key(lane, lanes, 0)
         if self._concatenate or self._given == len(self._source):
-            raise NoMore
+            raise EndOfDocuments
         self._given += 1
         return self._source.key(0, 1, self._given - 1)
 
@@ -109,50 +111,52 @@ class _Once:
         del state
 
 
-def _answer(
+def _evaluate(
     run: Run, source: ToySource, lanes: int, concatenate: bool, quiet: bool
 ) -> tuple[np.ndarray, int, float]:
     """Return right and all answers of each episode, [episodes 2], tokens read, and seconds."""
     block = run.config.model.block_len
     stream = Streamer(run.model, lanes, max(CHUNK // block, 1) * block)
     counts = np.zeros((lanes, len(source) + 1, 2), np.int64)
-    begun = np.zeros(lanes, np.int64)
+    started = np.zeros(lanes, np.int64)
     tokens = 0
     with TokenProgress(source.name, None, quiet) as progress:
         with progress.compiling():  # now, so that the time is the device's
-            stream.fresh().lane_losses(join_rows([empty_row(stream.chunk)] * lanes))
+            stream.new_stream().lane_losses(join_rows([empty_row(stream.chunk)] * lanes))
         begin = time.perf_counter()
-        for read, right in _results(run, _Once(source, concatenate), stream, block):
-            begun = _count(counts, begun, read, right)
+        for read, correct in _results(run, _EpisodePass(source, concatenate), stream, block):
+            started = _count_answers(counts, started, read, correct)
             tokens += int(read["valid"].sum())
             progress.advance(int(read["valid"].sum()))
     seconds = time.perf_counter() - begin
-    episodes = [lane[1 : n + 1] for lane, n in zip(counts, begun, strict=True)]
+    episodes = [lane[1 : n + 1] for lane, n in zip(counts, started, strict=True)]
     return np.concatenate(episodes), tokens, seconds
 
 
 def _results(
-    run: Run, source: _Once, stream: Streamer, block: int
+    run: Run, source: _EpisodePass, stream: Streamer, block: int
 ) -> Iterator[tuple[Batch, np.ndarray]]:
     """Yield each batch and which of its targets were the likeliest [b t], fetched a batch late."""
     waiting: deque[Any] = deque()
     at = np.zeros(stream.batch, np.int64)
     for batch in batches(source, stream.batch, stream.chunk, block):
-        positions, at = positions_of(batch, at)
-        refuse_beyond(run.model.stack.capacity, int(positions[batch["valid"]].max()) + 1)
+        positions, at = token_positions(batch, at)
+        check_capacity(run.model.stack.capacity, int(positions[batch["valid"]].max()) + 1)
         waiting.append((batch, stream.lane_losses(batch)[1]))
         if len(waiting) > 1:
-            first, right = waiting.popleft()
-            yield first, jax.device_get(right)
-    for first, right in waiting:
-        yield first, jax.device_get(right)
+            first, correct = waiting.popleft()
+            yield first, jax.device_get(correct)
+    for first, correct in waiting:
+        yield first, jax.device_get(correct)
 
 
-def _count(counts: np.ndarray, begun: np.ndarray, read: Batch, right: np.ndarray) -> np.ndarray:
+def _count_answers(
+    counts: np.ndarray, started: np.ndarray, read: Batch, correct: np.ndarray
+) -> np.ndarray:
     """Add a batch to `counts` [b episodes 2], and return the episodes each lane has begun [b]."""
-    number = begun[:, None] + np.cumsum((read["tokens"] == BEGIN) & read["valid"], axis=1)
+    number = started[:, None] + np.cumsum((read["tokens"] == BEGIN) & read["valid"], axis=1)
     lane, position = np.nonzero(read["weights"] > 0)
     episode = number[lane, position]
-    both = np.stack([right[lane, position], np.ones(len(lane), bool)], axis=-1)
+    both = np.stack([correct[lane, position], np.ones(len(lane), bool)], axis=-1)
     np.add.at(counts, (lane, episode), both)
     return number[:, -1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from famjax.convert.families.common import Family
 from famjax.convert.families.famjax import FAMJAX
 from famjax.core.config import ModelConfig
-from famjax.export.source import Source
+from famjax.export.source import ExportSource
 
 _LOAD = """\
 ```
@@ -49,7 +49,7 @@ and prompt lookup, which would have to take back what was read.
 """
 
 
-def card(source: Source, family: Family, pretrained: bool) -> str:
+def model_card(source: ExportSource, family: Family, pretrained: bool) -> str:
     """Return the text of README.md.
 
     Args:
@@ -66,9 +66,9 @@ def card(source: Source, family: Family, pretrained: bool) -> str:
         "",
         f"# {config.name}",
         "",
-        f"A language model trained with famjax: {about(source)}",
+        f"A language model trained with famjax: {describe(source)}",
         "",
-        _training(source, pretrained),
+        _describe_training(source, pretrained),
         "",
         "Licence: to be filled in by whoever publishes it.",
         "",
@@ -79,14 +79,14 @@ def card(source: Source, family: Family, pretrained: bool) -> str:
     return text + (_STREAM if remembers else "") + (_BATCHES if own else "")
 
 
-def about(source: Source) -> str:
+def describe(source: ExportSource) -> str:
     """Return a sentence on the model."""
     model = source.model
     shape = f"{model.layers} layers, width {model.width}, {model.vocab_size:,} tokens"
-    return f"{shape}, attention `{model.mixer}`{_memory(model)}."
+    return f"{shape}, attention `{model.mixer}`{_describe_memory(model)}."
 
 
-def _memory(model: ModelConfig) -> str:
+def _describe_memory(model: ModelConfig) -> str:
     names = model.mixer.split(",")
     said = ""
     if {"bswa", "bswa_sg", "fam"} & set(names):
@@ -98,7 +98,7 @@ def _memory(model: ModelConfig) -> str:
     return said
 
 
-def _training(source: Source, pretrained: bool) -> str:
+def _describe_training(source: ExportSource, pretrained: bool) -> str:
     """Say what it has read, and where its weights come from."""
     step, data = source.run.step, source.run.config.data
     if not step:

@@ -22,7 +22,7 @@ _LIMIT = 1e-4
 _LOGITS = 1 << 26
 
 
-def sample(config: ModelConfig) -> tuple[np.ndarray, int]:
+def sample_tokens(config: ModelConfig) -> tuple[np.ndarray, int]:
     """Return random tokens [2 t], in two blocks and a part of a third, and of how many of the last
     tokens to compare the logits."""
     names = config.mixer.split(",")
@@ -34,14 +34,14 @@ def sample(config: ModelConfig) -> tuple[np.ndarray, int]:
     return tokens, min(count, max(_LOGITS // config.vocab_size // 2, 1))
 
 
-def capacity(config: ModelConfig) -> int:
+def sample_capacity(config: ModelConfig) -> int:
     """Return the capacity that a model needs to read the sample: its own may be gigabytes."""
     if config.arch.learned_positions:
         return config.capacity
-    return min(config.capacity, sample(config)[0].shape[1])
+    return min(config.capacity, sample_tokens(config)[0].shape[1])
 
 
-def logits(model: LanguageModel, tokens: np.ndarray, last: int) -> np.ndarray:
+def compute_logits(model: LanguageModel, tokens: np.ndarray, last: int) -> np.ndarray:
     """Return [b last v] of the last tokens."""
     count = tokens.shape[1]
     padded = np.pad(tokens, ((0, 0), (0, -count % model.block_len)))
@@ -60,15 +60,15 @@ def logits(model: LanguageModel, tokens: np.ndarray, last: int) -> np.ndarray:
         return np.asarray(read(params, jnp.asarray(padded, jnp.int32), valid))
 
 
-def of_run(model: LanguageModel, tokens: np.ndarray, last: int) -> np.ndarray:
+def run_logits(model: LanguageModel, tokens: np.ndarray, last: int) -> np.ndarray:
     """Return the logits of the run, which must be numbers."""
-    found = logits(model, tokens, last)
+    found = compute_logits(model, tokens, last)
     if not np.isfinite(found).all():
         raise UserError("the run's logits are not finite numbers; export a run that has learned")
     return found
 
 
-def compare(by: str, exported: np.ndarray, run: np.ndarray) -> str:
+def compare_logits(by: str, exported: np.ndarray, run: np.ndarray) -> str:
     """Return a line that says how far apart the logits are.
 
     Args:
@@ -86,7 +86,7 @@ def compare(by: str, exported: np.ndarray, run: np.ndarray) -> str:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence_transformers() -> Iterator[None]:
     """Keep transformers' warnings and progress bars, which speak of what is meant, to itself."""
     from transformers.utils import logging
 

@@ -7,11 +7,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from famjax.convert.folder import whole_folder
+from famjax.convert.folder import atomic_folder
 from famjax.convert.open import open_model
 from famjax.core.checks import mixer_pattern
 from famjax.core.errors import UserError, nearest
-from famjax.export.source import Source
+from famjax.export.source import ExportSource
 
 # each is a module here: write(source, folder) -> lines that say how it was compared
 FORMATS = ("hf", "peft", "orbax", "stablehlo")
@@ -47,8 +47,8 @@ def export(
     if dtype != "float32" and format != "hf":
         raise UserError(f"--dtype {dtype} is for --format hf; {format} keeps float32")
     dest = Path(dest).expanduser()
-    refuse(dest)
-    source = Source(open_model(run), Path(run), dtype)
+    check_destination(dest)
+    source = ExportSource(open_model(run), Path(run), dtype)
     if format in ("hf", "peft") and source.model.adaptive.cutoffs:
         raise UserError(
             f"--format {format}: has no words for an adaptive embedding and softmax; take "
@@ -66,11 +66,11 @@ def export(
         )
     report(f"writing {dest}, then reading it again to compare its logits")
     write = importlib.import_module(f"famjax.export.{format}").write
-    with whole_folder(dest) as folder:
+    with atomic_folder(dest) as folder:
         return write(source, folder)
 
 
-def refuse(dest: Path) -> None:
+def check_destination(dest: Path) -> None:
     """Raise a `UserError` if no folder can be made there."""
     if dest.exists() or dest.is_symlink():
         raise UserError(f"{dest} is there already; give another folder, or remove it")

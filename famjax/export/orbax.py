@@ -14,7 +14,7 @@ from famjax.convert.folder import write_model
 from famjax.core.sharding import path_name
 from famjax.data.tokenizers import save_tokenizer
 from famjax.export import check
-from famjax.export.source import Source
+from famjax.export.source import ExportSource
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.run import CHECKPOINTS, open_run
 
@@ -36,9 +36,9 @@ axis; config.json has the shape of the model.
 """
 
 
-def write(source: Source, folder: Path) -> list[str]:
+def write(source: ExportSource, folder: Path) -> list[str]:
     """Write the folder and return what was compared."""
-    source = source.merged()
+    source = source.merge_adapters()
     save_tokenizer(source.run.tokenizer.name, folder)
     write_model(folder, source.run.config, source.run.model, source.run.step)
     at = Checkpoints(folder / CHECKPOINTS).path(source.run.step) / "params"
@@ -52,22 +52,22 @@ def write(source: Source, folder: Path) -> list[str]:
     return _compare(source, folder, at)
 
 
-def _compare(source: Source, folder: Path, at: Path) -> list[str]:
+def _compare(source: ExportSource, folder: Path, at: Path) -> list[str]:
     with ocp.PyTreeCheckpointer() as orbax:
         plain = orbax.restore(at)
-    ours = dict(_named(nnx.split(source.run.model)[1]))
-    theirs = dict(_named(plain))
+    ours = dict(_name_arrays(nnx.split(source.run.model)[1]))
+    theirs = dict(_name_arrays(plain))
     same = all(np.array_equal(theirs[name], ours[name]) for name in ours)
     if not same or theirs.keys() != ours.keys():
         raise ValueError("Orbax read other parameters than were written")
-    tokens, last = check.sample(source.model)
-    run = check.of_run(source.run.model, tokens, last)
-    again = check.logits(open_run(folder).model, tokens, last)
+    tokens, last = check.sample_tokens(source.model)
+    run = check.run_logits(source.run.model, tokens, last)
+    again = check.compute_logits(open_run(folder).model, tokens, last)
     return [
         f"compared with Orbax {ocp.__version__}: the same {len(ours)} arrays",
-        check.compare("famjax opening it as a run", again, run),
+        check.compare_logits("famjax opening it as a run", again, run),
     ]
 
 
-def _named(tree: Any) -> list[tuple[str, Any]]:
+def _name_arrays(tree: Any) -> list[tuple[str, Any]]:
     return [(path_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]

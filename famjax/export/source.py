@@ -18,7 +18,7 @@ from famjax.train.run import Run
 
 
 @dataclass(frozen=True)
-class Source:
+class ExportSource:
     """A run on its way into another format.
 
     Attributes:
@@ -35,16 +35,16 @@ class Source:
     def model(self) -> ModelConfig:
         return self.run.config.model
 
-    def merged(self) -> Source:
+    def merge_adapters(self) -> ExportSource:
         """Return the run without adapters, its weights changed by them, on its own feet."""
         return replace(self, run=self.run.merged())
 
-    def reference(self) -> LanguageModel:
+    def reference_model(self) -> LanguageModel:
         """Return the run's model as the export must compute it: its parameters as they are
         written, everything else in float32."""
         # float32 keeps what adapters give beside the weights: another sum than the merged weights'
-        run = self.run if self.dtype == "float32" else self.merged().run
-        short = check.capacity(run.config.model)
+        run = self.run if self.dtype == "float32" else self.merge_adapters().run
+        short = check.sample_capacity(run.config.model)
         config = replace(
             inference_config(run.config.model), dtype="float32", remat="none", capacity=short
         )

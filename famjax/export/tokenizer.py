@@ -21,7 +21,7 @@ from famjax.data.tokenizers import (
     save_words,
 )
 from famjax.data.words import BEGIN, LINE_END, UNKNOWN, Words
-from famjax.export.check import quiet
+from famjax.export.check import silence_transformers
 
 _CONFIG = "tokenizer_config.json"
 # of Hugging Face's tokenizer; not its config.json, which is another model's
@@ -44,15 +44,15 @@ Json = dict[str, Any]
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> list[str]:
     """Write a run's tokenizer, and return what was compared."""
     if isinstance(tokenizer, ByteTokenizer):
-        _write(folder, _bytes(), "<bos>", "<eos>")
+        _write(folder, _byte_tokenizer(), "<bos>", "<eos>")
         return _compare(tokenizer, folder, "please report it")
     if isinstance(tokenizer, Words):
-        _write(folder, _of_words(tokenizer), tokenizer.words[BEGIN], tokenizer.words[BEGIN])
+        _write(folder, _word_tokenizer(tokenizer), tokenizer.words[BEGIN], tokenizer.words[BEGIN])
         save_words(tokenizer.text(), folder)
         return _compare(tokenizer, folder, "white space beyond ASCII is the cause")
     home = Path(tokenizer.name).expanduser()
     if isinstance(tokenizer, SentencePieceTokenizer):
-        _write(folder, *_of_sentencepiece(home.read_bytes(), tokenizer))
+        _write(folder, *_sentencepiece_tokenizer(home.read_bytes(), tokenizer))
         shutil.copyfile(home, folder / SENTENCEPIECE)
         return _compare(tokenizer, folder, f"take {SENTENCEPIECE} with the sentencepiece library")
     # a folder, of Hugging Face's, or the tokenizer.json of a run
@@ -89,7 +89,7 @@ def _compare(tokenizer: Tokenizer, folder: Path, otherwise: str) -> list[str]:
         (PreTrainedTokenizerFast, {}),
     )
     for kind, options in readers:
-        with quiet():
+        with silence_transformers():
             theirs = kind.from_pretrained(folder, **options)
         if theirs.encode(_SAMPLE, add_special_tokens=False) == ids:
             # AutoTokenizer puts another class in the place of the one that is asked for with some
@@ -115,17 +115,17 @@ def _write(folder: Path, made: Json, bos: str, eos: str) -> None:
         (folder / name).write_text(text + "\n", encoding="utf-8")
 
 
-def _added(token: int, content: str, special: bool) -> Json:
+def _added_token(token: int, content: str, special: bool) -> Json:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": token, "content": content, **flags, "special": special}
 
 
-def _tokenizer(added: list[Json], **parts: Json | None) -> Json:
+def _tokenizer_json(added: list[Json], **parts: Json | None) -> Json:
     empty = dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer"))
     return {"version": "1.0", **empty, "added_tokens": added, "post_processor": None} | parts
 
 
-def _bytes() -> Json:
+def _byte_tokenizer() -> Json:
     """A byte-level BPE that merges nothing, its vocabulary the bytes as such a BPE writes them."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = [byte for byte in range(256) if byte not in printable]
@@ -134,20 +134,20 @@ def _bytes() -> Json:
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     level["use_regex"] = False
     vocabulary = {letters[byte]: byte for byte in range(256)}
-    return _tokenizer(
-        [_added(256, "<bos>", True), _added(257, "<eos>", True)],
+    return _tokenizer_json(
+        [_added_token(256, "<bos>", True), _added_token(257, "<eos>", True)],
         pre_tokenizer=level,
         decoder=level,
         model={"type": "BPE", "vocab": vocabulary, "merges": []},
     )
 
 
-def _of_words(tokenizer: Words) -> Json:
+def _word_tokenizer(tokenizer: Words) -> Json:
     """Return a list of words as tokenizer.json; ends of lines are a word there too."""
     words = tokenizer.words
     line: Json = {"type": "Replace", "pattern": {"String": "\n"}, "content": f" {words[LINE_END]} "}
-    return _tokenizer(
-        [_added(BEGIN, words[BEGIN], True)],
+    return _tokenizer_json(
+        [_added_token(BEGIN, words[BEGIN], True)],
         normalizer=line,
         pre_tokenizer={"type": "WhitespaceSplit"},
         model={
@@ -158,7 +158,7 @@ def _of_words(tokenizer: Words) -> Json:
     )
 
 
-def _of_sentencepiece(content: bytes, tokenizer: Tokenizer) -> tuple[Json, str, str]:
+def _sentencepiece_tokenizer(content: bytes, tokenizer: Tokenizer) -> tuple[Json, str, str]:
     """Return a SentencePiece model's tokenizer.json, and its bos and eos.
 
     Like famjax it keeps all spaces and puts none in front.
@@ -171,7 +171,7 @@ def _of_sentencepiece(content: bytes, tokenizer: Tokenizer) -> tuple[Json, str, 
     scores = [piece.score for piece in proto.pieces]
     kinds = model_proto.SentencePiece
     added = [
-        _added(i, piece.piece, piece.type != kinds.USER_DEFINED)
+        _added_token(i, piece.piece, piece.type != kinds.USER_DEFINED)
         for i, piece in enumerate(proto.pieces)
         if piece.type in (kinds.CONTROL, kinds.UNKNOWN, kinds.USER_DEFINED)
     ]
@@ -198,7 +198,7 @@ def _of_sentencepiece(content: bytes, tokenizer: Tokenizer) -> tuple[Json, str, 
         text = base64.b64encode(charsmap).decode()
         steps.insert(0, {"type": "Precompiled", "precompiled_charsmap": text})
     back: Json = space | {"pattern": {"String": "▁"}, "content": " "}
-    made = _tokenizer(
+    made = _tokenizer_json(
         added,
         normalizer={"type": "Sequence", "normalizers": steps},
         decoder={

@@ -18,7 +18,7 @@ from famjax.core.errors import UserError
 
 GIB = 2**30
 # a plan of others than TPUs takes as many devices of this process
-_MOST_CHIPS = 4096
+_MAX_CHIPS = 4096
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Topology:
         return bool(self.chip.shapes)
 
 
-def topology(name: str) -> Topology:
+def parse_topology(name: str) -> Topology:
     """Read "v5e:4x8" or "h200:8".
 
     Raises:
@@ -88,29 +88,29 @@ def topology(name: str) -> Topology:
     if kind not in CHIPS:
         raise UserError(
             f"--topology {name}: no such chip; take one of "
-            f"{', '.join(f'{c}:{example(CHIPS[c])}' for c in CHIPS)}"
+            f"{', '.join(f'{c}:{example_shape(CHIPS[c])}' for c in CHIPS)}"
         )
     chip = CHIPS[kind]
     sizes = shape.split("x")
     numbers = [int(n) for n in sizes if n.isascii() and n.isdigit() and len(n) < 8 and int(n) > 0]
     count = math.prod(numbers) if numbers and len(numbers) == len(sizes) else 0
     if chip.shapes and shape not in chip.shapes:
-        near = sorted(chip.shapes, key=lambda s: abs(math.log(_chips(s) / (count or 1))))[:4]
+        near = sorted(chip.shapes, key=lambda s: abs(math.log(_chip_count(s) / (count or 1))))[:4]
         raise UserError(
             f"--topology {name}: no {kind} slice has this shape; the nearest are "
-            f"{', '.join(f'{kind}:{s}' for s in sorted(near, key=_chips))}"
+            f"{', '.join(f'{kind}:{s}' for s in sorted(near, key=_chip_count))}"
         )
-    if not chip.shapes and count > _MOST_CHIPS:
-        raise UserError(f"--topology {name}: at most {_MOST_CHIPS:,} chips are planned for")
+    if not chip.shapes and count > _MAX_CHIPS:
+        raise UserError(f"--topology {name}: at most {_MAX_CHIPS:,} chips are planned for")
     if not chip.shapes and (not count or len(sizes) > 1):
         raise UserError(f"--topology {name}: give a number of chips, such as {kind}:8")
     return Topology(name, chip, count)
 
 
-def example(chip: Chip) -> str:
+def example_shape(chip: Chip) -> str:
     """Return a shape of a chip's slices."""
     return chip.shapes[3] if chip.shapes else "8"
 
 
-def _chips(shape: str) -> int:
+def _chip_count(shape: str) -> int:
     return math.prod(map(int, shape.split("x")))

@@ -48,10 +48,10 @@ class Estimate(NamedTuple):
         return self.weights + self.activations
 
 
-def estimate(config: Config, on: Topology) -> Estimate:
+def estimate(config: Config, topology: Topology) -> Estimate:
     """Return what one chip of a topology needs and takes; the mesh's axes are all given."""
     model, mesh = config.model, config.mesh
-    trained, frozen, frozen_bytes = counted(model, config.train.only)
+    trained, frozen, frozen_bytes = count_parameters(model, config.train.only)
     divided = mesh.fsdp * mesh.tensor
     # gradients beside the parameters; AdamW's two moments, Adafactor's one
     copies = 2 + (2 if config.optimizer.name == "adamw" else 1)
@@ -61,27 +61,29 @@ def estimate(config: Config, on: Topology) -> Estimate:
     gathered = 2 * (trained + frozen) / model.layers * size / mesh.tensor if mesh.fsdp > 1 else 0
     if model.tied:
         gathered += 2 * model.vocab_size * model.width * size / mesh.tensor
-    seconds = _seconds(config, on, (trained + frozen) * size, trained * 4)
-    return Estimate(weights + gathered, kept(config), seconds)
+    seconds = _estimate_seconds(config, topology, (trained + frozen) * size, trained * 4)
+    return Estimate(weights + gathered, device_activations(config), seconds)
 
 
-def kept(config: Config) -> float:
-    """Return `activations` of one device; the mesh's axes are all given."""
+def device_activations(config: Config) -> float:
+    """Return `layer_activations` of one device; the mesh's axes are all given."""
     mesh, train = config.mesh, config.train
     rows = config.data.batch / (mesh.data * mesh.fsdp * train.accumulate)
     tokens = rows * config.data.length / train.bptt_segments / mesh.sequence
-    return activations(config.model, tokens, rows, mesh.tensor)
+    return layer_activations(config.model, tokens, rows, mesh.tensor)
 
 
-def policies(config: Config) -> dict[str, float]:
-    """Return `kept` by each `model.remat` that the stack has."""
+def activations_by_remat(config: Config) -> dict[str, float]:
+    """Return `device_activations` by each `model.remat` that the stack has."""
     stack = config.model.stack
     names = REMAT if stack == "residual" else (config.model.remat,)
-    return {r: kept(replace(config, model=replace(config.model, remat=r))) for r in names}
+    return {
+        r: device_activations(replace(config, model=replace(config.model, remat=r))) for r in names
+    }
 
 
 @functools.cache
-def counted(model: ModelConfig, only: str) -> tuple[int, int, int]:
+def count_parameters(model: ModelConfig, only: str) -> tuple[int, int, int]:
     """Return how many parameters are trained and are not, and the bytes of those that are not."""
     _, trained, frozen = abstract_model(model, only=only)
 
@@ -92,7 +94,7 @@ def counted(model: ModelConfig, only: str) -> tuple[int, int, int]:
     return elements(trained), elements(frozen), held
 
 
-def activations(model: ModelConfig, tokens: float, rows: float, tensor: int) -> float:
+def layer_activations(model: ModelConfig, tokens: float, rows: float, tensor: int) -> float:
     """Return the bytes that one device keeps for the backward pass by `model.remat`, with the work
     of the layer that is being read.
 
@@ -102,26 +104,26 @@ def activations(model: ModelConfig, tokens: float, rows: float, tensor: int) -> 
     layer = _layer_bytes(model, tokens, tensor)
     if model.remat == "none":
         held = 2 * layer.stream + layer.products + layer.weights
-        return model.layers * held + WORK * (layer.seen + layer.weights)
+        return model.layers * held + WORK * (layer.keys_values + layer.weights)
     by_block = model.remat in ("attention", "block") and is_windowed(model)
     weights = layer.weights * (model.block_len * rows / tokens if by_block else 1)
-    work = 3 * layer.stream + 2 * layer.seen + layer.products + 3 * weights
+    work = 3 * layer.stream + 2 * layer.keys_values + layer.products + 3 * weights
     held = layer.stream + (layer.attended if model.remat == "attention" else 0)
     return model.layers * held + WORK * work
 
 
-class _Layer(NamedTuple):
+class _LayerBytes(NamedTuple):
     """Bytes of one layer's arrays: what goes in; what attention gives; q, that and hidden units;
     what blocks see of k and v; attention weights."""
 
     stream: float
     attended: float
     products: float
-    seen: float
+    keys_values: float
     weights: float
 
 
-def _layer_bytes(model: ModelConfig, tokens: float, tensor: int) -> _Layer:
+def _layer_bytes(model: ModelConfig, tokens: float, tensor: int) -> _LayerBytes:
     size = jnp.dtype(model.dtype).itemsize
     e, g = model.head_dim or model.width // model.heads, model.kv_heads or model.heads
     hidden = model.mlp_width or 4 * model.width
@@ -130,7 +132,7 @@ def _layer_bytes(model: ModelConfig, tokens: float, tensor: int) -> _Layer:
         (KEYS_COMPUTED[m](model) for m in mixer_pattern(model) if m in KEYS_COMPUTED), default=0
     )
     shared = tensor if g % tensor == 0 else 1
-    return _Layer(
+    return _LayerBytes(
         tokens * model.width * size,
         tokens * model.heads * e * size / tensor,
         tokens * (2 * model.heads * e + gated * hidden) * size / tensor,
@@ -139,8 +141,10 @@ def _layer_bytes(model: ModelConfig, tokens: float, tensor: int) -> _Layer:
     )
 
 
-def _seconds(config: Config, on: Topology, weight_bytes: float, trained_bytes: float) -> float:
-    model, mesh, chip = config.model, config.mesh, on.chip
+def _estimate_seconds(
+    config: Config, topology: Topology, weight_bytes: float, trained_bytes: float
+) -> float:
+    model, mesh, chip = config.model, config.mesh, topology.chip
     tokens = config.data.batch * config.data.length
     flops = tokens * step_flops(config, computed=True)
     # forward, backward of both factors, and what is computed again
@@ -159,15 +163,15 @@ def _seconds(config: Config, on: Topology, weight_bytes: float, trained_bytes: f
     network += 2 * config.train.accumulate * trained_bytes / mesh.tensor * summed
     if mesh.sequence > 1:
         rows = config.data.batch / (mesh.data * mesh.fsdp)
-        network += passes * model.layers * rows * _seen_bytes(config)
-    device = max(flops / on.count / chip.flops, traffic / chip.bandwidth)
+        network += passes * model.layers * rows * _remote_kv_bytes(config)
+    device = max(flops / topology.count / chip.flops, traffic / chip.bandwidth)
     # each device's part of a row waits for the memory of the one before
-    device *= 1 + (mesh.sequence - 1) * _recurrent(model)
+    device *= 1 + (mesh.sequence - 1) * _recurrent_share(model)
     # as if nothing ran beside the network: of two that compute alike, the one that says less
     return device + network / chip.network
 
 
-def _seen_bytes(config: Config) -> float:
+def _remote_kv_bytes(config: Config) -> float:
     """Return the bytes of keys and values that a layer takes, for a row, from other devices of the
     axis sequence: memory segments, or with full attention all tokens."""
     m, mesh = config.model, config.mesh
@@ -192,7 +196,7 @@ def is_windowed(model: ModelConfig) -> bool:
     return not {"full", "linear"} & set(mixer_pattern(model))
 
 
-def _recurrent(model: ModelConfig) -> float:
+def _recurrent_share(model: ModelConfig) -> float:
     """Return the share of a block's tokens that are FAM's, each read behind those before."""
     if "fam" not in mixer_pattern(model):
         return 0.0

@@ -17,7 +17,7 @@ from famjax.core.experiment import to_json
 from famjax.core.json_files import parse_json
 from famjax.core.optional import absent, install
 from famjax.plan.chips import Topology
-from famjax.plan.formula import policies
+from famjax.plan.formula import activations_by_remat
 from famjax.train.flops import step_flops
 
 
@@ -43,7 +43,7 @@ class Roofline:
         return max(self.device, self.network)
 
     @property
-    def apart(self) -> float:
+    def serial(self) -> float:
         """The one after the other."""
         return self.device + self.network
 
@@ -69,8 +69,8 @@ class Plan:
     """
 
     config: Config
-    on: Topology
-    seen: dict[str, Any]
+    topology: Topology
+    report: dict[str, Any]
     model_flops: float
     computed_flops: float
     needed: float
@@ -93,10 +93,10 @@ class Plan:
         roofline = self.roofline
         return {
             "config": self.config.name,
-            "topology": self.on.name,
-            "chips": self.on.count,
-            "chip": asdict(self.on.chip),
-            **{k: v for k, v in self.seen.items() if k != "shardings"},
+            "topology": self.topology.name,
+            "chips": self.topology.count,
+            "chip": asdict(self.topology.chip),
+            **{k: v for k, v in self.report.items() if k != "shardings"},
             "model_flops": self.model_flops,
             "computed_flops": self.computed_flops,
             "needed_bytes": self.needed,
@@ -108,36 +108,46 @@ class Plan:
         }
 
 
-def plan(config: Config, on: Topology) -> Plan:
+def plan(config: Config, topology: Topology) -> Plan:
     """Compile a config's training step for a topology and see what it needs.
 
     Args:
-      config: its vocabulary known, see `with_size`.
+      config: its vocabulary known, see `fill_vocab_size`.
 
     Raises:
       UserError: libtpu is missing, or the mesh or the batch does not fit.
     """
-    seen = ask(config, on, compile=True)
-    per_chip = seen["devices"] / on.count
+    report = run_worker(config, topology, compile=True)
+    per_chip = report["devices"] / topology.count
     tokens = config.data.batch * config.data.length
     model, computed = (tokens * step_flops(config, computed=c) for c in (False, True))
-    seen["activations"] = policies(replace(config, mesh=MeshConfig(**seen["mesh"])))
-    if "memory" not in seen:
-        return Plan(config, on, seen, model, computed, seen["needed"] * per_chip, False, None, None)
-    needed = sum(seen["memory"].values()) * per_chip
-    chip = on.chip
+    report["activations"] = activations_by_remat(replace(config, mesh=MeshConfig(**report["mesh"])))
+    if "memory" not in report:
+        return Plan(
+            config,
+            topology,
+            report,
+            model,
+            computed,
+            report["needed"] * per_chip,
+            False,
+            None,
+            None,
+        )
+    needed = sum(report["memory"].values()) * per_chip
+    chip = topology.chip
     roofline = Roofline(
-        seen["flops"] * per_chip / chip.flops,
-        seen["bytes"] * per_chip / chip.bandwidth,
-        seen["device_seconds"],
-        seen["network_bytes"] * per_chip / chip.network,
+        report["flops"] * per_chip / chip.flops,
+        report["bytes"] * per_chip / chip.bandwidth,
+        report["device_seconds"],
+        report["network_bytes"] * per_chip / chip.network,
     )
-    utilisation = model / (roofline.step * chip.flops * on.count)
+    utilisation = model / (roofline.step * chip.flops * topology.count)
     fits = needed <= chip.memory
-    return Plan(config, on, seen, model, computed, needed, fits, roofline, utilisation)
+    return Plan(config, topology, report, model, computed, needed, fits, roofline, utilisation)
 
 
-def with_size(config: Config) -> Config:
+def fill_vocab_size(config: Config) -> Config:
     """Return the config with `model.vocab_size` filled in, from its tokenizer where it is 0."""
     if config.model.vocab_size:
         return config
@@ -151,19 +161,19 @@ def with_size(config: Config) -> Config:
     return with_vocabulary(config, tokenizer)
 
 
-def ask(config: Config, on: Topology, compile: bool) -> dict[str, Any]:
+def run_worker(config: Config, topology: Topology, compile: bool) -> dict[str, Any]:
     """Return a worker's answer, see `famjax.plan.worker.answer`.
 
     Raises:
       UserError: what the worker says, in one line.
     """
-    refuse_missing(on)
-    request = {"config": to_json(config), "topology": on.name, "compile": compile}
+    check_compiler(topology)
+    request = {"config": to_json(config), "topology": topology.name, "compile": compile}
     # in the same group of processes, so that Ctrl-C ends it too
     done = subprocess.run(
         [sys.executable, "-m", "famjax.plan.worker"],
         input=json.dumps(request),
-        env=_environment(on),
+        env=_environment(topology),
         capture_output=True,
         text=True,
         check=False,
@@ -182,20 +192,20 @@ def ask(config: Config, on: Topology, compile: bool) -> dict[str, Any]:
     return answer
 
 
-def refuse_missing(on: Topology) -> None:
+def check_compiler(topology: Topology) -> None:
     """Raise a `UserError` where the compiler for a topology is not there."""
-    if on.is_tpu and absent(("libtpu",)):
+    if topology.is_tpu and absent(("libtpu",)):
         raise UserError(
-            f"--topology {on.name}: compiling for TPU needs libtpu, which is not installed; "
+            f"--topology {topology.name}: compiling for TPU needs libtpu, which is not installed; "
             f"{install(('libtpu',))}"
         )
 
 
-def _environment(on: Topology) -> dict[str, str]:
+def _environment(topology: Topology) -> dict[str, str]:
     flags = re.sub(
         r"--xla_force_host_platform_device_count=\d+", "", os.environ.get("XLA_FLAGS", "")
     )
-    count = 1 if on.is_tpu else on.count
+    count = 1 if topology.is_tpu else topology.count
     return os.environ | {
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",

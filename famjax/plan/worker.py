@@ -28,7 +28,7 @@ from famjax.core.json_files import parse_json
 from famjax.core.mesh import is_chosen, refuse_rows, repeated
 from famjax.data.lanes import empty_row
 from famjax.plan import hlo
-from famjax.plan.chips import Topology, topology
+from famjax.plan.chips import Topology, parse_topology
 from famjax.train.program import Program, demand, make_program
 from famjax.train.run import abstract_model
 from famjax.train.state import TrainState
@@ -43,9 +43,9 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     Args:
       request: "config" as JSON, "topology"; "compile", whether to compile as well.
     """
-    config, on = from_json(request["config"]), topology(request["topology"])
-    wanted = demand(config, int(on.chip.memory)) if is_chosen(config.mesh) else None
-    devices = devices_of(on)
+    config, topology = from_json(request["config"]), parse_topology(request["topology"])
+    wanted = demand(config, int(topology.chip.memory)) if is_chosen(config.mesh) else None
+    devices = get_devices(topology)
     refuse_rows(config, len(devices))
     mesh = sharding.make_mesh(config.mesh, devices, wanted)
     config = replace(config, mesh=MeshConfig(**mesh.shape))
@@ -60,16 +60,16 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     sizes["repeated"] = list(repeated(config))
     if not request["compile"]:
         return sizes
-    return sizes | compiled(program, shapes, batch_shapes(config, program), on, mesh.size)
+    return sizes | compile_step(program, shapes, batch_shapes(config, program), topology, mesh.size)
 
 
-def devices_of(on: Topology) -> list[jax.Device]:
+def get_devices(topology: Topology) -> list[jax.Device]:
     """Return the devices to compile for: described ones of a TPU slice, or this process's own."""
-    if not on.is_tpu:
+    if not topology.is_tpu:
         return jax.devices()
     from jax.experimental import topologies
 
-    return list(topologies.get_topology_desc(platform="tpu", topology_name=on.name).devices)
+    return list(topologies.get_topology_desc(platform="tpu", topology_name=topology.name).devices)
 
 
 def batch_shapes(config: Config, program: Program) -> dict[str, jax.ShapeDtypeStruct]:
@@ -89,11 +89,11 @@ def arrays(config: Config, program: Program, shapes: TrainState) -> dict[str, di
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=everywhere), model
     )
     return {
-        "trained": _sizes(shapes.params),
-        "frozen": _sizes(shapes.frozen),
-        "optimizer": _sizes(shapes.opt_state),
-        "carried": _sizes(shapes.memory),
-        "state of a row": _sizes(model),
+        "trained": _count_bytes(shapes.params),
+        "frozen": _count_bytes(shapes.frozen),
+        "optimizer": _count_bytes(shapes.opt_state),
+        "carried": _count_bytes(shapes.memory),
+        "state of a row": _count_bytes(model),
     }
 
 
@@ -106,7 +106,7 @@ def abstract_state(config: Config) -> Any:
     return LanguageModel(config.model, rngs=nnx.Rngs(0)).init_state(1)
 
 
-def _sizes(tree: Any) -> dict[str, float]:
+def _count_bytes(tree: Any) -> dict[str, float]:
     leaves = jax.tree.leaves(tree)
     here = (math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in leaves)
     return {
@@ -147,28 +147,30 @@ def shardings(config: Config, mesh: jax.sharding.Mesh) -> list[dict[str, Any]]:
     return rows
 
 
-def compiled(
-    program: Program, shapes: TrainState, batch: Any, on: Topology, devices: int
+def compile_step(
+    program: Program, shapes: TrainState, batch: Any, topology: Topology, devices: int
 ) -> dict[str, Any]:
     """Return what the compiler says of the step, and what its program does."""
     began = time.perf_counter()
     lowered = program.step.lower(shapes, batch)  # type: ignore[attr-defined]
     try:
-        done = lowered.compile(compiler_options=None if on.is_tpu else _HOST_OPTIONS)
+        done = lowered.compile(compiler_options=None if topology.is_tpu else _HOST_OPTIONS)
     except jax.errors.JaxRuntimeError as error:
         said = str(error)
         found = re.search(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT])", said)
         if not found:
             raise
         return {
-            "needed": _binary(*found.groups()[:2]),
-            "limit": _binary(*found.groups()[2:]),
+            "needed": _parse_binary_size(*found.groups()[:2]),
+            "limit": _parse_binary_size(*found.groups()[2:]),
             "compile_seconds": time.perf_counter() - began,
         }
     seconds = time.perf_counter() - began
     of = done.memory_analysis()
-    share = on.count / devices  # of a chip, where it is several devices
-    counted = hlo.cost(hlo.parse(done.as_text()), on.chip.flops * share, on.chip.bandwidth * share)
+    share = topology.count / devices  # of a chip, where it is several devices
+    counted = hlo.count_cost(
+        hlo.parse(done.as_text()), topology.chip.flops * share, topology.chip.bandwidth * share
+    )
     return {
         "memory": {
             "arguments": of.argument_size_in_bytes,
@@ -180,14 +182,14 @@ def compiled(
         "bytes": counted.bytes,
         "device_seconds": counted.seconds,
         "network_bytes": counted.network_bytes(),
-        "collectives": hlo.as_rows(counted),
+        "collectives": hlo.collective_rows(counted),
         "kernels": counted.kernels,
         "unknown_loops": counted.unknown_loops,
         "compile_seconds": seconds,
     }
 
 
-def _binary(number: str, unit: str) -> float:
+def _parse_binary_size(number: str, unit: str) -> float:
     return float(number) * 1024 ** " KMGT".index(unit or " ")
 
 

@@ -20,7 +20,7 @@ from flax import nnx
 from famjax.core import sharding
 from famjax.core.checks import mixer_pattern, validate
 from famjax.core.config import Config
-from famjax.core.errors import Stopped, UserError
+from famjax.core.errors import StopRequested, UserError
 from famjax.core.experiment import from_json
 from famjax.core.failure_monitor import set_last_step
 from famjax.core.mesh import refuse_rows, repeated
@@ -187,7 +187,7 @@ class Trainer:
                 if number := asked.at(step):
                     self.save(state, step)
                     self.checkpoints.wait()
-                    raise Stopped(number, step)
+                    raise StopRequested(number, step)
             self.save(state, step)
             self.checkpoints.wait()
         return state

@@ -17,7 +17,7 @@ import pytest
 import famjax
 from famjax.cli.main import VERBS, main
 from famjax.core.config import Config
-from famjax.core.experiment import available, load_config
+from famjax.core.experiment import available_configs, load_config
 from famjax.core.keys import keys
 
 
@@ -239,7 +239,7 @@ def test_train_help_is_an_overview(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     out = help_of(capsys, "--help")
-    assert set(available()) <= set(re.findall(r"\w+", out))
+    assert set(available_configs()) <= set(re.findall(r"\w+", out))
     groups = {key.rpartition(".")[0] for key in keys()} - {""}
     assert {*groups, "run", "configs", "all"} <= set(re.findall(r"^  ([\w.]+)  ", out, re.M))
     assert len(out.splitlines()) < 60

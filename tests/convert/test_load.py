@@ -10,7 +10,7 @@ from flax import nnx
 from safetensors.numpy import save_file
 
 from famjax import load_pretrained
-from famjax.convert.families import family
+from famjax.convert.families import find_family
 from famjax.core import sharding
 from famjax.core.config import LoraConfig, MeshConfig
 from famjax.core.errors import UserError
@@ -238,7 +238,7 @@ def test_a_config_that_is_none(folder, text, said):
 def test_rotary_positions_of_another_kind():
     hf = LLAMA | {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}
     with pytest.raises(UserError, match="rope_type='yarn' is not supported"):
-        family(hf).read(hf)
+        find_family(hf).parse(hf)
 
 
 def test_every_parameter_lies_where_the_mesh_wants_it(folder):

@@ -14,7 +14,7 @@ import transformers
 from flax import nnx
 
 from famjax.cli.main import main
-from famjax.convert.surgery import with_attention
+from famjax.convert.surgery import replace_attention
 from famjax.core import sharding
 from famjax.core.config import ArchConfig, LinearConfig, LoraConfig, ModelConfig
 from famjax.core.errors import UserError
@@ -434,8 +434,8 @@ GEMMA2 = ModelConfig(
 
 def test_local_layers_that_turn_by_another_base():
     gemma = replace(GEMMA2, arch=ArchConfig(local_rope_base=1e4), rope_base=1e6)
-    refuse_other_sizes(gemma, with_attention(gemma, "t2r"))
-    whole = with_attention(gemma, "t2r", ":")
+    refuse_other_sizes(gemma, replace_attention(gemma, "t2r"))
+    whole = replace_attention(gemma, "t2r", ":")
     with pytest.raises(UserError, match="layer 0 goes from swa to linear") as caught:
         refuse_other_sizes(gemma, whole)
     assert "or set model.linear.rope=false" in str(caught.value)
@@ -443,14 +443,14 @@ def test_local_layers_that_turn_by_another_base():
 
 
 def test_a_cap_of_scores_goes_with_them():
-    swapped = with_attention(GEMMA2, "t2r")
+    swapped = replace_attention(GEMMA2, "t2r")
     refuse_other_sizes(GEMMA2, swapped)
     assert swapped.mixer == "swa,linear"
 
 
 def test_other_stacks_have_no_such_layers():
     with pytest.raises(UserError, match=r"--to t2r: model\.stack=lstm has no layers with"):
-        with_attention(ModelConfig(stack="lstm", block_len=1), "t2r")
+        replace_attention(ModelConfig(stack="lstm", block_len=1), "t2r")
 
 
 @pytest.mark.parametrize(
@@ -458,6 +458,6 @@ def test_other_stacks_have_no_such_layers():
     [(8, 4, "LLLfLLLf"), (6, 4, "LfLLLf"), (5, 2, "fLfLf"), (4, 4, "LLLf")],
 )
 def test_every_nth_layer_from_the_top_stays(layers, every, expected):
-    model = with_attention(ModelConfig(layers=layers, mixer="full"), "t2r", keep_every=every)
+    model = replace_attention(ModelConfig(layers=layers, mixer="full"), "t2r", keep_every=every)
     short = {"linear": "L", "full": "f"}
     assert "".join(short[name] for name in layer_mixers(model)) == expected

@@ -9,7 +9,7 @@ from dataclasses import fields
 import pytest
 
 from famjax.cli.main import VERBS, main
-from famjax.core.hints import OF, TRAIN, find_hint
+from famjax.core.hints import HINTS, TRAIN, find_hint
 from famjax.core.keys import keys
 
 
@@ -27,20 +27,20 @@ def test_every_key_that_is_named_exists() -> None:
     assert {way for way in TRAIN.values() if way.isidentifier()} <= keys().keys()
 
 
-@pytest.mark.parametrize("verb", [verb for verb in OF if verb not in ("", "train")])
+@pytest.mark.parametrize("verb", [verb for verb in HINTS if verb not in ("", "train")])
 def test_every_option_that_is_named_exists(verb: str) -> None:
     named = {
-        o.replace("-", "_") for way in OF[verb].values() for o in re.findall("--([a-z-]+)", way)
+        o.replace("-", "_") for way in HINTS[verb].values() for o in re.findall("--([a-z-]+)", way)
     }
     assert named <= options(verb)
 
 
 def test_no_habit_is_hidden_by_a_name_that_exists() -> None:
     assert not TRAIN.keys() & keys().keys()
-    for verb in OF.keys() - {"", "train"}:
-        assert not OF[verb].keys() & options(verb)
-    assert not OF[""].keys() & VERBS.keys()
-    assert {way.split()[0] for way in OF[""].values()} <= VERBS.keys()
+    for verb in HINTS.keys() - {"", "train"}:
+        assert not HINTS[verb].keys() & options(verb)
+    assert not HINTS[""].keys() & VERBS.keys()
+    assert {way.split()[0] for way in HINTS[""].values()} <= VERBS.keys()
 
 
 def test_names_are_compared_loosely() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from famjax.core.errors import UserError
-from famjax.core.experiment import available, load_config
+from famjax.core.experiment import available_configs, load_config
 from famjax.core.keys import keys
-from famjax.core.unused_keys import ALWAYS, RULES, rules_of
+from famjax.core.unused_keys import ALWAYS, RULES, find_rules
 
 HOME = Path(__file__).parents[2]
 
@@ -20,7 +20,7 @@ HOME = Path(__file__).parents[2]
 def test_every_key_decides(key: str) -> None:
     """A new key is either always used, or a rule says when: famjax/core/unused_keys.py."""
     always = any(fnmatchcase(key, pattern) for pattern in ALWAYS)
-    assert always != bool(rules_of(key))
+    assert always != bool(find_rules(key))
 
 
 def test_no_pattern_is_of_no_key() -> None:
@@ -131,7 +131,9 @@ def commands() -> list[str]:
     found = [
         m[1] for text in texts for m in re.finditer(r"famjax (?:train|plan) ([^`#|;&\n]*)", text)
     ]
-    return sorted({" ".join(words) for words in map(str.split, found) if words[0] in available()})
+    return sorted(
+        {" ".join(words) for words in map(str.split, found) if words[0] in available_configs()}
+    )
 
 
 @pytest.mark.parametrize("command", commands())

@@ -20,7 +20,7 @@ from oracles import attention as oracle
 from famjax.core.config import FeedbackConfig, LinearConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Context
-from famjax.eval.attention import analyze, attention, distance, entropy
+from famjax.eval.attention import analyze, attention_weights, distance, entropy
 from famjax.train.run import Run
 
 CASES = ["full", "full, families", "swa-6", "bswa-0", "bswa_sg-2", "bswa-3, families", "linear"]
@@ -50,7 +50,10 @@ def test_layers_read_what_lower_ones_made(case: str, length: int) -> None:
     """Blocks are of 4 tokens: the last one may not be full."""
     r, tokens = runner(case), np.arange(length) * 7 % 11
     with jax.enable_x64(True):
-        found = [None if a is None else np.asarray(a) for a in attention(r.model(r.params), tokens)]
+        found = [
+            None if a is None else np.asarray(a)
+            for a in attention_weights(r.model(r.params), tokens)
+        ]
     params = jax.tree.map(np.asarray, nnx.to_pure_dict(r.params))
     expected = _oracle(r.config, params, tokens)
     assert [a is None for a in found] == [a is None for a in expected]

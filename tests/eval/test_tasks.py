@@ -194,8 +194,8 @@ class Oracle:
         self.stream, self.knows, self.log = stream, knows, log
         self.batch, self.chunk = stream.batch, stream.chunk
 
-    def fresh(self, batch: int | None = None) -> Oracle:
-        return Oracle(self.stream.fresh(batch), self.knows, self.log)
+    def new_stream(self, batch: int | None = None) -> Oracle:
+        return Oracle(self.stream.new_stream(batch), self.knows, self.log)
 
     def warm_up(self) -> None:
         pass

@@ -22,7 +22,7 @@ from famjax.data.tokenizers import load_tokenizer, train_sentencepiece
 from famjax.data.words import Words
 from famjax.export import check, hf
 from famjax.export import export as exporting
-from famjax.export.source import Source
+from famjax.export.source import ExportSource
 from famjax.export.tokenizer import write_tokenizer
 
 TEXT = "  Pure thought, 12345  — très bien —\n\tin\r\n  lines 猫 \U0001f600 "
@@ -135,7 +135,7 @@ def written(mixer, tmp_path, dtype="float32", run=None, **shape):
     given = run or tiny.run_with(mixer, **shape)
     folder = tmp_path / "out"
     folder.mkdir()
-    return folder, hf.write(Source(given, tmp_path, dtype), folder)
+    return folder, hf.write(ExportSource(given, tmp_path, dtype), folder)
 
 
 def test_a_run_that_llama_can_say_is_a_llama(tmp_path):
@@ -188,7 +188,7 @@ def test_adapters_are_merged(tmp_path):
     assert said[0].startswith("compared with famjax reading it back: logits differ by")
     kernel = load_pretrained(folder)[1].stack.layers[0].mixer.qkv.q.kernel[...]
     assert np.abs(kernel - linear.kernel[...]).max() > 0.01
-    model = Source(run, tmp_path).merged().model
+    model = ExportSource(run, tmp_path).merge_adapters().model
     assert model.lora == LoraConfig()
 
 
@@ -321,9 +321,9 @@ def test_other_logits_are_refused(tmp_path, monkeypatch):
         found[0, 0, 0] += 1
         return found
 
-    logits = check.logits
+    logits = check.compute_logits
     calls = iter([logits, wrong])
-    monkeypatch.setattr(check, "logits", lambda *args: next(calls)(*args))
+    monkeypatch.setattr(check, "compute_logits", lambda *args: next(calls)(*args))
     with pytest.raises(UserError, match="over 1e-04; nothing was kept"):
         exporting.export(tiny.folder(), tmp_path / "out")
     assert not list(tmp_path.iterdir())

@@ -18,14 +18,14 @@ from famjax.core import optional
 from famjax.core.config import Config, DropoutConfig, LoraConfig
 from famjax.core.errors import UserError
 from famjax.export import peft
-from famjax.export.source import Source
+from famjax.export.source import ExportSource
 from famjax.layers.lora import Adapter
 from famjax.models.language_model import LanguageModel
 from famjax.train.partition import inference_config
 from famjax.train.run import Run
 
 
-def adapted(case: str, **lora) -> Source:
+def adapted(case: str, **lora) -> ExportSource:
     """A pretrained model with adapters that do something."""
     folder, _ = hugging_face.pretrained(case)
     config, plain = load_pretrained(folder)
@@ -37,7 +37,7 @@ def adapted(case: str, **lora) -> Source:
     adapters = nnx.state(model, Adapter)
     drawn = jax.tree.map(lambda a: a + 0.2 * rng.normal(size=a.shape).astype(np.float32), adapters)
     nnx.update(model, drawn)
-    return Source(Run(Config(model=config), tiny.run().tokenizer, model, 7), Path("run"))
+    return ExportSource(Run(Config(model=config), tiny.run().tokenizer, model, 7), Path("run"))
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_adapters_that_are_not_those_are_noticed(tmp_path, monkeypatch):
         weights, about = adapters(source, tensors)
         return weights, about | {"lora_alpha": about["lora_alpha"] * 2}
 
-    adapters = peft._adapters
-    monkeypatch.setattr(peft, "_adapters", other)
+    adapters = peft._adapter_files
+    monkeypatch.setattr(peft, "_adapter_files", other)
     with pytest.raises(UserError, match="logits differ by"):
         peft.write(adapted("llama"), tmp_path)
 
@@ -77,14 +77,14 @@ def test_without_peft_they_are_read_back(tmp_path, monkeypatch):
         weights, about = adapters(source, tensors)
         return {name: a * 1.01 for name, a in weights.items()}, about
 
-    adapters = peft._adapters
+    adapters = peft._adapter_files
     monkeypatch.setattr(optional.importlib.util, "find_spec", lambda name: None)
     said = peft.write(adapted("gpt2"), tmp_path)
     assert said[1] == (
         "not compared with peft: torch, transformers and peft not installed; "
         "pip install torch transformers peft"
     )
-    monkeypatch.setattr(peft, "_adapters", other)
+    monkeypatch.setattr(peft, "_adapter_files", other)
     with pytest.raises(UserError, match="the adapters read back add something else"):
         peft.write(adapted("gpt2"), tmp_path)
 

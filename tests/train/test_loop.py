@@ -282,7 +282,7 @@ def test_stop_keeps_what_is_newer_than_the_last_checkpoint(
         return found
 
     before = signal.getsignal(signal.SIGINT)
-    for times, error in ((1, loop.Stopped), (2, KeyboardInterrupt)):
+    for times, error in ((1, loop.StopRequested), (2, KeyboardInterrupt)):
         patched = functools.partialmethod(interrupt, times=times)
         monkeypatch.setattr(loop.Trainer, "dispatch_step", patched)
         run = tmp_path / str(times)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from famjax.convert.families.common import Family, pattern
+from famjax.convert.families.common import Family, shortest_pattern
 from famjax.convert.families.famjax import FAMJAX
 from famjax.convert.families.gemma import GEMMA, GEMMA2, GEMMA3
 from famjax.convert.families.gpt2 import GPT2
@@ -34,7 +34,7 @@ FAMILIES = {
 }
 
 
-def family(hf: HF) -> Family:
+def find_family(hf: HF) -> Family:
     """Return the family that a config.json names."""
     kind = hf.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
@@ -45,7 +45,7 @@ def family(hf: HF) -> Family:
     return FAMILIES[kind]
 
 
-def native(model: ModelConfig, prefer: str = "") -> Family | None:
+def native_family(model: ModelConfig, prefer: str = "") -> Family | None:
     """Return the family of Hugging Face's whose config.json says all of a model, if there is one.
 
     Args:
@@ -53,25 +53,25 @@ def native(model: ModelConfig, prefer: str = "") -> Family | None:
     """
     if not set(model.mixer.split(",")) <= {"full", "swa"}:
         return None
-    plain = normal(model)
+    plain = normalize_model(model)
     first = [FAMILIES[prefer]] if prefer in FAMILIES else []
     for found in [*first, *FAMILIES.values()]:
         if found is FAMJAX:
             continue
-        if _says(found, plain):
+        if _represents(found, plain):
             return found
     return None
 
 
-def _says(found: Family, plain: ModelConfig) -> bool:
+def _represents(found: Family, plain: ModelConfig) -> bool:
     """Return whether a family's config.json says all of a model, every default filled in."""
     try:
-        return normal(found.model(found.write(plain))) == plain
+        return normalize_model(found.model(found.serialize(plain))) == plain
     except UserError:
         return False
 
 
-def normal(model: ModelConfig) -> ModelConfig:
+def normalize_model(model: ModelConfig) -> ModelConfig:
     """Return the same function with every default filled in, and what it does not use at rest."""
     default, arch = ModelConfig(), model.arch
     head_dim = model.head_dim or model.width // model.heads
@@ -86,16 +86,16 @@ def normal(model: ModelConfig) -> ModelConfig:
     return replace(
         model,
         **{name: getattr(default, name) for name in rest},
-        mixer=pattern([names[i % len(names)] for i in range(model.layers)]),
+        mixer=shortest_pattern([names[i % len(names)] for i in range(model.layers)]),
         kv_heads=model.kv_heads or model.heads,
         head_dim=head_dim,
         mlp_width=model.mlp_width or 4 * model.width,
         rope_base=model.rope_base if arch.rotary_fraction else default.rope_base,
-        arch=_normal_arch(model, head_dim),
+        arch=_normalize_arch(model, head_dim),
     )
 
 
-def _normal_arch(model: ModelConfig, head_dim: int) -> ArchConfig:
+def _normalize_arch(model: ModelConfig, head_dim: int) -> ArchConfig:
     default, arch = ArchConfig(), model.arch
     ramp = ["rope_low", "rope_high", "rope_length"]
     rest = {"none": ["rope_factor", *ramp], "linear": ramp, "llama3": []}[arch.rope_scaling]

@@ -26,17 +26,17 @@ class Family(NamedTuple):
     """
 
     architecture: str
-    read: Callable[[HF], ModelConfig]
-    write: Callable[[ModelConfig], HF]
+    parse: Callable[[HF], ModelConfig]
+    serialize: Callable[[ModelConfig], HF]
     tensors: Callable[[ModelConfig], Tensors]
     keys: Keys
 
     def model(self, hf: HF) -> ModelConfig:
         """Return a config.json as a `ModelConfig`; a `UserError` names a key that rules it out."""
-        return self.read(resolve(hf, self.keys))
+        return self.parse(resolve(hf, self.keys))
 
 
-def pattern(names: Sequence[str]) -> str:
+def shortest_pattern(names: Sequence[str]) -> str:
     """Return the shortest pattern of mixers that gives these layers when repeated."""
     count = len(names)
     for n in range(1, count + 1):
@@ -45,7 +45,7 @@ def pattern(names: Sequence[str]) -> str:
     return ",".join(names[:n])
 
 
-def mixers(hf: HF, default: Sequence[str]) -> dict[str, Any]:
+def parse_mixers(hf: HF, default: Sequence[str]) -> dict[str, Any]:
     """Return the fields of `ModelConfig` that say what each layer sees.
 
     Args:
@@ -69,17 +69,17 @@ def mixers(hf: HF, default: Sequence[str]) -> dict[str, Any]:
         return {"mixer": "full"}
     if not window:
         raise UserError("config.json: layer_types has sliding layers but no sliding_window; set it")
-    return {"mixer": pattern(names), "window": window, "block_len": window}
+    return {"mixer": shortest_pattern(names), "window": window, "block_len": window}
 
 
 def layer_types(model: ModelConfig) -> list[str]:
-    """Return what `mixers` reads."""
+    """Return what `parse_mixers` reads."""
     known = {ours: theirs for theirs, ours in _LAYERS.items()}
     names = model.mixer.split(",")
     return [known[names[i % len(names)]] for i in range(model.layers)]
 
 
-def gate(hf: HF, known: dict[str, str], *keys: str) -> str:
+def parse_activation(hf: HF, known: dict[str, str], *keys: str) -> str:
     """Return our name of the activation that the first of `keys` in the config names."""
     key = next((key for key in keys if hf.get(key)), keys[0])
     kind = hf.get(key) or next(iter(known))
@@ -104,7 +104,7 @@ ROPE_HARMLESS = {
 }
 
 
-def rope(hf: HF) -> HF:
+def rope_parameters(hf: HF) -> HF:
     """Return what a config says of rotary positions: `rope_parameters`, or the older keys.
 
     As in transformers, `rope_scaling` takes the place of `rope_parameters`.
@@ -113,39 +113,39 @@ def rope(hf: HF) -> HF:
     return older | (hf.get("rope_scaling") or hf.get("rope_parameters") or {})
 
 
-def stretched(rope: HF, length: int, partial: bool = False) -> dict[str, Any]:
+def parse_rope_scaling(rope_parameters: HF, length: int, partial: bool = False) -> dict[str, Any]:
     """Return the fields of `ArchConfig` for frequencies that were stretched for longer texts.
 
     Args:
-      rope: what `rope` found.
-      length: max_position_embeddings, for which a model was trained if `rope` does not say it.
+      rope: from `rope_parameters`.
+      length: max_position_embeddings, the training length if `rope` does not give one.
       partial: of a family that reads `partial_rotary_factor`.
     """
-    kind = rope.get("rope_type") or rope.get("type") or "default"
+    kind = rope_parameters.get("rope_type") or rope_parameters.get("type") or "default"
     if kind not in ROPE_USED:
         raise UserError(
             f"config.json: rope_type={kind!r} is not supported (known: {', '.join(ROPE_USED)})"
         )
     known = {"rope_theta", "rope_type", "type", *ROPE_HARMLESS}
-    for name, value in rope.items():
+    for name, value in rope_parameters.items():
         whole = name == "partial_rotary_factor" and (partial or value == 1)
         if name not in known and value is not None and not whole:
             raise UserError(f"config.json: rope_parameters.{name}={value!r} is not supported")
     if kind == "default":
         return {}
     if kind == "linear":
-        return {"rope_scaling": "linear", "rope_factor": rope["factor"]}
+        return {"rope_scaling": "linear", "rope_factor": rope_parameters["factor"]}
     return {
         "rope_scaling": "llama3",
-        "rope_factor": rope["factor"],
-        "rope_low": rope["low_freq_factor"],
-        "rope_high": rope["high_freq_factor"],
-        "rope_length": rope.get("original_max_position_embeddings") or length,
+        "rope_factor": rope_parameters["factor"],
+        "rope_low": rope_parameters["low_freq_factor"],
+        "rope_high": rope_parameters["high_freq_factor"],
+        "rope_length": rope_parameters.get("original_max_position_embeddings") or length,
     }
 
 
-def write_rope(model: ModelConfig) -> HF:
-    """Return `rope_parameters`, the inverse of `rope` and `stretched`."""
+def serialize_rope(model: ModelConfig) -> HF:
+    """Return `rope_parameters`, the inverse of `rope_parameters` and `parse_rope_scaling`."""
     arch: ArchConfig = model.arch
     theta = {"rope_theta": model.rope_base}
     if arch.rope_scaling == "none":
