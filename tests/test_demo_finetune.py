@@ -21,7 +21,7 @@ def test_the_demonstration_leaves_what_it_promises(tmp_path, capsys):
     demonstrate(plan)
     shown = capsys.readouterr().out
     assert "Whole keys retrieved" in shown
-    assert "logits with the source's attention are Hugging Face's to" in shown
+    assert "logits with the source's attention equal Hugging Face's to" in shown
     assert "compared with transformers" in shown
     report = json.loads((plan.folder / "report.json").read_text())
     assert [model["name"] for model in report["models"]] == ["FAM", "BSWA"]

@@ -34,8 +34,8 @@ _SMALL_MESH = ModelConfig(
     vocab_size=256, layers=2, width=256, heads=8, mlp_width=1024, block_len=64, fam_len=8
 )
 
-# rows, tokens of a row and turns, where they are not given; feedback's loop over tokens has no
-# large products, and many models take turns
+# default rows, tokens of a row and repetitions; feedback's loop over tokens has no large products,
+# and it measures many models
 _SIZES = {
     "fam": (16, 1024, 7),
     "lora": (16, 1024, 7),
@@ -47,13 +47,12 @@ _SIZES = {
 
 @dataclass(frozen=True)
 class Arguments:
-    """Measure, in one run: what feedback memory costs (fam: against BSWA of equal shape; feedback:
-    a Feedback Transformer's training and generation against a Transformer's, and beside
-    feedback-transformer-pytorch if installed); what adapters spare (lora: against training
-    everything, and beside PyTorch's peft if installed); what linear attention costs and gains
-    (linear: alone, and in decoding, beside softmax attention and performer-pytorch if
-    installed); what dividing a model over devices costs, along each axis of the mesh (mesh: 8 fake
-    ones of a CPU machine, or all accelerators)."""
+    """Measure ratios in one process: the cost of feedback memory (fam: against BSWA of equal shape;
+    feedback: training and generation against a Transformer, and against
+    feedback-transformer-pytorch if installed); the savings of adapters (lora: against training all
+    weights, and against PyTorch's peft if installed); linear attention (linear: alone and in
+    decoding, against softmax attention, and performer-pytorch if installed); the overhead of
+    sharding a model along each mesh axis (mesh: 8 fake devices on a CPU, or all accelerators)."""
 
     name: tyro.conf.Positional[Literal["fam", "lora", "feedback", "linear", "mesh"]]
     """what to measure"""
@@ -64,29 +63,29 @@ class Arguments:
     length: int | None = None
     """tokens of a row: 1024, feedback 128, mesh 512; linear: at most so many, 16384"""
     turns: int | None = None
-    """times each program runs, in turns with the others: 7, feedback 3, linear and mesh 5"""
+    """repetitions of each program, interleaved: 7, feedback 3, linear and mesh 5"""
     layers: int | None = None
     """feedback: instead of the shape's"""
     width: int | None = None
     """feedback: instead of the shape's"""
     span: int | None = None
-    """feedback: tokens that are remembered, instead of the shape's"""
+    """feedback: attention span, instead of the shape's"""
     plot: str = ""
-    """feedback, linear, mesh: a file to draw into, .png, .svg or .pdf"""
+    """feedback, linear, mesh: a file to plot to, .png, .svg or .pdf"""
     rank: int = 64
-    """lora: of the adapters"""
+    """lora: rank of the adapters"""
     json: bool = False
     """print one JSON object instead of tables"""
 
 
 def run(argv: list[str]) -> int:
-    """Print the ratio of the least times, the floor and the gap; then time and memory by length."""
+    """Print minimum-time ratios, floor and gap; then time and memory by length."""
     arguments = _fill_sizes(parse(Arguments, argv, "famjax bench"))
     runtime.setup()
     model = (
         load_config(arguments.config).model if arguments.config else _small_model(arguments.name)
     )
-    # a config without a vocabulary takes that of its tokenizer: bytes
+    # a config without a vocabulary size has that of its tokenizer, bytes
     model = replace(model, vocab_size=model.vocab_size or 258)
     _check_sizes(arguments, model)
     _check_memory(arguments, model)
@@ -94,8 +93,8 @@ def run(argv: list[str]) -> int:
     note = Output(stderr=True)
     if arguments.name != "feedback" and not runtime.keeps_memory():
         note.print(
-            "GLIBC_TUNABLES was set already, so memory goes back to the system between steps and "
-            "times jump by its page faults; unset it for steadier ones"
+            "GLIBC_TUNABLES is already set, so memory is returned to the system between steps and "
+            "page faults add noise to the times; unset it for more stable ones"
         )
     if arguments.name == "lora":
         _bench_lora(model, arguments, console)
@@ -135,7 +134,7 @@ def _check_memory(arguments: Any, model: ModelConfig) -> None:
 
 
 def _fill_sizes(arguments: Arguments) -> Any:
-    """Return what was asked for, with the bench's own sizes where none were given."""
+    """Return the arguments with the bench's default sizes filled in."""
     given = (arguments.batch, arguments.length, arguments.turns)
     pairs = zip(given, _SIZES[arguments.name], strict=True)
     batch, length, turns = (size if given is None else given for given, size in pairs)
@@ -148,7 +147,7 @@ def _small_model(name: str) -> ModelConfig:
 
 
 def _reshape(model: ModelConfig, arguments: Any) -> ModelConfig:
-    """Return the model with the layers, width and span asked for."""
+    """Return the model with the layers, width and span of the arguments."""
     width = arguments.width or model.width
     if width % model.heads:
         raise UserError(f"--width {width}: must be a multiple of the {model.heads} heads")
@@ -166,7 +165,7 @@ def _check_sizes(arguments: Any, model: ModelConfig) -> None:
         raise UserError(f"model.block_len={model.block_len}: must divide {CHUNK} to be measured")
     whole = max(block for block, _ in SIZES)
     if arguments.turns < 2:
-        raise UserError(f"--turns {arguments.turns}: a spread takes at least 2")
+        raise UserError(f"--turns {arguments.turns}: a spread needs at least 2")
     if arguments.rank < 1:
         raise UserError(f"--rank {arguments.rank}: must be at least 1")
     if arguments.batch < 1:
@@ -191,7 +190,7 @@ def _bench_costs(
     table = Table(
         f"FAM / BSWA, {model.layers} layers, width {model.width}, "
         f"{arguments.batch} x {arguments.length}",
-        ("block", "FAM", "floor", "training", "gap", "turns", "streaming", "gap", "turns"),
+        ("block", "FAM", "floor", "training", "gap", "median", "streaming", "gap", "median"),
     )
     for cost in fam.measure_costs(model, arguments.batch, arguments.length, arguments.turns):
         note.print(f"measured block {cost.block_len}, FAM {cost.fam_len}")
@@ -214,7 +213,7 @@ def _bench_costs(
 
 def _bench_long_documents(fam, model: ModelConfig, console: Output, note: Output) -> list[dict]:
     table = Table(
-        "Reading a document, 256 tokens generated behind it (Tables 13, 14)",
+        "Reading a document and generating 256 tokens after it (Tables 13, 14)",
         ("tokens", "FAM s", "BSWA s", "ratio", "FAM peak", "BSWA peak", "FAM state"),
     )
     rows = []
@@ -250,7 +249,7 @@ def _bench_lora(model: ModelConfig, arguments: Any, console: Output) -> None:
         f"Adapters of rank {arguments.rank} against training everything, a Llama of {model.layers} "
         f"layers, width {model.width}, {arguments.batch} x {arguments.length} tokens, AdamW; "
         f"floor of the ratio {least:.3f}",
-        ("", "trained", "optimizer", "step's arrays", "step s", "ratio", "median"),
+        ("", "trained", "optimizer", "temporary", "step s", "ratio", "median"),
         words=(0,),
     )
     for row in found:

@@ -1,4 +1,4 @@
-"""`famjax bench feedback`: its tables and its plot."""
+"""`famjax bench feedback`: tables and plot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from famjax.core.units import byte_size
 def run(
     model: ModelConfig, sizes: BenchSizes, as_json: bool, console: Output, note: Output
 ) -> None:
-    """Measure, print the tables or one JSON object, and draw."""
+    """Measure, print the tables or one JSON object, and plot."""
     plot = plot_file(sizes.plot) if sizes.plot else None
     given = (model, sizes.batch, sizes.length, sizes.repetitions)
     note.print("training steps")
@@ -49,7 +49,7 @@ def run(
         print(json.dumps(report))
     if plot:
         _draw(steps, generated, plot)
-        note.print(f"drawn: {plot}")
+        note.print(f"wrote {plot}")
 
 
 def _training_table(
@@ -57,8 +57,8 @@ def _training_table(
 ) -> Table:
     table = Table(
         f"Training step, {_shape(model)}, {sizes.batch} x {sizes.length} tokens. Products of "
-        f"{sizes.batch} rows, as in the loop, take {rows.ratio:.2f} times those of all tokens at "
-        f"once; gradients differ from plain autodiff's by {apart:.1e} of their range",
+        f"{sizes.batch} rows, as in the loop, take {rows.ratio:.2f} times as long as over all "
+        f"tokens in parallel; gradients differ from plain autodiff's by {apart:.1e} of their range",
         ("", "s", "/ transformer", "median", "/ swa", "FLOPs", "temporary", "last sweep"),
         words=(0,),
     )
@@ -91,7 +91,7 @@ def _generation_aim(rows: list[bench.Generation]) -> str:
     longest = max(row.span for row in rows)
     held = [row for row in rows if row.span == longest and row.name == "feedback"]
     best = max(held, key=lambda row: row.ratio)
-    about = f"tokens/s / transformer's behind {longest:,}, best (equal {best.equal})"
+    about = f"tokens/s / transformer's after {longest:,}, best (equal {best.equal})"
     return format_aim(about, best.ratio, bench.GENERATION_AIM, least=True)
 
 
@@ -120,9 +120,9 @@ def _generation_table(rows: list[bench.Generation], model: ModelConfig) -> Table
 def _peers_table(rows: list[peers.FeedbackPeer], model: ModelConfig, sizes: BenchSizes) -> Table:
     table = Table(
         f"Forward and backward, {peers.NAME} against famjax, {model.layers} layers, "
-        f"{sizes.batch} x {sizes.length} tokens, aim {peers.AIM:.0f}; differs: "
-        f"{peers.DIFFERENCES}; those taken out, logits differ by",
-        ("width", "its s", "ours s", "times faster", "median", "logits apart"),
+        f"{sizes.batch} x {sizes.length} tokens, aim {peers.AIM:.0f}; it differs in: "
+        f"{peers.DIFFERENCES}; without these, logits differ by the last column",
+        ("width", "its s", "ours s", "speedup", "median", "difference"),
     )
     for row in rows:
         table.add_row(

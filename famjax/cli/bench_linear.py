@@ -1,4 +1,4 @@
-"""`famjax bench linear`: its tables and its plot."""
+"""`famjax bench linear`: tables and plot."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def run(
     console: Output,
     note: Output,
 ) -> None:
-    """Measure, print the tables or one JSON object, and draw.
+    """Measure, print the tables or one JSON object, and plot.
 
     Args:
-      alone: whose heads, features and chunk attention alone has.
-      model: what decodes.
+      alone: heads, features and chunk of the bench of attention alone.
+      model: of the decoding bench.
     """
     shortest = bench.LENGTHS[0]
     if sizes.length < shortest:
-        raise UserError(f"--length {sizes.length}: the shortest that is measured is {shortest}")
+        raise UserError(f"--length {sizes.length}: must be at least {shortest}")
     plot = plot_file(sizes.plot) if sizes.plot else None
     given = (alone, sizes.batch, sizes.length, sizes.repetitions)
     attended = list(bench.measure_attention(*given, note.print))
@@ -61,16 +61,16 @@ def run(
         print(json.dumps(report))
     if plot:
         _draw(decoded, plot)
-        note.print(f"drawn: {plot}")
+        note.print(f"wrote {plot}")
 
 
 def _attention_table(rows: list[Attention], model: ModelConfig, sizes: BenchSizes) -> Table:
     k, e = model.linear.features, model.head_dim or model.width // model.heads
     table = Table(
         f"Attention alone, forward and backward, {sizes.batch} rows, {model.heads} heads of {e}, "
-        f"{k} features, chunks of {model.linear.chunk}; left out (-): over "
+        f"{k} features, chunks of {model.linear.chunk}; skipped (-): over "
         f"{bench.MAX_SECONDS:.0f} s or {bench.MAX_BYTES / 1e9:.0f} GB",
-        ("tokens", "", "ms", "/ chunkwise", "median", "/ floor", "median", "apart"),
+        ("tokens", "", "ms", "/ chunkwise", "median", "/ floor", "median", "difference"),
         words=(1,),
     )
     for row in rows:
@@ -107,7 +107,7 @@ def _attention_aims(rows: list[Attention]) -> list[str]:
 def _peers_table(rows: list[peers.LinearPeer]) -> Table:
     table = Table(
         f"{peers.NAME} against the chunkwise form, forward and backward, equal features",
-        ("tokens", "its ms", "ours ms", "times faster", "median", "apart"),
+        ("tokens", "its ms", "ours ms", "speedup", "median", "difference"),
     )
     for row in rows:
         table.add_row(
@@ -125,7 +125,7 @@ def _decoding_table(rows: list[Decoding], model: ModelConfig) -> Table:
     why = bench.merge_obstacle(model)
     table = Table(
         f"Decoding, greedy, {bench.LANES} lanes, {model.layers} layers, width {model.width}, "
-        f"{model.linear.features} features, at so many tokens; "
+        f"{model.linear.features} features, after so many tokens; "
         f"T2R's map {f'not merged: {why}' if why else 'merged'}",
         ("tokens", "", "tokens/s", "attention"),
         words=(1,),
@@ -151,7 +151,7 @@ def _decoding_aims(rows: list[Decoding]) -> list[str]:
     about = f"tokens/s at {longest.length:,} tokens / at {behind:,}"
     lines.append(format_aim(about, flat, bench.FLAT_AIM, least=True))
     for name in ("elu", "rfa"):
-        # their work is the same at every length: all turns count
+        # their work does not depend on the length, so all repetitions count
         ratio = compare_times(_all_seconds(rows, name), _all_seconds(rows, "T2R")).ratio
         lines.append(format_aim(f"tokens/s / {name}'s", ratio, bench.MAPS_AIM, least=True))
     share = ours.state_bytes / by_key["elu", behind].state_bytes
@@ -163,7 +163,7 @@ def _all_seconds(rows: list[Decoding], name: str) -> list[float]:
 
 
 def _draw(rows: list[Decoding], path: Path) -> None:
-    """Draw speed (Figure 2) and attention's memory (Figure 3) against length."""
+    """Plot speed (Figure 2) and attention's memory (Figure 3) against length."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -179,7 +179,7 @@ def _draw(rows: list[Decoding], path: Path) -> None:
         axes.set_xscale("log", base=2)
         axes.set(xlabel="tokens")
     left.set(ylabel="tokens/s", ylim=(0, None))
-    right.set(ylabel="MB that attention carries", yscale="log")
+    right.set(ylabel="MB of attention state", yscale="log")
     left.legend(fontsize="small")
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

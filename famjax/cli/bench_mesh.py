@@ -1,4 +1,4 @@
-"""`famjax bench mesh`: its tables and its plot."""
+"""`famjax bench mesh`: tables and plot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from famjax.core.units import byte_size
 def run(
     model: ModelConfig, sizes: BenchSizes, as_json: bool, console: Output, note: Output
 ) -> None:
-    """Measure, print the tables or one JSON object, and draw."""
+    """Measure, print the tables or one JSON object, and plot."""
     plot = plot_file(sizes.plot) if sizes.plot else None
     given = (model, sizes.batch, sizes.length, sizes.repetitions)
     found = list(bench.measure_scaling(*given, note.print))
@@ -26,14 +26,14 @@ def run(
         print(json.dumps([to_dict(row) for row in found]))
     if plot:
         _draw(found, plot)
-        note.print(f"drawn: {plot}")
+        note.print(f"wrote {plot}")
 
 
 def _step_table(found: list[bench.MeshTiming], model: ModelConfig, sizes: BenchSizes) -> Table:
     table = Table(
-        f"Training step of {model.mixer} divided over devices, {model.layers} layers, width "
+        f"Training step of {model.mixer} sharded over devices, {model.layers} layers, width "
         f"{model.width}, {sizes.batch} x {sizes.length} tokens",
-        ("mesh", "step s", "tokens/s", "of one's", "step / one's", "temporary"),
+        ("mesh", "step s", "tokens/s", "/ one device", "step / one's", "temporary"),
         words=(0,),
     )
     for row in found:
@@ -51,9 +51,9 @@ def _step_table(found: list[bench.MeshTiming], model: ModelConfig, sizes: BenchS
 def _collectives_table(found: list[bench.MeshTiming]) -> Table | str:
     kinds = _kinds(found)
     if not kinds:
-        return "no collectives: devices send each other nothing in these steps"
+        return "no collectives in these steps"
     table = Table(
-        "bytes that a device sends in a step / the largest collective", ("mesh", *kinds), words=(0,)
+        "bytes sent per device and step / largest collective", ("mesh", *kinds), words=(0,)
     )
     for row in found[1:]:
         table.add_row(_name(row), *(_format_sent(row, kind) for kind in kinds))
@@ -95,7 +95,7 @@ def _draw(found: list[bench.MeshTiming], path: Path) -> None:
         right.bar(names, sent, bottom=below, label=kind)
         below = [a + b for a, b in zip(below, sent, strict=True)]
     right.tick_params("x", rotation=60)
-    right.set(ylabel="MB a device sends in a step")
+    right.set(ylabel="MB sent per device and step")
     right.legend(fontsize="small")
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

@@ -1,4 +1,4 @@
-"""What the benches' verbs print with: medians, aims met or missed, JSON, where a plot goes."""
+"""Shared output of the `famjax bench` verbs: sizes, medians, aims, JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from famjax.core.optional import install
 
 @dataclass(frozen=True)
 class BenchSizes:
-    """What is asked for: rows, tokens of a row, turns; where the plot goes, "" for none."""
+    """Rows, tokens of a row, repetitions, and the plot file ("" for none)."""
 
     batch: int
     length: int
@@ -21,7 +21,7 @@ class BenchSizes:
 
 
 def to_dict(row: Any) -> dict[str, Any]:
-    """Return a named tuple as a dict, its pairs too."""
+    """Return a named tuple as a dict, nested pairs included."""
     return {k: v._asdict() if isinstance(v, Pair) else v for k, v in row._asdict().items()}
 
 
@@ -36,5 +36,5 @@ def format_aim(what: str, value: float, target: float, least: bool = False) -> s
 
 
 def missing_peers(name: str, needed: Sequence[str]) -> str:
-    """Return a line that says what a comparison needs which was not made."""
-    return f"{name} beside it needs {', '.join(needed)}; {install(needed)}"
+    """Return a line on the packages that a skipped comparison needs."""
+    return f"comparing with {name} needs {', '.join(needed)}; {install(needed)}"

@@ -18,19 +18,18 @@ from famjax.plan.chips import CHIPS, Topology, example_shape, parse_topology
 
 _FLAGS = ("--topology", "--search", "--compiles", "--shardings", "--json", "--help")
 _OPTIONS = {
-    "--topology": "chips to plan for; TPUs need libtpu, and no TPU: pip install -e '.[tpu]'",
-    "--search": "try the batch, half and twice of it, every mesh, model.remat and "
-    "train.accumulate by formula, compile the config as it is and the best --compiles of them "
-    "(default 4), and print those that fit",
-    "--shardings": "how each parameter is divided, without compiling; for TPUs libtpu is asked for "
-    "their layout",
-    "--json": "for machines",
+    "--topology": "chips to plan for; TPUs need libtpu but no TPU: pip install -e '.[tpu]'",
+    "--search": "estimate every mesh, model.remat and train.accumulate with the batch, half and "
+    "twice of it; compile the config as it is and the best --compiles of them (default 4), and "
+    "print those that fit",
+    "--shardings": "print the sharding of each parameter, without compiling; for TPUs needs libtpu",
+    "--json": "print JSON",
 }
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """What stands behind `famjax plan`: the config with its overrides, and flags."""
+    """The arguments of `famjax plan`: the config with its overrides, and flags."""
 
     config: str
     overrides: list[str]
@@ -54,7 +53,7 @@ def run(argv: list[str]) -> int:
 
     plans.check_compiler(topology)
     config = plans.fill_vocab_size(config)
-    # what is a little too large is planned: that is the question
+    # jobs that are somewhat too large are still planned
     refuse_training(
         config,
         Memory(
@@ -105,7 +104,7 @@ def _print_shardings(report: dict[str, Any], topology: Topology, as_json: bool) 
 
 
 def parse_arguments(argv: list[str]) -> Arguments:
-    """Take our own flags out of the arguments; the rest is a config and its overrides."""
+    """Separate the flags from the config and its overrides."""
     given: dict[str, str] = {}
     rest, tokens = [], iter(argv)
     for token in tokens:
@@ -129,7 +128,7 @@ def parse_arguments(argv: list[str]) -> Arguments:
             f"{', '.join(f'{c}:{example_shape(CHIPS[c])}' for c in CHIPS)}"
         )
     if "--compiles" in given and "--search" not in given:
-        raise UserError("--compiles goes with --search; give both, or leave it out")
+        raise UserError("--compiles needs --search; give both, or remove it")
     compiles = given.get("--compiles", "4")
     if not re.fullmatch(r"[1-9][0-9]{0,8}", compiles):
         raise UserError(f"--compiles {compiles}: must be a whole number of at least 1")
@@ -155,9 +154,9 @@ def _help() -> str:
         ),
         "",
         *wrap(
-            "Says what a job needs and how long a step takes at least, before it runs: the "
-            "training step is compiled for the topology, and nothing is allocated. Exits with 1 "
-            "if it does not fit.",
+            "Prints the memory of a job and the least time of a step before it runs: the training "
+            "step is compiled for the topology, and nothing is allocated. Exits with 1 if it does "
+            "not fit.",
             width,
         ),
         "",

@@ -1,4 +1,4 @@
-"""What `famjax plan` prints for people."""
+"""Tables of `famjax plan`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ ARRAYS = {
 
 def show(plan: Plan) -> None:
     console = Output()
-    source = (
-        "compiled for it by libtpu" if plan.topology.is_tpu else "compiled for this machine's CPU"
-    )
+    source = "compiled by libtpu" if plan.topology.is_tpu else "compiled for this machine's CPU"
     mesh = " x ".join(f"{axis}={size}" for axis, size in plan.report["mesh"].items())
     chips = f"{plan.topology.count} chip{'s' * (plan.topology.count != 1)}"
     console.print(f"{plan.config.name} on {plan.topology.name}, {chips}: {mesh}")
@@ -44,7 +42,7 @@ def show(plan: Plan) -> None:
 
 def _arrays_table(plan: Plan) -> Table:
     table = Table(
-        "what is kept (from shapes and the mesh)", ("", "elements", "bytes", "a chip"), words=(0,)
+        "arrays (from shapes and the mesh)", ("", "elements", "bytes", "per chip"), words=(0,)
     )
     for name, title in ARRAYS.items():
         of = plan.report["arrays"][name]
@@ -54,24 +52,22 @@ def _arrays_table(plan: Plan) -> Table:
 
 
 def _memory_table(plan: Plan, source: str) -> Table:
-    table = Table(f"memory of a chip ({source})", ("", "bytes"), words=(0,))
+    table = Table(f"memory per chip ({source})", ("", "bytes"), words=(0,))
     limit = plan.report.get("limit", plan.topology.chip.memory)
     if "memory" in plan.report:
         parts = plan.report["memory"]
         table.add_row("parameters, optimizer, batch", format_bytes(parts["arguments"]))
-        table.add_row("results that need room of their own", format_bytes(parts["results"]))
+        table.add_row("results not aliased to arguments", format_bytes(parts["results"]))
         table.add_row(f"activations, temporaries (remat={plan.config.model.remat})",
                       format_bytes(parts["temporaries"]))  # fmt: skip
         table.add_row("program", format_bytes(parts["code"]))
     table.add_row("needed", format_bytes(plan.needed))
-    table.add_row("there is", format_bytes(limit))
+    table.add_row("available", format_bytes(limit))
     return table
 
 
 def _remat_table(plan: Plan) -> Table:
-    table = Table(
-        "activations of a chip by model.remat (formula, rough)", ("", "bytes"), words=(0,)
-    )
+    table = Table("activations per chip by model.remat (rough formula)", ("", "bytes"), words=(0,))
     for name, held in plan.report["activations"].items():
         table.add_row(f"model.remat={name}", format_bytes(held))
     return table
@@ -80,21 +76,17 @@ def _remat_table(plan: Plan) -> Table:
 def _flops_table(plan: Plan, source: str) -> Table:
     table = Table("FLOPs of a step, all chips", ("", "FLOPs", "from"), words=(0, 2))
     all_chips = plan.report["flops"] * plan.report["devices"]
-    table.add_row("pairs that the masks let through", format_count(plan.model_flops), "formula")
-    table.add_row("all pairs that are computed", format_count(plan.computed_flops), "formula")
-    table.add_row("of the program, recomputing too", format_count(all_chips), source)
+    table.add_row("query-key pairs inside the masks", format_count(plan.model_flops), "formula")
+    table.add_row("all computed query-key pairs", format_count(plan.computed_flops), "formula")
+    table.add_row("compiled program, with rematerialisation", format_count(all_chips), source)
     return table
 
 
 def _collectives_table(plan: Plan, source: str) -> Table | str:
     if not plan.report["collectives"]:
-        chips = (
-            "the one chip has no other"
-            if plan.topology.count == 1
-            else "chips send each other nothing"
-        )
+        chips = "there is one chip" if plan.topology.count == 1 else "chips exchange nothing"
         return f"collectives of a step: none, {chips}"
-    columns = ("collective", "devices", "times", "bytes a chip sends", "largest")
+    columns = ("collective", "devices", "count", "bytes sent per chip", "largest")
     table = Table(f"collectives of a step ({source})", columns, words=(0,))
     for row in plan.report["collectives"]:
         table.add_row(
@@ -111,18 +103,16 @@ def _time_table(plan: Plan) -> Table:
     assert plan.roofline is not None
     r, chip = plan.roofline, plan.topology.chip
     table = Table(
-        "a step takes at least (roofline of the program)", ("", "time", "at"), words=(0, 2)
+        "lower bound of a step (roofline of the program)", ("", "time", "at"), words=(0, 2)
     )
     table.add_row("compute", format_seconds(r.compute), f"{format_count(chip.flops)}FLOP/s a chip")
     table.add_row("memory", format_seconds(r.memory), f"{chip.bandwidth / 1e9:.0f} GB/s")
-    table.add_row(
-        "compute or memory, by instruction", format_seconds(r.device), "the longer of both"
-    )
+    table.add_row("compute or memory, by instruction", format_seconds(r.device), "the larger")
     table.add_row(
         "network", format_seconds(r.network), f"{chip.network / 1e9:.0f} GB/s out of a chip"
     )
-    table.add_row("step, the network meanwhile", format_seconds(r.step), f"limited by {r.limit}")
-    table.add_row("step, the network alone", format_seconds(r.serial), "nothing at the same time")
+    table.add_row("step, network overlapped", format_seconds(r.step), f"limited by {r.limit}")
+    table.add_row("step, network not overlapped", format_seconds(r.serial), "one after the other")
     return table
 
 
@@ -130,11 +120,11 @@ def _notes(plan: Plan) -> list[str]:
     notes = []
     if not plan.topology.is_tpu:
         notes.append(
-            "this machine's compiler fuses and stores otherwise than the chip's: bytes and "
-            "temporaries are guides, FLOPs and collectives of large arrays alike"
+            "this machine's compiler fuses and allocates differently from the chip's: bytes and "
+            "temporaries are rough, FLOPs and collectives of large arrays are the same"
         )
     if plan.topology.chip.name == "cpu":
-        notes.append("the rates of a cpu stand for a server's core; only a run tells")
+        notes.append("the rates of a cpu are rough figures of a server core; measure with a run")
     if plan.report.get("kernels"):
         notes.append(
             f"FLOPs within {plan.report['kernels']:.0f} kernels or library calls not counted"
@@ -144,7 +134,7 @@ def _notes(plan: Plan) -> list[str]:
     notes += plan.report["repeated"]
     whole = [row["name"] for row in plan.report["shardings"] if row["whole"]]
     if whole:
-        notes.append(f"whole on every device: {', '.join(whole)}; see --shardings")
+        notes.append(f"replicated on every device: {', '.join(whole)}; see --shardings")
     return notes
 
 
@@ -182,7 +172,7 @@ def show_search(config: Config, found: SearchResult) -> None:
     if found.best:
         console.print(table)
     else:
-        console.print("none that was compiled fits: take more chips, or a higher --compiles")
+        console.print("no compiled candidate fits: take more chips, or a higher --compiles")
 
 
 def show_shardings(report: dict[str, Any], topology: Topology) -> None:
@@ -193,7 +183,7 @@ def show_shardings(report: dict[str, Any], topology: Topology) -> None:
     table = Table("", columns, words=range(len(columns)))
     for row in report["shardings"]:
         remark = "" if row["rule"] else "NO RULE"
-        remark = "WHOLE on every device" if row["whole"] else remark
+        remark = "REPLICATED" if row["whole"] else remark
         table.add_row(
             row["name"],
             "x".join(map(str, row["shape"])),
@@ -206,7 +196,7 @@ def show_shardings(report: dict[str, Any], topology: Topology) -> None:
     whole = [row["name"] for row in report["shardings"] if row["whole"]]
     ruleless = [row["name"] for row in report["shardings"] if not row["rule"]]
     if whole:
-        console.print(f"large and whole on every device: {', '.join(whole)}")
+        console.print(f"large and replicated on every device: {', '.join(whole)}")
     if ruleless:
         console.print(f"without a rule in core/sharding.py: {', '.join(ruleless)}")
 
@@ -217,7 +207,7 @@ def _axes(axes: Any) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Return bytes in the unit that suits."""
+    """Return bytes in a suitable unit."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if count >= 1024**power:
             return f"{count / 1024**power:.2f} {unit}"
@@ -225,7 +215,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_count(count: float) -> str:
-    """Return a count in the unit that suits."""
+    """Return a count with a suitable prefix."""
     for power, unit in ((15, "P"), (12, "T"), (9, "G"), (6, "M")):
         if count >= 10**power:
             return f"{count / 10**power:.2f} {unit}"
@@ -233,7 +223,7 @@ def format_count(count: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return seconds in the unit that suits, never "0.000"."""
+    """Return seconds in a suitable unit, never "0.000"."""
     if not seconds:
         return "0 s"
     scale, unit = next(
@@ -244,5 +234,5 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_percent(part: float) -> str:
-    """Return a part of 1 as a percentage, small ones with the digits that they need."""
+    """Return a fraction as a percentage, small ones with two digits."""
     return f"{part:.0%}" if part >= 0.0995 else f"{100 * part:.2g}%"

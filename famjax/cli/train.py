@@ -18,7 +18,7 @@ FLAGS = ("--run", "--coordinator", "--process-id", "--process-count")
 
 
 def run(argv: list[str]) -> int:
-    """Train, or go on with the run that stands in the run folder."""
+    """Train, or continue the run in the run folder."""
     if train_help.wants_help(argv):
         print(train_help.help_text(argv))
         return 0
@@ -43,7 +43,7 @@ def run(argv: list[str]) -> int:
 
 
 def check(argv: list[str]) -> int:
-    """Return 0 if `run` would accept the arguments, for dry runs: nothing is computed or written.
+    """Return 0 if `run` would accept the arguments, as a dry run without computing or writing.
 
     Raises:
       UserError: as `run` would, before it trains.
@@ -53,7 +53,7 @@ def check(argv: list[str]) -> int:
 
 
 def _parse(argv: list[str]) -> tuple[Config, str | None, list[str | None]]:
-    """Return the config, what --run names, and the values of the flags of several processes."""
+    """Return the config, the value of --run, and the values of the multi-process flags."""
     (run_dir, *where), rest = take_options(argv, FLAGS)
     if run_dir == "":
         raise UserError("--run needs a folder: --run runs/NAME")
@@ -70,7 +70,7 @@ def _parse(argv: list[str]) -> tuple[Config, str | None, list[str | None]]:
 
 
 def take_options(argv: list[str], names: Sequence[str]) -> tuple[list[str | None], list[str]]:
-    """Take `--name VALUE` and `--name=VALUE` out of the arguments."""
+    """Split off `--name VALUE` and `--name=VALUE`; return their values and the other arguments."""
     found: dict[str, str] = {}
     rest, tokens = [], iter(argv)
     for token in tokens:

@@ -19,13 +19,13 @@ from famjax.core.keys import keys, values
 FLAGS = ("--help", "-h")
 # keys of no section
 _TOP = "run"
-# the first that is found in a config's name
+# families of configs; the first matching pattern counts
 _FAMILIES = (
-    ("to begin with", r"^(text_|passkey|finetune)"),
-    ("TransformerFAM, the paper's sizes", r"^fam_"),
+    ("start here", r"^(text_|passkey|finetune)"),
+    ("TransformerFAM, paper sizes", r"^fam_"),
     ("T2R: linear attention", r"^t2r_"),
     ("Feedback Transformer, for two cores", r"_feedback$"),
-    ("... the papers' sizes", r"_paper$"),
+    ("... paper sizes", r"_paper$"),
     ("others", r""),
 )
 
@@ -35,11 +35,11 @@ def wants_help(argv: Sequence[str]) -> bool:
 
 
 def help_text(argv: Sequence[str], width: int | None = None) -> str:
-    """Return the help that is asked for: of the group after the flag, or the overview.
+    """Return the help of the group after the flag, or the overview.
 
     Args:
-      argv: what was typed, with one of `FLAGS`.
-      width: of the lines; the terminal's, at most 100, if not given.
+      argv: the arguments, with one of `FLAGS`.
+      width: of the lines; default the terminal's, at most 100.
 
     Raises:
       UserError: there is no such group.
@@ -77,14 +77,14 @@ def _overview_lines(width: int) -> list[str]:
         *usage("usage: famjax train CONFIG [section.key=value ...] [--run DIR]", width),
         "",
         *wrap(
-            "Trains a model. The run folder, runs/NAME by default, keeps everything; the same "
-            "command continues where a stopped run left off.",
+            "Trains a model. Everything is written to the run folder, by default runs/NAME; the "
+            "same command continues a stopped run.",
             width,
         ),
         "",
         *wrap(
-            "Several processes train one model where TPU VMs, GKE, Slurm or Open MPI start them, "
-            "or with --coordinator HOST:PORT --process-id I --process-count N on each.",
+            "Multi-process training is detected on TPU VMs, GKE, Slurm and Open MPI, or give "
+            "--coordinator HOST:PORT --process-id I --process-count N to each process.",
             width,
         ),
         "",
@@ -123,13 +123,13 @@ def _config_lines(width: int) -> list[str]:
 
 
 def _title(path: Path) -> str:
-    """Return the first sentence of a config."""
+    """Return the first sentence of a config's docstring."""
     about = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return re.split(r"(?<=\.)\s|\n\n", about)[0]
 
 
 def _sections(cls: type = Config, name: str = "") -> dict[str, type]:
-    """Return the sections of the schema, "model.feedback", in its order; the top's is `_TOP`."""
+    """Return the sections of the schema in order, "model.feedback"; the top level is `_TOP`."""
     found = {name or _TOP: cls}
     for field, kind in get_type_hints(cls).items():
         if dataclasses.is_dataclass(kind):
@@ -159,7 +159,7 @@ def _key_lines(key: str, width: int) -> list[str]:
 
 
 def _describe_keys() -> dict[str, str]:
-    """Return what each "key=default" is."""
+    """Return the description of each "key=default"."""
     defaults, comments = values(Config()), _comments(Config)
     found = {}
     for key, kind in keys().items():
@@ -172,7 +172,7 @@ def _describe_keys() -> dict[str, str]:
 
 
 def _comments(cls: Any, prefix: str = "") -> dict[str, str]:
-    """Return the comment above each field of the schema, by key."""
+    """Return the comment above each field of the schema by key."""
     found: dict[str, str] = {}
     pending: list[str] = []
     for line in map(str.strip, inspect.getsource(cls).splitlines()):
@@ -189,6 +189,6 @@ def _comments(cls: Any, prefix: str = "") -> dict[str, str]:
 
 
 def _first_sentence(cls: type) -> str:
-    """Return a docstring's first sentence, without what it cites or refers to."""
+    """Return a docstring's first sentence, without citations."""
     first = " ".join((inspect.getdoc(cls) or "").split()).partition(". ")[0]
     return re.sub(r" \([^()]*\)|: docs/.*", "", first).split(";")[0].rstrip(".")

@@ -1,4 +1,4 @@
-"""Read a Hugging Face folder into a model, every piece of a tensor straight into its place."""
+"""Loads a Hugging Face folder into a model, slice by slice into (sharded) parameters."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ from famjax.models.remap_params import (
 def load_pretrained(
     folder: str | Path, mesh: Mesh | None = None, **changes: Any
 ) -> tuple[ModelConfig, LanguageModel]:
-    """Return the model of a Hugging Face folder and its config, parameters in float32.
+    """Return the config and the model of a Hugging Face folder, parameters in float32.
 
     Args:
-      folder: config.json and *.safetensors, with or without model.safetensors.index.json.
-      mesh: of devices that share the parameters (`famjax.core.sharding.make_mesh`); none is held
-        whole by one of them on the way. None is the first device.
-      **changes: of the config, mixer="full" or capacity=1024.
+      folder: has config.json and *.safetensors, with or without model.safetensors.index.json.
+      mesh: devices that shard the parameters (`famjax.core.sharding.make_mesh`); no device ever
+        holds a whole sharded parameter. None is the first device.
+      **changes: to the config, mixer="full" or capacity=1024.
 
     Raises:
-      UserError: something is missing, damaged, of another shape, or not known.
+      UserError: something is missing, damaged, of another shape, or unknown.
     """
     folder = Path(folder)
     hf = read_config(folder)
@@ -62,7 +62,9 @@ def load_pretrained(
     validate_model(new)
     refuse_other_sizes(config, new)
     if new.lora.rank:
-        raise UserError("lora: adapters come by training; famjax.fit with init and model.lora.rank")
+        raise UserError(
+            "lora: adapters need training: famjax.fit with init and model.lora.rank"
+        )
     config = new
     return config, load_weights(config, find_family(hf).tensors(config), folder, mesh)
 
@@ -75,9 +77,9 @@ def read_config(folder: Path) -> HF:
             f"{folder}: there is no such folder; give that of a Hugging Face model or of a run"
         )
     if adapters.exists():
-        # it names the model they stand beside, which transformers would fetch from there
+        # it names the base model, which transformers would download
         raise UserError(
-            f"{adapters}: the folder holds adapters, which would be passed over; merge them first "
+            f"{adapters}: the folder has adapters, which would be ignored; merge them first "
             "(peft's merge_and_unload, then save_pretrained), or remove that file"
         )
     try:
@@ -92,14 +94,14 @@ def read_config(folder: Path) -> HF:
         raise UserError(f"{path}: not a table of keys; give a Hugging Face model's folder")
     if {"model", "optimizer"} <= hf.keys():
         raise UserError(
-            f"{folder} is a famjax run; famjax train CONFIG init={folder} model.mixer=fam goes on "
+            f"{folder} is a famjax run; famjax train CONFIG init={folder} model.mixer=fam continues "
             "with its weights and another attention"
         )
     return hf
 
 
 def parse_model(hf: HF, folder: Path) -> ModelConfig:
-    """Return what a config.json says of the model, every size checked."""
+    """Return the validated `ModelConfig` of a config.json."""
     path = folder / "config.json"
     most = HIGHEST["model.layers"]
     for key in ("num_hidden_layers", "n_layer", "layers"):
@@ -108,28 +110,26 @@ def parse_model(hf: HF, folder: Path) -> ModelConfig:
     try:
         model = find_family(hf).model(hf)
     except KeyError as missing:
-        raise UserError(f"{path}: has no {missing}; take a whole copy") from None
+        raise UserError(f"{path}: has no {missing}; take a complete copy") from None
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise UserError(
-            f"{path}: a value of a kind that is not expected ({shorten(error, 200)}); take "
-            "another copy"
+            f"{path}: a value of an unexpected type ({shorten(error, 200)}); take another copy"
         ) from None
     try:
         validate_model(model)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     if not model.vocab_size:
-        raise UserError(f"{path}: the vocabulary has no token; take another copy")
+        raise UserError(f"{path}: the vocabulary is empty; take another copy")
     return model
 
 
 def describe_ignored_keys(hf: HF) -> str:
-    """Return a line that names the keys of a config.json of which nothing is known; or nothing."""
+    """Return a line that names the unknown keys of a config.json, or ""."""
     names = find_unknown_keys(hf, find_family(hf).keys)
     if not names:
         return ""
-    several = "they are" if len(names) > 1 else "it is"
-    return f"config.json: {', '.join(names)}: unknown to famjax, {several} left out"
+    return f"config.json: {', '.join(names)}: unknown to famjax, ignored"
 
 
 def load_weights(
@@ -137,11 +137,11 @@ def load_weights(
 ) -> LanguageModel:
     """Return the model with the weights of a folder.
 
-    Host memory: what the model keeps, and a few pieces of a tensor (famjax.convert.checkpoint).
+    Host memory: the model's own, and a few slices of a tensor (`famjax.convert.checkpoint`).
     """
     if config.stack != "residual":
         raise UserError(
-            f"model.stack={config.stack}: a folder is read with its own layers; leave it out here, "
+            f"model.stack={config.stack}: a folder is loaded with its own layers; remove it here, "
             f"then famjax train CONFIG init=FOLDER model.stack={config.stack} "
             "model.feedback.positions=rotary model.block_len=1"
         )
@@ -154,7 +154,7 @@ def load_weights(
 
 
 class ParameterLoader:
-    """Finds each parameter's tensors, those of the layers to be stacked as the stack keeps them."""
+    """Loads each parameter from its tensors, stacking those of the layers."""
 
     def __init__(
         self,
@@ -165,13 +165,13 @@ class ParameterLoader:
     ):
         self.config, self.tensors, self.checkpoint = config, tensors, checkpoint
         self.mesh = mesh
-        self.embedding: Array | None = None  # read before the prompt, which is made of it
+        self.embedding: Array | None = None  # loaded before the prompt, which is derived from it
         names_in_folder = checkpoint.names()
         self.prefix = _prefix(tensors["embedding"].name, names_in_folder)
         layers = range(config.layers)
         wanted = {self.tensor_name(tensor, i) for tensor in tensors.values() for i in layers}
         for name in _HEADS & (names_in_folder - wanted):
-            # a copy of the embedding, which a tied head is
+            # with a tied head it must be a copy of the embedding
             self.check_tied_head(name, self.tensor_name(tensors["embedding"]))
         _check_names(wanted | _HEADS & names_in_folder, names_in_folder)
 
@@ -179,13 +179,13 @@ class ParameterLoader:
         return tensor.name.format(layer).removeprefix(self.prefix)
 
     def check_tied_head(self, head: str, embedding: str) -> None:
-        """Raise a `UserError` if a head that config.json says is the embedding is another."""
+        """Raise a `UserError` if a head that config.json ties to the embedding differs from it."""
         both = (self.checkpoint.pieces(name, 1) for name in (head, embedding))
         same = self.checkpoint.shape(head) == self.checkpoint.shape(embedding)
         if not same or any((a != b).any() for (_, a), (_, b) in zip(*both, strict=True)):
             raise UserError(
-                f"{head} is not the embedding, as config.json says; set tie_word_embeddings=false "
-                "there"
+                f"{head} differs from the embedding, to which config.json ties it; set "
+                "tie_word_embeddings=false there"
             )
 
     def load(self, path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Array:
@@ -221,18 +221,18 @@ class ParameterLoader:
         self,
         tensor: Tensor,
         names: list[str],
-        of_layer: tuple[int, ...],
+        layer_shape: tuple[int, ...],
         shape: tuple[int, ...],
         placement: Sharding,
     ) -> Array:
-        """Return the tensors of these names, each of the shape `of_layer`, as one of `shape`."""
-        put = _make_writer(placement, (len(names), *tensor.flat_shape(of_layer)))
+        """Return tensors of the shape `layer_shape`, stacked to one array of `shape`."""
+        put = _make_writer(placement, (len(names), *tensor.flat_shape(layer_shape)))
         array = jnp.zeros(shape, jnp.float32, device=placement)
         for i, name in enumerate(names):
-            if (shape_there := self.checkpoint.shape(name)) != tensor.checkpoint_shape(of_layer):
+            if (shape_there := self.checkpoint.shape(name)) != tensor.checkpoint_shape(layer_shape):
                 raise UserError(
                     f"{name} has shape {shape_there} where config.json says "
-                    f"{tensor.checkpoint_shape(of_layer)}; take both from one model"
+                    f"{tensor.checkpoint_shape(layer_shape)}; take both from one model"
                 )
             row, column = 0, 0
             for _, piece in self.checkpoint.pieces(name, tensor.row_multiple()):
@@ -247,10 +247,10 @@ class ParameterLoader:
 
 @functools.cache
 def _make_writer(placement: Sharding, flat: tuple[int, int, int]) -> Any:
-    """Return a function that writes a piece [inputs outputs] into an array, in its place.
+    """Return a jitted function that writes a slice [inputs outputs] into an array in place.
 
     Args:
-      place: of the array.
+      placement: of the array.
       flat: its layers, inputs and outputs.
     """
 
@@ -265,7 +265,7 @@ _HEADS = {"lm_head.weight", "embed_out.weight"}
 
 
 def _prefix(embedding: str, names_in_folder: set[str]) -> str:
-    """Return what names lack that were saved from a model without its head: "model."."""
+    """Return the prefix "model." if the checkpoint was saved without it, from a headless model."""
     prefix = embedding.partition(".")[0] + "."
     return (
         prefix
@@ -279,7 +279,7 @@ def _check_names(wanted: set[str], names_in_folder: set[str]) -> None:
     if missing:
         raise UserError(f"the checkpoint lacks {_list_names(missing, names_in_folder)}")
     if extra:
-        raise UserError(f"the checkpoint has too many: {_list_names(extra, wanted)}")
+        raise UserError(f"the checkpoint has unexpected tensors: {_list_names(extra, wanted)}")
 
 
 def _list_names(names: list[str], known: set[str]) -> str:

@@ -1,4 +1,4 @@
-"""Open a model to use it: a famjax run, or a Hugging Face folder, exported by famjax or not."""
+"""Opens a model for use: a famjax run, or a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ def open_model(
     report: Callable[[str], None] | None = None,
     mesh: Mesh | None = None,
 ) -> Run:
-    """Return the model in a folder: of a run see `famjax.train.run.open_run`.
+    """Return the model in a folder; for runs see `famjax.train.run.open_run`.
 
-    A Hugging Face folder is what `famjax convert FOLDER DEST` would make of it, at step 0, on the
-    first device, its tokenizer that of the folder. Nothing is written, nor compared with Hugging
-    Face's code.
+    A Hugging Face folder is converted as by `famjax convert FOLDER DEST`, at step 0, on the first
+    device, with the folder's tokenizer. Nothing is written, or compared with Hugging Face's code.
 
     Raises:
-      UserError: nothing usable is there.
+      UserError: there is no usable model.
     """
     folder = Path(folder).expanduser()
     if not is_hugging_face(folder):
@@ -41,7 +40,7 @@ def open_model(
 
 
 def is_hugging_face(folder: Path) -> bool:
-    """Return whether config.json is of a Hugging Face model; False if it is damaged."""
+    """Return whether config.json is a Hugging Face model's; False if it is damaged."""
     try:
         content = read_json(folder / CONFIG, "")
     except (OSError, UserError):

@@ -1,4 +1,4 @@
-"""Write a model's parameters as the tensors of a Hugging Face folder: `load`, backwards."""
+"""Writes a model's parameters as the tensors of a Hugging Face folder: the inverse of `load`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from famjax.core.types import Array
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import parameter
 
-# of one file, at most; a tensor that is larger has one of its own
+# of one file, at most; a larger tensor has its own file
 SHARD_BYTES = 4 << 30
 
 
 class _Piece(NamedTuple):
-    """A parameter, or one layer of it, that makes a tensor or a part of one."""
+    """A parameter, or one layer of it, that becomes a tensor or a part of one."""
 
     tensor: Tensor
     stacked: Array
@@ -42,14 +42,14 @@ class _Piece(NamedTuple):
 def save_tensors(
     model: LanguageModel, config: ModelConfig, tensors: Tensors, folder: Path, dtype: str
 ) -> None:
-    """Write *.safetensors, and the index that names them if they are several.
+    """Write *.safetensors, and an index if there are several.
 
-    Host memory: what one file holds.
+    Host memory: that of one file.
 
     Args:
-      model: its parameters are those of `config`.
-      tensors: what they are called, and how they lie.
-      dtype: float32 or bfloat16, of the tensors written.
+      model: has the parameters of `config`.
+      tensors: their names and layouts.
+      dtype: float32 or bfloat16, of the tensors.
     """
     sources = _pieces(model, config, tensors)
     kind = jnp.dtype(dtype)
@@ -77,12 +77,12 @@ def save_file(tensors: dict[str, np.ndarray], path: Path) -> None:
         write(tensors, path, metadata={"format": "pt"})
     except SafetensorError as error:
         raise UserError(f"{path}: cannot be written ({error}); free some space") from None
-    # the library makes files that nobody else can read
+    # the library creates files that only the owner can read
     path.chmod(path.parent.stat().st_mode & 0o666)
 
 
 def _pieces(model: LanguageModel, config: ModelConfig, tensors: Tensors) -> dict[str, list[_Piece]]:
-    """Return what each tensor is made of, the parts of one in their order."""
+    """Return the pieces of each tensor, in the order of their parts."""
     pattern = len(config.mixer.split(","))
     pieces_by_tensor: dict[str, list[_Piece]] = {}
     paths, _ = jax.tree_util.tree_flatten_with_path(nnx.state(model, nnx.Param))

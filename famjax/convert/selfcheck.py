@@ -1,4 +1,4 @@
-"""Does a converted model say what Hugging Face's own code says of the same folder?"""
+"""Compares the logits of a converted model with those of Hugging Face's code."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from famjax.core.types import Array, Context
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import abstract, remap_params
 
-# tokens read where no layer has a window
+# compared tokens if no layer has a window
 _MIN_TOKENS = 128
-# of the longest window that is read past, and how far past it
+# longest window that the comparison exceeds, and by how many tokens
 _MAX_WINDOW, _BEYOND = 4096, 64
-# logits compared, at most: those of the last tokens
+# maximum number of compared logits, those of the last tokens
 _MAX_LOGITS = 1 << 26
 
 
@@ -36,14 +36,14 @@ class Deviation(NamedTuple):
 
 
 def deviation(ours: np.ndarray, theirs: np.ndarray) -> Deviation:
-    """Return how far logits are apart."""
+    """Return the difference of logits."""
     difference = float(np.abs(ours.astype(np.float64) - theirs).max())
-    # of a model of zeros all logits are one
+    # a model of zeros has equal logits
     return Deviation(difference, difference / max(float(np.ptp(theirs)), 1e-30))
 
 
 def skip_reason(model: ModelConfig) -> str:
-    """Return why the check cannot be made here, or nothing."""
+    """Return why the comparison is not possible here, or ""."""
     if missing := absent(("torch", "transformers")):
         return not_installed(missing)
     _, shapes = abstract(model)
@@ -54,7 +54,7 @@ def skip_reason(model: ModelConfig) -> str:
         + 2 * _compared_logits(model) * model.vocab_size
     )
     free = _free_bytes()
-    # what torch holds, and half as much again to compute
+    # torch's weights, and half as much for its computation
     if free is not None and 1.5 * weights + read > free:
         needed = (weights + read) / 1e9
         return f"a second copy of the model needs {needed:.0f} GB, {free / 1e9:.0f} are free"
@@ -62,21 +62,21 @@ def skip_reason(model: ModelConfig) -> str:
 
 
 def compared_tokens(model: ModelConfig) -> int:
-    """Return of how many tokens logits are compared: past the window of the model's layers."""
+    """Return the number of tokens to compare, more than the window of the model's layers."""
     windowed = "swa" in model.mixer.split(",")
     wanted = max(min(model.window, _MAX_WINDOW) + _BEYOND if windowed else 0, _MIN_TOKENS)
     if "full" in model.mixer.split(",") or model.arch.learned_positions:
         wanted = min(wanted, model.capacity)
-    # so that it is cut into blocks of some size
+    # so that it divides into blocks
     return wanted - wanted % 8 if wanted > _BEYOND else wanted
 
 
 def describe(model: ModelConfig) -> str:
-    """Return how much was compared, for the user."""
+    """Return a description of the compared tokens."""
     count, window = compared_tokens(model), model.window
     if "swa" not in model.mixer.split(",") or count > window:
         return f"{count:,} tokens"
-    return f"{count:,} tokens, which do not reach past the window of {window:,}"
+    return f"{count:,} tokens, not more than the window of {window:,}"
 
 
 def _compared_logits(model: ModelConfig) -> int:
@@ -90,8 +90,8 @@ def compare_with_transformers(
 
     Args:
       folder: the Hugging Face model.
-      source: its config before surgery; what is compared has its attention.
-      model: converted, with the config `to`.
+      source: its config before surgery, with whose attention the logits are computed.
+      model: the converted model, with the config `to`.
     """
     import torch
     import transformers
@@ -103,14 +103,14 @@ def compare_with_transformers(
             folder,
             dtype=torch.float32,
             attn_implementation="eager",
-            # nothing of the folder is run (auto_map, pickles), and nothing is fetched
+            # runs no code of the folder (auto_map, pickles), and downloads nothing
             trust_remote_code=False,
             use_safetensors=True,
             local_files_only=True,
         ).eval()
         with torch.no_grad():
             expected = theirs(torch.tensor(tokens), logits_to_keep=last).logits.numpy()
-    except Exception as error:  # of any kind: values that we read and transformers cannot
+    except Exception as error:  # any: transformers may reject values that famjax accepts
         if isinstance(error, ImportError | MemoryError):
             raise
         what = shorten(" ".join(f"{type(error).__name__}: {error}".split()), 300)
@@ -120,19 +120,18 @@ def compare_with_transformers(
         ) from error
     if not np.isfinite(expected).all():
         raise UserError(
-            f"{folder}: Hugging Face's code makes logits that are not finite of it; take another "
-            "copy"
+            f"{folder}: its logits in Hugging Face's code are not finite; take another copy"
         )
     del theirs
     short = _shrink(source)
     params = remap_params(nnx.state(model, nnx.Param), to, short)
-    # accelerators multiply in fewer bits unless told
+    # accelerators multiply in lower precision by default
     with jax.default_matmul_precision("highest"):
         return deviation(np.asarray(_compute_logits(short, params, tokens, last)), expected)
 
 
 def _shrink(model: ModelConfig) -> ModelConfig:
-    """Return a config of the same function, for so few tokens: small blocks, a small cache."""
+    """Return a config of the same function with small blocks and a small KV cache."""
     count = compared_tokens(model)
     block = next(size for size in range(min(_BEYOND, count), 0, -1) if count % size == 0)
     if "swa" in model.mixer.split(","):

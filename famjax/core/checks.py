@@ -1,7 +1,7 @@
-"""The checks of a config: every size and every combination that cannot work, named with its mend.
+"""Config validation: sizes and combinations that cannot work.
 
-Each check yields lines naming key, value and the mend; the first one is raised, and the later
-checks rely on the earlier ones.
+Each check yields error lines that name the key, its value and the fix. The first one is raised;
+later checks rely on earlier ones.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ MIXERS = ("full", "swa", "bswa", "bswa_sg", "fam", "linear")
 # Toy tasks, whose sizes are in data.toy.
 TOYS = ("random_walk", "blocked_walk", "copy", "reverse", "counting", "algorithmic")
 
-# clusters of an adaptive softmax, each a table of its own; WikiText-103 is read with 4
+# clusters of an adaptive softmax, one table each; WikiText-103 uses 4
 _MAX_CLUSTERS = 64
-# layers in one program that no loop goes through
+# layers unrolled in one program
 _MAX_UNROLLED_LAYERS = 1000
 
-# Maps that adapters may stand beside.
+# Linear maps that can have adapters.
 ADAPTABLE_MAPS = (
     *(f"attention.{name}" for name in ("q", "k", "v", "out")),
     *(f"mlp.{name}" for name in ("gate", "up", "down")),
@@ -51,7 +51,7 @@ def validate(config: Config) -> None:
 
 
 def validate_model(model: ModelConfig) -> None:
-    """Raise a `UserError` for the first value of a model that cannot work, whatever it reads."""
+    """Raise a `UserError` for the first value of a model that cannot work with any data."""
     config = Config(model=model, data=DataConfig(length=1))
     _raise_first(config, _MODEL_CHECKS)
 
@@ -72,7 +72,7 @@ def _check_model(config: Config) -> Iterator[str]:
     head_dim, key = m.head_dim or m.width // m.heads, "model.head_dim"
     if head_dim % 2:
         source = "" if m.head_dim else " (model.width / model.heads)"
-        yield f"{key}={head_dim}{source} is odd; rotary positions turn pairs, take an even number"
+        yield f"{key}={head_dim}{source} is odd; rotary positions rotate pairs, take an even number"
     rotated = int(head_dim * m.arch.rotary_fraction)
     if not 0 <= rotated <= head_dim or rotated % 2:
         yield (
@@ -120,7 +120,7 @@ def _check_adaptive(config: Config) -> Iterator[str]:
         yield f"{named}: each must be more than the one before it, and the first at least 1"
     if m.vocab_size and cuts[-1] >= m.vocab_size:
         yield (
-            f"{named}: {cuts[-1]} leaves its cluster no word of a vocabulary of {m.vocab_size}; "
+            f"{named}: {cuts[-1]} leaves its cluster no words in a vocabulary of {m.vocab_size}; "
             "take smaller ones, or fewer"
         )
     narrow = m.adaptive.factor ** len(cuts)
@@ -152,8 +152,8 @@ def _check_mixers(config: Config) -> Iterator[str]:
         )
     if "full" in pattern and config.data.length > m.capacity:
         yield (
-            f"data.length={config.data.length} is longer than model.capacity={m.capacity}, all "
-            f"that full attention holds; set model.capacity={config.data.length}"
+            f"data.length={config.data.length} is longer than model.capacity={m.capacity}, the "
+            f"KV cache of full attention; set model.capacity={config.data.length}"
         )
     if "linear" in pattern:
         yield from _check_linear(config)
@@ -172,8 +172,8 @@ def _check_linear(config: Config) -> Iterator[str]:
         )
     if config.train.rpo and c.rope:
         yield (
-            "train.rpo=true: features of rotated keys are no function of distances, so an offset "
-            "is not undone; set train.rpo=false or model.linear.rope=false"
+            "train.rpo=true: features of rotated keys are not relative, so a position offset "
+            "changes the output; set train.rpo=false or model.linear.rope=false"
         )
 
 
@@ -197,17 +197,17 @@ def _check_match(config: Config) -> Iterator[str]:
         yield f"{named} trains feature maps alone, train.only={t.only}; set train.only=maps, {off}"
     if not config.init:
         yield (
-            f"{named}: a model from nothing has no attention to match; give init=FOLDER, what "
-            f"famjax convert --to t2r wrote or a run, {off}"
+            f"{named}: random weights have no attention to match; give init=FOLDER, a run or the "
+            f"output of famjax convert --to t2r, {off}"
         )
-    # softmax attention to what earlier steps read would need a cache of it
+    # softmax attention over the tokens of earlier steps would need their KV cache
     if config.data.layout != "packed":
         yield (
-            f"{named} reads each row from an empty memory, which data.layout={config.data.layout} "
-            f"carries on; set data.layout=packed, {off}"
+            f"{named} starts each row with an empty memory, data.layout={config.data.layout} "
+            f"carries it over; set data.layout=packed, {off}"
         )
     if t.rsp:
-        yield f"{named} reads each row from an empty memory, train.rsp={t.rsp}; set 0, {off}"
+        yield f"{named} starts each row with an empty memory, train.rsp={t.rsp}; set 0, {off}"
     if t.bptt_segments > 1:
         yield (f"{named} reads each row whole, train.bptt_segments={t.bptt_segments}; set 1, {off}")
 
@@ -217,7 +217,7 @@ def _check_stack(config: Config) -> Iterator[str]:
     is_feedback_stack = m.stack in ("feedback", "transformer")
     named = f"model.stack={m.stack}"
     if m.stack != "residual" and m.block_len != 1:
-        yield f"{named} reads in no blocks, model.block_len={m.block_len}; set model.block_len=1"
+        yield f"{named} has no blocks, model.block_len={m.block_len}; set model.block_len=1"
     if m.stack != "residual":
         yield from _check_other_stacks(config)
     if not is_feedback_stack:
@@ -226,39 +226,36 @@ def _check_stack(config: Config) -> Iterator[str]:
                 yield f"model.feedback.{name}={given}: {named} has none; set model.stack=feedback"
         if not m.arch.pre_norm:
             yield (
-                f"model.arch.pre_norm=false: {named} norms before; set model.stack=feedback or "
+                f"model.arch.pre_norm=false: {named} is pre-norm; set model.stack=feedback or "
                 "transformer, or model.arch.pre_norm=true"
             )
         return
     if m.lora.dropout:
         yield f"model.lora.dropout={m.lora.dropout}: {named} has none; set 0"
     if m.arch.learned_positions:
-        yield (
-            f"model.arch.learned_positions=true: {named} knows positions by distance alone; set "
-            "false"
-        )
+        yield (f"model.arch.learned_positions=true: {named} has relative positions only; set false")
     yield from _check_feedback(config)
 
 
 def _check_other_stacks(config: Config) -> Iterator[str]:
-    """Yield what the other stacks than the residual one would pass over without a word."""
+    """Yield settings that stacks other than the residual one would silently ignore."""
     m, t = config.model, config.train
     named = f"model.stack={m.stack}"
     for name, rate in vars(m.dropout).items():
         if rate and m.stack == "lstm":
             yield f"model.dropout.{name}={rate}: {named} has no such dropout; set 0"
     if t.rsp:
-        yield f"train.rsp={t.rsp} passes FAMs, of which {named} has none; set 0"
+        yield f"train.rsp={t.rsp} passes FAMs between steps, {named} has none; set 0"
     if t.rpo:
-        yield f"train.rpo=true: {named} has relative positions, which no offset moves; set false"
+        yield f"train.rpo=true: {named} has relative positions, an offset does nothing; set false"
     if m.remat != "none" and m.stack != "transformer":
-        yield f"model.remat={m.remat}: {named} keeps products alone already; set none"
+        yield f"model.remat={m.remat}: {named} already saves only matrix products; set none"
     if m.lora.rank and m.stack == "lstm":
         yield f"model.lora.rank={m.lora.rank}: {named} has no maps that take adapters; set 0"
     if m.arch.local_rope_base:
         yield (
-            f"model.arch.local_rope_base={m.arch.local_rope_base:g}: {named} turns the keys of all "
-            "layers alike; this family's local layers (Gemma 3) cannot become its layers"
+            f"model.arch.local_rope_base={m.arch.local_rope_base:g}: {named} rotates the keys of "
+            "all layers alike; this family's local layers (Gemma 3) cannot become its layers"
         )
 
 
@@ -266,7 +263,7 @@ def _check_feedback(config: Config) -> Iterator[str]:
     m, c, d = config.model, config.model.feedback, config.data
     if c.layer > m.layers:
         yield (
-            f"model.feedback.layer={c.layer}: there are states behind 0 (the embedding) to "
+            f"model.feedback.layer={c.layer}: states exist after 0 (the embedding) to "
             f"model.layers={m.layers} layers"
         )
     if m.stack == "transformer" and c.composition not in ("all", "previous"):
@@ -278,7 +275,7 @@ def _check_feedback(config: Config) -> Iterator[str]:
         yield f"model.feedback.sweeps={c.sweeps}: a Transformer needs none; set 0"
     if c.span_loss and not c.adaptive_span:
         yield (
-            f"model.feedback.span_loss={c.span_loss} is of learned spans; set "
+            f"model.feedback.span_loss={c.span_loss} needs learned spans; set "
             "model.feedback.adaptive_span=true, or 0"
         )
     if d.layout == "packed" and c.span > d.length > 1:
@@ -313,13 +310,13 @@ def _check_data(config: Config) -> Iterator[str]:
     if p.min_length > p.max_length:
         yield (
             f"data.passkey.min_length={p.min_length} is more than "
-            f"data.passkey.max_length={p.max_length}; exchange them"
+            f"data.passkey.max_length={p.max_length}; swap them"
         )
     lengths = ("min_length", "start_length", "max_length")
     sizes = [getattr(p, name) for name in lengths]
     if sizes != sorted(sizes):
         given = ", ".join(f"{n}={s}" for n, s in zip(lengths, sizes, strict=True))
-        yield f"data.passkey: {given} must not fall in this order"
+        yield f"data.passkey: {given} must be in ascending order"
     if p.ask_every:
         yield from _check_ask_every(config)
     yield from _check_toy(config)
@@ -333,7 +330,7 @@ def _check_toy(config: Config) -> Iterator[str]:
         yield f"data.toy.variables={d.toy.variables}: there are 5 names; take at most 5"
     if d.toy.start_steps and d.toy.concatenate:
         yield (
-            f"data.toy.start_steps={d.toy.start_steps}: episodes of an epoch cannot grow; set "
+            f"data.toy.start_steps={d.toy.start_steps}: concatenated episodes cannot grow; set "
             "data.toy.concatenate=false, or 0"
         )
     if d.task not in TOYS:
@@ -347,12 +344,12 @@ def _check_toy(config: Config) -> Iterator[str]:
     if "full" in mixer_pattern(m) and d.toy.concatenate and d.layout == "lanes":
         yield (
             f"data.toy.concatenate=true: full attention holds model.capacity={m.capacity} tokens "
-            "and cannot go on through all episodes; set data.toy.concatenate=false"
+            "and cannot continue through all episodes; set data.toy.concatenate=false"
         )
 
 
 def _check_ask_every(config: Config) -> Iterator[str]:
-    """Yield what keeps a document from beginning with the FAM before the last one's question."""
+    """Yield what prevents a document from starting with the FAM before the last question."""
     m, d, p = config.model, config.data, config.data.passkey
     asked = f"data.passkey.ask_every={p.ask_every}"
     off = "or set data.passkey.ask_every=0"
@@ -365,7 +362,7 @@ def _check_ask_every(config: Config) -> Iterator[str]:
     if d.layout == "packed":
         yield f"{asked} needs memory that packed rows do not carry; set data.layout=lanes {off}"
     if "fam" not in mixer_pattern(m):
-        yield f"{asked} needs a FAM, which model.mixer={m.mixer} has not; add one {off}"
+        yield f"{asked} needs a FAM, and model.mixer={m.mixer} has none; add one {off}"
     if m.memory_segments or m.fam_previous > 1:
         yield (
             f"{asked} carries one FAM and nothing else; set model.memory_segments=0 and "
@@ -398,7 +395,7 @@ def _check_train(config: Config) -> Iterator[str]:
 
 
 def _check_bptt_warmup(config: Config) -> Iterator[str]:
-    """Yield what keeps the tokens that a step reads of a row from doubling up to data.length."""
+    """Yield what prevents the row length of a step from doubling up to data.length."""
     m, d, t = config.model, config.data, config.train
     start, off = f"train.bptt_start={t.bptt_start}", "or train.bptt_start=0"
     if bool(t.bptt_start) != bool(t.bptt_double_every):
@@ -429,11 +426,11 @@ def _check_profile(config: Config) -> Iterator[str]:
         named = f"profile.steps={p.steps}"
         match = re.fullmatch(r"(\d{1,10}):(\d{1,10})", p.steps, re.ASCII)
         if not match:
-            yield f"{named}: give two numbers of steps done, such as profile.steps=10:15"
+            yield f"{named}: give two step counts, such as profile.steps=10:15"
             return
         first, last = int(match[1]), int(match[2])
         if first >= last:
-            yield f"{named}: begins where it ends or later; take the smaller number first"
+            yield f"{named}: must begin before it ends; give the smaller number first"
         if last > steps:
             yield f"{named}: ends beyond train.steps={steps}; take at most {steps}"
     if p.memory > steps:
@@ -444,7 +441,7 @@ def _check_mesh(config: Config) -> Iterator[str]:
     for axis in AXES:
         key, size = f"mesh.{axis}", getattr(config.mesh, axis)
         if size < 1 and size != -1:
-            yield f"{key}={size}: must be at least 1, or -1 for what the other axes leave"
+            yield f"{key}={size}: must be at least 1, or -1 for the remaining devices"
 
 
 def _check_unrolled(config: Config) -> Iterator[str]:
@@ -461,7 +458,7 @@ def _check_unrolled(config: Config) -> Iterator[str]:
         fewer = "set model.scan_layers=true"
     if count > _MAX_UNROLLED_LAYERS:
         yield (
-            f"{named}: {count:,} layers would be compiled one by one, which takes hours; {fewer} "
+            f"{named}: {count:,} unrolled layers would take hours to compile; {fewer} "
             f"(at most {_MAX_UNROLLED_LAYERS:,})"
         )
 
@@ -478,15 +475,15 @@ _MODEL_CHECKS = (
 
 
 def cutoffs(model: ModelConfig) -> tuple[int, ...]:
-    """Return the first words of the vocabulary's clusters but the first; () has one cluster."""
+    """Return the first word of each cluster after the first; () means one cluster."""
     text = model.adaptive.cutoffs
     return tuple(int(part) for part in text.split(",")) if text else ()
 
 
 def mixer_pattern(model: ModelConfig) -> tuple[str, ...]:
-    """Return the names of `model.mixer`, the pattern that is repeated up the stack.
+    """Return the mixers of `model.mixer`, the pattern that the residual stack repeats.
 
-    Other stacks than the residual one have none.
+    Empty for all other stacks.
     """
     return tuple(model.mixer.split(",")) if model.stack == "residual" else ()
 
@@ -497,11 +494,11 @@ def _multiples(value: int, of: int) -> str:
 
 
 def _doubling_lengths(value: int) -> list[int]:
-    """Return what doubles to `value`, the smallest first."""
+    """Return the lengths that double to `value`, in ascending order."""
     return [value // 2**n for n in reversed(range(value.bit_length())) if value % 2**n == 0]
 
 
 def divisors(value: int) -> str:
-    """Return the numbers that divide one, as an error names them."""
+    """Return the divisors of a number, formatted for an error."""
     small = [n for n in range(1, math.isqrt(value) + 1) if value % n == 0]
     return ", ".join(str(n) for n in sorted({*small, *(value // n for n in small)}))

@@ -1,7 +1,7 @@
-"""Experiments: configs by name or path, overrides, JSON, differences, and the check of every size.
+"""Experiments: load configs by name or path, apply overrides, read and write JSON, compare.
 
-A key is the full path of a field, "data.passkey.digits"; a config is a flat table of keys for
-everything here but its construction. Every mistake is one `UserError` line.
+A key is the full path of a field, such as "data.passkey.digits". Every mistake is a one-line
+`UserError`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from famjax.core.keys import fits, keys, values, wrong
 from famjax.core.ranges import bad_types
 from famjax.core.unused_keys import check_unused_keys
 
-# The package of experiments, installed beside famjax; found by its place, since "configs" on
-# the import path may be another project's.
+# The package of experiments, installed beside famjax. Located by path, since "configs" on the
+# import path may belong to another project.
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
@@ -38,15 +38,15 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
     Args:
       name_or_path: a name in `configs/`, the path of a Python file with a function `config()`, or
         the path of a run's `config.json`.
-      overrides: "section.key=value", "--section.key=value", or "--section.key", "value". With
-        "init=FOLDER" shape and tokenizer are that folder's, before the others are applied.
+      overrides: "section.key=value", "--section.key=value", or "--section.key", "value".
+        "init=FOLDER" takes shape and tokenizer from that folder before the others are applied.
 
     Raises:
       UserError: an unknown config or key, a value of the wrong type, or a size that cannot work.
     """
     config = override(_apply_init(_load(name_or_path), overrides), overrides)
     if config.init:
-        # the run is opened from anywhere
+        # the run may be opened from any working directory
         config = replace(config, init=str(Path(config.init).expanduser().absolute()))
     validate(config)
     check_unused_keys(config, (key for key, _ in _parse_overrides(overrides)))
@@ -54,10 +54,10 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
 
 
 def _apply_init(config: Config, overrides: Sequence[str]) -> Config:
-    """Return the config with the model and the tokenizer of the folder that `init` names, if any.
+    """Return the config with the model and the tokenizer of the folder `init`, if given.
 
-    How the model is computed and adapted stays as it is in `config`; a run's own config.json has
-    both already.
+    Keys of how the model is computed (dropout, remat, dtype, LoRA, ...) stay those of `config`. A
+    run's own config.json already has both.
     """
     given = [value for key, value in _parse_overrides(overrides) if key == "init"]
     init = given[-1] if given else config.init
@@ -85,9 +85,9 @@ def _apply_init(config: Config, overrides: Sequence[str]) -> Config:
     names = ("tokenizer", "tokenizer.model", "words.txt")
     kept = next((str(folder / name) for name in names if (folder / name).exists()), None)
     if kept is None and there.data.tokenizer not in ("bytes", "task"):
-        # the path in its config.json is of another machine, and is not opened
+        # the path in its config.json may be from another machine and is not opened
         raise UserError(
-            f"init={init}: has lost its copy of the tokenizer {there.data.tokenizer}; bring back "
+            f"init={init}: its copy of the tokenizer {there.data.tokenizer} is missing; restore "
             f"{', '.join(names[:-1])} or {names[-1]}, whichever it had"
         )
     tokenizer = there.data.tokenizer if kept is None else kept
@@ -96,11 +96,11 @@ def _apply_init(config: Config, overrides: Sequence[str]) -> Config:
 
 
 def _check_task_words(init: str, there: Config, here: Config) -> None:
-    """Raise a `UserError` where a toy task's words would be all that another task is read by."""
+    """Raise a `UserError` if `init` has the vocabulary of another toy task."""
     if there.data.tokenizer == "task" and there.data.task != here.data.task:
         raise UserError(
-            f"init={init}: knows the words of data.task={there.data.task} alone, of which "
-            f"data.task={here.data.task} is not made; begin with a model of the same task"
+            f"init={init}: its vocabulary is that of data.task={there.data.task}, not of "
+            f"data.task={here.data.task}; start from a model of the same task"
         )
 
 
@@ -151,7 +151,7 @@ def _load_python(path: Path) -> Config:
     module = ModuleType(path.stem)
     module.__file__ = str(path)
     try:
-        # Not imported: an import would cache bytecode, stale when a file changes within a second.
+        # Not imported: cached bytecode would be stale if the file changes within a second.
         exec(compile(source, str(path), "exec"), module.__dict__)
         make = module.__dict__.get("config")
         config = make() if callable(make) else None
@@ -213,7 +213,7 @@ def _parse_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _take_value(key: str, kind: Any, rest: list[str]) -> str:
-    """Take the value that stands after "--section.key"; a bare flag means true."""
+    """Take the value that follows "--section.key"; a bare flag means true."""
     given = bool(rest) and not rest[0].startswith("--")
     if kind is bool and not (given and rest[0].lower() in ("true", "false")):
         return "true"
@@ -228,7 +228,7 @@ def _set(config: Config, key: str, value: str) -> Config:
     kind = keys()[key]
     text = value.capitalize() if kind is bool else value  # tyro reads True and False
     try:
-        # tyro draws a box around some errors even when told to be silent.
+        # tyro prints a box around some errors even with console_outputs=False.
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
             return tyro.cli(
                 Config,
@@ -261,8 +261,8 @@ def to_json(config: Config) -> str:
 def from_json(text: str, report: Callable[[str], None] | None = None) -> Config:
     """Return the config that `to_json` wrote.
 
-    A key that is not there is younger than the text: it takes its default, which `report` (default:
-    standard error) is told, so that runs of an older famjax can still be read.
+    A missing key was added after the config was saved. It takes its default, and `report` (default:
+    print to standard error) gets a note, so that runs of older versions still load.
 
     Raises:
       UserError: not JSON, an unknown key, or a value of the wrong type.
@@ -273,14 +273,14 @@ def from_json(text: str, report: Callable[[str], None] | None = None) -> Config:
         raise UserError(f"not a config: {error}; give a config.json as famjax wrote it") from error
     if isinstance(tree, dict) and "architectures" in tree:
         raise UserError(
-            "is a Hugging Face model's config.json; famjax convert HF_FOLDER DEST makes a run of it"
+            "is a Hugging Face model's config.json; convert it with famjax convert HF_FOLDER DEST"
         )
     missing: list[str] = []
     config = _build(Config, tree, "", missing)
     if missing:
         now = values(config)
         taken = ", ".join(f"{key}={now[key]}" if key in now else f"{key}.*" for key in missing)
-        note = f"a saved config has no {taken}: the defaults are taken"
+        note = f"a saved config has no {taken}: using the defaults"
         (report or _print_note)(note)
     return config
 

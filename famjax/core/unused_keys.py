@@ -1,6 +1,7 @@
-"""Keys that do nothing: given by a user, they would be passed over without a word.
+"""Config keys without effect: an override that would be silently ignored is an error.
 
-Every key of the schema is in one of two lists: `ALWAYS` used, or used if a `Rule` says so.
+Every key of the schema is in one of two lists: `ALWAYS`, or the keys of `RULES`, which say when
+a key has no effect.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from famjax.core.keys import values
 
 
 class Rule(NamedTuple):
-    """When keys do nothing.
+    """When keys have no effect.
 
     Attributes:
-      keys: patterns of them, of `fnmatch`.
-      idle: config -> what they do nothing with; "" where they are used.
-      fix: what would make them do something.
-      switch: 0, false, none and "" are accepted all the same: they turn off what a config file
-        may have turned on.
+      keys: `fnmatch` patterns of keys.
+      unused: config -> the setting under which they have no effect; "" if they are used.
+      fix: a setting under which they have an effect.
+      switch: 0, false, none and "" are always accepted: they turn off what a config file may have
+        turned on.
     """
 
     keys: tuple[str, ...]
@@ -33,15 +34,13 @@ class Rule(NamedTuple):
 
 
 def check_unused_keys(config: Config, given: Iterable[str]) -> None:
-    """Raise a `UserError` for the first of the keys given that does nothing in this config."""
+    """Raise a `UserError` for the first of the given keys that has no effect in this config."""
     now = values(config)
     for key in given:
         for rule in find_rules(key):
             off = now[key] in (0, "", "none")
             if not (rule.switch and off) and (value := rule.unused(config)):
-                raise UserError(
-                    f"{key}: does nothing with {value}; take it away, or set {rule.fix}"
-                )
+                raise UserError(f"{key}: has no effect with {value}; remove it, or set {rule.fix}")
 
 
 def find_rules(key: str) -> list[Rule]:
@@ -53,7 +52,7 @@ def find_rules(key: str) -> list[Rule]:
 
 
 def _unused_unless(used: Callable[[Config], bool], *keys: str) -> Callable[[Config], str]:
-    """Return a rule's `unused`: what the keys of the config are, unless they let it be used."""
+    """Return a rule's `unused`: the values of `keys` if `used(config)` is false."""
 
     def unused(config: Config) -> str:
         if used(config):
@@ -69,7 +68,7 @@ def _format_value(value: object) -> str:
 
 
 def _requires_mixer(*names: str) -> Callable[[Config], str]:
-    """Return a rule's `unused` for what layers with one of these mixers alone read."""
+    """Return a rule's `unused` for keys that only layers with one of these mixers use."""
 
     def unused(config: Config) -> str:
         model = config.model
@@ -95,7 +94,7 @@ def _linear_only(config: Config) -> str:
 
 
 def _no_rotation(config: Config) -> str:
-    """Return what leaves queries and keys where they are; "" where they are rotated."""
+    """Return the setting that disables rotary positions; "" if queries and keys are rotated."""
     model = config.model
     if model.stack == "lstm":
         return "model.stack=lstm"
@@ -108,7 +107,7 @@ def _no_rotation(config: Config) -> str:
 
 
 def _no_rotated_elements(config: Config) -> str:
-    """Return the same, or that the share of the elements that are rotated is none."""
+    """Return the same, also if the rotated share of the elements is 0."""
     nothing = config.model.arch.rotary_fraction == 0
     return _no_rotation(config) or ("model.arch.rotary_fraction=0" if nothing else "")
 
@@ -120,8 +119,7 @@ def _elu_map(config: Config) -> str:
 
 # The lists
 
-# Used by every model and every run. What is here and is refused by `famjax.core.checks` where it
-# cannot be is not named again.
+# Used by every model and every run. `famjax.core.checks` rejects some of them in combinations.
 ALWAYS = (
     "name",
     "seed",

@@ -1,4 +1,4 @@
-"""`export`: a run in a format of others, read again and compared before it is there."""
+"""`famjax export`: writes a run in another format, reads it back and compares it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from famjax.core.checks import mixer_pattern
 from famjax.core.errors import UserError, nearest
 from famjax.export.source import ExportSource
 
-# each is a module here: write(source, folder) -> lines that say how it was compared
+# each is a module here: write(source, folder) -> lines on the comparison
 FORMATS = ("hf", "peft", "orbax", "stablehlo")
 
 
@@ -26,19 +26,19 @@ def export(
 ) -> list[str]:
     """Write a run to the folder `dest` in one of `FORMATS`.
 
-    Nothing is there until all of it was written, read again, and its logits compared.
+    The folder appears after it is written, read back, and its logits are compared.
 
     Args:
-      run: its folder; the newest good checkpoint is taken. Or that of a Hugging Face model.
+      run: its folder, with the newest good checkpoint, or that of a Hugging Face model.
       dest: must not exist.
       dtype: float32 or bfloat16, of the tensors of hf.
-      report: takes a line before what may last a minute.
+      report: called with a line before steps that may take a minute.
 
     Returns:
-      Lines that say what was compared, and how far apart it was.
+      Lines on what was compared, and the differences.
 
     Raises:
-      UserError: a mistake in these, or the logits are not those of the run.
+      UserError: a wrong argument, or the logits differ from the run's.
     """
     if format not in FORMATS:
         raise UserError(
@@ -51,30 +51,30 @@ def export(
     source = ExportSource(open_model(run), Path(run), dtype)
     if format in ("hf", "peft") and source.model.adaptive.cutoffs:
         raise UserError(
-            f"--format {format}: has no words for an adaptive embedding and softmax; take "
+            f"--format {format}: does not support adaptive embedding and softmax; take "
             "--format stablehlo or orbax"
         )
     if format in ("hf", "peft") and source.model.stack != "residual":
         raise UserError(
-            f"--format {format}: has no words for model.stack={source.model.stack}; take --format "
+            f"--format {format}: does not support model.stack={source.model.stack}; take --format "
             "stablehlo or orbax"
         )
     if format in ("hf", "peft") and "linear" in mixer_pattern(source.model):
         raise UserError(
-            f"--format {format}: has no words for linear attention; take --format stablehlo or "
+            f"--format {format}: does not support linear attention; take --format stablehlo or "
             "orbax"
         )
-    report(f"writing {dest}, then reading it again to compare its logits")
+    report(f"writing {dest}, then reading it back to compare its logits")
     write = importlib.import_module(f"famjax.export.{format}").write
     with atomic_folder(dest) as folder:
         return write(source, folder)
 
 
 def check_destination(dest: Path) -> None:
-    """Raise a `UserError` if no folder can be made there."""
+    """Raise a `UserError` if the folder cannot be created."""
     if dest.exists() or dest.is_symlink():
-        raise UserError(f"{dest} is there already; give another folder, or remove it")
+        raise UserError(f"{dest} exists already; give another folder, or remove it")
     if not dest.absolute().parent.is_dir():
-        raise UserError(f"{dest}: there is no folder {dest.parent}; make it first")
+        raise UserError(f"{dest}: there is no folder {dest.parent}; create it first")
     if not os.access(dest.absolute().parent, os.W_OK):
-        raise UserError(f"{dest}: the folder {dest.parent} cannot be written; check its rights")
+        raise UserError(f"{dest}: the folder {dest.parent} is not writable; check its permissions")

@@ -1,7 +1,7 @@
 """A Hugging Face folder: safetensors, config.json, tokenizer, model card.
 
-A model that a family of Hugging Face's can say is written as one of it. All others take their
-PyTorch code along (famjax/export/pytorch).
+A model that a Hugging Face family can represent is written as a model of that family. All others
+include their PyTorch code (famjax/export/pytorch).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from famjax.models.language_model import LanguageModel
 
 CODE = ("configuration_famjax.py", "modeling_famjax.py")
 _GENERATION, _ENDS = "generation_config.json", ("bos_token_id", "eos_token_id")
-# what a config.json may say besides, in the words of older versions or of the source's files
+# keys of the source's config.json that are dropped: older names, and properties of its files
 _STALE = (
     "rope_theta",
     "rope_scaling",
@@ -52,7 +52,7 @@ _STALE = (
 
 
 def write(source: ExportSource, folder: Path) -> list[str]:
-    """Write the folder and return what was compared."""
+    """Write the folder and return lines on the comparison."""
     before = _source_config(source.folder, source.run.config.init)
     reference, source = source.reference_model(), source.merge_adapters()
     family = native_family(source.model, str(before.get("model_type"))) or FAMJAX
@@ -71,7 +71,7 @@ def write(source: ExportSource, folder: Path) -> list[str]:
 
 
 def _source_config(run: Path, init: str) -> HF:
-    """Return the config.json that a run was converted from, or the model it began with."""
+    """Return the config.json that a run, or its `init`, was converted from."""
     found = [folder / SOURCE for folder in (run, *([Path(init)] if init else []))]
     if is_hugging_face(run):
         found.append(run / "config.json")
@@ -93,10 +93,10 @@ def _target_config(
     kept = {name: value for name, value in before.items() if name not in _STALE}
     eos = before.get("eos_token_id")
     if eos is not None and not set(eos if isinstance(eos, list) else [eos]) <= tokenizer.stop_ids:
-        # of another tokenizer
+        # belongs to another tokenizer
         kept = {name: value for name, value in kept.items() if name not in ends}
     if FAMILIES.get(before.get("model_type", "")) is not family:
-        # another family's words mean other things; its special tokens are the tokenizer's still
+        # another family's keys have other meanings; only special tokens carry over
         kept = {name: value for name, value in kept.items() if name in ends}
     return ends | kept | said | {"architectures": [family.architecture], "dtype": dtype}
 
@@ -111,7 +111,7 @@ def _compare(
     tokens, last = check.sample_tokens(source.model)
     run = check.run_logits(reference, tokens, last)
     with warnings.catch_warnings():
-        # of keys that the source's config.json has besides, which were told when it was converted
+        # about unknown keys of the source's config.json, reported at its conversion
         warnings.simplefilter("ignore", UserWarning)
         _, again = load_pretrained(folder, capacity=check.sample_capacity(source.model))
     said = [
@@ -131,7 +131,7 @@ def _transformers_logits(
     import torch
     import transformers
 
-    # the code that the folder holds; as remote code it would also be copied to the user's cache
+    # the same code as in the folder; as remote code it would be copied to the user's cache
     kind: Any = transformers.AutoModelForCausalLM
     if family is FAMJAX:
         from famjax.export.pytorch.modeling_famjax import FamjaxForCausalLM

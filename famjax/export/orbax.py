@@ -1,4 +1,4 @@
-"""The parameters alone, as Orbax keeps them: a run that is used and not trained on."""
+"""Exports the parameters alone as an Orbax checkpoint: a run for inference."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from famjax.train.run import CHECKPOINTS, open_run
 _README = """\
 # {name}
 
-The parameters of a famjax run at step {step:,}, without the optimizer's. For famjax the folder is a
-run: `famjax generate`, `famjax eval`, `famjax.open_run`. Everybody else reads them with Orbax
+The parameters of a famjax run at step {step:,}, without the optimizer state. For famjax the folder
+is a run: `famjax generate`, `famjax eval`, `famjax.open_run`. Otherwise load them with Orbax
 (`pip install orbax-checkpoint`):
 
 ```python
@@ -31,13 +31,13 @@ import orbax.checkpoint
 params = orbax.checkpoint.PyTreeCheckpointer().restore(FOLDER + "/{params}")
 ```
 
-FOLDER is an absolute path. Layers of equal place in the pattern `{mixer}` are stacked on the first
-axis; config.json has the shape of the model.
+FOLDER is an absolute path. Layers at the same position of the pattern `{mixer}` are stacked on the
+first axis; config.json has the shape of the model.
 """
 
 
 def write(source: ExportSource, folder: Path) -> list[str]:
-    """Write the folder and return what was compared."""
+    """Write the folder and return lines on the comparison."""
     source = source.merge_adapters()
     save_tokenizer(source.run.tokenizer.name, folder)
     write_model(folder, source.run.config, source.run.model, source.run.step)
@@ -59,7 +59,7 @@ def _compare(source: ExportSource, folder: Path, at: Path) -> list[str]:
     theirs = dict(_name_arrays(plain))
     same = all(np.array_equal(theirs[name], ours[name]) for name in ours)
     if not same or theirs.keys() != ours.keys():
-        raise ValueError("Orbax read other parameters than were written")
+        raise ValueError("Orbax restored parameters that differ from those written")
     tokens, last = check.sample_tokens(source.model)
     run = check.run_logits(source.run.model, tokens, last)
     again = check.compute_logits(open_run(folder).model, tokens, last)

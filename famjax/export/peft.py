@@ -1,4 +1,4 @@
-"""Adapters alone, as peft keeps them: for a model that Hugging Face has too."""
+"""Exports the adapters alone in peft's format, for models of Hugging Face families."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ model = PeftModel.from_pretrained(base, FOLDER)
 
 
 class _Adapter(NamedTuple):
-    """One map's adapter: a [inputs... r], b [r outputs...], in its tensor."""
+    """The adapter of one linear map: a [inputs... r], b [r outputs...], and the map's tensor."""
 
     tensor: Tensor
     a: np.ndarray
@@ -60,16 +60,16 @@ class _Adapter(NamedTuple):
 
 
 def write(source: ExportSource, folder: Path) -> list[str]:
-    """Write the folder and return what was compared."""
+    """Write the folder and return lines on the comparison."""
     model = source.model
     if not model.lora.rank:
-        raise UserError(f"{source.folder}: has no adapters; take --format hf, which writes all")
+        raise UserError(f"{source.folder}: has no adapters; take --format hf for the whole model")
     plain = replace(model, lora=LoraConfig(), dropout=DropoutConfig())
     family = native_family(plain)
     if family is None:
         raise UserError(
-            f"{source.folder}: peft adapts models of Hugging Face's own, which have no attention "
-            f"like model.mixer={model.mixer}; take --format hf, which merges the adapters"
+            f"{source.folder}: peft needs a model of a Hugging Face family, none of which has "
+            f"model.mixer={model.mixer}; take --format hf, which merges the adapters"
         )
     tensors = family.tensors(normalize_model(plain))
     weights, about = _adapter_files(source, tensors)
@@ -85,7 +85,7 @@ def write(source: ExportSource, folder: Path) -> list[str]:
 
 
 def _check_read_back(source: ExportSource, tensors: Tensors, folder: Path) -> str:
-    """Compare what the written adapters add to each of Hugging Face's tensors with ours."""
+    """Compare the updates of the written adapters to each Hugging Face tensor with ours."""
     there = load_file(folder / _WEIGHTS)
     worst = 0.0
     for module, pairs in _modules(source, tensors).items():
@@ -105,14 +105,14 @@ def _check_read_back(source: ExportSource, tensors: Tensors, folder: Path) -> st
         worst = max(worst, float(apart / max(np.abs(ours).max(), 1e-30)))
     if not worst < 1e-5:
         raise UserError(
-            f"{folder}: the adapters read back add something else, by {worst:.1e} of it; nothing "
-            "was kept; please report it"
+            f"{folder}: the updates of the adapters read back differ by {worst:.1e}; export "
+            "removed; please report it"
         )
-    return f"compared with the adapters read back: what they add differs by {worst:.1e} of it"
+    return f"compared with the adapters read back: their updates differ by {worst:.1e}"
 
 
 def _describe_base(source: ExportSource) -> str:
-    """Say what the adapters stand beside: not Hugging Face's weights if those were trained."""
+    """Describe the base model, which is not Hugging Face's if its weights were trained."""
     init = Path(source.run.config.init)
     if Checkpoints(init / CHECKPOINTS).latest() == 0 and (init / SOURCE).exists():
         return "the model that was converted"
@@ -122,7 +122,7 @@ def _describe_base(source: ExportSource) -> str:
 def _adapter_files(
     source: ExportSource, tensors: Tensors
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Return the tensors of the adapters, and peft's config of them."""
+    """Return the tensors of the adapters, and their peft config."""
     lora = source.model.lora
     weights: dict[str, np.ndarray] = {}
     ranks: dict[str, int] = {}
@@ -132,7 +132,7 @@ def _adapter_files(
         a, b = _join_adapters(pairs, count, lora.rank)
         weights[f"base_model.model.{module}.lora_A.weight"] = a
         weights[f"base_model.model.{module}.lora_B.weight"] = b
-        # the layers' numbers aside: "self_attn.q_proj"
+        # without the layer number: "self_attn.q_proj"
         ranks[".".join(module.split(".")[-2:])] = count
         turned = pairs[0].tensor.transposed
     alpha = lora.alpha or lora.rank
@@ -146,8 +146,7 @@ def _adapter_files(
         "use_rslora": lora.rs,
         "lora_dropout": lora.dropout,
         "target_modules": sorted(ranks),
-        # several maps in one tensor have as many adapters, one below the other: the scale of each
-        # must stay
+        # a fused tensor has one adapter per map, stacked: the scale of each must stay the same
         "rank_pattern": {name: count * lora.rank for name, count in fused.items()},
         "alpha_pattern": {
             name: alpha * (count**0.5 if lora.rs else count) for name, count in fused.items()
@@ -159,7 +158,7 @@ def _adapter_files(
 
 
 def _join_adapters(pairs: list[_Adapter], count: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return A [count*r inputs] and B [outputs count*r] of a tensor's maps."""
+    """Return A [count*r inputs] and B [outputs count*r] of a fused tensor."""
     tensor = pairs[0].tensor
     inputs = tensor.flat_shape((*pairs[0].a.shape[:-1], 1))[0]
     a = np.zeros((count * rank, inputs), np.float32)
@@ -198,7 +197,7 @@ def _named_adapters(source: ExportSource) -> Iterator[tuple[str, int, np.ndarray
 
 
 def _compare(source: ExportSource, family: Family, tensors: Tensors, folder: Path) -> str:
-    """Put the adapters that were written beside the weights, in peft, and compare the logits."""
+    """Load the written adapters in peft and compare the logits."""
     import peft
     import torch
     import transformers

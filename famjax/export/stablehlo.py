@@ -1,7 +1,7 @@
-"""StableHLO by `jax.export`: programs that run without famjax, on CPU, CUDA and TPU.
+"""Exports StableHLO with `jax.export`: programs that run without famjax, on CPU, CUDA and TPU.
 
-Two of them, functions of parameters and state as the model is: `prefill` reads a chunk of whole
-blocks, `step` one token. The parameters are arguments, so a program is small; they lie beside it.
+Two pure functions of parameters and state: `prefill` processes a chunk of whole blocks, `step` one
+token. The parameters are arguments, saved next to the programs, so that programs are small.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from famjax.models.language_model import LanguageModel
 from famjax.train.run import CONFIG
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-# arrays by name: plain dicts need no class of ours where the program is read
+# arrays by name: plain dicts need no famjax classes when the program is loaded
 NamedArrays = dict[str, Any]
 
 _README = """\
 # {name}
 
-A language model as StableHLO, for {platforms}; JAX runs it without famjax, with any batch.
-`prefill` reads {chunk:,} tokens, padding behind them marked in `valid`; `step` reads one, and goes
-on wherever the text stands. `prefill` goes on only from a multiple of {block}.
+A language model as StableHLO, for {platforms}; JAX runs it without famjax, with any batch size.
+`prefill` processes {chunk:,} tokens, with right padding marked in `valid`; `step` processes one, at
+any position. `prefill` can continue only from a multiple of {block}.
 
 ```
 pip install jax flatbuffers safetensors
@@ -56,7 +56,7 @@ def program(name):
 
 prefill, step = program("prefill"), program("step")
 params = load_file(f"{{FOLDER}}/params.safetensors")
-state = load_file(f"{{FOLDER}}/state.safetensors")  # of one text of which nothing was read
+state = load_file(f"{{FOLDER}}/state.safetensors")  # initial state of one text
 
 ids = [{bos}, 1, 2]  # begins with bos
 batch = 2
@@ -74,7 +74,7 @@ for _ in range(20):
 
 
 def write(source: ExportSource, folder: Path) -> list[str]:
-    """Write the folder and return what was compared."""
+    """Write the folder and return lines on the comparison."""
     source = source.merge_adapters()
     reason = why_not_foldable(source.model)
     model = source.run.model if reason else folded(source.run.model)
@@ -101,7 +101,7 @@ def write(source: ExportSource, folder: Path) -> list[str]:
 
 
 def _compare_folded(source: ExportSource, reason: str) -> list[str]:
-    """Compare the model whose feature maps are folded with the one that has them, in float32."""
+    """Compare the model with and without folded feature maps, in float32."""
     if "linear" not in mixer_pattern(source.model):
         return []
     if reason:
@@ -119,14 +119,14 @@ def _chunk_length(model: LanguageModel) -> int:
         return chunk
     if capacity < model.block_len:
         raise UserError(
-            f"model.capacity={capacity}: less than a block of {model.block_len}, which is what a "
-            "program reads; take --format hf"
+            f"model.capacity={capacity}: less than a block of {model.block_len}, the least chunk "
+            "of a program; take --format hf"
         )
     return capacity // model.block_len * model.block_len
 
 
 def _programs(model: LanguageModel, chunk: int) -> dict[str, tuple[Any, ...]]:
-    """Return each function and the shapes of its arguments, the batch unknown."""
+    """Return each function and the shapes of its arguments, with a symbolic batch size."""
     graph, params = nnx.split(model)
     state = jax.eval_shape(lambda: model.init_state(1))
     trees = jax.tree.structure(params), jax.tree.structure(state)
@@ -166,7 +166,7 @@ def _name_arrays(tree: Any) -> NamedArrays:
 
 
 def _compare(source: ExportSource, model: LanguageModel, folder: Path, chunk: int) -> list[str]:
-    """Read the folder as its README says and compare it: whole blocks, then steps."""
+    """Load the folder as in its README and compare the logits: whole blocks, then steps."""
     tokens, last = check.sample_tokens(source.model)
     state = load_file(folder / "state.safetensors")
     state = {name: np.repeat(a, len(tokens), axis=1) for name, a in state.items()}

@@ -1,6 +1,6 @@
-"""A run's tokenizer as files that `transformers.AutoTokenizer` reads, to the same ids.
+"""Writes a run's tokenizer as files for `transformers.AutoTokenizer`, with the same ids.
 
-tokenizer.json is plain JSON and written as such: no library of Hugging Face's is needed for it.
+tokenizer.json is plain JSON and written without Hugging Face's libraries.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from famjax.data.words import BEGIN, LINE_END, UNKNOWN, Words
 from famjax.export.check import silence_transformers
 
 _CONFIG = "tokenizer_config.json"
-# of Hugging Face's tokenizer; not its config.json, which is another model's
+# files of a Hugging Face tokenizer; not config.json, which is another model's
 _COPIED = (
     HUGGING_FACE,
     _CONFIG,
@@ -32,7 +32,7 @@ _COPIED = (
     "generation_config.json",
     "chat_template.jinja",
 )
-# what tokenizers trip over; but "▁", which SentencePiece's form cannot tell from a space
+# difficult text; without "▁", which SentencePiece's format cannot tell from a space
 _SAMPLE = (
     "The cat  sat on\tthe mat,\n\n and  the dog — très bien — said: 'I've 1234567 £ and 猫が'.\n"
     "    def f(x):\r\n        return x**2 \U0001f600  "
@@ -42,7 +42,7 @@ Json = dict[str, Any]
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> list[str]:
-    """Write a run's tokenizer, and return what was compared."""
+    """Write a run's tokenizer, and return lines on the comparison."""
     if isinstance(tokenizer, ByteTokenizer):
         _write(folder, _byte_tokenizer(), "<bos>", "<eos>")
         return _compare(tokenizer, folder, "please report it")
@@ -66,7 +66,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> list[str]:
 
 
 def _add_padding(path: Path) -> None:
-    """Let the end of text pad batches where a tokenizer_config.json names nothing that does."""
+    """Use eos as the padding token if a tokenizer_config.json has none."""
     try:
         config = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -77,7 +77,7 @@ def _add_padding(path: Path) -> None:
 
 
 def _compare(tokenizer: Tokenizer, folder: Path, otherwise: str) -> list[str]:
-    """Say whether transformers reads the folder to the same ids, if it is there to ask."""
+    """Compare the ids of transformers' tokenizer for the folder, if it is installed."""
     try:
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
     except ImportError:
@@ -92,8 +92,7 @@ def _compare(tokenizer: Tokenizer, folder: Path, otherwise: str) -> list[str]:
         with silence_transformers():
             theirs = kind.from_pretrained(folder, **options)
         if theirs.encode(_SAMPLE, add_special_tokens=False) == ids:
-            # AutoTokenizer puts another class in the place of the one that is asked for with some
-            # families, such as Qwen 2
+            # AutoTokenizer substitutes another class for some families, such as Qwen 2
             said = f"compared with transformers' {kind.__name__}: the same {len(ids)} ids of a text"
             return [said if kind is AutoTokenizer else f"{said}; AutoTokenizer gives others"]
     return [f"transformers' AutoTokenizer gives other ids for some texts: {otherwise}"]
@@ -104,7 +103,7 @@ def _write(folder: Path, made: Json, bos: str, eos: str) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": bos,
         "eos_token": eos,
-        # for batches; what is read of it is in no row
+        # for batches; masked as padding
         "pad_token": eos,
         "padding_side": "left",
         "model_input_names": ["input_ids", "attention_mask"],
@@ -126,7 +125,7 @@ def _tokenizer_json(added: list[Json], **parts: Json | None) -> Json:
 
 
 def _byte_tokenizer() -> Json:
-    """A byte-level BPE that merges nothing, its vocabulary the bytes as such a BPE writes them."""
+    """Return a byte-level BPE without merges; its vocabulary is the bytes in BPE's alphabet."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = [byte for byte in range(256) if byte not in printable]
     letters = {byte: chr(byte) for byte in printable}
@@ -143,7 +142,7 @@ def _byte_tokenizer() -> Json:
 
 
 def _word_tokenizer(tokenizer: Words) -> Json:
-    """Return a list of words as tokenizer.json; ends of lines are a word there too."""
+    """Return the tokenizer.json of a word list; line ends are a word."""
     words = tokenizer.words
     line: Json = {"type": "Replace", "pattern": {"String": "\n"}, "content": f" {words[LINE_END]} "}
     return _tokenizer_json(
@@ -161,7 +160,7 @@ def _word_tokenizer(tokenizer: Words) -> Json:
 def _sentencepiece_tokenizer(content: bytes, tokenizer: Tokenizer) -> tuple[Json, str, str]:
     """Return a SentencePiece model's tokenizer.json, and its bos and eos.
 
-    Like famjax it keeps all spaces and puts none in front.
+    Like famjax it keeps all spaces and adds no prefix space.
     """
     from sentencepiece import sentencepiece_model_pb2 as format
 
@@ -211,7 +210,7 @@ def _sentencepiece_tokenizer(content: bytes, tokenizer: Tokenizer) -> tuple[Json
 
 
 def _merges(pieces: list[str], scores: list[float]) -> list[list[str]]:
-    """Return the pairs that make the pieces, in the order in which SentencePiece merges them."""
+    """Return the merges of the pieces, in SentencePiece's order."""
     ids = {piece: i for i, piece in enumerate(pieces)}
     found = []
     for token in sorted(range(len(pieces)), key=lambda i: -scores[i]):

@@ -42,8 +42,8 @@ def test_tables_name_what_is_left_out(text: Path, capsys: pytest.CaptureFixture[
     assert "student, step 2; teacher teacher, step 2" in out
     words = " ".join(out.split())
     assert "2 x 32 tokens" in words
-    assert "the most entropy is 3.466 nats" in words
-    assert "left out: layers 0, 2 (fam attends to memories beside tokens)" in words
+    assert "maximum entropy 3.466 nats" in words
+    assert "skipped: layers 0, 2 (fam also attends to memory)" in words
     lines = [line.replace("│", " ").split() for line in out.splitlines()]
     numbers = {line[0]: len(line) for line in lines if line and line[0] in ("0", "1", "2", "3")}
     assert numbers == {"0": 2, "1": 6, "2": 2, "3": 6}

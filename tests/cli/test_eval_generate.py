@@ -201,7 +201,7 @@ def test_prompt_from_standard_input_and_stop(
         (["--prompt", "x", "--temperature", "hot"], "temperature"),
         (["--promt", "x"], "did you mean '--prompt'"),
         (["--chat", "--read", "x", "--state-out", "s"], "give --prompt TEXT"),
-        (["--prompt", "x", "--chat", "--read", "/no/such/file"], "has no chat template; leave it"),
+        (["--prompt", "x", "--chat", "--read", "/no/such/file"], "has no chat template; remove it"),
     ],
 )
 def test_generate_refuses(

@@ -300,7 +300,7 @@ def test_train_help_of_no_group(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("made", "said"),
-    [(500, "m.model: 500 tokens; use"), (322, "322 tokens, for the text yields no 500; use")],
+    [(500, "m.model: 500 tokens; use"), (322, "322 tokens, the text does not yield 500; use")],
 )
 def test_tokenizer_train(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], made: int, said: str
@@ -328,7 +328,7 @@ def test_tokenizer_train(
     [
         ("trian", "unknown action 'trian'; did you mean 'train'?"),
         ("train a", "Missing from famjax tokenizer train: --out"),
-        ("train a --out m", "tokenizer train needs --vocab-size N; --kind words can do without"),
+        ("train a --out m", "tokenizer train needs --vocab-size N, except with --kind words"),
         ("train a --vocab-size 9 --out m --min-count 2", "--min-count 2 is for --kind words"),
         ("train a --kind words --out m --min-count 0", "--min-count 0: must be at least 1"),
         ("train a --kind words --out m", "m: a list of words is a .txt file; give --out words.txt"),

@@ -209,12 +209,12 @@ def test_the_comparison_reads_past_the_window(mistral, tmp_path, capsys, monkeyp
         (
             {"mixer": "swa", "window": 5000},
             4160,
-            "4,160 tokens, which do not reach past the window of 5,000",
+            "4,160 tokens, not more than the window of 5,000",
         ),
         (
             {"mixer": "swa,full", "window": 512, "capacity": 512},
             512,
-            "512 tokens, which do not reach past the window of 512",
+            "512 tokens, not more than the window of 512",
         ),
     ],
 )
@@ -257,13 +257,16 @@ def test_without_memory_for_a_second_copy_it_says_so(monkeypatch):
     ("more", "said"),
     [
         (["--to", "fma"], "fma"),
-        (["--to", "fam", "--layers", "9"], "--layers 9: '9' is no layer of 4"),
-        (["--layers", "1"], "--layers 1: says which layers --to changes; give --to too"),
+        (["--to", "fam", "--layers", "9"], "--layers 9: '9' is not a layer of 4"),
+        (["--layers", "1"], "--layers 1: selects layers for --to; give --to as well"),
         (["--to", "fam", "model.width=64"], "model.width=64: the weights that are given have 32"),
-        (["data.batch=3"], "data.batch=3: only model.* is set here; give the rest to famjax train"),
+        (
+            ["data.batch=3"],
+            "data.batch=3: only model.* can be set here; give the rest to famjax train",
+        ),
         (
             ["model.dropout.residual=0.1"],
-            "model.dropout.residual=0.1: is of training alone; give it to famjax train",
+            "model.dropout.residual=0.1: is for training only; give it to famjax train",
         ),
         (["model.arch.qk_norm=true"], "model.arch.qk_norm=True: the weights"),
         (["--tokenizer", "nowhere"], "data.tokenizer=nowhere: No such file"),

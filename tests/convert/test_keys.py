@@ -139,7 +139,7 @@ def test_a_key_of_which_nothing_is_known_is_told(tmp_path, capsys):
         (folder / path.name).write_bytes(path.read_bytes())
     hf = read_config(folder) | {"new_gate": 2, "other": None, "off": False, "more": [1]}
     (folder / "config.json").write_text(json.dumps(hf))
-    with pytest.warns(UserWarning, match="json: more, new_gate: unknown to famjax, they are left"):
+    with pytest.warns(UserWarning, match="json: more, new_gate: unknown to famjax, ignored"):
         load_pretrained(folder)
     arguments = ["--tokenizer", "bytes", "--to", "keep"]
     main(["convert", str(folder), str(tmp_path / "out"), *arguments])
@@ -261,11 +261,11 @@ def test_rotary_positions_are_read_as_transformers_does(name, said):
         ("llama", {"mrope_section": [2, 3, 3]}, "rope_parameters.mrope_section=[2, 3, 3] is not"),
         ("llama", {"partial_rotary_factor": 0.5}, "rope_parameters.partial_rotary_factor=0.5"),
         ("qwen2", {"full_attention": {"rope_theta": 1.0}}, "rope_parameters.full_attention="),
-        ("gemma3_text", {"rope_theta": 1.0}, "rope_parameters.rope_theta is of no kind of layers"),
+        ("gemma3_text", {"rope_theta": 1.0}, "rope_parameters.rope_theta is not a layer type"),
         (
             "gemma3_text",
             {"sliding_attention": {"rope_type": "linear", "factor": 2.0}},
-            "rope_parameters.sliding_attention: sliding layers have rope_type=default alone",
+            "rope_parameters.sliding_attention: sliding layers support only rope_type=default",
         ),
     ],
 )

@@ -393,12 +393,12 @@ def test_adapters_are_merged_before_maps(lora):
         ),
         (
             ["--feature-size", "8", "model.linear.map=elu"],
-            "model.linear.features: does nothing with model.linear.map=elu",
+            "model.linear.features: has no effect with model.linear.map=elu",
         ),
         (["--keep-every", "5"], "--keep-every 5: must be from 2 to the model's 4 layers"),
         (["--keep-every", "1"], "--keep-every 1: must be from 2 to the model's 4 layers"),
         (["--keep-every", "2", "--layers", "0"], "--layers 0 and --keep-every 2: both say"),
-        (["--layers", "4"], "--layers 4: '4' is no layer of 4"),
+        (["--layers", "4"], "--layers 4: '4' is not a layer of 4"),
         (["model.fam_len=x"], "model.fam_len=x: must be a whole number"),
         (["model.linear.map=rleu"], "did you mean 'relu'"),
     ],
@@ -413,11 +413,11 @@ def test_flags_without_what_they_are_of(llama, tmp_path, capsys):
     out = tmp_path / "out"
     given = ["--to", "bswa", "--tokenizer", "bytes"]
     said = refusal(capsys, llama, out, *given, "--feature-size", "8")
-    assert said == "--feature-size 8: is of linear attention alone; give --to t2r too"
+    assert said == "--feature-size 8: is for linear attention only; add --to t2r"
     said = refusal(capsys, llama, out, *given, "model.linear.rope=false")
-    assert said.startswith("model.linear.rope: does nothing with model.mixer=bswa")
+    assert said.startswith("model.linear.rope: has no effect with model.mixer=bswa")
     said = refusal(capsys, llama, out, "--tokenizer", "bytes", "--keep-every", "2")
-    assert said == "--keep-every 2: says which layers --to changes; give --to too"
+    assert said == "--keep-every 2: selects layers for --to; give --to as well"
 
 
 def test_learned_maps_are_not_lost(hybrid, tmp_path, capsys):

@@ -51,10 +51,10 @@ def test_names_are_compared_loosely() -> None:
 
 STEPS = "write train.steps="
 WAYS = {
-    "--resume": "the same command again resumes",
-    "--resume=true": "the same command again resumes",
-    "--resume_from_checkpoint runs/x": "the same command again resumes",
-    "resume": "the same command again resumes",
+    "--resume": "run the same command again",
+    "--resume=true": "run the same command again",
+    "--resume_from_checkpoint runs/x": "run the same command again",
+    "resume": "run the same command again",
     "--dry-run": "write train.steps=1 name=try to try one step",
     "--epochs 3": "a run is counted in steps",
     "--num-epochs=3": "a run is counted in steps",
@@ -72,7 +72,7 @@ WAYS = {
     "--output-dir out": "write --run FOLDER",
     "--config text_fam": "the config comes first",
     "-c text_fam": "the config comes first",
-    "--model llama": "a shape is a config's",
+    "--model llama": "the config sets the shape",
     "--data books": "write data.files=books",
     "--device cuda:0": "all devices that JAX finds are used",
     "--gpus 2": "all devices that JAX finds are used",

@@ -136,7 +136,7 @@ def test_sizes_that_do_not_fit(sizes: dict[str, int]) -> None:
 
 def test_one_compiled_shape(streamer: Streamer) -> None:
     stream = streamer.new_stream()
-    programs = stream._programs.losses, stream._programs.step
+    programs = stream._functions.losses, stream._functions.step
     stream.losses(TOKENS[:, :17], TARGETS[:, :17])
     stream.step(TOKENS[:, :1])
     before = [program._cache_size() for program in programs]

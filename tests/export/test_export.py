@@ -57,7 +57,7 @@ def test_an_exported_folder_is_converted_and_its_code_not_run(exported, tmp_path
     folder, _ = exported
     assert main(["convert", str(folder), str(tmp_path / "back")]) == 0
     said = capsys.readouterr().err
-    assert "not compared with Hugging Face's code: the folder brings its own" in said
+    assert "not compared with Hugging Face's code: the folder has its own" in said
     parts = [
         nnx.state(open_run(path).model, nnx.Param) for path in (tiny.folder(), tmp_path / "back")
     ]
@@ -264,7 +264,7 @@ def test_an_adaptive_model_is_a_program_and_no_folder_of_hugging_face(tmp_path, 
     said = exporting.export(tiny.folder(), tmp_path / "out", "stablehlo")
     assert said[0].startswith("compared with the programs read back, on cpu: logits differ by")
     for kind in ("hf", "peft"):
-        with pytest.raises(UserError, match=f"--format {kind}: has no words for an adaptive"):
+        with pytest.raises(UserError, match=f"--format {kind}: does not support adaptive"):
             exporting.export(tiny.folder(), tmp_path / kind, kind)
         assert not (tmp_path / kind).exists()
 
@@ -273,7 +273,7 @@ def test_linear_attention_is_no_folder_of_hugging_face(tmp_path, monkeypatch):
     run = tiny.run_with("linear", linear=LinearConfig("performer"))
     monkeypatch.setattr(exporting, "open_model", lambda folder: run)
     for kind in ("hf", "peft"):
-        with pytest.raises(UserError, match=f"--format {kind}: has no words for linear"):
+        with pytest.raises(UserError, match=f"--format {kind}: does not support linear"):
             exporting.export(tiny.folder(), tmp_path / kind, kind)
 
 
@@ -290,9 +290,9 @@ def test_what_is_refused(tmp_path, capsys):
     there.mkdir()
     run = str(tiny.folder())
     assert main(["export", run, str(there)]) == 2
-    assert line(capsys) == f"{there} is there already; give another folder, or remove it"
+    assert line(capsys) == f"{there} exists already; give another folder, or remove it"
     assert main(["export", run, str(tmp_path / "no" / "out")]) == 2
-    assert line(capsys).endswith(f"there is no folder {tmp_path / 'no'}; make it first")
+    assert line(capsys).endswith(f"there is no folder {tmp_path / 'no'}; create it first")
     assert main(["export", str(there), str(tmp_path / "out")]) == 2
     assert "is not a run" in line(capsys)
     assert main(["export", run, str(tmp_path / "out"), "--format", "orbx"]) == 2

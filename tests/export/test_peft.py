@@ -52,7 +52,7 @@ def adapted(case: str, **lora) -> ExportSource:
 def test_peft_has_the_same_logits(case, lora, tmp_path):
     source = adapted(case, **lora)
     first, said = peft.write(source, tmp_path)
-    assert first.startswith("compared with the adapters read back: what they add differs by ")
+    assert first.startswith("compared with the adapters read back: their updates differ by ")
     assert said.startswith("compared with peft ")
     about = json.loads((tmp_path / "adapter_config.json").read_text())
     assert about["r"] == 3
@@ -85,7 +85,7 @@ def test_without_peft_they_are_read_back(tmp_path, monkeypatch):
         "pip install torch transformers peft"
     )
     monkeypatch.setattr(peft, "_adapter_files", other)
-    with pytest.raises(UserError, match="the adapters read back add something else"):
+    with pytest.raises(UserError, match="the updates of the adapters read back differ"):
         peft.write(adapted("gpt2"), tmp_path)
 
 

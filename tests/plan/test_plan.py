@@ -114,11 +114,11 @@ def test_a_big_parameter_on_every_device_is_named(capsys: pytest.CaptureFixture[
     given = ["model.vocab_size=66001", "mesh.data=4", "mesh.tensor=2", "--topology", "cpu:8"]
     assert main(["plan", "text_fam", *given, "--shardings"]) == 0
     said = capsys.readouterr().out
-    assert "large and whole on every device: embedding, head/kernel" in said
+    assert "large and replicated on every device: embedding, head/kernel" in said
     line = next(line for line in said.splitlines() if line.startswith("embedding"))
     assert line.split() == [
         *("embedding", "66001x128", "vocab,", "embed", "-,", "-", "66001x128"),
-        *("WHOLE", "on", "every", "device"),
+        "REPLICATED",
     ]
 
 
@@ -257,7 +257,7 @@ BAD = [
         (["text_fam", "--topology", "cpu:8", "--search", "--compiles", n], "must be a whole number")
         for n in ("²", "0", "-1", "9" * 5000)
     ],
-    (["text_fam", "--topology", "cpu:8", "--compiles", "2"], "--compiles goes with --search"),
+    (["text_fam", "--topology", "cpu:8", "--compiles", "2"], "--compiles needs --search"),
     (
         ["text_fam", "--topology", "cpu:8", "mesh.data=8"],
         "data.batch=4: 4 rows at a time do not divide by mesh.data=8; take a multiple of 8",

@@ -188,7 +188,7 @@ def test_words_of_another_task_are_refused(tmp_path: Path) -> None:
     train(config("train.steps=1"), tmp_path / "old", quiet=True)
     for given in ("data.task=text", "data.task=copy"):
         with pytest.raises(
-            UserError, match=r"knows the words of data\.task=blocked_walk"
+            UserError, match=r"its vocabulary is that of data\.task=blocked_walk"
         ) as caught:
             load_config("text_fam", [f"init={tmp_path / 'old'}", given])
         assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""The families of pretrained models: what their config.json says, and where their weights lie.
+"""Families of pretrained models: translation of their config.json and their tensor layouts.
 
 To add one: a file here, a line in `FAMILIES`, a case in tests/convert/test_parity.py.
 """
@@ -35,7 +35,7 @@ FAMILIES = {
 
 
 def find_family(hf: HF) -> Family:
-    """Return the family that a config.json names."""
+    """Return the family of a config.json by its model_type."""
     kind = hf.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise UserError(
@@ -46,10 +46,10 @@ def find_family(hf: HF) -> Family:
 
 
 def native_family(model: ModelConfig, prefer: str = "") -> Family | None:
-    """Return the family of Hugging Face's whose config.json says all of a model, if there is one.
+    """Return the Hugging Face family that can represent a model exactly, or None.
 
     Args:
-      prefer: a model_type to try first, where several families can say it.
+      prefer: a model_type to try first, if several families can.
     """
     if not set(model.mixer.split(",")) <= {"full", "swa"}:
         return None
@@ -64,7 +64,7 @@ def native_family(model: ModelConfig, prefer: str = "") -> Family | None:
 
 
 def _represents(found: Family, plain: ModelConfig) -> bool:
-    """Return whether a family's config.json says all of a model, every default filled in."""
+    """Return whether a model, normalized, survives a round trip through a family's config.json."""
     try:
         return normalize_model(found.model(found.serialize(plain))) == plain
     except UserError:
@@ -72,7 +72,7 @@ def _represents(found: Family, plain: ModelConfig) -> bool:
 
 
 def normalize_model(model: ModelConfig) -> ModelConfig:
-    """Return the same function with every default filled in, and what it does not use at rest."""
+    """Return a config of the same function with defaults filled in and unused keys reset."""
     default, arch = ModelConfig(), model.arch
     head_dim = model.head_dim or model.width // model.heads
     names = model.mixer.split(",")

@@ -1,4 +1,4 @@
-"""What the families' files share: how config.json speaks of layers, rotary positions and gates."""
+"""Shared by the families: translation of layer types, rotary positions and activations."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ class Family(NamedTuple):
     """One family of pretrained models.
 
     Attributes:
-      architecture: transformers' class.
-      read: a config.json as a `ModelConfig`. A key that must be there and is not is a `KeyError`.
-      write: the config.json of a model that `read` could have made; what is no part of the model
-        (ids of bos and eos) is the caller's.
-      tensors: the names of that model's parameters.
-      keys: what each key of config.json is to it.
+      architecture: class name in transformers.
+      parse: config.json -> `ModelConfig`. A missing required key is a `KeyError`.
+      serialize: the inverse of `parse`; keys outside the model (bos and eos ids) are the caller's.
+      tensors: config -> layouts of the model's parameters.
+      keys: the known keys of config.json.
     """
 
     architecture: str
@@ -32,12 +31,12 @@ class Family(NamedTuple):
     keys: Keys
 
     def model(self, hf: HF) -> ModelConfig:
-        """Return a config.json as a `ModelConfig`; a `UserError` names a key that rules it out."""
+        """Check and parse a config.json; a `UserError` names unsupported keys."""
         return self.parse(resolve(hf, self.keys))
 
 
 def shortest_pattern(names: Sequence[str]) -> str:
-    """Return the shortest pattern of mixers that gives these layers when repeated."""
+    """Return the shortest pattern of mixers that repeats to these layers."""
     count = len(names)
     for n in range(1, count + 1):
         if count % n == 0 and list(names) == list(names[:n]) * (count // n):
@@ -46,10 +45,10 @@ def shortest_pattern(names: Sequence[str]) -> str:
 
 
 def parse_mixers(hf: HF, default: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of `ModelConfig` that say what each layer sees.
+    """Return the fields of `ModelConfig` for the layer types.
 
     Args:
-      default: layer types of a config.json from before they were listed in it.
+      default: layer types of an older config.json that does not list them.
     """
     types = hf.get("layer_types") or list(default)
     if len(types) != hf["num_hidden_layers"]:
@@ -73,14 +72,14 @@ def parse_mixers(hf: HF, default: Sequence[str]) -> dict[str, Any]:
 
 
 def layer_types(model: ModelConfig) -> list[str]:
-    """Return what `parse_mixers` reads."""
+    """Return the layer_types of config.json, the inverse of `parse_mixers`."""
     known = {ours: theirs for theirs, ours in _LAYERS.items()}
     names = model.mixer.split(",")
     return [known[names[i % len(names)]] for i in range(model.layers)]
 
 
 def parse_activation(hf: HF, known: dict[str, str], *keys: str) -> str:
-    """Return our name of the activation that the first of `keys` in the config names."""
+    """Return our name of the activation in the first of `keys` that the config has."""
     key = next((key for key in keys if hf.get(key)), keys[0])
     kind = hf.get(key) or next(iter(known))
     if kind not in known:
@@ -90,13 +89,13 @@ def parse_activation(hf: HF, known: dict[str, str], *keys: str) -> str:
     return known[kind]
 
 
-# what transformers reads of rope_parameters, by rope_type
+# keys of rope_parameters that transformers uses, by rope_type
 ROPE_USED = {
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
-# and what it does not with these, though others have it
+# keys of other rope types, which have no effect with these
 ROPE_HARMLESS = {
     *("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     *("attention_factor", "beta_fast", "beta_slow", "short_factor", "long_factor"),
@@ -105,21 +104,21 @@ ROPE_HARMLESS = {
 
 
 def rope_parameters(hf: HF) -> HF:
-    """Return what a config says of rotary positions: `rope_parameters`, or the older keys.
+    """Return `rope_parameters`, or the older keys.
 
-    As in transformers, `rope_scaling` takes the place of `rope_parameters`.
+    As in transformers, `rope_scaling` overrides `rope_parameters`.
     """
     older = {"rope_theta": hf["rope_theta"]} if hf.get("rope_theta") is not None else {}
     return older | (hf.get("rope_scaling") or hf.get("rope_parameters") or {})
 
 
 def parse_rope_scaling(rope_parameters: HF, length: int, partial: bool = False) -> dict[str, Any]:
-    """Return the fields of `ArchConfig` for frequencies that were stretched for longer texts.
+    """Return the fields of `ArchConfig` for RoPE frequency scaling.
 
     Args:
       rope: from `rope_parameters`.
       length: max_position_embeddings, the training length if `rope` does not give one.
-      partial: of a family that reads `partial_rotary_factor`.
+      partial: the family supports `partial_rotary_factor`.
     """
     kind = rope_parameters.get("rope_type") or rope_parameters.get("type") or "default"
     if kind not in ROPE_USED:

@@ -1,6 +1,6 @@
-"""famjax's own: what no family of Hugging Face's can say, such as memory.
+"""famjax's own family, for models that no Hugging Face family can represent, such as with memory.
 
-The folder takes its PyTorch code along (famjax/export/pytorch).
+The exported folder includes its PyTorch code (famjax/export/pytorch).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from famjax.convert.tensors import Tensor, Tensors, linear_kernel
 from famjax.core.config import ArchConfig, ModelConfig
 from famjax.core.errors import UserError, nearest
 
-# how a model is computed, which is no part of it; and `tied`, which has a name of Hugging Face's
+# keys of how a model is computed; and `tied`, which is tie_word_embeddings
 _LEFT = ("scan_layers", "remat", "dtype", "tied")
 _FIELDS = [
     field.name
@@ -43,8 +43,8 @@ def parse(hf: HF) -> ModelConfig:
     known = {field.name for field in dataclasses.fields(ArchConfig)}
     for name in arch.keys() - known:
         raise UserError(
-            f"config.json: arch.{name} is not known to this famjax{nearest(name, known)}; "
-            "take the famjax that wrote it"
+            f"config.json: arch.{name} is unknown to this version of famjax{nearest(name, known)}; "
+            "use the version that wrote it"
         )
     given = {name: hf[name] for name in _FIELDS}
     return ModelConfig(**given, tied=hf["tie_word_embeddings"], arch=ArchConfig(**arch))

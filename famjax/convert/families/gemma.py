@@ -59,7 +59,7 @@ _KEYS3 = Keys(
 
 
 def parse1(hf: HF) -> ModelConfig:
-    # the first files say hidden_act="gelu" and mean the tanh approximation all the same
+    # the first releases have hidden_act="gelu" but use the tanh approximation
     known = _GATES | {"gelu": "geglu"}
     mlp = parse_activation(hf, known, "hidden_act" if hf.get("hidden_act") else "hidden_activation")
     model = llama.parse(hf | {"hidden_act": "silu"})
@@ -116,19 +116,19 @@ def parse3(hf: HF) -> ModelConfig:
     model = parse2(hf | flat | {"layer_types": hf.get("layer_types") or kinds})
     if parse_rope_scaling(local, hf["max_position_embeddings"]):
         raise UserError(
-            "config.json: rope_parameters.sliding_attention: sliding layers have rope_type=default "
-            f"alone here, not {local.get('rope_type') or local.get('type')!r}"
+            "config.json: rope_parameters.sliding_attention: sliding layers support only "
+            f"rope_type=default, not {local.get('rope_type') or local.get('type')!r}"
         )
     base = local.get("rope_theta", 10_000.0)
     return replace(model, arch=replace(model.arch, qk_norm=True, local_rope_base=float(base)))
 
 
 def _ropes(hf: HF) -> tuple[HF, HF]:
-    """Return what is said of the rotary positions of global layers, and of local ones."""
+    """Return the rope_parameters of global layers, and of local ones."""
     said = hf.get("rope_parameters") or {}
     for name in said.keys() - {"full_attention", "sliding_attention"}:
         raise UserError(
-            f"config.json: rope_parameters.{name} is of no kind of layers; put it under "
+            f"config.json: rope_parameters.{name} is not a layer type; put it under "
             "full_attention or sliding_attention"
         )
     whole = said.get("full_attention") or {"rope_type": "default"}

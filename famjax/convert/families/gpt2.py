@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, and maps stored with the inputs first."""
+"""GPT-2: learned positions, and kernels stored as [inputs outputs]."""
 
 from __future__ import annotations
 

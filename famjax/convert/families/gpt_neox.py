@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: parallel residual, partly rotated heads, queries, keys and values in one."""
+"""GPT-NeoX and Pythia: parallel residual, partial rotary positions, fused queries, keys, values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama 2 and 3, SmolLM, and the shape that most others took over."""
+"""Llama 2 and 3, SmolLM, and the layout that most other families share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistral: a Llama whose layers may all see a token window."""
+"""Mistral: a Llama with optional sliding-window attention in all layers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def parse(hf: HF) -> ModelConfig:
     model = llama.parse(hf)
     window = hf.get("sliding_window")
     if window is not None and window < 1:
-        raise UserError(f"config.json: sliding_window={window} is no window; set it to null")
+        raise UserError(f"config.json: sliding_window={window}: must be at least 1, or null")
     if window and window < model.capacity:
         return replace(model, mixer="swa", window=window, block_len=window)
     return model

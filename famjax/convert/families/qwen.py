@@ -21,7 +21,7 @@ _USED3 = _USED2 | {"head_dim": 128, "attention_bias": False}
 
 
 def _parse_layers(hf: HF) -> dict[str, Any]:
-    """Return what the layers see: the first `max_window_layers` everything, the others a window."""
+    """Return the mixers: full attention in the first `max_window_layers`, then sliding windows."""
     layers, whole = hf["num_hidden_layers"], hf.get("max_window_layers", 28)
     if not hf.get("use_sliding_window"):
         hf = hf | {"sliding_window": None}
