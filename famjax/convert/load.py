@@ -62,9 +62,7 @@ def load_pretrained(
     validate_model(new)
     refuse_other_sizes(config, new)
     if new.lora.rank:
-        raise UserError(
-            "lora: adapters need training: famjax.fit with init and model.lora.rank"
-        )
+        raise UserError("lora: adapters need training: famjax.fit with init and model.lora.rank")
     config = new
     return config, load_weights(config, find_family(hf).tensors(config), folder, mesh)
 

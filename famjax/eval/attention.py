@@ -1,12 +1,12 @@
-"""How attention is spread: its entropy, and its distance from a teacher's (T2R 4, A.2).
+"""Entropy of attention weights, and their distance from a teacher's (T2R 4, A.2).
 
-Of a query's weights a_j over the tokens it reads, and a teacher's b_j:
+With a query's weights a_j over its context, and a teacher's b_j:
 
     entropy = -sum_j a_j log a_j (nats)          distance = sqrt(sum_j (a_j - b_j)^2)
 
-The paper predicts one word from the 512 before it, and averages what the last query's weights give
-over samples, layers and heads (Figures 5 and 6): here "last". "mean" is over all queries, early
-ones as they are: the i-th has an entropy of at most log i, the first one of 0 and a distance of 0.
+The paper predicts one word from the 512 before it, and averages over the last query's weights of
+all samples, layers and heads (Figures 5 and 6): here "last". "mean" is over all queries, including
+early ones: the i-th has an entropy of at most log i, the first one an entropy and distance of 0.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ def analyze(
 ) -> dict[str, Any]:
     """Return the entropy of a run's attention, and its distance from a teacher's.
 
-    Both models read the same texts, each layer what its own model's lower layers made of them.
+    Both models run on the same texts, each layer on the output of its own model's lower layers.
 
     Args:
-      run: of a residual stack.
-      teacher: of as many layers and heads, and the same tokenizer.
-      files: as `data.files`; None is what training held out.
-      length: tokens of an example, contiguous ones of a document, read with an empty memory.
-      examples: the first of them are taken, document after document; there may be fewer.
+      run: with a residual stack.
+      teacher: with the same numbers of layers and heads, and the same tokenizer.
+      files: as `data.files`; None is the holdout.
+      length: tokens of an example, contiguous within a document, with an empty memory.
+      examples: number of examples, the first ones in document order; there may be fewer.
       quiet: no progress.
 
     Returns:
-      length; examples, as many as were read; layers: rows of layer, mixer, entropy and distance;
-      entropy and distance, over all layers. Each measure is a dict of mean (over all queries) and
-      last (of the last query alone); in a layer also of heads and last_heads, lists of the same,
-      and for entropy of undefined, the share of queries whose weights are no distribution: some
-      below 0, or all 0. These are left out of it. A measure that has no value is None.
+      length; examples, the actual number; layers: rows of layer, mixer, entropy and distance;
+      entropy and distance over all layers. Each measure is a dict of mean (over all queries) and
+      last (of the last query); in a layer also heads and last_heads, lists of the same, and for
+      entropy undefined, the fraction of queries whose weights are not a distribution (some below
+      0, or all 0), which are excluded. A measure without a value is None.
 
     Raises:
       UserError: models that cannot be compared, or no text of that length.
@@ -82,13 +82,13 @@ def analyze(
 
 
 def attention_weights(model: LanguageModel, tokens: np.ndarray) -> Iterator[Array | None]:
-    """Read a document [t] from an empty memory; yield each layer's weights [h t t], None for FAM.
+    """Run a document [t] with an empty memory; yield each layer's weights [h t t], None for FAM.
 
-    One layer's are there at a time.
+    Only one layer's weights are in memory at a time.
     """
     t = len(tokens)
     fill = -t % model.block_len
-    # the models are causal: what fills the last block is seen by nobody that counts
+    # the models are causal: padding of the last block affects no valid token
     ctx = Context(valid=jnp.arange(t + fill)[None] < t)
     x = model.embed(jnp.pad(jnp.asarray(tokens, jnp.int32), (0, fill))[None])
     state = model.init_state(1)
@@ -113,7 +113,7 @@ def _run_layer(
 
 @jax.jit
 def entropy(weights: Array) -> Array:
-    """[... s] -> [...] in nats, of weights / sum(weights); NaN where they are no distribution."""
+    """[... s] -> [...] in nats, of weights / sum(weights); NaN if they are not a distribution."""
     total = weights.sum(-1, keepdims=True)
     is_distribution = (weights >= 0).all(-1, keepdims=True) & (total > 0)
     shares = jnp.where(is_distribution, weights, 0) / jnp.where(is_distribution, total, 1)
@@ -122,7 +122,7 @@ def entropy(weights: Array) -> Array:
 
 @jax.jit
 def distance(weights: Array, others: Array) -> Array:
-    """[... s] twice -> [...], Euclidean, of the weights as the layers multiply values with them."""
+    """[... s] twice -> [...], Euclidean, of the weights as applied to the values."""
     return jnp.sqrt(jnp.square(weights - others).sum(-1))
 
 
@@ -131,7 +131,7 @@ def distance(weights: Array, others: Array) -> Array:
 
 @dataclass
 class _Mean:
-    """Of numbers of every head, those that are not NaN. total, count: [h]."""
+    """A running mean per head, ignoring NaN. total, count: [h]."""
 
     total: Any = 0.0
     count: Any = 0
@@ -154,7 +154,7 @@ class _Mean:
 
 @dataclass
 class _Measure:
-    """A measure of one layer: over all queries, and of the last ones."""
+    """A measure of one layer: over all queries, and of the last ones only."""
 
     all: _Mean = field(default_factory=_Mean)
     last: _Mean = field(default_factory=_Mean)
@@ -172,7 +172,7 @@ class _Measure:
 
 @dataclass
 class _LayerMeasures:
-    """What is measured of one layer; None is what it does not have."""
+    """The measures of one layer; None if it has none."""
 
     layer: int
     mixer: str
@@ -201,7 +201,7 @@ class _LayerMeasures:
 
 
 def mean(values: list[float | None]) -> float | None:
-    """Return the mean of those that there are."""
+    """Return the mean of the values that are not None."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
@@ -212,11 +212,11 @@ def _overall(layers: list[dict[str, Any]], name: str) -> dict[str, float | None]
     return {key: mean([row[key] for row in found]) for key in ("mean", "last")} if found else None
 
 
-# what is read ---------------------------------------------------------------------------------
+# inputs ---------------------------------------------------------------------------------------
 
 
 def _spans(run: Run, files: str | None, length: int, examples: int) -> list[np.ndarray]:
-    """Return examples [length] of contiguous tokens of one document each."""
+    """Return examples [length], contiguous within a document."""
     source = text_source(run, files)
     longest = [0]
 
@@ -256,13 +256,13 @@ def _check_run(run: Run, which: str, length: int) -> None:
     stack, capacity = run.config.model.stack, run.model.stack.capacity
     if stack != "residual":
         raise UserError(
-            f"{which} has model.stack={stack}, which is not analyzed; give one of "
+            f"{which} has model.stack={stack}, which is not supported; give one with "
             "model.stack=residual, whose layers attend to tokens"
         )
     if set(_mixers(run)) == {"fam"}:
         raise UserError(
-            f"{which} has model.mixer=fam alone, which attends to its memory beside tokens; give "
-            "one with other layers"
+            f"{which} has only model.mixer=fam, which also attends to its memory; give one with "
+            "other layers"
         )
     if capacity is not None and length > capacity:
         raise UserError(
@@ -278,10 +278,10 @@ def _check_pair(run: Run, teacher: Run) -> None:
         if one != other:
             raise UserError(
                 f"--teacher: model.{name}={other}, but the run's is {one}; give the model that the "
-                "run was made of"
+                "run was converted from"
             )
     if run.tokenizer.fingerprint != teacher.tokenizer.fingerprint:
         raise UserError(
             f"--teacher: its tokenizer {teacher.tokenizer.name} is not the run's "
-            f"{run.tokenizer.name}; give the model that the run was made of"
+            f"{run.tokenizer.name}; give the model that the run was converted from"
         )

@@ -16,7 +16,7 @@ from famjax.eval.streaming import Streamer, check_capacity, rechunk
 from famjax.tasks.passkey import Passkey
 from famjax.train.run import Run
 
-# the fourth number of a document's seed: training draws with 0 and 1
+# the fourth number of a document's seed; training uses 0 and 1
 _EVALUATION = 2
 
 
@@ -36,17 +36,17 @@ def evaluate_passkey(
       examples: documents of each length, or a function of the length.
       batch: documents streamed together.
       quiet: no progress.
-      whole: read every document from its first token. Otherwise a stack of windows reads only the
-        tokens that its answer can depend on, and gives the same answer, to the bit, sooner.
+      whole: read every document from its first token. Otherwise a stack with a finite receptive
+        field reads only the tokens that the answer can depend on, with bitwise the same answer.
 
     Returns:
-      A row for each length: length, examples, key_accuracy (all tokens of the answer right),
+      A row for each length: length, examples, key_accuracy (all tokens of the answer correct),
       token_accuracy, key_chance and token_chance (of guessing digits), read (tokens of each
-      document that were read), seconds, tokens_per_second (of those read), peak_bytes (the most
-      that the process held, so far).
+      document that were read), seconds, tokens_per_second (of those), peak_bytes (of the process so
+      far).
 
     Raises:
-      UserError: a length that does not hold the task, or is more than full attention can.
+      UserError: a length is too short for the task, or exceeds full attention's KV cache.
     """
     task = Passkey(run.tokenizer, run.config.data.passkey.digits)
     counts = [examples(length) if callable(examples) else examples for length in lengths]
@@ -69,22 +69,22 @@ def evaluate_passkey(
 
 
 def _first_token(task: Passkey, length: int, receptive_field: int | None, chunk: int) -> int:
-    """Return the first token to read for an answer that sees so many tokens before its block."""
+    """Return the first token to read for an answer with this receptive field before its block."""
     if receptive_field is None:
         return 0
-    # the answer's block begins behind this, for a chunk is at least a block
+    # the answer's block starts after this, since a chunk is at least a block
     block = length - len(task.tail("0" * task.digits)) - chunk
     return max(block - receptive_field, 0) // chunk * chunk
 
 
 def _check_passkey(run: Run, task: Passkey, lengths: Sequence[int], sizes: Sequence[int]) -> None:
-    """Refuse before anything is read what would be refused in the middle."""
+    """Check all lengths and sizes before reading anything."""
     for length in lengths:
         check_capacity(run.model.stack.capacity, length - 1)
         if length < task.shortest:
             raise UserError(
-                f"passkey: {length} tokens do not hold needle and question, which take "
-                f"{task.shortest} with tokenizer {task.tokenizer.name}; ask for more"
+                f"passkey: {length} tokens are too few for needle and question, which take "
+                f"{task.shortest} with tokenizer {task.tokenizer.name}; give longer lengths"
             )
     if min(sizes) < 1:
         raise UserError(f"passkey: {min(sizes)} examples or rows of a batch; take at least 1")
@@ -93,13 +93,13 @@ def _check_passkey(run: Run, task: Passkey, lengths: Sequence[int], sizes: Seque
 def _retrieve(
     streamer: Streamer, task: Passkey, span: tuple[int, int], count: int, progress: TokenProgress
 ) -> np.ndarray:
-    """Return which tokens of the answers were the likeliest, [examples tokens] bool.
+    """Return which tokens of the answers were predicted correctly, [examples tokens] bool.
 
-    `span` is the documents' length and the first token of them that is read.
+    `span` is the documents' length and the first token to read.
     """
     rows = []
     for first in range(0, count, streamer.batch):
-        # the last batch is filled up with documents that do not count: one compiled shape
+        # the last batch is padded with documents that do not count, to keep the compiled shape
         numbers = range(first, first + streamer.batch)
         kept = min(streamer.batch, count - first)
         stream = streamer.new_stream()
@@ -115,10 +115,10 @@ def _answers(
     kept: int,
     progress: TokenProgress,
 ) -> np.ndarray:
-    """Stream documents side by side and return which answers' tokens were right, [b tokens]."""
+    """Stream a batch of documents; return which tokens of the answers are correct, [b tokens]."""
     documents = [_tokens_and_answers(task, span, number, stream.chunk) for number in numbers]
     correct: list[np.ndarray] = [np.zeros((len(numbers), 0), bool)]
-    # of tokens and their flags, [b 2 n]: the next piece tells the target of this one's last token
+    # tokens and answer flags, [b 2 n]; the target of the last token is in the next piece
     pieces = (np.stack(together) for together in zip(*documents, strict=True))
     piece: np.ndarray | None = next(pieces)
     while piece is not None:
@@ -138,7 +138,7 @@ def _answers(
 def _tokens_and_answers(
     task: Passkey, span: tuple[int, int], number: int, size: int
 ) -> Iterator[np.ndarray]:
-    """Yield a document in pieces [2 size]: its tokens, and 1 at those of the answer."""
+    """Yield a document in pieces [2 size]: tokens, and a flag that is 1 for the answer's."""
     length, start = span
     rng = np.random.default_rng([0, length, number, _EVALUATION])
     pieces = (

@@ -1,8 +1,8 @@
-"""A memory on disk: what a model remembers of a document, in a file of constant size.
+"""State files: the memory of a document on disk, of constant size.
 
-The file is a safetensors file: eight bytes with the header's length, the header in JSON, the
-arrays. The header's metadata says which model, parameters and tokenizer it belongs to. Its sha256
-is over the whole file with the digest itself written as zeros, so that no bit can change unseen.
+A state file is a safetensors file: eight bytes with the header's length, the header in JSON, the
+arrays. The header's metadata identifies the model, its parameters and the tokenizer. Its sha256
+is over the whole file with the digest itself written as zeros.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ _TYPES = {
 
 
 class _CorruptFile(Exception):
-    """The bytes are not what was written."""
+    """The file differs from what was written."""
 
 
 def save_state(path: str | Path, state: StreamState, run: Run) -> None:
-    """Write the memory of one lane; a file already there is replaced only by a whole one.
+    """Write the memory of one lane; an existing file is replaced atomically.
 
     Args:
       path: of the file.
-      state: of a `Streamer` with one lane over the run's model.
-      run: that the memory belongs to.
+      state: of a one-lane `Streamer` over the run's model.
+      run: the run of that model.
 
     Raises:
-      UserError: the file cannot be written. A full disk is left to the caller, an `OSError`.
+      UserError: the file cannot be written. A full disk is an `OSError`.
     """
     names, leaves = _flatten(state.memory)
     shapes = [(leaf.shape, leaf.dtype) for leaf in leaves]
@@ -74,10 +74,10 @@ def save_state(path: str | Path, state: StreamState, run: Run) -> None:
 
 
 def load_state(path: str | Path, run: Run) -> StreamState:
-    """Return the memory in a file, bit for bit, for a one-lane `Streamer` over the run's model.
+    """Return the saved memory, bit for bit, for a one-lane `Streamer` over the run's model.
 
     Raises:
-      UserError: there is no such file; it is not a state or is damaged; it belongs to another
+      UserError: the file does not exist, is not a state file, is damaged, or belongs to another
         model, checkpoint or tokenizer.
     """
     try:
@@ -95,14 +95,14 @@ def load_state(path: str | Path, run: Run) -> StreamState:
         raise UserError(f"{path}: {error}; {_READ_AGAIN}") from None
     if metadata["version"] != _VERSION:
         raise UserError(
-            f"{path}: made by another famjax (format {metadata['version']}, this one reads "
-            f"{_VERSION}); {_READ_AGAIN}"
+            f"{path}: written by another version of famjax (format {metadata['version']}, this one "
+            f"reads {_VERSION}); {_READ_AGAIN}"
         )
     for name, mine in _fingerprints(run).items():
         if metadata[name] != mine:
-            since = ", or the run has trained on since" if name == "model" else ""
+            since = ", or the run has been trained further" if name == "model" else ""
             if since and run.config.model.stack != "residual":
-                since += ", or --small-cache was given to one of both"
+                since += ", or only one of both used --small-cache"
             raise UserError(f"{path}: belongs to another {name}{since}; {_READ_AGAIN}")
     return StreamState(_restore(path, arrays, _state_shapes(run)), tokens)
 
@@ -111,7 +111,7 @@ def _tokens(metadata: dict[str, str]) -> int:
     missing = {"version", "model", "tokenizer", "tokens"} - metadata.keys()
     text = str(metadata.get("tokens"))
     if missing or not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise _CorruptFile("not as famjax wrote it")
+        raise _CorruptFile("its header is invalid")
     return int(text)
 
 
@@ -120,13 +120,13 @@ def _restore(path: str | Path, arrays: dict[str, np.ndarray], template: Any) -> 
     found = {name: (array.shape, array.dtype) for name, array in arrays.items()}
     if found != {n: (leaf.shape, leaf.dtype) for n, leaf in zip(names, leaves, strict=True)}:
         raise UserError(
-            f"{path}: made by another famjax, whose memory is laid out differently; {_READ_AGAIN}"
+            f"{path}: written by another version of famjax with another layout; {_READ_AGAIN}"
         )
     return jax.tree.unflatten(jax.tree.structure(template), [arrays[name] for name in names])
 
 
 def _state_shapes(run: Run) -> Any:
-    """Return the shapes of one lane's state."""
+    """Return the shapes of the state of one lane."""
     return jax.eval_shape(lambda: run.model.init_state(1))
 
 
@@ -136,14 +136,14 @@ def _flatten(tree: Any) -> tuple[list[str], list[Any]]:
 
 
 def _fingerprints(run: Run) -> dict[str, str]:
-    """Return the fingerprints of what a memory is meaningless without."""
+    """Return the fingerprints of the model and the tokenizer that the memory belongs to."""
     return {"model": model_fingerprint(run), "tokenizer": run.tokenizer.fingerprint}
 
 
 def model_fingerprint(run: Run) -> str:
     """Return the sha256, in hex, of the model's config and of every bit of its parameters.
 
-    Of the config what is as by default is left out: new keys leave old memories their owner.
+    Default values of the config are excluded, so that new keys do not invalidate old memories.
     """
     digest = hashlib.sha256(json.dumps(_non_defaults(run.config.model), sort_keys=True).encode())
     for name, leaf in zip(*_flatten(nnx.state(run.model, nnx.Param)), strict=True):
@@ -153,7 +153,7 @@ def model_fingerprint(run: Run) -> str:
 
 
 def _non_defaults(config: Any) -> dict[str, Any]:
-    """Return the values of a config that are not those of a new one, by name."""
+    """Return the values of a config that differ from the defaults, by name."""
     values, defaults = vars(config), vars(type(config)())
     return {
         name: _non_defaults(value) if dataclasses.is_dataclass(value) else value
@@ -175,7 +175,7 @@ def _pack(names: Sequence[str], arrays: Sequence[np.ndarray], metadata: dict[str
         }
         at += array.nbytes
     header = json.dumps({"__metadata__": {**metadata, "sha256": _BLANK}, **tensors}).encode()
-    # arrays start at a multiple of eight bytes, as safetensors' own writer has it
+    # arrays start at a multiple of eight bytes, as in safetensors' own writer
     header += b" " * (-len(header) % 8)
     payload = b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
     blank = len(header).to_bytes(8, "little") + header + payload
@@ -210,12 +210,12 @@ def _unpack(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
             flat = np.frombuffer(content[first:last], types[about["dtype"]])
             arrays[name] = flat.reshape(about["shape"])
     except (ValueError, LookupError, TypeError, OverflowError):
-        raise _CorruptFile("not as famjax wrote it") from None
+        raise _CorruptFile("its header is invalid") from None
     return arrays, metadata
 
 
 def _write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that at any moment there is the old one or the new one, whole."""
+    """Replace a file atomically."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with new.open("wb") as stream:

@@ -1,4 +1,4 @@
-"""How well a run predicts text: whole documents with its memory and without, or in windows."""
+"""Text evaluation: loss on whole documents, with memory and without, or in windows."""
 
 from __future__ import annotations
 
@@ -35,38 +35,37 @@ def evaluate_text(
     window: int | None = None,
     score: int | None = None,
 ) -> dict[str, Any]:
-    """Return how well a run predicts text, with its memory and without.
+    """Evaluate a run on text, with its memory and without.
 
-    Every document is streamed from its first token to its last, as [bos] tokens [eos]; every token
-    but bos and the inputs of .jsonl lines is predicted and counted. Documents are read side by
-    side. "Without memory" is the same run on the same tokens, forgetting everything at the start of
-    each block.
+    Every document is streamed as [bos] tokens [eos]; every token but bos and the inputs of .jsonl
+    lines is scored. Documents are read in batches. "Without memory" is the same run on the same
+    tokens with a reset at the start of each block.
 
     With a window, documents are read in windows of so many tokens, each with an empty memory, and
-    the last `score` predictions of each are counted; of a document's first window all are. The
-    windows overlap so that every token is predicted and counted once (T2R 3.2.1).
+    the last `score` predictions of each are scored, all for a document's first window. The windows
+    overlap so that every token is scored once (T2R 3.2.1).
 
     Args:
       run: any.
-      files: as `data.files`; None is what training held out.
-      max_bytes: no further document is begun when so many bytes of text have been read; what is
-        begun is read to its end.
-      batch: documents read together.
+      files: as `data.files`; None is the holdout.
+      max_bytes: start no further document after so many bytes of text; started documents are read
+        to their end.
+      batch: documents per batch.
       quiet: no progress.
       window: tokens of a window, a multiple of the model's block; None reads documents whole.
-      score: at most the window, which it is if not given.
+      score: at most the window, which is the default.
 
     Returns:
       window, score; documents, documents_left, tokens, bytes, seconds, tokens_per_second,
-      state_bytes (of one document); loss (nats a token), accuracy, perplexity, bits_per_byte; the
-      same four in without_memory, and what they lose without it in memory_gain; the same four of
-      predictions without context in unigram and uniform (`famjax.eval.guessing`); by_position: rows
-      of from, to (tokens read before the predicted one, of a window in it), tokens, loss, accuracy,
+      state_bytes (of one document); loss (nats per token), accuracy, perplexity, bits_per_byte; the
+      same four in without_memory, and their improvement by memory in memory_gain; the same four of
+      context-free baselines in unigram and uniform (`famjax.eval.guessing`); by_position: rows of
+      from, to (position of the predicted token in its document or window), tokens, loss, accuracy,
       loss_without_memory.
 
     Raises:
-      UserError: there is no such text, a document is longer than full attention can hold, or such
-        windows cannot be read.
+      UserError: there is no such text, a document exceeds full attention's KV cache, or the
+        window is invalid.
     """
     if batch < 1 or (max_bytes is not None and max_bytes < 1):
         raise UserError(f"text: batch={batch}, max_bytes={max_bytes}: must be at least 1")
@@ -74,7 +73,7 @@ def evaluate_text(
     source = text_source(run, files)
     documents = _DocumentPass(source, max_bytes)
     model = run.config.model
-    # what reads in no blocks forgets each time it has read what it may see
+    # a stack without blocks is reset after each attention span
     block = model.block_len if model.stack == "residual" else model.feedback.span
     if window is None:
         streamer = Streamer(run.model, min(batch, len(source)), max(CHUNK // block, 1) * block)
@@ -88,7 +87,7 @@ def evaluate_text(
     counts = TokenCounts(run.tokenizer.vocab_size)
     tokens = 0
     with TokenProgress("text", source.text_bytes, quiet) as progress:
-        with progress.compiling():  # now, so that the time is the device's
+        with progress.compiling():  # now, so that timings exclude compilation
             streamer.new_stream().lane_losses(
                 join_rows([empty_row(streamer.chunk)] * streamer.batch)
             )
@@ -100,7 +99,7 @@ def evaluate_text(
                 totals.add(counted, positions, nll, correct, size)
             counts.add(batch_read["targets"][counted])
             valid = batch_read["valid"]
-            # what windows read again is no text that was not read before
+            # the overlap of windows is not new text
             new = batch_read.get("new", valid)
             read = int(run.tokenizer.token_bytes[batch_read["tokens"][new]].sum())
             documents.bytes += read
@@ -128,7 +127,7 @@ def evaluate_text(
 def _check_window(run: Run, window: int | None, score: int | None) -> None:
     if window is None:
         if score is not None:
-            raise UserError(f"--score {score}: is of windows; give --window too")
+            raise UserError(f"--score {score}: is for windows; give --window as well")
         return
     block, capacity = run.model.block_len, run.model.stack.capacity
     if window < 1 or window % block:
@@ -151,10 +150,9 @@ def text_source(run: Run, files: str | None) -> TextSource:
             "text; give text:FILES"
         )
     if run.step == 0:
-        # data.files would be the default of a config that nothing was trained with
+        # the config's data.files was not used for training
         raise UserError(
-            "text:holdout: famjax trained nothing here, so no text was held out; give "
-            "--tasks text:FILES"
+            "text:holdout: the run is at step 0, so no text was held out; give --tasks text:FILES"
         )
     source = make_source(run.config, run.tokenizer, split="holdout")
     if not isinstance(source, TextSource):
@@ -163,15 +161,15 @@ def text_source(run: Run, files: str | None) -> TextSource:
 
 
 class EndOfDocuments(Exception):
-    """All documents are given out."""
+    """There are no more documents."""
 
 
 class _DocumentPass:
-    """A `Source` that gives each document once, to the first lane that is free.
+    """A `Source` that yields each document once, to the first free lane.
 
     Attributes:
-      given: documents given out.
-      bytes: of text, counted by whoever reads them.
+      given: number of documents yielded.
+      bytes: of text, counted by the caller.
     """
 
     def __init__(self, source: TextSource, max_bytes: int | None):
@@ -217,7 +215,7 @@ def _fill_row(reader: Reader, length: int, block: int) -> Batch:
             span = reader.take(length - at)
         except EndOfDocuments:
             break
-        # behind the last token nothing is predicted, so it takes no position
+        # nothing is predicted after the last token, so it takes no position
         count = len(span.tokens) - span.last
         write(row, at, span, count)
         at += count
@@ -227,9 +225,10 @@ def _fill_row(reader: Reader, length: int, block: int) -> Batch:
 
 
 def windows(source: Source, rows: int, window: int, score: int) -> Iterator[Batch]:
-    """Yield batches of windows, side by side, until all documents are read; see `evaluate_text`.
+    """Yield batches of windows until all documents are read; see `evaluate_text`.
 
-    Beside what `batches` yields they have "new" [b t], True at tokens that no window before had.
+    In addition to the keys of `batches` they have "new" [b t], True at tokens that are not in an
+    earlier window.
     """
     every = _windows(Reader(source, 0, 1), window, score)
     while together := list(islice(every, rows)):
@@ -251,7 +250,7 @@ def _windows(reader: Reader, window: int, score: int) -> Iterator[Batch]:
         except EndOfDocuments:
             return
         at = 0 if first else kept
-        # what is read again has weight 0; a window that another follows is full
+        # the overlap has weight 0; all windows but a document's last are full
         row["tokens"][:at] = before["tokens"][window - at :]
         row["targets"][:at] = before["targets"][window - at :]
         row["valid"][:at] = True
@@ -266,9 +265,9 @@ def _windows(reader: Reader, window: int, score: int) -> Iterator[Batch]:
 def _predictions(
     run: Run, rows: Iterator[Batch], streams: tuple[Streamer, Streamer], block: int
 ) -> Iterator[tuple[Batch, np.ndarray, list[tuple[np.ndarray, np.ndarray]]]]:
-    """Yield each batch, its positions [b t], and (nats, right) [b t] with memory and without.
+    """Yield each batch, its positions [b t], and (nll, correct) [b t] with memory and without.
 
-    Results are fetched a batch late, so that the host makes the next one meanwhile.
+    Results are fetched one batch late, so that the host prepares the next one meanwhile.
     """
     waiting: deque[Any] = deque()
     read = np.zeros(streams[0].batch, np.int64)
@@ -288,10 +287,10 @@ def _predictions(
 
 
 def token_positions(batch: Batch, read: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each token's position in its document [b t], and the tokens read behind them [b].
+    """Return each token's position in its document [b t], and the next position of each lane [b].
 
     Args:
-      read: [b], tokens of each lane's document read before.
+      read: [b], tokens of each lane's document in earlier batches.
     """
     index = np.arange(batch["reset"].shape[1])
     start = np.maximum.accumulate(np.where(batch["reset"], index, -1), axis=1)
@@ -300,7 +299,7 @@ def token_positions(batch: Batch, read: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 class _MetricSums:
-    """Sums over tokens, by buckets of positions: 0 to 255, 256 to 511, 512 to 1023 and so on."""
+    """Metric sums over tokens, in buckets of positions: 0 to 255, 256 to 511, 512 to 1023, ..."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -326,7 +325,7 @@ class _MetricSums:
         return self.compute_scores(float(self.nll.sum()), float(self.correct.sum()))
 
     def compute_scores(self, nll: float, correct: float) -> dict[str, float]:
-        """Return the scores of so many nats and hits on the tokens that were added."""
+        """Return the scores of the added tokens from a sum of nll and of correct predictions."""
         tokens = float(self.tokens.sum())
         loss = nll / tokens
         return {

@@ -1,4 +1,4 @@
-"""How well a run solves a toy task: its answers, and whole episodes of them."""
+"""Evaluation of toy tasks: accuracy of answers and of whole episodes."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ def evaluate_toy(
     batch: int = 8,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Return how many answers of a toy task's test a run gives, and how many whole episodes.
+    """Evaluate a run on the test episodes of a toy task.
 
-    Episodes are read side by side, and one behind the other with the memory carried on if the run
-    was trained so (`data.toy.concatenate`).
+    Episodes are read in batches, and concatenated with the memory carried over if the run was
+    trained so (`data.toy.concatenate`).
 
     Args:
-      run: one that has the task's words.
+      run: with the task's vocabulary.
       task: name.
-      lengths: steps of the test's episodes; None is what the config says.
+      lengths: steps of the test episodes; None is the config's.
       examples: episodes of each length.
-      batch: episodes read together.
+      batch: episodes per batch.
       quiet: no progress.
 
     Returns:
       task, and rows, one for each length: length, examples, answers (their number), accuracy
-      (of answers), episode_accuracy (all answers right), what `baselines` returns, seconds,
+      (of answers), episode_accuracy (all answers correct), those of `baselines`, seconds,
       tokens_per_second, peak_bytes.
 
     Raises:
-      UserError: other words, or an episode longer than full attention can hold.
+      UserError: another vocabulary, or an episode exceeds full attention's KV cache.
     """
     if min(examples, batch) < 1:
         raise UserError(f"{task}: examples={examples}, batch={batch}: must be at least 1")
     toy = run.config.data.toy
     if lengths and max(lengths) > HIGHEST["data.toy.steps"]:
         raise UserError(
-            f"{task}: episodes of {max(lengths):,} steps; they are made whole, take at most "
+            f"{task}: episodes of {max(lengths):,} steps are generated in memory; take at most "
             f"{HIGHEST['data.toy.steps']:,}"
         )
     rows = []
@@ -85,9 +85,9 @@ def evaluate_toy(
 
 
 class _EpisodePass:
-    """A `Source` of each test episode once.
+    """A `Source` that yields each test episode once.
 
-    Each lane has one document of its share of them, or takes the next one when it is free.
+    Each lane has one document with its share of them, or takes the next episode when free.
     """
 
     def __init__(self, source: ToySource, concatenate: bool):
@@ -114,14 +114,14 @@ class _EpisodePass:
 def _evaluate(
     run: Run, source: ToySource, lanes: int, concatenate: bool, quiet: bool
 ) -> tuple[np.ndarray, int, float]:
-    """Return right and all answers of each episode, [episodes 2], tokens read, and seconds."""
+    """Return correct and all answers of each episode [episodes 2], tokens read, and seconds."""
     block = run.config.model.block_len
     stream = Streamer(run.model, lanes, max(CHUNK // block, 1) * block)
     counts = np.zeros((lanes, len(source) + 1, 2), np.int64)
     started = np.zeros(lanes, np.int64)
     tokens = 0
     with TokenProgress(source.name, None, quiet) as progress:
-        with progress.compiling():  # now, so that the time is the device's
+        with progress.compiling():  # now, so that timings exclude compilation
             stream.new_stream().lane_losses(join_rows([empty_row(stream.chunk)] * lanes))
         begin = time.perf_counter()
         for read, correct in _results(run, _EpisodePass(source, concatenate), stream, block):
@@ -136,7 +136,7 @@ def _evaluate(
 def _results(
     run: Run, source: _EpisodePass, stream: Streamer, block: int
 ) -> Iterator[tuple[Batch, np.ndarray]]:
-    """Yield each batch and which of its targets were the likeliest [b t], fetched a batch late."""
+    """Yield each batch and its correct predictions [b t], fetched one batch late."""
     waiting: deque[Any] = deque()
     at = np.zeros(stream.batch, np.int64)
     for batch in batches(source, stream.batch, stream.chunk, block):
@@ -153,7 +153,7 @@ def _results(
 def _count_answers(
     counts: np.ndarray, started: np.ndarray, read: Batch, correct: np.ndarray
 ) -> np.ndarray:
-    """Add a batch to `counts` [b episodes 2], and return the episodes each lane has begun [b]."""
+    """Add a batch to `counts` [b episodes 2]; return the started episodes of each lane [b]."""
     number = started[:, None] + np.cumsum((read["tokens"] == BEGIN) & read["valid"], axis=1)
     lane, position = np.nonzero(read["weights"] > 0)
     episode = number[lane, position]

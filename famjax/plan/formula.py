@@ -1,6 +1,6 @@
-"""What a training step needs and takes by arithmetic alone, to choose what is worth compiling.
+"""A formula for memory and time of a training step, to select candidates for compilation.
 
-Rough on purpose: it orders candidates. The numbers of a plan are the compiler's.
+It is rough and only ranks candidates; the numbers of a plan come from the compiler.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ REMAT: tuple[Literal["none", "attention", "layer", "block"], ...] = (
     "block",
 )
 
-# copies of a layer's arrays in its backward pass: gradients, float32, other layouts. As in the
-# programs of FAM 1B and 8B (docs/scale.md)
+# copies of a layer's arrays in its backward pass: gradients, float32, other layouts. Fitted to the
+# compiled programs of FAM 1B and 8B (docs/scale.md)
 WORK = 2.5
 
 
 class Estimate(NamedTuple):
-    """Of one chip.
+    """Memory and time of one chip.
 
     Attributes:
-      weights: bytes of parameters, gradients and optimizer.
-      activations: bytes kept for the backward pass, and a layer's work.
-      seconds: the longer of compute and memory, and the network.
+      weights: bytes of parameters, gradients and optimizer state.
+      activations: bytes of residuals of the backward pass, and of one layer's temporaries.
+      seconds: the larger of compute and memory time, plus the network's.
     """
 
     weights: float
@@ -49,15 +49,15 @@ class Estimate(NamedTuple):
 
 
 def estimate(config: Config, topology: Topology) -> Estimate:
-    """Return what one chip of a topology needs and takes; the mesh's axes are all given."""
+    """Estimate memory and time of one chip of a topology; no mesh axis is -1."""
     model, mesh = config.model, config.mesh
     trained, frozen, frozen_bytes = count_parameters(model, config.train.only)
     divided = mesh.fsdp * mesh.tensor
-    # gradients beside the parameters; AdamW's two moments, Adafactor's one
+    # parameters and gradients, and two moments of AdamW, or one of Adafactor
     copies = 2 + (2 if config.optimizer.name == "adamw" else 1)
     weights = (trained * 4 * copies + frozen_bytes) / divided
     size = jnp.dtype(model.dtype).itemsize
-    # a layer's weights are brought together, twice: the next one's while this one is used
+    # two layers' all-gathered weights: the next one's are prefetched
     gathered = 2 * (trained + frozen) / model.layers * size / mesh.tensor if mesh.fsdp > 1 else 0
     if model.tied:
         gathered += 2 * model.vocab_size * model.width * size / mesh.tensor
@@ -66,7 +66,7 @@ def estimate(config: Config, topology: Topology) -> Estimate:
 
 
 def device_activations(config: Config) -> float:
-    """Return `layer_activations` of one device; the mesh's axes are all given."""
+    """Return `layer_activations` of one device; no mesh axis is -1."""
     mesh, train = config.mesh, config.train
     rows = config.data.batch / (mesh.data * mesh.fsdp * train.accumulate)
     tokens = rows * config.data.length / train.bptt_segments / mesh.sequence
@@ -84,7 +84,7 @@ def activations_by_remat(config: Config) -> dict[str, float]:
 
 @functools.cache
 def count_parameters(model: ModelConfig, only: str) -> tuple[int, int, int]:
-    """Return how many parameters are trained and are not, and the bytes of those that are not."""
+    """Return the numbers of trained and of frozen parameters, and the bytes of the latter."""
     _, trained, frozen = abstract_model(model, only=only)
 
     def elements(tree: Any) -> int:
@@ -95,8 +95,7 @@ def count_parameters(model: ModelConfig, only: str) -> tuple[int, int, int]:
 
 
 def layer_activations(model: ModelConfig, tokens: float, rows: float, tensor: int) -> float:
-    """Return the bytes that one device keeps for the backward pass by `model.remat`, with the work
-    of the layer that is being read.
+    """Return the bytes of one device's residuals by `model.remat`, and of one layer's temporaries.
 
     Args:
       tokens: of the rows on the device.
@@ -113,8 +112,8 @@ def layer_activations(model: ModelConfig, tokens: float, rows: float, tensor: in
 
 
 class _LayerBytes(NamedTuple):
-    """Bytes of one layer's arrays: what goes in; what attention gives; q, that and hidden units;
-    what blocks see of k and v; attention weights."""
+    """Bytes of one layer's arrays: its input; the attention output; q, attention output and hidden
+    units; k and v gathered for the blocks; attention weights."""
 
     stream: float
     attended: float
@@ -147,7 +146,7 @@ def _estimate_seconds(
     model, mesh, chip = config.model, config.mesh, topology.chip
     tokens = config.data.batch * config.data.length
     flops = tokens * step_flops(config, computed=True)
-    # forward, backward of both factors, and what is computed again
+    # forward, backward to both factors, and rematerialisation
     passes = {"none": 3.0, "attention": 4.0, "layer": 4.0, "block": 5.0}[model.remat]
     if model.remat != "none":
         flops += tokens * forward_flops(model, computed=True)
@@ -155,7 +154,7 @@ def _estimate_seconds(
     layer = _layer_bytes(model, here, mesh.tensor)
     traffic = passes * model.layers * (8 * layer.products + 6 * layer.weights)
     share = (mesh.fsdp - 1) / mesh.fsdp
-    # fetched for each pass over each part of the batch; gradients are summed once for each part
+    # weights are gathered for each pass over each microbatch; gradients reduced once per microbatch
     network = 3 * config.train.accumulate * weight_bytes / mesh.tensor * share
     if mesh.tensor > 1:
         network += 6 * model.layers * layer.stream * 2 * (mesh.tensor - 1) / mesh.tensor
@@ -165,14 +164,14 @@ def _estimate_seconds(
         rows = config.data.batch / (mesh.data * mesh.fsdp)
         network += passes * model.layers * rows * _remote_kv_bytes(config)
     device = max(flops / topology.count / chip.flops, traffic / chip.bandwidth)
-    # each device's part of a row waits for the memory of the one before
+    # each device's part of a row waits for the memory of the preceding device
     device *= 1 + (mesh.sequence - 1) * _recurrent_share(model)
-    # as if nothing ran beside the network: of two that compute alike, the one that says less
+    # without overlap, so that of equal compute the candidate with less communication wins
     return device + network / chip.network
 
 
 def _remote_kv_bytes(config: Config) -> float:
-    """Return the bytes of keys and values that a layer takes, for a row, from other devices of the
+    """Return the bytes of a row's keys and values that a layer receives from other devices of the
     axis sequence: memory segments, or with full attention all tokens."""
     m, mesh = config.model, config.mesh
     e, g = m.head_dim or m.width // m.heads, m.kv_heads or m.heads
@@ -192,12 +191,12 @@ def _remote_kv_bytes(config: Config) -> float:
 
 
 def is_windowed(model: ModelConfig) -> bool:
-    """Tell whether all layers attend block by block."""
+    """Return whether all layers have blockwise attention."""
     return not {"full", "linear"} & set(mixer_pattern(model))
 
 
 def _recurrent_share(model: ModelConfig) -> float:
-    """Return the share of a block's tokens that are FAM's, each read behind those before."""
+    """Return the fraction of a block's tokens that are FAM tokens, which are sequential."""
     if "fam" not in mixer_pattern(model):
         return 0.0
     return model.fam_len / (model.block_len + model.fam_len)

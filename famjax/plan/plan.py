@@ -1,4 +1,4 @@
-"""A plan: what a training job needs on a topology, and how long a step takes at least."""
+"""A plan: memory and a lower bound on the step time of a training job on a topology."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from famjax.train.flops import step_flops
 
 @dataclass(frozen=True)
 class Roofline:
-    """Least seconds of a step, one device's share, by what could hold it up.
+    """Lower bounds of a step's seconds on one device, by resource.
 
     Attributes:
-      compute: all products at the chip's rate.
-      memory: all traffic with main memory.
-      device: the longer of both, instruction by instruction, added up.
+      compute: all matrix products at the chip's peak.
+      memory: all traffic of main memory.
+      device: the larger of both for each instruction, summed.
       network: all collectives at the full rate of the links.
     """
 
@@ -39,12 +39,12 @@ class Roofline:
 
     @property
     def step(self) -> float:
-        """The network at work while the device computes."""
+        """With communication overlapped."""
         return max(self.device, self.network)
 
     @property
     def serial(self) -> float:
-        """The one after the other."""
+        """Without overlap."""
         return self.device + self.network
 
     @property
@@ -56,16 +56,16 @@ class Roofline:
 
 @dataclass(frozen=True)
 class Plan:
-    """What was found out of a config on a topology.
+    """A config planned on a topology.
 
     Attributes:
-      seen: the worker's answer, see `famjax.plan.worker`.
-      model_flops: of a step, pairs that the masks let through; the training log's count.
-      computed_flops: of a step, all pairs that are computed.
-      needed: bytes on a chip.
-      fits: whether that is no more than a chip has.
-      roofline: None where the compiler refused.
-      utilisation: model FLOPs over what the chips could do in `roofline.step`.
+      report: the worker's answer, see `famjax.plan.worker`.
+      model_flops: of a step, query-key pairs inside the masks; as in the training log.
+      computed_flops: of a step, all computed pairs.
+      needed: bytes per chip.
+      fits: whether they fit.
+      roofline: None if the compiler ran out of memory.
+      utilisation: model FLOPs over the chips' peak in `roofline.step`.
     """
 
     config: Config
@@ -85,11 +85,11 @@ class Plan:
 
     @property
     def tokens_per_second(self) -> float:
-        """At most; 0 where the compiler refused."""
+        """An upper bound; 0 if the compiler ran out of memory."""
         return self.tokens / self.roofline.step if self.roofline else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON can hold it."""
+        """Return everything in JSON types."""
         roofline = self.roofline
         return {
             "config": self.config.name,
@@ -109,10 +109,10 @@ class Plan:
 
 
 def plan(config: Config, topology: Topology) -> Plan:
-    """Compile a config's training step for a topology and see what it needs.
+    """Compile a config's training step for a topology and analyse it.
 
     Args:
-      config: its vocabulary known, see `fill_vocab_size`.
+      config: with model.vocab_size, see `fill_vocab_size`.
 
     Raises:
       UserError: libtpu is missing, or the mesh or the batch does not fit.
@@ -157,7 +157,7 @@ def fill_vocab_size(config: Config) -> Config:
     try:
         tokenizer = make_tokenizer(config.data)
     except UserError as error:
-        raise UserError(f"{error}; or give model.vocab_size=N, all that a plan needs") from None
+        raise UserError(f"{error}; or give model.vocab_size=N, enough for a plan") from None
     return with_vocabulary(config, tokenizer)
 
 
@@ -165,11 +165,11 @@ def run_worker(config: Config, topology: Topology, compile: bool) -> dict[str, A
     """Return a worker's answer, see `famjax.plan.worker.answer`.
 
     Raises:
-      UserError: what the worker says, in one line.
+      UserError: the worker's error.
     """
     check_compiler(topology)
     request = {"config": to_json(config), "topology": topology.name, "compile": compile}
-    # in the same group of processes, so that Ctrl-C ends it too
+    # in the same process group, so that Ctrl-C ends it too
     done = subprocess.run(
         [sys.executable, "-m", "famjax.plan.worker"],
         input=json.dumps(request),
@@ -193,7 +193,7 @@ def run_worker(config: Config, topology: Topology, compile: bool) -> dict[str, A
 
 
 def check_compiler(topology: Topology) -> None:
-    """Raise a `UserError` where the compiler for a topology is not there."""
+    """Raise a `UserError` if the compiler for a topology is not installed."""
     if topology.is_tpu and absent(("libtpu",)):
         raise UserError(
             f"--topology {topology.name}: compiling for TPU needs libtpu, which is not installed; "
@@ -209,10 +209,10 @@ def _environment(topology: Topology) -> dict[str, str]:
     return os.environ | {
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
-        # no TPU is taken, so that several may plan at once
+        # no TPU is used, so several plans may run concurrently
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={count}".strip(),
-        # the famjax of this process, wherever it was imported from
+        # import the same famjax as this process
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
     }

@@ -1,4 +1,4 @@
-"""Which batch, mesh and recomputing suit a topology: many by formula, the best of them compiled."""
+"""Searches batch, mesh and remat policy for a topology: by formula, then compiles the best."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from famjax.plan.plan import Plan, plan
 
 
 class SearchResult(NamedTuple):
-    """What a search came to.
+    """The result of a search.
 
     Attributes:
-      best: compiled, those that fit, the most tokens a second first.
-      refused: compiled, and too large.
-      estimated: how many were looked at by formula.
-      fitting: how many of them seemed to fit.
+      best: compiled candidates that fit, by descending tokens/s.
+      too_large: compiled candidates that do not fit.
+      estimated: number of candidates estimated by formula.
+      fitting: number of them that fit by formula.
     """
 
     best: list[Plan]
@@ -34,10 +34,7 @@ class SearchResult(NamedTuple):
 
 def candidates(config: Config, topology: Topology) -> Iterator[Config]:
     """Yield configs of the same model and data: the batch, half and twice of it; every mesh that
-    divides its rows, heads and blocks; recomputing; and parts of the batch.
-
-    Rows that a batch has are read all at once, or cut into parts whose gradients are added
-    (`train.accumulate`).
+    divides its rows, heads and blocks; remat policies; gradient accumulation (`train.accumulate`).
     """
     batch = config.data.batch
     for rows in (batch, 2 * batch, batch // 2):
@@ -73,11 +70,11 @@ def search(
     """Estimate every candidate, and compile the config as it is and the best by formula.
 
     Args:
-      compiles: how many of the candidates.
-      report: takes a line of progress.
+      compiles: number of candidates to compile.
+      report: called with lines of progress.
 
     Raises:
-      UserError: no mesh divides the batch, or none could be compiled.
+      UserError: no mesh divides the batch, or no candidate compiles.
     """
     all_candidates = list(candidates(config, topology))
     if not all_candidates:
@@ -89,7 +86,7 @@ def search(
         )
     ranked = rank([(c, estimate(c, topology)) for c in all_candidates], topology)
     fitting = sum(e.bytes <= topology.chip.memory for _, e in ranked)
-    # the formula is rough: what was given may well be better than what it finds
+    # the formula is rough, so the given config may be better than its candidates
     chosen = [config, *(c for c, _ in interleave_batches(ranked, config.data.batch)[:compiles])]
     report(
         f"{len(all_candidates)} candidates by formula, {fitting} seem to fit; "
@@ -100,7 +97,7 @@ def search(
         at = f"{i}/{len(chosen)} {format_overrides(config, candidate)}"
         try:
             plans.append(compile(candidate, topology))
-        except (UserError, RuntimeError) as error:  # of this one alone: the others may do
+        except (UserError, RuntimeError) as error:  # other candidates may still compile
             failed.append(str(error).splitlines()[-1])
             report(f"{at}: {failed[-1]}")
             continue
@@ -114,7 +111,7 @@ def search(
 def rank(
     estimates: Sequence[tuple[Config, Estimate]], topology: Topology
 ) -> list[tuple[Config, Estimate]]:
-    """Return those that fit, the fastest for a token first, and then the others by their bytes."""
+    """Return those that fit by time per token, then the others by bytes."""
 
     def sort_key(of: tuple[Config, Estimate]) -> tuple[float, ...]:
         config, e = of
@@ -128,10 +125,10 @@ def rank(
 def interleave_batches(
     ranked: Sequence[tuple[Config, Estimate]], batch: int
 ) -> list[tuple[Config, Estimate]]:
-    """Return them in turns: the best two of the config's own batch, the best of each other, the
-    next two, and so on.
+    """Interleave by batch: the best two of the config's own batch, the best of each other batch,
+    the next two, and so on.
 
-    A larger batch nearly always reads more tokens a second, but it is another experiment.
+    A larger batch nearly always has more tokens/s, but it is another experiment.
     """
     own = [of for of in ranked if of[0].data.batch == batch]
     larger = [of for of in ranked if of[0].data.batch > batch]
@@ -141,7 +138,7 @@ def interleave_batches(
 
 
 def format_overrides(config: Config, candidate: Config) -> str:
-    """Return what a candidate changes, as overrides."""
+    """Return the changes of a candidate as overrides."""
     changed = (line.partition(": ") for line in difference(config, candidate))
     pairs = ((key, change.partition(" -> ")[2].strip("'")) for key, _, change in changed)
     return " ".join(f"{key}={value}" for key, value in pairs) or "as it is"

@@ -1,9 +1,9 @@
-"""A process of its own that lowers and compiles a training step, and allocates nothing.
+"""A subprocess that lowers and compiles a training step without allocating arrays.
 
     python -m famjax.plan.worker < request.json > answer.json
 
-JAX takes its devices once, when it starts, and libtpu and XLA write what no user asked for to
-standard error: so whoever plans starts this, sees its answer alone, and keeps his own devices.
+A subprocess because JAX initializes its devices once per process, and because libtpu and XLA print
+to standard error.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from famjax.train.program import Program, demand, make_program
 from famjax.train.run import abstract_model
 from famjax.train.state import TrainState
 
-# nothing is run, so LLVM may take its ease; what XLA does before it stays
+# the program is not run, so skip LLVM's optimizations; XLA's HLO passes are unchanged
 _HOST_OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Return what a request asks of a config on a topology.
+    """Handle a request for a config on a topology.
 
     Args:
       request: "config" as JSON, "topology"; "compile", whether to compile as well.
@@ -64,7 +64,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def get_devices(topology: Topology) -> list[jax.Device]:
-    """Return the devices to compile for: described ones of a TPU slice, or this process's own."""
+    """Return the devices to compile for: described TPU devices, or this process's own."""
     if not topology.is_tpu:
         return jax.devices()
     from jax.experimental import topologies
@@ -82,7 +82,7 @@ def batch_shapes(config: Config, program: Program) -> dict[str, jax.ShapeDtypeSt
 
 
 def arrays(config: Config, program: Program, shapes: TrainState) -> dict[str, dict[str, float]]:
-    """Return elements, bytes, and bytes on one device of what a training step is given."""
+    """Return elements, bytes, and bytes on one device of the inputs of a training step."""
     model = jax.eval_shape(lambda: abstract_state(config))
     everywhere = NamedSharding(program.mesh, PartitionSpec())
     model = jax.tree.map(
@@ -98,7 +98,7 @@ def arrays(config: Config, program: Program, shapes: TrainState) -> dict[str, di
 
 
 def abstract_state(config: Config) -> Any:
-    """Return the state that the model carries along one document."""
+    """Return the model's carried state of one document."""
     from flax import nnx
 
     from famjax.models.language_model import LanguageModel
@@ -119,8 +119,8 @@ def _count_bytes(tree: Any) -> dict[str, float]:
 def shardings(config: Config, mesh: jax.sharding.Mesh) -> list[dict[str, Any]]:
     """Return a row for each parameter: path, shape, logical axes, mesh axes, shape on a device.
 
-    "whole" tells a large one that is on every device, though the mesh divides parameters; "rule"
-    whether any names its axes.
+    "whole" is whether a large one is replicated although the mesh shards parameters; "rule" is
+    whether a sharding rule matches.
     """
     _, trained, frozen = abstract_model(config.model, only=config.train.only)
     rows = []
@@ -150,7 +150,7 @@ def shardings(config: Config, mesh: jax.sharding.Mesh) -> list[dict[str, Any]]:
 def compile_step(
     program: Program, shapes: TrainState, batch: Any, topology: Topology, devices: int
 ) -> dict[str, Any]:
-    """Return what the compiler says of the step, and what its program does."""
+    """Return the compiler's memory analysis of the step, and the costs of its program."""
     began = time.perf_counter()
     lowered = program.step.lower(shapes, batch)  # type: ignore[attr-defined]
     try:
@@ -167,7 +167,7 @@ def compile_step(
         }
     seconds = time.perf_counter() - began
     of = done.memory_analysis()
-    share = topology.count / devices  # of a chip, where it is several devices
+    share = topology.count / devices  # a chip may be several devices
     counted = hlo.count_cost(
         hlo.parse(done.as_text()), topology.chip.flops * share, topology.chip.bandwidth * share
     )

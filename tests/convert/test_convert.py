@@ -332,7 +332,7 @@ def test_tokens_that_no_text_has_may_be_beyond_the_embedding(copy, tmp_path):
 
 def test_folders_of_the_wrong_kind(llama, tmp_path, capsys):
     assert main(["eval", str(llama)]) == 2
-    assert "text:holdout: famjax trained nothing here" in capsys.readouterr().err
+    assert "text:holdout: the run is at step 0" in capsys.readouterr().err
     assert main(["convert", str(llama), str(tmp_path / "run")]) == 0
     with pytest.raises(UserError, match="is a famjax run; famjax train"):
         load_pretrained(tmp_path / "run")

@@ -319,7 +319,7 @@ def test_windows_that_cannot_be_read(tmp_path: Path) -> None:
         (tiny.run(), 12, None, "--window 12: must be a multiple of the model's block, 8"),
         (tiny.run(), 16, 17, "--score 17: must be from 1 to --window 16"),
         (tiny.run(), 16, 0, "--score 0: must be from 1"),
-        (tiny.run(), None, 8, "give --window too"),
+        (tiny.run(), None, 8, "give --window as well"),
         (full, 65, 8, "give --window 64 or less"),
     ):
         with pytest.raises(UserError, match=told) as caught:
