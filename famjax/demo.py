@@ -1,11 +1,11 @@
-"""The demonstration: memory against windows on passkey retrieval (TransformerFAM Figure 3).
+"""The demo: feedback memory against windows on passkey retrieval (TransformerFAM Figure 3).
 
-`make demo` trains FAM without memory segments, and BSWA of equal size with one and two; streams
-all of them at lengths far beyond what any was trained on; prints the table, draws the figure; and
-asks the saved FAM model for a key it read 100,000 tokens ago.
+`make demo` trains FAM without memory segments, and BSWA of equal size with one and two; evaluates
+all of them at lengths far beyond training; prints the table and plots the figure; and asks the
+saved FAM model for a key that it read 100,000 tokens ago.
 
-`make demo-full` trains BSWA with 0 to 12 memory segments, and goes to a million tokens; there the
-windows read the part of a document that they can see, which gives the same answers.
+`make demo-full` trains BSWA with 0 to 12 memory segments, and goes to a million tokens. There the
+windows read only their receptive field of a document, with the same answers.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ from famjax.train.loop import train
 from famjax.train.run import Run, open_run
 
 _VOCABULARY = 600
-# of the baselines' process, in the plan's folder
+# of the baselines' process, in the demo's folder
 LOG = "baselines.log"
-_AGAIN = "remove it, and run again"
+_RUN_AGAIN = "remove it, and run again"
 
 
 @dataclass(frozen=True)
 class Demo:
-    """What one demonstration trains and asks.
+    """Settings of a demo.
 
     Attributes:
       folder: of its runs.
       segments: memory segments of the BSWA baselines.
-      lengths: tokens of the documents asked about.
-      examples: most documents of one length.
-      tokens: most tokens of one length, over all its documents.
-      batch: documents streamed together.
-      remembered: tokens of the document behind which the saved model is asked.
+      lengths: tokens of the evaluated documents.
+      examples: maximum number of documents of one length.
+      tokens: maximum number of tokens of one length, over all its documents.
+      batch: documents per batch.
+      remembered: tokens of the document after which the saved model is asked.
       overrides: of the config.
-      whole: windows, too, read every document from its first token, not from the first that their
-        answer can depend on; the answers are the same.
+      whole: windows also read every document from its first token, not only their receptive field;
+        the answers are the same.
     """
 
     folder: Path
@@ -92,7 +92,7 @@ FULL_DEMO = Demo(
 )
 
 
-# of the table and the figure: what other seeds and places of the question come to
+# a caveat of table and figure: other seeds and other positions of the question
 CAVEAT = (
     "One seed, and every question ends a block of 32 tokens, as in training. Other seeds forget "
     "sooner, and questions elsewhere in their block are mostly not answered: docs/results.md."
@@ -107,7 +107,7 @@ def main() -> int:
 
 
 def demonstrate(demo: Demo) -> int:
-    """Train, stream, ask, and show; everything is left in the plan's folder."""
+    """Train, evaluate, ask, and print; all output is in the demo's folder."""
     console = Console(highlight=False)
     begin = time.perf_counter()
     demo.folder.mkdir(parents=True, exist_ok=True)
@@ -115,10 +115,10 @@ def demonstrate(demo: Demo) -> int:
     names = ["FAM", *(f"M{m}" for m in demo.segments)]
     console.print(
         f"TransformerFAM without memory segments, and BSWA {', '.join(names[1:])} of equal size, "
-        "learn to find a passkey.\nTraining FAM; the others train beside it."
+        "learn to find a passkey.\nTraining FAM; the others train in parallel."
     )
     train_all(demo, names, console)
-    results = [read_json(demo.folder / name / "result.json", _AGAIN) for name in names]
+    results = [read_json(demo.folder / name / "result.json", _RUN_AGAIN) for name in names]
     remembered = ask(demo, console)
     picture = draw(demo, results)
     Output().print(table(demo, results))
@@ -138,9 +138,9 @@ def demonstrate(demo: Demo) -> int:
 
 
 def train_all(demo: Demo, names: Sequence[str], console: Console) -> None:
-    """Measure FAM here and the baselines in a process beside, each on half of the cores.
+    """Measure FAM here and the baselines in another process, each on half of the cores.
 
-    Two small models on half of the cores each are done sooner than one after the other on all.
+    Two small models on half of the cores each are faster than sequentially on all cores.
     """
     baseline_process = multiprocessing.get_context("spawn").Process(
         target=measure_baselines, args=(demo, names[1:])
@@ -157,11 +157,11 @@ def train_all(demo: Demo, names: Sequence[str], console: Console) -> None:
         if cores:
             os.sched_setaffinity(0, cores)
     if baseline_process.exitcode:
-        raise UserError(f"the baselines stopped; {demo.folder / LOG} says why")
+        raise UserError(f"the baselines failed; see {demo.folder / LOG}")
 
 
 def measure_baselines(demo: Demo, names: Sequence[str]) -> None:
-    """Measure the baselines, in a process of their own; what they say goes to a file."""
+    """Measure the baselines in a separate process; their output goes to a file."""
     with (demo.folder / LOG).open("w") as log:
         os.dup2(log.fileno(), sys.stderr.fileno())
         share_cores(first_half=False)
@@ -171,7 +171,7 @@ def measure_baselines(demo: Demo, names: Sequence[str]) -> None:
 
 
 def share_cores(first_half: bool) -> set[int]:
-    """Take half of the cores, where the system lets a process choose; return what it had."""
+    """Restrict the process to half of the cores, if supported; return the previous set."""
     if not hasattr(os, "sched_setaffinity"):
         return set()
     before = os.sched_getaffinity(0)
@@ -182,7 +182,7 @@ def share_cores(first_half: bool) -> set[int]:
 
 
 def make_tokenizer(demo: Demo) -> Path:
-    """Train the SentencePiece model of the demonstration, once."""
+    """Train the SentencePiece model of the demo, once."""
     path = demo.folder / "tokenizer.model"
     if not path.exists():
         text = demo.folder / "tokenizer.txt"
@@ -192,7 +192,7 @@ def make_tokenizer(demo: Demo) -> Path:
 
 
 def make_config(demo: Demo, name: str) -> Config:
-    """Return the config of "FAM" or of "M" and a number of memory segments."""
+    """Return the config of "FAM", or of "M" plus a number of memory segments."""
     tokenizer = f"data.tokenizer={demo.folder / 'tokenizer.model'}"
     if name == "FAM":
         config = load_config("passkey", [tokenizer, *demo.overrides])
@@ -202,10 +202,10 @@ def make_config(demo: Demo, name: str) -> Config:
 
 
 def baseline_overrides(demo: Demo, segments: int) -> list[str]:
-    """Return what sets a window apart from FAM's config.
+    """Return the overrides of a BSWA baseline to FAM's config.
 
-    It forgets at once: questions behind the first have no answer, a gradient through half as many
-    tokens misses nothing, and documents longer than it can see teach nothing.
+    A window has no memory beyond its receptive field: it cannot answer later questions or learn
+    from longer documents, and backpropagation through half as many tokens is enough.
     """
     shape = load_config("passkey")
     seen = shape.model.layers * segments * shape.model.block_len
@@ -221,7 +221,7 @@ def baseline_overrides(demo: Demo, segments: int) -> list[str]:
 
 
 def measure(demo: Demo, name: str, quiet: bool) -> None:
-    """Train a model, stream it at every length, and write what came out."""
+    """Train a model, evaluate it at every length, and write the results."""
     folder = demo.folder / name
     run, trained = train_and_time(make_config(demo, name), folder, quiet)
     begin = time.perf_counter()
@@ -239,13 +239,13 @@ def measure(demo: Demo, name: str, quiet: bool) -> None:
 
 
 def train_and_time(config: Config, folder: Path, quiet: bool) -> tuple[Run, float]:
-    """Train, or go on with training, and return the seconds it took over all calls.
+    """Train, or continue training; return the run and the training seconds over all calls.
 
-    A call that finds the training done takes none.
+    A call after the end of training adds none.
     """
     path = folder / "train_seconds.json"
     before = Checkpoints(folder / "checkpoints").latest()
-    spent = read_json(path, _AGAIN) if before and path.exists() else 0.0
+    spent = read_json(path, _RUN_AGAIN) if before and path.exists() else 0.0
     begin = time.perf_counter()
     run = train(config, folder, quiet)
     if run.step != before:
@@ -261,7 +261,7 @@ def parameters(run: Run) -> Any:
 
 
 def ask(demo: Demo, console: Console) -> dict[str, Any]:
-    """Let the saved model read a key and 100,000 tokens, and print its answer to the question."""
+    """Stream a key and 100,000 tokens through the saved model, and print its answer."""
     run = open_run(demo.folder / "FAM")
     task = Passkey(run.tokenizer, run.config.data.passkey.digits)
     rng = np.random.default_rng([2026, 1])
@@ -278,13 +278,13 @@ def ask(demo: Demo, console: Console) -> dict[str, Any]:
     console.print(
         f"\nFAM, loaded from its checkpoint, read a key and {len(asked):,} tokens; its whole "
         f"memory is {streamer.state_bytes():,} bytes.\n> ...{QUESTION}[bold]{said}[/bold]"
-        f"   (it was {key})\n"
+        f"   (correct: {key})\n"
     )
     return {"tokens": len(asked), "key": key, "answer": said}
 
 
 def table(demo: Demo, results: Sequence[dict[str, Any]]) -> Table:
-    """Return whole keys found, by model and length."""
+    """Return the table of retrieved keys by model and length."""
     columns = ("tokens", *(result["name"] for result in results), "texts")
     out = Table("Whole keys retrieved, by tokens", columns)
     for i, length in enumerate(demo.lengths):
@@ -302,7 +302,7 @@ def table(demo: Demo, results: Sequence[dict[str, Any]]) -> Table:
 
 
 def draw(demo: Demo, results: Sequence[dict[str, Any]]) -> Path:
-    """Draw accuracy against length, the paper's Figure 3."""
+    """Plot accuracy against length, the paper's Figure 3."""
     import matplotlib
 
     matplotlib.use("Agg")

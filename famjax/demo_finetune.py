@@ -1,9 +1,9 @@
-"""The finetuning demonstration: a pretrained model is given a memory, and learns to use it.
+"""The finetuning demo: a pretrained model is converted to one with memory, and learns to use it.
 
-`make demo-finetune` pretrains a tiny Llama on Python's own library; writes it as Hugging Face does;
-converts that folder to FAM, and to BSWA; finetunes both on passkey retrieval with the same LoRA;
-streams them at lengths beyond what they were trained on, before and after; and exports FAM, its
-adapters merged, with PyTorch code that streams.
+`make demo-finetune` pretrains a tiny Llama on Python's standard library; exports it as a Hugging
+Face folder; converts that to FAM and to BSWA; finetunes both on passkey retrieval with the same
+LoRA; evaluates them before and after at lengths beyond training; and exports FAM, with adapters
+merged, with streaming PyTorch code.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from famjax.train.partition import partition_trainable
 from famjax.train.run import Run, open_run
 
 _LIBRARY = Path(sysconfig.get_paths()["stdlib"])
-# packages of Python's library: what is learnt, and what is only read
+# packages of Python's standard library, for training and for evaluation
 _TRAINING_PACKAGES = ("asyncio", "email", "http", "json", "unittest")
 _EVALUATION_PACKAGES = ("wsgiref",)
 _VOCABULARY = 512
@@ -50,11 +50,11 @@ LOG = "bswa.log"
 
 @dataclass(frozen=True)
 class FinetuneDemo:
-    """What one demonstration trains and asks.
+    """Settings of a finetuning demo.
 
     Attributes:
-      folder: of all that it leaves.
-      lengths: tokens of the documents asked about.
+      folder: of its output.
+      lengths: tokens of the evaluated documents.
       examples: documents of one length.
       pretraining, finetuning: overrides of the two configs.
     """
@@ -68,9 +68,9 @@ class FinetuneDemo:
 
 DEMO = FinetuneDemo(Path("runs/demo-finetune"), tuple(192 * 2**k for k in range(8)), examples=16)
 
-# Both read blocks of 192, which hold the shortest document: to find the key within a block is
-# learnt first, to keep it next. BSWA sees one block before its own in each of two layers; FAM sees
-# none but for what its 16 memory tokens hold.
+# Blocks of 192 tokens hold the shortest document: the models first learn to find the key within a
+# block, then to keep it. BSWA attends to one previous block in each of two layers; FAM only to its
+# 16 memory tokens.
 _ATTENTION = {
     "FAM": ("fam", ("model.memory_segments=0", "model.fam_len=16")),
     "BSWA": ("bswa", ("model.memory_segments=1",)),
@@ -82,15 +82,15 @@ def main() -> int:
 
 
 def demonstrate(demo: FinetuneDemo) -> int:
-    """Pretrain, convert, finetune, ask, export, and show; everything stays in the plan's folder."""
+    """Pretrain, convert, finetune, evaluate, export, print; all output is in the demo's folder."""
     console = Console(highlight=False)
     begin = time.perf_counter()
     demo.folder.mkdir(parents=True, exist_ok=True)
     runtime.setup()
-    console.print("Pretraining a tiny Llama on Python's own library.")
+    console.print("Pretraining a tiny Llama on Python's standard library.")
     pretrain(demo)
     convert_models(demo, console)
-    console.print("Finetuning FAM with LoRA on passkey retrieval; BSWA learns beside it.")
+    console.print("Finetuning FAM with LoRA on passkey retrieval; BSWA trains in parallel.")
     results = tune_all(demo, console)
     console.print("Merging FAM's adapters and exporting it.")
     exported = demo.folder / "exported"
@@ -107,7 +107,7 @@ def demonstrate(demo: FinetuneDemo) -> int:
 
 
 def pretrain(demo: FinetuneDemo) -> Run:
-    """Train the model that stands for a pretrained one, a Llama in all that it computes."""
+    """Train the base model, with the mathematics of a Llama."""
     tokenizer = demo.folder / "tokenizer.model"
     if not tokenizer.exists():
         train_sentencepiece(_packages(_TRAINING_PACKAGES), _VOCABULARY, tokenizer)
@@ -139,7 +139,7 @@ def pretrain(demo: FinetuneDemo) -> Run:
 
 
 def convert_models(demo: FinetuneDemo, console: Console) -> None:
-    """Write the pretrained model as Hugging Face does, and convert that folder."""
+    """Export the pretrained model as a Hugging Face folder, and convert that folder."""
     source = demo.folder / "hugging_face"
     if not source.exists():
         for line in export(demo.folder / "pretrained", source, "hf", "float32"):
@@ -152,7 +152,7 @@ def convert_models(demo: FinetuneDemo, console: Console) -> None:
 
 
 def tune_all(demo: FinetuneDemo, console: Console) -> list[dict[str, Any]]:
-    """Finetune and measure FAM here and BSWA in a process beside, each on half of the cores."""
+    """Finetune and measure FAM here and BSWA in another process, each on half of the cores."""
     baseline_process = multiprocessing.get_context("spawn").Process(
         target=tune_in_process, args=(demo, "BSWA")
     )
@@ -167,7 +167,7 @@ def tune_all(demo: FinetuneDemo, console: Console) -> list[dict[str, Any]]:
         if cores:
             os.sched_setaffinity(0, cores)
     if baseline_process.exitcode:
-        raise UserError(f"finetuning BSWA stopped; {demo.folder / LOG} says why")
+        raise UserError(f"finetuning BSWA failed; see {demo.folder / LOG}")
     return [
         read_json(demo.folder / name / "result.json", "remove it, and run again")
         for name in _ATTENTION
@@ -175,7 +175,7 @@ def tune_all(demo: FinetuneDemo, console: Console) -> list[dict[str, Any]]:
 
 
 def tune_in_process(demo: FinetuneDemo, name: str) -> None:
-    """Finetune and measure in a process of its own; what it says goes to a file."""
+    """Finetune and measure in a separate process; its output goes to a file."""
     with (demo.folder / LOG).open("w") as log:
         os.dup2(log.fileno(), sys.stderr.fileno())
         share_cores(first_half=False)
@@ -184,7 +184,7 @@ def tune_in_process(demo: FinetuneDemo, name: str) -> None:
 
 
 def make_config(demo: FinetuneDemo, name: str) -> Config:
-    """Return the config of the finetuning: that of `make demo`, with adapters."""
+    """Return the finetuning config: that of `make demo`, with adapters."""
     given = [
         f"init={demo.folder / f'converted-{name}'}",
         f"name={name}",
@@ -195,15 +195,15 @@ def make_config(demo: FinetuneDemo, name: str) -> Config:
         f"data.passkey.min_length={_BLOCK}",
         f"data.passkey.start_length={_BLOCK}",
         f"data.passkey.multiple={_BLOCK}",
-        # a pretrained model has learnt to predict: what it shall learn now are the answers
+        # a pretrained model can predict text already; it should learn the answers
         "data.passkey.other_weight=0.002",
         "optimizer.schedule=wsd",
         "optimizer.decay_fraction=0.3",
         "train.steps=600",
     ]
     if name == "BSWA":
-        # It forgets at once: questions on the way have no answer, and longer documents than it can
-        # see teach nothing.
+        # It has no memory beyond its receptive field: no intermediate questions or longer
+        # documents.
         given += [
             f"data.length={10 * _BLOCK}",
             "data.passkey.ask_every=0",
@@ -213,7 +213,7 @@ def make_config(demo: FinetuneDemo, name: str) -> Config:
 
 
 def tune(demo: FinetuneDemo, name: str, quiet: bool) -> None:
-    """Finetune a converted model with LoRA, measure it before and after, and write what came."""
+    """Finetune a converted model with LoRA, measure it before and after, and write the results."""
     before = measure(demo, open_run(demo.folder / f"converted-{name}"))
     begin = time.perf_counter()
     run = train(make_config(demo, name), demo.folder / name, quiet)
@@ -231,7 +231,7 @@ def tune(demo: FinetuneDemo, name: str, quiet: bool) -> None:
 
 
 def measure(demo: FinetuneDemo, run: Run) -> dict[str, Any]:
-    """Return whole keys by length, and bits per byte of code that nobody has learnt."""
+    """Return retrieved keys by length, and bits per byte of held-out code."""
     rows = evaluate_passkey(run, demo.lengths, demo.examples, demo.examples, quiet=True)
     text = evaluate_text(run, _packages(_EVALUATION_PACKAGES), quiet=True)
     return {"passkey": rows, "bits_per_byte": text["bits_per_byte"]}
@@ -246,7 +246,7 @@ def _count(tree: Any) -> int:
 
 
 def table(demo: FinetuneDemo, results: Sequence[dict[str, Any]]) -> Table:
-    """Return whole keys found by length, before and after, and what it took."""
+    """Return the table of retrieved keys by length, before and after, and parameter counts."""
     columns = [(r, when) for r in results for when in ("before", "after")]
     headings = ("tokens", *(f"{r['name']} {when}" for r, when in columns))
     out = Table("Whole keys retrieved, by tokens", headings, words=(0,))
@@ -255,14 +255,14 @@ def table(demo: FinetuneDemo, results: Sequence[dict[str, Any]]) -> Table:
         out.add_row(format_count(length), *shares)
     out.add_rule()
     bits = (f"{r[when]['bits_per_byte']:.2f}" for r, when in columns)
-    out.add_row("code, bits a byte", *bits)
+    out.add_row("code, bits per byte", *bits)
     for label, key in (("parameters trained", "trained"), ("frozen", "frozen")):
         out.add_row(label, *("" if when == "before" else f"{r[key]:,}" for r, when in columns))
     return out
 
 
 def draw(demo: FinetuneDemo, results: Sequence[dict[str, Any]]) -> Path:
-    """Draw accuracy against length, before and after."""
+    """Plot accuracy against length, before and after."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -283,7 +283,7 @@ def draw(demo: FinetuneDemo, results: Sequence[dict[str, Any]]) -> Path:
     axes.set_xscale("log", base=2)
     axes.set_xticks(demo.lengths, [format_count(n) for n in demo.lengths])
     axes.set(xlabel="document, tokens", ylabel="whole keys retrieved, %", ylim=(-3, 103))
-    axes.set_title("A pretrained Llama given a memory, LoRA of rank 16")
+    axes.set_title("A pretrained Llama converted to FAM, LoRA of rank 16")
     axes.grid(alpha=0.3)
     axes.legend()
     path = demo.folder / "plots" / "finetune.png"

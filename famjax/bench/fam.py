@@ -1,7 +1,7 @@
-"""What feedback memory costs: FAM against BSWA of equal shape (TransformerFAM D.4, Tables 13, 14).
+"""The cost of feedback memory: FAM against BSWA of equal shape (TransformerFAM D.4, Tables 13, 14).
 
-The floor of the ratio is arithmetic: of every f + w tokens FAM works through, BSWA works through
-w, so nothing computed as Algorithm 2 says can be under 1 + f / w while products dominate.
+The floor of the ratio is 1 + f / w: FAM processes f + w tokens where BSWA processes w, so Algorithm
+2 cannot be cheaper while matrix products dominate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from famjax.train.flops import fam_floor
 SIZES = ((64, 8), (128, 8), (128, 16), (256, 16), (512, 8))
 GENERATED = 256
 CHUNK = 2048
-# the paper's 26k, 34k, 66k, 130k, 258k and a million, in whole chunks and what is generated
+# the paper's 26k, 34k, 66k, 130k, 258k and a million, as whole chunks plus generated tokens
 LENGTHS = tuple(k * CHUNK + GENERATED for k in (12, 16, 32, 63, 126, 488))
 
 
@@ -42,7 +42,7 @@ class FamCost(NamedTuple):
 
 
 class LongDocument(NamedTuple):
-    """One length: seconds and peak bytes of both, most tokens read, 256 generated (D.4)."""
+    """One length: seconds and peak bytes of both; 256 of the tokens are generated (D.4)."""
 
     tokens: int
     fam_seconds: float
@@ -88,7 +88,7 @@ def _streaming(model: ModelConfig, batch: int, length: int) -> Callable[[], Any]
 
 
 class _GreedyReader:
-    """A random model that reads and generates, its parameters an argument of the program."""
+    """A random model that reads and generates, with parameters as arguments of the program."""
 
     def __init__(self, model: ModelConfig, batch: int):
         module = LanguageModel(model, rngs=nnx.Rngs(0))
@@ -122,7 +122,7 @@ class _GreedyReader:
 def measure_long_documents(
     model: ModelConfig, note: Callable[[str], None]
 ) -> Iterator[LongDocument]:
-    """Read documents of growing length, generate 256 tokens behind each, in constant memory."""
+    """Read documents of increasing length and generate 256 tokens after each."""
     readers = {name: _GreedyReader(replace(model, mixer=name), 1) for name in ("fam", "bswa")}
     for reader in readers.values():  # compile
         jax.block_until_ready(reader.step(reader.read(np.zeros((1, CHUNK), np.int32))))
@@ -140,7 +140,7 @@ def measure_long_documents(
 
 
 def _read_and_generate(reader: _GreedyReader, tokens: int, vocabulary: int) -> float:
-    """Read `tokens` in chunks, the last generated one by one; return the seconds it took."""
+    """Read `tokens` in chunks, generating the last ones; return the seconds."""
     begin = time.perf_counter()
     rng = np.random.default_rng(0)
     token = jnp.zeros((1, 1), jnp.int32)

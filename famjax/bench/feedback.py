@@ -1,12 +1,12 @@
-"""What feedback memory costs in training and gains in generation (arXiv 2002.09402, Table 5).
+"""The Feedback Transformer: cost in training, gain in generation (arXiv 2002.09402, Table 5).
 
-Beside each other, in one run: the Feedback Transformer, the Transformer of the same parts, and a
-Transformer of equal size on the residual stack (`swa`), which is the fastest one here.
+Measured interleaved: the Feedback Transformer, a Transformer with the same components, and a
+Transformer of equal size on the residual stack (`swa`), the fastest one here.
 
-The floor of training is arithmetic: the matrix products' FLOPs, from `famjax.train.flops`. It is
-far away: while a large product of the Transformer has batch * length rows, the loop over tokens has
-`batch` of them in the two products that cannot wait, and only the weights' gradient has more. How
-much slower these rows make them is measured as well (`measure_rows_floor`).
+The floor of training is the ratio of matrix FLOPs, from `famjax.train.flops`. It is not reachable:
+a matrix product of the Transformer has batch * length rows, but the token scan has only `batch`
+rows in the two products that cannot be deferred (forward, input gradient); only the weight gradient
+has more. The slowdown by small products is measured too (`measure_rows_floor`).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from famjax.stacks.feedback.solve import BLOCK
 from famjax.train.flops import training_flops
 from famjax.train.program import Program, make_program
 
-# aims: times the Transformer's training step; of its temporaries; tokens/s
+# aims, relative to the Transformer: training step time; temporary bytes; tokens/s
 TRAINING_AIM, MEMORY_AIM, GENERATION_AIM = 1.8, 1.0, 3.7
 SWEEPS = (2, 4)
 SPANS = (512, 2048, 8192)
 BATCHES = (1, 16)
-# of one call that generates
+# generated per call
 TOKENS = 8
 
 
@@ -49,9 +49,9 @@ class TrainingStep(NamedTuple):
 
     Attributes:
       transformer, swa: its time against theirs.
-      temporary_bytes: XLA's, while a step runs.
-      floor: its matrix products' FLOPs over the Transformer's.
-      sweep_change: share of the memory that the last sweep still changed; None without sweeps.
+      temporary_bytes: XLA's temporaries of a step.
+      floor: its matrix FLOPs over the Transformer's.
+      sweep_change: relative change of the memory in the last sweep; None without sweeps.
     """
 
     name: str
@@ -63,14 +63,14 @@ class TrainingStep(NamedTuple):
 
 
 class Generation(NamedTuple):
-    """One-token steps of one model behind `span` tokens.
+    """One-token steps of one model after `span` tokens.
 
     Attributes:
-      equal: "batch" or "bytes", what the Transformer beside it has as much of.
+      equal: "batch" or "bytes", in which it equals the Transformer.
       batch, state_bytes, tokens_per_second: of feedback.
       other_*: of the Transformer.
-      time: of as many tokens of one lane, feedback's against the Transformer's.
-      ratio: feedback's tokens/s, of all lanes, over the Transformer's.
+      time: of equal tokens per lane, feedback's against the Transformer's.
+      ratio: feedback's tokens/s of all lanes over the Transformer's.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Generation(NamedTuple):
 
 
 def bench_models(model: ModelConfig) -> dict[str, ModelConfig]:
-    """Return what is measured, by name; all of the same width, depth and span."""
+    """Return the measured models by name; all of the same width, depth and span."""
     c = replace(model.feedback, sweeps=0, tolerance=math.inf)
 
     def feedback(**changes: Any) -> ModelConfig:
@@ -112,7 +112,7 @@ def bench_models(model: ModelConfig) -> dict[str, ModelConfig]:
 def measure_training(
     model: ModelConfig, batch: int, length: int, repetitions: int
 ) -> Iterator[TrainingStep]:
-    """Measure a training step of all models, in turns."""
+    """Measure a training step of all models, interleaved."""
     asked = bench_models(model)
     runs, temporary, change = {}, {}, {}
     for name, of in asked.items():
@@ -134,7 +134,7 @@ def measure_training(
 def _trainer(
     model: ModelConfig, batch: int, length: int
 ) -> tuple[Callable[[], Any], int, float | None]:
-    """Return a training step, its temporary bytes, and what `Step.sweep_change` is."""
+    """Return a training step, its temporary bytes, and `TrainingStep.sweep_change`."""
     config = replace(Config(), model=model)
     config = replace(config, data=replace(config.data, batch=batch, length=length))
     program = make_program(config, np.ones(model.vocab_size, np.int32))
@@ -169,7 +169,7 @@ def _data(program: Program, model: ModelConfig, batch: int, length: int) -> Any:
 
 @contextmanager
 def plain_autodiff(really: bool = True) -> Iterator[None]:
-    """Let what is traced within differentiate the loop over tokens as JAX does it by itself."""
+    """Use JAX's autodiff of `lax.scan`, without the custom VJP, for functions traced within."""
     ours: Any = solve.token_scan
     if really:
         solve.token_scan = _plain_token_scan  # type: ignore[assignment]
@@ -180,14 +180,14 @@ def plain_autodiff(really: bool = True) -> Iterator[None]:
 
 
 def _plain_token_scan(token: Any, block: int, *given: Any) -> Any:
-    """Return what `token_scan.token_scan` does, by the same forward pass."""
+    """The forward pass of `token_scan.token_scan` without its custom VJP."""
     return token_scan._forward(token, block, *given)[0]
 
 
 def compare_gradients(model: ModelConfig, batch: int, length: int) -> float:
-    """Return the largest difference of a gradient from plain autodiff's, as a share of its range.
+    """Return the largest difference of gradients from plain autodiff's, relative to their range.
 
-    The largest over all weights; each weight's range is that of its gradient.
+    The maximum over all weights, each relative to the range of its gradient.
     """
     module = LanguageModel(replace(model, stack="feedback"), rngs=nnx.Rngs(0))
     graph, params = nnx.split(module)
@@ -207,10 +207,10 @@ def compare_gradients(model: ModelConfig, batch: int, length: int) -> float:
 
 
 def measure_rows_floor(model: ModelConfig, batch: int, length: int, repetitions: int) -> Pair:
-    """Time of the products that a layer's weights are in: as the loop does them against at once.
+    """Time a layer's matrix products as in the token scan against all tokens in parallel.
 
-    The loop: forward and to the input with `batch` rows, once a token; to the weights with
-    batch * BLOCK rows. At once: all three with batch * length rows.
+    Scan: forward and input gradient with `batch` rows per token, weight gradient with
+    batch * BLOCK rows. Parallel: all three with batch * length rows.
     """
     hidden = model.mlp_width or 4 * model.width
     kernel = jnp.ones((model.width, hidden), model.dtype)
@@ -256,9 +256,9 @@ def measure_rows_floor(model: ModelConfig, batch: int, length: int, repetitions:
 def measure_generation(
     model: ModelConfig, repetitions: int, note: Callable[[str], None]
 ) -> Iterator[Generation]:
-    """Measure one-token steps behind `SPANS` tokens, for `BATCHES`.
+    """Measure one-token steps after `SPANS` tokens, for `BATCHES`.
 
-    Of as many bytes of state as the Transformer's, feedback holds `layers` times the lanes.
+    With the state bytes of the Transformer, feedback has `layers` times as many lanes.
     """
     for span in SPANS:
         for batch in BATCHES:
@@ -279,7 +279,7 @@ def _models_with_span(model: ModelConfig, span: int) -> dict[str, ModelConfig]:
 def _measure_generation_step(
     bench_models: dict[str, ModelConfig], batch: int, repetitions: int
 ) -> Iterator[Generation]:
-    # the same memory in fewer layers' caches: a Transformer of L layers has L times the bytes
+    # a Transformer of L layers has L KV caches where feedback has one
     more = batch * bench_models["feedback"].layers
     asked = {(name, "batch"): (of, batch) for name, of in bench_models.items()}
     asked["feedback", "bytes"] = (bench_models["feedback"], more)
@@ -310,7 +310,8 @@ def _measure_generation_step(
 
 
 def _generator(model: ModelConfig, batch: int) -> tuple[Callable[[], Any], int]:
-    """Return what generates `TOKENS` greedy tokens behind a full memory, and its state's bytes."""
+    """Return a function that generates `TOKENS` greedy tokens after a full memory, and its state's
+    bytes."""
     module = LanguageModel(model, rngs=nnx.Rngs(0))
     graph, params = nnx.split(module)
     state = jax.block_until_ready(
@@ -331,7 +332,7 @@ def _generator(model: ModelConfig, batch: int) -> tuple[Callable[[], Any], int]:
 
 
 def _full_state(init_state: Callable[[int], FeedbackState], batch: int) -> FeedbackState:
-    """Return the state of lanes that have read `span` tokens, of random slots."""
+    """Return a state of lanes after `span` tokens, with random entries."""
     state = init_state(batch)
     slots = tuple(jax.random.normal(jax.random.key(0), a.shape, a.dtype) for a in state.slots)
     return FeedbackState(slots, state.place, jnp.full_like(state.filled, slots[0].shape[-2]))

@@ -1,14 +1,13 @@
-"""The Feedback Transformer of another package, on PyTorch, at equal sizes and equal mathematics.
+"""Comparison with `feedback-transformer-pytorch` at equal sizes and mathematics.
 
-`feedback-transformer-pytorch`, one token at a time (`seq_len=1`), as its users run it, eager. What
-differs cannot be made equal there:
+It runs one token at a time (`seq_len=1`) and eagerly, as its users do. Remaining differences:
 
-    positions    a bias for each head by T5's buckets of distance; here learned vectors that are
-                 added to the keys, which is one product more
-    memory       not normed before its keys and values; here it is
-    biases       in the feed-forward and behind the attention, and an untied head with one
+    positions    T5's bucketed bias per head; here learned vectors added to the keys, which is one
+                 more product
+    memory       no norm before its keys and values; here there is one
+    biases       in the feed-forward, of the attention output and of an untied head
     gelu         exact; here the tanh approximation
-    first token  attends to nothing and skips the output's bias as well
+    first token  attends to nothing and skips the output bias
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ class FeedbackPeer(NamedTuple):
     """Forward and backward of the mean loss, of the other package against famjax.
 
     Attributes:
-      time: theirs against ours; its ratio is how many times faster we are.
-      apart: largest difference of logits with the same weights, as a share of their range.
+      time: theirs against ours; its ratio is our speedup.
+      apart: largest difference of logits with the same weights, relative to their range.
     """
 
     width: int
@@ -50,7 +49,7 @@ class FeedbackPeer(NamedTuple):
 
 
 def is_installed() -> bool:
-    """Return whether what `measure_peers` needs is there."""
+    """Return whether the packages of `measure_peers` are installed."""
     return not absent(PEERS)
 
 
@@ -70,7 +69,7 @@ def measure_peers(
 
 
 def match_peer(model: ModelConfig) -> ModelConfig:
-    """Return the config whose mathematics is nearest to the package's."""
+    """Return the config with the mathematics closest to the package's."""
     feedback = replace(
         model.feedback, shared_kv=True, composition="all", positions="learned", sweeps=0
     )
@@ -147,13 +146,13 @@ def _famjax_step(model: ModelConfig, tokens: np.ndarray) -> Callable[[], Any]:
 
 
 def check_peer(model: ModelConfig, batch: int, length: int) -> float:
-    """Compare logits of both with the same weights, what differs taken out; float32.
+    """Compare logits of both with the same weights in float32, with the differences removed.
 
     Positions and biases are zero, their memory is normed before its keys and values, their gelu is
     the tanh approximation.
 
     Returns:
-      The largest difference as a share of the logits' range.
+      The largest difference relative to the logits' range.
     """
     import torch
 
@@ -190,7 +189,7 @@ def _evaluate_peer(net: Any, tokens: Any) -> Any:
 
 
 def _copy_weights(net: Any, module: LanguageModel) -> None:
-    """Put our weights into their modules, and zero what we have not."""
+    """Copy our weights into their modules, and zero their other parameters."""
     stack: Any = module.stack
     head: Any = module.head
     layers, keys, width = stack.layers[0], stack.keys, net.token_emb.weight.shape[1]

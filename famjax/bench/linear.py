@@ -1,12 +1,12 @@
-"""What linear attention costs and gains (T2R, arXiv 2103.13076, 3.3, Figures 2 and 3).
+"""Linear attention: training and decoding speed (T2R, arXiv 2103.13076, 3.3, Figures 2 and 3).
 
-Attention alone, forward and backward, on arrays: the chunkwise form that layers train with, beside
-a scan over tokens, all pairs under a mask, and softmax attention. Its floor is arithmetic: the
-chunkwise form's products, at the speed that one large product reaches in the same turn.
+Attention alone, forward and backward, on arrays: the chunkwise form used in training, against a
+scan over tokens, masked all pairs, and softmax attention. Its floor is the time of its FLOPs at the
+speed of one large matrix product in the same repetition.
 
-Decoding: a Transformer whose cache holds so many tokens, and linear attention by its feature maps,
-on models of equal shape; T2R's map is merged into the projections (Equation 8) where it can be, as
-`famjax generate` does, and beside it stands the same model with its map.
+Decoding: a Transformer with a KV cache of so many tokens, and linear attention with each feature
+map, on models of equal shape. T2R's map is merged into the projections (Equation 8) where possible,
+as `famjax generate` does, and also measured unmerged.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from famjax.ops.linear_attention import EPS, Sums, chunked, recurrent
 from famjax.train.flops import linear_attention_flops
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-# a form is left out from where a call would take longer, or hold more in temporary arrays
+# a form is skipped at lengths where a call would take longer, or need more temporary bytes
 MAX_SECONDS, MAX_BYTES = 20.0, 4e9
-# fewer turns, though two at least, where all of them at one length would take longer
+# time budget of one length; repetitions are reduced to it, to two at least
 LENGTH_SECONDS = 60.0
-# of the large product that says how fast products are here
+# size of the matrix product that measures peak speed
 PRODUCT = 2048
-# aims: times softmax's speed at a length; of the floor
+# aims: speedup over softmax at a length; ratio to the floor
 SOFTMAX_AIM, AIM_LENGTH, FLOOR_AIM = 10.0, 4096, 2.0
 
 # as `famjax generate` runs it
@@ -45,8 +45,8 @@ MERGED = "T2R"
 CONTEXTS = (8, 32, 128, 512, 2048, 8192)
 # lanes as in the paper's Figures 2 and 3; tokens of one call
 LANES, TOKENS = 16, 16
-# aims: tokens/s over the Transformer's behind AIM_BEHIND, over elu's and rfa's, and at the longest
-# over those behind AIM_BEHIND; bytes of state over elu's
+# aims: tokens/s over the Transformer's after AIM_CONTEXT, over elu's and rfa's, and at the longest
+# over those after AIM_CONTEXT; bytes of state over elu's
 TRANSFORMER_AIM, AIM_CONTEXT, MAPS_AIM, FLAT_AIM, BYTES_AIM = 4.0, 512, 1.15, 0.9, 0.3
 
 # attention ----------------------------------------------------------------------------------------
@@ -60,10 +60,10 @@ class Attention(NamedTuple):
     """One form at one length, forward and backward.
 
     Attributes:
-      time: against the chunkwise form; its ratio is how many times slower. None: left out.
+      time: against the chunkwise form; its ratio is the slowdown. None if skipped.
       floor: the chunkwise form's time over its floor; None for the others.
-      apart: largest difference of the result from the chunkwise form's, as a share of its range;
-        None where the mathematics is another's.
+      apart: largest difference of the result from the chunkwise form's, relative to its range; None
+        for softmax, another function.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Attention(NamedTuple):
 
 
 def scan(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Equations 4 to 7, a token at a time."""
+    """Equations 4 to 7, one token at a time."""
     begun = jnp.full((len(q), 1), -1)
 
     def token(sums: Sums, xs: Any) -> tuple[Sums, jax.Array]:
@@ -87,7 +87,7 @@ def scan(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def all_pairs(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Equation 3 as it stands: phi(q_i) phi(k_j) for all j <= i, over their sum."""
+    """Equation 3 directly: phi(q_i) phi(k_j) for all j <= i, normalized by their sum."""
     a = jnp.einsum("bihk,bjhk->bhij", q, k)
     a = jnp.where(_causal_mask(len(q[0])), a, 0)
     y = jnp.einsum("bhij,bjhe->bihe", a, v)
@@ -107,7 +107,7 @@ def chunkwise(chunk: int) -> Form:
 
 
 def forms(chunk: int) -> dict[str, tuple[Form, int]]:
-    """Return each form, and the power of the length that its time grows with."""
+    """Return each form with the exponent of its time in the length."""
     return {
         "chunkwise": (chunkwise(chunk), 1),
         "token scan": (scan, 1),
@@ -119,7 +119,7 @@ def forms(chunk: int) -> dict[str, tuple[Form, int]]:
 def measure_attention(
     model: ModelConfig, batch: int, longest: int, repetitions: int, note: Callable[[str], None]
 ) -> Iterator[Attention]:
-    """Measure all forms in turns, at each of `LENGTHS` up to `longest`."""
+    """Measure all forms interleaved, at each of `LENGTHS` up to `longest`."""
     spent: dict[str, float] = {}
     before = 0
     lengths = [n for n in LENGTHS if n <= longest]
@@ -151,7 +151,7 @@ def measure_attention(
 
 
 def _expected_seconds(spent: dict[str, float], before: int, length: int) -> dict[str, float]:
-    """Return seconds of the forms that are not left out at a length, from those at the last one."""
+    """Extrapolate the seconds of each form to a length, and drop the forms to skip there."""
     powers = {name: power for name, (_, power) in forms(1).items()}
     times = {name: t * (length / before) ** powers[name] for name, t in spent.items()}
     return {name: t for name, t in times.items() if name == "chunkwise" or t <= MAX_SECONDS}
@@ -164,7 +164,7 @@ def _repetitions(repetition_seconds: float, repetitions: int) -> int:
 def _remaining_note(
     spent: dict[str, float], before: int, lengths: list[int], repetitions: int
 ) -> str:
-    """Return what the forms themselves will take, at about; compiling them comes on top."""
+    """Return a note on the remaining run time, without compilation."""
     if not spent:
         return ""
     each = [sum(_expected_seconds(spent, before, length).values()) for length in lengths]
@@ -177,7 +177,7 @@ def _remaining_note(
 
 
 def random_inputs(model: ModelConfig, batch: int, length: int, width: int) -> Inputs:
-    """Return features and values as layers have them: q and k above zero, of `width` elements."""
+    """Return random features and values as in layers: q and k positive, of `width` elements."""
     rng, e = np.random.default_rng(0), _head_dim(model)
     shapes = [(batch, length, model.heads, n) for n in (width, width, e, e)]
     q, k, v, to_y = (rng.standard_normal(s, np.float32) for s in shapes)
@@ -188,7 +188,7 @@ def random_inputs(model: ModelConfig, batch: int, length: int, width: int) -> In
 def _runs(
     model: ModelConfig, batch: int, length: int, spent: dict[str, float], before: int
 ) -> tuple[dict[str, Callable[[], Any]], dict[str, float]]:
-    """Return what runs each form that is not left out, and `Attention.apart`."""
+    """Return a function for each form that is not skipped, and `Attention.apart`."""
     runs: dict[str, Callable[[], Any]] = {}
     results = {}
     expected = _expected_seconds(spent, before, length)
@@ -210,7 +210,7 @@ def _runs(
 
 
 def forward_backward(form: Form) -> Callable[..., Any]:
-    """Return the result and the gradients of q, k and v."""
+    """Return a function of the result and the gradients of q, k and v."""
 
     def both(q: jax.Array, k: jax.Array, v: jax.Array, to_y: jax.Array) -> Any:
         y, backward = jax.vjp(form, q, k, v)
@@ -242,11 +242,11 @@ def _head_dim(model: ModelConfig) -> int:
 
 
 class Decoding(NamedTuple):
-    """Greedy tokens of one model behind `length` tokens.
+    """Greedy decoding of one model after `length` tokens.
 
     Attributes:
-      seconds: of each turn, `TOKENS` tokens of all lanes; empty: left out.
-      state_bytes: of what attention carries, all lanes.
+      seconds: of each repetition, `TOKENS` tokens of all lanes; empty if skipped.
+      state_bytes: of the attention state, all lanes.
     """
 
     name: str
@@ -260,7 +260,7 @@ class Decoding(NamedTuple):
 
 
 def bench_models(model: ModelConfig, length: int) -> dict[str, ModelConfig]:
-    """Return what is measured, by name, of the same width and depth; the cache holds `length`."""
+    """Return the measured models by name, of the same width and depth; KV cache of `length`."""
 
     def linear(kind: Any) -> ModelConfig:
         return replace(model, mixer="linear", linear=replace(model.linear, map=kind, rope=False))
@@ -271,16 +271,16 @@ def bench_models(model: ModelConfig, length: int) -> dict[str, ModelConfig]:
 
 
 def merge_obstacle(model: ModelConfig) -> str:
-    """Return what keeps T2R's map from being merged at this shape, or nothing."""
+    """Return why T2R's map cannot be merged at this shape, or ""."""
     return why_not_foldable(bench_models(model, 1)[MERGED])
 
 
 def measure_decoding(
     model: ModelConfig, repetitions: int, note: Callable[[str], None]
 ) -> Iterator[Decoding]:
-    """Measure all models in turns, the last `TOKENS` tokens of each of `CONTEXTS`."""
+    """Measure all models interleaved, the last `TOKENS` tokens of each of `CONTEXTS`."""
     spent, before = 0.0, 1
-    # of linear attention one program serves all lengths
+    # linear attention has one program for all lengths
     decoders: dict[tuple[str, int], _Decoder] = {}
     for i, length in enumerate(CONTEXTS):
         note(f"decoding: {length:,} tokens, {len(CONTEXTS) - i} lengths left")
@@ -299,19 +299,19 @@ def measure_decoding(
 
 
 class _Decoder(NamedTuple):
-    """What writes the `TOKENS` tokens up to a length, again and again, and its state's bytes."""
+    """A repeatable run of the `TOKENS` tokens up to a length, and its state's bytes."""
 
     run: Callable[[int], Any]
     state_bytes: int
 
 
 def _decoder(model: ModelConfig, count: int, merge: bool) -> _Decoder:
-    """Compile the writing of `count` tokens, with T2R's map merged if it can be."""
+    """Compile the decoding of `count` tokens, with T2R's map merged if possible."""
     module = LanguageModel(model, rngs=nnx.Rngs(0))
     if merge and not why_not_foldable(model):
         module = folded(module)
     graph, params = nnx.split(module)
-    # from call to call the layers' states stay arrays of their own, and are written in place
+    # unstacked layer states are donated and updated in place between calls
     state = jax.jit(lambda: module.unstack(module.init_state(LANES)))()
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     token = jnp.zeros((LANES, 1), jnp.int32)
@@ -332,7 +332,7 @@ def _decoder(model: ModelConfig, count: int, merge: bool) -> _Decoder:
 
 
 def _set_length(state: Any, length: jax.Array) -> Any:
-    """Return the state of lanes that have read so many tokens, whatever they were."""
+    """Return the state with its position set to `length`."""
 
     def is_layer(s: Any) -> bool:
         return hasattr(s, "length")

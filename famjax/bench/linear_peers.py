@@ -1,8 +1,8 @@
-"""Causal linear attention of another package, on PyTorch, on equal features and values.
+"""Comparison with the causal linear attention of `performer-pytorch` on equal features and values.
 
-`performer-pytorch` without its CUDA kernel, as it runs on a CPU, eager: sums over tokens of
-phi(k) v^T, all of them kept, in 128 pieces. It adds 1e-6 to the normaliser's sums where ours has a
-least denominator; on features above zero the mathematics is the same.
+It runs eagerly and without its CUDA kernel, as on a CPU: cumulative sums over tokens of phi(k) v^T,
+all materialized, in 128 pieces. It adds 1e-6 to the denominator where ours has a minimum; for
+positive features the mathematics is the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from famjax.core.optional import absent
 
 PEERS = ("torch", "performer_pytorch")
 NAME = "performer-pytorch"
-# beyond, it keeps gigabytes and takes seconds
+# longer ones need gigabytes and seconds
 LENGTHS = (512, 2048)
 
 
@@ -30,8 +30,8 @@ class LinearPeer(NamedTuple):
     """Forward and backward, of the other package against the chunkwise form.
 
     Attributes:
-      time: theirs against ours; its ratio is how many times faster we are.
-      apart: the largest difference of a result or gradient, as a share of its range.
+      time: theirs against ours; its ratio is our speedup.
+      apart: the largest difference of a result or gradient, relative to its range.
     """
 
     length: int
@@ -40,7 +40,7 @@ class LinearPeer(NamedTuple):
 
 
 def is_installed() -> bool:
-    """Return whether what `measure_peers` needs is there."""
+    """Return whether the packages of `measure_peers` are installed."""
     return not absent(PEERS)
 
 

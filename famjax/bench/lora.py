@@ -1,9 +1,8 @@
-"""What adapters spare: a training step beside frozen weights against one of all weights.
+"""The savings of adapters: a LoRA training step against one of all weights.
 
-The floor of the ratio is arithmetic: of the three products that a linear map takes in training,
-output, gradient of the input, gradient of the kernel, the last is spared. The head's is too; the
-attention's own products and the adapters' are not. PyTorch's peft does the same mathematics beside
-it, where it is installed.
+The floor of the ratio is by FLOPs: of the three products of a linear map in training (output, input
+gradient, kernel gradient) frozen weights save the last, also in the head, but not in attention
+scores or the adapters. If installed, PyTorch's peft is measured with the same mathematics.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from famjax.train.flops import forward_flops
 from famjax.train.program import Program, make_program
 
 PEERS = ("torch", "transformers", "peft")
-# torch.nn.Linear's own LoRA places of a Llama, all of them
+# LoRA targets in transformers' Llama, all linear layers
 _MAPS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 class TrainingFootprint(NamedTuple):
-    """What one way of training holds: parameters trained, bytes of the optimizer, of a step.
+    """Trained parameters, bytes of the optimizer state, and temporary bytes of a step.
 
-    `step_bytes` are XLA's temporary arrays; 0 where nobody says.
+    `step_bytes` are XLA's temporaries; 0 if unknown.
     """
 
     trained: int
@@ -38,7 +37,7 @@ class TrainingFootprint(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Adapters against everything, in one framework."""
+    """Training adapters against training all weights, in one framework."""
 
     name: str
     adapters: TrainingFootprint
@@ -54,8 +53,8 @@ def compare(model: ModelConfig, rank: int, batch: int, length: int, repetitions:
 
 
 def flops_floor(model: ModelConfig, rank: int, length: int) -> float:
-    """Return the least ratio of a step's arithmetic: that of the adapters is counted too."""
-    # of a whole document that the cache holds a token sees half, on average
+    """Return the FLOPs ratio of a step, adapters included."""
+    # with full attention a token attends to half of the document on average
     full = forward_flops(replace(model, mixer="full", capacity=length))
     return (2 * full + 3 * 2 * adapter_parameters(model, rank)) / (3 * full)
 
@@ -68,7 +67,7 @@ def adapter_parameters(model: ModelConfig, rank: int) -> int:
 
 
 def llama_config(model: ModelConfig) -> ModelConfig:
-    """Return a model whose mathematics is a Llama's, so that transformers has it too."""
+    """Return a config with the mathematics of transformers' Llama."""
     arch = ArchConfig(embed_scale=1.0)
     return replace(model, mixer="full", mlp="swiglu", norm="rmsnorm", tied=False, arch=arch)
 
@@ -114,13 +113,13 @@ def _famjax_step(
 def compare_peft(
     model: ModelConfig, rank: int, batch: int, length: int, repetitions: int
 ) -> Comparison:
-    """Measure the same in PyTorch, by transformers and peft; eager, as its users run it."""
+    """Measure the same in PyTorch with transformers and peft, eagerly as its users run it."""
     (some, one), (all_, other) = (_peft_step(model, r, batch, length) for r in (rank, 0))
     return Comparison("PyTorch, peft", some, all_, time_pair(one, other, repetitions))
 
 
 def has_peers() -> bool:
-    """Return whether what `compare_peft` needs is installed."""
+    """Return whether the packages of `compare_peft` are installed."""
     return not absent(PEERS)
 
 

@@ -1,4 +1,4 @@
-"""A training step to be measured: random weights, random tokens."""
+"""A training step for benchmarks, with random weights and tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from famjax.train.state import TrainState
 
 
 class PreparedStep(NamedTuple):
-    """What `program.step` takes: a state, which it takes over, and a batch [b t]."""
+    """A program and the arguments of its `step`: a state, which is donated, and a batch [b t]."""
 
     program: Program
     state: TrainState
@@ -27,7 +27,7 @@ class PreparedStep(NamedTuple):
 def prepare_step(
     model: ModelConfig, batch: int, length: int, mesh: Mesh | None = None
 ) -> PreparedStep:
-    """Return the step of a model on rows without padding, as `Config` trains it otherwise.
+    """Return the training step of a model on rows without padding, by `Config`'s defaults.
 
     Args:
       mesh: of all devices, if None.

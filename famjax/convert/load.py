@@ -92,8 +92,8 @@ def read_config(folder: Path) -> HF:
         raise UserError(f"{path}: not a table of keys; give a Hugging Face model's folder")
     if {"model", "optimizer"} <= hf.keys():
         raise UserError(
-            f"{folder} is a famjax run; famjax train CONFIG init={folder} model.mixer=fam continues "
-            "with its weights and another attention"
+            f"{folder} is a famjax run; famjax train CONFIG init={folder} model.mixer=fam "
+            "continues with its weights and another attention"
         )
     return hf
 

@@ -1,8 +1,8 @@
-"""What a compiled program does: FLOPs, bytes of memory and of the network, from its HLO text.
+"""Cost analysis of compiled HLO: FLOPs, memory traffic and network traffic.
 
-`Compiled.cost_analysis()` counts the body of a loop once, whatever its trip count. Here the text
-is read: computations, loops with their trip counts, products, collectives. All numbers are of one
-device and one run of the program.
+`Compiled.cost_analysis()` counts the body of a loop once, whatever its trip count. This module
+parses the HLO text instead: computations, loops with trip counts, dots, collectives. All numbers
+are of one device and one run of the program.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ COLLECTIVES = (
     "collective-permute",
     "collective-broadcast",
 )
-# no array is read or written for them
+# opcodes without memory traffic
 _FREE = frozenset(
     (
         *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
         *("partition-id", "replica-id", "opt-barrier", "add-dependency", "domain"),
     )
 )
-# custom calls that only mark a place, or a buffer
+# custom calls that are only markers or buffers
 _MARKS = ("AllocateBuffer", "AsyncCollectiveStart", "AsyncCollectiveDone", "Sharding")
 
 
 class HloArray(tuple):
-    """A shape: (dtype, dimensions, whether it lies in the device's main memory)."""
+    """An array shape: (dtype, dimensions, whether it is in the device's main memory)."""
 
     @property
     def dims(self) -> tuple[int, ...]:
@@ -51,7 +51,7 @@ class HloArray(tuple):
 
     @property
     def main_bytes(self) -> float:
-        """Bytes in main memory: 0 for what is kept on the chip."""
+        """Bytes in main memory; 0 for on-chip memory."""
         return self.bytes if self[2] else 0.0
 
 
@@ -60,8 +60,8 @@ class Instruction:
     """One line of a computation.
 
     Attributes:
-      arrays: of the result, those of a tuple one behind the other.
-      operands: names of instructions; of a constant its value.
+      arrays: of the result; a tuple is flattened.
+      operands: names of instructions; the value of a constant.
       attributes: the rest of the line.
     """
 
@@ -73,7 +73,7 @@ class Instruction:
     root: bool
 
     def called_computations(self, *attributes: str) -> list[str]:
-        """Return the computations that these attributes name."""
+        """Return the computations named by these attributes."""
         found = []
         for attribute in attributes:
             for match in re.finditer(
@@ -112,9 +112,9 @@ class Collective:
     """Collectives of one kind over groups of one size.
 
     Attributes:
-      count: how often one runs.
-      bytes: that a device sends and receives in all, by the best algorithm on a ring.
-      largest: of one run.
+      count: number of executions.
+      bytes: total bytes that a device sends, by the best ring algorithm.
+      largest: bytes of the largest execution.
     """
 
     kind: str
@@ -126,16 +126,16 @@ class Collective:
 
 @dataclass
 class HloCost:
-    """What one device does in one run of a program.
+    """Costs of one run of a program on one device.
 
     Attributes:
-      flops: of products, two for each multiplied pair; what is computed again counts again.
+      flops: of dots and convolutions, two per multiply-add; rematerialisation counts again.
       bytes: read from and written to main memory.
-      seconds: sum over the instructions of the longer of computing and of memory's time.
+      seconds: sum over instructions of the larger of compute and memory time.
       collectives: by kind and group size.
-      phases: how often each asynchronous collective runs, by its channel.
-      kernels: runs of custom calls whose FLOPs are not known.
-      unknown_loops: loops whose trip count could not be read, counted once.
+      phases: executions of each asynchronous collective, by channel.
+      kernels: executions of custom calls with unknown FLOPs.
+      unknown_loops: loops with an unknown trip count, counted once.
     """
 
     flops: float = 0.0
@@ -154,7 +154,7 @@ class HloCost:
 
 
 def parse(text: str) -> HloModule:
-    """Read the text of an HLO module.
+    """Parse the text of an HLO module.
 
     Raises:
       ValueError: there is no entry computation.
@@ -191,7 +191,7 @@ def _parse_instruction(line: str) -> Instruction:
 
 
 def _closing_bracket(text: str, begin: int) -> int:
-    """Return where the bracket that opens at `begin` closes."""
+    """Return the index of the bracket that closes the one at `begin`."""
     depth = 0
     for i in range(begin, len(text)):
         depth += {"(": 1, ")": -1}.get(text[i], 0)
@@ -218,9 +218,9 @@ def _parse_arrays(kind: str) -> tuple[HloArray, ...]:
 
 
 def trip_count(module: HloModule, within: Computation, loop: Instruction) -> int | None:
-    """Return how often a loop's body runs, as the compiler knows it or as its condition says.
+    """Return a loop's trip count, from the compiler's annotation or from its condition.
 
-    That is a counter of the carried tuple that is compared with a constant and raised by one.
+    The condition compares a counter in the carried tuple, incremented by a constant, with a limit.
     """
     known = re.search(r'known_trip_count[^0-9]*"n":"(\d+)"', loop.attributes)
     if known:
@@ -291,7 +291,7 @@ def _parse_comparison(
 def _trace_copies(
     inner: Computation, found: Instruction, names: dict[str, Instruction] | None = None
 ) -> Instruction:
-    """Follow copies and conversions back to what was copied."""
+    """Trace copies and conversions back to their source."""
     names = names or {}
     while found.opcode in ("copy", "bitcast", "convert", "copy-done", "copy-start"):
         operand = found.operands[0]
@@ -309,7 +309,7 @@ def _constant_value(found: Instruction) -> int | None:
 def _initial_value(
     module: HloModule, within: Computation, given: Instruction, index: int
 ) -> int | None:
-    """Return the number that stands at an index of what a loop begins with, if it is constant."""
+    """Return the initial value at an index of a loop's carried tuple, if it is constant."""
     given = _trace_copies(within, given)
     if given.opcode != "tuple":
         return None
@@ -317,7 +317,7 @@ def _initial_value(
 
 
 def _increment(module: HloModule, body: Computation, index: int) -> int | None:
-    """Return what is added to an element of the carried tuple in each turn."""
+    """Return the constant added to an element of the carried tuple in each iteration."""
     root = body.root
     if root.opcode != "tuple":
         return None
@@ -346,7 +346,7 @@ def _increment(module: HloModule, body: Computation, index: int) -> int | None:
 
 
 def count_cost(module: HloModule, peak: float = math.inf, bandwidth: float = math.inf) -> HloCost:
-    """Count what one device does.
+    """Count the costs on one device.
 
     Args:
       peak: FLOP/s of the device.
@@ -403,7 +403,7 @@ def _walk_costliest(
     peak: float,
     bandwidth: float,
 ) -> None:
-    """Count the branch that takes longest."""
+    """Count the slowest branch of a conditional."""
     branches = []
     for name in names:
         branch = HloCost()
@@ -421,7 +421,7 @@ def _walk_costliest(
 def _find_collectives(
     module: HloModule, computation: Computation, i: Instruction
 ) -> Iterator[tuple[Computation, Instruction]]:
-    """Yield an instruction that is a collective, or those within a fusion."""
+    """Yield the instruction if it is a collective, or the collectives within a fusion."""
     if i.opcode.removesuffix("-start") in COLLECTIVES:
         yield computation, i
     elif i.opcode == "fusion":
@@ -437,15 +437,15 @@ def _add_collective(
     """Count a collective.
 
     Args:
-      phase: the channel of an asynchronous one, which stands in each of the fusions and loops that
-        it runs beside: it runs as often as the one that runs least.
+      phase: the channel of an asynchronous one, which appears in all fusions and loops that overlap
+        with it: it runs as often as the one with the fewest executions.
     """
     kind, n = i.opcode.removesuffix("-start"), group_size(i.attributes)
     if n <= 1:
         return
     given = [computation.instructions[o] for o in i.operands if o in computation.instructions]
     size = sum(array.bytes for of in given for array in of.arrays)
-    # bytes that leave a device, which has `size` of them: a ring's, which no algorithm undercuts
+    # bytes sent per device with `size` bytes, by a ring algorithm, which is optimal
     share = {
         "all-gather": n - 1,
         "all-reduce": 2 * (n - 1) / n,
@@ -465,7 +465,7 @@ def _add_collective(
 
 
 def group_size(attributes: str) -> int:
-    """Return how many devices take part in one group of a collective."""
+    """Return the number of devices in a group of a collective."""
     pairs = re.search(r"source_target_pairs=\{(.*?)\}\}", attributes)
     if pairs:
         moves = [p for p in re.findall(r"(\d+),(\d+)", pairs[1]) if p[0] != p[1]]
@@ -489,7 +489,7 @@ def _count_flops(module: HloModule, computation: Computation, i: Instruction) ->
         inner = [module.computations[name] for name in i.called_computations("calls")]
         return sum(_count_flops(module, c, of) for c in inner for of in c.instructions.values())
     if i.opcode == "custom-call" and "matmul" in i.attributes:
-        # oneDNN's: the last axis of the first factor is summed
+        # oneDNN's: contracts the last axis of the first operand
         return 2 * math.prod(i.arrays[0].dims) * _operand(computation, i, 0).dims[-1]
     return 0.0
 
@@ -506,9 +506,9 @@ def _dot_flops(computation: Computation, i: Instruction) -> float:
 
 
 def _convolution_flops(computation: Computation, i: Instruction) -> float:
-    """Two for each pair of an element and a weight that meet: padding and holes are not counted.
+    """Two per pair of an input element and a weight; padding and dilation holes do not count.
 
-    XLA for TPU writes every product as a convolution, batches as windows that stride and pad.
+    XLA for TPU expresses every dot as a convolution, with batches as strided and padded windows.
     """
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", i.attributes)
     if not labels:
@@ -547,7 +547,7 @@ def _window(attributes: str, axis: int, axes: int) -> dict[str, int]:
 def _count_overlaps(
     size: int, out: int, kernel: int, stride: int, pad: int, dilate: int, dilate_kernel: int
 ) -> int:
-    """Return how many pairs of an output and a place of the window fall on an element."""
+    """Return the number of pairs of an output and a window position that hit an input element."""
     last = (size - 1) * dilate
     if stride == dilate == dilate_kernel == 1 and pad == 0 and out + kernel - 1 <= size:
         return out * kernel
@@ -559,7 +559,7 @@ def _count_overlaps(
 
 
 def _count_bytes(module: HloModule, computation: Computation, i: Instruction) -> float:
-    """Return what an instruction reads from and writes to main memory."""
+    """Return the bytes that an instruction reads from and writes to main memory."""
     if i.opcode in _FREE or i.opcode.endswith("-done") or i.opcode.endswith("-update"):
         return 0.0
     if i.opcode == "custom-call" and any(f'"{mark}"' in i.attributes for mark in _MARKS):
@@ -581,7 +581,7 @@ def _count_bytes(module: HloModule, computation: Computation, i: Instruction) ->
 
 
 def _fusion_bytes(inner: Computation, given: list[Instruction], i: Instruction) -> float:
-    """Of an operand that is only sliced the slices, of one that is updated in place the update."""
+    """Count the slices of sliced operands, and the update of operands updated in place."""
     total = 0.0
     updated = _in_place_updates(inner)
     for parameter, of in zip(inner.parameters(), given, strict=True):
@@ -602,7 +602,7 @@ def _fusion_bytes(inner: Computation, given: list[Instruction], i: Instruction) 
 
 
 def _in_place_updates(inner: Computation) -> dict[str, tuple[float, float]]:
-    """Return the parameters that a fusion updates in place: bytes of the update, and of all."""
+    """Return the parameters that a fusion updates in place: bytes of the update, and in total."""
     found: dict[str, tuple[float, float]] = {}
     roots = [inner.root]
     if inner.root.opcode == "tuple":
@@ -622,6 +622,6 @@ def _in_place_updates(inner: Computation) -> dict[str, tuple[float, float]]:
 
 
 def collective_rows(total_cost: HloCost) -> list[dict[str, float | str]]:
-    """Return the collectives, the most bytes first."""
+    """Return rows of the collectives by descending bytes."""
     rows = sorted(total_cost.collectives.values(), key=lambda c: -c.bytes)
     return [dataclasses.asdict(c) for c in rows]

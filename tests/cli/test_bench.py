@@ -68,7 +68,7 @@ def test_axes_go_up_by_twos():
         ("", 1),
         *((axis, n) for axis in ("data", "fsdp", "tensor", "sequence") for n in (2, 4)),
     ]
-    with pytest.raises(UserError, match="bench mesh needs several devices and there is one"):
+    with pytest.raises(UserError, match="bench mesh needs several devices, there is one"):
         mesh.bench_meshes(1)
 
 
