@@ -77,7 +77,7 @@ def test_json_has_every_head_and_the_plot_is_drawn(
         ("teacher --plot /no/such/a.png", "there is no folder /no/such"),
         ("teacher --techer x", "unknown option --techer; did you mean '--teacher'?"),
         ("student --teacher wide --length 8", "--teacher: model.heads=4, but the run's is 2"),
-        ("lstm", "the run has model.stack=lstm, which is not analyzed"),
+        ("lstm", "the run has model.stack=lstm, which is not supported"),
     ],
 )
 def test_mistakes(argv: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

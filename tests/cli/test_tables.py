@@ -174,7 +174,7 @@ def a_plan() -> Plan:
 
 def planned() -> Iterator[Table]:
     done = a_plan()
-    source = "compiled for it by libtpu"
+    source = "compiled by libtpu"
     yield plan_output._arrays_table(done)
     yield plan_output._memory_table(done, source)
     yield plan_output._remat_table(done)
@@ -364,9 +364,9 @@ def test_no_collectives_are_said_to_be_none() -> None:
     )
     done = a_plan()
     done.seen["collectives"] = []
-    assert "none, chips send" in plan_output._collectives_table(done, "")
+    assert "none, chips exchange" in plan_output._collectives_table(done, "")
     alone = replace(done, on=parse_topology("cpu:1"))
-    assert "none, the one chip" in plan_output._collectives_table(alone, "")
+    assert "none, there is one chip" in plan_output._collectives_table(alone, "")
 
 
 def test_small_figures_are_not_zero() -> None:

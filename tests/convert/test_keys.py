@@ -174,7 +174,7 @@ def load_of(hf):
 @pytest.mark.parametrize(
     ("name", "changes", "said"),
     [
-        ("mistral", {"sliding_window": 0}, "sliding_window=0 is no window"),
+        ("mistral", {"sliding_window": 0}, "sliding_window=0: must be at least 1"),
         ("mistral", {"layer_types": ["sliding_attention"] * 3}, "layer_types="),
         ("qwen2", {"layer_types": ["sliding_attention"] * 3}, "no sliding_window; set it"),
         ("qwen3", {"layer_types": ["full_attention"]}, "has 1 layers, num_hidden_layers=3"),

@@ -173,7 +173,7 @@ def test_what_cannot_be_measured(text: Path) -> None:
     refused("--length 65: the run has full attention of 64 tokens", full, None, files, 65)
     refused("--length 0: must be at least 1", full, None, files, 0)
     refused("--examples 0: must be at least 1", full, None, files, LENGTH, 0)
-    refused("the run has model.mixer=fam alone", tiny.run_with("fam"), None, files, LENGTH)
+    refused("the run has only model.mixer=fam", tiny.run_with("fam"), None, files, LENGTH)
     lstm = tiny.run_with("full", stack="lstm", block_len=1)
     refused("the teacher has model.stack=lstm", full, lstm, files, LENGTH)
     feedback = tiny.run_with("full", stack="feedback", feedback=FeedbackConfig(span=6))

@@ -106,8 +106,8 @@ def test_steps_that_are_done_are_refused(tmp_path: Path) -> None:
     ("given", "said"),
     [
         ("profile.steps=12", "profile.steps=12: give two step counts, such as"),
-        ("profile.steps=a:b", "profile.steps=a:b: give two numbers"),
-        ("profile.steps=-1:3", "profile.steps=-1:3: give two numbers"),
+        ("profile.steps=a:b", "profile.steps=a:b: give two step counts"),
+        ("profile.steps=-1:3", "profile.steps=-1:3: give two step counts"),
         ("profile.steps=3:3", "profile.steps=3:3: must begin before it ends"),
         ("profile.steps=6:2", "profile.steps=6:2: must begin before it ends"),
         ("profile.steps=6:11", "profile.steps=6:11: ends beyond train.steps=10; take at most 10"),
