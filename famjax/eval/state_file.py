@@ -187,7 +187,7 @@ def _unpack(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Return the arrays by name, and the metadata.
 
     Raises:
-      _Damaged: the file is not one that `_pack` wrote.
+      _CorruptFile: the file is not one that `_pack` wrote.
     """
     begin = 8 + int.from_bytes(content[:8], "little")
     try:

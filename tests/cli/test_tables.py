@@ -190,7 +190,7 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
     monkeypatch.setattr(plan_output, "Output", lambda: out)
     done = a_plan()
     plan_output.show_search(Config(), SearchResult([done, done], [], 123, 45))
-    plan_output.show_shardings(done.seen, done.on)
+    plan_output.show_shardings(done.report, done.topology)
     yield from (item for item in out.items if isinstance(item, Table))
 
 
@@ -363,9 +363,9 @@ def test_no_collectives_are_said_to_be_none() -> None:
         [one, one._replace(axis="data", devices=2)]
     )
     done = a_plan()
-    done.seen["collectives"] = []
+    done.report["collectives"] = []
     assert "none, chips exchange" in plan_output._collectives_table(done, "")
-    alone = replace(done, on=parse_topology("cpu:1"))
+    alone = replace(done, topology=parse_topology("cpu:1"))
     assert "none, there is one chip" in plan_output._collectives_table(alone, "")
 
 
@@ -376,7 +376,7 @@ def test_small_figures_are_not_zero() -> None:
     assert plan_output.format_seconds(0) == "0 s"
     assert plan_output.format_percent(0.00123) == "0.12%"
     assert plan_output.format_percent(0.5) == "50%"
-    done = replace(a_plan(), on=parse_topology("cpu:8"), roofline=Roofline(1e-7, 1e-6, 1e-6, 0))
+    done = replace(a_plan(), topology=parse_topology("cpu:8"), roofline=Roofline(1e-7, 1e-6, 1e-6, 0))
     shown = "\n".join(plan_output._time_table(done).lines(None))
     assert "100.00 GFLOP/s" in shown
     assert "0.000" not in shown

@@ -89,7 +89,7 @@ def words(generator: Generator, seed: int, **kwargs: Any) -> list[int]:
         how = Sampling(jax.random.key(seed), 1.0, 0, 1.0, 258)
         stream = generator._streamer.new_stream()
         stream.read(np.array([generator._tokenizer.encode("the")]))
-        return list(generator._tokens(stream, **{"count": 40, "how": how, **kwargs}))
+        return list(generator._sample_tokens(stream, **{"count": 40, "how": how, **kwargs}))
 
 
 def test_pieces_of_any_size_hold_what_single_tokens_would(generator: Generator) -> None:
@@ -119,7 +119,7 @@ def test_the_first_of_the_stop_ids_ends(
     how = Sampling(jax.random.key(5), 1.0, 0, 1.0, 258)
     stream = generator._streamer.new_stream()
     stream.read(np.array([generator._tokenizer.encode("the")]))
-    assert list(generator._tokens(stream, 40, how)) == drawn[: drawn.index(stop)]
+    assert list(generator._sample_tokens(stream, 40, how)) == drawn[: drawn.index(stop)]
     # nothing behind it was computed
     assert stream.tokens == 3 + drawn.index(stop)
 
@@ -131,7 +131,7 @@ def test_full_attention_writes_until_its_cache_is_full(monkeypatch: pytest.Monke
     how = Sampling(jax.random.key(0), 1.0, 0, 1.0, 258)
     monkeypatch.setattr(generator._tokenizer, "stop_ids", frozenset([-1]))
     # the last token is written, but not read
-    assert len(list(generator._tokens(stream, 12, how))) == 12
+    assert len(list(generator._sample_tokens(stream, 12, how))) == 12
     assert stream.tokens == 16
     with pytest.raises(UserError, match="do not fit its cache of 16"):
         stream.write(0, 1, how, np.array([-1], np.int32))

@@ -94,5 +94,5 @@ def test_what_peft_has_not(tmp_path):
         peft.write(adapted("llama", rank=0), tmp_path)
     source = adapted("llama")
     config = replace(source.run.config, model=replace(source.model, mixer="fam"))
-    with pytest.raises(UserError, match=r"no attention like model\.mixer=fam"):
+    with pytest.raises(UserError, match=r"none of which has model\.mixer=fam"):
         peft.write(replace(source, run=replace(source.run, config=config)), tmp_path)
