@@ -115,18 +115,18 @@ def measure_training(
     """Measure a training step of all models, interleaved."""
     asked = bench_models(model)
     runs, temporary, change = {}, {}, {}
-    for name, of in asked.items():
+    for name, model_config in asked.items():
         with plain_autodiff("plain" in name):
-            runs[name], temporary[name], change[name] = _trainer(of, batch, length)
+            runs[name], temporary[name], change[name] = _trainer(model_config, batch, length)
     times = time_interleaved(runs, repetitions)
     least = training_flops(asked["transformer"])
-    for name, of in asked.items():
+    for name, model_config in asked.items():
         yield TrainingStep(
             name,
             compare_times(times[name], times["transformer"]),
             compare_times(times[name], times["swa"]),
             temporary[name],
-            training_flops(of) / least,
+            training_flops(model_config) / least,
             change[name],
         )
 
@@ -221,7 +221,7 @@ def measure_rows_floor(model: ModelConfig, batch: int, length: int, repetitions:
         return x @ kernel, to_x, to_kernel
 
     @jax.jit
-    def at_once(kernel: jax.Array, x: jax.Array, made: jax.Array) -> Any:
+    def parallel(kernel: jax.Array, x: jax.Array, made: jax.Array) -> Any:
         return three(kernel, x, made)
 
     @jax.jit
@@ -244,10 +244,10 @@ def measure_rows_floor(model: ModelConfig, batch: int, length: int, repetitions:
     made = jnp.ones((len(x), hidden), model.dtype)
     runs = {
         "loop": lambda: in_loop(kernel, x, made),
-        "at once": lambda: at_once(kernel, x, made),
+        "parallel": lambda: parallel(kernel, x, made),
     }
     times = time_interleaved(runs, repetitions)
-    return compare_times(times["loop"], times["at once"])
+    return compare_times(times["loop"], times["parallel"])
 
 
 # generation ---------------------------------------------------------------------------------------
@@ -277,15 +277,15 @@ def _models_with_span(model: ModelConfig, span: int) -> dict[str, ModelConfig]:
 
 
 def _measure_generation_step(
-    bench_models: dict[str, ModelConfig], batch: int, repetitions: int
+    models: dict[str, ModelConfig], batch: int, repetitions: int
 ) -> Iterator[Generation]:
     # a Transformer of L layers has L KV caches where feedback has one
-    more = batch * bench_models["feedback"].layers
-    asked = {(name, "batch"): (of, batch) for name, of in bench_models.items()}
-    asked["feedback", "bytes"] = (bench_models["feedback"], more)
+    more = batch * models["feedback"].layers
+    asked = {(name, "batch"): (model_config, batch) for name, model_config in models.items()}
+    asked["feedback", "bytes"] = (models["feedback"], more)
     runs, sizes = {}, {}
-    for key, (of, lanes) in asked.items():
-        runs[key], sizes[key] = _generator(of, lanes)
+    for key, (model_config, lanes) in asked.items():
+        runs[key], sizes[key] = _generator(model_config, lanes)
     times = time_interleaved(runs, repetitions)
     base = ("transformer", "batch")
     for key, (_, lanes) in asked.items():
@@ -293,7 +293,7 @@ def _measure_generation_step(
             continue
         time = compare_times(times[key], times[base])
         mine, other = lanes * TOKENS / time.first, batch * TOKENS / time.second
-        span = bench_models["feedback"].feedback.span
+        span = models["feedback"].feedback.span
         yield Generation(
             key[0],
             span,

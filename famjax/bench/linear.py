@@ -75,11 +75,11 @@ class Attention(NamedTuple):
 
 def scan(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     """Equations 4 to 7, one token at a time."""
-    begun = jnp.full((len(q), 1), -1)
+    resets = jnp.full((len(q), 1), -1)
 
     def token(sums: Sums, xs: Any) -> tuple[Sums, jax.Array]:
         q, k, v = (a[:, None] for a in xs)
-        y, sums = recurrent(q[..., None, :], k, v, sums, begun)
+        y, sums = recurrent(q[..., None, :], k, v, sums, resets)
         return sums, y[:, 0, :, 0]
 
     _, y = jax.lax.scan(token, _empty_sums(k, v), tuple(jnp.moveaxis(a, 1, 0) for a in (q, k, v)))
@@ -100,8 +100,8 @@ def softmax(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 def chunkwise(chunk: int) -> Form:
     def form(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        begun = jnp.full(q.shape[:2], -1)
-        return chunked(q[..., None, :], k, v, _empty_sums(k, v), begun, chunk)[0][..., 0, :]
+        resets = jnp.full(q.shape[:2], -1)
+        return chunked(q[..., None, :], k, v, _empty_sums(k, v), resets, chunk)[0][..., 0, :]
 
     return form
 
@@ -285,11 +285,11 @@ def measure_decoding(
     for i, length in enumerate(CONTEXTS):
         note(f"decoding: {length:,} tokens, {len(CONTEXTS) - i} lengths left")
         runs, sizes, count = {}, {}, min(TOKENS, length)
-        for name, of in bench_models(model, length).items():
+        for name, config in bench_models(model, length).items():
             if name == "transformer" and spent * length / before > MAX_SECONDS:
                 continue
             if name == "transformer" or (name, count) not in decoders:
-                decoders[name, count] = _decoder(of, count, name == MERGED)
+                decoders[name, count] = _decoder(config, count, name == MERGED)
             runs[name] = functools.partial(decoders[name, count].run, length)
             sizes[name] = decoders[name, count].state_bytes
         times = time_interleaved(runs, repetitions)

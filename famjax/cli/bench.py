@@ -154,7 +154,7 @@ def _reshape(model: ModelConfig, arguments: Any) -> ModelConfig:
     span = arguments.span or model.feedback.span
     feedback = replace(model.feedback, span=span)
     layers = arguments.layers or model.layers
-    block_len = math.gcd(arguments.length, 128)  # of swa beside it
+    block_len = math.gcd(arguments.length, 128)  # of the swa model
     return replace(model, layers=layers, width=width, feedback=feedback, block_len=block_len)
 
 

@@ -139,22 +139,22 @@ def _decoding_table(rows: list[Decoding], model: ModelConfig) -> Table:
 
 def _decoding_aims(rows: list[Decoding]) -> list[str]:
     by_key = {(row.name, row.length): row for row in rows}
-    behind = bench.AIM_CONTEXT
+    context = bench.AIM_CONTEXT
     longest = by_key["T2R", max(bench.CONTEXTS)]
-    ours, theirs = by_key["T2R", behind], by_key["transformer", behind]
+    ours, theirs = by_key["T2R", context], by_key["transformer", context]
     lines = []
     if theirs.seconds:
         ratio = compare_times(theirs.seconds, ours.seconds).ratio
-        about = f"tokens/s / transformer's at {behind:,} tokens"
+        about = f"tokens/s / transformer's at {context:,} tokens"
         lines.append(format_aim(about, ratio, bench.TRANSFORMER_AIM, least=True))
     flat = longest.tokens_per_second / ours.tokens_per_second
-    about = f"tokens/s at {longest.length:,} tokens / at {behind:,}"
+    about = f"tokens/s at {longest.length:,} tokens / at {context:,}"
     lines.append(format_aim(about, flat, bench.FLAT_AIM, least=True))
     for name in ("elu", "rfa"):
         # their work does not depend on the length, so all repetitions count
         ratio = compare_times(_all_seconds(rows, name), _all_seconds(rows, "T2R")).ratio
         lines.append(format_aim(f"tokens/s / {name}'s", ratio, bench.MAPS_AIM, least=True))
-    share = ours.state_bytes / by_key["elu", behind].state_bytes
+    share = ours.state_bytes / by_key["elu", context].state_bytes
     return [*lines, format_aim("attention's bytes / elu's", share, bench.BYTES_AIM)]
 
 

@@ -45,9 +45,9 @@ def _arrays_table(plan: Plan) -> Table:
         "arrays (from shapes and the mesh)", ("", "elements", "bytes", "per chip"), words=(0,)
     )
     for name, title in ARRAYS.items():
-        of = plan.report["arrays"][name]
-        here = "-" if name == "state of a row" else format_bytes(of["device_bytes"])
-        table.add_row(title, format_count(of["elements"]), format_bytes(of["bytes"]), here)
+        row = plan.report["arrays"][name]
+        here = "-" if name == "state of a row" else format_bytes(row["device_bytes"])
+        table.add_row(title, format_count(row["elements"]), format_bytes(row["bytes"]), here)
     return table
 
 

@@ -302,10 +302,15 @@ class Streamer:
         while at < count:
             aligned = self.tokens % self._block == 0
             window = slice(at, min(at + self.chunk, count) if aligned else at + 1)
-            piece, of = tokens[:, window], None if targets is None else targets[:, window]
+            piece, piece_targets = (
+                tokens[:, window],
+                None if targets is None else targets[:, window],
+            )
             yield (
                 window.stop - at,
-                self._read_chunk(piece, of) if aligned else self._read_token(piece, of),
+                self._read_chunk(piece, piece_targets)
+                if aligned
+                else self._read_token(piece, piece_targets),
             )
             at = window.stop
 

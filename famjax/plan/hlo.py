@@ -444,7 +444,7 @@ def _add_collective(
     if n <= 1:
         return
     given = [computation.instructions[o] for o in i.operands if o in computation.instructions]
-    size = sum(array.bytes for of in given for array in of.arrays)
+    size = sum(array.bytes for instruction in given for array in instruction.arrays)
     # bytes sent per device with `size` bytes, by a ring algorithm, which is optimal
     share = {
         "all-gather": n - 1,
@@ -487,7 +487,11 @@ def _count_flops(module: HloModule, computation: Computation, i: Instruction) ->
         return _convolution_flops(computation, i)
     if i.opcode == "fusion":
         inner = [module.computations[name] for name in i.called_computations("calls")]
-        return sum(_count_flops(module, c, of) for c in inner for of in c.instructions.values())
+        return sum(
+            _count_flops(module, c, instruction)
+            for c in inner
+            for instruction in c.instructions.values()
+        )
     if i.opcode == "custom-call" and "matmul" in i.attributes:
         # oneDNN's: contracts the last axis of the first operand
         return 2 * math.prod(i.arrays[0].dims) * _operand(computation, i, 0).dims[-1]
@@ -533,14 +537,14 @@ def _window(attributes: str, axis: int, axes: int) -> dict[str, int]:
     text = re.search(r"window=\{([^}]*)\}", attributes)
     given = dict(re.findall(r"(\w+)=(\S+)", text[1])) if text else {}
 
-    def of(name: str, default: str) -> str:
+    def parse_field(name: str, default: str) -> str:
         return given.get(name, "x".join([default] * axes)).split("x")[axis]
 
     return {
-        "stride": int(of("stride", "1")),
-        "pad": int(of("pad", "0_0").split("_")[0]),
-        "dilate": int(of("lhs_dilate", "1")),
-        "dilate_kernel": int(of("rhs_dilate", "1")),
+        "stride": int(parse_field("stride", "1")),
+        "pad": int(parse_field("pad", "0_0").split("_")[0]),
+        "dilate": int(parse_field("lhs_dilate", "1")),
+        "dilate_kernel": int(parse_field("rhs_dilate", "1")),
     }
 
 
@@ -577,15 +581,15 @@ def _count_bytes(module: HloModule, computation: Computation, i: Instruction) ->
         return 2 * given[1].arrays[0].main_bytes
     if i.opcode == "fusion":
         return _fusion_bytes(module.computations[i.called_computations("calls")[0]], given, i)
-    return written + sum(a.main_bytes for of in given for a in of.arrays)
+    return written + sum(a.main_bytes for instruction in given for a in instruction.arrays)
 
 
 def _fusion_bytes(inner: Computation, given: list[Instruction], i: Instruction) -> float:
     """Count the slices of sliced operands, and the update of operands updated in place."""
     total = 0.0
     updated = _in_place_updates(inner)
-    for parameter, of in zip(inner.parameters(), given, strict=True):
-        main = sum(a.main_bytes for a in of.arrays)
+    for parameter, instruction in zip(inner.parameters(), given, strict=True):
+        main = sum(a.main_bytes for a in instruction.arrays)
         users = [u for u in inner.instructions.values() if parameter.name in u.operands]
         while len(users) == 1 and users[0].opcode == "bitcast":
             name = users[0].name

@@ -113,8 +113,8 @@ def rank(
 ) -> list[tuple[Config, Estimate]]:
     """Return those that fit by time per token, then the others by bytes."""
 
-    def sort_key(of: tuple[Config, Estimate]) -> tuple[float, ...]:
-        config, e = of
+    def sort_key(item: tuple[Config, Estimate]) -> tuple[float, ...]:
+        config, e = item
         too_large = e.bytes > topology.chip.memory
         cost = e.bytes if too_large else e.seconds / config.data.batch
         return too_large, cost, config.train.accumulate, e.bytes
@@ -130,11 +130,11 @@ def interleave_batches(
 
     A larger batch nearly always has more tokens/s, but it is another experiment.
     """
-    own = [of for of in ranked if of[0].data.batch == batch]
-    larger = [of for of in ranked if of[0].data.batch > batch]
-    smaller = [of for of in ranked if of[0].data.batch < batch]
-    turns = itertools.zip_longest(own[::2], own[1::2], larger, smaller)
-    return [of for turn in turns for of in turn if of is not None]
+    own = [item for item in ranked if item[0].data.batch == batch]
+    larger = [item for item in ranked if item[0].data.batch > batch]
+    smaller = [item for item in ranked if item[0].data.batch < batch]
+    groups = itertools.zip_longest(own[::2], own[1::2], larger, smaller)
+    return [item for group in groups for item in group if item is not None]
 
 
 def format_overrides(config: Config, candidate: Config) -> str:

@@ -76,8 +76,8 @@ def batch_shapes(config: Config, program: Program) -> dict[str, jax.ShapeDtypeSt
     """Return the shapes of a batch, `famjax.data`'s keys."""
     shape = (config.data.batch, config.data.length)
     return {
-        name: jax.ShapeDtypeStruct(shape, of.dtype, sharding=program.batch)
-        for name, of in empty_row(1).items()
+        name: jax.ShapeDtypeStruct(shape, array.dtype, sharding=program.batch)
+        for name, array in empty_row(1).items()
     }
 
 
@@ -166,17 +166,17 @@ def compile_step(
             "compile_seconds": time.perf_counter() - began,
         }
     seconds = time.perf_counter() - began
-    of = done.memory_analysis()
+    analysis = done.memory_analysis()
     share = topology.count / devices  # a chip may be several devices
     counted = hlo.count_cost(
         hlo.parse(done.as_text()), topology.chip.flops * share, topology.chip.bandwidth * share
     )
     return {
         "memory": {
-            "arguments": of.argument_size_in_bytes,
-            "results": of.output_size_in_bytes - of.alias_size_in_bytes,
-            "temporaries": of.temp_size_in_bytes,
-            "code": of.generated_code_size_in_bytes,
+            "arguments": analysis.argument_size_in_bytes,
+            "results": analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
+            "temporaries": analysis.temp_size_in_bytes,
+            "code": analysis.generated_code_size_in_bytes,
         },
         "flops": counted.flops,
         "bytes": counted.bytes,

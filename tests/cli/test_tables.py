@@ -376,7 +376,9 @@ def test_small_figures_are_not_zero() -> None:
     assert plan_output.format_seconds(0) == "0 s"
     assert plan_output.format_percent(0.00123) == "0.12%"
     assert plan_output.format_percent(0.5) == "50%"
-    done = replace(a_plan(), topology=parse_topology("cpu:8"), roofline=Roofline(1e-7, 1e-6, 1e-6, 0))
+    done = replace(
+        a_plan(), topology=parse_topology("cpu:8"), roofline=Roofline(1e-7, 1e-6, 1e-6, 0)
+    )
     shown = "\n".join(plan_output._time_table(done).lines(None))
     assert "100.00 GFLOP/s" in shown
     assert "0.000" not in shown
