@@ -1,11 +1,11 @@
-"""The demonstration: memory against windows on passkey retrieval (TransformerFAM Figure 3).
+"""The demo: feedback memory against windows on passkey retrieval (TransformerFAM Figure 3).
 
-`make demo` trains FAM without memory segments, and BSWA of equal size with one and two; streams
-all of them at lengths far beyond what any was trained on; prints the table, draws the figure; and
-asks the saved FAM model for a key it read 100,000 tokens ago.
+`make demo` trains FAM without memory segments, and BSWA of equal size with one and two; evaluates
+all of them at lengths far beyond training; prints the table and plots the figure; and asks the
+saved FAM model for a key that it read 100,000 tokens ago.
 
-`make demo-full` trains BSWA with 0 to 12 memory segments, and goes to a million tokens; there the
-windows read the part of a document that they can see, which gives the same answers.
+`make demo-full` trains BSWA with 0 to 12 memory segments, and goes to a million tokens. There the
+windows read only their receptive field of a document, with the same answers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from famjax.cli.main import guarded
+from famjax.cli.main import run_guarded
 from famjax.cli.tables import Output, Table
 from famjax.core import runtime
 from famjax.core.config import Config
@@ -42,26 +42,26 @@ from famjax.train.loop import train
 from famjax.train.run import Run, open_run
 
 _VOCABULARY = 600
-# of the baselines' process, in the plan's folder
+# of the baselines' process, in the demo's folder
 LOG = "baselines.log"
-_AGAIN = "remove it, and run again"
+_RUN_AGAIN = "remove it, and run again"
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What one demonstration trains and asks.
+class Demo:
+    """Settings of a demo.
 
     Attributes:
       folder: of its runs.
       segments: memory segments of the BSWA baselines.
-      lengths: tokens of the documents asked about.
-      examples: most documents of one length.
-      tokens: most tokens of one length, over all its documents.
-      batch: documents streamed together.
-      remembered: tokens of the document behind which the saved model is asked.
+      lengths: tokens of the evaluated documents.
+      examples: maximum number of documents of one length.
+      tokens: maximum number of tokens of one length, over all its documents.
+      batch: documents per batch.
+      remembered: tokens of the document after which the saved model is asked.
       overrides: of the config.
-      whole: windows, too, read every document from its first token, not from the first that their
-        answer can depend on; the answers are the same.
+      whole: windows also read every document from its first token, not only their receptive field;
+        the answers are the same.
     """
 
     folder: Path
@@ -78,10 +78,10 @@ class Plan:
         return max(4, min(self.examples, self.tokens // length))
 
 
-SHORT = Plan(
+SHORT_DEMO = Demo(
     Path("runs/demo"), (1, 2), (96, *(2**k for k in range(7, 19))), examples=32, tokens=2**19
 )
-FULL = Plan(
+FULL_DEMO = Demo(
     Path("runs/demo-full"),
     (0, 1, 2, 3, 4, 6, 8, 12),
     tuple(2**k for k in range(7, 21)),
@@ -92,7 +92,7 @@ FULL = Plan(
 )
 
 
-# of the table and the figure: what other seeds and places of the question come to
+# a caveat of table and figure: other seeds and other positions of the question
 CAVEAT = (
     "One seed, and every question ends a block of 32 tokens, as in training. Other seeds forget "
     "sooner, and questions elsewhere in their block are mostly not answered: docs/results.md."
@@ -102,26 +102,26 @@ CAVEAT = (
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m famjax.demo", description=__doc__)
     parser.add_argument("--full", action="store_true", help="M0 to M12, 100 examples, 1M tokens")
-    plan = FULL if parser.parse_args().full else SHORT
-    return guarded(lambda: demonstrate(plan))
+    demo = FULL_DEMO if parser.parse_args().full else SHORT_DEMO
+    return run_guarded(lambda: demonstrate(demo))
 
 
-def demonstrate(plan: Plan) -> int:
-    """Train, stream, ask, and show; everything is left in the plan's folder."""
+def demonstrate(demo: Demo) -> int:
+    """Train, evaluate, ask, and print; all output is in the demo's folder."""
     console = Console(highlight=False)
     begin = time.perf_counter()
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    make_tokenizer(plan)
-    names = ["FAM", *(f"M{m}" for m in plan.segments)]
+    demo.folder.mkdir(parents=True, exist_ok=True)
+    make_tokenizer(demo)
+    names = ["FAM", *(f"M{m}" for m in demo.segments)]
     console.print(
         f"TransformerFAM without memory segments, and BSWA {', '.join(names[1:])} of equal size, "
-        "learn to find a passkey.\nTraining FAM; the others train beside it."
+        "learn to find a passkey.\nTraining FAM; the others train in parallel."
     )
-    train_all(plan, names, console)
-    results = [read_json(plan.folder / name / "result.json", _AGAIN) for name in names]
-    remembered = ask(plan, console)
-    picture = draw(plan, results)
-    Output().print(table(plan, results))
+    train_all(demo, names, console)
+    results = [read_json(demo.folder / name / "result.json", _RUN_AGAIN) for name in names]
+    remembered = ask(demo, console)
+    picture = draw(demo, results)
+    Output().print(table(demo, results))
     console.print(CAVEAT)
     seconds = time.perf_counter() - begin
     report = {
@@ -130,46 +130,48 @@ def demonstrate(plan: Plan) -> int:
         "models": results,
         "remembered": remembered,
     }
-    (plan.folder / "report.json").write_text(json.dumps(report, indent=1))
+    (demo.folder / "report.json").write_text(json.dumps(report, indent=1))
     console.print(
-        f"figure: {picture}   report: {plan.folder / 'report.json'}   {seconds:.0f} seconds"
+        f"figure: {picture}   report: {demo.folder / 'report.json'}   {seconds:.0f} seconds"
     )
     return 0
 
 
-def train_all(plan: Plan, names: Sequence[str], console: Console) -> None:
-    """Measure FAM here and the baselines in a process beside, each on half of the cores.
+def train_all(demo: Demo, names: Sequence[str], console: Console) -> None:
+    """Measure FAM here and the baselines in another process, each on half of the cores.
 
-    Two small models on half of the cores each are done sooner than one after the other on all.
+    Two small models on half of the cores each are faster than sequentially on all cores.
     """
-    beside = multiprocessing.get_context("spawn").Process(target=baselines, args=(plan, names[1:]))
-    beside.start()
+    baseline_process = multiprocessing.get_context("spawn").Process(
+        target=measure_baselines, args=(demo, names[1:])
+    )
+    baseline_process.start()
     cores = share_cores(first_half=True)
     runtime.setup()
     try:
-        measure(plan, names[0], quiet=False)
+        measure(demo, names[0], quiet=False)
         with console.status("waiting for the baselines"):
-            beside.join()
+            baseline_process.join()
     finally:
-        beside.kill()
+        baseline_process.kill()
         if cores:
             os.sched_setaffinity(0, cores)
-    if beside.exitcode:
-        raise UserError(f"the baselines stopped; {plan.folder / LOG} says why")
+    if baseline_process.exitcode:
+        raise UserError(f"the baselines failed; see {demo.folder / LOG}")
 
 
-def baselines(plan: Plan, names: Sequence[str]) -> None:
-    """Measure the baselines, in a process of their own; what they say goes to a file."""
-    with (plan.folder / LOG).open("w") as log:
+def measure_baselines(demo: Demo, names: Sequence[str]) -> None:
+    """Measure the baselines in a separate process; their output goes to a file."""
+    with (demo.folder / LOG).open("w") as log:
         os.dup2(log.fileno(), sys.stderr.fileno())
         share_cores(first_half=False)
         runtime.setup()
         for name in names:
-            measure(plan, name, quiet=True)
+            measure(demo, name, quiet=True)
 
 
 def share_cores(first_half: bool) -> set[int]:
-    """Take half of the cores, where the system lets a process choose; return what it had."""
+    """Restrict the process to half of the cores, if supported; return the previous set."""
     if not hasattr(os, "sched_setaffinity"):
         return set()
     before = os.sched_getaffinity(0)
@@ -179,31 +181,31 @@ def share_cores(first_half: bool) -> set[int]:
     return before
 
 
-def make_tokenizer(plan: Plan) -> Path:
-    """Train the SentencePiece model of the demonstration, once."""
-    path = plan.folder / "tokenizer.model"
+def make_tokenizer(demo: Demo) -> Path:
+    """Train the SentencePiece model of the demo, once."""
+    path = demo.folder / "tokenizer.model"
     if not path.exists():
-        text = plan.folder / "tokenizer.txt"
+        text = demo.folder / "tokenizer.txt"
         text.write_text(sample_text())
         train_sentencepiece(str(text), _VOCABULARY, path)
     return path
 
 
-def experiment(plan: Plan, name: str) -> Config:
-    """Return the config of "FAM" or of "M" and a number of memory segments."""
-    tokenizer = f"data.tokenizer={plan.folder / 'tokenizer.model'}"
+def make_config(demo: Demo, name: str) -> Config:
+    """Return the config of "FAM", or of "M" plus a number of memory segments."""
+    tokenizer = f"data.tokenizer={demo.folder / 'tokenizer.model'}"
     if name == "FAM":
-        config = load_config("passkey", [tokenizer, *plan.overrides])
+        config = load_config("passkey", [tokenizer, *demo.overrides])
     else:
-        config = load_config("passkey", [tokenizer, *baseline(plan, int(name[1:]))])
+        config = load_config("passkey", [tokenizer, *baseline_overrides(demo, int(name[1:]))])
     return replace(config, name=name)
 
 
-def baseline(plan: Plan, segments: int) -> list[str]:
-    """Return what sets a window apart from FAM's config.
+def baseline_overrides(demo: Demo, segments: int) -> list[str]:
+    """Return the overrides of a BSWA baseline to FAM's config.
 
-    It forgets at once: questions behind the first have no answer, a gradient through half as many
-    tokens misses nothing, and documents longer than it can see teach nothing.
+    A window has no memory beyond its receptive field: it cannot answer later questions or learn
+    from longer documents, and backpropagation through half as many tokens is enough.
     """
     shape = load_config("passkey")
     seen = shape.model.layers * segments * shape.model.block_len
@@ -214,16 +216,16 @@ def baseline(plan: Plan, segments: int) -> list[str]:
         "data.length=2048",
         "data.passkey.ask_every=0",
         f"data.passkey.max_length={max(passkey.min_length, min(seen, passkey.max_length))}",
-        *plan.overrides,
+        *demo.overrides,
     ]
 
 
-def measure(plan: Plan, name: str, quiet: bool) -> None:
-    """Train a model, stream it at every length, and write what came out."""
-    folder = plan.folder / name
-    run, trained = train_and_time(experiment(plan, name), folder, quiet)
+def measure(demo: Demo, name: str, quiet: bool) -> None:
+    """Train a model, evaluate it at every length, and write the results."""
+    folder = demo.folder / name
+    run, trained = train_and_time(make_config(demo, name), folder, quiet)
     begin = time.perf_counter()
-    rows = evaluate_passkey(run, plan.lengths, plan.count, plan.batch, quiet, plan.whole)
+    rows = evaluate_passkey(run, demo.lengths, demo.count, demo.batch, quiet, demo.whole)
     result = {
         "name": name,
         "parameters": sum(x.size for x in jax.tree.leaves(parameters(run))),
@@ -237,13 +239,13 @@ def measure(plan: Plan, name: str, quiet: bool) -> None:
 
 
 def train_and_time(config: Config, folder: Path, quiet: bool) -> tuple[Run, float]:
-    """Train, or go on with training, and return the seconds it took over all calls.
+    """Train, or continue training; return the run and the training seconds over all calls.
 
-    A call that finds the training done takes none.
+    A call after the end of training adds none.
     """
     path = folder / "train_seconds.json"
     before = Checkpoints(folder / "checkpoints").latest()
-    spent = read_json(path, _AGAIN) if before and path.exists() else 0.0
+    spent = read_json(path, _RUN_AGAIN) if before and path.exists() else 0.0
     begin = time.perf_counter()
     run = train(config, folder, quiet)
     if run.step != before:
@@ -258,12 +260,12 @@ def parameters(run: Run) -> Any:
     return nnx.state(run.model, nnx.Param)
 
 
-def ask(plan: Plan, console: Console) -> dict[str, Any]:
-    """Let the saved model read a key and 100,000 tokens, and print its answer to the question."""
-    run = open_run(plan.folder / "FAM")
+def ask(demo: Demo, console: Console) -> dict[str, Any]:
+    """Stream a key and 100,000 tokens through the saved model, and print its answer."""
+    run = open_run(demo.folder / "FAM")
     task = Passkey(run.tokenizer, run.config.data.passkey.digits)
     rng = np.random.default_rng([2026, 1])
-    tokens = np.concatenate([p.tokens for p in task.document(rng, plan.remembered)])
+    tokens = np.concatenate([p.tokens for p in task.document(rng, demo.remembered)])
     asked = tokens[: -len(task.tail("0" * task.digits)) + len(task.question)]
     answer = tokens[len(asked) : -1]
     streamer = Streamer(run.model, 1)
@@ -276,19 +278,19 @@ def ask(plan: Plan, console: Console) -> dict[str, Any]:
     console.print(
         f"\nFAM, loaded from its checkpoint, read a key and {len(asked):,} tokens; its whole "
         f"memory is {streamer.state_bytes():,} bytes.\n> ...{QUESTION}[bold]{said}[/bold]"
-        f"   (it was {key})\n"
+        f"   (correct: {key})\n"
     )
     return {"tokens": len(asked), "key": key, "answer": said}
 
 
-def table(plan: Plan, results: Sequence[dict[str, Any]]) -> Table:
-    """Return whole keys found, by model and length."""
+def table(demo: Demo, results: Sequence[dict[str, Any]]) -> Table:
+    """Return the table of retrieved keys by model and length."""
     columns = ("tokens", *(result["name"] for result in results), "texts")
     out = Table("Whole keys retrieved, by tokens", columns)
-    for i, length in enumerate(plan.lengths):
+    for i, length in enumerate(demo.lengths):
         rows = [result["rows"][i] for result in results]
         shares = (f"{row['key_accuracy']:.0%}" for row in rows)
-        out.add_row(short(length), *shares, str(rows[0]["examples"]))
+        out.add_row(format_count(length), *shares, str(rows[0]["examples"]))
     out.add_rule()
     for label, name, unit in (
         ("params k", "parameters", 1000),
@@ -299,8 +301,8 @@ def table(plan: Plan, results: Sequence[dict[str, Any]]) -> Table:
     return out
 
 
-def draw(plan: Plan, results: Sequence[dict[str, Any]]) -> Path:
-    """Draw accuracy against length, the paper's Figure 3."""
+def draw(demo: Demo, results: Sequence[dict[str, Any]]) -> Path:
+    """Plot accuracy against length, the paper's Figure 3."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -310,7 +312,7 @@ def draw(plan: Plan, results: Sequence[dict[str, Any]]) -> Path:
     for result in results:
         fam = result["name"] == "FAM"
         axes.plot(
-            plan.lengths,
+            demo.lengths,
             [100 * row["key_accuracy"] for row in result["rows"]],
             marker="o",
             markersize=4,
@@ -319,7 +321,7 @@ def draw(plan: Plan, results: Sequence[dict[str, Any]]) -> Path:
             zorder=3 if fam else 2,
         )
     axes.set_xscale("log", base=2)
-    axes.set_xticks(plan.lengths, [short(n) for n in plan.lengths])
+    axes.set_xticks(demo.lengths, [format_count(n) for n in demo.lengths])
     axes.set(xlabel="document, tokens", ylabel="whole keys retrieved, %", ylim=(-3, 103))
     axes.set_title(
         "Passkey retrieval, needle first (TransformerFAM, Figure 3)\n"
@@ -328,14 +330,14 @@ def draw(plan: Plan, results: Sequence[dict[str, Any]]) -> Path:
     )
     axes.grid(alpha=0.3)
     axes.legend(loc="center right")
-    path = plan.folder / "plots" / "passkey.png"
+    path = demo.folder / "plots" / "passkey.png"
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=140)
     plt.close(figure)
     return path
 
 
-def short(number: int) -> str:
+def format_count(number: int) -> str:
     if number >= 2**20:
         return f"{number // 2**20}M"
     return f"{number // 2**10}k" if number >= 2**10 else str(number)

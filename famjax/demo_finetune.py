@@ -1,9 +1,9 @@
-"""The finetuning demonstration: a pretrained model is given a memory, and learns to use it.
+"""The finetuning demo: a pretrained model is converted to one with memory, and learns to use it.
 
-`make demo-finetune` pretrains a tiny Llama on Python's own library; writes it as Hugging Face does;
-converts that folder to FAM, and to BSWA; finetunes both on passkey retrieval with the same LoRA;
-streams them at lengths beyond what they were trained on, before and after; and exports FAM, its
-adapters merged, with PyTorch code that streams.
+`make demo-finetune` pretrains a tiny Llama on Python's standard library; exports it as a Hugging
+Face folder; converts that to FAM and to BSWA; finetunes both on passkey retrieval with the same
+LoRA; evaluates them before and after at lengths beyond training; and exports FAM, with adapters
+merged, with streaming PyTorch code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from famjax.cli.main import guarded
+from famjax.cli.main import run_guarded
 from famjax.cli.tables import Output, Table
 from famjax.convert.folder import convert
 from famjax.core import runtime
@@ -31,7 +31,7 @@ from famjax.core.errors import UserError
 from famjax.core.experiment import load_config, override
 from famjax.core.json_files import read_json
 from famjax.data.tokenizers import train_sentencepiece
-from famjax.demo import share_cores, short
+from famjax.demo import format_count, share_cores
 from famjax.eval.passkey import evaluate_passkey
 from famjax.eval.text import evaluate_text
 from famjax.export.export import export
@@ -40,21 +40,21 @@ from famjax.train.partition import partition_trainable
 from famjax.train.run import Run, open_run
 
 _LIBRARY = Path(sysconfig.get_paths()["stdlib"])
-# packages of Python's library: what is learnt, and what is only read
-_LEARNT = ("asyncio", "email", "http", "json", "unittest")
-_READ = ("wsgiref",)
+# packages of Python's standard library, for training and for evaluation
+_TRAINING_PACKAGES = ("asyncio", "email", "http", "json", "unittest")
+_EVALUATION_PACKAGES = ("wsgiref",)
 _VOCABULARY = 512
 _BLOCK = 192
 LOG = "bswa.log"
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What one demonstration trains and asks.
+class FinetuneDemo:
+    """Settings of a finetuning demo.
 
     Attributes:
-      folder: of all that it leaves.
-      lengths: tokens of the documents asked about.
+      folder: of its output.
+      lengths: tokens of the evaluated documents.
       examples: documents of one length.
       pretraining, finetuning: overrides of the two configs.
     """
@@ -66,11 +66,11 @@ class Plan:
     finetuning: tuple[str, ...] = ()
 
 
-PLAN = Plan(Path("runs/demo-finetune"), tuple(192 * 2**k for k in range(8)), examples=16)
+DEMO = FinetuneDemo(Path("runs/demo-finetune"), tuple(192 * 2**k for k in range(8)), examples=16)
 
-# Both read blocks of 192, which hold the shortest document: to find the key within a block is
-# learnt first, to keep it next. BSWA sees one block before its own in each of two layers; FAM sees
-# none but for what its 16 memory tokens hold.
+# Blocks of 192 tokens hold the shortest document: the models first learn to find the key within a
+# block, then to keep it. BSWA attends to one previous block in each of two layers; FAM only to its
+# 16 memory tokens.
 _ATTENTION = {
     "FAM": ("fam", ("model.memory_segments=0", "model.fam_len=16")),
     "BSWA": ("bswa", ("model.memory_segments=1",)),
@@ -78,39 +78,39 @@ _ATTENTION = {
 
 
 def main() -> int:
-    return guarded(lambda: demonstrate(PLAN))
+    return run_guarded(lambda: demonstrate(DEMO))
 
 
-def demonstrate(plan: Plan) -> int:
-    """Pretrain, convert, finetune, ask, export, and show; everything stays in the plan's folder."""
+def demonstrate(demo: FinetuneDemo) -> int:
+    """Pretrain, convert, finetune, evaluate, export, print; all output is in the demo's folder."""
     console = Console(highlight=False)
     begin = time.perf_counter()
-    plan.folder.mkdir(parents=True, exist_ok=True)
+    demo.folder.mkdir(parents=True, exist_ok=True)
     runtime.setup()
-    console.print("Pretraining a tiny Llama on Python's own library.")
-    pretrain(plan)
-    give_memory(plan, console)
-    console.print("Finetuning FAM with LoRA on passkey retrieval; BSWA learns beside it.")
-    results = tune_all(plan, console)
+    console.print("Pretraining a tiny Llama on Python's standard library.")
+    pretrain(demo)
+    convert_models(demo, console)
+    console.print("Finetuning FAM with LoRA on passkey retrieval; BSWA trains in parallel.")
+    results = tune_all(demo, console)
     console.print("Merging FAM's adapters and exporting it.")
-    exported = plan.folder / "exported"
+    exported = demo.folder / "exported"
     if not exported.exists():
-        for line in export(plan.folder / "FAM", exported, "hf", "float32", report=console.print):
+        for line in export(demo.folder / "FAM", exported, "hf", "float32", report=console.print):
             console.print(line)
-    picture = draw(plan, results)
-    Output().print(table(plan, results))
+    picture = draw(demo, results)
+    Output().print(table(demo, results))
     seconds = time.perf_counter() - begin
     report = {"seconds": seconds, "models": results}
-    (plan.folder / "report.json").write_text(json.dumps(report, indent=1))
+    (demo.folder / "report.json").write_text(json.dumps(report, indent=1))
     console.print(f"figure: {picture}   exported: {exported}   {seconds:.0f} seconds")
     return 0
 
 
-def pretrain(plan: Plan) -> Run:
-    """Train the model that stands for a pretrained one, a Llama in all that it computes."""
-    tokenizer = plan.folder / "tokenizer.model"
+def pretrain(demo: FinetuneDemo) -> Run:
+    """Train the base model, with the mathematics of a Llama."""
+    tokenizer = demo.folder / "tokenizer.model"
     if not tokenizer.exists():
-        train_sentencepiece(_packages(_LEARNT), _VOCABULARY, tokenizer)
+        train_sentencepiece(_packages(_TRAINING_PACKAGES), _VOCABULARY, tokenizer)
     config = Config(
         name="pretrained",
         model=ModelConfig(
@@ -126,7 +126,7 @@ def pretrain(plan: Plan) -> Run:
             arch=ArchConfig(embed_scale=1.0),
         ),
         data=DataConfig(
-            files=_packages(_LEARNT),
+            files=_packages(_TRAINING_PACKAGES),
             tokenizer=str(tokenizer),
             layout="packed",
             batch=16,
@@ -134,57 +134,59 @@ def pretrain(plan: Plan) -> Run:
         ),
         optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=20),
     )
-    config = override(config, ["train.steps=350", "train.checkpoint_every=350", *plan.pretraining])
-    return train(config, plan.folder / "pretrained")
+    config = override(config, ["train.steps=350", "train.checkpoint_every=350", *demo.pretraining])
+    return train(config, demo.folder / "pretrained")
 
 
-def give_memory(plan: Plan, console: Console) -> None:
-    """Write the pretrained model as Hugging Face does, and convert that folder."""
-    source = plan.folder / "hugging_face"
+def convert_models(demo: FinetuneDemo, console: Console) -> None:
+    """Export the pretrained model as a Hugging Face folder, and convert that folder."""
+    source = demo.folder / "hugging_face"
     if not source.exists():
-        for line in export(plan.folder / "pretrained", source, "hf", "float32"):
+        for line in export(demo.folder / "pretrained", source, "hf", "float32"):
             console.print(line)
     for name, (to, sizes) in _ATTENTION.items():
-        target = plan.folder / f"converted-{name}"
+        target = demo.folder / f"converted-{name}"
         if not target.exists():
             given = (f"model.block_len={_BLOCK}", "model.scan_layers=false", *sizes)
             convert(source, target, to, overrides=given, report=console.print)  # type: ignore[arg-type]
 
 
-def tune_all(plan: Plan, console: Console) -> list[dict[str, Any]]:
-    """Finetune and measure FAM here and BSWA in a process beside, each on half of the cores."""
-    beside = multiprocessing.get_context("spawn").Process(target=in_background, args=(plan, "BSWA"))
-    beside.start()
+def tune_all(demo: FinetuneDemo, console: Console) -> list[dict[str, Any]]:
+    """Finetune and measure FAM here and BSWA in another process, each on half of the cores."""
+    baseline_process = multiprocessing.get_context("spawn").Process(
+        target=tune_in_process, args=(demo, "BSWA")
+    )
+    baseline_process.start()
     cores = share_cores(first_half=True)
     try:
-        tune(plan, "FAM", quiet=False)
+        tune(demo, "FAM", quiet=False)
         with console.status("waiting for BSWA"):
-            beside.join()
+            baseline_process.join()
     finally:
-        beside.kill()
+        baseline_process.kill()
         if cores:
             os.sched_setaffinity(0, cores)
-    if beside.exitcode:
-        raise UserError(f"finetuning BSWA stopped; {plan.folder / LOG} says why")
+    if baseline_process.exitcode:
+        raise UserError(f"finetuning BSWA failed; see {demo.folder / LOG}")
     return [
-        read_json(plan.folder / name / "result.json", "remove it, and run again")
+        read_json(demo.folder / name / "result.json", "remove it, and run again")
         for name in _ATTENTION
     ]
 
 
-def in_background(plan: Plan, name: str) -> None:
-    """Finetune and measure in a process of its own; what it says goes to a file."""
-    with (plan.folder / LOG).open("w") as log:
+def tune_in_process(demo: FinetuneDemo, name: str) -> None:
+    """Finetune and measure in a separate process; its output goes to a file."""
+    with (demo.folder / LOG).open("w") as log:
         os.dup2(log.fileno(), sys.stderr.fileno())
         share_cores(first_half=False)
         runtime.setup()
-        tune(plan, name, quiet=True)
+        tune(demo, name, quiet=True)
 
 
-def experiment(plan: Plan, name: str) -> Config:
-    """Return the config of the finetuning: that of `make demo`, with adapters."""
+def make_config(demo: FinetuneDemo, name: str) -> Config:
+    """Return the finetuning config: that of `make demo`, with adapters."""
     given = [
-        f"init={plan.folder / f'converted-{name}'}",
+        f"init={demo.folder / f'converted-{name}'}",
         f"name={name}",
         "model.lora.rank=16",
         f"data.length={20 * _BLOCK}",
@@ -193,28 +195,28 @@ def experiment(plan: Plan, name: str) -> Config:
         f"data.passkey.min_length={_BLOCK}",
         f"data.passkey.start_length={_BLOCK}",
         f"data.passkey.multiple={_BLOCK}",
-        # a pretrained model has learnt to predict: what it shall learn now are the answers
+        # a pretrained model can predict text already; it should learn the answers
         "data.passkey.other_weight=0.002",
         "optimizer.schedule=wsd",
         "optimizer.decay_fraction=0.3",
         "train.steps=600",
     ]
     if name == "BSWA":
-        # It forgets at once: questions on the way have no answer, and longer documents than it can
-        # see teach nothing.
+        # It has no memory beyond its receptive field: no intermediate questions or longer
+        # documents.
         given += [
             f"data.length={10 * _BLOCK}",
             "data.passkey.ask_every=0",
             f"data.passkey.max_length={3 * _BLOCK}",
         ]
-    return load_config("passkey", [*given, *plan.finetuning])
+    return load_config("passkey", [*given, *demo.finetuning])
 
 
-def tune(plan: Plan, name: str, quiet: bool) -> None:
-    """Finetune a converted model with LoRA, measure it before and after, and write what came."""
-    before = measure(plan, open_run(plan.folder / f"converted-{name}"))
+def tune(demo: FinetuneDemo, name: str, quiet: bool) -> None:
+    """Finetune a converted model with LoRA, measure it before and after, and write the results."""
+    before = measure(demo, open_run(demo.folder / f"converted-{name}"))
     begin = time.perf_counter()
-    run = train(experiment(plan, name), plan.folder / name, quiet)
+    run = train(make_config(demo, name), demo.folder / name, quiet)
     seconds = time.perf_counter() - begin
     _, trained, frozen = partition_trainable(run.config.model, run.model)
     result = {
@@ -223,15 +225,15 @@ def tune(plan: Plan, name: str, quiet: bool) -> None:
         "frozen": _count(frozen),
         "finetuning_seconds": seconds,
         "before": before,
-        "after": measure(plan, run),
+        "after": measure(demo, run),
     }
-    (plan.folder / name / "result.json").write_text(json.dumps(result, indent=1))
+    (demo.folder / name / "result.json").write_text(json.dumps(result, indent=1))
 
 
-def measure(plan: Plan, run: Run) -> dict[str, Any]:
-    """Return whole keys by length, and bits per byte of code that nobody has learnt."""
-    rows = evaluate_passkey(run, plan.lengths, plan.examples, plan.examples, quiet=True)
-    text = evaluate_text(run, _packages(_READ), quiet=True)
+def measure(demo: FinetuneDemo, run: Run) -> dict[str, Any]:
+    """Return retrieved keys by length, and bits per byte of held-out code."""
+    rows = evaluate_passkey(run, demo.lengths, demo.examples, demo.examples, quiet=True)
+    text = evaluate_text(run, _packages(_EVALUATION_PACKAGES), quiet=True)
     return {"passkey": rows, "bits_per_byte": text["bits_per_byte"]}
 
 
@@ -243,24 +245,24 @@ def _count(tree: Any) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
-def table(plan: Plan, results: Sequence[dict[str, Any]]) -> Table:
-    """Return whole keys found by length, before and after, and what it took."""
+def table(demo: FinetuneDemo, results: Sequence[dict[str, Any]]) -> Table:
+    """Return the table of retrieved keys by length, before and after, and parameter counts."""
     columns = [(r, when) for r in results for when in ("before", "after")]
     headings = ("tokens", *(f"{r['name']} {when}" for r, when in columns))
     out = Table("Whole keys retrieved, by tokens", headings, words=(0,))
-    for i, length in enumerate(plan.lengths):
+    for i, length in enumerate(demo.lengths):
         shares = (f"{r[when]['passkey'][i]['key_accuracy']:.0%}" for r, when in columns)
-        out.add_row(short(length), *shares)
+        out.add_row(format_count(length), *shares)
     out.add_rule()
     bits = (f"{r[when]['bits_per_byte']:.2f}" for r, when in columns)
-    out.add_row("code, bits a byte", *bits)
+    out.add_row("code, bits per byte", *bits)
     for label, key in (("parameters trained", "trained"), ("frozen", "frozen")):
         out.add_row(label, *("" if when == "before" else f"{r[key]:,}" for r, when in columns))
     return out
 
 
-def draw(plan: Plan, results: Sequence[dict[str, Any]]) -> Path:
-    """Draw accuracy against length, before and after."""
+def draw(demo: FinetuneDemo, results: Sequence[dict[str, Any]]) -> Path:
+    """Plot accuracy against length, before and after."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -270,7 +272,7 @@ def draw(plan: Plan, results: Sequence[dict[str, Any]]) -> Path:
     for number, result in enumerate(results):
         for when, style in (("before", ":"), ("after", "-")):
             axes.plot(
-                plan.lengths,
+                demo.lengths,
                 [100 * row["key_accuracy"] for row in result[when]["passkey"]],
                 style,
                 marker="o",
@@ -279,12 +281,12 @@ def draw(plan: Plan, results: Sequence[dict[str, Any]]) -> Path:
                 label=f"{result['name']}, {when} finetuning",
             )
     axes.set_xscale("log", base=2)
-    axes.set_xticks(plan.lengths, [short(n) for n in plan.lengths])
+    axes.set_xticks(demo.lengths, [format_count(n) for n in demo.lengths])
     axes.set(xlabel="document, tokens", ylabel="whole keys retrieved, %", ylim=(-3, 103))
-    axes.set_title("A pretrained Llama given a memory, LoRA of rank 16")
+    axes.set_title("A pretrained Llama converted to FAM, LoRA of rank 16")
     axes.grid(alpha=0.3)
     axes.legend()
-    path = plan.folder / "plots" / "finetune.png"
+    path = demo.folder / "plots" / "finetune.png"
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=140)
     plt.close(figure)

@@ -2,12 +2,12 @@
 
 import json
 
-from famjax.demo import Plan, demonstrate, experiment, train_and_time
+from famjax.demo import Demo, demonstrate, make_config, train_and_time
 
 
 def test_the_demonstration_leaves_what_it_promises(tmp_path, capsys):
     small = ("train.steps=2", "model.width=16", "model.mlp_width=16", "data.length=128")
-    plan = Plan(
+    plan = Demo(
         tmp_path / "demo",
         (1,),
         (128, 256),
@@ -30,7 +30,7 @@ def test_the_demonstration_leaves_what_it_promises(tmp_path, capsys):
         assert (plan.folder / model["name"] / "checkpoints" / "000000002").is_dir()
         # made again, it does not train, and knows how long that took
         name, folder = model["name"], plan.folder / model["name"]
-        _, seconds = train_and_time(experiment(plan, name), folder, quiet=True)
+        _, seconds = train_and_time(make_config(plan, name), folder, quiet=True)
         assert seconds == model["train_seconds"] > 0
     assert len(report["remembered"]["key"]) == 5
     picture = (plan.folder / "plots" / "passkey.png").read_bytes()

@@ -5,13 +5,13 @@ import json
 import pytest
 
 from famjax import load_pretrained, open_run
-from famjax.demo_finetune import Plan, demonstrate
+from famjax.demo_finetune import FinetuneDemo, demonstrate
 
 
 @pytest.mark.slow
 def test_the_demonstration_leaves_what_it_promises(tmp_path, capsys):
     tiny = ("model.width=16", "model.heads=1", "model.mlp_width=16", "model.lora.rank=0")
-    plan = Plan(
+    plan = FinetuneDemo(
         tmp_path / "demo",
         (192, 384),
         examples=2,
@@ -21,7 +21,7 @@ def test_the_demonstration_leaves_what_it_promises(tmp_path, capsys):
     demonstrate(plan)
     shown = capsys.readouterr().out
     assert "Whole keys retrieved" in shown
-    assert "logits with the source's attention are Hugging Face's to" in shown
+    assert "logits with the source's attention equal Hugging Face's to" in shown
     assert "compared with transformers" in shown
     report = json.loads((plan.folder / "report.json").read_text())
     assert [model["name"] for model in report["models"]] == ["FAM", "BSWA"]

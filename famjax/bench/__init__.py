@@ -1,1 +1,4 @@
-"""Benchmarks: ratios measured in one run, beside the floor that arithmetic sets."""
+"""Benchmarks: time ratios measured within one process, with their floor by FLOPs.
+
+Programs that are compared run interleaved (`famjax.bench.timing`), since clock rates drift.
+"""

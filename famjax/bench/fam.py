@@ -1,7 +1,7 @@
-"""What feedback memory costs: FAM against BSWA of equal shape (TransformerFAM D.4, Tables 13, 14).
+"""The cost of feedback memory: FAM against BSWA of equal shape (TransformerFAM D.4, Tables 13, 14).
 
-The floor of the ratio is arithmetic: of every f + w tokens FAM works through, BSWA works through
-w, so nothing computed as Algorithm 2 says can be under 1 + f / w while products dominate.
+The floor of the ratio is 1 + f / w: FAM processes f + w tokens where BSWA processes w, so Algorithm
+2 cannot be cheaper while matrix products dominate.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from famjax.bench.steps import prepared
-from famjax.bench.timing import Pair, peak_memory, reset_peak_memory, time_alternately
+from famjax.bench.steps import prepare_step
+from famjax.bench.timing import Pair, peak_memory, reset_peak_memory, time_pair
 from famjax.core.config import ModelConfig
 from famjax.core.types import Context
 from famjax.models.language_model import LanguageModel
@@ -27,11 +27,11 @@ from famjax.train.flops import fam_floor
 SIZES = ((64, 8), (128, 8), (128, 16), (256, 16), (512, 8))
 GENERATED = 256
 CHUNK = 2048
-# the paper's 26k, 34k, 66k, 130k, 258k and a million, in whole chunks and what is generated
+# the paper's 26k, 34k, 66k, 130k, 258k and a million, as whole chunks plus generated tokens
 LENGTHS = tuple(k * CHUNK + GENERATED for k in (12, 16, 32, 63, 126, 488))
 
 
-class Cost(NamedTuple):
+class FamCost(NamedTuple):
     """FAM against BSWA at one size. `floor` is 1 + f / w."""
 
     block_len: int
@@ -41,8 +41,8 @@ class Cost(NamedTuple):
     floor: float
 
 
-class Long(NamedTuple):
-    """One length: seconds and peak bytes of both, most tokens read, 256 generated (D.4)."""
+class LongDocument(NamedTuple):
+    """One length: seconds and peak bytes of both; 256 of the tokens are generated (D.4)."""
 
     tokens: int
     fam_seconds: float
@@ -52,26 +52,26 @@ class Long(NamedTuple):
     state_bytes: int
 
 
-def costs(model: ModelConfig, batch: int, length: int, turns: int) -> Iterator[Cost]:
+def measure_costs(
+    model: ModelConfig, batch: int, length: int, repetitions: int
+) -> Iterator[FamCost]:
     """Measure training step and streaming at each of `SIZES`."""
     for block_len, fam_len in SIZES:
         fam, bswa = (
             replace(model, mixer=mixer, block_len=block_len, fam_len=fam_len)
             for mixer in ("fam", "bswa")
         )
-        yield Cost(
+        yield FamCost(
             block_len,
             fam_len,
-            time_alternately(_training(fam, batch, length), _training(bswa, batch, length), turns),
-            time_alternately(
-                _streaming(fam, batch, length), _streaming(bswa, batch, length), turns
-            ),
+            time_pair(_training(fam, batch, length), _training(bswa, batch, length), repetitions),
+            time_pair(_streaming(fam, batch, length), _streaming(bswa, batch, length), repetitions),
             fam_floor(fam_len, block_len),
         )
 
 
 def _training(model: ModelConfig, batch: int, length: int) -> Callable[[], Any]:
-    program, state, data = prepared(model, batch, length)
+    program, state, data = prepare_step(model, batch, length)
 
     def run() -> Any:
         nonlocal state
@@ -82,13 +82,13 @@ def _training(model: ModelConfig, batch: int, length: int) -> Callable[[], Any]:
 
 
 def _streaming(model: ModelConfig, batch: int, length: int) -> Callable[[], Any]:
-    reader = _Reader(model, batch)
+    reader = _GreedyReader(model, batch)
     tokens = np.random.default_rng(0).integers(0, model.vocab_size, (batch, length), np.int32)
     return lambda: reader.read(tokens)
 
 
-class _Reader:
-    """A random model that reads and generates, its parameters an argument of the program."""
+class _GreedyReader:
+    """A random model that reads and generates, with parameters as arguments of the program."""
 
     def __init__(self, model: ModelConfig, batch: int):
         module = LanguageModel(model, rngs=nnx.Rngs(0))
@@ -119,9 +119,11 @@ class _Reader:
         return token
 
 
-def long_documents(model: ModelConfig, note: Callable[[str], None]) -> Iterator[Long]:
-    """Read documents of growing length, generate 256 tokens behind each, in constant memory."""
-    readers = {name: _Reader(replace(model, mixer=name), 1) for name in ("fam", "bswa")}
+def measure_long_documents(
+    model: ModelConfig, note: Callable[[str], None]
+) -> Iterator[LongDocument]:
+    """Read documents of increasing length and generate 256 tokens after each."""
+    readers = {name: _GreedyReader(replace(model, mixer=name), 1) for name in ("fam", "bswa")}
     for reader in readers.values():  # compile
         jax.block_until_ready(reader.step(reader.read(np.zeros((1, CHUNK), np.int32))))
     size = sum(x.nbytes for x in jax.tree.leaves(readers["fam"].state))
@@ -132,11 +134,13 @@ def long_documents(model: ModelConfig, note: Callable[[str], None]) -> Iterator[
             reset_peak_memory()
             seconds[name] = _read_and_generate(reader, tokens, model.vocab_size)
             memory[name] = peak_memory()
-        yield Long(tokens, seconds["fam"], seconds["bswa"], memory["fam"], memory["bswa"], size)
+        yield LongDocument(
+            tokens, seconds["fam"], seconds["bswa"], memory["fam"], memory["bswa"], size
+        )
 
 
-def _read_and_generate(reader: _Reader, tokens: int, vocabulary: int) -> float:
-    """Read `tokens` in chunks, the last generated one by one; return the seconds it took."""
+def _read_and_generate(reader: _GreedyReader, tokens: int, vocabulary: int) -> float:
+    """Read `tokens` in chunks, generating the last ones; return the seconds."""
     begin = time.perf_counter()
     rng = np.random.default_rng(0)
     token = jnp.zeros((1, 1), jnp.int32)

@@ -1,12 +1,12 @@
-"""What feedback memory costs in training and gains in generation (arXiv 2002.09402, Table 5).
+"""The Feedback Transformer: cost in training, gain in generation (arXiv 2002.09402, Table 5).
 
-Beside each other, in one run: the Feedback Transformer, the Transformer of the same parts, and a
-Transformer of equal size on the residual stack (`swa`), which is the fastest one here.
+Measured interleaved: the Feedback Transformer, a Transformer with the same components, and a
+Transformer of equal size on the residual stack (`swa`), the fastest one here.
 
-The floor of training is arithmetic: the matrix products' FLOPs, from `famjax.train.flops`. It is
-far away: while a large product of the Transformer has batch * length rows, the loop over tokens has
-`batch` of them in the two products that cannot wait, and only the weights' gradient has more. How
-much slower these rows make them is measured as well (`rows_floor`).
+The floor of training is the ratio of matrix FLOPs, from `famjax.train.flops`. It is not reachable:
+a matrix product of the Transformer has batch * length rows, but the token scan has only `batch`
+rows in the two products that cannot be deferred (forward, input gradient); only the weight gradient
+has more. The slowdown by small products is measured too (`measure_rows_floor`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from famjax.bench.greedy import writer
-from famjax.bench.timing import Pair, compared, rounds
+from famjax.bench.greedy import make_writer
+from famjax.bench.timing import Pair, compare_times, time_interleaved
 from famjax.core.config import Config, ModelConfig
 from famjax.core.types import Context
 from famjax.models.language_model import LanguageModel
@@ -35,23 +35,23 @@ from famjax.stacks.feedback.solve import BLOCK
 from famjax.train.flops import training_flops
 from famjax.train.program import TrainProgram, make_program
 
-# aims: times the Transformer's training step; of its temporaries; tokens/s
+# aims, relative to the Transformer: training step time; temporary bytes; tokens/s
 TRAINING_AIM, MEMORY_AIM, GENERATION_AIM = 1.8, 1.0, 3.7
 SWEEPS = (2, 4)
 SPANS = (512, 2048, 8192)
 BATCHES = (1, 16)
-# of one call that generates
+# generated per call
 TOKENS = 8
 
 
-class Step(NamedTuple):
+class TrainingStep(NamedTuple):
     """A training step of one model.
 
     Attributes:
       transformer, swa: its time against theirs.
-      temporary_bytes: XLA's, while a step runs.
-      floor: its matrix products' FLOPs over the Transformer's.
-      sweep_change: share of the memory that the last sweep still changed; None without sweeps.
+      temporary_bytes: XLA's temporaries of a step.
+      floor: its matrix FLOPs over the Transformer's.
+      sweep_change: relative change of the memory in the last sweep; None without sweeps.
     """
 
     name: str
@@ -63,14 +63,14 @@ class Step(NamedTuple):
 
 
 class Generation(NamedTuple):
-    """One-token steps of one model behind `span` tokens.
+    """One-token steps of one model after `span` tokens.
 
     Attributes:
-      equal: "batch" or "bytes", what the Transformer beside it has as much of.
+      equal: "batch" or "bytes", in which it equals the Transformer.
       batch, state_bytes, tokens_per_second: of feedback.
       other_*: of the Transformer.
-      time: of as many tokens of one lane, feedback's against the Transformer's.
-      ratio: feedback's tokens/s, of all lanes, over the Transformer's.
+      time: of equal tokens per lane, feedback's against the Transformer's.
+      ratio: feedback's tokens/s of all lanes over the Transformer's.
     """
 
     name: str
@@ -89,8 +89,8 @@ class Generation(NamedTuple):
 # training -----------------------------------------------------------------------------------------
 
 
-def models(model: ModelConfig) -> dict[str, ModelConfig]:
-    """Return what is measured, by name; all of the same width, depth and span."""
+def bench_models(model: ModelConfig) -> dict[str, ModelConfig]:
+    """Return the measured models by name; all of the same width, depth and span."""
     c = replace(model.feedback, sweeps=0, tolerance=math.inf)
 
     def feedback(**changes: Any) -> ModelConfig:
@@ -109,22 +109,24 @@ def models(model: ModelConfig) -> dict[str, ModelConfig]:
     return found | {f"feedback, {n} sweeps": feedback(shared_kv=True, sweeps=n) for n in SWEEPS}
 
 
-def training(model: ModelConfig, batch: int, length: int, turns: int) -> Iterator[Step]:
-    """Measure a training step of all models, in turns."""
-    asked = models(model)
+def measure_training(
+    model: ModelConfig, batch: int, length: int, repetitions: int
+) -> Iterator[TrainingStep]:
+    """Measure a training step of all models, interleaved."""
+    asked = bench_models(model)
     runs, temporary, change = {}, {}, {}
-    for name, of in asked.items():
-        with plainly("plain" in name):
-            runs[name], temporary[name], change[name] = _trainer(of, batch, length)
-    times = rounds(runs, turns)
+    for name, model_config in asked.items():
+        with plain_autodiff("plain" in name):
+            runs[name], temporary[name], change[name] = _trainer(model_config, batch, length)
+    times = time_interleaved(runs, repetitions)
     least = training_flops(asked["transformer"])
-    for name, of in asked.items():
-        yield Step(
+    for name, model_config in asked.items():
+        yield TrainingStep(
             name,
-            compared(times[name], times["transformer"]),
-            compared(times[name], times["swa"]),
+            compare_times(times[name], times["transformer"]),
+            compare_times(times[name], times["swa"]),
             temporary[name],
-            training_flops(of) / least,
+            training_flops(model_config) / least,
             change[name],
         )
 
@@ -132,7 +134,7 @@ def training(model: ModelConfig, batch: int, length: int, turns: int) -> Iterato
 def _trainer(
     model: ModelConfig, batch: int, length: int
 ) -> tuple[Callable[[], Any], int, float | None]:
-    """Return a training step, its temporary bytes, and what `Step.sweep_change` is."""
+    """Return a training step, its temporary bytes, and `TrainingStep.sweep_change`."""
     config = replace(Config(), model=model)
     config = replace(config, data=replace(config.data, batch=batch, length=length))
     program = make_program(config, np.ones(model.vocab_size, np.int32))
@@ -166,26 +168,26 @@ def _data(program: TrainProgram, model: ModelConfig, batch: int, length: int) ->
 
 
 @contextmanager
-def plainly(really: bool = True) -> Iterator[None]:
-    """Let what is traced within differentiate the loop over tokens as JAX does it by itself."""
+def plain_autodiff(really: bool = True) -> Iterator[None]:
+    """Use JAX's autodiff of `lax.scan`, without the custom VJP, for functions traced within."""
     ours: Any = solve.token_scan
     if really:
-        solve.token_scan = _plain_loop  # type: ignore[assignment]
+        solve.token_scan = _plain_token_scan  # type: ignore[assignment]
     try:
         yield
     finally:
         solve.token_scan = ours
 
 
-def _plain_loop(token: Any, block: int, *given: Any) -> Any:
-    """Return what `token_scan.token_scan` does, by the same forward pass."""
+def _plain_token_scan(token: Any, block: int, *given: Any) -> Any:
+    """The forward pass of `token_scan.token_scan` without its custom VJP."""
     return token_scan._forward(token, block, *given)[0]
 
 
-def check_plain(model: ModelConfig, batch: int, length: int) -> float:
-    """Return the largest difference of a gradient from plain autodiff's, as a share of its range.
+def compare_gradients(model: ModelConfig, batch: int, length: int) -> float:
+    """Return the largest difference of gradients from plain autodiff's, relative to their range.
 
-    The largest over all weights; each weight's range is that of its gradient.
+    The maximum over all weights, each relative to the range of its gradient.
     """
     module = LanguageModel(replace(model, stack="feedback"), rngs=nnx.Rngs(0))
     graph, params = nnx.split(module)
@@ -198,17 +200,17 @@ def check_plain(model: ModelConfig, batch: int, length: int) -> float:
         return model.losses(x, jnp.roll(tokens, -1, 1))[0].mean()
 
     ours = jax.jit(jax.grad(loss))(params)
-    with plainly():
+    with plain_autodiff():
         plain = jax.jit(jax.grad(lambda params: loss(params)))(params)
     apart = jax.tree.map(lambda a, b: jnp.abs(a - b).max() / jnp.ptp(b), ours, plain)
     return float(jnp.stack(jax.tree.leaves(apart)).max())
 
 
-def rows_floor(model: ModelConfig, batch: int, length: int, turns: int) -> Pair:
-    """Time of the products that a layer's weights are in: as the loop does them against at once.
+def measure_rows_floor(model: ModelConfig, batch: int, length: int, repetitions: int) -> Pair:
+    """Time a layer's matrix products as in the token scan against all tokens in parallel.
 
-    The loop: forward and to the input with `batch` rows, once a token; to the weights with
-    batch * BLOCK rows. At once: all three with batch * length rows.
+    Scan: forward and input gradient with `batch` rows per token, weight gradient with
+    batch * BLOCK rows. Parallel: all three with batch * length rows.
     """
     hidden = model.mlp_width or 4 * model.width
     kernel = jnp.ones((model.width, hidden), model.dtype)
@@ -219,7 +221,7 @@ def rows_floor(model: ModelConfig, batch: int, length: int, turns: int) -> Pair:
         return x @ kernel, to_x, to_kernel
 
     @jax.jit
-    def at_once(kernel: jax.Array, x: jax.Array, made: jax.Array) -> Any:
+    def parallel(kernel: jax.Array, x: jax.Array, made: jax.Array) -> Any:
         return three(kernel, x, made)
 
     @jax.jit
@@ -242,27 +244,29 @@ def rows_floor(model: ModelConfig, batch: int, length: int, turns: int) -> Pair:
     made = jnp.ones((len(x), hidden), model.dtype)
     runs = {
         "loop": lambda: in_loop(kernel, x, made),
-        "at once": lambda: at_once(kernel, x, made),
+        "parallel": lambda: parallel(kernel, x, made),
     }
-    times = rounds(runs, turns)
-    return compared(times["loop"], times["at once"])
+    times = time_interleaved(runs, repetitions)
+    return compare_times(times["loop"], times["parallel"])
 
 
 # generation ---------------------------------------------------------------------------------------
 
 
-def generation(model: ModelConfig, turns: int, note: Callable[[str], None]) -> Iterator[Generation]:
-    """Measure one-token steps behind `SPANS` tokens, for `BATCHES`.
+def measure_generation(
+    model: ModelConfig, repetitions: int, note: Callable[[str], None]
+) -> Iterator[Generation]:
+    """Measure one-token steps after `SPANS` tokens, for `BATCHES`.
 
-    Of as many bytes of state as the Transformer's, feedback holds `layers` times the lanes.
+    With the state bytes of the Transformer, feedback has `layers` times as many lanes.
     """
     for span in SPANS:
         for batch in BATCHES:
             note(f"generation: {span:,} tokens before, batch {batch}")
-            yield from _generated(_spanning(model, span), batch, turns)
+            yield from _measure_generation_step(_models_with_span(model, span), batch, repetitions)
 
 
-def _spanning(model: ModelConfig, span: int) -> dict[str, ModelConfig]:
+def _models_with_span(model: ModelConfig, span: int) -> dict[str, ModelConfig]:
     c = replace(model.feedback, span=span, shared_kv=True, sweeps=0)
     feedback = replace(model, stack="feedback", feedback=c)
     return {
@@ -272,20 +276,22 @@ def _spanning(model: ModelConfig, span: int) -> dict[str, ModelConfig]:
     }
 
 
-def _generated(models: dict[str, ModelConfig], batch: int, turns: int) -> Iterator[Generation]:
-    # the same memory in fewer layers' caches: a Transformer of L layers has L times the bytes
+def _measure_generation_step(
+    models: dict[str, ModelConfig], batch: int, repetitions: int
+) -> Iterator[Generation]:
+    # a Transformer of L layers has L KV caches where feedback has one
     more = batch * models["feedback"].layers
-    asked = {(name, "batch"): (of, batch) for name, of in models.items()}
+    asked = {(name, "batch"): (model_config, batch) for name, model_config in models.items()}
     asked["feedback", "bytes"] = (models["feedback"], more)
     runs, sizes = {}, {}
-    for key, (of, lanes) in asked.items():
-        runs[key], sizes[key] = _generator(of, lanes)
-    times = rounds(runs, turns)
+    for key, (model_config, lanes) in asked.items():
+        runs[key], sizes[key] = _generator(model_config, lanes)
+    times = time_interleaved(runs, repetitions)
     base = ("transformer", "batch")
     for key, (_, lanes) in asked.items():
         if key == base:
             continue
-        time = compared(times[key], times[base])
+        time = compare_times(times[key], times[base])
         mine, other = lanes * TOKENS / time.first, batch * TOKENS / time.second
         span = models["feedback"].feedback.span
         yield Generation(
@@ -304,14 +310,17 @@ def _generated(models: dict[str, ModelConfig], batch: int, turns: int) -> Iterat
 
 
 def _generator(model: ModelConfig, batch: int) -> tuple[Callable[[], Any], int]:
-    """Return what generates `TOKENS` greedy tokens behind a full memory, and its state's bytes."""
+    """Return a function that generates `TOKENS` greedy tokens after a full memory, and its state's
+    bytes."""
     module = LanguageModel(model, rngs=nnx.Rngs(0))
     graph, params = nnx.split(module)
-    state = jax.block_until_ready(jax.jit(functools.partial(_full, module.init_state, batch))())
+    state = jax.block_until_ready(
+        jax.jit(functools.partial(_full_state, module.init_state, batch))()
+    )
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     token = jnp.zeros((batch, 1), jnp.int32)
 
-    write = writer(graph, TOKENS)
+    write = make_writer(graph, TOKENS)
     compiled = jax.jit(write, donate_argnums=1).lower(params, state, token).compile()
 
     def run() -> Any:
@@ -322,8 +331,8 @@ def _generator(model: ModelConfig, batch: int) -> tuple[Callable[[], Any], int]:
     return run, size
 
 
-def _full(init_state: Callable[[int], FeedbackState], batch: int) -> FeedbackState:
-    """Return the state of lanes that have read `span` tokens, of random slots."""
+def _full_state(init_state: Callable[[int], FeedbackState], batch: int) -> FeedbackState:
+    """Return a state of lanes after `span` tokens, with random entries."""
     state = init_state(batch)
     slots = tuple(jax.random.normal(jax.random.key(0), a.shape, a.dtype) for a in state.slots)
     return FeedbackState(slots, state.place, jnp.full_like(state.filled, slots[0].shape[-2]))

@@ -1,14 +1,13 @@
-"""The Feedback Transformer of another package, on PyTorch, at equal sizes and equal mathematics.
+"""Comparison with `feedback-transformer-pytorch` at equal sizes and mathematics.
 
-`feedback-transformer-pytorch`, one token at a time (`seq_len=1`), as its users run it, eager. What
-differs cannot be made equal there:
+It runs one token at a time (`seq_len=1`) and eagerly, as its users do. Remaining differences:
 
-    positions    a bias for each head by T5's buckets of distance; here learned vectors that are
-                 added to the keys, which is one product more
-    memory       not normed before its keys and values; here it is
-    biases       in the feed-forward and behind the attention, and an untied head with one
+    positions    T5's bucketed bias per head; here learned vectors added to the keys, which is one
+                 more product
+    memory       no norm before its keys and values; here there is one
+    biases       in the feed-forward, of the attention output and of an untied head
     gelu         exact; here the tanh approximation
-    first token  attends to nothing and skips the output's bias as well
+    first token  attends to nothing and skips the output bias
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from famjax.bench.timing import Pair, compared, rounds
+from famjax.bench.timing import Pair, compare_times, time_interleaved
 from famjax.core import sharding
 from famjax.core.config import ArchConfig, MeshConfig, ModelConfig
 from famjax.core.optional import missing_modules
@@ -36,12 +35,12 @@ WIDTHS = (128, 256)
 AIM = 5.0
 
 
-class Peer(NamedTuple):
+class FeedbackPeer(NamedTuple):
     """Forward and backward of the mean loss, of the other package against famjax.
 
     Attributes:
-      time: theirs against ours; its ratio is how many times faster we are.
-      apart: largest difference of logits with the same weights, as a share of their range.
+      time: theirs against ours; its ratio is our speedup.
+      apart: largest difference of logits with the same weights, relative to their range.
     """
 
     width: int
@@ -49,26 +48,28 @@ class Peer(NamedTuple):
     apart: float
 
 
-def installed() -> bool:
-    """Return whether what `peers` needs is there."""
+def is_installed() -> bool:
+    """Return whether the packages of `measure_peers` are installed."""
     return not missing_modules(PEERS)
 
 
-def peers(model: ModelConfig, batch: int, length: int, turns: int) -> Iterator[Peer]:
+def measure_peers(
+    model: ModelConfig, batch: int, length: int, repetitions: int
+) -> Iterator[FeedbackPeer]:
     """Measure both at each of `WIDTHS`; the model gives layers, heads, span and vocabulary."""
     for width in WIDTHS:
-        asked = alike(replace(model, width=width))
+        asked = match_peer(replace(model, width=width))
         tokens = _tokens(asked, batch, length)
-        times = rounds(
-            {"theirs": _theirs(asked, tokens), "ours": _ours(asked, tokens)},
-            turns,
+        times = time_interleaved(
+            {"theirs": _peer_step(asked, tokens), "ours": _famjax_step(asked, tokens)},
+            repetitions,
         )
         apart = check_peer(asked, 2, min(length, 2 * asked.feedback.span, 40))
-        yield Peer(width, compared(times["theirs"], times["ours"]), apart)
+        yield FeedbackPeer(width, compare_times(times["theirs"], times["ours"]), apart)
 
 
-def alike(model: ModelConfig) -> ModelConfig:
-    """Return the config whose mathematics is nearest to the package's."""
+def match_peer(model: ModelConfig) -> ModelConfig:
+    """Return the config with the mathematics closest to the package's."""
     feedback = replace(
         model.feedback, shared_kv=True, composition="all", positions="learned", sweeps=0
     )
@@ -91,7 +92,7 @@ def _tokens(model: ModelConfig, batch: int, length: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, model.vocab_size, (batch, length), np.int32)
 
 
-def _net(model: ModelConfig) -> Any:
+def _peer_model(model: ModelConfig) -> Any:
     import feedback_transformer_pytorch
     import torch
 
@@ -107,13 +108,13 @@ def _net(model: ModelConfig) -> Any:
     )
 
 
-def _theirs(model: ModelConfig, tokens: np.ndarray) -> Callable[[], Any]:
+def _peer_step(model: ModelConfig, tokens: np.ndarray) -> Callable[[], Any]:
     import os
 
     import torch
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    net, ids = _net(model), torch.tensor(tokens.astype(np.int64))
+    net, ids = _peer_model(model), torch.tensor(tokens.astype(np.int64))
 
     def run() -> None:
         net.zero_grad(set_to_none=True)
@@ -123,7 +124,7 @@ def _theirs(model: ModelConfig, tokens: np.ndarray) -> Callable[[], Any]:
     return run
 
 
-def _ours(model: ModelConfig, tokens: np.ndarray) -> Callable[[], Any]:
+def _famjax_step(model: ModelConfig, tokens: np.ndarray) -> Callable[[], Any]:
     graph, params = nnx.split(LanguageModel(model, rngs=nnx.Rngs(0)))
     mesh = sharding.make_mesh(MeshConfig())
     given = jax.device_put(tokens, sharding.batch_sharding(mesh, len(tokens)))
@@ -145,28 +146,28 @@ def _ours(model: ModelConfig, tokens: np.ndarray) -> Callable[[], Any]:
 
 
 def check_peer(model: ModelConfig, batch: int, length: int) -> float:
-    """Compare logits of both with the same weights, what differs taken out; float32.
+    """Compare logits of both with the same weights in float32, with the differences removed.
 
     Positions and biases are zero, their memory is normed before its keys and values, their gelu is
     the tanh approximation.
 
     Returns:
-      The largest difference as a share of the logits' range.
+      The largest difference relative to the logits' range.
     """
     import torch
 
-    module = LanguageModel(alike(model), rngs=nnx.Rngs(0))
+    module = LanguageModel(match_peer(model), rngs=nnx.Rngs(0))
     assert module.stack.distances is not None
     module.stack.distances[...] = jnp.zeros_like(module.stack.distances[...])
-    net, tokens = _net(model), _tokens(model, batch, length)
+    net, tokens = _peer_model(model), _tokens(model, batch, length)
     with torch.no_grad():
-        _load(net, module)
-        theirs = _evaluated(net, torch.tensor(tokens.astype(np.int64))).numpy()
+        _copy_weights(net, module)
+        theirs = _evaluate_peer(net, torch.tensor(tokens.astype(np.int64))).numpy()
     ours, _ = module(jnp.asarray(tokens), module.init_state(batch))
     return float(np.abs(np.asarray(ours) - theirs).max() / np.ptp(theirs))
 
 
-def _evaluated(net: Any, tokens: Any) -> Any:
+def _evaluate_peer(net: Any, tokens: Any) -> Any:
     """Return their logits, with the memory normed and the gelu approximated."""
     import torch
     from torch.nn import functional
@@ -187,8 +188,8 @@ def _evaluated(net: Any, tokens: Any) -> Any:
     return net(tokens)
 
 
-def _load(net: Any, module: LanguageModel) -> None:
-    """Put our weights into their modules, and zero what we have not."""
+def _copy_weights(net: Any, module: LanguageModel) -> None:
+    """Copy our weights into their modules, and zero their other parameters."""
     stack: Any = module.stack
     head: Any = module.head
     layers, keys, width = stack.layers[0], stack.keys, net.token_emb.weight.shape[1]

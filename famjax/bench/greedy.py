@@ -1,4 +1,4 @@
-"""Greedy tokens one at a time, as one program."""
+"""Greedy decoding of a fixed number of tokens as one program."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 
-def writer(graph: Any, count: int) -> Callable[[Any, Any, jax.Array], tuple[jax.Array, Any]]:
-    """Return (params, state, token [b 1]) -> (token, state) behind `count` tokens more."""
+def make_writer(graph: Any, count: int) -> Callable[[Any, Any, jax.Array], tuple[jax.Array, Any]]:
+    """Return (params, state, token [b 1]) -> (token, state) after `count` more tokens."""
 
     def write(params: Any, state: Any, token: jax.Array) -> tuple[jax.Array, Any]:
         model = nnx.merge(graph, params)

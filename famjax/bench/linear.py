@@ -1,12 +1,12 @@
-"""What linear attention costs and gains (T2R, arXiv 2103.13076, 3.3, Figures 2 and 3).
+"""Linear attention: training and decoding speed (T2R, arXiv 2103.13076, 3.3, Figures 2 and 3).
 
-Attention alone, forward and backward, on arrays: the chunkwise form that layers train with, beside
-a scan over tokens, all pairs under a mask, and softmax attention. Its floor is arithmetic: the
-chunkwise form's products, at the speed that one large product reaches in the same turn.
+Attention alone, forward and backward, on arrays: the chunkwise form used in training, against a
+scan over tokens, masked all pairs, and softmax attention. Its floor is the time of its FLOPs at the
+speed of one large matrix product in the same repetition.
 
-Decoding: a Transformer whose cache holds so many tokens, and linear attention by its feature maps,
-on models of equal shape; T2R's map is merged into the projections (Equation 8) where it can be, as
-`famjax generate` does, and beside it stands the same model with its map.
+Decoding: a Transformer with a KV cache of so many tokens, and linear attention with each feature
+map, on models of equal shape. T2R's map is merged into the projections (Equation 8) where possible,
+as `famjax generate` does, and also measured unmerged.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from famjax.bench.greedy import writer
-from famjax.bench.timing import Pair, compared, rounds
+from famjax.bench.greedy import make_writer
+from famjax.bench.timing import Pair, compare_times, time_interleaved
 from famjax.core.config import ModelConfig
 from famjax.models.fold_feature_maps import fold_feature_maps, why_not_foldable
 from famjax.models.language_model import LanguageModel
@@ -31,28 +31,28 @@ from famjax.ops.linear_attention import EPS, Sums, chunkwise_attention, recurren
 from famjax.train.flops import linear_attention_flops
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-# a form is left out from where a call would take longer, or hold more in temporary arrays
-MOST_SECONDS, MOST_BYTES = 20.0, 4e9
-# fewer turns, though two at least, where all of them at one length would take longer
+# a form is skipped at lengths where a call would take longer, or need more temporary bytes
+MAX_SECONDS, MAX_BYTES = 20.0, 4e9
+# time budget of one length; repetitions are reduced to it, to two at least
 LENGTH_SECONDS = 60.0
-# of the large product that says how fast products are here
+# size of the matrix product that measures peak speed
 PRODUCT = 2048
-# aims: times softmax's speed at a length; of the floor
+# aims: speedup over softmax at a length; ratio to the floor
 SOFTMAX_AIM, AIM_LENGTH, FLOOR_AIM = 10.0, 4096, 2.0
 
 # as `famjax generate` runs it
 MERGED = "T2R"
-BEHIND = (8, 32, 128, 512, 2048, 8192)
+CONTEXTS = (8, 32, 128, 512, 2048, 8192)
 # lanes as in the paper's Figures 2 and 3; tokens of one call
 LANES, TOKENS = 16, 16
-# aims: tokens/s over the Transformer's behind AIM_BEHIND, over elu's and rfa's, and at the longest
-# over those behind AIM_BEHIND; bytes of state over elu's
-TRANSFORMER_AIM, AIM_BEHIND, MAPS_AIM, FLAT_AIM, BYTES_AIM = 4.0, 512, 1.15, 0.9, 0.3
+# aims: tokens/s over the Transformer's after AIM_CONTEXT, over elu's and rfa's, and at the longest
+# over those after AIM_CONTEXT; bytes of state over elu's
+TRANSFORMER_AIM, AIM_CONTEXT, MAPS_AIM, FLAT_AIM, BYTES_AIM = 4.0, 512, 1.15, 0.9, 0.3
 
 # attention ----------------------------------------------------------------------------------------
 
 # q and k [b t h k], v and the gradient of the result [b t h e]; softmax's q and k are [b t h e]
-Given = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+Inputs = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 Form = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
@@ -60,10 +60,10 @@ class Attention(NamedTuple):
     """One form at one length, forward and backward.
 
     Attributes:
-      time: against the chunkwise form; its ratio is how many times slower. None: left out.
+      time: against the chunkwise form; its ratio is the slowdown. None if skipped.
       floor: the chunkwise form's time over its floor; None for the others.
-      apart: largest difference of the result from the chunkwise form's, as a share of its range;
-        None where the mathematics is another's.
+      apart: largest difference of the result from the chunkwise form's, relative to its range; None
+        for softmax, another function.
     """
 
     name: str
@@ -74,42 +74,42 @@ class Attention(NamedTuple):
 
 
 def scan(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Equations 4 to 7, a token at a time."""
-    begun = jnp.full((len(q), 1), -1)
+    """Equations 4 to 7, one token at a time."""
+    resets = jnp.full((len(q), 1), -1)
 
     def token(sums: Sums, xs: Any) -> tuple[Sums, jax.Array]:
         q, k, v = (a[:, None] for a in xs)
-        y, sums = recurrent_attention(q[..., None, :], k, v, sums, begun)
+        y, sums = recurrent_attention(q[..., None, :], k, v, sums, resets)
         return sums, y[:, 0, :, 0]
 
-    _, y = jax.lax.scan(token, _nothing(k, v), tuple(jnp.moveaxis(a, 1, 0) for a in (q, k, v)))
+    _, y = jax.lax.scan(token, _empty_sums(k, v), tuple(jnp.moveaxis(a, 1, 0) for a in (q, k, v)))
     return jnp.moveaxis(y, 0, 1)
 
 
 def all_pairs(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Equation 3 as it stands: phi(q_i) phi(k_j) for all j <= i, over their sum."""
+    """Equation 3 directly: phi(q_i) phi(k_j) for all j <= i, normalized by their sum."""
     a = jnp.einsum("bihk,bjhk->bhij", q, k)
-    a = jnp.where(_causal(len(q[0])), a, 0)
+    a = jnp.where(_causal_mask(len(q[0])), a, 0)
     y = jnp.einsum("bhij,bjhe->bihe", a, v)
     return y / jnp.maximum(a.sum(-1), EPS).swapaxes(1, 2)[..., None]
 
 
 def softmax(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    return attention.attend(q, k, v, _causal(len(q[0])))
+    return attention.attend(q, k, v, _causal_mask(len(q[0])))
 
 
 def chunkwise(chunk: int) -> Form:
     def form(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        begun = jnp.full(q.shape[:2], -1)
-        return chunkwise_attention(q[..., None, :], k, v, _nothing(k, v), begun, chunk)[0][
+        resets = jnp.full(q.shape[:2], -1)
+        return chunkwise_attention(q[..., None, :], k, v, _empty_sums(k, v), resets, chunk)[0][
             ..., 0, :
         ]
 
     return form
 
 
-def platform_kernels(chunk: int) -> dict[str, tuple[Form, int]]:
-    """Return each form, and the power of the length that its time grows with."""
+def forms(chunk: int) -> dict[str, tuple[Form, int]]:
+    """Return each form with the exponent of its time in the length."""
     return {
         "chunkwise": (chunkwise(chunk), 1),
         "token scan": (scan, 1),
@@ -118,57 +118,69 @@ def platform_kernels(chunk: int) -> dict[str, tuple[Form, int]]:
     }
 
 
-def attend(
-    model: ModelConfig, batch: int, longest: int, turns: int, note: Callable[[str], None]
+def measure_attention(
+    model: ModelConfig, batch: int, longest: int, repetitions: int, note: Callable[[str], None]
 ) -> Iterator[Attention]:
-    """Measure all forms in turns, at each of `LENGTHS` up to `longest`."""
+    """Measure all forms interleaved, at each of `LENGTHS` up to `longest`."""
     spent: dict[str, float] = {}
     before = 0
     lengths = [n for n in LENGTHS if n <= longest]
     for i, length in enumerate(lengths):
-        note(f"attention: {length:,} tokens{_left(spent, before, lengths[i:], turns)}")
+        note(
+            f"attention: {length:,} tokens"
+            f"{_remaining_note(spent, before, lengths[i:], repetitions)}"
+        )
         runs, apart = _runs(model, batch, length, spent, before)
-        a_turn = sum(_expected(spent, before, length).values())
-        times = rounds(runs | {"product": _product()}, _turns(a_turn, turns))
-        k, e = model.linear.features, _head(model)
+        repetition_seconds = sum(_expected_seconds(spent, before, length).values())
+        times = time_interleaved(
+            runs | {"product": _reference_product()}, _repetitions(repetition_seconds, repetitions)
+        )
+        k, e = model.linear.features, _head_dim(model)
         flops = linear_attention_flops(batch * length * model.heads, k, e, model.linear.chunk)
         floor = [flops / (2 * PRODUCT**3) * t for t in times["product"]]
         ours = times["chunkwise"]
-        for name in platform_kernels(model.linear.chunk):
+        for name in forms(model.linear.chunk):
             if name not in runs:
                 spent[name] = np.inf
                 yield Attention(name, length, None, None, None)
                 continue
             spent[name] = min(times[name])
-            to_floor = compared(ours, floor) if name == "chunkwise" else None
-            yield Attention(name, length, compared(times[name], ours), to_floor, apart.get(name))
+            to_floor = compare_times(ours, floor) if name == "chunkwise" else None
+            yield Attention(
+                name, length, compare_times(times[name], ours), to_floor, apart.get(name)
+            )
         before = length
 
 
-def _expected(spent: dict[str, float], before: int, length: int) -> dict[str, float]:
-    """Return seconds of the forms that are not left out at a length, from those at the last one."""
-    powers = {name: power for name, (_, power) in platform_kernels(1).items()}
+def _expected_seconds(spent: dict[str, float], before: int, length: int) -> dict[str, float]:
+    """Extrapolate the seconds of each form to a length, and drop the forms to skip there."""
+    powers = {name: power for name, (_, power) in forms(1).items()}
     times = {name: t * (length / before) ** powers[name] for name, t in spent.items()}
-    return {name: t for name, t in times.items() if name == "chunkwise" or t <= MOST_SECONDS}
+    return {name: t for name, t in times.items() if name == "chunkwise" or t <= MAX_SECONDS}
 
 
-def _turns(a_turn: float, turns: int) -> int:
-    return max(2, min(turns, int(LENGTH_SECONDS / max(a_turn, 1e-9))))
+def _repetitions(repetition_seconds: float, repetitions: int) -> int:
+    return max(2, min(repetitions, int(LENGTH_SECONDS / max(repetition_seconds, 1e-9))))
 
 
-def _left(spent: dict[str, float], before: int, lengths: list[int], turns: int) -> str:
-    """Return what the forms themselves will take, at about; compiling them comes on top."""
+def _remaining_note(
+    spent: dict[str, float], before: int, lengths: list[int], repetitions: int
+) -> str:
+    """Return a note on the remaining run time, without compilation."""
     if not spent:
         return ""
-    each = [sum(_expected(spent, before, length).values()) for length in lengths]
+    each = [sum(_expected_seconds(spent, before, length).values()) for length in lengths]
     # once to warm up, and once for the result
-    left = sum((_turns(a_turn, turns) + 2) * a_turn for a_turn in each)
+    left = sum(
+        (_repetitions(repetition_seconds, repetitions) + 2) * repetition_seconds
+        for repetition_seconds in each
+    )
     return f"; attention's runs have about {left:.0f} s left"
 
 
-def given(model: ModelConfig, batch: int, length: int, width: int) -> Given:
-    """Return features and values as layers have them: q and k above zero, of `width` elements."""
-    rng, e = np.random.default_rng(0), _head(model)
+def random_inputs(model: ModelConfig, batch: int, length: int, width: int) -> Inputs:
+    """Return random features and values as in layers: q and k positive, of `width` elements."""
+    rng, e = np.random.default_rng(0), _head_dim(model)
     shapes = [(batch, length, model.heads, n) for n in (width, width, e, e)]
     q, k, v, to_y = (rng.standard_normal(s, np.float32) for s in shapes)
     q, k, v, to_y = (jax.device_put(a) for a in (np.abs(q), np.abs(k), v, to_y))
@@ -178,18 +190,18 @@ def given(model: ModelConfig, batch: int, length: int, width: int) -> Given:
 def _runs(
     model: ModelConfig, batch: int, length: int, spent: dict[str, float], before: int
 ) -> tuple[dict[str, Callable[[], Any]], dict[str, float]]:
-    """Return what runs each form that is not left out, and `Attention.apart`."""
+    """Return a function for each form that is not skipped, and `Attention.apart`."""
     runs: dict[str, Callable[[], Any]] = {}
     results = {}
-    expected = _expected(spent, before, length)
-    for name, (form, _) in platform_kernels(model.linear.chunk).items():
+    expected = _expected_seconds(spent, before, length)
+    for name, (form, _) in forms(model.linear.chunk).items():
         if before and name not in expected:
             continue
-        width = _head(model) if name == "softmax" else model.linear.features
-        arrays = given(model, batch, length, width)
+        width = _head_dim(model) if name == "softmax" else model.linear.features
+        arrays = random_inputs(model, batch, length, width)
         compiled = jax.jit(forward_backward(form)).lower(*arrays).compile()
         memory = compiled.memory_analysis()
-        if memory and memory.temp_size_in_bytes > MOST_BYTES and name != "chunkwise":
+        if memory and memory.temp_size_in_bytes > MAX_BYTES and name != "chunkwise":
             continue
         runs[name] = functools.partial(compiled, *arrays)
         if name != "softmax":
@@ -200,7 +212,7 @@ def _runs(
 
 
 def forward_backward(form: Form) -> Callable[..., Any]:
-    """Return the result and the gradients of q, k and v."""
+    """Return a function of the result and the gradients of q, k and v."""
 
     def both(q: jax.Array, k: jax.Array, v: jax.Array, to_y: jax.Array) -> Any:
         y, backward = jax.vjp(form, q, k, v)
@@ -209,22 +221,22 @@ def forward_backward(form: Form) -> Callable[..., Any]:
     return both
 
 
-def _product() -> Callable[[], Any]:
+def _reference_product() -> Callable[[], Any]:
     matrix = jnp.ones((PRODUCT, PRODUCT))
     return functools.partial(jax.jit(jnp.dot), matrix, matrix)
 
 
-def _nothing(k: jax.Array, v: jax.Array) -> Sums:
+def _empty_sums(k: jax.Array, v: jax.Array) -> Sums:
     b, _, g, width = k.shape
     return Sums(jnp.zeros((b, g, width, v.shape[-1])), jnp.zeros((b, g, width)))
 
 
-def _causal(t: int) -> jax.Array:
+def _causal_mask(t: int) -> jax.Array:
     index = jnp.arange(t)
     return index[:, None] >= index
 
 
-def _head(model: ModelConfig) -> int:
+def _head_dim(model: ModelConfig) -> int:
     return model.head_dim or model.width // model.heads
 
 
@@ -232,11 +244,11 @@ def _head(model: ModelConfig) -> int:
 
 
 class Decoding(NamedTuple):
-    """Greedy tokens of one model behind `length` tokens.
+    """Greedy decoding of one model after `length` tokens.
 
     Attributes:
-      seconds: of each turn, `TOKENS` tokens of all lanes; empty: left out.
-      state_bytes: of what attention carries, all lanes.
+      seconds: of each repetition, `TOKENS` tokens of all lanes; empty if skipped.
+      state_bytes: of the attention state, all lanes.
     """
 
     name: str
@@ -249,8 +261,8 @@ class Decoding(NamedTuple):
         return LANES * TOKENS / min(self.seconds)
 
 
-def models(model: ModelConfig, length: int) -> dict[str, ModelConfig]:
-    """Return what is measured, by name, of the same width and depth; the cache holds `length`."""
+def bench_models(model: ModelConfig, length: int) -> dict[str, ModelConfig]:
+    """Return the measured models by name, of the same width and depth; KV cache of `length`."""
 
     def linear(kind: Any) -> ModelConfig:
         return replace(model, mixer="linear", linear=replace(model.linear, map=kind, rope=False))
@@ -260,55 +272,57 @@ def models(model: ModelConfig, length: int) -> dict[str, ModelConfig]:
     return {"transformer": replace(model, mixer="full", capacity=length)} | maps
 
 
-def why_not_merged(model: ModelConfig) -> str:
-    """Return what keeps T2R's map from being merged at this shape, or nothing."""
-    return why_not_foldable(models(model, 1)[MERGED])
+def merge_obstacle(model: ModelConfig) -> str:
+    """Return why T2R's map cannot be merged at this shape, or ""."""
+    return why_not_foldable(bench_models(model, 1)[MERGED])
 
 
-def decode(model: ModelConfig, turns: int, note: Callable[[str], None]) -> Iterator[Decoding]:
-    """Measure all models in turns, the last `TOKENS` tokens of each of `BEHIND`."""
+def measure_decoding(
+    model: ModelConfig, repetitions: int, note: Callable[[str], None]
+) -> Iterator[Decoding]:
+    """Measure all models interleaved, the last `TOKENS` tokens of each of `CONTEXTS`."""
     spent, before = 0.0, 1
-    # of linear attention one program serves all lengths
-    made: dict[tuple[str, int], _Decoder] = {}
-    for i, length in enumerate(BEHIND):
-        note(f"decoding: {length:,} tokens, {len(BEHIND) - i} lengths left")
+    # linear attention has one program for all lengths
+    decoders: dict[tuple[str, int], _Decoder] = {}
+    for i, length in enumerate(CONTEXTS):
+        note(f"decoding: {length:,} tokens, {len(CONTEXTS) - i} lengths left")
         runs, sizes, count = {}, {}, min(TOKENS, length)
-        for name, of in models(model, length).items():
-            if name == "transformer" and spent * length / before > MOST_SECONDS:
+        for name, config in bench_models(model, length).items():
+            if name == "transformer" and spent * length / before > MAX_SECONDS:
                 continue
-            if name == "transformer" or (name, count) not in made:
-                made[name, count] = _decoder(of, count, name == MERGED)
-            runs[name] = functools.partial(made[name, count].run, length)
-            sizes[name] = made[name, count].state_bytes
-        times = rounds(runs, turns)
-        for name in models(model, length):
+            if name == "transformer" or (name, count) not in decoders:
+                decoders[name, count] = _decoder(config, count, name == MERGED)
+            runs[name] = functools.partial(decoders[name, count].run, length)
+            sizes[name] = decoders[name, count].state_bytes
+        times = time_interleaved(runs, repetitions)
+        for name in bench_models(model, length):
             yield Decoding(name, length, tuple(times.get(name, ())), sizes.get(name, 0))
         spent, before = min(times.get("transformer", [np.inf])), length
 
 
 class _Decoder(NamedTuple):
-    """What writes the `TOKENS` tokens up to a length, again and again, and its state's bytes."""
+    """A repeatable run of the `TOKENS` tokens up to a length, and its state's bytes."""
 
     run: Callable[[int], Any]
     state_bytes: int
 
 
 def _decoder(model: ModelConfig, count: int, merge: bool) -> _Decoder:
-    """Compile the writing of `count` tokens, with T2R's map merged if it can be."""
+    """Compile the decoding of `count` tokens, with T2R's map merged if possible."""
     module = LanguageModel(model, rngs=nnx.Rngs(0))
     if merge and not why_not_foldable(model):
         module = fold_feature_maps(module)
     graph, params = nnx.split(module)
-    # from call to call the layers' states stay arrays of their own, and are written in place
+    # unstacked layer states are donated and updated in place between calls
     state = jax.jit(lambda: module.unstack(module.init_state(LANES)))()
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     token = jnp.zeros((LANES, 1), jnp.int32)
 
     def write(params: Any, state: Any, token: jax.Array, read: jax.Array) -> Any:
-        return writer(graph, count)(params, _behind(state, read), token)
+        return make_writer(graph, count)(params, _set_length(state, read), token)
 
-    given = (params, state, token, jnp.int32(0))
-    compiled = jax.jit(write, donate_argnums=1).lower(*given).compile()
+    random_inputs = (params, state, token, jnp.int32(0))
+    compiled = jax.jit(write, donate_argnums=1).lower(*random_inputs).compile()
 
     def run(length: int) -> Any:
         nonlocal state, token
@@ -319,8 +333,8 @@ def _decoder(model: ModelConfig, count: int, merge: bool) -> _Decoder:
     return _Decoder(run, size)
 
 
-def _behind(state: Any, length: jax.Array) -> Any:
-    """Return the state of lanes that have read so many tokens, whatever they were."""
+def _set_length(state: Any, length: jax.Array) -> Any:
+    """Return the state with its position set to `length`."""
 
     def is_layer(s: Any) -> bool:
         return hasattr(s, "length")

@@ -1,8 +1,8 @@
-"""Causal linear attention of another package, on PyTorch, on equal features and values.
+"""Comparison with the causal linear attention of `performer-pytorch` on equal features and values.
 
-`performer-pytorch` without its CUDA kernel, as it runs on a CPU, eager: sums over tokens of
-phi(k) v^T, all of them kept, in 128 pieces. It adds 1e-6 to the normaliser's sums where ours has a
-least denominator; on features above zero the mathematics is the same.
+It runs eagerly and without its CUDA kernel, as on a CPU: cumulative sums over tokens of phi(k) v^T,
+all materialized, in 128 pieces. It adds 1e-6 to the denominator where ours has a minimum; for
+positive features the mathematics is the same.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from famjax.bench.linear import Given, chunkwise, forward_backward, given
-from famjax.bench.timing import Pair, compared, rounds
+from famjax.bench.linear import Inputs, chunkwise, forward_backward, random_inputs
+from famjax.bench.timing import Pair, compare_times, time_interleaved
 from famjax.core.config import ModelConfig
 from famjax.core.optional import missing_modules
 
 PEERS = ("torch", "performer_pytorch")
 NAME = "performer-pytorch"
-# beyond, it keeps gigabytes and takes seconds
+# longer ones need gigabytes and seconds
 LENGTHS = (512, 2048)
 
 
-class Peer(NamedTuple):
+class LinearPeer(NamedTuple):
     """Forward and backward, of the other package against the chunkwise form.
 
     Attributes:
-      time: theirs against ours; its ratio is how many times faster we are.
-      apart: the largest difference of a result or gradient, as a share of its range.
+      time: theirs against ours; its ratio is our speedup.
+      apart: the largest difference of a result or gradient, relative to its range.
     """
 
     length: int
@@ -39,35 +39,37 @@ class Peer(NamedTuple):
     apart: float
 
 
-def installed() -> bool:
-    """Return whether what `peers` needs is there."""
+def is_installed() -> bool:
+    """Return whether the packages of `measure_peers` are installed."""
     return not missing_modules(PEERS)
 
 
-def peers(model: ModelConfig, batch: int, longest: int, turns: int) -> Iterator[Peer]:
+def measure_peers(
+    model: ModelConfig, batch: int, longest: int, repetitions: int
+) -> Iterator[LinearPeer]:
     """Measure both at each of `LENGTHS` up to `longest`."""
     for length in (n for n in LENGTHS if n <= longest):
-        arrays = given(model, batch, length, model.linear.features)
-        runs = {"theirs": _theirs(arrays), "ours": _ours(model, arrays)}
-        times = rounds(runs, turns)
+        arrays = random_inputs(model, batch, length, model.linear.features)
+        runs = {"theirs": _peer_runner(arrays), "ours": _famjax_runner(model, arrays)}
+        times = time_interleaved(runs, repetitions)
         apart = check_peer(model, batch, length)
-        yield Peer(length, compared(times["theirs"], times["ours"]), apart)
+        yield LinearPeer(length, compare_times(times["theirs"], times["ours"]), apart)
 
 
 def check_peer(model: ModelConfig, batch: int, length: int) -> float:
     """Return `Peer.apart`."""
-    arrays = given(model, batch, length, model.linear.features)
-    theirs, ours = _theirs(arrays)(), jax.tree.leaves(_ours(model, arrays)())
+    arrays = random_inputs(model, batch, length, model.linear.features)
+    theirs, ours = _peer_runner(arrays)(), jax.tree.leaves(_famjax_runner(model, arrays)())
     pairs = zip(theirs, (np.asarray(a) for a in ours), strict=True)
     return max(float(np.abs(a - b).max() / np.ptp(b)) for a, b in pairs)
 
 
-def _ours(model: ModelConfig, arrays: Given) -> Callable[[], Any]:
+def _famjax_runner(model: ModelConfig, arrays: Inputs) -> Callable[[], Any]:
     program = jax.jit(forward_backward(chunkwise(model.linear.chunk)))
     return lambda: program(*arrays)
 
 
-def _theirs(arrays: Given) -> Callable[[], list[np.ndarray]]:
+def _peer_runner(arrays: Inputs) -> Callable[[], list[np.ndarray]]:
     """Return their result and gradients of q, k and v, [b t h ...]."""
     import torch
 

@@ -1,9 +1,8 @@
-"""What adapters spare: a training step beside frozen weights against one of all weights.
+"""The savings of adapters: a LoRA training step against one of all weights.
 
-The floor of the ratio is arithmetic: of the three products that a linear map takes in training,
-output, gradient of the input, gradient of the kernel, the last is spared. The head's is too; the
-attention's own products and the adapters' are not. PyTorch's peft does the same mathematics beside
-it, where it is installed.
+The floor of the ratio is by FLOPs: of the three products of a linear map in training (output, input
+gradient, kernel gradient) frozen weights save the last, also in the head, but not in attention
+scores or the adapters. If installed, PyTorch's peft is measured with the same mathematics.
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from famjax.bench.timing import Pair, time_alternately
+from famjax.bench.timing import Pair, time_pair
 from famjax.core.config import ArchConfig, Config, LoraConfig, ModelConfig
 from famjax.core.optional import missing_modules
 from famjax.train.flops import forward_flops
 from famjax.train.program import TrainProgram, make_program
 
 PEERS = ("torch", "transformers", "peft")
-# torch.nn.Linear's own LoRA places of a Llama, all of them
+# LoRA targets in transformers' Llama, all linear layers
 _MAPS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-class Kept(NamedTuple):
-    """What one way of training holds: parameters trained, bytes of the optimizer, of a step.
+class TrainingFootprint(NamedTuple):
+    """Trained parameters, bytes of the optimizer state, and temporary bytes of a step.
 
-    `step_bytes` are XLA's temporary arrays; 0 where nobody says.
+    `step_bytes` are XLA's temporaries; 0 if unknown.
     """
 
     trained: int
@@ -38,24 +37,24 @@ class Kept(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Adapters against everything, in one framework."""
+    """Training adapters against training all weights, in one framework."""
 
     name: str
-    adapters: Kept
-    everything: Kept
+    adapters: TrainingFootprint
+    everything: TrainingFootprint
     time: Pair
 
 
-def compare(model: ModelConfig, rank: int, batch: int, length: int, turns: int) -> Comparison:
+def compare(model: ModelConfig, rank: int, batch: int, length: int, repetitions: int) -> Comparison:
     """Measure famjax's own step, with AdamW."""
     adapter_config = replace(model, lora=LoraConfig(rank=rank))
-    (some, one), (all_, other) = (_ours(m, batch, length) for m in (adapter_config, model))
-    return Comparison("famjax", some, all_, time_alternately(one, other, turns))
+    (some, one), (all_, other) = (_famjax_step(m, batch, length) for m in (adapter_config, model))
+    return Comparison("famjax", some, all_, time_pair(one, other, repetitions))
 
 
-def floor(model: ModelConfig, rank: int, length: int) -> float:
-    """Return the least ratio of a step's arithmetic: that of the adapters is counted too."""
-    # of a whole document that the cache holds a token sees half, on average
+def flops_floor(model: ModelConfig, rank: int, length: int) -> float:
+    """Return the FLOPs ratio of a step, adapters included."""
+    # with full attention a token attends to half of the document on average
     full = forward_flops(replace(model, mixer="full", capacity=length))
     return (2 * full + 3 * 2 * adapter_parameters(model, rank)) / (3 * full)
 
@@ -67,8 +66,8 @@ def adapter_parameters(model: ModelConfig, rank: int) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(shapes.params))
 
 
-def llama(model: ModelConfig) -> ModelConfig:
-    """Return a model whose mathematics is a Llama's, so that transformers has it too."""
+def llama_config(model: ModelConfig) -> ModelConfig:
+    """Return a config with the mathematics of transformers' Llama."""
     arch = ArchConfig(embed_scale=1.0)
     return replace(model, mixer="full", mlp="swiglu", norm="rmsnorm", tied=False, arch=arch)
 
@@ -79,7 +78,9 @@ def _program(config: Config, batch: int, length: int) -> TrainProgram:
     return make_program(config, np.ones(config.model.vocab_size, np.int32))
 
 
-def _ours(model: ModelConfig, batch: int, length: int) -> tuple[Kept, Callable[[], Any]]:
+def _famjax_step(
+    model: ModelConfig, batch: int, length: int
+) -> tuple[TrainingFootprint, Callable[[], Any]]:
     program = _program(Config(model=replace(model, capacity=length)), batch, length)
     state = program.start()
     tokens = _tokens(model, batch, length)
@@ -95,7 +96,7 @@ def _ours(model: ModelConfig, batch: int, length: int) -> tuple[Kept, Callable[[
     )
     compiled = program.step.lower(state, data).compile()  # type: ignore[attr-defined]
     memory = compiled.memory_analysis()
-    kept = Kept(
+    kept = TrainingFootprint(
         sum(leaf.size for leaf in jax.tree.leaves(state.params)),
         sum(leaf.nbytes for leaf in jax.tree.leaves(state.opt_state)),
         memory.temp_size_in_bytes if memory else 0,
@@ -109,20 +110,22 @@ def _ours(model: ModelConfig, batch: int, length: int) -> tuple[Kept, Callable[[
     return kept, run
 
 
-def compare_peft(model: ModelConfig, rank: int, batch: int, length: int, turns: int) -> Comparison:
-    """Measure the same in PyTorch, by transformers and peft; eager, as its users run it."""
-    (some, one), (all_, other) = (_theirs(model, r, batch, length) for r in (rank, 0))
-    return Comparison("PyTorch, peft", some, all_, time_alternately(one, other, turns))
+def compare_peft(
+    model: ModelConfig, rank: int, batch: int, length: int, repetitions: int
+) -> Comparison:
+    """Measure the same in PyTorch with transformers and peft, eagerly as its users run it."""
+    (some, one), (all_, other) = (_peft_step(model, r, batch, length) for r in (rank, 0))
+    return Comparison("PyTorch, peft", some, all_, time_pair(one, other, repetitions))
 
 
-def peers() -> bool:
-    """Return whether what `compare_peft` needs is installed."""
+def has_peers() -> bool:
+    """Return whether the packages of `compare_peft` are installed."""
     return not missing_modules(PEERS)
 
 
-def _theirs(
+def _peft_step(
     model: ModelConfig, rank: int, batch: int, length: int
-) -> tuple[Kept, Callable[[], Any]]:
+) -> tuple[TrainingFootprint, Callable[[], Any]]:
     import peft
     import torch
     import transformers
@@ -155,7 +158,7 @@ def _theirs(
     run()
     held = [x for s in optimizer.state.values() for x in s.values() if torch.is_tensor(x)]
     size = sum(x.numel() * x.element_size() for x in held)
-    return Kept(sum(p.numel() for p in trained), size, 0), run
+    return TrainingFootprint(sum(p.numel() for p in trained), size, 0), run
 
 
 def _tokens(model: ModelConfig, batch: int, length: int) -> np.ndarray:

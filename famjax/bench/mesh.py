@@ -1,8 +1,8 @@
-"""What dividing a model costs: one training step on ever more devices, along each axis of the mesh.
+"""The overhead of sharding: a training step on 2, 4, 8, ... devices along each axis of the mesh.
 
-The batch stays as it is. On fake devices, which share the cores of one machine, nothing can become
-faster: what is lost against one device is what the division costs. There the floor of the step is
-one device's own step; on real ones it is that divided by their number.
+The batch size is constant (strong scaling). Fake devices share the cores of one machine, so the
+floor is one device's step, and the slowdown is the overhead. On real devices the floor is one
+device's step divided by their number.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from famjax.bench.steps import prepared
-from famjax.bench.timing import Pair, compared, rounds
+from famjax.bench.steps import prepare_step
+from famjax.bench.timing import Pair, compare_times, time_interleaved
 from famjax.core import sharding
 from famjax.core.config import AXES, MeshConfig, ModelConfig
 from famjax.core.errors import UserError
@@ -27,7 +27,7 @@ class MeshTiming(NamedTuple):
       axis: of `famjax.core.config.AXES`; "" on one device.
       devices: along it.
       time: of the step, against one device's.
-      tokens_per_second: by the least time.
+      tokens_per_second: by the minimum time.
       sent: bytes that a device sends in a step, by kind of collective.
       largest: bytes of the largest of each.
       temporary_bytes: of a device.
@@ -48,26 +48,26 @@ class _Step(NamedTuple):
     temporary_bytes: int
 
 
-def scaling(
-    model: ModelConfig, batch: int, length: int, turns: int, report: Callable[[str], None]
+def measure_scaling(
+    model: ModelConfig, batch: int, length: int, repetitions: int, report: Callable[[str], None]
 ) -> Iterator[MeshTiming]:
-    """Measure each axis on 2, 4, 8, ... devices beside one, all in turns.
+    """Measure each axis on 2, 4, 8, ... devices against one, interleaved.
 
     Raises:
-      UserError: there is one device, or an axis does not divide what it has to.
+      UserError: there is one device, or an axis does not divide its dimension.
     """
     steps = {}
-    for axis, count in meshes(jax.device_count()):
+    for axis, count in bench_meshes(jax.device_count()):
         report(f"compiling for {axis or 'one device'}{f'={count}' if axis else ''}")
         steps[axis, count] = _step(model, batch, length, axis, count)
-    report(f"measuring {len(steps)} programs in {turns} turns")
-    times = rounds({name: step.run for name, step in steps.items()}, turns)
+    report(f"measuring {len(steps)} programs, {repetitions} repetitions")
+    times = time_interleaved({name: step.run for name, step in steps.items()}, repetitions)
     for (axis, count), step in steps.items():
         seconds = times[axis, count]
         yield MeshTiming(
             axis,
             count,
-            compared(seconds, times["", 1]),
+            compare_times(seconds, times["", 1]),
             batch * length / min(seconds),
             _by_kind(step.collectives, "bytes", sum),
             _by_kind(step.collectives, "largest", max),
@@ -75,7 +75,7 @@ def scaling(
         )
 
 
-def meshes(devices: int) -> list[tuple[str, int]]:
+def bench_meshes(devices: int) -> list[tuple[str, int]]:
     """Return axes and numbers of devices along them; the first is one device.
 
     Raises:
@@ -83,7 +83,7 @@ def meshes(devices: int) -> list[tuple[str, int]]:
     """
     if devices == 1:
         raise UserError(
-            "bench mesh needs several devices and there is one; on a CPU set XLA_FLAGS="
+            "bench mesh needs several devices, there is one; on a CPU set XLA_FLAGS="
             "--xla_force_host_platform_device_count=8"
         )
     counts = [2**k for k in range(1, devices.bit_length()) if 2**k <= devices]
@@ -93,17 +93,17 @@ def meshes(devices: int) -> list[tuple[str, int]]:
 def _step(model: ModelConfig, batch: int, length: int, axis: str, count: int) -> _Step:
     sizes = MeshConfig(**{name: count if name == axis else 1 for name in AXES})
     mesh = sharding.make_mesh(sizes, jax.devices()[:count])
-    program, state, rows = prepared(model, batch, length, mesh)
+    program, state, rows = prepare_step(model, batch, length, mesh)
     compiled = program.step.lower(state, rows).compile()  # type: ignore[attr-defined]
-    # rates do not matter for what is sent
-    counted = hlo.cost(hlo.parse(compiled.as_text()), 1.0, 1.0)
+    # rates do not affect the bytes sent
+    counted = hlo.count_cost(hlo.parse(compiled.as_text()), 1.0, 1.0)
 
     def run() -> Any:
         nonlocal state
         state = compiled(state, rows)
         return state
 
-    return _Step(run, hlo.as_rows(counted), compiled.memory_analysis().temp_size_in_bytes)
+    return _Step(run, hlo.collective_rows(counted), compiled.memory_analysis().temp_size_in_bytes)
 
 
 def _by_kind(

@@ -1,4 +1,4 @@
-"""A training step to be measured: random weights, random tokens."""
+"""A training step for benchmarks, with random weights and tokens."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from famjax.train.program import TrainProgram, make_program
 from famjax.train.state import TrainState
 
 
-class Prepared(NamedTuple):
-    """What `program.step` takes: a state, which it takes over, and a batch [b t]."""
+class PreparedStep(NamedTuple):
+    """A program and the arguments of its `step`: a state, which is donated, and a batch [b t]."""
 
     program: TrainProgram
     state: TrainState
     batch: dict[str, Any]
 
 
-def prepared(model: ModelConfig, batch: int, length: int, mesh: Mesh | None = None) -> Prepared:
-    """Return the step of a model on rows without padding, as `Config` trains it otherwise.
+def prepare_step(
+    model: ModelConfig, batch: int, length: int, mesh: Mesh | None = None
+) -> PreparedStep:
+    """Return the training step of a model on rows without padding, by `Config`'s defaults.
 
     Args:
       mesh: of all devices, if None.
@@ -44,4 +46,4 @@ def prepared(model: ModelConfig, batch: int, length: int, mesh: Mesh | None = No
     tokens = np.random.default_rng(0).integers(0, model.vocab_size, shape, np.int32)
     rows |= {"tokens": tokens, "targets": tokens}
     rows |= {"weights": np.ones(shape, np.float32), "valid": np.ones(shape, bool)}
-    return Prepared(program, program.start(), jax.device_put(rows, program.batch))
+    return PreparedStep(program, program.start(), jax.device_put(rows, program.batch))

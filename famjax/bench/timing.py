@@ -1,4 +1,4 @@
-"""Timing two programs against each other, and the peak memory of one."""
+"""Interleaved timing of programs, and peak memory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ K = TypeVar("K")
 
 
 class Pair(NamedTuple):
-    """Seconds of two programs, measured in turns.
+    """Seconds of two programs, measured interleaved.
 
     Attributes:
-      first, second: the least of the turns, seconds: what the program takes where nothing disturbs.
+      first, second: minimum seconds over the repetitions, the time without disturbance.
       ratio: first / second.
-      typical: median over the turns of their ratios, disturbed or not.
-      spread: half the range between the quartiles of those.
+      typical: median of the ratios of the repetitions.
+      spread: half of their interquartile range.
     """
 
     first: float
@@ -32,44 +32,41 @@ class Pair(NamedTuple):
     spread: float
 
 
-def time_alternately(first: Callable[[], Any], second: Callable[[], Any], turns: int) -> Pair:
-    """Time two functions in turns; each is called once before, to compile."""
+def time_pair(first: Callable[[], Any], second: Callable[[], Any], repetitions: int) -> Pair:
+    """Time two functions interleaved, after one call each to compile."""
     for run in (first, second):
         jax.block_until_ready(run())
-    times = [(seconds(first), seconds(second)) for _ in range(turns)]
-    return compared(*zip(*times, strict=True))
+    times = [(time_call(first), time_call(second)) for _ in range(repetitions)]
+    return compare_times(*zip(*times, strict=True))
 
 
-def rounds(runs: Mapping[K, Callable[[], Any]], turns: int) -> dict[K, list[float]]:
-    """Time functions in turns, each called once before; return the seconds of each, by name."""
+def time_interleaved(runs: Mapping[K, Callable[[], Any]], repetitions: int) -> dict[K, list[float]]:
+    """Time functions interleaved, after one call each; return the seconds of each by name."""
     for run in runs.values():
         jax.block_until_ready(run())
     times: dict[K, list[float]] = {name: [] for name in runs}
-    for _ in range(turns):
+    for _ in range(repetitions):
         for name, run in runs.items():
-            times[name].append(seconds(run))
+            times[name].append(time_call(run))
     return times
 
 
-def compared(first: Sequence[float], second: Sequence[float]) -> Pair:
-    """Compare the seconds of two programs, turn by turn; there must be two turns at least."""
+def compare_times(first: Sequence[float], second: Sequence[float]) -> Pair:
+    """Compare the seconds of two programs by repetition; needs at least two repetitions."""
     ratios = [a / b for a, b in zip(first, second, strict=True)]
     low, typical, high = statistics.quantiles(ratios, n=4)
     least, other = min(first), min(second)
     return Pair(least, other, least / other, typical, (high - low) / 2)
 
 
-def seconds(run: Callable[[], Any]) -> float:
+def time_call(run: Callable[[], Any]) -> float:
     begin = time.perf_counter()
     jax.block_until_ready(run())
     return time.perf_counter() - begin
 
 
 def reset_peak_memory() -> None:
-    """Begin a new measurement of the peak of this process's memory, where the system can.
-
-    What was freed and not given back goes first.
-    """
+    """Reset the peak of this process's memory, if the system supports it, after a malloc trim."""
     with contextlib.suppress(OSError, AttributeError):  # another libc than glibc
         ctypes.CDLL(None).malloc_trim(0)
     with contextlib.suppress(OSError):
@@ -77,8 +74,8 @@ def reset_peak_memory() -> None:
 
 
 def peak_memory() -> int:
-    """Return the peak in bytes: of the device since the process began, for it cannot be reset; or
-    else of the process, since `reset_peak_memory`.
+    """Return the peak bytes of the device since the start of the process (it cannot be reset), or
+    else of the process since `reset_peak_memory`.
     """
     stats = jax.devices()[0].memory_stats()
     if stats and "peak_bytes_in_use" in stats:

@@ -21,28 +21,28 @@ from famjax.core.errors import UserError
 
 @dataclass(frozen=True)
 class Arguments:
-    """Measure the entropy of a run's attention, and its distance from a teacher's (T2R 4, A.2)."""
+    """Measure the entropy of a run's attention and its distance from a teacher's (T2R 4, A.2)."""
 
     run: tyro.conf.Positional[str]
     """Folder of the run, or of a Hugging Face model."""
     teacher: str = ""
-    """Folder of the run it was made of, which reads the same text."""
+    """Folder of the run that it was converted from; it reads the same text."""
     tasks: str = "text:holdout"
-    """text:FILES (file, folder or glob, several separated by commas), or text:holdout, what
-    training held out."""
+    """text:FILES (file, folder or glob, several separated by commas), or text:holdout, the
+    documents that training held out."""
     length: int = 512
-    """Tokens of an example, contiguous ones of one document."""
+    """Tokens of an example, contiguous within one document."""
     examples: int = 16
-    """Examples, the first there are; memory is that of one."""
+    """Number of examples, the first ones; they are processed one at a time."""
     json: bool = False
-    """Print one JSON object instead of a table; it has every head."""
+    """Print one JSON object, with every head, instead of a table."""
     plot: str = ""
-    """Draw every head of every layer to this file, .png, .svg or .pdf."""
+    """Plot every head of every layer to this file, .png, .svg or .pdf."""
 
 
 def run(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, "famjax analyze")
-    files = _files(arguments.tasks)
+    files = _parse_files(arguments.tasks)
     drawn = plot_file(arguments.plot) if arguments.plot else None
     report = measure(arguments, files)
     if arguments.json:
@@ -51,11 +51,11 @@ def run(argv: list[str]) -> int:
         _show(report)
     if drawn:
         plot(report, drawn)
-        print(f"drew {drawn}", file=sys.stderr)
+        print(f"wrote {drawn}", file=sys.stderr)
     return 0
 
 
-def _files(tasks: str) -> str:
+def _parse_files(tasks: str) -> str:
     found = parse_tasks(tasks)
     if len(found) != 1 or found[0][0] != "text":
         raise UserError(f"--tasks {tasks}: analyze reads text; write text:FILES, or text:holdout")
@@ -63,7 +63,7 @@ def _files(tasks: str) -> str:
 
 
 def measure(arguments: Arguments, files: str) -> dict[str, Any]:
-    """Return run, step, teacher, teacher_step (None without one), files, and what was measured."""
+    """Return run, step, teacher, teacher_step (None without one), files, and the measurements."""
     runtime.setup()
     from famjax.convert.open import open_model
     from famjax.eval.attention import analyze
@@ -96,7 +96,7 @@ def _table(report: dict[str, Any]) -> Table:
     shown = [name for name in ("entropy", "distance") if report[name] is not None]
     table = Table(
         f"text:{report['files']}: {report['examples']:,} x {report['length']:,} tokens; means "
-        f"over heads; the most entropy is {math.log(report['length']):.3f} nats",
+        f"over heads; maximum entropy {math.log(report['length']):.3f} nats",
         ("layer", "mixer", *(f"{n}, {q}" for n in shown for q in ("all", "last query"))),
     )
     for row in report["layers"]:
@@ -116,19 +116,19 @@ def _notes(report: dict[str, Any]) -> list[str]:
     layers = report["layers"]
     left = [str(row["layer"]) for row in layers if row["entropy"] is None]
     if left:
-        notes.append(f"left out: layers {', '.join(left)} (fam attends to memories beside tokens)")
+        notes.append(f"skipped: layers {', '.join(left)} (fam also attends to memory)")
     for row in layers:
         share = 0 if row["entropy"] is None else row["entropy"]["undefined"]
         if share:
             notes.append(
                 f"layer {row['layer']}: no entropy for {share:.2%} of the queries, whose weights "
-                "are no distribution (some below 0, or all 0)"
+                "are not a distribution (some below 0, or all 0)"
             )
     return notes
 
 
 def plot(report: dict[str, Any], path: Path) -> None:
-    """Draw a heat map, layers by heads, of each measure of all queries."""
+    """Plot a heat map, layers by heads, of each measure over all queries."""
     import matplotlib
 
     matplotlib.use("Agg")

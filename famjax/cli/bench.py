@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import tyro
 
-from famjax.cli.bench_output import Sizes, absent_peers
+from famjax.cli.bench_output import BenchSizes, missing_peers
 from famjax.cli.main import parse
 from famjax.cli.tables import Output, Table
 from famjax.core import runtime
@@ -20,7 +20,7 @@ from famjax.core.memory import check_training_fits
 from famjax.core.units import byte_size
 
 # small enough for two cores; --config measures any other shape
-_SMALL = ModelConfig(
+_SMALL_FAM = ModelConfig(
     vocab_size=256, layers=2, width=256, heads=4, mlp_width=1024, block_len=512, fam_len=32
 )
 
@@ -34,8 +34,8 @@ _SMALL_MESH = ModelConfig(
     vocab_size=256, layers=2, width=256, heads=8, mlp_width=1024, block_len=64, fam_len=8
 )
 
-# rows, tokens of a row and turns, where they are not given; feedback's loop over tokens has no
-# large products, and many models take turns
+# default rows, tokens of a row and repetitions; feedback's loop over tokens has no large products,
+# and it measures many models
 _SIZES = {
     "fam": (16, 1024, 7),
     "lora": (16, 1024, 7),
@@ -55,14 +55,13 @@ _ONLY = {
 
 
 @dataclass(frozen=True)
-class Bench:
-    """Measure, in one run: what feedback memory costs (fam: against BSWA of equal shape; feedback:
-    a Feedback Transformer's training and generation against a Transformer's, and beside
-    feedback-transformer-pytorch if installed); what adapters spare (lora: against training
-    everything, and beside PyTorch's peft if installed); what linear attention costs and gains
-    (linear: alone, and in decoding, beside softmax attention and performer-pytorch if
-    installed); what dividing a model over devices costs, along each axis of the mesh (mesh: 8 fake
-    ones of a CPU machine, or all accelerators)."""
+class Arguments:
+    """Measure ratios in one process: the cost of feedback memory (fam: against BSWA of equal shape;
+    feedback: training and generation against a Transformer, and against
+    feedback-transformer-pytorch if installed); the savings of adapters (lora: against training all
+    weights, and against PyTorch's peft if installed); linear attention (linear: alone and in
+    decoding, against softmax attention, and performer-pytorch if installed); the overhead of
+    sharding a model along each mesh axis (mesh: 8 fake devices on a CPU, or all accelerators)."""
 
     name: tyro.conf.Positional[Literal["fam", "lora", "feedback", "linear", "mesh"]]
     """what to measure"""
@@ -73,139 +72,145 @@ class Bench:
     length: int | None = None
     """tokens of a row: 1024, feedback 128, mesh 512; linear: at most so many, 16384"""
     turns: int | None = None
-    """times each program runs, in turns with the others: 7, feedback 3, linear and mesh 5"""
+    """repetitions of each program, interleaved: 7, feedback 3, linear and mesh 5"""
     layers: int | None = None
     """feedback: instead of the shape's"""
     width: int | None = None
     """feedback: instead of the shape's"""
     span: int | None = None
-    """feedback: tokens that are remembered, instead of the shape's"""
+    """feedback: attention span, instead of the shape's"""
     plot: str = ""
-    """feedback, linear, mesh: a file to draw into, .png, .svg or .pdf"""
+    """feedback, linear, mesh: a file to plot to, .png, .svg or .pdf"""
     rank: int = 64
-    """lora: of the adapters"""
+    """lora: rank of the adapters"""
     json: bool = False
     """print one JSON object instead of tables"""
 
 
 def run(argv: list[str]) -> int:
-    """Print the ratio of the least times, the floor and the gap; then time and memory by length."""
-    asked = _filled(parse(Bench, argv, "famjax bench"))
+    """Print minimum-time ratios, floor and gap; then time and memory by length."""
+    arguments = _fill_sizes(parse(Arguments, argv, "famjax bench"))
     runtime.setup()
-    model = load_config(asked.config).model if asked.config else _small(asked.name)
-    # a config without a vocabulary takes that of its tokenizer: bytes
+    model = (
+        load_config(arguments.config).model if arguments.config else _small_model(arguments.name)
+    )
+    # a config without a vocabulary size has that of its tokenizer, bytes
     model = replace(model, vocab_size=model.vocab_size or 258)
-    _check(asked, model)
-    _refuse_large(asked, model)
-    console = Output(stderr=asked.json)
+    _check_sizes(arguments, model)
+    _check_memory(arguments, model)
+    console = Output(stderr=arguments.json)
     note = Output(stderr=True)
-    if asked.name != "feedback" and not runtime.keeps_memory():
+    if arguments.name != "feedback" and not runtime.keeps_memory():
         note.print(
-            "GLIBC_TUNABLES was set already, so memory goes back to the system between steps and "
-            "times jump by its page faults; unset it for steadier ones"
+            "GLIBC_TUNABLES is already set, so memory is returned to the system between steps and "
+            "page faults add noise to the times; unset it for more stable ones"
         )
-    if asked.name == "lora":
-        _lora(model, asked, console)
+    if arguments.name == "lora":
+        _bench_lora(model, arguments, console)
         return 0
-    sizes = Sizes(asked.batch, asked.length, asked.turns, asked.plot)
-    if asked.name == "linear":
+    sizes = BenchSizes(arguments.batch, arguments.length, arguments.turns, arguments.plot)
+    if arguments.name == "linear":
         from famjax.cli import bench_linear
 
-        alone = model if asked.config else replace(model, heads=4, head_dim=64)
-        bench_linear.run(alone, model, sizes, asked.json, console, note)
+        alone = model if arguments.config else replace(model, heads=4, head_dim=64)
+        bench_linear.run(alone, model, sizes, arguments.json, console, note)
         return 0
-    if asked.name == "mesh":
+    if arguments.name == "mesh":
         from famjax.cli import bench_mesh
 
         runtime.set_cpu_devices(8)
-        bench_mesh.run(model, sizes, asked.json, console, note)
+        bench_mesh.run(model, sizes, arguments.json, console, note)
         return 0
-    if asked.name == "feedback":
+    if arguments.name == "feedback":
         from famjax.cli import bench_feedback
 
-        runtime.share_cores(asked.batch)
-        bench_feedback.run(_reshaped(model, asked), sizes, asked.json, console, note)
+        runtime.share_cores(arguments.batch)
+        bench_feedback.run(_reshape(model, arguments), sizes, arguments.json, console, note)
         return 0
     from famjax.bench import fam
 
-    costs = _costs(fam, model, asked, console, note)
-    longs = _longs(fam, model, console, note)
-    if asked.json:
+    costs = _bench_costs(fam, model, arguments, console, note)
+    longs = _bench_long_documents(fam, model, console, note)
+    if arguments.json:
         print(json.dumps({"costs": costs, "lengths": longs}))
     return 0
 
 
-def _refuse_large(asked: Any, model: ModelConfig) -> None:
-    shape = _reshaped(model, asked) if asked.name == "feedback" else model
-    if asked.name == "lora":
-        shape = replace(shape, lora=LoraConfig(rank=asked.rank))
-    data = DataConfig(batch=asked.batch, length=asked.length)
+def _check_memory(arguments: Any, model: ModelConfig) -> None:
+    shape = _reshape(model, arguments) if arguments.name == "feedback" else model
+    if arguments.name == "lora":
+        shape = replace(shape, lora=LoraConfig(rank=arguments.rank))
+    data = DataConfig(batch=arguments.batch, length=arguments.length)
     check_training_fits(Config(model=shape, data=data))
 
 
-def _filled(asked: Bench) -> Any:
-    """Return what was asked for, with the bench's own sizes where none were given."""
-    given = (asked.batch, asked.length, asked.turns)
-    pairs = zip(given, _SIZES[asked.name], strict=True)
+def _fill_sizes(arguments: Arguments) -> Any:
+    """Return the arguments with the bench's default sizes filled in."""
+    given = (arguments.batch, arguments.length, arguments.turns)
+    pairs = zip(given, _SIZES[arguments.name], strict=True)
     batch, length, turns = (size if given is None else given for given, size in pairs)
-    return replace(asked, batch=batch, length=length, turns=turns)
+    return replace(arguments, batch=batch, length=length, turns=turns)
 
 
-def _small(name: str) -> ModelConfig:
+def _small_model(name: str) -> ModelConfig:
     other = {"feedback": _SMALL_FEEDBACK, "linear": _SMALL_LINEAR, "mesh": _SMALL_MESH}
-    return other.get(name, _SMALL)
+    return other.get(name, _SMALL_FAM)
 
 
-def _reshaped(model: ModelConfig, asked: Any) -> ModelConfig:
-    """Return the model with the layers, width and span asked for."""
-    width = asked.width or model.width
+def _reshape(model: ModelConfig, arguments: Any) -> ModelConfig:
+    """Return the model with the layers, width and span of the arguments."""
+    width = arguments.width or model.width
     if width % model.heads:
         raise UserError(f"--width {width}: must be a multiple of the {model.heads} heads")
-    span = asked.span or model.feedback.span
+    span = arguments.span or model.feedback.span
     feedback = replace(model.feedback, span=span)
-    layers = asked.layers or model.layers
-    block_len = math.gcd(asked.length, 128)  # of swa beside it
+    layers = arguments.layers or model.layers
+    block_len = math.gcd(arguments.length, 128)  # of the swa model
     return replace(model, layers=layers, width=width, feedback=feedback, block_len=block_len)
 
 
-def _check(asked: Any, model: ModelConfig) -> None:
+def _check_sizes(arguments: Any, model: ModelConfig) -> None:
     from famjax.bench.fam import CHUNK, SIZES
 
-    if asked.name in ("fam", "lora") and CHUNK % model.block_len:
+    if arguments.name in ("fam", "lora") and CHUNK % model.block_len:
         raise UserError(f"model.block_len={model.block_len}: must divide {CHUNK} to be measured")
     whole = max(block for block, _ in SIZES)
     for flag, benches in _ONLY.items():
-        if (value := getattr(asked, flag)) != getattr(Bench, flag) and asked.name not in benches:
+        is_given = (value := getattr(arguments, flag)) != getattr(Arguments, flag)
+        if is_given and arguments.name not in benches:
             raise UserError(
-                f"--{flag} {value}: bench {asked.name} does not read it, {' and '.join(benches)} "
-                f"{'do' if len(benches) > 1 else 'does'}; leave it out"
+                f"--{flag} {value}: bench {arguments.name} does not read it, "
+                f"{' and '.join(benches)} {'do' if len(benches) > 1 else 'does'}; leave it out"
             )
-    if asked.turns < 2:
-        raise UserError(f"--turns {asked.turns}: a spread takes at least 2")
-    if asked.rank < 1:
-        raise UserError(f"--rank {asked.rank}: must be at least 1")
-    if asked.batch < 1:
-        raise UserError(f"--batch {asked.batch}: must be at least 1")
+    if arguments.turns < 2:
+        raise UserError(f"--turns {arguments.turns}: a spread needs at least 2")
+    if arguments.rank < 1:
+        raise UserError(f"--rank {arguments.rank}: must be at least 1")
+    if arguments.batch < 1:
+        raise UserError(f"--batch {arguments.batch}: must be at least 1")
     for name in ("layers", "width", "span"):
-        if (size := getattr(asked, name)) is not None and size < 1:
+        if (size := getattr(arguments, name)) is not None and size < 1:
             raise UserError(f"--{name} {size}: must be at least 1")
-    if asked.name in ("feedback", "linear", "mesh"):
-        if asked.length < 1:
-            raise UserError(f"--length {asked.length}: must be at least 1")
+    if arguments.name in ("feedback", "linear", "mesh"):
+        if arguments.length < 1:
+            raise UserError(f"--length {arguments.length}: must be at least 1")
         return
-    if asked.length < 1 or asked.length % whole:
+    if arguments.length < 1 or arguments.length % whole:
         raise UserError(
-            f"--length {asked.length}: must be a multiple of the largest block, {whole}"
+            f"--length {arguments.length}: must be a multiple of the largest block, {whole}"
         )
 
 
-def _costs(fam, model: ModelConfig, asked: Any, console: Output, note: Output) -> list[dict]:
+def _bench_costs(
+    fam, model: ModelConfig, arguments: Any, console: Output, note: Output
+) -> list[dict]:
     rows = []
     table = Table(
-        f"FAM / BSWA, {model.layers} layers, width {model.width}, {asked.batch} x {asked.length}",
-        ("block", "FAM", "floor", "training", "gap", "turns", "streaming", "gap", "turns"),
+        f"FAM / BSWA, {model.layers} layers, width {model.width}, "
+        f"{arguments.batch} x {arguments.length}",
+        ("block", "FAM", "floor", "training", "gap", "median", "streaming", "gap", "median"),
     )
-    for cost in fam.costs(model, asked.batch, asked.length, asked.turns):
+    for cost in fam.measure_costs(model, arguments.batch, arguments.length, arguments.turns):
         note.print(f"measured block {cost.block_len}, FAM {cost.fam_len}")
         train, stream = cost.training, cost.streaming
         table.add_row(
@@ -224,13 +229,13 @@ def _costs(fam, model: ModelConfig, asked: Any, console: Output, note: Output) -
     return rows
 
 
-def _longs(fam, model: ModelConfig, console: Output, note: Output) -> list[dict]:
+def _bench_long_documents(fam, model: ModelConfig, console: Output, note: Output) -> list[dict]:
     table = Table(
-        "Reading a document, 256 tokens generated behind it (Tables 13, 14)",
+        "Reading a document and generating 256 tokens after it (Tables 13, 14)",
         ("tokens", "FAM s", "BSWA s", "ratio", "FAM peak", "BSWA peak", "FAM state"),
     )
     rows = []
-    for row in fam.long_documents(model, note.print):
+    for row in fam.measure_long_documents(model, note.print):
         rows.append(row._asdict())
         table.add_row(
             f"{row.tokens:,}",
@@ -245,24 +250,24 @@ def _longs(fam, model: ModelConfig, console: Output, note: Output) -> list[dict]
     return rows
 
 
-def _lora(model: ModelConfig, asked: Any, console: Output) -> None:
+def _bench_lora(model: ModelConfig, arguments: Any, console: Output) -> None:
     from famjax.bench import lora
 
-    model = lora.llama(model)
-    given = (model, asked.rank, asked.batch, asked.length, asked.turns)
+    model = lora.llama_config(model)
+    given = (model, arguments.rank, arguments.batch, arguments.length, arguments.turns)
     found = [lora.compare(*given)]
-    if lora.peers():
+    if lora.has_peers():
         found.append(lora.compare_peft(*given))
-    least = lora.floor(model, asked.rank, asked.length)
-    if asked.json:
+    least = lora.flops_floor(model, arguments.rank, arguments.length)
+    if arguments.json:
         rows = [row._asdict() | {"time": row.time._asdict()} for row in found]
         print(json.dumps({"floor": least, "rows": rows}, default=lambda kept: kept._asdict()))
         return
     table = Table(
-        f"Adapters of rank {asked.rank} against training everything, a Llama of {model.layers} "
-        f"layers, width {model.width}, {asked.batch} x {asked.length} tokens, AdamW; "
+        f"Adapters of rank {arguments.rank} against training everything, a Llama of {model.layers} "
+        f"layers, width {model.width}, {arguments.batch} x {arguments.length} tokens, AdamW; "
         f"floor of the ratio {least:.3f}",
-        ("", "trained", "optimizer", "step's arrays", "step s", "ratio", "median"),
+        ("", "trained", "optimizer", "temporary", "step s", "ratio", "median"),
         words=(0,),
     )
     for row in found:
@@ -281,5 +286,5 @@ def _lora(model: ModelConfig, asked: Any, console: Output) -> None:
                 f"{row.time.typical:.3f} ± {row.time.spread:.3f}" if ours else "",
             )
     console.print(table)
-    if not lora.peers():
-        console.print(absent_peers("PyTorch", lora.PEERS))
+    if not lora.has_peers():
+        console.print(missing_peers("PyTorch", lora.PEERS))

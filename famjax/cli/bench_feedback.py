@@ -1,62 +1,64 @@
-"""`famjax bench feedback`: its tables and its plot."""
+"""`famjax bench feedback`: tables and plot."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from famjax.bench import feedback as measured
+from famjax.bench import feedback as bench
 from famjax.bench import feedback_peers as peers
 from famjax.bench.timing import Pair
-from famjax.cli.bench_output import Sizes, absent_peers, aim, median, plain
+from famjax.cli.bench_output import BenchSizes, format_aim, format_median, missing_peers, to_dict
 from famjax.cli.plot import plot_file
 from famjax.cli.tables import Output, Table
 from famjax.core.config import ModelConfig
 from famjax.core.units import byte_size
 
 
-def run(model: ModelConfig, sizes: Sizes, as_json: bool, console: Output, note: Output) -> None:
-    """Measure, print the tables or one JSON object, and draw."""
+def run(
+    model: ModelConfig, sizes: BenchSizes, as_json: bool, console: Output, note: Output
+) -> None:
+    """Measure, print the tables or one JSON object, and plot."""
     plot = plot_file(sizes.plot) if sizes.plot else None
-    given = (model, sizes.batch, sizes.length, sizes.turns)
+    given = (model, sizes.batch, sizes.length, sizes.repetitions)
     note.print("training steps")
-    steps = list(measured.training(*given))
-    rows = measured.rows_floor(*given)
-    apart = measured.check_plain(model, 2, min(sizes.length, 24))
-    console.print(_steps(steps, rows, apart, model, sizes))
-    for line in _aims(steps):
+    steps = list(bench.measure_training(*given))
+    rows = bench.measure_rows_floor(*given)
+    apart = bench.compare_gradients(model, 2, min(sizes.length, 24))
+    console.print(_training_table(steps, rows, apart, model, sizes))
+    for line in _training_aims(steps):
         console.print(line)
-    generated = list(measured.generation(model, sizes.turns, note.print))
-    console.print(_generated(generated, model))
+    generated = list(bench.measure_generation(model, sizes.repetitions, note.print))
+    console.print(_generation_table(generated, model))
     console.print(_generation_aim(generated))
     found = []
-    if peers.installed():
+    if peers.is_installed():
         note.print(peers.NAME)
-        found = list(peers.peers(model, sizes.batch, sizes.length, 2))
-        console.print(_peers(found, model, sizes))
+        found = list(peers.measure_peers(model, sizes.batch, sizes.length, 2))
+        console.print(_peers_table(found, model, sizes))
     else:
-        console.print(absent_peers(peers.NAME, peers.PEERS))
+        console.print(missing_peers(peers.NAME, peers.PEERS))
     if as_json:
         report = {
-            "steps": [plain(step) for step in steps],
+            "steps": [to_dict(step) for step in steps],
             "rows_floor": rows._asdict(),
             "plain_autodiff_apart": apart,
-            "generation": [plain(row) for row in generated],
-            "peers": [plain(row) for row in found],
+            "generation": [to_dict(row) for row in generated],
+            "peers": [to_dict(row) for row in found],
         }
         print(json.dumps(report))
     if plot:
         _draw(steps, generated, plot)
-        note.print(f"drawn: {plot}")
+        note.print(f"wrote {plot}")
 
 
-def _steps(
-    steps: list[measured.Step], rows: Pair, apart: float, model: ModelConfig, sizes: Sizes
+def _training_table(
+    steps: list[bench.TrainingStep], rows: Pair, apart: float, model: ModelConfig, sizes: BenchSizes
 ) -> Table:
     table = Table(
         f"Training step, {_shape(model)}, {sizes.batch} x {sizes.length} tokens. Products of "
-        f"{sizes.batch} rows, as in the loop, take {rows.ratio:.2f} times those of all tokens at "
-        f"once; gradients differ from plain autodiff's by {apart:.1e} of their range",
+        f"{sizes.batch} rows, as in the loop, take {rows.ratio:.2f} times as long as over all "
+        f"tokens in parallel; gradients differ from plain autodiff's by {apart:.1e} of their range",
         ("", "s", "/ transformer", "median", "/ swa", "FLOPs", "temporary", "last sweep"),
         words=(0,),
     )
@@ -66,7 +68,7 @@ def _steps(
             step.name.removeprefix("feedback, "),
             f"{step.transformer.first:.3f}",
             f"{step.transformer.ratio:.2f}",
-            median(step.transformer),
+            format_median(step.transformer),
             f"{step.swa.ratio:.2f}",
             f"{step.floor:.3f}",
             byte_size(step.temporary_bytes),
@@ -75,25 +77,25 @@ def _steps(
     return table
 
 
-def _aims(steps: list[measured.Step]) -> list[str]:
+def _training_aims(steps: list[bench.TrainingStep]) -> list[str]:
     by_name = {step.name: step for step in steps}
     ours, theirs = by_name["feedback"], by_name["transformer"]
     memory = ours.temporary_bytes / max(theirs.temporary_bytes, 1)
     return [
-        aim("training step / transformer's", ours.transformer.ratio, measured.TRAINING_AIM),
-        aim("temporary bytes / transformer's", memory, measured.MEMORY_AIM),
+        format_aim("training step / transformer's", ours.transformer.ratio, bench.TRAINING_AIM),
+        format_aim("temporary bytes / transformer's", memory, bench.MEMORY_AIM),
     ]
 
 
-def _generation_aim(rows: list[measured.Generation]) -> str:
+def _generation_aim(rows: list[bench.Generation]) -> str:
     longest = max(row.span for row in rows)
     held = [row for row in rows if row.span == longest and row.name == "feedback"]
     best = max(held, key=lambda row: row.ratio)
-    about = f"tokens/s / transformer's behind {longest:,}, best (equal {best.equal})"
-    return aim(about, best.ratio, measured.GENERATION_AIM, least=True)
+    about = f"tokens/s / transformer's after {longest:,}, best (equal {best.equal})"
+    return format_aim(about, best.ratio, bench.GENERATION_AIM, least=True)
 
 
-def _generated(rows: list[measured.Generation], model: ModelConfig) -> Table:
+def _generation_table(rows: list[bench.Generation], model: ModelConfig) -> Table:
     table = Table(
         f"Generation, one token at a time, {model.layers} layers, width {model.width}, "
         "feedback / Transformer",
@@ -115,12 +117,12 @@ def _generated(rows: list[measured.Generation], model: ModelConfig) -> Table:
     return table
 
 
-def _peers(rows: list[peers.Peer], model: ModelConfig, sizes: Sizes) -> Table:
+def _peers_table(rows: list[peers.FeedbackPeer], model: ModelConfig, sizes: BenchSizes) -> Table:
     table = Table(
         f"Forward and backward, {peers.NAME} against famjax, {model.layers} layers, "
-        f"{sizes.batch} x {sizes.length} tokens, aim {peers.AIM:.0f}; differs: "
-        f"{peers.DIFFERENCES}; those taken out, logits differ by",
-        ("width", "its s", "ours s", "times faster", "median", "logits apart"),
+        f"{sizes.batch} x {sizes.length} tokens, aim {peers.AIM:.0f}; it differs in: "
+        f"{peers.DIFFERENCES}; without these, logits differ by the last column",
+        ("width", "its s", "ours s", "speedup", "median", "difference"),
     )
     for row in rows:
         table.add_row(
@@ -128,7 +130,7 @@ def _peers(rows: list[peers.Peer], model: ModelConfig, sizes: Sizes) -> Table:
             f"{row.time.first:.3f}",
             f"{row.time.second:.3f}",
             f"{row.time.ratio:.2f}",
-            median(row.time),
+            format_median(row.time),
             f"{row.apart:.1e}",
         )
     return table
@@ -138,7 +140,7 @@ def _shape(model: ModelConfig) -> str:
     return f"{model.layers} layers, width {model.width}, span {model.feedback.span}"
 
 
-def _draw(steps: list[measured.Step], rows: list[measured.Generation], path: Path) -> None:
+def _draw(steps: list[bench.TrainingStep], rows: list[bench.Generation], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -146,7 +148,7 @@ def _draw(steps: list[measured.Step], rows: list[measured.Generation], path: Pat
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
     left.barh([step.name for step in steps], [step.transformer.ratio for step in steps])
-    left.axvline(measured.TRAINING_AIM, color="grey", linestyle=":", label="aim")
+    left.axvline(bench.TRAINING_AIM, color="grey", linestyle=":", label="aim")
     left.invert_yaxis()
     left.set(xlabel="training step / transformer's")
     left.legend()
@@ -155,7 +157,7 @@ def _draw(steps: list[measured.Step], rows: list[measured.Generation], path: Pat
         mine = [row for row in rows if (row.name, row.equal, row.other_batch) == kind]
         label = f"{name}, equal {equal} ({batch})"
         right.plot([row.span for row in mine], [row.ratio for row in mine], "o-", label=label)
-    right.axhline(measured.GENERATION_AIM, color="grey", linestyle=":", label="aim")
+    right.axhline(bench.GENERATION_AIM, color="grey", linestyle=":", label="aim")
     right.set_xscale("log", base=2)
     right.set(xlabel="tokens before", ylabel="tokens/s / transformer's", ylim=(0, None))
     right.legend(fontsize="small")

@@ -1,4 +1,4 @@
-"""`famjax bench linear`: its tables and its plot."""
+"""`famjax bench linear`: tables and plot."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import itertools
 import json
 from pathlib import Path
 
-from famjax.bench import linear as measured
+from famjax.bench import linear as bench
 from famjax.bench import linear_peers as peers
 from famjax.bench.linear import Attention, Decoding
-from famjax.bench.timing import compared
-from famjax.cli.bench_output import Sizes, absent_peers, aim, median, plain
+from famjax.bench.timing import compare_times
+from famjax.cli.bench_output import BenchSizes, format_aim, format_median, missing_peers, to_dict
 from famjax.cli.plot import plot_file
 from famjax.cli.tables import Output, Table
 from famjax.core.config import ModelConfig
@@ -21,56 +21,56 @@ from famjax.core.units import byte_size
 def run(
     alone: ModelConfig,
     model: ModelConfig,
-    sizes: Sizes,
+    sizes: BenchSizes,
     as_json: bool,
     console: Output,
     note: Output,
 ) -> None:
-    """Measure, print the tables or one JSON object, and draw.
+    """Measure, print the tables or one JSON object, and plot.
 
     Args:
-      alone: whose heads, features and chunk attention alone has.
-      model: what decodes.
+      alone: heads, features and chunk of the bench of attention alone.
+      model: of the decoding bench.
     """
-    shortest = measured.LENGTHS[0]
+    shortest = bench.LENGTHS[0]
     if sizes.length < shortest:
-        raise UserError(f"--length {sizes.length}: the shortest that is measured is {shortest}")
+        raise UserError(f"--length {sizes.length}: must be at least {shortest}")
     plot = plot_file(sizes.plot) if sizes.plot else None
-    given = (alone, sizes.batch, sizes.length, sizes.turns)
-    attended = list(measured.attend(*given, note.print))
-    console.print(_attended(attended, alone, sizes))
+    given = (alone, sizes.batch, sizes.length, sizes.repetitions)
+    attended = list(bench.measure_attention(*given, note.print))
+    console.print(_attention_table(attended, alone, sizes))
     for line in _attention_aims(attended):
         console.print(line)
     found = []
-    if peers.installed():
+    if peers.is_installed():
         note.print(peers.NAME)
-        found = list(peers.peers(alone, sizes.batch, sizes.length, 2))
-        console.print(_peers(found))
+        found = list(peers.measure_peers(alone, sizes.batch, sizes.length, 2))
+        console.print(_peers_table(found))
     else:
-        console.print(absent_peers(peers.NAME, peers.PEERS))
-    decoded = list(measured.decode(model, sizes.turns, note.print))
-    console.print(_decoded(decoded, model))
+        console.print(missing_peers(peers.NAME, peers.PEERS))
+    decoded = list(bench.measure_decoding(model, sizes.repetitions, note.print))
+    console.print(_decoding_table(decoded, model))
     for line in _decoding_aims(decoded):
         console.print(line)
     if as_json:
         report = {
-            "attention": [plain(row) for row in attended],
-            "peers": [plain(row) for row in found],
-            "decoding": [plain(row) for row in decoded],
+            "attention": [to_dict(row) for row in attended],
+            "peers": [to_dict(row) for row in found],
+            "decoding": [to_dict(row) for row in decoded],
         }
         print(json.dumps(report))
     if plot:
         _draw(decoded, plot)
-        note.print(f"drawn: {plot}")
+        note.print(f"wrote {plot}")
 
 
-def _attended(rows: list[Attention], model: ModelConfig, sizes: Sizes) -> Table:
+def _attention_table(rows: list[Attention], model: ModelConfig, sizes: BenchSizes) -> Table:
     k, e = model.linear.features, model.head_dim or model.width // model.heads
     table = Table(
         f"Attention alone, forward and backward, {sizes.batch} rows, {model.heads} heads of {e}, "
-        f"{k} features, chunks of {model.linear.chunk}; left out (-): over "
-        f"{measured.MOST_SECONDS:.0f} s or {measured.MOST_BYTES / 1e9:.0f} GB",
-        ("tokens", "", "ms", "/ chunkwise", "median", "/ floor", "median", "apart"),
+        f"{k} features, chunks of {model.linear.chunk}; skipped (-): over "
+        f"{bench.MAX_SECONDS:.0f} s or {bench.MAX_BYTES / 1e9:.0f} GB",
+        ("tokens", "", "ms", "/ chunkwise", "median", "/ floor", "median", "difference"),
         words=(1,),
     )
     for row in rows:
@@ -82,9 +82,9 @@ def _attended(rows: list[Attention], model: ModelConfig, sizes: Sizes) -> Table:
             row.name,
             f"{row.time.first * 1e3:.1f}",
             f"{row.time.ratio:.2f}",
-            median(row.time),
+            format_median(row.time),
             f"{row.floor.ratio:.2f}" if row.floor else "",
-            median(row.floor) if row.floor else "",
+            format_median(row.floor) if row.floor else "",
             "" if row.apart is None else f"{row.apart:.0e}",
         )
     return table
@@ -96,18 +96,18 @@ def _attention_aims(rows: list[Attention]) -> list[str]:
     nearest = min(others, key=lambda row: row.time.ratio if row.time else 0)
     assert nearest.time
     about = f"nearest other form's time ({nearest.name}, {nearest.length:,} tokens) / ours"
-    lines = [aim(about, nearest.time.ratio, 1.0, least=True)]
+    lines = [format_aim(about, nearest.time.ratio, 1.0, least=True)]
     for row in others:
-        if row.time and (row.name, row.length) == ("softmax", measured.AIM_LENGTH):
+        if row.time and (row.name, row.length) == ("softmax", bench.AIM_LENGTH):
             about = f"softmax's time / ours at {row.length:,} tokens"
-            lines.append(aim(about, row.time.ratio, measured.SOFTMAX_AIM, least=True))
-    return [*lines, aim("time / floor, at worst", slowest.ratio, measured.FLOOR_AIM)]
+            lines.append(format_aim(about, row.time.ratio, bench.SOFTMAX_AIM, least=True))
+    return [*lines, format_aim("time / floor, at worst", slowest.ratio, bench.FLOOR_AIM)]
 
 
-def _peers(rows: list[peers.Peer]) -> Table:
+def _peers_table(rows: list[peers.LinearPeer]) -> Table:
     table = Table(
         f"{peers.NAME} against the chunkwise form, forward and backward, equal features",
-        ("tokens", "its ms", "ours ms", "times faster", "median", "apart"),
+        ("tokens", "its ms", "ours ms", "speedup", "median", "difference"),
     )
     for row in rows:
         table.add_row(
@@ -115,17 +115,17 @@ def _peers(rows: list[peers.Peer]) -> Table:
             f"{row.time.first * 1e3:.1f}",
             f"{row.time.second * 1e3:.1f}",
             f"{row.time.ratio:.2f}",
-            median(row.time),
+            format_median(row.time),
             f"{row.apart:.0e}",
         )
     return table
 
 
-def _decoded(rows: list[Decoding], model: ModelConfig) -> Table:
-    why = measured.why_not_merged(model)
+def _decoding_table(rows: list[Decoding], model: ModelConfig) -> Table:
+    why = bench.merge_obstacle(model)
     table = Table(
-        f"Decoding, greedy, {measured.LANES} lanes, {model.layers} layers, width {model.width}, "
-        f"{model.linear.features} features, at so many tokens; "
+        f"Decoding, greedy, {bench.LANES} lanes, {model.layers} layers, width {model.width}, "
+        f"{model.linear.features} features, after so many tokens; "
         f"T2R's map {f'not merged: {why}' if why else 'merged'}",
         ("tokens", "", "tokens/s", "attention"),
         words=(1,),
@@ -139,31 +139,31 @@ def _decoded(rows: list[Decoding], model: ModelConfig) -> Table:
 
 def _decoding_aims(rows: list[Decoding]) -> list[str]:
     by_key = {(row.name, row.length): row for row in rows}
-    behind = measured.AIM_BEHIND
-    longest = by_key["T2R", max(measured.BEHIND)]
-    ours, theirs = by_key["T2R", behind], by_key["transformer", behind]
+    context = bench.AIM_CONTEXT
+    longest = by_key["T2R", max(bench.CONTEXTS)]
+    ours, theirs = by_key["T2R", context], by_key["transformer", context]
     lines = []
     if theirs.seconds:
-        ratio = compared(theirs.seconds, ours.seconds).ratio
-        about = f"tokens/s / transformer's at {behind:,} tokens"
-        lines.append(aim(about, ratio, measured.TRANSFORMER_AIM, least=True))
+        ratio = compare_times(theirs.seconds, ours.seconds).ratio
+        about = f"tokens/s / transformer's at {context:,} tokens"
+        lines.append(format_aim(about, ratio, bench.TRANSFORMER_AIM, least=True))
     flat = longest.tokens_per_second / ours.tokens_per_second
-    about = f"tokens/s at {longest.length:,} tokens / at {behind:,}"
-    lines.append(aim(about, flat, measured.FLAT_AIM, least=True))
+    about = f"tokens/s at {longest.length:,} tokens / at {context:,}"
+    lines.append(format_aim(about, flat, bench.FLAT_AIM, least=True))
     for name in ("elu", "rfa"):
-        # their work is the same at every length: all turns count
-        ratio = compared(_all_turns(rows, name), _all_turns(rows, "T2R")).ratio
-        lines.append(aim(f"tokens/s / {name}'s", ratio, measured.MAPS_AIM, least=True))
-    share = ours.state_bytes / by_key["elu", behind].state_bytes
-    return [*lines, aim("attention's bytes / elu's", share, measured.BYTES_AIM)]
+        # their work does not depend on the length, so all repetitions count
+        ratio = compare_times(_all_seconds(rows, name), _all_seconds(rows, "T2R")).ratio
+        lines.append(format_aim(f"tokens/s / {name}'s", ratio, bench.MAPS_AIM, least=True))
+    share = ours.state_bytes / by_key["elu", context].state_bytes
+    return [*lines, format_aim("attention's bytes / elu's", share, bench.BYTES_AIM)]
 
 
-def _all_turns(rows: list[Decoding], name: str) -> list[float]:
+def _all_seconds(rows: list[Decoding], name: str) -> list[float]:
     return list(itertools.chain.from_iterable(row.seconds for row in rows if row.name == name))
 
 
 def _draw(rows: list[Decoding], path: Path) -> None:
-    """Draw speed (Figure 2) and attention's memory (Figure 3) against length."""
+    """Plot speed (Figure 2) and attention's memory (Figure 3) against length."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -179,7 +179,7 @@ def _draw(rows: list[Decoding], path: Path) -> None:
         axes.set_xscale("log", base=2)
         axes.set(xlabel="tokens")
     left.set(ylabel="tokens/s", ylim=(0, None))
-    right.set(ylabel="MB that attention carries", yscale="log")
+    right.set(ylabel="MB of attention state", yscale="log")
     left.legend(fontsize="small")
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

@@ -1,37 +1,39 @@
-"""`famjax bench mesh`: its tables and its plot."""
+"""`famjax bench mesh`: tables and plot."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from famjax.bench import mesh as measured
-from famjax.cli.bench_output import Sizes, median, plain
+from famjax.bench import mesh as bench
+from famjax.cli.bench_output import BenchSizes, format_median, to_dict
 from famjax.cli.plot import plot_file
 from famjax.cli.tables import Output, Table
 from famjax.core.config import AXES, ModelConfig
 from famjax.core.units import byte_size
 
 
-def run(model: ModelConfig, sizes: Sizes, as_json: bool, console: Output, note: Output) -> None:
-    """Measure, print the tables or one JSON object, and draw."""
+def run(
+    model: ModelConfig, sizes: BenchSizes, as_json: bool, console: Output, note: Output
+) -> None:
+    """Measure, print the tables or one JSON object, and plot."""
     plot = plot_file(sizes.plot) if sizes.plot else None
-    given = (model, sizes.batch, sizes.length, sizes.turns)
-    found = list(measured.scaling(*given, note.print))
-    for table in (_steps(found, model, sizes), _collectives(found)):
+    given = (model, sizes.batch, sizes.length, sizes.repetitions)
+    found = list(bench.measure_scaling(*given, note.print))
+    for table in (_step_table(found, model, sizes), _collectives_table(found)):
         console.print(table)
     if as_json:
-        print(json.dumps([plain(row) for row in found]))
+        print(json.dumps([to_dict(row) for row in found]))
     if plot:
         _draw(found, plot)
-        note.print(f"drawn: {plot}")
+        note.print(f"wrote {plot}")
 
 
-def _steps(found: list[measured.MeshTiming], model: ModelConfig, sizes: Sizes) -> Table:
+def _step_table(found: list[bench.MeshTiming], model: ModelConfig, sizes: BenchSizes) -> Table:
     table = Table(
-        f"Training step of {model.mixer} divided over devices, {model.layers} layers, width "
+        f"Training step of {model.mixer} sharded over devices, {model.layers} layers, width "
         f"{model.width}, {sizes.batch} x {sizes.length} tokens",
-        ("mesh", "step s", "tokens/s", "of one's", "step / one's", "temporary"),
+        ("mesh", "step s", "tokens/s", "/ one device", "step / one's", "temporary"),
         words=(0,),
     )
     for row in found:
@@ -40,39 +42,39 @@ def _steps(found: list[measured.MeshTiming], model: ModelConfig, sizes: Sizes) -
             f"{row.time.first:.3f}",
             f"{row.tokens_per_second:,.0f}",
             f"{1 / row.time.ratio:.2f}",
-            median(row.time),
+            format_median(row.time),
             byte_size(row.temporary_bytes),
         )
     return table
 
 
-def _collectives(found: list[measured.MeshTiming]) -> Table | str:
+def _collectives_table(found: list[bench.MeshTiming]) -> Table | str:
     kinds = _kinds(found)
     if not kinds:
-        return "no collectives: devices send each other nothing in these steps"
+        return "no collectives in these steps"
     table = Table(
-        "bytes that a device sends in a step / the largest collective", ("mesh", *kinds), words=(0,)
+        "bytes sent per device and step / largest collective", ("mesh", *kinds), words=(0,)
     )
     for row in found[1:]:
-        table.add_row(_name(row), *(_sent(row, kind) for kind in kinds))
+        table.add_row(_name(row), *(_format_sent(row, kind) for kind in kinds))
     return table
 
 
-def _name(row: measured.MeshTiming) -> str:
+def _name(row: bench.MeshTiming) -> str:
     return f"{row.axis}={row.devices}" if row.axis else "one device"
 
 
-def _kinds(found: list[measured.MeshTiming]) -> list[str]:
+def _kinds(found: list[bench.MeshTiming]) -> list[str]:
     return sorted({kind for row in found for kind in row.sent})
 
 
-def _sent(row: measured.MeshTiming, kind: str) -> str:
+def _format_sent(row: bench.MeshTiming, kind: str) -> str:
     if kind not in row.sent:
         return ""
     return f"{byte_size(row.sent[kind])} / {byte_size(row.largest[kind])}"
 
 
-def _draw(found: list[measured.MeshTiming], path: Path) -> None:
+def _draw(found: list[bench.MeshTiming], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -93,7 +95,7 @@ def _draw(found: list[measured.MeshTiming], path: Path) -> None:
         right.bar(names, sent, bottom=below, label=kind)
         below = [a + b for a, b in zip(below, sent, strict=True)]
     right.tick_params("x", rotation=60)
-    right.set(ylabel="MB a device sends in a step")
+    right.set(ylabel="MB sent per device and step")
     right.legend(fontsize="small")
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

@@ -1,4 +1,4 @@
-"""What the benches' verbs print with: medians, aims met or missed, JSON, where a plot goes."""
+"""Shared output of the `famjax bench` verbs: sizes, medians, aims, JSON."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from famjax.core.optional import install_command
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """What is asked for: rows, tokens of a row, turns; where the plot goes, "" for none."""
+class BenchSizes:
+    """Rows, tokens of a row, repetitions, and the plot file ("" for none)."""
 
     batch: int
     length: int
-    turns: int
+    repetitions: int
     plot: str
 
 
-def plain(row: Any) -> dict[str, Any]:
-    """Return a named tuple as a dict, its pairs too."""
+def to_dict(row: Any) -> dict[str, Any]:
+    """Return a named tuple as a dict, nested pairs included."""
     return {k: v._asdict() if isinstance(v, Pair) else v for k, v in row._asdict().items()}
 
 
-def median(pair: Pair) -> str:
+def format_median(pair: Pair) -> str:
     return f"{pair.typical:.2f} ± {pair.spread:.2f}"
 
 
-def aim(what: str, value: float, aim: float, least: bool = False) -> str:
-    met = value >= aim if least else value <= aim
+def format_aim(what: str, value: float, target: float, least: bool = False) -> str:
+    met = value >= target if least else value <= target
     bound = "least" if least else "most"
-    return f"aim {'met' if met else 'missed'}: {what} {value:.2f}, at {bound} {aim}"
+    return f"aim {'met' if met else 'missed'}: {what} {value:.2f}, at {bound} {target}"
 
 
-def absent_peers(name: str, needed: Sequence[str]) -> str:
-    """Return a line that says what a comparison needs which was not made."""
-    return f"{name} beside it needs {', '.join(needed)}; {install_command(needed)}"
+def missing_peers(name: str, needed: Sequence[str]) -> str:
+    """Return a line on the packages that a skipped comparison needs."""
+    return f"comparing with {name} needs {', '.join(needed)}; {install_command(needed)}"

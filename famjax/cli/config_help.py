@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from famjax.cli.layout import command, listed, wrap
+from famjax.cli.layout import command, format_entries, wrap
 from famjax.core.config import Config
-from famjax.core.experiment import available, read_config
+from famjax.core.experiment import available_configs, read_config
 from famjax.core.keys import values
 
 # "Command:  ", and the indent of the lines that belong to it
@@ -19,7 +19,7 @@ _INDENT = 4
 
 def is_config(name: str) -> bool:
     """Return whether a word is a config's name, or the path of a .py or .json file."""
-    return name in available() or name.endswith((".py", ".json"))
+    return name in available_configs() or name.endswith((".py", ".json"))
 
 
 def config_lines(name: str, width: int) -> list[str]:
@@ -32,13 +32,13 @@ def config_lines(name: str, width: int) -> list[str]:
     Raises:
       UserError: the file cannot be read, or is not a config.
     """
-    path = available().get(name, Path(name))
+    path = available_configs().get(name, Path(name))
     config, defaults = values(read_config(name)), values(Config())
     about = docstring(path) if path.suffix == ".py" else ""
     lines = [f"{name}:", *_reflow(about, width), ""]
     lines += wrap("Keys that it sets to other values than the defaults:", width)
     own = {key: value for key, value in config.items() if value != defaults[key]}
-    return lines + listed(
+    return lines + format_entries(
         {f"{key}={_text(own[key])}": f"default {_text(defaults[key])}" for key in own}, width
     )
 

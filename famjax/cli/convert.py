@@ -16,12 +16,11 @@ from famjax.core.paths import expanded
 
 @dataclass(frozen=True)
 class Arguments:
-    """Turn a pretrained Hugging Face folder, or a famjax run, into a model with the attention you
-    choose.
+    """Convert a pretrained Hugging Face folder, or a famjax run, to a model with another attention.
 
-    Every weight is kept; the FAM's prompt, which no checkpoint has, begins as rows of the
-    embedding, and the feature maps of t2r at random. Sizes of the new attention are given as
-    model.block_len=512, model.fam_len=64, model.memory_segments=2, model.linear.map=elu, behind the
+    Every weight is kept. New parameters: the FAM's prompt is initialized with rows of the
+    embedding, the feature maps of t2r at random. Give sizes of the new attention as overrides,
+    model.block_len=512, model.fam_len=64, model.memory_segments=2, model.linear.map=elu, after the
     flags.
     """
 
@@ -30,23 +29,23 @@ class Arguments:
     dest: tyro.conf.Positional[str]
     """Folder to write, which must not exist."""
     to: To = "keep"
-    """What the layers attend to from now on; t2r: linear attention, which makes them RNNs."""
+    """The new attention of the layers; t2r: linear attention, which makes them RNNs."""
     layers: str = ""
-    """Which layers --to changes: numbers and slices, 0,4 or ::4. None given: those with full
-    attention; of a model without such, all."""
+    """Layers that --to changes: numbers and slices, 0,4 or ::4. Default: those with full attention,
+    or all if there are none."""
     keep_every: int | None = None
-    """n, instead of --layers: the top layer and every n-th below it stay as they are."""
+    """n, instead of --layers: the top layer and every n-th below it keep their attention."""
     feature_size: int | None = None
     """For t2r: elements of a feature map, model.linear.features."""
     tokenizer: str = ""
-    """Another tokenizer than the folder's: bytes, a tokenizer.json, a SentencePiece model."""
+    """Replaces the folder's tokenizer: bytes, a tokenizer.json, a SentencePiece model."""
 
 
 def run(argv: list[str]) -> int:
     overrides = tuple(token for token in argv if not token.startswith("-") and "=" in token)
     arguments = parse(Arguments, [a for a in argv if a not in overrides], "famjax convert")
     if arguments.feature_size is not None:
-        overrides = (*overrides, _features(arguments, overrides))
+        overrides = (*overrides, _feature_size_override(arguments, overrides))
     runtime.setup()
     from famjax.convert.folder import convert
 
@@ -61,18 +60,18 @@ def run(argv: list[str]) -> int:
         report=lambda line: print(line, file=sys.stderr),
         keep_every=arguments.keep_every,
     )
-    # which finetune has, and features of rotated keys do not bear
+    # the finetune config sets it, and features of rotated keys do not support it
     off = " train.rpo=false" if "linear" in config.model.mixer and config.model.linear.rope else ""
     print(f"wrote {target}; next: famjax train finetune init={target}{off} data.files=...")
     return 0
 
 
-def _features(arguments: Arguments, overrides: tuple[str, ...]) -> str:
-    """Return --feature-size as the key that it stands for."""
+def _feature_size_override(arguments: Arguments, overrides: tuple[str, ...]) -> str:
+    """Return --feature-size as a config override."""
     assert arguments.feature_size is not None
     flag, key = f"--feature-size {arguments.feature_size}", "model.linear.features"
     if arguments.to != "t2r":
-        raise UserError(f"{flag}: is of linear attention alone; give --to t2r too")
+        raise UserError(f"{flag}: is for linear attention only; add --to t2r")
     if arguments.feature_size < 1:
         raise UserError(f"{flag}: must be at least 1")
     for given in overrides:

@@ -1,4 +1,4 @@
-"""`famjax doctor [--json]`: versions, devices, memory, optional parts, and a proof of work."""
+"""`famjax doctor [--json]`: versions, devices, memory, optional packages, and a device check."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ REQUIRED = (
     "matplotlib",
 )
 
-_COSTS = {
-    "tensorflow": "no seqio tasks and no TFDS sets",
-    "seqio": "data.seqio is refused",
-    "tensorflow_datasets": "data.tfds is refused",
+_MISSING_COSTS = {
+    "tensorflow": "no seqio tasks and no TFDS data sets",
+    "seqio": "data.seqio does not work",
+    "tensorflow_datasets": "data.tfds does not work",
     "torch": "conversions and exports are not compared with Hugging Face's code",
     "transformers": "conversions and exports are not compared with Hugging Face's code",
     "peft": "exported adapters are not compared with peft",
     "jax_cuda13_plugin": "an NVIDIA GPU is not used",
-    "libtpu": "a TPU is not used, nor planned for",
+    "libtpu": "no TPU, and no famjax plan for TPUs",
 }
-# module, what its absence costs, and the command that installs it, from the checkout of famjax
-OPTIONAL = tuple((name, costs, install_command((name,))) for name, costs in _COSTS.items())
+# module, consequence of its absence, and the command that installs it from a famjax checkout
+OPTIONAL = tuple((name, costs, install_command((name,))) for name, costs in _MISSING_COSTS.items())
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Show versions, devices, memory and missing parts; exit 1 if a required one fails."""
+    """Show versions, devices, memory and missing packages; exit 1 if a required one fails."""
 
     json: bool = False
     """Print JSON instead of a table."""
@@ -69,9 +69,9 @@ def run(argv: list[str]) -> int:
 
 
 def examine() -> dict[str, Any]:
-    """Return everything the doctor sees; "ok" tells whether the required parts work."""
+    """Return the whole report; "ok" is whether the required packages and the device work."""
     versions = {name: _version(name) for name in REQUIRED}
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "famjax": _version("famjax"),
         "python": platform.python_version(),
         "required": versions,
@@ -91,12 +91,12 @@ def examine() -> dict[str, Any]:
     }
     try:
         runtime.setup()
-        found["devices"] = _devices()
-        found["device_works"] = _proof()
-    except Exception as error:  # whatever breaks here is what the doctor is asked for
-        found["device_works"] = f"no: {' '.join(str(error).split()) or type(error).__name__}"
-    found["ok"] = None not in versions.values() and found["device_works"].startswith("yes")
-    return found
+        report["devices"] = _devices()
+        report["device_works"] = _check_device()
+    except Exception as error:  # any failure here belongs in the report
+        report["device_works"] = f"no: {' '.join(str(error).split()) or type(error).__name__}"
+    report["ok"] = None not in versions.values() and report["device_works"].startswith("yes")
+    return report
 
 
 def _version(name: str) -> str | None:
@@ -107,7 +107,7 @@ def _version(name: str) -> str | None:
 
 
 def _host_memory() -> dict[str, int | None]:
-    """Return total and available bytes; what the system does not tell is None."""
+    """Return total and available bytes; None if the system does not report them."""
     if not hasattr(os, "sysconf"):
         return {"total": None, "available": None}
     page = os.sysconf("SC_PAGE_SIZE")
@@ -116,7 +116,7 @@ def _host_memory() -> dict[str, int | None]:
         word: page * os.sysconf(name) if name in os.sysconf_names else None
         for word, name in known.items()
     }
-    try:  # Linux counts what its file cache would give back only here
+    try:  # on Linux only this includes reclaimable file cache
         with open("/proc/meminfo", encoding="ascii") as lines:
             table = dict(line.split(":", 1) for line in lines)
         memory["available"] = int(table["MemAvailable"].split()[0]) * 1024
@@ -141,7 +141,7 @@ def _devices() -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def _proof() -> str:
+def _check_device() -> str:
     """Multiply two matrices on the default device and compare with NumPy."""
     import jax
     import jax.numpy as jnp
@@ -152,7 +152,7 @@ def _proof() -> str:
     with jax.default_matmul_precision("float32"):
         out = jax.jit(jnp.matmul)(jnp.asarray(a, jnp.float32), jnp.asarray(a.T, jnp.float32))
     if not np.array_equal(np.asarray(out), a @ a.T):
-        return "no: a matrix product came out wrong"
+        return "no: a matrix product has the wrong result"
     return f"yes: compiled and multiplied in {time.perf_counter() - start:.2f} s"
 
 
@@ -168,14 +168,20 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     missing = f"MISSING: {os.path.basename(sys.executable)} -m pip install -e ."
     rows += [(name, version or missing) for name, version in report["required"].items()]
     rows += [
-        (f"device {d['platform']}", f"{d['count']} x {d['kind']}{_size(', {} each', d['memory'])}")
+        (
+            f"device {d['platform']}",
+            f"{d['count']} x {d['kind']}{_format_size(', {} each', d['memory'])}",
+        )
         for d in report["devices"]
     ]
     rows.append(("device works", report["device_works"]))
     memory = report["host_memory"]
-    total, available = _size("{}", memory["total"]), _size(", {} available", memory["available"])
+    total, available = (
+        _format_size("{}", memory["total"]),
+        _format_size(", {} available", memory["available"]),
+    )
     rows.append(("host memory", f"{total}{available}" or "unknown"))
-    unwritable = "" if report["compile_cache_writable"] else " (not writable: all compiles again)"
+    unwritable = "" if report["compile_cache_writable"] else " (not writable: nothing is cached)"
     rows.append(("compile cache", report["compile_cache"] + unwritable))
     for part in report["optional"]:
         absent = f"missing: {part['missing_costs']}; {part['install']}"
@@ -184,5 +190,5 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _size(template: str, size: int | None) -> str:
+def _format_size(template: str, size: int | None) -> str:
     return "" if size is None else template.format(f"{size / 2**30:.1f} GiB")

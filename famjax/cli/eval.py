@@ -24,30 +24,30 @@ _PASSKEYS, _EPISODES = 20, 1000
 
 @dataclass(frozen=True)
 class Arguments:
-    """Stream documents of any length through a run and measure what it makes of them."""
+    """Stream documents of any length through a run and evaluate it."""
 
     run: tyro.conf.Positional[str]
     """Folder of the run, or of a Hugging Face model."""
     tasks: str = ""
-    """passkey, text:FILES (file, folder or glob, several separated by commas), text:holdout,
-    what training held out, or a toy task (random_walk, blocked_walk, copy, reverse, counting,
-    algorithmic); several separated by commas. Nothing is what the run was trained on."""
+    """passkey, text:FILES (file, folder or glob, several separated by commas), text:holdout (the
+    documents that training held out), or a toy task (random_walk, blocked_walk, copy, reverse,
+    counting, algorithmic); several separated by commas. Default: what the run was trained on."""
     lengths: str = ""
-    """Passkey: tokens of the documents, 256,1024,4096,16384 if not given. Toy tasks: steps of the
-    episodes (digits, A's, actions, statements), data.toy.test_steps if not given."""
+    """Passkey: tokens of the documents, default 256,1024,4096,16384. Toy tasks: steps of the
+    episodes (digits, A's, actions, statements), default data.toy.test_steps."""
     examples: int | None = None
-    """Documents or episodes of each length: 20 of passkey and 1000 of toy tasks if not given."""
+    """Documents or episodes of each length, default 20 for passkey and 1000 for toy tasks."""
     window: int | None = None
-    """Texts: read in windows of so many tokens, each with an empty memory, and not whole."""
+    """Texts: evaluate in windows of so many tokens, each with an empty memory, instead of whole."""
     score: int | None = None
-    """Texts in windows: how many of a window's last predictions count, all if not given. Windows
-    overlap so that every token counts once; of a document's first window all count."""
+    """Texts in windows: score only the last so many predictions of a window, default all. Windows
+    overlap so that every token is scored once; of a document's first window all are."""
     batch: int = 8
-    """Documents read side by side, or windows."""
+    """Batch size, in documents or windows."""
     json: bool = False
     """Print one JSON object instead of tables."""
     plot: bool = False
-    """Draw accuracy by length and loss by position to RUN/plots."""
+    """Plot accuracy by length and loss by position to RUN/plots."""
 
 
 def run(argv: list[str]) -> int:
@@ -65,14 +65,14 @@ def run(argv: list[str]) -> int:
         show(report)
     if arguments.plot:
         for path in plot(report, Path(arguments.run) / "plots"):
-            print(f"drew {path}", file=sys.stderr)
+            print(f"wrote {path}", file=sys.stderr)
     return 0
 
 
 def parse_tasks(text: str) -> list[tuple[str, str]]:
-    """Return the tasks of "passkey,text:a.txt,b.txt", each a name and its files.
+    """Parse "passkey,text:a.txt,b.txt" into (name, files) pairs.
 
-    What follows a text task and is not a task itself is one more of its files.
+    A part after a text task that is not a task is another of its files.
 
     Raises:
       UserError: an unknown task, or commas without a task.
@@ -97,7 +97,7 @@ def parse_tasks(text: str) -> list[tuple[str, str]]:
 
 
 def parse_lengths(text: str) -> list[int]:
-    """Return the lengths of "256,1024" in order."""
+    """Parse "256,1024" into sorted lengths."""
     try:
         lengths = [int(part.replace("_", "")) for part in text.split(",")]
     except ValueError:
@@ -110,7 +110,7 @@ def parse_lengths(text: str) -> list[int]:
 def evaluate(
     arguments: Arguments, tasks: list[tuple[str, str]], lengths: list[int] | None
 ) -> dict[str, Any]:
-    """Return everything measured: run, step, passkey (if asked), text and toy (lists), memory."""
+    """Return all results: run, step, passkey (if evaluated), text and toy (lists), memory."""
     runtime.setup()
     from famjax.convert.open import open_model
     from famjax.eval.memory import memory_report
@@ -124,12 +124,12 @@ def evaluate(
     tasks = tasks or [(trained_on, HOLDOUT)]
     if lengths and {name for name, _ in tasks} == {"text"}:
         raise UserError(
-            "--lengths is for passkey, texts are read whole; leave it out or add --tasks passkey"
+            "--lengths is for passkey, texts are read whole; remove it or add --tasks passkey"
         )
     for option in ("window", "score"):
         given_size = getattr(arguments, option)
         if given_size is not None and "text" not in {name for name, _ in tasks}:
-            raise UserError(f"--{option} {given_size}: is of texts; leave it out or add text:FILES")
+            raise UserError(f"--{option} {given_size}: is for texts; remove it or add text:FILES")
     for name, files in tasks:
         if name == "passkey":
             report["passkey"] = evaluate_passkey(
@@ -155,7 +155,7 @@ def evaluate(
 
 
 def plot(report: dict[str, Any], folder: Path) -> list[Path]:
-    """Draw what was measured, and return the files."""
+    """Plot the results and return the files."""
     import matplotlib
 
     matplotlib.use("Agg")

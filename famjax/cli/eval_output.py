@@ -1,4 +1,4 @@
-"""What `famjax eval` prints for people."""
+"""Tables of `famjax eval`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from famjax.cli.tables import Output, Table
 from famjax.core.units import byte_size
 
 _NEGATIVE = (
-    "gained by memory is negative where the text is predicted worse with the memory than with a "
-    "reset at every block: usual after few steps of training, and for texts that are unlike those "
-    "trained on, or longer"
+    "gained by memory is negative where the memory makes predictions worse than a reset at every "
+    "block: usual early in training, and for texts unlike the training data, or longer"
 )
 _UNIGRAM = (
-    "unigram: the frequencies of the tokens in this very text, the best that any prediction "
-    "without context can do; uniform: all tokens of the vocabulary alike"
+    "unigram: the token frequencies of this text, the best prediction without context; uniform: "
+    "equal probabilities for the vocabulary"
 )
 
 
@@ -29,7 +28,7 @@ def show(report: dict[str, Any]) -> None:
         out.print(text_table(text))
         out.print(_UNIGRAM)
         out.print(position_table(text))
-        if _loses(text):
+        if _has_negative_gain(text):
             out.print(_NEGATIVE)
     out.print(f"peak memory {byte_size(report['memory']['peak_bytes'])}")
 
@@ -74,15 +73,15 @@ def toy_table(toy: dict[str, Any]) -> Table:
 
 
 def text_table(text: dict[str, Any]) -> Table:
-    left = f" ({text['documents_left']:,} not read)" if text["documents_left"] else ""
+    unread = f" ({text['documents_left']:,} not read)" if text["documents_left"] else ""
     how = ""
     if text["window"]:
         how = f", windows of {text['window']:,} scored on their last {text['score']:,}"
     table = Table(
         f"text:{text['files']}: {text['documents']:,} document{'s' * (text['documents'] != 1)}"
-        f"{left}{how}, {text['tokens']:,} tokens, "
+        f"{unread}{how}, {text['tokens']:,} tokens, "
         f"{byte_size(text['bytes'])}, {text['tokens_per_second']:,.0f} tokens/s, "
-        f"{byte_size(text['state_bytes'])} of memory a document",
+        f"{byte_size(text['state_bytes'])} of memory per document",
         ("", "bits per byte", "loss", "perplexity", "accuracy"),
         words=(0,),
     )
@@ -120,8 +119,8 @@ def position_table(text: dict[str, Any]) -> Table:
     return table
 
 
-def _loses(text: dict[str, Any]) -> bool:
-    """Return whether a gain that is printed is below 0, and not for rounding."""
+def _has_negative_gain(text: dict[str, Any]) -> bool:
+    """Return whether a printed gain is below 0 by more than rounding."""
     return any(gain <= -5e-5 for gain in (*map(_gain, text["by_position"]), _least_gain(text)))
 
 

@@ -15,24 +15,24 @@ from famjax.core.paths import expanded
 
 @dataclass(frozen=True)
 class Arguments:
-    """Write a run in a format of others. It is read again and compared before it is there."""
+    """Export a run. The export is read back and compared before it appears at its destination."""
 
     run: tyro.conf.Positional[str]
     """Folder of the run, or of a Hugging Face model."""
     dest: tyro.conf.Positional[str]
-    """Folder to make."""
+    """Folder to create."""
     format: str = "hf"
-    """hf: for transformers; peft: adapters alone; orbax: the parameters alone; stablehlo: compiled
-    anywhere by XLA."""
+    """hf: for transformers; peft: adapters only; orbax: parameters only; stablehlo: for any XLA
+    compiler."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the tensors, for hf."""
+    """Type of the tensors, for hf."""
 
 
 def run(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, "famjax export")
-    from famjax.export.export import export, refuse
+    from famjax.export.export import check_destination, export
 
-    refuse(expanded(arguments.dest))
+    check_destination(expanded(arguments.dest))
     runtime.setup()
     a = arguments
     said = export(

@@ -27,40 +27,41 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Arguments:
-    """Write text from a run: from a prompt, behind a document, or from a saved memory of one."""
+    """Generate text with a run: from a prompt, after a document, or from a saved memory of one."""
 
     run: tyro.conf.Positional[str]
     """Folder of the run, or of a Hugging Face model."""
     prompt: str | None = None
-    """Text to go on from; - reads it from standard input."""
+    """Text to continue; - reads it from standard input."""
     chat: bool = False
-    """The prompt is a user's message, written as the tokenizer's chat template has it."""
+    """The prompt is a user's message, formatted with the tokenizer's chat template."""
     read: str | None = None
     """Text file to read first, of any size."""
     state_out: str | None = None
     """Save the memory of what --read has read to this file."""
     state_in: str | None = None
-    """Begin with the memory in this file."""
+    """Start from the memory in this file."""
     small_cache: bool = False
-    """Of stacks feedback and transformer: carry memories, not keys and values, and compute more."""
+    """Stacks feedback and transformer: cache memories instead of keys and values: less memory, more
+    compute."""
     max_tokens: int = 256
     """The most tokens to write."""
     temperature: float = 0.0
-    """0 takes the likeliest token every time; 1 draws as the model predicts."""
+    """0 decodes greedily; 1 samples from the model's distribution."""
     top_k: int = 0
-    """Draw from so many of the likeliest tokens; 0 is all."""
+    """Sample from so many of the likeliest tokens; 0 = all."""
     top_p: float = 1.0
-    """Draw from the likeliest tokens that together reach this probability."""
+    """Sample from the likeliest tokens that together reach this probability."""
     stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """End before this string; may be given several times."""
+    """Stop before this string; may be given several times."""
     seed: int = 0
-    """Of the draws."""
+    """Random seed."""
 
 
 def run(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, "famjax generate")
     _check(arguments)
-    prompt = None if arguments.prompt is None else _decoded(arguments.prompt)
+    prompt = None if arguments.prompt is None else _decode_prompt(arguments.prompt)
     runtime.setup()
     from famjax.convert.open import open_model
     from famjax.data.words import WordTokenizer
@@ -72,22 +73,22 @@ def run(argv: list[str]) -> int:
     opened = open_model(arguments.run)
     if arguments.chat and opened.tokenizer.chat_template is None:
         raise UserError(
-            f"--chat: the tokenizer of {arguments.run} has no chat template; leave it out, or "
+            f"--chat: the tokenizer of {arguments.run} has no chat template; remove it, or "
             "train with a tokenizer that has one"
         )
     if prompt is not None and isinstance(opened.tokenizer, WordTokenizer):
-        _tell_unknown(opened.tokenizer.unknown_words(prompt))
+        _report_unknown_words(opened.tokenizer.unknown_words(prompt))
     if arguments.small_cache:
         opened = opened.with_small_cache()
-    # files of memories belong to the run as it is
+    # state files belong to the run as it is, without folded maps
     generator = Generator(opened.with_folded_maps())
-    state = _memory(arguments, opened, generator)
+    state = _load_memory(arguments, opened, generator)
     if prompt is not None:
         _write(arguments, prompt, generator, state)
     return 0
 
 
-def _decoded(prompt: str) -> str:
+def _decode_prompt(prompt: str) -> str:
     """Return the prompt, or standard input for "-", if it is UTF-8."""
     data = sys.stdin.buffer.read(_PROMPT_BYTES + 1) if prompt == "-" else os.fsencode(prompt)
     if len(data) > _PROMPT_BYTES:
@@ -101,23 +102,23 @@ def _decoded(prompt: str) -> str:
         raise UserError(f"--prompt: not UTF-8 at byte {error.start}; convert it") from None
 
 
-def _tell_unknown(words: list[str]) -> None:
+def _report_unknown_words(words: list[str]) -> None:
     if words:
         some = ", ".join(words[:5]) + (", ..." if words[5:] else "")
         print(f"not in the vocabulary, read as <unk>: {some}", file=sys.stderr)
 
 
 def _check(arguments: Arguments) -> None:
-    """Refuse, before anything is read for an hour, what cannot end well."""
+    """Check combinations of options before reading a document, which may take an hour."""
     a = arguments
     if a.prompt is None and a.read is None:
         raise UserError("generate needs --prompt TEXT, or --read FILE with --state-out F")
     if a.prompt is None and a.chat:
-        raise UserError("--chat makes a message of the prompt; give --prompt TEXT")
+        raise UserError("--chat formats the prompt; give --prompt TEXT")
     if a.prompt is None and a.state_out is None:
         raise UserError("--read without --prompt needs --state-out F, or its memory would be lost")
     if a.read is not None and a.state_in is not None:
-        raise UserError("--read begins a new memory and --state-in is one; give one of them")
+        raise UserError("--read starts a new memory and --state-in loads one; give one of them")
     if a.state_out is not None and a.read is None:
         raise UserError("--state-out saves the memory of what --read reads; give --read FILE")
     if a.state_out is not None and a.read is not None:
@@ -132,13 +133,13 @@ def _check_writable(path: Path, document: Path) -> None:
     if path.exists() and not path.is_file():
         raise UserError(f"--state-out {path}: is a device or a pipe; give a file")
     if not path.parent.is_dir():
-        raise UserError(f"--state-out {path}: there is no folder {path.parent}; make it first")
+        raise UserError(f"--state-out {path}: there is no folder {path.parent}; create it first")
     if not os.access(path.parent, os.W_OK):
         raise UserError(f"--state-out {path}: the folder {path.parent} cannot be written")
 
 
-def _memory(arguments: Arguments, opened: Run, generator: Generator) -> StreamState | None:
-    """Return what to begin with, and save it if that is wanted."""
+def _load_memory(arguments: Arguments, opened: Run, generator: Generator) -> StreamState | None:
+    """Return the initial memory; save it if --state-out is given."""
     from famjax.eval.state_file import load_state, save_state
 
     if arguments.state_in is not None:
@@ -164,7 +165,7 @@ def _write(
         texts = generator.generate(
             prompt, a.max_tokens, a.temperature, a.top_k, a.top_p, a.stop, a.seed, state, a.chat
         )
-        # after the second token all is compiled, and no spinner gets between the pieces of a line
+        # the second token compiles the last program; after it no spinner interrupts the text
         first = list(itertools.islice(texts, 2))
     for text in itertools.chain(first, texts):
         print(text, end="", flush=True)

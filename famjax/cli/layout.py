@@ -1,4 +1,4 @@
-"""Lines of text in the width of the terminal."""
+"""Wraps text to the width of the terminal."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping
 
-# of help, and where there is no terminal
-_WIDEST, _NARROWEST, _PIPE = 100, 20, 80
-# from this width on names and what they are go side by side, names in at most so many columns
-_BESIDE, _NAMES = 76, 36
+# columns of a help text, and without a terminal
+_MAX_WIDTH, _MIN_WIDTH, _PIPE_WIDTH = 100, 20, 80
+# least width of a two-column list, and greatest width of its names
+_TWO_COLUMN_WIDTH, _MAX_NAME_WIDTH = 76, 36
 
 
 def terminal_width(stream: object) -> int | None:
-    """Return the columns of a terminal, COLUMNS where it is set, or None for what has no width."""
+    """Return COLUMNS if set, else the columns of a terminal, or None if `stream` is none."""
     given = os.environ.get("COLUMNS", "")
     if given.isdecimal() and int(given):
         return int(given)
@@ -29,10 +29,11 @@ def terminal_width(stream: object) -> int | None:
 
 
 def wrap(text: str, width: int | None, indent: str = "", first: str = "") -> list[str]:
-    """Return text in lines that break between words only.
+    """Return text in lines broken between words only.
 
     Args:
-      indent: of all lines but the first, whose own is `first`.
+      indent: of all lines but the first.
+      first: indent of the first line.
     """
     if width is None:
         return [first + text]
@@ -47,31 +48,35 @@ def wrap(text: str, width: int | None, indent: str = "", first: str = "") -> lis
 
 
 def help_width() -> int:
-    """Return the columns of a help text: those of the terminal, at most 100."""
-    return max(_NARROWEST, min(terminal_width(sys.stdout) or _PIPE, _WIDEST))
+    """Return the width of a help text: that of the terminal, at most 100."""
+    return max(_MIN_WIDTH, min(terminal_width(sys.stdout) or _PIPE_WIDTH, _MAX_WIDTH))
 
 
-def listed(entries: Mapping[str, str], width: int) -> list[str]:
-    """Return names and what they are, side by side if the lines are wide enough."""
-    beside = min(max(map(len, entries), default=0) + 2, _NAMES) if width >= _BESIDE else 0
+def format_entries(entries: Mapping[str, str], width: int) -> list[str]:
+    """Return names with descriptions, in two columns if the lines are wide enough."""
+    name_width = (
+        min(max(map(len, entries), default=0) + 2, _MAX_NAME_WIDTH)
+        if width >= _TWO_COLUMN_WIDTH
+        else 0
+    )
     lines = []
     for name, about in entries.items():
-        if beside and len(name) < beside and about:
-            lines += wrap(about, width, " " * (beside + 2), f"  {name:<{beside}}")
+        if name_width and len(name) < name_width and about:
+            lines += wrap(about, width, " " * (name_width + 2), f"  {name:<{name_width}}")
         else:
-            indent = " " * (beside + 2 if beside else 6)
+            indent = " " * (name_width + 2 if name_width else 6)
             lines += [f"  {name}", *(wrap(about, width, indent, indent) if about else ())]
     return lines
 
 
 def usage(line: str, width: int) -> list[str]:
-    """Return grammar in lines that break outside of brackets only."""
+    """Return a usage line wrapped outside of brackets only."""
     whole = re.sub(r"\[.*?\]+", lambda found: found[0].replace(" ", "\0"), line)
     return [part.replace("\0", " ") for part in wrap(whole, width, "    ")]
 
 
 def command(line: str, width: int) -> list[str]:
-    """Return a command in lines as a shell takes them."""
+    """Return a command wrapped with shell continuations."""
     if len(line) <= width:
         return [line]
     *first, last = wrap(line, width - 2, "    ")

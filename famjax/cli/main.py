@@ -1,4 +1,4 @@
-"""`famjax VERB ...`: one module a verb, imported only when it is called."""
+"""`famjax VERB ...`: one module per verb, imported when it is called."""
 
 from __future__ import annotations
 
@@ -15,68 +15,74 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 import famjax
-from famjax.cli.layout import command, help_width, listed, wrap
-from famjax.core.errors import Stopped, UserError, nearest
+from famjax.cli.layout import command, format_entries, help_width, wrap
+from famjax.core.errors import StopRequested, UserError, nearest
 from famjax.core.hints import find_hint
 from famjax.core.runtime import use_huge_pages
 
 VERBS = {
-    "train": "train a model from a config, or go on with a run",
-    "eval": "stream documents of any length through a run and measure it",
-    "analyze": "measure how a run's attention is spread, and how far it is from a teacher's",
-    "generate": "write text from a run, from a prompt or from a saved memory",
-    "convert": "turn a pretrained Hugging Face model into one with memory",
-    "export": "write a run for Hugging Face's transformers, Orbax or StableHLO",
-    "tokenizer": "train a SentencePiece model, or list the words, of text files",
-    "plan": "say what a job needs on TPUs or GPUs that are not there, before it runs",
+    "train": "train a model from a config, or continue a run",
+    "eval": "stream documents of any length through a run and evaluate it",
+    "analyze": "measure the entropy of a run's attention and its distance from a teacher's",
+    "generate": "generate text with a run, from a prompt or from a saved memory",
+    "convert": "convert a pretrained Hugging Face model to one with memory",
+    "export": "export a run for Hugging Face's transformers, Orbax or StableHLO",
+    "tokenizer": "train a SentencePiece model, or make a word list, from text files",
+    "plan": "estimate memory and time of a job on TPUs or GPUs without having them",
     "bench": "measure time and memory of the layers",
-    "doctor": "show versions, devices, memory and what is missing",
+    "doctor": "show versions, devices, memory and missing packages",
 }
 
-# verbs of one process, and what whoever starts several sets; without any, JAX need not be asked
-_ALONE = ("eval", "analyze", "generate", "convert", "export")
-_SEVERAL = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "TPU_WORKER_HOSTNAMES", "MEGASCALE_NUM_SLICES")
+# single-process verbs, and variables that multi-process launchers set; without them JAX need not be
+# asked for the process count
+_SINGLE_PROCESS_VERBS = ("eval", "analyze", "generate", "convert", "export")
+_MULTIPROCESS_VARIABLES = (
+    "SLURM_NTASKS",
+    "OMPI_COMM_WORLD_SIZE",
+    "TPU_WORKER_HOSTNAMES",
+    "MEGASCALE_NUM_SLICES",
+)
 
-# characters of an error's line
-_LONGEST = 1800
+# characters of an error line
+_MAX_LINE = 1800
 
 T = TypeVar("T")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb and return the exit status; see `guarded`."""
-    return guarded(lambda: _dispatch(list(sys.argv[1:] if argv is None else argv)))
+    """Run one verb and return the exit status; see `run_guarded`."""
+    return run_guarded(lambda: _dispatch(list(sys.argv[1:] if argv is None else argv)))
 
 
 def script() -> None:
     """Run as a program: exit with `main`'s status."""
-    # feedback's loop runs on several devices at once, which one heap would hold up
+    # feedback's loop runs on several devices in parallel, and one malloc arena would serialize them
     use_huge_pages(keep=sys.argv[1:2] == ["bench"] and "feedback" not in sys.argv)
     status = main()
     if status == 130:
-        # Ctrl-C may have come while XLA's threads compile, and an interpreter that is taken down
-        # around them can crash. Nothing is left to do: what was to be saved is.
+        # After Ctrl-C XLA's threads may still compile, and interpreter shutdown can then crash.
+        # Everything is saved already, so exit at once.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
     sys.exit(status)
 
 
-# what the system says of a disk, and of a path, whatever is tried with it
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
+# errno of a full disk, and of a path without access
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_ACCESS_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 
 
-def guarded(call: Callable[[], int]) -> int:
-    """Call, and return the exit status of what came of it.
+def run_guarded(call: Callable[[], int]) -> int:
+    """Call a function, catch expected errors, and return the exit status.
 
-    0 is success, 1 a verb's own "no" or an input/output error, 2 a mistake of the user's (one
-    line tells it), 130 Ctrl-C, 141 a closed pipe, as in `famjax eval RUN | head -1`, 143 SIGTERM,
-    which training answers by saving. An exception that escapes is a bug of ours.
+    0 is success, 1 a verb's negative result or an input/output error, 2 a user error (one line),
+    130 Ctrl-C, 141 a closed pipe, as in `famjax eval RUN | head -1`, 143 SIGTERM, after which
+    training saves. Any other exception is a bug in famjax.
     """
     try:
-        status = _answered(call)
-        # a closed pipe shows here, not when the interpreter ends and can only complain
+        status = _catch_errors(call)
+        # raises for a closed pipe here rather than at interpreter exit
         sys.stdout.flush()
         sys.stderr.flush()
         return status
@@ -85,60 +91,60 @@ def guarded(call: Callable[[], int]) -> int:
         return 128 + 13  # what a shell reports for a process ended by SIGPIPE
 
 
-def _answered(call: Callable[[], int]) -> int:
+def _catch_errors(call: Callable[[], int]) -> int:
     try:
         return call()
     except UserError as error:
         return _fail(str(error), 2)
-    except Stopped as stop:
+    except StopRequested as stop:
         return _fail(str(stop), 128 + stop.signal)
     except KeyboardInterrupt:
         return _fail("stopped by Ctrl-C", 130)
     except SystemExit as stop:
-        # rich ends the process so where a pipe is closed
+        # rich exits this way if a pipe is closed
         if isinstance(stop.__context__, BrokenPipeError):
             raise stop.__context__ from None
         raise
     except ImportError as error:
-        if not _is_foreign(error):
+        if not _is_missing_library(error):
             raise
         install = f"{os.path.basename(sys.executable)} -m pip install -e ."
         return _fail(f"a library cannot be imported: {error}; {install} in famjax's checkout", 2)
     except MemoryError:
         return _fail("out of memory; take smaller sizes or fewer rows, or more memory", 2)
     except RuntimeError as error:
-        # JAX's own class is not worth its import here
+        # JAX's exception class is not imported, for a fast start
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         said = str(error).splitlines()[0][:200]
         return _fail(f"out of memory ({said}); take smaller sizes or fewer rows, or more memory", 2)
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in _DISK_FULL:
             where = f" writing {error.filename}" if error.filename else ""
             return _fail(f"disk full:{where or ' no space left'}; free some space and run again", 2)
-        if error.errno == errno.EIO:  # network file systems: often gone at the next try
+        if error.errno == errno.EIO:  # network file systems: often transient
             where = f" at {error.filename}" if error.filename else ""
             return _fail(f"input/output error{where}; run again to continue", 1)
-        if error.errno in _REFUSED and error.filename:
-            # what is tried first knows better what to do; this is for whatever was not
+        if error.errno in _ACCESS_DENIED and error.filename:
+            # a fallback; most callers raise a more specific error
             return _fail(
-                f"{error.filename}: {error.strerror}; check its rights, or give another", 2
+                f"{error.filename}: {error.strerror}; check its permissions, or give another", 2
             )
         raise
 
 
 def _drop_output() -> None:
-    """Let what is still to be written go nowhere: the reader of one of the streams has left."""
+    """Redirect standard output and error to devnull: the reader of one of them is gone."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
-        # a test's stream has no descriptor
+        # a stream in a test may have no file descriptor
         with contextlib.suppress(OSError, ValueError):
             os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
-def _is_foreign(error: ImportError) -> bool:
-    """Return whether a library is absent or broken, and not a module of ours misspelt."""
+def _is_missing_library(error: ImportError) -> bool:
+    """Return whether a third-party library failed to import, not a module of famjax."""
     named = (error.name or "").partition(".")[0]
     return named not in ("famjax", "configs")
 
@@ -154,7 +160,10 @@ def _dispatch(argv: list[str]) -> int:
     if verb not in VERBS:
         hint = find_hint(verb, verb="") or nearest(verb, VERBS)
         raise UserError(f"unknown verb {verb!r}{hint} (known: {', '.join(VERBS)})")
-    if any(name in os.environ for name in _SEVERAL) and verb in _ALONE:
+    if (
+        any(name in os.environ for name in _MULTIPROCESS_VARIABLES)
+        and verb in _SINGLE_PROCESS_VERBS
+    ):
         from famjax.core.processes import check_single_process
 
         check_single_process(verb)
@@ -171,7 +180,7 @@ def _help() -> str:
     lines = [
         "usage: famjax VERB ...",
         "",
-        *listed(VERBS, width),
+        *format_entries(VERBS, width),
         "",
         *command("example: famjax train text_fam data.files=book.txt train.steps=500", width),
         *wrap("help on a verb: famjax VERB --help; the version: famjax --version", width),
@@ -180,28 +189,28 @@ def _help() -> str:
 
 
 def _fail(message: str, status: int) -> int:
-    # of what a file holds, nothing shall act on the terminal
+    # escape control characters, which may come from a file
     line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(message.split()))
-    if len(line) > _LONGEST:
-        line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 3 :]}"
+    if len(line) > _MAX_LINE:
+        line = f"{line[: _MAX_LINE // 2]} ... {line[-_MAX_LINE // 3 :]}"
     print(f"famjax: {line}", file=sys.stderr)
     return status
 
 
 def parse(arguments: type[T], argv: Sequence[str], prog: str) -> T:
-    """Return `arguments`, a flat dataclass of a verb's flags, read from `argv` by tyro.
+    """Parse `argv` with tyro into `arguments`, a flat dataclass of a verb's flags.
 
     Args:
-      arguments: its docstring is the verb's help; a docstring below each field is that flag's.
-      prog: what the user typed before `argv`, "famjax eval".
+      arguments: its docstring is the verb's help; the docstring below each field is that flag's.
+      prog: the command before `argv`, "famjax eval".
 
     Raises:
       UserError: an unknown, missing or ill-typed flag, in one line.
       SystemExit: with status 0, after printing the help.
     """
-    import tyro  # 60 ms that `famjax --help` need not wait for
+    import tyro  # takes 60 ms, which `famjax --help` avoids
 
-    _refuse_unknown(arguments, argv, prog)
+    _check_options(arguments, argv, prog)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -211,10 +220,10 @@ def parse(arguments: type[T], argv: Sequence[str], prog: str) -> T:
     except SystemExit as stop:
         if stop.code in (None, 0):
             raise
-        raise UserError(f"{_unboxed(complaint.getvalue())}; see {prog} --help") from None
+        raise UserError(f"{_unbox(complaint.getvalue())}; see {prog} --help") from None
 
 
-def _refuse_unknown(arguments: Any, argv: Sequence[str], prog: str) -> None:
+def _check_options(arguments: Any, argv: Sequence[str], prog: str) -> None:
     known = ["--help", *(f"--{field.name.replace('_', '-')}" for field in fields(arguments))]
     for token, after in pairwise([*argv, ""]):
         flag = re.match(r"(--[a-z][\w-]*|-[a-z])(?==|$)", token)
@@ -228,8 +237,8 @@ def _refuse_unknown(arguments: Any, argv: Sequence[str], prog: str) -> None:
             raise UserError(f"unknown option {flag[0]}{hint}; see {prog} --help")
 
 
-def _unboxed(text: str) -> str:
-    """Return what tyro says in its box: between the title and the next rule, in UTF-8 or ASCII."""
+def _unbox(text: str) -> str:
+    """Return the text in tyro's error box: between title and next rule, in UTF-8 or ASCII."""
     lines = [line.strip(" │") for line in text.splitlines()]
     rules = [i for i, line in enumerate(lines) if re.match(r"[╭╰]|[─-]{3,}$", line)]
     said = lines[rules[0] + 1 : rules[1]] if len(rules) > 1 else lines

@@ -1,4 +1,4 @@
-"""What to type after a training: commands that work on what that run was trained on."""
+"""Suggested commands after training, which work for the run's task and data."""
 
 from __future__ import annotations
 
@@ -18,31 +18,32 @@ def next_commands(config: Config, source: Any, folder: Path) -> str:
 
     Args:
       config: of the run, with its vocabulary's size.
-      source: what it was trained on.
+      source: of its training data.
       folder: of the run.
     """
     run = shlex.quote(str(folder))
-    options = evaluation(config, source)
+    options = eval_options(config, source)
     found = [] if options is None else [f"famjax eval {run}{options}"]
-    # of most toy tasks the answers are no tokens that could be generated
+    # the answers of most toy tasks cannot be generated as tokens
     if config.data.tokenizer != "task":
         found.append(f"famjax generate {run} --prompt ...")
     if options is None and config.data.task == "text":
-        window = _window(config)
+        window = _window_option(config)
         why = " (nothing was held out)" if isinstance(source, TextSource) else ""
         found.append(f"famjax eval {run} --tasks text:FILE{window}{why}")
     return ", ".join(found)
 
 
-def evaluation(config: Config, source: Any) -> str | None:
-    """Return the options with which `famjax eval` measures a run on what it was trained on, such as
-    "" or " --lengths 256"; None if there are none.
+def eval_options(config: Config, source: Any) -> str | None:
+    """Return the options with which `famjax eval` evaluates a run on its own task.
+
+    Such as "" or " --lengths 256"; None if that is not possible.
     """
     capacity, data = _capacity(config), config.data
     if data.task in TOYS:
         if capacity is None:
             return ""
-        # in tests they may be longer; concatenated, all of a lane's episodes are one document
+        # test episodes may be longer; concatenated, all episodes of a lane are one document
         steps = data.toy.steps or TASKS[data.task](data.toy).steps[0]
         return None if data.toy.concatenate else f" --lengths {steps}"
     if data.task == "passkey":
@@ -50,20 +51,20 @@ def evaluation(config: Config, source: Any) -> str | None:
         fit = [n for n in LENGTHS if shortest <= n and (capacity is None or n <= capacity)]
         if not fit and capacity is not None and shortest <= capacity:
             fit = [capacity]
-        return None if not fit else _lengths(fit)
-    return _window(config) if getattr(source, "holds_out", False) else None
+        return None if not fit else _lengths_option(fit)
+    return _window_option(config) if getattr(source, "holds_out", False) else None
 
 
-def _lengths(fit: list[int]) -> str:
+def _lengths_option(fit: list[int]) -> str:
     return "" if fit == LENGTHS else f" --lengths {','.join(map(str, fit))}"
 
 
-def _window(config: Config) -> str:
-    """Return the option with which full attention reads documents longer than it holds."""
+def _window_option(config: Config) -> str:
+    """Return the option with which full attention reads documents longer than its KV cache."""
     capacity, block = _capacity(config), config.model.block_len
     return "" if capacity is None else f" --window {capacity // block * block}"
 
 
 def _capacity(config: Config) -> int | None:
-    """Return the tokens that full attention holds, None in a model without it."""
+    """Return the KV cache size of full attention in tokens, None in a model without it."""
     return config.model.capacity if "full" in mixer_pattern(config.model) else None

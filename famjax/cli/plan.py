@@ -8,29 +8,28 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from famjax.cli.layout import command, help_width, listed, usage, wrap
+from famjax.cli.layout import command, format_entries, help_width, usage, wrap
 from famjax.core import runtime
 from famjax.core.config import Config
 from famjax.core.errors import UserError, nearest
-from famjax.core.experiment import available, load_config
+from famjax.core.experiment import available_configs, load_config
 from famjax.core.memory import DeviceMemory, check_training_fits
-from famjax.plan.chips import CHIPS, Topology, example, topology
+from famjax.plan.chips import CHIPS, Topology, example_shape, parse_topology
 
 _FLAGS = ("--topology", "--search", "--compiles", "--shardings", "--json", "--help")
 _OPTIONS = {
-    "--topology": "chips to plan for; TPUs need libtpu, and no TPU: pip install -e '.[tpu]'",
-    "--search": "try the batch, half and twice of it, every mesh, model.remat and "
-    "train.accumulate by formula, compile the config as it is and the best --compiles of them "
-    "(default 4), and print those that fit",
-    "--shardings": "how each parameter is divided, without compiling; for TPUs libtpu is asked for "
-    "their layout",
-    "--json": "for machines",
+    "--topology": "chips to plan for; TPUs need libtpu but no TPU: pip install -e '.[tpu]'",
+    "--search": "estimate every mesh, model.remat and train.accumulate with the batch, half and "
+    "twice of it; compile the config as it is and the best --compiles of them (default 4), and "
+    "print those that fit",
+    "--shardings": "print the sharding of each parameter, without compiling; for TPUs needs libtpu",
+    "--json": "print JSON",
 }
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """What stands behind `famjax plan`: the config with its overrides, and flags."""
+    """The arguments of `famjax plan`: the config with its overrides, and flags."""
 
     config: str
     overrides: list[str]
@@ -46,24 +45,29 @@ def run(argv: list[str]) -> int:
     if "--help" in argv or "-h" in argv:
         print(_help())
         return 0
-    a = read_arguments(argv)
-    on = topology(a.topology)
+    a = parse_arguments(argv)
+    topology = parse_topology(a.topology)
     config = load_config(a.config, a.overrides)
     runtime.setup()
     from famjax.plan import plan as plans
 
-    plans.refuse_missing(on)
-    config = plans.with_size(config)
-    # what is a little too large is planned: that is the question
+    plans.check_compiler(topology)
+    config = plans.fill_vocab_size(config)
+    # jobs that are somewhat too large are still planned
     check_training_fits(
-        config, DeviceMemory(int(1000 * on.count * on.chip.memory), f"a thousand {on.name} have")
+        config,
+        DeviceMemory(
+            int(1000 * topology.count * topology.chip.memory), f"a thousand {topology.name} have"
+        ),
     )
     if a.shardings:
-        return _print_shardings(plans.ask(config, on, compile=False), on, a.json)
+        return _print_shardings(plans.run_worker(config, topology, compile=False), topology, a.json)
     if a.search:
-        return _search(config, on, a)
-    print(f"compiling {config.name} for {on.name}; minutes for a large model", file=sys.stderr)
-    done = plans.plan(config, on)
+        return _run_search(config, topology, a)
+    print(
+        f"compiling {config.name} for {topology.name}; minutes for a large model", file=sys.stderr
+    )
+    done = plans.plan(config, topology)
     if a.json:
         print(json.dumps(done.to_dict(), indent=2))
     else:
@@ -73,12 +77,14 @@ def run(argv: list[str]) -> int:
     return 0 if done.fits else 1
 
 
-def _search(config: Config, on: Topology, a: Arguments) -> int:
-    from famjax.plan.search import named, search
+def _run_search(config: Config, topology: Topology, a: Arguments) -> int:
+    from famjax.plan.search import format_overrides, search
 
-    found = search(config, on, a.compiles, report=lambda line: print(line, file=sys.stderr))
+    found = search(config, topology, a.compiles, report=lambda line: print(line, file=sys.stderr))
     if a.json:
-        plans = [p.to_dict() | {"overrides": named(config, p.config)} for p in found.best]
+        plans = [
+            p.to_dict() | {"overrides": format_overrides(config, p.config)} for p in found.best
+        ]
         print(json.dumps({"estimated": found.estimated, "plans": plans}, indent=2))
     else:
         from famjax.cli.plan_output import show_search
@@ -87,18 +93,18 @@ def _search(config: Config, on: Topology, a: Arguments) -> int:
     return 0 if found.best else 1
 
 
-def _print_shardings(seen: dict[str, Any], on: Topology, as_json: bool) -> int:
+def _print_shardings(report: dict[str, Any], topology: Topology, as_json: bool) -> int:
     if as_json:
-        print(json.dumps(seen, indent=2))
+        print(json.dumps(report, indent=2))
     else:
         from famjax.cli.plan_output import show_shardings
 
-        show_shardings(seen, on)
-    return 0 if all(row["rule"] for row in seen["shardings"]) else 1
+        show_shardings(report, topology)
+    return 0 if all(row["rule"] for row in report["shardings"]) else 1
 
 
-def read_arguments(argv: list[str]) -> Arguments:
-    """Take our own flags out of the arguments; the rest is a config and its overrides."""
+def parse_arguments(argv: list[str]) -> Arguments:
+    """Separate the flags from the config and its overrides."""
     given: dict[str, str] = {}
     rest, tokens = [], iter(argv)
     for token in tokens:
@@ -116,15 +122,15 @@ def read_arguments(argv: list[str]) -> Arguments:
     if not rest or "=" in rest[0]:
         raise UserError(
             "plan needs a config first: famjax plan fam_1b --topology v5e:4x8 (known: "
-            f"{', '.join(available())})"
+            f"{', '.join(available_configs())})"
         )
     if not given.get("--topology"):
         raise UserError(
             "plan needs a topology: --topology with one of "
-            f"{', '.join(f'{c}:{example(CHIPS[c])}' for c in CHIPS)}"
+            f"{', '.join(f'{c}:{example_shape(CHIPS[c])}' for c in CHIPS)}"
         )
     if "--compiles" in given and "--search" not in given:
-        raise UserError("--compiles goes with --search; give both, or leave it out")
+        raise UserError("--compiles needs --search; give both, or remove it")
     compiles = given.get("--compiles", "4")
     if not re.fullmatch(r"[1-9][0-9]{0,8}", compiles):
         raise UserError(f"--compiles {compiles}: must be a whole number of at least 1")
@@ -150,16 +156,16 @@ def _help() -> str:
         ),
         "",
         *wrap(
-            "Says what a job needs and how long a step takes at least, before it runs: the "
-            "training step is compiled for the topology, and nothing is allocated. Exits with 1 "
-            "if it does not fit.",
+            "Prints the memory of a job and the least time of a step before it runs: the training "
+            "step is compiled for the topology, and nothing is allocated. Exits with 1 if it does "
+            "not fit.",
             width,
         ),
         "",
-        *listed(_OPTIONS, width),
+        *format_entries(_OPTIONS, width),
         "",
         "shapes",
-        *listed(shapes, width),
+        *format_entries(shapes, width),
         "",
         *command("example: famjax plan fam_1b --topology v5e:4x8", width),
     ]

@@ -1,4 +1,4 @@
-"""What `famjax plan` prints for people."""
+"""Tables of `famjax plan`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from famjax.cli.tables import Output, Table
 from famjax.core.config import Config
 from famjax.plan.chips import Topology
 from famjax.plan.plan import Plan
-from famjax.plan.search import Found, named
+from famjax.plan.search import SearchResult, format_overrides
 
 # of time
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
@@ -22,170 +22,168 @@ ARRAYS = {
 }
 
 
-def show(done: Plan) -> None:
+def show(plan: Plan) -> None:
     console = Output()
-    source = "compiled for it by libtpu" if done.on.is_tpu else "compiled for this machine's CPU"
-    mesh = " x ".join(f"{axis}={size}" for axis, size in done.seen["mesh"].items())
-    chips = f"{done.on.count} chip{'s' * (done.on.count != 1)}"
-    console.print(f"{done.config.name} on {done.on.name}, {chips}: {mesh}")
-    for table in (_arrays(done), _memory(done, source)):
+    source = "compiled by libtpu" if plan.topology.is_tpu else "compiled for this machine's CPU"
+    mesh = " x ".join(f"{axis}={size}" for axis, size in plan.report["mesh"].items())
+    chips = f"{plan.topology.count} chip{'s' * (plan.topology.count != 1)}"
+    console.print(f"{plan.config.name} on {plan.topology.name}, {chips}: {mesh}")
+    for table in (_arrays_table(plan), _memory_table(plan, source)):
         console.print(table)
-    if len(done.seen["activations"]) > 1:
-        console.print(_policies(done))
-    if done.roofline is not None:
-        console.print(_work(done, source))
-        console.print(_collectives(done, source))
-        console.print(_time(done))
-    for line in (*_notes(done), _verdict(done)):
+    if len(plan.report["activations"]) > 1:
+        console.print(_remat_table(plan))
+    if plan.roofline is not None:
+        console.print(_flops_table(plan, source))
+        console.print(_collectives_table(plan, source))
+        console.print(_time_table(plan))
+    for line in (*_notes(plan), _verdict(plan)):
         console.print(line)
 
 
-def _arrays(done: Plan) -> Table:
+def _arrays_table(plan: Plan) -> Table:
     table = Table(
-        "what is kept (from shapes and the mesh)", ("", "elements", "bytes", "a chip"), words=(0,)
+        "arrays (from shapes and the mesh)", ("", "elements", "bytes", "per chip"), words=(0,)
     )
     for name, title in ARRAYS.items():
-        of = done.seen["arrays"][name]
-        here = "-" if name == "state of a row" else size(of["device_bytes"])
-        table.add_row(title, number(of["elements"]), size(of["bytes"]), here)
+        row = plan.report["arrays"][name]
+        here = "-" if name == "state of a row" else format_bytes(row["device_bytes"])
+        table.add_row(title, format_count(row["elements"]), format_bytes(row["bytes"]), here)
     return table
 
 
-def _memory(done: Plan, source: str) -> Table:
-    table = Table(f"memory of a chip ({source})", ("", "bytes"), words=(0,))
-    limit = done.seen.get("limit", done.on.chip.memory)
-    if "memory" in done.seen:
-        parts = done.seen["memory"]
-        table.add_row("parameters, optimizer, batch", size(parts["arguments"]))
-        table.add_row("results that need room of their own", size(parts["results"]))
-        table.add_row(f"activations, temporaries (remat={done.config.model.remat})",
-                      size(parts["temporaries"]))  # fmt: skip
-        table.add_row("program", size(parts["code"]))
-    table.add_row("needed", size(done.needed))
-    table.add_row("there is", size(limit))
+def _memory_table(plan: Plan, source: str) -> Table:
+    table = Table(f"memory per chip ({source})", ("", "bytes"), words=(0,))
+    limit = plan.report.get("limit", plan.topology.chip.memory)
+    if "memory" in plan.report:
+        parts = plan.report["memory"]
+        table.add_row("parameters, optimizer, batch", format_bytes(parts["arguments"]))
+        table.add_row("results not aliased to arguments", format_bytes(parts["results"]))
+        table.add_row(f"activations, temporaries (remat={plan.config.model.remat})",
+                      format_bytes(parts["temporaries"]))  # fmt: skip
+        table.add_row("program", format_bytes(parts["code"]))
+    table.add_row("needed", format_bytes(plan.needed))
+    table.add_row("available", format_bytes(limit))
     return table
 
 
-def _policies(done: Plan) -> Table:
-    table = Table(
-        "activations of a chip by model.remat (formula, rough)", ("", "bytes"), words=(0,)
-    )
-    for name, held in done.seen["activations"].items():
-        table.add_row(f"model.remat={name}", size(held))
+def _remat_table(plan: Plan) -> Table:
+    table = Table("activations per chip by model.remat (rough formula)", ("", "bytes"), words=(0,))
+    for name, held in plan.report["activations"].items():
+        table.add_row(f"model.remat={name}", format_bytes(held))
     return table
 
 
-def _work(done: Plan, source: str) -> Table:
+def _flops_table(plan: Plan, source: str) -> Table:
     table = Table("FLOPs of a step, all chips", ("", "FLOPs", "from"), words=(0, 2))
-    all_chips = done.seen["flops"] * done.seen["devices"]
-    table.add_row("pairs that the masks let through", number(done.model_flops), "formula")
-    table.add_row("all pairs that are computed", number(done.computed_flops), "formula")
-    table.add_row("of the program, recomputing too", number(all_chips), source)
+    all_chips = plan.report["flops"] * plan.report["devices"]
+    table.add_row("query-key pairs inside the masks", format_count(plan.model_flops), "formula")
+    table.add_row("all computed query-key pairs", format_count(plan.computed_flops), "formula")
+    table.add_row("compiled program, with rematerialisation", format_count(all_chips), source)
     return table
 
 
-def _collectives(done: Plan, source: str) -> Table | str:
-    if not done.seen["collectives"]:
-        chips = (
-            "the one chip has no other" if done.on.count == 1 else "chips send each other nothing"
-        )
+def _collectives_table(plan: Plan, source: str) -> Table | str:
+    if not plan.report["collectives"]:
+        chips = "there is one chip" if plan.topology.count == 1 else "chips exchange nothing"
         return f"collectives of a step: none, {chips}"
-    columns = ("collective", "devices", "times", "bytes a chip sends", "largest")
+    columns = ("collective", "devices", "count", "bytes sent per chip", "largest")
     table = Table(f"collectives of a step ({source})", columns, words=(0,))
-    for row in done.seen["collectives"]:
+    for row in plan.report["collectives"]:
         table.add_row(
             row["kind"],
             str(row["group"]),
             f"{row['count']:.0f}",
-            size(row["bytes"]),
-            size(row["largest"]),
+            format_bytes(row["bytes"]),
+            format_bytes(row["largest"]),
         )
     return table
 
 
-def _time(done: Plan) -> Table:
-    assert done.roofline is not None
-    r, chip = done.roofline, done.on.chip
+def _time_table(plan: Plan) -> Table:
+    assert plan.roofline is not None
+    r, chip = plan.roofline, plan.topology.chip
     table = Table(
-        "a step takes at least (roofline of the program)", ("", "time", "at"), words=(0, 2)
+        "lower bound of a step (roofline of the program)", ("", "time", "at"), words=(0, 2)
     )
-    table.add_row("compute", duration(r.compute), f"{number(chip.flops)}FLOP/s a chip")
-    table.add_row("memory", duration(r.memory), f"{chip.bandwidth / 1e9:.0f} GB/s")
-    table.add_row("compute or memory, by instruction", duration(r.device), "the longer of both")
-    table.add_row("network", duration(r.network), f"{chip.network / 1e9:.0f} GB/s out of a chip")
-    table.add_row("step, the network meanwhile", duration(r.step), f"limited by {r.limit}")
-    table.add_row("step, the network alone", duration(r.apart), "nothing at the same time")
+    table.add_row("compute", format_seconds(r.compute), f"{format_count(chip.flops)}FLOP/s a chip")
+    table.add_row("memory", format_seconds(r.memory), f"{chip.bandwidth / 1e9:.0f} GB/s")
+    table.add_row("compute or memory, by instruction", format_seconds(r.device), "the larger")
+    table.add_row(
+        "network", format_seconds(r.network), f"{chip.network / 1e9:.0f} GB/s out of a chip"
+    )
+    table.add_row("step, network overlapped", format_seconds(r.step), f"limited by {r.limit}")
+    table.add_row("step, network not overlapped", format_seconds(r.serial), "one after the other")
     return table
 
 
-def _notes(done: Plan) -> list[str]:
+def _notes(plan: Plan) -> list[str]:
     notes = []
-    if not done.on.is_tpu:
+    if not plan.topology.is_tpu:
         notes.append(
-            "this machine's compiler fuses and stores otherwise than the chip's: bytes and "
-            "temporaries are guides, FLOPs and collectives of large arrays alike"
+            "this machine's compiler fuses and allocates differently from the chip's: bytes and "
+            "temporaries are rough, FLOPs and collectives of large arrays are the same"
         )
-    if done.on.chip.name == "cpu":
-        notes.append("the rates of a cpu stand for a server's core; only a run tells")
-    if done.seen.get("kernels"):
+    if plan.topology.chip.name == "cpu":
+        notes.append("the rates of a cpu are rough figures of a server core; measure with a run")
+    if plan.report.get("kernels"):
         notes.append(
-            f"FLOPs within {done.seen['kernels']:.0f} kernels or library calls not counted"
+            f"FLOPs within {plan.report['kernels']:.0f} kernels or library calls not counted"
         )
-    if done.seen.get("unknown_loops"):
-        notes.append(f"{done.seen['unknown_loops']} loops of unknown length are counted once")
-    notes += done.seen["repeated"]
-    whole = [row["name"] for row in done.seen["shardings"] if row["whole"]]
+    if plan.report.get("unknown_loops"):
+        notes.append(f"{plan.report['unknown_loops']} loops of unknown length are counted once")
+    notes += plan.report["repeated"]
+    whole = [row["name"] for row in plan.report["shardings"] if row["whole"]]
     if whole:
-        notes.append(f"whole on every device: {', '.join(whole)}; see --shardings")
+        notes.append(f"replicated on every device: {', '.join(whole)}; see --shardings")
     return notes
 
 
-def _verdict(done: Plan) -> str:
-    there = size(done.seen.get("limit", done.on.chip.memory))
-    if not done.fits or done.roofline is None or done.utilisation is None:
+def _verdict(plan: Plan) -> str:
+    there = format_bytes(plan.report.get("limit", plan.topology.chip.memory))
+    if not plan.fits or plan.roofline is None or plan.utilisation is None:
         return (
-            f"does not fit: {size(done.needed)} of {there} a chip; try --search, "
+            f"does not fit: {format_bytes(plan.needed)} of {there} a chip; try --search, "
             "model.remat=block, train.accumulate, or more chips"
         )
-    seconds = duration(done.roofline.step)
+    seconds = format_seconds(plan.roofline.step)
     return (
-        f"fits: {size(done.needed)} of {there} a chip; a step of {done.tokens:,} tokens takes at "
-        f"least {seconds}, model FLOPs utilisation at most {share(done.utilisation)}, "
-        f"limited by {done.roofline.limit}"
+        f"fits: {format_bytes(plan.needed)} of {there} a chip; a step of {plan.tokens:,} tokens "
+        f"takes at least {seconds}, model FLOPs utilisation at most "
+        f"{format_percent(plan.utilisation)}, limited by {plan.roofline.limit}"
     )
 
 
-def show_search(config: Config, found: Found) -> None:
+def show_search(config: Config, found: SearchResult) -> None:
     console = Output()
     title = f"the best of {found.estimated} candidates, {found.fitting} fitting by formula"
     columns = ("overrides", "a chip", "a step", "tokens/s", "MFU", "limit")
     table = Table(title, columns, words=(0,))
-    for done in found.best:
-        assert done.roofline is not None
-        assert done.utilisation is not None
+    for plan in found.best:
+        assert plan.roofline is not None
+        assert plan.utilisation is not None
         table.add_row(
-            named(config, done.config),
-            size(done.needed),
-            duration(done.roofline.step),
-            f"{done.tokens_per_second:,.0f}",
-            share(done.utilisation),
-            done.roofline.limit,
+            format_overrides(config, plan.config),
+            format_bytes(plan.needed),
+            format_seconds(plan.roofline.step),
+            f"{plan.tokens_per_second:,.0f}",
+            format_percent(plan.utilisation),
+            plan.roofline.limit,
         )
     if found.best:
         console.print(table)
     else:
-        console.print("none that was compiled fits: take more chips, or a higher --compiles")
+        console.print("no compiled candidate fits: take more chips, or a higher --compiles")
 
 
-def show_shardings(seen: dict[str, Any], on: Topology) -> None:
+def show_shardings(report: dict[str, Any], topology: Topology) -> None:
     console = Output()
-    mesh = " x ".join(f"{axis}={size}" for axis, size in seen["mesh"].items())
-    console.print(f"{on.name}: {mesh}")
+    mesh = " x ".join(f"{axis}={size}" for axis, size in report["mesh"].items())
+    console.print(f"{topology.name}: {mesh}")
     columns = ("parameter", "shape", "logical axes", "mesh axes", "on a device", "")
     table = Table("", columns, words=range(len(columns)))
-    for row in seen["shardings"]:
+    for row in report["shardings"]:
         remark = "" if row["rule"] else "NO RULE"
-        remark = "WHOLE on every device" if row["whole"] else remark
+        remark = "REPLICATED" if row["whole"] else remark
         table.add_row(
             row["name"],
             "x".join(map(str, row["shape"])),
@@ -195,10 +193,10 @@ def show_shardings(seen: dict[str, Any], on: Topology) -> None:
             remark,
         )
     console.print(table)
-    whole = [row["name"] for row in seen["shardings"] if row["whole"]]
-    ruleless = [row["name"] for row in seen["shardings"] if not row["rule"]]
+    whole = [row["name"] for row in report["shardings"] if row["whole"]]
+    ruleless = [row["name"] for row in report["shardings"] if not row["rule"]]
     if whole:
-        console.print(f"large and whole on every device: {', '.join(whole)}")
+        console.print(f"large and replicated on every device: {', '.join(whole)}")
     if ruleless:
         console.print(f"without a rule in core/sharding.py: {', '.join(ruleless)}")
 
@@ -208,24 +206,24 @@ def _axes(axes: Any) -> str:
     return ", ".join(names)
 
 
-def size(count: float) -> str:
-    """Return bytes in the unit that suits."""
+def format_bytes(count: float) -> str:
+    """Return bytes in a suitable unit."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if count >= 1024**power:
             return f"{count / 1024**power:.2f} {unit}"
     return f"{count:.0f} B"
 
 
-def number(count: float) -> str:
-    """Return a count in the unit that suits."""
+def format_count(count: float) -> str:
+    """Return a count with a suitable prefix."""
     for power, unit in ((15, "P"), (12, "T"), (9, "G"), (6, "M")):
         if count >= 10**power:
             return f"{count / 10**power:.2f} {unit}"
     return f"{count:,.0f}"
 
 
-def duration(seconds: float) -> str:
-    """Return seconds in the unit that suits, never "0.000"."""
+def format_seconds(seconds: float) -> str:
+    """Return seconds in a suitable unit, never "0.000"."""
     if not seconds:
         return "0 s"
     scale, unit = next(
@@ -235,6 +233,6 @@ def duration(seconds: float) -> str:
     return f"{count:,.0f} {unit}" if count >= 999.5 else f"{count:.3g} {unit}"
 
 
-def share(part: float) -> str:
-    """Return a part of 1 as a percentage, small ones with the digits that they need."""
+def format_percent(part: float) -> str:
+    """Return a fraction as a percentage, small ones with two digits."""
     return f"{part:.0%}" if part >= 0.0995 else f"{100 * part:.2g}%"

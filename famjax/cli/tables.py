@@ -1,7 +1,7 @@
-"""Tables and lines for people: numbers stay whole, however narrow the terminal is.
+"""Tables that fit the terminal without breaking numbers.
 
-A table as wide as the terminal allows, then one with broken headings and labels, then a line for
-each number. What is not a terminal has all the width that a table takes, unless COLUMNS is set.
+If a table is too wide, its headings and labels are wrapped; if it is still too wide, each number
+gets a line. Output that is not a terminal has unlimited width, unless COLUMNS is set.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import Sequence
 from famjax.cli.layout import terminal_width, wrap
 
 _GAP = "  "
-# labels narrower than this are not worth the lines they take
-_NARROWEST = 12
+# least width of a wrapped column of words
+_MIN_WIDTH = 12
 
 
 class Table:
     """Cells under headings, printed by `Output`.
 
     Args:
-      title: phrases, broken after their commas only, if they fit; "" for none.
-      columns: headings; a row without any has none.
-      words: columns of words, aligned left, whose cells may be broken between words. All other
-        columns are aligned right, and their cells are never broken.
+      title: wrapped after commas only, if its phrases fit; "" for none.
+      columns: headings; all "" for no heading row.
+      words: indices of text columns, aligned left, whose cells may be wrapped. All other columns
+        are aligned right and never wrapped.
     """
 
     def __init__(self, title: str, columns: Sequence[str], words: Sequence[int] = ()):
@@ -33,21 +33,21 @@ class Table:
         self._rows: list[list[str] | None] = []
 
     def add_row(self, *cells: str) -> None:
-        """Add a row; cells that are left out are empty."""
+        """Add a row; missing cells are empty."""
         self._rows.append([*cells, *[""] * (len(self._columns) - len(cells))])
 
     def add_rule(self) -> None:
-        """Set what follows apart."""
+        """Add a horizontal rule."""
         self._rows.append(None)
 
     def lines(self, width: int | None) -> list[str]:
-        """Return the table in lines of at most `width` columns, or as wide as it is."""
+        """Return the lines of the table, at most `width` columns wide if given."""
         title = _fill(_phrases(self._title), width)
         widths = self._widths(self._columns)
         if width is None or _total(widths) <= width:
             return [*title, *self._grid(self._columns, widths)]
         columns = self._short_headings()
-        widths = self._squeezed(self._widths(columns), width)
+        widths = self._squeeze(self._widths(columns), width)
         if _total(widths) <= width:
             return [*title, *self._grid(columns, widths)]
         return [*title, *self._records(width)]
@@ -60,20 +60,20 @@ class Table:
         return [max(len(line) for cell in stack for line in cell.split("\n")) for stack in stacks]
 
     def _short_headings(self) -> list[str]:
-        """Return headings in lines that are no wider than the cells below, or than a word."""
+        """Return headings wrapped to the width of the cells below, or of their longest word."""
         found = []
         for i, heading in enumerate(self._columns):
             cells = max((len(row[i]) for row in self._cells()), default=0)
             found.append("\n".join(wrap(heading, max(cells, _longest_word(heading)))))
         return found
 
-    def _squeezed(self, widths: list[int], width: int) -> list[int]:
-        """Return the widths with the widest column of words as narrow as the table needs."""
+    def _squeeze(self, widths: list[int], width: int) -> list[int]:
+        """Return the widths with the widest text column narrowed so that the table fits."""
         if not self._words:
             return widths
         widest = max(self._words, key=lambda i: widths[i])
         cells = [self._columns[widest], *(row[widest] for row in self._cells())]
-        least = max(_NARROWEST, *map(_longest_word, cells))
+        least = max(_MIN_WIDTH, *map(_longest_word, cells))
         narrower = max(least, widths[widest] - (_total(widths) - width))
         return [min(w, narrower) if i == widest else w for i, w in enumerate(widths)]
 
@@ -83,19 +83,21 @@ class Table:
         if any(columns):
             heads = [heading.split("\n") for heading in columns]
             depth = max(map(len, heads))
-            # the last line of each is next to the rule
-            lines = self._beside([[""] * (depth - len(head)) + head for head in heads], widths)
+            # headings are aligned at the bottom
+            lines = self._join_columns(
+                [[""] * (depth - len(head)) + head for head in heads], widths
+            )
             lines.append(rule)
         for row in self._rows:
             if row is None:
                 lines.append(rule)
             else:
                 cells = (wrap(cell, w) or [""] for cell, w in zip(row, widths, strict=True))
-                lines += self._beside(list(cells), widths)
+                lines += self._join_columns(list(cells), widths)
         return lines
 
-    def _beside(self, cells: list[list[str]], widths: list[int]) -> list[str]:
-        """Return cells, each in lines, side by side."""
+    def _join_columns(self, cells: list[list[str]], widths: list[int]) -> list[str]:
+        """Return the lines of a row of multi-line cells."""
         lines = []
         for k in range(max(map(len, cells))):
             parts = [cell[k] if k < len(cell) else "" for cell in cells]
@@ -107,7 +109,7 @@ class Table:
         return lines
 
     def _records(self, width: int) -> list[str]:
-        """Return a line "name: value" for each cell, under the row's first."""
+        """Return a line "name: value" for each cell, below the row's first."""
         lines = []
         for row in self._cells():
             if not any(self._columns):
@@ -151,7 +153,7 @@ def _phrases(title: str) -> list[str]:
 
 
 def _fill(phrases: list[str], width: int | None) -> list[str]:
-    """Return phrases in lines; one that is wider than a line breaks between words."""
+    """Return phrases wrapped to lines; a phrase wider than a line is broken between words."""
     lines: list[str] = []
     for phrase in map(str.strip, phrases):
         if lines and (width is None or len(lines[-1]) + 1 + len(phrase) <= width):

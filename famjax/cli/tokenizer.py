@@ -1,4 +1,4 @@
-"""`famjax tokenizer train FILES... --vocab-size N --out M`, or a list of words: --kind words."""
+"""`famjax tokenizer train FILES... --vocab-size N --out M`, or a word list: --kind words."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Arguments:
-    """Train a SentencePiece model, or list the words of texts; use it with data.tokenizer=OUT."""
+    """Train a SentencePiece model, or make a word list; use it with data.tokenizer=OUT."""
 
     files: tyro.conf.Positional[tuple[str, ...]]
     """Text files, folders or globs."""
     out: str
-    """The file to write: a model, or with --kind words a list of words, .txt."""
+    """The file to write: a model, or with --kind words a word list, .txt."""
     vocab_size: int | None = None
-    """Number of tokens; of words the most, all if not given."""
+    """Number of tokens; with --kind words the maximum, default all."""
     kind: Literal["sentencepiece", "words"] = "sentencepiece"
-    """words: everything between white space, and the ends of lines, as WikiText is read."""
+    """words: split at white space, with line ends as tokens, as for WikiText."""
     min_count: int = 1
-    """Words: those found less often become <unk>."""
+    """Words: rarer ones become <unk>."""
 
 
 def run(argv: list[str]) -> int:
@@ -48,24 +48,24 @@ def run(argv: list[str]) -> int:
         given = getattr(arguments, name)
         if given is not None and given < 1:
             raise UserError(f"--{name.replace('_', '-')} {given}: must be at least 1")
-    made = _made(arguments)
-    size = f"{made.vocab_size:,} tokens"
-    if arguments.kind != "words" and made.vocab_size < (arguments.vocab_size or 0):
-        size += f", for the text yields no {arguments.vocab_size:,}"
+    tokenizer = _train(arguments)
+    size = f"{tokenizer.vocab_size:,} tokens"
+    if arguments.kind != "words" and tokenizer.vocab_size < (arguments.vocab_size or 0):
+        size += f", the text does not yield {arguments.vocab_size:,}"
     print(f"wrote {arguments.out}: {size}; use it with data.tokenizer={arguments.out}")
     return 0
 
 
-def _made(arguments: Arguments) -> Tokenizer:
+def _train(arguments: Arguments) -> Tokenizer:
     files, size = ",".join(arguments.files), arguments.vocab_size
     if arguments.kind == "words":
         from famjax.data.words import build_word_list
 
         return build_word_list(files, arguments.out, arguments.min_count, size)
     if size is None:
-        raise UserError("tokenizer train needs --vocab-size N; --kind words can do without")
+        raise UserError("tokenizer train needs --vocab-size N, except with --kind words")
     if arguments.min_count != 1:
-        raise UserError(f"--min-count {arguments.min_count} is for --kind words; leave it out")
+        raise UserError(f"--min-count {arguments.min_count} is for --kind words; remove it")
     from famjax.data.tokenizers import train_sentencepiece
 
     return train_sentencepiece(files, size, arguments.out)

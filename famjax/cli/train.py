@@ -10,7 +10,7 @@ from famjax.cli import train_help
 from famjax.core import processes, runtime
 from famjax.core.config import Config, MeshConfig
 from famjax.core.errors import UserError
-from famjax.core.experiment import available, load_config
+from famjax.core.experiment import available_configs, load_config
 from famjax.core.failure_monitor import all_or_nothing
 from famjax.core.hints import find_hint
 
@@ -18,22 +18,22 @@ FLAGS = ("--run", "--coordinator", "--process-id", "--process-count")
 
 
 def run(argv: list[str]) -> int:
-    """Train, or go on with the run that stands in the run folder."""
-    if train_help.asked(argv):
-        print(train_help.text(argv))
+    """Train, or continue the run in the run folder."""
+    if train_help.wants_help(argv):
+        print(train_help.help_text(argv))
         return 0
-    config, run_dir, where = _read(argv)
+    config, run_dir, where = _parse(argv)
     runtime.setup()
-    place = processes.detect() if where == [None] * 3 else processes.parse_flags(*where)
-    alone = place is None
-    if alone and config.model.stack != "residual" and config.mesh == MeshConfig():
+    process = processes.detect() if where == [None] * 3 else processes.parse_flags(*where)
+    single_process = process is None
+    if single_process and config.model.stack != "residual" and config.mesh == MeshConfig():
         runtime.share_cores(config.data.batch // config.train.accumulate)
     from famjax.train.loop import train_with_source
 
     folder = Path(run_dir) if run_dir else Path("runs") / config.name
-    with all_or_nothing(place):
+    with all_or_nothing(process):
         done, source = train_with_source(config, folder)
-    if place is not None and place.index:
+    if process is not None and process.index:
         return 0
     from famjax.cli.next_commands import next_commands
 
@@ -43,18 +43,18 @@ def run(argv: list[str]) -> int:
 
 
 def check(argv: list[str]) -> int:
-    """Return 0 if `run` would accept the arguments, for dry runs: nothing is computed or written.
+    """Return 0 if `run` would accept the arguments, as a dry run without computing or writing.
 
     Raises:
       UserError: as `run` would, before it trains.
     """
-    _read(argv)
+    _parse(argv)
     return 0
 
 
-def _read(argv: list[str]) -> tuple[Config, str | None, list[str | None]]:
-    """Return the config, what --run names, and the values of the flags of several processes."""
-    (run_dir, *where), rest = take(argv, FLAGS)
+def _parse(argv: list[str]) -> tuple[Config, str | None, list[str | None]]:
+    """Return the config, the value of --run, and the values of the multi-process flags."""
+    (run_dir, *where), rest = take_options(argv, FLAGS)
     if run_dir == "":
         raise UserError("--run needs a folder: --run runs/NAME")
     if rest and rest[0].startswith("-"):
@@ -64,13 +64,13 @@ def _read(argv: list[str]) -> tuple[Config, str | None, list[str | None]]:
     if not rest or rest[0].startswith("-") or "=" in rest[0]:
         raise UserError(
             "train needs a config first: famjax train text_fam ... (known: "
-            f"{', '.join(available())})"
+            f"{', '.join(available_configs())})"
         )
     return load_config(rest[0], rest[1:]), run_dir, where
 
 
-def take(argv: list[str], names: Sequence[str]) -> tuple[list[str | None], list[str]]:
-    """Take `--name VALUE` and `--name=VALUE` out of the arguments."""
+def take_options(argv: list[str], names: Sequence[str]) -> tuple[list[str | None], list[str]]:
+    """Split off `--name VALUE` and `--name=VALUE`; return their values and the other arguments."""
     found: dict[str, str] = {}
     rest, tokens = [], iter(argv)
     for token in tokens:

@@ -10,36 +10,36 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from famjax.cli.config_help import config_lines, docstring, is_config
-from famjax.cli.layout import command, help_width, listed, usage, wrap
+from famjax.cli.layout import command, format_entries, help_width, usage, wrap
 from famjax.core.config import Config
 from famjax.core.errors import UserError, nearest
-from famjax.core.experiment import available
+from famjax.core.experiment import available_configs
 from famjax.core.keys import keys, values
 
 FLAGS = ("--help", "-h")
 # keys of no section
 _TOP = "run"
-# the first that is found in a config's name
+# families of configs; the first matching pattern counts
 _FAMILIES = (
-    ("to begin with", r"^(text_|passkey|finetune)"),
-    ("TransformerFAM, the paper's sizes", r"^fam_"),
+    ("start here", r"^(text_|passkey|finetune)"),
+    ("TransformerFAM, paper sizes", r"^fam_"),
     ("T2R: linear attention", r"^t2r_"),
     ("Feedback Transformer, for two cores", r"_feedback$"),
-    ("... the papers' sizes", r"_paper$"),
+    ("... paper sizes", r"_paper$"),
     ("others", r""),
 )
 
 
-def asked(argv: Sequence[str]) -> bool:
+def wants_help(argv: Sequence[str]) -> bool:
     return any(token.partition("=")[0] in FLAGS for token in argv)
 
 
-def text(argv: Sequence[str], width: int | None = None) -> str:
-    """Return the help on the group, key or config after the flag, or the overview.
+def help_text(argv: Sequence[str], width: int | None = None) -> str:
+    """Return the help of the group, key or config after the flag, or the overview.
 
     Args:
-      argv: what was typed, with one of `FLAGS`.
-      width: of the lines; the terminal's, at most 100, if not given.
+      argv: the arguments, with one of `FLAGS`.
+      width: of the lines; default the terminal's, at most 100.
 
     Raises:
       UserError: there is no such group, key or config.
@@ -49,44 +49,44 @@ def text(argv: Sequence[str], width: int | None = None) -> str:
     _, equals, group = argv[at].partition("=")
     group = group if equals else next(iter(argv[at + 1 :]), "")
     # `famjax train CONFIG --help --run there`
-    return "\n".join(_lines("" if group.startswith("-") else group, width))
+    return "\n".join(_help_lines("" if group.startswith("-") else group, width))
 
 
-def _lines(group: str, width: int) -> list[str]:
+def _help_lines(group: str, width: int) -> list[str]:
     if is_config(group):
         return config_lines(group, width)
-    sections = {name: _section(name, cls, width) for name, cls in _sections().items()}
+    sections = {name: _section_lines(name, cls, width) for name, cls in _sections().items()}
     if not group:
-        return _overview(width)
+        return _overview_lines(width)
     if group == "configs":
-        return _configs(width)
+        return _config_lines(width)
     if group == "all":
-        parts = [_overview(width), _configs(width), *sections.values()]
+        parts = [_overview_lines(width), _config_lines(width), *sections.values()]
         return [line for part in parts for line in (*part, "")][:-1]
     if group in sections:
         return sections[group]
     if (key := group.partition("=")[0]) in keys():
-        return _key(key, width)
+        return _key_lines(key, width)
     known = ("configs", *sections, "all")
+    near = nearest(group, (*known, *keys(), *available_configs()))
     raise UserError(
-        f"--help {group}: no such group{nearest(group, (*known, *keys(), *available()))} (known: "
-        f"{', '.join(known)}; or a key, or a config)"
+        f"--help {group}: no such group{near} (known: {', '.join(known)}; or a key, or a config)"
     )
 
 
-def _overview(width: int) -> list[str]:
+def _overview_lines(width: int) -> list[str]:
     lines = [
         *usage("usage: famjax train CONFIG [section.key=value ...] [--run DIR]", width),
         "",
         *wrap(
-            "Trains a model. The run folder, runs/NAME by default, keeps everything; the same "
-            "command continues where a stopped run left off.",
+            "Trains a model. Everything is written to the run folder, by default runs/NAME; the "
+            "same command continues a stopped run.",
             width,
         ),
         "",
         *wrap(
-            "Several processes train one model where TPU VMs, GKE, Slurm or Open MPI start them, "
-            "or with --coordinator HOST:PORT --process-id I --process-count N on each.",
+            "Multi-process training is detected on TPU VMs, GKE, Slurm and Open MPI, or give "
+            "--coordinator HOST:PORT --process-id I --process-count N to each process.",
             width,
         ),
         "",
@@ -102,31 +102,36 @@ def _overview(width: int) -> list[str]:
         lines += wrap(f"{family}: {', '.join(names)}", width, "    ", "  ")
     lines += ["", *wrap("famjax train --help CONFIG shows what one of them is and sets.", width)]
     lines += ["", *wrap("Groups of keys; famjax train --help GROUP shows one:", width)]
-    groups = {name: _first_phrase(cls) for name, cls in _sections().items()}
-    lines += listed({**groups, "configs": "what each config is", "all": "everything"}, width)
+    groups = {name: _first_sentence(cls) for name, cls in _sections().items()}
+    lines += format_entries(
+        {**groups, "configs": "what each config is", "all": "everything"}, width
+    )
     return lines
 
 
 def _families() -> dict[str, list[str]]:
     """Return the names of the configs by family."""
     found: dict[str, list[str]] = {family: [] for family, _ in _FAMILIES}
-    for name in available():
+    for name in available_configs():
         family = next(family for family, pattern in _FAMILIES if re.search(pattern, name))
         found[family].append(name)
     return {family: names for family, names in found.items() if names}
 
 
-def _configs(width: int) -> list[str]:
-    return ["configs:", *listed({name: _title(path) for name, path in available().items()}, width)]
+def _config_lines(width: int) -> list[str]:
+    return [
+        "configs:",
+        *format_entries({name: _title(path) for name, path in available_configs().items()}, width),
+    ]
 
 
 def _title(path: Path) -> str:
-    """Return the first sentence of a config."""
+    """Return the first sentence of a config's docstring."""
     return re.split(r"(?<=\.)\s|\n\n", docstring(path))[0]
 
 
 def _sections(cls: type = Config, name: str = "") -> dict[str, type]:
-    """Return the sections of the schema, "model.feedback", in its order; the top's is `_TOP`."""
+    """Return the sections of the schema in order, "model.feedback"; the top level is `_TOP`."""
     found = {name or _TOP: cls}
     for field, kind in get_type_hints(cls).items():
         if dataclasses.is_dataclass(kind):
@@ -134,25 +139,29 @@ def _sections(cls: type = Config, name: str = "") -> dict[str, type]:
     return found
 
 
-def _section(name: str, cls: type, width: int) -> list[str]:
+def _section_lines(name: str, cls: type, width: int) -> list[str]:
     prefix = "" if name == _TOP else f"{name}."
     own = {f"{prefix}{field.name}" for field in dataclasses.fields(cls)} & keys().keys()
     about = f"{name}: {inspect.getdoc(cls)}"
     below = [other for other in _sections() if prefix and other.startswith(prefix)]
     lines = wrap(" ".join(about.split()), width)
     lines += ["", *wrap("Keys, with their defaults before the config sets them:", width)]
-    lines += listed({k: v for k, v in _described().items() if k.partition("=")[0] in own}, width)
+    lines += format_entries(
+        {k: v for k, v in _describe_keys().items() if k.partition("=")[0] in own}, width
+    )
     if below:
         lines += ["", *wrap(f"More, each with --help: {', '.join(below)}", width)]
     return lines
 
 
-def _key(key: str, width: int) -> list[str]:
-    return listed({k: v for k, v in _described().items() if k.partition("=")[0] == key}, width)
+def _key_lines(key: str, width: int) -> list[str]:
+    return format_entries(
+        {k: v for k, v in _describe_keys().items() if k.partition("=")[0] == key}, width
+    )
 
 
-def _described() -> dict[str, str]:
-    """Return what each "key=default" is."""
+def _describe_keys() -> dict[str, str]:
+    """Return the description of each "key=default"."""
     defaults, comments = values(Config()), _comments(Config)
     found = {}
     for key, kind in keys().items():
@@ -165,7 +174,7 @@ def _described() -> dict[str, str]:
 
 
 def _comments(cls: Any, prefix: str = "") -> dict[str, str]:
-    """Return the comment above each field of the schema, by key."""
+    """Return the comment above each field of the schema by key."""
     found: dict[str, str] = {}
     pending: list[str] = []
     for line in map(str.strip, inspect.getsource(cls).splitlines()):
@@ -181,7 +190,7 @@ def _comments(cls: Any, prefix: str = "") -> dict[str, str]:
     return found
 
 
-def _first_phrase(cls: type) -> str:
-    """Return a docstring's first sentence, without what it cites or refers to."""
+def _first_sentence(cls: type) -> str:
+    """Return a docstring's first sentence, without citations."""
     first = " ".join((inspect.getdoc(cls) or "").split()).partition(". ")[0]
     return re.sub(r" \([^()]*\)|: docs/.*", "", first).split(";")[0].rstrip(".")

@@ -1,1 +1,4 @@
-"""Pretrained models of Hugging Face's as famjax's, every weight kept."""
+"""Conversion of Hugging Face models to famjax models, with every weight kept.
+
+`load_pretrained` loads a folder into memory, `famjax convert` writes it as a run.
+"""

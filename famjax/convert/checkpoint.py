@@ -1,4 +1,4 @@
-"""The tensors of a Hugging Face folder, read a piece at a time."""
+"""Reads the tensors of a Hugging Face folder, a slice of rows at a time."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from famjax.core.errors import UserError
 from famjax.core.json_files import read_json, regular_file_size
 from famjax.core.names import is_file_name
 
-# what a checkpoint may hold besides parameters: it follows from the config
+# buffers in a checkpoint that follow from the config
 _DERIVED = ("rotary_emb.inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
-_INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
+_INDEX, _SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
 _FLOATS = ("F32", "BF16", "F16")
-# of one piece, about
+# approximate size of one slice
 _PIECE_BYTES = 32 << 20
 
 
-class Checkpoint:
+class SafetensorsFolder:
     """The tensors of a folder by name; a context manager.
 
     Args:
-      folder: model.safetensors, or the parts that model.safetensors.index.json names, or, without
-        either, all *.safetensors.
+      folder: has model.safetensors, or the files in model.safetensors.index.json, or, without
+        either, any *.safetensors.
     """
 
     def __init__(self, folder: Path):
         self._files = _files(folder)
         self._open = ExitStack()
-        self._at: dict[str, tuple[Any, Path]] = {}
+        self._locations: dict[str, tuple[Any, Path]] = {}
 
-    def __enter__(self) -> Checkpoint:
+    def __enter__(self) -> SafetensorsFolder:
         from safetensors import SafetensorError, safe_open
 
         for path in self._files:
@@ -44,34 +44,34 @@ class Checkpoint:
             except (SafetensorError, OSError) as error:
                 self._open.close()
                 raise UserError(f"{path}: damaged ({error}); copy or download it again") from None
-            self._at |= dict.fromkeys(file.keys(), (file, path))
+            self._locations |= dict.fromkeys(file.keys(), (file, path))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
     def names(self) -> set[str]:
-        return {name for name in self._at if not name.endswith(_DERIVED)}
+        return {name for name in self._locations if not name.endswith(_DERIVED)}
 
     def shape(self, name: str) -> tuple[int, ...]:
-        file, _ = self._at[name]
+        file, _ = self._locations[name]
         return tuple(file.get_slice(name).get_shape())
 
     def pieces(self, name: str, rows: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield (first row, rows) of a tensor, in the file's type; never all of a large one.
+        """Yield (first row, rows) of a tensor in slices, in the file's dtype.
 
         Args:
-          rows: a piece has a multiple of so many.
+          rows: the rows of a slice are a multiple of it.
 
         Raises:
-          UserError: it holds numbers that are not finite.
+          UserError: the tensor has values that are not finite, or an unsupported dtype.
         """
-        file, path = self._at[name]
+        file, path = self._locations[name]
         tensor = file.get_slice(name)
         if (kind := tensor.get_dtype()) not in _FLOATS:
             raise UserError(
-                f"{path}: {name} is of type {kind}; quantized weights are not read, take a copy in "
-                f"{', '.join(_FLOATS)}"
+                f"{path}: {name} has dtype {kind}; quantized weights are not supported, take a "
+                f"copy in {', '.join(_FLOATS)}"
             )
         shape = tensor.get_shape()
         width = 4 * int(np.prod(shape[1:], dtype=np.int64))
@@ -79,9 +79,7 @@ class Checkpoint:
         for row in range(0, shape[0], step):
             piece = tensor[row : min(row + step, shape[0])]
             if not np.isfinite(piece.astype(np.float32)).all():
-                raise UserError(
-                    f"{path}: {name} holds numbers that are not finite; take another copy"
-                )
+                raise UserError(f"{path}: {name} has values that are not finite; take another copy")
             yield row, piece
 
 
@@ -95,37 +93,37 @@ def _files(folder: Path) -> list[Path]:
         except OSError as error:
             raise UserError(f"{index}: {error.strerror}; copy or download it again") from None
         for name in names:
-            _refuse_elsewhere(index, name)
+            _check_file_name(index, name)
         named = [folder / name for name in names]
         if missing := sorted(path for path in named if not path.exists()):
             raise UserError(f"{missing[0]} is missing, which {index.name} names; copy it too")
         return sorted(named)
-    if (folder / _WHOLE).exists():
-        return [folder / _WHOLE]
+    if (folder / _SINGLE_FILE).exists():
+        return [folder / _SINGLE_FILE]
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise UserError(_no_tensors(folder))
+        raise UserError(_explain_missing(folder))
     return files
 
 
-def _refuse_elsewhere(index: Path, name: object) -> None:
-    """Raise a `UserError` if an index names anything but safetensors in its own folder."""
+def _check_file_name(index: Path, name: object) -> None:
+    """Raise a `UserError` unless an index entry is a safetensors file in its own folder."""
     if not isinstance(name, str):
         raise UserError(f"{index}: damaged (a file's name is {name!r}); copy or download it again")
     if not is_file_name(name):
         raise UserError(
-            f"{index}: names the file {name!r}, which is not in its folder and is not opened; take "
-            "the model from a source you trust"
+            f"{index}: names the file {name!r} outside its folder, which is not opened; take the "
+            "model from a source you trust"
         )
     if not name.endswith(".safetensors"):
         raise UserError(f"{index}: names the file {name!r}; only *.safetensors are read")
 
 
-def _no_tensors(folder: Path) -> str:
+def _explain_missing(folder: Path) -> str:
     if any(folder.glob("*.bin")):
         return (
             f"{folder} has its tensors in .bin files: those are pickles, which run code when they "
-            "are read; save them as safetensors: "
+            "are loaded; save them as safetensors: "
             "transformers' AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW)"
         )
     return f"{folder} has no *.safetensors; give a Hugging Face model's folder"

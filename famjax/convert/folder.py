@@ -1,4 +1,4 @@
-"""What `famjax convert` writes: a folder that all verbs open, and `init=` begins with."""
+"""`famjax convert`: writes a converted model as a run folder, for all verbs and for `init=`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 import jax
 from flax import nnx
 
-from famjax.convert.families import family
-from famjax.convert.load import fill, ignored, read_config, read_model
-from famjax.convert.selfcheck import check, describe, why_skipped
-from famjax.convert.surgery import To, with_attention
-from famjax.convert.teacher import SOURCE, Teacher, is_run, of_run
+from famjax.convert.families import find_family
+from famjax.convert.load import describe_ignored_keys, load_weights, parse_model, read_config
+from famjax.convert.selfcheck import compare_with_transformers, describe, skip_reason
+from famjax.convert.surgery import To, replace_attention
+from famjax.convert.teacher import SOURCE, Teacher, is_run, open_run_teacher
 from famjax.core.checks import validate, validate_model
 from famjax.core.config import Config, DataConfig, ModelConfig
 from famjax.core.errors import UserError
@@ -31,7 +31,7 @@ from famjax.train.checkpoint import Checkpoints
 from famjax.train.run import CHECKPOINTS, CONFIG, with_vocab_size
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model")
-# of the logits' range
+# as a fraction of the logits' range
 _TOLERANCE = 1e-4
 
 
@@ -45,33 +45,33 @@ def convert(
     report: Callable[[str], None] = print,
     keep_every: int | None = None,
 ) -> Config:
-    """Write a pretrained model as a famjax run of no steps, and compare it with its source.
+    """Write a pretrained model as a famjax run at step 0, and compare it with its source.
 
     Args:
-      source: config.json, *.safetensors, tokenizer; or the folder of a famjax run.
-      target: must not exist; it appears when all of it is written and checked.
-      to, layers, keep_every: see `famjax.convert.surgery.with_attention`.
-      tokenizer: instead of the one in `source`.
-      overrides: "model.block_len=512".
-      report: takes each line of what was done.
+      source: folder with config.json, *.safetensors, tokenizer; or of a famjax run.
+      target: must not exist; it appears after everything is written and checked.
+      to, layers, keep_every: see `famjax.convert.surgery.replace_attention`.
+      tokenizer: replaces the one in `source`.
+      overrides: such as "model.block_len=512".
+      report: called with lines of progress.
 
     Returns:
-      The config of what was written.
+      The config of the new run.
 
     Raises:
-      UserError: see the modules that read; or the logits are not those of Hugging Face's code.
+      UserError: the source cannot be read, or the logits differ from Hugging Face's code.
     """
     if target.exists():
         raise UserError(f"{target}: exists already; give another folder or remove it")
-    teacher = (of_run if is_run(source) else of_hugging_face)(source, tokenizer)
-    if teacher.ignored:
-        report(teacher.ignored)
-    student = with_attention(teacher.model, to, layers, keep_every)
+    teacher = (open_run_teacher if is_run(source) else open_hugging_face)(source, tokenizer)
+    if teacher.ignored_keys:
+        report(teacher.ignored_keys)
+    student = replace_attention(teacher.model, to, layers, keep_every)
     config = run_config(teacher, student, target, overrides)
     model = teacher.student(config.model)
-    report(_counted(teacher, config.model, model))
-    report(teacher.compared(model, config.model))
-    with whole_folder(target) as folder:
+    report(_parameter_summary(teacher, config.model, model))
+    report(teacher.compare(model, config.model))
+    with atomic_folder(target) as folder:
         save_tokenizer(teacher.tokenizer, folder)
         if teacher.hf:
             (folder / SOURCE).write_bytes(teacher.hf)
@@ -79,30 +79,30 @@ def convert(
     return config
 
 
-def of_hugging_face(source: Path, tokenizer: str = "") -> Teacher:
-    """Return a model of Hugging Face's, and its tokenizer if no other is given."""
+def open_hugging_face(source: Path, tokenizer: str = "") -> Teacher:
+    """Open a Hugging Face model, with its tokenizer if no other is given."""
     hf = read_config(source)
     if not tokenizer and not any((source / name).is_file() for name in _TOKENIZERS):
         raise UserError(
             f"{source}: has no {' and no '.join(_TOKENIZERS)}; copy the tokenizer there, or give "
             "famjax convert --tokenizer PATH (or bytes)"
         )
-    # a run with a list of words takes it along, which tokenizer.json says to others alone
+    # an exported run with a word list includes it; its tokenizer.json is for other libraries
     own = source / WORDS
-    native, tokenizer = read_model(hf, source), tokenizer or str(own if own.is_file() else source)
+    native, tokenizer = parse_model(hf, source), tokenizer or str(own if own.is_file() else source)
     return Teacher(
         hf["model_type"],
         native,
         tokenizer,
         DataConfig(tokenizer=tokenizer),
-        lambda model: fill(model, family(hf).tensors(model), source),
-        lambda model, to: _compared(source, hf["model_type"], native, model, to),
+        lambda model: load_weights(model, find_family(hf).tensors(model), source),
+        lambda model, to: _compare_logits(source, hf["model_type"], native, model, to),
         (source / "config.json").read_bytes(),
-        ignored(hf),
+        describe_ignored_keys(hf),
     )
 
 
-def _counted(teacher: Teacher, config: ModelConfig, model: LanguageModel) -> str:
+def _parameter_summary(teacher: Teacher, config: ModelConfig, model: LanguageModel) -> str:
     paths = jax.tree_util.tree_leaves_with_path(nnx.state(model, nnx.Param))
     count = sum(leaf.size for _, leaf in paths)
     maps = sum(leaf.size for path, leaf in paths if is_feature_map(canonical_name(path)[0]))
@@ -111,32 +111,32 @@ def _counted(teacher: Teacher, config: ModelConfig, model: LanguageModel) -> str
 
 
 def write_model(folder: Path, config: Config, model: LanguageModel, step: int = 0) -> None:
-    """Write config and parameters, as `famjax.train.run.open_run` reads them."""
+    """Write config and parameters in the layout of `famjax.train.run.open_run`."""
     (folder / CONFIG).write_text(to_json(config), encoding="utf-8")
     checkpoints = Checkpoints(folder / CHECKPOINTS, keep=1)
     try:
         extra = {"config": dataclasses.asdict(config)}
         checkpoints.save(step, {"params": nnx.state(model, nnx.Param)}, extra, copy=False)
     finally:
-        # whoever removes the folder must not have it written meanwhile
+        # the folder may be removed on an error, so finish writing first
         checkpoints.wait()
 
 
 @contextmanager
-def whole_folder(target: Path) -> Iterator[Path]:
-    """Give a folder to write in that becomes `target` at the end, or is removed on any error."""
+def atomic_folder(target: Path) -> Iterator[Path]:
+    """Yield a temporary folder that is renamed to `target` at the end, or removed on an error."""
     partial = None
     try:
         target.absolute().parent.mkdir(parents=True, exist_ok=True)
         name = tempfile.mkdtemp(".partial", f"{target.name}.", target.absolute().parent)
         partial = Path(name)
-        # as any new folder; a temporary one is its owner's alone
+        # permissions of a normal new folder; mkdtemp gives its owner's only
         partial.chmod(0o777 & ~_umask())
         yield partial
         partial.rename(target)
     except OSError as error:
         raise UserError(
-            f"cannot write {target}: {error.strerror}; free some space or check its rights"
+            f"cannot write {target}: {error.strerror}; free some space or check its permissions"
         ) from None
     finally:
         if partial is not None:
@@ -152,12 +152,12 @@ def _umask() -> int:
 def run_config(
     teacher: Teacher, model: ModelConfig, target: Path, overrides: tuple[str, ...] = ()
 ) -> Config:
-    """Return the config of a run of no steps, named as its folder."""
+    """Return the config of a run at step 0, named after its folder."""
     for given in overrides:
         if not given.startswith("model."):
-            raise UserError(f"{given}: only model.* is set here; give the rest to famjax train")
+            raise UserError(f"{given}: only model.* can be set here; give the rest to famjax train")
         if given.startswith("model.dropout."):
-            raise UserError(f"{given}: is of training alone; give it to famjax train")
+            raise UserError(f"{given}: is for training only; give it to famjax train")
     config = override(Config(name=target.name or "converted", model=model), overrides)
     validate_model(config.model)
     check_unused_keys(config, (given.partition("=")[0] for given in overrides))
@@ -172,22 +172,22 @@ def run_config(
     return with_vocab_size(config, load_tokenizer(teacher.tokenizer))
 
 
-def _compared(
+def _compare_logits(
     source: Path, kind: str, native: ModelConfig, model: LanguageModel, to: ModelConfig
 ) -> str:
     if kind == "famjax":
-        # transformers would run what stands in the folder
-        return "not compared with Hugging Face's code: the folder brings its own, which is not run"
-    if reason := why_skipped(native):
+        # transformers would run code in the folder
+        return "not compared with Hugging Face's code: the folder has its own, which is not run"
+    if reason := skip_reason(native):
         return f"not compared with Hugging Face's code: {reason}"
-    found = check(source, native, model, to)
-    if not found.relative < _TOLERANCE:
+    deviation = compare_with_transformers(source, native, model, to)
+    if not deviation.relative < _TOLERANCE:
         raise UserError(
-            f"{source}: the logits differ from Hugging Face's by {found.relative:.1e} of their "
+            f"{source}: the logits differ from Hugging Face's by {deviation.relative:.1e} of their "
             f"range, more than {_TOLERANCE:.0e}; this is a bug of famjax or a config.json of "
             "another model: please report it"
         )
     return (
-        f"logits with the source's attention are Hugging Face's to {found.absolute:.1e}, "
-        f"{found.relative:.1e} of their range (float32, {describe(native)})"
+        f"logits with the source's attention equal Hugging Face's to {deviation.absolute:.1e}, "
+        f"{deviation.relative:.1e} of their range (float32, {describe(native)})"
     )

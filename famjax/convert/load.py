@@ -1,4 +1,4 @@
-"""Read a Hugging Face folder into a model, every piece of a tensor straight into its place."""
+"""Loads a Hugging Face folder into a model, slice by slice into (sharded) parameters."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
-from famjax.convert.checkpoint import Checkpoint
-from famjax.convert.families import family
-from famjax.convert.families.keys import HF, unknown
+from famjax.convert.checkpoint import SafetensorsFolder
+from famjax.convert.families import find_family
+from famjax.convert.families.keys import HF, find_unknown_keys
 from famjax.convert.tensors import Tensor, Tensors
 from famjax.core import sharding
 from famjax.core.checks import validate_model
@@ -40,21 +40,21 @@ from famjax.models.remap_params import (
 def load_pretrained(
     folder: str | Path, mesh: Mesh | None = None, **changes: Any
 ) -> tuple[ModelConfig, LanguageModel]:
-    """Return the model of a Hugging Face folder and its config, parameters in float32.
+    """Return the config and the model of a Hugging Face folder, parameters in float32.
 
     Args:
-      folder: config.json and *.safetensors, with or without model.safetensors.index.json.
-      mesh: of devices that share the parameters (`famjax.core.sharding.make_mesh`); none is held
-        whole by one of them on the way. None is the first device.
-      **changes: of the config, mixer="full" or capacity=1024.
+      folder: has config.json and *.safetensors, with or without model.safetensors.index.json.
+      mesh: devices that shard the parameters (`famjax.core.sharding.make_mesh`); no device ever
+        holds a whole sharded parameter. None is the first device.
+      **changes: to the config, mixer="full" or capacity=1024.
 
     Raises:
-      UserError: something is missing, damaged, of another shape, or not known.
+      UserError: something is missing, damaged, of another shape, or unknown.
     """
     folder = Path(folder)
     hf = read_config(folder)
-    config = read_model(hf, folder)
-    if line := ignored(hf):
+    config = parse_model(hf, folder)
+    if line := describe_ignored_keys(hf):
         warnings.warn(line, stacklevel=2)
     for name in set(changes) - set(vars(config)):
         raise UserError(f"a model's config has no {name!r}{nearest(name, vars(config))}")
@@ -62,9 +62,9 @@ def load_pretrained(
     validate_model(new)
     check_compatible(config, new)
     if new.lora.rank:
-        raise UserError("lora: adapters come by training; famjax.fit with init and model.lora.rank")
+        raise UserError("lora: adapters need training: famjax.fit with init and model.lora.rank")
     config = new
-    return config, fill(config, family(hf).tensors(config), folder, mesh)
+    return config, load_weights(config, find_family(hf).tensors(config), folder, mesh)
 
 
 def read_config(folder: Path) -> HF:
@@ -75,9 +75,9 @@ def read_config(folder: Path) -> HF:
             f"{folder}: there is no such folder; give that of a Hugging Face model or of a run"
         )
     if adapters.exists():
-        # it names the model they stand beside, which transformers would fetch from there
+        # it names the base model, which transformers would download
         raise UserError(
-            f"{adapters}: the folder holds adapters, which would be passed over; merge them first "
+            f"{adapters}: the folder has adapters, which would be ignored; merge them first "
             "(peft's merge_and_unload, then save_pretrained), or remove that file"
         )
     try:
@@ -92,196 +92,200 @@ def read_config(folder: Path) -> HF:
         raise UserError(f"{path}: not a table of keys; give a Hugging Face model's folder")
     if {"model", "optimizer"} <= hf.keys():
         raise UserError(
-            f"{folder} is a famjax run; famjax train CONFIG init={folder} model.mixer=fam goes on "
-            "with its weights and another attention"
+            f"{folder} is a famjax run; famjax train CONFIG init={folder} model.mixer=fam "
+            "continues with its weights and another attention"
         )
     return hf
 
 
-def read_model(hf: HF, folder: Path) -> ModelConfig:
-    """Return what a config.json says of the model, every size checked."""
+def parse_model(hf: HF, folder: Path) -> ModelConfig:
+    """Return the validated `ModelConfig` of a config.json."""
     path = folder / "config.json"
     most = HIGHEST["model.layers"]
     for key in ("num_hidden_layers", "n_layer", "layers"):
         if isinstance(hf.get(key), int) and hf[key] > most:
             raise UserError(f"{path}: {key}={shorten(hf[key])}: at most {most:,} layers are read")
     try:
-        model = family(hf).model(hf)
+        model = find_family(hf).model(hf)
     except KeyError as missing:
-        raise UserError(f"{path}: has no {missing}; take a whole copy") from None
+        raise UserError(f"{path}: has no {missing}; take a complete copy") from None
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise UserError(
-            f"{path}: a value of a kind that is not expected ({shorten(error, 200)}); take "
-            "another copy"
+            f"{path}: a value of an unexpected type ({shorten(error, 200)}); take another copy"
         ) from None
     try:
         validate_model(model)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     if not model.vocab_size:
-        raise UserError(f"{path}: the vocabulary has no token; take another copy")
+        raise UserError(f"{path}: the vocabulary is empty; take another copy")
     return model
 
 
-def ignored(hf: HF) -> str:
-    """Return a line that names the keys of a config.json of which nothing is known; or nothing."""
-    names = unknown(hf, family(hf).keys)
+def describe_ignored_keys(hf: HF) -> str:
+    """Return a line that names the unknown keys of a config.json, or ""."""
+    names = find_unknown_keys(hf, find_family(hf).keys)
     if not names:
         return ""
-    several = "they are" if len(names) > 1 else "it is"
-    return f"config.json: {', '.join(names)}: unknown to famjax, {several} left out"
+    return f"config.json: {', '.join(names)}: unknown to famjax, ignored"
 
 
-def fill(
+def load_weights(
     config: ModelConfig, tensors: Tensors, folder: Path, mesh: Mesh | None = None
 ) -> LanguageModel:
     """Return the model with the weights of a folder.
 
-    Host memory: what the model keeps, and a few pieces of a tensor (famjax.convert.checkpoint).
+    Host memory: the model's own, and a few slices of a tensor (`famjax.convert.checkpoint`).
     """
     if config.stack != "residual":
         raise UserError(
-            f"model.stack={config.stack}: a folder is read with its own layers; leave it out here, "
+            f"model.stack={config.stack}: a folder is loaded with its own layers; remove it here, "
             f"then famjax train CONFIG init=FOLDER model.stack={config.stack} "
             "model.feedback.positions=rotary model.block_len=1"
         )
     check_model_fits(config)
     graph, shapes = abstract_inference_model(config)
-    with Checkpoint(folder) as checkpoint:
-        reader = Reader(config, tensors, checkpoint, mesh)
-        params = jax.tree_util.tree_map_with_path(reader.value, shapes)
+    with SafetensorsFolder(folder) as checkpoint:
+        loader = ParameterLoader(config, tensors, checkpoint, mesh)
+        params = jax.tree_util.tree_map_with_path(loader.load, shapes)
     return nnx.merge(graph, params)
 
 
-class Reader:
-    """Finds each parameter's tensors, those of the layers to be stacked as the stack keeps them."""
+class ParameterLoader:
+    """Loads each parameter from its tensors, stacking those of the layers."""
 
     def __init__(
         self,
         config: ModelConfig,
         tensors: Tensors,
-        checkpoint: Checkpoint,
+        checkpoint: SafetensorsFolder,
         mesh: Mesh | None = None,
     ):
         self.config, self.tensors, self.checkpoint = config, tensors, checkpoint
         self.mesh = mesh
-        self.embedding: Array | None = None  # read before the prompt, which is made of it
-        there = checkpoint.names()
-        self.prefix = _prefix(tensors["embedding"].name, there)
+        self.embedding: Array | None = None  # loaded before the prompt, which is derived from it
+        names_in_folder = checkpoint.names()
+        self.prefix = _prefix(tensors["embedding"].name, names_in_folder)
         layers = range(config.layers)
-        wanted = {self.named(tensor, i) for tensor in tensors.values() for i in layers}
-        for name in _HEADS & (there - wanted):
-            # a copy of the embedding, which a tied head is
-            self.refuse_other(name, self.named(tensors["embedding"]))
-        _compare(wanted | _HEADS & there, there)
+        wanted = {self.tensor_name(tensor, i) for tensor in tensors.values() for i in layers}
+        for name in _HEADS & (names_in_folder - wanted):
+            # with a tied head it must be a copy of the embedding
+            self.check_tied_head(name, self.tensor_name(tensors["embedding"]))
+        _check_names(wanted | _HEADS & names_in_folder, names_in_folder)
 
-    def named(self, tensor: Tensor, layer: int = 0) -> str:
+    def tensor_name(self, tensor: Tensor, layer: int = 0) -> str:
         return tensor.name.format(layer).removeprefix(self.prefix)
 
-    def refuse_other(self, head: str, embedding: str) -> None:
-        """Raise a `UserError` if a head that config.json says is the embedding is another."""
+    def check_tied_head(self, head: str, embedding: str) -> None:
+        """Raise a `UserError` if a head that config.json ties to the embedding differs from it."""
         both = (self.checkpoint.pieces(name, 1) for name in (head, embedding))
         same = self.checkpoint.shape(head) == self.checkpoint.shape(embedding)
         if not same or any((a != b).any() for (_, a), (_, b) in zip(*both, strict=True)):
             raise UserError(
-                f"{head} is not the embedding, as config.json says; set tie_word_embeddings=false "
-                "there"
+                f"{head} differs from the embedding, to which config.json ties it; set "
+                "tie_word_embeddings=false there"
             )
 
-    def value(self, path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Array:
-        place = self.place(path, shape)
+    def load(self, path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Array:
+        placement = self.parameter_sharding(path, shape)
         name, first = canonical_name(path)
         if name == "stack.prompt" and name not in self.tensors:
             assert self.embedding is not None
-            return jax.device_put(init_fam_prompt(self.embedding, self.config), place)
+            return jax.device_put(init_fam_prompt(self.embedding, self.config), placement)
         pattern = len(self.config.mixer.split(","))
         if is_feature_map(name):
             assert first is not None
             layers = range(first, self.config.layers, pattern)
-            begun = jnp.stack([init_feature_map(name, self.config, i) for i in layers])
-            return jax.device_put(begun, place)
+            maps = jnp.stack([init_feature_map(name, self.config, i) for i in layers])
+            return jax.device_put(maps, placement)
         tensor = self.tensors[name]
         if first is None:
-            found = self.read(tensor, [self.named(tensor)], shape.shape, shape.shape, place)
+            array = self.load_tensors(
+                tensor, [self.tensor_name(tensor)], shape.shape, shape.shape, placement
+            )
             if name == "embedding":
-                self.embedding = found
-            return found
-        names = [self.named(tensor, i) for i in range(first, self.config.layers, pattern)]
-        return self.read(tensor, names, shape.shape[1:], shape.shape, place)
+                self.embedding = array
+            return array
+        names = [self.tensor_name(tensor, i) for i in range(first, self.config.layers, pattern)]
+        return self.load_tensors(tensor, names, shape.shape[1:], shape.shape, placement)
 
-    def place(self, path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Sharding:
+    def parameter_sharding(self, path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Sharding:
         if self.mesh is None:
             return SingleDeviceSharding(jax.devices()[0])
         axes = sharding.parameter_axes(sharding.path_name(path), shape.ndim)
         return sharding.named_sharding(self.mesh, axes, shape.shape)
 
-    def read(
+    def load_tensors(
         self,
         tensor: Tensor,
         names: list[str],
-        of_layer: tuple[int, ...],
+        layer_shape: tuple[int, ...],
         shape: tuple[int, ...],
-        place: Sharding,
+        placement: Sharding,
     ) -> Array:
-        """Return the tensors of these names, each of the shape `of_layer`, as one of `shape`."""
-        put = _putter(place, (len(names), *tensor.flat(of_layer)))
-        found = jnp.zeros(shape, jnp.float32, device=place)
+        """Return tensors of the shape `layer_shape`, stacked to one array of `shape`."""
+        put = _make_writer(placement, (len(names), *tensor.flat_shape(layer_shape)))
+        array = jnp.zeros(shape, jnp.float32, device=placement)
         for i, name in enumerate(names):
-            if (there := self.checkpoint.shape(name)) != tensor.there(of_layer):
+            if (shape_there := self.checkpoint.shape(name)) != tensor.checkpoint_shape(layer_shape):
                 raise UserError(
-                    f"{name} has shape {there} where config.json says {tensor.there(of_layer)}; "
-                    "take both from one model"
+                    f"{name} has shape {shape_there} where config.json says "
+                    f"{tensor.checkpoint_shape(layer_shape)}; take both from one model"
                 )
             row, column = 0, 0
-            for _, piece in self.checkpoint.pieces(name, tensor.rows()):
-                x = np.ascontiguousarray(tensor.read(piece))
-                found = put(found, x, (i, row, column))
-                if tensor.inputs and not tensor.turned:
+            for _, piece in self.checkpoint.pieces(name, tensor.row_multiple()):
+                x = np.ascontiguousarray(tensor.from_checkpoint(piece))
+                array = put(array, x, (i, row, column))
+                if tensor.inputs and not tensor.transposed:
                     row += x.shape[0]
                 else:
                     column += x.shape[1]
-        return found
+        return array
 
 
 @functools.cache
-def _putter(place: Sharding, flat: tuple[int, int, int]) -> Any:
-    """Return a function that writes a piece [inputs outputs] into an array, in its place.
+def _make_writer(placement: Sharding, flat: tuple[int, int, int]) -> Any:
+    """Return a jitted function that writes a slice [inputs outputs] into an array in place.
 
     Args:
-      place: of the array.
+      placement: of the array.
       flat: its layers, inputs and outputs.
     """
 
-    def put(found: Array, piece: Array, at: tuple[Array, Array, Array]) -> Array:
-        piece = piece.astype(found.dtype)[None]
-        return jax.lax.dynamic_update_slice(found.reshape(flat), piece, at).reshape(found.shape)
+    def put(array: Array, piece: Array, at: tuple[Array, Array, Array]) -> Array:
+        piece = piece.astype(array.dtype)[None]
+        return jax.lax.dynamic_update_slice(array.reshape(flat), piece, at).reshape(array.shape)
 
-    return jax.jit(put, donate_argnums=0, out_shardings=place)
+    return jax.jit(put, donate_argnums=0, out_shardings=placement)
 
 
 _HEADS = {"lm_head.weight", "embed_out.weight"}
 
 
-def _prefix(embedding: str, there: set[str]) -> str:
-    """Return what names lack that were saved from a model without its head: "model."."""
+def _prefix(embedding: str, names_in_folder: set[str]) -> str:
+    """Return the prefix "model." if the checkpoint was saved without it, from a headless model."""
     prefix = embedding.partition(".")[0] + "."
-    return prefix if embedding not in there and embedding.removeprefix(prefix) in there else ""
+    return (
+        prefix
+        if embedding not in names_in_folder and embedding.removeprefix(prefix) in names_in_folder
+        else ""
+    )
 
 
-def _compare(wanted: set[str], there: set[str]) -> None:
-    missing, extra = sorted(wanted - there), sorted(there - wanted)
+def _check_names(wanted: set[str], names_in_folder: set[str]) -> None:
+    missing, extra = sorted(wanted - names_in_folder), sorted(names_in_folder - wanted)
     if missing:
-        raise UserError(f"the checkpoint lacks {_listed(missing, there)}")
+        raise UserError(f"the checkpoint lacks {_list_names(missing, names_in_folder)}")
     if extra:
-        raise UserError(f"the checkpoint has too many: {_listed(extra, wanted)}")
+        raise UserError(f"the checkpoint has unexpected tensors: {_list_names(extra, wanted)}")
 
 
-def _listed(names: list[str], known: set[str]) -> str:
-    first = ", ".join(f"{name}{_near(name, known)}" for name in names[:3])
+def _list_names(names: list[str], known: set[str]) -> str:
+    first = ", ".join(f"{name}{_suggest(name, known)}" for name in names[:3])
     count = f"{len(names)} tensor{'s' if len(names) > 1 else ''}"
     return f"{count}: {first}{', ...' if len(names) > 3 else ''}"
 
 
-def _near(name: str, known: set[str]) -> str:
+def _suggest(name: str, known: set[str]) -> str:
     near = nearest(name, known)
     return f" ({near.removeprefix('; ')})" if near else ""

@@ -1,4 +1,4 @@
-"""Open a model to use it: a famjax run, or a Hugging Face folder, exported by famjax or not."""
+"""Opens a model for use: a famjax run, or a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
-from famjax.convert.folder import of_hugging_face, run_config
+from famjax.convert.folder import open_hugging_face, run_config
 from famjax.core.errors import UserError
 from famjax.core.json_files import read_json
 from famjax.core.paths import expanded
@@ -21,30 +21,29 @@ def open_model(
     report: Callable[[str], None] | None = None,
     mesh: Mesh | None = None,
 ) -> Run:
-    """Return the model in a folder: of a run see `famjax.train.run.open_run`.
+    """Return the model in a folder; for runs see `famjax.train.run.open_run`.
 
-    A Hugging Face folder is what `famjax convert FOLDER DEST` would make of it, at step 0, on the
-    first device, its tokenizer that of the folder. Nothing is written, nor compared with Hugging
-    Face's code.
+    A Hugging Face folder is converted as by `famjax convert FOLDER DEST`, at step 0, on the first
+    device, with the folder's tokenizer. Nothing is written, or compared with Hugging Face's code.
 
     Raises:
-      UserError: nothing usable is there.
+      UserError: there is no usable model.
     """
     folder = expanded(folder)
     if not is_hugging_face(folder):
         return open_run(folder, step, report, mesh)
-    teacher = of_hugging_face(folder)
-    if report and teacher.ignored:
-        report(teacher.ignored)
+    teacher = open_hugging_face(folder)
+    if report and teacher.ignored_keys:
+        report(teacher.ignored_keys)
     config = run_config(teacher, teacher.model, folder)
     tokenizer = load_tokenizer(teacher.tokenizer)
     return Run(config, tokenizer, teacher.student(config.model), step=0)
 
 
 def is_hugging_face(folder: Path) -> bool:
-    """Return whether config.json is of a Hugging Face model; False if it is damaged."""
+    """Return whether config.json is a Hugging Face model's; False if it is damaged."""
     try:
-        said = read_json(folder / CONFIG, "")
+        content = read_json(folder / CONFIG, "")
     except (OSError, UserError):
         return False
-    return isinstance(said, dict) and "model_type" in said
+    return isinstance(content, dict) and "model_type" in content

@@ -1,4 +1,4 @@
-"""Write a model's parameters as the tensors of a Hugging Face folder: `load`, backwards."""
+"""Writes a model's parameters as the tensors of a Hugging Face folder: the inverse of `load`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from famjax.core.types import Array
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import canonical_name
 
-# of one file, at most; a tensor that is larger has one of its own
+# of one file, at most; a larger tensor has its own file
 SHARD_BYTES = 4 << 30
 
 
 class _Piece(NamedTuple):
-    """A parameter, or one layer of it, that makes a tensor or a part of one."""
+    """A parameter, or one layer of it, that becomes a tensor or a part of one."""
 
     tensor: Tensor
     stacked: Array
@@ -42,24 +42,24 @@ class _Piece(NamedTuple):
 def save_tensors(
     model: LanguageModel, config: ModelConfig, tensors: Tensors, folder: Path, dtype: str
 ) -> None:
-    """Write *.safetensors, and the index that names them if they are several.
+    """Write *.safetensors, and an index if there are several.
 
-    Host memory: what one file holds.
+    Host memory: that of one file.
 
     Args:
-      model: its parameters are those of `config`.
-      tensors: what they are called, and how they lie.
-      dtype: float32 or bfloat16, of the tensors written.
+      model: has the parameters of `config`.
+      tensors: their names and layouts.
+      dtype: float32 or bfloat16, of the tensors.
     """
-    made_of = _pieces(model, config, tensors)
+    sources = _pieces(model, config, tensors)
     kind = jnp.dtype(dtype)
-    sizes = {name: kind.itemsize * _size(pieces) for name, pieces in made_of.items()}
+    sizes = {name: kind.itemsize * _count_elements(pieces) for name, pieces in sources.items()}
     shards = list(_shards(sizes))
     where: dict[str, str] = {}
     for i, names in enumerate(shards):
         file = f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
         file = "model.safetensors" if len(shards) == 1 else file
-        held = {name: _tensor(made_of[name]).astype(kind) for name in names}
+        held = {name: _assemble(sources[name]).astype(kind) for name in names}
         save_file(held, folder / file)
         where |= dict.fromkeys(names, file)
     if len(shards) > 1:
@@ -77,30 +77,30 @@ def save_file(tensors: dict[str, np.ndarray], path: Path) -> None:
         write(tensors, path, metadata={"format": "pt"})
     except SafetensorError as error:
         raise UserError(f"{path}: cannot be written ({error}); free some space") from None
-    # the library makes files that nobody else can read
+    # the library creates files that only the owner can read
     path.chmod(path.parent.stat().st_mode & 0o666)
 
 
 def _pieces(model: LanguageModel, config: ModelConfig, tensors: Tensors) -> dict[str, list[_Piece]]:
-    """Return what each tensor is made of, the parts of one in their order."""
+    """Return the pieces of each tensor, in the order of their parts."""
     pattern = len(config.mixer.split(","))
-    found: dict[str, list[_Piece]] = {}
+    pieces_by_tensor: dict[str, list[_Piece]] = {}
     paths, _ = jax.tree_util.tree_flatten_with_path(nnx.state(model, nnx.Param))
     for path, leaf in paths:
         name, first = canonical_name(path)
         tensor = tensors[name]
         if first is None:
-            found.setdefault(tensor.name, []).append(_Piece(tensor, leaf, None))
+            pieces_by_tensor.setdefault(tensor.name, []).append(_Piece(tensor, leaf, None))
             continue
         for layer in range(first, config.layers, pattern):
             piece = _Piece(tensor, leaf, layer // pattern)
-            found.setdefault(tensor.name.format(layer), []).append(piece)
-    for pieces in found.values():
-        pieces.sort(key=lambda piece: piece.tensor.part.place if piece.tensor.part else 0)
-    return dict(sorted(found.items()))
+            pieces_by_tensor.setdefault(tensor.name.format(layer), []).append(piece)
+    for pieces in pieces_by_tensor.values():
+        pieces.sort(key=lambda piece: piece.tensor.part.number if piece.tensor.part else 0)
+    return dict(sorted(pieces_by_tensor.items()))
 
 
-def _size(pieces: list[_Piece]) -> int:
+def _count_elements(pieces: list[_Piece]) -> int:
     return sum(math.prod(piece.shape) for piece in pieces)
 
 
@@ -116,5 +116,5 @@ def _shards(sizes: dict[str, int]) -> Iterator[list[str]]:
     yield held
 
 
-def _tensor(pieces: list[_Piece]) -> np.ndarray:
-    return pieces[0].tensor.write([piece.value() for piece in pieces])
+def _assemble(pieces: list[_Piece]) -> np.ndarray:
+    return pieces[0].tensor.to_checkpoint([piece.value() for piece in pieces])

@@ -1,4 +1,4 @@
-"""Does a converted model say what Hugging Face's own code says of the same folder?"""
+"""Compares the logits of a converted model with those of Hugging Face's code."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from famjax.core.types import Array, Context
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import abstract_inference_model, remap_params
 
-# tokens read where no layer has a window
-_TOKENS = 128
-# of the longest window that is read past, and how far past it
-_LONGEST, _BEYOND = 4096, 64
-# logits compared, at most: those of the last tokens
-_LOGITS = 1 << 26
+# compared tokens if no layer has a window
+_MIN_TOKENS = 128
+# longest window that the comparison exceeds, and by how many tokens
+_MAX_WINDOW, _BEYOND = 4096, 64
+# maximum number of compared logits, those of the last tokens
+_MAX_LOGITS = 1 << 26
 
 
 class Deviation(NamedTuple):
@@ -36,76 +36,81 @@ class Deviation(NamedTuple):
 
 
 def deviation(ours: np.ndarray, theirs: np.ndarray) -> Deviation:
-    """Return how far logits are apart."""
+    """Return the difference of logits."""
     difference = float(np.abs(ours.astype(np.float64) - theirs).max())
-    # of a model of zeros all logits are one
+    # a model of zeros has equal logits
     return Deviation(difference, difference / max(float(np.ptp(theirs)), 1e-30))
 
 
-def why_skipped(model: ModelConfig) -> str:
-    """Return why the check cannot be made here, or nothing."""
+def skip_reason(model: ModelConfig) -> str:
+    """Return why the comparison is not possible here, or ""."""
     if missing := missing_modules(("torch", "transformers")):
         return missing_message(missing)
     _, shapes = abstract_inference_model(model)
     weights = 4 * sum(shape.size for shape in jax.tree.leaves(shapes))
     # scores of a layer, their softmax and a mask; and logits twice
-    read = 4 * (3 * model.heads * length(model) ** 2 + 2 * _last(model) * model.vocab_size)
+    read = 4 * (
+        3 * model.heads * compared_tokens(model) ** 2
+        + 2 * _compared_logits(model) * model.vocab_size
+    )
     free = _free_bytes()
-    # what torch holds, and half as much again to compute
+    # torch's weights, and half as much for its computation
     if free is not None and 1.5 * weights + read > free:
         needed = (weights + read) / 1e9
         return f"a second copy of the model needs {needed:.0f} GB, {free / 1e9:.0f} are free"
     return ""
 
 
-def length(model: ModelConfig) -> int:
-    """Return of how many tokens logits are compared: past the window of the model's layers."""
+def compared_tokens(model: ModelConfig) -> int:
+    """Return the number of tokens to compare, more than the window of the model's layers."""
     windowed = "swa" in model.mixer.split(",")
-    wanted = max(min(model.window, _LONGEST) + _BEYOND if windowed else 0, _TOKENS)
+    wanted = max(min(model.window, _MAX_WINDOW) + _BEYOND if windowed else 0, _MIN_TOKENS)
     if "full" in model.mixer.split(",") or model.arch.learned_positions:
         wanted = min(wanted, model.capacity)
-    # so that it is cut into blocks of some size
+    # so that it divides into blocks
     return wanted - wanted % 8 if wanted > _BEYOND else wanted
 
 
 def describe(model: ModelConfig) -> str:
-    """Return how much was compared, for the user."""
-    count, window = length(model), model.window
+    """Return a description of the compared tokens."""
+    count, window = compared_tokens(model), model.window
     if "swa" not in model.mixer.split(",") or count > window:
         return f"{count:,} tokens"
-    return f"{count:,} tokens, which do not reach past the window of {window:,}"
+    return f"{count:,} tokens, not more than the window of {window:,}"
 
 
-def _last(model: ModelConfig) -> int:
-    return min(length(model), max(_LOGITS // model.vocab_size, 1))
+def _compared_logits(model: ModelConfig) -> int:
+    return min(compared_tokens(model), max(_MAX_LOGITS // model.vocab_size, 1))
 
 
-def check(folder: Path, source: ModelConfig, model: LanguageModel, to: ModelConfig) -> Deviation:
+def compare_with_transformers(
+    folder: Path, source: ModelConfig, model: LanguageModel, to: ModelConfig
+) -> Deviation:
     """Compare the logits of a converted model with those of Hugging Face's code, in float32.
 
     Args:
       folder: the Hugging Face model.
-      source: its config before surgery; what is compared has its attention.
-      model: converted, with the config `to`.
+      source: its config before surgery, with whose attention the logits are computed.
+      model: the converted model, with the config `to`.
     """
     import torch
     import transformers
 
-    tokens, last = _tokens(source), _last(source)
+    tokens, last = _sample_tokens(source), _compared_logits(source)
     transformers.utils.logging.disable_progress_bar()
     try:
         theirs = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=torch.float32,
             attn_implementation="eager",
-            # nothing of the folder is run (auto_map, pickles), and nothing is fetched
+            # runs no code of the folder (auto_map, pickles), and downloads nothing
             trust_remote_code=False,
             use_safetensors=True,
             local_files_only=True,
         ).eval()
         with torch.no_grad():
             expected = theirs(torch.tensor(tokens), logits_to_keep=last).logits.numpy()
-    except Exception as error:  # of any kind: values that we read and transformers cannot
+    except Exception as error:  # any: transformers may reject values that famjax accepts
         if isinstance(error, ImportError | MemoryError):
             raise
         what = shorten(" ".join(f"{type(error).__name__}: {error}".split()), 300)
@@ -115,31 +120,30 @@ def check(folder: Path, source: ModelConfig, model: LanguageModel, to: ModelConf
         ) from error
     if not np.isfinite(expected).all():
         raise UserError(
-            f"{folder}: Hugging Face's code makes logits that are not finite of it; take another "
-            "copy"
+            f"{folder}: its logits in Hugging Face's code are not finite; take another copy"
         )
     del theirs
-    short = _short(source)
+    short = _shrink(source)
     params = remap_params(nnx.state(model, nnx.Param), to, short)
-    # accelerators multiply in fewer bits unless told
+    # accelerators multiply in lower precision by default
     with jax.default_matmul_precision("highest"):
-        return deviation(np.asarray(_logits(short, params, tokens, last)), expected)
+        return deviation(np.asarray(_compute_logits(short, params, tokens, last)), expected)
 
 
-def _short(model: ModelConfig) -> ModelConfig:
-    """Return a config of the same function, for so few tokens: small blocks, a small cache."""
-    count = length(model)
+def _shrink(model: ModelConfig) -> ModelConfig:
+    """Return a config of the same function with small blocks and a small KV cache."""
+    count = compared_tokens(model)
     block = next(size for size in range(min(_BEYOND, count), 0, -1) if count % size == 0)
     if "swa" in model.mixer.split(","):
         model = replace(model, block_len=block)
     return model if model.arch.learned_positions else replace(model, capacity=count)
 
 
-def _tokens(model: ModelConfig) -> np.ndarray:
-    return np.random.default_rng(0).integers(model.vocab_size, size=(1, length(model)))
+def _sample_tokens(model: ModelConfig) -> np.ndarray:
+    return np.random.default_rng(0).integers(model.vocab_size, size=(1, compared_tokens(model)))
 
 
-def _logits(config: ModelConfig, params: object, tokens: np.ndarray, last: int) -> Array:
+def _compute_logits(config: ModelConfig, params: object, tokens: np.ndarray, last: int) -> Array:
     graph, _ = abstract_inference_model(config)
 
     @jax.jit

@@ -1,4 +1,4 @@
-"""What `famjax convert` begins with: a model of Hugging Face's, or a famjax run's."""
+"""The source model of `famjax convert`: a Hugging Face model or a famjax run."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import abstract_inference_model, remap_params
 from famjax.train.run import CONFIG, open_run
 
-# Hugging Face's config.json, for who exports the model again
+# Hugging Face's config.json, kept for a later export
 SOURCE = "hf_config.json"
 
 
 class Teacher(NamedTuple):
-    """A trained model on its way to another attention.
+    """A trained model whose attention is to be replaced.
 
     Attributes:
-      name: what it is, for people.
+      name: description for messages.
       model: its config before surgery.
-      tokenizer: what `load_tokenizer` takes.
-      data: what the converted folder says of it.
-      student: config -> the model of that config, with this one's weights.
-      compared: (student, its config) -> a line that says what it was compared with.
-      hf: Hugging Face's config.json that it came from, if it did.
-      ignored: a line on the keys in there of which nothing is known, if there are any.
+      tokenizer: argument of `load_tokenizer`.
+      data: data config of the converted folder.
+      student: config -> the model of that config with this one's weights.
+      compare: (student, its config) -> a line on the comparison with the source.
+      hf: the source's Hugging Face config.json, or empty.
+      ignored_keys: a line on unknown keys in it, or "".
     """
 
     name: str
@@ -38,33 +38,33 @@ class Teacher(NamedTuple):
     tokenizer: str
     data: DataConfig
     student: Callable[[ModelConfig], LanguageModel]
-    compared: Callable[[LanguageModel, ModelConfig], str]
+    compare: Callable[[LanguageModel, ModelConfig], str]
     hf: bytes
-    ignored: str = ""
+    ignored_keys: str = ""
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder holds a famjax run, trained or converted; False if it is damaged."""
+    """Return whether a folder is a famjax run, trained or converted; False if it is damaged."""
     try:
-        said = read_json(folder / CONFIG, "")
+        content = read_json(folder / CONFIG, "")
     except (OSError, UserError):
         return False
-    return isinstance(said, dict) and {"model", "optimizer"} <= said.keys()
+    return isinstance(content, dict) and {"model", "optimizer"} <= content.keys()
 
 
-def of_run(source: Path, tokenizer: str) -> Teacher:
-    """Return a run as it is used, its adapters merged.
+def open_run_teacher(source: Path, tokenizer: str) -> Teacher:
+    """Open a run with its adapters merged.
 
     Args:
-      source: its folder; the newest good checkpoint is taken.
-      tokenizer: instead of its own.
+      source: its folder; the newest good checkpoint is used.
+      tokenizer: replaces its own.
     """
     opened = open_run(source)
     run, data = opened.merge_adapters(), opened.config.data
     if tokenizer or data.tokenizer != "task":
         kept = DataConfig(tokenizer=tokenizer or run.tokenizer.name)
     else:
-        # these words are its task's
+        # the vocabulary belongs to the task
         kept = DataConfig(task=data.task, toy=data.toy, tokenizer="task")
     params = nnx.state(run.model, nnx.Param)
 
@@ -79,12 +79,12 @@ def of_run(source: Path, tokenizer: str) -> Teacher:
         tokenizer or run.tokenizer.name,
         kept,
         student,
-        lambda model, to: "every weight of the run is kept that the new layers have",
+        lambda model, to: "every weight of the run that the new layers have is kept",
         _hf_config(source, opened.config.init),
     )
 
 
 def _hf_config(run: Path, init: str) -> bytes:
-    """Return the config.json that a run was converted from, or the model it began with."""
+    """Return the config.json that a run, or its `init`, was converted from."""
     found = [folder / SOURCE for folder in (run, *([Path(init)] if init else []))]
     return next((path.read_bytes() for path in found if path.exists()), b"")

@@ -1,7 +1,7 @@
-"""The checks of a config: every size and every combination that cannot work, named with its mend.
+"""Config validation: sizes and combinations that cannot work.
 
-Each check yields lines naming key, value and the mend; the first one is raised, and the later
-checks rely on the earlier ones.
+Each check yields error lines that name the key, its value and the fix. The first one is raised;
+later checks rely on earlier ones.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ MIXERS = ("full", "swa", "bswa", "bswa_sg", "fam", "linear")
 # Toy tasks, whose sizes are in data.toy.
 TOYS = ("random_walk", "blocked_walk", "copy", "reverse", "counting", "algorithmic")
 
-# clusters of an adaptive softmax, each a table of its own; WikiText-103 is read with 4
-_MOST_CLUSTERS = 64
-# layers in one program that no loop goes through
-_MOST_UNROLLED = 1000
+# clusters of an adaptive softmax, one table each; WikiText-103 uses 4
+_MAX_CLUSTERS = 64
+# layers unrolled in one program
+_MAX_UNROLLED_LAYERS = 1000
 
-# Maps that adapters may stand beside.
-ADAPTED = (
+# Linear maps that can have adapters.
+ADAPTABLE_MAPS = (
     *(f"attention.{name}" for name in ("q", "k", "v", "out")),
     *(f"mlp.{name}" for name in ("gate", "up", "down")),
 )
@@ -37,13 +37,23 @@ ADAPTED = (
 
 def validate(config: Config) -> None:
     """Raise a `UserError` for the first value of the config that cannot work."""
-    _raise_first(config, (*_OF_MODEL, _bad_data, _bad_train, _bad_warmup, _bad_profile, _bad_mesh))
+    _raise_first(
+        config,
+        (
+            *_MODEL_CHECKS,
+            _check_data,
+            _check_train,
+            _check_bptt_warmup,
+            _check_profile,
+            _check_mesh,
+        ),
+    )
 
 
 def validate_model(model: ModelConfig) -> None:
-    """Raise a `UserError` for the first value of a model that cannot work, whatever it reads."""
+    """Raise a `UserError` for the first value of a model that cannot work with any data."""
     config = Config(model=model, data=DataConfig(length=1))
-    _raise_first(config, _OF_MODEL)
+    _raise_first(config, _MODEL_CHECKS)
 
 
 def _raise_first(config: Config, checks: Sequence[Callable[[Config], Iterator[str]]]) -> None:
@@ -52,7 +62,7 @@ def _raise_first(config: Config, checks: Sequence[Callable[[Config], Iterator[st
             raise UserError(problem)
 
 
-def _bad_model(config: Config) -> Iterator[str]:
+def _check_model(config: Config) -> Iterator[str]:
     m = config.model
     if not m.head_dim and m.width % m.heads:
         yield (
@@ -62,7 +72,7 @@ def _bad_model(config: Config) -> Iterator[str]:
     head_dim, key = m.head_dim or m.width // m.heads, "model.head_dim"
     if head_dim % 2:
         source = "" if m.head_dim else " (model.width / model.heads)"
-        yield f"{key}={head_dim}{source} is odd; rotary positions turn pairs, take an even number"
+        yield f"{key}={head_dim}{source} is odd; rotary positions rotate pairs, take an even number"
     rotated = int(head_dim * m.arch.rotary_fraction)
     if not 0 <= rotated <= head_dim or rotated % 2:
         yield (
@@ -75,7 +85,7 @@ def _bad_model(config: Config) -> Iterator[str]:
             f"model.arch.rope_high={m.arch.rope_high}; Llama 3 has 1 and 4"
         )
     if m.lora.rank:
-        yield from _bad_adapters(m)
+        yield from _check_adapters(m)
     if m.kv_heads and m.heads % m.kv_heads:
         yield (
             f"model.kv_heads={m.kv_heads} does not divide model.heads={m.heads}; "
@@ -83,26 +93,26 @@ def _bad_model(config: Config) -> Iterator[str]:
         )
 
 
-def _bad_adapters(model: ModelConfig) -> Iterator[str]:
+def _check_adapters(model: ModelConfig) -> Iterator[str]:
     gated = model.mlp in ("swiglu", "geglu")
-    there = [name for name in ADAPTED if gated or name != "mlp.gate"]
+    maps = [name for name in ADAPTABLE_MAPS if gated or name != "mlp.gate"]
     for pattern in model.lora.on.split(","):
-        if not fnmatch.filter(there, pattern):
+        if not fnmatch.filter(maps, pattern):
             yield (
                 f"model.lora.on={model.lora.on}: {pattern!r} names no map"
-                f"{nearest(pattern, there)} (known: {', '.join(there)})"
+                f"{nearest(pattern, maps)} (known: {', '.join(maps)})"
             )
 
 
-def _bad_adaptive(config: Config) -> Iterator[str]:
+def _check_adaptive(config: Config) -> Iterator[str]:
     m = config.model
     text = m.adaptive.cutoffs
     if not text:
         return
     named = f"model.adaptive.cutoffs={shorten(text)}"
     parts = text.split(",")
-    if len(parts) > _MOST_CLUSTERS:
-        yield f"model.adaptive.cutoffs: has {len(parts):,}; give at most {_MOST_CLUSTERS}"
+    if len(parts) > _MAX_CLUSTERS:
+        yield f"model.adaptive.cutoffs: has {len(parts):,}; give at most {_MAX_CLUSTERS}"
     if not all(part.isascii() and part.isdigit() and len(part) < 12 for part in parts):
         yield f"{named}: give whole numbers separated by commas, such as 20000,60000"
     cuts = cutoffs(m)
@@ -110,7 +120,7 @@ def _bad_adaptive(config: Config) -> Iterator[str]:
         yield f"{named}: each must be more than the one before it, and the first at least 1"
     if m.vocab_size and cuts[-1] >= m.vocab_size:
         yield (
-            f"{named}: {cuts[-1]} leaves its cluster no word of a vocabulary of {m.vocab_size}; "
+            f"{named}: {cuts[-1]} leaves its cluster no words in a vocabulary of {m.vocab_size}; "
             "take smaller ones, or fewer"
         )
     narrow = m.adaptive.factor ** len(cuts)
@@ -126,7 +136,7 @@ def _bad_adaptive(config: Config) -> Iterator[str]:
         )
 
 
-def _bad_mixers(config: Config) -> Iterator[str]:
+def _check_mixers(config: Config) -> Iterator[str]:
     m = config.model
     pattern = mixer_pattern(m)
     for name in pattern:
@@ -142,18 +152,18 @@ def _bad_mixers(config: Config) -> Iterator[str]:
         )
     if "full" in pattern and config.data.length > m.capacity:
         yield (
-            f"data.length={config.data.length} is longer than model.capacity={m.capacity}, all "
-            f"that full attention holds; set model.capacity={config.data.length}"
+            f"data.length={config.data.length} is longer than model.capacity={m.capacity}, the "
+            f"KV cache of full attention; set model.capacity={config.data.length}"
         )
     if "linear" in pattern:
-        yield from _bad_linear(config)
+        yield from _check_linear(config)
     if config.train.only != "all":
-        yield from _bad_only(config)
+        yield from _check_only(config)
     if config.train.match:
-        yield from _bad_match(config)
+        yield from _check_match(config)
 
 
-def _bad_linear(config: Config) -> Iterator[str]:
+def _check_linear(config: Config) -> Iterator[str]:
     c = config.model.linear
     if c.map == "rfa" and c.features % 2:
         yield (
@@ -162,12 +172,12 @@ def _bad_linear(config: Config) -> Iterator[str]:
         )
     if config.train.rpo and c.rope:
         yield (
-            "train.rpo=true: features of rotated keys are no function of distances, so an offset "
-            "is not undone; set train.rpo=false or model.linear.rope=false"
+            "train.rpo=true: features of rotated keys are not relative, so a position offset "
+            "changes the output; set train.rpo=false or model.linear.rope=false"
         )
 
 
-def _bad_only(config: Config) -> Iterator[str]:
+def _check_only(config: Config) -> Iterator[str]:
     m, named, off = config.model, f"train.only={config.train.only}", "or set train.only=all"
     if "linear" not in mixer_pattern(m):
         where = f"model.mixer={m.mixer}" if m.stack == "residual" else f"model.stack={m.stack}"
@@ -181,82 +191,79 @@ def _bad_only(config: Config) -> Iterator[str]:
         )
 
 
-def _bad_match(config: Config) -> Iterator[str]:
+def _check_match(config: Config) -> Iterator[str]:
     t, named, off = config.train, "train.match=true", "or train.match=false"
     if t.only != "maps":
         yield f"{named} trains feature maps alone, train.only={t.only}; set train.only=maps, {off}"
     if not config.init:
         yield (
-            f"{named}: a model from nothing has no attention to match; give init=FOLDER, what "
-            f"famjax convert --to t2r wrote or a run, {off}"
+            f"{named}: random weights have no attention to match; give init=FOLDER, a run or the "
+            f"output of famjax convert --to t2r, {off}"
         )
-    # softmax attention to what earlier steps read would need a cache of it
+    # softmax attention over the tokens of earlier steps would need their KV cache
     if config.data.layout != "packed":
         yield (
-            f"{named} reads each row from an empty memory, which data.layout={config.data.layout} "
-            f"carries on; set data.layout=packed, {off}"
+            f"{named} starts each row with an empty memory, data.layout={config.data.layout} "
+            f"carries it over; set data.layout=packed, {off}"
         )
     if t.rsp:
-        yield f"{named} reads each row from an empty memory, train.rsp={t.rsp}; set 0, {off}"
+        yield f"{named} starts each row with an empty memory, train.rsp={t.rsp}; set 0, {off}"
     if t.bptt_segments > 1:
         yield (f"{named} reads each row whole, train.bptt_segments={t.bptt_segments}; set 1, {off}")
 
 
-def _bad_stack(config: Config) -> Iterator[str]:
+def _check_stack(config: Config) -> Iterator[str]:
     m = config.model
-    attends = m.stack in ("feedback", "transformer")
+    is_feedback_stack = m.stack in ("feedback", "transformer")
     named = f"model.stack={m.stack}"
     if m.stack != "residual" and m.block_len != 1:
-        yield f"{named} reads in no blocks, model.block_len={m.block_len}; set model.block_len=1"
+        yield f"{named} has no blocks, model.block_len={m.block_len}; set model.block_len=1"
     if m.stack != "residual":
-        yield from _bad_without_blocks(config)
-    if not attends:
+        yield from _check_other_stacks(config)
+    if not is_feedback_stack:
         for name in ("adaptive_span", "sweeps"):
             if given := getattr(m.feedback, name):
                 yield f"model.feedback.{name}={given}: {named} has none; set model.stack=feedback"
         if not m.arch.pre_norm:
             yield (
-                f"model.arch.pre_norm=false: {named} norms before; set model.stack=feedback or "
+                f"model.arch.pre_norm=false: {named} is pre-norm; set model.stack=feedback or "
                 "transformer, or model.arch.pre_norm=true"
             )
         return
     if m.lora.dropout:
         yield f"model.lora.dropout={m.lora.dropout}: {named} has none; set 0"
     if m.arch.learned_positions:
-        yield (
-            f"model.arch.learned_positions=true: {named} knows positions by distance alone; set "
-            "false"
-        )
-    yield from _bad_feedback(config)
+        yield (f"model.arch.learned_positions=true: {named} has relative positions only; set false")
+    yield from _check_feedback(config)
 
 
-def _bad_without_blocks(config: Config) -> Iterator[str]:
-    """Yield what the other stacks than the residual one would pass over without a word."""
+def _check_other_stacks(config: Config) -> Iterator[str]:
+    """Yield settings that stacks other than the residual one would silently ignore."""
     m, t = config.model, config.train
     named = f"model.stack={m.stack}"
     for name, rate in vars(m.dropout).items():
         if rate and m.stack == "lstm":
             yield f"model.dropout.{name}={rate}: {named} has no such dropout; set 0"
     if t.rsp:
-        yield f"train.rsp={t.rsp} passes FAMs, of which {named} has none; set 0"
+        yield f"train.rsp={t.rsp} passes FAMs between steps, {named} has none; set 0"
     if t.rpo:
-        yield f"train.rpo=true: {named} has relative positions, which no offset moves; set false"
+        yield f"train.rpo=true: {named} has relative positions, an offset does nothing; set false"
     if m.remat != "none" and m.stack != "transformer":
-        yield f"model.remat={m.remat}: {named} keeps products alone already; set none"
+        yield f"model.remat={m.remat}: {named} already saves only matrix products; set none"
     if m.lora.rank and m.stack == "lstm":
         yield f"model.lora.rank={m.lora.rank}: {named} has no maps that take adapters; set 0"
     if m.arch.local_rope_base:
         yield (
-            f"model.arch.local_rope_base={m.arch.local_rope_base:g}: {named} turns the keys of all "
-            "layers alike; this family's local layers (Gemma 3) cannot become its layers"
+            f"model.arch.local_rope_base={m.arch.local_rope_base:g}: {named} rotates the keys of "
+            "all layers alike; this family's local layers (Gemma 3) cannot become its layers"
         )
 
 
-def _bad_feedback(config: Config) -> Iterator[str]:
+def _check_feedback(config: Config) -> Iterator[str]:
     m, c, d = config.model, config.model.feedback, config.data
     if c.layer > m.layers:
         yield (
-            f"model.feedback.layer={c.layer}: there are states behind 0 (the embedding) to "
+            f"model.feedback.layer={c.layer}: states exist after 0 (the embedding) to "
             f"model.layers={m.layers} layers"
         )
     if m.stack == "transformer" and c.composition not in ("all", "previous"):
@@ -268,7 +275,7 @@ def _bad_feedback(config: Config) -> Iterator[str]:
         yield f"model.feedback.sweeps={c.sweeps}: a Transformer needs none; set 0"
     if c.span_loss and not c.adaptive_span:
         yield (
-            f"model.feedback.span_loss={c.span_loss} is of learned spans; set "
+            f"model.feedback.span_loss={c.span_loss} needs learned spans; set "
             "model.feedback.adaptive_span=true, or 0"
         )
     if d.layout == "packed" and c.span > d.length > 1:
@@ -278,7 +285,7 @@ def _bad_feedback(config: Config) -> Iterator[str]:
         )
 
 
-def _bad_data(config: Config) -> Iterator[str]:
+def _check_data(config: Config) -> Iterator[str]:
     d, p = config.data, config.data.passkey
     sources = [f"data.{k}={v!r}" for k in ("files", "seqio", "tfds") if (v := getattr(d, k))]
     if len(sources) > 1:
@@ -303,19 +310,19 @@ def _bad_data(config: Config) -> Iterator[str]:
     if p.min_length > p.max_length:
         yield (
             f"data.passkey.min_length={p.min_length} is more than "
-            f"data.passkey.max_length={p.max_length}; exchange them"
+            f"data.passkey.max_length={p.max_length}; swap them"
         )
     lengths = ("min_length", "start_length", "max_length")
     sizes = [getattr(p, name) for name in lengths]
     if sizes != sorted(sizes):
         given = ", ".join(f"{n}={s}" for n, s in zip(lengths, sizes, strict=True))
-        yield f"data.passkey: {given} must not fall in this order"
+        yield f"data.passkey: {given} must be in ascending order"
     if p.ask_every:
-        yield from _bad_asking(config)
-    yield from _bad_toy(config)
+        yield from _check_ask_every(config)
+    yield from _check_toy(config)
 
 
-def _bad_toy(config: Config) -> Iterator[str]:
+def _check_toy(config: Config) -> Iterator[str]:
     d, m = config.data, config.model
     if d.toy.size > 64:
         yield f"data.toy.size={d.toy.size}: every cell is a word; take at most 64"
@@ -323,7 +330,7 @@ def _bad_toy(config: Config) -> Iterator[str]:
         yield f"data.toy.variables={d.toy.variables}: there are 5 names; take at most 5"
     if d.toy.start_steps and d.toy.concatenate:
         yield (
-            f"data.toy.start_steps={d.toy.start_steps}: episodes of an epoch cannot grow; set "
+            f"data.toy.start_steps={d.toy.start_steps}: concatenated episodes cannot grow; set "
             "data.toy.concatenate=false, or 0"
         )
     if d.task not in TOYS:
@@ -337,12 +344,12 @@ def _bad_toy(config: Config) -> Iterator[str]:
     if "full" in mixer_pattern(m) and d.toy.concatenate and d.layout == "lanes":
         yield (
             f"data.toy.concatenate=true: full attention holds model.capacity={m.capacity} tokens "
-            "and cannot go on through all episodes; set data.toy.concatenate=false"
+            "and cannot continue through all episodes; set data.toy.concatenate=false"
         )
 
 
-def _bad_asking(config: Config) -> Iterator[str]:
-    """Yield what keeps a document from beginning with the FAM before the last one's question."""
+def _check_ask_every(config: Config) -> Iterator[str]:
+    """Yield what prevents a document from starting with the FAM before the last question."""
     m, d, p = config.model, config.data, config.data.passkey
     asked = f"data.passkey.ask_every={p.ask_every}"
     off = "or set data.passkey.ask_every=0"
@@ -355,7 +362,7 @@ def _bad_asking(config: Config) -> Iterator[str]:
     if d.layout == "packed":
         yield f"{asked} needs memory that packed rows do not carry; set data.layout=lanes {off}"
     if "fam" not in mixer_pattern(m):
-        yield f"{asked} needs a FAM, which model.mixer={m.mixer} has not; add one {off}"
+        yield f"{asked} needs a FAM, and model.mixer={m.mixer} has none; add one {off}"
     if m.memory_segments or m.fam_previous > 1:
         yield (
             f"{asked} carries one FAM and nothing else; set model.memory_segments=0 and "
@@ -363,7 +370,7 @@ def _bad_asking(config: Config) -> Iterator[str]:
         )
 
 
-def _bad_train(config: Config) -> Iterator[str]:
+def _check_train(config: Config) -> Iterator[str]:
     m, d, t = config.model, config.data, config.train
     if d.length % m.block_len:
         yield (
@@ -387,8 +394,8 @@ def _bad_train(config: Config) -> Iterator[str]:
         )
 
 
-def _bad_warmup(config: Config) -> Iterator[str]:
-    """Yield what keeps the tokens that a step reads of a row from doubling up to data.length."""
+def _check_bptt_warmup(config: Config) -> Iterator[str]:
+    """Yield what prevents the row length of a step from doubling up to data.length."""
     m, d, t = config.model, config.data, config.train
     start, off = f"train.bptt_start={t.bptt_start}", "or train.bptt_start=0"
     if bool(t.bptt_start) != bool(t.bptt_double_every):
@@ -404,7 +411,7 @@ def _bad_warmup(config: Config) -> Iterator[str]:
             f"set data.layout=lanes {off}"
         )
     least = m.block_len * t.bptt_segments
-    fitting = [n for n in _halves(d.length) if n % least == 0]
+    fitting = [n for n in _doubling_lengths(d.length) if n % least == 0]
     if t.bptt_start not in fitting:
         yield (
             f"{start} does not double to data.length={d.length} in multiples of model.block_len="
@@ -413,31 +420,31 @@ def _bad_warmup(config: Config) -> Iterator[str]:
         )
 
 
-def _bad_profile(config: Config) -> Iterator[str]:
+def _check_profile(config: Config) -> Iterator[str]:
     p, steps = config.profile, config.train.steps
     if p.steps:
         named = f"profile.steps={p.steps}"
         match = re.fullmatch(r"(\d{1,10}):(\d{1,10})", p.steps, re.ASCII)
         if not match:
-            yield f"{named}: give two numbers of steps done, such as profile.steps=10:15"
+            yield f"{named}: give two step counts, such as profile.steps=10:15"
             return
         first, last = int(match[1]), int(match[2])
         if first >= last:
-            yield f"{named}: begins where it ends or later; take the smaller number first"
+            yield f"{named}: must begin before it ends; give the smaller number first"
         if last > steps:
             yield f"{named}: ends beyond train.steps={steps}; take at most {steps}"
     if p.memory > steps:
         yield f"profile.memory={p.memory}: is beyond train.steps={steps}; take at most {steps}"
 
 
-def _bad_mesh(config: Config) -> Iterator[str]:
+def _check_mesh(config: Config) -> Iterator[str]:
     for axis in AXES:
         key, size = f"mesh.{axis}", getattr(config.mesh, axis)
         if size < 1 and size != -1:
-            yield f"{key}={size}: must be at least 1, or -1 for what the other axes leave"
+            yield f"{key}={size}: must be at least 1, or -1 for the remaining devices"
 
 
-def _bad_unrolled(config: Config) -> Iterator[str]:
+def _check_unrolled(config: Config) -> Iterator[str]:
     m = config.model
     if m.stack != "residual":
         count, named = m.layers * max(m.feedback.sweeps, 1), f"model.layers={m.layers}"
@@ -449,34 +456,34 @@ def _bad_unrolled(config: Config) -> Iterator[str]:
     else:
         count, named = m.layers, f"model.layers={m.layers} with model.scan_layers=false"
         fewer = "set model.scan_layers=true"
-    if count > _MOST_UNROLLED:
+    if count > _MAX_UNROLLED_LAYERS:
         yield (
-            f"{named}: {count:,} layers would be compiled one by one, which takes hours; {fewer} "
-            f"(at most {_MOST_UNROLLED:,})"
+            f"{named}: {count:,} unrolled layers would take hours to compile; {fewer} "
+            f"(at most {_MAX_UNROLLED_LAYERS:,})"
         )
 
 
-_OF_MODEL = (
+_MODEL_CHECKS = (
     check_types,
     check_ranges,
-    _bad_stack,
-    _bad_model,
-    _bad_adaptive,
-    _bad_mixers,
-    _bad_unrolled,
+    _check_stack,
+    _check_model,
+    _check_adaptive,
+    _check_mixers,
+    _check_unrolled,
 )
 
 
 def cutoffs(model: ModelConfig) -> tuple[int, ...]:
-    """Return the first words of the vocabulary's clusters but the first; () has one cluster."""
+    """Return the first word of each cluster after the first; () means one cluster."""
     text = model.adaptive.cutoffs
     return tuple(int(part) for part in text.split(",")) if text else ()
 
 
 def mixer_pattern(model: ModelConfig) -> tuple[str, ...]:
-    """Return the names of `model.mixer`, the pattern that is repeated up the stack.
+    """Return the mixers of `model.mixer`, the pattern that the residual stack repeats.
 
-    Other stacks than the residual one have none.
+    Empty for all other stacks.
     """
     return tuple(model.mixer.split(",")) if model.stack == "residual" else ()
 
@@ -486,12 +493,12 @@ def _multiples(value: int, of: int) -> str:
     return f"{below} or {below + of}" if below else f"{of}"
 
 
-def _halves(value: int) -> list[int]:
-    """Return what doubles to `value`, the smallest first."""
+def _doubling_lengths(value: int) -> list[int]:
+    """Return the lengths that double to `value`, in ascending order."""
     return [value // 2**n for n in reversed(range(value.bit_length())) if value % 2**n == 0]
 
 
 def divisors(value: int) -> str:
-    """Return the numbers that divide one, as an error names them."""
+    """Return the divisors of a number, formatted for an error."""
     small = [n for n in range(1, math.isqrt(value) + 1) if value % n == 0]
     return ", ".join(str(n) for n in sorted({*small, *(value // n for n in small)}))

@@ -1,7 +1,7 @@
-"""One exception for every mistake a user can make.
+"""The exceptions of user errors and of requested stops.
 
-`UserError` carries one line: what is wrong and how to mend it. The command line prints that
-line and exits with status 2; anything else that escapes is a bug of ours and keeps its traceback.
+`UserError` carries one line: what is wrong and how to fix it. The command line prints that line
+and exits with status 2; any other exception is a bug in famjax and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """A mistake outside our code. The message is one line: the thing, what is wrong, the mend."""
+    """A mistake outside famjax. The message is one line: the thing, what is wrong, the fix."""
 
 
-class Stopped(Exception):
+class StopRequested(Exception):
     """The run was asked to stop and has saved. The message is one line.
 
     Attributes:
-      signal: number of the signal that asked; the command line exits with 128 more.
+      signal: number of the signal received; the command line exits with 128 + signal.
     """
 
     def __init__(self, number: int, step: int):
@@ -35,8 +35,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def nearest_path(path: str) -> str:
-    """Return "; did you mean 'FOLDER/NAME'?" for the name in its folder closest to a path that is
-    not there; or that there is no such folder; or "" if no name is close."""
+    """Return a suggestion for a path that does not exist.
+
+    "; did you mean 'FOLDER/NAME'?" for the closest name in its folder, a note if the folder does
+    not exist either, or "" if no name is close.
+    """
     folder, name = os.path.split(path.rstrip("/"))
     try:
         names = os.listdir(folder or ".")

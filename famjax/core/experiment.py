@@ -1,7 +1,7 @@
-"""Experiments: configs by name or path, overrides, JSON, differences, and the check of every size.
+"""Experiments: load configs by name or path, apply overrides, read and write JSON, compare.
 
-A key is the full path of a field, "data.passkey.digits"; a config is a flat table of keys for
-everything here but its construction. Every mistake is one `UserError` line.
+A key is the full path of a field, such as "data.passkey.digits". Every mistake is a one-line
+`UserError`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from famjax.core.paths import expanded
 from famjax.core.ranges import check_types
 from famjax.core.unused_keys import check_unused_keys
 
-# The package of experiments, installed beside famjax; found by its place, since "configs" on
-# the import path may be another project's.
+# The package of experiments, installed beside famjax. Located by path, since "configs" on the
+# import path may belong to another project.
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
@@ -39,28 +39,28 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
     Args:
       name_or_path: a name in `configs/`, the path of a Python file with a function `config()`, or
         the path of a run's `config.json`.
-      overrides: "section.key=value", "--section.key=value", or "--section.key", "value". With
-        "init=FOLDER" shape and tokenizer are that folder's, before the others are applied.
+      overrides: "section.key=value", "--section.key=value", or "--section.key", "value".
+        "init=FOLDER" takes shape and tokenizer from that folder before the others are applied.
 
     Raises:
       UserError: an unknown config or key, a value of the wrong type, or a size that cannot work.
     """
-    config = override(_begin_with(read_config(name_or_path), overrides), overrides)
+    config = override(_apply_init(read_config(name_or_path), overrides), overrides)
     if config.init:
-        # the run is opened from anywhere
+        # the run may be opened from any working directory
         config = replace(config, init=str(expanded(config.init).absolute()))
     validate(config)
-    check_unused_keys(config, (key for key, _ in _pairs(overrides)))
+    check_unused_keys(config, (key for key, _ in _parse_overrides(overrides)))
     return config
 
 
-def _begin_with(config: Config, overrides: Sequence[str]) -> Config:
-    """Return the config with the model and the tokenizer of the folder that `init` names, if any.
+def _apply_init(config: Config, overrides: Sequence[str]) -> Config:
+    """Return the config with the model and the tokenizer of the folder `init`, if given.
 
-    How the model is computed and adapted stays as it is in `config`; a run's own config.json has
-    both already.
+    Keys of how the model is computed (dropout, remat, dtype, LoRA, ...) stay those of `config`. A
+    run's own config.json already has both.
     """
-    given = [value for key, value in _pairs(overrides) if key == "init"]
+    given = [value for key, value in _parse_overrides(overrides) if key == "init"]
     init = given[-1] if given else config.init
     if not init or (not given and config.model.vocab_size):
         return config
@@ -69,8 +69,8 @@ def _begin_with(config: Config, overrides: Sequence[str]) -> Config:
         raise UserError(
             f"init={init}: has no config.json; give the folder of a run or of a converted model"
         )
-    there, own = _from_json_file(folder / "config.json"), config.model
-    _refuse_other_words(init, there, override(config, overrides))
+    there, own = _load_json(folder / "config.json"), config.model
+    _check_task_words(init, there, override(config, overrides))
     feedback = replace(
         there.model.feedback, sweeps=own.feedback.sweeps, tolerance=own.feedback.tolerance
     )
@@ -86,9 +86,9 @@ def _begin_with(config: Config, overrides: Sequence[str]) -> Config:
     names = ("tokenizer", "tokenizer.model", "words.txt")
     kept = next((str(folder / name) for name in names if (folder / name).exists()), None)
     if kept is None and there.data.tokenizer not in ("bytes", "task"):
-        # the path in its config.json is of another machine, and is not opened
+        # the path in its config.json may be from another machine and is not opened
         raise UserError(
-            f"init={init}: has lost its copy of the tokenizer {there.data.tokenizer}; bring back "
+            f"init={init}: its copy of the tokenizer {there.data.tokenizer} is missing; restore "
             f"{', '.join(names[:-1])} or {names[-1]}, whichever it had"
         )
     tokenizer = there.data.tokenizer if kept is None else kept
@@ -96,16 +96,16 @@ def _begin_with(config: Config, overrides: Sequence[str]) -> Config:
     return replace(config, init=init, model=model, data=data)
 
 
-def _refuse_other_words(init: str, there: Config, here: Config) -> None:
-    """Raise a `UserError` where a toy task's words would be all that another task is read by."""
+def _check_task_words(init: str, there: Config, here: Config) -> None:
+    """Raise a `UserError` if `init` has the vocabulary of another toy task."""
     if there.data.tokenizer == "task" and there.data.task != here.data.task:
         raise UserError(
-            f"init={init}: knows the words of data.task={there.data.task} alone, of which "
-            f"data.task={here.data.task} is not made; begin with a model of the same task"
+            f"init={init}: its vocabulary is that of data.task={there.data.task}, not of "
+            f"data.task={here.data.task}; start from a model of the same task"
         )
 
 
-def available() -> dict[str, Path]:
+def available_configs() -> dict[str, Path]:
     """Return the experiments of `configs/`, sorted by name."""
     return {p.stem: p for p in sorted(CONFIGS.glob("*.py")) if not p.stem.startswith("_")}
 
@@ -126,23 +126,23 @@ def read_config(name_or_path: str) -> Config:
       UserError: there is no such config, or it is damaged.
     """
     path = Path(name_or_path)
-    if name_or_path in available():
-        return _from_python(available()[name_or_path])
+    if name_or_path in available_configs():
+        return _load_python(available_configs()[name_or_path])
     if path.is_dir():
         raise UserError(f"{path} is a folder; give {path / 'config.json'} or a name in configs/")
     if path.suffix not in (".py", ".json") and not path.is_file():
-        known = available()
+        known = available_configs()
         raise UserError(
             f"unknown config {name_or_path!r}{nearest(name_or_path, known)} "
             f"(known: {', '.join(known)}; or the path of a .py or config.json file)"
         )
     try:
-        return _from_json_file(path) if path.suffix == ".json" else _from_python(path)
+        return _load_json(path) if path.suffix == ".json" else _load_python(path)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; give a file that exists") from error
 
 
-def _from_json_file(path: Path) -> Config:
+def _load_json(path: Path) -> Config:
     regular_file_size(path)
     try:
         return from_json(path.read_text(encoding="utf-8"))
@@ -152,13 +152,13 @@ def _from_json_file(path: Path) -> Config:
         raise UserError(f"{path}: {error}") from error
 
 
-def _from_python(path: Path) -> Config:
+def _load_python(path: Path) -> Config:
     regular_file_size(path)
     source = path.read_bytes()
     module = ModuleType(path.stem)
     module.__file__ = str(path)
     try:
-        # Not imported: an import would cache bytecode, stale when a file changes within a second.
+        # Not imported: cached bytecode would be stale if the file changes within a second.
         exec(compile(source, str(path), "exec"), module.__dict__)
         make = module.__dict__.get("config")
         config = make() if callable(make) else None
@@ -166,7 +166,7 @@ def _from_python(path: Path) -> Config:
         raise
     except Exception as error:
         said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"{path}{_line(error, path)}: {said}") from error
+        raise UserError(f"{path}{_line_number(error, path)}: {said}") from error
     if not isinstance(config, Config):
         raise UserError(f"{path}: must define a function config() that returns a famjax Config")
     problem = next(check_types(config), None)
@@ -175,7 +175,7 @@ def _from_python(path: Path) -> Config:
     return config
 
 
-def _line(error: Exception, path: Path) -> str:
+def _line_number(error: Exception, path: Path) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
     return f":{frames[-1].lineno}" if frames else ""
 
@@ -185,12 +185,12 @@ def _line(error: Exception, path: Path) -> str:
 
 def override(config: Config, overrides: Sequence[str]) -> Config:
     """Return `config` with "section.key=value" overrides applied; checks no sizes."""
-    for key, value in _pairs(overrides):
+    for key, value in _parse_overrides(overrides):
         config = _set(config, key, value)
     return config
 
 
-def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _parse_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
     kinds, rest = keys(), list(overrides)
     while rest:
         token = rest.pop(0)
@@ -201,7 +201,7 @@ def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
             raise UserError(f"{token!r} is not an override{how}")
         key = name.removeprefix("--").replace("-", "_")
         if key == "mesh":
-            value = value if equals else _following(key, str, rest)
+            value = value if equals else _take_value(key, str, rest)
             if value != "auto":
                 raise UserError(
                     f"mesh={value}: must be auto, or give the sizes, such as mesh.data=8"
@@ -213,14 +213,14 @@ def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
             given = value or (rest[0] if flag and rest and not rest[0].startswith("-") else "")
             if (flag or not is_section) and (how := find_hint(key, given)):
                 raise UserError(f"unknown {f'option {name}' if flag else f'key {key!r}'}{how}")
-            raise UserError(_unknown(key, kinds))
+            raise UserError(_unknown_key(key, kinds))
         if not equals:
-            value = _following(key, kinds[key], rest)
+            value = _take_value(key, kinds[key], rest)
         yield key, value
 
 
-def _following(key: str, kind: Any, rest: list[str]) -> str:
-    """Take the value that stands after "--section.key"; a bare flag means true."""
+def _take_value(key: str, kind: Any, rest: list[str]) -> str:
+    """Take the value that follows "--section.key"; a bare flag means true."""
     given = bool(rest) and not rest[0].startswith("--")
     if kind is bool and not (given and rest[0].lower() in ("true", "false")):
         return "true"
@@ -235,7 +235,7 @@ def _set(config: Config, key: str, value: str) -> Config:
     kind = keys()[key]
     text = value.capitalize() if kind is bool else value  # tyro reads True and False
     try:
-        # tyro draws a box around some errors even when told to be silent.
+        # tyro prints a box around some errors even with console_outputs=False.
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
             return tyro.cli(
                 Config,
@@ -248,7 +248,7 @@ def _set(config: Config, key: str, value: str) -> Config:
         raise UserError(type_error_message(key, value, kind)) from None
 
 
-def _unknown(key: str, known: dict[str, Any]) -> str:
+def _unknown_key(key: str, known: dict[str, Any]) -> str:
     inside = [k for k in known if k.startswith(f"{key}.")]
     if inside:
         return f"{key!r} is a section, not a key; name one of its keys, such as {inside[0]!r}"
@@ -268,8 +268,8 @@ def to_json(config: Config) -> str:
 def from_json(text: str, report: Callable[[str], None] | None = None) -> Config:
     """Return the config that `to_json` wrote.
 
-    A key that is not there is younger than the text: it takes its default, which `report` (default:
-    standard error) is told, so that runs of an older famjax can still be read.
+    A missing key was added after the config was saved. It takes its default, and `report` (default:
+    print to standard error) gets a note, so that runs of older versions still load.
 
     Raises:
       UserError: not JSON, an unknown key, or a value of the wrong type.
@@ -280,19 +280,19 @@ def from_json(text: str, report: Callable[[str], None] | None = None) -> Config:
         raise UserError(f"not a config: {error}; give a config.json as famjax wrote it") from error
     if isinstance(tree, dict) and "architectures" in tree:
         raise UserError(
-            "is a Hugging Face model's config.json; famjax convert HF_FOLDER DEST makes a run of it"
+            "is a Hugging Face model's config.json; convert it with famjax convert HF_FOLDER DEST"
         )
     missing: list[str] = []
     config = _build(Config, tree, "", missing)
     if missing:
         now = values(config)
         taken = ", ".join(f"{key}={now[key]}" if key in now else f"{key}.*" for key in missing)
-        note = f"a saved config has no {taken}: the defaults are taken"
-        (report or _to_stderr)(note)
+        note = f"a saved config has no {taken}: using the defaults"
+        (report or _print_note)(note)
     return config
 
 
-def _to_stderr(line: str) -> None:
+def _print_note(line: str) -> None:
     print(f"famjax: {line}", file=sys.stderr)
 
 
@@ -302,7 +302,7 @@ def _build(cls: type, tree: Any, prefix: str, missing: list[str]) -> Any:
         raise UserError(f"{prefix[:-1] or 'config'}={shorten(tree)}: must be a table of keys")
     for name in tree:
         if name not in hints:
-            raise UserError(_unknown(prefix + name, keys()))
+            raise UserError(_unknown_key(prefix + name, keys()))
     parts: dict[str, Any] = {}
     for name, kind in hints.items():
         key = prefix + name

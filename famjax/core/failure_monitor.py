@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 from famjax.core import processes
-from famjax.core.errors import Stopped, UserError
+from famjax.core.errors import StopRequested, UserError
 from famjax.core.gloo_messages import filter_gloo_lines, uses_gloo
 from famjax.core.processes import ProcessInfo
 
@@ -172,7 +172,7 @@ def _run_monitored(process: ProcessInfo) -> Iterator[None]:
     monitor.listen()
     try:
         yield
-    except Stopped as stop:
+    except StopRequested as stop:
         if process.index:  # process 0 reports it
             raise SystemExit(128 + stop.signal) from None
         raise

@@ -1,17 +1,17 @@
-"""What users of other trainers type out of habit, and what it is called here.
+"""Hints for option names of other trainers: the name of the same thing in famjax.
 
-Names are compared without dashes in front, in lower case, with _ for -; of a dotted name that is
-not here the last part counts, so that `trainer.max_epochs=3` is `max_epochs`.
+Names are compared in lower case, without leading dashes, with _ for -. Of an unknown dotted name
+the last part is looked up: `trainer.max_epochs=3` is `max_epochs`.
 """
 
 from __future__ import annotations
 
 from famjax.core.keys import keys
 
-# famjax's way of each: a key of the config, an option of the verb ("--batch"), or a sentence
-Way = str
+# a config key, an option of the verb ("--batch"), or a sentence
+Hint = str
 
-_RESUME = "the same command again resumes the run in its folder; there is no option for it"
+_RESUME = "run the same command again to resume the run in its folder; there is no option for it"
 _CONFIG = "the config comes first, without an option: famjax train text_fam ..."
 _EPOCHS = (
     "a run is counted in steps, of data.batch x data.length tokens each: write train.steps=N, "
@@ -21,22 +21,22 @@ _TRY = (
     "write train.steps=1 name=try to try one step; famjax plan says what a job needs before it runs"
 )
 _DEVICES = (
-    "all devices that JAX finds are used, and mesh=auto divides the work; choose with "
+    "all devices that JAX finds are used, and mesh=auto divides the work; select devices with "
     "CUDA_VISIBLE_DEVICES or JAX_PLATFORMS=cpu in the environment"
 )
 _PRECISION = "write model.dtype=bfloat16 (or float32, the default); there is no float16"
-_EVAL = "nothing is evaluated during training: call famjax eval RUN, which may be done meanwhile"
+_EVAL = "training does not evaluate: call famjax eval RUN, also while training runs"
 _LOGGING = (
     "metrics are in RUN/metrics.jsonl and RUN/tensorboard every train.log_every steps; nothing is "
     "sent anywhere"
 )
-_MODEL = "a shape is a config's (famjax train --help), weights to begin with are init=FOLDER"
-_HOLDOUT = "write data.holdout=N: one document in N is kept for famjax eval, and of 0 none"
-_ROWS = "data.batch is the rows of all devices together; train.accumulate=N cuts it into N parts"
-_LAUNCH = "start one process a host, with --coordinator HOST:PORT --process-id I --process-count N"
+_MODEL = "the config sets the shape (famjax train --help), init=FOLDER the initial weights"
+_HOLDOUT = "write data.holdout=N: one document in N is kept for famjax eval; 0 keeps none"
+_ROWS = "data.batch is the global batch size; train.accumulate=N splits it into N microbatches"
+_LAUNCH = "start one process per host: --coordinator HOST:PORT --process-id I --process-count N"
 _RUN = "the run's folder comes first, without an option: famjax {verb} RUN"
 
-TRAIN: dict[str, Way] = {
+TRAIN: dict[str, Hint] = {
     # what is trained
     "c": _CONFIG,
     "config": _CONFIG,
@@ -164,15 +164,15 @@ TRAIN: dict[str, Way] = {
     "val_size": _HOLDOUT,
     "validation_split": _HOLDOUT,
     "test_size": _HOLDOUT,
-    "shuffle": "documents are shuffled anew in each epoch, by seed",
-    "workers": "a thread makes batches ahead; there are no workers to choose",
-    "num_workers": "a thread makes batches ahead; there are no workers to choose",
+    "shuffle": "documents are reshuffled in each epoch, by seed",
+    "workers": "a thread prefetches batches; there are no workers to configure",
+    "num_workers": "a thread prefetches batches; there are no workers to configure",
     # optimisation
     "lr": "optimizer.learning_rate",
     "learning_rate": "optimizer.learning_rate",
     "base_lr": "optimizer.learning_rate",
     "max_lr": "optimizer.learning_rate",
-    "min_lr": "the last rate is optimizer.final_fraction x optimizer.learning_rate",
+    "min_lr": "the final rate is optimizer.final_fraction x optimizer.learning_rate",
     "optim": "optimizer.name",
     "optimizer": "optimizer.name",
     "scheduler": "optimizer.schedule",
@@ -228,7 +228,7 @@ TRAIN: dict[str, Way] = {
     "mixed_precision": _PRECISION,
     "dtype": "model.dtype",
     "compile": "every step is compiled; there is no option for it",
-    # what is told and kept
+    # logging and checkpoints
     "log_interval": "train.log_every",
     "logging_steps": "train.log_every",
     "log_steps": "train.log_every",
@@ -254,15 +254,15 @@ TRAIN: dict[str, Way] = {
     "profile": "write profile.steps=10:15 for a trace of these steps",
     "patience": "a run ends at train.steps; stop it earlier with Ctrl-C, which saves",
     "early_stopping": "a run ends at train.steps; stop it earlier with Ctrl-C, which saves",
-    "q": "write 2>/dev/null to see nothing of a run",
-    "quiet": "write 2>/dev/null to see nothing of a run",
-    "v": "what is known of a step is in RUN/metrics.jsonl, what is compiled in famjax plan",
-    "verbose": "what is known of a step is in RUN/metrics.jsonl, what is compiled in famjax plan",
-    "debug": "what is known of a step is in RUN/metrics.jsonl, what is compiled in famjax plan",
+    "q": "write 2>/dev/null to silence a run",
+    "quiet": "write 2>/dev/null to silence a run",
+    "v": "metrics of each step are in RUN/metrics.jsonl; famjax plan shows what is compiled",
+    "verbose": "metrics of each step are in RUN/metrics.jsonl; famjax plan shows what is compiled",
+    "debug": "metrics of each step are in RUN/metrics.jsonl; famjax plan shows what is compiled",
 }
 
 # of the verbs that read a run
-_READING: dict[str, Way] = {
+_RUN_VERBS: dict[str, Hint] = {
     **dict.fromkeys(("run", "r", "run_dir", "model", "m", "model_path", "model_dir"), _RUN),
     **dict.fromkeys(("model_name_or_path", "checkpoint", "ckpt", "checkpoint_path"), _RUN),
     **dict.fromkeys(("device", "gpu", "gpus", "cuda", "cpu"), _DEVICES),
@@ -271,10 +271,10 @@ _READING: dict[str, Way] = {
     "step": "the newest good checkpoint is read; earlier ones through famjax.open_run(RUN, step)",
 }
 
-OF: dict[str, dict[str, Way]] = {
+HINTS: dict[str, dict[str, Hint]] = {
     "train": TRAIN,
     "eval": {
-        **_READING,
+        **_RUN_VERBS,
         **dict.fromkeys(("data", "data_path", "dataset", "files", "file"), "--tasks text:FILES"),
         "task": "--tasks",
         "bs": "--batch",
@@ -284,10 +284,10 @@ OF: dict[str, dict[str, Way]] = {
         "stride": "--score",
         "output": "write --json > FILE",
         "output_path": "write --json > FILE",
-        "num_fewshot": "prompts have no examples; famjax generate writes from any prompt",
+        "num_fewshot": "prompts have no examples; famjax generate continues any prompt",
     },
     "generate": {
-        **_READING,
+        **_RUN_VERBS,
         "p": "--prompt",
         "text": "--prompt",
         "input": "--prompt",
@@ -301,16 +301,16 @@ OF: dict[str, dict[str, Way]] = {
         **dict.fromkeys(("do_sample", "sample", "greedy"), "--temperature"),
         **dict.fromkeys(("file", "document", "context", "prompt_file"), "--read"),
         **dict.fromkeys(("stop_sequence", "stop_sequences", "eos"), "--stop"),
-        "num_samples": "one text is written a call; call again with another --seed",
-        "num_return_sequences": "one text is written a call; call again with another --seed",
-        "num_beams": "there is no beam search; --temperature 0 takes the likeliest token",
-        "stream": "text is always written as it comes",
+        "num_samples": "each call writes one text; call again with another --seed",
+        "num_return_sequences": "each call writes one text; call again with another --seed",
+        "num_beams": "there is no beam search; --temperature 0 decodes greedily",
+        "stream": "text is always streamed",
         "out": "write > FILE",
         "output": "write > FILE",
     },
-    "analyze": _READING,
+    "analyze": _RUN_VERBS,
     "export": {
-        **_READING,
+        **_RUN_VERBS,
         **dict.fromkeys(
             ("o", "out", "output", "output_dir"), "the folder comes after the run: RUN FOLDER"
         ),
@@ -346,22 +346,22 @@ OF: dict[str, dict[str, Way]] = {
 
 
 def find_hint(name: str, value: str = "", verb: str = "train") -> str:
-    """Return "; ..." with famjax's way of what a name means elsewhere, or "" if none is known.
+    """Return "; ..." with the famjax equivalent of another trainer's option, or "" if unknown.
 
     Args:
-      name: as it was typed, such as "--batch-size".
-      value: what was given for it, which then stands in the answer.
-      verb: of famjax; "" for what stands where a verb should.
+      name: as typed, such as "--batch-size".
+      value: its value, repeated in the hint.
+      verb: the famjax verb; "" if `name` is in place of the verb.
     """
-    known = OF.get(verb, {})
+    known = HINTS.get(verb, {})
     plain = name.lstrip("-+").lower().replace("-", "_")
-    way = known.get(plain) or known.get(plain.rpartition(".")[2])
-    if way is None:
+    hint = known.get(plain) or known.get(plain.rpartition(".")[2])
+    if hint is None:
         return ""
-    if verb == "train" and way in keys():
-        return f"; write {way}={value or '...'}"
-    if way.startswith("--"):
-        return f"; write {way}" if " " in way else f"; write {way} {value or '...'}"
+    if verb == "train" and hint in keys():
+        return f"; write {hint}={value or '...'}"
+    if hint.startswith("--"):
+        return f"; write {hint}" if " " in hint else f"; write {hint} {value or '...'}"
     if not verb:
-        return f"; did you mean famjax {way}?"
-    return f"; {way.format(verb=verb)}"
+        return f"; did you mean famjax {hint}?"
+    return f"; {hint.format(verb=verb)}"

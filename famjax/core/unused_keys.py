@@ -1,6 +1,7 @@
-"""Keys that do nothing: given by a user, they would be passed over without a word.
+"""Config keys without effect: an override that would be silently ignored is an error.
 
-Every key of the schema is in one of two lists: `ALWAYS` used, or used if a `Rule` says so.
+Every key of the schema is in one of two lists: `ALWAYS`, or the keys of `RULES`, which say when
+a key has no effect.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from famjax.core.keys import values
 
 
 class Rule(NamedTuple):
-    """When keys do nothing.
+    """When keys have no effect.
 
     Attributes:
-      keys: patterns of them, of `fnmatch`.
-      idle: config -> what they do nothing with; "" where they are used.
-      fix: what would make them do something.
-      switch: 0, false, none and "" are accepted all the same: they turn off what a config file
-        may have turned on.
+      keys: `fnmatch` patterns of keys.
+      unused: config -> the setting under which they have no effect; "" if they are used.
+      fix: a setting under which they have an effect.
+      switch: 0, false, none and "" are always accepted: they turn off what a config file may have
+        turned on.
     """
 
     keys: tuple[str, ...]
@@ -33,18 +34,16 @@ class Rule(NamedTuple):
 
 
 def check_unused_keys(config: Config, given: Iterable[str]) -> None:
-    """Raise a `UserError` for the first of the keys given that does nothing in this config."""
+    """Raise a `UserError` for the first of the given keys that has no effect in this config."""
     now = values(config)
     for key in given:
-        for rule in rules_of(key):
+        for rule in find_rules(key):
             off = now[key] in (0, "", "none")
             if not (rule.switch and off) and (value := rule.unused(config)):
-                raise UserError(
-                    f"{key}: does nothing with {value}; take it away, or set {rule.fix}"
-                )
+                raise UserError(f"{key}: has no effect with {value}; remove it, or set {rule.fix}")
 
 
-def rules_of(key: str) -> list[Rule]:
+def find_rules(key: str) -> list[Rule]:
     """Return the rules of a key, in their order."""
     return [rule for rule in RULES if any(fnmatchcase(key, pattern) for pattern in rule.keys)]
 
@@ -52,24 +51,24 @@ def rules_of(key: str) -> list[Rule]:
 # Conditions
 
 
-def _unless(used: Callable[[Config], bool], *keys: str) -> Callable[[Config], str]:
-    """Return a rule's `unused`: what the keys of the config are, unless they let it be used."""
+def _unused_unless(used: Callable[[Config], bool], *keys: str) -> Callable[[Config], str]:
+    """Return a rule's `unused`: the values of `keys` if `used(config)` is false."""
 
     def unused(config: Config) -> str:
         if used(config):
             return ""
         now = values(config)
-        return " and ".join(f"{key}={_shown(now[key])}" for key in keys)
+        return " and ".join(f"{key}={_format_value(now[key])}" for key in keys)
 
     return unused
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value) or "''"
 
 
-def _mixers(*names: str) -> Callable[[Config], str]:
-    """Return a rule's `unused` for what layers with one of these mixers alone read."""
+def _requires_mixer(*names: str) -> Callable[[Config], str]:
+    """Return a rule's `unused` for keys that only layers with one of these mixers use."""
 
     def unused(config: Config) -> str:
         model = config.model
@@ -80,22 +79,22 @@ def _mixers(*names: str) -> Callable[[Config], str]:
     return unused
 
 
-def _stacks(*names: str) -> Callable[[Config], str]:
-    return _unless(lambda c: c.model.stack in names, "model.stack")
+def _requires_stack(*names: str) -> Callable[[Config], str]:
+    return _unused_unless(lambda c: c.model.stack in names, "model.stack")
 
 
-def _tasks(*names: str) -> Callable[[Config], str]:
-    return _unless(lambda c: c.data.task in names, "data.task")
+def _requires_task(*names: str) -> Callable[[Config], str]:
+    return _unused_unless(lambda c: c.data.task in names, "data.task")
 
 
-def _only_linear(config: Config) -> str:
+def _linear_only(config: Config) -> str:
     if set(mixer_pattern(config.model)) != {"linear"}:
         return ""
     return f"model.mixer={config.model.mixer}, which has no attention weights"
 
 
-def _without_rotation(config: Config) -> str:
-    """Return what leaves queries and keys where they are; "" where they are rotated."""
+def _no_rotation(config: Config) -> str:
+    """Return the setting that disables rotary positions; "" if queries and keys are rotated."""
     model = config.model
     if model.stack == "lstm":
         return "model.stack=lstm"
@@ -107,21 +106,20 @@ def _without_rotation(config: Config) -> str:
     return ""
 
 
-def _not_rotated(config: Config) -> str:
-    """Return the same, or that the share of the elements that are rotated is none."""
+def _no_rotated_elements(config: Config) -> str:
+    """Return the same, also if the rotated share of the elements is 0."""
     nothing = config.model.arch.rotary_fraction == 0
-    return _without_rotation(config) or ("model.arch.rotary_fraction=0" if nothing else "")
+    return _no_rotation(config) or ("model.arch.rotary_fraction=0" if nothing else "")
 
 
-def _elu(config: Config) -> str:
+def _elu_map(config: Config) -> str:
     elu = config.model.linear.map == "elu"
     return "model.linear.map=elu, which has as many as a head has elements" if elu else ""
 
 
 # The lists
 
-# Used by every model and every run. What is here and is refused by `famjax.core.checks` where it
-# cannot be is not named again.
+# Used by every model and every run. `famjax.core.checks` rejects some of them in combinations.
 ALWAYS = (
     "name",
     "seed",
@@ -166,21 +164,25 @@ ALWAYS = (
     "mesh.*",
 )
 
-_ATTENDS = _unless(lambda c: c.model.stack != "lstm", "model.stack")
+_REQUIRES_ATTENTION = _unused_unless(lambda c: c.model.stack != "lstm", "model.stack")
 
 RULES = (
     # stacks and mixers
-    Rule(("model.mixer", "model.scan_layers"), _stacks("residual"), "model.stack=residual"),
-    Rule(("model.memory_segments",), _mixers("bswa", "bswa_sg", "fam"), "model.mixer=bswa or fam"),
-    Rule(("model.fam_len", "model.fam_previous"), _mixers("fam"), "model.mixer=fam"),
-    Rule(("model.window",), _mixers("swa"), "model.mixer=swa"),
+    Rule(("model.mixer", "model.scan_layers"), _requires_stack("residual"), "model.stack=residual"),
+    Rule(
+        ("model.memory_segments",),
+        _requires_mixer("bswa", "bswa_sg", "fam"),
+        "model.mixer=bswa or fam",
+    ),
+    Rule(("model.fam_len", "model.fam_previous"), _requires_mixer("fam"), "model.mixer=fam"),
+    Rule(("model.window",), _requires_mixer("swa"), "model.mixer=swa"),
     Rule(
         ("model.capacity",),
-        lambda c: "" if c.model.arch.learned_positions else _mixers("full")(c),
+        lambda c: "" if c.model.arch.learned_positions else _requires_mixer("full")(c),
         "model.mixer=full",
     ),
-    Rule(("model.linear.*",), _mixers("linear"), "model.mixer=linear"),
-    Rule(("model.linear.features",), _elu, "another map"),
+    Rule(("model.linear.*",), _requires_mixer("linear"), "model.mixer=linear"),
+    Rule(("model.linear.features",), _elu_map, "another map"),
     Rule(
         (
             "model.heads",
@@ -198,63 +200,63 @@ RULES = (
             "model.arch.parallel",
             "model.dropout.*",
         ),
-        _ATTENDS,
+        _REQUIRES_ATTENTION,
         "model.stack=residual",
         switch=True,
     ),
     Rule(
         ("model.dropout.attention", "model.arch.attention_cap"),
-        _only_linear,
+        _linear_only,
         "another mixer",
         switch=True,
     ),
     # arch
     Rule(
         ("model.arch.norm_plus_one",),
-        _unless(lambda c: c.model.norm == "rmsnorm", "model.norm"),
+        _unused_unless(lambda c: c.model.norm == "rmsnorm", "model.norm"),
         "model.norm=rmsnorm",
         switch=True,
     ),
     Rule(
         ("model.arch.learned_positions",),
-        _stacks("residual"),
+        _requires_stack("residual"),
         "model.stack=residual",
         switch=True,
     ),
     Rule(
         ("model.arch.rotary_fraction", "model.arch.rope_*", "model.rope_base", "train.rpo"),
-        _without_rotation,
+        _no_rotation,
         "rotary positions",
         switch=True,
     ),
     Rule(
         ("model.arch.rope_*", "model.rope_base", "train.rpo"),
-        _not_rotated,
+        _no_rotated_elements,
         "model.arch.rotary_fraction=1",
         switch=True,
     ),
     Rule(
         ("model.arch.rope_scaling",),
-        _unless(lambda c: c.model.arch.rope_factor != 1, "model.arch.rope_factor"),
+        _unused_unless(lambda c: c.model.arch.rope_factor != 1, "model.arch.rope_factor"),
         "model.arch.rope_factor=8",
         switch=True,
     ),
     Rule(
         ("model.arch.rope_factor",),
-        _unless(lambda c: c.model.arch.rope_scaling != "none", "model.arch.rope_scaling"),
+        _unused_unless(lambda c: c.model.arch.rope_scaling != "none", "model.arch.rope_scaling"),
         "model.arch.rope_scaling=linear or llama3",
     ),
     Rule(
         ("model.arch.rope_low", "model.arch.rope_high", "model.arch.rope_length"),
-        _unless(lambda c: c.model.arch.rope_scaling == "llama3", "model.arch.rope_scaling"),
+        _unused_unless(lambda c: c.model.arch.rope_scaling == "llama3", "model.arch.rope_scaling"),
         "model.arch.rope_scaling=llama3",
     ),
-    Rule(("model.arch.local_rope_base",), _mixers("swa"), "model.mixer=swa", switch=True),
+    Rule(("model.arch.local_rope_base",), _requires_mixer("swa"), "model.mixer=swa", switch=True),
     # feedback
-    Rule(("model.feedback.*",), _stacks("feedback", "transformer"), "model.stack=feedback"),
+    Rule(("model.feedback.*",), _requires_stack("feedback", "transformer"), "model.stack=feedback"),
     Rule(
         ("model.feedback.layer",),
-        _unless(
+        _unused_unless(
             lambda c: c.model.feedback.composition == "layer" and c.model.stack == "feedback",
             "model.feedback.composition",
         ),
@@ -262,25 +264,25 @@ RULES = (
     ),
     Rule(
         ("model.feedback.span_ramp", "model.feedback.span_start", "model.feedback.span_loss"),
-        _unless(lambda c: c.model.feedback.adaptive_span, "model.feedback.adaptive_span"),
+        _unused_unless(lambda c: c.model.feedback.adaptive_span, "model.feedback.adaptive_span"),
         "model.feedback.adaptive_span=true",
         switch=True,
     ),
     Rule(
         ("model.feedback.tolerance",),
-        _unless(lambda c: c.model.feedback.sweeps > 0, "model.feedback.sweeps"),
+        _unused_unless(lambda c: c.model.feedback.sweeps > 0, "model.feedback.sweeps"),
         "model.feedback.sweeps=2",
     ),
     # adapters and adaptive softmax
     Rule(
         ("model.lora.alpha", "model.lora.rs", "model.lora.dropout", "model.lora.on"),
-        _unless(lambda c: c.model.lora.rank > 0, "model.lora.rank"),
+        _unused_unless(lambda c: c.model.lora.rank > 0, "model.lora.rank"),
         "model.lora.rank=16",
         switch=True,
     ),
     Rule(
         ("model.lora.base",),
-        _unless(
+        _unused_unless(
             lambda c: c.model.lora.rank > 0 or c.train.only != "all",
             "model.lora.rank",
             "train.only",
@@ -289,14 +291,19 @@ RULES = (
     ),
     Rule(
         ("model.adaptive.factor",),
-        _unless(lambda c: c.model.adaptive.cutoffs != "", "model.adaptive.cutoffs"),
+        _unused_unless(lambda c: c.model.adaptive.cutoffs != "", "model.adaptive.cutoffs"),
         "model.adaptive.cutoffs=20000,60000",
     ),
     # data
-    Rule(("data.files", "data.seqio", "data.tfds"), _tasks("text"), "data.task=text", switch=True),
+    Rule(
+        ("data.files", "data.seqio", "data.tfds"),
+        _requires_task("text"),
+        "data.task=text",
+        switch=True,
+    ),
     Rule(
         ("data.feature",),
-        _unless(
+        _unused_unless(
             lambda c: c.data.task == "text" and bool(c.data.seqio or c.data.tfds),
             "data.task",
             "data.seqio",
@@ -304,7 +311,7 @@ RULES = (
         ),
         "data.seqio or data.tfds",
     ),
-    Rule(("data.holdout",), _tasks("text"), "data.task=text", switch=True),
+    Rule(("data.holdout",), _requires_task("text"), "data.task=text", switch=True),
     Rule(
         ("data.holdout",),
         lambda c: next(
@@ -315,44 +322,44 @@ RULES = (
     ),
     Rule(
         ("data.keep_whole",),
-        _unless(lambda c: c.data.layout == "lanes", "data.layout"),
+        _unused_unless(lambda c: c.data.layout == "lanes", "data.layout"),
         "data.layout=lanes",
         switch=True,
     ),
     Rule(
         ("data.repeat_weight",),
-        _unless(lambda c: c.data.repeat_len > 0, "data.repeat_len"),
+        _unused_unless(lambda c: c.data.repeat_len > 0, "data.repeat_len"),
         "data.repeat_len=256",
     ),
-    Rule(("data.passkey.*",), _tasks("passkey"), "data.task=passkey"),
-    Rule(("data.toy.*",), _tasks(*TOYS), f"data.task={TOYS[0]}"),
-    Rule(("data.toy.size",), _tasks("random_walk"), "data.task=random_walk"),
-    Rule(("data.toy.variables",), _tasks("algorithmic"), "data.task=algorithmic"),
+    Rule(("data.passkey.*",), _requires_task("passkey"), "data.task=passkey"),
+    Rule(("data.toy.*",), _requires_task(*TOYS), f"data.task={TOYS[0]}"),
+    Rule(("data.toy.size",), _requires_task("random_walk"), "data.task=random_walk"),
+    Rule(("data.toy.variables",), _requires_task("algorithmic"), "data.task=algorithmic"),
     Rule(
         ("data.toy.threshold",),
-        _unless(lambda c: c.data.toy.start_steps > 0, "data.toy.start_steps"),
+        _unused_unless(lambda c: c.data.toy.start_steps > 0, "data.toy.start_steps"),
         "data.toy.start_steps=10",
     ),
     # optimizer and training
     Rule(
         ("optimizer.beta2",),
-        _unless(lambda c: c.optimizer.name != "nag", "optimizer.name"),
+        _unused_unless(lambda c: c.optimizer.name != "nag", "optimizer.name"),
         "optimizer.name=adamw",
     ),
     Rule(
         ("optimizer.decay_fraction",),
-        _unless(lambda c: c.optimizer.schedule == "wsd", "optimizer.schedule"),
+        _unused_unless(lambda c: c.optimizer.schedule == "wsd", "optimizer.schedule"),
         "optimizer.schedule=wsd",
     ),
     Rule(
         ("optimizer.final_fraction",),
-        _unless(lambda c: c.optimizer.schedule == "cosine", "optimizer.schedule"),
+        _unused_unless(lambda c: c.optimizer.schedule == "cosine", "optimizer.schedule"),
         "optimizer.schedule=cosine",
     ),
-    Rule(("train.rsp",), _mixers("fam"), "model.mixer=fam", switch=True),
+    Rule(("train.rsp",), _requires_mixer("fam"), "model.mixer=fam", switch=True),
     Rule(
         ("train.rsp_ramp",),
-        _unless(lambda c: c.train.rsp > 0, "train.rsp"),
+        _unused_unless(lambda c: c.train.rsp > 0, "train.rsp"),
         "train.rsp=0.8",
         switch=True,
     ),

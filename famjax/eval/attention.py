@@ -1,12 +1,12 @@
-"""How attention is spread: its entropy, and its distance from a teacher's (T2R 4, A.2).
+"""Entropy of attention weights, and their distance from a teacher's (T2R 4, A.2).
 
-Of a query's weights a_j over the tokens it reads, and a teacher's b_j:
+With a query's weights a_j over its context, and a teacher's b_j:
 
     entropy = -sum_j a_j log a_j (nats)          distance = sqrt(sum_j (a_j - b_j)^2)
 
-The paper predicts one word from the 512 before it, and averages what the last query's weights give
-over samples, layers and heads (Figures 5 and 6): here "last". "mean" is over all queries, early
-ones as they are: the i-th has an entropy of at most log i, the first one of 0 and a distance of 0.
+The paper predicts one word from the 512 before it, and averages over the last query's weights of
+all samples, layers and heads (Figures 5 and 6): here "last". "mean" is over all queries, including
+early ones: the i-th has an entropy of at most log i, the first one an entropy and distance of 0.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ def analyze(
 ) -> dict[str, Any]:
     """Return the entropy of a run's attention, and its distance from a teacher's.
 
-    Both models read the same texts, each layer what its own model's lower layers made of them.
+    Both models run on the same texts, each layer on the output of its own model's lower layers.
 
     Args:
-      run: of a residual stack.
-      teacher: of as many layers and heads, and the same tokenizer.
-      files: as `data.files`; None is what training held out.
-      length: tokens of an example, contiguous ones of a document, read with an empty memory.
-      examples: the first of them are taken, document after document; there may be fewer.
+      run: with a residual stack.
+      teacher: with the same numbers of layers and heads, and the same tokenizer.
+      files: as `data.files`; None is the holdout.
+      length: tokens of an example, contiguous within a document, with an empty memory.
+      examples: number of examples, the first ones in document order; there may be fewer.
       quiet: no progress.
 
     Returns:
-      length; examples, as many as were read; layers: rows of layer, mixer, entropy and distance;
-      entropy and distance, over all layers. Each measure is a dict of mean (over all queries) and
-      last (of the last query alone); in a layer also of heads and last_heads, lists of the same,
-      and for entropy of undefined, the share of queries whose weights are no distribution: some
-      below 0, or all 0. These are left out of it. A measure that has no value is None.
+      length; examples, the actual number; layers: rows of layer, mixer, entropy and distance;
+      entropy and distance over all layers. Each measure is a dict of mean (over all queries) and
+      last (of the last query); in a layer also heads and last_heads, lists of the same, and for
+      entropy undefined, the fraction of queries whose weights are not a distribution (some below
+      0, or all 0), which are excluded. A measure without a value is None.
 
     Raises:
       UserError: models that cannot be compared, or no text of that length.
@@ -68,10 +68,10 @@ def analyze(
     runs = [run] if teacher is None else [run, teacher]
     _check(runs, length, examples)
     tokens = _spans(run, files, length, examples)
-    rows = [_Layer(i, name) for i, name in enumerate(_mixers(run))]
+    rows = [_LayerMeasures(i, name) for i, name in enumerate(_mixers(run))]
     with TokenProgress("analyze", len(tokens) * length, quiet) as progress:
         for i, line in enumerate(tokens):
-            read = [attention(opened.model, line) for opened in runs]
+            read = [attention_weights(opened.model, line) for opened in runs]
             with nullcontext() if i else progress.compiling():
                 for row, weights, *other in zip(rows, *read, strict=True):
                     row.add(weights, *other)
@@ -81,14 +81,14 @@ def analyze(
     return {"length": length, "examples": len(tokens), "layers": layers, **overall}
 
 
-def attention(model: LanguageModel, tokens: np.ndarray) -> Iterator[Array | None]:
-    """Read a document [t] from an empty memory; yield each layer's weights [h t t], None for FAM.
+def attention_weights(model: LanguageModel, tokens: np.ndarray) -> Iterator[Array | None]:
+    """Run a document [t] with an empty memory; yield each layer's weights [h t t], None for FAM.
 
-    One layer's are there at a time.
+    Only one layer's weights are in memory at a time.
     """
     t = len(tokens)
     fill = -t % model.block_len
-    # the models are causal: what fills the last block is seen by nobody that counts
+    # the models are causal: padding of the last block affects no valid token
     ctx = Context(valid=jnp.arange(t + fill)[None] < t)
     x = model.embed(jnp.pad(jnp.asarray(tokens, jnp.int32), (0, fill))[None])
     state = model.init_state(1)
@@ -99,12 +99,12 @@ def attention(model: LanguageModel, tokens: np.ndarray) -> Iterator[Array | None
     for repeat in range(stack.repeats):
         for (graph, params), old in zip(split, state, strict=False):
             held = jax.tree.map(operator.itemgetter(repeat), (params, old))
-            x, weights = _read(graph, *held, x, ctx)
+            x, weights = _run_layer(graph, *held, x, ctx)
             yield None if weights is None else weights[0, :, :t, :t]
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _read(
+def _run_layer(
     graph: Any, params: Any, state: State, x: Array, ctx: Context
 ) -> tuple[Array, Array | None]:
     layer = nnx.merge(graph, params)
@@ -113,16 +113,16 @@ def _read(
 
 @jax.jit
 def entropy(weights: Array) -> Array:
-    """[... s] -> [...] in nats, of weights / sum(weights); NaN where they are no distribution."""
+    """[... s] -> [...] in nats, of weights / sum(weights); NaN if they are not a distribution."""
     total = weights.sum(-1, keepdims=True)
-    is_one = (weights >= 0).all(-1, keepdims=True) & (total > 0)
-    shares = jnp.where(is_one, weights, 0) / jnp.where(is_one, total, 1)
-    return jnp.where(is_one[..., 0], jax.scipy.special.entr(shares).sum(-1), jnp.nan)
+    is_distribution = (weights >= 0).all(-1, keepdims=True) & (total > 0)
+    shares = jnp.where(is_distribution, weights, 0) / jnp.where(is_distribution, total, 1)
+    return jnp.where(is_distribution[..., 0], jax.scipy.special.entr(shares).sum(-1), jnp.nan)
 
 
 @jax.jit
 def distance(weights: Array, others: Array) -> Array:
-    """[... s] twice -> [...], Euclidean, of the weights as the layers multiply values with them."""
+    """[... s] twice -> [...], Euclidean, of the weights as applied to the values."""
     return jnp.sqrt(jnp.square(weights - others).sum(-1))
 
 
@@ -131,7 +131,7 @@ def distance(weights: Array, others: Array) -> Array:
 
 @dataclass
 class _Mean:
-    """Of numbers of every head, those that are not NaN. total, count: [h]."""
+    """A running mean per head, ignoring NaN. total, count: [h]."""
 
     total: Any = 0.0
     count: Any = 0
@@ -154,7 +154,7 @@ class _Mean:
 
 @dataclass
 class _Measure:
-    """A measure of one layer: over all queries, and of the last ones."""
+    """A measure of one layer: over all queries, and of the last ones only."""
 
     all: _Mean = field(default_factory=_Mean)
     last: _Mean = field(default_factory=_Mean)
@@ -171,8 +171,8 @@ class _Measure:
 
 
 @dataclass
-class _Layer:
-    """What is measured of one layer; None is what it does not have."""
+class _LayerMeasures:
+    """The measures of one layer; None if it has none."""
 
     layer: int
     mixer: str
@@ -201,7 +201,7 @@ class _Layer:
 
 
 def mean(values: list[float | None]) -> float | None:
-    """Return the mean of those that there are."""
+    """Return the mean of the values that are not None."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
@@ -212,15 +212,15 @@ def _overall(layers: list[dict[str, Any]], name: str) -> dict[str, float | None]
     return {key: mean([row[key] for row in found]) for key in ("mean", "last")} if found else None
 
 
-# what is read ---------------------------------------------------------------------------------
+# inputs ---------------------------------------------------------------------------------------
 
 
 def _spans(run: Run, files: str | None, length: int, examples: int) -> list[np.ndarray]:
-    """Return examples [length] of contiguous tokens of one document each."""
+    """Return examples [length], contiguous within a document."""
     source = text_source(run, files)
     longest = [0]
 
-    def all_of_them(source: TextSource) -> Iterator[np.ndarray]:
+    def iterate_spans(source: TextSource) -> Iterator[np.ndarray]:
         for k in range(len(source)):
             pieces = (piece.tokens for piece in source.open(source.key(0, 1, k)))
             for span in rechunk(pieces, length):
@@ -228,7 +228,7 @@ def _spans(run: Run, files: str | None, length: int, examples: int) -> list[np.n
                 if len(span) == length:
                     yield span
 
-    spans = list(islice(all_of_them(source), examples))
+    spans = list(islice(iterate_spans(source), examples))
     if not spans:
         raise UserError(
             f"text:{files or 'holdout'}: no document has {length:,} tokens, the longest has "
@@ -256,13 +256,13 @@ def _check_run(run: Run, which: str, length: int) -> None:
     stack, capacity = run.config.model.stack, run.model.stack.capacity
     if stack != "residual":
         raise UserError(
-            f"{which} has model.stack={stack}, which is not analyzed; give one of "
+            f"{which} has model.stack={stack}, which is not supported; give one with "
             "model.stack=residual, whose layers attend to tokens"
         )
     if set(_mixers(run)) == {"fam"}:
         raise UserError(
-            f"{which} has model.mixer=fam alone, which attends to its memory beside tokens; give "
-            "one with other layers"
+            f"{which} has only model.mixer=fam, which also attends to its memory; give one with "
+            "other layers"
         )
     if capacity is not None and length > capacity:
         raise UserError(
@@ -278,10 +278,10 @@ def _check_pair(run: Run, teacher: Run) -> None:
         if one != other:
             raise UserError(
                 f"--teacher: model.{name}={other}, but the run's is {one}; give the model that the "
-                "run was made of"
+                "run was converted from"
             )
     if run.tokenizer.fingerprint != teacher.tokenizer.fingerprint:
         raise UserError(
             f"--teacher: its tokenizer {teacher.tokenizer.name} is not the run's "
-            f"{run.tokenizer.name}; give the model that the run was made of"
+            f"{run.tokenizer.name}; give the model that the run was converted from"
         )

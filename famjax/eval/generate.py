@@ -1,4 +1,4 @@
-"""Text from a model, out of a memory that may have read a document of any size."""
+"""Text generation, optionally from the memory of a document of any size."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from famjax.eval.sampling import Sampling
 from famjax.eval.streaming import PIECE, Streamer, StreamState, rechunk
 from famjax.train.run import Run
 
-# text is read as it comes: no piece that a program writes should take much longer
+# target latency of a generated piece, since text is streamed
 PIECE_SECONDS = 0.1
 
 
 class Generator:
-    """Writes text with a run: `"".join(Generator(run).generate("Once"))`."""
+    """Generates text with a run: `"".join(Generator(run).generate("Once"))`."""
 
     def __init__(self, run: Run):
         self._run = run
@@ -31,24 +31,24 @@ class Generator:
         self._streamer = Streamer(run.model, 1)
 
     def read_document(self, document: Path | str, quiet: bool = True) -> StreamState:
-        """Return the memory of a document: a path is a file's, a string is the text itself.
+        """Return the memory of a document: the path of a file, or the text itself as a string.
 
-        A file of any size is read in constant memory. The document is left open: bos stands at
-        its start, but no eos at its end.
+        A file of any size is read in constant memory. The document starts with bos but has no eos,
+        so that it can be continued.
 
         Raises:
-          UserError: the file is not one text, or is more than full attention can hold.
+          UserError: the file is not a single text, or exceeds the KV cache of full attention.
         """
         is_file = isinstance(document, Path)
         texts = read_text_pieces(str(document)) if is_file else iter([str(document)])
-        stream = self._streamer.fresh()
-        with TokenProgress("reading", _size(document), quiet) as progress:
-            for i, tokens in enumerate(rechunk(self._encoded(texts, progress), stream.chunk)):
+        stream = self._streamer.new_stream()
+        with TokenProgress("reading", _document_bytes(document), quiet) as progress:
+            for i, tokens in enumerate(rechunk(self._encode(texts, progress), stream.chunk)):
                 with nullcontext() if i else progress.compiling():
                     stream.read(tokens)
         return stream.state
 
-    def _encoded(self, texts: Iterator[str], progress: TokenProgress) -> Iterator[np.ndarray]:
+    def _encode(self, texts: Iterator[str], progress: TokenProgress) -> Iterator[np.ndarray]:
         """Yield bos and the tokens of the texts, [1 n] each."""
         yield np.array([[self._tokenizer.bos_id]], np.int32)
         for text in texts:
@@ -68,30 +68,30 @@ class Generator:
         state: StreamState | None = None,
         chat: bool = False,
     ) -> Iterator[str]:
-        """Return an iterator over the text that follows, in pieces of whole characters.
+        """Return an iterator over the generated text, in pieces of whole characters.
 
-        It ends at one of the tokenizer's `stop_ids`, before the first stop string, or after
+        It stops at one of the tokenizer's `stop_ids`, before the first stop string, or after
         `max_tokens`.
 
         Args:
-          prompt: read first.
-          max_tokens: the most tokens to write.
-          temperature: 0 always takes the likeliest token.
-          top_k: draw from so many of the likeliest tokens; 0 is all.
-          top_p: draw from the likeliest tokens that together reach this probability.
-          stop: strings, none of them empty.
-          seed: of the draws; the same call gives the same text.
-          state: the memory to go on from, which stays as it is; None begins a document.
-          chat: the prompt is a user's message, and the text that follows the answer.
+          prompt: text to continue.
+          max_tokens: maximum number of tokens.
+          temperature: 0 decodes greedily.
+          top_k: sample from so many of the likeliest tokens; 0 = all.
+          top_p: sample from the likeliest tokens that together reach this probability.
+          stop: stop strings, not empty.
+          seed: random seed; the same call returns the same text.
+          state: initial memory, not modified; None starts a document.
+          chat: the prompt is a user's message, the generated text the reply.
 
         Raises:
-          UserError: a number out of its range, an empty stop string, nothing to go on from, or more
-            tokens than full attention can hold; or chat with a tokenizer that has no template.
+          UserError: a number out of range, an empty stop string, an empty prompt with a state, more
+            tokens than full attention's KV cache, or chat with a tokenizer without a template.
         """
         check_sampling(max_tokens, temperature, top_k, top_p, stop, seed)
         if state is not None and not prompt:
             raise UserError("the prompt is empty; a saved memory needs at least one character")
-        stream = self._streamer.fresh()
+        stream = self._streamer.new_stream()
         if chat:
             tokens = self._tokenizer.encode_chat([{"role": "user", "content": prompt}])
         else:
@@ -103,16 +103,18 @@ class Generator:
         stream.read(tokens[None])
         key = jax.random.key(seed)
         size = self._tokenizer.vocab_size
-        how = Sampling(key, float(temperature), top_k, float(top_p), size)
-        return _until(stop, self._texts(self._tokens(stream, max_tokens, how)))
+        sampling = Sampling(key, float(temperature), top_k, float(top_p), size)
+        return _cut_at_stop(
+            stop, self._decode_tokens(self._sample_tokens(stream, max_tokens, sampling))
+        )
 
-    def _tokens(self, stream: Streamer, count: int, how: Sampling) -> Iterator[int]:
-        """Yield up to `count` tokens, without the one that ends the text.
+    def _sample_tokens(self, stream: Streamer, count: int, sampling: Sampling) -> Iterator[int]:
+        """Yield up to `count` tokens, excluding the stop token.
 
-        One program writes a piece of them; pieces grow from a token while they are quick.
+        A program generates a piece of tokens; pieces double from one token while they are fast.
         """
         stops = np.array(sorted(self._tokenizer.stop_ids), np.int32)
-        tokens, size = stream.draw(how), 1
+        tokens, size = stream.draw(sampling), 1
         while True:
             for number in tokens.tolist():
                 if number in stops:
@@ -122,19 +124,19 @@ class Generator:
             if not count:
                 return
             began = time.perf_counter()
-            tokens = stream.write(tokens[-1], min(size, count), how, stops)
+            tokens = stream.write(tokens[-1], min(size, count), sampling, stops)
             quick = time.perf_counter() - began < PIECE_SECONDS
             size = min(2 * size, PIECE) if quick else max(size // 2, 1)
 
-    def _texts(self, tokens: Iterator[int]) -> Iterator[str]:
+    def _decode_tokens(self, tokens: Iterator[int]) -> Iterator[str]:
         decoder = StreamDecoder(self._tokenizer)
         for token in tokens:
             yield decoder.push(token)
         yield decoder.flush()
 
 
-def _size(document: Path | str) -> int | None:
-    """Return the bytes of a document's text, or None where only reading it would tell."""
+def _document_bytes(document: Path | str) -> int | None:
+    """Return the bytes of a document's text, or None if only reading would tell."""
     if isinstance(document, str):
         return len(document.encode())
     compressed = document.suffix in (".gz", ".xz")
@@ -163,8 +165,8 @@ def check_sampling(
         raise UserError("a stop string is empty; give at least one character")
 
 
-def _until(stop: Sequence[str], texts: Iterator[str]) -> Iterator[str]:
-    """Yield texts up to the first stop string, which may come in parts: its start is held back."""
+def _cut_at_stop(stop: Sequence[str], texts: Iterator[str]) -> Iterator[str]:
+    """Yield texts up to the first stop string, holding back a possible beginning of one."""
     held = ""
     for text in texts:
         held += text
@@ -172,7 +174,7 @@ def _until(stop: Sequence[str], texts: Iterator[str]) -> Iterator[str]:
         if found:
             held = held[: min(found)]
             break
-        keep = _begun(held, stop)
+        keep = _partial_stop(held, stop)
         if keep < len(held):
             yield held[: len(held) - keep]
             held = held[len(held) - keep :]
@@ -180,8 +182,8 @@ def _until(stop: Sequence[str], texts: Iterator[str]) -> Iterator[str]:
         yield held
 
 
-def _begun(text: str, stop: Sequence[str]) -> int:
-    """Return the length of the longest end of `text` that a stop string begins with."""
+def _partial_stop(text: str, stop: Sequence[str]) -> int:
+    """Return the length of the longest suffix of `text` that is a prefix of a stop string."""
     longest = max((len(s) for s in stop), default=1) - 1
     ends = range(min(longest, len(text)), 0, -1)
     return next((n for n in ends if any(s.startswith(text[len(text) - n :]) for s in stop)), 0)

@@ -1,11 +1,10 @@
-"""What predictions without context score on a text: the least that a model has to beat.
+"""Context-free baselines of a text: the scores that a model has to beat.
 
-unigram: each token has the frequency it has among the tokens that are predicted in this very text.
-Its loss is the entropy of those frequencies, the least that any fixed distribution can have here;
-one that is estimated on other text has more. Few tokens of a large vocabulary make it small. Its
-accuracy is the share of the commonest token.
+unigram: the frequencies of the predicted tokens of this text itself. Its loss is the entropy of
+those frequencies, a lower bound for any fixed distribution; one estimated on other text is worse.
+It is small for few tokens of a large vocabulary. Its accuracy is the share of the commonest token.
 
-uniform: all tokens of the vocabulary are equally likely.
+uniform: equal probabilities for all tokens of the vocabulary.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ import numpy as np
 
 
 class Guess(NamedTuple):
-    """Nats and hits, summed over the tokens."""
+    """Negative log-likelihood in nats, and correct predictions, summed over the tokens."""
 
-    nats: float
-    right: float
+    nll: float
+    correct: float
 
 
 class TokenCounts:
@@ -38,12 +37,12 @@ class TokenCounts:
         np.add.at(self._counts, tokens, 1)
 
     def unigram(self) -> Guess:
-        """Return what the frequencies of the counted tokens score on them; see the module."""
+        """Return the scores of the counted tokens' own frequencies; see the module."""
         seen = self._counts[self._counts > 0]
         total = int(seen.sum())
         return Guess(-float(seen @ np.log(seen / total)), float(seen.max(initial=0)))
 
     def uniform(self) -> Guess:
-        """Return what equal probabilities score; the expected number of hits."""
+        """Return the scores of equal probabilities, with the expected number of correct tokens."""
         v, total = len(self._counts), int(self._counts.sum())
         return Guess(total * math.log(v), total / v)

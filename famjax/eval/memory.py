@@ -1,4 +1,4 @@
-"""How much memory the process takes, and that reading on takes no more."""
+"""Host memory of the process, and a measurement of its growth while streaming."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from famjax.eval.streaming import Streamer
 
 
 def memory_report() -> dict[str, int]:
-    """Return resident_bytes, what the process holds now, and peak_bytes, the most it ever held.
-
-    Outside Linux the first is taken to be the second.
-    """
+    """Return resident_bytes and peak_bytes of the process; outside Linux both are the peak."""
     # kilobytes, but bytes on macOS
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
@@ -33,18 +30,18 @@ def memory_report() -> dict[str, int]:
 def measure_flatness(
     streamer: Streamer, tokens: np.ndarray, first: int = 2**14, last: int = 2**20
 ) -> dict[str, Any]:
-    """Return how the memory of the process grows while a stream is read.
+    """Return the growth of the process's memory while streaming.
 
     Args:
-      streamer: read from the start by this.
-      tokens: [t], read over and over.
-      first, last: tokens read when the peak is taken for the first and the last time.
+      streamer: provides a new stream.
+      tokens: [t], repeated.
+      first, last: token counts at the first and the last measurement of the peak.
 
     Returns:
       peaks: rows of tokens and peak_bytes, at each doubling from first to last; growth: the last
-      peak over the first, minus 1; state_bytes: of the streamer, before and behind.
+      peak over the first, minus 1; state_bytes: of the streamer, before and after.
     """
-    stream = streamer.fresh()
+    stream = streamer.new_stream()
     before = stream.state_bytes()
     line = np.resize(tokens, (stream.batch, stream.chunk)).astype(np.int32)
     peaks = []

@@ -12,11 +12,11 @@ import numpy as np
 from famjax.core.errors import UserError
 from famjax.eval.memory import memory_report
 from famjax.eval.progress import TokenProgress
-from famjax.eval.streaming import Streamer, rechunk, refuse_beyond
+from famjax.eval.streaming import Streamer, check_capacity, rechunk
 from famjax.tasks.passkey import Passkey
 from famjax.train.run import Run
 
-# the fourth number of a document's seed: training draws with 0 and 1
+# the fourth number of a document's seed; training uses 0 and 1
 _EVALUATION = 2
 
 
@@ -36,17 +36,17 @@ def evaluate_passkey(
       examples: documents of each length, or a function of the length.
       batch: documents streamed together.
       quiet: no progress.
-      whole: read every document from its first token. Otherwise a stack of windows reads only the
-        tokens that its answer can depend on, and gives the same answer, to the bit, sooner.
+      whole: read every document from its first token. Otherwise a stack with a finite receptive
+        field reads only the tokens that the answer can depend on, with bitwise the same answer.
 
     Returns:
-      A row for each length: length, examples, key_accuracy (all tokens of the answer right),
+      A row for each length: length, examples, key_accuracy (all tokens of the answer correct),
       token_accuracy, key_chance and token_chance (of guessing digits), read (tokens of each
-      document that were read), seconds, tokens_per_second (of those read), peak_bytes (the most
-      that the process held, so far).
+      document that were read), seconds, tokens_per_second (of those), peak_bytes (of the process so
+      far).
 
     Raises:
-      UserError: a length that does not hold the task, or is more than full attention can.
+      UserError: a length is too short for the task, or exceeds full attention's KV cache.
     """
     task = Passkey(run.tokenizer, run.config.data.passkey.digits)
     counts = [examples(length) if callable(examples) else examples for length in lengths]
@@ -54,37 +54,37 @@ def evaluate_passkey(
     streamer = Streamer(run.model, min(batch, max(counts, default=1)))
     receptive_field = None if whole else run.model.stack.receptive_field
     starts = [_first_token(task, length, receptive_field, streamer.chunk) for length in lengths]
-    asked = list(zip(lengths, starts, counts, strict=True))
+    requests = list(zip(lengths, starts, counts, strict=True))
     rows = []
-    total = sum((length - start) * count for length, start, count in asked)
+    total = sum((length - start) * count for length, start, count in requests)
     with TokenProgress("passkey", total, quiet) as progress:
-        for length, start, count in asked:
-            streamer = streamer.fresh(min(batch, count))
+        for length, start, count in requests:
+            streamer = streamer.new_stream(min(batch, count))
             with progress.compiling():
                 streamer.warm_up()
             begin = time.perf_counter()
-            right = _retrieve(streamer, task, (length, start), count, progress)
-            rows.append(_passkey_row(task, length, start, right, time.perf_counter() - begin))
+            correct = _retrieve(streamer, task, (length, start), count, progress)
+            rows.append(_passkey_row(task, length, start, correct, time.perf_counter() - begin))
     return rows
 
 
 def _first_token(task: Passkey, length: int, receptive_field: int | None, chunk: int) -> int:
-    """Return the first token to read for an answer that sees so many tokens before its block."""
+    """Return the first token to read for an answer with this receptive field before its block."""
     if receptive_field is None:
         return 0
-    # the answer's block begins behind this, for a chunk is at least a block
+    # the answer's block starts after this, since a chunk is at least a block
     block = length - len(task.tail("0" * task.digits)) - chunk
     return max(block - receptive_field, 0) // chunk * chunk
 
 
 def _check_passkey(run: Run, task: Passkey, lengths: Sequence[int], sizes: Sequence[int]) -> None:
-    """Refuse before anything is read what would be refused in the middle."""
+    """Check all lengths and sizes before reading anything."""
     for length in lengths:
-        refuse_beyond(run.model.stack.capacity, length - 1)
+        check_capacity(run.model.stack.capacity, length - 1)
         if length < task.shortest:
             raise UserError(
-                f"passkey: {length} tokens do not hold needle and question, which take "
-                f"{task.shortest} with tokenizer {task.tokenizer.name}; ask for more"
+                f"passkey: {length} tokens are too few for needle and question, which take "
+                f"{task.shortest} with tokenizer {task.tokenizer.name}; give longer lengths"
             )
     if min(sizes) < 1:
         raise UserError(f"passkey: {min(sizes)} examples or rows of a batch; take at least 1")
@@ -93,16 +93,16 @@ def _check_passkey(run: Run, task: Passkey, lengths: Sequence[int], sizes: Seque
 def _retrieve(
     streamer: Streamer, task: Passkey, span: tuple[int, int], count: int, progress: TokenProgress
 ) -> np.ndarray:
-    """Return which tokens of the answers were the likeliest, [examples tokens] bool.
+    """Return which tokens of the answers were predicted correctly, [examples tokens] bool.
 
-    `span` is the documents' length and the first token of them that is read.
+    `span` is the documents' length and the first token to read.
     """
     rows = []
     for first in range(0, count, streamer.batch):
-        # the last batch is filled up with documents that do not count: one compiled shape
+        # the last batch is padded with documents that do not count, to keep the compiled shape
         numbers = range(first, first + streamer.batch)
         kept = min(streamer.batch, count - first)
-        stream = streamer.fresh()
+        stream = streamer.new_stream()
         rows.append(_answers(stream, task, span, numbers, kept, progress)[:kept])
     return np.concatenate(rows)
 
@@ -115,10 +115,10 @@ def _answers(
     kept: int,
     progress: TokenProgress,
 ) -> np.ndarray:
-    """Stream documents side by side and return which answers' tokens were right, [b tokens]."""
+    """Stream a batch of documents; return which tokens of the answers are correct, [b tokens]."""
     documents = [_tokens_and_answers(task, span, number, stream.chunk) for number in numbers]
-    right: list[np.ndarray] = [np.zeros((len(numbers), 0), bool)]
-    # of tokens and their flags, [b 2 n]: the next piece tells the target of this one's last token
+    correct: list[np.ndarray] = [np.zeros((len(numbers), 0), bool)]
+    # tokens and answer flags, [b 2 n]; the target of the last token is in the next piece
     pieces = (np.stack(together) for together in zip(*documents, strict=True))
     piece: np.ndarray | None = next(pieces)
     while piece is not None:
@@ -127,18 +127,18 @@ def _answers(
         tokens, targets, wanted = line[:, 0, :-1], line[:, 0, 1:], line[:, 1, 1:] == 1
         if wanted.any():
             hits = stream.losses(tokens, targets)[1]
-            right.append(hits[wanted].reshape(len(numbers), -1))
+            correct.append(hits[wanted].reshape(len(numbers), -1))
         else:
             stream.read(tokens)
         progress.advance(kept * piece.shape[-1])
         piece = after
-    return np.concatenate(right, 1)
+    return np.concatenate(correct, 1)
 
 
 def _tokens_and_answers(
     task: Passkey, span: tuple[int, int], number: int, size: int
 ) -> Iterator[np.ndarray]:
-    """Yield a document in pieces [2 size]: its tokens, and 1 at those of the answer."""
+    """Yield a document in pieces [2 size]: tokens, and a flag that is 1 for the answer's."""
     length, start = span
     rng = np.random.default_rng([0, length, number, _EVALUATION])
     pieces = (
@@ -149,17 +149,17 @@ def _tokens_and_answers(
 
 
 def _passkey_row(
-    task: Passkey, length: int, start: int, right: np.ndarray, seconds: float
+    task: Passkey, length: int, start: int, correct: np.ndarray, seconds: float
 ) -> dict[str, Any]:
     return {
         "length": length,
-        "examples": len(right),
-        "key_accuracy": float(right.all(-1).mean()),
-        "token_accuracy": float(right.mean()),
+        "examples": len(correct),
+        "key_accuracy": float(correct.all(-1).mean()),
+        "token_accuracy": float(correct.mean()),
         "key_chance": 10.0**-task.digits,
         "token_chance": 0.1,
         "read": length - start,
         "seconds": seconds,
-        "tokens_per_second": (length - start) * len(right) / seconds,
+        "tokens_per_second": (length - start) * len(correct) / seconds,
         "peak_bytes": memory_report()["peak_bytes"],
     }

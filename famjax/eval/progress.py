@@ -1,4 +1,4 @@
-"""How far reading is, on standard error: shown only for what takes longer than five seconds."""
+"""Progress of streaming on standard error, shown after five seconds."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rich.text import Text
 
 from famjax.core.ticker import format_seconds, ticker
 
-# seconds before anything is shown, between changes of a live line, and between lines of a log
+# seconds before the first output, between updates of a live line, and between lines of a log
 _PATIENCE, _LIVE_INTERVAL, _PLAIN_INTERVAL = 5.0, 0.2, 10.0
 
 
 class TokenProgress:
-    """Shows tokens read, their rate, and the time left if the total is known.
+    """Shows tokens, tokens/s, and the remaining time if the total is known.
 
     Args:
-      what: is being done.
-      total: of the parts that `advance` counts; None if not known.
-      quiet: shows nothing.
+      what: label.
+      total: in the units of `part` in `advance`; None if unknown.
+      quiet: show nothing.
     """
 
     def __init__(self, what: str, total: int | None = None, quiet: bool = False):
@@ -35,11 +35,11 @@ class TokenProgress:
         self._live = Live(console=console, auto_refresh=False, transient=True) if live else None
         self._tokens = self._part = 0
         self._due = time.monotonic() + _PATIENCE
-        # time, tokens and part at the first advance: what was before it is compilation
+        # time, tokens and part at the first advance, which excludes compilation
         self._first: tuple[float, int, int] | None = None
 
     def advance(self, tokens: int, part: int | None = None) -> None:
-        """Count tokens, and what share of the total they are: tokens too, if None."""
+        """Count tokens, and their `part` of the total, by default the same number."""
         self._tokens += tokens
         self._part += tokens if part is None else part
         now = time.monotonic()
@@ -56,9 +56,9 @@ class TokenProgress:
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
-        """Say that what is inside is being compiled, and then how long it took: if it takes long.
+        """Show that the body compiles, and then how long it took, if it takes long.
 
-        The first call of a program compiles it, and nothing is read until it returns.
+        For the first call of a program, which compiles it.
         """
         if self._quiet:
             yield

@@ -1,8 +1,8 @@
-"""A memory on disk: what a model remembers of a document, in a file of constant size.
+"""State files: the memory of a document on disk, of constant size.
 
-The file is a safetensors file: eight bytes with the header's length, the header in JSON, the
-arrays. The header's metadata says which model, parameters and tokenizer it belongs to. Its sha256
-is over the whole file with the digest itself written as zeros, so that no bit can change unseen.
+A state file is a safetensors file: eight bytes with the header's length, the header in JSON, the
+arrays. The header's metadata identifies the model, its parameters and the tokenizer. Its sha256
+is over the whole file with the digest itself written as zeros.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from famjax.eval.streaming import StreamState
 from famjax.train.run import Run
 
 _FORMAT, _VERSION = "famjax-state", "1"
-_AGAIN = "read the document again: famjax generate RUN --read DOCUMENT --state-out FILE"
+_READ_AGAIN = "read the document again: famjax generate RUN --read DOCUMENT --state-out FILE"
 _BLANK = "0" * 64
 # of the header, at most
 _HEADER_BYTES = 1 << 24
@@ -41,31 +41,35 @@ _TYPES = {
 }
 
 
-class _Damaged(Exception):
-    """The bytes are not what was written."""
+class _CorruptFile(Exception):
+    """The file differs from what was written."""
 
 
 def save_state(path: str | Path, state: StreamState, run: Run) -> None:
-    """Write the memory of one lane; a file already there is replaced only by a whole one.
+    """Write the memory of one lane; an existing file is replaced atomically.
 
     Args:
       path: of the file.
-      state: of a `Streamer` with one lane over the run's model.
-      run: that the memory belongs to.
+      state: of a one-lane `Streamer` over the run's model.
+      run: the run of that model.
 
     Raises:
-      UserError: the file cannot be written, or is a device or a pipe. A full disk is left to the
-        caller, an `OSError`.
+      UserError: the file cannot be written, or is a device or a pipe. A full disk is an `OSError`.
     """
     refuse_special(Path(path))
-    names, leaves = _named(state.memory)
+    names, leaves = _flatten(state.memory)
     shapes = [(leaf.shape, leaf.dtype) for leaf in leaves]
-    if shapes != [(leaf.shape, leaf.dtype) for leaf in _named(_template(run))[1]]:
+    if shapes != [(leaf.shape, leaf.dtype) for leaf in _flatten(_state_shapes(run))[1]]:
         raise ValueError("the state is not that of one lane of the run's model")
-    metadata = {"format": _FORMAT, "version": _VERSION, **_owner(run), "tokens": str(state.tokens)}
+    metadata = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        **_fingerprints(run),
+        "tokens": str(state.tokens),
+    }
     content = _pack(names, [np.asarray(leaf) for leaf in jax.device_get(leaves)], metadata)
     try:
-        _replace(Path(path), content)
+        _write_atomically(Path(path), content)
     except (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError) as error:
         raise UserError(f"{path}: {error.strerror}; give a file that can be written") from None
 
@@ -77,89 +81,89 @@ def refuse_special(path: Path) -> None:
 
 
 def load_state(path: str | Path, run: Run) -> StreamState:
-    """Return the memory in a file, bit for bit, for a one-lane `Streamer` over the run's model.
+    """Return the saved memory, bit for bit, for a one-lane `Streamer` over the run's model.
 
     Raises:
-      UserError: there is no such file; it is not a state or is damaged; it belongs to another
+      UserError: the file does not exist, is not a state file, is damaged, or belongs to another
         model, checkpoint or tokenizer.
     """
     try:
-        leaves = jax.tree.leaves(_template(run))
+        leaves = jax.tree.leaves(_state_shapes(run))
         most = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) + _HEADER_BYTES
         if regular_file_size(path) > most:
-            raise UserError(f"{path}: not a famjax state of this model; {_AGAIN}")
+            raise UserError(f"{path}: not a famjax state of this model; {_READ_AGAIN}")
         content = Path(path).read_bytes()
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; give a file made with --state-out") from None
     try:
         arrays, metadata = _unpack(content)
         tokens = _tokens(metadata)
-    except _Damaged as error:
-        raise UserError(f"{path}: {error}; {_AGAIN}") from None
+    except _CorruptFile as error:
+        raise UserError(f"{path}: {error}; {_READ_AGAIN}") from None
     if metadata["version"] != _VERSION:
         raise UserError(
-            f"{path}: made by another famjax (format {metadata['version']}, this one reads "
-            f"{_VERSION}); {_AGAIN}"
+            f"{path}: written by another version of famjax (format {metadata['version']}, this one "
+            f"reads {_VERSION}); {_READ_AGAIN}"
         )
-    for name, mine in _owner(run).items():
+    for name, mine in _fingerprints(run).items():
         if metadata[name] != mine:
-            since = ", or the run has trained on since" if name == "model" else ""
+            since = ", or the run has been trained further" if name == "model" else ""
             if since and run.config.model.stack != "residual":
-                since += ", or --small-cache was given to one of both"
-            raise UserError(f"{path}: belongs to another {name}{since}; {_AGAIN}")
-    return StreamState(_fitted(path, arrays, _template(run)), tokens)
+                since += ", or only one of both used --small-cache"
+            raise UserError(f"{path}: belongs to another {name}{since}; {_READ_AGAIN}")
+    return StreamState(_restore(path, arrays, _state_shapes(run)), tokens)
 
 
 def _tokens(metadata: dict[str, str]) -> int:
     missing = {"version", "model", "tokenizer", "tokens"} - metadata.keys()
     text = str(metadata.get("tokens"))
     if missing or not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise _Damaged("not as famjax wrote it")
+        raise _CorruptFile("its header is invalid")
     return int(text)
 
 
-def _fitted(path: str | Path, arrays: dict[str, np.ndarray], template: Any) -> Any:
-    names, leaves = _named(template)
+def _restore(path: str | Path, arrays: dict[str, np.ndarray], template: Any) -> Any:
+    names, leaves = _flatten(template)
     found = {name: (array.shape, array.dtype) for name, array in arrays.items()}
     if found != {n: (leaf.shape, leaf.dtype) for n, leaf in zip(names, leaves, strict=True)}:
         raise UserError(
-            f"{path}: made by another famjax, whose memory is laid out differently; {_AGAIN}"
+            f"{path}: written by another version of famjax with another layout; {_READ_AGAIN}"
         )
     return jax.tree.unflatten(jax.tree.structure(template), [arrays[name] for name in names])
 
 
-def _template(run: Run) -> Any:
-    """Return the shapes of one lane's state."""
+def _state_shapes(run: Run) -> Any:
+    """Return the shapes of the state of one lane."""
     return jax.eval_shape(lambda: run.model.init_state(1))
 
 
-def _named(tree: Any) -> tuple[list[str], list[Any]]:
+def _flatten(tree: Any) -> tuple[list[str], list[Any]]:
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
     return [path_name(path) for path, _ in paths], [leaf for _, leaf in paths]
 
 
-def _owner(run: Run) -> dict[str, str]:
-    """Return the fingerprints of what a memory is meaningless without."""
+def _fingerprints(run: Run) -> dict[str, str]:
+    """Return the fingerprints of the model and the tokenizer that the memory belongs to."""
     return {"model": model_fingerprint(run), "tokenizer": run.tokenizer.fingerprint}
 
 
 def model_fingerprint(run: Run) -> str:
     """Return the sha256, in hex, of the model's config and of every bit of its parameters.
 
-    Of the config what is as by default is left out: new keys leave old memories their owner.
+    Default values of the config are excluded, so that new keys do not invalidate old memories.
     """
-    digest = hashlib.sha256(json.dumps(_chosen(run.config.model), sort_keys=True).encode())
-    for name, leaf in zip(*_named(nnx.state(run.model, nnx.Param)), strict=True):
+    digest = hashlib.sha256(json.dumps(_non_defaults(run.config.model), sort_keys=True).encode())
+    for name, leaf in zip(*_flatten(nnx.state(run.model, nnx.Param)), strict=True):
         digest.update(f"{name} {leaf.dtype} {leaf.shape}".encode())
         digest.update(np.ascontiguousarray(jax.device_get(leaf)).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 
-def _chosen(config: Any) -> dict[str, Any]:
-    """Return the values of a config that are not those of a new one, by name."""
+def _non_defaults(config: Any) -> dict[str, Any]:
+    """Return the values of a config that differ from the defaults, by name."""
     values, defaults = vars(config), vars(type(config)())
     return {
-        name: _chosen(value) if dataclasses.is_dataclass(value) else value
+        name: _non_defaults(value) if dataclasses.is_dataclass(value) else value
         for name, value in values.items()
         if value != defaults[name]
     }
@@ -178,7 +182,7 @@ def _pack(names: Sequence[str], arrays: Sequence[np.ndarray], metadata: dict[str
         }
         at += array.nbytes
     header = json.dumps({"__metadata__": {**metadata, "sha256": _BLANK}, **tensors}).encode()
-    # arrays start at a multiple of eight bytes, as safetensors' own writer has it
+    # arrays start at a multiple of eight bytes, as in safetensors' own writer
     header += b" " * (-len(header) % 8)
     payload = b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
     blank = len(header).to_bytes(8, "little") + header + payload
@@ -190,7 +194,7 @@ def _unpack(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Return the arrays by name, and the metadata.
 
     Raises:
-      _Damaged: the file is not one that `_pack` wrote.
+      _CorruptFile: the file is not one that `_pack` wrote.
     """
     begin = 8 + int.from_bytes(content[:8], "little")
     try:
@@ -201,10 +205,10 @@ def _unpack(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     except (ValueError, KeyError, TypeError, AttributeError):
         known = False
     if not known:
-        raise _Damaged("not a famjax state, or damaged")
+        raise _CorruptFile("not a famjax state, or damaged")
     blank = content[:begin].replace(str(written).encode(), _BLANK.encode(), 1) + content[begin:]
     if hashlib.sha256(blank).hexdigest() != written:
-        raise _Damaged("damaged, its checksum is wrong")
+        raise _CorruptFile("damaged, its checksum is wrong")
     types = {short: jnp.dtype(name) for name, short in _TYPES.items()}
     arrays = {}
     try:
@@ -213,12 +217,12 @@ def _unpack(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
             flat = np.frombuffer(content[first:last], types[about["dtype"]])
             arrays[name] = flat.reshape(about["shape"])
     except (ValueError, LookupError, TypeError, OverflowError):
-        raise _Damaged("not as famjax wrote it") from None
+        raise _CorruptFile("its header is invalid") from None
     return arrays, metadata
 
 
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file so that at any moment there is the old one or the new one, whole."""
+def _write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file atomically."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with new.open("wb") as stream:

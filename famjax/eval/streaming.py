@@ -1,4 +1,4 @@
-"""Streaming: a model reads documents of any length in constant memory, by one compiled shape."""
+"""Streaming: a model over documents of any length, in constant memory, with one compiled shape."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from famjax.data.lanes import Batch
 from famjax.eval.sampling import Sampling
 from famjax.models.language_model import LanguageModel
 
-# tokens of a call, about: enough to keep the device busy, few enough to fit
+# approximate tokens of a call: enough to keep the device busy, few enough to fit in memory
 CHUNK = 1024
-# most tokens that one program writes: its start and the wait for it are then little beside them
+# maximum tokens that one call generates, to amortize dispatch and synchronization
 PIECE = 32
-# calls in flight: the host makes the next one while the device computes
-_AHEAD = 2
+# calls in flight: the host prepares the next one while the device computes
+_MAX_IN_FLIGHT = 2
 
 
 class StreamState(NamedTuple):
-    """Where a stream stands.
+    """The state of a stream.
 
     Attributes:
       memory: the model's carried state of b lanes.
@@ -40,17 +40,17 @@ class StreamState(NamedTuple):
     tokens: int
 
 
-class _Programs(NamedTuple):
-    """The compiled functions of a model. The state they are given is donated.
+class _StreamFunctions(NamedTuple):
+    """The jitted functions of a model. Their state argument is donated.
 
     Attributes:
       start: (params, b) -> state.
-      read: (params, state, tokens, ctx, last) -> (logits [b v] behind token `last`, state).
-      losses: (params, state, tokens, targets, ctx, last) -> (nats, right, logits [b v], state).
+      read: (params, state, tokens, ctx, last) -> (logits [b v] after token `last`, state).
+      losses: (params, state, tokens, targets, ctx, last) -> (nll, correct, logits [b v], state).
       step: (params, state, tokens [b 1], targets [b 1], ctx) -> as `losses`.
-      draw: (logits [b v], sampling, place) -> [b 1], the token at that place of the text.
-      write: (params, state, token [1 1], place, count, sampling, stops [n]) ->
-        (tokens [PIECE], how many were written, logits [1 v], state).
+      draw: (logits [b v], sampling, position) -> [b 1], the token at that position of the text.
+      write: (params, state, token [1 1], position, count, sampling, stops [n]) ->
+        (tokens [PIECE], number of tokens written, logits [1 v], state).
     """
 
     start: Callable[..., Any]
@@ -62,10 +62,10 @@ class _Programs(NamedTuple):
 
 
 @functools.lru_cache(maxsize=8)
-def _compiled(graph: Any) -> _Programs:
-    """Return the functions of a model's graph. Parameters are arguments, never constants.
+def _jit_functions(graph: Any) -> _StreamFunctions:
+    """Return the jitted functions of a model's graph, with parameters as arguments.
 
-    All streams over models of one shape share them, and so compile once.
+    All streams over models of one shape share them and compile once.
     """
 
     def start(params: Any, batch: int) -> State:
@@ -74,7 +74,7 @@ def _compiled(graph: Any) -> _Programs:
     def read(params: Any, state: State, tokens: Array, ctx: Context, last: Array):
         model = nnx.merge(graph, params)
         x, state = model.stack(model.embed(tokens), state, ctx)
-        # one token's logits: with a large vocabulary those of all are most of the work
+        # logits of one token only: with a large vocabulary those of all dominate the cost
         return model.logits(jnp.take(x, last, axis=1)), state
 
     def losses(params: Any, state: State, tokens: Array, targets: Array, ctx: Context, last: Array):
@@ -88,50 +88,50 @@ def _compiled(graph: Any) -> _Programs:
         x, state = model.stack.step(model.embed(tokens), state, ctx)
         return *model.losses(x, targets), model.logits(x)[:, 0], state
 
-    def write(params: Any, state: State, token: Array, place: Array, *given: Any):
-        count, how, stops = given
+    def write(params: Any, state: State, token: Array, position: Array, *given: Any):
+        count, sampling, stops = given
         model = nnx.merge(graph, params)
 
-        def going(carry: Any) -> Array:
+        def keep_writing(carry: Any) -> Array:
             token, written, *_ = carry
             return (written < count) & ~jnp.isin(token, stops).any()
 
-        def one(carry: Any) -> Any:
+        def write_token(carry: Any) -> Any:
             token, written, tokens, _, state = carry
             logits, state = model.step(token, state)
-            token = how.draw(logits[:, 0], place + written.astype(place.dtype))
+            token = sampling.draw(logits[:, 0], position + written.astype(position.dtype))
             tokens = tokens.at[written].set(token[0, 0])
             return token, written + 1, tokens, logits[:, 0], state
 
         shape = jax.eval_shape(model.step, token, state)[0]
         tokens, logits = jnp.zeros(PIECE, jnp.int32), jnp.zeros(shape.shape[::2], shape.dtype)
         carry = (token, jnp.int32(0), tokens, logits, model.unstack(state))
-        _, written, tokens, logits, state = jax.lax.while_loop(going, one, carry)
+        _, written, tokens, logits, state = jax.lax.while_loop(keep_writing, write_token, carry)
         return tokens, written, logits, model.restack(state)
 
-    return _Programs(
+    return _StreamFunctions(
         jax.jit(start, static_argnums=1),
         jax.jit(read, donate_argnums=1),
         jax.jit(losses, donate_argnums=1),
         jax.jit(step, donate_argnums=1),
-        jax.jit(lambda logits, how, place: how.draw(logits, place)),
+        jax.jit(lambda logits, sampling, position: sampling.draw(logits, position)),
         jax.jit(write, donate_argnums=1),
     )
 
 
 class Streamer:
-    """A stream of b lanes through a model, all of them at the same token.
+    """A stream of b lanes through a model, all at the same position.
 
-    Calls are padded to `chunk` tokens, so there is one compiled shape and the memory does not
-    depend on how much is read. A stream that stands in the middle of a block goes on token by
-    token to the block's end; so pieces of whole chunks are the fastest (see `rechunk`).
+    Calls are padded to `chunk` tokens, so there is one compiled shape, and memory does not depend
+    on the length of the input. In the middle of a block the stream continues token by token to the
+    block's end, so pieces of whole chunks are the fastest (see `rechunk`).
 
     Args:
-      model: any whose `stack` follows the protocol of carried states.
+      model: one whose `stack` follows the protocol of carried states.
       batch: b.
       chunk: tokens of a call, a multiple of `model.block_len`; None is about 1024.
-      reset_every: forget everything each time so many tokens have been read, a multiple of
-        `model.block_len`: with the length of a block, an ablation of the memory. None never does.
+      reset_every: resets the state every so many tokens, a multiple of `model.block_len`; with the
+        block length, an ablation of the memory. None = never.
 
     Attributes:
       batch, chunk: as given.
@@ -150,174 +150,182 @@ class Streamer:
     ):
         if getattr(model.stack, "is_approximate", False):
             raise UserError(
-                "model.feedback.sweeps approaches the memory, in training alone; what is read here "
-                "is read exactly: set model.feedback.sweeps=0 in the model's config"
+                "model.feedback.sweeps approximates the memory and is for training only; streaming "
+                "is exact: set model.feedback.sweeps=0 in the model's config"
             )
         self._block = model.block_len
         size = getattr(model.stack, "call_len", CHUNK)
         self.chunk = max(size // self._block, 1) * self._block if chunk is None else chunk
-        self._check("chunk", self.chunk)
+        self._check_multiple("chunk", self.chunk)
         if reset_every is not None:
-            self._check("reset_every", reset_every)
+            self._check_multiple("reset_every", reset_every)
         self._reset_every = reset_every
         self._capacity = model.stack.capacity
         graph, params = nnx.split(model)
-        # committed to where it lies, as a state that is set will be: or all compiles once more
+        # committed to its devices, as an assigned state is; otherwise jit would recompile
         self._params = jax.tree.map(lambda a: jax.device_put(a, a.sharding), params)
         state = jax.eval_shape(lambda: model.init_state(1))
-        # what a lane carries, and what enters the layers in a call
+        # state of a lane, and its layer inputs in a call
         self._lane_bytes = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(state))
         self._lane_bytes += self.chunk * model.width * model.dtype.itemsize
-        self._programs = _compiled(graph)
-        self._begin(batch)
+        self._functions = _jit_functions(graph)
+        self._start(batch)
 
-    def _check(self, name: str, size: int) -> None:
+    def _check_multiple(self, name: str, size: int) -> None:
         if size <= 0 or size % self._block:
             raise UserError(
                 f"{name}={size}: must be a multiple of the model's block, {self._block}"
             )
 
-    def _begin(self, batch: int) -> None:
+    def _start(self, batch: int) -> None:
         if batch <= 0:
             raise UserError(f"batch={batch}: must be at least 1")
-        what = f"reading {batch:,} documents side by side, {self.chunk:,} tokens at a time,"
+        what = f"reading {batch:,} documents in a batch, {self.chunk:,} tokens at a time,"
         check_bytes_fit(what, batch * self._lane_bytes)
         self.batch = batch
         self.tokens = 0
         self._logits: Array | None = None
-        self._flying: deque[Array] = deque()
-        self._memory = self._programs.start(self._params, batch)
+        self._in_flight: deque[Array] = deque()
+        self._memory = self._functions.start(self._params, batch)
 
-    def fresh(self, batch: int | None = None) -> Streamer:
-        """Return a stream that has read nothing, with the same compiled functions."""
+    def new_stream(self, batch: int | None = None) -> Streamer:
+        """Return a stream in the initial state, with the same jitted functions."""
         stream = copy.copy(self)
-        stream._begin(batch or self.batch)
+        stream._start(batch or self.batch)
         return stream
 
     # reading ------------------------------------------------------------------------------------
 
     def read(self, tokens: np.ndarray) -> None:
-        """Read [b t]. Does not wait for the device.
+        """Read tokens [b t]; asynchronous.
 
         Raises:
-          UserError: full attention cannot hold that many tokens; nothing was read.
+          UserError: the tokens exceed full attention's KV cache; nothing was read.
         """
-        for _ in self._advance(tokens, None):
+        for _ in self._dispatch(tokens, None):
             pass
 
     def losses(self, tokens: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Read [b t], and return how well each token predicted its target [b t].
+        """Read tokens [b t], and return the loss of each target [b t].
 
         Returns:
-          nats [b t], -log p(target); right [b t] bool, whether no token was likelier.
+          nll [b t], -log p(target) in nats; correct [b t] bool, whether no token was likelier.
 
         Raises:
-          UserError: full attention cannot hold that many tokens; nothing was read.
+          UserError: the tokens exceed full attention's KV cache; nothing was read.
         """
-        # the first chunks are long done when the last is fetched; what waits is 5 bytes a token
+        # fetched at the end; pending results take 5 bytes per token
         nats = [np.zeros((self.batch, 0), np.float32)]
-        right = [np.zeros((self.batch, 0), bool)]
-        for size, results in jax.device_get(list(self._advance(tokens, targets))):
+        correct = [np.zeros((self.batch, 0), bool)]
+        for size, results in jax.device_get(list(self._dispatch(tokens, targets))):
             nats.append(results[0][:, :size])
-            right.append(results[1][:, :size])
-        return np.concatenate(nats, 1), np.concatenate(right, 1)
+            correct.append(results[1][:, :size])
+        return np.concatenate(nats, 1), np.concatenate(correct, 1)
 
     def lane_losses(self, batch: Batch) -> tuple[Array, ...]:
-        """Read one batch of `famjax.data.lanes` [b chunk]: rows follow documents of their own.
+        """Read one batch of `famjax.data.lanes` [b chunk], with a different document in each row.
 
-        Not to be mixed with the other calls, for which all lanes stand at the same token; does not
-        count tokens, nor guard the capacity of full attention.
+        Must not be mixed with the other methods, which need all lanes at the same position. Does
+        not count tokens or check the capacity of full attention.
 
         Returns:
-          As `losses`, on the device and not waited for.
+          As `losses`, on the device; asynchronous.
         """
         ctx = Context(jnp.asarray(batch["reset"]), jnp.asarray(batch["valid"]))
         return self._call(batch["tokens"], batch["targets"], ctx, self.chunk - 1)
 
     def step(self, tokens: Array | np.ndarray) -> None:
-        """Read one token a lane [b 1], which may be on the device. Does not wait for the device."""
-        self._refuse(1)
-        self._step(tokens, None)
+        """Read one token per lane [b 1], which may be on the device; asynchronous."""
+        self._check_capacity(1)
+        self._read_token(tokens, None)
 
-    def draw(self, how: Sampling) -> np.ndarray:
-        """Return the token that follows what was read, [1]; it is not read. For one lane."""
-        return np.asarray(self._programs.draw(self.logits, how, self._place(0)))[0]
+    def draw(self, sampling: Sampling) -> np.ndarray:
+        """Sample the next token [1] without reading it. For one lane."""
+        return np.asarray(self._functions.draw(self.logits, sampling, self._position(0)))[0]
 
-    def write(self, token: int, count: int, how: Sampling, stops: np.ndarray) -> np.ndarray:
-        """Read a token, draw the next, read it, and so on, in one program. For one lane.
+    def write(self, token: int, count: int, sampling: Sampling, stops: np.ndarray) -> np.ndarray:
+        """Alternately read a token and sample the next, in one program. For one lane.
 
         Args:
-          token: the last one drawn, not read yet.
-          count: most tokens to draw, up to PIECE.
-          how: as they are drawn.
-          stops: [n] int32, tokens none of which is read.
+          token: the last sampled one, not read yet.
+          count: maximum tokens to sample, up to PIECE.
+          sampling: the sampling parameters.
+          stops: [n] int32, stop tokens, which are not read.
 
         Returns:
-          [1 to count], what was drawn; the last, a stop or not, is not read.
+          [1 to count], the sampled tokens; the last, a stop or not, is not read.
 
         Raises:
-          UserError: full attention cannot hold one more token; of fewer than `count` those are
-            written that it can.
+          UserError: full attention's KV cache is full. If it has room for fewer than `count`
+            tokens, those are sampled.
         """
         if self._reset_every is not None or self.batch != 1:
-            raise ValueError("one lane writes, and forgets nothing")
-        self._refuse(1)
+            raise ValueError("write needs one lane and no reset_every")
+        self._check_capacity(1)
         if self._capacity is not None:
             count = min(count, self._capacity - self.tokens)
-        # the token that is read comes before the one that is drawn
-        given = (np.array([[token]], np.int32), self._place(1), np.int32(count), how, stops)
-        tokens, written, self._logits, self._memory = self._programs.write(
+        # the token to read precedes the one to sample
+        given = (np.array([[token]], np.int32), self._position(1), np.int32(count), sampling, stops)
+        tokens, written, self._logits, self._memory = self._functions.write(
             self._params, self._memory, *given
         )
         drawn = np.asarray(tokens)[: int(written)]
         self.tokens += len(drawn)
         return drawn
 
-    def _place(self, ahead: int) -> np.uint32:
+    def _position(self, ahead: int) -> np.uint32:
         return np.uint32((self.tokens + ahead) % 2**32)
 
     @property
     def logits(self) -> Array:
-        """[b v] of the token behind the last one read."""
+        """[b v] of the token after the last one read."""
         if self._logits is None:
             raise ValueError("nothing was read since the stream or its state began")
         return self._logits
 
     def warm_up(self) -> None:
-        """Compile reading and losses, so that the times of what follows are the device's."""
-        stream = self.fresh()
-        one = np.zeros((self.batch, self._block), np.int32)
-        stream.read(one)
-        stream.losses(one, one)
+        """Compile `read` and `losses`, so that later timings exclude compilation."""
+        stream = self.new_stream()
+        write_token = np.zeros((self.batch, self._block), np.int32)
+        stream.read(write_token)
+        stream.losses(write_token, write_token)
 
-    def _advance(
+    def _dispatch(
         self, tokens: np.ndarray, targets: np.ndarray | None
     ) -> Iterator[tuple[int, tuple[Array, ...]]]:
-        """Dispatch the calls that read `tokens`; yield the size of each and what it will return."""
+        """Dispatch the calls that read `tokens`; yield the size and the result of each."""
         if tokens.ndim != 2 or tokens.shape[0] != self.batch:
             raise ValueError(f"tokens {tokens.shape} are not [b t] with b={self.batch}")
         count = tokens.shape[1]
-        self._refuse(count)
+        self._check_capacity(count)
         at = 0
         while at < count:
             aligned = self.tokens % self._block == 0
             window = slice(at, min(at + self.chunk, count) if aligned else at + 1)
-            piece, of = tokens[:, window], None if targets is None else targets[:, window]
-            yield window.stop - at, self._chunk(piece, of) if aligned else self._step(piece, of)
+            piece, piece_targets = (
+                tokens[:, window],
+                None if targets is None else targets[:, window],
+            )
+            yield (
+                window.stop - at,
+                self._read_chunk(piece, piece_targets)
+                if aligned
+                else self._read_token(piece, piece_targets),
+            )
             at = window.stop
 
-    def _refuse(self, count: int) -> None:
+    def _check_capacity(self, count: int) -> None:
         longest = self.tokens + count
         if self._reset_every is not None:
             longest = min(longest, self._reset_every)
-        refuse_beyond(self._capacity, longest)
+        check_capacity(self._capacity, longest)
 
-    def _chunk(self, tokens: np.ndarray, targets: np.ndarray | None) -> tuple[Array, ...]:
+    def _read_chunk(self, tokens: np.ndarray, targets: np.ndarray | None) -> tuple[Array, ...]:
         """Read up to `chunk` tokens from a block's start; [b chunk] results, or ()."""
         size = tokens.shape[1]
         padding = ((0, 0), (0, self.chunk - size))
         valid = np.broadcast_to(np.arange(self.chunk) < size, (self.batch, self.chunk))
-        ctx = Context(self._resets(valid), jnp.asarray(valid))
+        ctx = Context(self._reset_mask(valid), jnp.asarray(valid))
         wide = None if targets is None else np.pad(targets, padding)
         results = self._call(np.pad(tokens, padding), wide, ctx, size - 1)
         self.tokens += size
@@ -330,34 +338,34 @@ class Streamer:
         where = jnp.asarray(last, jnp.int32)
         self._wait()
         if targets is None:
-            self._logits, self._memory = self._programs.read(*given, ctx, where)
+            self._logits, self._memory = self._functions.read(*given, ctx, where)
             results: tuple[Array, ...] = ()
         else:
             wanted = jnp.asarray(targets, jnp.int32)
-            *scores, self._logits, self._memory = self._programs.losses(*given, wanted, ctx, where)
+            *scores, self._logits, self._memory = self._functions.losses(*given, wanted, ctx, where)
             results = tuple(scores)
-        self._flying.append(self._logits)
+        self._in_flight.append(self._logits)
         return results
 
-    def _step(self, tokens: Any, targets: np.ndarray | None) -> tuple[Array, Array]:
+    def _read_token(self, tokens: Any, targets: np.ndarray | None) -> tuple[Array, Array]:
         self._wait()
-        ctx = Context(self._resets(np.ones((self.batch, 1), bool)))
+        ctx = Context(self._reset_mask(np.ones((self.batch, 1), bool)))
         given = (self._params, self._memory, jnp.asarray(tokens, jnp.int32))
         wanted = np.zeros((self.batch, 1), np.int32) if targets is None else targets
-        nats, right, self._logits, self._memory = self._programs.step(
+        nats, correct, self._logits, self._memory = self._functions.step(
             *given, jnp.asarray(wanted, jnp.int32), ctx
         )
-        self._flying.append(self._logits)
+        self._in_flight.append(self._logits)
         self.tokens += 1
-        return nats, right
+        return nats, correct
 
     def _wait(self) -> None:
-        """Let the device catch up, so that a fast reader does not queue a whole document."""
-        if len(self._flying) >= _AHEAD:
-            self._flying.popleft().block_until_ready()
+        """Wait for the device, to bound the number of calls in flight."""
+        if len(self._in_flight) >= _MAX_IN_FLIGHT:
+            self._in_flight.popleft().block_until_ready()
 
-    def _resets(self, valid: np.ndarray) -> Array | None:
-        """Return where to forget, [b t]. A reset at padding would forget what stands before it."""
+    def _reset_mask(self, valid: np.ndarray) -> Array | None:
+        """Return the reset mask [b t]; False at padding, where a reset would discard the state."""
         if self._reset_every is None:
             return None
         index = self.tokens + np.arange(valid.shape[1])
@@ -367,21 +375,21 @@ class Streamer:
 
     @property
     def state(self) -> StreamState:
-        """A copy of where the stream stands, which reading on does not touch."""
+        """A copy of the stream's state, which later calls do not change."""
         return StreamState(jax.tree.map(jnp.copy, self._memory), self.tokens)
 
     @state.setter
     def state(self, state: StreamState) -> None:
-        """Go on from there. The state stays the caller's."""
+        """Continue from a state, which is copied."""
 
-        def place(new: Any, old: Array) -> Array:
+        def position(new: Any, old: Array) -> Array:
             if new.shape != old.shape or new.dtype != old.dtype:
                 raise ValueError(
                     f"a state of {new.dtype}{new.shape} does not fit {old.dtype}{old.shape}"
                 )
             return jax.device_put(new, old.sharding, may_alias=False)
 
-        self._memory = jax.tree.map(place, state.memory, self._memory)
+        self._memory = jax.tree.map(position, state.memory, self._memory)
         self.tokens = state.tokens
         self._logits = None
 
@@ -390,11 +398,11 @@ class Streamer:
         return sum(leaf.nbytes for leaf in jax.tree.leaves(self._memory))
 
 
-def refuse_beyond(capacity: int | None, tokens: int) -> None:
-    """Raise a `UserError` if a stack that holds `capacity` tokens cannot read so many.
+def check_capacity(capacity: int | None, tokens: int) -> None:
+    """Raise a `UserError` if a document exceeds the KV cache of full attention.
 
     Args:
-      capacity: of the stack; None is any number.
+      capacity: of the stack; None is unlimited.
       tokens: of a document.
     """
     if capacity is not None and tokens > capacity:
@@ -405,7 +413,7 @@ def refuse_beyond(capacity: int | None, tokens: int) -> None:
 
 
 def rechunk(pieces: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
-    """Yield what `pieces` [... n] hold in pieces [... size], the last of them shorter.
+    """Yield `pieces` [... n] regrouped to pieces [... size], the last of them shorter.
 
     Memory is that of one piece of either kind.
     """

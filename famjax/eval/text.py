@@ -1,4 +1,4 @@
-"""How well a run predicts text: whole documents with its memory and without, or in windows."""
+"""Text evaluation: loss on whole documents, with memory and without, or in windows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from famjax.data.pipeline import make_source
 from famjax.data.sources import Key, Piece, Source, TextSource
 from famjax.eval.guessing import TokenCounts
 from famjax.eval.progress import TokenProgress
-from famjax.eval.streaming import CHUNK, Streamer, refuse_beyond
+from famjax.eval.streaming import CHUNK, Streamer, check_capacity
 from famjax.train.run import Run
 
 # the first bucket of positions holds 2 ** 8 tokens
@@ -35,46 +35,45 @@ def evaluate_text(
     window: int | None = None,
     score: int | None = None,
 ) -> dict[str, Any]:
-    """Return how well a run predicts text, with its memory and without.
+    """Evaluate a run on text, with its memory and without.
 
-    Every document is streamed from its first token to its last, as [bos] tokens [eos]; every token
-    but bos and the inputs of .jsonl lines is predicted and counted. Documents are read side by
-    side. "Without memory" is the same run on the same tokens, forgetting everything at the start of
-    each block.
+    Every document is streamed as [bos] tokens [eos]; every token but bos and the inputs of .jsonl
+    lines is scored. Documents are read in batches. "Without memory" is the same run on the same
+    tokens with a reset at the start of each block.
 
     With a window, documents are read in windows of so many tokens, each with an empty memory, and
-    the last `score` predictions of each are counted; of a document's first window all are. The
-    windows overlap so that every token is predicted and counted once (T2R 3.2.1).
+    the last `score` predictions of each are scored, all for a document's first window. The windows
+    overlap so that every token is scored once (T2R 3.2.1).
 
     Args:
       run: any.
-      files: as `data.files`; None is what training held out.
-      max_bytes: no further document is begun when so many bytes of text have been read; what is
-        begun is read to its end.
-      batch: documents read together.
+      files: as `data.files`; None is the holdout.
+      max_bytes: start no further document after so many bytes of text; started documents are read
+        to their end.
+      batch: documents per batch.
       quiet: no progress.
       window: tokens of a window, a multiple of the model's block; None reads documents whole.
-      score: at most the window, which it is if not given.
+      score: at most the window, which is the default.
 
     Returns:
       window, score; documents, documents_left, tokens, bytes, seconds, tokens_per_second,
-      state_bytes (of one document); loss (nats a token), accuracy, perplexity, bits_per_byte; the
-      same four in without_memory, and what they lose without it in memory_gain; the same four of
-      predictions without context in unigram and uniform (`famjax.eval.guessing`); by_position: rows
-      of from, to (tokens read before the predicted one, of a window in it), tokens, loss, accuracy,
+      state_bytes (of one document); loss (nats per token), accuracy, perplexity, bits_per_byte; the
+      same four in without_memory, and their improvement by memory in memory_gain; the same four of
+      context-free baselines in unigram and uniform (`famjax.eval.guessing`); by_position: rows of
+      from, to (position of the predicted token in its document or window), tokens, loss, accuracy,
       loss_without_memory.
 
     Raises:
-      UserError: there is no such text, a document is longer than full attention can hold, or such
-        windows cannot be read.
+      UserError: there is no such text, a document exceeds full attention's KV cache, or the
+        window is invalid.
     """
     if batch < 1 or (max_bytes is not None and max_bytes < 1):
         raise UserError(f"text: batch={batch}, max_bytes={max_bytes}: must be at least 1")
     _check_window(run, window, score)
     source = text_source(run, files)
-    documents = _Once(source, max_bytes)
+    documents = _DocumentPass(source, max_bytes)
     model = run.config.model
-    # what reads in no blocks forgets each time it has read what it may see
+    # a stack without blocks is reset after each attention span
     block = model.block_len if model.stack == "residual" else model.feedback.span
     if window is None:
         streamer = Streamer(run.model, min(batch, len(source)), max(CHUNK // block, 1) * block)
@@ -83,28 +82,30 @@ def evaluate_text(
         score = score or window
         streamer = Streamer(run.model, batch, window)
         rows = windows(documents, batch, window, score)
-    streams = (streamer, streamer.fresh())
-    carried, forgetful = _Totals(), _Totals()
+    streams = (streamer, streamer.new_stream())
+    with_memory_sums, reset_sums = _MetricSums(), _MetricSums()
     counts = TokenCounts(run.tokenizer.vocab_size)
     tokens = 0
     with TokenProgress("text", source.text_bytes, quiet) as progress:
-        with progress.compiling():  # now, so that the time is the device's
-            streamer.fresh().lane_losses(join_rows([empty_row(streamer.chunk)] * streamer.batch))
+        with progress.compiling():  # now, so that timings exclude compilation
+            streamer.new_stream().lane_losses(
+                join_rows([empty_row(streamer.chunk)] * streamer.batch)
+            )
         begin = time.perf_counter()
         for batch_read, positions, results in _predictions(run, rows, streams, block):
             counted = batch_read["weights"] > 0
             size = run.tokenizer.token_bytes[batch_read["targets"]] * counted
-            for totals, (nats, right) in zip((carried, forgetful), results, strict=True):
-                totals.add(counted, positions, nats, right, size)
+            for totals, (nll, correct) in zip((with_memory_sums, reset_sums), results, strict=True):
+                totals.add(counted, positions, nll, correct, size)
             counts.add(batch_read["targets"][counted])
             valid = batch_read["valid"]
-            # what windows read again is no text that was not read before
+            # the overlap of windows is not new text
             new = batch_read.get("new", valid)
             read = int(run.tokenizer.token_bytes[batch_read["tokens"][new]].sum())
             documents.bytes += read
             tokens += int(valid.sum())
             progress.advance(int(new.sum()), read)
-    if carried.bytes == 0:
+    if with_memory_sums.bytes == 0:
         raise UserError(f"text:{files or 'holdout'}: the documents are empty")
     seconds = time.perf_counter() - begin
     return {
@@ -112,21 +113,21 @@ def evaluate_text(
         "score": score,
         "documents": documents.given,
         "documents_left": len(source) - documents.given,
-        "tokens": int(carried.tokens.sum()),
-        "bytes": carried.bytes,
+        "tokens": int(with_memory_sums.tokens.sum()),
+        "bytes": with_memory_sums.bytes,
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
         "state_bytes": streamer.state_bytes() // streamer.batch,
-        **_scores(carried, forgetful),
-        "unigram": carried.scores_of(*counts.unigram()),
-        "uniform": carried.scores_of(*counts.uniform()),
+        **_scores(with_memory_sums, reset_sums),
+        "unigram": with_memory_sums.compute_scores(*counts.unigram()),
+        "uniform": with_memory_sums.compute_scores(*counts.uniform()),
     }
 
 
 def _check_window(run: Run, window: int | None, score: int | None) -> None:
     if window is None:
         if score is not None:
-            raise UserError(f"--score {score}: is of windows; give --window too")
+            raise UserError(f"--score {score}: is for windows; give --window as well")
         return
     block, capacity = run.model.block_len, run.model.stack.capacity
     if window < 1 or window % block:
@@ -149,10 +150,9 @@ def text_source(run: Run, files: str | None) -> TextSource:
             "text; give text:FILES"
         )
     if run.step == 0:
-        # data.files would be the default of a config that nothing was trained with
+        # the config's data.files was not used for training
         raise UserError(
-            "text:holdout: famjax trained nothing here, so no text was held out; give "
-            "--tasks text:FILES"
+            "text:holdout: the run is at step 0, so no text was held out; give --tasks text:FILES"
         )
     source = make_source(run.config, run.tokenizer, split="holdout")
     if not isinstance(source, TextSource):
@@ -160,16 +160,16 @@ def text_source(run: Run, files: str | None) -> TextSource:
     return source
 
 
-class NoMore(Exception):
-    """All documents are given out."""
+class EndOfDocuments(Exception):
+    """There are no more documents."""
 
 
-class _Once:
-    """A `Source` that gives each document once, to the first lane that is free.
+class _DocumentPass:
+    """A `Source` that yields each document once, to the first free lane.
 
     Attributes:
-      given: documents given out.
-      bytes: of text, counted by whoever reads them.
+      given: number of documents yielded.
+      bytes: of text, counted by the caller.
     """
 
     def __init__(self, source: TextSource, max_bytes: int | None):
@@ -179,7 +179,7 @@ class _Once:
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
         enough = self._max_bytes is not None and self.bytes >= self._max_bytes
         if enough or self.given == len(self._source):
-            raise NoMore
+            raise EndOfDocuments
         self.given += 1
         return self._source.key(0, 1, self.given - 1)
 
@@ -197,7 +197,7 @@ def batches(source: Source, lanes: int, length: int, block: int) -> Iterator[Bat
     """Yield batches as `famjax.data.lanes.Lanes` does, until all documents are read."""
     readers = [Reader(source, lane, lanes) for lane in range(lanes)]
     while True:
-        batch = join_rows([_row(reader, length, block) for reader in readers])
+        batch = join_rows([_fill_row(reader, length, block) for reader in readers])
         if not batch["valid"].any():
             return
         yield batch
@@ -207,15 +207,15 @@ def join_rows(rows: Sequence[Batch]) -> Batch:
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def _row(reader: Reader, length: int, block: int) -> Batch:
+def _fill_row(reader: Reader, length: int, block: int) -> Batch:
     row = empty_row(length)
     at = 0
     while at < length:
         try:
             span = reader.take(length - at)
-        except NoMore:
+        except EndOfDocuments:
             break
-        # behind the last token nothing is predicted, so it takes no position
+        # nothing is predicted after the last token, so it takes no position
         count = len(span.tokens) - span.last
         write_span(row, at, span, count)
         at += count
@@ -225,9 +225,10 @@ def _row(reader: Reader, length: int, block: int) -> Batch:
 
 
 def windows(source: Source, rows: int, window: int, score: int) -> Iterator[Batch]:
-    """Yield batches of windows, side by side, until all documents are read; see `evaluate_text`.
+    """Yield batches of windows until all documents are read; see `evaluate_text`.
 
-    Beside what `batches` yields they have "new" [b t], True at tokens that no window before had.
+    In addition to the keys of `batches` they have "new" [b t], True at tokens that are not in an
+    earlier window.
     """
     every = _windows(Reader(source, 0, 1), window, score)
     while together := list(islice(every, rows)):
@@ -246,10 +247,10 @@ def _windows(reader: Reader, window: int, score: int) -> Iterator[Batch]:
         first = reader.at_start()
         try:
             span = reader.take(window if first else score)
-        except NoMore:
+        except EndOfDocuments:
             return
         at = 0 if first else kept
-        # what is read again has weight 0; a window that another follows is full
+        # the overlap has weight 0; all windows but a document's last are full
         row["tokens"][:at] = before["tokens"][window - at :]
         row["targets"][:at] = before["targets"][window - at :]
         row["valid"][:at] = True
@@ -264,15 +265,15 @@ def _windows(reader: Reader, window: int, score: int) -> Iterator[Batch]:
 def _predictions(
     run: Run, rows: Iterator[Batch], streams: tuple[Streamer, Streamer], block: int
 ) -> Iterator[tuple[Batch, np.ndarray, list[tuple[np.ndarray, np.ndarray]]]]:
-    """Yield each batch, its positions [b t], and (nats, right) [b t] with memory and without.
+    """Yield each batch, its positions [b t], and (nll, correct) [b t] with memory and without.
 
-    Results are fetched a batch late, so that the host makes the next one meanwhile.
+    Results are fetched one batch late, so that the host prepares the next one meanwhile.
     """
     waiting: deque[Any] = deque()
     read = np.zeros(streams[0].batch, np.int64)
     for batch in rows:
-        positions, read = positions_of(batch, read)
-        refuse_beyond(run.model.stack.capacity, int(positions[batch["valid"]].max()) + 1)
+        positions, read = token_positions(batch, read)
+        check_capacity(run.model.stack.capacity, int(positions[batch["valid"]].max()) + 1)
         resets = batch["reset"].copy()
         resets[:, ::block] |= batch["valid"][:, ::block]
         forgetting = {**batch, "reset": resets}
@@ -285,11 +286,11 @@ def _predictions(
         yield batch, positions, jax.device_get(results)
 
 
-def positions_of(batch: Batch, read: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each token's position in its document [b t], and the tokens read behind them [b].
+def token_positions(batch: Batch, read: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return each token's position in its document [b t], and the next position of each lane [b].
 
     Args:
-      read: [b], tokens of each lane's document read before.
+      read: [b], tokens of each lane's document in earlier batches.
     """
     index = np.arange(batch["reset"].shape[1])
     start = np.maximum.accumulate(np.where(batch["reset"], index, -1), axis=1)
@@ -297,57 +298,57 @@ def positions_of(batch: Batch, read: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return positions, positions[:, -1] + 1
 
 
-class _Totals:
-    """Sums over tokens, by buckets of positions: 0 to 255, 256 to 511, 512 to 1023 and so on."""
+class _MetricSums:
+    """Metric sums over tokens, in buckets of positions: 0 to 255, 256 to 511, 512 to 1023, ..."""
 
     def __init__(self) -> None:
         self.bytes = 0
-        self.tokens, self.nats, self.right = (np.zeros(_BUCKETS) for _ in range(3))
+        self.tokens, self.nll, self.correct = (np.zeros(_BUCKETS) for _ in range(3))
 
     def add(
         self,
         counted: np.ndarray,
         positions: np.ndarray,
-        nats: np.ndarray,
-        right: np.ndarray,
+        nll: np.ndarray,
+        correct: np.ndarray,
         size: np.ndarray,
     ) -> None:
         """Add one batch, [b t] each; `size` is in bytes."""
         # frexp rather than log2: exact at powers of two
         bucket = np.maximum(np.frexp(positions[counted])[1] - _FIRST_BUCKET, 0)
         self.tokens += np.bincount(bucket, minlength=_BUCKETS)
-        self.nats += np.bincount(bucket, nats[counted], minlength=_BUCKETS)
-        self.right += np.bincount(bucket, right[counted], minlength=_BUCKETS)
+        self.nll += np.bincount(bucket, nll[counted], minlength=_BUCKETS)
+        self.correct += np.bincount(bucket, correct[counted], minlength=_BUCKETS)
         self.bytes += int(size.sum())
 
     def scores(self) -> dict[str, float]:
-        return self.scores_of(float(self.nats.sum()), float(self.right.sum()))
+        return self.compute_scores(float(self.nll.sum()), float(self.correct.sum()))
 
-    def scores_of(self, nats: float, right: float) -> dict[str, float]:
-        """Return the scores of so many nats and hits on the tokens that were added."""
+    def compute_scores(self, nll: float, correct: float) -> dict[str, float]:
+        """Return the scores of the added tokens from a sum of nll and of correct predictions."""
         tokens = float(self.tokens.sum())
-        loss = nats / tokens
+        loss = nll / tokens
         return {
             "loss": loss,
-            "accuracy": right / tokens,
+            "accuracy": correct / tokens,
             "perplexity": math.exp(loss) if loss < 700 else math.inf,
-            "bits_per_byte": nats / self.bytes / math.log(2),
+            "bits_per_byte": nll / self.bytes / math.log(2),
         }
 
 
-def _scores(carried: _Totals, forgetful: _Totals) -> dict[str, Any]:
-    with_memory, without = carried.scores(), forgetful.scores()
+def _scores(with_memory_sums: _MetricSums, reset_sums: _MetricSums) -> dict[str, Any]:
+    with_memory, without = with_memory_sums.scores(), reset_sums.scores()
     rows = []
-    for i in np.flatnonzero(carried.tokens):
-        tokens = carried.tokens[i]
+    for i in np.flatnonzero(with_memory_sums.tokens):
+        tokens = with_memory_sums.tokens[i]
         rows.append(
             {
                 "from": 0 if i == 0 else 2 ** (_FIRST_BUCKET - 1 + int(i)),
                 "to": 2 ** (_FIRST_BUCKET + int(i)) - 1,
                 "tokens": int(tokens),
-                "loss": float(carried.nats[i] / tokens),
-                "accuracy": float(carried.right[i] / tokens),
-                "loss_without_memory": float(forgetful.nats[i] / tokens),
+                "loss": float(with_memory_sums.nll[i] / tokens),
+                "accuracy": float(with_memory_sums.correct[i] / tokens),
+                "loss_without_memory": float(reset_sums.nll[i] / tokens),
             }
         )
     return {

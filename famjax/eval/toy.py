@@ -1,4 +1,4 @@
-"""How well a run solves a toy task: its answers, and whole episodes of them."""
+"""Evaluation of toy tasks: accuracy of answers and of whole episodes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from famjax.data.sources import Key, Piece
 from famjax.data.words import BEGIN
 from famjax.eval.memory import memory_report
 from famjax.eval.progress import TokenProgress
-from famjax.eval.streaming import CHUNK, Streamer, refuse_beyond
-from famjax.eval.text import NoMore, batches, join_rows, positions_of
+from famjax.eval.streaming import CHUNK, Streamer, check_capacity
+from famjax.eval.text import EndOfDocuments, batches, join_rows, token_positions
 from famjax.tasks.toy import ToySource, baselines, eval_steps
 from famjax.train.run import Run
 
@@ -32,47 +32,49 @@ def evaluate_toy(
     batch: int = 8,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Return how many answers of a toy task's test a run gives, and how many whole episodes.
+    """Evaluate a run on the test episodes of a toy task.
 
-    Episodes are read side by side, and one behind the other with the memory carried on if the run
-    was trained so (`data.toy.concatenate`).
+    Episodes are read in batches, and concatenated with the memory carried over if the run was
+    trained so (`data.toy.concatenate`).
 
     Args:
-      run: one that has the task's words.
+      run: with the task's vocabulary.
       task: name.
-      lengths: steps of the test's episodes; None is what the config says.
+      lengths: steps of the test episodes; None is the config's.
       examples: episodes of each length.
-      batch: episodes read together.
+      batch: episodes per batch.
       quiet: no progress.
 
     Returns:
       task, and rows, one for each length: length, examples, answers (their number), accuracy
-      (of answers), episode_accuracy (all answers right), what `baselines` returns, seconds,
+      (of answers), episode_accuracy (all answers correct), those of `baselines`, seconds,
       tokens_per_second, peak_bytes.
 
     Raises:
-      UserError: other words, or an episode longer than full attention can hold.
+      UserError: another vocabulary, or an episode exceeds full attention's KV cache.
     """
     if min(examples, batch) < 1:
         raise UserError(f"{task}: examples={examples}, batch={batch}: must be at least 1")
     toy = run.config.data.toy
     if lengths and max(lengths) > HIGHEST["data.toy.steps"]:
         raise UserError(
-            f"{task}: episodes of {max(lengths):,} steps; they are made whole, take at most "
+            f"{task}: episodes of {max(lengths):,} steps are generated in memory; take at most "
             f"{HIGHEST['data.toy.steps']:,}"
         )
     rows = []
     for length in lengths or [eval_steps(task, toy)]:
         asked = replace(toy, steps=length, episodes=examples)
         source = ToySource(task, asked, run.tokenizer, run.config.seed, "holdout")
-        right, tokens, seconds = _answer(run, source, min(batch, examples), toy.concatenate, quiet)
+        correct, tokens, seconds = _evaluate(
+            run, source, min(batch, examples), toy.concatenate, quiet
+        )
         rows.append(
             {
                 "length": length,
-                "examples": len(right),
-                "answers": int(right[:, 1].sum()),
-                "accuracy": float(right[:, 0].sum() / right[:, 1].sum()),
-                "episode_accuracy": float((right[:, 0] == right[:, 1]).mean()),
+                "examples": len(correct),
+                "answers": int(correct[:, 1].sum()),
+                "accuracy": float(correct[:, 0].sum() / correct[:, 1].sum()),
+                "episode_accuracy": float((correct[:, 0] == correct[:, 1]).mean()),
                 **baselines(task, toy, length, run.config.seed),
                 "seconds": seconds,
                 "tokens_per_second": tokens / seconds,
@@ -82,10 +84,10 @@ def evaluate_toy(
     return {"task": task, "rows": rows}
 
 
-class _Once:
-    """A `Source` of each test episode once.
+class _EpisodePass:
+    """A `Source` that yields each test episode once.
 
-    Each lane has one document of its share of them, or takes the next one when it is free.
+    Each lane has one document with its share of them, or takes the next episode when free.
     """
 
     def __init__(self, source: ToySource, concatenate: bool):
@@ -95,7 +97,7 @@ class _Once:
         if self._concatenate and k == 0:
             return self._source.key(lane, lanes, 0)
         if self._concatenate or self._given == len(self._source):
-            raise NoMore
+            raise EndOfDocuments
         self._given += 1
         return self._source.key(0, 1, self._given - 1)
 
@@ -109,50 +111,52 @@ class _Once:
         del state
 
 
-def _answer(
+def _evaluate(
     run: Run, source: ToySource, lanes: int, concatenate: bool, quiet: bool
 ) -> tuple[np.ndarray, int, float]:
-    """Return right and all answers of each episode, [episodes 2], tokens read, and seconds."""
+    """Return correct and all answers of each episode [episodes 2], tokens read, and seconds."""
     block = run.config.model.block_len
     stream = Streamer(run.model, lanes, max(CHUNK // block, 1) * block)
     counts = np.zeros((lanes, len(source) + 1, 2), np.int64)
-    begun = np.zeros(lanes, np.int64)
+    started = np.zeros(lanes, np.int64)
     tokens = 0
     with TokenProgress(source.name, None, quiet) as progress:
-        with progress.compiling():  # now, so that the time is the device's
-            stream.fresh().lane_losses(join_rows([empty_row(stream.chunk)] * lanes))
+        with progress.compiling():  # now, so that timings exclude compilation
+            stream.new_stream().lane_losses(join_rows([empty_row(stream.chunk)] * lanes))
         begin = time.perf_counter()
-        for read, right in _results(run, _Once(source, concatenate), stream, block):
-            begun = _count(counts, begun, read, right)
+        for read, correct in _results(run, _EpisodePass(source, concatenate), stream, block):
+            started = _count_answers(counts, started, read, correct)
             tokens += int(read["valid"].sum())
             progress.advance(int(read["valid"].sum()))
     seconds = time.perf_counter() - begin
-    episodes = [lane[1 : n + 1] for lane, n in zip(counts, begun, strict=True)]
+    episodes = [lane[1 : n + 1] for lane, n in zip(counts, started, strict=True)]
     return np.concatenate(episodes), tokens, seconds
 
 
 def _results(
-    run: Run, source: _Once, stream: Streamer, block: int
+    run: Run, source: _EpisodePass, stream: Streamer, block: int
 ) -> Iterator[tuple[Batch, np.ndarray]]:
-    """Yield each batch and which of its targets were the likeliest [b t], fetched a batch late."""
+    """Yield each batch and its correct predictions [b t], fetched one batch late."""
     waiting: deque[Any] = deque()
     at = np.zeros(stream.batch, np.int64)
     for batch in batches(source, stream.batch, stream.chunk, block):
-        positions, at = positions_of(batch, at)
-        refuse_beyond(run.model.stack.capacity, int(positions[batch["valid"]].max()) + 1)
+        positions, at = token_positions(batch, at)
+        check_capacity(run.model.stack.capacity, int(positions[batch["valid"]].max()) + 1)
         waiting.append((batch, stream.lane_losses(batch)[1]))
         if len(waiting) > 1:
-            first, right = waiting.popleft()
-            yield first, jax.device_get(right)
-    for first, right in waiting:
-        yield first, jax.device_get(right)
+            first, correct = waiting.popleft()
+            yield first, jax.device_get(correct)
+    for first, correct in waiting:
+        yield first, jax.device_get(correct)
 
 
-def _count(counts: np.ndarray, begun: np.ndarray, read: Batch, right: np.ndarray) -> np.ndarray:
-    """Add a batch to `counts` [b episodes 2], and return the episodes each lane has begun [b]."""
-    number = begun[:, None] + np.cumsum((read["tokens"] == BEGIN) & read["valid"], axis=1)
+def _count_answers(
+    counts: np.ndarray, started: np.ndarray, read: Batch, correct: np.ndarray
+) -> np.ndarray:
+    """Add a batch to `counts` [b episodes 2]; return the started episodes of each lane [b]."""
+    number = started[:, None] + np.cumsum((read["tokens"] == BEGIN) & read["valid"], axis=1)
     lane, position = np.nonzero(read["weights"] > 0)
     episode = number[lane, position]
-    both = np.stack([right[lane, position], np.ones(len(lane), bool)], axis=-1)
+    both = np.stack([correct[lane, position], np.ones(len(lane), bool)], axis=-1)
     np.add.at(counts, (lane, episode), both)
     return number[:, -1]

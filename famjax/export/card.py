@@ -1,11 +1,11 @@
-"""The model card: what it is, and the lines that load it."""
+"""The model card of an exported folder."""
 
 from __future__ import annotations
 
 from famjax.convert.families.common import Family
 from famjax.convert.families.famjax import FAMJAX
 from famjax.core.config import ModelConfig
-from famjax.export.source import Source
+from famjax.export.source import ExportSource
 
 _LOAD = """\
 ```
@@ -25,7 +25,7 @@ print(tokenizer.decode(model.generate(torch.tensor([ids]), max_new_tokens=20)[0]
 """
 
 _STREAM = """
-It reads text of any length in pieces of any length; what it remembers has constant size:
+It processes text of any length in pieces of any length; its memory has constant size:
 
 ```python
 state = None
@@ -35,7 +35,7 @@ for piece in torch.tensor([ids]).split(7, 1):
 """
 
 _BATCHES = """
-Texts of several lengths are padded, on the left for `generate`; each is read as if it were alone:
+Texts of different lengths are padded, on the left for `generate`, without changing the results:
 
 ```python
 texts = [tokenizer.bos_token + text for text in ("Once upon a time", "The end")]
@@ -43,17 +43,17 @@ batch = tokenizer(texts, padding=True, add_special_tokens=False, return_tensors=
 print(tokenizer.batch_decode(model.generate(**batch, num_beams=2, max_new_tokens=20)))
 ```
 
-Not supported, and refused: padding within a row, `inputs_embeds`, `output_attentions`,
+Not supported (an error): padding within a row, `inputs_embeds`, `output_attentions`,
 `past_key_values` (give `state`), texts packed into one row by `position_ids`, assisted generation
-and prompt lookup, which would have to take back what was read.
+and prompt lookup, which would have to roll back the state.
 """
 
 
-def card(source: Source, family: Family, pretrained: bool) -> str:
+def model_card(source: ExportSource, family: Family, pretrained: bool) -> str:
     """Return the text of README.md.
 
     Args:
-      pretrained: it began with a converted model's weights.
+      pretrained: training started from a converted model's weights.
     """
     own = family is FAMJAX
     trust = ", trust_remote_code=True" if own else ""
@@ -66,9 +66,9 @@ def card(source: Source, family: Family, pretrained: bool) -> str:
         "",
         f"# {config.name}",
         "",
-        f"A language model trained with famjax: {about(source)}",
+        f"A language model trained with famjax: {describe(source)}",
         "",
-        _training(source, pretrained),
+        _describe_training(source, pretrained),
         "",
         "Licence: to be filled in by whoever publishes it.",
         "",
@@ -79,14 +79,14 @@ def card(source: Source, family: Family, pretrained: bool) -> str:
     return text + (_STREAM if remembers else "") + (_BATCHES if own else "")
 
 
-def about(source: Source) -> str:
-    """Return a sentence on the model."""
+def describe(source: ExportSource) -> str:
+    """Return a sentence about the model."""
     model = source.model
     shape = f"{model.layers} layers, width {model.width}, {model.vocab_size:,} tokens"
-    return f"{shape}, attention `{model.mixer}`{_memory(model)}."
+    return f"{shape}, attention `{model.mixer}`{_describe_memory(model)}."
 
 
-def _memory(model: ModelConfig) -> str:
+def _describe_memory(model: ModelConfig) -> str:
     names = model.mixer.split(",")
     said = ""
     if {"bswa", "bswa_sg", "fam"} & set(names):
@@ -98,11 +98,11 @@ def _memory(model: ModelConfig) -> str:
     return said
 
 
-def _training(source: Source, pretrained: bool) -> str:
-    """Say what it has read, and where its weights come from."""
+def _describe_training(source: ExportSource, pretrained: bool) -> str:
+    """Return a sentence about the training, and the origin of the weights."""
     step, data = source.run.step, source.run.config.data
     if not step:
         return "Pretrained weights, converted and not trained since."
     tokens = data.batch * data.length
     began = " on top of pretrained weights" if pretrained else ""
-    return f"Training: {step:,} steps of {tokens:,} tokens, {step * tokens:,} in all{began}."
+    return f"Training: {step:,} steps of {tokens:,} tokens, {step * tokens:,} in total{began}."

@@ -1,4 +1,4 @@
-"""Are an export's logits those of the run?"""
+"""Compares the logits of an export with those of the run."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from famjax.core.errors import UserError
 from famjax.core.types import Context
 from famjax.models.language_model import LanguageModel
 
-# of the logits' range
+# as a fraction of the logits' range
 _LIMIT = 1e-4
-# logits compared, at most: those of the last tokens
+# maximum number of compared logits, those of the last tokens
 _LOGITS = 1 << 26
 
 
-def sample(config: ModelConfig) -> tuple[np.ndarray, int]:
-    """Return random tokens [2 t], in two blocks and a part of a third, and of how many of the last
-    tokens to compare the logits."""
+def sample_tokens(config: ModelConfig) -> tuple[np.ndarray, int]:
+    """Return random tokens [2 t] of two and a partial block, and the number of compared positions,
+    the last ones."""
     names = config.mixer.split(",")
     block = max(config.block_len, config.window if "swa" in names else 1)
     count = 2 * block + 3
@@ -34,15 +34,15 @@ def sample(config: ModelConfig) -> tuple[np.ndarray, int]:
     return tokens, min(count, max(_LOGITS // config.vocab_size // 2, 1))
 
 
-def capacity(config: ModelConfig) -> int:
-    """Return the capacity that a model needs to read the sample: its own may be gigabytes."""
+def sample_capacity(config: ModelConfig) -> int:
+    """Return the KV capacity that the sample needs; the model's own may take gigabytes."""
     if config.arch.learned_positions:
         return config.capacity
-    return min(config.capacity, sample(config)[0].shape[1])
+    return min(config.capacity, sample_tokens(config)[0].shape[1])
 
 
-def logits(model: LanguageModel, tokens: np.ndarray, last: int) -> np.ndarray:
-    """Return [b last v] of the last tokens."""
+def compute_logits(model: LanguageModel, tokens: np.ndarray, last: int) -> np.ndarray:
+    """Return the logits [b last v] of the last tokens."""
     count = tokens.shape[1]
     padded = np.pad(tokens, ((0, 0), (0, -count % model.block_len)))
     graph, params = nnx.split(model)
@@ -55,39 +55,39 @@ def logits(model: LanguageModel, tokens: np.ndarray, last: int) -> np.ndarray:
         return model.logits(x[:, count - last : count])
 
     valid = np.broadcast_to(np.arange(padded.shape[1]) < count, padded.shape)
-    # accelerators would take fewer bits for products than PyTorch does
+    # accelerators multiply in lower precision than PyTorch by default
     with jax.default_matmul_precision("highest"):
         return np.asarray(read(params, jnp.asarray(padded, jnp.int32), valid))
 
 
-def of_run(model: LanguageModel, tokens: np.ndarray, last: int) -> np.ndarray:
-    """Return the logits of the run, which must be numbers."""
-    found = logits(model, tokens, last)
+def run_logits(model: LanguageModel, tokens: np.ndarray, last: int) -> np.ndarray:
+    """Return the logits of the run; a `UserError` if they are not finite."""
+    found = compute_logits(model, tokens, last)
     if not np.isfinite(found).all():
-        raise UserError("the run's logits are not finite numbers; export a run that has learned")
+        raise UserError("the run's logits are not finite; export a run that has not diverged")
     return found
 
 
-def compare(by: str, exported: np.ndarray, run: np.ndarray) -> str:
-    """Return a line that says how far apart the logits are.
+def compare_logits(by: str, exported: np.ndarray, run: np.ndarray) -> str:
+    """Return a line on the difference of the logits.
 
     Args:
-      by: what computed those of the export.
+      by: what computed the logits of the export.
 
     Raises:
-      UserError: too far.
+      UserError: the difference is above the limit.
     """
     apart = np.abs(exported - run).max()
     share = apart / max(run.max() - run.min(), np.finfo(np.float32).tiny)
     said = f"logits differ by {apart:.1e} at most, {share:.1e} of their range"
     if not share <= _LIMIT:
-        raise UserError(f"{by}: {said}, over {_LIMIT:.0e}; nothing was kept; please report it")
+        raise UserError(f"{by}: {said}, over {_LIMIT:.0e}; export removed; please report it")
     return f"compared with {by}: {said}"
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Keep transformers' warnings and progress bars, which speak of what is meant, to itself."""
+def silence_transformers() -> Iterator[None]:
+    """Silence transformers' warnings and progress bars, which are expected here."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

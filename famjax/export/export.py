@@ -1,4 +1,4 @@
-"""`export`: a run in a format of others, read again and compared before it is there."""
+"""`famjax export`: writes a run in another format, reads it back and compares it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from famjax.convert.folder import whole_folder
+from famjax.convert.folder import atomic_folder
 from famjax.convert.open import open_model
 from famjax.core.checks import mixer_pattern
 from famjax.core.errors import UserError, nearest
 from famjax.core.paths import expanded
-from famjax.export.source import Source
+from famjax.export.source import ExportSource
 
-# each is a module here: write(source, folder) -> lines that say how it was compared
+# each is a module here: write(source, folder) -> lines on the comparison
 FORMATS = ("hf", "peft", "orbax", "stablehlo")
 
 
@@ -27,19 +27,19 @@ def export(
 ) -> list[str]:
     """Write a run to the folder `dest` in one of `FORMATS`.
 
-    Nothing is there until all of it was written, read again, and its logits compared.
+    The folder appears after it is written, read back, and its logits are compared.
 
     Args:
-      run: its folder; the newest good checkpoint is taken. Or that of a Hugging Face model.
+      run: its folder, with the newest good checkpoint, or that of a Hugging Face model.
       dest: must not exist.
       dtype: float32 or bfloat16, of the tensors of hf.
-      report: takes a line before what may last a minute.
+      report: called with a line before steps that may take a minute.
 
     Returns:
-      Lines that say what was compared, and how far apart it was.
+      Lines on what was compared, and the differences.
 
     Raises:
-      UserError: a mistake in these, or the logits are not those of the run.
+      UserError: a wrong argument, or the logits differ from the run's.
     """
     if format not in FORMATS:
         raise UserError(
@@ -48,34 +48,34 @@ def export(
     if dtype != "float32" and format != "hf":
         raise UserError(f"--dtype {dtype} is for --format hf; {format} keeps float32")
     dest = expanded(dest)
-    refuse(dest)
-    source = Source(open_model(run), Path(run), dtype)
+    check_destination(dest)
+    source = ExportSource(open_model(run), Path(run), dtype)
     if format in ("hf", "peft") and source.model.adaptive.cutoffs:
         raise UserError(
-            f"--format {format}: has no words for an adaptive embedding and softmax; take "
+            f"--format {format}: does not support adaptive embedding and softmax; take "
             "--format stablehlo or orbax"
         )
     if format in ("hf", "peft") and source.model.stack != "residual":
         raise UserError(
-            f"--format {format}: has no words for model.stack={source.model.stack}; take --format "
+            f"--format {format}: does not support model.stack={source.model.stack}; take --format "
             "stablehlo or orbax"
         )
     if format in ("hf", "peft") and "linear" in mixer_pattern(source.model):
         raise UserError(
-            f"--format {format}: has no words for linear attention; take --format stablehlo or "
+            f"--format {format}: does not support linear attention; take --format stablehlo or "
             "orbax"
         )
-    report(f"writing {dest}, then reading it again to compare its logits")
+    report(f"writing {dest}, then reading it back to compare its logits")
     write = importlib.import_module(f"famjax.export.{format}").write
-    with whole_folder(dest) as folder:
+    with atomic_folder(dest) as folder:
         return write(source, folder)
 
 
-def refuse(dest: Path) -> None:
-    """Raise a `UserError` if no folder can be made there."""
+def check_destination(dest: Path) -> None:
+    """Raise a `UserError` if the folder cannot be created."""
     if dest.exists() or dest.is_symlink():
-        raise UserError(f"{dest} is there already; give another folder, or remove it")
+        raise UserError(f"{dest} exists already; give another folder, or remove it")
     if not dest.absolute().parent.is_dir():
-        raise UserError(f"{dest}: there is no folder {dest.parent}; make it first")
+        raise UserError(f"{dest}: there is no folder {dest.parent}; create it first")
     if not os.access(dest.absolute().parent, os.W_OK):
-        raise UserError(f"{dest}: the folder {dest.parent} cannot be written; check its rights")
+        raise UserError(f"{dest}: the folder {dest.parent} is not writable; check its permissions")

@@ -1,7 +1,7 @@
 """A Hugging Face folder: safetensors, config.json, tokenizer, model card.
 
-A model that a family of Hugging Face's can say is written as one of it. All others take their
-PyTorch code along (famjax/export/pytorch).
+A model that a Hugging Face family can represent is written as a model of that family. All others
+include their PyTorch code (famjax/export/pytorch).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from famjax.convert.families import FAMILIES, native, normal
+from famjax.convert.families import FAMILIES, native_family, normalize_model
 from famjax.convert.families.common import Family
 from famjax.convert.families.famjax import FAMJAX
 from famjax.convert.families.keys import HF
@@ -28,14 +28,14 @@ from famjax.core.json_files import read_json
 from famjax.core.optional import missing_message, missing_modules
 from famjax.data.tokenizers import Tokenizer
 from famjax.export import check, pytorch
-from famjax.export.card import card
-from famjax.export.source import Source
+from famjax.export.card import model_card
+from famjax.export.source import ExportSource
 from famjax.export.tokenizer import write_tokenizer
 from famjax.models.language_model import LanguageModel
 
 CODE = ("configuration_famjax.py", "modeling_famjax.py")
 _GENERATION, _ENDS = "generation_config.json", ("bos_token_id", "eos_token_id")
-# what a config.json may say besides, in the words of older versions or of the source's files
+# keys of the source's config.json that are dropped: older names, and properties of its files
 _STALE = (
     "rope_theta",
     "rope_scaling",
@@ -51,14 +51,14 @@ _STALE = (
 )
 
 
-def write(source: Source, folder: Path) -> list[str]:
-    """Write the folder and return what was compared."""
-    before = _source(source.folder, source.run.config.init)
-    reference, source = source.reference(), source.merged()
-    family = native(source.model, str(before.get("model_type"))) or FAMJAX
-    model = source.model if family is FAMJAX else normal(source.model)
+def write(source: ExportSource, folder: Path) -> list[str]:
+    """Write the folder and return lines on the comparison."""
+    before = _source_config(source.folder, source.run.config.init)
+    reference, source = source.reference_model(), source.merge_adapters()
+    family = native_family(source.model, str(before.get("model_type"))) or FAMJAX
+    model = source.model if family is FAMJAX else normalize_model(source.model)
     save_tensors(source.run.model, source.model, family.tensors(model), folder, source.dtype)
-    config = _config(family, model, before, source.run.tokenizer, source.dtype)
+    config = _target_config(family, model, before, source.run.tokenizer, source.dtype)
     _write_json(folder / "config.json", config)
     said = write_tokenizer(source.run.tokenizer, folder)
     if not (folder / _GENERATION).exists():
@@ -66,12 +66,12 @@ def write(source: Source, folder: Path) -> list[str]:
     if family is FAMJAX:
         for name in CODE:
             shutil.copyfile(Path(pytorch.__file__).with_name(name), folder / name)
-    (folder / "README.md").write_text(card(source, family, bool(before)), encoding="utf-8")
+    (folder / "README.md").write_text(model_card(source, family, bool(before)), encoding="utf-8")
     return _compare(reference, source, family, folder) + said
 
 
-def _source(run: Path, init: str) -> HF:
-    """Return the config.json that a run was converted from, or the model it began with."""
+def _source_config(run: Path, init: str) -> HF:
+    """Return the config.json that a run, or its `init`, was converted from."""
     found = [folder / SOURCE for folder in (run, *([Path(init)] if init else []))]
     if is_hugging_face(run):
         found.append(run / "config.json")
@@ -84,17 +84,19 @@ def _source(run: Path, init: str) -> HF:
     return found
 
 
-def _config(family: Family, model: ModelConfig, before: HF, tokenizer: Tokenizer, dtype: str) -> HF:
-    said = family.write(model)
+def _target_config(
+    family: Family, model: ModelConfig, before: HF, tokenizer: Tokenizer, dtype: str
+) -> HF:
+    said = family.serialize(model)
     stops = sorted(tokenizer.stop_ids)
     ends = dict(zip(_ENDS, (tokenizer.bos_id, stops if len(stops) > 1 else stops[0]), strict=True))
     kept = {name: value for name, value in before.items() if name not in _STALE}
     eos = before.get("eos_token_id")
     if eos is not None and not set(eos if isinstance(eos, list) else [eos]) <= tokenizer.stop_ids:
-        # of another tokenizer
+        # belongs to another tokenizer
         kept = {name: value for name, value in kept.items() if name not in ends}
     if FAMILIES.get(before.get("model_type", "")) is not family:
-        # another family's words mean other things; its special tokens are the tokenizer's still
+        # another family's keys have other meanings; only special tokens carry over
         kept = {name: value for name, value in kept.items() if name in ends}
     return ends | kept | said | {"architectures": [family.architecture], "dtype": dtype}
 
@@ -103,33 +105,39 @@ def _write_json(path: Path, content: HF) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _compare(reference: LanguageModel, source: Source, family: Family, folder: Path) -> list[str]:
-    tokens, last = check.sample(source.model)
-    run = check.of_run(reference, tokens, last)
+def _compare(
+    reference: LanguageModel, source: ExportSource, family: Family, folder: Path
+) -> list[str]:
+    tokens, last = check.sample_tokens(source.model)
+    run = check.run_logits(reference, tokens, last)
     with warnings.catch_warnings():
-        # of keys that the source's config.json has besides, which were told when it was converted
+        # about unknown keys of the source's config.json, reported at its conversion
         warnings.simplefilter("ignore", UserWarning)
-        _, again = load_pretrained(folder, capacity=check.capacity(source.model))
-    said = [check.compare("famjax reading it back", check.logits(again, tokens, last), run)]
+        _, again = load_pretrained(folder, capacity=check.sample_capacity(source.model))
+    said = [
+        check.compare_logits(
+            "famjax reading it back", check.compute_logits(again, tokens, last), run
+        )
+    ]
     if missing := missing_modules(("torch", "transformers")):
         return [*said, f"not compared with transformers: {missing_message(missing)}"]
-    return [*said, check.compare(*_transformers(family, folder, tokens, last), run)]
+    return [*said, check.compare_logits(*_transformers_logits(family, folder, tokens, last), run)]
 
 
-def _transformers(
+def _transformers_logits(
     family: Family, folder: Path, tokens: np.ndarray, last: int
 ) -> tuple[str, np.ndarray]:
     """Return transformers' version and its logits [b last v]."""
     import torch
     import transformers
 
-    # the code that the folder holds; as remote code it would also be copied to the user's cache
+    # the same code as in the folder; as remote code it would be copied to the user's cache
     kind: Any = transformers.AutoModelForCausalLM
     if family is FAMJAX:
         from famjax.export.pytorch.modeling_famjax import FamjaxForCausalLM
 
         kind = FamjaxForCausalLM
-    with check.quiet():
+    with check.silence_transformers():
         model = kind.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         logits = model(torch.tensor(tokens), logits_to_keep=last).logits

@@ -1,4 +1,4 @@
-"""The parameters alone, as Orbax keeps them: a run that is used and not trained on."""
+"""Exports the parameters alone as an Orbax checkpoint: a run for inference."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from famjax.convert.folder import write_model
 from famjax.core.sharding import path_name
 from famjax.data.tokenizers import save_tokenizer
 from famjax.export import check
-from famjax.export.source import Source
+from famjax.export.source import ExportSource
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.run import CHECKPOINTS, open_run
 
 _README = """\
 # {name}
 
-The parameters of a famjax run at step {step:,}, without the optimizer's. For famjax the folder is a
-run: `famjax generate`, `famjax eval`, `famjax.open_run`. Everybody else reads them with Orbax
+The parameters of a famjax run at step {step:,}, without the optimizer state. For famjax the folder
+is a run: `famjax generate`, `famjax eval`, `famjax.open_run`. Otherwise load them with Orbax
 (`pip install orbax-checkpoint`):
 
 ```python
@@ -31,14 +31,14 @@ import orbax.checkpoint
 params = orbax.checkpoint.PyTreeCheckpointer().restore(FOLDER + "/{params}")
 ```
 
-FOLDER is an absolute path. Layers of equal place in the pattern `{mixer}` are stacked on the first
-axis; config.json has the shape of the model.
+FOLDER is an absolute path. Layers at the same position of the pattern `{mixer}` are stacked on the
+first axis; config.json has the shape of the model.
 """
 
 
-def write(source: Source, folder: Path) -> list[str]:
-    """Write the folder and return what was compared."""
-    source = source.merged()
+def write(source: ExportSource, folder: Path) -> list[str]:
+    """Write the folder and return lines on the comparison."""
+    source = source.merge_adapters()
     save_tokenizer(source.run.tokenizer.name, folder)
     write_model(folder, source.run.config, source.run.model, source.run.step)
     at = Checkpoints(folder / CHECKPOINTS).path(source.run.step) / "params"
@@ -52,22 +52,22 @@ def write(source: Source, folder: Path) -> list[str]:
     return _compare(source, folder, at)
 
 
-def _compare(source: Source, folder: Path, at: Path) -> list[str]:
+def _compare(source: ExportSource, folder: Path, at: Path) -> list[str]:
     with ocp.PyTreeCheckpointer() as orbax:
         plain = orbax.restore(at)
-    ours = dict(_named(nnx.split(source.run.model)[1]))
-    theirs = dict(_named(plain))
+    ours = dict(_name_arrays(nnx.split(source.run.model)[1]))
+    theirs = dict(_name_arrays(plain))
     same = all(np.array_equal(theirs[name], ours[name]) for name in ours)
     if not same or theirs.keys() != ours.keys():
-        raise ValueError("Orbax read other parameters than were written")
-    tokens, last = check.sample(source.model)
-    run = check.of_run(source.run.model, tokens, last)
-    again = check.logits(open_run(folder).model, tokens, last)
+        raise ValueError("Orbax restored parameters that differ from those written")
+    tokens, last = check.sample_tokens(source.model)
+    run = check.run_logits(source.run.model, tokens, last)
+    again = check.compute_logits(open_run(folder).model, tokens, last)
     return [
         f"compared with Orbax {ocp.__version__}: the same {len(ours)} arrays",
-        check.compare("famjax opening it as a run", again, run),
+        check.compare_logits("famjax opening it as a run", again, run),
     ]
 
 
-def _named(tree: Any) -> list[tuple[str, Any]]:
+def _name_arrays(tree: Any) -> list[tuple[str, Any]]:
     return [(path_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]

@@ -1,4 +1,4 @@
-"""Adapters alone, as peft keeps them: for a model that Hugging Face has too."""
+"""Exports the adapters alone in peft's format, for models of Hugging Face families."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 from safetensors.numpy import load_file
 
-from famjax.convert.families import native, normal
+from famjax.convert.families import native_family, normalize_model
 from famjax.convert.families.common import Family
 from famjax.convert.folder import SOURCE
 from famjax.convert.save import save_file, save_tensors
@@ -23,7 +23,7 @@ from famjax.core.config import DropoutConfig, LoraConfig
 from famjax.core.errors import UserError
 from famjax.core.optional import missing_message, missing_modules
 from famjax.export import check
-from famjax.export.source import Source
+from famjax.export.source import ExportSource
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import abstract_inference_model, canonical_name
 from famjax.train.checkpoint import Checkpoints
@@ -51,88 +51,90 @@ model = PeftModel.from_pretrained(base, FOLDER)
 """
 
 
-class _Pair(NamedTuple):
-    """One map's adapter: a [inputs... r], b [r outputs...], in its tensor."""
+class _Adapter(NamedTuple):
+    """The adapter of one linear map: a [inputs... r], b [r outputs...], and the map's tensor."""
 
     tensor: Tensor
     a: np.ndarray
     b: np.ndarray
 
 
-def write(source: Source, folder: Path) -> list[str]:
-    """Write the folder and return what was compared."""
+def write(source: ExportSource, folder: Path) -> list[str]:
+    """Write the folder and return lines on the comparison."""
     model = source.model
     if not model.lora.rank:
-        raise UserError(f"{source.folder}: has no adapters; take --format hf, which writes all")
+        raise UserError(f"{source.folder}: has no adapters; take --format hf for the whole model")
     plain = replace(model, lora=LoraConfig(), dropout=DropoutConfig())
-    family = native(plain)
+    family = native_family(plain)
     if family is None:
         raise UserError(
-            f"{source.folder}: peft adapts models of Hugging Face's own, which have no attention "
-            f"like model.mixer={model.mixer}; take --format hf, which merges the adapters"
+            f"{source.folder}: peft needs a model of a Hugging Face family, none of which has "
+            f"model.mixer={model.mixer}; take --format hf, which merges the adapters"
         )
-    tensors = family.tensors(normal(plain))
-    weights, about = _adapters(source, tensors)
+    tensors = family.tensors(normalize_model(plain))
+    weights, about = _adapter_files(source, tensors)
     save_file(weights, folder / _WEIGHTS)
     (folder / _CONFIG).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     name, step = source.run.config.name, source.run.step
-    readme = _README.format(name=name, rank=model.lora.rank, step=step, base=_base(source))
+    readme = _README.format(name=name, rank=model.lora.rank, step=step, base=_describe_base(source))
     (folder / "README.md").write_text(readme, encoding="utf-8")
-    said = [_read_back(source, tensors, folder)]
+    said = [_check_read_back(source, tensors, folder)]
     if missing := missing_modules(_NEEDED):
         return [*said, f"not compared with peft: {missing_message(missing)}"]
     return [*said, _compare(source, family, tensors, folder)]
 
 
-def _read_back(source: Source, tensors: Tensors, folder: Path) -> str:
-    """Compare what the written adapters add to each of Hugging Face's tensors with ours."""
+def _check_read_back(source: ExportSource, tensors: Tensors, folder: Path) -> str:
+    """Compare the updates of the written adapters to each Hugging Face tensor with ours."""
     there = load_file(folder / _WEIGHTS)
     worst = 0.0
     for module, pairs in _modules(source, tensors).items():
         name = f"base_model.model.{module}.lora_"
         added = there[f"{name}B.weight"] @ there[f"{name}A.weight"]
         tensor = pairs[0].tensor
-        count = tensor.part.of if tensor.part else 1
+        count = tensor.part.total if tensor.part else 1
         rank = source.model.lora.rank
         maps = [np.zeros(1, np.float32)] * count
         for pair in pairs:
-            place = pair.tensor.part.place if pair.tensor.part else 0
-            maps[place] = pair.a.reshape(-1, rank) @ pair.b.reshape(rank, -1)
+            index = pair.tensor.part.number if pair.tensor.part else 0
+            maps[index] = pair.a.reshape(-1, rank) @ pair.b.reshape(rank, -1)
         size = max(x.shape for x in maps if x.ndim == 2)
         maps = [x if x.ndim == 2 else np.zeros(size, np.float32) for x in maps]
-        ours = replace(tensor, inputs=1).write(maps)
-        apart = np.abs(added - (ours if tensor.turned else ours.T)).max()
+        ours = replace(tensor, inputs=1).to_checkpoint(maps)
+        apart = np.abs(added - (ours if tensor.transposed else ours.T)).max()
         worst = max(worst, float(apart / max(np.abs(ours).max(), 1e-30)))
     if not worst < 1e-5:
         raise UserError(
-            f"{folder}: the adapters read back add something else, by {worst:.1e} of it; nothing "
-            "was kept; please report it"
+            f"{folder}: the updates of the adapters read back differ by {worst:.1e}; export "
+            "removed; please report it"
         )
-    return f"compared with the adapters read back: what they add differs by {worst:.1e} of it"
+    return f"compared with the adapters read back: their updates differ by {worst:.1e}"
 
 
-def _base(source: Source) -> str:
-    """Say what the adapters stand beside: not Hugging Face's weights if those were trained."""
+def _describe_base(source: ExportSource) -> str:
+    """Describe the base model, which is not Hugging Face's if its weights were trained."""
     init = Path(source.run.config.init)
     if Checkpoints(init / CHECKPOINTS).latest() == 0 and (init / SOURCE).exists():
         return "the model that was converted"
     return f"what `famjax export {init} BASE --format hf` writes"
 
 
-def _adapters(source: Source, tensors: Tensors) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Return the tensors of the adapters, and peft's config of them."""
+def _adapter_files(
+    source: ExportSource, tensors: Tensors
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return the tensors of the adapters, and their peft config."""
     lora = source.model.lora
     weights: dict[str, np.ndarray] = {}
     ranks: dict[str, int] = {}
     turned = True
     for module, pairs in _modules(source, tensors).items():
-        count = pairs[0].tensor.part.of if pairs[0].tensor.part else 1
-        a, b = _joined(pairs, count, lora.rank)
+        count = pairs[0].tensor.part.total if pairs[0].tensor.part else 1
+        a, b = _join_adapters(pairs, count, lora.rank)
         weights[f"base_model.model.{module}.lora_A.weight"] = a
         weights[f"base_model.model.{module}.lora_B.weight"] = b
-        # the layers' numbers aside: "self_attn.q_proj"
+        # without the layer number: "self_attn.q_proj"
         ranks[".".join(module.split(".")[-2:])] = count
-        turned = pairs[0].tensor.turned
+        turned = pairs[0].tensor.transposed
     alpha = lora.alpha or lora.rank
     fused = {name: count for name, count in ranks.items() if count > 1}
     return weights, {
@@ -144,8 +146,7 @@ def _adapters(source: Source, tensors: Tensors) -> tuple[dict[str, np.ndarray], 
         "use_rslora": lora.rs,
         "lora_dropout": lora.dropout,
         "target_modules": sorted(ranks),
-        # several maps in one tensor have as many adapters, one below the other: the scale of each
-        # must stay
+        # a fused tensor has one adapter per map, stacked: the scale of each must stay the same
         "rank_pattern": {name: count * lora.rank for name, count in fused.items()},
         "alpha_pattern": {
             name: alpha * (count**0.5 if lora.rs else count) for name, count in fused.items()
@@ -156,32 +157,32 @@ def _adapters(source: Source, tensors: Tensors) -> tuple[dict[str, np.ndarray], 
     }
 
 
-def _joined(pairs: list[_Pair], count: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return A [count*r inputs] and B [outputs count*r] of a tensor's maps."""
+def _join_adapters(pairs: list[_Adapter], count: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return A [count*r inputs] and B [outputs count*r] of a fused tensor."""
     tensor = pairs[0].tensor
-    inputs = tensor.flat((*pairs[0].a.shape[:-1], 1))[0]
+    inputs = tensor.flat_shape((*pairs[0].a.shape[:-1], 1))[0]
     a = np.zeros((count * rank, inputs), np.float32)
     outs = [np.zeros((count * rank, *pairs[0].b.shape[1:]), np.float32) for _ in range(count)]
     for pair in pairs:
-        place = pair.tensor.part.place if pair.tensor.part else 0
-        rows = slice(place * rank, (place + 1) * rank)
+        index = pair.tensor.part.number if pair.tensor.part else 0
+        rows = slice(index * rank, (index + 1) * rank)
         a[rows] = pair.a.reshape(inputs, rank).T
-        outs[place][rows] = pair.b
-    b = replace(tensor, inputs=1).write(outs)
-    return a, np.ascontiguousarray(b if tensor.turned else b.T)
+        outs[index][rows] = pair.b
+    b = replace(tensor, inputs=1).to_checkpoint(outs)
+    return a, np.ascontiguousarray(b if tensor.transposed else b.T)
 
 
-def _modules(source: Source, tensors: Tensors) -> dict[str, list[_Pair]]:
+def _modules(source: ExportSource, tensors: Tensors) -> dict[str, list[_Adapter]]:
     """Return the adapters of each of Hugging Face's modules."""
-    found: dict[str, list[_Pair]] = {}
-    for name, layer, a, b in _pairs(source):
+    found: dict[str, list[_Adapter]] = {}
+    for name, layer, a, b in _named_adapters(source):
         tensor = tensors[name]
         module = tensor.name.format(layer).removesuffix(".weight")
-        found.setdefault(module, []).append(_Pair(tensor, a, b))
+        found.setdefault(module, []).append(_Adapter(tensor, a, b))
     return found
 
 
-def _pairs(source: Source) -> Iterator[tuple[str, int, np.ndarray, np.ndarray]]:
+def _named_adapters(source: ExportSource) -> Iterator[tuple[str, int, np.ndarray, np.ndarray]]:
     """Yield each kernel's name, layer, and adapter."""
     pattern = len(source.model.mixer.split(","))
     paths, _ = jax.tree_util.tree_flatten_with_path(nnx.state(source.run.model, nnx.Param))
@@ -195,8 +196,8 @@ def _pairs(source: Source) -> Iterator[tuple[str, int, np.ndarray, np.ndarray]]:
             yield kernel, first + repeat * pattern, a[repeat], b[repeat]
 
 
-def _compare(source: Source, family: Family, tensors: Tensors, folder: Path) -> str:
-    """Put the adapters that were written beside the weights, in peft, and compare the logits."""
+def _compare(source: ExportSource, family: Family, tensors: Tensors, folder: Path) -> str:
+    """Load the written adapters in peft and compare the logits."""
     import peft
     import torch
     import transformers
@@ -209,14 +210,14 @@ def _compare(source: Source, family: Family, tensors: Tensors, folder: Path) -> 
         lambda path, _: there[jax.tree_util.keystr(path)].astype(np.float32), shapes
     )
     base: LanguageModel = nnx.merge(graph, weights)
-    tokens, last = check.sample(source.model)
-    with tempfile.TemporaryDirectory() as scratch, check.quiet():
+    tokens, last = check.sample_tokens(source.model)
+    with tempfile.TemporaryDirectory() as scratch, check.silence_transformers():
         save_tensors(base, plain, tensors, Path(scratch), "float32")
-        hf = family.write(normal(plain)) | {"architectures": [family.architecture]}
+        hf = family.serialize(normalize_model(plain)) | {"architectures": [family.architecture]}
         (Path(scratch) / "config.json").write_text(json.dumps(hf))
         kind: Any = transformers.AutoModelForCausalLM
         model = peft.PeftModel.from_pretrained(kind.from_pretrained(scratch), str(folder)).eval()
     with torch.no_grad():
         theirs = model(input_ids=torch.tensor(tokens)).logits[:, -last:].float().numpy()
-    ours = check.of_run(source.reference(), tokens, last)
-    return check.compare(f"peft {peft.__version__}", theirs, ours)
+    ours = check.run_logits(source.reference_model(), tokens, last)
+    return check.compare_logits(f"peft {peft.__version__}", theirs, ours)

@@ -1,4 +1,4 @@
-"""What is exported."""
+"""The run to export."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from famjax.train.run import Run
 
 
 @dataclass(frozen=True)
-class Source:
-    """A run on its way into another format.
+class ExportSource:
+    """A run to export.
 
     Attributes:
-      run: opened.
+      run: the opened run.
       folder: of the run.
       dtype: float32 or bfloat16, of the tensors to write.
     """
@@ -35,16 +35,16 @@ class Source:
     def model(self) -> ModelConfig:
         return self.run.config.model
 
-    def merged(self) -> Source:
-        """Return the run without adapters, its weights changed by them, on its own feet."""
+    def merge_adapters(self) -> ExportSource:
+        """Return the run with its adapters merged into the weights."""
         return replace(self, run=self.run.merge_adapters())
 
-    def reference(self) -> LanguageModel:
-        """Return the run's model as the export must compute it: its parameters as they are
-        written, everything else in float32."""
-        # float32 keeps what adapters give beside the weights: another sum than the merged weights'
-        run = self.run if self.dtype == "float32" else self.merged().run
-        short = check.capacity(run.config.model)
+    def reference_model(self) -> LanguageModel:
+        """Return the reference model for the comparison: parameters in the exported dtype,
+        everything else in float32."""
+        # float32 keeps adapters separate, so that the merge is compared too
+        run = self.run if self.dtype == "float32" else self.merge_adapters().run
+        short = check.sample_capacity(run.config.model)
         config = replace(
             inference_config(run.config.model), dtype="float32", remat="none", capacity=short
         )

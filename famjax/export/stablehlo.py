@@ -1,7 +1,7 @@
-"""StableHLO by `jax.export`: programs that run without famjax, on CPU, CUDA and TPU.
+"""Exports StableHLO with `jax.export`: programs that run without famjax, on CPU, CUDA and TPU.
 
-Two of them, functions of parameters and state as the model is: `prefill` reads a chunk of whole
-blocks, `step` one token. The parameters are arguments, so a program is small; they lie beside it.
+Two pure functions of parameters and state: `prefill` processes a chunk of whole blocks, `step` one
+token. The parameters are arguments, saved next to the programs, so that programs are small.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from famjax.core.sharding import path_name
 from famjax.core.types import Context
 from famjax.eval.streaming import CHUNK
 from famjax.export import check
-from famjax.export.source import Source
+from famjax.export.source import ExportSource
 from famjax.export.tokenizer import write_tokenizer
 from famjax.models.fold_feature_maps import fold_feature_maps, why_not_foldable
 from famjax.models.language_model import LanguageModel
 from famjax.train.run import CONFIG
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-# arrays by name: plain dicts need no class of ours where the program is read
-Named = dict[str, Any]
+# arrays by name: plain dicts need no famjax classes when the program is loaded
+NamedArrays = dict[str, Any]
 
 _README = """\
 # {name}
 
-A language model as StableHLO, for {platforms}; JAX runs it without famjax, with any batch.
-`prefill` reads {chunk:,} tokens, padding behind them marked in `valid`; `step` reads one, and goes
-on wherever the text stands. `prefill` goes on only from a multiple of {block}.
+A language model as StableHLO, for {platforms}; JAX runs it without famjax, with any batch size.
+`prefill` processes {chunk:,} tokens, with right padding marked in `valid`; `step` processes one, at
+any position. `prefill` can continue only from a multiple of {block}.
 
 ```
 pip install jax flatbuffers safetensors
@@ -56,7 +56,7 @@ def program(name):
 
 prefill, step = program("prefill"), program("step")
 params = load_file(f"{{FOLDER}}/params.safetensors")
-state = load_file(f"{{FOLDER}}/state.safetensors")  # of one text of which nothing was read
+state = load_file(f"{{FOLDER}}/state.safetensors")  # initial state of one text
 
 ids = [{bos}, 1, 2]  # begins with bos
 batch = 2
@@ -73,16 +73,16 @@ for _ in range(20):
 """
 
 
-def write(source: Source, folder: Path) -> list[str]:
-    """Write the folder and return what was compared."""
-    source = source.merged()
+def write(source: ExportSource, folder: Path) -> list[str]:
+    """Write the folder and return lines on the comparison."""
+    source = source.merge_adapters()
     reason = why_not_foldable(source.model)
     model = source.run.model if reason else fold_feature_maps(source.run.model)
-    chunk = _chunk(model)
+    chunk = _chunk_length(model)
     _, params = nnx.split(model)
-    held = {name: np.asarray(a) for name, a in _named(params).items()}
+    held = {name: np.asarray(a) for name, a in _name_arrays(params).items()}
     save_file(held, folder / "params.safetensors")
-    state = {name: np.asarray(a) for name, a in _named(model.init_state(1)).items()}
+    state = {name: np.asarray(a) for name, a in _name_arrays(model.init_state(1)).items()}
     save_file(state, folder / "state.safetensors")
     for name, (program, *extra) in _programs(model, chunk).items():
         exported = jax.export.export(jax.jit(program), platforms=PLATFORMS)(*extra)
@@ -97,60 +97,64 @@ def write(source: Source, folder: Path) -> list[str]:
         bos=source.run.tokenizer.bos_id,
     )
     (folder / "README.md").write_text(readme, encoding="utf-8")
-    return [*_folded(source, reason), *_compare(source, model, folder, chunk), *said]
+    return [*_compare_folded(source, reason), *_compare(source, model, folder, chunk), *said]
 
 
-def _folded(source: Source, reason: str) -> list[str]:
-    """Compare the model whose feature maps are folded with the one that has them, in float32."""
+def _compare_folded(source: ExportSource, reason: str) -> list[str]:
+    """Compare the model with and without folded feature maps, in float32."""
     if "linear" not in mixer_pattern(source.model):
         return []
     if reason:
         return [f"feature maps are not folded into the projections: {reason}"]
-    tokens, last = check.sample(source.model)
-    reference = source.reference()
-    ours, run = (check.logits(m, tokens, last) for m in (fold_feature_maps(reference), reference))
-    return [check.compare("feature maps folded into the projections", ours, run)]
+    tokens, last = check.sample_tokens(source.model)
+    reference = source.reference_model()
+    ours, run = (
+        check.compute_logits(m, tokens, last) for m in (fold_feature_maps(reference), reference)
+    )
+    return [check.compare_logits("feature maps folded into the projections", ours, run)]
 
 
-def _chunk(model: LanguageModel) -> int:
+def _chunk_length(model: LanguageModel) -> int:
     chunk = max(CHUNK // model.block_len, 1) * model.block_len
     capacity = model.stack.capacity
     if capacity is None or capacity >= chunk:
         return chunk
     if capacity < model.block_len:
         raise UserError(
-            f"model.capacity={capacity}: less than a block of {model.block_len}, which is what a "
-            "program reads; take --format hf"
+            f"model.capacity={capacity}: less than a block of {model.block_len}, the least chunk "
+            "of a program; take --format hf"
         )
     return capacity // model.block_len * model.block_len
 
 
 def _programs(model: LanguageModel, chunk: int) -> dict[str, tuple[Any, ...]]:
-    """Return each function and the shapes of its arguments, the batch unknown."""
+    """Return each function and the shapes of its arguments, with a symbolic batch size."""
     graph, params = nnx.split(model)
     state = jax.eval_shape(lambda: model.init_state(1))
     trees = jax.tree.structure(params), jax.tree.structure(state)
-    orders = list(_named(params)), list(_named(state))
+    orders = list(_name_arrays(params)), list(_name_arrays(state))
     (batch,) = jax.export.symbolic_shape("b")
 
-    def rebuilt(named: Named, which: int) -> Any:
+    def rebuild(named: NamedArrays, which: int) -> Any:
         return jax.tree.unflatten(trees[which], [named[name] for name in orders[which]])
 
-    def prefill(params: Named, state: Named, tokens: Any, valid: Any) -> tuple[Any, Named]:
-        model = nnx.merge(graph, rebuilt(params, 0))
-        logits, new = model(tokens, rebuilt(state, 1), Context(valid=valid))
-        return logits, _named(new)
+    def prefill(
+        params: NamedArrays, state: NamedArrays, tokens: Any, valid: Any
+    ) -> tuple[Any, NamedArrays]:
+        model = nnx.merge(graph, rebuild(params, 0))
+        logits, new = model(tokens, rebuild(state, 1), Context(valid=valid))
+        return logits, _name_arrays(new)
 
-    def step(params: Named, state: Named, tokens: Any) -> tuple[Any, Named]:
-        model = nnx.merge(graph, rebuilt(params, 0))
-        logits, new = model.step(tokens, rebuilt(state, 1))
-        return logits, _named(new)
+    def step(params: NamedArrays, state: NamedArrays, tokens: Any) -> tuple[Any, NamedArrays]:
+        model = nnx.merge(graph, rebuild(params, 0))
+        logits, new = model.step(tokens, rebuild(state, 1))
+        return logits, _name_arrays(new)
 
     def lanes(a: Any) -> Any:
         return jax.ShapeDtypeStruct((a.shape[0], batch, *a.shape[2:]), a.dtype)
 
     # every array of a state is [r b ...]
-    given = _named(params), {name: lanes(a) for name, a in _named(state).items()}
+    given = _name_arrays(params), {name: lanes(a) for name, a in _name_arrays(state).items()}
     many = jax.ShapeDtypeStruct((batch, chunk), jnp.int32)
     one = jax.ShapeDtypeStruct((batch, 1), jnp.int32)
     return {
@@ -159,18 +163,18 @@ def _programs(model: LanguageModel, chunk: int) -> dict[str, tuple[Any, ...]]:
     }
 
 
-def _named(tree: Any) -> Named:
+def _name_arrays(tree: Any) -> NamedArrays:
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def _compare(source: Source, model: LanguageModel, folder: Path, chunk: int) -> list[str]:
-    """Read the folder as its README says and compare it: whole blocks, then steps."""
-    tokens, last = check.sample(source.model)
+def _compare(source: ExportSource, model: LanguageModel, folder: Path, chunk: int) -> list[str]:
+    """Load the folder as in its README and compare the logits: whole blocks, then steps."""
+    tokens, last = check.sample_tokens(source.model)
     state = load_file(folder / "state.safetensors")
     state = {name: np.repeat(a, len(tokens), axis=1) for name, a in state.items()}
     whole = (tokens.shape[1] - 1) // model.block_len * model.block_len
 
-    def read(prefill: Any, step: Any, params: Named) -> np.ndarray:
+    def read(prefill: Any, step: Any, params: NamedArrays) -> np.ndarray:
         held, logits = state, []
         for at in range(0, whole, chunk):
             size = min(chunk, whole - at)
@@ -190,6 +194,6 @@ def _compare(source: Source, model: LanguageModel, folder: Path, chunk: int) -> 
     )
     ours = [jax.jit(program) for program, *_ in _programs(model, chunk).values()]
     found = read(prefill, step, load_file(folder / "params.safetensors"))
-    expected = read(ours[0], ours[1], _named(nnx.split(model)[1]))
+    expected = read(ours[0], ours[1], _name_arrays(nnx.split(model)[1]))
     by = f"the programs read back, on {jax.default_backend()}"
-    return [check.compare(by, found, expected)]
+    return [check.compare_logits(by, found, expected)]

@@ -1,6 +1,6 @@
-"""A run's tokenizer as files that `transformers.AutoTokenizer` reads, to the same ids.
+"""Writes a run's tokenizer as files for `transformers.AutoTokenizer`, with the same ids.
 
-tokenizer.json is plain JSON and written as such: no library of Hugging Face's is needed for it.
+tokenizer.json is plain JSON and written without Hugging Face's libraries.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from famjax.data.tokenizers import (
     save_words,
 )
 from famjax.data.words import BEGIN, LINE_END, UNKNOWN, WordTokenizer
-from famjax.export.check import quiet
+from famjax.export.check import silence_transformers
 
 _CONFIG = "tokenizer_config.json"
-# of Hugging Face's tokenizer; not its config.json, which is another model's
+# files of a Hugging Face tokenizer; not config.json, which is another model's
 _COPIED = (
     HUGGING_FACE,
     _CONFIG,
@@ -33,7 +33,7 @@ _COPIED = (
     "generation_config.json",
     "chat_template.jinja",
 )
-# what tokenizers trip over; but "▁", which SentencePiece's form cannot tell from a space
+# difficult text; without "▁", which SentencePiece's format cannot tell from a space
 _SAMPLE = (
     "The cat  sat on\tthe mat,\n\n and  the dog — très bien — said: 'I've 1234567 £ and 猫が'.\n"
     "    def f(x):\r\n        return x**2 \U0001f600  "
@@ -43,17 +43,17 @@ Json = dict[str, Any]
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> list[str]:
-    """Write a run's tokenizer, and return what was compared."""
+    """Write a run's tokenizer, and return lines on the comparison."""
     if isinstance(tokenizer, ByteTokenizer):
-        _write(folder, _bytes(), "<bos>", "<eos>")
+        _write(folder, _byte_tokenizer(), "<bos>", "<eos>")
         return _compare(tokenizer, folder, "please report it")
     if isinstance(tokenizer, WordTokenizer):
-        _write(folder, _of_words(tokenizer), tokenizer.words[BEGIN], tokenizer.words[BEGIN])
+        _write(folder, _word_tokenizer(tokenizer), tokenizer.words[BEGIN], tokenizer.words[BEGIN])
         save_words(tokenizer.text(), folder)
         return _compare(tokenizer, folder, "white space beyond ASCII is the cause")
     home = expanded(tokenizer.name)
     if isinstance(tokenizer, SentencePieceTokenizer):
-        _write(folder, *_of_sentencepiece(home.read_bytes(), tokenizer))
+        _write(folder, *_sentencepiece_tokenizer(home.read_bytes(), tokenizer))
         shutil.copyfile(home, folder / SENTENCEPIECE)
         return _compare(tokenizer, folder, f"take {SENTENCEPIECE} with the sentencepiece library")
     # a folder, of Hugging Face's, or the tokenizer.json of a run
@@ -67,7 +67,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> list[str]:
 
 
 def _add_padding(path: Path) -> None:
-    """Let the end of text pad batches where a tokenizer_config.json names nothing that does."""
+    """Use eos as the padding token if a tokenizer_config.json has none."""
     try:
         config = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -78,7 +78,7 @@ def _add_padding(path: Path) -> None:
 
 
 def _compare(tokenizer: Tokenizer, folder: Path, otherwise: str) -> list[str]:
-    """Say whether transformers reads the folder to the same ids, if it is there to ask."""
+    """Compare the ids of transformers' tokenizer for the folder, if it is installed."""
     try:
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
     except ImportError:
@@ -90,11 +90,10 @@ def _compare(tokenizer: Tokenizer, folder: Path, otherwise: str) -> list[str]:
         (PreTrainedTokenizerFast, {}),
     )
     for kind, options in readers:
-        with quiet():
+        with silence_transformers():
             theirs = kind.from_pretrained(folder, **options)
         if theirs.encode(_SAMPLE, add_special_tokens=False) == ids:
-            # AutoTokenizer puts another class in the place of the one that is asked for with some
-            # families, such as Qwen 2
+            # AutoTokenizer substitutes another class for some families, such as Qwen 2
             said = f"compared with transformers' {kind.__name__}: the same {len(ids)} ids of a text"
             return [said if kind is AutoTokenizer else f"{said}; AutoTokenizer gives others"]
     return [f"transformers' AutoTokenizer gives other ids for some texts: {otherwise}"]
@@ -105,7 +104,7 @@ def _write(folder: Path, made: Json, bos: str, eos: str) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": bos,
         "eos_token": eos,
-        # for batches; what is read of it is in no row
+        # for batches; masked as padding
         "pad_token": eos,
         "padding_side": "left",
         "model_input_names": ["input_ids", "attention_mask"],
@@ -116,18 +115,18 @@ def _write(folder: Path, made: Json, bos: str, eos: str) -> None:
         (folder / name).write_text(text + "\n", encoding="utf-8")
 
 
-def _added(token: int, content: str, special: bool) -> Json:
+def _added_token(token: int, content: str, special: bool) -> Json:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": token, "content": content, **flags, "special": special}
 
 
-def _tokenizer(added: list[Json], **parts: Json | None) -> Json:
+def _tokenizer_json(added: list[Json], **parts: Json | None) -> Json:
     empty = dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer"))
     return {"version": "1.0", **empty, "added_tokens": added, "post_processor": None} | parts
 
 
-def _bytes() -> Json:
-    """A byte-level BPE that merges nothing, its vocabulary the bytes as such a BPE writes them."""
+def _byte_tokenizer() -> Json:
+    """Return a byte-level BPE without merges; its vocabulary is the bytes in BPE's alphabet."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = [byte for byte in range(256) if byte not in printable]
     letters = {byte: chr(byte) for byte in printable}
@@ -135,20 +134,20 @@ def _bytes() -> Json:
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     level["use_regex"] = False
     vocabulary = {letters[byte]: byte for byte in range(256)}
-    return _tokenizer(
-        [_added(256, "<bos>", True), _added(257, "<eos>", True)],
+    return _tokenizer_json(
+        [_added_token(256, "<bos>", True), _added_token(257, "<eos>", True)],
         pre_tokenizer=level,
         decoder=level,
         model={"type": "BPE", "vocab": vocabulary, "merges": []},
     )
 
 
-def _of_words(tokenizer: WordTokenizer) -> Json:
-    """Return a list of words as tokenizer.json; ends of lines are a word there too."""
+def _word_tokenizer(tokenizer: WordTokenizer) -> Json:
+    """Return the tokenizer.json of a word list; line ends are a word."""
     words = tokenizer.words
     line: Json = {"type": "Replace", "pattern": {"String": "\n"}, "content": f" {words[LINE_END]} "}
-    return _tokenizer(
-        [_added(BEGIN, words[BEGIN], True)],
+    return _tokenizer_json(
+        [_added_token(BEGIN, words[BEGIN], True)],
         normalizer=line,
         pre_tokenizer={"type": "WhitespaceSplit"},
         model={
@@ -159,10 +158,10 @@ def _of_words(tokenizer: WordTokenizer) -> Json:
     )
 
 
-def _of_sentencepiece(content: bytes, tokenizer: Tokenizer) -> tuple[Json, str, str]:
+def _sentencepiece_tokenizer(content: bytes, tokenizer: Tokenizer) -> tuple[Json, str, str]:
     """Return a SentencePiece model's tokenizer.json, and its bos and eos.
 
-    Like famjax it keeps all spaces and puts none in front.
+    Like famjax it keeps all spaces and adds no prefix space.
     """
     from sentencepiece import sentencepiece_model_pb2 as format
 
@@ -172,7 +171,7 @@ def _of_sentencepiece(content: bytes, tokenizer: Tokenizer) -> tuple[Json, str, 
     scores = [piece.score for piece in proto.pieces]
     kinds = model_proto.SentencePiece
     added = [
-        _added(i, piece.piece, piece.type != kinds.USER_DEFINED)
+        _added_token(i, piece.piece, piece.type != kinds.USER_DEFINED)
         for i, piece in enumerate(proto.pieces)
         if piece.type in (kinds.CONTROL, kinds.UNKNOWN, kinds.USER_DEFINED)
     ]
@@ -199,7 +198,7 @@ def _of_sentencepiece(content: bytes, tokenizer: Tokenizer) -> tuple[Json, str, 
         text = base64.b64encode(charsmap).decode()
         steps.insert(0, {"type": "Precompiled", "precompiled_charsmap": text})
     back: Json = space | {"pattern": {"String": "▁"}, "content": " "}
-    made = _tokenizer(
+    made = _tokenizer_json(
         added,
         normalizer={"type": "Sequence", "normalizers": steps},
         decoder={
@@ -212,7 +211,7 @@ def _of_sentencepiece(content: bytes, tokenizer: Tokenizer) -> tuple[Json, str, 
 
 
 def _merges(pieces: list[str], scores: list[float]) -> list[list[str]]:
-    """Return the pairs that make the pieces, in the order in which SentencePiece merges them."""
+    """Return the merges of the pieces, in SentencePiece's order."""
     ids = {piece: i for i, piece in enumerate(pieces)}
     found = []
     for token in sorted(range(len(pieces)), key=lambda i: -scores[i]):

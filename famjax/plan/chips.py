@@ -1,12 +1,12 @@
-"""Chips, and the shapes in which one can have them.
+"""Chips and the shapes of their slices.
 
-All figures are the makers' own and of one chip: dense bfloat16 FLOP/s; memory and its bandwidth;
-bytes/s that a chip can send to its neighbours, over all of its links in one direction. Of a TPU's
-memory it is what XLA can have, as libtpu says when a program is too large.
+All figures are vendors' and per chip: dense bfloat16 FLOP/s; memory and its bandwidth; bytes/s to
+the neighbours over all links, in one direction. The memory of TPUs is what XLA can use, from
+libtpu's out-of-memory errors.
 
 Sources: cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e (read as 8 bits a byte, 10^9);
 nvidia.com/en-us/data-center/h100 (SXM) and /h200, NVLink's rate halved for one direction. "cpu" is
-no product: one core of a server, which fake devices stand for in a trial run.
+a rough model of one server core, for trial runs with fake devices.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from dataclasses import dataclass
 from famjax.core.errors import UserError
 
 GIB = 2**30
-# a plan of others than TPUs takes as many devices of this process
-_MOST_CHIPS = 4096
+# plans for chips other than TPUs use as many fake devices
+_MAX_CHIPS = 4096
 
 
 @dataclass(frozen=True)
 class Chip:
-    """What one chip can do.
+    """Rates and memory of one chip.
 
     Attributes:
       flops: dense bfloat16 FLOP/s.
-      memory: bytes that a program can have.
-      bandwidth: bytes/s from and to memory.
-      network: bytes/s out of a chip to its neighbours.
-      shapes: of the slices that are sold; () is any number of chips.
+      memory: bytes available to a program.
+      bandwidth: bytes/s of main memory.
+      network: bytes/s sent to neighbours.
+      shapes: of available slices; () is any number of chips.
     """
 
     name: str
@@ -63,7 +63,7 @@ CHIPS = {
 
 @dataclass(frozen=True)
 class Topology:
-    """So many chips of one kind.
+    """A number of chips of one kind.
 
     Attributes:
       name: "v5e:4x8", "h200:8".
@@ -78,39 +78,39 @@ class Topology:
         return bool(self.chip.shapes)
 
 
-def topology(name: str) -> Topology:
-    """Read "v5e:4x8" or "h200:8".
+def parse_topology(name: str) -> Topology:
+    """Parse "v5e:4x8" or "h200:8".
 
     Raises:
-      UserError: there is no such chip, or none in such a shape; the near ones are named.
+      UserError: an unknown chip or slice shape; names the nearest ones.
     """
     kind, _, shape = name.partition(":")
     if kind not in CHIPS:
         raise UserError(
             f"--topology {name}: no such chip; take one of "
-            f"{', '.join(f'{c}:{example(CHIPS[c])}' for c in CHIPS)}"
+            f"{', '.join(f'{c}:{example_shape(CHIPS[c])}' for c in CHIPS)}"
         )
     chip = CHIPS[kind]
     sizes = shape.split("x")
     numbers = [int(n) for n in sizes if n.isascii() and n.isdigit() and len(n) < 8 and int(n) > 0]
     count = math.prod(numbers) if numbers and len(numbers) == len(sizes) else 0
     if chip.shapes and shape not in chip.shapes:
-        near = sorted(chip.shapes, key=lambda s: abs(math.log(_chips(s) / (count or 1))))[:4]
+        near = sorted(chip.shapes, key=lambda s: abs(math.log(_chip_count(s) / (count or 1))))[:4]
         raise UserError(
             f"--topology {name}: no {kind} slice has this shape; the nearest are "
-            f"{', '.join(f'{kind}:{s}' for s in sorted(near, key=_chips))}"
+            f"{', '.join(f'{kind}:{s}' for s in sorted(near, key=_chip_count))}"
         )
-    if not chip.shapes and count > _MOST_CHIPS:
-        raise UserError(f"--topology {name}: at most {_MOST_CHIPS:,} chips are planned for")
+    if not chip.shapes and count > _MAX_CHIPS:
+        raise UserError(f"--topology {name}: at most {_MAX_CHIPS:,} chips are supported")
     if not chip.shapes and (not count or len(sizes) > 1):
         raise UserError(f"--topology {name}: give a number of chips, such as {kind}:8")
     return Topology(name, chip, count)
 
 
-def example(chip: Chip) -> str:
-    """Return a shape of a chip's slices."""
+def example_shape(chip: Chip) -> str:
+    """Return an example of a slice shape."""
     return chip.shapes[3] if chip.shapes else "8"
 
 
-def _chips(shape: str) -> int:
+def _chip_count(shape: str) -> int:
     return math.prod(map(int, shape.split("x")))

@@ -1,6 +1,6 @@
-"""What a training step needs and takes by arithmetic alone, to choose what is worth compiling.
+"""A formula for memory and time of a training step, to select candidates for compilation.
 
-Rough on purpose: it orders candidates. The numbers of a plan are the compiler's.
+It is rough and only ranks candidates; the numbers of a plan come from the compiler.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ REMAT: tuple[Literal["none", "attention", "layer", "block"], ...] = (
     "block",
 )
 
-# copies of a layer's arrays in its backward pass: gradients, float32, other layouts. As in the
-# programs of FAM 1B and 8B (docs/scale.md)
+# copies of a layer's arrays in its backward pass: gradients, float32, other layouts. Fitted to the
+# compiled programs of FAM 1B and 8B (docs/scale.md)
 WORK = 2.5
 
 
 class Estimate(NamedTuple):
-    """Of one chip.
+    """Memory and time of one chip.
 
     Attributes:
-      weights: bytes of parameters, gradients and optimizer.
-      activations: bytes kept for the backward pass, and a layer's work.
-      seconds: the longer of compute and memory, and the network.
+      weights: bytes of parameters, gradients and optimizer state.
+      activations: bytes of residuals of the backward pass, and of one layer's temporaries.
+      seconds: the larger of compute and memory time, plus the network's.
     """
 
     weights: float
@@ -48,41 +48,43 @@ class Estimate(NamedTuple):
         return self.weights + self.activations
 
 
-def estimate(config: Config, on: Topology) -> Estimate:
-    """Return what one chip of a topology needs and takes; the mesh's axes are all given."""
+def estimate(config: Config, topology: Topology) -> Estimate:
+    """Estimate memory and time of one chip of a topology; no mesh axis is -1."""
     model, mesh = config.model, config.mesh
-    trained, frozen, frozen_bytes = counted(model, config.train.only)
+    trained, frozen, frozen_bytes = count_parameters(model, config.train.only)
     divided = mesh.fsdp * mesh.tensor
-    # gradients beside the parameters; AdamW's two moments, Adafactor's one
+    # parameters and gradients, and two moments of AdamW, or one of Adafactor
     copies = 2 + (2 if config.optimizer.name == "adamw" else 1)
     weights = (trained * 4 * copies + frozen_bytes) / divided
     size = jnp.dtype(model.dtype).itemsize
-    # a layer's weights are brought together, twice: the next one's while this one is used
+    # two layers' all-gathered weights: the next one's are prefetched
     gathered = 2 * (trained + frozen) / model.layers * size / mesh.tensor if mesh.fsdp > 1 else 0
     if model.tied:
         gathered += 2 * model.vocab_size * model.width * size / mesh.tensor
-    seconds = _seconds(config, on, (trained + frozen) * size, trained * 4)
-    return Estimate(weights + gathered, kept(config), seconds)
+    seconds = _estimate_seconds(config, topology, (trained + frozen) * size, trained * 4)
+    return Estimate(weights + gathered, device_activations(config), seconds)
 
 
-def kept(config: Config) -> float:
-    """Return `activations` of one device; the mesh's axes are all given."""
+def device_activations(config: Config) -> float:
+    """Return `layer_activations` of one device; no mesh axis is -1."""
     mesh, train = config.mesh, config.train
     rows = config.data.batch / (mesh.data * mesh.fsdp * train.accumulate)
     tokens = rows * config.data.length / train.bptt_segments / mesh.sequence
-    return activations(config.model, tokens, rows, mesh.tensor)
+    return layer_activations(config.model, tokens, rows, mesh.tensor)
 
 
-def policies(config: Config) -> dict[str, float]:
-    """Return `kept` by each `model.remat` that the stack has."""
+def activations_by_remat(config: Config) -> dict[str, float]:
+    """Return `device_activations` by each `model.remat` that the stack has."""
     stack = config.model.stack
     names = REMAT if stack == "residual" else (config.model.remat,)
-    return {r: kept(replace(config, model=replace(config.model, remat=r))) for r in names}
+    return {
+        r: device_activations(replace(config, model=replace(config.model, remat=r))) for r in names
+    }
 
 
 @functools.cache
-def counted(model: ModelConfig, only: str) -> tuple[int, int, int]:
-    """Return how many parameters are trained and are not, and the bytes of those that are not."""
+def count_parameters(model: ModelConfig, only: str) -> tuple[int, int, int]:
+    """Return the numbers of trained and of frozen parameters, and the bytes of the latter."""
     _, trained, frozen = abstract_model(model, only=only)
 
     def elements(tree: Any) -> int:
@@ -92,9 +94,8 @@ def counted(model: ModelConfig, only: str) -> tuple[int, int, int]:
     return elements(trained), elements(frozen), held
 
 
-def activations(model: ModelConfig, tokens: float, rows: float, tensor: int) -> float:
-    """Return the bytes that one device keeps for the backward pass by `model.remat`, with the work
-    of the layer that is being read.
+def layer_activations(model: ModelConfig, tokens: float, rows: float, tensor: int) -> float:
+    """Return the bytes of one device's residuals by `model.remat`, and of one layer's temporaries.
 
     Args:
       tokens: of the rows on the device.
@@ -102,26 +103,26 @@ def activations(model: ModelConfig, tokens: float, rows: float, tensor: int) -> 
     layer = _layer_bytes(model, tokens, tensor)
     if model.remat == "none":
         held = 2 * layer.stream + layer.products + layer.weights
-        return model.layers * held + WORK * (layer.seen + layer.weights)
+        return model.layers * held + WORK * (layer.keys_values + layer.weights)
     sequential_blocks = model.remat in ("attention", "block") and is_windowed(model)
     weights = layer.weights * (model.block_len * rows / tokens if sequential_blocks else 1)
-    work = 3 * layer.stream + 2 * layer.seen + layer.products + 3 * weights
+    work = 3 * layer.stream + 2 * layer.keys_values + layer.products + 3 * weights
     held = layer.stream + (layer.attended if model.remat == "attention" else 0)
     return model.layers * held + WORK * work
 
 
-class _Layer(NamedTuple):
-    """Bytes of one layer's arrays: what goes in; what attention gives; q, that and hidden units;
-    what blocks see of k and v; attention weights."""
+class _LayerBytes(NamedTuple):
+    """Bytes of one layer's arrays: its input; the attention output; q, attention output and hidden
+    units; k and v gathered for the blocks; attention weights."""
 
     stream: float
     attended: float
     products: float
-    seen: float
+    keys_values: float
     weights: float
 
 
-def _layer_bytes(model: ModelConfig, tokens: float, tensor: int) -> _Layer:
+def _layer_bytes(model: ModelConfig, tokens: float, tensor: int) -> _LayerBytes:
     size = jnp.dtype(model.dtype).itemsize
     e, g = model.head_dim or model.width // model.heads, model.kv_heads or model.heads
     hidden = model.mlp_width or 4 * model.width
@@ -130,7 +131,7 @@ def _layer_bytes(model: ModelConfig, tokens: float, tensor: int) -> _Layer:
         (KEYS_COMPUTED[m](model) for m in mixer_pattern(model) if m in KEYS_COMPUTED), default=0
     )
     shared = tensor if g % tensor == 0 else 1
-    return _Layer(
+    return _LayerBytes(
         tokens * model.width * size,
         tokens * model.heads * e * size / tensor,
         tokens * (2 * model.heads * e + gated * hidden) * size / tensor,
@@ -139,11 +140,13 @@ def _layer_bytes(model: ModelConfig, tokens: float, tensor: int) -> _Layer:
     )
 
 
-def _seconds(config: Config, on: Topology, weight_bytes: float, trained_bytes: float) -> float:
-    model, mesh, chip = config.model, config.mesh, on.chip
+def _estimate_seconds(
+    config: Config, topology: Topology, weight_bytes: float, trained_bytes: float
+) -> float:
+    model, mesh, chip = config.model, config.mesh, topology.chip
     tokens = config.data.batch * config.data.length
     flops = tokens * step_flops(config, computed=True)
-    # forward, backward of both factors, and what is computed again
+    # forward, backward to both factors, and rematerialisation
     passes = {"none": 3.0, "attention": 4.0, "layer": 4.0, "block": 5.0}[model.remat]
     if model.remat != "none":
         flops += tokens * forward_flops(model, computed=True)
@@ -151,7 +154,7 @@ def _seconds(config: Config, on: Topology, weight_bytes: float, trained_bytes: f
     layer = _layer_bytes(model, here, mesh.tensor)
     traffic = passes * model.layers * (8 * layer.products + 6 * layer.weights)
     share = (mesh.fsdp - 1) / mesh.fsdp
-    # fetched for each pass over each part of the batch; gradients are summed once for each part
+    # weights are gathered for each pass over each microbatch; gradients reduced once per microbatch
     network = 3 * config.train.accumulate * weight_bytes / mesh.tensor * share
     if mesh.tensor > 1:
         network += 6 * model.layers * layer.stream * 2 * (mesh.tensor - 1) / mesh.tensor
@@ -159,16 +162,16 @@ def _seconds(config: Config, on: Topology, weight_bytes: float, trained_bytes: f
     network += 2 * config.train.accumulate * trained_bytes / mesh.tensor * summed
     if mesh.sequence > 1:
         rows = config.data.batch / (mesh.data * mesh.fsdp)
-        network += passes * model.layers * rows * _seen_bytes(config)
-    device = max(flops / on.count / chip.flops, traffic / chip.bandwidth)
-    # each device's part of a row waits for the memory of the one before
-    device *= 1 + (mesh.sequence - 1) * _recurrent(model)
-    # as if nothing ran beside the network: of two that compute alike, the one that says less
+        network += passes * model.layers * rows * _remote_kv_bytes(config)
+    device = max(flops / topology.count / chip.flops, traffic / chip.bandwidth)
+    # each device's part of a row waits for the memory of the preceding device
+    device *= 1 + (mesh.sequence - 1) * _recurrent_share(model)
+    # without overlap, so that of equal compute the candidate with less communication wins
     return device + network / chip.network
 
 
-def _seen_bytes(config: Config) -> float:
-    """Return the bytes of keys and values that a layer takes, for a row, from other devices of the
+def _remote_kv_bytes(config: Config) -> float:
+    """Return the bytes of a row's keys and values that a layer receives from other devices of the
     axis sequence: memory segments, or with full attention all tokens."""
     m, mesh = config.model, config.mesh
     e, g = m.head_dim or m.width // m.heads, m.kv_heads or m.heads
@@ -188,12 +191,12 @@ def _seen_bytes(config: Config) -> float:
 
 
 def is_windowed(model: ModelConfig) -> bool:
-    """Tell whether all layers attend block by block."""
+    """Return whether all layers have blockwise attention."""
     return not {"full", "linear"} & set(mixer_pattern(model))
 
 
-def _recurrent(model: ModelConfig) -> float:
-    """Return the share of a block's tokens that are FAM's, each read behind those before."""
+def _recurrent_share(model: ModelConfig) -> float:
+    """Return the fraction of a block's tokens that are FAM tokens, which are sequential."""
     if "fam" not in mixer_pattern(model):
         return 0.0
     return model.fam_len / (model.block_len + model.fam_len)

@@ -1,8 +1,8 @@
-"""What a compiled program does: FLOPs, bytes of memory and of the network, from its HLO text.
+"""Cost analysis of compiled HLO: FLOPs, memory traffic and network traffic.
 
-`Compiled.cost_analysis()` counts the body of a loop once, whatever its trip count. Here the text
-is read: computations, loops with their trip counts, products, collectives. All numbers are of one
-device and one run of the program.
+`Compiled.cost_analysis()` counts the body of a loop once, whatever its trip count. This module
+parses the HLO text instead: computations, loops with trip counts, dots, collectives. All numbers
+are of one device and one run of the program.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ COLLECTIVES = (
     "collective-permute",
     "collective-broadcast",
 )
-# no array is read or written for them
+# opcodes without memory traffic
 _FREE = frozenset(
     (
         *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
         *("partition-id", "replica-id", "opt-barrier", "add-dependency", "domain"),
     )
 )
-# custom calls that only mark a place, or a buffer
+# custom calls that are only markers or buffers
 _MARKS = ("AllocateBuffer", "AsyncCollectiveStart", "AsyncCollectiveDone", "Sharding")
 
 
-class Array(tuple):
-    """A shape: (dtype, dimensions, whether it lies in the device's main memory)."""
+class HloArray(tuple):
+    """An array shape: (dtype, dimensions, whether it is in the device's main memory)."""
 
     @property
     def dims(self) -> tuple[int, ...]:
@@ -50,8 +50,8 @@ class Array(tuple):
         return math.prod(self.dims) * bits / 8
 
     @property
-    def main(self) -> float:
-        """Bytes in main memory: 0 for what is kept on the chip."""
+    def main_bytes(self) -> float:
+        """Bytes in main memory; 0 for on-chip memory."""
         return self.bytes if self[2] else 0.0
 
 
@@ -60,20 +60,20 @@ class Instruction:
     """One line of a computation.
 
     Attributes:
-      arrays: of the result, those of a tuple one behind the other.
-      operands: names of instructions; of a constant its value.
+      arrays: of the result; a tuple is flattened.
+      operands: names of instructions; the value of a constant.
       attributes: the rest of the line.
     """
 
     name: str
     opcode: str
-    arrays: tuple[Array, ...]
+    arrays: tuple[HloArray, ...]
     operands: tuple[str, ...]
     attributes: str
     root: bool
 
-    def called(self, *attributes: str) -> list[str]:
-        """Return the computations that these attributes name."""
+    def called_computations(self, *attributes: str) -> list[str]:
+        """Return the computations named by these attributes."""
         found = []
         for attribute in attributes:
             for match in re.finditer(
@@ -100,7 +100,7 @@ class Computation:
 
 
 @dataclass(frozen=True)
-class Program:
+class HloModule:
     """Computations by name."""
 
     computations: dict[str, Computation]
@@ -112,9 +112,9 @@ class Collective:
     """Collectives of one kind over groups of one size.
 
     Attributes:
-      count: how often one runs.
-      bytes: that a device sends and receives in all, by the best algorithm on a ring.
-      largest: of one run.
+      count: number of executions.
+      bytes: total bytes that a device sends, by the best ring algorithm.
+      largest: bytes of the largest execution.
     """
 
     kind: str
@@ -125,17 +125,17 @@ class Collective:
 
 
 @dataclass
-class Cost:
-    """What one device does in one run of a program.
+class HloCost:
+    """Costs of one run of a program on one device.
 
     Attributes:
-      flops: of products, two for each multiplied pair; what is computed again counts again.
+      flops: of dots and convolutions, two per multiply-add; rematerialisation counts again.
       bytes: read from and written to main memory.
-      seconds: sum over the instructions of the longer of computing and of memory's time.
+      seconds: sum over instructions of the larger of compute and memory time.
       collectives: by kind and group size.
-      phases: how often each asynchronous collective runs, by its channel.
-      kernels: runs of custom calls whose FLOPs are not known.
-      unknown_loops: loops whose trip count could not be read, counted once.
+      phases: executions of each asynchronous collective, by channel.
+      kernels: executions of custom calls with unknown FLOPs.
+      unknown_loops: loops with an unknown trip count, counted once.
     """
 
     flops: float = 0.0
@@ -153,8 +153,8 @@ class Cost:
 # Reading
 
 
-def parse(text: str) -> Program:
-    """Read the text of an HLO module.
+def parse(text: str) -> HloModule:
+    """Parse the text of an HLO module.
 
     Raises:
       ValueError: there is no entry computation.
@@ -169,29 +169,29 @@ def parse(text: str) -> Program:
         elif line.startswith("}"):
             current = None
         elif current is not None and " = " in line:
-            instruction = _instruction(line)
+            instruction = _parse_instruction(line)
             current.instructions[instruction.name] = instruction
     if not entry:
         raise ValueError("no ENTRY computation: this is not the text of an HLO module")
-    return Program(computations, entry)
+    return HloModule(computations, entry)
 
 
-def _instruction(line: str) -> Instruction:
+def _parse_instruction(line: str) -> Instruction:
     left, _, right = re.sub(r"/\*.*?\*/", "", line).strip().partition(" = ")
     root = left.startswith("ROOT ")
-    end = _closing(right, 0) + 1 if right.startswith("(") else right.index(" ")
+    end = _closing_bracket(right, 0) + 1 if right.startswith("(") else right.index(" ")
     kind, rest = right[:end], right[end:].strip()
     begin = rest.index("(")
-    close = _closing(rest, begin)
+    close = _closing_bracket(rest, begin)
     inside, opcode = rest[begin + 1 : close], rest[:begin]
     literal = opcode in ("constant", "parameter")
     operands = (inside,) if literal else tuple(re.findall(r"%([\w.\-]+)", inside))
     name = left.removeprefix("ROOT ").lstrip("%")
-    return Instruction(name, opcode, _arrays(kind), operands, rest[close + 1 :], root)
+    return Instruction(name, opcode, _parse_arrays(kind), operands, rest[close + 1 :], root)
 
 
-def _closing(text: str, begin: int) -> int:
-    """Return where the bracket that opens at `begin` closes."""
+def _closing_bracket(text: str, begin: int) -> int:
+    """Return the index of the bracket that closes the one at `begin`."""
     depth = 0
     for i in range(begin, len(text)):
         depth += {"(": 1, ")": -1}.get(text[i], 0)
@@ -200,10 +200,10 @@ def _closing(text: str, begin: int) -> int:
     raise ValueError(f"no closing bracket: {text[:80]}")
 
 
-def _arrays(kind: str) -> tuple[Array, ...]:
+def _parse_arrays(kind: str) -> tuple[HloArray, ...]:
     found = re.finditer(r"([a-z]\w*)\[([\d,<=]*)\](?:\{([^}]*)\})?", kind)
     return tuple(
-        Array(
+        HloArray(
             (
                 m[1],
                 tuple(int(n.lstrip("<=")) for n in m[2].split(",") if n),
@@ -217,23 +217,27 @@ def _arrays(kind: str) -> tuple[Array, ...]:
 # Loops
 
 
-def trip_count(program: Program, within: Computation, loop: Instruction) -> int | None:
-    """Return how often a loop's body runs, as the compiler knows it or as its condition says.
+def trip_count(module: HloModule, within: Computation, loop: Instruction) -> int | None:
+    """Return a loop's trip count, from the compiler's annotation or from its condition.
 
-    That is a counter of the carried tuple that is compared with a constant and raised by one.
+    The condition compares a counter in the carried tuple, incremented by a constant, with a limit.
     """
     known = re.search(r'known_trip_count[^0-9]*"n":"(\d+)"', loop.attributes)
     if known:
         return int(known[1])
-    condition, body = (program.computations[loop.called(name)[0]] for name in ("condition", "body"))
-    found = _comparison(program, condition)
+    condition, body = (
+        module.computations[loop.called_computations(name)[0]] for name in ("condition", "body")
+    )
+    found = _parse_comparison(module, condition)
     if found is None:
         return None
     index, limit, direction = found
     given = within.instructions[loop.operands[0]]
-    limit_value = limit if isinstance(limit, int) else _carried(program, within, given, -limit[0])
-    start = _carried(program, within, given, index)
-    step = _raised(program, body, index)
+    limit_value = (
+        limit if isinstance(limit, int) else _initial_value(module, within, given, -limit[0])
+    )
+    start = _initial_value(module, within, given, index)
+    step = _increment(module, body, index)
     if start is None or limit_value is None or not step:
         return None
     if direction == "NE":
@@ -243,8 +247,8 @@ def trip_count(program: Program, within: Computation, loop: Instruction) -> int 
     return max(0, -(-distance // abs(step)))
 
 
-def _comparison(
-    program: Program, condition: Computation
+def _parse_comparison(
+    module: HloModule, condition: Computation
 ) -> tuple[int, int | tuple[int], str] | None:
     """Return (index of the counter in the carried tuple, the limit, direction).
 
@@ -256,7 +260,7 @@ def _comparison(
         if root.opcode in ("copy", "bitcast"):
             root = inner.instructions[root.operands[0]]
             continue
-        called = program.computations[root.called("calls", "to_apply")[0]]
+        called = module.computations[root.called_computations("calls", "to_apply")[0]]
         given = [names.get(o, inner.instructions[o]) for o in root.operands]
         names = {p.name: g for p, g in zip(called.parameters(), given, strict=True)}
         inner, root = called, called.root
@@ -265,8 +269,8 @@ def _comparison(
         return None
     sides: list[tuple[int] | int | None] = []
     for operand in root.operands:
-        found = _plain(inner, names.get(operand, inner.instructions[operand]), names)
-        number = _number(found)
+        found = _trace_copies(inner, names.get(operand, inner.instructions[operand]), names)
+        number = _constant_value(found)
         index = re.search(r"index=(\d+)", found.attributes)
         if number is not None:
             sides.append(number)
@@ -284,10 +288,10 @@ def _comparison(
     return -first[0], second, said
 
 
-def _plain(
+def _trace_copies(
     inner: Computation, found: Instruction, names: dict[str, Instruction] | None = None
 ) -> Instruction:
-    """Follow copies and conversions back to what was copied."""
+    """Trace copies and conversions back to their source."""
     names = names or {}
     while found.opcode in ("copy", "bitcast", "convert", "copy-done", "copy-start"):
         operand = found.operands[0]
@@ -297,40 +301,42 @@ def _plain(
     return names.get(found.name, found) if found.opcode == "parameter" else found
 
 
-def _number(found: Instruction) -> int | None:
+def _constant_value(found: Instruction) -> int | None:
     whole = found.opcode == "constant" and re.fullmatch(r"-?\d+", found.operands[0])
     return int(found.operands[0]) if whole else None
 
 
-def _carried(program: Program, within: Computation, given: Instruction, index: int) -> int | None:
-    """Return the number that stands at an index of what a loop begins with, if it is constant."""
-    given = _plain(within, given)
+def _initial_value(
+    module: HloModule, within: Computation, given: Instruction, index: int
+) -> int | None:
+    """Return the initial value at an index of a loop's carried tuple, if it is constant."""
+    given = _trace_copies(within, given)
     if given.opcode != "tuple":
         return None
-    return _number(_plain(within, within.instructions[given.operands[index]]))
+    return _constant_value(_trace_copies(within, within.instructions[given.operands[index]]))
 
 
-def _raised(program: Program, body: Computation, index: int) -> int | None:
-    """Return what is added to an element of the carried tuple in each turn."""
+def _increment(module: HloModule, body: Computation, index: int) -> int | None:
+    """Return the constant added to an element of the carried tuple in each iteration."""
     root = body.root
     if root.opcode != "tuple":
         return None
-    inner, found = body, _plain(body, body.instructions[root.operands[index]])
+    inner, found = body, _trace_copies(body, body.instructions[root.operands[index]])
     names: dict[str, Instruction] = {}
     if found.opcode == "fusion":
-        called = program.computations[found.called("calls")[0]]
+        called = module.computations[found.called_computations("calls")[0]]
         given = [body.instructions[o] for o in found.operands]
         names = {p.name: g for p, g in zip(called.parameters(), given, strict=True)}
         inner, found = called, called.root
     if found.opcode not in ("add", "subtract"):
         return None
     sides = [
-        _plain(
+        _trace_copies(
             body if o in body.instructions else inner, names.get(o, inner.instructions[o]), names
         )
         for o in found.operands
     ]
-    numbers = [n for n in map(_number, sides) if n is not None]
+    numbers = [n for n in map(_constant_value, sides) if n is not None]
     if len(numbers) != 1:
         return None
     return numbers[0] if found.opcode == "add" else -numbers[0]
@@ -339,105 +345,107 @@ def _raised(program: Program, body: Computation, index: int) -> int | None:
 # Counting
 
 
-def cost(program: Program, peak: float = math.inf, bandwidth: float = math.inf) -> Cost:
-    """Count what one device does.
+def count_cost(module: HloModule, peak: float = math.inf, bandwidth: float = math.inf) -> HloCost:
+    """Count the costs on one device.
 
     Args:
       peak: FLOP/s of the device.
       bandwidth: bytes/s of its main memory.
     """
-    counted = Cost()
-    _walk(program, program.computations[program.entry], 1.0, counted, peak, bandwidth)
-    return counted
+    total_cost = HloCost()
+    _walk(module, module.computations[module.entry], 1.0, total_cost, peak, bandwidth)
+    return total_cost
 
 
 def _walk(
-    program: Program,
+    module: HloModule,
     computation: Computation,
     times: float,
-    counted: Cost,
+    total_cost: HloCost,
     peak: float,
     bandwidth: float,
 ) -> None:
     for i in computation.instructions.values():
         if i.opcode == "while":
-            trips = trip_count(program, computation, i)
-            counted.unknown_loops += trips is None
-            body = program.computations[i.called("body")[0]]
-            turns = times * (1 if trips is None else trips)
-            _walk(program, body, turns, counted, peak, bandwidth)
+            trips = trip_count(module, computation, i)
+            total_cost.unknown_loops += trips is None
+            body = module.computations[i.called_computations("body")[0]]
+            iterations = times * (1 if trips is None else trips)
+            _walk(module, body, iterations, total_cost, peak, bandwidth)
             continue
         if i.opcode == "conditional":
-            names = i.called("branch_computations", "true_computation", "false_computation")
-            _walk_dearest(program, names, times, counted, peak, bandwidth)
+            names = i.called_computations(
+                "branch_computations", "true_computation", "false_computation"
+            )
+            _walk_costliest(module, names, times, total_cost, peak, bandwidth)
             continue
         if i.opcode in ("call", "async-start"):
-            for name in i.called("to_apply", "calls"):
-                _walk(program, program.computations[name], times, counted, peak, bandwidth)
+            for name in i.called_computations("to_apply", "calls"):
+                _walk(module, module.computations[name], times, total_cost, peak, bandwidth)
             continue
-        for inner, c in _collectives(program, computation, i):
+        for inner, c in _find_collectives(module, computation, i):
             channel = re.search(r"channel_id=(\d+)", c.attributes)
             phase = channel[1] if channel and i.opcode == "fusion" else None
-            _add_collective(inner, c, times, phase, counted)
-        flops = _flops(program, computation, i)
-        moved = _bytes(program, computation, i)
-        counted.flops += times * flops
-        counted.bytes += times * moved
-        counted.seconds += times * max(flops / peak, moved / bandwidth)
-        counted.kernels += times * (i.opcode == "custom-call" and moved > 0)
+            _add_collective(inner, c, times, phase, total_cost)
+        flops = _count_flops(module, computation, i)
+        moved = _count_bytes(module, computation, i)
+        total_cost.flops += times * flops
+        total_cost.bytes += times * moved
+        total_cost.seconds += times * max(flops / peak, moved / bandwidth)
+        total_cost.kernels += times * (i.opcode == "custom-call" and moved > 0)
 
 
-def _walk_dearest(
-    program: Program,
+def _walk_costliest(
+    module: HloModule,
     names: list[str],
     times: float,
-    counted: Cost,
+    total_cost: HloCost,
     peak: float,
     bandwidth: float,
 ) -> None:
-    """Count the branch that takes longest."""
+    """Count the slowest branch of a conditional."""
     branches = []
     for name in names:
-        branch = Cost()
-        _walk(program, program.computations[name], times, branch, peak, bandwidth)
+        branch = HloCost()
+        _walk(module, module.computations[name], times, branch, peak, bandwidth)
         branches.append(branch)
     most = max(branches, key=lambda c: (c.seconds, c.flops, c.bytes))
     for f in ("flops", "bytes", "seconds", "kernels", "unknown_loops"):
-        setattr(counted, f, getattr(counted, f) + getattr(most, f))
+        setattr(total_cost, f, getattr(total_cost, f) + getattr(most, f))
     for c in most.collectives.values():
-        total = counted.collectives.setdefault((c.kind, c.group), Collective(c.kind, c.group))
+        total = total_cost.collectives.setdefault((c.kind, c.group), Collective(c.kind, c.group))
         total.count, total.bytes = total.count + c.count, total.bytes + c.bytes
         total.largest = max(total.largest, c.largest)
 
 
-def _collectives(
-    program: Program, computation: Computation, i: Instruction
+def _find_collectives(
+    module: HloModule, computation: Computation, i: Instruction
 ) -> Iterator[tuple[Computation, Instruction]]:
-    """Yield an instruction that is a collective, or those within a fusion."""
+    """Yield the instruction if it is a collective, or the collectives within a fusion."""
     if i.opcode.removesuffix("-start") in COLLECTIVES:
         yield computation, i
     elif i.opcode == "fusion":
-        for name in i.called("calls"):
-            inner = program.computations[name]
+        for name in i.called_computations("calls"):
+            inner = module.computations[name]
             for within in inner.instructions.values():
-                yield from _collectives(program, inner, within)
+                yield from _find_collectives(module, inner, within)
 
 
 def _add_collective(
-    computation: Computation, i: Instruction, times: float, phase: str | None, counted: Cost
+    computation: Computation, i: Instruction, times: float, phase: str | None, total_cost: HloCost
 ) -> None:
     """Count a collective.
 
     Args:
-      phase: the channel of an asynchronous one, which stands in each of the fusions and loops that
-        it runs beside: it runs as often as the one that runs least.
+      phase: the channel of an asynchronous one, which appears in all fusions and loops that overlap
+        with it: it runs as often as the one with the fewest executions.
     """
     kind, n = i.opcode.removesuffix("-start"), group_size(i.attributes)
     if n <= 1:
         return
     given = [computation.instructions[o] for o in i.operands if o in computation.instructions]
-    size = sum(array.bytes for of in given for array in of.arrays)
-    # bytes that leave a device, which has `size` of them: a ring's, which no algorithm undercuts
+    size = sum(array.bytes for instruction in given for array in instruction.arrays)
+    # bytes sent per device with `size` bytes, by a ring algorithm, which is optimal
     share = {
         "all-gather": n - 1,
         "all-reduce": 2 * (n - 1) / n,
@@ -447,17 +455,17 @@ def _add_collective(
     }.get(kind, 1)
     more = times
     if phase is not None:
-        before = counted.phases.get(phase)
-        counted.phases[phase] = times if before is None else min(before, times)
-        more = counted.phases[phase] - (before or 0)
-    total = counted.collectives.setdefault((kind, n), Collective(kind, n))
+        before = total_cost.phases.get(phase)
+        total_cost.phases[phase] = times if before is None else min(before, times)
+        more = total_cost.phases[phase] - (before or 0)
+    total = total_cost.collectives.setdefault((kind, n), Collective(kind, n))
     total.count += more
     total.bytes += more * size * share
     total.largest = max(total.largest, size * share)
 
 
 def group_size(attributes: str) -> int:
-    """Return how many devices take part in one group of a collective."""
+    """Return the number of devices in a group of a collective."""
     pairs = re.search(r"source_target_pairs=\{(.*?)\}\}", attributes)
     if pairs:
         moves = [p for p in re.findall(r"(\d+),(\d+)", pairs[1]) if p[0] != p[1]]
@@ -472,21 +480,25 @@ def group_size(attributes: str) -> int:
     return 1
 
 
-def _flops(program: Program, computation: Computation, i: Instruction) -> float:
+def _count_flops(module: HloModule, computation: Computation, i: Instruction) -> float:
     if i.opcode == "dot":
         return _dot_flops(computation, i)
     if i.opcode == "convolution":
         return _convolution_flops(computation, i)
     if i.opcode == "fusion":
-        inner = [program.computations[name] for name in i.called("calls")]
-        return sum(_flops(program, c, of) for c in inner for of in c.instructions.values())
+        inner = [module.computations[name] for name in i.called_computations("calls")]
+        return sum(
+            _count_flops(module, c, instruction)
+            for c in inner
+            for instruction in c.instructions.values()
+        )
     if i.opcode == "custom-call" and "matmul" in i.attributes:
-        # oneDNN's: the last axis of the first factor is summed
+        # oneDNN's: contracts the last axis of the first operand
         return 2 * math.prod(i.arrays[0].dims) * _operand(computation, i, 0).dims[-1]
     return 0.0
 
 
-def _operand(computation: Computation, i: Instruction, n: int) -> Array:
+def _operand(computation: Computation, i: Instruction, n: int) -> HloArray:
     return computation.instructions[i.operands[n]].arrays[0]
 
 
@@ -498,9 +510,9 @@ def _dot_flops(computation: Computation, i: Instruction) -> float:
 
 
 def _convolution_flops(computation: Computation, i: Instruction) -> float:
-    """Two for each pair of an element and a weight that meet: padding and holes are not counted.
+    """Two per pair of an input element and a weight; padding and dilation holes do not count.
 
-    XLA for TPU writes every product as a convolution, batches as windows that stride and pad.
+    XLA for TPU expresses every dot as a convolution, with batches as strided and padded windows.
     """
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", i.attributes)
     if not labels:
@@ -514,7 +526,7 @@ def _convolution_flops(computation: Computation, i: Instruction) -> float:
     pairs = 2.0 * out[made.index("b")] * out[made.index("f")] * kernel[weights.index("i")]
     for axis in (c for c in made if c.isdigit()):
         window = _window(i.attributes, int(axis), len(made) - 2)
-        pairs *= _meeting(
+        pairs *= _count_overlaps(
             x[given.index(axis)], out[made.index(axis)], kernel[weights.index(axis)], **window
         )
     return pairs
@@ -525,21 +537,21 @@ def _window(attributes: str, axis: int, axes: int) -> dict[str, int]:
     text = re.search(r"window=\{([^}]*)\}", attributes)
     given = dict(re.findall(r"(\w+)=(\S+)", text[1])) if text else {}
 
-    def of(name: str, default: str) -> str:
+    def parse_field(name: str, default: str) -> str:
         return given.get(name, "x".join([default] * axes)).split("x")[axis]
 
     return {
-        "stride": int(of("stride", "1")),
-        "pad": int(of("pad", "0_0").split("_")[0]),
-        "dilate": int(of("lhs_dilate", "1")),
-        "dilate_kernel": int(of("rhs_dilate", "1")),
+        "stride": int(parse_field("stride", "1")),
+        "pad": int(parse_field("pad", "0_0").split("_")[0]),
+        "dilate": int(parse_field("lhs_dilate", "1")),
+        "dilate_kernel": int(parse_field("rhs_dilate", "1")),
     }
 
 
-def _meeting(
+def _count_overlaps(
     size: int, out: int, kernel: int, stride: int, pad: int, dilate: int, dilate_kernel: int
 ) -> int:
-    """Return how many pairs of an output and a place of the window fall on an element."""
+    """Return the number of pairs of an output and a window position that hit an input element."""
     last = (size - 1) * dilate
     if stride == dilate == dilate_kernel == 1 and pad == 0 and out + kernel - 1 <= size:
         return out * kernel
@@ -550,8 +562,8 @@ def _meeting(
     )
 
 
-def _bytes(program: Program, computation: Computation, i: Instruction) -> float:
-    """Return what an instruction reads from and writes to main memory."""
+def _count_bytes(module: HloModule, computation: Computation, i: Instruction) -> float:
+    """Return the bytes that an instruction reads from and writes to main memory."""
     if i.opcode in _FREE or i.opcode.endswith("-done") or i.opcode.endswith("-update"):
         return 0.0
     if i.opcode == "custom-call" and any(f'"{mark}"' in i.attributes for mark in _MARKS):
@@ -559,25 +571,25 @@ def _bytes(program: Program, computation: Computation, i: Instruction) -> float:
     given = [computation.instructions[o] for o in i.operands if o in computation.instructions]
     if i.opcode in ("copy-start", "slice-start"):
         # the result names both ends
-        to = i.arrays[0].main if i.opcode == "copy-start" else i.arrays[-2].main
+        to = i.arrays[0].main_bytes if i.opcode == "copy-start" else i.arrays[-2].main_bytes
         source = given[0].arrays[0]
         return to + (min(source.bytes, max(a.bytes for a in i.arrays[-2:])) if source[2] else 0)
-    written = sum(a.main for a in i.arrays)
+    written = sum(a.main_bytes for a in i.arrays)
     if i.opcode in ("dynamic-slice", "slice", "gather"):
-        return written + (min(i.arrays[0].bytes, given[0].arrays[0].main))
+        return written + (min(i.arrays[0].bytes, given[0].arrays[0].main_bytes))
     if i.opcode == "dynamic-update-slice":
-        return 2 * given[1].arrays[0].main
+        return 2 * given[1].arrays[0].main_bytes
     if i.opcode == "fusion":
-        return _fusion_bytes(program.computations[i.called("calls")[0]], given, i)
-    return written + sum(a.main for of in given for a in of.arrays)
+        return _fusion_bytes(module.computations[i.called_computations("calls")[0]], given, i)
+    return written + sum(a.main_bytes for instruction in given for a in instruction.arrays)
 
 
 def _fusion_bytes(inner: Computation, given: list[Instruction], i: Instruction) -> float:
-    """Of an operand that is only sliced the slices, of one that is updated in place the update."""
+    """Count the slices of sliced operands, and the update of operands updated in place."""
     total = 0.0
-    updated = _updated(inner)
-    for parameter, of in zip(inner.parameters(), given, strict=True):
-        main = sum(a.main for a in of.arrays)
+    updated = _in_place_updates(inner)
+    for parameter, instruction in zip(inner.parameters(), given, strict=True):
+        main = sum(a.main_bytes for a in instruction.arrays)
         users = [u for u in inner.instructions.values() if parameter.name in u.operands]
         while len(users) == 1 and users[0].opcode == "bitcast":
             name = users[0].name
@@ -587,14 +599,14 @@ def _fusion_bytes(inner: Computation, given: list[Instruction], i: Instruction) 
         elif parameter.name in updated:
             main = 0.0
         total += main
-    written = sum(a.main for a in i.arrays)
+    written = sum(a.main_bytes for a in i.arrays)
     for update, whole in updated.values():
         written -= min(written, whole - update)
     return total + written
 
 
-def _updated(inner: Computation) -> dict[str, tuple[float, float]]:
-    """Return the parameters that a fusion updates in place: bytes of the update, and of all."""
+def _in_place_updates(inner: Computation) -> dict[str, tuple[float, float]]:
+    """Return the parameters that a fusion updates in place: bytes of the update, and in total."""
     found: dict[str, tuple[float, float]] = {}
     roots = [inner.root]
     if inner.root.opcode == "tuple":
@@ -613,7 +625,7 @@ def _updated(inner: Computation) -> dict[str, tuple[float, float]]:
     return found
 
 
-def as_rows(counted: Cost) -> list[dict[str, float | str]]:
-    """Return the collectives, the most bytes first."""
-    rows = sorted(counted.collectives.values(), key=lambda c: -c.bytes)
+def collective_rows(total_cost: HloCost) -> list[dict[str, float | str]]:
+    """Return rows of the collectives by descending bytes."""
+    rows = sorted(total_cost.collectives.values(), key=lambda c: -c.bytes)
     return [dataclasses.asdict(c) for c in rows]

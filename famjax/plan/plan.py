@@ -1,4 +1,4 @@
-"""A plan: what a training job needs on a topology, and how long a step takes at least."""
+"""A plan: memory and a lower bound on the step time of a training job on a topology."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from famjax.core.experiment import to_json
 from famjax.core.json_files import parse_json
 from famjax.core.optional import install_command, missing_modules
 from famjax.plan.chips import Topology
-from famjax.plan.formula import policies
+from famjax.plan.formula import activations_by_remat
 from famjax.train.flops import step_flops
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """Least seconds of a step, one device's share, by what could hold it up.
+    """Lower bounds of a step's seconds on one device, by resource.
 
     Attributes:
-      compute: all products at the chip's rate.
-      memory: all traffic with main memory.
-      device: the longer of both, instruction by instruction, added up.
+      compute: all matrix products at the chip's peak.
+      memory: all traffic of main memory.
+      device: the larger of both for each instruction, summed.
       network: all collectives at the full rate of the links.
     """
 
@@ -39,12 +39,12 @@ class Roofline:
 
     @property
     def step(self) -> float:
-        """The network at work while the device computes."""
+        """With communication overlapped."""
         return max(self.device, self.network)
 
     @property
-    def apart(self) -> float:
-        """The one after the other."""
+    def serial(self) -> float:
+        """Without overlap."""
         return self.device + self.network
 
     @property
@@ -56,21 +56,21 @@ class Roofline:
 
 @dataclass(frozen=True)
 class Plan:
-    """What was found out of a config on a topology.
+    """A config planned on a topology.
 
     Attributes:
-      seen: the worker's answer, see `famjax.plan.worker`.
-      model_flops: of a step, pairs that the masks let through; the training log's count.
-      computed_flops: of a step, all pairs that are computed.
-      needed: bytes on a chip.
-      fits: whether that is no more than a chip has.
-      roofline: None where the compiler refused.
-      utilisation: model FLOPs over what the chips could do in `roofline.step`.
+      report: the worker's answer, see `famjax.plan.worker`.
+      model_flops: of a step, query-key pairs inside the masks; as in the training log.
+      computed_flops: of a step, all computed pairs.
+      needed: bytes per chip.
+      fits: whether they fit.
+      roofline: None if the compiler ran out of memory.
+      utilisation: model FLOPs over the chips' peak in `roofline.step`.
     """
 
     config: Config
-    on: Topology
-    seen: dict[str, Any]
+    topology: Topology
+    report: dict[str, Any]
     model_flops: float
     computed_flops: float
     needed: float
@@ -85,18 +85,18 @@ class Plan:
 
     @property
     def tokens_per_second(self) -> float:
-        """At most; 0 where the compiler refused."""
+        """An upper bound; 0 if the compiler ran out of memory."""
         return self.tokens / self.roofline.step if self.roofline else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON can hold it."""
+        """Return everything in JSON types."""
         roofline = self.roofline
         return {
             "config": self.config.name,
-            "topology": self.on.name,
-            "chips": self.on.count,
-            "chip": asdict(self.on.chip),
-            **{k: v for k, v in self.seen.items() if k != "shardings"},
+            "topology": self.topology.name,
+            "chips": self.topology.count,
+            "chip": asdict(self.topology.chip),
+            **{k: v for k, v in self.report.items() if k != "shardings"},
             "model_flops": self.model_flops,
             "computed_flops": self.computed_flops,
             "needed_bytes": self.needed,
@@ -108,36 +108,46 @@ class Plan:
         }
 
 
-def plan(config: Config, on: Topology) -> Plan:
-    """Compile a config's training step for a topology and see what it needs.
+def plan(config: Config, topology: Topology) -> Plan:
+    """Compile a config's training step for a topology and analyse it.
 
     Args:
-      config: its vocabulary known, see `with_size`.
+      config: with model.vocab_size, see `fill_vocab_size`.
 
     Raises:
       UserError: libtpu is missing, or the mesh or the batch does not fit.
     """
-    seen = ask(config, on, compile=True)
-    per_chip = seen["devices"] / on.count
+    report = run_worker(config, topology, compile=True)
+    per_chip = report["devices"] / topology.count
     tokens = config.data.batch * config.data.length
     model, computed = (tokens * step_flops(config, computed=c) for c in (False, True))
-    seen["activations"] = policies(replace(config, mesh=MeshConfig(**seen["mesh"])))
-    if "memory" not in seen:
-        return Plan(config, on, seen, model, computed, seen["needed"] * per_chip, False, None, None)
-    needed = sum(seen["memory"].values()) * per_chip
-    chip = on.chip
+    report["activations"] = activations_by_remat(replace(config, mesh=MeshConfig(**report["mesh"])))
+    if "memory" not in report:
+        return Plan(
+            config,
+            topology,
+            report,
+            model,
+            computed,
+            report["needed"] * per_chip,
+            False,
+            None,
+            None,
+        )
+    needed = sum(report["memory"].values()) * per_chip
+    chip = topology.chip
     roofline = Roofline(
-        seen["flops"] * per_chip / chip.flops,
-        seen["bytes"] * per_chip / chip.bandwidth,
-        seen["device_seconds"],
-        seen["network_bytes"] * per_chip / chip.network,
+        report["flops"] * per_chip / chip.flops,
+        report["bytes"] * per_chip / chip.bandwidth,
+        report["device_seconds"],
+        report["network_bytes"] * per_chip / chip.network,
     )
-    utilisation = model / (roofline.step * chip.flops * on.count)
+    utilisation = model / (roofline.step * chip.flops * topology.count)
     fits = needed <= chip.memory
-    return Plan(config, on, seen, model, computed, needed, fits, roofline, utilisation)
+    return Plan(config, topology, report, model, computed, needed, fits, roofline, utilisation)
 
 
-def with_size(config: Config) -> Config:
+def fill_vocab_size(config: Config) -> Config:
     """Return the config with `model.vocab_size` filled in, from its tokenizer where it is 0."""
     if config.model.vocab_size:
         return config
@@ -147,23 +157,23 @@ def with_size(config: Config) -> Config:
     try:
         tokenizer = make_tokenizer(config.data)
     except UserError as error:
-        raise UserError(f"{error}; or give model.vocab_size=N, all that a plan needs") from None
+        raise UserError(f"{error}; or give model.vocab_size=N, enough for a plan") from None
     return with_vocab_size(config, tokenizer)
 
 
-def ask(config: Config, on: Topology, compile: bool) -> dict[str, Any]:
+def run_worker(config: Config, topology: Topology, compile: bool) -> dict[str, Any]:
     """Return a worker's answer, see `famjax.plan.worker.answer`.
 
     Raises:
-      UserError: what the worker says, in one line.
+      UserError: the worker's error.
     """
-    refuse_missing(on)
-    request = {"config": to_json(config), "topology": on.name, "compile": compile}
-    # in the same group of processes, so that Ctrl-C ends it too
+    check_compiler(topology)
+    request = {"config": to_json(config), "topology": topology.name, "compile": compile}
+    # in the same process group, so that Ctrl-C ends it too
     done = subprocess.run(
         [sys.executable, "-m", "famjax.plan.worker"],
         input=json.dumps(request),
-        env=_environment(on),
+        env=_environment(topology),
         capture_output=True,
         text=True,
         check=False,
@@ -182,27 +192,27 @@ def ask(config: Config, on: Topology, compile: bool) -> dict[str, Any]:
     return answer
 
 
-def refuse_missing(on: Topology) -> None:
-    """Raise a `UserError` where the compiler for a topology is not there."""
-    if on.is_tpu and missing_modules(("libtpu",)):
+def check_compiler(topology: Topology) -> None:
+    """Raise a `UserError` if the compiler for a topology is not installed."""
+    if topology.is_tpu and missing_modules(("libtpu",)):
         raise UserError(
-            f"--topology {on.name}: compiling for TPU needs libtpu, which is not installed; "
+            f"--topology {topology.name}: compiling for TPU needs libtpu, which is not installed; "
             f"{install_command(('libtpu',))}"
         )
 
 
-def _environment(on: Topology) -> dict[str, str]:
+def _environment(topology: Topology) -> dict[str, str]:
     flags = re.sub(
         r"--xla_force_host_platform_device_count=\d+", "", os.environ.get("XLA_FLAGS", "")
     )
-    count = 1 if on.is_tpu else on.count
+    count = 1 if topology.is_tpu else topology.count
     return os.environ | {
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
-        # no TPU is taken, so that several may plan at once
+        # no TPU is used, so several plans may run concurrently
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={count}".strip(),
-        # the famjax of this process, wherever it was imported from
+        # import the same famjax as this process
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
     }

@@ -1,4 +1,4 @@
-"""Which batch, mesh and recomputing suit a topology: many by formula, the best of them compiled."""
+"""Searches batch, mesh and remat policy for a topology: by formula, then compiles the best."""
 
 from __future__ import annotations
 
@@ -16,38 +16,35 @@ from famjax.plan.formula import REMAT, Estimate, estimate
 from famjax.plan.plan import Plan, plan
 
 
-class Found(NamedTuple):
-    """What a search came to.
+class SearchResult(NamedTuple):
+    """The result of a search.
 
     Attributes:
-      best: compiled, those that fit, the most tokens a second first.
-      refused: compiled, and too large.
-      estimated: how many were looked at by formula.
-      fitting: how many of them seemed to fit.
+      best: compiled candidates that fit, by descending tokens/s.
+      too_large: compiled candidates that do not fit.
+      estimated: number of candidates estimated by formula.
+      fitting: number of them that fit by formula.
     """
 
     best: list[Plan]
-    refused: list[Plan]
+    too_large: list[Plan]
     estimated: int
     fitting: int
 
 
-def candidates(config: Config, on: Topology) -> Iterator[Config]:
+def candidates(config: Config, topology: Topology) -> Iterator[Config]:
     """Yield configs of the same model and data: the batch, half and twice of it; every mesh that
-    divides its rows, heads and blocks; recomputing; and parts of the batch.
-
-    Rows that a batch has are read all at once, or cut into parts whose gradients are added
-    (`train.accumulate`).
+    divides its rows, heads and blocks; remat policies; gradient accumulation (`train.accumulate`).
     """
     batch = config.data.batch
     for rows in (batch, 2 * batch, batch // 2):
-        yield from _candidates(replace(config, data=replace(config.data, batch=rows)), on)
+        yield from _candidates(replace(config, data=replace(config.data, batch=rows)), topology)
 
 
-def _candidates(config: Config, on: Topology) -> Iterator[Config]:
+def _candidates(config: Config, topology: Topology) -> Iterator[Config]:
     rows = config.data.batch
     remat_with_policy = REMAT if config.model.stack == "residual" else (config.model.remat,)
-    for mesh in meshes(on.count):
+    for mesh in meshes(topology.count):
         if any(n % mesh.tensor for n in tensor_sizes(config).values()):
             continue
         most, left = divmod(rows, mesh.data * mesh.fsdp)
@@ -65,86 +62,91 @@ def _candidates(config: Config, on: Topology) -> Iterator[Config]:
 
 def search(
     config: Config,
-    on: Topology,
+    topology: Topology,
     compiles: int,
     report: Callable[[str], None],
     compile: Callable[[Config, Topology], Plan] = plan,
-) -> Found:
+) -> SearchResult:
     """Estimate every candidate, and compile the config as it is and the best by formula.
 
     Args:
-      compiles: how many of the candidates.
-      report: takes a line of progress.
+      compiles: number of candidates to compile.
+      report: called with lines of progress.
 
     Raises:
-      UserError: no mesh divides the batch, or none could be compiled.
+      UserError: no mesh divides the batch, or no candidate compiles.
     """
-    every = list(candidates(config, on))
-    if not every:
+    all_candidates = list(candidates(config, topology))
+    if not all_candidates:
         raise UserError(
             f"data.batch={config.data.batch}, model.heads={config.model.heads}: no mesh of "
-            f"{on.count} chips divides the rows, the heads and the blocks of a row, nor with half "
-            f"or twice the rows; take a batch that {on.count} or one of its divisors divides"
+            f"{topology.count} chips divides the rows, the heads and the blocks of a row, nor with "
+            f"half or twice the rows; take a batch that {topology.count} or one of its divisors "
+            "divides"
         )
-    ranked = rank([(c, estimate(c, on)) for c in every], on)
-    fitting = sum(e.bytes <= on.chip.memory for _, e in ranked)
-    # the formula is rough: what was given may well be better than what it finds
-    chosen = [config, *(c for c, _ in by_turns(ranked, config.data.batch)[:compiles])]
-    report(f"{len(every)} candidates by formula, {fitting} seem to fit; compiling {len(chosen)}")
+    ranked = rank([(c, estimate(c, topology)) for c in all_candidates], topology)
+    fitting = sum(e.bytes <= topology.chip.memory for _, e in ranked)
+    # the formula is rough, so the given config may be better than its candidates
+    chosen = [config, *(c for c, _ in interleave_batches(ranked, config.data.batch)[:compiles])]
+    report(
+        f"{len(all_candidates)} candidates by formula, {fitting} seem to fit; "
+        f"compiling {len(chosen)}"
+    )
     plans, failed = list[Plan](), list[str]()
     for i, candidate in enumerate(chosen, 1):
-        at = f"{i}/{len(chosen)} {named(config, candidate)}"
+        at = f"{i}/{len(chosen)} {format_overrides(config, candidate)}"
         try:
-            plans.append(compile(candidate, on))
-        except (UserError, RuntimeError) as error:  # of this one alone: the others may do
+            plans.append(compile(candidate, topology))
+        except (UserError, RuntimeError) as error:  # other candidates may still compile
             failed.append(str(error).splitlines()[-1])
             report(f"{at}: {failed[-1]}")
             continue
-        report(f"{at}: {outcome(plans[-1])}")
+        report(f"{at}: {describe(plans[-1])}")
     if not plans:
         raise UserError(f"none of {len(chosen)} candidates could be compiled: {failed[0]}")
     best = sorted((p for p in plans if p.fits and p.roofline), key=lambda p: -p.tokens_per_second)
-    return Found(best, [p for p in plans if not p.fits], len(every), fitting)
+    return SearchResult(best, [p for p in plans if not p.fits], len(all_candidates), fitting)
 
 
 def rank(
-    estimates: Sequence[tuple[Config, Estimate]], on: Topology
+    estimates: Sequence[tuple[Config, Estimate]], topology: Topology
 ) -> list[tuple[Config, Estimate]]:
-    """Return those that fit, the fastest for a token first, and then the others by their bytes."""
+    """Return those that fit by time per token, then the others by bytes."""
 
-    def place(of: tuple[Config, Estimate]) -> tuple[float, ...]:
-        config, e = of
-        too_large = e.bytes > on.chip.memory
+    def sort_key(item: tuple[Config, Estimate]) -> tuple[float, ...]:
+        config, e = item
+        too_large = e.bytes > topology.chip.memory
         cost = e.bytes if too_large else e.seconds / config.data.batch
         return too_large, cost, config.train.accumulate, e.bytes
 
-    return sorted(estimates, key=place)
+    return sorted(estimates, key=sort_key)
 
 
-def by_turns(
+def interleave_batches(
     ranked: Sequence[tuple[Config, Estimate]], batch: int
 ) -> list[tuple[Config, Estimate]]:
-    """Return them in turns: the best two of the config's own batch, the best of each other, the
-    next two, and so on.
+    """Interleave by batch: the best two of the config's own batch, the best of each other batch,
+    the next two, and so on.
 
-    A larger batch nearly always reads more tokens a second, but it is another experiment.
+    A larger batch nearly always has more tokens/s, but it is another experiment.
     """
-    own = [of for of in ranked if of[0].data.batch == batch]
-    larger = [of for of in ranked if of[0].data.batch > batch]
-    smaller = [of for of in ranked if of[0].data.batch < batch]
-    turns = itertools.zip_longest(own[::2], own[1::2], larger, smaller)
-    return [of for turn in turns for of in turn if of is not None]
+    own = [item for item in ranked if item[0].data.batch == batch]
+    larger = [item for item in ranked if item[0].data.batch > batch]
+    smaller = [item for item in ranked if item[0].data.batch < batch]
+    groups = itertools.zip_longest(own[::2], own[1::2], larger, smaller)
+    return [item for group in groups for item in group if item is not None]
 
 
-def named(config: Config, candidate: Config) -> str:
-    """Return what a candidate changes, as overrides."""
+def format_overrides(config: Config, candidate: Config) -> str:
+    """Return the changes of a candidate as overrides."""
     changed = (line.partition(": ") for line in difference(config, candidate))
     pairs = ((key, change.partition(" -> ")[2].strip("'")) for key, _, change in changed)
     return " ".join(f"{key}={value}" for key, value in pairs) or "as it is"
 
 
-def outcome(done: Plan) -> str:
-    memory = f"{done.needed / 2**30:.1f} GiB of {done.on.chip.memory / 2**30:.0f}"
-    if done.roofline is None or not done.fits:
+def describe(compiled: Plan) -> str:
+    memory = f"{compiled.needed / 2**30:.1f} GiB of {compiled.topology.chip.memory / 2**30:.0f}"
+    if compiled.roofline is None or not compiled.fits:
         return f"does not fit, {memory}"
-    return f"{memory}, {done.roofline.step:.3g} s a step, {done.tokens_per_second:,.0f} tokens/s"
+    rate = f"{compiled.tokens_per_second:,.0f} tokens/s"
+    return f"{memory}, {compiled.roofline.step:.3g} s a step, {rate}"

@@ -1,9 +1,9 @@
-"""A process of its own that lowers and compiles a training step, and allocates nothing.
+"""A subprocess that lowers and compiles a training step without allocating arrays.
 
     python -m famjax.plan.worker < request.json > answer.json
 
-JAX takes its devices once, when it starts, and libtpu and XLA write what no user asked for to
-standard error: so whoever plans starts this, sees its answer alone, and keeps his own devices.
+A subprocess because JAX initializes its devices once per process, and because libtpu and XLA print
+to standard error.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from famjax.core.json_files import parse_json
 from famjax.core.mesh import check_rows, duplicated_work, is_auto
 from famjax.data.lanes import empty_row
 from famjax.plan import hlo
-from famjax.plan.chips import Topology, topology
+from famjax.plan.chips import Topology, parse_topology
 from famjax.train.program import TrainProgram, make_program, mesh_demand
 from famjax.train.run import abstract_model
 from famjax.train.state import TrainState
 
-# nothing is run, so LLVM may take its ease; what XLA does before it stays
+# the program is not run, so skip LLVM's optimizations; XLA's HLO passes are unchanged
 _HOST_OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Return what a request asks of a config on a topology.
+    """Handle a request for a config on a topology.
 
     Args:
       request: "config" as JSON, "topology"; "compile", whether to compile as well.
     """
-    config, on = from_json(request["config"]), topology(request["topology"])
-    wanted = mesh_demand(config, int(on.chip.memory)) if is_auto(config.mesh) else None
-    devices = devices_of(on)
+    config, topology = from_json(request["config"]), parse_topology(request["topology"])
+    wanted = mesh_demand(config, int(topology.chip.memory)) if is_auto(config.mesh) else None
+    devices = get_devices(topology)
     check_rows(config, len(devices))
     mesh = sharding.make_mesh(config.mesh, devices, wanted)
     config = replace(config, mesh=MeshConfig(**mesh.shape))
@@ -60,47 +60,47 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     sizes["repeated"] = list(duplicated_work(config))
     if not request["compile"]:
         return sizes
-    return sizes | compiled(program, shapes, batch_shapes(config, program), on, mesh.size)
+    return sizes | compile_step(program, shapes, batch_shapes(config, program), topology, mesh.size)
 
 
-def devices_of(on: Topology) -> list[jax.Device]:
-    """Return the devices to compile for: described ones of a TPU slice, or this process's own."""
-    if not on.is_tpu:
+def get_devices(topology: Topology) -> list[jax.Device]:
+    """Return the devices to compile for: described TPU devices, or this process's own."""
+    if not topology.is_tpu:
         return jax.devices()
     from jax.experimental import topologies
 
-    return list(topologies.get_topology_desc(platform="tpu", topology_name=on.name).devices)
+    return list(topologies.get_topology_desc(platform="tpu", topology_name=topology.name).devices)
 
 
 def batch_shapes(config: Config, program: TrainProgram) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the shapes of a batch, `famjax.data`'s keys."""
     shape = (config.data.batch, config.data.length)
     return {
-        name: jax.ShapeDtypeStruct(shape, of.dtype, sharding=program.batch)
-        for name, of in empty_row(1).items()
+        name: jax.ShapeDtypeStruct(shape, array.dtype, sharding=program.batch)
+        for name, array in empty_row(1).items()
     }
 
 
 def arrays(
     config: Config, program: TrainProgram, shapes: TrainState
 ) -> dict[str, dict[str, float]]:
-    """Return elements, bytes, and bytes on one device of what a training step is given."""
+    """Return elements, bytes, and bytes on one device of the inputs of a training step."""
     model = jax.eval_shape(lambda: abstract_state(config))
     everywhere = NamedSharding(program.mesh, PartitionSpec())
     model = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=everywhere), model
     )
     return {
-        "trained": _sizes(shapes.params),
-        "frozen": _sizes(shapes.frozen),
-        "optimizer": _sizes(shapes.opt_state),
-        "carried": _sizes(shapes.memory),
-        "state of a row": _sizes(model),
+        "trained": _count_bytes(shapes.params),
+        "frozen": _count_bytes(shapes.frozen),
+        "optimizer": _count_bytes(shapes.opt_state),
+        "carried": _count_bytes(shapes.memory),
+        "state of a row": _count_bytes(model),
     }
 
 
 def abstract_state(config: Config) -> Any:
-    """Return the state that the model carries along one document."""
+    """Return the model's carried state of one document."""
     from flax import nnx
 
     from famjax.models.language_model import LanguageModel
@@ -108,7 +108,7 @@ def abstract_state(config: Config) -> Any:
     return LanguageModel(config.model, rngs=nnx.Rngs(0)).init_state(1)
 
 
-def _sizes(tree: Any) -> dict[str, float]:
+def _count_bytes(tree: Any) -> dict[str, float]:
     leaves = jax.tree.leaves(tree)
     here = (math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in leaves)
     return {
@@ -121,8 +121,8 @@ def _sizes(tree: Any) -> dict[str, float]:
 def shardings(config: Config, mesh: jax.sharding.Mesh) -> list[dict[str, Any]]:
     """Return a row for each parameter: path, shape, logical axes, mesh axes, shape on a device.
 
-    "whole" tells a large one that is on every device, though the mesh divides parameters; "rule"
-    whether any names its axes.
+    "whole" is whether a large one is replicated although the mesh shards parameters; "rule" is
+    whether a sharding rule matches.
     """
     _, trained, frozen = abstract_model(config.model, only=config.train.only)
     rows = []
@@ -149,47 +149,49 @@ def shardings(config: Config, mesh: jax.sharding.Mesh) -> list[dict[str, Any]]:
     return rows
 
 
-def compiled(
-    program: TrainProgram, shapes: TrainState, batch: Any, on: Topology, devices: int
+def compile_step(
+    program: TrainProgram, shapes: TrainState, batch: Any, topology: Topology, devices: int
 ) -> dict[str, Any]:
-    """Return what the compiler says of the step, and what its program does."""
+    """Return the compiler's memory analysis of the step, and the costs of its program."""
     began = time.perf_counter()
     lowered = program.step.lower(shapes, batch)  # type: ignore[attr-defined]
     try:
-        done = lowered.compile(compiler_options=None if on.is_tpu else _HOST_OPTIONS)
+        done = lowered.compile(compiler_options=None if topology.is_tpu else _HOST_OPTIONS)
     except jax.errors.JaxRuntimeError as error:
         said = str(error)
         found = re.search(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT])", said)
         if not found:
             raise
         return {
-            "needed": _binary(*found.groups()[:2]),
-            "limit": _binary(*found.groups()[2:]),
+            "needed": _parse_binary_size(*found.groups()[:2]),
+            "limit": _parse_binary_size(*found.groups()[2:]),
             "compile_seconds": time.perf_counter() - began,
         }
     seconds = time.perf_counter() - began
-    of = done.memory_analysis()
-    share = on.count / devices  # of a chip, where it is several devices
-    counted = hlo.cost(hlo.parse(done.as_text()), on.chip.flops * share, on.chip.bandwidth * share)
+    analysis = done.memory_analysis()
+    share = topology.count / devices  # a chip may be several devices
+    counted = hlo.count_cost(
+        hlo.parse(done.as_text()), topology.chip.flops * share, topology.chip.bandwidth * share
+    )
     return {
         "memory": {
-            "arguments": of.argument_size_in_bytes,
-            "results": of.output_size_in_bytes - of.alias_size_in_bytes,
-            "temporaries": of.temp_size_in_bytes,
-            "code": of.generated_code_size_in_bytes,
+            "arguments": analysis.argument_size_in_bytes,
+            "results": analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
+            "temporaries": analysis.temp_size_in_bytes,
+            "code": analysis.generated_code_size_in_bytes,
         },
         "flops": counted.flops,
         "bytes": counted.bytes,
         "device_seconds": counted.seconds,
         "network_bytes": counted.network_bytes(),
-        "collectives": hlo.as_rows(counted),
+        "collectives": hlo.collective_rows(counted),
         "kernels": counted.kernels,
         "unknown_loops": counted.unknown_loops,
         "compile_seconds": seconds,
     }
 
 
-def _binary(number: str, unit: str) -> float:
+def _parse_binary_size(number: str, unit: str) -> float:
     return float(number) * 1024 ** " KMGT".index(unit or " ")
 
 

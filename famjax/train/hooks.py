@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from famjax.core.errors import Stopped
+from famjax.core.errors import StopRequested
 from famjax.data.pipeline import halve_lanes
 from famjax.train import hosts
 from famjax.train.profile import Profiler
@@ -143,7 +143,7 @@ class Saving(Hook):
         if number := self._signals.at(session.step):
             save(session, self._hooks)
             session.checkpoints.wait()
-            raise Stopped(number, session.step)
+            raise StopRequested(number, session.step)
 
 
 def make_hooks(log: Hook, profiler: Profiler, signals: hosts.StopSignal) -> list[Hook]:

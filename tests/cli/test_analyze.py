@@ -42,8 +42,8 @@ def test_tables_name_what_is_left_out(text: Path, capsys: pytest.CaptureFixture[
     assert "student, step 2; teacher teacher, step 2" in out
     words = " ".join(out.split())
     assert "2 x 32 tokens" in words
-    assert "the most entropy is 3.466 nats" in words
-    assert "left out: layers 0, 2 (fam attends to memories beside tokens)" in words
+    assert "maximum entropy 3.466 nats" in words
+    assert "skipped: layers 0, 2 (fam also attends to memory)" in words
     lines = [line.replace("│", " ").split() for line in out.splitlines()]
     numbers = {line[0]: len(line) for line in lines if line and line[0] in ("0", "1", "2", "3")}
     assert numbers == {"0": 2, "1": 6, "2": 2, "3": 6}
@@ -77,7 +77,7 @@ def test_json_has_every_head_and_the_plot_is_drawn(
         ("teacher --plot /no/such/a.png", "there is no folder /no/such"),
         ("teacher --techer x", "unknown option --techer; did you mean '--teacher'?"),
         ("student --teacher wide --length 8", "--teacher: model.heads=4, but the run's is 2"),
-        ("lstm", "the run has model.stack=lstm, which is not analyzed"),
+        ("lstm", "the run has model.stack=lstm, which is not supported"),
     ],
 )
 def test_mistakes(argv: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -160,8 +160,8 @@ def test_a_failed_first_try_does_not_bind(famjax: Famjax) -> None:
         ("modle.layers=2", "unknown key 'modle.layers'; did you mean 'model.layers'?"),
         ("model.vocab_size=100", "model.vocab_size=100: tokenizer bytes has 258 tokens; set 0"),
         ("data.tokenizer=no.model", "no.model"),
-        ("model.linear.features=9", "model.linear.features: does nothing with model.mixer=fam;"),
-        ("model.feedback.span=9", "model.feedback.span: does nothing with model.stack=residual"),
+        ("model.linear.features=9", "model.linear.features: has no effect with model.mixer=fam;"),
+        ("model.feedback.span=9", "model.feedback.span: has no effect with model.stack=residual"),
     ],
 )
 def test_values_that_cannot_work(famjax: Famjax, given: str, said: str) -> None:

@@ -19,7 +19,7 @@ TINY = ModelConfig(vocab_size=11, layers=1, width=8, heads=2, mlp_width=8, block
 
 @pytest.fixture
 def tiny(monkeypatch):
-    monkeypatch.setattr(bench, "_SMALL", TINY)
+    monkeypatch.setattr(bench, "_SMALL_FAM", TINY)
     monkeypatch.setattr(fam, "SIZES", ((4, 2), (8, 2)))
     monkeypatch.setattr(fam, "CHUNK", 16)
     monkeypatch.setattr(fam, "GENERATED", 3)
@@ -31,7 +31,7 @@ def test_every_size_and_length_is_measured(tiny, capsys, monkeypatch):
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     assert main(["bench", "fam", "--batch", "2", "--length", "16", "--turns", "2", "--json"]) == 0
     printed = capsys.readouterr()
-    assert "GLIBC_TUNABLES was set already" in printed.err
+    assert "GLIBC_TUNABLES is already set" in printed.err
     report = json.loads(printed.out)
     assert [cost["floor"] for cost in report["costs"]] == [1.5, 1.25]
     for cost in report["costs"]:
@@ -45,7 +45,7 @@ def test_every_size_and_length_is_measured(tiny, capsys, monkeypatch):
 def test_every_axis_is_measured_beside_one_device(capsys, monkeypatch, tmp_path):
     """A division sends what one device does not, and its ratio is that of the times."""
     monkeypatch.setattr(bench, "_SMALL_MESH", TINY)
-    monkeypatch.setattr(mesh, "meshes", lambda _: [("", 1), ("fsdp", 2), ("sequence", 2)])
+    monkeypatch.setattr(mesh, "bench_meshes", lambda _: [("", 1), ("fsdp", 2), ("sequence", 2)])
     drawn = tmp_path / "mesh.png"
     sizes = ["--batch", "2", "--length", "8", "--turns", "2"]
     assert main(["bench", "mesh", *sizes, "--json", "--plot", str(drawn)]) == 0
@@ -60,16 +60,16 @@ def test_every_axis_is_measured_beside_one_device(capsys, monkeypatch, tmp_path)
         assert row["time"]["ratio"] == row["time"]["first"] / one["time"]["first"]
         assert row["tokens_per_second"] == pytest.approx(16 / row["time"]["first"])
     assert drawn.stat().st_size
-    assert "of one's" in printed.err
+    assert "/ one device" in printed.err
 
 
 def test_axes_go_up_by_twos():
-    assert mesh.meshes(6) == [
+    assert mesh.bench_meshes(6) == [
         ("", 1),
         *((axis, n) for axis in ("data", "fsdp", "tensor", "sequence") for n in (2, 4)),
     ]
-    with pytest.raises(UserError, match="bench mesh needs several devices and there is one"):
-        mesh.meshes(1)
+    with pytest.raises(UserError, match="bench mesh needs several devices, there is one"):
+        mesh.bench_meshes(1)
 
 
 SMALL_FEEDBACK = ModelConfig(
@@ -84,7 +84,7 @@ def test_feedback_is_measured_beside_every_other(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(feedback, "BATCHES", (1,))
     monkeypatch.setattr(feedback, "SWEEPS", (2,))
     monkeypatch.setattr(feedback, "TOKENS", 2)
-    monkeypatch.setattr(feedback_peers, "installed", lambda: False)
+    monkeypatch.setattr(feedback_peers, "is_installed", lambda: False)
     drawn = tmp_path / "bench.png"
     sizes = ["--batch", "2", "--length", "6", "--turns", "2", "--width", "16"]
     assert main(["bench", "feedback", *sizes, "--json", "--plot", str(drawn)]) == 0
@@ -106,7 +106,7 @@ def test_feedback_is_measured_beside_every_other(capsys, monkeypatch, tmp_path):
     assert drawn.stat().st_size
 
 
-@pytest.mark.skipif(not feedback_peers.installed(), reason="needs " + feedback_peers.NAME)
+@pytest.mark.skipif(not feedback_peers.is_installed(), reason="needs " + feedback_peers.NAME)
 def test_the_peer_reads_the_same_from_the_same_weights():
     assert feedback_peers.check_peer(SMALL_FEEDBACK, 2, 7) < 1e-4
 
@@ -127,13 +127,13 @@ def test_linear_is_measured_beside_every_other(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(linear, "LENGTHS", (16, 40, 80))
     monkeypatch.setattr(linear, "AIM_LENGTH", 16)
     monkeypatch.setattr(linear, "PRODUCT", 8)
-    monkeypatch.setattr(linear, "BEHIND", (2, 8))
-    monkeypatch.setattr(linear, "AIM_BEHIND", 8)
+    monkeypatch.setattr(linear, "CONTEXTS", (2, 8))
+    monkeypatch.setattr(linear, "AIM_CONTEXT", 8)
     monkeypatch.setattr(linear, "LANES", 2)
     monkeypatch.setattr(linear, "TOKENS", 4)
     # so little that no other form goes on to the second length
-    monkeypatch.setattr(linear, "MOST_SECONDS", 1e-9)
-    monkeypatch.setattr(linear_peers, "installed", lambda: False)
+    monkeypatch.setattr(linear, "MAX_SECONDS", 1e-9)
+    monkeypatch.setattr(linear_peers, "is_installed", lambda: False)
     drawn = tmp_path / "bench.png"
     sizes = ["--length", "60", "--turns", "2"]
     assert main(["bench", "linear", *sizes, "--json", "--plot", str(drawn)]) == 0
@@ -151,7 +151,7 @@ def test_linear_is_measured_beside_every_other(capsys, monkeypatch, tmp_path):
     assert states["T2R, map apart", 8] == states["T2R", 8]
     assert states["transformer", 2] == 2 * 2 * 2 * 2 * 8 * 4 + 2 * 4
     for said in (
-        "left out",
+        "skipped",
         "map merged",
         "16 tokens",
         "s left",
@@ -168,13 +168,13 @@ def test_the_merged_map_is_decoded_with_and_says_where_it_cannot_be(monkeypatch)
     monkeypatch.setattr(linear, "folded", lambda module: merged.append(module) or module)
     for features in (2, 100):
         model = replace(SMALL_LINEAR, width=16, linear=LinearConfig(features=features))
-        linear._decoder(linear.models(model, 1)["T2R"], 1, merge=True)
-        assert bool(linear.why_not_merged(model)) == (features == 100)
+        linear._decoder(linear.bench_models(model, 1)["T2R"], 1, merge=True)
+        assert bool(linear.merge_obstacle(model)) == (features == 100)
     assert len(merged) == 1
 
 
 def test_a_long_turn_is_run_less_often():
-    assert [linear._turns(a_turn, 5) for a_turn in (0.0, 1.0, 20.0, 59.0)] == [5, 5, 3, 2]
+    assert [linear._repetitions(a_turn, 5) for a_turn in (0.0, 1.0, 20.0, 59.0)] == [5, 5, 3, 2]
 
 
 def test_linear_attention_of_one_head_takes_these_products():
@@ -185,14 +185,14 @@ def test_linear_attention_of_one_head_takes_these_products():
 
 
 def test_gradients_of_every_form_of_linear_attention_are_equal():
-    arrays = linear.given(SMALL_LINEAR, 2, 10, 2)
+    arrays = linear.random_inputs(SMALL_LINEAR, 2, 10, 2)
     ours = jax.jit(linear.forward_backward(linear.chunkwise(4)))(*arrays)
     for form in (linear.scan, linear.all_pairs):
         for a, b in zip(ours[1], jax.jit(linear.forward_backward(form))(*arrays)[1], strict=True):
             np.testing.assert_allclose(a, b, atol=1e-5 * np.ptp(b))
 
 
-@pytest.mark.skipif(not linear_peers.installed(), reason="needs " + linear_peers.NAME)
+@pytest.mark.skipif(not linear_peers.is_installed(), reason="needs " + linear_peers.NAME)
 def test_the_peer_attends_alike():
     model = replace(SMALL_LINEAR, linear=LinearConfig(features=4))
     assert linear_peers.check_peer(model, 2, 300) < 1e-4
@@ -207,7 +207,7 @@ def test_the_paper_lengths_are_whole_chunks_and_what_is_generated():
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (["--turns", "1"], "--turns 1: a spread takes at least 2"),
+        (["--turns", "1"], "--turns 1: a spread needs at least 2"),
         (["--batch", "0"], "--batch 0: must be at least 1"),
         (["--length", "1000"], "--length 1000: must be a multiple of the largest block, 512"),
     ],
@@ -250,4 +250,4 @@ def test_adapters_that_cannot_fit(capsys):
 
 def test_mistakes_with_linear(capsys):
     assert main(["bench", "linear", "--length", "100"]) == 2
-    assert "--length 100: the shortest that is measured is 512" in capsys.readouterr().err
+    assert "--length 100: must be at least 512" in capsys.readouterr().err

@@ -14,9 +14,9 @@ import pytest
 from famjax.cli import plan, train
 from famjax.cli.main import VERBS
 from famjax.core.config import Config, ModelConfig
-from famjax.core.experiment import available, load_config, override, to_json
+from famjax.core.experiment import available_configs, load_config, override, to_json
 from famjax.core.keys import keys
-from famjax.plan.chips import topology
+from famjax.plan.chips import parse_topology
 
 ROOT = Path(__file__).parents[2]
 
@@ -88,7 +88,7 @@ def launched() -> Iterator[tuple[str, str, str]]:
             r"^(?:sbatch .*|docker run .*)?launch/.+$|^docker run .+$", text, re.M
         ):
             words = line.partition(" #")[0].split()
-            configs = [i for i, word in enumerate(words) if word in available()]
+            configs = [i for i, word in enumerate(words) if word in available_configs()]
             if configs:
                 yield path.name, line.split()[0], " ".join(words[configs[0] :])
 
@@ -121,7 +121,7 @@ def test_can_be_run(
 ) -> None:
     verb, *argv = shlex.split(command.removesuffix("&"))
     if verb == "train":
-        argv = train.take(argv, train.FLAGS)[1]
+        argv = train.take_options(argv, train.FLAGS)[1]
         # EXPERIMENT, CONFIG: the reader's own
         if not argv[0].isupper() and argv[0] != "runs/first/config.json":
             given = [f"init={tmp_path}" if a.startswith("init=") else a for a in argv]
@@ -132,8 +132,8 @@ def test_can_be_run(
             load_config(given[0], given[1:])
         return
     if verb == "plan":
-        asked = plan.read_arguments(argv)
-        topology(asked.topology)
+        asked = plan.parse_arguments(argv)
+        parse_topology(asked.topology)
         load_config(asked.config, asked.overrides)
         return
     module = importlib.import_module(f"famjax.cli.{verb}")

@@ -60,7 +60,7 @@ def test_a_device_that_does_not_work(
     def broken() -> str:
         raise RuntimeError("no\ndevice")
 
-    monkeypatch.setattr(doctor, "_proof", broken)
+    monkeypatch.setattr(doctor, "_check_device", broken)
     assert main(["doctor", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["device_works"] == "no: no device"
 

@@ -80,16 +80,18 @@ def test_tables_of_the_task_trained_on(run: str, capsys: pytest.CaptureFixture[s
 def test_a_negative_gain_is_explained() -> None:
     scores = {"bits_per_byte": 0.0, "loss": 0.0, "accuracy": 0.0}
     rows = [{"loss": 1.2, "loss_without_memory": 1.3}, {"loss": 1.2, "loss_without_memory": 1.1}]
-    assert not eval_output._loses({"memory_gain": scores, "by_position": rows[:1]})
-    assert eval_output._loses({"memory_gain": scores, "by_position": rows})
-    assert eval_output._loses({"memory_gain": scores | {"accuracy": -0.01}, "by_position": []})
+    assert not eval_output._has_negative_gain({"memory_gain": scores, "by_position": rows[:1]})
+    assert eval_output._has_negative_gain({"memory_gain": scores, "by_position": rows})
+    assert eval_output._has_negative_gain(
+        {"memory_gain": scores | {"accuracy": -0.01}, "by_position": []}
+    )
 
 
 def test_a_negative_gain_is_explained_where_it_is_printed(
     run: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for loses in (True, False):
-        monkeypatch.setattr(eval_output, "_loses", lambda _, loses=loses: loses)
+        monkeypatch.setattr(eval_output, "_has_negative_gain", lambda _, loses=loses: loses)
         assert main(["eval", run]) == 0
         assert ("gained by memory is negative" in capsys.readouterr().out) == loses
 
@@ -209,7 +211,7 @@ def test_prompt_from_standard_input_and_stop(
         (["--prompt", "x", "--temperature", "hot"], "temperature"),
         (["--promt", "x"], "did you mean '--prompt'"),
         (["--chat", "--read", "x", "--state-out", "s"], "give --prompt TEXT"),
-        (["--prompt", "x", "--chat", "--read", "/no/such/file"], "has no chat template; leave it"),
+        (["--prompt", "x", "--chat", "--read", "/no/such/file"], "has no chat template; remove it"),
     ],
 )
 def test_generate_refuses(

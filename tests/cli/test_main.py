@@ -18,7 +18,13 @@ import pytest
 import famjax
 from famjax.cli.main import VERBS, main
 from famjax.core.config import Config
-from famjax.core.experiment import available, load_config, override, read_config, to_json
+from famjax.core.experiment import (
+    available_configs,
+    load_config,
+    override,
+    read_config,
+    to_json,
+)
 from famjax.core.keys import keys, values
 
 
@@ -240,7 +246,7 @@ def test_train_help_is_an_overview(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     out = help_of(capsys, "--help")
-    assert set(available()) <= set(re.findall(r"\w+", out))
+    assert set(available_configs()) <= set(re.findall(r"\w+", out))
     groups = {key.rpartition(".")[0] for key in keys()} - {""}
     assert {*groups, "run", "configs", "all"} <= set(re.findall(r"^  ([\w.]+)  ", out, re.M))
     assert len(out.splitlines()) < 60
@@ -269,7 +275,7 @@ def test_train_help_shows_one_group(
 
 
 @pytest.mark.parametrize("width", [40, 80, 100])
-@pytest.mark.parametrize("name", available())
+@pytest.mark.parametrize("name", available_configs())
 def test_train_help_shows_a_config(
     name: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -277,7 +283,9 @@ def test_train_help_shows_a_config(
     out = help_of(capsys, "--help", name)
     about, _, own = out.partition("Keys that it sets")
     assert about.startswith(f"{name}:\n")
-    written = ast.get_docstring(ast.parse(available()[name].read_text(encoding="utf-8"))) or ""
+    written = (
+        ast.get_docstring(ast.parse(available_configs()[name].read_text(encoding="utf-8"))) or ""
+    )
     words = re.compile(r"[\w./=']+")
     assert sorted(words.findall(about)) == sorted([name, *words.findall(written)])
     config, defaults = values(read_config(name)), values(Config())
@@ -337,7 +345,7 @@ def test_train_help_of_no_group(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("made", "said"),
-    [(500, "m.model: 500 tokens; use"), (322, "322 tokens, for the text yields no 500; use")],
+    [(500, "m.model: 500 tokens; use"), (322, "322 tokens, the text does not yield 500; use")],
 )
 def test_tokenizer_train(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], made: int, said: str
@@ -365,7 +373,7 @@ def test_tokenizer_train(
     [
         ("trian", "unknown action 'trian'; did you mean 'train'?"),
         ("train a", "Missing from famjax tokenizer train: --out"),
-        ("train a --out m", "tokenizer train needs --vocab-size N; --kind words can do without"),
+        ("train a --out m", "tokenizer train needs --vocab-size N, except with --kind words"),
         ("train a --vocab-size 9 --out m --min-count 2", "--min-count 2 is for --kind words"),
         ("train a --kind words --out m --min-count 0", "--min-count 0: must be at least 1"),
         ("train a --kind words --out m", "m: a word list is a .txt file; give --out words.txt"),

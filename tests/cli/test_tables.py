@@ -23,17 +23,17 @@ from famjax.cli import (
     eval_output,
     plan_output,
 )
-from famjax.cli.bench_output import Sizes
+from famjax.cli.bench_output import BenchSizes
 from famjax.cli.layout import terminal_width
 from famjax.cli.tables import Output, Table
 from famjax.core.config import Config, ModelConfig
-from famjax.plan.chips import topology
+from famjax.plan.chips import parse_topology
 from famjax.plan.plan import Plan, Roofline
-from famjax.plan.search import Found
+from famjax.plan.search import SearchResult
 
 PAIR = Pair(12.345, 6.789, 1.818, 1.82, 0.03)
 MODEL = ModelConfig(vocab_size=258, layers=24, width=1024, heads=8)
-SIZES = Sizes(16, 16384, 7, "")
+SIZES = BenchSizes(16, 16384, 7, "")
 SCORES = {"bits_per_byte": 2.1234, "loss": 1.4718, "perplexity": 12345.678, "accuracy": 0.5678}
 
 
@@ -99,14 +99,14 @@ def analyzed() -> Iterator[Table]:
 def benched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
     out: Any = Kept()
     asked = SimpleNamespace(batch=16, length=16384, turns=7, rank=64, json=False)
-    cost = fam.Cost(512, 64, PAIR, PAIR, 1.125)
-    long = fam.Long(1_000_000, 123.4, 121.2, 1_234_567_890, 987_654_321, 1_234_567)
+    cost = fam.FamCost(512, 64, PAIR, PAIR, 1.125)
+    long = fam.LongDocument(1_000_000, 123.4, 121.2, 1_234_567_890, 987_654_321, 1_234_567)
     measured = SimpleNamespace(
         costs=lambda *_: [cost], long_documents=lambda *_: [long, long._replace(state_bytes=0)]
     )
-    bench._costs(measured, MODEL, asked, out, Kept())  # type: ignore[arg-type]
-    bench._longs(measured, MODEL, out, Kept())  # type: ignore[arg-type]
-    kept = lora.Kept(1_234_567, 9_876_543, 123_456_789)
+    bench._bench_costs(measured, MODEL, asked, out, Kept())  # type: ignore[arg-type]
+    bench._bench_long_documents(measured, MODEL, out, Kept())  # type: ignore[arg-type]
+    kept = lora.TrainingFootprint(1_234_567, 9_876_543, 123_456_789)
     compared = lora.Comparison("famjax", kept, kept, PAIR)
     for name, result in {
         "llama": MODEL,
@@ -116,29 +116,29 @@ def benched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
         "floor": 0.678,
     }.items():
         monkeypatch.setattr(lora, name, lambda *_, result=result: result)
-    bench._lora(MODEL, asked, out)
+    bench._bench_lora(MODEL, asked, out)
     yield from (item for item in out.items if isinstance(item, Table))
 
-    step = feedback.Step("feedback, 2 sweeps", PAIR, PAIR, 123_456_789, 0.987, 1.2e-3)
-    yield bench_feedback._steps([step], PAIR, 1e-6, MODEL, SIZES)
+    step = feedback.TrainingStep("feedback, 2 sweeps", PAIR, PAIR, 123_456_789, 0.987, 1.2e-3)
+    yield bench_feedback._training_table([step], PAIR, 1e-6, MODEL, SIZES)
     generated = feedback.Generation(
         "feedback, memory", 2048, "bytes", 8, 4, 12_345_678, 12_345_670, 1234.5, 2345.6, PAIR, 0.5
     )
-    yield bench_feedback._generated([generated], MODEL)
-    yield bench_feedback._peers([feedback_peers.Peer(512, PAIR, 1e-6)], MODEL, SIZES)
+    yield bench_feedback._generation_table([generated], MODEL)
+    yield bench_feedback._peers_table([feedback_peers.FeedbackPeer(512, PAIR, 1e-6)], MODEL, SIZES)
     attention = linear.Attention("chunkwise", 16384, PAIR, PAIR, 1e-6)
     left_out = attention._replace(name="token scan", time=None, floor=None, apart=None)
-    yield bench_linear._attended([attention, left_out], MODEL, SIZES)
-    yield bench_linear._peers([linear_peers.Peer(16384, PAIR, 1e-6)])
-    yield bench_linear._decoded(
+    yield bench_linear._attention_table([attention, left_out], MODEL, SIZES)
+    yield bench_linear._peers_table([linear_peers.LinearPeer(16384, PAIR, 1e-6)])
+    yield bench_linear._decoding_table(
         [linear.Decoding("T2R, map apart", 16384, (0.1, 0.2), 1_234_567)], MODEL
     )
     kinds = ("all-gather", "all-reduce", "collective-permute", "reduce-scatter")
     sent = dict.fromkeys(kinds, 12_345_678.0)
     one = mesh.MeshTiming("", 1, PAIR, 12_345.6, {}, {}, 123_456_789)
     divided = [one, one._replace(axis="sequence", devices=8, sent=sent, largest=sent)]
-    yield bench_mesh._steps(divided, MODEL, SIZES)
-    collectives = bench_mesh._collectives(divided)
+    yield bench_mesh._step_table(divided, MODEL, SIZES)
+    collectives = bench_mesh._collectives_table(divided)
     assert isinstance(collectives, Table)
     yield collectives
 
@@ -169,28 +169,28 @@ def a_plan() -> Plan:
     }
     roofline = Roofline(1.2345, 0.5678, 1.3456, 0.1234)
     config = replace(Config(), name="fam_1b")
-    return Plan(config, topology("v5e:4x8"), seen, 1e15, 2e15, 1e10, True, roofline, 0.4567)
+    return Plan(config, parse_topology("v5e:4x8"), seen, 1e15, 2e15, 1e10, True, roofline, 0.4567)
 
 
 def planned() -> Iterator[Table]:
     done = a_plan()
-    source = "compiled for it by libtpu"
-    yield plan_output._arrays(done)
-    yield plan_output._memory(done, source)
-    yield plan_output._policies(done)
-    yield plan_output._work(done, source)
-    collectives = plan_output._collectives(done, source)
+    source = "compiled by libtpu"
+    yield plan_output._arrays_table(done)
+    yield plan_output._memory_table(done, source)
+    yield plan_output._remat_table(done)
+    yield plan_output._flops_table(done, source)
+    collectives = plan_output._collectives_table(done, source)
     assert isinstance(collectives, Table)
     yield collectives
-    yield plan_output._time(done)
+    yield plan_output._time_table(done)
 
 
 def searched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
     out = Kept()
     monkeypatch.setattr(plan_output, "Output", lambda: out)
     done = a_plan()
-    plan_output.show_search(Config(), Found([done, done], [], 123, 45))
-    plan_output.show_shardings(done.seen, done.on)
+    plan_output.show_search(Config(), SearchResult([done, done], [], 123, 45))
+    plan_output.show_shardings(done.report, done.topology)
     yield from (item for item in out.items if isinstance(item, Table))
 
 
@@ -359,23 +359,27 @@ def test_without_headings_a_row_is_a_name_and_its_value() -> None:
 
 def test_no_collectives_are_said_to_be_none() -> None:
     one = mesh.MeshTiming("", 1, PAIR, 1.0, {}, {}, 0)
-    assert "no collectives" in bench_mesh._collectives([one, one._replace(axis="data", devices=2)])
+    assert "no collectives" in bench_mesh._collectives_table(
+        [one, one._replace(axis="data", devices=2)]
+    )
     done = a_plan()
-    done.seen["collectives"] = []
-    assert "none, chips send" in plan_output._collectives(done, "")
-    alone = replace(done, on=topology("cpu:1"))
-    assert "none, the one chip" in plan_output._collectives(alone, "")
+    done.report["collectives"] = []
+    assert "none, chips exchange" in plan_output._collectives_table(done, "")
+    alone = replace(done, topology=parse_topology("cpu:1"))
+    assert "none, there is one chip" in plan_output._collectives_table(alone, "")
 
 
 def test_small_figures_are_not_zero() -> None:
-    assert plan_output.duration(0.0000123) == "12.3 us"
-    assert plan_output.duration(0.9999) == "1 s"
-    assert plan_output.duration(12345.6) == "12,346 s"
-    assert plan_output.duration(0) == "0 s"
-    assert plan_output.share(0.00123) == "0.12%"
-    assert plan_output.share(0.5) == "50%"
-    done = replace(a_plan(), on=topology("cpu:8"), roofline=Roofline(1e-7, 1e-6, 1e-6, 0))
-    shown = "\n".join(plan_output._time(done).lines(None))
+    assert plan_output.format_seconds(0.0000123) == "12.3 us"
+    assert plan_output.format_seconds(0.9999) == "1 s"
+    assert plan_output.format_seconds(12345.6) == "12,346 s"
+    assert plan_output.format_seconds(0) == "0 s"
+    assert plan_output.format_percent(0.00123) == "0.12%"
+    assert plan_output.format_percent(0.5) == "50%"
+    done = replace(
+        a_plan(), topology=parse_topology("cpu:8"), roofline=Roofline(1e-7, 1e-6, 1e-6, 0)
+    )
+    shown = "\n".join(plan_output._time_table(done).lines(None))
     assert "100.00 GFLOP/s" in shown
     assert "0.000" not in shown
     assert " 0 TFLOP/s" not in shown

@@ -12,7 +12,7 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from famjax.bench.greedy import writer
+from famjax.bench.greedy import make_writer
 from famjax.core.errors import UserError
 from famjax.core.types import Context
 from famjax.stacks.residual import Layer
@@ -153,7 +153,7 @@ def test_a_loop_of_steps_writes_full_attentions_cache_in_place():
     r = Runner(replace(CASES["full"], capacity=512, head_dim=64), x64=False)
     state = r.run(lambda params: r.model(params).stack.unstack(r.model(params).init_state(B)))
     tokens = jnp.zeros((B, 1), jnp.int32)
-    program = jax.jit(writer(r.graph, 3), donate_argnums=1)
+    program = jax.jit(make_writer(r.graph, 3), donate_argnums=1)
     memory = program.lower(r.params, state, tokens).compile().memory_analysis()
     if memory is None:
         pytest.skip("the backend does not say what a program holds")

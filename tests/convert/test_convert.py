@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from famjax import load_pretrained
 from famjax.cli.main import main
 from famjax.convert import selfcheck
-from famjax.convert.surgery import choose, with_attention
+from famjax.convert.surgery import parse_layers, replace_attention
 from famjax.core import optional
 from famjax.core.config import ArchConfig, ModelConfig
 from famjax.core.errors import UserError
@@ -147,14 +147,14 @@ def test_a_write_that_fails_leaves_nothing(llama, tmp_path, capsys, monkeypatch)
 
 def test_a_model_that_is_not_the_sources_is_refused(llama, tmp_path, capsys, monkeypatch):
     def other(config, tensors, folder):
-        model = fill(config, tensors, folder)
+        model = load_weights(config, tensors, folder)
         scale = model.norm.scale
         scale[...] = scale[...] * 1.01
         return model
 
-    from famjax.convert.folder import fill
+    from famjax.convert.folder import load_weights
 
-    monkeypatch.setattr("famjax.convert.folder.fill", other)
+    monkeypatch.setattr("famjax.convert.folder.load_weights", other)
     assert "the logits differ from Hugging Face's by" in refusal(capsys, llama, tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
@@ -189,11 +189,11 @@ def test_the_comparison_reads_past_the_window(mistral, tmp_path, capsys, monkeyp
     assert "of their range (float32, 160 tokens)" in capsys.readouterr().err
 
     def wrong(hf, folder):
-        return replace(read_model(hf, folder), window=99)
+        return replace(parse_model(hf, folder), window=99)
 
-    from famjax.convert.folder import read_model
+    from famjax.convert.folder import parse_model
 
-    monkeypatch.setattr("famjax.convert.folder.read_model", wrong)
+    monkeypatch.setattr("famjax.convert.folder.parse_model", wrong)
     said = refusal(capsys, mistral, tmp_path / "wrong")
     assert "the logits differ from Hugging Face's by" in said
     assert not (tmp_path / "wrong").exists()
@@ -209,18 +209,18 @@ def test_the_comparison_reads_past_the_window(mistral, tmp_path, capsys, monkeyp
         (
             {"mixer": "swa", "window": 5000},
             4160,
-            "4,160 tokens, which do not reach past the window of 5,000",
+            "4,160 tokens, not more than the window of 5,000",
         ),
         (
             {"mixer": "swa,full", "window": 512, "capacity": 512},
             512,
-            "512 tokens, which do not reach past the window of 512",
+            "512 tokens, not more than the window of 512",
         ),
     ],
 )
 def test_how_far_the_comparison_reads(model, length, said):
     config = ModelConfig(vocab_size=99, **model)
-    assert selfcheck.length(config) == length
+    assert selfcheck.compared_tokens(config) == length
     assert selfcheck.describe(config) == said
 
 
@@ -250,20 +250,23 @@ def test_logits_that_are_all_the_same():
 
 def test_without_memory_for_a_second_copy_it_says_so(monkeypatch):
     monkeypatch.setattr(selfcheck, "_free_bytes", lambda: 1000)
-    assert "a second copy of the model needs" in selfcheck.why_skipped(ModelConfig(vocab_size=99))
+    assert "a second copy of the model needs" in selfcheck.skip_reason(ModelConfig(vocab_size=99))
 
 
 @pytest.mark.parametrize(
     ("more", "said"),
     [
         (["--to", "fma"], "fma"),
-        (["--to", "fam", "--layers", "9"], "--layers 9: '9' is no layer of 4"),
-        (["--layers", "1"], "--layers 1: says which layers --to changes; give --to too"),
+        (["--to", "fam", "--layers", "9"], "--layers 9: '9' is not a layer of 4"),
+        (["--layers", "1"], "--layers 1: selects layers for --to; give --to as well"),
         (["--to", "fam", "model.width=64"], "model.width=64: the given weights have 32"),
-        (["data.batch=3"], "data.batch=3: only model.* is set here; give the rest to famjax train"),
+        (
+            ["data.batch=3"],
+            "data.batch=3: only model.* can be set here; give the rest to famjax train",
+        ),
         (
             ["model.dropout.residual=0.1"],
-            "model.dropout.residual=0.1: is of training alone; give it to famjax train",
+            "model.dropout.residual=0.1: is for training only; give it to famjax train",
         ),
         (["model.arch.qk_norm=true"], "model.arch.qk_norm=True: the given weights"),
         (["--tokenizer", "nowhere"], "data.tokenizer=nowhere: No such file"),
@@ -301,13 +304,13 @@ MISTRAL = ModelConfig(layers=4, mixer="swa", vocab_size=9)
     ],
 )
 def test_layers_by_pattern(model, layers, expected):
-    assert ",".join(layer_mixers(with_attention(model, "fam", layers))) == expected
+    assert ",".join(layer_mixers(replace_attention(model, "fam", layers))) == expected
 
 
 def test_layers_that_would_turn_by_another_base_are_refused():
     gemma = replace(GEMMA, arch=ArchConfig(local_rope_base=1e4), rope_base=1e6)
-    check_compatible(gemma, with_attention(gemma, "fam"))
-    for new in (with_attention(gemma, "fam", "0"), with_attention(gemma, "swa")):
+    check_compatible(gemma, replace_attention(gemma, "fam"))
+    for new in (replace_attention(gemma, "fam", "0"), replace_attention(gemma, "swa")):
         with pytest.raises(UserError, match="have RoPE base 10000 and the others 1e"):
             check_compatible(gemma, new)
 
@@ -329,7 +332,7 @@ def test_tokens_that_no_text_has_may_be_beyond_the_embedding(copy, tmp_path):
 
 def test_folders_of_the_wrong_kind(llama, tmp_path, capsys):
     assert main(["eval", str(llama)]) == 2
-    assert "text:holdout: famjax trained nothing here" in capsys.readouterr().err
+    assert "text:holdout: the run is at step 0" in capsys.readouterr().err
     assert main(["convert", str(llama), str(tmp_path / "run")]) == 0
     with pytest.raises(UserError, match="is a famjax run; famjax train"):
         load_pretrained(tmp_path / "run")
@@ -345,15 +348,15 @@ def test_a_folder_of_the_users_is_not_touched(llama, tmp_path):
 
 
 def test_a_pattern_is_as_short_as_it_can_be():
-    assert with_attention(GEMMA, "fam").mixer == "swa,swa,fam"
-    assert with_attention(MISTRAL, "fam", "::2").mixer == "fam,swa"
-    assert with_attention(MISTRAL, "keep") == MISTRAL
+    assert replace_attention(GEMMA, "fam").mixer == "swa,swa,fam"
+    assert replace_attention(MISTRAL, "fam", "::2").mixer == "fam,swa"
+    assert replace_attention(MISTRAL, "keep") == MISTRAL
 
 
 @pytest.mark.parametrize("text", ["x", "4", "-5", "1:2:3:4", "5:", "1,", "1.5"])
 def test_layers_that_are_not_there(text):
     with pytest.raises(UserError, match="--layers"):
-        choose(text, 4)
+        parse_layers(text, 4)
 
 
 def test_every_leaf_of_a_converted_model_is_where_it_was(llama, tmp_path):

@@ -13,9 +13,9 @@ from transformers.modeling_rope_utils import RopeParameters
 
 from famjax import load_pretrained
 from famjax.cli.main import main
-from famjax.convert.families import FAMILIES, family
+from famjax.convert.families import FAMILIES, find_family
 from famjax.convert.families.common import ROPE_HARMLESS, ROPE_USED
-from famjax.convert.families.keys import HARMLESS, REFUSED, Required, unknown
+from famjax.convert.families.keys import HARMLESS, UNSUPPORTED, Required, find_unknown_keys
 from famjax.convert.load import read_config
 from famjax.core.errors import UserError
 from famjax.export.pytorch.configuration_famjax import FamjaxConfig
@@ -44,7 +44,7 @@ def attributes(kind):
 def small(name, **changes):
     """Return a config.json of a small model."""
     if name == "famjax":
-        return FAMILIES[name].write(family(hf := small("llama")).model(hf))
+        return FAMILIES[name].serialize(find_family(hf := small("llama")).model(hf))
     case = next(case for case, (kind, _) in CASES.items() if kind == name)
     return read_config(pretrained(case)[0]) | changes
 
@@ -52,7 +52,7 @@ def small(name, **changes):
 @each
 def test_transformers_has_no_key_that_is_not_known(name):
     keys = FAMILIES[name].keys
-    known = {*keys.used, *keys.refused, *keys.harmless, *keys.aliases, *REFUSED, *HARMLESS}
+    known = {*keys.used, *keys.unsupported, *keys.harmless, *keys.aliases, *UNSUPPORTED, *HARMLESS}
     new = sorted(attributes(CLASSES[name]) - known)
     assert not new, f"{name}: transformers {transformers.__version__} has {', '.join(new)}"
 
@@ -101,7 +101,7 @@ OTHERS = {
 @theirs
 def test_what_makes_another_model_is_refused_by_its_name(name):
     found = FAMILIES[name]
-    for key in (REFUSED | dict(found.keys.refused)).keys() - found.keys.used.keys():
+    for key in (UNSUPPORTED | dict(found.keys.unsupported)).keys() - found.keys.used.keys():
         value = OTHERS.get(key, 7 if key.endswith(("size", "window", "dim")) else True)
         with pytest.raises(UserError) as caught:
             found.model(small(name, **{key: value}))
@@ -109,7 +109,7 @@ def test_what_makes_another_model_is_refused_by_its_name(name):
         assert said.startswith(f"config.json: {key}=")
         assert "\n" not in said
         assert f"for {name}: " in said
-        for neutral in (REFUSED | dict(found.keys.refused))[key].neutral:
+        for neutral in (UNSUPPORTED | dict(found.keys.unsupported))[key].neutral:
             found.model(small(name, **{key: neutral}))
 
 
@@ -139,7 +139,7 @@ def test_a_key_of_which_nothing_is_known_is_told(tmp_path, capsys):
         (folder / path.name).write_bytes(path.read_bytes())
     hf = read_config(folder) | {"new_gate": 2, "other": None, "off": False, "more": [1]}
     (folder / "config.json").write_text(json.dumps(hf))
-    with pytest.warns(UserWarning, match="json: more, new_gate: unknown to famjax, they are left"):
+    with pytest.warns(UserWarning, match="json: more, new_gate: unknown to famjax, ignored"):
         load_pretrained(folder)
     arguments = ["--tokenizer", "bytes", "--to", "keep"]
     main(["convert", str(folder), str(tmp_path / "out"), *arguments])
@@ -148,7 +148,7 @@ def test_a_key_of_which_nothing_is_known_is_told(tmp_path, capsys):
 
 @each
 def test_what_is_written_has_no_unknown_key(name):
-    assert not unknown(small(name), FAMILIES[name].keys)
+    assert not find_unknown_keys(small(name), FAMILIES[name].keys)
 
 
 def test_another_name_of_a_key():
@@ -163,9 +163,9 @@ def test_another_name_of_a_key():
 def load_of(hf):
     from pathlib import Path
 
-    from famjax.convert.load import read_model
+    from famjax.convert.load import parse_model
 
-    return read_model(hf, Path("folder"))
+    return parse_model(hf, Path("folder"))
 
 
 # windows -----------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def load_of(hf):
 @pytest.mark.parametrize(
     ("name", "changes", "said"),
     [
-        ("mistral", {"sliding_window": 0}, "sliding_window=0 is no window"),
+        ("mistral", {"sliding_window": 0}, "sliding_window=0: must be at least 1"),
         ("mistral", {"layer_types": ["sliding_attention"] * 3}, "layer_types="),
         ("qwen2", {"layer_types": ["sliding_attention"] * 3}, "no sliding_window; set it"),
         ("qwen3", {"layer_types": ["full_attention"]}, "has 1 layers, num_hidden_layers=3"),
@@ -261,11 +261,11 @@ def test_rotary_positions_are_read_as_transformers_does(name, said):
         ("llama", {"mrope_section": [2, 3, 3]}, "rope_parameters.mrope_section=[2, 3, 3] is not"),
         ("llama", {"partial_rotary_factor": 0.5}, "rope_parameters.partial_rotary_factor=0.5"),
         ("qwen2", {"full_attention": {"rope_theta": 1.0}}, "rope_parameters.full_attention="),
-        ("gemma3_text", {"rope_theta": 1.0}, "rope_parameters.rope_theta is of no kind of layers"),
+        ("gemma3_text", {"rope_theta": 1.0}, "rope_parameters.rope_theta is not a layer type"),
         (
             "gemma3_text",
             {"sliding_attention": {"rope_type": "linear", "factor": 2.0}},
-            "rope_parameters.sliding_attention: sliding layers have rope_type=default alone",
+            "rope_parameters.sliding_attention: sliding layers support only rope_type=default",
         ),
     ],
 )
@@ -367,16 +367,16 @@ HUB = {
 @pytest.mark.parametrize("model", HUB)
 def test_a_config_of_the_hub_is_read_without_a_word(model):
     hf = HUB[model]
-    found = family(hf).model(hf)
-    assert not unknown(hf, family(hf).keys)
+    found = find_family(hf).model(hf)
+    assert not find_unknown_keys(hf, find_family(hf).keys)
     # as transformers has it with every default of its own written out
     whole = json.loads(CLASSES[hf["model_type"]](**hf).to_json_string(use_diff=False))
-    assert family(hf).model(whole) == found
-    assert not unknown(whole, family(hf).keys)
+    assert find_family(hf).model(whole) == found
+    assert not find_unknown_keys(whole, find_family(hf).keys)
 
 
 def test_a_folder_that_transformers_saved_again_is_known(tmp_path):
     config = transformers.LlamaConfig(**SHAPE)
     config.save_pretrained(tmp_path)
     hf = read_config(tmp_path)
-    assert not unknown(hf, FAMILIES["llama"].keys)
+    assert not find_unknown_keys(hf, FAMILIES["llama"].keys)

@@ -18,7 +18,7 @@ from famjax.core.errors import UserError
 from famjax.data.tokenizers import load_tokenizer
 from famjax.data.words import WordTokenizer
 from famjax.export import hf, orbax
-from famjax.export.source import Source
+from famjax.export.source import ExportSource
 from famjax.train.run import Run
 
 MIXERS = ["fam", "full"]
@@ -39,7 +39,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], P
         for kind, write in (("hf", hf.write), ("run", orbax.write)):
             folder = home / f"{mixer}-{kind}"
             folder.mkdir()
-            write(Source(of(mixer), home), folder)
+            write(ExportSource(of(mixer), home), folder)
             found[mixer, kind] = folder
     return found
 
@@ -116,7 +116,7 @@ def test_a_list_of_words_goes_along(tmp_path: Path) -> None:
     run = replace(tiny.run(), tokenizer=words)
     folder = tmp_path / "out"
     folder.mkdir()
-    hf.write(Source(run, tmp_path), folder)
+    hf.write(ExportSource(run, tmp_path), folder)
     opened = open_model(folder)
     assert isinstance(opened.tokenizer, WordTokenizer)
     assert opened.tokenizer.fingerprint == words.fingerprint

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from famjax import load_pretrained
 from famjax.convert import save
-from famjax.convert.families import FAMILIES, family, native
+from famjax.convert.families import FAMILIES, find_family, native_family
 from famjax.convert.families.llama import LLAMA
 from famjax.convert.load import read_config
 
@@ -48,11 +48,11 @@ def tensors(folder):
 def test_what_was_read_is_written_as_it_was(case, tmp_path, monkeypatch):
     folder, expected = pretrained(case)
     config, model = load_pretrained(folder)
-    kind = native(config, read_config(folder)["model_type"])
-    assert kind is family(read_config(folder))
+    kind = native_family(config, read_config(folder)["model_type"])
+    assert kind is find_family(read_config(folder))
     monkeypatch.setattr(save, "SHARD_BYTES", 100_000)
     save.save_tensors(model, config, kind.tensors(config), tmp_path, "float32")
-    (tmp_path / "config.json").write_text(json.dumps(kind.write(config)))
+    (tmp_path / "config.json").write_text(json.dumps(kind.serialize(config)))
     before, after = tensors(folder), tensors(tmp_path)
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     assert before.keys() == after.keys()
@@ -66,21 +66,27 @@ def test_what_was_read_is_written_as_it_was(case, tmp_path, monkeypatch):
 @pytest.mark.parametrize("case", CASES)
 def test_a_model_without_its_source_finds_a_family(case):
     hf = read_config(pretrained(case)[0])
-    config = family(hf).read(hf)
-    assert native(config) in FAMILIES.values()
+    config = find_family(hf).parse(hf)
+    assert native_family(config) in FAMILIES.values()
 
 
 @pytest.mark.parametrize("mixer", ["bswa", "bswa_sg", "fam", "full,fam"])
 def test_memory_is_in_no_family(mixer):
     hf = read_config(pretrained("qwen2")[0])
-    config = replace(family(hf).read(hf), mixer=mixer, layers=2)
-    assert native(config) is None
+    config = replace(find_family(hf).parse(hf), mixer=mixer, layers=2)
+    assert native_family(config) is None
 
 
 def test_what_a_model_does_not_use_changes_no_family():
-    config = family(hf := read_config(pretrained("llama")[0])).read(hf)
-    assert native(replace(config, fam_len=99, memory_segments=7, window=3, remat="layer")) is LLAMA
-    assert native(replace(config, arch=replace(config.arch, rope_factor=3, rope_low=2))) is LLAMA
+    config = find_family(hf := read_config(pretrained("llama")[0])).parse(hf)
+    assert (
+        native_family(replace(config, fam_len=99, memory_segments=7, window=3, remat="layer"))
+        is LLAMA
+    )
+    assert (
+        native_family(replace(config, arch=replace(config.arch, rope_factor=3, rope_low=2)))
+        is LLAMA
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,6 +103,6 @@ def test_what_a_model_does_not_use_changes_no_family():
     ],
 )
 def test_what_no_family_says(changes):
-    config = family(hf := read_config(pretrained("llama")[0])).read(hf)
+    config = find_family(hf := read_config(pretrained("llama")[0])).parse(hf)
     arch = replace(config.arch, **changes.pop("arch", {}))
-    assert native(replace(config, arch=arch, **changes)) is None
+    assert native_family(replace(config, arch=arch, **changes)) is None

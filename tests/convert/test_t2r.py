@@ -14,7 +14,7 @@ import transformers
 from flax import nnx
 
 from famjax.cli.main import main
-from famjax.convert.surgery import with_attention
+from famjax.convert.surgery import replace_attention
 from famjax.core import sharding
 from famjax.core.config import ArchConfig, LinearConfig, LoraConfig, ModelConfig
 from famjax.core.errors import UserError
@@ -399,12 +399,12 @@ def test_adapters_are_merged_before_maps(lora):
         ),
         (
             ["--feature-size", "8", "model.linear.map=elu"],
-            "model.linear.features: does nothing with model.linear.map=elu",
+            "model.linear.features: has no effect with model.linear.map=elu",
         ),
         (["--keep-every", "5"], "--keep-every 5: must be from 2 to the model's 4 layers"),
         (["--keep-every", "1"], "--keep-every 1: must be from 2 to the model's 4 layers"),
         (["--keep-every", "2", "--layers", "0"], "--layers 0 and --keep-every 2: both say"),
-        (["--layers", "4"], "--layers 4: '4' is no layer of 4"),
+        (["--layers", "4"], "--layers 4: '4' is not a layer of 4"),
         (["model.fam_len=x"], "model.fam_len=x: must be a whole number"),
         (["model.linear.map=rleu"], "did you mean 'relu'"),
     ],
@@ -419,11 +419,11 @@ def test_flags_without_what_they_are_of(llama, tmp_path, capsys):
     out = tmp_path / "out"
     given = ["--to", "bswa", "--tokenizer", "bytes"]
     said = refusal(capsys, llama, out, *given, "--feature-size", "8")
-    assert said == "--feature-size 8: is of linear attention alone; give --to t2r too"
+    assert said == "--feature-size 8: is for linear attention only; add --to t2r"
     said = refusal(capsys, llama, out, *given, "model.linear.rope=false")
-    assert said.startswith("model.linear.rope: does nothing with model.mixer=bswa")
+    assert said.startswith("model.linear.rope: has no effect with model.mixer=bswa")
     said = refusal(capsys, llama, out, "--tokenizer", "bytes", "--keep-every", "2")
-    assert said == "--keep-every 2: says which layers --to changes; give --to too"
+    assert said == "--keep-every 2: selects layers for --to; give --to as well"
 
 
 def test_learned_maps_are_not_lost(hybrid, tmp_path, capsys):
@@ -440,8 +440,8 @@ GEMMA2 = ModelConfig(
 
 def test_local_layers_that_turn_by_another_base():
     gemma = replace(GEMMA2, arch=ArchConfig(local_rope_base=1e4), rope_base=1e6)
-    check_compatible(gemma, with_attention(gemma, "t2r"))
-    whole = with_attention(gemma, "t2r", ":")
+    check_compatible(gemma, replace_attention(gemma, "t2r"))
+    whole = replace_attention(gemma, "t2r", ":")
     with pytest.raises(UserError, match="layer 0 changes from swa to linear") as caught:
         check_compatible(gemma, whole)
     assert "or set model.linear.rope=false" in str(caught.value)
@@ -449,14 +449,14 @@ def test_local_layers_that_turn_by_another_base():
 
 
 def test_a_cap_of_scores_goes_with_them():
-    swapped = with_attention(GEMMA2, "t2r")
+    swapped = replace_attention(GEMMA2, "t2r")
     check_compatible(GEMMA2, swapped)
     assert swapped.mixer == "swa,linear"
 
 
 def test_other_stacks_have_no_such_layers():
     with pytest.raises(UserError, match=r"--to t2r: model\.stack=lstm has no layers with"):
-        with_attention(ModelConfig(stack="lstm", block_len=1), "t2r")
+        replace_attention(ModelConfig(stack="lstm", block_len=1), "t2r")
 
 
 @pytest.mark.parametrize(
@@ -464,6 +464,6 @@ def test_other_stacks_have_no_such_layers():
     [(8, 4, "LLLfLLLf"), (6, 4, "LfLLLf"), (5, 2, "fLfLf"), (4, 4, "LLLf")],
 )
 def test_every_nth_layer_from_the_top_stays(layers, every, expected):
-    model = with_attention(ModelConfig(layers=layers, mixer="full"), "t2r", keep_every=every)
+    model = replace_attention(ModelConfig(layers=layers, mixer="full"), "t2r", keep_every=every)
     short = {"linear": "L", "full": "f"}
     assert "".join(short[name] for name in layer_mixers(model)) == expected

@@ -16,7 +16,7 @@ from famjax.core.checks import validate
 from famjax.core.config import Config, DataConfig, ModelConfig, TrainConfig
 from famjax.core.errors import UserError
 from famjax.core.experiment import (
-    available,
+    available_configs,
     difference,
     from_json,
     load_config,
@@ -38,10 +38,10 @@ def refused(call: Any, *args: Any) -> str:
 # Experiments
 
 
-@pytest.mark.parametrize("name", available())
+@pytest.mark.parametrize("name", available_configs())
 def test_every_config_loads_and_says_what_it_is(name: str) -> None:
     config = load_config(name)
-    text = available()[name].read_text()
+    text = available_configs()[name].read_text()
     assert config.name == name
     assert from_json(to_json(config)) == config
     assert f"famjax train {name}" in text
@@ -116,7 +116,7 @@ def test_bad_python_file(tmp_path: Path, source: str, said: str) -> None:
 def test_unknown_config_names_the_nearest_and_all() -> None:
     line = refused(load_config, "text_fm")
     assert "did you mean 'text_fam'?" in line
-    assert all(name in line for name in available())
+    assert all(name in line for name in available_configs())
 
 
 def test_missing_folder_and_binary_paths(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import fields
 import pytest
 
 from famjax.cli.main import VERBS, main
-from famjax.core.hints import OF, TRAIN, find_hint
+from famjax.core.hints import HINTS, TRAIN, find_hint
 from famjax.core.keys import keys
 
 
@@ -27,20 +27,20 @@ def test_every_key_that_is_named_exists() -> None:
     assert {way for way in TRAIN.values() if way.isidentifier()} <= keys().keys()
 
 
-@pytest.mark.parametrize("verb", [verb for verb in OF if verb not in ("", "train")])
+@pytest.mark.parametrize("verb", [verb for verb in HINTS if verb not in ("", "train")])
 def test_every_option_that_is_named_exists(verb: str) -> None:
     named = {
-        o.replace("-", "_") for way in OF[verb].values() for o in re.findall("--([a-z-]+)", way)
+        o.replace("-", "_") for way in HINTS[verb].values() for o in re.findall("--([a-z-]+)", way)
     }
     assert named <= options(verb)
 
 
 def test_no_habit_is_hidden_by_a_name_that_exists() -> None:
     assert not TRAIN.keys() & keys().keys()
-    for verb in OF.keys() - {"", "train"}:
-        assert not OF[verb].keys() & options(verb)
-    assert not OF[""].keys() & VERBS.keys()
-    assert {way.split()[0] for way in OF[""].values()} <= VERBS.keys()
+    for verb in HINTS.keys() - {"", "train"}:
+        assert not HINTS[verb].keys() & options(verb)
+    assert not HINTS[""].keys() & VERBS.keys()
+    assert {way.split()[0] for way in HINTS[""].values()} <= VERBS.keys()
 
 
 def test_names_are_compared_loosely() -> None:
@@ -51,10 +51,10 @@ def test_names_are_compared_loosely() -> None:
 
 STEPS = "write train.steps="
 WAYS = {
-    "--resume": "the same command again resumes",
-    "--resume=true": "the same command again resumes",
-    "--resume_from_checkpoint runs/x": "the same command again resumes",
-    "resume": "the same command again resumes",
+    "--resume": "run the same command again",
+    "--resume=true": "run the same command again",
+    "--resume_from_checkpoint runs/x": "run the same command again",
+    "resume": "run the same command again",
     "--dry-run": "write train.steps=1 name=try to try one step",
     "--epochs 3": "a run is counted in steps",
     "--num-epochs=3": "a run is counted in steps",
@@ -72,7 +72,7 @@ WAYS = {
     "--output-dir out": "write --run FOLDER",
     "--config text_fam": "the config comes first",
     "-c text_fam": "the config comes first",
-    "--model llama": "a shape is a config's",
+    "--model llama": "the config sets the shape",
     "--data books": "write data.files=books",
     "--device cuda:0": "all devices that JAX finds are used",
     "--gpus 2": "all devices that JAX finds are used",

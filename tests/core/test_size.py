@@ -20,7 +20,7 @@ from famjax.core.config import (
     ModelConfig,
 )
 from famjax.core.errors import UserError
-from famjax.core.experiment import available, load_config
+from famjax.core.experiment import available_configs, load_config
 from famjax.core.units import byte_size
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import canonical_name, is_feature_map
@@ -62,7 +62,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", [*MODELS, *available()])
+@pytest.mark.parametrize("name", [*MODELS, *available_configs()])
 def test_parameters_and_states_are_counted(name):
     """Equal numbers of parameters; a state is never thought larger than it is."""
     model = MODELS.get(name) or replace(load_config(name).model, vocab_size=300_000)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from famjax.core.errors import UserError
-from famjax.core.experiment import available, load_config
+from famjax.core.experiment import available_configs, load_config
 from famjax.core.keys import keys
-from famjax.core.unused_keys import ALWAYS, RULES, rules_of
+from famjax.core.unused_keys import ALWAYS, RULES, find_rules
 
 HOME = Path(__file__).parents[2]
 
@@ -20,7 +20,7 @@ HOME = Path(__file__).parents[2]
 def test_every_key_decides(key: str) -> None:
     """A new key is either always used, or a rule says when: famjax/core/unused_keys.py."""
     always = any(fnmatchcase(key, pattern) for pattern in ALWAYS)
-    assert always != bool(rules_of(key))
+    assert always != bool(find_rules(key))
 
 
 def test_no_pattern_is_of_no_key() -> None:
@@ -31,19 +31,19 @@ def test_no_pattern_is_of_no_key() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("model.window=64", "model.window: does nothing with model.mixer=fam; take it away, or"),
-        ("model.window=64 model.mixer=full", "model.window: does nothing with model.mixer=full"),
-        ("model.capacity=2048", "model.capacity: does nothing with model.mixer=fam"),
-        ("model.mixer=bswa model.fam_len=4", "model.fam_len: does nothing with model.mixer=bswa"),
+        ("model.window=64", "model.window: has no effect with model.mixer=fam; remove it, or"),
+        ("model.window=64 model.mixer=full", "model.window: has no effect with model.mixer=full"),
+        ("model.capacity=2048", "model.capacity: has no effect with model.mixer=fam"),
+        ("model.mixer=bswa model.fam_len=4", "model.fam_len: has no effect with model.mixer=bswa"),
         ("model.mixer=bswa model.fam_previous=2", "model.fam_previous: does nothing"),
         ("model.mixer=full model.memory_segments=2", "model.memory_segments: does nothing"),
         ("model.mixer=linear model.memory_segments=2", "model.memory_segments: does nothing"),
         ("model.stack=feedback model.block_len=1 model.window=9", "with model.stack=feedback"),
-        ("model.stack=lstm model.block_len=1 model.heads=8", "model.heads: does nothing with"),
+        ("model.stack=lstm model.block_len=1 model.heads=8", "model.heads: has no effect with"),
         ("model.stack=lstm model.block_len=1 model.arch.parallel=true", "with model.stack=lstm"),
         ("model.stack=feedback model.block_len=1 model.scan_layers=false", "model.scan_layers"),
-        ("model.arch.rope_factor=2", "does nothing with model.arch.rope_scaling=none"),
-        ("model.arch.rope_scaling=linear", "does nothing with model.arch.rope_factor=1.0"),
+        ("model.arch.rope_factor=2", "has no effect with model.arch.rope_scaling=none"),
+        ("model.arch.rope_scaling=linear", "has no effect with model.arch.rope_factor=1.0"),
         (
             "model.arch.rope_scaling=linear model.arch.rope_factor=2 model.arch.rope_low=2",
             "rope_scaling=linear",
@@ -51,29 +51,29 @@ def test_no_pattern_is_of_no_key() -> None:
         ("model.stack=feedback model.block_len=1 model.rope_base=9", "positions=learned"),
         ("model.arch.rotary_fraction=0 model.rope_base=9", "model.arch.rotary_fraction=0"),
         ("model.mixer=linear model.linear.rope=false model.rope_base=9", "linear.rope=false"),
-        ("model.arch.local_rope_base=9", "model.arch.local_rope_base: does nothing with"),
+        ("model.arch.local_rope_base=9", "model.arch.local_rope_base: has no effect with"),
         ("model.norm=layernorm model.arch.norm_plus_one=true", "with model.norm=layernorm"),
         ("model.mixer=linear model.arch.attention_cap=9", "no attention weights"),
-        ("model.feedback.span=9", "model.feedback.span: does nothing with model.stack=residual"),
+        ("model.feedback.span=9", "model.feedback.span: has no effect with model.stack=residual"),
         ("model.stack=feedback model.block_len=1 model.feedback.layer=1", "composition=all"),
         ("model.stack=feedback model.block_len=1 model.feedback.span_ramp=9", "adaptive_span=fal"),
         ("model.stack=feedback model.block_len=1 model.feedback.tolerance=1", "sweeps=0"),
-        ("model.linear.chunk=9", "model.linear.chunk: does nothing with model.mixer=fam"),
-        ("model.lora.alpha=9", "model.lora.alpha: does nothing with model.lora.rank=0"),
-        ("model.lora.on=mlp.*", "model.lora.on: does nothing with model.lora.rank=0"),
+        ("model.linear.chunk=9", "model.linear.chunk: has no effect with model.mixer=fam"),
+        ("model.lora.alpha=9", "model.lora.alpha: has no effect with model.lora.rank=0"),
+        ("model.lora.on=mlp.*", "model.lora.on: has no effect with model.lora.rank=0"),
         ("model.lora.base=bfloat16", "with model.lora.rank=0 and train.only=all"),
-        ("model.adaptive.factor=2", "does nothing with model.adaptive.cutoffs=''"),
-        ("data.passkey.digits=9", "data.passkey.digits: does nothing with data.task=text"),
-        ("data.toy.episodes=9", "data.toy.episodes: does nothing with data.task=text"),
-        ("data.feature=body", "data.feature: does nothing with data.task=text and data.seqio=''"),
-        ("data.tfds=lm1b data.holdout=9", "data.holdout: does nothing with data.tfds=lm1b"),
-        ("data.layout=packed data.keep_whole=true", "data.keep_whole: does nothing with"),
-        ("data.layout=packed data.repeat_weight=1", "does nothing with data.repeat_len=0"),
-        ("optimizer.name=nag optimizer.beta2=0.9", "does nothing with optimizer.name=nag"),
-        ("optimizer.decay_fraction=0.5", "does nothing with optimizer.schedule=cosine"),
+        ("model.adaptive.factor=2", "has no effect with model.adaptive.cutoffs=''"),
+        ("data.passkey.digits=9", "data.passkey.digits: has no effect with data.task=text"),
+        ("data.toy.episodes=9", "data.toy.episodes: has no effect with data.task=text"),
+        ("data.feature=body", "data.feature: has no effect with data.task=text and data.seqio=''"),
+        ("data.tfds=lm1b data.holdout=9", "data.holdout: has no effect with data.tfds=lm1b"),
+        ("data.layout=packed data.keep_whole=true", "data.keep_whole: has no effect with"),
+        ("data.layout=packed data.repeat_weight=1", "has no effect with data.repeat_len=0"),
+        ("optimizer.name=nag optimizer.beta2=0.9", "has no effect with optimizer.name=nag"),
+        ("optimizer.decay_fraction=0.5", "has no effect with optimizer.schedule=cosine"),
         ("optimizer.schedule=wsd optimizer.final_fraction=0.5", "optimizer.schedule=wsd"),
-        ("data.layout=packed train.rsp_ramp=9", "does nothing with train.rsp=0.0"),
-        ("data.layout=packed model.mixer=bswa train.rsp=0.5", "train.rsp: does nothing with"),
+        ("data.layout=packed train.rsp_ramp=9", "has no effect with train.rsp=0.0"),
+        ("data.layout=packed model.mixer=bswa train.rsp=0.5", "train.rsp: has no effect with"),
     ],
 )
 def test_a_key_that_does_nothing_is_refused(given: str, said: str) -> None:
@@ -86,16 +86,16 @@ def test_a_key_that_does_nothing_is_refused(given: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("name", "given", "said"),
     [
-        ("passkey", "data.files=x.txt", "data.files: does nothing with data.task=passkey"),
-        ("passkey", "data.holdout=9", "data.holdout: does nothing with data.task=passkey"),
-        ("passkey", "data.toy.steps=9", "data.toy.steps: does nothing with data.task=passkey"),
-        ("copy_feedback", "data.passkey.digits=9", "does nothing with data.task=copy"),
-        ("copy_feedback", "data.toy.size=9", "data.toy.size: does nothing with data.task=copy"),
-        ("copy_feedback", "data.toy.variables=3", "does nothing with data.task=copy"),
+        ("passkey", "data.files=x.txt", "data.files: has no effect with data.task=passkey"),
+        ("passkey", "data.holdout=9", "data.holdout: has no effect with data.task=passkey"),
+        ("passkey", "data.toy.steps=9", "data.toy.steps: has no effect with data.task=passkey"),
+        ("copy_feedback", "data.passkey.digits=9", "has no effect with data.task=copy"),
+        ("copy_feedback", "data.toy.size=9", "data.toy.size: has no effect with data.task=copy"),
+        ("copy_feedback", "data.toy.variables=3", "has no effect with data.task=copy"),
         (
             "copy_feedback",
             "data.toy.start_steps=0 data.toy.threshold=1",
-            "data.toy.threshold: does nothing with data.toy.start_steps=0",
+            "data.toy.threshold: has no effect with data.toy.start_steps=0",
         ),
     ],
 )
@@ -131,7 +131,9 @@ def commands() -> list[str]:
     found = [
         m[1] for text in texts for m in re.finditer(r"famjax (?:train|plan) ([^`#|;&\n]*)", text)
     ]
-    return sorted({" ".join(words) for words in map(str.split, found) if words[0] in available()})
+    return sorted(
+        {" ".join(words) for words in map(str.split, found) if words[0] in available_configs()}
+    )
 
 
 @pytest.mark.parametrize("command", commands())

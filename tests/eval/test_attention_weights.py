@@ -20,7 +20,7 @@ from oracles import attention as oracle
 from famjax.core.config import FeedbackConfig, LinearConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Context
-from famjax.eval.attention import analyze, attention, distance, entropy
+from famjax.eval.attention import analyze, attention_weights, distance, entropy
 from famjax.train.run import Run
 
 CASES = ["full", "full, families", "swa-6", "bswa-0", "bswa_sg-2", "bswa-3, families", "linear"]
@@ -50,7 +50,10 @@ def test_layers_read_what_lower_ones_made(case: str, length: int) -> None:
     """Blocks are of 4 tokens: the last one may not be full."""
     r, tokens = runner(case), np.arange(length) * 7 % 11
     with jax.enable_x64(True):
-        found = [None if a is None else np.asarray(a) for a in attention(r.model(r.params), tokens)]
+        found = [
+            None if a is None else np.asarray(a)
+            for a in attention_weights(r.model(r.params), tokens)
+        ]
     params = jax.tree.map(np.asarray, nnx.to_pure_dict(r.params))
     expected = _oracle(r.config, params, tokens)
     assert [a is None for a in found] == [a is None for a in expected]
@@ -170,7 +173,7 @@ def test_what_cannot_be_measured(text: Path) -> None:
     refused("--length 65: the run has full attention of 64 tokens", full, None, files, 65)
     refused("--length 0: must be at least 1", full, None, files, 0)
     refused("--examples 0: must be at least 1", full, None, files, LENGTH, 0)
-    refused("the run has model.mixer=fam alone", tiny.run_with("fam"), None, files, LENGTH)
+    refused("the run has only model.mixer=fam", tiny.run_with("fam"), None, files, LENGTH)
     lstm = tiny.run_with("full", stack="lstm", block_len=1)
     refused("the teacher has model.stack=lstm", full, lstm, files, LENGTH)
     feedback = tiny.run_with("full", stack="feedback", feedback=FeedbackConfig(span=6))

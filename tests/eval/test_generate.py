@@ -18,7 +18,7 @@ from tiny_tokenizers import byte_level
 
 from famjax.core.errors import UserError
 from famjax.data.tokenizers import load_tokenizer
-from famjax.eval.generate import Generator, _until
+from famjax.eval.generate import Generator, _cut_at_stop
 from famjax.eval.sampling import Sampling, sample
 from famjax.eval.state_file import load_state, save_state
 
@@ -87,13 +87,13 @@ def words(generator: Generator, seed: int, **kwargs: Any) -> list[int]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(generator._tokenizer, "stop_ids", frozenset([-1]))
         how = Sampling(jax.random.key(seed), 1.0, 0, 1.0, 258)
-        stream = generator._streamer.fresh()
+        stream = generator._streamer.new_stream()
         stream.read(np.array([generator._tokenizer.encode("the")]))
-        return list(generator._tokens(stream, **{"count": 40, "how": how, **kwargs}))
+        return list(generator._sample_tokens(stream, **{"count": 40, "how": how, **kwargs}))
 
 
 def test_pieces_of_any_size_hold_what_single_tokens_would(generator: Generator) -> None:
-    stream = generator._streamer.fresh()
+    stream = generator._streamer.new_stream()
     stream.read(np.array([generator._tokenizer.encode("the")]))
     how = Sampling(jax.random.key(4), 1.0, 0, 1.0, 258)
     expected = []
@@ -117,21 +117,21 @@ def test_the_first_of_the_stop_ids_ends(
     stop = next(n for n in drawn[at:] if n not in drawn[:at])
     monkeypatch.setattr(generator._tokenizer, "stop_ids", frozenset([stop, 300]))
     how = Sampling(jax.random.key(5), 1.0, 0, 1.0, 258)
-    stream = generator._streamer.fresh()
+    stream = generator._streamer.new_stream()
     stream.read(np.array([generator._tokenizer.encode("the")]))
-    assert list(generator._tokens(stream, 40, how)) == drawn[: drawn.index(stop)]
+    assert list(generator._sample_tokens(stream, 40, how)) == drawn[: drawn.index(stop)]
     # nothing behind it was computed
     assert stream.tokens == 3 + drawn.index(stop)
 
 
 def test_full_attention_writes_until_its_cache_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = Generator(tiny.run_with("full", capacity=16))
-    stream = generator._streamer.fresh()
+    stream = generator._streamer.new_stream()
     stream.read(np.zeros((1, 5), np.int32))
     how = Sampling(jax.random.key(0), 1.0, 0, 1.0, 258)
     monkeypatch.setattr(generator._tokenizer, "stop_ids", frozenset([-1]))
     # the last token is written, but not read
-    assert len(list(generator._tokens(stream, 12, how))) == 12
+    assert len(list(generator._sample_tokens(stream, 12, how))) == 12
     assert stream.tokens == 16
     with pytest.raises(UserError, match="do not fit its cache of 16"):
         stream.write(0, 1, how, np.array([-1], np.int32))
@@ -242,7 +242,7 @@ def test_draws_follow_the_probabilities(
     stop=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
 )
 def test_stop_strings_are_never_written(pieces: list[str], stop: list[str]) -> None:
-    got = list(_until(stop, iter(pieces)))
+    got = list(_cut_at_stop(stop, iter(pieces)))
     whole = "".join(pieces)
     assert whole.startswith("".join(got))
     assert not any(s in "".join(got) for s in stop)
@@ -252,12 +252,12 @@ def test_stop_strings_are_never_written(pieces: list[str], stop: list[str]) -> N
 
 def test_text_is_held_back_only_while_a_stop_string_may_come() -> None:
     source = iter(["x", "END", "ING", "y", "EN", "D", "!"])
-    texts = _until(["END!"], source)
+    texts = _cut_at_stop(["END!"], source)
     assert [next(texts) for _ in range(3)] == ["x", "ENDING", "y"]
     assert list(texts) == []
 
 
 def test_the_part_before_a_stop_string_is_written() -> None:
-    assert "".join(_until(["\n"], iter(["ab", "c\nd", "e"]))) == "abc"
-    assert "".join(_until([], iter(["ab", "", "c"]))) == "abc"
-    assert "".join(_until(["cd"], iter(["ab", "c"]))) == "abc"
+    assert "".join(_cut_at_stop(["\n"], iter(["ab", "c\nd", "e"]))) == "abc"
+    assert "".join(_cut_at_stop([], iter(["ab", "", "c"]))) == "abc"
+    assert "".join(_cut_at_stop(["cd"], iter(["ab", "c"]))) == "abc"

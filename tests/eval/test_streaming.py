@@ -32,7 +32,7 @@ def streamer() -> Streamer:
 
 @pytest.fixture(scope="module")
 def whole(streamer: Streamer) -> tuple[np.ndarray, np.ndarray]:
-    return streamer.fresh().losses(TOKENS, TARGETS)
+    return streamer.new_stream().losses(TOKENS, TARGETS)
 
 
 def close(a: Any, b: Any) -> None:
@@ -50,7 +50,7 @@ def test_losses_are_those_of_one_call_of_the_model(whole: tuple[np.ndarray, np.n
 def test_any_split_equals_one_call(
     streamer: Streamer, whole: tuple[np.ndarray, np.ndarray], cuts: list[int]
 ) -> None:
-    stream = streamer.fresh()
+    stream = streamer.new_stream()
     ends = [0, *sorted(cuts), T]
     parts = [stream.losses(TOKENS[:, a:b], TARGETS[:, a:b])[0] for a, b in itertools.pairwise(ends)]
     close(np.concatenate(parts, 1), whole[0])
@@ -58,7 +58,7 @@ def test_any_split_equals_one_call(
 
 
 def test_reading_and_stepping_leave_the_same_state_and_logits(streamer: Streamer) -> None:
-    read, scored, stepped = streamer.fresh(), streamer.fresh(), streamer.fresh()
+    read, scored, stepped = streamer.new_stream(), streamer.new_stream(), streamer.new_stream()
     read.read(TOKENS)
     scored.losses(TOKENS, TARGETS)
     for t in range(T):
@@ -71,11 +71,11 @@ def test_reading_and_stepping_leave_the_same_state_and_logits(streamer: Streamer
 def test_a_saved_state_goes_on_and_is_not_consumed(
     streamer: Streamer, whole: tuple[np.ndarray, np.ndarray]
 ) -> None:
-    stream = streamer.fresh()
+    stream = streamer.new_stream()
     stream.read(TOKENS[:, :21])
     saved = stream.state
     for _ in range(2):
-        other = streamer.fresh()
+        other = streamer.new_stream()
         other.state = saved
         close(other.losses(TOKENS[:, 21:], TARGETS[:, 21:])[0], whole[0][:, 21:])
     close(stream.losses(TOKENS[:, 21:], TARGETS[:, 21:])[0], whole[0][:, 21:])
@@ -83,7 +83,7 @@ def test_a_saved_state_goes_on_and_is_not_consumed(
 
 def test_state_of_other_lanes_is_refused(streamer: Streamer) -> None:
     with pytest.raises(ValueError, match="does not fit"):
-        streamer.fresh(1).state = streamer.fresh().state
+        streamer.new_stream(1).state = streamer.new_stream().state
 
 
 @pytest.mark.parametrize("mixer", ["fam", "full"])
@@ -92,23 +92,24 @@ def test_reset_every_block_reads_each_block_alone(mixer: str) -> None:
     forgetful = Streamer(model, B, chunk=16, reset_every=8)
     plain = Streamer(model, B, chunk=16)
     expected = [
-        plain.fresh().losses(TOKENS[:, t : t + 8], TARGETS[:, t : t + 8])[0] for t in range(0, T, 8)
+        plain.new_stream().losses(TOKENS[:, t : t + 8], TARGETS[:, t : t + 8])[0]
+        for t in range(0, T, 8)
     ]
-    close(forgetful.fresh().losses(TOKENS, TARGETS)[0], np.concatenate(expected, 1))
+    close(forgetful.new_stream().losses(TOKENS, TARGETS)[0], np.concatenate(expected, 1))
     # in pieces, and from the middle of a block
     parts = [forgetful.losses(TOKENS[:, a:b], TARGETS[:, a:b])[0] for a, b in [(0, 13), (13, T)]]
     close(np.concatenate(parts, 1), np.concatenate(expected, 1))
 
 
 def test_state_bytes_do_not_depend_on_what_was_read(streamer: Streamer) -> None:
-    stream = streamer.fresh()
+    stream = streamer.new_stream()
     before = stream.state_bytes()
     stream.read(np.tile(TOKENS, 20))
     assert stream.state_bytes() == before > 0
 
 
 def test_nothing_read_is_nothing(streamer: Streamer) -> None:
-    stream = streamer.fresh()
+    stream = streamer.new_stream()
     nats, right = stream.losses(TOKENS[:, :0], TARGETS[:, :0])
     assert nats.shape == right.shape == (B, 0)
     with pytest.raises(ValueError, match="nothing was read"):
@@ -134,8 +135,8 @@ def test_sizes_that_do_not_fit(sizes: dict[str, int]) -> None:
 
 
 def test_one_compiled_shape(streamer: Streamer) -> None:
-    stream = streamer.fresh()
-    programs = stream._programs.losses, stream._programs.step
+    stream = streamer.new_stream()
+    programs = stream._functions.losses, stream._functions.step
     stream.losses(TOKENS[:, :17], TARGETS[:, :17])
     stream.step(TOKENS[:, :1])
     before = [program._cache_size() for program in programs]

@@ -194,8 +194,8 @@ class Oracle:
         self.stream, self.knows, self.log = stream, knows, log
         self.batch, self.chunk = stream.batch, stream.chunk
 
-    def fresh(self, batch: int | None = None) -> Oracle:
-        return Oracle(self.stream.fresh(batch), self.knows, self.log)
+    def new_stream(self, batch: int | None = None) -> Oracle:
+        return Oracle(self.stream.new_stream(batch), self.knows, self.log)
 
     def warm_up(self) -> None:
         pass
@@ -319,7 +319,7 @@ def test_windows_that_cannot_be_read(tmp_path: Path) -> None:
         (tiny.run(), 12, None, "--window 12: must be a multiple of the model's block, 8"),
         (tiny.run(), 16, 17, "--score 17: must be from 1 to --window 16"),
         (tiny.run(), 16, 0, "--score 0: must be from 1"),
-        (tiny.run(), None, 8, "give --window too"),
+        (tiny.run(), None, 8, "give --window as well"),
         (full, 65, 8, "give --window 64 or less"),
     ):
         with pytest.raises(UserError, match=told) as caught:

@@ -22,7 +22,7 @@ from famjax.data.tokenizers import load_tokenizer, train_sentencepiece
 from famjax.data.words import WordTokenizer
 from famjax.export import check, hf
 from famjax.export import export as exporting
-from famjax.export.source import Source
+from famjax.export.source import ExportSource
 from famjax.export.tokenizer import write_tokenizer
 
 TEXT = "  Pure thought, 12345  — très bien —\n\tin\r\n  lines 猫 \U0001f600 "
@@ -57,7 +57,7 @@ def test_an_exported_folder_is_converted_and_its_code_not_run(exported, tmp_path
     folder, _ = exported
     assert main(["convert", str(folder), str(tmp_path / "back")]) == 0
     said = capsys.readouterr().err
-    assert "not compared with Hugging Face's code: the folder brings its own" in said
+    assert "not compared with Hugging Face's code: the folder has its own" in said
     parts = [
         nnx.state(open_run(path).model, nnx.Param) for path in (tiny.folder(), tmp_path / "back")
     ]
@@ -135,7 +135,7 @@ def written(mixer, tmp_path, dtype="float32", run=None, **shape):
     given = run or tiny.run_with(mixer, **shape)
     folder = tmp_path / "out"
     folder.mkdir()
-    return folder, hf.write(Source(given, tmp_path, dtype), folder)
+    return folder, hf.write(ExportSource(given, tmp_path, dtype), folder)
 
 
 def test_a_run_that_llama_can_say_is_a_llama(tmp_path):
@@ -188,7 +188,7 @@ def test_adapters_are_merged(tmp_path):
     assert said[0].startswith("compared with famjax reading it back: logits differ by")
     kernel = load_pretrained(folder)[1].stack.layers[0].mixer.qkv.q.kernel[...]
     assert np.abs(kernel - linear.kernel[...]).max() > 0.01
-    model = Source(run, tmp_path).merged().model
+    model = ExportSource(run, tmp_path).merge_adapters().model
     assert model.lora == LoraConfig()
 
 
@@ -264,7 +264,7 @@ def test_an_adaptive_model_is_a_program_and_no_folder_of_hugging_face(tmp_path, 
     said = exporting.export(tiny.folder(), tmp_path / "out", "stablehlo")
     assert said[0].startswith("compared with the programs read back, on cpu: logits differ by")
     for kind in ("hf", "peft"):
-        with pytest.raises(UserError, match=f"--format {kind}: has no words for an adaptive"):
+        with pytest.raises(UserError, match=f"--format {kind}: does not support adaptive"):
             exporting.export(tiny.folder(), tmp_path / kind, kind)
         assert not (tmp_path / kind).exists()
 
@@ -273,7 +273,7 @@ def test_linear_attention_is_no_folder_of_hugging_face(tmp_path, monkeypatch):
     run = tiny.run_with("linear", linear=LinearConfig("performer"))
     monkeypatch.setattr(exporting, "open_model", lambda folder: run)
     for kind in ("hf", "peft"):
-        with pytest.raises(UserError, match=f"--format {kind}: has no words for linear"):
+        with pytest.raises(UserError, match=f"--format {kind}: does not support linear"):
             exporting.export(tiny.folder(), tmp_path / kind, kind)
 
 
@@ -290,9 +290,9 @@ def test_what_is_refused(tmp_path, capsys):
     there.mkdir()
     run = str(tiny.folder())
     assert main(["export", run, str(there)]) == 2
-    assert line(capsys) == f"{there} is there already; give another folder, or remove it"
+    assert line(capsys) == f"{there} exists already; give another folder, or remove it"
     assert main(["export", run, str(tmp_path / "no" / "out")]) == 2
-    assert line(capsys).endswith(f"there is no folder {tmp_path / 'no'}; make it first")
+    assert line(capsys).endswith(f"there is no folder {tmp_path / 'no'}; create it first")
     assert main(["export", str(there), str(tmp_path / "out")]) == 2
     assert "is not a run" in line(capsys)
     assert main(["export", run, str(tmp_path / "out"), "--format", "orbx"]) == 2
@@ -321,10 +321,10 @@ def test_other_logits_are_refused(tmp_path, monkeypatch):
         found[0, 0, 0] += 1
         return found
 
-    logits = check.logits
+    logits = check.compute_logits
     calls = iter([logits, wrong])
-    monkeypatch.setattr(check, "logits", lambda *args: next(calls)(*args))
-    with pytest.raises(UserError, match="over 1e-04; nothing was kept"):
+    monkeypatch.setattr(check, "compute_logits", lambda *args: next(calls)(*args))
+    with pytest.raises(UserError, match="over 1e-04; export removed"):
         exporting.export(tiny.folder(), tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
@@ -332,5 +332,5 @@ def test_other_logits_are_refused(tmp_path, monkeypatch):
 def test_a_run_that_has_diverged_is_refused(tmp_path):
     run = tiny.run_with("bswa", seed=5)
     run.model.embedding[...] = run.model.embedding[...] * np.nan
-    with pytest.raises(UserError, match="the run's logits are not finite numbers"):
+    with pytest.raises(UserError, match="the run's logits are not finite;"):
         written("bswa", tmp_path, run=run)

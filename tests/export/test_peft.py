@@ -18,14 +18,14 @@ from famjax.core import optional
 from famjax.core.config import Config, DropoutConfig, LoraConfig
 from famjax.core.errors import UserError
 from famjax.export import peft
-from famjax.export.source import Source
+from famjax.export.source import ExportSource
 from famjax.layers.lora import Adapter
 from famjax.models.language_model import LanguageModel
 from famjax.train.partition import inference_config
 from famjax.train.run import Run
 
 
-def adapted(case: str, **lora) -> Source:
+def adapted(case: str, **lora) -> ExportSource:
     """A pretrained model with adapters that do something."""
     folder, _ = hugging_face.pretrained(case)
     config, plain = load_pretrained(folder)
@@ -37,7 +37,7 @@ def adapted(case: str, **lora) -> Source:
     adapters = nnx.state(model, Adapter)
     drawn = jax.tree.map(lambda a: a + 0.2 * rng.normal(size=a.shape).astype(np.float32), adapters)
     nnx.update(model, drawn)
-    return Source(Run(Config(model=config), tiny.run().tokenizer, model, 7), Path("run"))
+    return ExportSource(Run(Config(model=config), tiny.run().tokenizer, model, 7), Path("run"))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def adapted(case: str, **lora) -> Source:
 def test_peft_has_the_same_logits(case, lora, tmp_path):
     source = adapted(case, **lora)
     first, said = peft.write(source, tmp_path)
-    assert first.startswith("compared with the adapters read back: what they add differs by ")
+    assert first.startswith("compared with the adapters read back: their updates differ by ")
     assert said.startswith("compared with peft ")
     about = json.loads((tmp_path / "adapter_config.json").read_text())
     assert about["r"] == 3
@@ -66,8 +66,8 @@ def test_adapters_that_are_not_those_are_noticed(tmp_path, monkeypatch):
         weights, about = adapters(source, tensors)
         return weights, about | {"lora_alpha": about["lora_alpha"] * 2}
 
-    adapters = peft._adapters
-    monkeypatch.setattr(peft, "_adapters", other)
+    adapters = peft._adapter_files
+    monkeypatch.setattr(peft, "_adapter_files", other)
     with pytest.raises(UserError, match="logits differ by"):
         peft.write(adapted("llama"), tmp_path)
 
@@ -77,15 +77,15 @@ def test_without_peft_they_are_read_back(tmp_path, monkeypatch):
         weights, about = adapters(source, tensors)
         return {name: a * 1.01 for name, a in weights.items()}, about
 
-    adapters = peft._adapters
+    adapters = peft._adapter_files
     monkeypatch.setattr(optional.importlib.util, "find_spec", lambda name: None)
     said = peft.write(adapted("gpt2"), tmp_path)
     assert said[1] == (
         "not compared with peft: torch, transformers and peft not installed; "
         "pip install torch transformers peft"
     )
-    monkeypatch.setattr(peft, "_adapters", other)
-    with pytest.raises(UserError, match="the adapters read back add something else"):
+    monkeypatch.setattr(peft, "_adapter_files", other)
+    with pytest.raises(UserError, match="the updates of the adapters read back differ"):
         peft.write(adapted("gpt2"), tmp_path)
 
 
@@ -94,5 +94,5 @@ def test_what_peft_has_not(tmp_path):
         peft.write(adapted("llama", rank=0), tmp_path)
     source = adapted("llama")
     config = replace(source.run.config, model=replace(source.model, mixer="fam"))
-    with pytest.raises(UserError, match=r"no attention like model\.mixer=fam"):
+    with pytest.raises(UserError, match=r"none of which has model\.mixer=fam"):
         peft.write(replace(source, run=replace(source.run, config=config)), tmp_path)

@@ -58,7 +58,7 @@ def pytorch(config, model):
     with tempfile.TemporaryDirectory() as folder:
         save_tensors(model, config, FAMJAX.tensors(config), Path(folder), "float32")
         tensors = load_file(Path(folder, "model.safetensors"))
-    theirs = FamjaxForCausalLM(FamjaxConfig(**FAMJAX.write(config)))
+    theirs = FamjaxForCausalLM(FamjaxConfig(**FAMJAX.serialize(config)))
     missing, extra = theirs.load_state_dict(tensors, strict=False)
     assert (missing, extra) == (["head.weight"] if config.tied else [], [])
     theirs.tie_weights()

@@ -36,7 +36,7 @@ def collectives(mixer: str) -> dict[str, hlo.Collective]:
     program = make_program(config, np.ones(64, np.float32), mesh=mesh)
     shapes = jax.eval_shape(program.start)
     lowered = program.step.lower(shapes, batch_shapes(config, program))  # type: ignore[attr-defined]
-    found = hlo.cost(hlo.parse(lowered.compile().as_text())).collectives.values()
+    found = hlo.count_cost(hlo.parse(lowered.compile().as_text())).collectives.values()
     assert {c.group for c in found} == {8}
     return {c.kind: c for c in found}
 

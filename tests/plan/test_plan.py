@@ -18,9 +18,9 @@ from famjax.core.errors import UserError
 from famjax.core.experiment import load_config, override
 from famjax.core.unused_keys import check_unused_keys
 from famjax.plan import plan as plans
-from famjax.plan.chips import CHIPS, topology
-from famjax.plan.formula import activations, counted, estimate
-from famjax.plan.search import candidates, named, search
+from famjax.plan.chips import CHIPS, parse_topology
+from famjax.plan.formula import count_parameters, estimate, layer_activations
+from famjax.plan.search import candidates, format_overrides, search
 from famjax.train.flops import step_flops
 
 SHAPE = [
@@ -37,7 +37,7 @@ def small(*overrides: str) -> Config:
 
 def overrides(config: Config) -> list[str]:
     """Return what makes the config of `text_fam`'s, without keys that do nothing in it."""
-    given = named(load_config("text_fam"), config).split()
+    given = format_overrides(load_config("text_fam"), config).split()
     return [pair for pair in given if is_used(config, pair.partition("=")[0])]
 
 
@@ -83,7 +83,7 @@ def test_a_small_model_on_eight_devices(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_what_is_frozen_and_carried() -> None:
     config = small("model.lora.rank=2", "train.rsp=0.5", "optimizer.name=adafactor")
-    arrays = plans.ask(config, topology("cpu:2"), compile=False)["arrays"]
+    arrays = plans.run_worker(config, parse_topology("cpu:2"), compile=False)["arrays"]
     assert arrays["frozen"]["elements"] > arrays["trained"]["elements"] > 0
     # of each layer a FAM, its keys and values [f d], and a count
     assert arrays["carried"]["elements"] == 2 * (3 * 2 * 16 + 1)
@@ -94,13 +94,13 @@ def test_what_is_frozen_and_carried() -> None:
 def test_tokens_are_divided_beside_rows_in_a_model_of_many_layers() -> None:
     """XLA on CPU refused a device's own number in it: "PartitionId is not supported"."""
     deep = ["model.layers=4", "model.scan_layers=false", "mesh.data=2", "mesh.sequence=2"]
-    found = plans.ask(small(*deep), topology("cpu:4"), compile=True)
+    found = plans.run_worker(small(*deep), parse_topology("cpu:4"), compile=True)
     assert {row["kind"] for row in found["collectives"]} >= {"all-reduce", "collective-permute"}
 
 
 def test_shardings() -> None:
     config = small("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
-    found = plans.ask(config, topology("cpu:8"), compile=False)["shardings"]
+    found = plans.run_worker(config, parse_topology("cpu:8"), compile=False)["shardings"]
     rows = {row["name"].rsplit("mixer/")[-1]: row for row in found}
     q = rows["window/qkv/q/kernel"]
     assert q["logical"] == [None, "embed", "heads", None]
@@ -114,11 +114,11 @@ def test_a_big_parameter_on_every_device_is_named(capsys: pytest.CaptureFixture[
     given = ["model.vocab_size=66001", "mesh.data=4", "mesh.tensor=2", "--topology", "cpu:8"]
     assert main(["plan", "text_fam", *given, "--shardings"]) == 0
     said = capsys.readouterr().out
-    assert "large and whole on every device: embedding, head/kernel" in said
+    assert "large and replicated on every device: embedding, head/kernel" in said
     line = next(line for line in said.splitlines() if line.startswith("embedding"))
     assert line.split() == [
         *("embedding", "66001x128", "vocab,", "embed", "-,", "-", "66001x128"),
-        *("WHOLE", "on", "every", "device"),
+        "REPLICATED",
     ]
 
 
@@ -129,7 +129,7 @@ def candidate(**mesh: int) -> Config:
 
 def test_candidates_divide_rows_and_heads() -> None:
     """Of 4 blocks, 4 heads, and the batch, half and twice of it."""
-    found = list(candidates(small(), topology("cpu:8")))
+    found = list(candidates(small(), parse_topology("cpu:8")))
     meshes = {tuple(vars(c.mesh).values()) for c in found}
     up_to_8, up_to_4 = (1, 2, 4, 8), (1, 2, 4)
     every = itertools.product(up_to_8, up_to_8, up_to_4, up_to_4)
@@ -144,7 +144,7 @@ def test_candidates_divide_rows_and_heads() -> None:
 def test_what_the_axis_sequence_keeps_and_sends(mixer: str) -> None:
     """Devices keep their part of a row's tokens. Memory segments are sent beside the gradients,
     which are summed as over rows; and FAM's devices wait for each other."""
-    on = topology("v5e:2x4")
+    on = parse_topology("v5e:2x4")
     alone, divided = (
         override(candidate(data=data, sequence=sequence), [f"model.mixer={mixer}"])
         for data, sequence in ((8, 1), (1, 8))
@@ -155,7 +155,7 @@ def test_what_the_axis_sequence_keeps_and_sends(mixer: str) -> None:
 
 def test_estimates_order_what_is_known() -> None:
     """Recomputing keeps less, more devices hold less each, parts of a batch too."""
-    on = topology("v5e:2x4")
+    on = parse_topology("v5e:2x4")
     long = ["model.layers=8", "data.length=256", "model.memory_segments=3"]
 
     def of(remat: str, **mesh: int) -> float:
@@ -166,12 +166,12 @@ def test_estimates_order_what_is_known() -> None:
     assert kept == sorted(kept)
     assert of("none", data=1, fsdp=8) < of("none", data=8, fsdp=1)
     model = small(*long).model
-    assert activations(model, 512, 2, 1) == 2 * activations(model, 256, 1, 1)
+    assert layer_activations(model, 512, 2, 1) == 2 * layer_activations(model, 256, 1, 1)
 
 
 def test_search_compiles_what_was_given_and_the_best_by_formula() -> None:
     """Of what it compiles it returns those that fit, the most tokens a second first."""
-    on, lines, compiled = topology("cpu:8"), list[str](), list[Config]()
+    on, lines, compiled = parse_topology("cpu:8"), list[str](), list[Config]()
 
     def compile(config: Config, on: Any) -> plans.Plan:
         compiled.append(config)
@@ -186,14 +186,14 @@ def test_search_compiles_what_was_given_and_the_best_by_formula() -> None:
     assert "as it is" in lines[1]
     assert [c.data.batch for c in (best, second, larger)] == [16, 16, 32]
     assert [p.config for p in found.best] == [larger, best, given]
-    assert [p.config for p in found.refused] == [second]
+    assert [p.config for p in found.too_large] == [second]
     assert len(lines) == 5
     rows = (c for c in candidates(small(), on) if c.data.batch == 16)
     assert estimate(best, on).seconds == min(estimate(c, on).seconds for c in rows)
 
 
 def test_a_candidate_that_cannot_be_compiled_takes_no_other_with_it() -> None:
-    on, lines, good = topology("cpu:8"), list[str](), plans.Roofline(1, 0, 1, 0)
+    on, lines, good = parse_topology("cpu:8"), list[str](), plans.Roofline(1, 0, 1, 0)
     turns = iter([UserError("out of memory"), good, good, RuntimeError("crashed")])
 
     def compile(config: Config, on: Any) -> plans.Plan:
@@ -211,7 +211,7 @@ def test_a_candidate_that_cannot_be_compiled_takes_no_other_with_it() -> None:
 
 def test_attention_of_all_tokens_at_once_is_not_by_block() -> None:
     layer, block = (
-        activations(small("model.mixer=full", f"model.remat={remat}").model, 512, 2, 1)
+        layer_activations(small("model.mixer=full", f"model.remat={remat}").model, 512, 2, 1)
         for remat in ("layer", "block")
     )
     assert layer == block
@@ -220,7 +220,7 @@ def test_attention_of_all_tokens_at_once_is_not_by_block() -> None:
 def test_no_mesh_divides_the_rows() -> None:
     odd = small("data.batch=3", "data.length=8", "model.heads=1")
     with pytest.raises(UserError, match="no mesh of 8 chips divides the rows"):
-        search(odd, topology("cpu:8"), 1, print)
+        search(odd, parse_topology("cpu:8"), 1, print)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_no_mesh_divides_the_rows() -> None:
 )
 def test_topologies_that_do_not_exist(name: str, said: str) -> None:
     with pytest.raises(UserError) as error:
-        topology(name)
+        parse_topology(name)
     assert said.split(" are ")[0] in str(error.value)
     assert all(part in str(error.value) for part in said.split(" are ")[-1].split(", "))
     assert "\n" not in str(error.value)
@@ -243,7 +243,7 @@ def test_topologies_that_do_not_exist(name: str, said: str) -> None:
 
 @pytest.mark.parametrize("name", ["v5e:4x8", "v5p:4x4x4", "v6e:8x8", "h200:8", "cpu:8"])
 def test_topologies_that_do(name: str) -> None:
-    on = topology(name)
+    on = parse_topology(name)
     assert on.name == name
     assert on.is_tpu == name.startswith("v")
 
@@ -261,7 +261,7 @@ BAD = [
         (["text_fam", "--topology", "cpu:8", "--search", "--compiles", n], "must be a whole number")
         for n in ("²", "0", "-1", "9" * 5000)
     ],
-    (["text_fam", "--topology", "cpu:8", "--compiles", "2"], "--compiles goes with --search"),
+    (["text_fam", "--topology", "cpu:8", "--compiles", "2"], "--compiles needs --search"),
     (
         ["text_fam", "--topology", "cpu:8", "mesh.data=8"],
         "data.batch=4: 4 rows at a time do not divide by mesh.data=8; take a multiple of 8",
@@ -298,7 +298,7 @@ def test_a_compiler_that_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     killed = subprocess.CompletedProcess([], -9, "", "")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: killed)
     with pytest.raises(UserError, match="ended by SIGKILL: if this machine ran out of memory"):
-        plans.ask(small(), topology("cpu:8"), compile=True)
+        plans.run_worker(small(), parse_topology("cpu:8"), compile=True)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_a_compiler_that_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_papers_jobs_are_at_its_size(name: str, billions: float) -> None:
     """Tables 5 and 6, 3.1: without the weights being there."""
     config = load_config(name)
-    _, frozen, held = counted(config.model, config.train.only)
+    _, frozen, held = count_parameters(config.model, config.train.only)
     table = config.model.vocab_size * config.model.width
     assert (frozen - table) / 1e9 == pytest.approx(billions, rel=0.001)
     assert held == 2 * frozen

@@ -188,7 +188,7 @@ def test_words_of_another_task_are_refused(tmp_path: Path) -> None:
     train(config("train.steps=1"), tmp_path / "old", quiet=True)
     for given in ("data.task=text", "data.task=copy"):
         with pytest.raises(
-            UserError, match=r"knows the words of data\.task=blocked_walk"
+            UserError, match=r"its vocabulary is that of data\.task=blocked_walk"
         ) as caught:
             load_config("text_fam", [f"init={tmp_path / 'old'}", given])
         assert "\n" not in str(caught.value)
@@ -272,7 +272,7 @@ def test_stacks_that_cannot_start_from_another(
         ("model.stack=lstm model.dropout.hidden=0.1", "no such dropout"),
         ("model.stack=lstm model.arch.pre_norm=false", r"model\.arch\.pre_norm=true"),
         ("model.lora.rank=2 model.lora.dropout=0.1", "has none; set 0"),
-        ("model.arch.learned_positions=true", "distance alone"),
+        ("model.arch.learned_positions=true", "relative positions only"),
         ("data.toy.start_steps=5", r"data\.toy\.concatenate=false"),
         ("model.feedback.composition=tops", "did you mean"),
     ],

@@ -17,7 +17,7 @@ import pytest
 from small import compiled_once, config, make_program, rows  # noqa: F401
 
 from famjax.core.config import Config
-from famjax.core.errors import Stopped, UserError
+from famjax.core.errors import UserError
 from famjax.core.experiment import override
 from famjax.data import lanes
 from famjax.train.checkpoint import Checkpoints
@@ -282,7 +282,7 @@ def test_a_stop_saves_the_steps_since_the_last_checkpoint(
         return found
 
     before = signal.getsignal(signal.SIGINT)
-    for times, error in ((1, Stopped), (2, KeyboardInterrupt)):
+    for times, error in ((1, StopRequested), (2, KeyboardInterrupt)):
         patched = functools.partialmethod(interrupt, times=times)
         monkeypatch.setattr(Session, "run_step", patched)
         run = tmp_path / str(times)

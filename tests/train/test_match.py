@@ -195,13 +195,16 @@ def test_in_bfloat16() -> None:
     [
         (["train.only=all"], "train.match=true trains feature maps alone, train.only=all; set tra"),
         (["train.only=not_maps"], "train.match=true trains feature maps alone, train.only=not_map"),
-        (["data.layout=lanes"], "train.match=true reads each row from an empty memory, which data"),
-        (["train.rsp=0.5"], "train.match=true reads each row from an empty memory, train.rsp=0.5;"),
+        (["data.layout=lanes"], "train.match=true starts each row with an empty memory, data"),
+        (
+            ["train.rsp=0.5"],
+            "train.match=true starts each row with an empty memory, train.rsp=0.5;",
+        ),
         (["train.bptt_segments=2"], "train.match=true reads each row whole, train.bptt_segments=2"),
         (["model.lora.rank=2"], "train.only=maps: adapters are not trained then, model.lora.rank="),
         (["model.mixer=bswa"], "train.only=maps: model.mixer=bswa has no feature maps; give layer"),
         (["model.linear.map=elu"], "train.only=maps: model.linear.map=elu has no weights; take a "),
-        (["init="], "train.match=true: a model from nothing has no attention to match; give init="),
+        (["init="], "train.match=true: random weights have no attention to match; give init="),
     ],
 )
 def test_what_cannot_be_matched(hybrid: Path, more: list[str], said: str) -> None:

@@ -107,11 +107,11 @@ def test_steps_that_are_done_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("profile.steps=12", "profile.steps=12: give two numbers of steps done, such as"),
-        ("profile.steps=a:b", "profile.steps=a:b: give two numbers"),
-        ("profile.steps=-1:3", "profile.steps=-1:3: give two numbers"),
-        ("profile.steps=3:3", "profile.steps=3:3: begins where it ends or later"),
-        ("profile.steps=6:2", "profile.steps=6:2: begins where it ends or later"),
+        ("profile.steps=12", "profile.steps=12: give two step counts, such as"),
+        ("profile.steps=a:b", "profile.steps=a:b: give two step counts"),
+        ("profile.steps=-1:3", "profile.steps=-1:3: give two step counts"),
+        ("profile.steps=3:3", "profile.steps=3:3: must begin before it ends"),
+        ("profile.steps=6:2", "profile.steps=6:2: must begin before it ends"),
         ("profile.steps=6:11", "profile.steps=6:11: ends beyond train.steps=10; take at most 10"),
         ("profile.memory=11", "profile.memory=11: is beyond train.steps=10; take at most 10"),
         ("profile.memory=-1", "profile.memory=-1: must be at least 0"),

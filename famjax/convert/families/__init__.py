@@ -1,4 +1,4 @@
-"""The families of pretrained models: what their config.json says, and where their weights lie.
+"""Families of pretrained models: translation of their config.json and their tensor layouts.
 
 To add one: a file here, a line in `FAMILIES`, a case in tests/convert/test_parity.py.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from famjax.convert.families.common import Family, pattern
+from famjax.convert.families.common import Family, shortest_pattern
 from famjax.convert.families.famjax import FAMJAX
 from famjax.convert.families.gemma import GEMMA, GEMMA2, GEMMA3
 from famjax.convert.families.gpt2 import GPT2
@@ -34,8 +34,8 @@ FAMILIES = {
 }
 
 
-def family(hf: HF) -> Family:
-    """Return the family that a config.json names."""
+def find_family(hf: HF) -> Family:
+    """Return the family of a config.json by its model_type."""
     kind = hf.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise UserError(
@@ -45,34 +45,34 @@ def family(hf: HF) -> Family:
     return FAMILIES[kind]
 
 
-def native(model: ModelConfig, prefer: str = "") -> Family | None:
-    """Return the family of Hugging Face's whose config.json says all of a model, if there is one.
+def native_family(model: ModelConfig, prefer: str = "") -> Family | None:
+    """Return the Hugging Face family that can represent a model exactly, or None.
 
     Args:
-      prefer: a model_type to try first, where several families can say it.
+      prefer: a model_type to try first, if several families can.
     """
     if not set(model.mixer.split(",")) <= {"full", "swa"}:
         return None
-    plain = normal(model)
+    plain = normalize_model(model)
     first = [FAMILIES[prefer]] if prefer in FAMILIES else []
     for found in [*first, *FAMILIES.values()]:
         if found is FAMJAX:
             continue
-        if _says(found, plain):
+        if _represents(found, plain):
             return found
     return None
 
 
-def _says(found: Family, plain: ModelConfig) -> bool:
-    """Return whether a family's config.json says all of a model, every default filled in."""
+def _represents(found: Family, plain: ModelConfig) -> bool:
+    """Return whether a model, normalized, survives a round trip through a family's config.json."""
     try:
-        return normal(found.model(found.write(plain))) == plain
+        return normalize_model(found.model(found.serialize(plain))) == plain
     except UserError:
         return False
 
 
-def normal(model: ModelConfig) -> ModelConfig:
-    """Return the same function with every default filled in, and what it does not use at rest."""
+def normalize_model(model: ModelConfig) -> ModelConfig:
+    """Return a config of the same function with defaults filled in and unused keys reset."""
     default, arch = ModelConfig(), model.arch
     head_dim = model.head_dim or model.width // model.heads
     names = model.mixer.split(",")
@@ -86,16 +86,16 @@ def normal(model: ModelConfig) -> ModelConfig:
     return replace(
         model,
         **{name: getattr(default, name) for name in rest},
-        mixer=pattern([names[i % len(names)] for i in range(model.layers)]),
+        mixer=shortest_pattern([names[i % len(names)] for i in range(model.layers)]),
         kv_heads=model.kv_heads or model.heads,
         head_dim=head_dim,
         mlp_width=model.mlp_width or 4 * model.width,
         rope_base=model.rope_base if arch.rotary_fraction else default.rope_base,
-        arch=_normal_arch(model, head_dim),
+        arch=_normalize_arch(model, head_dim),
     )
 
 
-def _normal_arch(model: ModelConfig, head_dim: int) -> ArchConfig:
+def _normalize_arch(model: ModelConfig, head_dim: int) -> ArchConfig:
     default, arch = ArchConfig(), model.arch
     ramp = ["rope_low", "rope_high", "rope_length"]
     rest = {"none": ["rope_factor", *ramp], "linear": ramp, "llama3": []}[arch.rope_scaling]

@@ -1,4 +1,4 @@
-"""What the families' files share: how config.json speaks of layers, rotary positions and gates."""
+"""Shared by the families: translation of layer types, rotary positions and activations."""
 
 from __future__ import annotations
 
@@ -17,27 +17,26 @@ class Family(NamedTuple):
     """One family of pretrained models.
 
     Attributes:
-      architecture: transformers' class.
-      read: a config.json as a `ModelConfig`. A key that must be there and is not is a `KeyError`.
-      write: the config.json of a model that `read` could have made; what is no part of the model
-        (ids of bos and eos) is the caller's.
-      tensors: the names of that model's parameters.
-      keys: what each key of config.json is to it.
+      architecture: class name in transformers.
+      parse: config.json -> `ModelConfig`. A missing required key is a `KeyError`.
+      serialize: the inverse of `parse`; keys outside the model (bos and eos ids) are the caller's.
+      tensors: config -> layouts of the model's parameters.
+      keys: the known keys of config.json.
     """
 
     architecture: str
-    read: Callable[[HF], ModelConfig]
-    write: Callable[[ModelConfig], HF]
+    parse: Callable[[HF], ModelConfig]
+    serialize: Callable[[ModelConfig], HF]
     tensors: Callable[[ModelConfig], Tensors]
     keys: Keys
 
     def model(self, hf: HF) -> ModelConfig:
-        """Return a config.json as a `ModelConfig`; a `UserError` names a key that rules it out."""
-        return self.read(resolve(hf, self.keys))
+        """Check and parse a config.json; a `UserError` names unsupported keys."""
+        return self.parse(resolve(hf, self.keys))
 
 
-def pattern(names: Sequence[str]) -> str:
-    """Return the shortest pattern of mixers that gives these layers when repeated."""
+def shortest_pattern(names: Sequence[str]) -> str:
+    """Return the shortest pattern of mixers that repeats to these layers."""
     count = len(names)
     for n in range(1, count + 1):
         if count % n == 0 and list(names) == list(names[:n]) * (count // n):
@@ -45,11 +44,11 @@ def pattern(names: Sequence[str]) -> str:
     return ",".join(names[:n])
 
 
-def mixers(hf: HF, default: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of `ModelConfig` that say what each layer sees.
+def parse_mixers(hf: HF, default: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of `ModelConfig` for the layer types.
 
     Args:
-      default: layer types of a config.json from before they were listed in it.
+      default: layer types of an older config.json that does not list them.
     """
     types = hf.get("layer_types") or list(default)
     if len(types) != hf["num_hidden_layers"]:
@@ -69,18 +68,18 @@ def mixers(hf: HF, default: Sequence[str]) -> dict[str, Any]:
         return {"mixer": "full"}
     if not window:
         raise UserError("config.json: layer_types has sliding layers but no sliding_window; set it")
-    return {"mixer": pattern(names), "window": window, "block_len": window}
+    return {"mixer": shortest_pattern(names), "window": window, "block_len": window}
 
 
 def layer_types(model: ModelConfig) -> list[str]:
-    """Return what `mixers` reads."""
+    """Return the layer_types of config.json, the inverse of `parse_mixers`."""
     known = {ours: theirs for theirs, ours in _LAYERS.items()}
     names = model.mixer.split(",")
     return [known[names[i % len(names)]] for i in range(model.layers)]
 
 
-def gate(hf: HF, known: dict[str, str], *keys: str) -> str:
-    """Return our name of the activation that the first of `keys` in the config names."""
+def parse_activation(hf: HF, known: dict[str, str], *keys: str) -> str:
+    """Return our name of the activation in the first of `keys` that the config has."""
     key = next((key for key in keys if hf.get(key)), keys[0])
     kind = hf.get(key) or next(iter(known))
     if kind not in known:
@@ -90,13 +89,13 @@ def gate(hf: HF, known: dict[str, str], *keys: str) -> str:
     return known[kind]
 
 
-# what transformers reads of rope_parameters, by rope_type
+# keys of rope_parameters that transformers uses, by rope_type
 ROPE_USED = {
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
-# and what it does not with these, though others have it
+# keys of other rope types, which have no effect with these
 ROPE_HARMLESS = {
     *("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     *("attention_factor", "beta_fast", "beta_slow", "short_factor", "long_factor"),
@@ -104,48 +103,48 @@ ROPE_HARMLESS = {
 }
 
 
-def rope(hf: HF) -> HF:
-    """Return what a config says of rotary positions: `rope_parameters`, or the older keys.
+def rope_parameters(hf: HF) -> HF:
+    """Return `rope_parameters`, or the older keys.
 
-    As in transformers, `rope_scaling` takes the place of `rope_parameters`.
+    As in transformers, `rope_scaling` overrides `rope_parameters`.
     """
     older = {"rope_theta": hf["rope_theta"]} if hf.get("rope_theta") is not None else {}
     return older | (hf.get("rope_scaling") or hf.get("rope_parameters") or {})
 
 
-def stretched(rope: HF, length: int, partial: bool = False) -> dict[str, Any]:
-    """Return the fields of `ArchConfig` for frequencies that were stretched for longer texts.
+def parse_rope_scaling(rope_parameters: HF, length: int, partial: bool = False) -> dict[str, Any]:
+    """Return the fields of `ArchConfig` for RoPE frequency scaling.
 
     Args:
-      rope: what `rope` found.
-      length: max_position_embeddings, for which a model was trained if `rope` does not say it.
-      partial: of a family that reads `partial_rotary_factor`.
+      rope: from `rope_parameters`.
+      length: max_position_embeddings, the training length if `rope` does not give one.
+      partial: the family supports `partial_rotary_factor`.
     """
-    kind = rope.get("rope_type") or rope.get("type") or "default"
+    kind = rope_parameters.get("rope_type") or rope_parameters.get("type") or "default"
     if kind not in ROPE_USED:
         raise UserError(
             f"config.json: rope_type={kind!r} is not supported (known: {', '.join(ROPE_USED)})"
         )
     known = {"rope_theta", "rope_type", "type", *ROPE_HARMLESS}
-    for name, value in rope.items():
+    for name, value in rope_parameters.items():
         whole = name == "partial_rotary_factor" and (partial or value == 1)
         if name not in known and value is not None and not whole:
             raise UserError(f"config.json: rope_parameters.{name}={value!r} is not supported")
     if kind == "default":
         return {}
     if kind == "linear":
-        return {"rope_scaling": "linear", "rope_factor": rope["factor"]}
+        return {"rope_scaling": "linear", "rope_factor": rope_parameters["factor"]}
     return {
         "rope_scaling": "llama3",
-        "rope_factor": rope["factor"],
-        "rope_low": rope["low_freq_factor"],
-        "rope_high": rope["high_freq_factor"],
-        "rope_length": rope.get("original_max_position_embeddings") or length,
+        "rope_factor": rope_parameters["factor"],
+        "rope_low": rope_parameters["low_freq_factor"],
+        "rope_high": rope_parameters["high_freq_factor"],
+        "rope_length": rope_parameters.get("original_max_position_embeddings") or length,
     }
 
 
-def write_rope(model: ModelConfig) -> HF:
-    """Return `rope_parameters`, the inverse of `rope` and `stretched`."""
+def serialize_rope(model: ModelConfig) -> HF:
+    """Return `rope_parameters`, the inverse of `rope_parameters` and `parse_rope_scaling`."""
     arch: ArchConfig = model.arch
     theta = {"rope_theta": model.rope_base}
     if arch.rope_scaling == "none":

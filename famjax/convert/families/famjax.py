@@ -1,6 +1,6 @@
-"""famjax's own: what no family of Hugging Face's can say, such as memory.
+"""famjax's own family, for models that no Hugging Face family can represent, such as with memory.
 
-The folder takes its PyTorch code along (famjax/export/pytorch).
+The exported folder includes its PyTorch code (famjax/export/pytorch).
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import dataclasses
 from typing import Any
 
 from famjax.convert.families.common import Family
-from famjax.convert.families.keys import HF, REQUIRED, Keys, Refused
-from famjax.convert.tensors import Tensor, Tensors, linear
+from famjax.convert.families.keys import HF, REQUIRED, Keys, UnsupportedKey
+from famjax.convert.tensors import Tensor, Tensors, linear_kernel
 from famjax.core.config import ArchConfig, ModelConfig
 from famjax.core.errors import UserError, nearest
 
-# how a model is computed, which is no part of it; and `tied`, which has a name of Hugging Face's
+# keys of how a model is computed; and `tied`, which is tie_word_embeddings
 _LEFT = ("scan_layers", "remat", "dtype", "tied")
 _FIELDS = [
     field.name
@@ -25,8 +25,8 @@ _KEYS = Keys(
     dict.fromkeys((*_FIELDS, "arch", "tie_word_embeddings"), REQUIRED),
     {
         # its own code
-        "auto_map": Refused((None,), "", lambda value, hf: True),
-        "rope_scaling": Refused((None,), "arch.rope_scaling is what is read"),
+        "auto_map": UnsupportedKey((None,), "", lambda value, hf: True),
+        "rope_scaling": UnsupportedKey((None,), "arch.rope_scaling is what is read"),
     },
     aliases={
         "hidden_size": "width",
@@ -38,19 +38,19 @@ _KEYS = Keys(
 )
 
 
-def read(hf: HF) -> ModelConfig:
+def parse(hf: HF) -> ModelConfig:
     arch: dict[str, Any] = hf["arch"]
     known = {field.name for field in dataclasses.fields(ArchConfig)}
     for name in arch.keys() - known:
         raise UserError(
-            f"config.json: arch.{name} is not known to this famjax{nearest(name, known)}; "
-            "take the famjax that wrote it"
+            f"config.json: arch.{name} is unknown to this version of famjax{nearest(name, known)}; "
+            "use the version that wrote it"
         )
     given = {name: hf[name] for name in _FIELDS}
     return ModelConfig(**given, tied=hf["tie_word_embeddings"], arch=ArchConfig(**arch))
 
 
-def write(model: ModelConfig) -> HF:
+def serialize(model: ModelConfig) -> HF:
     auto = {
         "AutoConfig": "configuration_famjax.FamjaxConfig",
         "AutoModelForCausalLM": "modeling_famjax.FamjaxForCausalLM",
@@ -81,14 +81,16 @@ def tensors(model: ModelConfig) -> Tensors:
         norms |= {"mixer.qkv.post": "attention.post_norm", "mlp.post": "mlp.post_norm"}
     found = {"embedding": Tensor("embed.weight", inputs=1), **_norm(model, "norm", "norm")}
     if not model.tied:
-        found["head.kernel"] = linear("head")
+        found["head.kernel"] = linear_kernel("head")
     if arch.learned_positions:
         found["stack.positions.table"] = Tensor("positions.weight", inputs=1)
     if "fam" in model.mixer.split(","):
         found["stack.prompt"] = Tensor("prompt", inputs=1)
     layer = "layers.{}."
     for ours, theirs in kernels.items():
-        found[f"layer.{ours}.kernel"] = linear(layer + theirs, 2 if ours.endswith("out") else 1)
+        found[f"layer.{ours}.kernel"] = linear_kernel(
+            layer + theirs, 2 if ours.endswith("out") else 1
+        )
     for ours in biased:
         found[f"layer.{ours}.bias"] = Tensor(f"{layer}{kernels[ours]}.bias")
     for ours, theirs in norms.items():
@@ -106,4 +108,4 @@ def _norm(model: ModelConfig, ours: str, theirs: str) -> Tensors:
     return found
 
 
-FAMJAX = Family("FamjaxForCausalLM", read, write, tensors, _KEYS)
+FAMJAX = Family("FamjaxForCausalLM", parse, serialize, tensors, _KEYS)

@@ -7,13 +7,13 @@ from dataclasses import replace
 from famjax.convert.families import llama
 from famjax.convert.families.common import (
     Family,
-    gate,
     layer_types,
-    mixers,
-    stretched,
-    write_rope,
+    parse_activation,
+    parse_mixers,
+    parse_rope_scaling,
+    serialize_rope,
 )
-from famjax.convert.families.keys import HF, NO_WINDOW, Keys, Refused
+from famjax.convert.families.keys import HF, NO_WINDOW, Keys, UnsupportedKey
 from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError
 
@@ -43,13 +43,14 @@ _USED3 = {name: value for name, value in _USED2.items() if name != "attn_logit_s
 _ACT = {"hidden_act": "hidden_activation is read"}
 _KEYS1 = Keys(
     _USED1,
-    NO_WINDOW | {"hidden_activation": Refused((None, "gelu", _TANH), "hidden_act is what is read")},
+    NO_WINDOW
+    | {"hidden_activation": UnsupportedKey((None, "gelu", _TANH), "hidden_act is what is read")},
 )
 _KEYS2 = Keys(_USED2, {}, _ACT)
 _KEYS3 = Keys(
     _USED3,
     {
-        "attn_logit_softcapping": Refused(
+        "attn_logit_softcapping": UnsupportedKey(
             (None,), "transformers itself leaves it out; set it to null"
         )
     },
@@ -57,25 +58,25 @@ _KEYS3 = Keys(
 )
 
 
-def read1(hf: HF) -> ModelConfig:
-    # the first files say hidden_act="gelu" and mean the tanh approximation all the same
+def parse1(hf: HF) -> ModelConfig:
+    # the first releases have hidden_act="gelu" but use the tanh approximation
     known = _GATES | {"gelu": "geglu"}
-    mlp = gate(hf, known, "hidden_act" if hf.get("hidden_act") else "hidden_activation")
-    model = llama.read(hf | {"hidden_act": "silu"})
+    mlp = parse_activation(hf, known, "hidden_act" if hf.get("hidden_act") else "hidden_activation")
+    model = llama.parse(hf | {"hidden_act": "silu"})
     arch = replace(model.arch, norm_plus_one=True, embed_scale=0.0)
     tied = hf.get("tie_word_embeddings", True)
     return replace(model, mlp=mlp, tied=tied, arch=arch)  # type: ignore[arg-type]
 
 
-def write1(model: ModelConfig) -> HF:
-    hf = llama.write(model)
+def serialize1(model: ModelConfig) -> HF:
+    hf = llama.serialize(model)
     del hf["mlp_bias"]
     return hf | {"model_type": "gemma", "hidden_act": "gelu_pytorch_tanh"}
 
 
-def read2(hf: HF) -> ModelConfig:
-    gate(hf, _GATES, "hidden_activation")
-    model = read1(hf)
+def parse2(hf: HF) -> ModelConfig:
+    parse_activation(hf, _GATES, "hidden_activation")
+    model = parse1(hf)
     arch = replace(
         model.arch,
         post_norm=True,
@@ -84,13 +85,13 @@ def read2(hf: HF) -> ModelConfig:
         logit_cap=float(hf.get("final_logit_softcapping") or 0),
     )
     kinds = ("sliding_attention", "full_attention")
-    layers = mixers(hf, [kinds[i % 2] for i in range(model.layers)])
+    layers = parse_mixers(hf, [kinds[i % 2] for i in range(model.layers)])
     return replace(model, arch=arch, **layers)
 
 
-def write2(model: ModelConfig) -> HF:
+def serialize2(model: ModelConfig) -> HF:
     arch = model.arch
-    hf = write1(model)
+    hf = serialize1(model)
     del hf["hidden_act"]
     return hf | {
         "model_type": "gemma2",
@@ -103,7 +104,7 @@ def write2(model: ModelConfig) -> HF:
     }
 
 
-def read3(hf: HF) -> ModelConfig:
+def parse3(hf: HF) -> ModelConfig:
     every = hf.get("sliding_window_pattern") or 6
     kinds = [
         "sliding_attention" if (i + 1) % every else "full_attention"
@@ -112,22 +113,22 @@ def read3(hf: HF) -> ModelConfig:
     whole, local = _ropes(hf)
     base = whole.get("rope_theta", 1_000_000.0)
     flat = {"rope_parameters": whole, "rope_scaling": None, "rope_theta": base}
-    model = read2(hf | flat | {"layer_types": hf.get("layer_types") or kinds})
-    if stretched(local, hf["max_position_embeddings"]):
+    model = parse2(hf | flat | {"layer_types": hf.get("layer_types") or kinds})
+    if parse_rope_scaling(local, hf["max_position_embeddings"]):
         raise UserError(
-            "config.json: rope_parameters.sliding_attention: sliding layers have rope_type=default "
-            f"alone here, not {local.get('rope_type') or local.get('type')!r}"
+            "config.json: rope_parameters.sliding_attention: sliding layers support only "
+            f"rope_type=default, not {local.get('rope_type') or local.get('type')!r}"
         )
     base = local.get("rope_theta", 10_000.0)
     return replace(model, arch=replace(model.arch, qk_norm=True, local_rope_base=float(base)))
 
 
 def _ropes(hf: HF) -> tuple[HF, HF]:
-    """Return what is said of the rotary positions of global layers, and of local ones."""
+    """Return the rope_parameters of global layers, and of local ones."""
     said = hf.get("rope_parameters") or {}
     for name in said.keys() - {"full_attention", "sliding_attention"}:
         raise UserError(
-            f"config.json: rope_parameters.{name} is of no kind of layers; put it under "
+            f"config.json: rope_parameters.{name} is not a layer type; put it under "
             "full_attention or sliding_attention"
         )
     whole = said.get("full_attention") or {"rope_type": "default"}
@@ -137,12 +138,12 @@ def _ropes(hf: HF) -> tuple[HF, HF]:
     return older[0] | whole | (hf.get("rope_scaling") or {}), older[1] | local
 
 
-def write3(model: ModelConfig) -> HF:
+def serialize3(model: ModelConfig) -> HF:
     local = {"rope_type": "default", "rope_theta": model.arch.local_rope_base}
-    both = {"full_attention": write_rope(model), "sliding_attention": local}
-    return write2(model) | {"model_type": "gemma3_text", "rope_parameters": both}
+    both = {"full_attention": serialize_rope(model), "sliding_attention": local}
+    return serialize2(model) | {"model_type": "gemma3_text", "rope_parameters": both}
 
 
-GEMMA = Family("GemmaForCausalLM", read1, write1, llama.tensors, _KEYS1)
-GEMMA2 = Family("Gemma2ForCausalLM", read2, write2, llama.tensors, _KEYS2)
-GEMMA3 = Family("Gemma3ForCausalLM", read3, write3, llama.tensors, _KEYS3)
+GEMMA = Family("GemmaForCausalLM", parse1, serialize1, llama.tensors, _KEYS1)
+GEMMA2 = Family("Gemma2ForCausalLM", parse2, serialize2, llama.tensors, _KEYS2)
+GEMMA3 = Family("Gemma3ForCausalLM", parse3, serialize3, llama.tensors, _KEYS3)

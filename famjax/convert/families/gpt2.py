@@ -1,9 +1,9 @@
-"""GPT-2: learned positions, and maps stored with the inputs first."""
+"""GPT-2: learned positions, and kernels stored as [inputs outputs]."""
 
 from __future__ import annotations
 
-from famjax.convert.families.common import Family, gate
-from famjax.convert.families.keys import HF, NO_WINDOW, REQUIRED, Keys, Refused
+from famjax.convert.families.common import Family, parse_activation
+from famjax.convert.families.keys import HF, NO_WINDOW, REQUIRED, Keys, UnsupportedKey
 from famjax.convert.tensors import Part, Tensor, Tensors
 from famjax.core.config import ArchConfig, ModelConfig
 
@@ -19,8 +19,8 @@ _KEYS = Keys(
     },
     NO_WINDOW
     | {
-        "scale_attn_weights": Refused((True,), _SCORES),
-        "scale_attn_by_inverse_layer_idx": Refused((None, False), _SCORES),
+        "scale_attn_weights": UnsupportedKey((True,), _SCORES),
+        "scale_attn_by_inverse_layer_idx": UnsupportedKey((None, False), _SCORES),
     },
     {
         "reorder_and_upcast_attn": "the same sums in float32",
@@ -46,7 +46,7 @@ _KEYS = Keys(
 )
 
 
-def read(hf: HF) -> ModelConfig:
+def parse(hf: HF) -> ModelConfig:
     width, heads = hf["n_embd"], hf["n_head"]
     return ModelConfig(
         vocab_size=hf["vocab_size"],
@@ -56,7 +56,7 @@ def read(hf: HF) -> ModelConfig:
         kv_heads=heads,
         head_dim=width // heads,
         mlp_width=hf.get("n_inner") or 4 * width,
-        mlp=gate(hf, _GATES, "activation_function"),  # type: ignore[arg-type]
+        mlp=parse_activation(hf, _GATES, "activation_function"),  # type: ignore[arg-type]
         norm="layernorm",
         tied=hf.get("tie_word_embeddings", True),
         mixer="full",
@@ -73,7 +73,7 @@ def read(hf: HF) -> ModelConfig:
     )
 
 
-def write(model: ModelConfig) -> HF:
+def serialize(model: ModelConfig) -> HF:
     return {
         "model_type": "gpt2",
         "vocab_size": model.vocab_size,
@@ -97,7 +97,7 @@ def tensors(model: ModelConfig) -> Tensors:
         "norm.bias": Tensor("transformer.ln_f.bias"),
     }
     if not model.tied:
-        found["head.kernel"] = Tensor("lm_head.weight", 1, turned=True)
+        found["head.kernel"] = Tensor("lm_head.weight", 1, transposed=True)
     for ours, theirs in (("mixer.qkv.norm", "ln_1"), ("mlp.norm", "ln_2")):
         found[f"layer.{ours}.scale"] = Tensor(f"{layer}{theirs}.weight")
         found[f"layer.{ours}.bias"] = Tensor(f"{layer}{theirs}.bias")
@@ -112,4 +112,4 @@ def tensors(model: ModelConfig) -> Tensors:
     return found
 
 
-GPT2 = Family("GPT2LMHeadModel", read, write, tensors, _KEYS)
+GPT2 = Family("GPT2LMHeadModel", parse, serialize, tensors, _KEYS)

@@ -1,13 +1,19 @@
-"""GPT-NeoX and Pythia: parallel residual, partly rotated heads, queries, keys and values in one."""
+"""GPT-NeoX and Pythia: parallel residual, partial rotary positions, fused queries, keys, values."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from famjax.convert.families.common import Family, gate, rope, stretched, write_rope
-from famjax.convert.families.keys import HF, NO_WINDOW, Keys, Refused
+from famjax.convert.families.common import (
+    Family,
+    parse_activation,
+    parse_rope_scaling,
+    rope_parameters,
+    serialize_rope,
+)
+from famjax.convert.families.keys import HF, NO_WINDOW, Keys, UnsupportedKey
 from famjax.convert.families.llama import SHAPE
-from famjax.convert.tensors import Part, Tensor, Tensors, linear
+from famjax.convert.tensors import Part, Tensor, Tensors, linear_kernel
 from famjax.core.config import ArchConfig, ModelConfig
 
 _GATES = {
@@ -18,7 +24,7 @@ _GATES = {
 }
 
 
-def _whole_width(size: Any, hf: HF) -> bool:
+def _is_full_width(size: Any, hf: HF) -> bool:
     heads, width = hf.get("num_attention_heads"), hf.get("hidden_size")
     return bool(heads and width and size == width // heads)
 
@@ -36,15 +42,15 @@ _USED = SHAPE | {
 }
 _KEYS = Keys(
     _USED,
-    NO_WINDOW | {"head_dim": Refused((None,), "heads share the width", _whole_width)},
+    NO_WINDOW | {"head_dim": UnsupportedKey((None,), "heads share the width", _is_full_width)},
     {"is_decoder": "causal either way", "num_key_value_heads": "as many as heads"},
 )
 
 
-def read(hf: HF) -> ModelConfig:
+def parse(hf: HF) -> ModelConfig:
     heads, width = hf["num_attention_heads"], hf["hidden_size"]
     older = {"rope_theta": hf.get("rotary_emb_base"), "partial_rotary_factor": hf.get("rotary_pct")}
-    said = {name: value for name, value in older.items() if value is not None} | rope(hf)
+    said = {name: value for name, value in older.items() if value is not None} | rope_parameters(hf)
     share = float(said.get("partial_rotary_factor", 0.25))
     base = float(said.get("rope_theta", 10_000.0))
     bias = hf.get("attention_bias", True)
@@ -56,7 +62,7 @@ def read(hf: HF) -> ModelConfig:
         kv_heads=heads,
         head_dim=width // heads,
         mlp_width=hf["intermediate_size"],
-        mlp=gate(hf, _GATES, "hidden_act"),  # type: ignore[arg-type]
+        mlp=parse_activation(hf, _GATES, "hidden_act"),  # type: ignore[arg-type]
         norm="layernorm",
         tied=hf.get("tie_word_embeddings", False),
         mixer="full",
@@ -70,12 +76,12 @@ def read(hf: HF) -> ModelConfig:
             mlp_bias=True,
             parallel=hf.get("use_parallel_residual", True),
             rotary_fraction=share,
-            **stretched(said, hf["max_position_embeddings"], partial=True),
+            **parse_rope_scaling(said, hf["max_position_embeddings"], partial=True),
         ),
     )
 
 
-def write(model: ModelConfig) -> HF:
+def serialize(model: ModelConfig) -> HF:
     arch = model.arch
     return {
         "model_type": "gpt_neox",
@@ -91,7 +97,7 @@ def write(model: ModelConfig) -> HF:
         "attention_bias": arch.qkv_bias,
         "use_parallel_residual": arch.parallel,
         "rotary_pct": arch.rotary_fraction,
-        "rope_parameters": write_rope(model) | {"partial_rotary_factor": arch.rotary_fraction},
+        "rope_parameters": serialize_rope(model) | {"partial_rotary_factor": arch.rotary_fraction},
     }
 
 
@@ -103,7 +109,7 @@ def tensors(model: ModelConfig) -> Tensors:
         "norm.bias": Tensor("gpt_neox.final_layer_norm.bias"),
     }
     if not model.tied:
-        found["head.kernel"] = linear("embed_out")
+        found["head.kernel"] = linear_kernel("embed_out")
     for ours, theirs in (
         ("mixer.qkv.norm", "input_layernorm"),
         ("mlp.norm", "post_attention_layernorm"),
@@ -117,13 +123,13 @@ def tensors(model: ModelConfig) -> Tensors:
         found[f"layer.mixer.qkv.{ours}.kernel"] = Tensor(f"{fused}.weight", 1, True, part)
         if model.arch.qkv_bias:
             found[f"layer.mixer.qkv.{ours}.bias"] = Tensor(f"{fused}.bias", part=part)
-    found["layer.mixer.qkv.out.kernel"] = linear(f"{layer}attention.dense", 2)
+    found["layer.mixer.qkv.out.kernel"] = linear_kernel(f"{layer}attention.dense", 2)
     if model.arch.out_bias:
         found["layer.mixer.qkv.out.bias"] = Tensor(f"{layer}attention.dense.bias")
     for ours, theirs in (("up", "dense_h_to_4h"), ("down", "dense_4h_to_h")):
-        found[f"layer.mlp.{ours}.kernel"] = linear(f"{layer}mlp.{theirs}")
+        found[f"layer.mlp.{ours}.kernel"] = linear_kernel(f"{layer}mlp.{theirs}")
         found[f"layer.mlp.{ours}.bias"] = Tensor(f"{layer}mlp.{theirs}.bias")
     return found
 
 
-GPT_NEOX = Family("GPTNeoXForCausalLM", read, write, tensors, _KEYS)
+GPT_NEOX = Family("GPTNeoXForCausalLM", parse, serialize, tensors, _KEYS)

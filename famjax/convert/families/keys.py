@@ -1,7 +1,7 @@
-"""Every key of config.json: used, harmless, or refused where it is set to what famjax cannot do.
+"""The keys of config.json: used, harmless, or an error if set to what famjax does not support.
 
-transformers keeps any key and a few of them make another model, such as one whose attention is not
-causal. tests/convert/test_keys.py holds these lists against the classes of the installed version.
+transformers keeps any key, and some of them change the model, for example to attention that is not
+causal. tests/convert/test_keys.py compares these lists with the installed version's classes.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ HF = dict[str, Any]
 
 
 class Required:
-    """The default of a key that must be there."""
+    """The default of a required key."""
 
 
 REQUIRED = Required()
 
 
-class Refused(NamedTuple):
-    """A key whose other values make a model that famjax does not have.
+class UnsupportedKey(NamedTuple):
+    """A key with values that famjax does not support.
 
     Attributes:
-      neutral: the values that change nothing.
-      why: what is not supported, for the user.
-      allowed: (value, the whole config.json) -> whether it changes nothing after all.
+      neutral: the values without effect.
+      why: what is not supported, for the error message.
+      allowed: (value, the whole config.json) -> whether another value has no effect either.
     """
 
     neutral: tuple[Any, ...]
@@ -39,65 +39,65 @@ class Keys(NamedTuple):
     """The keys of a family.
 
     Attributes:
-      used: what `Family.read` reads, and the value that a key has which is not there.
-      refused: those of this family; `REFUSED` has those of all.
-      harmless: why each changes nothing; `HARMLESS` has those of all.
-      aliases: another name of a key, and the key; given both, transformers takes the former's.
+      used: the keys of `Family.parse` with their defaults.
+      unsupported: of this family; `UNSUPPORTED` has those of all.
+      harmless: why each has no effect; `HARMLESS` has those of all.
+      aliases: alias -> key; if both are given, transformers takes the alias.
     """
 
     used: Mapping[str, Any]
-    refused: Mapping[str, Refused] = {}
+    unsupported: Mapping[str, UnsupportedKey] = {}
     harmless: Mapping[str, str] = {}
     aliases: Mapping[str, str] = {}
 
 
-def _no_code_of_a_model(value: Any, hf: HF) -> bool:
+def _has_no_model_code(value: Any, hf: HF) -> bool:
     kinds = ("AutoTokenizer", "AutoProcessor", "AutoImageProcessor", "AutoFeatureExtractor")
     return isinstance(value, dict) and set(value) <= set(kinds)
 
 
-def every_layer_full(value: Any, hf: HF) -> bool:
-    """Return whether layer_types says what a family without it does."""
+def all_layers_full(value: Any, hf: HF) -> bool:
+    """Return whether all layer_types are full attention."""
     return isinstance(value, list) and set(value) <= {"full_attention"}
 
 
 _OFF = (None, False)
 _WINDOW = "this family has no sliding windows"
-REFUSED = {
-    "quantization_config": Refused((None,), "take the model as it was before quantization"),
-    "compression_config": Refused((None,), "take the model as it was before compression"),
-    "auto_map": Refused(
+UNSUPPORTED = {
+    "quantization_config": UnsupportedKey((None,), "take the model as it was before quantization"),
+    "compression_config": UnsupportedKey((None,), "take the model as it was before compression"),
+    "auto_map": UnsupportedKey(
         (None, {}),
-        "the model has code of its own, which is not read; if its layers are the family's all the "
-        "same, remove the key",
-        _no_code_of_a_model,
+        "the model has its own code, which is not run; if its layers are the family's anyway, "
+        "remove the key",
+        _has_no_model_code,
     ),
-    "per_layer_config": Refused((None, {}), "all layers have one shape here"),
-    "use_bidirectional_attention": Refused(_OFF, "attention is causal here"),
-    "is_causal": Refused((None, True), "attention is causal here"),
-    "is_encoder_decoder": Refused(_OFF, "there are decoders alone here"),
-    "tie_encoder_decoder": Refused(_OFF, "there are decoders alone here"),
-    "add_cross_attention": Refused(_OFF, "there are decoders alone here"),
-    "cross_attention_hidden_size": Refused((None,), "there are decoders alone here"),
-    "pruned_heads": Refused((None, {}, []), "all layers have as many heads here"),
-    "attention_chunk_size": Refused((None,), "chunked attention is another"),
-    "partial_rotary_factor": Refused((None, 1), "this family rotates whole heads"),
-    "rope_interleaved": Refused(_OFF, "halves of a head are rotated, not neighbours"),
-    "use_mrope": Refused(_OFF, "positions have one axis here"),
+    "per_layer_config": UnsupportedKey((None, {}), "all layers have the same shape here"),
+    "use_bidirectional_attention": UnsupportedKey(_OFF, "attention is causal here"),
+    "is_causal": UnsupportedKey((None, True), "attention is causal here"),
+    "is_encoder_decoder": UnsupportedKey(_OFF, "only decoders are supported"),
+    "tie_encoder_decoder": UnsupportedKey(_OFF, "only decoders are supported"),
+    "add_cross_attention": UnsupportedKey(_OFF, "only decoders are supported"),
+    "cross_attention_hidden_size": UnsupportedKey((None,), "only decoders are supported"),
+    "pruned_heads": UnsupportedKey((None, {}, []), "all layers have the same heads here"),
+    "attention_chunk_size": UnsupportedKey((None,), "chunked attention is not supported"),
+    "partial_rotary_factor": UnsupportedKey((None, 1), "this family rotates whole heads"),
+    "rope_interleaved": UnsupportedKey(_OFF, "rotated pairs are halves of a head, not neighbours"),
+    "use_mrope": UnsupportedKey(_OFF, "positions have one axis here"),
 }
-# of families whose layers all attend to everything
+# of families with full attention in all layers
 NO_WINDOW = {
-    "sliding_window": Refused((None,), _WINDOW),
-    "use_sliding_window": Refused(_OFF, _WINDOW),
-    "layer_types": Refused((None,), _WINDOW, every_layer_full),
+    "sliding_window": UnsupportedKey((None,), _WINDOW),
+    "use_sliding_window": UnsupportedKey(_OFF, _WINDOW),
+    "layer_types": UnsupportedKey((None,), _WINDOW, all_layers_full),
 }
 
 
-def _because(reasons: Mapping[str, str]) -> dict[str, str]:
+def _invert(reasons: Mapping[str, str]) -> dict[str, str]:
     return {name: why for why, names in reasons.items() for name in names.split()}
 
 
-HARMLESS = _because(
+HARMLESS = _invert(
     {
         "says what it is": "model_type architectures _name_or_path name_or_path _commit_hash "
         "transformers_version transformers.js_config is_llama_config unsloth_version unsloth_fixed",
@@ -135,16 +135,16 @@ HARMLESS = _because(
 
 
 def resolve(hf: HF, keys: Keys) -> HF:
-    """Return the keys that a family reads, those that are not there with their defaults.
+    """Return the keys that a family uses, missing ones with their defaults.
 
     Raises:
-      UserError: a key that famjax does not read makes another model.
-      KeyError: a key that must be there is not.
+      UserError: an unsupported key changes the model.
+      KeyError: a required key is missing.
     """
     for other, name in keys.aliases.items():
         if other in hf:
             hf = hf | {name: hf[other]}
-    for name, refused in (REFUSED | dict(keys.refused)).items():
+    for name, refused in (UNSUPPORTED | dict(keys.unsupported)).items():
         value = hf.get(name)
         if name in keys.used or name not in hf or value in refused.neutral:
             continue
@@ -160,9 +160,9 @@ def resolve(hf: HF, keys: Keys) -> HF:
     return found
 
 
-def unknown(hf: HF, keys: Keys) -> list[str]:
-    """Return the keys of which nothing is known and that are set to something."""
-    known = {*keys.used, *keys.refused, *keys.harmless, *keys.aliases, *REFUSED, *HARMLESS}
+def find_unknown_keys(hf: HF, keys: Keys) -> list[str]:
+    """Return the unknown keys that are set."""
+    known = {*keys.used, *keys.unsupported, *keys.harmless, *keys.aliases, *UNSUPPORTED, *HARMLESS}
     return sorted(
         name for name, value in hf.items() if name not in known and value not in (None, False)
     )

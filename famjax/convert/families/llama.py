@@ -1,10 +1,16 @@
-"""Llama 2 and 3, SmolLM, and the shape that most others took over."""
+"""Llama 2 and 3, SmolLM, and the layout that most other families share."""
 
 from __future__ import annotations
 
-from famjax.convert.families.common import Family, gate, rope, stretched, write_rope
+from famjax.convert.families.common import (
+    Family,
+    parse_activation,
+    parse_rope_scaling,
+    rope_parameters,
+    serialize_rope,
+)
 from famjax.convert.families.keys import HF, NO_WINDOW, REQUIRED, Keys
-from famjax.convert.tensors import Tensor, Tensors, linear
+from famjax.convert.tensors import Tensor, Tensors, linear_kernel
 from famjax.core.config import ArchConfig, ModelConfig
 
 SHAPE = dict.fromkeys(
@@ -32,7 +38,7 @@ USED = {
 BIASES = {"attention_bias": False, "mlp_bias": False}
 
 
-def read(hf: HF) -> ModelConfig:
+def parse(hf: HF) -> ModelConfig:
     heads = hf["num_attention_heads"]
     bias = hf.get("attention_bias", False)
     return ModelConfig(
@@ -43,23 +49,23 @@ def read(hf: HF) -> ModelConfig:
         kv_heads=hf.get("num_key_value_heads") or heads,
         head_dim=hf.get("head_dim") or hf["hidden_size"] // heads,
         mlp_width=hf["intermediate_size"],
-        mlp=gate(hf, {"silu": "swiglu"}, "hidden_act"),  # type: ignore[arg-type]
+        mlp=parse_activation(hf, {"silu": "swiglu"}, "hidden_act"),  # type: ignore[arg-type]
         tied=hf.get("tie_word_embeddings", False),
         mixer="full",
         capacity=hf["max_position_embeddings"],
-        rope_base=rope(hf).get("rope_theta", 10_000.0),
+        rope_base=rope_parameters(hf).get("rope_theta", 10_000.0),
         arch=ArchConfig(
             norm_eps=hf.get("rms_norm_eps", 1e-6),
             embed_scale=1.0,
             qkv_bias=bias,
             out_bias=bias,
             mlp_bias=hf.get("mlp_bias", False),
-            **stretched(rope(hf), hf["max_position_embeddings"]),
+            **parse_rope_scaling(rope_parameters(hf), hf["max_position_embeddings"]),
         ),
     )
 
 
-def write(model: ModelConfig) -> HF:
+def serialize(model: ModelConfig) -> HF:
     arch = model.arch
     return {
         "model_type": "llama",
@@ -76,7 +82,7 @@ def write(model: ModelConfig) -> HF:
         "rms_norm_eps": arch.norm_eps,
         "attention_bias": arch.qkv_bias,
         "mlp_bias": arch.mlp_bias,
-        "rope_parameters": write_rope(model),
+        "rope_parameters": serialize_rope(model),
     }
 
 
@@ -112,9 +118,11 @@ def tensors(model: ModelConfig) -> Tensors:
         "norm.scale": Tensor("model.norm.weight"),
     }
     if not model.tied:
-        found["head.kernel"] = linear("lm_head")
+        found["head.kernel"] = linear_kernel("lm_head")
     for ours, theirs in kernels.items():
-        found[f"layer.{ours}.kernel"] = linear(layer + theirs, 2 if ours.endswith("out") else 1)
+        found[f"layer.{ours}.kernel"] = linear_kernel(
+            layer + theirs, 2 if ours.endswith("out") else 1
+        )
     for ours, theirs in norms.items():
         found[f"layer.{ours}.scale"] = Tensor(f"{layer}{theirs}.weight")
     for ours in biases:
@@ -122,4 +130,4 @@ def tensors(model: ModelConfig) -> Tensors:
     return found
 
 
-LLAMA = Family("LlamaForCausalLM", read, write, tensors, Keys(USED | BIASES, NO_WINDOW))
+LLAMA = Family("LlamaForCausalLM", parse, serialize, tensors, Keys(USED | BIASES, NO_WINDOW))

@@ -1,4 +1,4 @@
-"""Mistral: a Llama whose layers may all see a token window."""
+"""Mistral: a Llama with optional sliding-window attention in all layers."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from typing import Any
 
 from famjax.convert.families import llama
 from famjax.convert.families.common import Family
-from famjax.convert.families.keys import HF, Keys, Refused
+from famjax.convert.families.keys import HF, Keys, UnsupportedKey
 from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError
 
 
-def _every_layer_alike(types: Any, hf: HF) -> bool:
+def _all_layers_alike(types: Any, hf: HF) -> bool:
     kind = "sliding_attention" if hf.get("sliding_window", 4096) else "full_attention"
     return isinstance(types, list) and set(types) <= {kind}
 
 
 _KEYS = Keys(
     llama.USED | {"num_key_value_heads": 8, "sliding_window": 4096},
-    {"layer_types": Refused((None,), "all its layers see one window", _every_layer_alike)},
+    {"layer_types": UnsupportedKey((None,), "all its layers see one window", _all_layers_alike)},
 )
 
 
-def read(hf: HF) -> ModelConfig:
-    model = llama.read(hf)
+def parse(hf: HF) -> ModelConfig:
+    model = llama.parse(hf)
     window = hf.get("sliding_window")
     if window is not None and window < 1:
-        raise UserError(f"config.json: sliding_window={window} is no window; set it to null")
+        raise UserError(f"config.json: sliding_window={window}: must be at least 1, or null")
     if window and window < model.capacity:
         return replace(model, mixer="swa", window=window, block_len=window)
     return model
 
 
-def write(model: ModelConfig) -> HF:
-    hf = llama.write(model)
+def serialize(model: ModelConfig) -> HF:
+    hf = llama.serialize(model)
     del hf["attention_bias"], hf["mlp_bias"]
     window = model.window if model.mixer == "swa" else None
     return hf | {"model_type": "mistral", "sliding_window": window}
 
 
-MISTRAL = Family("MistralForCausalLM", read, write, llama.tensors, _KEYS)
+MISTRAL = Family("MistralForCausalLM", parse, serialize, llama.tensors, _KEYS)

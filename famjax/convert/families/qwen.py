@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from famjax.convert.families import llama
-from famjax.convert.families.common import Family, layer_types, mixers
+from famjax.convert.families.common import Family, layer_types, parse_mixers
 from famjax.convert.families.keys import HF, Keys
 from famjax.core.config import ModelConfig
 
@@ -20,15 +20,15 @@ _USED2 = llama.USED | _WINDOWS | {"num_key_value_heads": 32}
 _USED3 = _USED2 | {"head_dim": 128, "attention_bias": False}
 
 
-def _layers(hf: HF) -> dict[str, Any]:
-    """Return what the layers see: the first `max_window_layers` everything, the others a window."""
+def _parse_layers(hf: HF) -> dict[str, Any]:
+    """Return the mixers: full attention in the first `max_window_layers`, then sliding windows."""
     layers, whole = hf["num_hidden_layers"], hf.get("max_window_layers", 28)
     if not hf.get("use_sliding_window"):
         hf = hf | {"sliding_window": None}
     if hf.get("sliding_window") is None:
         whole = layers
     whole = min(max(whole, 0), layers)
-    return mixers(hf, ["full_attention"] * whole + ["sliding_attention"] * (layers - whole))
+    return parse_mixers(hf, ["full_attention"] * whole + ["sliding_attention"] * (layers - whole))
 
 
 def _write_layers(model: ModelConfig) -> HF:
@@ -42,28 +42,28 @@ def _write_layers(model: ModelConfig) -> HF:
     }
 
 
-def read2(hf: HF) -> ModelConfig:
-    model = llama.read(hf)
+def parse2(hf: HF) -> ModelConfig:
+    model = llama.parse(hf)
     arch = replace(model.arch, qkv_bias=True, out_bias=False)
-    return replace(model, arch=arch, **_layers(hf))
+    return replace(model, arch=arch, **_parse_layers(hf))
 
 
-def write2(model: ModelConfig) -> HF:
-    hf = llama.write(model) | _write_layers(model)
+def serialize2(model: ModelConfig) -> HF:
+    hf = llama.serialize(model) | _write_layers(model)
     del hf["attention_bias"], hf["mlp_bias"]
     return hf | {"model_type": "qwen2"}
 
 
-def read3(hf: HF) -> ModelConfig:
-    model = llama.read(hf)
-    return replace(model, arch=replace(model.arch, qk_norm=True), **_layers(hf))
+def parse3(hf: HF) -> ModelConfig:
+    model = llama.parse(hf)
+    return replace(model, arch=replace(model.arch, qk_norm=True), **_parse_layers(hf))
 
 
-def write3(model: ModelConfig) -> HF:
-    hf = llama.write(model) | _write_layers(model)
+def serialize3(model: ModelConfig) -> HF:
+    hf = llama.serialize(model) | _write_layers(model)
     del hf["mlp_bias"]
     return hf | {"model_type": "qwen3"}
 
 
-QWEN2 = Family("Qwen2ForCausalLM", read2, write2, llama.tensors, Keys(_USED2))
-QWEN3 = Family("Qwen3ForCausalLM", read3, write3, llama.tensors, Keys(_USED3))
+QWEN2 = Family("Qwen2ForCausalLM", parse2, serialize2, llama.tensors, Keys(_USED2))
+QWEN3 = Family("Qwen3ForCausalLM", parse3, serialize3, llama.tensors, Keys(_USED3))
