@@ -17,7 +17,7 @@ import pytest
 from small import compiled_once, config, make_program, rows  # noqa: F401
 
 from famjax.core.config import Config
-from famjax.core.errors import UserError
+from famjax.core.errors import StopRequested, UserError
 from famjax.core.experiment import override
 from famjax.data import lanes
 from famjax.train.checkpoint import Checkpoints
