@@ -2,6 +2,7 @@
 # make demo-full  the same with BSWA M0 to M12 and a million tokens; 20 minutes
 # make demo-finetune  give a pretrained model a memory and finetune it with LoRA; 5 minutes
 # make test       the quick tests; make test-slow: those that take minutes each
+# make test-mutants  deliberate bugs, each of which the tests must catch
 # make tour       the README's five minutes at tiny sizes, in an environment without extras
 # make docs       build the documentation site in site/; a broken link is an error
 # make lint types the other checks of CI
@@ -14,7 +15,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PLAIN := .venv-plain
 
-.PHONY: demo demo-full demo-finetune test test-slow tour docs lint types clean
+.PHONY: demo demo-full demo-finetune test test-slow test-mutants tour docs lint types clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m famjax.demo
@@ -28,6 +29,9 @@ demo-finetune: $(VENV)/.installed
 # two processes, one test file each: most of the time is compilation, on one core
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-mutants: $(VENV)/.installed-dev
+	$(BIN)/python tests/mutants.py
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest --slow -m slow --timeout 3600

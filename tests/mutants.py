@@ -1,0 +1,229 @@
+"""A mutation run: deliberate bugs, each of which the tests named beside it must catch.
+
+    python tests/mutants.py            # `make test-mutants`: all of them, in a copy of the sources
+    python tests/mutants.py fam lora   # those whose name has one of these words
+
+A bug that survives ends the run with status 1. `tests/test_mutants.py` checks, quickly, that each
+still applies to the sources.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+STREAM, LANES = "tests/contracts/test_stream.py", "tests/contracts/test_lanes.py"
+
+
+class Mutant(NamedTuple):
+    """A bug.
+
+    Attributes:
+      name: what it is.
+      path: of the file in famjax/.
+      good, bad: text that occurs once, and what replaces it.
+      tests: arguments of pytest; at least one test must fail.
+    """
+
+    name: str
+    path: str
+    good: str
+    bad: str
+    tests: str
+
+
+MUTANTS = (
+    Mutant(
+        "attention: scores are not divided by sqrt(e)",
+        "ops/attention.py",
+        '"...tgre,...sge->...grts", q, k, preferred_element_type=acc_dtype) * e**-0.5',
+        '"...tgre,...sge->...grts", q, k, preferred_element_type=acc_dtype)',
+        f"{STREAM} -k transcription",
+    ),
+    Mutant(
+        "rotary: pairs are rotated the other way",
+        "ops/rotary.py",
+        "(x1 * cos - x2 * sin, x2 * cos + x1 * sin, rest)",
+        "(x1 * cos + x2 * sin, x2 * cos - x1 * sin, rest)",
+        f"{STREAM} -k transcription",
+    ),
+    Mutant(
+        "rotary: far positions lose their highest digits",
+        "ops/rotary.py",
+        "_DIGITS, _BITS = 8, 4",
+        "_DIGITS, _BITS = 4, 4",
+        "tests/contracts/test_numerics.py -k precision",
+    ),
+    Mutant(
+        "window: keys of memory segments stay in their own frame",
+        "mixers/window.py",
+        "shift = jnp.broadcast_to(-w * distance[:, None], (m, w))",
+        "shift = jnp.broadcast_to(0 * distance[:, None], (m, w))",
+        f"{STREAM} -k transcription",
+    ),
+    Mutant(
+        "window: a block sees segments of the document before",
+        "mixers/window.py",
+        "blocks.blocks_since_reset(state.blocks)[..., None] >= distance",
+        "blocks.blocks_since_reset(state.blocks)[..., None] >= 0 * distance",
+        f"{STREAM} -k transcription",
+    ),
+    Mutant(
+        "fam: the first residual is the prompt",
+        "mixers/fam.py",
+        "residual = select_rows(updates > 0, fam, jnp.zeros_like(fam))",
+        "residual = fam",
+        f"{STREAM} -k transcription",
+    ),
+    Mutant(
+        "fam: queries and keys one position late",
+        "mixers/fam.py",
+        "positions = jnp.arange(-self.fam_len, 0)",
+        "positions = jnp.arange(-self.fam_len, 0) + 1",
+        f"{STREAM} -k transcription",
+    ),
+    Mutant(
+        "fam: a document starts with the window of the one before",
+        "mixers/fam.py",
+        "return saved._replace(window=fresh.window)",
+        "return saved",
+        "tests/train/test_step.py",
+    ),
+    Mutant(
+        "linear: sums are not carried within a document",
+        "ops/linear_attention.py",
+        "return Sums(s + _einsum_acc32",
+        "return Sums(_einsum_acc32",
+        "tests/ops/test_linear_attention.py tests/contracts/test_sharded.py",
+    ),
+    Mutant(
+        "linear: softmax without its denominator",
+        "ops/linear_attention.py",
+        "return num / jnp.maximum(den, EPS)[..., None]",
+        "return num",
+        f"{STREAM} -k transcription",
+    ),
+    Mutant(
+        "adaptive span: the mask fades too early",
+        "ops/relative.py",
+        "(ramp + span[:, None] - distance) / ramp",
+        "(span[:, None] - distance) / ramp",
+        "tests/stacks/test_feedback.py",
+    ),
+    Mutant(
+        "lora: alpha is multiplied by the rank",
+        "layers/lora.py",
+        "return alpha / (config.rank**0.5 if config.rs else config.rank)",
+        "return alpha * (config.rank**0.5 if config.rs else config.rank)",
+        "tests/train/test_lora.py",
+    ),
+    Mutant(
+        "step: the carried memory has a gradient",
+        "train/step.py",
+        "return total, (jax.lax.stop_gradient(memory), sums)",
+        "return total + sum(a.sum() for a in jax.tree.leaves(memory) if a.dtype == total.dtype), "
+        "(memory, sums)",
+        "tests/train/test_step.py",
+    ),
+    Mutant(
+        "step: parts of a batch are averaged, not summed",
+        "train/step.py",
+        "return jax.tree.map(jnp.add, total, (grads, sums)), memory",
+        "return jax.tree.map(lambda a, b: (a + b) / 2, total, (grads, sums)), memory",
+        "tests/train/test_step.py",
+    ),
+    Mutant(
+        "objective: a memory is passed at the first step",
+        "train/objective.py",
+        "jax.random.bernoulli(key, train.rsp * ramp) & (step > 0)",
+        "jax.random.bernoulli(key, train.rsp * ramp)",
+        "tests/train/test_step.py",
+    ),
+    Mutant(
+        "objective: the loss ignores the weights of tokens",
+        "train/objective.py",
+        '"loss": nats * weights,',
+        '"loss": nats,',
+        "tests/train/test_step.py",
+    ),
+    Mutant(
+        "data: the last token of a document is predicted from nothing",
+        "data/lanes.py",
+        "count = len(span.tokens) - span.last",
+        "count = len(span.tokens)",
+        "tests/data/test_lanes.py",
+    ),
+    Mutant(
+        "data: documents start inside a block",
+        "data/lanes.py",
+        "at += -at % self._block_len",
+        "at += 0",
+        "tests/data/test_lanes.py",
+    ),
+    Mutant(
+        "optimizer: no rise of the learning rate",
+        "train/optimizers.py",
+        "optax.linear_schedule(0.0 if warmup else rate, rate, max(warmup, 1))",
+        "optax.linear_schedule(rate, rate, max(warmup, 1))",
+        "tests/train/test_optimizers.py",
+    ),
+    Mutant(
+        "resume: the step after a checkpoint is made twice",
+        "train/resume.py",
+        "session.step = session.saved = step",
+        "session.step = session.saved = step - 1",
+        "tests/train/test_old_runs.py",
+    ),
+)
+
+
+def run(mutant: Mutant, home: Path) -> tuple[bool, float]:
+    """Return whether the tests caught a bug in the copy at `home`, and the seconds it took."""
+    path = home / "famjax" / mutant.path
+    source, start = path.read_text(), time.monotonic()
+    path.write_text(source.replace(mutant.good, mutant.bad))
+    try:
+        argv = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+        environment = {**os.environ, "PYTHONPATH": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
+        status = subprocess.run(
+            [*argv, *mutant.tests.split()],
+            cwd=home,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        ).returncode
+    finally:
+        path.write_text(source)
+    # 1: tests failed. Anything else, such as no test collected, is no catch.
+    return status == 1, time.monotonic() - start
+
+
+def main(words: list[str]) -> int:
+    wanted = [m for m in MUTANTS if not words or any(word in m.name for word in words)]
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
+    alive = 0
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        for name in ("famjax", "tests", "configs", "data"):
+            shutil.copytree(ROOT / name, home / name)
+        for name in ("pyproject.toml", "README.md"):
+            shutil.copy(ROOT / name, home)
+        for number, mutant in enumerate(wanted, 1):
+            print(f"{number}/{len(wanted)} {mutant.name}: ", end="", flush=True)
+            is_caught, seconds = run(mutant, home)
+            alive += not is_caught
+            print(f"{'caught' if is_caught else 'SURVIVED'}, {seconds:.0f} s", flush=True)
+    print(f"mutants: {len(wanted) - alive} of {len(wanted)} caught")
+    return min(alive, 1)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
