@@ -1,0 +1,57 @@
+"""Training learns, and the memory carries what it learns: accuracies, not only equal numbers.
+
+A document is a letter, a run of dots over several blocks, a question mark; then the letter is asked
+for. Without memory segments only the FAM can know it: guessing gets 1 in 8.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from famjax.core.experiment import load_config, override
+from famjax.demo import SHORT_DEMO, make_config, make_tokenizer
+from famjax.eval.passkey import evaluate_passkey
+from famjax.train.loop import train
+from famjax.train.metrics import read_metrics
+
+TINY = [
+    *("model.layers=1", "model.width=32", "model.heads=2", "model.mlp_width=64"),
+    *("model.block_len=8", "model.fam_len=2", "model.memory_segments=0"),
+    *("data.batch=16", "data.length=32", "data.layout=lanes", "data.holdout=20"),
+    *("optimizer.learning_rate=0.01", "optimizer.warmup_steps=20"),
+    *("train.steps=400", "train.log_every=50", "seed=1"),
+]
+
+
+def write_letters(path: Path, low: int, high: int) -> None:
+    """Write documents whose letter is asked for after low to high dots."""
+    rng = np.random.default_rng(0)
+    with path.open("w") as file:
+        for _ in range(400):
+            letter = "ABCDEFGH"[rng.integers(8)]
+            dots = "." * rng.integers(low, high)
+            file.write(json.dumps({"inputs": f"{letter}{dots}?", "targets": letter}) + "\n")
+
+
+def test_a_memory_learns_to_carry_a_letter(tmp_path: Path) -> None:
+    write_letters(tmp_path / "letters.jsonl", 12, 20)
+    config = load_config("text_fam", [*TINY, f"data.files={tmp_path / 'letters.jsonl'}"])
+    train(config, tmp_path / "run", quiet=True)
+    # the letter and the end of the document: one who guesses the letter is right in 56%
+    assert read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["accuracy"] > 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_demo_learns(tmp_path: Path, seed: int) -> None:
+    """`make demo`'s FAM at three seeds; they found every key to 16,384 tokens (docs/results.md)."""
+    demo = replace(SHORT_DEMO, folder=tmp_path)
+    make_tokenizer(demo)
+    run = train(override(make_config(demo, "FAM"), [f"seed={seed}"]), tmp_path / "FAM", quiet=True)
+    for row in evaluate_passkey(run, [1024, 4096], quiet=True):
+        assert row["key_accuracy"] >= 0.95, row
