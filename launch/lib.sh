@@ -82,6 +82,6 @@ check_config() {
   "$python" -c '
 import sys
 from famjax.cli import main, train
-sys.exit(main.guarded(lambda: train.check(sys.argv[1:])))
+sys.exit(main.run_guarded(lambda: train.check(sys.argv[1:])))
 ' "$@" || exit
 }

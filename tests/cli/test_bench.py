@@ -165,7 +165,7 @@ def test_linear_is_measured_beside_every_other(capsys, monkeypatch, tmp_path):
 def test_the_merged_map_is_decoded_with_and_says_where_it_cannot_be(monkeypatch):
     monkeypatch.setattr(linear, "LANES", 2)
     merged = []
-    monkeypatch.setattr(linear, "folded", lambda module: merged.append(module) or module)
+    monkeypatch.setattr(linear, "fold_feature_maps", lambda module: merged.append(module) or module)
     for features in (2, 100):
         model = replace(SMALL_LINEAR, width=16, linear=LinearConfig(features=features))
         linear._decoder(linear.bench_models(model, 1)["T2R"], 1, merge=True)

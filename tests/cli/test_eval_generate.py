@@ -137,7 +137,7 @@ def test_lengths() -> None:
     [
         (["--tasks", "tex"], "unknown task 'tex'; did you mean 'text'?"),
         (["--tasks", "text:/no/such/file"], "no such file"),
-        (["--tasks", "passkey", "--lengths", "5"], "do not hold needle and question"),
+        (["--tasks", "passkey", "--lengths", "5"], "are too few for needle and question"),
         (["--tasks", "text", "--lengths", "9"], "--lengths is for passkey, texts are read whole"),
         (["--examples", "0"], "--examples 0: must be at least 1"),
         (["--tsks", "x"], "did you mean '--tasks'"),

@@ -289,7 +289,7 @@ LLAMA = {
         ({"num_attention_heads": -2}, "must be at least"),
         ({"num_attention_heads": [2]}, "unexpected type|must be a whole number"),
         ({"num_key_value_heads": 7}, "does not divide"),
-        ({"vocab_size": 0}, "has no token"),
+        ({"vocab_size": 0}, "the vocabulary is empty"),
         ({"vocab_size": -1}, "must be at least"),
         ({"hidden_size": 10**400}, "must be at most"),
         ({"rope_theta": 10**400}, "must be a number"),

@@ -102,7 +102,8 @@ def benched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
     cost = fam.FamCost(512, 64, PAIR, PAIR, 1.125)
     long = fam.LongDocument(1_000_000, 123.4, 121.2, 1_234_567_890, 987_654_321, 1_234_567)
     measured = SimpleNamespace(
-        costs=lambda *_: [cost], long_documents=lambda *_: [long, long._replace(state_bytes=0)]
+        measure_costs=lambda *_: [cost],
+        measure_long_documents=lambda *_: [long, long._replace(state_bytes=0)],
     )
     bench._bench_costs(measured, MODEL, asked, out, Kept())  # type: ignore[arg-type]
     bench._bench_long_documents(measured, MODEL, out, Kept())  # type: ignore[arg-type]

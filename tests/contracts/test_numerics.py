@@ -147,7 +147,7 @@ def test_offsets_apply_by_row_at_every_position(case, remat, monkeypatch):
     """
 
     # composes as rotations do, but sees where a position is
-    def grow(self, x, positions, *, far=False):
+    def grow(self, x, positions, *, long_range=False):
         return x * jnp.exp(0.01 * positions)[..., None, None]
 
     monkeypatch.setattr(QKV, "rotate", grow)

@@ -403,7 +403,7 @@ def test_adapters_are_merged_before_maps(lora):
         ),
         (["--keep-every", "5"], "--keep-every 5: must be from 2 to the model's 4 layers"),
         (["--keep-every", "1"], "--keep-every 1: must be from 2 to the model's 4 layers"),
-        (["--keep-every", "2", "--layers", "0"], "--layers 0 and --keep-every 2: both say"),
+        (["--keep-every", "2", "--layers", "0"], "--layers 0 and --keep-every 2: both select"),
         (["--layers", "4"], "--layers 4: '4' is not a layer of 4"),
         (["model.fam_len=x"], "model.fam_len=x: must be a whole number"),
         (["model.linear.map=rleu"], "did you mean 'relu'"),

@@ -62,7 +62,7 @@ def test_standard_output_is_a_pipe_on_cpus_only(
     named: str, on_cpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jax.config.update("jax_platforms", named)
-    monkeypatch.setattr(failure_monitor, "_monitored", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(failure_monitor, "_run_monitored", lambda _: contextlib.nullcontext())
     before = os.fstat(1)
     with failure_monitor.all_or_nothing(ProcessInfo("localhost:1", 0, 2)):
         assert os.path.samestat(os.fstat(1), before) != on_cpu

@@ -39,7 +39,7 @@ def test_weights_are_what_the_mixer_multiplies_values_with(case: str) -> None:
         out, _ = mixer(x, mixer.init_state(B), Context(), layer.mlp)
         weights, v = mixer.attention_map(x), mixer.qkv.project(x)[2]
         v = jnp.repeat(v, weights.shape[1] // v.shape[2], axis=2)
-        return mixer.qkv.merge(jnp.einsum("bhts,bshe->bthe", weights, v), x), out
+        return mixer.qkv.output_projection(jnp.einsum("bhts,bshe->bthe", weights, v), x), out
 
     close(*r.run(jit(both), stream()))
 

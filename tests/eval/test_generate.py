@@ -89,7 +89,7 @@ def words(generator: Generator, seed: int, **kwargs: Any) -> list[int]:
         how = Sampling(jax.random.key(seed), 1.0, 0, 1.0, 258)
         stream = generator._streamer.new_stream()
         stream.read(np.array([generator._tokenizer.encode("the")]))
-        return list(generator._sample_tokens(stream, **{"count": 40, "how": how, **kwargs}))
+        return list(generator._sample_tokens(stream, **{"count": 40, "sampling": how, **kwargs}))
 
 
 def test_pieces_of_any_size_hold_what_single_tokens_would(generator: Generator) -> None:

@@ -270,7 +270,7 @@ def test_windows_need_not_read_what_they_cannot_see(monkeypatch: pytest.MonkeyPa
 
 
 def test_passkey_refuses_before_it_reads() -> None:
-    with pytest.raises(UserError, match="do not hold needle and question"):
+    with pytest.raises(UserError, match="are too few for needle and question"):
         evaluate_passkey(tiny.run(), [500, 10], quiet=True)
     with pytest.raises(UserError, match="at least 1"):
         evaluate_passkey(tiny.run(), [500], examples=0, quiet=True)

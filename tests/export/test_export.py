@@ -85,7 +85,7 @@ def test_the_lines_of_the_model_card(exported, capsys):
     capsys.readouterr()
     exec(batches, names)
     assert "<bos>Once upon a time" in capsys.readouterr().out
-    assert "2 steps of 16 tokens, 32 in all" in (folder / "README.md").read_text()
+    assert "2 steps of 16 tokens, 32 in total" in (folder / "README.md").read_text()
 
 
 def test_famjax_reads_it_too(exported):

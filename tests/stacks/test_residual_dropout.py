@@ -253,7 +253,10 @@ def test_a_reset_starts_from_the_prompt_without_dropout() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ("model.mixer=linear model.dropout.attention=0.1", "model.dropout.attention: does nothing"),
+        (
+            "model.mixer=linear model.dropout.attention=0.1",
+            "model.dropout.attention: has no effect",
+        ),
         ("model.dropout.residual=1", "less than 1"),
         ("model.stack=lstm model.block_len=1 model.dropout.residual=0.1", "no such dropout"),
     ],
