@@ -110,11 +110,11 @@ def benched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
     kept = lora.TrainingFootprint(1_234_567, 9_876_543, 123_456_789)
     compared = lora.Comparison("famjax", kept, kept, PAIR)
     for name, result in {
-        "llama": MODEL,
+        "llama_config": MODEL,
         "compare": compared,
         "compare_peft": compared._replace(name="peft"),
-        "peers": True,
-        "floor": 0.678,
+        "has_peers": True,
+        "flops_floor": 0.678,
     }.items():
         monkeypatch.setattr(lora, name, lambda *_, result=result: result)
     bench._bench_lora(MODEL, asked, out)
