@@ -24,7 +24,7 @@ TINY = [
     *("model.block_len=8", "model.fam_len=2", "model.memory_segments=0"),
     *("data.batch=16", "data.length=32", "data.layout=lanes", "data.holdout=20"),
     *("optimizer.learning_rate=0.01", "optimizer.warmup_steps=20"),
-    *("train.steps=400", "train.log_every=50", "seed=1"),
+    *("train.steps=250", "train.log_every=50", "seed=1"),
 ]
 
 
