@@ -5,13 +5,18 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from typing import BinaryIO
 
-_GLOO = b"[Gloo] "
+# the pieces that gloo prints one by one; those of several threads come mixed
+_GLOO_LINE = re.compile(
+    rb"(\[Gloo\] Rank |\d+| is connected to | peer ranks\. "
+    rb"|Expected number of connected peer ranks is : )*\n?"
+)
 
 
 def uses_gloo() -> bool:
@@ -36,6 +41,7 @@ def filter_gloo_lines() -> Iterator[None]:
     """Drop the lines "[Gloo] Rank 0 is connected to 1 peer ranks ..." from standard output.
 
     C++ prints them each time a group of devices first connects, and gloo has no setting for them.
+    A process with several devices prints from several threads, whose lines may be cut and mixed.
     A thread forwards all other lines. Only for CPUs (`uses_gloo`): accelerator libraries may write
     while they hold the GIL, and if the pipe is full then, the thread cannot drain it.
     """
@@ -58,7 +64,10 @@ def filter_gloo_lines() -> Iterator[None]:
 
 
 def _forward_lines(stream: BinaryIO, stdout: int) -> None:
+    in_gloo = False  # a number or an empty line is gloo's only directly after a line of gloo's
     for line in stream:
-        if not line.startswith(_GLOO):
+        words = b"Gloo" in line or b"peer ranks" in line
+        in_gloo = (words or in_gloo) and bool(_GLOO_LINE.fullmatch(line))
+        if not in_gloo:
             with contextlib.suppress(OSError):  # its reader may be gone; keep draining the pipe
                 os.write(stdout, line)

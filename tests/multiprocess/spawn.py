@@ -79,7 +79,7 @@ def ended(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str]]:
     finally:
         for process in processes:
             process.kill()
-    assert [out for out, _ in said] == [""] * len(said)
+    assert [out for out, _ in said] == [""] * len(said), said  # pytest rewrites tests' asserts only
     errors = [error for _, error in said]
     return [(p.returncode, error) for p, error in zip(processes, errors, strict=True)]
 
