@@ -8,7 +8,7 @@
 # make lint types the other checks of CI
 # make clean      remove .venv, .venv-plain and caches; runs/ stays
 
-# huge pages save a quarter of a training step on CPU (famjax.core.runtime)
+# huge pages save a quarter of a training step on CPU (famjax.processes.runtime)
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
 VENV := .venv

@@ -12,7 +12,7 @@ The paper trains on 10,000 programs of 100 statements, joined into one stream. H
 1,000,000, which grow from 4 statements, each with a fresh memory (docs/tasks.md).
 """
 
-from famjax.core.config import (
+from famjax.config.schema import (
     Config,
     DataConfig,
     FeedbackConfig,

@@ -13,7 +13,7 @@ Cost:     needs an accelerator; not run here
 Expected: 99.1% (paper; its Transformer 33.7%, 8 layers 47.4%, LSTM 82.8%)
 """
 
-from famjax.core.config import (
+from famjax.config.schema import (
     Config,
     DataConfig,
     DropoutConfig,

@@ -7,7 +7,7 @@ Cost:     needs an accelerator; not run here
 Expected: 92.6% (paper; its Transformer 37.5%, 8 layers 29.1%, LSTM 32.1%)
 """
 
-from famjax.core.config import (
+from famjax.config.schema import (
     Config,
     DataConfig,
     DropoutConfig,

@@ -9,7 +9,7 @@ Expected: 100% of answers and of episodes (3 seeds); the Transformer 52 and 54%,
 10,000 episodes, as in the paper, each with a fresh memory; the paper joins them into one stream.
 """
 
-from famjax.core.config import (
+from famjax.config.schema import (
     Config,
     DataConfig,
     FeedbackConfig,

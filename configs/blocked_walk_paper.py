@@ -9,7 +9,7 @@ Cost:     needs an accelerator; not run here
 Expected: 100% (paper; its Transformer 88.1% with 10,000 episodes, 97.1% with 1,000,000)
 """
 
-from famjax.core.config import (
+from famjax.config.schema import (
     Config,
     DataConfig,
     DropoutConfig,

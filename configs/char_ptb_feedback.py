@@ -20,7 +20,7 @@ Expected: 2.03 bits per character of the validation set, the Transformer 2.04; f
           layers: docs/feedback.md
 """
 
-from famjax.core.config import (
+from famjax.config.schema import (
     Config,
     DataConfig,
     FeedbackConfig,

@@ -16,7 +16,7 @@ Trains on the whole file, as the paper does; nothing is held out. Validate with
 --tasks text:ptb.char.valid.txt.
 """
 
-from famjax.core.config import (
+from famjax.config.schema import (
     Config,
     DataConfig,
     DropoutConfig,

@@ -6,7 +6,7 @@ Cost:     needs an accelerator; not run here
 Expected: 76.2% of digits, 23.6% of sequences at 400 (paper; its Transformer 59.1%, 6.2%)
 """
 
-from famjax.core.config import (
+from famjax.config.schema import (
     Config,
     DataConfig,
     DropoutConfig,

@@ -9,7 +9,7 @@ Cost:     4 minutes for 1,000 steps on one core of a shared machine
 Expected: 100% for the first two commands (docs/feedback.md); the third was not run
 """
 
-from famjax.core.config import (
+from famjax.config.schema import (
     Config,
     DataConfig,
     FeedbackConfig,

@@ -8,7 +8,7 @@ Cost:     needs an accelerator; not run here
 Expected: 99.7% (paper; its Transformer 99.6%; up to 1,000: 95.3% and 82.4%)
 """
 
-from famjax.core.config import (
+from famjax.config.schema import (
     Config,
     DataConfig,
     DropoutConfig,

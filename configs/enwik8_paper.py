@@ -14,7 +14,7 @@ Trains on the whole file, as the paper does; nothing is held out. Validate with
 --tasks text:enwik8.valid.
 """
 
-from famjax.core.config import (
+from famjax.config.schema import (
     Config,
     DataConfig,
     DropoutConfig,

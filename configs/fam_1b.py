@@ -24,7 +24,7 @@ Expected: in the paper, finetuned from Flan-PaLM 1B, PG-19 accuracy 47.0, Narrat
 passkey data with 0 memory segments.
 """
 
-from famjax.core.config import (
+from famjax.config.schema import (
     Config,
     DataConfig,
     LoraConfig,

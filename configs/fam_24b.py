@@ -23,7 +23,7 @@ Expected: in the paper, finetuned from Flan-PaLM 24B, PG-19 accuracy 57.2, Narra
 (Table 1).
 """
 
-from famjax.core.config import (
+from famjax.config.schema import (
     Config,
     DataConfig,
     LoraConfig,

@@ -23,7 +23,7 @@ Expected: in the paper, finetuned from Flan-PaLM 8B, PG-19 accuracy 52.9, Narrat
 (Table 1).
 """
 
-from famjax.core.config import (
+from famjax.config.schema import (
     Config,
     DataConfig,
     LoraConfig,

@@ -19,7 +19,7 @@ Expected: depends on your model and text; this config was not measured. The pape
 are in `fam_1b`, `fam_8b` and `fam_24b`; docs/finetune.md has a small run of another config.
 """
 
-from famjax.core.config import (
+from famjax.config.schema import (
     Config,
     DataConfig,
     LoraConfig,

@@ -8,7 +8,7 @@ Expected: every key at every length to 262,144 tokens (the paper: 100% to 260k),
           positions of the question: docs/results.md
 """
 
-from famjax.core.config import (
+from famjax.config.schema import (
     Config,
     DataConfig,
     ModelConfig,

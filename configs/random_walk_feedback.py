@@ -11,7 +11,7 @@ The paper trains on 10,000 episodes joined into one stream. Here there are 100,0
 25 actions, each with a fresh memory (docs/tasks.md).
 """
 
-from famjax.core.config import (
+from famjax.config.schema import (
     Config,
     DataConfig,
     FeedbackConfig,

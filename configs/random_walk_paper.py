@@ -7,7 +7,7 @@ Cost:     needs an accelerator; not run here
 Expected: 100% (paper; its Transformer 68%)
 """
 
-from famjax.core.config import (
+from famjax.config.schema import (
     Config,
     DataConfig,
     DropoutConfig,

@@ -10,7 +10,7 @@ The paper tests on 400 digits. The span of 128 here is too short for that: 400 d
 model.feedback.span=1024 and an accelerator (`reverse_paper`).
 """
 
-from famjax.core.config import (
+from famjax.config.schema import (
     Config,
     DataConfig,
     FeedbackConfig,

@@ -6,7 +6,7 @@ Cost:     needs an accelerator; not run here
 Expected: 74.8% of digits, 29.2% of sequences at 400 (paper; its Transformer 50.2%, 5.9%)
 """
 
-from famjax.core.config import (
+from famjax.config.schema import (
     Config,
     DataConfig,
     DropoutConfig,

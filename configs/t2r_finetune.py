@@ -14,7 +14,7 @@ Expected: 2.76 bits per byte of held-out novels; the teacher 2.27, with its top 
 (docs/t2r.md).
 """
 
-from famjax.core.config import Config, DataConfig, OptimizerConfig, TrainConfig
+from famjax.config.schema import Config, DataConfig, OptimizerConfig, TrainConfig
 
 
 def config() -> Config:

@@ -19,7 +19,7 @@ Learning rate: Table 4's 0.5 to 5e-5; the text ends at 5e-6. 8K warm-up steps an
 135K are 1K more than the 142K steps of the run; here the cosine ends with the run.
 """
 
-from famjax.core.config import (
+from famjax.config.schema import (
     Config,
     DataConfig,
     DropoutConfig,

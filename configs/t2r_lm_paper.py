@@ -23,7 +23,7 @@ leaves out are from it: 0.1 on attention weights and hidden units and 0.2 before
 Unlike fairseq's: positions are learned, not sinusoids; there is a norm after the last layer.
 """
 
-from famjax.core.config import (
+from famjax.config.schema import (
     AdaptiveConfig,
     ArchConfig,
     Config,

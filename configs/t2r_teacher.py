@@ -11,7 +11,7 @@ Cost: 14 minutes on one core.
 Expected: 2.27 bits per byte of held-out novels (docs/t2r.md).
 """
 
-from famjax.core.config import (
+from famjax.config.schema import (
     Config,
     DataConfig,
     ModelConfig,

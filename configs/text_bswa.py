@@ -13,7 +13,7 @@ Expected: third command: 1.706 bits per byte of three books; TRAIN is 33 others,
 a SentencePiece vocabulary of 2,048 (docs/results.md). Compare with `text_fam`.
 """
 
-from famjax.core.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+from famjax.config.schema import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 
 
 def config() -> Config:

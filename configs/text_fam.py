@@ -14,7 +14,7 @@ a SentencePiece vocabulary of 2,048. `text_bswa`, the same model without FAM, re
 same time (docs/results.md).
 """
 
-from famjax.core.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+from famjax.config.schema import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 
 
 def config() -> Config:

@@ -20,7 +20,7 @@ clusters from 20,000, 40,000 and 200,000, each a quarter as wide, tied. The pape
 with these the model sizes are theirs: docs/papers.md.
 """
 
-from famjax.core.config import (
+from famjax.config.schema import (
     AdaptiveConfig,
     Config,
     DataConfig,

@@ -19,13 +19,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from famjax.config.schema import Config
     from famjax.convert.load import load_pretrained
     from famjax.convert.open import open_model as open_run
-    from famjax.core.config import Config
     from famjax.core.errors import UserError
-    from famjax.core.experiment import load_config
     from famjax.eval.generate import Generator
     from famjax.eval.streaming import Streamer
+    from famjax.experiment.load import load_config
     from famjax.train.loop import train as fit
     from famjax.train.run import Run
 
@@ -46,13 +46,13 @@ __all__ = [
 
 # name -> module and its name there. Training is `fit`, since `famjax.train` is a package.
 _HOMES = {
-    "Config": ("famjax.core.config", "Config"),
+    "Config": ("famjax.config.schema", "Config"),
     "Generator": ("famjax.eval.generate", "Generator"),
     "Run": ("famjax.train.run", "Run"),
     "Streamer": ("famjax.eval.streaming", "Streamer"),
     "UserError": ("famjax.core.errors", "UserError"),
     "fit": ("famjax.train.loop", "train"),
-    "load_config": ("famjax.core.experiment", "load_config"),
+    "load_config": ("famjax.experiment.load", "load_config"),
     "load_pretrained": ("famjax.convert.load", "load_pretrained"),
     "open_run": ("famjax.convert.open", "open_model"),
 }

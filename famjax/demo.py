@@ -27,15 +27,15 @@ from rich.console import Console
 
 from famjax.cli.main import run_guarded
 from famjax.cli.tables import Output, Table
-from famjax.core import runtime
-from famjax.core.config import Config
+from famjax.config.schema import Config
 from famjax.core.errors import UserError
-from famjax.core.experiment import load_config
 from famjax.core.json_files import read_json
-from famjax.data.tokenizers import train_sentencepiece
+from famjax.data.train_tokenizer import train_sentencepiece
 from famjax.eval.memory import memory_report
 from famjax.eval.passkey import evaluate_passkey
 from famjax.eval.streaming import Streamer
+from famjax.experiment.load import load_config
+from famjax.processes import runtime
 from famjax.tasks.passkey import QUESTION, Passkey, sample_text
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.loop import train

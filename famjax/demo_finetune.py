@@ -24,17 +24,17 @@ from rich.console import Console
 
 from famjax.cli.main import run_guarded
 from famjax.cli.tables import Output, Table
+from famjax.config.schema import ArchConfig, Config, DataConfig, ModelConfig, OptimizerConfig
 from famjax.convert.folder import convert
-from famjax.core import runtime
-from famjax.core.config import ArchConfig, Config, DataConfig, ModelConfig, OptimizerConfig
 from famjax.core.errors import UserError
-from famjax.core.experiment import load_config, override
 from famjax.core.json_files import read_json
-from famjax.data.tokenizers import train_sentencepiece
+from famjax.data.train_tokenizer import train_sentencepiece
 from famjax.demo import format_count, share_cores
 from famjax.eval.passkey import evaluate_passkey
 from famjax.eval.text import evaluate_text
+from famjax.experiment.load import load_config, override
 from famjax.export.export import export
+from famjax.processes import runtime
 from famjax.train.loop import train
 from famjax.train.partition import partition_trainable
 from famjax.train.run import Run, open_run

@@ -17,9 +17,9 @@ import jax
 import numpy as np
 import pytest
 
-from famjax.core import sharding
-from famjax.core.config import Config, DataConfig, PasskeyConfig, ProfileConfig
-from famjax.core.experiment import override
+from famjax.config.schema import Config, DataConfig, PasskeyConfig, ProfileConfig
+from famjax.experiment.load import override
+from famjax.parallel import sharding
 from famjax.train import loop
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.metrics import read_metrics

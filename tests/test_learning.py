@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from famjax.core.experiment import load_config, override
 from famjax.demo import SHORT_DEMO, make_config, make_tokenizer
 from famjax.eval.passkey import evaluate_passkey
+from famjax.experiment.load import load_config, override
 from famjax.train.loop import train
 from famjax.train.metrics import read_metrics
 

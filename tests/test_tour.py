@@ -10,7 +10,7 @@ import pytest
 import tour
 
 from famjax.cli.main import VERBS
-from famjax.core.experiment import load_config
+from famjax.experiment.load import load_config
 
 README = (tour.ROOT / "README.md").read_text(encoding="utf-8")
 

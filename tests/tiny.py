@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from famjax.core.config import Config, DataConfig, ModelConfig, PasskeyConfig, TrainConfig
+from famjax.config.schema import Config, DataConfig, ModelConfig, PasskeyConfig, TrainConfig
 from famjax.models.language_model import LanguageModel
 from famjax.train.loop import train
 from famjax.train.run import Run, open_run

@@ -18,7 +18,7 @@ from flax import nnx
 
 from famjax.bench.steps import prepare_step
 from famjax.bench.timing import Pair, peak_memory, reset_peak_memory, time_pair
-from famjax.core.config import ModelConfig
+from famjax.config.schema import ModelConfig
 from famjax.core.types import Context
 from famjax.models.language_model import LanguageModel
 from famjax.train.flops import fam_floor

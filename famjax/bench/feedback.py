@@ -25,7 +25,7 @@ from flax import nnx
 
 from famjax.bench.greedy import make_writer
 from famjax.bench.timing import Pair, compare_times, time_interleaved
-from famjax.core.config import Config, ModelConfig
+from famjax.config.schema import Config, ModelConfig
 from famjax.core.types import Context
 from famjax.models.language_model import LanguageModel
 from famjax.ops import token_scan

@@ -22,11 +22,11 @@ import numpy as np
 from flax import nnx
 
 from famjax.bench.timing import Pair, compare_times, time_interleaved
-from famjax.core import sharding
-from famjax.core.config import ArchConfig, MeshConfig, ModelConfig
+from famjax.config.schema import ArchConfig, MeshConfig, ModelConfig
 from famjax.core.optional import missing_modules
 from famjax.core.types import Context
 from famjax.models.language_model import LanguageModel
+from famjax.parallel import sharding
 
 PEERS = ("torch", "feedback_transformer_pytorch")
 NAME = "feedback-transformer-pytorch"

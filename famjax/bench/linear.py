@@ -23,7 +23,7 @@ from flax import nnx
 
 from famjax.bench.greedy import make_writer
 from famjax.bench.timing import Pair, compare_times, time_interleaved
-from famjax.core.config import ModelConfig
+from famjax.config.schema import ModelConfig
 from famjax.models.fold_feature_maps import fold_feature_maps, why_not_foldable
 from famjax.models.language_model import LanguageModel
 from famjax.ops import attention

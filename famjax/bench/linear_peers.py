@@ -17,7 +17,7 @@ import numpy as np
 
 from famjax.bench.linear import Inputs, chunkwise, forward_backward, random_inputs
 from famjax.bench.timing import Pair, compare_times, time_interleaved
-from famjax.core.config import ModelConfig
+from famjax.config.schema import ModelConfig
 from famjax.core.optional import missing_modules
 
 PEERS = ("torch", "performer_pytorch")

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from famjax.bench.timing import Pair, time_pair
-from famjax.core.config import ArchConfig, Config, LoraConfig, ModelConfig
+from famjax.config.schema import ArchConfig, Config, LoraConfig, ModelConfig
 from famjax.core.optional import missing_modules
 from famjax.train.flops import forward_flops
 from famjax.train.program import TrainProgram, make_program

@@ -14,9 +14,9 @@ import jax
 
 from famjax.bench.steps import prepare_step
 from famjax.bench.timing import Pair, compare_times, time_interleaved
-from famjax.core import sharding
-from famjax.core.config import AXES, MeshConfig, ModelConfig
+from famjax.config.schema import AXES, MeshConfig, ModelConfig
 from famjax.core.errors import UserError
+from famjax.parallel import sharding
 from famjax.plan import hlo
 
 
@@ -24,7 +24,7 @@ class MeshTiming(NamedTuple):
     """A training step on a mesh with one axis.
 
     Attributes:
-      axis: of `famjax.core.config.AXES`; "" on one device.
+      axis: of `famjax.config.schema.AXES`; "" on one device.
       devices: along it.
       time: of the step, against one device's.
       tokens_per_second: by the minimum time.

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from famjax.core.config import Config, MeshConfig, ModelConfig
-from famjax.core.mesh import check_rows
+from famjax.config.schema import Config, MeshConfig, ModelConfig
 from famjax.data.lanes import empty_row
+from famjax.parallel.mesh import check_rows
 from famjax.train.program import TrainProgram, make_program
 from famjax.train.state import TrainState
 

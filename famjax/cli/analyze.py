@@ -15,8 +15,8 @@ from famjax.cli.eval import HOLDOUT, parse_tasks
 from famjax.cli.main import parse
 from famjax.cli.plot import plot_file
 from famjax.cli.tables import Output, Table
-from famjax.core import runtime
 from famjax.core.errors import UserError
+from famjax.processes import runtime
 
 
 @dataclass(frozen=True)

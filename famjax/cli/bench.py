@@ -12,12 +12,12 @@ import tyro
 from famjax.cli.bench_output import BenchSizes, missing_peers
 from famjax.cli.main import parse
 from famjax.cli.tables import Output, Table
-from famjax.core import runtime
-from famjax.core.config import Config, DataConfig, LoraConfig, ModelConfig
+from famjax.config.schema import Config, DataConfig, LoraConfig, ModelConfig
 from famjax.core.errors import UserError
-from famjax.core.experiment import load_config
-from famjax.core.memory import check_training_fits
 from famjax.core.units import byte_size
+from famjax.experiment.load import load_config
+from famjax.experiment.memory import check_training_fits
+from famjax.processes import runtime
 
 # small enough for two cores; --config measures any other shape
 _SMALL_FAM = ModelConfig(

@@ -13,7 +13,7 @@ from famjax.bench.timing import compare_times
 from famjax.cli.bench_output import BenchSizes, format_aim, format_median, missing_peers, to_dict
 from famjax.cli.plot import plot_file
 from famjax.cli.tables import Output, Table
-from famjax.core.config import ModelConfig
+from famjax.config.schema import ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.units import byte_size
 

@@ -9,7 +9,7 @@ from famjax.bench import mesh as bench
 from famjax.cli.bench_output import BenchSizes, format_median, to_dict
 from famjax.cli.plot import plot_file
 from famjax.cli.tables import Output, Table
-from famjax.core.config import AXES, ModelConfig
+from famjax.config.schema import AXES, ModelConfig
 from famjax.core.units import byte_size
 
 

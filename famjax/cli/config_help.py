@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from famjax.cli.layout import command, format_entries, wrap
-from famjax.core.config import Config
-from famjax.core.experiment import available_configs, read_config
-from famjax.core.keys import values
+from famjax.config.keys import values
+from famjax.config.schema import Config
+from famjax.experiment.load import available_configs, read_config
 
 # "Command:  ", and the indent of the lines that belong to it
 _LABEL = re.compile(r"[A-Z]\w+: ")

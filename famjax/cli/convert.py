@@ -9,9 +9,9 @@ import tyro
 
 from famjax.cli.main import parse
 from famjax.convert.surgery import To
-from famjax.core import runtime
 from famjax.core.errors import UserError
 from famjax.core.paths import expanded
+from famjax.processes import runtime
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from typing import Any
 
 from famjax.cli.main import parse
 from famjax.cli.tables import Output, Table
-from famjax.core import runtime
 from famjax.core.optional import install_command
+from famjax.processes import runtime
 
 REQUIRED = (
     "jax",

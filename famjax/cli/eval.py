@@ -12,9 +12,9 @@ import tyro
 
 from famjax.cli.eval_output import show
 from famjax.cli.main import parse
-from famjax.core import runtime
-from famjax.core.checks import TOYS
 from famjax.core.errors import UserError, nearest
+from famjax.experiment.checks import TOYS
+from famjax.processes import runtime
 
 TASKS = ("passkey", "text", *TOYS)
 HOLDOUT = "holdout"

@@ -9,8 +9,8 @@ from typing import Literal
 import tyro
 
 from famjax.cli.main import parse
-from famjax.core import runtime
 from famjax.core.paths import expanded
+from famjax.processes import runtime
 
 
 @dataclass(frozen=True)

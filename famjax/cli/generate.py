@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import tyro
 
 from famjax.cli.main import parse
-from famjax.core import runtime
 from famjax.core.errors import UserError
 from famjax.core.paths import expanded
+from famjax.processes import runtime
 
 # of a prompt, which is held in memory
 _PROMPT_BYTES = 64 << 20
@@ -64,8 +64,8 @@ def run(argv: list[str]) -> int:
     prompt = None if arguments.prompt is None else _decode_prompt(arguments.prompt)
     runtime.setup()
     from famjax.convert.open import open_model
-    from famjax.data.words import WordTokenizer
     from famjax.eval.generate import Generator, check_sampling
+    from famjax.tokenizers.words import WordTokenizer
 
     a = arguments
     # before --read, which may take an hour

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import famjax
 from famjax.cli.layout import command, format_entries, help_width, wrap
 from famjax.core.errors import StopRequested, UserError, nearest
-from famjax.core.hints import find_hint
-from famjax.core.runtime import use_huge_pages
+from famjax.experiment.hints import find_hint
+from famjax.processes.runtime import use_huge_pages
 
 VERBS = {
     "train": "train a model from a config, or continue a run",
@@ -164,7 +164,7 @@ def _dispatch(argv: list[str]) -> int:
         any(name in os.environ for name in _MULTIPROCESS_VARIABLES)
         and verb in _SINGLE_PROCESS_VERBS
     ):
-        from famjax.core.processes import check_single_process
+        from famjax.processes.collective import check_single_process
 
         check_single_process(verb)
     try:

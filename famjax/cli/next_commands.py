@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from famjax.cli.eval import LENGTHS
-from famjax.core.checks import TOYS, mixer_pattern
-from famjax.core.config import Config
+from famjax.config.derived import mixer_pattern
+from famjax.config.schema import Config
 from famjax.data.sources import TextSource
+from famjax.experiment.checks import TOYS
 from famjax.tasks.toy import TASKS
 
 

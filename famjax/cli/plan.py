@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from famjax.cli.layout import command, format_entries, help_width, usage, wrap
-from famjax.core import runtime
-from famjax.core.config import Config
+from famjax.config.schema import Config
 from famjax.core.errors import UserError, nearest
-from famjax.core.experiment import available_configs, load_config
-from famjax.core.memory import DeviceMemory, check_training_fits
+from famjax.experiment.load import available_configs, load_config
+from famjax.experiment.memory import DeviceMemory, check_training_fits
 from famjax.plan.chips import CHIPS, Topology, example_shape, parse_topology
+from famjax.processes import runtime
 
 _FLAGS = ("--topology", "--search", "--compiles", "--shardings", "--json", "--help")
 _OPTIONS = {

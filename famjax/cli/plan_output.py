@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from famjax.cli.tables import Output, Table
-from famjax.core.config import Config
+from famjax.config.schema import Config
 from famjax.plan.chips import Topology
 from famjax.plan.plan import Plan
 from famjax.plan.search import SearchResult, format_overrides
@@ -198,7 +198,7 @@ def show_shardings(report: dict[str, Any], topology: Topology) -> None:
     if whole:
         console.print(f"large and replicated on every device: {', '.join(whole)}")
     if ruleless:
-        console.print(f"without a rule in core/sharding.py: {', '.join(ruleless)}")
+        console.print(f"without a rule in parallel/sharding.py: {', '.join(ruleless)}")
 
 
 def _axes(axes: Any) -> str:

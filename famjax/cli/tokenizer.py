@@ -11,7 +11,7 @@ from famjax.cli.main import parse
 from famjax.core.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from famjax.data.tokenizers import Tokenizer
+    from famjax.tokenizers.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ def run(argv: list[str]) -> int:
 def _train(arguments: Arguments) -> Tokenizer:
     files, size = ",".join(arguments.files), arguments.vocab_size
     if arguments.kind == "words":
-        from famjax.data.words import build_word_list
+        from famjax.data.train_tokenizer import build_word_list
 
         return build_word_list(files, arguments.out, arguments.min_count, size)
     if size is None:
         raise UserError("tokenizer train needs --vocab-size N, except with --kind words")
     if arguments.min_count != 1:
         raise UserError(f"--min-count {arguments.min_count} is for --kind words; remove it")
-    from famjax.data.tokenizers import train_sentencepiece
+    from famjax.data.train_tokenizer import train_sentencepiece
 
     return train_sentencepiece(files, size, arguments.out)

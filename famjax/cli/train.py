@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from famjax.cli import train_help
-from famjax.core import processes, runtime
-from famjax.core.config import Config, MeshConfig
+from famjax.config.schema import Config, MeshConfig
 from famjax.core.errors import UserError
-from famjax.core.experiment import available_configs, load_config
-from famjax.core.failure_monitor import all_or_nothing
-from famjax.core.hints import find_hint
+from famjax.experiment.hints import find_hint
+from famjax.experiment.load import available_configs, load_config
+from famjax.processes import collective, runtime
+from famjax.processes.failure_monitor import all_or_nothing
 
 FLAGS = ("--run", "--coordinator", "--process-id", "--process-count")
 
@@ -24,7 +24,7 @@ def run(argv: list[str]) -> int:
         return 0
     config, run_dir, where = _parse(argv)
     runtime.setup()
-    process = processes.detect() if where == [None] * 3 else processes.parse_flags(*where)
+    process = collective.detect() if where == [None] * 3 else collective.parse_flags(*where)
     single_process = process is None
     if single_process and config.model.stack != "residual" and config.mesh == MeshConfig():
         runtime.share_cores(config.data.batch // config.train.accumulate)

@@ -11,10 +11,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from famjax.cli.config_help import config_lines, docstring, is_config
 from famjax.cli.layout import command, format_entries, help_width, usage, wrap
-from famjax.core.config import Config
+from famjax.config.keys import keys, values
+from famjax.config.schema import Config
 from famjax.core.errors import UserError, nearest
-from famjax.core.experiment import available_configs
-from famjax.core.keys import keys, values
+from famjax.experiment.load import available_configs
 
 FLAGS = ("--help", "-h")
 # keys of no section

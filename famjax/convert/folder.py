@@ -14,19 +14,19 @@ from pathlib import Path
 import jax
 from flax import nnx
 
+from famjax.config.schema import Config, DataConfig, ModelConfig
 from famjax.convert.families import find_family
 from famjax.convert.load import describe_ignored_keys, load_weights, parse_model, read_config
 from famjax.convert.selfcheck import compare_with_transformers, describe, skip_reason
 from famjax.convert.surgery import To, replace_attention
 from famjax.convert.teacher import SOURCE, Teacher, is_run, open_run_teacher
-from famjax.core.checks import validate, validate_model
-from famjax.core.config import Config, DataConfig, ModelConfig
 from famjax.core.errors import UserError
-from famjax.core.experiment import override, to_json
-from famjax.core.unused_keys import check_unused_keys
-from famjax.data.tokenizers import WORDS, load_tokenizer, save_tokenizer
+from famjax.experiment.checks import validate, validate_model
+from famjax.experiment.load import override, to_json
+from famjax.experiment.unused_keys import check_unused_keys
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import canonical_name, check_compatible, is_feature_map
+from famjax.tokenizers.load import WORDS, load_tokenizer, save_tokenizer
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.run import CHECKPOINTS, CONFIG, with_vocab_size
 

@@ -14,18 +14,17 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
+from famjax.config.schema import ModelConfig
 from famjax.convert.checkpoint import SafetensorsFolder
 from famjax.convert.families import find_family
 from famjax.convert.families.keys import HF, find_unknown_keys
 from famjax.convert.tensors import Tensor, Tensors
-from famjax.core import sharding
-from famjax.core.checks import validate_model
-from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError, nearest
 from famjax.core.json_files import read_json, shorten
-from famjax.core.memory import check_model_fits
-from famjax.core.ranges import HIGHEST
 from famjax.core.types import Array
+from famjax.experiment.checks import validate_model
+from famjax.experiment.memory import check_model_fits
+from famjax.experiment.ranges import HIGHEST
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import (
     abstract_inference_model,
@@ -35,6 +34,7 @@ from famjax.models.remap_params import (
     init_feature_map,
     is_feature_map,
 )
+from famjax.parallel import sharding
 
 
 def load_pretrained(
@@ -44,7 +44,7 @@ def load_pretrained(
 
     Args:
       folder: has config.json and *.safetensors, with or without model.safetensors.index.json.
-      mesh: devices that shard the parameters (`famjax.core.sharding.make_mesh`); no device ever
+      mesh: devices that shard the parameters (`famjax.parallel.sharding.make_mesh`); no device ever
         holds a whole sharded parameter. None is the first device.
       **changes: to the config, mixer="full" or capacity=1024.
 

@@ -11,7 +11,7 @@ from famjax.convert.folder import open_hugging_face, run_config
 from famjax.core.errors import UserError
 from famjax.core.json_files import read_json
 from famjax.core.paths import expanded
-from famjax.data.tokenizers import load_tokenizer
+from famjax.tokenizers.load import load_tokenizer
 from famjax.train.run import CONFIG, Run, open_run
 
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from famjax.config.schema import ModelConfig
 from famjax.convert.tensors import Tensor, Tensors
-from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Array
 from famjax.models.language_model import LanguageModel

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from famjax.config.derived import layer_mixers
+from famjax.config.schema import ModelConfig
 from famjax.convert.families.common import shortest_pattern
-from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError
-from famjax.models.remap_params import layer_mixers
 
 To = Literal["keep", "full", "swa", "bswa", "bswa_sg", "fam", "t2r"]
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from flax import nnx
 
-from famjax.core.config import DataConfig, ModelConfig
+from famjax.config.schema import DataConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.json_files import read_json
 from famjax.models.language_model import LanguageModel

@@ -7,6 +7,7 @@ and exits with status 2; any other exception is a bug in famjax and keeps its tr
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import signal
 from collections.abc import Iterable
@@ -49,3 +50,9 @@ def nearest_path(path: str) -> str:
         return ""
     matches = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"; did you mean {os.path.join(folder, matches[0])!r}?" if matches else ""
+
+
+def divisors(value: int) -> str:
+    """Return the divisors of a number, formatted for an error."""
+    small = [n for n in range(1, math.isqrt(value) + 1) if value % n == 0]
+    return ", ".join(str(n) for n in sorted({*small, *(value // n for n in small)}))

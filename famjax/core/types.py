@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 Array = jax.Array
-# The logical axis names of one array (`famjax.core.sharding`).
+# The logical axis names of one array (`famjax.parallel.sharding`).
 Axes = tuple[str | None, ...]
 # A pytree of named tuples of arrays: all carried state. Its shapes are constant.
 State = Any

@@ -33,7 +33,7 @@ import numpy as np
 import famjax
 from famjax.core.errors import UserError, nearest_path
 from famjax.core.json_files import parse_json, read_json, regular_file_size
-from famjax.data.chat import ChatTemplate
+from famjax.tokenizers.chat import ChatTemplate
 
 PIECE_BYTES = 64 << 10
 _PROBE_BYTES = 8 << 10

@@ -15,7 +15,7 @@ import numpy as np
 from famjax.core.errors import UserError
 from famjax.data.lanes import Batch, Reader, RowsIterator, Span, empty_row, write_span
 from famjax.data.sources import Source
-from famjax.data.tokenizers import Tokenizer
+from famjax.tokenizers.tokenizer import Tokenizer
 
 # 3.1.1; the line breaks delimit it
 REPEAT_PROMPT = "\n[repeat random segment]\n"

@@ -146,7 +146,7 @@ class ReassignedSource:
 
 
 def resize_rows(state: dict[str, Any], count: int, source: Any) -> dict[str, Any]:
-    """Return the state of `famjax.data.pipeline.Batches` with which `count` rows continue.
+    """Return the state of `famjax.pipeline.Batches` with which `count` rows continue.
 
     Args:
       state: of all rows.

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from famjax.core.config import DataConfig
+from famjax.config.schema import DataConfig
 from famjax.core.errors import UserError, nearest
 from famjax.core.optional import install_command
 from famjax.data.sources import Key, Piece, Split
-from famjax.data.tokenizers import Tokenizer
+from famjax.tokenizers.tokenizer import Tokenizer
 
 _SHUFFLE_BUFFER = 1000
 

@@ -37,7 +37,7 @@ from famjax.data.files import (
     read_text_pieces,
     wrap_read_errors,
 )
-from famjax.data.tokenizers import Tokenizer
+from famjax.tokenizers.tokenizer import Tokenizer
 
 # JSON, and equal to itself after a round trip through JSON
 Key = list[Any]

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from famjax.core.checks import mixer_pattern
+from famjax.config.derived import mixer_pattern
 from famjax.core.errors import UserError
 from famjax.core.types import Array, Context, State
 from famjax.data.sources import TextSource

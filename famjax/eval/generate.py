@@ -12,10 +12,10 @@ import numpy as np
 
 from famjax.core.errors import UserError
 from famjax.data.files import read_text_pieces
-from famjax.data.tokenizers import StreamDecoder
 from famjax.eval.progress import TokenProgress
 from famjax.eval.sampling import Sampling
 from famjax.eval.streaming import PIECE, Streamer, StreamState, rechunk
+from famjax.tokenizers.tokenizer import StreamDecoder
 from famjax.train.run import Run
 
 # target latency of a generated piece, since text is streamed

@@ -22,8 +22,8 @@ from flax import nnx
 
 from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json, regular_file_size
-from famjax.core.sharding import path_name
 from famjax.eval.streaming import StreamState
+from famjax.parallel.sharding import path_name
 from famjax.train.run import Run
 
 _FORMAT, _VERSION = "famjax-state", "1"

@@ -14,10 +14,10 @@ import numpy as np
 from flax import nnx
 
 from famjax.core.errors import UserError
-from famjax.core.memory import check_bytes_fit
 from famjax.core.types import Array, Context, State
 from famjax.data.lanes import Batch
 from famjax.eval.sampling import Sampling
+from famjax.experiment.memory import check_bytes_fit
 from famjax.models.language_model import LanguageModel
 
 # approximate tokens of a call: enough to keep the device busy, few enough to fit in memory

@@ -14,11 +14,11 @@ import numpy as np
 
 from famjax.core.errors import UserError
 from famjax.data.lanes import Batch, Reader, empty_row, write_span
-from famjax.data.pipeline import make_source
 from famjax.data.sources import Key, Piece, Source, TextSource
 from famjax.eval.guessing import TokenCounts
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import CHUNK, Streamer, check_capacity
+from famjax.pipeline import make_source
 from famjax.train.run import Run
 
 # the first bucket of positions holds 2 ** 8 tokens

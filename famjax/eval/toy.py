@@ -12,15 +12,15 @@ import jax
 import numpy as np
 
 from famjax.core.errors import UserError
-from famjax.core.ranges import HIGHEST
 from famjax.data.lanes import Batch, empty_row
 from famjax.data.sources import Key, Piece
-from famjax.data.words import BEGIN
 from famjax.eval.memory import memory_report
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import CHUNK, Streamer, check_capacity
 from famjax.eval.text import EndOfDocuments, batches, join_rows, token_positions
+from famjax.experiment.ranges import HIGHEST
 from famjax.tasks.toy import ToySource, baselines, eval_steps
+from famjax.tokenizers.words import BEGIN
 from famjax.train.run import Run
 
 

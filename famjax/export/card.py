@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from famjax.config.schema import ModelConfig
 from famjax.convert.families.common import Family
 from famjax.convert.families.famjax import FAMJAX
-from famjax.core.config import ModelConfig
 from famjax.export.source import ExportSource
 
 _LOAD = """\

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from famjax.core.config import ModelConfig
+from famjax.config.schema import ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Context
 from famjax.models.language_model import LanguageModel

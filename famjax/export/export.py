@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from famjax.config.derived import mixer_pattern
 from famjax.convert.folder import atomic_folder
 from famjax.convert.open import open_model
-from famjax.core.checks import mixer_pattern
 from famjax.core.errors import UserError, nearest
 from famjax.core.paths import expanded
 from famjax.export.source import ExportSource

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from famjax.config.schema import ModelConfig
 from famjax.convert.families import FAMILIES, native_family, normalize_model
 from famjax.convert.families.common import Family
 from famjax.convert.families.famjax import FAMJAX
@@ -22,16 +23,15 @@ from famjax.convert.folder import SOURCE
 from famjax.convert.load import load_pretrained
 from famjax.convert.open import is_hugging_face
 from famjax.convert.save import save_tensors
-from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.json_files import read_json
 from famjax.core.optional import missing_message, missing_modules
-from famjax.data.tokenizers import Tokenizer
 from famjax.export import check, pytorch
 from famjax.export.card import model_card
 from famjax.export.source import ExportSource
 from famjax.export.tokenizer import write_tokenizer
 from famjax.models.language_model import LanguageModel
+from famjax.tokenizers.tokenizer import Tokenizer
 
 CODE = ("configuration_famjax.py", "modeling_famjax.py")
 _GENERATION, _ENDS = "generation_config.json", ("bos_token_id", "eos_token_id")

@@ -11,10 +11,10 @@ import orbax.checkpoint as ocp
 from flax import nnx
 
 from famjax.convert.folder import write_model
-from famjax.core.sharding import path_name
-from famjax.data.tokenizers import save_tokenizer
 from famjax.export import check
 from famjax.export.source import ExportSource
+from famjax.parallel.sharding import path_name
+from famjax.tokenizers.load import save_tokenizer
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.run import CHECKPOINTS, open_run
 

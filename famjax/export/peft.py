@@ -14,12 +14,12 @@ import numpy as np
 from flax import nnx
 from safetensors.numpy import load_file
 
+from famjax.config.schema import DropoutConfig, LoraConfig
 from famjax.convert.families import native_family, normalize_model
 from famjax.convert.families.common import Family
 from famjax.convert.folder import SOURCE
 from famjax.convert.save import save_file, save_tensors
 from famjax.convert.tensors import Tensor, Tensors
-from famjax.core.config import DropoutConfig, LoraConfig
 from famjax.core.errors import UserError
 from famjax.core.optional import missing_message, missing_modules
 from famjax.export import check

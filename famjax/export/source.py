@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.core.config import ModelConfig
+from famjax.config.schema import ModelConfig
 from famjax.export import check
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import abstract_inference_model

@@ -16,18 +16,18 @@ import numpy as np
 from flax import nnx
 from safetensors.numpy import load_file
 
+from famjax.config.derived import mixer_pattern
 from famjax.convert.save import save_file
-from famjax.core.checks import mixer_pattern
 from famjax.core.errors import UserError
-from famjax.core.experiment import to_json
-from famjax.core.sharding import path_name
 from famjax.core.types import Context
 from famjax.eval.streaming import CHUNK
+from famjax.experiment.load import to_json
 from famjax.export import check
 from famjax.export.source import ExportSource
 from famjax.export.tokenizer import write_tokenizer
 from famjax.models.fold_feature_maps import fold_feature_maps, why_not_foldable
 from famjax.models.language_model import LanguageModel
+from famjax.parallel.sharding import path_name
 from famjax.train.run import CONFIG
 
 PLATFORMS = ("cpu", "cuda", "tpu")

@@ -13,16 +13,11 @@ from typing import Any
 
 from famjax.core.json_files import parse_json
 from famjax.core.paths import expanded
-from famjax.data.tokenizers import (
-    HUGGING_FACE,
-    SENTENCEPIECE,
-    ByteTokenizer,
-    SentencePieceTokenizer,
-    Tokenizer,
-    save_words,
-)
-from famjax.data.words import BEGIN, LINE_END, UNKNOWN, WordTokenizer
 from famjax.export.check import silence_transformers
+from famjax.tokenizers.load import HUGGING_FACE, SENTENCEPIECE, save_words
+from famjax.tokenizers.sentence_piece import SentencePieceTokenizer
+from famjax.tokenizers.tokenizer import ByteTokenizer, Tokenizer
+from famjax.tokenizers.words import BEGIN, LINE_END, UNKNOWN, WordTokenizer
 
 _CONFIG = "tokenizer_config.json"
 # files of a Hugging Face tokenizer; not config.json, which is another model's

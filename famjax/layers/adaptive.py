@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.core.checks import cutoffs
-from famjax.core.config import ModelConfig
+from famjax.config.derived import cutoffs
+from famjax.config.schema import ModelConfig
 from famjax.core.types import Array, compute_dtype
 from famjax.layers.linear import Linear
 from famjax.ops.lookup import look_up

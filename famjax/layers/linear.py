@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.core.config import LoraConfig
+from famjax.config.schema import LoraConfig
 from famjax.core.remat import tag_product
 from famjax.core.types import Array
 from famjax.layers.lora import Adapter, Lora

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 from flax import nnx
 
-from famjax.core.config import ModelConfig
+from famjax.config.schema import ModelConfig
 from famjax.core.types import Array, compute_dtype
 from famjax.layers.dropout import MLP_HIDDEN, MLP_OUTPUT, apply_dropout, make_dropout
 from famjax.layers.linear import Linear

@@ -7,7 +7,7 @@ from typing import Literal
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.core.config import ArchConfig
+from famjax.config.schema import ArchConfig
 from famjax.core.types import Array
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from famjax.core.config import ModelConfig
+from famjax.config.schema import ModelConfig
 from famjax.core.remat import tag_attention
 from famjax.core.types import Array, compute_dtype
 from famjax.layers.dropout import ATTENTION_OUTPUT, ATTENTION_WEIGHTS, apply_dropout, make_dropout

@@ -7,7 +7,7 @@ from typing import Any
 
 from flax import nnx
 
-from famjax.core.config import ModelConfig
+from famjax.config.schema import ModelConfig
 from famjax.core.errors import UserError, nearest
 from famjax.mixers.fam import Fam
 from famjax.mixers.full import FullAttention

@@ -24,9 +24,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.core import sequence_parallel
-from famjax.core.config import ModelConfig
-from famjax.core.sharding import sequence_shards, shard_map_rows
+from famjax.config.schema import ModelConfig
 from famjax.core.types import Array, Context, param_dtype
 from famjax.layers.dropout import FEEDBACK, split_key
 from famjax.layers.linear import MATMUL_PARAMS
@@ -43,6 +41,8 @@ from famjax.mixers.window import (
 )
 from famjax.ops.attention import KVFrames, attention_weights
 from famjax.ops.deferred_scan import deferred_scan, plain_scan
+from famjax.parallel import sequence_parallel
+from famjax.parallel.sharding import sequence_shards, shard_map_rows
 
 
 class FamState(NamedTuple):

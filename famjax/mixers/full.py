@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.core import sharding
-from famjax.core.config import ModelConfig
+from famjax.config.schema import ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Array, Context
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
 from famjax.mixers.window import select_rows
 from famjax.ops.positions import document_positions
+from famjax.parallel import sharding
 
 
 class CacheState(NamedTuple):

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.core.config import ModelConfig
+from famjax.config.schema import ModelConfig
 from famjax.core.remat import tag_product
 from famjax.core.types import Array, Context, param_dtype
 from famjax.layers import feature_map

@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.core import sequence_parallel
-from famjax.core.config import ModelConfig
+from famjax.config.schema import ModelConfig
 from famjax.core.types import Array, Context, State
 from famjax.layers.dropout import ATTENTION_WEIGHTS, split_key
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
 from famjax.ops.attention import KVFrames, attend_frames
+from famjax.parallel import sequence_parallel
 
 
 class WindowState(NamedTuple):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from flax import nnx
 
-from famjax.core.checks import mixer_pattern
-from famjax.core.config import ModelConfig
+from famjax.config.derived import mixer_pattern
+from famjax.config.schema import ModelConfig
 from famjax.layers.feature_map import LEARNED
 from famjax.layers.qkv import head_dim
 from famjax.mixers.linear import LinearAttention

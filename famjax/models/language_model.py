@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.core.config import ModelConfig
-from famjax.core.sharding import TOKENS, with_logical_constraint
+from famjax.config.schema import ModelConfig
 from famjax.core.types import Array, Context, State, compute_dtype
 from famjax.layers.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from famjax.layers.linear import Linear
@@ -18,6 +17,7 @@ from famjax.layers.norm import Norm
 from famjax.ops.attention import soft_cap
 from famjax.ops.lookup import look_up
 from famjax.ops.losses import chunked_cross_entropy, token_losses
+from famjax.parallel.sharding import TOKENS, with_logical_constraint
 from famjax.stacks import make_stack
 from famjax.stacks.residual import ResidualStack, UnstackedState
 

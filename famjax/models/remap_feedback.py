@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from famjax.core.config import ModelConfig
+from famjax.config.schema import ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Array
 

@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from famjax.core.checks import mixer_pattern
-from famjax.core.config import ArchConfig, DropoutConfig, LoraConfig, ModelConfig
+from famjax.config.derived import layer_mixers, mixer_pattern
+from famjax.config.schema import ArchConfig, DropoutConfig, LoraConfig, ModelConfig
 from famjax.core.errors import UserError
-from famjax.core.sharding import path_name
 from famjax.core.types import Array
 from famjax.layers import feature_map, lora
 from famjax.layers.feature_map import FeatureMap
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_feedback import check_same_stack, feedback_weight
+from famjax.parallel.sharding import path_name
 
 # config fields that may differ: they decide no weights, except the prompt
 _MAY_DIFFER = {
@@ -222,12 +222,6 @@ def _check_feature_maps(old: ModelConfig, new: ModelConfig) -> None:
                 f"model.linear.{field}={getattr(new.linear, field)}: the given feature "
                 f"maps have {getattr(old.linear, field)}; keep it"
             )
-
-
-def layer_mixers(model: ModelConfig) -> tuple[str, ...]:
-    """Return the mixer of every layer."""
-    names = model.mixer.split(",")
-    return tuple(names[i % len(names)] for i in range(model.layers))
 
 
 def _resolved_size(model: ModelConfig, field: str) -> Any:

@@ -18,16 +18,16 @@ import jax
 import jax.numpy as jnp
 
 from famjax.core.remat import tag_product
-from famjax.core.sequence_parallel import ring_pass
-from famjax.core.sharding import (
+from famjax.core.types import Array, Axes
+from famjax.ops import linear_attention_kernel as kernel
+from famjax.parallel.sequence_parallel import ring_pass
+from famjax.parallel.sharding import (
     axis_index,
     sequence_shards,
     shard_map_axes,
     shard_map_sequence,
     target_device,
 )
-from famjax.core.types import Array, Axes
-from famjax.ops import linear_attention_kernel as kernel
 
 # the minimum denominator, as in the authors' code (fairseq/random_feature_attention/utils.py)
 EPS = 1e-2

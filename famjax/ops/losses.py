@@ -7,14 +7,14 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from famjax.core.sharding import (
+from famjax.core.types import Array
+from famjax.parallel.sharding import (
     TOKENS,
     row_shards,
     sequence_shards,
     target_device,
     with_logical_constraint,
 )
-from famjax.core.types import Array
 
 # maximum bytes of a chunk's float32 logits on a device
 LOGITS_BYTES = 64 * 2**20

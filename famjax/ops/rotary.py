@@ -15,7 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from famjax.core.config import ArchConfig
+from famjax.config.schema import ArchConfig
 from famjax.core.types import Array
 
 # a position is 8 digits of 4 bits

@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from famjax.core.checks import mixer_pattern
-from famjax.core.config import Config, ModelConfig
+from famjax.config.derived import mixer_pattern
+from famjax.config.schema import Config, ModelConfig
 from famjax.plan.chips import Topology
 from famjax.train.flops import KEYS_COMPUTED, forward_flops, step_flops
 from famjax.train.run import abstract_model

@@ -11,11 +11,11 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from famjax.core.config import Config, MeshConfig
+from famjax.config.schema import Config, MeshConfig
 from famjax.core.errors import UserError
-from famjax.core.experiment import to_json
 from famjax.core.json_files import parse_json
 from famjax.core.optional import install_command, missing_modules
+from famjax.experiment.load import to_json
 from famjax.plan.chips import Topology
 from famjax.plan.formula import activations_by_remat
 from famjax.train.flops import step_flops
@@ -151,7 +151,7 @@ def fill_vocab_size(config: Config) -> Config:
     """Return the config with `model.vocab_size` filled in, from its tokenizer where it is 0."""
     if config.model.vocab_size:
         return config
-    from famjax.data.pipeline import make_tokenizer
+    from famjax.pipeline import make_tokenizer
     from famjax.train.run import with_vocab_size
 
     try:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from famjax.core.config import Config
+from famjax.config.schema import Config
 from famjax.core.errors import UserError
-from famjax.core.experiment import difference
-from famjax.core.mesh import call_blocks, meshes, tensor_sizes
+from famjax.experiment.load import difference
+from famjax.parallel.mesh import call_blocks, meshes, tensor_sizes
 from famjax.plan.chips import Topology
 from famjax.plan.formula import REMAT, Estimate, estimate
 from famjax.plan.plan import Plan, plan

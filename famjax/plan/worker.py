@@ -20,13 +20,13 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from famjax.core import sharding
-from famjax.core.config import Config, MeshConfig
+from famjax.config.schema import Config, MeshConfig
 from famjax.core.errors import UserError
-from famjax.core.experiment import from_json
 from famjax.core.json_files import parse_json
-from famjax.core.mesh import check_rows, duplicated_work, is_auto
 from famjax.data.lanes import empty_row
+from famjax.experiment.load import from_json
+from famjax.parallel import sharding
+from famjax.parallel.mesh import check_rows, duplicated_work, is_auto
 from famjax.plan import hlo
 from famjax.plan.chips import Topology, parse_topology
 from famjax.train.program import TrainProgram, make_program, mesh_demand

@@ -7,7 +7,7 @@ from typing import Any
 
 from flax import nnx
 
-from famjax.core.config import ModelConfig
+from famjax.config.schema import ModelConfig
 from famjax.stacks.feedback import Feedback, Transformer
 from famjax.stacks.lstm import LstmStack
 from famjax.stacks.residual import ResidualStack

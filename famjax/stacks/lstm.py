@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.core import sharding
-from famjax.core.config import ModelConfig
+from famjax.config.schema import ModelConfig
 from famjax.core.types import Array, Context, State, compute_dtype, param_dtype
 from famjax.layers.linear import Linear
+from famjax.parallel import sharding
 
 _GATES = 4  # input, forget, candidate, output
 

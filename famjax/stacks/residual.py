@@ -12,15 +12,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.core.config import ModelConfig
+from famjax.config.schema import ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.remat import remat_with_policy
-from famjax.core.sharding import (
-    TOKENS,
-    fsdp_all_gather,
-    with_logical_constraint,
-    with_state_constraint,
-)
 from famjax.core.types import Array, Context, State, param_dtype
 from famjax.layers.dropout import (
     EMBEDDING,
@@ -37,6 +31,12 @@ from famjax.mixers import make_mixer
 from famjax.mixers.fam import Fam, FamState
 from famjax.mixers.full import FullAttention
 from famjax.mixers.linear import LinearAttention
+from famjax.parallel.sharding import (
+    TOKENS,
+    fsdp_all_gather,
+    with_logical_constraint,
+    with_state_constraint,
+)
 
 
 class Layer(nnx.Module):

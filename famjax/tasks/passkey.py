@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from famjax.core.config import PasskeyConfig
+from famjax.config.schema import PasskeyConfig
 from famjax.core.errors import UserError
 from famjax.data.sources import Key, Piece
-from famjax.data.tokenizers import Tokenizer
+from famjax.tokenizers.tokenizer import Tokenizer
 
 NEEDLE = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize "

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from famjax.core.config import ToyConfig
+from famjax.config.schema import ToyConfig
 from famjax.data.sources import Piece
-from famjax.data.words import BEGIN, SPECIALS
+from famjax.tokenizers.words import BEGIN, SPECIALS
 
 VARIABLES = ("x", "y", "z", "p", "r")
 LOWEST, HIGHEST = 1, 10

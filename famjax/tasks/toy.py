@@ -14,14 +14,14 @@ from typing import Any, Protocol
 import grain
 import numpy as np
 
-from famjax.core.config import ToyConfig
+from famjax.config.schema import ToyConfig
 from famjax.core.errors import UserError
 from famjax.data.sources import Key, Piece, Split
-from famjax.data.tokenizers import Tokenizer
-from famjax.data.words import BEGIN, WordTokenizer
 from famjax.tasks.programs import Algorithmic
 from famjax.tasks.sequences import Copy, Counting, Reverse
 from famjax.tasks.walks import BlockedWalk, RandomWalk
+from famjax.tokenizers.tokenizer import Tokenizer
+from famjax.tokenizers.words import BEGIN, WordTokenizer
 
 # episodes and steps generated in one call, and episodes of the baselines
 _EPISODES_PER_CALL = 32

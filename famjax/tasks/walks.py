@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from famjax.core.config import ToyConfig
+from famjax.config.schema import ToyConfig
 from famjax.data.sources import Piece
-from famjax.data.words import BEGIN, SPECIALS
+from famjax.tokenizers.words import BEGIN, SPECIALS
 
 # east, south, west, north: (row, column)
 _MOVES = np.array([(0, 1), (1, 0), (0, -1), (-1, 0)])

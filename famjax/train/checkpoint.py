@@ -42,10 +42,10 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from famjax.core import processes
 from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json, regular_file_size, shorten
 from famjax.core.names import is_inside
+from famjax.processes import collective
 
 MANIFEST, TREE, EXTRA = "manifest.json", "tree.json", "extra.json"
 _TEMPORARY, _REPLACED = "tmp-", "old-"
@@ -73,7 +73,7 @@ class Checkpoints:
         self.keep = keep
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        if keep and self.folder.is_dir() and processes.process_index() == 0:
+        if keep and self.folder.is_dir() and collective.process_index() == 0:
             self._clean()
 
     def steps(self) -> list[int]:
@@ -121,7 +121,7 @@ class Checkpoints:
         if not self.keep:
             raise ValueError("opened for reading only: keep=0")
         self.wait()
-        to_host = _to_host if processes.process_count() == 1 else _share_to_host
+        to_host = _to_host if collective.process_count() == 1 else _share_to_host
         leaves = {key: _flatten(to_host(value, copy)) for key, value in tree.items()}
         _check_names(leaves)
         note = json.dumps(extra)
@@ -177,14 +177,14 @@ class Checkpoints:
     def _newest_valid(
         self, template_at: Callable[[int], Tree], step: int | None, report: Callable[[str], None]
     ) -> tuple[int, Tree]:
-        steps = processes.broadcast_from_first("steps", self.steps)
+        steps = collective.broadcast_from_first("steps", self.steps)
         if step is not None and step not in steps:
             raise UserError(f"no checkpoint of step {step} in {self.folder}; available: {steps}")
         if not steps:
             raise UserError(f"no checkpoint in {self.folder}; train the run first")
         for candidate in [step] if step is not None else reversed(steps):
             template = template_at(candidate)
-            damage = processes.broadcast_from_first(
+            damage = collective.broadcast_from_first(
                 "damage", functools.partial(_find_damage, self.path(candidate), sorted(template))
             )
             if damage is None:
@@ -229,21 +229,21 @@ class Checkpoints:
         try:
             self._write(step, leaves, note)
         except BaseException as error:
-            if processes.process_index() == 0:
+            if collective.process_index() == 0:
                 shutil.rmtree(self._temporary_path(step), ignore_errors=True)
             self._error = self._explain_error(step, list(leaves), error)
 
     def _write(self, step: int, leaves: dict[str, Leaves], note: str) -> None:
         writing = self._temporary_path(step)
-        if processes.process_index() == 0:
+        if collective.process_index() == 0:
             writing.mkdir(parents=True)
-        processes.barrier("save begins")
+        collective.barrier("save begins")
         for key, values in leaves.items():
             _write_arrays(writing / key, values)
-        processes.barrier("arrays written")
-        if processes.process_index() == 0:
+        collective.barrier("arrays written")
+        if collective.process_index() == 0:
             self._complete(step, leaves, note)
-        processes.barrier("save ends")
+        collective.barrier("save ends")
 
     def _complete(self, step: int, leaves: dict[str, Leaves], note: str) -> None:
         writing = self._temporary_path(step)
@@ -399,10 +399,10 @@ def _make_checkpointer(**limits: int) -> ocp.Checkpointer:
 
     Its default, a barrier on the devices, would interleave with the collectives of training.
     """
-    if processes.process_count() == 1:
+    if collective.process_count() == 1:
         return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**limits))
     options = ocp.options.MultiprocessingOptions(
-        active_processes=set(range(processes.process_count()))
+        active_processes=set(range(collective.process_count()))
     )
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options, **limits)
     return ocp.Checkpointer(handler, multiprocessing_options=options)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import jax
 
-from famjax.core.config import Config
+from famjax.config.schema import Config
 from famjax.train import flops
 
 

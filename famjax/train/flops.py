@@ -16,8 +16,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from famjax.core.checks import cutoffs, mixer_pattern
-from famjax.core.config import Config, ModelConfig
+from famjax.config.derived import cutoffs, mixer_pattern
+from famjax.config.schema import Config, ModelConfig
 from famjax.layers.feature_map import num_features, num_vectors
 
 # Keys that a token attends to, on average over a long document. The causal part, of a block or of

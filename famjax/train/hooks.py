@@ -8,7 +8,7 @@ import jax
 from flax import nnx
 
 from famjax.core.errors import StopRequested
-from famjax.data.pipeline import halve_lanes
+from famjax.pipeline import halve_lanes
 from famjax.train import hosts
 from famjax.train.profile import Profiler
 from famjax.train.saving import save

@@ -15,11 +15,11 @@ import jax
 import numpy as np
 
 import famjax
-from famjax.core import processes
-from famjax.core.config import Config
+from famjax.config.keys import values
+from famjax.config.schema import Config
 from famjax.core.errors import UserError
-from famjax.core.keys import values
 from famjax.data.lanes import Batch, join_rows_state
+from famjax.processes import collective
 from famjax.train.metrics import MetricsWriter
 
 # seconds until other processes see a new file: network file systems cache for a while that it was
@@ -46,7 +46,7 @@ def check_same_documents(source: Any) -> None:
 
 
 def _check_same(name: str, mine: Mapping[str, Any], what: str, hint: str) -> None:
-    first, *others = processes.all_gather(name, dict(mine))
+    first, *others = collective.all_gather(name, dict(mine))
     for i, other in enumerate(others, start=1):
         changes = [
             f"{key}: {first.get(key)!r} -> {other.get(key)!r}"
@@ -55,7 +55,7 @@ def _check_same(name: str, mine: Mapping[str, Any], what: str, hint: str) -> Non
         ]
         if changes:
             raise UserError(
-                f"process {i} of {processes.process_count()} has {what} than process 0 "
+                f"process {i} of {collective.process_count()} has {what} than process 0 "
                 f"({'; '.join(changes)}); {hint}"
             )
 
@@ -70,23 +70,23 @@ def source_digest() -> str:
 
 def check_shared_folder(folder: Path) -> None:
     """Raise a `UserError`, on all processes, unless all see what process 0 writes in a folder."""
-    if processes.process_count() == 1:
+    if collective.process_count() == 1:
         return
-    token = folder / processes.broadcast_from_first(
+    token = folder / collective.broadcast_from_first(
         "token", lambda: f".shared-{secrets.token_hex(8)}"
     )
-    if processes.process_index() == 0:
+    if collective.process_index() == 0:
         token.touch()
-    processes.barrier("token written")
+    collective.barrier("token written")
     end = time.monotonic() + _VISIBLE_SECONDS
     while not (seen := token.exists()) and time.monotonic() < end:
         time.sleep(0.2)
-    blind = [str(i) for i, sees in enumerate(processes.all_gather("seen", seen)) if not sees]
-    if processes.process_index() == 0:
+    blind = [str(i) for i, sees in enumerate(collective.all_gather("seen", seen)) if not sees]
+    if collective.process_index() == 0:
         token.unlink()
     if blind:
         raise UserError(
-            f"{folder} is not shared: process {', '.join(blind)} of {processes.process_count()} "
+            f"{folder} is not shared: process {', '.join(blind)} of {collective.process_count()} "
             "does not see what process 0 wrote there; give --run a folder on a shared file system"
         )
 
@@ -99,7 +99,7 @@ def local_rows(sharding: jax.sharding.Sharding, rows: int, tokens: int) -> tuple
 
 def upload_batch(batch: Batch, sharding: jax.sharding.Sharding, total: int) -> dict[str, jax.Array]:
     """Return the global batch [b t] from the rows of this process."""
-    if processes.process_count() == 1:
+    if collective.process_count() == 1:
         return jax.device_put(batch, sharding)
     rows = local_rows(sharding, total, batch["tokens"].shape[1])
     local_index = np.zeros(total, int)
@@ -117,7 +117,7 @@ def upload_batch(batch: Batch, sharding: jax.sharding.Sharding, total: int) -> d
 
 def gather_cursors(data: dict[str, Any]) -> dict[str, Any]:
     """Return the state of `Batches` with the rows of all processes."""
-    parts = processes.all_gather("cursors", data["batches"])
+    parts = collective.all_gather("cursors", data["batches"])
     return {**data, "batches": join_rows_state(parts)}
 
 
@@ -130,7 +130,7 @@ class _NullWriter(contextlib.nullcontext[Any]):
 
 def make_metrics_writer(folder: Path, resume_step: int | None) -> MetricsWriter | _NullWriter:
     """Return a writer of metrics rows; it writes in process 0 only."""
-    return _NullWriter() if processes.process_index() else MetricsWriter(folder, resume_step)
+    return _NullWriter() if collective.process_index() else MetricsWriter(folder, resume_step)
 
 
 class StopSignal:
@@ -144,7 +144,7 @@ class StopSignal:
 
     def at(self, step: int) -> int:
         """Return the signal to stop after this step, or 0; call it after every step."""
-        if processes.process_count() == 1:
+        if collective.process_count() == 1:
             return self.signal
         from jax.experimental import multihost_utils
 
@@ -154,7 +154,7 @@ class StopSignal:
     @contextlib.contextmanager
     def catch_signals(self) -> Iterator[None]:
         handlers: dict[int, Any] = {}
-        several = processes.process_count() > 1
+        several = collective.process_count() > 1
 
         def record(number: int, _: Any) -> None:
             if self.signal:

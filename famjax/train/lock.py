@@ -47,9 +47,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from famjax.core import processes
 from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json
+from famjax.processes import collective
 
 LOCK = "train.lock"
 
@@ -70,7 +70,7 @@ Holder = dict[str, Any]
 
 def hold_for_all(folder: Path) -> AbstractContextManager[bool]:
     """Hold a run folder, in process 0 on behalf of all processes of a training; see `hold`."""
-    if processes.process_index():
+    if collective.process_index():
         return nullcontext(False)
     return hold(folder, lambda line: print(line, file=sys.stderr))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 from flax import nnx
 
-from famjax.core.config import Config
+from famjax.config.schema import Config
 from famjax.data.sources import Source
 from famjax.train import hosts
 from famjax.train.hooks import make_hooks

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from famjax.core.config import Config
+from famjax.config.schema import Config
 from famjax.core.types import Array, Context, State
 from famjax.models.language_model import LanguageModel
 from famjax.stacks.residual import passable_state

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from famjax.core.config import OptimizerConfig
-from famjax.core.sharding import path_name
+from famjax.config.schema import OptimizerConfig
 from famjax.core.types import Array
+from famjax.parallel.sharding import path_name
 
 
 def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:

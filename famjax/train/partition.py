@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.core.config import Config, DropoutConfig, ModelConfig
+from famjax.config.schema import Config, DropoutConfig, ModelConfig
 from famjax.core.errors import UserError
-from famjax.core.sharding import path_name
 from famjax.core.types import Array
 from famjax.layers.dropout import DropoutKey
 from famjax.layers.lora import Adapter
+from famjax.parallel.sharding import path_name
 
 _FEATURE_MAP = nnx.PathContains("map")
 # trained together with adapters: parameters that the initial model may lack

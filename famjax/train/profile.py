@@ -15,7 +15,7 @@ from pathlib import Path
 
 import jax
 
-from famjax.core.config import Config
+from famjax.config.schema import Config
 from famjax.core.errors import UserError
 
 PROFILE = "profile"

@@ -13,9 +13,12 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from famjax.core import sharding
-from famjax.core.config import Config, MeshConfig
-from famjax.core.mesh import (
+from famjax.config.derived import layer_mixers
+from famjax.config.schema import Config, MeshConfig
+from famjax.core.types import Array, Context
+from famjax.models.language_model import LanguageModel
+from famjax.parallel import sharding
+from famjax.parallel.mesh import (
     DEVICE_BYTES,
     SHARE,
     MeshDemand,
@@ -25,9 +28,6 @@ from famjax.core.mesh import (
     is_auto,
     tensor_sizes,
 )
-from famjax.core.types import Array, Context
-from famjax.models.language_model import LanguageModel
-from famjax.models.remap_params import layer_mixers
 from famjax.train.optimizers import make_optimizer
 from famjax.train.partition import inference_config
 from famjax.train.run import abstract_model

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from famjax.core import sharding
-from famjax.core.config import Config
-from famjax.core.experiment import from_json
-from famjax.core.processes import broadcast_from_first
+from famjax.config.schema import Config
 from famjax.data.reassign import resize_rows
+from famjax.experiment.load import from_json
+from famjax.parallel import sharding
+from famjax.processes.collective import broadcast_from_first
 from famjax.train.checkpoint import wrap_extra_errors
 from famjax.train.optimizers import make_schedule
 from famjax.train.partition import check_base, has_frozen_params

@@ -13,21 +13,22 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh
 
-from famjax.core import sharding
-from famjax.core.checks import validate, validate_model
-from famjax.core.config import Config, LoraConfig, ModelConfig
+from famjax.config.keys import values
+from famjax.config.schema import Config, LoraConfig, ModelConfig
 from famjax.core.errors import UserError
-from famjax.core.experiment import difference, from_json, to_json
 from famjax.core.json_files import regular_file_size
-from famjax.core.keys import values
-from famjax.core.memory import check_model_fits, check_training_fits
-from famjax.core.processes import broadcast_from_first, process_index
-from famjax.data.pipeline import make_tokenizer
-from famjax.data.tokenizers import Tokenizer, load_saved_tokenizer, save_tokenizer, save_words
-from famjax.data.words import WordTokenizer
+from famjax.experiment.checks import validate, validate_model
+from famjax.experiment.load import difference, from_json, to_json
+from famjax.experiment.memory import check_model_fits, check_training_fits
 from famjax.models.fold_feature_maps import fold_feature_maps, why_not_foldable
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import abstract_inference_model, merge_adapters, remap_params
+from famjax.parallel import sharding
+from famjax.pipeline import make_tokenizer
+from famjax.processes.collective import broadcast_from_first, process_index
+from famjax.tokenizers.load import load_saved_tokenizer, save_tokenizer, save_words
+from famjax.tokenizers.tokenizer import Tokenizer
+from famjax.tokenizers.words import WordTokenizer
 from famjax.train.checkpoint import EXTRA, Checkpoints
 from famjax.train.partition import (
     Frozen,

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import jax
 
-from famjax.core.checks import mixer_pattern
+from famjax.config.derived import mixer_pattern
 from famjax.core.errors import UserError
 from famjax.train import hosts
 from famjax.train.session import Session

@@ -8,13 +8,13 @@ from typing import Any
 
 import jax
 
-from famjax.core import sharding
-from famjax.core.config import Config
-from famjax.core.mesh import check_rows, duplicated_work
-from famjax.core.processes import process_index
+from famjax.config.schema import Config
 from famjax.core.types import Array
-from famjax.data.pipeline import make_batches, make_source
-from famjax.data.tokenizers import Tokenizer
+from famjax.parallel import sharding
+from famjax.parallel.mesh import check_rows, duplicated_work
+from famjax.pipeline import make_batches, make_source
+from famjax.processes.collective import process_index
+from famjax.tokenizers.tokenizer import Tokenizer
 from famjax.train import hosts
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.clock import Clock

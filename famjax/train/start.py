@@ -9,11 +9,11 @@ from pathlib import Path
 
 import jax
 
-from famjax.core.checks import validate
-from famjax.core.config import Config
+from famjax.config.schema import Config
 from famjax.core.errors import UserError
-from famjax.core.failure_monitor import set_last_step
-from famjax.core.processes import broadcast_from_first, first_process_first, process_index
+from famjax.experiment.checks import validate
+from famjax.processes.collective import broadcast_from_first, first_process_first, process_index
+from famjax.processes.failure_monitor import set_last_step
 from famjax.train import hosts, lock
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.metrics import METRICS

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import jax
 
-from famjax.core import processes
-from famjax.core.config import Config
+from famjax.config.schema import Config
+from famjax.processes import collective
 from famjax.train.state import TrainState
 
 
@@ -56,5 +56,5 @@ def describe_devices() -> str:
     """Return the number of devices by kind, and the number of processes."""
     kinds = Counter(device.device_kind for device in jax.devices())
     devices = " and ".join(f"{count} x {kind}" for kind, count in kinds.items())
-    count = processes.process_count()
+    count = collective.process_count()
     return f"{devices} in {count} processes" if count > 1 else devices

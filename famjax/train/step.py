@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from famjax.core.config import Config
-from famjax.core.sharding import path_name, with_logical_constraint
+from famjax.config.schema import Config
 from famjax.core.types import Array, Context, State
 from famjax.models.language_model import LanguageModel
 from famjax.ops.rotary import longest_wavelength
+from famjax.parallel.sharding import path_name, with_logical_constraint
 from famjax.stacks.residual import passable_state
 from famjax.train.objective import Batch, Objective, make_objective, zero_sums
 from famjax.train.partition import partition_trainable, with_dropout_keys

@@ -11,7 +11,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
-from famjax.core.config import Config
+from famjax.config.schema import Config
 from famjax.core.types import Array, State
 
 

@@ -10,7 +10,7 @@ import pytest
 import tiny
 
 from famjax.cli.main import main
-from famjax.core.config import LinearConfig
+from famjax.config.schema import LinearConfig
 
 STUDENT = {"linear": LinearConfig(features=6), "layers": 4}
 
@@ -32,7 +32,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> None:
         "lstm": lambda: tiny.run_with("full", stack="lstm", block_len=1),
     }
     monkeypatch.setattr("famjax.convert.open.open_model", lambda folder: there[folder]())
-    monkeypatch.setattr("famjax.core.runtime.setup", lambda: None)
+    monkeypatch.setattr("famjax.processes.runtime.setup", lambda: None)
 
 
 def test_tables_name_what_is_left_out(text: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ import pytest
 from small import COMMAND, LAYOUTS, compiled_once, config, rows, texts  # noqa: F401
 
 from famjax.cli.main import main
-from famjax.core.experiment import to_json
+from famjax.experiment.load import to_json
 from famjax.train import checkpoint, lock, loop, metrics
 
 pytestmark = pytest.mark.usefixtures("compiled_once", "quiet_runtime")
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("compiled_once", "quiet_runtime")
 @pytest.fixture
 def quiet_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let tests use the compile cache of the tests."""
-    monkeypatch.setattr("famjax.core.runtime.setup", lambda: None)
+    monkeypatch.setattr("famjax.processes.runtime.setup", lambda: None)
 
 
 class Famjax:
@@ -172,7 +172,7 @@ def test_values_that_cannot_work(famjax: Famjax, given: str, said: str) -> None:
     ("source", "said"),
     [
         ("def config(:\n    pass", r"mine\.py.*SyntaxError"),
-        ("from famjax.core.config import Config\n\nx = 1 / 0", r"mine\.py:3: ZeroDivisionError"),
+        ("from famjax.config.schema import Config\n\nx = 1 / 0", r"mine\.py:3: ZeroDivisionError"),
         ("x = 1", r"mine\.py: must define a function config\(\)"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from famjax.bench import fam, feedback, feedback_peers, linear, linear_peers, mesh
 from famjax.cli import bench
 from famjax.cli.main import main
-from famjax.core.config import FeedbackConfig, LinearConfig, ModelConfig
+from famjax.config.schema import FeedbackConfig, LinearConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.train.flops import linear_attention_flops
 

@@ -13,9 +13,9 @@ import pytest
 
 from famjax.cli import plan, train
 from famjax.cli.main import VERBS
-from famjax.core.config import Config, ModelConfig
-from famjax.core.experiment import available_configs, load_config, override, to_json
-from famjax.core.keys import keys
+from famjax.config.keys import keys
+from famjax.config.schema import Config, ModelConfig
+from famjax.experiment.load import available_configs, load_config, override, to_json
 from famjax.plan.chips import parse_topology
 
 ROOT = Path(__file__).parents[2]

@@ -9,13 +9,13 @@ import pytest
 
 from famjax.cli import doctor
 from famjax.cli.main import main
-from famjax.core import runtime
+from famjax.processes import runtime
 
 
 @pytest.fixture(autouse=True)
 def as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the compile cache of the tests alone."""
-    monkeypatch.setattr("famjax.core.runtime.setup", lambda: None)
+    monkeypatch.setattr("famjax.processes.runtime.setup", lambda: None)
 
 
 def test_a_healthy_machine(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,9 +18,9 @@ from famjax.cli import eval_output
 from famjax.cli.eval import parse_lengths, parse_tasks
 from famjax.cli.main import main
 from famjax.core.errors import UserError
-from famjax.data.tokenizers import load_tokenizer
 from famjax.eval.generate import Generator
 from famjax.eval.state_file import refuse_special
+from famjax.tokenizers.load import load_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -17,11 +17,11 @@ from small import SHAPE, texts
 from tiny_tokenizers import byte_level, write
 
 from famjax.cli.main import main
-from famjax.core.config import Config
+from famjax.config.schema import Config
 from famjax.core.errors import UserError
-from famjax.core.experiment import override, to_json
 from famjax.data.files import _glob_files, find_files
-from famjax.data.tokenizers import load_tokenizer
+from famjax.experiment.load import override, to_json
+from famjax.tokenizers.load import load_tokenizer
 
 DEEP = "[" * 100_000 + "]" * 100_000
 HUGE = "9" * 5000
@@ -34,7 +34,7 @@ def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     def compiled(*_: Any, **__: Any) -> Any:
         raise AssertionError("a program was made")
 
-    monkeypatch.setattr("famjax.core.runtime.setup", lambda: None)
+    monkeypatch.setattr("famjax.processes.runtime.setup", lambda: None)
     monkeypatch.setattr("famjax.train.loop.make_program", compiled)
 
 

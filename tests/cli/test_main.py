@@ -17,15 +17,15 @@ import pytest
 
 import famjax
 from famjax.cli.main import VERBS, main
-from famjax.core.config import Config
-from famjax.core.experiment import (
+from famjax.config.keys import keys, values
+from famjax.config.schema import Config
+from famjax.experiment.load import (
     available_configs,
     load_config,
     override,
     read_config,
     to_json,
 )
-from famjax.core.keys import keys, values
 
 
 def fake_verb(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
@@ -192,7 +192,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, Path]]:
     module = ModuleType("famjax.train.loop")
     module.train_with_source = train  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "famjax.train.loop", module)
-    monkeypatch.setattr("famjax.core.runtime.setup", lambda: None)
+    monkeypatch.setattr("famjax.processes.runtime.setup", lambda: None)
     return calls
 
 
@@ -356,9 +356,9 @@ def test_tokenizer_train(
         calls.append(args)
         return SimpleNamespace(vocab_size=made)
 
-    module = ModuleType("famjax.data.tokenizers")
+    module = ModuleType("famjax.data.train_tokenizer")
     module.train_sentencepiece = train_sentencepiece  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "famjax.data.tokenizers", module)
+    monkeypatch.setitem(sys.modules, "famjax.data.train_tokenizer", module)
     assert (
         main(["tokenizer", "train", "a.txt", "b", "--vocab-size", "500", "--out", "m.model"]) == 0
     )

@@ -11,8 +11,8 @@ import pytest
 from small import LAYOUTS, SHAPE, compiled_once, texts  # noqa: F401
 
 from famjax.cli.main import main
-from famjax.core.config import Config
-from famjax.core.experiment import override, to_json
+from famjax.config.schema import Config
+from famjax.experiment.load import override, to_json
 
 FULL = ["model.mixer=full", "model.capacity=128"]
 
@@ -32,7 +32,7 @@ def suggested(
     compiled_once: None,  # noqa: F811
 ):
     """Return the function that trains for two steps and returns the commands it suggests."""
-    monkeypatch.setattr("famjax.core.runtime.setup", lambda: None)
+    monkeypatch.setattr("famjax.processes.runtime.setup", lambda: None)
     monkeypatch.chdir(tmp_path)
 
     def train(*overrides: str) -> list[str]:

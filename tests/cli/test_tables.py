@@ -26,7 +26,7 @@ from famjax.cli import (
 from famjax.cli.bench_output import BenchSizes
 from famjax.cli.layout import terminal_width
 from famjax.cli.tables import Output, Table
-from famjax.core.config import Config, ModelConfig
+from famjax.config.schema import Config, ModelConfig
 from famjax.plan.chips import parse_topology
 from famjax.plan.plan import Plan, Roofline
 from famjax.plan.search import SearchResult

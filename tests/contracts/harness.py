@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from famjax.core.checks import mixer_pattern
-from famjax.core.config import ArchConfig, FeedbackConfig, LinearConfig, ModelConfig
+from famjax.config.derived import mixer_pattern
+from famjax.config.schema import ArchConfig, FeedbackConfig, LinearConfig, ModelConfig
 from famjax.core.types import Context
 from famjax.models.language_model import LanguageModel
 

@@ -13,16 +13,16 @@ import pytest
 from flax import nnx
 from oracles import adaptive as oracle
 
-from famjax.core import sharding
-from famjax.core.checks import validate_model
-from famjax.core.config import AdaptiveConfig, ArchConfig, MeshConfig, ModelConfig
+from famjax.config.schema import AdaptiveConfig, ArchConfig, MeshConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Context
+from famjax.experiment.checks import validate_model
 from famjax.layers.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import remap_params
 from famjax.ops import losses
 from famjax.ops.losses import num_chunks, token_losses
+from famjax.parallel import sharding
 from famjax.train.flops import forward_flops
 
 from .harness import close, jit, normal

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from famjax.core.config import ModelConfig
+from famjax.config.schema import ModelConfig
 from famjax.core.types import Context
 from famjax.stacks.residual import ResidualStack
 

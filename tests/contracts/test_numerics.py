@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 from oracles import transformer as oracle
 
-from famjax.core.config import ArchConfig
+from famjax.config.schema import ArchConfig
 from famjax.layers.qkv import QKV
 from famjax.ops import rotary
 from famjax.ops.attention import attend

@@ -10,8 +10,8 @@ from typing import Any, get_args, get_type_hints
 from oracles import feedback, transformer
 
 import configs
-from famjax.core import checks
-from famjax.core.config import FeedbackConfig, ModelConfig
+from famjax.config.schema import FeedbackConfig, ModelConfig
+from famjax.experiment import checks
 from famjax.mixers import MIXERS
 from famjax.stacks import STACKS
 

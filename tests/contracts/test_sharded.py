@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from famjax.core import sharding
-from famjax.core.config import MeshConfig
+from famjax.config.schema import MeshConfig
 from famjax.core.types import Context
+from famjax.parallel import sharding
 
 from .harness import CASES, VOCAB, Runner, W, close, jit
 

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from oracles import feedback, linear, lstm, transformer
 
-from famjax.core.config import ModelConfig
+from famjax.config.schema import ModelConfig
 from famjax.layers import feature_map
 
 Read = tuple[Any, list[Any]]

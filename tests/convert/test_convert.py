@@ -17,13 +17,14 @@ from safetensors.numpy import load_file, save_file
 
 from famjax import load_pretrained
 from famjax.cli.main import main
+from famjax.config.derived import layer_mixers
+from famjax.config.schema import ArchConfig, ModelConfig
 from famjax.convert import selfcheck
 from famjax.convert.surgery import parse_layers, replace_attention
 from famjax.core import optional
-from famjax.core.config import ArchConfig, ModelConfig
 from famjax.core.errors import UserError
-from famjax.core.experiment import load_config
-from famjax.models.remap_params import check_compatible, layer_mixers
+from famjax.experiment.load import load_config
+from famjax.models.remap_params import check_compatible
 from famjax.train.loop import train
 from famjax.train.run import open_run
 

@@ -10,10 +10,10 @@ from flax import nnx
 from safetensors.numpy import save_file
 
 from famjax import load_pretrained
+from famjax.config.schema import LoraConfig, MeshConfig
 from famjax.convert.families import find_family
-from famjax.core import sharding
-from famjax.core.config import LoraConfig, MeshConfig
 from famjax.core.errors import UserError
+from famjax.parallel import sharding
 
 LLAMA = {
     "model_type": "llama",

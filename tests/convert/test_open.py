@@ -15,10 +15,10 @@ import famjax
 from famjax.cli.main import main
 from famjax.convert.open import open_model
 from famjax.core.errors import UserError
-from famjax.data.tokenizers import load_tokenizer
-from famjax.data.words import WordTokenizer
 from famjax.export import hf, orbax
 from famjax.export.source import ExportSource
+from famjax.tokenizers.load import load_tokenizer
+from famjax.tokenizers.words import WordTokenizer
 from famjax.train.run import Run
 
 MIXERS = ["fam", "full"]

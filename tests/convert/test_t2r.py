@@ -14,15 +14,16 @@ import transformers
 from flax import nnx
 
 from famjax.cli.main import main
+from famjax.config.derived import layer_mixers
+from famjax.config.schema import ArchConfig, LinearConfig, LoraConfig, ModelConfig
 from famjax.convert.surgery import replace_attention
-from famjax.core import sharding
-from famjax.core.config import ArchConfig, LinearConfig, LoraConfig, ModelConfig
 from famjax.core.errors import UserError
-from famjax.core.experiment import load_config
+from famjax.experiment.load import load_config
 from famjax.export import export as exporting
 from famjax.models.fold_feature_maps import fold_feature_maps, why_not_foldable
 from famjax.models.language_model import LanguageModel
-from famjax.models.remap_params import canonical_name, check_compatible, layer_mixers, remap_params
+from famjax.models.remap_params import canonical_name, check_compatible, remap_params
+from famjax.parallel import sharding
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.loop import train
 from famjax.train.run import initial_weights, open_run

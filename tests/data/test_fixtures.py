@@ -9,7 +9,7 @@ import pytest
 import tiny_tokenizers
 
 from famjax.data.sources import TextSource
-from famjax.data.tokenizers import load_tokenizer
+from famjax.tokenizers.load import load_tokenizer
 
 DATA = Path(__file__).parents[2] / "data"
 FILES = sorted(p for p in DATA.glob("*/*") if p.name != "LICENSE")

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from famjax.core.config import Config, DataConfig
+from famjax.config.schema import Config, DataConfig
 from famjax.core.errors import UserError
 from famjax.data.lanes import Lanes, halve_batch
-from famjax.data.pipeline import make_batches, make_source
 from famjax.data.sources import Piece
-from famjax.data.tokenizers import load_tokenizer
+from famjax.pipeline import make_batches, make_source
+from famjax.tokenizers.load import load_tokenizer
 
 BOS, EOS = 256, 257
 BLOCK = 4

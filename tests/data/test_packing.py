@@ -10,7 +10,7 @@ from test_lanes import Documents, assert_equal
 
 from famjax.core.errors import UserError
 from famjax.data.packing import REPEAT_PROMPT, PackedRows
-from famjax.data.tokenizers import load_tokenizer
+from famjax.tokenizers.load import load_tokenizer
 
 TOKENIZER = load_tokenizer("bytes")
 PROMPT = TOKENIZER.encode(REPEAT_PROMPT)

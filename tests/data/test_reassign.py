@@ -13,12 +13,12 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from famjax.core.config import Config
-from famjax.core.experiment import override
+from famjax.config.schema import Config
 from famjax.data.lanes import document_start
-from famjax.data.pipeline import Batches, make_batches, make_source
 from famjax.data.reassign import Assignment, ReassignedSource, resize_rows
-from famjax.data.tokenizers import load_tokenizer
+from famjax.experiment.load import override
+from famjax.pipeline import Batches, make_batches, make_source
+from famjax.tokenizers.load import load_tokenizer
 
 DOCUMENTS = 24  # which 2, 3 and 4 lanes share evenly
 LAYOUTS = ("lanes", "packed")

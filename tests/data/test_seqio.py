@@ -9,12 +9,13 @@ import seqio
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from famjax.core.config import DataConfig
+from famjax.config.schema import DataConfig
 from famjax.core.errors import UserError
 from famjax.data.lanes import Lanes
 from famjax.data.packing import PackedRows
 from famjax.data.seqio_tasks import TfSource
-from famjax.data.tokenizers import load_tokenizer, train_sentencepiece
+from famjax.data.train_tokenizer import train_sentencepiece
+from famjax.tokenizers.load import load_tokenizer
 
 COUNT = 23
 

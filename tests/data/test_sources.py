@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from famjax.core.errors import UserError
 from famjax.data.files import _Scanner, read_text_pieces
 from famjax.data.sources import TextSource, iter_tokens
-from famjax.data.tokenizers import load_tokenizer
+from famjax.tokenizers.load import load_tokenizer
 
 TOKENIZER = load_tokenizer("bytes")
 OPENERS = {"": open, ".gz": gzip.open, ".xz": lzma.open}

@@ -17,7 +17,7 @@ from contracts.harness import B, close, jit, runner, stream
 from flax import nnx
 from oracles import attention as oracle
 
-from famjax.core.config import FeedbackConfig, LinearConfig
+from famjax.config.schema import FeedbackConfig, LinearConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Context
 from famjax.eval.attention import analyze, attention_weights, distance, entropy

@@ -14,11 +14,11 @@ import tiny
 from small import COMMAND
 
 from famjax.cli.main import main
-from famjax.core import sharding
-from famjax.core.config import DataConfig, ToyConfig
+from famjax.config.schema import DataConfig, ToyConfig
 from famjax.core.errors import UserError
 from famjax.eval import toy
 from famjax.eval.toy import evaluate_toy
+from famjax.parallel import sharding
 from famjax.tasks.toy import ToySource, episode_answers, task_tokenizer
 from famjax.train.run import Run, open_run
 
@@ -26,7 +26,7 @@ from famjax.train.run import Run, open_run
 @pytest.fixture(autouse=True)
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use the compile cache of the tests and one device; let episodes go over many calls."""
-    monkeypatch.setattr("famjax.core.runtime.setup", lambda: None)
+    monkeypatch.setattr("famjax.processes.runtime.setup", lambda: None)
     make_mesh = sharding.make_mesh
     monkeypatch.setattr(
         sharding, "make_mesh", lambda m, **on: make_mesh(m, devices=jax.devices()[:1], **on)

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from tiny_tokenizers import byte_level
 
 from famjax.core.errors import UserError
-from famjax.data.tokenizers import load_tokenizer
 from famjax.eval.generate import Generator, _cut_at_stop
 from famjax.eval.sampling import Sampling, sample
 from famjax.eval.state_file import load_state, save_state
+from famjax.tokenizers.load import load_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,12 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from famjax.core.config import MeshConfig
+from famjax.config.schema import MeshConfig
 from famjax.core.errors import UserError
-from famjax.core.sharding import make_mesh, parameter_shardings
 from famjax.eval.memory import measure_flatness, memory_report
 from famjax.eval.streaming import Streamer, rechunk
 from famjax.ops.losses import token_losses
+from famjax.parallel.sharding import make_mesh, parameter_shardings
 
 B, T = 2, 50
 LINE = np.random.default_rng(0).integers(0, 256, (B, T + 1)).astype(np.int32)

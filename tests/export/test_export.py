@@ -16,14 +16,15 @@ from flax import nnx
 
 from famjax import load_pretrained, open_run
 from famjax.cli.main import main
-from famjax.core.config import AdaptiveConfig, LinearConfig, LoraConfig
+from famjax.config.schema import AdaptiveConfig, LinearConfig, LoraConfig
 from famjax.core.errors import UserError
-from famjax.data.tokenizers import load_tokenizer, train_sentencepiece
-from famjax.data.words import WordTokenizer
+from famjax.data.train_tokenizer import train_sentencepiece
 from famjax.export import check, hf
 from famjax.export import export as exporting
 from famjax.export.source import ExportSource
 from famjax.export.tokenizer import write_tokenizer
+from famjax.tokenizers.load import load_tokenizer
+from famjax.tokenizers.words import WordTokenizer
 
 TEXT = "  Pure thought, 12345  — très bien —\n\tin\r\n  lines 猫 \U0001f600 "
 

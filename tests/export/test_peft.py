@@ -13,9 +13,9 @@ import pytest
 import tiny
 from flax import nnx
 
+from famjax.config.schema import Config, DropoutConfig, LoraConfig
 from famjax.convert.load import load_pretrained
 from famjax.core import optional
-from famjax.core.config import Config, DropoutConfig, LoraConfig
 from famjax.core.errors import UserError
 from famjax.export import peft
 from famjax.export.source import ExportSource

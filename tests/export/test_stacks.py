@@ -8,11 +8,11 @@ from pathlib import Path
 import jax
 import pytest
 
-from famjax.core import sharding
-from famjax.core.config import Config
+from famjax.config.schema import Config
 from famjax.core.errors import UserError
-from famjax.core.experiment import override
+from famjax.experiment.load import override
 from famjax.export.export import export
+from famjax.parallel import sharding
 from famjax.train.loop import train
 
 SHAPE = [

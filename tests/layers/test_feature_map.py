@@ -10,7 +10,7 @@ from contracts.harness import jit
 from flax import nnx
 from oracles import linear as oracle
 
-from famjax.core.config import LinearConfig, ModelConfig
+from famjax.config.schema import LinearConfig, ModelConfig
 from famjax.layers import feature_map
 from famjax.layers.feature_map import FeatureMap, orthogonal_vectors, random_vectors
 from famjax.models.language_model import LanguageModel

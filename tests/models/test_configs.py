@@ -10,9 +10,9 @@ from pathlib import Path
 import jax
 import pytest
 
-from famjax.core.checks import validate
-from famjax.core.config import Config
-from famjax.core.experiment import load_config
+from famjax.config.schema import Config
+from famjax.experiment.checks import validate
+from famjax.experiment.load import load_config
 from famjax.models.remap_params import abstract_inference_model
 from famjax.tasks.toy import task_tokenizer
 from famjax.train.optimizers import make_schedule

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from famjax.core.config import ModelConfig
+from famjax.config.schema import ModelConfig
 from famjax.core.errors import UserError
 from famjax.models.language_model import LanguageModel
 from famjax.ops import lookup

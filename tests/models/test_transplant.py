@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from famjax.core.config import LinearConfig, ModelConfig
+from famjax.config.schema import LinearConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.models.remap_params import abstract_inference_model, canonical_name, remap_params
 

@@ -13,8 +13,8 @@ from pathlib import Path
 # `famjax`, which takes a process for gone after seconds instead of a minute
 FAMJAX = """
 import sys
-from famjax.core import processes
-processes.HEARTBEAT_TIMEOUT, processes.INIT_TIMEOUT = {heartbeat}, {patience}
+from famjax.processes import collective
+collective.HEARTBEAT_TIMEOUT, collective.INIT_TIMEOUT = {heartbeat}, {patience}
 {more}
 from famjax.cli.main import main
 sys.exit(main())

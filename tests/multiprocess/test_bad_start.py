@@ -8,9 +8,9 @@ import pytest
 from small import config
 from spawn import ended, flags, free_port, start
 
-from famjax.core import processes
 from famjax.core.errors import UserError
-from famjax.core.experiment import override, to_json
+from famjax.experiment.load import override, to_json
+from famjax.processes import collective
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from famjax.core.experiment import override, to_json
 )
 def test_flags(given: tuple[str | None, ...], said: str) -> None:
     with pytest.raises(UserError) as error:
-        processes.parse_flags(*given)
+        collective.parse_flags(*given)
     assert str(error.value).startswith(said)
     assert "\n" not in str(error.value)
 
@@ -37,15 +37,15 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in slurm.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.setenv("SLURM_NTASKS", "1")
-    assert processes.detect() is None
-    processes.check_single_process("eval")
+    assert collective.detect() is None
+    collective.check_single_process("eval")
     monkeypatch.setenv("SLURM_NTASKS", "2")
-    place = processes.detect()
+    place = collective.detect()
     assert place is not None
     assert (place.index, place.count) == (1, 2)
     assert place.coordinator.startswith("node003:")
     with pytest.raises(UserError, match="famjax eval runs in one process, and 2 were started"):
-        processes.check_single_process("eval")
+        collective.check_single_process("eval")
 
 
 @pytest.fixture

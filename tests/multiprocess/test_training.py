@@ -15,8 +15,8 @@ import pytest
 from small import config, rows
 from spawn import ended, start_all, trained
 
-from famjax.core import sharding
-from famjax.core.experiment import from_json, override, to_json
+from famjax.experiment.load import from_json, override, to_json
+from famjax.parallel import sharding
 from famjax.train.checkpoint import TREE, Checkpoints
 from famjax.train.loop import train
 

@@ -14,11 +14,11 @@ import pytest
 from contracts.harness import jit
 from oracles import linear as oracle
 
-from famjax.core import sharding
-from famjax.core.config import MeshConfig
+from famjax.config.schema import MeshConfig
 from famjax.ops import linear_attention as plain
 from famjax.ops import linear_attention_kernel as kernel
 from famjax.ops.linear_attention import Sums, chunkwise_attention
+from famjax.parallel import sharding
 
 PLATFORMS = ["tpu", "cuda"]
 # 9 chunks of 16 are two of a TPU's chunks, the second of them padded, and three of a GPU's
@@ -258,7 +258,7 @@ def test_float64_uses_xla(alone):
 _COMPILE = """
 import jax
 from jax.experimental import topologies
-from famjax.core import sharding
+from famjax.parallel import sharding
 from ops.test_linear_attention_kernel import drawn, training
 
 devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices

@@ -7,9 +7,9 @@ import functools
 import jax
 import numpy as np
 
-from famjax.core import sharding
-from famjax.core.config import Config
-from famjax.core.experiment import override
+from famjax.config.schema import Config
+from famjax.experiment.load import override
+from famjax.parallel import sharding
 from famjax.plan import hlo
 from famjax.plan.worker import batch_shapes
 from famjax.train.program import make_program

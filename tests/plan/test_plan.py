@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from famjax.cli.main import main
-from famjax.core.config import Config
+from famjax.config.schema import Config
 from famjax.core.errors import UserError
-from famjax.core.experiment import load_config, override
-from famjax.core.unused_keys import check_unused_keys
+from famjax.experiment.load import load_config, override
+from famjax.experiment.unused_keys import check_unused_keys
 from famjax.plan import plan as plans
 from famjax.plan.chips import CHIPS, parse_topology
 from famjax.plan.formula import count_parameters, estimate, layer_activations

@@ -17,7 +17,7 @@ import pytest
 from contracts.harness import close, jit, normal, same
 from flax import nnx
 
-from famjax.core.config import ArchConfig, DropoutConfig, FeedbackConfig, LoraConfig, ModelConfig
+from famjax.config.schema import ArchConfig, DropoutConfig, FeedbackConfig, LoraConfig, ModelConfig
 from famjax.core.types import Context
 from famjax.layers.dropout import DropoutKey, dropout
 from famjax.models.language_model import LanguageModel

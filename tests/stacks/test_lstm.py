@@ -13,9 +13,9 @@ from contracts.harness import close, jit, normal, same
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-from famjax.core import sharding
-from famjax.core.config import MeshConfig, ModelConfig
+from famjax.config.schema import MeshConfig, ModelConfig
 from famjax.core.types import Context
+from famjax.parallel import sharding
 from famjax.stacks import lstm
 from famjax.stacks.lstm import LstmStack, LstmState
 

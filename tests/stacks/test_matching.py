@@ -15,11 +15,11 @@ from contracts.harness import BASE, FAMILIES, LENGTH, POST, TOKENS, B, Runner, c
 from flax import nnx
 from oracles import matching as oracle
 
-from famjax.core.config import LinearConfig, ModelConfig
-from famjax.core.sharding import path_name
+from famjax.config.schema import LinearConfig, ModelConfig
 from famjax.core.types import Context
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import remap_params
+from famjax.parallel.sharding import path_name
 
 RELU, TURNED = {"map": "relu", "rope": False}, {"map": "relu"}
 

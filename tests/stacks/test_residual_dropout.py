@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from famjax.core.checks import validate
-from famjax.core.config import ArchConfig, Config, DropoutConfig, ModelConfig
+from famjax.config.schema import ArchConfig, Config, DropoutConfig, ModelConfig
 from famjax.core.errors import UserError
-from famjax.core.experiment import load_config
 from famjax.core.types import Context
+from famjax.experiment.checks import validate
+from famjax.experiment.load import load_config
 from famjax.layers.dropout import DropoutKey, split_key
 from famjax.mixers import fam as fam_mixer
 from famjax.stacks.residual import ResidualStack

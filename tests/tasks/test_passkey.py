@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from famjax.core.config import PasskeyConfig
+from famjax.config.schema import PasskeyConfig
 from famjax.core.errors import UserError
-from famjax.data.tokenizers import load_tokenizer, train_sentencepiece
+from famjax.data.train_tokenizer import train_sentencepiece
 from famjax.tasks.passkey import FILLER, NEEDLE, QUESTION, Passkey, PasskeySource, sample_text
+from famjax.tokenizers.load import load_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -9,14 +9,12 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from famjax.core.checks import TOYS
-from famjax.core.config import Config, DataConfig, ToyConfig
+from famjax.config.schema import Config, DataConfig, ToyConfig
 from famjax.core.errors import UserError
 from famjax.data.lanes import Lanes
 from famjax.data.packing import PackedRows
-from famjax.data.pipeline import make_source, make_tokenizer
-from famjax.data.tokenizers import load_tokenizer
-from famjax.data.words import SPECIALS
+from famjax.experiment.checks import TOYS
+from famjax.pipeline import make_source, make_tokenizer
 from famjax.tasks.toy import (
     TASKS,
     ToySource,
@@ -25,6 +23,8 @@ from famjax.tasks.toy import (
     eval_steps,
     task_tokenizer,
 )
+from famjax.tokenizers.load import load_tokenizer
+from famjax.tokenizers.words import SPECIALS
 
 FEW = ToyConfig(episodes=40)
 

@@ -13,7 +13,7 @@ import tiny
 from famjax.cli.main import main
 from famjax.convert.folder import write_model
 from famjax.core.errors import UserError
-from famjax.core.experiment import load_config
+from famjax.experiment.load import load_config
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.run import initial_weights, open_run
 

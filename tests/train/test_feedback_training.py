@@ -14,15 +14,15 @@ import pytest
 from contracts.harness import jit
 from flax import nnx
 
-from famjax.core import sharding
-from famjax.core.checks import validate
-from famjax.core.config import Config, ModelConfig
+from famjax.config.schema import Config, ModelConfig
 from famjax.core.errors import UserError
-from famjax.core.experiment import load_config, override
 from famjax.eval.generate import Generator
 from famjax.eval.streaming import Streamer
+from famjax.experiment.checks import validate
+from famjax.experiment.load import load_config, override
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import remap_params
+from famjax.parallel import sharding
 from famjax.train.loop import train
 from famjax.train.metrics import read_metrics
 from famjax.train.run import open_run
@@ -216,7 +216,7 @@ def test_train_from_a_converted_model(tmp_path: Path) -> None:
     old = train(config(*residual), tmp_path / "old", quiet=True)
     experiment = tmp_path / "experiment.py"
     experiment.write_text(
-        "from famjax.core.config import *\n"
+        "from famjax.config.schema import *\n"
         "def config(): return Config(model=ModelConfig(dropout=DropoutConfig(hidden=0.1)))"
     )
     given = load_config(

@@ -11,10 +11,10 @@ import pytest
 from flax import nnx
 from small import compiled_once, config, rows  # noqa: F401
 
-from famjax.core.experiment import load_config, override
 from famjax.core.types import Context
-from famjax.data.pipeline import make_batches, make_source
+from famjax.experiment.load import load_config, override
 from famjax.ops.losses import token_losses
+from famjax.pipeline import make_batches, make_source
 from famjax.train import loop
 from famjax.train.run import Run, open_run
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from famjax.core.config import Config, DataConfig, LinearConfig, ModelConfig, TrainConfig
+from famjax.config.schema import Config, DataConfig, LinearConfig, ModelConfig, TrainConfig
 from famjax.train import flops
 
 SMALL = ModelConfig(

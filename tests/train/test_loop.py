@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from small import compiled_once, config, make_program, rows  # noqa: F401
 
-from famjax.core.config import Config
+from famjax.config.schema import Config
 from famjax.core.errors import StopRequested, UserError
-from famjax.core.experiment import override
 from famjax.data import lanes
+from famjax.experiment.load import override
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.clock import Clock
 from famjax.train.loop import train, train_with_source

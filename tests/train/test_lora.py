@@ -13,14 +13,14 @@ import pytest
 import small
 from flax import nnx
 
-from famjax.core.config import LoraConfig
+from famjax.config.schema import LoraConfig
 from famjax.core.errors import UserError
-from famjax.core.experiment import load_config, override
-from famjax.core.sharding import path_name
+from famjax.experiment.load import load_config, override
 from famjax.layers import lora
 from famjax.layers.dropout import DropoutKey
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import merge_adapters, remap_params
+from famjax.parallel.sharding import path_name
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.loop import train
 from famjax.train.partition import fingerprint, partition_trainable, with_dropout_keys

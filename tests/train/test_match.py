@@ -15,11 +15,11 @@ import transformers
 from flax import nnx
 
 from famjax.cli.main import main
-from famjax.core import sharding
-from famjax.core.config import Config
+from famjax.config.schema import Config
 from famjax.core.errors import UserError
-from famjax.core.experiment import load_config, override
-from famjax.core.sharding import path_name
+from famjax.experiment.load import load_config, override
+from famjax.parallel import sharding
+from famjax.parallel.sharding import path_name
 from famjax.train.loop import train
 from famjax.train.metrics import read_metrics
 from famjax.train.program import make_program

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from famjax.core.config import OptimizerConfig
+from famjax.config.schema import OptimizerConfig
 from famjax.train.optimizers import make_optimizer, make_schedule
 
 PARAMETERS = {"w": np.linspace(-1, 1, 12).reshape(3, 4), "b": np.full(4, 0.5)}

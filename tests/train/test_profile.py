@@ -19,10 +19,10 @@ from small import (  # noqa: F401
     make_program,
 )
 
-from famjax.core.config import Config
+from famjax.config.schema import Config
 from famjax.core.errors import UserError
-from famjax.core.experiment import load_config
-from famjax.data.pipeline import Batches
+from famjax.experiment.load import load_config
+from famjax.pipeline import Batches
 from famjax.train import loop
 from famjax.train.hooks import Profiling
 from famjax.train.loop import train, train_with_source

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from small import Crash, assert_same, compiled_once, config, crash_at, rows, texts  # noqa: F401
 
-from famjax.core.config import Config
+from famjax.config.schema import Config
 from famjax.core.errors import UserError
-from famjax.core.experiment import override, to_json
 from famjax.data.files import _Scanner
+from famjax.experiment.load import override, to_json
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.loop import train
 
@@ -34,7 +34,7 @@ FAMJAX = """
 import functools, sys
 import jax
 from famjax.cli.main import main
-from famjax.core import sharding
+from famjax.parallel import sharding
 sharding.make_mesh = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
 sys.exit(main())
 """

@@ -10,7 +10,7 @@ import pytest
 from small import compiled_once, config  # noqa: F401
 
 from famjax.core.errors import UserError
-from famjax.core.experiment import override
+from famjax.experiment.load import override
 from famjax.train.loop import train
 from famjax.train.session import Session
 

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 import pytest
 
-from famjax.core import sharding
-from famjax.core.config import AXES, Config
-from famjax.core.experiment import override
+from famjax.config.schema import AXES, Config
+from famjax.experiment.load import override
+from famjax.parallel import sharding
 from famjax.train.program import make_program
 
 ROWS, LENGTH, VOCABULARY, WIDTH, BLOCK, FAM, HEADS = 2, 4096, 64, 32, 32, 4, 2

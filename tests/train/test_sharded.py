@@ -15,10 +15,10 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from small import rows, texts
 
-from famjax.core import sharding
-from famjax.core.config import AXES, Config, MeshConfig
+from famjax.config.schema import AXES, Config, MeshConfig
 from famjax.core.errors import UserError
-from famjax.core.experiment import override
+from famjax.experiment.load import override
+from famjax.parallel import sharding
 from famjax.train import loop
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.program import TrainProgram, make_program

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 import pytest
 
-from famjax.core import sharding
-from famjax.core.config import Config
-from famjax.core.experiment import override
+from famjax.config.schema import Config
+from famjax.experiment.load import override
+from famjax.parallel import sharding
 from famjax.stacks.feedback.parts import DropoutRng
 from famjax.stacks.feedback.solve import _per_token_rng
 from famjax.train.program import TrainProgram, make_program

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from famjax.core.config import Config
-from famjax.core.experiment import override
+from famjax.config.schema import Config
 from famjax.core.types import Context
+from famjax.experiment.load import override
 from famjax.mixers.fam import FamState
 from famjax.models.language_model import LanguageModel
 from famjax.ops.losses import token_losses

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from small import Crash, assert_same, compiled_once, config, crash_at, make_program, rows  # noqa: F401
 
-from famjax.core.config import Config
-from famjax.core.experiment import override
-from famjax.data.pipeline import halve_lanes, make_batches, make_source
-from famjax.data.tokenizers import load_tokenizer
+from famjax.config.schema import Config
+from famjax.experiment.load import override
+from famjax.pipeline import halve_lanes, make_batches, make_source
+from famjax.tokenizers.load import load_tokenizer
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.loop import train
 from famjax.train.session import Session

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from famjax.config.schema import ArchConfig, ModelConfig
 from famjax.convert.families.common import Family, shortest_pattern
 from famjax.convert.families.famjax import FAMJAX
 from famjax.convert.families.gemma import GEMMA, GEMMA2, GEMMA3
@@ -16,7 +17,6 @@ from famjax.convert.families.keys import HF
 from famjax.convert.families.llama import LLAMA
 from famjax.convert.families.mistral import MISTRAL
 from famjax.convert.families.qwen import QWEN2, QWEN3
-from famjax.core.config import ArchConfig, ModelConfig
 from famjax.core.errors import UserError, nearest
 
 # by model_type

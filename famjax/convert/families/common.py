@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from famjax.config.schema import ArchConfig, ModelConfig
 from famjax.convert.families.keys import HF, Keys, resolve
 from famjax.convert.tensors import Tensors
-from famjax.core.config import ArchConfig, ModelConfig
 from famjax.core.errors import UserError
 
 _LAYERS = {"full_attention": "full", "sliding_attention": "swa"}

@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from famjax.config.schema import ArchConfig, ModelConfig
 from famjax.convert.families.common import Family
 from famjax.convert.families.keys import HF, REQUIRED, Keys, UnsupportedKey
 from famjax.convert.tensors import Tensor, Tensors, linear_kernel
-from famjax.core.config import ArchConfig, ModelConfig
 from famjax.core.errors import UserError, nearest
 
 # keys of how a model is computed; and `tied`, which is tie_word_embeddings

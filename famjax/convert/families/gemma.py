@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from famjax.config.schema import ModelConfig
 from famjax.convert.families import llama
 from famjax.convert.families.common import (
     Family,
@@ -14,7 +15,6 @@ from famjax.convert.families.common import (
     serialize_rope,
 )
 from famjax.convert.families.keys import HF, NO_WINDOW, Keys, UnsupportedKey
-from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError
 
 _GATES = {"gelu_pytorch_tanh": "geglu"}

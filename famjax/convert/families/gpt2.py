@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from famjax.config.schema import ArchConfig, ModelConfig
 from famjax.convert.families.common import Family, parse_activation
 from famjax.convert.families.keys import HF, NO_WINDOW, REQUIRED, Keys, UnsupportedKey
 from famjax.convert.tensors import Part, Tensor, Tensors
-from famjax.core.config import ArchConfig, ModelConfig
 
 _GATES = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_exact"}
 _SCORES = "scores are divided by the root of a head's size, and by nothing else"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from famjax.config.schema import ArchConfig, ModelConfig
 from famjax.convert.families.common import (
     Family,
     parse_activation,
@@ -14,7 +15,6 @@ from famjax.convert.families.common import (
 from famjax.convert.families.keys import HF, NO_WINDOW, Keys, UnsupportedKey
 from famjax.convert.families.llama import SHAPE
 from famjax.convert.tensors import Part, Tensor, Tensors, linear_kernel
-from famjax.core.config import ArchConfig, ModelConfig
 
 _GATES = {
     "gelu": "gelu_exact",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from famjax.config.schema import ArchConfig, ModelConfig
 from famjax.convert.families.common import (
     Family,
     parse_activation,
@@ -11,7 +12,6 @@ from famjax.convert.families.common import (
 )
 from famjax.convert.families.keys import HF, NO_WINDOW, REQUIRED, Keys
 from famjax.convert.tensors import Tensor, Tensors, linear_kernel
-from famjax.core.config import ArchConfig, ModelConfig
 
 SHAPE = dict.fromkeys(
     (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from famjax.config.schema import ModelConfig
 from famjax.convert.families import llama
 from famjax.convert.families.common import Family
 from famjax.convert.families.keys import HF, Keys, UnsupportedKey
-from famjax.core.config import ModelConfig
 from famjax.core.errors import UserError
 
 

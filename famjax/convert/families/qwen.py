@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from famjax.config.schema import ModelConfig
 from famjax.convert.families import llama
 from famjax.convert.families.common import Family, layer_types, parse_mixers
 from famjax.convert.families.keys import HF, Keys
-from famjax.core.config import ModelConfig
 
 _WINDOWS = {
     "use_sliding_window": False,

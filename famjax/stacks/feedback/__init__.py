@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.core import sharding
-from famjax.core.config import ModelConfig
+from famjax.config.schema import ModelConfig
 from famjax.core.types import Array, Context, State
 from famjax.layers.dropout import EMBEDDING, OUTPUT, apply_dropout, empty_key, make_dropout
 from famjax.layers.qkv import KVProjection
+from famjax.parallel import sharding
 from famjax.stacks.feedback import ring, solve
 from famjax.stacks.feedback.parts import (
     DropoutRng,

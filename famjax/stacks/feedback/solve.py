@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 
 from famjax.core.remat import remat_with_policy
-from famjax.core.sharding import row_shards, shard_map_rows
 from famjax.core.types import Array
 from famjax.layers.dropout import DropoutFn
 from famjax.ops import relative
 from famjax.ops.token_scan import Visible, token_scan
+from famjax.parallel.sharding import row_shards, shard_map_rows
 from famjax.stacks.feedback.parts import DropoutRng, Partitioned, Parts, combine
 from famjax.stacks.feedback.ring import KV
 from famjax.stacks.feedback.spec import FeedbackSpec

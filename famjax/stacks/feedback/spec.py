@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import jax
 import jax.numpy as jnp
 
-from famjax.core.config import FeedbackConfig, ModelConfig
+from famjax.config.schema import FeedbackConfig, ModelConfig
 from famjax.core.types import Array, compute_dtype
 from famjax.layers.qkv import head_dim
 from famjax.ops import rotary

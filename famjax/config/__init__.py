@@ -1,0 +1,1 @@
+"""The config schema, and the dotted key of each of its fields."""

@@ -1,0 +1,25 @@
+"""What follows from a model's config: the mixer of each layer, the clusters of the softmax."""
+
+from __future__ import annotations
+
+from famjax.config.schema import ModelConfig
+
+
+def mixer_pattern(model: ModelConfig) -> tuple[str, ...]:
+    """Return the mixers of `model.mixer`, the pattern that the residual stack repeats.
+
+    Empty for all other stacks.
+    """
+    return tuple(model.mixer.split(",")) if model.stack == "residual" else ()
+
+
+def layer_mixers(model: ModelConfig) -> tuple[str, ...]:
+    """Return the mixer of every layer; empty for a stack without mixers."""
+    names = mixer_pattern(model)
+    return tuple(names[i % len(names)] for i in range(model.layers)) if names else ()
+
+
+def cutoffs(model: ModelConfig) -> tuple[int, ...]:
+    """Return the first word of each cluster after the first; () means one cluster."""
+    text = model.adaptive.cutoffs
+    return tuple(int(part) for part in text.split(",")) if text else ()

@@ -1,0 +1,1 @@
+"""Experiments: configs loaded, overridden, checked and measured, before JAX allocates anything."""

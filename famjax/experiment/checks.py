@@ -1,0 +1,484 @@
+"""Config validation: sizes and combinations that cannot work.
+
+Each check yields error lines that name the key, its value and the fix. The first one is raised;
+later checks rely on earlier ones.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from famjax.config.derived import cutoffs, mixer_pattern
+from famjax.config.schema import AXES, Config, DataConfig, ModelConfig
+from famjax.core.errors import UserError, divisors, nearest
+from famjax.core.json_files import shorten
+from famjax.experiment.ranges import check_ranges, check_types
+
+# Mixers a pattern may name.
+MIXERS = ("full", "swa", "bswa", "bswa_sg", "fam", "linear")
+
+# Toy tasks, whose sizes are in data.toy.
+TOYS = ("random_walk", "blocked_walk", "copy", "reverse", "counting", "algorithmic")
+
+# clusters of an adaptive softmax, one table each; WikiText-103 uses 4
+_MAX_CLUSTERS = 64
+# layers unrolled in one program
+_MAX_UNROLLED_LAYERS = 1000
+
+# Linear maps that can have adapters.
+ADAPTABLE_MAPS = (
+    *(f"attention.{name}" for name in ("q", "k", "v", "out")),
+    *(f"mlp.{name}" for name in ("gate", "up", "down")),
+)
+
+
+def validate(config: Config) -> None:
+    """Raise a `UserError` for the first value of the config that cannot work."""
+    _raise_first(
+        config,
+        (
+            *_MODEL_CHECKS,
+            _check_data,
+            _check_train,
+            _check_bptt_warmup,
+            _check_profile,
+            _check_mesh,
+        ),
+    )
+
+
+def validate_model(model: ModelConfig) -> None:
+    """Raise a `UserError` for the first value of a model that cannot work with any data."""
+    config = Config(model=model, data=DataConfig(length=1))
+    _raise_first(config, _MODEL_CHECKS)
+
+
+def _raise_first(config: Config, checks: Sequence[Callable[[Config], Iterator[str]]]) -> None:
+    for check in checks:
+        for problem in check(config):
+            raise UserError(problem)
+
+
+def _check_model(config: Config) -> Iterator[str]:
+    m = config.model
+    if not m.head_dim and m.width % m.heads:
+        yield (
+            f"model.width={m.width} is not a multiple of model.heads={m.heads}; "
+            f"take {_multiples(m.width, m.heads)}, or set model.head_dim"
+        )
+    head_dim, key = m.head_dim or m.width // m.heads, "model.head_dim"
+    if head_dim % 2:
+        source = "" if m.head_dim else " (model.width / model.heads)"
+        yield f"{key}={head_dim}{source} is odd; rotary positions rotate pairs, take an even number"
+    rotated = int(head_dim * m.arch.rotary_fraction)
+    if not 0 <= rotated <= head_dim or rotated % 2:
+        yield (
+            f"model.arch.rotary_fraction={m.arch.rotary_fraction}: must leave an even number of "
+            f"the {head_dim} elements of a head"
+        )
+    if m.arch.rope_low >= m.arch.rope_high:
+        yield (
+            f"model.arch.rope_low={m.arch.rope_low} is not below "
+            f"model.arch.rope_high={m.arch.rope_high}; Llama 3 has 1 and 4"
+        )
+    if m.lora.rank:
+        yield from _check_adapters(m)
+    if m.kv_heads and m.heads % m.kv_heads:
+        yield (
+            f"model.kv_heads={m.kv_heads} does not divide model.heads={m.heads}; "
+            f"take one of {divisors(m.heads)}"
+        )
+
+
+def _check_adapters(model: ModelConfig) -> Iterator[str]:
+    gated = model.mlp in ("swiglu", "geglu")
+    maps = [name for name in ADAPTABLE_MAPS if gated or name != "mlp.gate"]
+    for pattern in model.lora.on.split(","):
+        if not fnmatch.filter(maps, pattern):
+            yield (
+                f"model.lora.on={model.lora.on}: {pattern!r} names no map"
+                f"{nearest(pattern, maps)} (known: {', '.join(maps)})"
+            )
+
+
+def _check_adaptive(config: Config) -> Iterator[str]:
+    m = config.model
+    text = m.adaptive.cutoffs
+    if not text:
+        return
+    named = f"model.adaptive.cutoffs={shorten(text)}"
+    parts = text.split(",")
+    if len(parts) > _MAX_CLUSTERS:
+        yield f"model.adaptive.cutoffs: has {len(parts):,}; give at most {_MAX_CLUSTERS}"
+    if not all(part.isascii() and part.isdigit() and len(part) < 12 for part in parts):
+        yield f"{named}: give whole numbers separated by commas, such as 20000,60000"
+    cuts = cutoffs(m)
+    if cuts[0] < 1 or any(a >= b for a, b in itertools.pairwise(cuts)):
+        yield f"{named}: each must be more than the one before it, and the first at least 1"
+    if m.vocab_size and cuts[-1] >= m.vocab_size:
+        yield (
+            f"{named}: {cuts[-1]} leaves its cluster no words in a vocabulary of {m.vocab_size}; "
+            "take smaller ones, or fewer"
+        )
+    narrow = m.adaptive.factor ** len(cuts)
+    if m.width % narrow:
+        yield (
+            f"model.width={m.width} is not a multiple of model.adaptive.factor^{len(cuts)}="
+            f"{narrow}, by which the last cluster is narrower; take {_multiples(m.width, narrow)}"
+        )
+    if m.arch.logit_cap:
+        yield (
+            f"model.arch.logit_cap={m.arch.logit_cap}: an adaptive softmax has no logits of all "
+            "words to cap; set it to 0"
+        )
+
+
+def _check_mixers(config: Config) -> Iterator[str]:
+    m = config.model
+    pattern = mixer_pattern(m)
+    for name in pattern:
+        if name not in MIXERS:
+            yield (
+                f"model.mixer={m.mixer!r}: unknown mixer {name!r}{nearest(name, MIXERS)} "
+                f"(known: {', '.join(MIXERS)})"
+            )
+    if pattern and m.layers % len(pattern):
+        yield (
+            f"model.layers={m.layers} is not a multiple of the {len(pattern)} mixers of "
+            f"model.mixer={m.mixer!r}; take {_multiples(m.layers, len(pattern))}"
+        )
+    if "full" in pattern and config.data.length > m.capacity:
+        yield (
+            f"data.length={config.data.length} is longer than model.capacity={m.capacity}, the "
+            f"KV cache of full attention; set model.capacity={config.data.length}"
+        )
+    if "linear" in pattern:
+        yield from _check_linear(config)
+    if config.train.only != "all":
+        yield from _check_only(config)
+    if config.train.match:
+        yield from _check_match(config)
+
+
+def _check_linear(config: Config) -> Iterator[str]:
+    c = config.model.linear
+    if c.map == "rfa" and c.features % 2:
+        yield (
+            f"model.linear.features={c.features} is odd; rfa has a sine and a cosine of each "
+            f"random vector, take {_multiples(c.features, 2)}"
+        )
+    if config.train.rpo and c.rope:
+        yield (
+            "train.rpo=true: features of rotated keys are not relative, so a position offset "
+            "changes the output; set train.rpo=false or model.linear.rope=false"
+        )
+
+
+def _check_only(config: Config) -> Iterator[str]:
+    m, named, off = config.model, f"train.only={config.train.only}", "or set train.only=all"
+    if "linear" not in mixer_pattern(m):
+        where = f"model.mixer={m.mixer}" if m.stack == "residual" else f"model.stack={m.stack}"
+        yield f"{named}: {where} has no feature maps; give layers the mixer linear, {off}"
+    if m.linear.map in ("elu", "performer"):
+        yield f"{named}: model.linear.map={m.linear.map} has no weights; take a learned map, {off}"
+    if config.train.only == "maps" and m.lora.rank:
+        yield (
+            f"{named}: adapters are not trained then, model.lora.rank={m.lora.rank}; set "
+            f"model.lora.rank=0, {off}"
+        )
+
+
+def _check_match(config: Config) -> Iterator[str]:
+    t, named, off = config.train, "train.match=true", "or train.match=false"
+    if t.only != "maps":
+        yield f"{named} trains feature maps alone, train.only={t.only}; set train.only=maps, {off}"
+    if not config.init:
+        yield (
+            f"{named}: random weights have no attention to match; give init=FOLDER, a run or the "
+            f"output of famjax convert --to t2r, {off}"
+        )
+    # softmax attention over the tokens of earlier steps would need their KV cache
+    if config.data.layout != "packed":
+        yield (
+            f"{named} starts each row with an empty memory, data.layout={config.data.layout} "
+            f"carries it over; set data.layout=packed, {off}"
+        )
+    if t.rsp:
+        yield f"{named} starts each row with an empty memory, train.rsp={t.rsp}; set 0, {off}"
+    if t.bptt_segments > 1:
+        yield (f"{named} reads each row whole, train.bptt_segments={t.bptt_segments}; set 1, {off}")
+
+
+def _check_stack(config: Config) -> Iterator[str]:
+    m = config.model
+    is_feedback_stack = m.stack in ("feedback", "transformer")
+    named = f"model.stack={m.stack}"
+    if m.stack != "residual" and m.block_len != 1:
+        yield f"{named} has no blocks, model.block_len={m.block_len}; set model.block_len=1"
+    if m.stack != "residual":
+        yield from _check_other_stacks(config)
+    if not is_feedback_stack:
+        for name in ("adaptive_span", "sweeps"):
+            if given := getattr(m.feedback, name):
+                yield f"model.feedback.{name}={given}: {named} has none; set model.stack=feedback"
+        if not m.arch.pre_norm:
+            yield (
+                f"model.arch.pre_norm=false: {named} is pre-norm; set model.stack=feedback or "
+                "transformer, or model.arch.pre_norm=true"
+            )
+        return
+    if m.lora.dropout:
+        yield f"model.lora.dropout={m.lora.dropout}: {named} has none; set 0"
+    if m.arch.learned_positions:
+        yield (f"model.arch.learned_positions=true: {named} has relative positions only; set false")
+    yield from _check_feedback(config)
+
+
+def _check_other_stacks(config: Config) -> Iterator[str]:
+    """Yield settings that stacks other than the residual one would silently ignore."""
+    m, t = config.model, config.train
+    named = f"model.stack={m.stack}"
+    for name, rate in vars(m.dropout).items():
+        if rate and m.stack == "lstm":
+            yield f"model.dropout.{name}={rate}: {named} has no such dropout; set 0"
+    if t.rsp:
+        yield f"train.rsp={t.rsp} passes FAMs between steps, {named} has none; set 0"
+    if t.rpo:
+        yield f"train.rpo=true: {named} has relative positions, an offset does nothing; set false"
+    if m.remat != "none" and m.stack != "transformer":
+        yield f"model.remat={m.remat}: {named} already saves only matrix products; set none"
+    if m.lora.rank and m.stack == "lstm":
+        yield f"model.lora.rank={m.lora.rank}: {named} has no maps that take adapters; set 0"
+    if m.arch.local_rope_base:
+        yield (
+            f"model.arch.local_rope_base={m.arch.local_rope_base:g}: {named} rotates the keys of "
+            "all layers alike; this family's local layers (Gemma 3) cannot become its layers"
+        )
+
+
+def _check_feedback(config: Config) -> Iterator[str]:
+    m, c, d = config.model, config.model.feedback, config.data
+    if c.layer > m.layers:
+        yield (
+            f"model.feedback.layer={c.layer}: states exist after 0 (the embedding) to "
+            f"model.layers={m.layers} layers"
+        )
+    if m.stack == "transformer" and c.composition not in ("all", "previous"):
+        yield (
+            f"model.feedback.composition={c.composition}: a Transformer's layers remember their "
+            "inputs; set model.stack=feedback"
+        )
+    if m.stack == "transformer" and c.sweeps:
+        yield f"model.feedback.sweeps={c.sweeps}: a Transformer needs none; set 0"
+    if c.span_loss and not c.adaptive_span:
+        yield (
+            f"model.feedback.span_loss={c.span_loss} needs learned spans; set "
+            "model.feedback.adaptive_span=true, or 0"
+        )
+    if d.layout == "packed" and c.span > d.length > 1:
+        yield (
+            f"model.feedback.span={c.span} is longer than data.length={d.length}, all that a token "
+            f"of a packed row can see; take at most {d.length}, or data.layout=lanes"
+        )
+
+
+def _check_data(config: Config) -> Iterator[str]:
+    d, p = config.data, config.data.passkey
+    sources = [f"data.{k}={v!r}" for k in ("files", "seqio", "tfds") if (v := getattr(d, k))]
+    if len(sources) > 1:
+        yield f"{' and '.join(sources)}: documents come from one source; keep one of them"
+    if not d.tokenizer:
+        yield (
+            "data.tokenizer='': give 'bytes', the path of a SentencePiece model, of a "
+            "tokenizer.json or of a list of words, or a folder with one of them"
+        )
+    if d.holdout == 1:
+        yield "data.holdout=1 keeps every document from training; take 0 or at least 2"
+    if d.layout == "lanes" and d.repeat_len:
+        yield (
+            f"data.repeat_len={d.repeat_len} is for packed rows; "
+            "set data.layout=packed or data.repeat_len=0"
+        )
+    if 2 * d.repeat_len >= d.length:
+        yield (
+            f"data.repeat_len={d.repeat_len} must be less than half of data.length={d.length}; "
+            "take longer rows or repeat less"
+        )
+    if p.min_length > p.max_length:
+        yield (
+            f"data.passkey.min_length={p.min_length} is more than "
+            f"data.passkey.max_length={p.max_length}; swap them"
+        )
+    lengths = ("min_length", "start_length", "max_length")
+    sizes = [getattr(p, name) for name in lengths]
+    if sizes != sorted(sizes):
+        given = ", ".join(f"{n}={s}" for n, s in zip(lengths, sizes, strict=True))
+        yield f"data.passkey: {given} must be in ascending order"
+    if p.ask_every:
+        yield from _check_ask_every(config)
+    yield from _check_toy(config)
+
+
+def _check_toy(config: Config) -> Iterator[str]:
+    d, m = config.data, config.model
+    if d.toy.size > 64:
+        yield f"data.toy.size={d.toy.size}: every cell is a word; take at most 64"
+    if d.toy.variables > 5:
+        yield f"data.toy.variables={d.toy.variables}: there are 5 names; take at most 5"
+    if d.toy.start_steps and d.toy.concatenate:
+        yield (
+            f"data.toy.start_steps={d.toy.start_steps}: concatenated episodes cannot grow; set "
+            "data.toy.concatenate=false, or 0"
+        )
+    if d.task not in TOYS:
+        if d.tokenizer == "task":
+            yield f"data.tokenizer=task: data.task={d.task} has no words of its own; give 'bytes'"
+        return
+    if d.tokenizer == "bytes":
+        yield f"data.tokenizer=bytes: data.task={d.task} has its own words; set data.tokenizer=task"
+    if d.repeat_len:
+        yield f"data.repeat_len={d.repeat_len} repeats text, data.task={d.task} is none; set 0"
+    if "full" in mixer_pattern(m) and d.toy.concatenate and d.layout == "lanes":
+        yield (
+            f"data.toy.concatenate=true: full attention holds model.capacity={m.capacity} tokens "
+            "and cannot continue through all episodes; set data.toy.concatenate=false"
+        )
+
+
+def _check_ask_every(config: Config) -> Iterator[str]:
+    """Yield what prevents a document from starting with the FAM before the last question."""
+    m, d, p = config.model, config.data, config.data.passkey
+    asked = f"data.passkey.ask_every={p.ask_every}"
+    off = "or set data.passkey.ask_every=0"
+    for name, size in (("ask_every", p.ask_every), ("multiple", p.multiple)):
+        if size % m.block_len:
+            yield (
+                f"data.passkey.{name}={size} is not a multiple of model.block_len={m.block_len}, "
+                f"so the memory would see the answers; take {_multiples(size, m.block_len)} {off}"
+            )
+    if d.layout == "packed":
+        yield f"{asked} needs memory that packed rows do not carry; set data.layout=lanes {off}"
+    if "fam" not in mixer_pattern(m):
+        yield f"{asked} needs a FAM, and model.mixer={m.mixer} has none; add one {off}"
+    if m.memory_segments or m.fam_previous > 1:
+        yield (
+            f"{asked} carries one FAM and nothing else; set model.memory_segments=0 and "
+            f"model.fam_previous=1 {off}"
+        )
+
+
+def _check_train(config: Config) -> Iterator[str]:
+    m, d, t = config.model, config.data, config.train
+    if d.length % m.block_len:
+        yield (
+            f"data.length={d.length} is not a multiple of model.block_len={m.block_len}; "
+            f"take {_multiples(d.length, m.block_len)}"
+        )
+    if d.length % (t.bptt_segments * m.block_len):
+        yield (
+            f"train.bptt_segments={t.bptt_segments} does not divide the {d.length // m.block_len} "
+            f"blocks of data.length={d.length}; take one of {divisors(d.length // m.block_len)}"
+        )
+    if d.batch % t.accumulate:
+        yield (
+            f"train.accumulate={t.accumulate} does not divide data.batch={d.batch}; "
+            f"take one of {divisors(d.batch)}"
+        )
+    if t.rsp and d.layout == "lanes":
+        yield (
+            f"train.rsp={t.rsp} is for packed rows, lanes always carry their memory; "
+            "set data.layout=packed or train.rsp=0"
+        )
+
+
+def _check_bptt_warmup(config: Config) -> Iterator[str]:
+    """Yield what prevents the row length of a step from doubling up to data.length."""
+    m, d, t = config.model, config.data, config.train
+    start, off = f"train.bptt_start={t.bptt_start}", "or train.bptt_start=0"
+    if bool(t.bptt_start) != bool(t.bptt_double_every):
+        yield (
+            f"{start} and train.bptt_double_every={t.bptt_double_every}: the length at first and "
+            "the steps after which it doubles; set both or neither"
+        )
+    if not t.bptt_start:
+        return
+    if d.layout == "packed":
+        yield (
+            f"{start} is for lanes, packed rows carry no memory from step to step; "
+            f"set data.layout=lanes {off}"
+        )
+    least = m.block_len * t.bptt_segments
+    fitting = [n for n in _doubling_lengths(d.length) if n % least == 0]
+    if t.bptt_start not in fitting:
+        yield (
+            f"{start} does not double to data.length={d.length} in multiples of model.block_len="
+            f"{m.block_len} times train.bptt_segments={t.bptt_segments}; "
+            f"take one of {', '.join(map(str, fitting))}, {off}"
+        )
+
+
+def _check_profile(config: Config) -> Iterator[str]:
+    p, steps = config.profile, config.train.steps
+    if p.steps:
+        named = f"profile.steps={p.steps}"
+        match = re.fullmatch(r"(\d{1,10}):(\d{1,10})", p.steps, re.ASCII)
+        if not match:
+            yield f"{named}: give two step counts, such as profile.steps=10:15"
+            return
+        first, last = int(match[1]), int(match[2])
+        if first >= last:
+            yield f"{named}: must begin before it ends; give the smaller number first"
+        if last > steps:
+            yield f"{named}: ends beyond train.steps={steps}; take at most {steps}"
+    if p.memory > steps:
+        yield f"profile.memory={p.memory}: is beyond train.steps={steps}; take at most {steps}"
+
+
+def _check_mesh(config: Config) -> Iterator[str]:
+    for axis in AXES:
+        key, size = f"mesh.{axis}", getattr(config.mesh, axis)
+        if size < 1 and size != -1:
+            yield f"{key}={size}: must be at least 1, or -1 for the remaining devices"
+
+
+def _check_unrolled(config: Config) -> Iterator[str]:
+    m = config.model
+    if m.stack != "residual":
+        count, named = m.layers * max(m.feedback.sweeps, 1), f"model.layers={m.layers}"
+        named += f" times model.feedback.sweeps={m.feedback.sweeps}" if m.feedback.sweeps else ""
+        fewer = "take fewer"
+    elif m.scan_layers:
+        count, named = len(mixer_pattern(m)), "model.mixer"
+        fewer = "take a shorter pattern"
+    else:
+        count, named = m.layers, f"model.layers={m.layers} with model.scan_layers=false"
+        fewer = "set model.scan_layers=true"
+    if count > _MAX_UNROLLED_LAYERS:
+        yield (
+            f"{named}: {count:,} unrolled layers would take hours to compile; {fewer} "
+            f"(at most {_MAX_UNROLLED_LAYERS:,})"
+        )
+
+
+_MODEL_CHECKS = (
+    check_types,
+    check_ranges,
+    _check_stack,
+    _check_model,
+    _check_adaptive,
+    _check_mixers,
+    _check_unrolled,
+)
+
+
+def _multiples(value: int, of: int) -> str:
+    below = value // of * of
+    return f"{below} or {below + of}" if below else f"{of}"
+
+
+def _doubling_lengths(value: int) -> list[int]:
+    """Return the lengths that double to `value`, in ascending order."""
+    return [value // 2**n for n in reversed(range(value.bit_length())) if value % 2**n == 0]

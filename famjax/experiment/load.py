@@ -1,0 +1,321 @@
+"""Experiments: load configs by name or path, apply overrides, read and write JSON, compare.
+
+A key is the full path of a field, such as "data.passkey.digits". Every mistake is a one-line
+`UserError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_type_hints
+
+from famjax.config.keys import has_type, keys, type_error_message, values
+from famjax.config.schema import AXES, Config
+from famjax.core.errors import UserError, nearest
+from famjax.core.json_files import parse_json, regular_file_size, shorten
+from famjax.core.paths import expanded
+from famjax.experiment.checks import validate
+from famjax.experiment.hints import find_hint
+from famjax.experiment.ranges import check_types
+from famjax.experiment.unused_keys import check_unused_keys
+
+# The package of experiments, installed beside famjax. Located by path, since "configs" on the
+# import path may belong to another project.
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
+    """Return a validated config.
+
+    Args:
+      name_or_path: a name in `configs/`, the path of a Python file with a function `config()`, or
+        the path of a run's `config.json`.
+      overrides: "section.key=value", "--section.key=value", or "--section.key", "value".
+        "init=FOLDER" takes shape and tokenizer from that folder before the others are applied.
+
+    Raises:
+      UserError: an unknown config or key, a value of the wrong type, or a size that cannot work.
+    """
+    config = override(_apply_init(read_config(name_or_path), overrides), overrides)
+    if config.init:
+        # the run may be opened from any working directory
+        config = replace(config, init=str(expanded(config.init).absolute()))
+    validate(config)
+    check_unused_keys(config, (key for key, _ in _parse_overrides(overrides)))
+    return config
+
+
+def _apply_init(config: Config, overrides: Sequence[str]) -> Config:
+    """Return the config with the model and the tokenizer of the folder `init`, if given.
+
+    Keys of how the model is computed (dropout, remat, dtype, LoRA, ...) stay those of `config`. A
+    run's own config.json already has both.
+    """
+    given = [value for key, value in _parse_overrides(overrides) if key == "init"]
+    init = given[-1] if given else config.init
+    if not init or (not given and config.model.vocab_size):
+        return config
+    folder = expanded(init).absolute()
+    if not (folder / "config.json").is_file():
+        raise UserError(
+            f"init={init}: has no config.json; give the folder of a run or of a converted model"
+        )
+    there, own = _load_json(folder / "config.json"), config.model
+    _check_task_words(init, there, override(config, overrides))
+    feedback = replace(
+        there.model.feedback, sweeps=own.feedback.sweeps, tolerance=own.feedback.tolerance
+    )
+    model = replace(
+        there.model,
+        dropout=own.dropout,
+        feedback=feedback,
+        scan_layers=own.scan_layers,
+        remat=own.remat,
+        dtype=own.dtype,
+        lora=own.lora,
+    )
+    names = ("tokenizer", "tokenizer.model", "words.txt")
+    kept = next((str(folder / name) for name in names if (folder / name).exists()), None)
+    if kept is None and there.data.tokenizer not in ("bytes", "task"):
+        # the path in its config.json may be from another machine and is not opened
+        raise UserError(
+            f"init={init}: its copy of the tokenizer {there.data.tokenizer} is missing; restore "
+            f"{', '.join(names[:-1])} or {names[-1]}, whichever it had"
+        )
+    tokenizer = there.data.tokenizer if kept is None else kept
+    data = replace(config.data, tokenizer=tokenizer)
+    return replace(config, init=init, model=model, data=data)
+
+
+def _check_task_words(init: str, there: Config, here: Config) -> None:
+    """Raise a `UserError` if `init` has the vocabulary of another toy task."""
+    if there.data.tokenizer == "task" and there.data.task != here.data.task:
+        raise UserError(
+            f"init={init}: its vocabulary is that of data.task={there.data.task}, not of "
+            f"data.task={here.data.task}; start from a model of the same task"
+        )
+
+
+def available_configs() -> dict[str, Path]:
+    """Return the experiments of `configs/`, sorted by name."""
+    return {p.stem: p for p in sorted(CONFIGS.glob("*.py")) if not p.stem.startswith("_")}
+
+
+def difference(a: Config, b: Config) -> list[str]:
+    """Return a line "model.layers: 4 -> 6" for each key whose value differs."""
+    old, new = values(a), values(b)
+    return [f"{key}: {old[key]!r} -> {new[key]!r}" for key in old if old[key] != new[key]]
+
+
+# Reading
+
+
+def read_config(name_or_path: str) -> Config:
+    """Return a config as it is written, its sizes not checked.
+
+    Raises:
+      UserError: there is no such config, or it is damaged.
+    """
+    path = Path(name_or_path)
+    if name_or_path in available_configs():
+        return _load_python(available_configs()[name_or_path])
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; give {path / 'config.json'} or a name in configs/")
+    if path.suffix not in (".py", ".json") and not path.is_file():
+        known = available_configs()
+        raise UserError(
+            f"unknown config {name_or_path!r}{nearest(name_or_path, known)} "
+            f"(known: {', '.join(known)}; or the path of a .py or config.json file)"
+        )
+    try:
+        return _load_json(path) if path.suffix == ".json" else _load_python(path)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}; give a file that exists") from error
+
+
+def _load_json(path: Path) -> Config:
+    regular_file_size(path)
+    try:
+        return from_json(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not a text file; give a run's config.json") from error
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def _load_python(path: Path) -> Config:
+    regular_file_size(path)
+    source = path.read_bytes()
+    module = ModuleType(path.stem)
+    module.__file__ = str(path)
+    try:
+        # Not imported: cached bytecode would be stale if the file changes within a second.
+        exec(compile(source, str(path), "exec"), module.__dict__)
+        make = module.__dict__.get("config")
+        config = make() if callable(make) else None
+    except UserError:
+        raise
+    except ModuleNotFoundError as error:
+        # the schema's module until 0.1.0
+        hint = "; import famjax.config.schema" if error.name == "famjax.core.config" else ""
+        raise UserError(f"{path}{_line_number(error, path)}: {error}{hint}") from error
+    except Exception as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"{path}{_line_number(error, path)}: {said}") from error
+    if not isinstance(config, Config):
+        raise UserError(f"{path}: must define a function config() that returns a famjax Config")
+    problem = next(check_types(config), None)
+    if problem:
+        raise UserError(f"{path}: {problem}")
+    return config
+
+
+def _line_number(error: Exception, path: Path) -> str:
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    return f":{frames[-1].lineno}" if frames else ""
+
+
+# Overrides
+
+
+def override(config: Config, overrides: Sequence[str]) -> Config:
+    """Return `config` with "section.key=value" overrides applied; checks no sizes."""
+    for key, value in _parse_overrides(overrides):
+        config = _set(config, key, value)
+    return config
+
+
+def _parse_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
+    kinds, rest = keys(), list(overrides)
+    while rest:
+        token = rest.pop(0)
+        name, equals, value = token.partition("=")
+        flag = name.startswith("--")
+        if not (equals or flag):
+            how = find_hint(token) or "; write section.key=value"
+            raise UserError(f"{token!r} is not an override{how}")
+        key = name.removeprefix("--").replace("-", "_")
+        if key == "mesh":
+            value = value if equals else _take_value(key, str, rest)
+            if value != "auto":
+                raise UserError(
+                    f"mesh={value}: must be auto, or give the sizes, such as mesh.data=8"
+                )
+            yield from ((f"mesh.{axis}", "-1") for axis in AXES)
+            continue
+        if key not in kinds:
+            is_section = any(known.startswith(f"{key}.") for known in kinds)
+            given = value or (rest[0] if flag and rest and not rest[0].startswith("-") else "")
+            if (flag or not is_section) and (how := find_hint(key, given)):
+                raise UserError(f"unknown {f'option {name}' if flag else f'key {key!r}'}{how}")
+            raise UserError(_unknown_key(key, kinds))
+        if not equals:
+            value = _take_value(key, kinds[key], rest)
+        yield key, value
+
+
+def _take_value(key: str, kind: Any, rest: list[str]) -> str:
+    """Take the value that follows "--section.key"; a bare flag means true."""
+    given = bool(rest) and not rest[0].startswith("--")
+    if kind is bool and not (given and rest[0].lower() in ("true", "false")):
+        return "true"
+    if not given:
+        raise UserError(f"{key} needs a value; write {key}=value")
+    return rest.pop(0)
+
+
+def _set(config: Config, key: str, value: str) -> Config:
+    import tyro  # not needed to read configs
+
+    kind = keys()[key]
+    text = value.capitalize() if kind is bool else value  # tyro reads True and False
+    try:
+        # tyro prints a box around some errors even with console_outputs=False.
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            return tyro.cli(
+                Config,
+                default=config,
+                args=[f"--{key}={text}"],
+                config=(tyro.conf.FlagConversionOff,),
+                console_outputs=False,
+            )
+    except SystemExit:
+        raise UserError(type_error_message(key, value, kind)) from None
+
+
+def _unknown_key(key: str, known: dict[str, Any]) -> str:
+    inside = [k for k in known if k.startswith(f"{key}.")]
+    if inside:
+        return f"{key!r} is a section, not a key; name one of its keys, such as {inside[0]!r}"
+    ends = [k for k in known if k.endswith(f".{key}")]
+    hint = f"; did you mean {ends[0]!r}?" if ends else nearest(key, known)
+    return f"unknown key {key!r}{hint}"
+
+
+# JSON
+
+
+def to_json(config: Config) -> str:
+    """Return the config as JSON, one key a line; `from_json` gives the same config back."""
+    return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
+
+
+def from_json(text: str, report: Callable[[str], None] | None = None) -> Config:
+    """Return the config that `to_json` wrote.
+
+    A missing key was added after the config was saved. It takes its default, and `report` (default:
+    print to standard error) gets a note, so that runs of older versions still load.
+
+    Raises:
+      UserError: not JSON, an unknown key, or a value of the wrong type.
+    """
+    try:
+        tree = parse_json(text, unique=True)
+    except ValueError as error:
+        raise UserError(f"not a config: {error}; give a config.json as famjax wrote it") from error
+    if isinstance(tree, dict) and "architectures" in tree:
+        raise UserError(
+            "is a Hugging Face model's config.json; convert it with famjax convert HF_FOLDER DEST"
+        )
+    missing: list[str] = []
+    config = _build(Config, tree, "", missing)
+    if missing:
+        now = values(config)
+        taken = ", ".join(f"{key}={now[key]}" if key in now else f"{key}.*" for key in missing)
+        note = f"a saved config has no {taken}: using the defaults"
+        (report or _print_note)(note)
+    return config
+
+
+def _print_note(line: str) -> None:
+    print(f"famjax: {line}", file=sys.stderr)
+
+
+def _build(cls: type, tree: Any, prefix: str, missing: list[str]) -> Any:
+    hints = get_type_hints(cls)
+    if not isinstance(tree, dict):
+        raise UserError(f"{prefix[:-1] or 'config'}={shorten(tree)}: must be a table of keys")
+    for name in tree:
+        if name not in hints:
+            raise UserError(_unknown_key(prefix + name, keys()))
+    parts: dict[str, Any] = {}
+    for name, kind in hints.items():
+        key = prefix + name
+        if name not in tree:
+            missing.append(key)
+        elif dataclasses.is_dataclass(kind):
+            parts[name] = _build(kind, tree[name], f"{key}.", missing)  # type: ignore[arg-type]
+        elif not has_type(tree[name], kind):
+            raise UserError(type_error_message(key, tree[name], kind))
+        else:
+            parts[name] = float(tree[name]) if kind is float else tree[name]
+    return cls(**parts)

@@ -1,0 +1,182 @@
+"""The memory of devices and machines, and checks that a model fits, before any allocation.
+
+Only what clearly cannot fit is rejected: a lower bound on the need is compared with all available
+memory. A model that passes may still run out of memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from famjax.config.keys import values
+from famjax.config.schema import Config, ModelConfig
+from famjax.core.errors import UserError
+from famjax.core.units import byte_size
+from famjax.experiment.size import batch_bytes, training_bytes, weight_bytes
+from famjax.processes import collective
+
+# cgroup memory limits of Linux, version 2 and version 1
+_CGROUPS = (("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"))
+
+
+class DeviceMemory(NamedTuple):
+    """The memory of all devices that share a model, in bytes, and its name in messages."""
+
+    bytes: int
+    name: str
+
+
+def check_training_fits(config: Config, available: DeviceMemory | None = None) -> None:
+    """Raise a `UserError` if training cannot fit the devices on any mesh.
+
+    Args:
+      config: with a vocabulary size; 0 counts as none.
+      available: memory of other devices than those of this process.
+    """
+    available = available or device_memory()
+    kinds = "parameters, gradients and optimizer state"
+    _check_fits(config, training_bytes, kinds, available)
+    _check_fits(
+        config,
+        lambda config: training_bytes(config) + batch_bytes(config),
+        f"{kinds} with a step's batch, state and activations",
+        available,
+    )
+
+
+def check_model_fits(model: ModelConfig) -> None:
+    """Raise a `UserError` if a model's parameters cannot fit the devices."""
+    config = Config(model=model)
+    _check_fits(
+        config, lambda config: weight_bytes(config.model), "the model's parameters", device_memory()
+    )
+
+
+def check_bytes_fit(what: str, needed: int) -> None:
+    """Raise a `UserError` if the `needed` bytes of `what` cannot fit the devices."""
+    available = device_memory()
+    if needed > available.bytes:
+        raise UserError(
+            f"{what} would take at least {byte_size(needed)}, and {available.name} "
+            f"{byte_size(available.bytes)}; choose a smaller size"
+        )
+
+
+def _check_fits(
+    config: Config, needs: Callable[[Config], int], kinds: str, available: DeviceMemory
+) -> None:
+    needed = needs(config)
+    if needed > available.bytes:
+        raise UserError(
+            f"{largest_key(config, needs)}: {kinds} would take at least {byte_size(needed)}, and "
+            f"{available.name} {byte_size(available.bytes)}; choose smaller sizes, or more memory"
+        )
+
+
+def largest_key(config: Config, needs: Callable[[Config], int]) -> str:
+    """Return the key, with its value, whose default would save the most memory."""
+    reduced = {key: needs(other) for key, other in _iter_defaults(config)}
+    key = min(reduced, key=lambda key: reduced[key])
+    return f"{key}={values(config)[key]}"
+
+
+def _iter_defaults(config: Config) -> Iterator[tuple[str, Config]]:
+    """Yield each integer key, and the config with that key at its default."""
+    for section in ("model", "data"):
+        for path in ((), *((name,) for name in _sections(getattr(config, section)))):
+            part = _section_at(config, (section, *path))
+            for field in dataclasses.fields(part):
+                if type(getattr(part, field.name)) is int:
+                    yield (
+                        ".".join((section, *path, field.name)),
+                        _replace_value(config, (section, *path), field.name, field.default),
+                    )
+
+
+def _sections(part: object) -> list[str]:
+    return [name for name, value in vars(part).items() if dataclasses.is_dataclass(value)]
+
+
+def _section_at(config: Config, path: tuple[str, ...]) -> Any:
+    part: Any = config
+    for name in path:
+        part = getattr(part, name)
+    return part
+
+
+def _replace_value(config: Any, path: tuple[str, ...], name: str, value: Any) -> Any:
+    if not path:
+        return replace(config, **{name: value})
+    inner = _replace_value(getattr(config, path[0]), path[1:], name, value)
+    return replace(config, **{path[0]: inner})
+
+
+# available memory --------------------------------------------------------------------------------
+
+
+def device_memory() -> DeviceMemory:
+    """Return the memory of the devices: that of accelerators, or the machine's for CPUs."""
+    import jax
+
+    device = jax.local_devices()[0]
+    if device.platform != "cpu":
+        limit = (device.memory_stats() or {}).get("bytes_limit")
+        if not limit:  # an accelerator that does not report it passes every check
+            return DeviceMemory(2**63, f"the {device.device_kind} devices have")
+        number = jax.device_count()
+        have = "device has" if number == 1 else "devices have together"
+        return DeviceMemory(number * limit, f"{number} {device.device_kind} {have}")
+    number = collective.process_count()
+    if number > 1:
+        return DeviceMemory(
+            number * host_bytes(), f"the machines of {number} processes have together"
+        )
+    return DeviceMemory(host_bytes(), "this machine has")
+
+
+def host_bytes() -> int:
+    """Return the memory of this machine with its swap, or the limit of this process."""
+    return min([_total_bytes(), *_cgroup_limits(), *_process_limit()])
+
+
+def _total_bytes() -> int:
+    with contextlib.suppress(OSError, KeyError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        fields = {name: rest.split() for name, _, rest in (line.partition(":") for line in lines)}
+        return 1024 * (int(fields["MemTotal"][0]) + int(fields["SwapTotal"][0]))
+    with contextlib.suppress(ImportError, OSError, ValueError, AttributeError):
+        import os
+
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 2**63  # a system that does not report it passes every check
+
+
+def _cgroup_limits() -> Iterator[int]:
+    """Yield the memory limits of this process's control groups."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        number, kinds, path = line.split(":", 2)
+        if number != "0" and "memory" not in kinds.split(","):
+            continue
+        home, name = _CGROUPS[number != "0"]
+        for folder in (Path(home + path), *Path(home + path).parents):
+            with contextlib.suppress(OSError, ValueError):  # "max" is no limit
+                yield int((folder / name).read_text())
+
+
+def _process_limit() -> Iterator[int]:
+    """Yield the limit of `ulimit -v`, if any."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if soft != resource.RLIM_INFINITY:
+            yield soft

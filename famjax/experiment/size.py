@@ -1,0 +1,245 @@
+"""Parameter counts and memory by arithmetic, before anything is traced or allocated.
+
+Python ints do not overflow. A test compares the counts with the models.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import NamedTuple
+
+from famjax.config.derived import mixer_pattern
+from famjax.config.schema import Config, ModelConfig
+
+# bytes of a float32
+_FLOAT = 4
+# Host memory of a row of a training process, its reader and cursor: a third of the measured size.
+_ROW_BYTES = 1000
+# of a token on the host: id, target and weight of 4 each, three flags
+_TOKEN_BYTES = 15
+
+
+class ParamCount(NamedTuple):
+    """Parameter counts of a model.
+
+    Attributes:
+      weights: all except the adapters.
+      adapters: low-rank adapters.
+      maps: of the weights, the feature maps of linear layers.
+    """
+
+    weights: int
+    adapters: int
+    maps: int
+
+
+class _Sizes(NamedTuple):
+    """d, h, g, e and the MLP's hidden width of a model."""
+
+    d: int
+    h: int
+    g: int
+    e: int
+    hidden: int
+
+
+def _sizes(m: ModelConfig) -> _Sizes:
+    e = m.head_dim or m.width // max(m.heads, 1)
+    return _Sizes(m.width, m.heads, m.kv_heads or m.heads, e, m.mlp_width or 4 * m.width)
+
+
+def count_params(model: ModelConfig) -> ParamCount:
+    """Return a model's parameter counts; its sizes need not be consistent."""
+    vocabulary, top = _embedding_params(model), _norm_params(model) if model.arch.pre_norm else 0
+    if model.stack == "lstm":
+        # two matrices for each layer, and its biases
+        layer = 2 * 4 * model.width**2 + 4 * model.width
+        return ParamCount(vocabulary + top + model.layers * layer, 0, 0)
+    if model.stack != "residual":
+        weights, adapters = _feedback_params(model)
+        return ParamCount(vocabulary + top + weights, adapters, 0)
+    names = mixer_pattern(model)
+    s, layers = _sizes(model), model.layers
+    linear = layers * names.count("linear") // len(names)
+    maps = linear * _feature_map_params(model)
+    weights = vocabulary + top + maps
+    weights += layers * (_query_params(model) + _kv_params(model) + _mlp_params(model))
+    weights += model.capacity * s.d if model.arch.learned_positions else 0
+    weights += model.fam_len * s.d if "fam" in names else 0
+    adapters = _adapter_params(model, ("q", "k", "v", "out", "gate", "up", "down"))
+    return ParamCount(weights, layers * adapters, maps)
+
+
+def _norm_params(model: ModelConfig) -> int:
+    return model.width * (2 if model.norm == "layernorm" else 1)
+
+
+def _embedding_params(model: ModelConfig) -> int:
+    """Parameters of the embedding and the head; 0 if the vocabulary is not known."""
+    v, d = model.vocab_size, model.width
+    try:
+        cuts = [int(part) for part in model.adaptive.cutoffs.split(",") if part]
+    except ValueError:  # reported by another check
+        cuts = []
+    if not cuts:
+        return v * d * (1 if model.tied else 2)
+    ends = [*cuts, max(v, cuts[-1])]
+    narrow = [d // model.adaptive.factor**i for i in range(len(ends))]
+    tables = sum((b - a) * c for a, b, c in zip([0, *cuts], ends, narrow, strict=True))
+    projections = [c * d for c in narrow]
+    head = 0 if model.tied else tables + sum(projections[1:])
+    return tables + sum(projections) + len(cuts) * d + head
+
+
+def _query_params(model: ModelConfig) -> int:
+    """Parameters of query and output projections, with the norms before and after."""
+    (d, h, _, e, _), arch = _sizes(model), model.arch
+    total = _norm_params(model) * (2 if arch.post_norm else 1) + 2 * d * h * e
+    total += h * e if arch.qkv_bias else 0
+    total += d if arch.out_bias else 0
+    return total + (e if arch.qk_norm else 0)
+
+
+def _kv_params(model: ModelConfig) -> int:
+    (d, _, g, e, _), arch = _sizes(model), model.arch
+    total = 2 * d * g * e + (2 * g * e if arch.qkv_bias else 0)
+    return total + (e if arch.qk_norm else 0)
+
+
+def _mlp_params(model: ModelConfig) -> int:
+    d, hidden = model.width, _sizes(model).hidden
+    up = 2 if model.mlp in ("swiglu", "geglu") else 1
+    total = _norm_params(model) * (2 if model.arch.post_norm else 1) + (up + 1) * d * hidden
+    return total + (up * hidden + d if model.arch.mlp_bias else 0)
+
+
+def _feature_map_params(model: ModelConfig) -> int:
+    """Parameters of a layer's feature map."""
+    s, kind, k = _sizes(model), model.linear.map, model.linear.features
+    if kind == "rfa":
+        return s.g
+    return 0 if kind in ("elu", "performer") else s.g * (s.e + 1) * k
+
+
+def _adapter_params(model: ModelConfig, names: tuple[str, ...]) -> int:
+    """Parameters of the adapters of a layer's projections with these names."""
+    d, h, g, e, hidden = _sizes(model)
+    shapes = {
+        "attention.q": d + h * e,
+        "attention.k": d + g * e,
+        "attention.v": d + g * e,
+        "attention.out": h * e + d,
+        "mlp.up": d + hidden,
+        "mlp.down": hidden + d,
+    }
+    if model.mlp in ("swiglu", "geglu"):
+        shapes["mlp.gate"] = d + hidden
+    wanted = model.lora.on.split(",")
+    return model.lora.rank * sum(
+        size
+        for name, size in shapes.items()
+        if name.partition(".")[2] in names and any(fnmatch.fnmatchcase(name, on) for on in wanted)
+    )
+
+
+def _feedback_params(model: ModelConfig) -> tuple[int, int]:
+    """Weights and adapters of the layers of a Feedback Transformer, or of its Transformer twin."""
+    c, layers, arch = model.feedback, model.layers, model.arch
+    e = _sizes(model).e
+    kind = "previous" if model.stack == "transformer" else c.composition
+    each = _query_params(model) + _mlp_params(model)
+    each += model.heads if c.adaptive_span else 0
+    adapters = layers * _adapter_params(model, ("q", "out", "up", "gate", "down"))
+    if c.shared_kv:
+        weights = layers * each + _kv_params(model) + (_norm_params(model) if arch.pre_norm else 0)
+        adapters += _adapter_params(model, ("k", "v"))
+    else:
+        weights = layers * (each + _kv_params(model))
+        adapters += layers * _adapter_params(model, ("k", "v"))
+    weights += e * c.span if c.positions == "learned" else 0
+    memories = layers if kind in ("same_and_lower", "previous") else 1
+    weights += memories * (layers + 1) if kind in ("all", "same_and_lower") else 0
+    return weights, adapters
+
+
+# carried state ----------------------------------------------------------------------------------
+
+
+def state_bytes(model: ModelConfig) -> int:
+    """Return a lower bound on the bytes of the state that a model carries along one document."""
+    size = 2 if model.dtype == "bfloat16" else _FLOAT
+    s, layers = _sizes(model), model.layers
+    if model.stack == "lstm":
+        return 2 * layers * s.d * _FLOAT
+    if model.stack != "residual":
+        c = model.feedback
+        per_layer = model.stack == "transformer" or c.composition in ("same_and_lower", "previous")
+        if c.cache == "memory":
+            return (layers if per_layer else 1) * c.span * s.d * size
+        return 2 * (1 if c.shared_kv and not per_layer else layers) * s.g * s.e * c.span * size
+    names = mixer_pattern(model)
+    pair = 2 * s.g * s.e * size
+    block = model.block_len
+    window = pair * (model.memory_segments + 1) * block
+    fam = model.fam_len * (s.d * _FLOAT + model.fam_previous * pair)
+    k = s.e if model.linear.map == "elu" else model.linear.features
+    by_mixer = {
+        "full": pair * model.capacity,
+        "swa": pair * (-(-(model.window - 1) // block) + 1) * block,
+        "fam": window + fam,
+        "linear": s.g * k * (s.e + 1) * _FLOAT,
+    }
+    return layers * sum(by_mixer.get(name, window) for name in names) // len(names)
+
+
+# memory of training -----------------------------------------------------------------------------
+
+
+def weight_bytes(model: ModelConfig) -> int:
+    """Return the bytes of a model's parameters at inference."""
+    params = count_params(model)
+    base = 2 if model.lora.rank and model.lora.base == "bfloat16" else _FLOAT
+    return base * params.weights + _FLOAT * params.adapters
+
+
+def training_bytes(config: Config) -> int:
+    """Return a lower bound on the bytes of parameters, gradients and optimizer state."""
+    model, params = config.model, count_params(config.model)
+    trained = params.weights
+    if config.train.only == "maps":
+        trained = params.maps
+    elif model.lora.rank:
+        trained = params.adapters
+    elif config.train.only == "not_maps":
+        trained = params.weights - params.maps
+    # a parameter has one moment, with AdamW two, and with clipping all gradients exist at once
+    optimizer = config.optimizer
+    copies = 1 + (optimizer.name == "adamw") + (optimizer.clip_norm > 0)
+    return weight_bytes(model) + copies * _FLOAT * trained
+
+
+def batch_bytes(config: Config) -> int:
+    """Return a lower bound on the bytes of a step's batch, carried state and activations."""
+    model, data, train = config.model, config.data, config.train
+    size = 2 if model.dtype == "bfloat16" else _FLOAT
+    # with BPTT warm-up each row has several readers at first
+    readers = data.length // train.bptt_start if train.bptt_start else 1
+    rows = data.batch * (_ROW_BYTES * readers + _TOKEN_BYTES * data.length)
+    parts = train.accumulate * train.bptt_segments
+    stream = data.batch * data.length * model.width * size // max(parts, 1)
+    carried = data.batch if data.layout == "lanes" else 1
+    return rows + stream + _score_bytes(config, size) + carried * state_bytes(model)
+
+
+def _score_bytes(config: Config, size: int) -> int:
+    """Bytes of the attention weights of one layer, for the rows of one microbatch."""
+    model, data = config.model, config.data
+    rows = max(data.batch // config.train.accumulate, 1)
+    by_mixer = {
+        "full": data.length // config.train.bptt_segments * model.capacity,
+        "swa": model.block_len * (model.window + model.block_len - 1),
+        "linear": 0,
+    }
+    window = model.block_len**2 * (model.memory_segments + 1)
+    most = max((by_mixer.get(name, window) for name in mixer_pattern(model)), default=0)
+    return rows * model.heads * most * size

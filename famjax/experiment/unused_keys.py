@@ -1,0 +1,367 @@
+"""Config keys without effect: an override that would be silently ignored is an error.
+
+Every key of the schema is in one of two lists: `ALWAYS`, or the keys of `RULES`, which say when
+a key has no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from famjax.config.derived import mixer_pattern
+from famjax.config.keys import values
+from famjax.config.schema import Config
+from famjax.core.errors import UserError
+from famjax.experiment.checks import TOYS
+
+
+class Rule(NamedTuple):
+    """When keys have no effect.
+
+    Attributes:
+      keys: `fnmatch` patterns of keys.
+      unused: config -> the setting under which they have no effect; "" if they are used.
+      fix: a setting under which they have an effect.
+      switch: 0, false, none and "" are always accepted: they turn off what a config file may have
+        turned on.
+    """
+
+    keys: tuple[str, ...]
+    unused: Callable[[Config], str]
+    fix: str
+    switch: bool = False
+
+
+def check_unused_keys(config: Config, given: Iterable[str]) -> None:
+    """Raise a `UserError` for the first of the given keys that has no effect in this config."""
+    now = values(config)
+    for key in given:
+        for rule in find_rules(key):
+            off = now[key] in (0, "", "none")
+            if not (rule.switch and off) and (value := rule.unused(config)):
+                raise UserError(f"{key}: has no effect with {value}; remove it, or set {rule.fix}")
+
+
+def find_rules(key: str) -> list[Rule]:
+    """Return the rules of a key, in their order."""
+    return [rule for rule in RULES if any(fnmatchcase(key, pattern) for pattern in rule.keys)]
+
+
+# Conditions
+
+
+def _unused_unless(used: Callable[[Config], bool], *keys: str) -> Callable[[Config], str]:
+    """Return a rule's `unused`: the values of `keys` if `used(config)` is false."""
+
+    def unused(config: Config) -> str:
+        if used(config):
+            return ""
+        now = values(config)
+        return " and ".join(f"{key}={_format_value(now[key])}" for key in keys)
+
+    return unused
+
+
+def _format_value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value) or "''"
+
+
+def _requires_mixer(*names: str) -> Callable[[Config], str]:
+    """Return a rule's `unused` for keys that only layers with one of these mixers use."""
+
+    def unused(config: Config) -> str:
+        model = config.model
+        if model.stack != "residual":
+            return f"model.stack={model.stack}"
+        return "" if set(names) & set(mixer_pattern(model)) else f"model.mixer={model.mixer}"
+
+    return unused
+
+
+def _requires_stack(*names: str) -> Callable[[Config], str]:
+    return _unused_unless(lambda c: c.model.stack in names, "model.stack")
+
+
+def _requires_task(*names: str) -> Callable[[Config], str]:
+    return _unused_unless(lambda c: c.data.task in names, "data.task")
+
+
+def _linear_only(config: Config) -> str:
+    if set(mixer_pattern(config.model)) != {"linear"}:
+        return ""
+    return f"model.mixer={config.model.mixer}, which has no attention weights"
+
+
+def _no_rotation(config: Config) -> str:
+    """Return the setting that disables rotary positions; "" if queries and keys are rotated."""
+    model = config.model
+    if model.stack == "lstm":
+        return "model.stack=lstm"
+    if model.stack != "residual":
+        learned = model.feedback.positions == "learned"
+        return "model.feedback.positions=learned" if learned else ""
+    if set(mixer_pattern(model)) == {"linear"} and not model.linear.rope:
+        return "model.linear.rope=false"
+    return ""
+
+
+def _no_rotated_elements(config: Config) -> str:
+    """Return the same, also if the rotated share of the elements is 0."""
+    nothing = config.model.arch.rotary_fraction == 0
+    return _no_rotation(config) or ("model.arch.rotary_fraction=0" if nothing else "")
+
+
+def _elu_map(config: Config) -> str:
+    elu = config.model.linear.map == "elu"
+    return "model.linear.map=elu, which has as many as a head has elements" if elu else ""
+
+
+# The lists
+
+# Used by every model and every run; `experiment/checks.py` rejects some of them in combinations.
+ALWAYS = (
+    "name",
+    "seed",
+    "init",
+    "model.vocab_size",
+    "model.stack",
+    "model.layers",
+    "model.width",
+    "model.norm",
+    "model.tied",
+    "model.block_len",  # 1 for the stacks without blocks
+    "model.remat",
+    "model.dtype",
+    "model.adaptive.cutoffs",
+    "model.arch.norm_eps",
+    "model.arch.pre_norm",
+    "model.arch.logit_cap",
+    "model.arch.embed_scale",
+    "model.lora.rank",
+    "data.task",
+    "data.tokenizer",
+    "data.layout",
+    "data.batch",
+    "data.length",
+    "data.repeat_len",
+    "optimizer.name",
+    "optimizer.learning_rate",
+    "optimizer.schedule",
+    "optimizer.warmup_steps",
+    "optimizer.beta1",
+    "optimizer.weight_decay",
+    "optimizer.clip_norm",
+    "train.steps",
+    "train.only",
+    "train.match",
+    "train.accumulate",
+    "train.bptt_*",
+    "train.log_every",
+    "train.checkpoint_every",
+    "train.keep",
+    "profile.*",
+    "mesh.*",
+)
+
+_REQUIRES_ATTENTION = _unused_unless(lambda c: c.model.stack != "lstm", "model.stack")
+
+RULES = (
+    # stacks and mixers
+    Rule(("model.mixer", "model.scan_layers"), _requires_stack("residual"), "model.stack=residual"),
+    Rule(
+        ("model.memory_segments",),
+        _requires_mixer("bswa", "bswa_sg", "fam"),
+        "model.mixer=bswa or fam",
+    ),
+    Rule(("model.fam_len", "model.fam_previous"), _requires_mixer("fam"), "model.mixer=fam"),
+    Rule(("model.window",), _requires_mixer("swa"), "model.mixer=swa"),
+    Rule(
+        ("model.capacity",),
+        lambda c: "" if c.model.arch.learned_positions else _requires_mixer("full")(c),
+        "model.mixer=full",
+    ),
+    Rule(("model.linear.*",), _requires_mixer("linear"), "model.mixer=linear"),
+    Rule(("model.linear.features",), _elu_map, "another map"),
+    Rule(
+        (
+            "model.heads",
+            "model.kv_heads",
+            "model.head_dim",
+            "model.mlp_width",
+            "model.mlp",
+            "model.arch.query_scale",
+            "model.arch.attention_cap",
+            "model.arch.post_norm",
+            "model.arch.qk_norm",
+            "model.arch.qkv_bias",
+            "model.arch.out_bias",
+            "model.arch.mlp_bias",
+            "model.arch.parallel",
+            "model.dropout.*",
+        ),
+        _REQUIRES_ATTENTION,
+        "model.stack=residual",
+        switch=True,
+    ),
+    Rule(
+        ("model.dropout.attention", "model.arch.attention_cap"),
+        _linear_only,
+        "another mixer",
+        switch=True,
+    ),
+    # arch
+    Rule(
+        ("model.arch.norm_plus_one",),
+        _unused_unless(lambda c: c.model.norm == "rmsnorm", "model.norm"),
+        "model.norm=rmsnorm",
+        switch=True,
+    ),
+    Rule(
+        ("model.arch.learned_positions",),
+        _requires_stack("residual"),
+        "model.stack=residual",
+        switch=True,
+    ),
+    Rule(
+        ("model.arch.rotary_fraction", "model.arch.rope_*", "model.rope_base", "train.rpo"),
+        _no_rotation,
+        "rotary positions",
+        switch=True,
+    ),
+    Rule(
+        ("model.arch.rope_*", "model.rope_base", "train.rpo"),
+        _no_rotated_elements,
+        "model.arch.rotary_fraction=1",
+        switch=True,
+    ),
+    Rule(
+        ("model.arch.rope_scaling",),
+        _unused_unless(lambda c: c.model.arch.rope_factor != 1, "model.arch.rope_factor"),
+        "model.arch.rope_factor=8",
+        switch=True,
+    ),
+    Rule(
+        ("model.arch.rope_factor",),
+        _unused_unless(lambda c: c.model.arch.rope_scaling != "none", "model.arch.rope_scaling"),
+        "model.arch.rope_scaling=linear or llama3",
+    ),
+    Rule(
+        ("model.arch.rope_low", "model.arch.rope_high", "model.arch.rope_length"),
+        _unused_unless(lambda c: c.model.arch.rope_scaling == "llama3", "model.arch.rope_scaling"),
+        "model.arch.rope_scaling=llama3",
+    ),
+    Rule(("model.arch.local_rope_base",), _requires_mixer("swa"), "model.mixer=swa", switch=True),
+    # feedback
+    Rule(("model.feedback.*",), _requires_stack("feedback", "transformer"), "model.stack=feedback"),
+    Rule(
+        ("model.feedback.layer",),
+        _unused_unless(
+            lambda c: c.model.feedback.composition == "layer" and c.model.stack == "feedback",
+            "model.feedback.composition",
+        ),
+        "model.feedback.composition=layer",
+    ),
+    Rule(
+        ("model.feedback.span_ramp", "model.feedback.span_start", "model.feedback.span_loss"),
+        _unused_unless(lambda c: c.model.feedback.adaptive_span, "model.feedback.adaptive_span"),
+        "model.feedback.adaptive_span=true",
+        switch=True,
+    ),
+    Rule(
+        ("model.feedback.tolerance",),
+        _unused_unless(lambda c: c.model.feedback.sweeps > 0, "model.feedback.sweeps"),
+        "model.feedback.sweeps=2",
+    ),
+    # adapters and adaptive softmax
+    Rule(
+        ("model.lora.alpha", "model.lora.rs", "model.lora.dropout", "model.lora.on"),
+        _unused_unless(lambda c: c.model.lora.rank > 0, "model.lora.rank"),
+        "model.lora.rank=16",
+        switch=True,
+    ),
+    Rule(
+        ("model.lora.base",),
+        _unused_unless(
+            lambda c: c.model.lora.rank > 0 or c.train.only != "all",
+            "model.lora.rank",
+            "train.only",
+        ),
+        "model.lora.rank=16",
+    ),
+    Rule(
+        ("model.adaptive.factor",),
+        _unused_unless(lambda c: c.model.adaptive.cutoffs != "", "model.adaptive.cutoffs"),
+        "model.adaptive.cutoffs=20000,60000",
+    ),
+    # data
+    Rule(
+        ("data.files", "data.seqio", "data.tfds"),
+        _requires_task("text"),
+        "data.task=text",
+        switch=True,
+    ),
+    Rule(
+        ("data.feature",),
+        _unused_unless(
+            lambda c: c.data.task == "text" and bool(c.data.seqio or c.data.tfds),
+            "data.task",
+            "data.seqio",
+            "data.tfds",
+        ),
+        "data.seqio or data.tfds",
+    ),
+    Rule(("data.holdout",), _requires_task("text"), "data.task=text", switch=True),
+    Rule(
+        ("data.holdout",),
+        lambda c: next(
+            (f"data.{k}={v}" for k in ("seqio", "tfds") if (v := getattr(c.data, k))), ""
+        ),
+        "data.files",
+        switch=True,
+    ),
+    Rule(
+        ("data.keep_whole",),
+        _unused_unless(lambda c: c.data.layout == "lanes", "data.layout"),
+        "data.layout=lanes",
+        switch=True,
+    ),
+    Rule(
+        ("data.repeat_weight",),
+        _unused_unless(lambda c: c.data.repeat_len > 0, "data.repeat_len"),
+        "data.repeat_len=256",
+    ),
+    Rule(("data.passkey.*",), _requires_task("passkey"), "data.task=passkey"),
+    Rule(("data.toy.*",), _requires_task(*TOYS), f"data.task={TOYS[0]}"),
+    Rule(("data.toy.size",), _requires_task("random_walk"), "data.task=random_walk"),
+    Rule(("data.toy.variables",), _requires_task("algorithmic"), "data.task=algorithmic"),
+    Rule(
+        ("data.toy.threshold",),
+        _unused_unless(lambda c: c.data.toy.start_steps > 0, "data.toy.start_steps"),
+        "data.toy.start_steps=10",
+    ),
+    # optimizer and training
+    Rule(
+        ("optimizer.beta2",),
+        _unused_unless(lambda c: c.optimizer.name != "nag", "optimizer.name"),
+        "optimizer.name=adamw",
+    ),
+    Rule(
+        ("optimizer.decay_fraction",),
+        _unused_unless(lambda c: c.optimizer.schedule == "wsd", "optimizer.schedule"),
+        "optimizer.schedule=wsd",
+    ),
+    Rule(
+        ("optimizer.final_fraction",),
+        _unused_unless(lambda c: c.optimizer.schedule == "cosine", "optimizer.schedule"),
+        "optimizer.schedule=cosine",
+    ),
+    Rule(("train.rsp",), _requires_mixer("fam"), "model.mixer=fam", switch=True),
+    Rule(
+        ("train.rsp_ramp",),
+        _unused_unless(lambda c: c.train.rsp > 0, "train.rsp"),
+        "train.rsp=0.8",
+        switch=True,
+    ),
+)

@@ -1,0 +1,1 @@
+"""Parallelism: the mesh, the sharding of every array over it, and communication between tokens."""

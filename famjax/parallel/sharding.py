@@ -1,0 +1,415 @@
+"""Logical axis rules: how parameters, states and activations are sharded over the mesh.
+
+Parameters have logical axes by their path, states by their mixer's `state_axes`, batches by rows
+and tokens. Each logical axis maps to mesh axes; one that does not divide evenly is replicated
+instead. Communication between tokens on different devices is in `parallel/sequence_parallel.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import mesh_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from famjax.config.schema import MeshConfig
+from famjax.core.types import Array, Axes
+from famjax.parallel.mesh import MeshDemand, choose_mesh
+
+# the mesh axes that shard the rows of a batch
+BATCH = ("data", "fsdp")
+
+# parameters with more elements than this should not be replicated
+LARGE = 10**6
+
+# logical axes of activations, [b t d]
+TOKENS: Axes = ("batch", "tokens", None)
+
+# logical axis -> mesh axes
+MESH_AXES: dict[str, str | tuple[str, ...]] = {
+    "batch": BATCH,
+    "tokens": "sequence",
+    "embed": "fsdp",
+    # of adapters that have no embed axis
+    "rank": "fsdp",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "mlp": "tensor",
+    "vocab": "tensor",
+}
+
+# end of a parameter's path -> its logical axes, without leading axes of stacked layers
+PARAMETER_AXES: tuple[tuple[str, Axes], ...] = (
+    (r"embedding$", ("vocab", "embed")),
+    (r"clusters/\d+/table$", ("vocab", "embed")),
+    (r"clusters/\d+/projection$", (None, "embed")),
+    (r"entries/kernel$", ("embed", None)),
+    (r"positions/table$", (None, "embed")),
+    (r"head/kernel$", ("embed", "vocab")),
+    (r"q/kernel$", ("embed", "heads", None)),
+    (r"[kv]/kernel$", ("embed", "kv_heads", None)),
+    (r"out/kernel$", ("heads", None, "embed")),
+    (r"(up|gate)/kernel$", ("embed", "mlp")),
+    (r"down/kernel$", ("mlp", "embed")),
+    # the recurrent kernel is used at every token, so it is not sharded over fsdp
+    (r"cells/\d+/input/kernel$", ("embed", None, "mlp")),
+    (r"cells/\d+/hidden/kernel$", (None, None, "mlp")),
+    (r"(q|k|v|up|gate)/lora/a$", ("embed", None)),
+    (r"out/lora/a$", ("heads", None, "rank")),
+    (r"down/lora/a$", ("mlp", "rank")),
+    (r"q/lora/b$", ("rank", "heads", None)),
+    (r"[kv]/lora/b$", ("rank", "kv_heads", None)),
+    (r"(up|gate)/lora/b$", ("rank", "mlp")),
+    (r"(out|down)/lora/b$", (None, "embed")),
+    (r"(lora|stack)/key$", (None,)),
+    # one map per key head and its query heads
+    (r"map/kernel$", ("kv_heads", None, None)),
+    (r"map/bias$", ("kv_heads", None)),
+    (r"map/tau$", ("kv_heads",)),
+    # adaptive span; relative positions; the mixture of Equation 1
+    (r"layers/0/span$", (None,)),
+    (r"distances$", (None, None)),
+    (r"mix$", (None, None)),
+    (r"(scale|bias|prompt)$", ()),
+)
+
+
+def make_mesh(
+    config: MeshConfig,
+    devices: list[jax.Device] | None = None,
+    demand: MeshDemand | None = None,
+) -> Mesh:
+    """Return the mesh (data, fsdp, tensor, sequence) over all devices.
+
+    Args:
+      config: sizes. A single -1 is inferred, several are chosen by the demand.
+      devices: of the mesh; None is all devices.
+      demand: requirements of a config, see `famjax.parallel.mesh.choose_mesh`.
+
+    Raises:
+      UserError: the sizes do not multiply to the number of devices.
+    """
+    devices = devices or jax.devices()
+    sizes = vars(choose_mesh(config, len(devices), demand or MeshDemand()))
+    axis_types = (jax.sharding.AxisType.Auto,) * len(sizes)
+    # an axis may be part of a physical axis of a TPU torus; jax.make_mesh allows that only on v5e
+    device_array = mesh_utils.create_device_mesh(
+        tuple(sizes.values()), devices, allow_split_physical_axes=True
+    )
+    return Mesh(device_array, tuple(sizes), axis_types=axis_types)
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """Return a key path as "stack/layers/0/mixer/qkv/q/kernel"."""
+    names = (getattr(k, "key", getattr(k, "name", getattr(k, "idx", None))) for k in path)
+    return "/".join(str(name) for name in names if name != "value")
+
+
+def parameter_axes(name: str, ndim: int) -> Axes:
+    """Return the logical axes of a parameter by its path; leading axes are layers."""
+    for pattern, axes in PARAMETER_AXES:
+        if re.search(pattern, name):
+            return (None,) * (ndim - len(axes)) + axes
+    raise ValueError(f"no sharding rule for parameter {name}: add one to PARAMETER_AXES")
+
+
+def named_sharding(mesh: Mesh, axes: Axes, shape: tuple[int, ...]) -> NamedSharding:
+    """Return the sharding of an array by logical axes; one that does not divide is replicated."""
+    spec = []
+    for axis, size in zip(axes, shape, strict=True):
+        target = MESH_AXES.get(axis) if axis else None
+        names = (target,) if isinstance(target, str) else target or ()
+        shards = 1
+        for name in names:
+            shards *= mesh.shape[name]
+        spec.append(target if shards > 1 and size % shards == 0 else None)
+    return NamedSharding(mesh, PartitionSpec(*spec))
+
+
+def is_replicated(sharding: NamedSharding, size: int) -> bool:
+    """Return whether a large parameter is replicated on a mesh that shards parameters."""
+    mesh = sharding.mesh.shape
+    return size > LARGE and mesh["fsdp"] * mesh["tensor"] > 1 and not any(sharding.spec)
+
+
+def replicated_parameters(mesh: Mesh, params: Any) -> list[str]:
+    """Return the large parameters that are replicated although the mesh shards parameters."""
+    leaves = jax.tree.leaves_with_path(params)
+    shardings = jax.tree.leaves(parameter_shardings(mesh, params))
+    return [
+        f"{path_name(path)} {tuple(leaf.shape)}"
+        for (path, leaf), sharding in zip(leaves, shardings, strict=True)
+        if is_replicated(sharding, leaf.size)
+    ]
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def parameter_shardings(mesh: Mesh, params: Any) -> Any:
+    """Return a tree of shardings for a tree of parameters or their shapes."""
+
+    def leaf_sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        return named_sharding(mesh, parameter_axes(path_name(path), leaf.ndim), leaf.shape)
+
+    return jax.tree_util.tree_map_with_path(leaf_sharding, params)
+
+
+def optimizer_shardings(mesh: Mesh, params: Any, opt_state: Any) -> Any:
+    """Return shardings for optax's state: a leaf shaped like its parameter is sharded like it."""
+    by_name = {
+        path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]
+    }
+
+    def leaf_sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        name = path_name(path)
+        # the longest: "norm/scale" also ends the names of the layers' norms
+        param = max((n for n in by_name if name.endswith("/" + n)), key=len, default=None)
+        if param is None or by_name[param].shape != leaf.shape:
+            return replicated(mesh)
+        return named_sharding(mesh, parameter_axes(param, leaf.ndim), leaf.shape)
+
+    return jax.tree_util.tree_map_with_path(leaf_sharding, opt_state)
+
+
+def state_shardings(mesh: Mesh, axes: Any, state: Any) -> Any:
+    """Return shardings for a carried state from its tree of logical axes."""
+    flat, tree = jax.tree.flatten(state)
+    names = jax.tree.flatten(axes, is_leaf=is_axes)[0]
+    shardings = [named_sharding(mesh, a, leaf.shape) for a, leaf in zip(names, flat, strict=True)]
+    return jax.tree.unflatten(tree, shardings)
+
+
+# the mesh that the function being traced is compiled for; None is one device, or left to GSPMD
+_MESH: ContextVar[Mesh | None] = ContextVar("mesh", default=None)
+
+
+def with_mesh(mesh: Mesh, f: Callable[..., Any]) -> Callable[..., Any]:
+    """Return f, to be traced with `mesh` as the context of the functions below."""
+
+    @functools.wraps(f)
+    def f_with_mesh(*args: Any) -> Any:
+        token = _MESH.set(mesh)
+        try:
+            return f(*args)
+        finally:
+            _MESH.reset(token)
+
+    return f_with_mesh
+
+
+def with_logical_constraint(x: jax.Array, axes: Axes) -> jax.Array:
+    """Return `with_sharding_constraint` of x by its logical axes; x itself without a mesh.
+
+    The constraint holds for the gradient too. Parameters and rows share the axis fsdp: without it
+    GSPMD may shard an activation like the parameter, by width, and replicate all batch rows.
+    """
+    mesh = _gspmd_mesh()
+    return (
+        x
+        if mesh is None
+        else jax.lax.with_sharding_constraint(x, named_sharding(mesh, axes, x.shape))
+    )
+
+
+def with_state_constraint(state: Any, axes: Any) -> Any:
+    """Constrain a carried state to its tree of logical axes; see `with_logical_constraint`."""
+    mesh = _gspmd_mesh()
+    if mesh is None:
+        return state
+    return jax.lax.with_sharding_constraint(state, state_shardings(mesh, axes, state))
+
+
+def fsdp_all_gather(params: Any) -> Any:
+    """Return parameters all-gathered over the row axes; unchanged without a mesh.
+
+    A layer's weights are gathered once, before its products, and their gradient is reduced once.
+    GSPMD by itself gathers them for each product and each loop iteration, in pieces, and rewrites
+    the sum of the products with every piece.
+    """
+    mesh = _gspmd_mesh()
+    if mesh is None:
+        return params
+
+    def gather(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+        axes = parameter_axes(path_name(path), leaf.ndim)
+        axes = tuple(None if axis and MESH_AXES.get(axis) in BATCH else axis for axis in axes)
+        return jax.lax.with_sharding_constraint(leaf, named_sharding(mesh, axes, leaf.shape))
+
+    return jax.tree_util.tree_map_with_path(gather, params)
+
+
+def _gspmd_mesh() -> Mesh | None:
+    """Return the mesh if GSPMD partitions the function being traced over several devices."""
+    mesh = _MESH.get()
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    return None if mesh is None or mesh.size == 1 or manual else mesh
+
+
+def row_shards(rows: int) -> int:
+    """Return the number of shards that `shard_map_rows` makes of so many rows."""
+    mesh = _MESH.get()
+    shards = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
+    return shards if rows % shards == 0 else 1
+
+
+def shard_map_rows(
+    f: Callable[..., Any], rows: int, axes: Any, out_axes: Any
+) -> Callable[..., Any]:
+    """Return `jax.shard_map` of f over the batch rows.
+
+    Replicated arguments are gathered once before f, and their gradients reduced once after it. This
+    is for loops: GSPMD by itself would all-reduce in every iteration to keep a sum replicated.
+
+    Args:
+      f: a function of arrays, independent for each row.
+      rows: rows of the whole batch.
+      axes: tree prefix for each argument: the axis of the rows, None for replicated arrays.
+      out_axes: of the result.
+    """
+    if row_shards(rows) == 1:
+        return f
+
+    def spec(axis: int | None) -> PartitionSpec:
+        return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, BATCH)
+
+    inner, outer = (
+        jax.tree.map(spec, tree, is_leaf=lambda a: a is None) for tree in (tuple(axes), out_axes)
+    )
+    return jax.shard_map(
+        f,
+        mesh=_MESH.get(),
+        in_specs=inner,
+        out_specs=outer,
+        axis_names=set(BATCH),
+        check_vma=False,
+    )
+
+
+def sequence_shards(blocks: int) -> int:
+    """Return the number of devices that shard so many blocks of a call, or tokens."""
+    mesh = _MESH.get()
+    shards = 1 if mesh is None else mesh.shape["sequence"]
+    return shards if blocks % shards == 0 else 1
+
+
+def shard_map_sequence(f: Callable[..., Any], axes: Any, out_axes: Any) -> Callable[..., Any]:
+    """Return `jax.shard_map` of f over the blocks; GSPMD partitions all other mesh axes.
+
+    f uses explicit collectives over "sequence" (`parallel/sequence_parallel.py`) and `axis_index`.
+
+    Args:
+      f: a function of arrays that closes over none.
+      axes: tree prefix for each argument: the axis of the blocks, None for replicated arrays.
+      out_axes: of the result; None for arrays that f makes equal on all devices.
+    """
+
+    def spec(axis: int | None) -> PartitionSpec:
+        return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, "sequence")
+
+    inner, outer = (
+        jax.tree.map(spec, tree, is_leaf=lambda a: a is None) for tree in (tuple(axes), out_axes)
+    )
+
+    def per_device(index: Array, *args: Any) -> Any:
+        token = _AXIS_INDEX.set(index[0])
+        try:
+            return f(*args)
+        finally:
+            _AXIS_INDEX.reset(token)
+
+    mesh = _MESH.get()
+    assert mesh is not None
+    sharded = jax.shard_map(
+        per_device,
+        mesh=mesh,
+        in_specs=(PartitionSpec("sequence"), *inner),
+        out_specs=outer,
+        axis_names={"sequence"},
+        check_vma=False,
+    )
+    # not jax.lax.axis_index: with automatic axes XLA rejects it in larger programs
+    return lambda *args: sharded(jnp.arange(mesh.shape["sequence"]), *args)
+
+
+# within `shard_map_sequence`, this device's index along the axis
+_AXIS_INDEX: ContextVar[Array] = ContextVar("axis_index")
+
+
+def axis_index() -> Array:
+    """Return this device's index along `sequence`, within `shard_map_sequence`."""
+    return _AXIS_INDEX.get()
+
+
+def all_gather_tokens(x: Array) -> Array:
+    """Return [b t ...] all-gathered over `sequence`."""
+    mesh = _gspmd_mesh()
+    if mesh is None or mesh.shape["sequence"] == 1:
+        return x
+    rest = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 2)
+    rows = named_sharding(mesh, ("batch",), x.shape[:1]).spec
+    spec = PartitionSpec(*rows, None, *rest)
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+
+
+def target_device() -> jax.Device:
+    """Return a device that the traced function will run on; without a mesh, the default device."""
+    mesh = _MESH.get()
+    return jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+
+
+def shard_map_axes(
+    f: Callable[..., Any], sizes: dict[str, int], axes: tuple[Axes, ...], out_axes: tuple[Axes, ...]
+) -> Callable[..., Any] | None:
+    """Return `jax.shard_map` of f over logical axes.
+
+    This is for kernels, which GSPMD cannot partition. Returns None if the arguments' shardings are
+    unknown: without a mesh on several devices, or within `shard_map_rows`. Within
+    `shard_map_sequence` tokens are sharded already.
+
+    Args:
+      f: a function of arrays, independent for each index of the axes.
+      sizes: of the axes. One that does not divide is replicated.
+      axes, out_axes: of each argument and result; trailing axes may be omitted.
+    """
+    mesh = _MESH.get()
+    if mesh is None:
+        return f if jax.device_count() == 1 else None
+    if mesh.size == 1:
+        return f
+    within = jax.sharding.get_abstract_mesh()
+    if set(within.manual_axes) - {"sequence"}:
+        return None
+    targets = named_sharding(mesh, tuple(sizes), tuple(sizes.values())).spec
+    mesh_axes = dict(zip(sizes, targets, strict=True))
+
+    def specs(arrays: tuple[Axes, ...]) -> tuple[PartitionSpec, ...]:
+        return tuple(
+            PartitionSpec(*(mesh_axes.get(a) if a else None for a in axes)) for axes in arrays
+        )
+
+    return jax.shard_map(
+        f,
+        mesh=within if within.manual_axes else mesh,
+        in_specs=specs(axes),
+        out_specs=specs(out_axes),
+        axis_names=set(mesh.axis_names) - set(within.manual_axes),
+        check_vma=False,
+    )
+
+
+def is_axes(x: Any) -> bool:
+    """Return whether x is a tuple of axis names, and not a named tuple of such tuples."""
+    return type(x) is tuple and all(a is None or isinstance(a, str) for a in x)
+
+
+def batch_sharding(mesh: Mesh, rows: int, tokens: int = 1) -> NamedSharding:
+    """Return the sharding of a batch [b t]."""
+    return named_sharding(mesh, ("batch", "tokens"), (rows, tokens))

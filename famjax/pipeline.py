@@ -1,0 +1,173 @@
+"""From a config to batches: the source of documents, their layout, and a prefetching thread."""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import grain
+
+from famjax.config.schema import Config, DataConfig
+from famjax.core.errors import UserError
+from famjax.data.lanes import Batch, Lanes, halve_batch
+from famjax.data.packing import PackedRows
+from famjax.data.reassign import ReassignedSource
+from famjax.data.sources import Source, Split, TextSource
+from famjax.experiment.checks import TOYS
+from famjax.tokenizers.load import load_tokenizer
+from famjax.tokenizers.tokenizer import Tokenizer
+
+# batches prepared while the device computes
+_PREFETCH = 2
+
+
+def make_tokenizer(data: DataConfig) -> Tokenizer:
+    """Return the tokenizer that `data` names."""
+    if data.tokenizer != "task":
+        return load_tokenizer(data.tokenizer)
+    from famjax.tasks.toy import task_tokenizer
+
+    return task_tokenizer(data.task, data.toy)
+
+
+def make_source(
+    config: Config, tokenizer: Tokenizer, split: Split = "train", checked: Path | None = None
+) -> Source:
+    """Return the source of documents that `config.data` describes.
+
+    Args:
+      checked: see `TextSource`.
+    """
+    data = config.data
+    if data.task == "passkey":
+        from famjax.tasks.passkey import PasskeySource
+
+        source = PasskeySource(data.passkey, tokenizer, config.seed)
+        if data.passkey.ask_every and source.question_len > config.model.block_len:
+            raise UserError(
+                f"model.block_len={config.model.block_len}: the question takes "
+                f"{source.question_len} tokens with tokenizer {tokenizer.name}, and must fit in "
+                "one block; raise it to that, or set data.passkey.ask_every=0"
+            )
+        return source
+    if data.task in TOYS:
+        from famjax.tasks.toy import ToySource
+
+        return ToySource(data.task, data.toy, tokenizer, config.seed, split)
+    named = [name for name in ("files", "seqio", "tfds") if getattr(data, name)]
+    if len(named) > 1:
+        raise UserError(" and ".join(f"data.{name}" for name in named) + " are both set; set one")
+    if data.seqio or data.tfds:
+        from famjax.data.seqio_tasks import TfSource
+
+        return TfSource(data, tokenizer, config.seed, split)
+    return TextSource(data.files, tokenizer, config.seed, data.holdout, split, checked)
+
+
+def make_batches(
+    config: Config,
+    source: Source,
+    tokenizer: Tokenizer,
+    block_len: int,
+    local_rows: Sequence[int] | None = None,
+) -> Batches:
+    """Return the iterator over batches of `source`, in the layout of `config.data`.
+
+    Args:
+      local_rows: indices of the rows that this process generates; None is all.
+    """
+    data, source = config.data, ReassignedSource(source)
+    for name in ("batch", "length"):
+        if getattr(data, name) <= 0:
+            raise UserError(f"data.{name}={getattr(data, name)}: must be positive")
+    if data.length % block_len:
+        raise UserError(
+            f"data.length={data.length}: must be a multiple of the model's block_len, {block_len}"
+        )
+    if data.layout == "packed":
+        dataset: grain.IterDataset = _make_packed_rows(config, source, tokenizer, local_rows)
+    else:
+        dataset = _make_lanes(config, source, block_len, local_rows)
+    ahead = grain.experimental.ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=_PREFETCH)
+    return Batches(iter(ahead), source)
+
+
+def _make_lanes(
+    config: Config, source: Source, block_len: int, local_rows: Sequence[int] | None
+) -> Lanes:
+    if config.data.repeat_len:
+        raise UserError(
+            "data.repeat_len: repeats in packed rows; set data.layout=packed, or 0 here"
+        )
+    data, start = config.data, config.train.bptt_start
+    streams = data.length // start if start else 1
+    return Lanes(source, data.batch, data.length, block_len, data.keep_whole, streams, local_rows)
+
+
+def _make_packed_rows(
+    config: Config, source: Source, tokenizer: Tokenizer, local_rows: Sequence[int] | None
+) -> PackedRows:
+    data = config.data
+    if data.repeat_len < 0 or data.repeat_weight < 0:
+        raise UserError("data.repeat_len and data.repeat_weight: must not be negative")
+    return PackedRows(
+        source,
+        tokenizer,
+        data.batch,
+        data.length,
+        config.seed,
+        data.repeat_len,
+        data.repeat_weight,
+        local_rows,
+    )
+
+
+def halve_lanes(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of `Batches` with which half as many lanes of twice the length continue."""
+    return {**state, "batches": halve_batch(state["batches"])}
+
+
+class Batches(grain.DatasetIterator[Batch]):
+    """Iterator over batches that a thread prefetches.
+
+    The state is that after the last batch returned, without the prefetched ones, together with the
+    current state of the source, so that updates of a curriculum since that batch are not lost.
+    """
+
+    def __init__(self, ahead: grain.DatasetIterator[Batch], source: ReassignedSource):
+        super().__init__(ahead)
+        self._source = source
+        atexit.register(_release_at_exit, weakref.ref(self))
+
+    def __next__(self) -> Batch:
+        return next(self._parent)
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "batches": self._parent.get_state(),
+            "source": self._source.get_state(),
+            **self._source.get_assignments(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        # Stops the thread, so that no key is made from a state that is half restored.
+        self._parent.set_state(state["batches"])
+        self._source.set_state(state["source"])
+        self._source.set_assignments(state)
+
+    def release(self) -> None:
+        """Stop the thread and drop the reference to it."""
+        self.close()
+        self._parents = ()
+
+
+def _release_at_exit(reference: weakref.ref[Batches]) -> None:
+    """Release an iterator that is still alive at interpreter exit.
+
+    Otherwise grain closes it after modules are torn down, which prints a traceback.
+    """
+    if (batches := reference()) is not None:
+        batches.release()

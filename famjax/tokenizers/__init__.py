@@ -1,0 +1,1 @@
+"""Tokenizers: bytes, SentencePiece, Hugging Face's tokenizer.json, or word lists."""

@@ -1,0 +1,146 @@
+"""Conversations as text: the Jinja chat template that comes with a tokenizer.
+
+The content of a message must not inject control tokens. If a message contains the string of a
+control token, that string is escaped: rendered text encloses it in two noncharacters, and it is
+tokenized as plain text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from famjax.core.errors import UserError
+from famjax.tokenizers.missing_text import first_missing_message
+from famjax.tokenizers.rendering import Renderer
+
+_OPEN, _CLOSE = "\ufdd0", "\ufdd1"
+_ESCAPED = re.compile(f"{_OPEN}(.+?){_CLOSE}", re.DOTALL)
+# Some templates write the date. Documents must not depend on the day they are read.
+_FIXED_DATE = datetime(2025, 1, 1)
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class ChatTemplate:
+    """A chat template, rendered as Hugging Face's `apply_chat_template` does.
+
+    Args:
+      name: of the tokenizer, for error messages.
+      source: the template, in Jinja.
+      variables: the template's variables besides the messages: bos_token, eos_token.
+      bos, eos: strings of the tokens around a document.
+      controls: strings of all control tokens.
+
+    Attributes:
+      digest: hash of all arguments but the name.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        source: str,
+        variables: Mapping[str, str],
+        bos: str,
+        eos: str,
+        controls: Sequence[str],
+    ):
+        about = [source, dict(variables), bos, eos, list(controls)]
+        self.digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+        self._label = f"the chat template of tokenizer {name}"
+        self._renderer = Renderer(self._label, source, variables)
+        self._bos, self._eos, self._controls = bos, eos, tuple(controls)
+        # longest first: a token may begin with another
+        strings = sorted([*controls, _OPEN, _CLOSE], key=len, reverse=True)
+        self._control_pattern = re.compile("|".join(map(re.escape, strings)))
+
+    def render(self, messages: Messages, add_generation_prompt: bool) -> str:
+        """Return the text that the template writes.
+
+        Raises:
+          UserError: see `famjax.tokenizers.rendering.Renderer.render`.
+        """
+        return self._renderer.render(messages, add_generation_prompt).text
+
+    def render_prompt(self, messages: Messages, add_generation_prompt: bool) -> str:
+        """Return a prompt for the model, to be split by `split_escaped`, without a leading bos."""
+        escaped = self._escape_messages(messages)
+        text = self.render(escaped, add_generation_prompt)
+        self._check_complete(escaped, text)
+        return text.removeprefix(self._bos)
+
+    def render_document(self, messages: Messages) -> list[tuple[str, float]]:
+        """Return a training conversation as texts with their weights, for `split_escaped`.
+
+        Messages of the assistant have weight 1, up to and including their closing control token;
+        all other text has weight 0. Text after the last of them is dropped, and so are the leading
+        bos and the trailing eos, which every document gets anyway.
+
+        Raises:
+          UserError: no message is the assistant's; or the template rejects the messages, or writes
+            earlier messages differently once others follow, so that they cannot be located.
+        """
+        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        if not answers:
+            raise UserError('no message has the role "assistant": there is nothing to learn')
+        escaped = self._escape_messages(messages[: answers[-1] + 1])
+        # the text before each answer, and with it
+        cuts = [cut for i in answers for cut in ((i, True), (i + 1, False))]
+        whole, ends = self._renderer.render(escaped, False, _FIXED_DATE, cuts)
+        texts, start = [], 0
+        for i, begin, end in zip(answers, ends[::2], ends[1::2], strict=True):
+            if begin is None or end is None or not start <= begin <= end:
+                raise UserError(
+                    f"{self._label}: does not write message {i + 1} after the text of those "
+                    "before it, so its tokens cannot be located; use another template"
+                )
+            stop = self._find_message_end(whole[:end])
+            texts += [(whole[start:begin], 0.0), (whole[begin:stop], 1.0)]
+            start = stop
+        self._check_complete(escaped[: answers[-1] + 1], whole)
+        texts[0] = (texts[0][0].removeprefix(self._bos), 0.0)
+        texts[-1] = (texts[-1][0].removesuffix(self._eos), 1.0)
+        return texts
+
+    def _find_message_end(self, text: str) -> int:
+        """Return where the last message ends: at its control token if only space follows it."""
+        stripped = text.rstrip()
+        return len(stripped if stripped.endswith(self._controls) else text)
+
+    def _check_complete(self, escaped: Messages, text: str) -> None:
+        """Raise a `UserError` if the rendered text lacks the content of a message."""
+        if (i := first_missing_message(escaped, text)) is not None:
+            raise UserError(
+                f"{self._label}: does not write what message {i + 1} (role {escaped[i]['role']!r}) "
+                "says; use another template, as chat_template.jinja beside tokenizer.json"
+            )
+
+    def _escape_messages(self, messages: Messages) -> list[dict[str, Any]]:
+        """Return the messages with the strings of control tokens escaped."""
+        return [
+            {
+                key: value if key == "role" else self._escape_value(value)
+                for key, value in message.items()
+            }
+            for message in messages
+        ]
+
+    def _escape_value(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._control_pattern.sub(lambda match: f"{_OPEN}{match[0]}{_CLOSE}", value)
+        if isinstance(value, Mapping):
+            return {key: self._escape_value(part) for key, part in value.items()}
+        if isinstance(value, list):
+            return [self._escape_value(part) for part in value]
+        return value
+
+
+def split_escaped(rendered: str) -> Iterator[tuple[str, bool]]:
+    """Yield the parts of a rendered text, and whether control tokens are special in each."""
+    for i, part in enumerate(_ESCAPED.split(rendered)):
+        if part:
+            yield part, i % 2 == 0

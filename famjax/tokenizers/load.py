@@ -1,0 +1,128 @@
+"""Tokenizers by name: load one, copy one into a run folder, and load that copy."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
+
+from famjax.core.errors import UserError
+from famjax.core.json_files import regular_file_size
+from famjax.core.paths import expanded
+from famjax.tokenizers.hugging_face import HuggingFaceTokenizer
+from famjax.tokenizers.sentence_piece import SentencePieceTokenizer
+from famjax.tokenizers.tokenizer import ByteTokenizer, Tokenizer
+from famjax.tokenizers.words import read_words
+
+# A tokenizer in a folder: the file that defines it, and those that Hugging Face keeps beside it
+SENTENCEPIECE, HUGGING_FACE, WORDS = "tokenizer.model", "tokenizer.json", "words.txt"
+_SIBLING_FILES = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "config.json",
+    "chat_template.jinja",
+)
+
+
+def load_tokenizer(spec: str) -> Tokenizer:
+    """Return the tokenizer that `spec` names.
+
+    Args:
+      spec: "bytes", the path of a SentencePiece model, of a tokenizer.json or of a word list
+        (.txt), or of a folder with one of them; tokenizer.json has precedence.
+
+    Raises:
+      UserError: it is missing or damaged, or its tokens do not represent fixed bytes.
+    """
+    if spec == "bytes":
+        return ByteTokenizer()
+    try:
+        path = _definition_file(spec)
+        regular_file_size(path)
+        if path.suffix == ".json":
+            return HuggingFaceTokenizer(spec, path)
+        if path.suffix == ".txt":
+            return read_words(spec, path)
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"data.tokenizer={spec}: {error.strerror}; give 'bytes', the path of a SentencePiece "
+            "model, of a tokenizer.json or of a word list, or a folder with one of them"
+        ) from None
+    try:
+        return SentencePieceTokenizer(spec, content)
+    except (RuntimeError, ValueError, IndexError):
+        raise UserError(f"data.tokenizer={spec}: the file is not a SentencePiece model") from None
+
+
+def _definition_file(spec: str) -> Path:
+    """Return the file that defines the tokenizer `spec` names."""
+    path = expanded(spec)
+    if not path.is_dir():
+        return path
+    for name in (HUGGING_FACE, SENTENCEPIECE, WORDS):
+        if (path / name).is_file():
+            return path / name
+    raise UserError(
+        f"data.tokenizer={spec}: the folder has no {HUGGING_FACE} and no {SENTENCEPIECE}; give one "
+        "that has, or 'bytes'"
+    )
+
+
+def save_tokenizer(spec: str, folder: Path) -> None:
+    """Copy the tokenizer that `spec` names into `folder`, for `load_saved_tokenizer`.
+
+    A SentencePiece model becomes folder/tokenizer.model, a word list folder/words.txt, and Hugging
+    Face's files folder/tokenizer/.
+    """
+    if spec == "bytes":
+        return
+    source, home = _definition_file(spec), folder / "tokenizer"
+    if source.suffix == ".txt":
+        save_words(source.read_text(encoding="utf-8"), folder)
+        return
+    if source.suffix != ".json":
+        _copy(source, folder / SENTENCEPIECE)
+        # left over from an earlier attempt with another tokenizer
+        (home / HUGGING_FACE).unlink(missing_ok=True)
+        return
+    home.mkdir(exist_ok=True)
+    _copy(source, home / HUGGING_FACE)
+    for name in _SIBLING_FILES:
+        if source.with_name(name).exists():
+            _copy(source.with_name(name), home / name)
+        else:
+            (home / name).unlink(missing_ok=True)
+
+
+def save_words(text: str, folder: Path) -> None:
+    """Write a word list into `folder`, for `load_saved_tokenizer`."""
+    for other in (folder / "tokenizer" / HUGGING_FACE, folder / SENTENCEPIECE):
+        # left over from an earlier attempt with another tokenizer
+        other.unlink(missing_ok=True)
+    (folder / WORDS).write_text(text, encoding="utf-8", newline="\n")
+
+
+def _copy(source: Path, target: Path) -> None:
+    with contextlib.suppress(shutil.SameFileError):
+        shutil.copyfile(source, target)
+
+
+def load_saved_tokenizer(folder: Path, spec: str) -> Tokenizer:
+    """Return the tokenizer that `save_tokenizer(spec, folder)` saved.
+
+    The path in `spec` may be of another machine, and is not opened.
+
+    Raises:
+      UserError: the copy is missing or damaged.
+    """
+    if spec == "bytes":
+        return load_tokenizer(spec)
+    for copy in (folder / "tokenizer" / HUGGING_FACE, folder / SENTENCEPIECE, folder / WORDS):
+        if copy.exists():
+            return load_tokenizer(str(copy))
+    raise UserError(
+        f"{folder}: has lost its copy of the tokenizer {spec}; restore tokenizer/, "
+        f"{SENTENCEPIECE} or {WORDS}, whichever it had"
+    )

@@ -1,0 +1,118 @@
+"""The tokenizer interface, the tokenizer of bytes, and streaming decoding.
+
+Every token represents fixed bytes of UTF-8 (special tokens none), so decoding concatenates bytes.
+All but word lists are lossless. The table of bytes by token gives `decode`, streaming decoding, and
+bits per byte.
+"""
+
+from __future__ import annotations
+
+import abc
+import codecs
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from famjax.core.errors import UserError
+from famjax.tokenizers.chat import ChatTemplate
+
+
+class Tokenizer(abc.ABC):
+    """Converts text to token ids and back.
+
+    Attributes:
+      name: the argument of `load_tokenizer`.
+      vocab_size: v.
+      bos_id, eos_id: ids around a document.
+      stop_ids: ids at which generation stops; eos_id is one of them.
+      token_bytes: [v] int32, the number of UTF-8 bytes of each token; 0 for specials.
+      fingerprint: sha256, in hex, of the definition of the ids.
+      chat_template: renders a conversation as text; None if there is none.
+    """
+
+    chat_template: ChatTemplate | None = None
+
+    def __init__(
+        self, name: str, pieces: Sequence[bytes], bos_id: int, eos_id: int, content: bytes
+    ):
+        self.name = name
+        self.vocab_size = len(pieces)
+        self.bos_id = bos_id
+        self.eos_id = eos_id
+        self.stop_ids = frozenset([eos_id])
+        self.token_bytes = np.array([len(piece) for piece in pieces], np.int32)
+        self.fingerprint = hashlib.sha256(content).hexdigest()
+        self._pieces = tuple(pieces)
+
+    @abc.abstractmethod
+    def encode(self, text: str) -> np.ndarray:
+        """Return the ids of `text`, [n] int32, without added specials."""
+
+    def encode_rendered(self, text: str) -> np.ndarray:
+        """Return the ids of text from `chat_template`, with control tokens as their ids."""
+        return self.encode(text)
+
+    def encode_chat(
+        self, messages: list[dict[str, Any]], add_generation_prompt: bool = True
+    ) -> np.ndarray:
+        """Return the ids of a conversation, [n] int32.
+
+        As with `encode`, the caller adds bos, even if the template writes it. A control token's
+        string is a control token if the template wrote it, and plain text inside a message.
+
+        Args:
+          messages: each with "role" and "content", and other fields that the template uses.
+          add_generation_prompt: append the header of an assistant message.
+
+        Raises:
+          UserError: there is no template, or it rejects the messages.
+        """
+        if self.chat_template is None:
+            raise UserError(
+                f"tokenizer {self.name}: has no chat template; put chat_template.jinja beside its "
+                "tokenizer.json, or write plain text"
+            )
+        return self.encode_rendered(
+            self.chat_template.render_prompt(messages, add_generation_prompt)
+        )
+
+    def token_to_bytes(self, token: int) -> bytes:
+        """Return the bytes of `token`: none for specials and for ids beyond the vocabulary, which a
+        model with a padded embedding table can produce."""
+        return self._pieces[token] if 0 <= token < self.vocab_size else b""
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of `ids`; bytes that are not UTF-8 become U+FFFD."""
+        return b"".join(self.token_to_bytes(int(token)) for token in ids).decode("utf-8", "replace")
+
+
+class ByteTokenizer(Tokenizer):
+    """The 256 bytes, then bos and eos."""
+
+    def __init__(self) -> None:
+        pieces = [bytes([byte]) for byte in range(256)] + [b"", b""]
+        super().__init__("bytes", pieces, bos_id=256, eos_id=257, content=b"bytes")
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int32)
+
+
+class StreamDecoder:
+    """Decodes token by token, emitting complete characters only.
+
+    The concatenated results of `push` and `flush` equal `tokenizer.decode` of all tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        """Return the characters that `token` completes."""
+        return self._decoder.decode(self._tokenizer.token_to_bytes(int(token)))
+
+    def flush(self) -> str:
+        """Return U+FFFD for an incomplete character, if any, and reset."""
+        return self._decoder.decode(b"", final=True)

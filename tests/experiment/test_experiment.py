@@ -1,0 +1,431 @@
+"""Configs by name, overrides, JSON, differences, and one clear line for every wrong value."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from famjax.config.keys import keys, values
+from famjax.config.schema import Config, DataConfig, ModelConfig, TrainConfig
+from famjax.core.errors import UserError
+from famjax.experiment.checks import validate
+from famjax.experiment.load import (
+    available_configs,
+    difference,
+    from_json,
+    load_config,
+    override,
+    to_json,
+)
+
+
+def refused(call: Any, *args: Any) -> str:
+    """Return the one line that `call` is refused with."""
+    with pytest.raises(UserError) as caught:
+        call(*args)
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+# Experiments
+
+
+@pytest.mark.parametrize("name", available_configs())
+def test_every_config_loads_and_says_what_it_is(name: str) -> None:
+    config = load_config(name)
+    text = available_configs()[name].read_text()
+    assert config.name == name
+    assert from_json(to_json(config)) == config
+    assert f"famjax train {name}" in text
+    assert "Cost: " in text
+    assert "Expected: " in text
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "width", "heads", "multiplier", "kv_heads"),
+    [
+        ("fam_1b", 18, 1536, 12, 8, 0),
+        ("fam_8b", 32, 4096, 32, 4, 0),
+        ("fam_24b", 56, 4096, 32, 8, 1),
+    ],
+)
+def test_the_papers_shapes(
+    name: str, layers: int, width: int, heads: int, multiplier: int, kv_heads: int
+) -> None:
+    config = load_config(name)
+    m = config.model
+    assert (m.layers, m.width, m.heads, m.kv_heads) == (layers, width, heads, kv_heads)
+    assert m.mlp_width == multiplier * width
+    assert (m.vocab_size, m.block_len, m.memory_segments, m.fam_len) == (256_000, 1024, 3, 64)
+    assert (config.train.rsp, config.train.rpo, config.train.steps) == (0.8, True, 50_000)
+    assert (config.optimizer.beta1, config.optimizer.beta2) == (0.9, 0.99)
+
+
+def test_text_configs_differ_only_in_the_mixer() -> None:
+    changed = difference(load_config("text_fam"), load_config("text_bswa"))
+    assert changed == ["name: 'text_fam' -> 'text_bswa'", "model.mixer: 'fam' -> 'bswa'"]
+
+
+def test_config_from_a_python_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from famjax.config.schema import Config\ndef config(): return Config(name='mine')\n"
+    )
+    assert load_config(str(path), ["seed=3"]) == Config(name="mine", seed=3)
+
+
+def test_config_from_a_run_gives_the_same_config(tmp_path: Path) -> None:
+    config = load_config("text_fam", ["model.layers=6", "train.rpo=true"])
+    path = tmp_path / "config.json"
+    path.write_text(to_json(config))
+    assert load_config(str(path)) == config
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("x = 1", "must define a function config()"),
+        ("def config(): return 3", "must define a function config()"),
+        ("def config(:", "SyntaxError"),
+        ("import famjax.core.config", "'famjax.core.config'; import famjax.config.schema"),
+        ("x = 1\nraise ValueError('two\\nlines')", "mine.py:2: ValueError: two"),
+        (
+            "from famjax.config.schema import *\n"
+            "def config(): return Config(model=ModelConfig(layers='4'))",
+            "model.layers='4': must be a whole number",
+        ),
+        (
+            "from famjax.config.schema import *\ndef config(): return Config(model=DataConfig())",
+            "model.vocab_size is missing",
+        ),
+    ],
+)
+def test_bad_python_file(tmp_path: Path, source: str, said: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(source)
+    assert said in refused(load_config, str(path))
+
+
+def test_unknown_config_names_the_nearest_and_all() -> None:
+    line = refused(load_config, "text_fm")
+    assert "did you mean 'text_fam'?" in line
+    assert all(name in line for name in available_configs())
+
+
+def test_missing_folder_and_binary_paths(tmp_path: Path) -> None:
+    assert "nowhere.json" in refused(load_config, str(tmp_path / "nowhere.json"))
+    assert "config.json" in refused(load_config, str(tmp_path))
+    (tmp_path / "x.json").write_bytes(b"\xff\xfe\x00")
+    assert "not a text file" in refused(load_config, str(tmp_path / "x.json"))
+    (tmp_path / "x.py").write_bytes(b"\x00\xff")
+    assert "x.py" in refused(load_config, str(tmp_path / "x.py"))
+
+
+# Overrides
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["data.files=a b.txt", "data.passkey.digits=3", "train.rpo=true", "mesh.data=-1"],
+        ["--data.files", "a b.txt", "--data.passkey.digits=3", "--train.rpo", "--mesh.data=-1"],
+        ["--train.rpo", "True", "--data.files=a b.txt", "--data.passkey.digits", "3"],
+    ],
+)
+def test_overrides(overrides: list[str]) -> None:
+    config = override(Config(), overrides)
+    assert difference(Config(), config) == [
+        "data.files: '' -> 'a b.txt'",
+        "data.passkey.digits: 5 -> 3",
+        "train.rpo: False -> True",
+    ]
+
+
+def test_overrides_keep_text_as_it_is_and_the_last_one_stands() -> None:
+    config = override(Config(), ["data.files=a=--b", "name=x", "name=", "data.files=--x"])
+    assert (config.data.files, config.name) == ("--x", "")
+    assert override(Config(), ["data.repeat-len=5"]).data.repeat_len == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("model.layer=3", "unknown key 'model.layer'; did you mean 'model.layers'?"),
+        ("--model.layer", "unknown key 'model.layer'; did you mean 'model.layers'?"),
+        ("digits=3", "unknown key 'digits'; did you mean 'data.passkey.digits'?"),
+        ("zzz=3", "unknown key 'zzz'"),
+        ("model=3", "'model' is a section"),
+        ("model.layers=x", "model.layers=x: must be a whole number"),
+        ("model.layers=", "model.layers=: must be a whole number"),
+        ("train.rsp=x", "train.rsp=x: must be a number"),
+        ("train.rpo=maybe", "train.rpo=maybe: must be true or false"),
+        ("data.layout=pack", "data.layout=pack: must be one of lanes, packed; did you mean"),
+        ("--data.files", "data.files needs a value"),
+        ("books.txt", "'books.txt' is not an override"),
+    ],
+)
+def test_bad_overrides(text: str, line: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert refused(override, Config(), [text]).startswith(line)
+    assert capfd.readouterr() == ("", "")
+
+
+# JSON
+
+
+@given(st.data())
+def test_json_round_trip_is_exact(data: st.DataObject) -> None:
+    config = Config()
+    for key in data.draw(st.lists(st.sampled_from(sorted(keys())), max_size=5)):
+        config = replaced(config, key, data.draw(values_like(values(config)[key])))
+    again = from_json(to_json(config))
+    assert again == config
+    assert to_json(again) == to_json(config)
+
+
+def values_like(value: Any) -> st.SearchStrategy[Any]:
+    if isinstance(value, bool):
+        return st.booleans()
+    if isinstance(value, int):
+        return st.integers()
+    if isinstance(value, float):
+        return st.floats(allow_nan=False)
+    return st.just(value)
+
+
+def replaced(config: Any, key: str, value: Any) -> Any:
+    """Return the config with one key set, unchecked."""
+    head, _, rest = key.partition(".")
+    return replace(
+        config, **{head: replaced(getattr(config, head), rest, value) if rest else value}
+    )
+
+
+def test_bad_json() -> None:
+    tree = json.loads(to_json(Config()))
+    assert "not a config" in refused(from_json, "{")
+    assert "table of keys" in refused(from_json, "[]")
+    assert "model=3: must be a table of keys" in refused(from_json, json.dumps(tree | {"model": 3}))
+    tree["model"]["layer"] = tree["model"].pop("layers")
+    assert "unknown key 'model.layer'; did you mean 'model.layers'?" in refused(
+        from_json, json.dumps(tree)
+    )
+
+
+def test_the_config_of_an_older_famjax_is_read_and_says_so() -> None:
+    config = override(Config(), ["seed=7", "model.layers=6", "data.passkey.digits=3"])
+    tree = json.loads(to_json(config))
+    del tree["model"]["layers"], tree["data"]["passkey"], tree["name"]
+    notes: list[str] = []
+    found = from_json(json.dumps(tree), notes.append)
+    default = Config()
+    assert (found.seed, found.model.layers, found.name) == (7, default.model.layers, default.name)
+    assert found.data.passkey == default.data.passkey
+    assert len(notes) == 1
+    for part in ("model.layers=4", "data.passkey.*", "name="):
+        assert part in notes[0]
+
+
+@pytest.mark.parametrize("value", [True, "4", 4.0, None])
+def test_json_of_another_type(value: Any) -> None:
+    tree = dataclasses.asdict(Config())
+    tree["model"]["layers"] = value
+    assert "model.layers" in refused(from_json, json.dumps(tree))
+
+
+# Checks
+
+TOY = ["data.task=copy", "data.tokenizer=task"]
+ASK = ["data.passkey.ask_every=128", "data.passkey.multiple=128"]
+WARM = ["train.bptt_start=128", "train.bptt_double_every=9"]
+
+
+@pytest.mark.parametrize("key", [k for k, v in values(Config()).items() if type(v) is not str])
+def test_no_number_may_be_very_negative(key: str) -> None:
+    kind = keys()[key]
+    line = refused(validate, replaced(Config(), key, kind(-7) if kind is not bool else -7))
+    assert line.startswith(f"{key}=-7")
+
+
+@pytest.mark.parametrize("key", [k for k, v in values(Config()).items() if type(v) is float])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_no_number_may_be_infinite(key: str, value: float) -> None:
+    assert refused(validate, replaced(Config(), key, value)).startswith(f"{key}=")
+
+
+@pytest.mark.parametrize("value", [1e39, -1e39, 1e-39, 1e308, 5e-324])
+@pytest.mark.parametrize("key", ["model.arch.embed_scale", "model.rope_base", "optimizer.beta1"])
+def test_no_number_may_be_infinite_or_lost_in_float32(key: str, value: float) -> None:
+    line = refused(validate, replaced(Config(), key, value))
+    assert line.startswith(f"{key}={value}: is {'0' if abs(value) < 1 else 'infinite'} in float32")
+
+
+@pytest.mark.parametrize("key", [k for k, v in values(Config()).items() if type(v) is str])
+def test_no_text_may_be_a_number(key: str) -> None:
+    assert refused(validate, replaced(Config(), key, 3)).startswith(f"{key}=3: must be")
+
+
+ZERO = [
+    "model.layers",
+    "model.width",
+    "model.heads",
+    "model.block_len",
+    "model.window",
+    "model.capacity",
+    "model.fam_len",
+    "model.fam_previous",
+    "model.rope_base",
+    "data.batch",
+    "data.length",
+    "data.passkey.digits",
+    "data.passkey.min_length",
+    "data.toy.episodes",
+    "data.toy.size",
+    "data.toy.variables",
+    "optimizer.learning_rate",
+    "train.steps",
+    "train.accumulate",
+    "train.bptt_segments",
+    "train.log_every",
+    "train.checkpoint_every",
+    "train.keep",
+    "mesh.data",
+    "mesh.fsdp",
+    "mesh.tensor",
+    "mesh.sequence",
+]
+
+
+@pytest.mark.parametrize("key", ZERO)
+def test_sizes_that_may_not_be_zero(key: str) -> None:
+    assert refused(validate, replaced(Config(), key, keys()[key](0))).startswith(f"{key}=0")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (
+            ["model.width=250"],
+            "model.width=250 is not a multiple of model.heads=4; take 248 or 252",
+        ),
+        (["model.width=3"], "model.width=3 is not a multiple of model.heads=4; take 4, or set"),
+        (["model.head_dim=33"], "model.head_dim=33 is odd"),
+        (["model.width=252"], "model.head_dim=63 (model.width / model.heads) is odd"),
+        (
+            ["model.kv_heads=3"],
+            "model.kv_heads=3 does not divide model.heads=4; take one of 1, 2, 4",
+        ),
+        (["model.mixer=fma"], "model.mixer='fma': unknown mixer 'fma'; did you mean 'fam'?"),
+        (["model.mixer=fam,"], "model.mixer='fam,': unknown mixer ''"),
+        (
+            ["model.mixer=linear", "model.linear.map=rellu"],
+            "model.linear.map=rellu: must be one of relu, learned_elu, cos, tanh, elu, rfa",
+        ),
+        (
+            ["model.mixer=linear", "model.linear.features=0"],
+            "model.linear.features=0: must be at least",
+        ),
+        (["model.mixer=linear", "model.linear.chunk=0"], "model.linear.chunk=0: must be at least"),
+        (
+            ["model.mixer=linear", "model.linear.map=rfa", "model.linear.features=7"],
+            "model.linear.features=7 is odd; rfa has a sine and a cosine of each random vector, "
+            "take 6 or 8",
+        ),
+        (["model.mixer=linear", "train.rpo=true"], "train.rpo=true: features of rotated keys"),
+        (["model.mixer=bswa,bswa,fam"], "model.layers=4 is not a multiple of the 3 mixers"),
+        (
+            ["model.mixer=full", "model.capacity=9"],
+            "data.length=1024 is longer than model.capacity=9",
+        ),
+        (
+            ["data.files=a", "data.tfds=b"],
+            "data.files='a' and data.tfds='b': documents come from one",
+        ),
+        (
+            ["data.seqio=a", "data.tfds=b"],
+            "data.seqio='a' and data.tfds='b': documents come from one",
+        ),
+        (["data.tokenizer="], "data.tokenizer=''"),
+        (["data.holdout=1"], "data.holdout=1 keeps every document"),
+        (["data.repeat_len=5"], "data.repeat_len=5 is for packed rows"),
+        (
+            ["data.layout=packed", "data.repeat_len=512"],
+            "data.repeat_len=512 must be less than half",
+        ),
+        (["data.passkey.min_length=5000"], "data.passkey.min_length=5000 is more than"),
+        (["data.passkey.start_length=63"], "data.passkey: min_length=96, start_length=63,"),
+        (["data.passkey.start_length=5000"], "data.passkey: min_length=96, start_length=5000"),
+        (["data.length=1000"], "data.length=1000 is not a multiple of model.block_len=64"),
+        (["train.bptt_segments=3"], "train.bptt_segments=3 does not divide the 16 blocks"),
+        (["train.accumulate=3"], "train.accumulate=3 does not divide data.batch=4"),
+        (
+            ["train.bptt_start=128"],
+            "train.bptt_start=128 and train.bptt_double_every=0: the length",
+        ),
+        (["train.bptt_double_every=9"], "train.bptt_start=0 and train.bptt_double_every=9: the"),
+        ([*WARM, "data.layout=packed"], "train.bptt_start=128 is for lanes, packed rows carry no"),
+        (
+            [*WARM, "data.length=1152"],
+            "train.bptt_start=128 does not double to data.length=1152 in multiples of model."
+            "block_len=64 times train.bptt_segments=1; take one of 576, 1152, or train.",
+        ),
+        ([*WARM, "train.bptt_segments=4"], "train.bptt_start=128 does not double to data.length="),
+        ([*WARM, "train.bptt_start=2048"], "train.bptt_start=2048 does not double to data.length="),
+        (["train.bptt_start=-1"], "train.bptt_start=-1: must be at least 0"),
+        (["train.rsp=0.5"], "train.rsp=0.5 is for packed rows"),
+        (["train.rsp=1.5"], "train.rsp=1.5: must be from 0 to 1"),
+        (["data.passkey.ask_every=100"], "data.passkey.ask_every=100 is not a multiple of model."),
+        (["data.passkey.ask_every=128"], "data.passkey.multiple=1 is not a multiple of model."),
+        ([*ASK, "data.layout=packed"], "data.passkey.ask_every=128 needs memory that packed rows"),
+        ([*ASK, "model.mixer=bswa"], "data.passkey.ask_every=128 needs a FAM"),
+        ([*ASK, "model.memory_segments=1"], "data.passkey.ask_every=128 carries one FAM"),
+        (["data.passkey.threshold=1.5"], "data.passkey.threshold=1.5: must be from 0 to 1"),
+        (["optimizer.beta2=1"], "optimizer.beta2=1.0: must be at least 0 and less than 1"),
+        (
+            ["data.task=copy"],
+            "data.tokenizer=bytes: data.task=copy has its own words; set data.tok",
+        ),
+        (["data.tokenizer=task"], "data.tokenizer=task: data.task=text has no words of its own"),
+        (["data.task=cpy"], "data.task=cpy: must be one of text, passkey, random_walk"),
+        (["data.toy.size=65"], "data.toy.size=65: every cell is a word; take at most 64"),
+        (["data.toy.variables=6"], "data.toy.variables=6: there are 5 names; take at most 5"),
+        (
+            [*TOY, "data.layout=packed", "data.repeat_len=5"],
+            "data.repeat_len=5 repeats text, data.task=copy is none",
+        ),
+        (
+            [*TOY, "model.mixer=full"],
+            "data.toy.concatenate=true: full attention holds model.capacity=4096 tokens and",
+        ),
+        (["seed=4294967296"], "seed=4294967296: must be less than"),
+        (["name="], "name=''"),
+        (["name=a/b"], "name='a/b'"),
+        (["name=.."], "name='..'"),
+    ],
+)
+def test_what_cannot_work_together(overrides: list[str], line: str) -> None:
+    assert refused(load_config, "text_fam", overrides).startswith(line)
+
+
+def test_the_default_and_unused_parts_pass() -> None:
+    validate(Config())
+    # the window of swa means nothing to other mixers
+    validate(Config(model=ModelConfig(block_len=64, window=128)))
+    validate(Config(model=ModelConfig(width=250, heads=4, head_dim=64)))
+    validate(Config(data=DataConfig(layout="packed"), train=TrainConfig(rsp=0.8)))
+
+
+# Differences
+
+
+def test_difference() -> None:
+    assert difference(Config(), Config()) == []
+    changed = Config(model=ModelConfig(layers=6))
+    assert difference(Config(), changed) == ["model.layers: 4 -> 6"]

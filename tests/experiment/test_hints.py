@@ -1,0 +1,131 @@
+"""What users of other trainers type: one line with famjax's way."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from dataclasses import fields
+
+import pytest
+
+from famjax.cli.main import VERBS, main
+from famjax.config.keys import keys
+from famjax.experiment.hints import HINTS, TRAIN, find_hint
+
+
+def options(verb: str) -> set[str]:
+    """Return the options of a verb, without what has a place and no name."""
+    arguments = importlib.import_module(f"famjax.cli.{verb}").Arguments
+    return {f.name for f in fields(arguments) if "Positional" not in str(f.type)}
+
+
+def test_every_key_that_is_named_exists() -> None:
+    dotted = re.compile(r"\b(?:model|data|optimizer|train|profile|mesh)\.[a-z_.]*[a-z0-9]")
+    named = {key for way in TRAIN.values() for key in dotted.findall(way)}
+    assert len(named) > 20
+    assert named <= {*keys(), "metrics.jsonl"}
+    assert {way for way in TRAIN.values() if way.isidentifier()} <= keys().keys()
+
+
+@pytest.mark.parametrize("verb", [verb for verb in HINTS if verb not in ("", "train")])
+def test_every_option_that_is_named_exists(verb: str) -> None:
+    named = {
+        o.replace("-", "_") for way in HINTS[verb].values() for o in re.findall("--([a-z-]+)", way)
+    }
+    assert named <= options(verb)
+
+
+def test_no_habit_is_hidden_by_a_name_that_exists() -> None:
+    assert not TRAIN.keys() & keys().keys()
+    for verb in HINTS.keys() - {"", "train"}:
+        assert not HINTS[verb].keys() & options(verb)
+    assert not HINTS[""].keys() & VERBS.keys()
+    assert {way.split()[0] for way in HINTS[""].values()} <= VERBS.keys()
+
+
+def test_names_are_compared_loosely() -> None:
+    assert find_hint("--Batch-Size", "8") == "; write data.batch=8"
+    assert find_hint("trainer.max_steps") == "; write train.steps=..."
+    assert find_hint("hovercraft") == ""
+
+
+STEPS = "write train.steps="
+WAYS = {
+    "--resume": "run the same command again",
+    "--resume=true": "run the same command again",
+    "--resume_from_checkpoint runs/x": "run the same command again",
+    "resume": "run the same command again",
+    "--dry-run": "write train.steps=1 name=try to try one step",
+    "--epochs 3": "a run is counted in steps",
+    "--num-epochs=3": "a run is counted in steps",
+    "train.epochs=3": "a run is counted in steps",
+    "--lr 1e-4": "write optimizer.learning_rate=1e-4",
+    "lr=1e-4": "write optimizer.learning_rate=1e-4",
+    "learning_rate=1e-4": "write optimizer.learning_rate=1e-4",
+    "--learning-rate=1e-4": "write optimizer.learning_rate=1e-4",
+    "--batch-size 8": "write data.batch=8",
+    "--bs 8": "write data.batch=8",
+    "batch=8": "write data.batch=8",
+    "--max-steps 9": "write train.steps=9",
+    "--steps 9": "write train.steps=9",
+    "steps=9": "write train.steps=9",
+    "--output-dir out": "write --run FOLDER",
+    "--config text_fam": "the config comes first",
+    "-c text_fam": "the config comes first",
+    "--model llama": "the config sets the shape",
+    "--data books": "write data.files=books",
+    "--device cuda:0": "all devices that JAX finds are used",
+    "--gpus 2": "all devices that JAX finds are used",
+    "--fp16": "there is no float16",
+    "--bf16": "write model.dtype=bfloat16",
+    "--random-seed 3": "write seed=3",
+    "--wandb": "nothing is sent anywhere",
+}
+
+
+# without a config, what comes first without a dash would be one
+@pytest.mark.parametrize(
+    ("config", "typed", "way"),
+    [
+        (config, typed, way)
+        for config in ("text_fam", "")
+        for typed, way in WAYS.items()
+        if config or typed.startswith("-")
+    ],
+)
+def test_train(typed: str, way: str, config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [config] * bool(config) + typed.split()
+    assert main(["train", *argv]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert way in err
+
+
+def test_what_is_no_habit_is_what_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    """--seed 3 is a key of this name."""
+    assert main(["train", "text_fam", "--seed", "x"]) == 2
+    assert capsys.readouterr().err.startswith("famjax: seed=x: must be a whole number")
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("eval x --batch-size 4", "unknown option --batch-size; write --batch 4; see famjax eval"),
+        ("eval x --data a.txt", "unknown option --data; write --tasks text:FILES; see"),
+        ("eval --run x", "unknown option --run; the run's folder comes first, without an option:"),
+        ("eval --model x", "unknown option --model; the run's folder comes first, without an"),
+        ("generate x -p hello", "unknown option -p; write --prompt hello; see famjax generate"),
+        ("generate x --max-new-tokens=9", "unknown option --max-new-tokens; write --max-tokens 9;"),
+        ("generate x --device cpu", "unknown option --device; all devices that JAX finds"),
+        ("evaluate x", "unknown verb 'evaluate'; did you mean famjax eval?"),
+        ("finetune x", "unknown verb 'finetune'; did you mean famjax train finetune?"),
+        ("resume x", "unknown verb 'resume'; did you mean famjax train?"),
+    ],
+)
+def test_other_verbs(typed: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(typed.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith(f"famjax: {said}")

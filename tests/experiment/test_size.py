@@ -1,0 +1,148 @@
+"""What a model takes is known without making it, and what cannot fit is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import pytest
+from flax import nnx
+
+from famjax.config.schema import (
+    AdaptiveConfig,
+    ArchConfig,
+    Config,
+    FeedbackConfig,
+    LinearConfig,
+    LoraConfig,
+    ModelConfig,
+)
+from famjax.core.errors import UserError
+from famjax.core.units import byte_size
+from famjax.experiment import memory, size
+from famjax.experiment.load import available_configs, load_config
+from famjax.models.language_model import LanguageModel
+from famjax.models.remap_params import canonical_name, is_feature_map
+
+SHAPE = ModelConfig(vocab_size=50, layers=4, width=24, heads=4, kv_heads=2, head_dim=8)
+EVERYTHING = ArchConfig(
+    qkv_bias=True,
+    out_bias=True,
+    mlp_bias=True,
+    qk_norm=True,
+    post_norm=True,
+    learned_positions=True,
+)
+STACK = replace(SHAPE, stack="feedback", block_len=1)
+LORA = LoraConfig(rank=3)
+
+
+def stack(**given: Any) -> ModelConfig:
+    return replace(STACK, feedback=FeedbackConfig(span=20, **given))
+
+
+MODELS = {
+    "fam": SHAPE,
+    "hybrid": replace(SHAPE, mixer="full,swa,bswa,linear", mlp="gelu", norm="layernorm"),
+    "everything": replace(SHAPE, mixer="full", arch=EVERYTHING, capacity=30, tied=False),
+    "post norm": replace(SHAPE, arch=ArchConfig(pre_norm=False), kv_heads=0, head_dim=0),
+    "lora": replace(SHAPE, lora=LORA),
+    "lora on some": replace(SHAPE, lora=LoraConfig(rank=2, on="attention.q,mlp.*"), mlp="gelu"),
+    "elu": replace(SHAPE, mixer="linear", linear=LinearConfig(map="elu")),
+    "rfa": replace(SHAPE, mixer="linear", linear=LinearConfig(map="rfa", features=6)),
+    "adaptive": replace(SHAPE, adaptive=AdaptiveConfig("10,30", 2)),
+    "adaptive, untied": replace(SHAPE, adaptive=AdaptiveConfig("10,30", 2), tied=False),
+    "feedback": stack(),
+    "feedback, spans": stack(adaptive_span=True, positions="rotary", shared_kv=False),
+    "feedback, lower": replace(stack(composition="same_and_lower", cache="memory"), lora=LORA),
+    "feedback, lora": replace(stack(shared_kv=False, composition="average"), lora=LORA),
+    "transformer": replace(stack(shared_kv=False), stack="transformer"),
+    "lstm": replace(SHAPE, stack="lstm", block_len=1),
+}
+
+
+@pytest.mark.parametrize("name", [*MODELS, *available_configs()])
+def test_parameters_and_states_are_counted(name):
+    """Equal numbers of parameters; a state is never thought larger than it is."""
+    model = MODELS.get(name) or replace(load_config(name).model, vocab_size=300_000)
+    model = replace(model, lora=replace(model.lora, dropout=0.0), dropout=type(model.dropout)())
+    made = nnx.eval_shape(lambda: LanguageModel(model, rngs=nnx.Rngs(0)))
+    leaves = jax.tree_util.tree_leaves_with_path(nnx.state(made, nnx.Param))
+    adapters = [a.size for path, a in leaves if "lora" in str(path)]
+    maps = [a.size for path, a in leaves if is_feature_map(canonical_name(path)[0])]
+    total = sum(a.size for _, a in leaves)
+    assert size.count_params(model) == (total - sum(adapters), sum(adapters), sum(maps))
+    state = jax.tree.leaves(
+        jax.eval_shape(lambda: LanguageModel(model, rngs=nnx.Rngs(0)).init_state(1))
+    )
+    there = sum(a.size * a.dtype.itemsize for a in state)
+    assert 0.9 * there <= size.state_bytes(model) + 100 <= there + 100
+
+
+HUGE = [
+    ("model.width", 10**9),
+    ("model.mlp_width", 10**9),
+    ("model.vocab_size", 10**9),
+    ("model.head_dim", 10**9),
+    ("model.fam_len", 10**9),
+    ("model.memory_segments", 10**9),
+    ("model.lora.rank", 10**9),
+    ("data.batch", 10**9),
+    ("data.length", 10**9),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), HUGE)
+def test_the_key_that_is_too_large_is_named(key, value):
+    *path, name = key.split(".")
+    config = memory._replace_value(Config(), tuple(path), name, value)
+    with pytest.raises(
+        UserError, match=rf"^{key}={value}: parameters, .* would take at least [\d.]"
+    ):
+        memory.check_training_fits(config)
+
+
+@pytest.mark.parametrize(
+    ("model", "key"),
+    [
+        (replace(SHAPE, mixer="full", capacity=10**9), "model.capacity"),
+        (replace(SHAPE, mixer="swa", window=10**9), "model.window"),
+        (replace(SHAPE, mixer="linear", linear=LinearConfig(features=10**9)), "model.linear.feat"),
+        (replace(STACK, feedback=FeedbackConfig(span=10**9)), "model.feedback.span"),
+        (replace(SHAPE, block_len=10**9), "model.block_len"),
+    ],
+)
+def test_sizes_of_other_models(model, key):
+    with pytest.raises(UserError, match=rf"^{key}"):
+        memory.check_training_fits(Config(model=model))
+
+
+def test_what_fits_is_not_refused(monkeypatch):
+    config = Config(model=replace(SHAPE, vocab_size=258))
+    memory.check_training_fits(config)
+    needed = size.training_bytes(config)
+    monkeypatch.setattr(memory, "host_bytes", lambda: needed - 1)
+    said = f"would take at least {byte_size(needed)}, and this machine has "
+    with pytest.raises(UserError, match=said):
+        memory.check_training_fits(config)
+    memory.check_model_fits(config.model)  # without gradients it does fit
+    with pytest.raises(UserError, match="2 rows would take at least"):
+        memory.check_bytes_fit("2 rows", needed)
+    memory.check_training_fits(config, memory.DeviceMemory(10**12, "another machine has"))
+
+
+def test_what_is_trained_has_gradients_and_moments():
+    plain, model = Config(model=SHAPE), replace(SHAPE, lora=LoraConfig(rank=3, base="bfloat16"))
+    weights, adapters, _ = size.count_params(model)
+    assert size.training_bytes(plain) == 16 * weights
+    assert size.training_bytes(replace(plain, model=model)) == 2 * weights + 16 * adapters
+    slow = replace(plain, optimizer=replace(plain.optimizer, name="adafactor", clip_norm=0.0))
+    assert size.training_bytes(slow) == 8 * weights
+
+
+def test_the_machine_is_what_its_limits_leave(monkeypatch, tmp_path):
+    total = memory.host_bytes()
+    assert 2**28 < total < 2**60
+    monkeypatch.setattr(memory, "_cgroup_limits", lambda: iter([10**9, 2 * 10**9]))
+    assert memory.host_bytes() == 10**9

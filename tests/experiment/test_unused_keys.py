@@ -1,0 +1,145 @@
+"""A key that does nothing in a model is refused, and every key of the schema has decided when."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from famjax.config.keys import keys
+from famjax.core.errors import UserError
+from famjax.experiment.load import available_configs, load_config
+from famjax.experiment.unused_keys import ALWAYS, RULES, find_rules
+
+HOME = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("key", keys())
+def test_every_key_decides(key: str) -> None:
+    """A new key is either always used, or a rule says when: famjax/experiment/unused_keys.py."""
+    always = any(fnmatchcase(key, pattern) for pattern in ALWAYS)
+    assert always != bool(find_rules(key))
+
+
+def test_no_pattern_is_of_no_key() -> None:
+    patterns = [*ALWAYS, *(pattern for rule in RULES for pattern in rule.keys)]
+    assert not [p for p in patterns if not any(fnmatchcase(key, p) for key in keys())]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("model.window=64", "model.window: has no effect with model.mixer=fam; remove it, or"),
+        ("model.window=64 model.mixer=full", "model.window: has no effect with model.mixer=full"),
+        ("model.capacity=2048", "model.capacity: has no effect with model.mixer=fam"),
+        ("model.mixer=bswa model.fam_len=4", "model.fam_len: has no effect with model.mixer=bswa"),
+        ("model.mixer=bswa model.fam_previous=2", "model.fam_previous: has no effect"),
+        ("model.mixer=full model.memory_segments=2", "model.memory_segments: has no effect"),
+        ("model.mixer=linear model.memory_segments=2", "model.memory_segments: has no effect"),
+        ("model.stack=feedback model.block_len=1 model.window=9", "with model.stack=feedback"),
+        ("model.stack=lstm model.block_len=1 model.heads=8", "model.heads: has no effect with"),
+        ("model.stack=lstm model.block_len=1 model.arch.parallel=true", "with model.stack=lstm"),
+        ("model.stack=feedback model.block_len=1 model.scan_layers=false", "model.scan_layers"),
+        ("model.arch.rope_factor=2", "has no effect with model.arch.rope_scaling=none"),
+        ("model.arch.rope_scaling=linear", "has no effect with model.arch.rope_factor=1.0"),
+        (
+            "model.arch.rope_scaling=linear model.arch.rope_factor=2 model.arch.rope_low=2",
+            "rope_scaling=linear",
+        ),
+        ("model.stack=feedback model.block_len=1 model.rope_base=9", "positions=learned"),
+        ("model.arch.rotary_fraction=0 model.rope_base=9", "model.arch.rotary_fraction=0"),
+        ("model.mixer=linear model.linear.rope=false model.rope_base=9", "linear.rope=false"),
+        ("model.arch.local_rope_base=9", "model.arch.local_rope_base: has no effect with"),
+        ("model.norm=layernorm model.arch.norm_plus_one=true", "with model.norm=layernorm"),
+        ("model.mixer=linear model.arch.attention_cap=9", "no attention weights"),
+        ("model.feedback.span=9", "model.feedback.span: has no effect with model.stack=residual"),
+        ("model.stack=feedback model.block_len=1 model.feedback.layer=1", "composition=all"),
+        ("model.stack=feedback model.block_len=1 model.feedback.span_ramp=9", "adaptive_span=fal"),
+        ("model.stack=feedback model.block_len=1 model.feedback.tolerance=1", "sweeps=0"),
+        ("model.linear.chunk=9", "model.linear.chunk: has no effect with model.mixer=fam"),
+        ("model.lora.alpha=9", "model.lora.alpha: has no effect with model.lora.rank=0"),
+        ("model.lora.on=mlp.*", "model.lora.on: has no effect with model.lora.rank=0"),
+        ("model.lora.base=bfloat16", "with model.lora.rank=0 and train.only=all"),
+        ("model.adaptive.factor=2", "has no effect with model.adaptive.cutoffs=''"),
+        ("data.passkey.digits=9", "data.passkey.digits: has no effect with data.task=text"),
+        ("data.toy.episodes=9", "data.toy.episodes: has no effect with data.task=text"),
+        ("data.feature=body", "data.feature: has no effect with data.task=text and data.seqio=''"),
+        ("data.tfds=lm1b data.holdout=9", "data.holdout: has no effect with data.tfds=lm1b"),
+        ("data.layout=packed data.keep_whole=true", "data.keep_whole: has no effect with"),
+        ("data.layout=packed data.repeat_weight=1", "has no effect with data.repeat_len=0"),
+        ("optimizer.name=nag optimizer.beta2=0.9", "has no effect with optimizer.name=nag"),
+        ("optimizer.decay_fraction=0.5", "has no effect with optimizer.schedule=cosine"),
+        ("optimizer.schedule=wsd optimizer.final_fraction=0.5", "optimizer.schedule=wsd"),
+        ("data.layout=packed train.rsp_ramp=9", "has no effect with train.rsp=0.0"),
+        ("data.layout=packed model.mixer=bswa train.rsp=0.5", "train.rsp: has no effect with"),
+    ],
+)
+def test_a_key_that_does_nothing_is_refused(given: str, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_config("text_fam", given.split())
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "said"),
+    [
+        ("passkey", "data.files=x.txt", "data.files: has no effect with data.task=passkey"),
+        ("passkey", "data.holdout=9", "data.holdout: has no effect with data.task=passkey"),
+        ("passkey", "data.toy.steps=9", "data.toy.steps: has no effect with data.task=passkey"),
+        ("copy_feedback", "data.passkey.digits=9", "has no effect with data.task=copy"),
+        ("copy_feedback", "data.toy.size=9", "data.toy.size: has no effect with data.task=copy"),
+        ("copy_feedback", "data.toy.variables=3", "has no effect with data.task=copy"),
+        (
+            "copy_feedback",
+            "data.toy.start_steps=0 data.toy.threshold=1",
+            "data.toy.threshold: has no effect with data.toy.start_steps=0",
+        ),
+    ],
+)
+def test_keys_of_another_task_are_refused(name: str, given: str, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_config(name, given.split())
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "model.window=64 model.mixer=swa,fam",
+        "model.capacity=2048 model.arch.learned_positions=true model.mixer=fam",
+        "model.mixer=linear,bswa model.arch.attention_cap=9 model.memory_segments=2",
+        "model.arch.rope_scaling=llama3 model.arch.rope_factor=2 model.arch.rope_low=2",
+        "model.lora.rank=4 model.lora.alpha=9",
+        "data.layout=packed data.repeat_len=9 data.repeat_weight=1",
+        "optimizer.schedule=wsd optimizer.decay_fraction=0.5",
+        # turned off, as what a config file may have turned on
+        "model.stack=lstm model.block_len=1 model.dropout.attention=0 model.arch.parallel=false",
+        "train.rsp=0 train.rpo=false data.keep_whole=false model.lora.dropout=0 data.files=",
+    ],
+)
+def test_a_key_that_does_something_is_taken(given: str) -> None:
+    load_config("text_fam", given.split())
+
+
+def commands() -> list[str]:
+    """Return the commands to train and to plan that the documents and the configs have."""
+    paths = [HOME / "README.md", *HOME.glob("docs/*.md"), *HOME.glob("configs/[!_]*.py")]
+    texts = [path.read_text(encoding="utf-8").replace("\\\n", " ") for path in paths]
+    found = [
+        m[1] for text in texts for m in re.finditer(r"famjax (?:train|plan) ([^`#|;&\n]*)", text)
+    ]
+    return sorted(
+        {" ".join(words) for words in map(str.split, found) if words[0] in available_configs()}
+    )
+
+
+@pytest.mark.parametrize("command", commands())
+def test_documented_commands_have_no_key_that_does_nothing(command: str) -> None:
+    name, *words = command.split()
+    # what `init` and the stage of its layers need is a folder that is not here
+    needs_init = ("init=", "train.only=", "train.match=")
+    given = [w.strip("'\"") for w in words if re.match(r"[a-z0-9_.]+=", w) and "..." not in w]
+    load_config(name, [w for w in given if not w.startswith(needs_init)])

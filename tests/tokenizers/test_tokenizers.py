@@ -1,0 +1,142 @@
+"""Tokenizers are lossless, also token by token; every error is one line."""
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from famjax.core.errors import UserError
+from famjax.data.train_tokenizer import build_word_list, train_sentencepiece
+from famjax.tokenizers.load import load_tokenizer
+from famjax.tokenizers.tokenizer import StreamDecoder
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+CORPUS = "The quick brown fox, 1234 times.\n\tdef f(x):\n        return x  # naïve 😀\n" * 50
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    (folder / "corpus.txt").write_text(CORPUS)
+    train_sentencepiece(str(folder / "corpus.txt"), 330, folder / "m.model")
+    return folder / "m.model"
+
+
+@pytest.fixture(scope="module", params=["bytes", "sentencepiece"])
+def tokenizer(request, model):
+    return load_tokenizer("bytes" if request.param == "bytes" else str(model))
+
+
+@given(text=TEXT)
+@example(text="")
+@example(text="  two  spaces\n\n \ttab\r\n")
+@example(text="▁ is not a space, <0x0A> no byte, <s></s> no specials \0")
+@example(text="\u2047 \ufffd \u2585 e\u0301 \u2028")
+def test_text_round_trips(tokenizer, text):
+    ids = tokenizer.encode(text)
+    assert ids.dtype == np.int32
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.token_bytes[ids].sum() == len(text.encode())
+
+
+@given(seed=st.integers(0, 10**6), length=st.integers(0, 30))
+def test_streaming_equals_decoding_at_once(tokenizer, seed, length):
+    ids = np.random.default_rng(seed).integers(0, tokenizer.vocab_size, length)
+    decoder = StreamDecoder(tokenizer)
+    assert "".join(decoder.push(i) for i in ids) + decoder.flush() == tokenizer.decode(ids)
+
+
+def test_streaming_emits_complete_characters_only(tokenizer):
+    decoder = StreamDecoder(tokenizer)
+    parts = [decoder.push(i) for i in tokenizer.encode("a 語 ß")]
+    assert "".join(parts) == "a 語 ß"
+    assert not any("\ufffd" in part for part in parts)
+
+
+def test_specials_have_no_text(tokenizer):
+    specials = [tokenizer.bos_id, tokenizer.eos_id]
+    assert tokenizer.decode([*specials, tokenizer.vocab_size + 5]) == ""
+    assert tokenizer.token_bytes[specials].tolist() == [0, 0]
+    assert len(tokenizer.token_bytes) == tokenizer.vocab_size
+
+
+def test_bytes_are_their_own_ids():
+    tokenizer = load_tokenizer("bytes")
+    assert tokenizer.encode("aß").tolist() == [97, 195, 159]
+    assert (tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_id) == (258, 256, 257)
+
+
+def test_a_trained_model_compresses_and_splits_digits(model):
+    tokenizer = load_tokenizer(str(model))
+    assert len(tokenizer.encode("The quick brown fox")) < 10
+    assert len(tokenizer.encode("1234")) == 4
+
+
+def test_training_is_deterministic(model):
+    corpus, again = model.parent / "corpus.txt", model.parent / "again.model"
+    tokenizer = train_sentencepiece(str(corpus), 330, again)
+    assert again.read_bytes() == model.read_bytes()
+    assert tokenizer.fingerprint == load_tokenizer(str(model)).fingerprint
+
+
+def test_a_small_text_gives_fewer_tokens_than_asked_for(model):
+    corpus, out = model.parent / "corpus.txt", model.parent / "large.model"
+    assert train_sentencepiece(str(corpus), 100_000, out).vocab_size < 1000
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (0, "vocab size 0: must be positive"),
+        (-3, "must be positive"),
+        (100, r"vocab size 100: too small .* needs \d+ or more"),
+        (2**31, "too large"),
+    ],
+)
+def test_impossible_vocabulary_sizes(model, size, message):
+    with pytest.raises(UserError, match=message):
+        train_sentencepiece(str(model.parent / "corpus.txt"), size, model.parent / "x.model")
+    assert not (model.parent / "x.model").exists()
+
+
+def test_training_needs_text(tmp_path):
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(UserError, match="no text"):
+        train_sentencepiece(str(tmp_path / "empty.txt"), 300, tmp_path / "x.model")
+    with pytest.raises(UserError, match="no such file"):
+        train_sentencepiece(str(tmp_path / "missing.txt"), 300, tmp_path / "x.model")
+
+
+def test_the_training_text_is_not_overwritten(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("some text " * 50)
+    (tmp_path / "link.txt").symlink_to(text)
+    for make in (
+        lambda out: train_sentencepiece(str(tmp_path), 280, out),
+        lambda out: build_word_list(str(tmp_path), out),
+    ):
+        for out in (text, tmp_path / "link.txt"):
+            with pytest.raises(UserError, match="is one of the texts; give another file"):
+                make(out)
+        with pytest.raises(UserError, match=r"there is no folder .*/no; make it first"):
+            make(tmp_path / "no" / "x.txt")
+    assert text.read_text() == "some text " * 50
+
+
+def test_a_bad_byte_deep_in_the_training_text_is_named(tmp_path):
+    (tmp_path / "bad.txt").write_bytes(b"good text\n" * 30_000 + b"\xff")
+    with pytest.raises(UserError, match="not UTF-8 at byte 300000"):
+        train_sentencepiece(str(tmp_path / "bad.txt"), 300, tmp_path / "x.model")
+
+
+def test_what_is_not_a_model(tmp_path):
+    (tmp_path / "not.model").write_text("hello")
+    (tmp_path / "empty.model").write_text("")
+    for path, message in [
+        (tmp_path / "missing.model", "No such file"),
+        (tmp_path, "no tokenizer.json and no tokenizer.model"),
+        (tmp_path / "not.model", "not a SentencePiece model"),
+        (tmp_path / "empty.model", "not a SentencePiece model"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            load_tokenizer(str(path))

@@ -1,0 +1,88 @@
+"""Word lists: encoding, and how a list is built, saved and loaded."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from famjax.cli.main import main
+from famjax.core.errors import UserError
+from famjax.data.train_tokenizer import build_word_list
+from famjax.tokenizers.load import load_saved_tokenizer, load_tokenizer, save_tokenizer
+from famjax.tokenizers.words import WordTokenizer
+
+TEXT = " = Title = \n \n the cat sat , the <unk> mat\n"
+
+
+def test_words_and_ends_of_lines_are_tokens():
+    words = WordTokenizer("w", ["the", "cat", "=", "ü"])
+    ids = words.encode(TEXT)
+    names = [words.words[i] for i in ids]
+    assert " ".join(names) == ("= <unk> = <eos> <eos> the cat <unk> <unk> the <unk> <unk> <eos>")
+    assert ids.dtype == np.int32
+    assert words.decode(words.encode("the  ü\ncat")) == "the ü \ncat "
+    # the word and a space; a line break; nothing
+    assert words.token_bytes[[3, 6, 2, 0]].tolist() == [4, 3, 1, 0]
+    # strings of the other specials are no specials
+    assert words.encode("<s> <eos> <unk>").tolist() == [1, 1, 1]
+    assert words.encode("").tolist() == []
+
+
+def test_unknown_words_are_named_once():
+    words = WordTokenizer("list", ["a", "b"])
+    assert words.unknown_words("a c\nb c d <s>") == ["c", "d", "<s>"]
+
+
+def test_pieces_of_a_text_have_its_tokens():
+    words = WordTokenizer("w", ["a", "b"])
+    text = "a b\n\nb a \n a"
+    for at in (i for i, letter in enumerate(text) if letter.isspace()):
+        parts = [words.encode(text[:at]), words.encode(text[at:])]
+        np.testing.assert_array_equal(np.concatenate(parts), words.encode(text))
+
+
+def test_a_list_is_made_saved_and_found(tmp_path, capsys):
+    text, out = tmp_path / "text.txt", tmp_path / "made.txt"
+    text.write_text(TEXT * 3 + "b a b\n")
+    made = build_word_list(str(text), out)
+    assert made.words == (
+        "<s>", "<unk>", "<eos>", "=", "the", ",", "Title", "cat", "mat", "sat", "b", "a",
+    )  # fmt: skip
+    assert build_word_list(str(text), out, min_count=2).words == made.words[:-1]
+    argv = ["tokenizer", "train", str(text), "--kind", "words", "--out", str(out)]
+    assert main([*argv, "--min-count", "3", "--vocab-size", "6"]) == 0
+    assert "6 tokens; use it with" in capsys.readouterr().out
+    loaded = load_tokenizer(str(out))
+    assert loaded.words == made.words[:6]
+    assert loaded.fingerprint == WordTokenizer("x", made.words[3:6]).fingerprint != made.fingerprint
+    run = tmp_path / "run"
+    (run / "tokenizer").mkdir(parents=True)
+    (run / "tokenizer" / "tokenizer.json").write_text("{}")
+    save_tokenizer(str(out), run)
+    save_tokenizer(str(run), run)
+    assert load_saved_tokenizer(run, str(out)).fingerprint == loaded.fingerprint
+    assert load_tokenizer(str(run)).words == loaded.words
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("the\ncat\n", "does not begin with the lines <s>, <unk>, <eos>"),
+        ("<s>\n<unk>\n<eos>\na b\n", "line 4 is not one word: 'a b'"),
+        ("<s>\n<unk>\n<eos>\n\na\n", "line 4 is not one word: ''"),
+        ("<s>\n<unk>\n<eos>\na\na\n", "'a' is in it twice"),
+    ],
+)
+def test_files_that_are_no_word_list(text, said, tmp_path):
+    (tmp_path / "w.txt").write_text(text)
+    with pytest.raises(UserError, match=said):
+        load_tokenizer(str(tmp_path / "w.txt"))
+
+
+def test_bytes_are_no_list(tmp_path):
+    (tmp_path / "w.txt").write_bytes(b"\xff")
+    with pytest.raises(UserError, match="not a text file"):
+        load_tokenizer(str(tmp_path / "w.txt"))
+    (tmp_path / "t.txt").write_text("a")
+    with pytest.raises(UserError, match="a word list is a"):
+        build_word_list(str(tmp_path / "t.txt"), tmp_path / "m.model")
