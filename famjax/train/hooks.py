@@ -75,7 +75,7 @@ class AttentionSpans(Hook):
         # the number of learning rates by which Adam can move a parameter in a step
         rates = max(1.0, (1 - c.beta1) / (1 - c.beta2) ** 0.5)
         growth = rates * c.learning_rate * session.config.train.log_every
-        needed, now = stack.attention_span(growth * stack.plan.span), stack.plan.spans
+        needed, now = stack.attention_span(growth * stack.spec.span), stack.spec.spans
         # each program takes its time to compile: a little less is not worth another
         if any(a > b for a, b in zip(needed, now, strict=True)) or sum(needed) <= 0.75 * sum(now):
             session.progress.note(f"step {session.step:,}: layers look at {max(needed):,} tokens")
