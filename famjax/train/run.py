@@ -30,7 +30,8 @@ from famjax.stacks.feedback import Feedback
 from famjax.tokenizers.load import load_saved_tokenizer, save_tokenizer, save_words
 from famjax.tokenizers.tokenizer import Tokenizer
 from famjax.tokenizers.words import WordTokenizer
-from famjax.train.checkpoint import EXTRA, Checkpoints
+from famjax.train.checkpoint import Checkpoints
+from famjax.train.manifest import EXTRA
 from famjax.train.partition import (
     Frozen,
     check_base,
