@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from famjax.cli.main import parse
-from famjax.convert.surgery import TARGETS
+from famjax.convert.surgery import convert_names
 from famjax.core.errors import UserError
 from famjax.core.paths import expanded
 from famjax.mixers import mixer_specs
@@ -30,7 +30,7 @@ class Arguments:
     """Folder with config.json, *.safetensors and a tokenizer; or of a run."""
     dest: tyro.conf.Positional[str]
     """Folder to write, which must not exist."""
-    to: Annotated[str, tyro.conf.arg(metavar=f"{{keep,{','.join(TARGETS)}}}")] = "keep"
+    to: Annotated[str, tyro.conf.arg(metavar=f"{{keep,{','.join(convert_names())}}}")] = "keep"
     """The new attention of the layers; t2r: linear attention, which makes them RNNs."""
     layers: str = ""
     """Layers that --to changes: numbers and slices, 0,4 or ::4. Default: those with full attention,

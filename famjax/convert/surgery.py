@@ -10,8 +10,10 @@ from famjax.convert.families.common import shortest_pattern
 from famjax.core.errors import UserError, nearest
 from famjax.mixers import MIXERS
 
-# name for `famjax convert --to` -> mixer
-TARGETS = {spec.convert_name or name: name for name, spec in MIXERS.items()}
+
+def convert_names() -> dict[str, str]:
+    """Return the mixers by their names for `famjax convert --to`."""
+    return {spec.convert_name or name: name for name, spec in MIXERS.items()}
 
 
 def replace_attention(
@@ -20,7 +22,7 @@ def replace_attention(
     """Return the config with the mixer of some layers replaced.
 
     Args:
-      to: one of `TARGETS`; "keep" changes nothing.
+      to: one of `convert_names`; "keep" changes nothing.
       layers: numbers and Python slices separated by commas, "0,4", "::4", "-8:". Default: those
         with full attention, so that the local layers of a Gemma stay local, or all layers of a
         model that has only local ones (Mistral).
@@ -29,8 +31,9 @@ def replace_attention(
     Raises:
       UserError: an unknown name, a layer that does not exist, or no layers to change.
     """
-    if to not in ("keep", *TARGETS):
-        raise UserError(f"--to {to}: unknown{nearest(to, TARGETS)} (known: {', '.join(TARGETS)})")
+    known = convert_names()
+    if to not in ("keep", *known):
+        raise UserError(f"--to {to}: unknown{nearest(to, known)} (known: {', '.join(known)})")
     if layers and keep_every is not None:
         raise UserError(
             f"--layers {layers} and --keep-every {keep_every}: both select layers; give one of them"
@@ -52,7 +55,7 @@ def replace_attention(
     if keep_every is not None:
         chosen = _drop_kept(chosen, keep_every, model.layers)
     for i in chosen:
-        names[i] = TARGETS[to]
+        names[i] = known[to]
     return replace(model, mixer=shortest_pattern(names))
 
 

@@ -154,7 +154,7 @@ class Streamer:
                 "is exact: set model.feedback.sweeps=0 in the model's config"
             )
         self._block = model.block_len
-        size = model.stack.call_len
+        size = model.stack.call_len or CHUNK
         self.chunk = max(size // self._block, 1) * self._block if chunk is None else chunk
         self._check_multiple("chunk", self.chunk)
         if reset_every is not None:

@@ -17,9 +17,7 @@ from famjax.core.errors import UserError, divisors, multiples, nearest
 from famjax.core.json_files import shorten
 from famjax.experiment.ranges import check_ranges, check_types
 from famjax.mixers import MIXERS, mixer_specs
-
-# Toy tasks, whose sizes are in data.toy.
-TOYS = ("random_walk", "blocked_walk", "copy", "reverse", "counting", "algorithmic")
+from famjax.tasks import TASKS
 
 # clusters of an adaptive softmax, one table each; WikiText-103 uses 4
 _MAX_CLUSTERS = 64
@@ -265,7 +263,7 @@ def _check_feedback(config: Config) -> Iterator[str]:
 
 
 def _check_data(config: Config) -> Iterator[str]:
-    d, p = config.data, config.data.passkey
+    d = config.data
     sources = [f"data.{k}={v!r}" for k in ("files", "seqio", "tfds") if (v := getattr(d, k))]
     if len(sources) > 1:
         yield f"{' and '.join(sources)}: documents come from one source; keep one of them"
@@ -286,71 +284,12 @@ def _check_data(config: Config) -> Iterator[str]:
             f"data.repeat_len={d.repeat_len} must be less than half of data.length={d.length}; "
             "take longer rows or repeat less"
         )
-    if p.min_length > p.max_length:
-        yield (
-            f"data.passkey.min_length={p.min_length} is more than "
-            f"data.passkey.max_length={p.max_length}; swap them"
-        )
-    lengths = ("min_length", "start_length", "max_length")
-    sizes = [getattr(p, name) for name in lengths]
-    if sizes != sorted(sizes):
-        given = ", ".join(f"{n}={s}" for n, s in zip(lengths, sizes, strict=True))
-        yield f"data.passkey: {given} must be in ascending order"
-    if p.ask_every:
-        yield from _check_ask_every(config)
-    yield from _check_toy(config)
-
-
-def _check_toy(config: Config) -> Iterator[str]:
-    d, m = config.data, config.model
-    if d.toy.size > 64:
-        yield f"data.toy.size={d.toy.size}: every cell is a word; take at most 64"
-    if d.toy.variables > 5:
-        yield f"data.toy.variables={d.toy.variables}: there are 5 names; take at most 5"
-    if d.toy.start_steps and d.toy.concatenate:
-        yield (
-            f"data.toy.start_steps={d.toy.start_steps}: concatenated episodes cannot grow; set "
-            "data.toy.concatenate=false, or 0"
-        )
-    if d.task not in TOYS:
-        if d.tokenizer == "task":
-            yield f"data.tokenizer=task: data.task={d.task} has no words of its own; give 'bytes'"
-        return
-    if d.tokenizer == "bytes":
-        yield f"data.tokenizer=bytes: data.task={d.task} has its own words; set data.tokenizer=task"
-    if d.repeat_len:
-        yield f"data.repeat_len={d.repeat_len} repeats text, data.task={d.task} is none; set 0"
-    if (
-        any(spec.is_bounded for spec in mixer_specs(m))
-        and d.toy.concatenate
-        and d.layout == "lanes"
-    ):
-        yield (
-            f"data.toy.concatenate=true: full attention holds model.capacity={m.capacity} tokens "
-            "and cannot continue through all episodes; set data.toy.concatenate=false"
-        )
-
-
-def _check_ask_every(config: Config) -> Iterator[str]:
-    """Yield what prevents a document from starting with the FAM before the last question."""
-    m, d, p = config.model, config.data, config.data.passkey
-    asked = f"data.passkey.ask_every={p.ask_every}"
-    off = "or set data.passkey.ask_every=0"
-    for name, size in (("ask_every", p.ask_every), ("multiple", p.multiple)):
-        if size % m.block_len:
-            yield (
-                f"data.passkey.{name}={size} is not a multiple of model.block_len={m.block_len}, "
-                f"so the memory would see the answers; take {multiples(size, m.block_len)} {off}"
-            )
-    if d.layout == "packed":
-        yield f"{asked} needs memory that packed rows do not carry; set data.layout=lanes {off}"
-    if not any(spec.has_memory for spec in mixer_specs(m)):
-        yield f"{asked} needs a FAM, and model.mixer={m.mixer} has none; add one {off}"
-    if m.memory_segments or m.fam_previous > 1:
-        yield (
-            f"{asked} carries one FAM and nothing else; set model.memory_segments=0 and "
-            f"model.fam_previous=1 {off}"
-        )
+    if d.task not in TASKS:
+        known = ", ".join(TASKS)
+        yield f"data.task={d.task}: must be one of {known}{nearest(d.task, TASKS)}"
+    if d.tokenizer == "task" and not TASKS[d.task].has_own_words:
+        yield f"data.tokenizer=task: data.task={d.task} has no words of its own; give 'bytes'"
+    yield from TASKS[d.task].check(config)
 
 
 def _check_train(config: Config) -> Iterator[str]:

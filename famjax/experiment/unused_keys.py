@@ -7,7 +7,7 @@ a key has no effect.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -15,8 +15,8 @@ from famjax.config.derived import mixer_pattern
 from famjax.config.keys import values
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
-from famjax.experiment.checks import TOYS
-from famjax.mixers import MIXERS, mixer_specs
+from famjax.mixers import MIXERS, MixerSpec, mixer_specs
+from famjax.tasks import TASKS, Task
 
 
 class Rule(NamedTuple):
@@ -82,16 +82,27 @@ def _requires_mixer(*names: str) -> Callable[[Config], str]:
     return unused
 
 
-def _mixer_rules() -> list[Rule]:
-    """Return a rule for each key that only some mixers use."""
+def _registry_rules() -> list[Rule]:
+    """Return a rule for each key that only some mixers or tasks use."""
     rules = []
     for switch in (False, True):
-        listed = {n: spec.switches if switch else spec.keys for n, spec in MIXERS.items()}
-        for key in dict.fromkeys(itertools.chain(*listed.values())):
-            names = [name for name, keys in listed.items() if key in keys]
+        for key, names in _names_by_key(MIXERS, switch).items():
             unused = _USED_WITHOUT_MIXER.get(key, _requires_mixer)(*names)
             rules.append(Rule((key,), unused, f"model.mixer={' or '.join(names)}", switch))
+        for key, names in _names_by_key(TASKS, switch).items():
+            rules.append(Rule((key,), _requires_task(*names), f"data.task={names[0]}", switch))
     return rules
+
+
+def _names_by_key(
+    registry: Mapping[str, MixerSpec] | Mapping[str, Task], switch: bool
+) -> dict[str, list[str]]:
+    """Return the names of the mixers or tasks that use a key, by key."""
+    listed = {name: one.switches if switch else one.keys for name, one in registry.items()}
+    return {
+        key: [name for name, keys in listed.items() if key in keys]
+        for key in dict.fromkeys(itertools.chain(*listed.values()))
+    }
 
 
 def _unless_learned_positions(*names: str) -> Callable[[Config], str]:
@@ -191,7 +202,7 @@ ALWAYS = (
 _REQUIRES_ATTENTION = _unused_unless(lambda c: c.model.stack != "lstm", "model.stack")
 
 RULES = (
-    *_mixer_rules(),
+    *_registry_rules(),
     # stacks and mixers
     Rule(("model.mixer", "model.scan_layers"), _requires_stack("residual"), "model.stack=residual"),
     Rule(("model.linear.features",), _elu_map, "another map"),
@@ -307,12 +318,6 @@ RULES = (
     ),
     # data
     Rule(
-        ("data.files", "data.seqio", "data.tfds"),
-        _requires_task("text"),
-        "data.task=text",
-        switch=True,
-    ),
-    Rule(
         ("data.feature",),
         _unused_unless(
             lambda c: c.data.task == "text" and bool(c.data.seqio or c.data.tfds),
@@ -322,7 +327,6 @@ RULES = (
         ),
         "data.seqio or data.tfds",
     ),
-    Rule(("data.holdout",), _requires_task("text"), "data.task=text", switch=True),
     Rule(
         ("data.holdout",),
         lambda c: next(
@@ -342,10 +346,6 @@ RULES = (
         _unused_unless(lambda c: c.data.repeat_len > 0, "data.repeat_len"),
         "data.repeat_len=256",
     ),
-    Rule(("data.passkey.*",), _requires_task("passkey"), "data.task=passkey"),
-    Rule(("data.toy.*",), _requires_task(*TOYS), f"data.task={TOYS[0]}"),
-    Rule(("data.toy.size",), _requires_task("random_walk"), "data.task=random_walk"),
-    Rule(("data.toy.variables",), _requires_task("algorithmic"), "data.task=algorithmic"),
     Rule(
         ("data.toy.threshold",),
         _unused_unless(lambda c: c.data.toy.start_steps > 0, "data.toy.start_steps"),

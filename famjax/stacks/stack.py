@@ -22,13 +22,13 @@ class Stack(nnx.Module):
       block_len: a call takes a multiple of this many tokens.
       capacity: maximum number of tokens of a document; None is unbounded.
       receptive_field: tokens before a block that its outputs depend on; None is all.
-      call_len: tokens of a call that are efficient: padding tokens cost as much as others.
+      call_len: tokens of a call beyond which padding costs more than it saves; None is any.
     """
 
     block_len: int
     capacity: int | None
     receptive_field: int | None
-    call_len: int = 1024
+    call_len: int | None = None
 
     @abc.abstractmethod
     def init_state(self, batch: int, offset: Array | None = None) -> State:

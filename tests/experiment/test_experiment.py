@@ -306,7 +306,10 @@ def test_json_of_another_type(value: Any) -> None:
 # Checks
 
 TOY = ["data.task=copy", "data.tokenizer=task"]
-ASK = ["data.passkey.ask_every=128", "data.passkey.multiple=128"]
+PASSKEY = "data.task=passkey"
+WALK = ["data.task=random_walk", "data.tokenizer=task"]
+PROGRAMS = ["data.task=algorithmic", "data.tokenizer=task"]
+ASK = [PASSKEY, "data.passkey.ask_every=128", "data.passkey.multiple=128"]
 WARM = ["train.bptt_start=128", "train.bptt_double_every=9"]
 
 
@@ -422,9 +425,15 @@ def test_sizes_that_may_not_be_zero(key: str) -> None:
             ["data.layout=packed", "data.repeat_len=512"],
             "data.repeat_len=512 must be less than half",
         ),
-        (["data.passkey.min_length=5000"], "data.passkey.min_length=5000 is more than"),
-        (["data.passkey.start_length=63"], "data.passkey: min_length=96, start_length=63,"),
-        (["data.passkey.start_length=5000"], "data.passkey: min_length=96, start_length=5000"),
+        ([PASSKEY, "data.passkey.min_length=5000"], "data.passkey.min_length=5000 is more than"),
+        (
+            [PASSKEY, "data.passkey.start_length=63"],
+            "data.passkey: min_length=96, start_length=63,",
+        ),
+        (
+            [PASSKEY, "data.passkey.start_length=5000"],
+            "data.passkey: min_length=96, start_length=5000",
+        ),
         (["data.length=1000"], "data.length=1000 is not a multiple of model.block_len=64"),
         (["train.bptt_segments=3"], "train.bptt_segments=3 does not divide the 16 blocks"),
         (["train.accumulate=3"], "train.accumulate=3 does not divide data.batch=4"),
@@ -444,8 +453,14 @@ def test_sizes_that_may_not_be_zero(key: str) -> None:
         (["train.bptt_start=-1"], "train.bptt_start=-1: must be at least 0"),
         (["train.rsp=0.5"], "train.rsp=0.5 is for packed rows"),
         (["train.rsp=1.5"], "train.rsp=1.5: must be from 0 to 1"),
-        (["data.passkey.ask_every=100"], "data.passkey.ask_every=100 is not a multiple of model."),
-        (["data.passkey.ask_every=128"], "data.passkey.multiple=1 is not a multiple of model."),
+        (
+            [PASSKEY, "data.passkey.ask_every=100"],
+            "data.passkey.ask_every=100 is not a multiple of model.",
+        ),
+        (
+            [PASSKEY, "data.passkey.ask_every=128"],
+            "data.passkey.multiple=1 is not a multiple of model.",
+        ),
         ([*ASK, "data.layout=packed"], "data.passkey.ask_every=128 needs memory that packed rows"),
         ([*ASK, "model.mixer=bswa"], "data.passkey.ask_every=128 needs a FAM"),
         ([*ASK, "model.memory_segments=1"], "data.passkey.ask_every=128 carries one FAM"),
@@ -457,8 +472,14 @@ def test_sizes_that_may_not_be_zero(key: str) -> None:
         ),
         (["data.tokenizer=task"], "data.tokenizer=task: data.task=text has no words of its own"),
         (["data.task=cpy"], "data.task=cpy: must be one of text, passkey, random_walk"),
-        (["data.toy.size=65"], "data.toy.size=65: every cell is a word; take at most 64"),
-        (["data.toy.variables=6"], "data.toy.variables=6: there are 5 names; take at most 5"),
+        (
+            ["data.task=random_walk", "data.tokenizer=task", "data.toy.size=65"],
+            "data.toy.size=65: every cell is a word; take at most 64",
+        ),
+        (
+            ["data.task=algorithmic", "data.tokenizer=task", "data.toy.variables=6"],
+            "data.toy.variables=6: there are 5 names; take at most 5",
+        ),
         (
             [*TOY, "data.layout=packed", "data.repeat_len=5"],
             "data.repeat_len=5 repeats text, data.task=copy is none",

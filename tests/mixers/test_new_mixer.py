@@ -108,7 +108,7 @@ def test_it_trains_resumes_and_is_evaluated(run: Path, capsys: pytest.CaptureFix
     assert train(longer, run, quiet=True).step == 3
     assert main(["eval", str(run), "--tasks", "text:holdout", "--json"]) == 0
     assert 0 < json.loads(capsys.readouterr().out)["text"][0]["bits_per_byte"] < 10
-    assert main(["generate", str(run), "the cat", "--max-tokens", "4"]) == 0
+    assert main(["generate", str(run), "--prompt", "the cat", "--max-tokens", "4"]) == 0
 
 
 def test_a_plan_knows_its_arrays(run: Path) -> None:
