@@ -21,9 +21,11 @@ from famjax.config.schema import Config, DataConfig, PasskeyConfig, ProfileConfi
 from famjax.experiment.load import override
 from famjax.parallel import sharding
 from famjax.train import loop
+from famjax.train import session as sessions
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.metrics import read_metrics
-from famjax.train.program import TrainProgram, resolve_mesh
+from famjax.train.program import TrainProgram
+from famjax.train.resolve import resolve
 from famjax.train.session import Session
 from famjax.train.state import to_tree
 from famjax.train.warmup import row_length_at, with_row_length
@@ -100,7 +102,7 @@ def make_program(
     if config.optimizer.schedule == "constant":
         train = replace(train, steps=1)
     _token_bytes.append(token_bytes)
-    config, _ = resolve_mesh(config)
+    config = resolve(config, None, 1)
     return _program(replace(config, name="-", data=data, train=train, profile=ProfileConfig()))
 
 
@@ -110,6 +112,9 @@ def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     make_mesh = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
     monkeypatch.setattr(sharding, "make_mesh", make_mesh)
     monkeypatch.setattr(loop, "make_program", make_program)
+    monkeypatch.setattr(
+        sessions, "resolve", lambda config, tokenizer, _: resolve(config, tokenizer, 1)
+    )
 
 
 def final(run: Path, config: Config) -> tuple[Any, Any, list[dict[str, Any]]]:

@@ -11,7 +11,7 @@ from famjax.config.derived import mixer_pattern
 from famjax.config.schema import Config
 from famjax.data.sources import TextSource
 from famjax.experiment.checks import TOYS
-from famjax.tasks.toy import TASKS
+from famjax.tasks.toy import resolve_toy
 
 
 def next_commands(config: Config, source: Any, folder: Path) -> str:
@@ -45,7 +45,7 @@ def eval_options(config: Config, source: Any) -> str | None:
         if capacity is None:
             return ""
         # test episodes may be longer; concatenated, all episodes of a lane are one document
-        steps = data.toy.steps or TASKS[data.task](data.toy).steps[0]
+        steps = resolve_toy(data.task, data.toy).steps
         return None if data.toy.concatenate else f" --lengths {steps}"
     if data.task == "passkey":
         shortest = source.task.shortest

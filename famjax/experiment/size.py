@@ -9,6 +9,7 @@ import fnmatch
 from typing import NamedTuple
 
 from famjax.config.derived import mixer_pattern
+from famjax.config.resolved import resolve_model
 from famjax.config.schema import Config, ModelConfig
 
 # bytes of a float32
@@ -44,8 +45,8 @@ class _Sizes(NamedTuple):
 
 
 def _sizes(m: ModelConfig) -> _Sizes:
-    e = m.head_dim or m.width // max(m.heads, 1)
-    return _Sizes(m.width, m.heads, m.kv_heads or m.heads, e, m.mlp_width or 4 * m.width)
+    r = resolve_model(m)
+    return _Sizes(r.width, r.heads, r.kv_heads, r.head_dim, r.mlp_width)
 
 
 def count_params(model: ModelConfig) -> ParamCount:
@@ -182,7 +183,7 @@ def state_bytes(model: ModelConfig) -> int:
     block = model.block_len
     window = pair * (model.memory_segments + 1) * block
     fam = model.fam_len * (s.d * _FLOAT + model.fam_previous * pair)
-    k = s.e if model.linear.map == "elu" else model.linear.features
+    k = resolve_model(model).linear.features
     by_mixer = {
         "full": pair * model.capacity,
         "swa": pair * (-(-(model.window - 1) // block) + 1) * block,

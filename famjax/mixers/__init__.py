@@ -7,7 +7,7 @@ from typing import Any
 
 from flax import nnx
 
-from famjax.config.schema import ModelConfig
+from famjax.config.resolved import ResolvedModelConfig
 from famjax.core.errors import UserError, nearest
 from famjax.mixers.fam import Fam
 from famjax.mixers.full import FullAttention
@@ -15,17 +15,17 @@ from famjax.mixers.linear import LinearAttention
 from famjax.mixers.window import WindowAttention
 
 
-def _make_swa(config: ModelConfig, *, rngs: nnx.Rngs) -> WindowAttention:
+def _make_swa(config: ResolvedModelConfig, *, rngs: nnx.Rngs) -> WindowAttention:
     # earlier blocks that a block's first token attends to
     segments = -(-(config.window - 1) // config.block_len)
     return WindowAttention(config, rngs=rngs, segments=segments, window=config.window)
 
 
-def _make_bswa(config: ModelConfig, *, rngs: nnx.Rngs) -> WindowAttention:
+def _make_bswa(config: ResolvedModelConfig, *, rngs: nnx.Rngs) -> WindowAttention:
     return WindowAttention(config, rngs=rngs, segments=config.memory_segments)
 
 
-def _make_bswa_sg(config: ModelConfig, *, rngs: nnx.Rngs) -> WindowAttention:
+def _make_bswa_sg(config: ResolvedModelConfig, *, rngs: nnx.Rngs) -> WindowAttention:
     return WindowAttention(config, rngs=rngs, segments=config.memory_segments, stop_gradient=True)
 
 
@@ -39,7 +39,7 @@ MIXERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def make_mixer(name: str, config: ModelConfig, *, rngs: nnx.Rngs) -> Any:
+def make_mixer(name: str, config: ResolvedModelConfig, *, rngs: nnx.Rngs) -> Any:
     """Return a new mixer by its registered name."""
     if name not in MIXERS:
         raise UserError(f"model.mixer: unknown mixer {name!r}{nearest(name, MIXERS)}")

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.config.schema import ModelConfig
+from famjax.config.resolved import ResolvedModelConfig
 from famjax.core.types import Array, Context, param_dtype
 from famjax.layers.dropout import FEEDBACK, split_key
 from famjax.layers.linear import MATMUL_PARAMS
@@ -72,7 +72,7 @@ def _to_block_major(tree: Any) -> Any:
 class Fam(nnx.Module):
     """Block sliding window attention with feedback memory."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
         self.window = WindowAttention(config, rngs=rngs, segments=config.memory_segments)
         self.block_len = config.block_len
         self.fam_len = config.fam_len

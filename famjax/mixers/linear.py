@@ -18,10 +18,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.config.schema import ModelConfig
+from famjax.config.resolved import ResolvedModelConfig
 from famjax.core.remat import tag_product
 from famjax.core.types import Array, Context, param_dtype
-from famjax.layers import feature_map
 from famjax.layers.feature_map import FeatureMap
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
@@ -53,10 +52,10 @@ class LinearState(NamedTuple):
 class LinearAttention(nnx.Module):
     """Causal linear attention over the document, with a state of O(k e) per head."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
         self.qkv = QKV(config, rngs=rngs)
         self.map = FeatureMap(config, rngs=rngs)
-        self.features = feature_map.num_features(config)
+        self.features = config.linear.features
         self.rope = config.linear.rope
         self.chunk = config.linear.chunk
         self.block_len = 1

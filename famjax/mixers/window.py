@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.config.schema import ModelConfig
+from famjax.config.resolved import ResolvedModelConfig
 from famjax.core.types import Array, Context, State
 from famjax.layers.dropout import ATTENTION_WEIGHTS, split_key
 from famjax.layers.mlp import FeedForward
@@ -117,7 +117,7 @@ class WindowAttention(nnx.Module):
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: ResolvedModelConfig,
         *,
         rngs: nnx.Rngs,
         segments: int,

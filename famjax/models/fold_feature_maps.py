@@ -5,16 +5,16 @@ from __future__ import annotations
 from flax import nnx
 
 from famjax.config.derived import mixer_pattern
+from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
 from famjax.layers.feature_map import LEARNED
-from famjax.layers.qkv import head_dim
 from famjax.mixers.linear import LinearAttention
 from famjax.models.language_model import LanguageModel
 
 
 def why_not_foldable(config: ModelConfig) -> str:
     """Return why a model's feature maps cannot be folded, or ""."""
-    c, e = config.linear, head_dim(config)
+    c, e = config.linear, resolve_model(config).head_dim
     if "linear" not in mixer_pattern(config):
         return "it has no linear attention"
     if c.map not in LEARNED:

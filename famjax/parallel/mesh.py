@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from famjax.config.derived import mixer_pattern
+from famjax.config.resolved import ResolvedConfig
 from famjax.config.schema import AXES, Config, MeshConfig
 from famjax.core.errors import UserError, divisors
 
@@ -78,6 +79,10 @@ def choose_mesh(config: MeshConfig, devices: int, demand: MeshDemand) -> MeshCon
 def _candidates(config: MeshConfig, devices: int) -> Iterator[MeshConfig]:
     """Yield every mesh of so many devices with the explicit sizes."""
     explicit = {name: size for name, size in vars(config).items() if size != -1}
+    if len(explicit) == len(AXES):
+        if math.prod(explicit.values()) == devices:
+            yield config
+        return
     for mesh in meshes(devices):
         if vars(mesh) | explicit == vars(mesh):
             yield mesh
@@ -112,28 +117,23 @@ def _gib(count: float) -> str:
 # divisibility -----------------------------------------------------------------------------------
 
 
-def call_blocks(config: Config) -> int:
+def call_blocks(config: ResolvedConfig) -> int:
     """Return the blocks per call of a training step, of the shortest call if BPTT warms up."""
     windows = set(mixer_pattern(config.model)) - {"full", "linear"}
-    length = config.train.bptt_start or config.data.length
     block_len = config.model.block_len if windows else 1
-    return length // config.train.bptt_segments // block_len
+    return config.train.bptt_start // config.train.bptt_segments // block_len
 
 
-def tensor_sizes(config: Config) -> dict[str, int]:
+def tensor_sizes(config: ResolvedConfig) -> dict[str, int]:
     """Return the sizes that the tensor axis must divide, by config key."""
     m = config.model
     if m.stack == "lstm":
         return {"model.width": m.width}
-    return {"model.heads": m.heads, "model.mlp_width": m.mlp_width or 4 * m.width}
+    return {"model.heads": m.heads, "model.mlp_width": m.mlp_width}
 
 
-def check_divides(config: Config) -> None:
-    """Raise a `UserError` if an axis divides nothing, so that devices would duplicate work.
-
-    Args:
-      config: with explicit sizes of all mesh axes.
-    """
+def check_divides(config: ResolvedConfig) -> None:
+    """Raise a `UserError` if an axis divides nothing, so that devices would duplicate work."""
     mesh = config.mesh
     for key, size in tensor_sizes(config).items():
         if size % mesh.tensor:
@@ -170,8 +170,8 @@ def check_rows(config: Config, devices: int) -> None:
         )
 
 
-def duplicated_work(config: Config) -> Iterator[str]:
-    """Yield warnings about work that devices duplicate; the mesh has explicit sizes."""
+def duplicated_work(config: ResolvedConfig) -> Iterator[str]:
+    """Yield warnings about work that devices duplicate."""
     mesh, accumulate = config.mesh, config.train.accumulate
     rows, devices = config.data.batch // accumulate, mesh.data * mesh.fsdp
     if rows % devices:

@@ -7,7 +7,7 @@ from typing import Any
 
 from flax import nnx
 
-from famjax.config.schema import ModelConfig
+from famjax.config.resolved import ResolvedModelConfig
 from famjax.stacks.feedback import Feedback, Transformer
 from famjax.stacks.lstm import LstmStack
 from famjax.stacks.residual import ResidualStack
@@ -20,6 +20,6 @@ STACKS: dict[str, Callable[..., Any]] = {
 }
 
 
-def make_stack(config: ModelConfig, *, rngs: nnx.Rngs) -> Any:
+def make_stack(config: ResolvedModelConfig, *, rngs: nnx.Rngs) -> Any:
     """Return a new stack by its registered name."""
     return STACKS[config.stack](config, rngs=rngs)

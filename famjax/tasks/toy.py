@@ -70,11 +70,17 @@ def task_tokenizer(task: str, config: ToyConfig) -> WordTokenizer:
     return WordTokenizer("task", TASKS[task](config).words)
 
 
+def resolve_toy(task: str, config: ToyConfig) -> ToyConfig:
+    """Return the config with the steps of training and test episodes that are 0; idempotent."""
+    train, test = TASKS[task].steps
+    steps = config.steps or train
+    default = test if test != train else steps
+    return replace(config, steps=steps, test_steps=config.test_steps or default)
+
+
 def eval_steps(task: str, config: ToyConfig) -> int:
     """Return the default number of steps of a task's test episodes."""
-    train, test = TASKS[task].steps
-    default = test if test != train else config.steps or train
-    return config.test_steps or default
+    return resolve_toy(task, config).test_steps
 
 
 class ToySource:
@@ -96,7 +102,7 @@ class ToySource:
     ):
         self.task = TASKS[task](config)
         self.name, self._config, self._seed, self._split = task, config, seed, split
-        self._steps = config.steps or self.task.steps[0]
+        self._steps = resolve_toy(task, config).steps
         # steps of training episodes at the curriculum's current stage
         self._longest = config.start_steps if split == "train" and config.start_steps else None
         if (

@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 
 from famjax.config.derived import cutoffs, mixer_pattern
-from famjax.config.schema import Config, ModelConfig
-from famjax.layers.feature_map import num_features, num_vectors
+from famjax.config.resolved import ResolvedConfig, ResolvedModelConfig
+from famjax.config.schema import ModelConfig
+from famjax.layers.feature_map import num_vectors
 
 # Keys that a token attends to, on average over a long document. The causal part, of a block or of
 # full attention's cache, counts half of its length. Letters: `famjax.core.types`.
@@ -67,7 +68,7 @@ _PEAKS: tuple[tuple[frozenset[str], float], ...] = tuple(
 )
 
 
-def forward_flops(model: ModelConfig, computed: bool = False) -> float:
+def forward_flops(model: ResolvedModelConfig, computed: bool = False) -> float:
     """Model FLOPs of the forward pass of one token, in a long document.
 
     Args:
@@ -87,7 +88,7 @@ def forward_flops(model: ModelConfig, computed: bool = False) -> float:
     return sum(_layer_flops(model, name, computed) for name in names) + _vocabulary_flops(model)
 
 
-def training_flops(model: ModelConfig, only: str = "all", computed: bool = False) -> float:
+def training_flops(model: ResolvedModelConfig, only: str = "all", computed: bool = False) -> float:
     """Model FLOPs of a training step for one token: backward has two products for each of forward.
 
     With adapters, or if only feature maps are trained (`train.only`), backward has one: frozen
@@ -97,15 +98,15 @@ def training_flops(model: ModelConfig, only: str = "all", computed: bool = False
     return (2 if model.lora.rank or only == "maps" else 3) * forward_flops(model, computed)
 
 
-def matching_flops(model: ModelConfig, length: int) -> float:
+def matching_flops(model: ResolvedModelConfig, length: int) -> float:
     """Model FLOPs of one token of a row of `length` in the first stage (`train.match`).
 
     Forward runs all layers without the vocabulary; linear layers compute both softmax attention and
     linear attention. Backward is the gradient of phi only: one product for each forward product of
     its maps and of phi(k) v^T, and two for each product of phi(q) with S and z.
     """
-    e, h = model.head_dim or model.width // model.heads, model.heads
-    second = 2 * h * num_features(model) * (e + 1)
+    e, h = model.head_dim, model.heads
+    second = 2 * h * model.linear.features * (e + 1)
 
     def layer(mixer: str) -> float:
         if mixer != "linear":
@@ -117,7 +118,7 @@ def matching_flops(model: ModelConfig, length: int) -> float:
     return sum(layer(pattern[i % len(pattern)]) for i in range(model.layers))
 
 
-def step_flops(config: Config, computed: bool = False) -> float:
+def step_flops(config: ResolvedConfig, computed: bool = False) -> float:
     """Model FLOPs of one token of a run's training step; `computed` as in `forward_flops`."""
     if config.train.match:
         return matching_flops(config.model, config.data.length)
@@ -166,21 +167,21 @@ def measure_peak_flops(dtype: str) -> float:
     return best
 
 
-def _feedback_flops(model: ModelConfig) -> float:
+def _feedback_flops(model: ResolvedModelConfig) -> float:
     """Model FLOPs of the layers of a Feedback Transformer, or of its Transformer twin."""
-    c, e = model.feedback, model.head_dim or model.width // model.heads
+    c, e = model.feedback, model.head_dim
     flops = model.layers * (2 * _layer_weights(model) + _attention_flops(model, c.span))
     if c.positions == "learned":
         flops += model.layers * 2 * model.heads * e * c.span
     per_layer = model.stack == "transformer" or c.composition in ("same_and_lower", "previous")
     if c.shared_kv and not per_layer:
         # a single projection to keys and values
-        g = model.kv_heads or model.heads
+        g = model.kv_heads
         flops -= (model.layers - 1) * 2 * 2 * model.width * g * e
     return flops
 
 
-def _layer_flops(model: ModelConfig, mixer: str, computed: bool = False) -> float:
+def _layer_flops(model: ResolvedModelConfig, mixer: str, computed: bool = False) -> float:
     if mixer == "linear":
         return 2 * _layer_weights(model) + _linear_flops(model)
     if mixer not in KEYS_SEEN:
@@ -207,25 +208,25 @@ def _vocabulary_flops(model: ModelConfig) -> int:
     return head + tails + 2 * d * sum(widths)
 
 
-def _layer_weights(model: ModelConfig) -> int:
+def _layer_weights(model: ResolvedModelConfig) -> int:
     """Weights of a layer's products: q and output, k and v, feed-forward."""
-    e = model.head_dim or model.width // model.heads
-    g = model.kv_heads or model.heads
-    hidden = model.mlp_width or 4 * model.width
+    e = model.head_dim
+    g = model.kv_heads
+    hidden = model.mlp_width
     gated = 3 if model.mlp in ("swiglu", "geglu") else 2
     return model.width * (2 * model.heads * e + 2 * g * e + gated * hidden)
 
 
-def _attention_flops(model: ModelConfig, keys: float) -> float:
+def _attention_flops(model: ResolvedModelConfig, keys: float) -> float:
     """Scores and weighted sum of values, for one query that attends to `keys` keys."""
-    e = model.head_dim or model.width // model.heads
+    e = model.head_dim
     return 2 * 2 * model.heads * e * keys
 
 
-def _linear_flops(model: ModelConfig) -> float:
+def _linear_flops(model: ResolvedModelConfig) -> float:
     """phi of queries and keys, phi(k) v^T, and the products of phi(q) with S and z."""
-    e, h = model.head_dim or model.width // model.heads, model.heads
-    g, k = model.kv_heads or h, num_features(model)
+    e, h = model.head_dim, model.heads
+    g, k = model.kv_heads, model.linear.features
     return 2 * ((h + g) * e * num_vectors(model) + g * k * e + h * k * (e + 1))
 
 

@@ -17,6 +17,7 @@ import pytest
 from contracts.harness import close, jit, normal, same
 from flax import nnx
 
+from famjax.config.resolved import resolve_model
 from famjax.config.schema import ArchConfig, DropoutConfig, FeedbackConfig, LoraConfig, ModelConfig
 from famjax.core.types import Context
 from famjax.layers.dropout import DropoutKey, dropout
@@ -492,8 +493,10 @@ def test_in_bfloat16_parameters_and_gradients_stay_float32(of):
 
 
 def test_the_initial_memory_is_the_mean_of_all_states():
-    stack = Feedback(config(layers=3), rngs=nnx.Rngs(0))
+    stack = Feedback(resolve_model(config(layers=3)), rngs=nnx.Rngs(0))
     np.testing.assert_allclose(stack.mixing_weights(), np.full((1, 4), 0.25))
-    lower = Feedback(config(layers=3, composition="same_and_lower"), rngs=nnx.Rngs(0))
+    lower = Feedback(
+        resolve_model(config(layers=3, composition="same_and_lower")), rngs=nnx.Rngs(0)
+    )
     expected = [[1 / 2, 1 / 2, 0, 0], [1 / 3, 1 / 3, 1 / 3, 0], [1 / 4] * 4]
     np.testing.assert_allclose(lower.mixing_weights(), expected, rtol=1e-6)
