@@ -46,7 +46,7 @@ def resolve_model(model: ModelConfig) -> ResolvedModelConfig:
             embed_scale=arch.embed_scale or model.width**0.5,
             query_scale=arch.query_scale or float(head_dim),
         ),
-        "lora": replace(lora, alpha=lora.alpha or lora.rank),
+        "lora": replace(lora, alpha=lora.alpha or lora.rank) if lora.rank else lora,
         # elu has no projection
         "linear": replace(linear, features=head_dim if linear.map == "elu" else linear.features),
     }

@@ -80,7 +80,7 @@ class Run:
     """A trained model with everything needed to use it.
 
     Attributes:
-      config: resolved.
+      config: as it was given, with its vocabulary.
       tokenizer: of its training.
       model: NNX module with restored parameters.
       step: of the checkpoint.
