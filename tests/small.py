@@ -21,7 +21,6 @@ from famjax.config.schema import Config, DataConfig, PasskeyConfig, ProfileConfi
 from famjax.experiment.load import override
 from famjax.parallel import sharding
 from famjax.train import loop
-from famjax.train import session as sessions
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.metrics import read_metrics
 from famjax.train.program import TrainProgram
@@ -112,9 +111,6 @@ def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     make_mesh = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
     monkeypatch.setattr(sharding, "make_mesh", make_mesh)
     monkeypatch.setattr(loop, "make_program", make_program)
-    monkeypatch.setattr(
-        sessions, "resolve", lambda config, tokenizer, _: resolve(config, tokenizer, 1)
-    )
 
 
 def final(run: Path, config: Config) -> tuple[Any, Any, list[dict[str, Any]]]:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from famjax.config.resolved import ResolvedConfig
-from famjax.config.schema import Config
+from famjax.config.schema import Config, MeshConfig
 from famjax.core.types import Array
 from famjax.parallel import sharding
 from famjax.parallel.mesh import check_rows, describe, duplicated_work, is_auto
@@ -69,7 +69,8 @@ class Session:
     ):
         check_rows(config, jax.device_count())
         self.asked = config
-        self.config: ResolvedConfig = resolve(config, tokenizer, jax.device_count())
+        devices = sharding.make_mesh(MeshConfig()).size
+        self.config: ResolvedConfig = resolve(config, tokenizer, devices)
         self.tokenizer, self.checkpoints, self.folder = tokenizer, checkpoints, folder
         self.progress, self.latest, self.clock = progress, latest, Clock()
         self.source: Any = make_source(config, tokenizer, checked=folder / CHECKED)

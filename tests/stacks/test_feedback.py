@@ -56,7 +56,7 @@ class Made:
     def __init__(self, config: ModelConfig, of: type[Feedback] = Feedback, x64: bool = True):
         self.x64 = x64
         with jax.enable_x64(x64):
-            stack = of(config, rngs=nnx.Rngs(0))
+            stack = of(resolve_model(config), rngs=nnx.Rngs(0))
             self.graph, params, self.rest = nnx.split(stack, nnx.Param, ...)
             self.fresh = jax.tree.map(np.asarray, stack.init_state(B))
         kind = np.float64 if x64 else np.float32
