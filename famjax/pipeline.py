@@ -74,8 +74,8 @@ def _make_lanes(
         raise UserError(
             "data.repeat_len: repeats in packed rows; set data.layout=packed, or 0 here"
         )
-    data, start = config.data, config.train.bptt_start
-    streams = data.length // start if start else 1
+    data, train = config.data, config.train
+    streams = data.length // train.bptt_start if train.bptt_double_every else 1
     return Lanes(source, data.batch, data.length, block_len, data.keep_whole, streams, local_rows)
 
 

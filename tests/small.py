@@ -23,7 +23,8 @@ from famjax.parallel import sharding
 from famjax.train import loop
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.metrics import read_metrics
-from famjax.train.program import TrainProgram, resolve_mesh
+from famjax.train.program import TrainProgram
+from famjax.train.resolve import resolve
 from famjax.train.session import Session
 from famjax.train.state import to_tree
 from famjax.train.warmup import row_length_at, with_row_length
@@ -100,7 +101,7 @@ def make_program(
     if config.optimizer.schedule == "constant":
         train = replace(train, steps=1)
     _token_bytes.append(token_bytes)
-    config, _ = resolve_mesh(config)
+    config = resolve(config, None, 1)
     return _program(replace(config, name="-", data=data, train=train, profile=ProfileConfig()))
 
 

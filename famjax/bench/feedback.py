@@ -25,6 +25,7 @@ from flax import nnx
 
 from famjax.bench.greedy import make_writer
 from famjax.bench.timing import Pair, compare_times, time_interleaved
+from famjax.config.resolved import resolve_model
 from famjax.config.schema import Config, ModelConfig
 from famjax.core.types import Context
 from famjax.models.language_model import LanguageModel
@@ -34,6 +35,7 @@ from famjax.stacks.feedback.ring import FeedbackState
 from famjax.stacks.feedback.solve import BLOCK
 from famjax.train.flops import training_flops
 from famjax.train.program import TrainProgram, make_program
+from famjax.train.resolve import resolve
 
 # aims, relative to the Transformer: training step time; temporary bytes; tokens/s
 TRAINING_AIM, MEMORY_AIM, GENERATION_AIM = 1.8, 1.0, 3.7
@@ -119,14 +121,14 @@ def measure_training(
         with plain_autodiff("plain" in name):
             runs[name], temporary[name], change[name] = _trainer(model_config, batch, length)
     times = time_interleaved(runs, repetitions)
-    least = training_flops(asked["transformer"])
+    least = training_flops(resolve_model(asked["transformer"]))
     for name, model_config in asked.items():
         yield TrainingStep(
             name,
             compare_times(times[name], times["transformer"]),
             compare_times(times[name], times["swa"]),
             temporary[name],
-            training_flops(model_config) / least,
+            training_flops(resolve_model(model_config)) / least,
             change[name],
         )
 
@@ -137,7 +139,9 @@ def _trainer(
     """Return a training step, its temporary bytes, and `TrainingStep.sweep_change`."""
     config = replace(Config(), model=model)
     config = replace(config, data=replace(config.data, batch=batch, length=length))
-    program = make_program(config, np.ones(model.vocab_size, np.int32))
+    program = make_program(
+        resolve(config, None, jax.device_count()), np.ones(model.vocab_size, np.int32)
+    )
     state, data = program.start(), _data(program, model, batch, length)
     compiled = program.step.lower(state, data).compile()  # type: ignore[attr-defined]
     memory = compiled.memory_analysis()
@@ -212,7 +216,7 @@ def measure_rows_floor(model: ModelConfig, batch: int, length: int, repetitions:
     Scan: forward and input gradient with `batch` rows per token, weight gradient with
     batch * BLOCK rows. Parallel: all three with batch * length rows.
     """
-    hidden = model.mlp_width or 4 * model.width
+    hidden = resolve_model(model).mlp_width
     kernel = jnp.ones((model.width, hidden), model.dtype)
     count = -(-length // BLOCK)
 

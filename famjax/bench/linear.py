@@ -23,6 +23,7 @@ from flax import nnx
 
 from famjax.bench.greedy import make_writer
 from famjax.bench.timing import Pair, compare_times, time_interleaved
+from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
 from famjax.models.fold_feature_maps import fold_feature_maps, why_not_foldable
 from famjax.models.language_model import LanguageModel
@@ -135,7 +136,7 @@ def measure_attention(
         times = time_interleaved(
             runs | {"product": _reference_product()}, _repetitions(repetition_seconds, repetitions)
         )
-        k, e = model.linear.features, _head_dim(model)
+        k, e = model.linear.features, resolve_model(model).head_dim
         flops = linear_attention_flops(batch * length * model.heads, k, e, model.linear.chunk)
         floor = [flops / (2 * PRODUCT**3) * t for t in times["product"]]
         ours = times["chunkwise"]
@@ -180,7 +181,7 @@ def _remaining_note(
 
 def random_inputs(model: ModelConfig, batch: int, length: int, width: int) -> Inputs:
     """Return random features and values as in layers: q and k positive, of `width` elements."""
-    rng, e = np.random.default_rng(0), _head_dim(model)
+    rng, e = np.random.default_rng(0), resolve_model(model).head_dim
     shapes = [(batch, length, model.heads, n) for n in (width, width, e, e)]
     q, k, v, to_y = (rng.standard_normal(s, np.float32) for s in shapes)
     q, k, v, to_y = (jax.device_put(a) for a in (np.abs(q), np.abs(k), v, to_y))
@@ -197,7 +198,7 @@ def _runs(
     for name, (form, _) in forms(model.linear.chunk).items():
         if before and name not in expected:
             continue
-        width = _head_dim(model) if name == "softmax" else model.linear.features
+        width = resolve_model(model).head_dim if name == "softmax" else model.linear.features
         arrays = random_inputs(model, batch, length, width)
         compiled = jax.jit(forward_backward(form)).lower(*arrays).compile()
         memory = compiled.memory_analysis()
@@ -234,10 +235,6 @@ def _empty_sums(k: jax.Array, v: jax.Array) -> Sums:
 def _causal_mask(t: int) -> jax.Array:
     index = jnp.arange(t)
     return index[:, None] >= index
-
-
-def _head_dim(model: ModelConfig) -> int:
-    return model.head_dim or model.width // model.heads
 
 
 # decoding -----------------------------------------------------------------------------------------

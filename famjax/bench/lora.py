@@ -15,10 +15,12 @@ import jax
 import numpy as np
 
 from famjax.bench.timing import Pair, time_pair
+from famjax.config.resolved import resolve_model
 from famjax.config.schema import ArchConfig, Config, LoraConfig, ModelConfig
 from famjax.core.optional import missing_modules
 from famjax.train.flops import forward_flops
 from famjax.train.program import TrainProgram, make_program
+from famjax.train.resolve import resolve
 
 PEERS = ("torch", "transformers", "peft")
 # LoRA targets in transformers' Llama, all linear layers
@@ -55,7 +57,7 @@ def compare(model: ModelConfig, rank: int, batch: int, length: int, repetitions:
 def flops_floor(model: ModelConfig, rank: int, length: int) -> float:
     """Return the FLOPs ratio of a step, adapters included."""
     # with full attention a token attends to half of the document on average
-    full = forward_flops(replace(model, mixer="full", capacity=length))
+    full = forward_flops(resolve_model(replace(model, mixer="full", capacity=length)))
     return (2 * full + 3 * 2 * adapter_parameters(model, rank)) / (3 * full)
 
 
@@ -74,8 +76,8 @@ def llama_config(model: ModelConfig) -> ModelConfig:
 
 def _program(config: Config, batch: int, length: int) -> TrainProgram:
     data = replace(config.data, layout="packed", batch=batch, length=length)
-    config = replace(config, data=data)
-    return make_program(config, np.ones(config.model.vocab_size, np.int32))
+    resolved = resolve(replace(config, data=data), None, jax.device_count())
+    return make_program(resolved, np.ones(config.model.vocab_size, np.int32))
 
 
 def _famjax_step(
@@ -131,13 +133,14 @@ def _peft_step(
     import transformers
 
     torch.manual_seed(0)
+    model = resolve_model(model)
     config = transformers.LlamaConfig(
         vocab_size=model.vocab_size,
         hidden_size=model.width,
-        intermediate_size=model.mlp_width or 4 * model.width,
+        intermediate_size=model.mlp_width,
         num_hidden_layers=model.layers,
         num_attention_heads=model.heads,
-        num_key_value_heads=model.kv_heads or model.heads,
+        num_key_value_heads=model.kv_heads,
         max_position_embeddings=length,
         use_cache=False,
     )

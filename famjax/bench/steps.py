@@ -13,6 +13,7 @@ from famjax.config.schema import Config, MeshConfig, ModelConfig
 from famjax.data.lanes import empty_row
 from famjax.experiment.mesh_checks import check_rows
 from famjax.train.program import TrainProgram, make_program
+from famjax.train.resolve import resolve
 from famjax.train.state import TrainState
 
 
@@ -40,6 +41,7 @@ def prepare_step(
     if mesh is not None:
         check_rows(replace(config, mesh=MeshConfig(**mesh.shape)), mesh.size)
         config = replace(config, mesh=MeshConfig(**mesh.shape))
+    config = resolve(config, None, jax.device_count() if mesh is None else mesh.size)
     program = make_program(config, np.ones(model.vocab_size, np.int32), mesh=mesh)
     shape = (batch, length)
     rows = {name: np.broadcast_to(row, shape) for name, row in empty_row(length).items()}

@@ -13,6 +13,7 @@ from famjax.bench.timing import compare_times
 from famjax.cli.bench_output import BenchSizes, format_aim, format_median, missing_peers, to_dict
 from famjax.cli.plot import plot_file
 from famjax.cli.tables import Output, Table
+from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.units import byte_size
@@ -65,7 +66,7 @@ def run(
 
 
 def _attention_table(rows: list[Attention], model: ModelConfig, sizes: BenchSizes) -> Table:
-    k, e = model.linear.features, model.head_dim or model.width // model.heads
+    k, e = model.linear.features, resolve_model(model).head_dim
     table = Table(
         f"Attention alone, forward and backward, {sizes.batch} rows, {model.heads} heads of {e}, "
         f"{k} features, chunks of {model.linear.chunk}; skipped (-): over "

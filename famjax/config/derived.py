@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
 
 
@@ -19,9 +20,8 @@ class Sizes(NamedTuple):
 
 def sizes(model: ModelConfig) -> Sizes:
     """Return a model's sizes; they need not be consistent."""
-    e = model.head_dim or model.width // max(model.heads, 1)
-    hidden = model.mlp_width or 4 * model.width
-    return Sizes(model.width, model.heads, model.kv_heads or model.heads, e, hidden)
+    m = resolve_model(model)
+    return Sizes(m.width, m.heads, m.kv_heads, m.head_dim, m.mlp_width)
 
 
 def mixer_pattern(model: ModelConfig) -> tuple[str, ...]:

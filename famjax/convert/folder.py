@@ -14,6 +14,7 @@ from pathlib import Path
 import jax
 from flax import nnx
 
+from famjax.config.resolved import resolve_model
 from famjax.config.schema import Config, DataConfig, ModelConfig
 from famjax.convert.families import find_family
 from famjax.convert.load import describe_ignored_keys, load_weights, parse_model, read_config
@@ -96,7 +97,7 @@ def open_hugging_face(source: Path, tokenizer: str = "") -> Teacher:
         native,
         tokenizer,
         DataConfig(tokenizer=tokenizer),
-        lambda model: load_weights(model, find_family(hf).tensors(model), source),
+        lambda model: load_weights(model, find_family(hf).tensors(resolve_model(model)), source),
         lambda model, to: _compare_logits(source, hf["model_type"], native, model, to),
         (source / "config.json").read_bytes(),
         describe_ignored_keys(hf),

@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
+from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
 from famjax.convert.checkpoint import SafetensorsFolder
 from famjax.convert.families import find_family
@@ -64,7 +65,9 @@ def load_pretrained(
     if new.lora.rank:
         raise UserError("lora: adapters need training: famjax.fit with init and model.lora.rank")
     config = new
-    return config, load_weights(config, find_family(hf).tensors(config), folder, mesh)
+    return config, load_weights(
+        config, find_family(hf).tensors(resolve_model(config)), folder, mesh
+    )
 
 
 def read_config(folder: Path) -> HF:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 from famjax.config.derived import cutoffs, mixer_pattern
+from famjax.config.resolved import resolve_model
 from famjax.config.schema import AXES, Config, DataConfig, ModelConfig
 from famjax.core.errors import UserError, divisors, multiples, nearest
 from famjax.core.json_files import shorten
@@ -65,7 +66,7 @@ def _check_model(config: Config) -> Iterator[str]:
             f"model.width={m.width} is not a multiple of model.heads={m.heads}; "
             f"take {multiples(m.width, m.heads)}, or set model.head_dim"
         )
-    head_dim, key = m.head_dim or m.width // m.heads, "model.head_dim"
+    head_dim, key = resolve_model(m).head_dim, "model.head_dim"
     if head_dim % 2:
         source = "" if m.head_dim else " (model.width / model.heads)"
         yield f"{key}={head_dim}{source} is odd; rotary positions rotate pairs, take an even number"
@@ -320,6 +321,8 @@ def _check_bptt_warmup(config: Config) -> Iterator[str]:
     """Yield what prevents the row length of a step from doubling up to data.length."""
     m, d, t = config.model, config.data, config.train
     start, off = f"train.bptt_start={t.bptt_start}", "or train.bptt_start=0"
+    if t.bptt_start == d.length and not t.bptt_double_every:
+        return  # as in a resolved config
     if bool(t.bptt_start) != bool(t.bptt_double_every):
         yield (
             f"{start} and train.bptt_double_every={t.bptt_double_every}: the length at first and "

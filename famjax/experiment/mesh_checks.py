@@ -5,33 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from famjax.config.resolved import ResolvedConfig
 from famjax.config.schema import Config
 from famjax.core.errors import UserError, divisors
 from famjax.mixers import mixer_specs
 
 
-def call_blocks(config: Config) -> int:
+def call_blocks(config: ResolvedConfig) -> int:
     """Return the blocks per call of a training step, of the shortest call if BPTT warms up."""
-    length = config.train.bptt_start or config.data.length
     blockwise = any(spec.is_blockwise for spec in mixer_specs(config.model))
     block_len = config.model.block_len if blockwise else 1
-    return length // config.train.bptt_segments // block_len
+    return config.train.bptt_start // config.train.bptt_segments // block_len
 
 
-def tensor_sizes(config: Config) -> dict[str, int]:
+def tensor_sizes(config: ResolvedConfig) -> dict[str, int]:
     """Return the sizes that the tensor axis must divide, by config key."""
     m = config.model
     if m.stack == "lstm":
         return {"model.width": m.width}
-    return {"model.heads": m.heads, "model.mlp_width": m.mlp_width or 4 * m.width}
+    return {"model.heads": m.heads, "model.mlp_width": m.mlp_width}
 
 
-def check_divides(config: Config) -> None:
-    """Raise a `UserError` if an axis divides nothing, so that devices would duplicate work.
-
-    Args:
-      config: with explicit sizes of all mesh axes.
-    """
+def check_divides(config: ResolvedConfig) -> None:
+    """Raise a `UserError` if an axis divides nothing, so that devices would duplicate work."""
     mesh = config.mesh
     for key, size in tensor_sizes(config).items():
         if size % mesh.tensor:
@@ -68,8 +64,8 @@ def check_rows(config: Config, devices: int) -> None:
         )
 
 
-def duplicated_work(config: Config) -> Iterator[str]:
-    """Yield warnings about work that devices duplicate; the mesh has explicit sizes."""
+def duplicated_work(config: ResolvedConfig) -> Iterator[str]:
+    """Yield warnings about work that devices duplicate."""
     mesh, accumulate = config.mesh, config.train.accumulate
     rows, devices = config.data.batch // accumulate, mesh.data * mesh.fsdp
     if rows % devices:

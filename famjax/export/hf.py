@@ -18,6 +18,7 @@ from famjax.config.schema import ModelConfig
 from famjax.convert.families import FAMILIES, native_family, normalize_model
 from famjax.convert.families.common import Family
 from famjax.convert.families.famjax import FAMJAX
+from famjax.convert.families.famjax import serialize as serialize_famjax
 from famjax.convert.families.keys import HF
 from famjax.convert.folder import SOURCE
 from famjax.convert.load import load_pretrained
@@ -56,9 +57,9 @@ def write(source: ExportSource, folder: Path) -> list[str]:
     before = _source_config(source.folder, source.run.config.init)
     reference, source = source.reference_model(), source.merge_adapters()
     family = native_family(source.model, str(before.get("model_type"))) or FAMJAX
-    model = source.model if family is FAMJAX else normalize_model(source.model)
-    save_tensors(source.run.model, source.model, family.tensors(model), folder, source.dtype)
-    config = _target_config(family, model, before, source.run.tokenizer, source.dtype)
+    tensors = family.tensors(normalize_model(source.model))
+    save_tensors(source.run.model, source.model, tensors, folder, source.dtype)
+    config = _target_config(family, source.model, before, source.run.tokenizer, source.dtype)
     _write_json(folder / "config.json", config)
     said = write_tokenizer(source.run.tokenizer, folder)
     if not (folder / _GENERATION).exists():
@@ -87,7 +88,7 @@ def _source_config(run: Path, init: str) -> HF:
 def _target_config(
     family: Family, model: ModelConfig, before: HF, tokenizer: Tokenizer, dtype: str
 ) -> HF:
-    said = family.serialize(model)
+    said = serialize_famjax(model) if family is FAMJAX else family.serialize(normalize_model(model))
     stops = sorted(tokenizer.stop_ids)
     ends = dict(zip(_ENDS, (tokenizer.bos_id, stops if len(stops) > 1 else stops[0]), strict=True))
     kept = {name: value for name, value in before.items() if name not in _STALE}

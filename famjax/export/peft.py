@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 from safetensors.numpy import load_file
 
+from famjax.config.resolved import resolve_model
 from famjax.config.schema import DropoutConfig, LoraConfig
 from famjax.convert.families import native_family, normalize_model
 from famjax.convert.families.common import Family
@@ -123,7 +124,7 @@ def _adapter_files(
     source: ExportSource, tensors: Tensors
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Return the tensors of the adapters, and their peft config."""
-    lora = source.model.lora
+    lora = resolve_model(source.model).lora
     weights: dict[str, np.ndarray] = {}
     ranks: dict[str, int] = {}
     turned = True
@@ -135,7 +136,7 @@ def _adapter_files(
         # without the layer number: "self_attn.q_proj"
         ranks[".".join(module.split(".")[-2:])] = count
         turned = pairs[0].tensor.transposed
-    alpha = lora.alpha or lora.rank
+    alpha = lora.alpha
     fused = {name: count for name, count in ranks.items() if count > 1}
     return weights, {
         "peft_type": "LORA",

@@ -12,10 +12,10 @@ import numpy as np
 from flax import nnx
 
 from famjax.config.derived import sizes
+from famjax.config.resolved import ResolvedModelConfig, resolve_model
 from famjax.config.schema import ModelConfig
 from famjax.core.types import Array
 from famjax.layers.linear import Linear
-from famjax.layers.qkv import head_dim
 from famjax.parallel.sharding import register_parameter_axes
 
 # signed features are scaled down, to be small next to the denominator's minimum (EPS) for few
@@ -46,7 +46,7 @@ LEARNED: dict[str, Callable[[Array], Array]] = {
 
 def num_features(config: ModelConfig) -> int:
     """Return k, the elements of phi(x)."""
-    return sizes(config).e if config.linear.map == "elu" else config.linear.features
+    return resolve_model(config).linear.features
 
 
 def count_params(config: ModelConfig) -> int:
@@ -64,7 +64,7 @@ def weight_fields(kind: str) -> tuple[str, ...]:
     return ("map",) if kind == "rfa" else ()
 
 
-def num_vectors(config: ModelConfig) -> int:
+def num_vectors(config: ResolvedModelConfig) -> int:
     """Return the number of vectors that phi multiplies x with."""
     kind, k = config.linear.map, config.linear.features
     return {"elu": 0, "rfa": k // 2}.get(kind, k)
@@ -82,13 +82,9 @@ class FeatureMap(nnx.Module):
       is_folded: the projections already give W x + b, see `fold_into`.
     """
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
         self.kind = config.linear.map
-        self.shape = g, e, k = (
-            config.kv_heads or config.heads,
-            head_dim(config),
-            num_features(config),
-        )
+        self.shape = g, e, k = config.kv_heads, config.head_dim, config.linear.features
         is_learned = self.kind in LEARNED
         init = jax.random.normal(rngs.params(), (g, e, k)) * e**-0.5 if is_learned else None
         self.kernel = nnx.Param(init) if is_learned else None

@@ -27,8 +27,8 @@ def adapter_config(config: LoraConfig, name: str) -> LoraConfig | None:
 
 def scale(config: LoraConfig) -> float:
     """Return the factor of B A: alpha / r, or alpha / sqrt(r) (rsLoRA, arXiv 2312.03732)."""
-    alpha = config.alpha or config.rank
-    return alpha / (config.rank**0.5 if config.rs else config.rank)
+    assert config.alpha, "not of a resolved config"
+    return config.alpha / (config.rank**0.5 if config.rs else config.rank)
 
 
 class Lora(nnx.Module):

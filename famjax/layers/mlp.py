@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 from flax import nnx
 
-from famjax.config.schema import ModelConfig
+from famjax.config.resolved import ResolvedModelConfig
 from famjax.core.types import Array, compute_dtype
 from famjax.layers.dropout import MLP_HIDDEN, MLP_OUTPUT, apply_dropout, make_dropout
 from famjax.layers.linear import Linear
@@ -33,9 +33,8 @@ class FeedForward(nnx.Module):
     The residual is added in the dtype of `a`, which for FAM is wider than the compute dtype.
     """
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        d, arch = config.width, config.arch
-        hidden = config.mlp_width or 4 * d
+    def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
+        d, hidden, arch = config.width, config.mlp_width, config.arch
         self.dtype = compute_dtype(config.dtype)
         self.rates = config.dropout
         self.kind = config.mlp

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.config.schema import ModelConfig
+from famjax.config.resolved import ResolvedModelConfig
 from famjax.core.types import Array, Context
 from famjax.ops.positions import document_positions
 
@@ -20,11 +20,11 @@ class Positions(nnx.Module):
     attention they never do: the table's size is its capacity.
     """
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
         self.size = config.capacity
         draw = jax.random.normal(rngs.params(), (self.size, config.width))
         # the scale of the token embeddings: next to much larger vectors a position is not learned
-        scale = config.width**-0.5 * (config.arch.embed_scale or config.width**0.5)
+        scale = config.width**-0.5 * config.arch.embed_scale
         self.table = nnx.Param(draw * scale)
 
     def init_state(self, batch: int) -> Array:

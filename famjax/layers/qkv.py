@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from famjax.config.schema import ModelConfig
+from famjax.config.resolved import ResolvedModelConfig
 from famjax.core.remat import tag_attention
 from famjax.core.types import Array, compute_dtype
 from famjax.layers.dropout import ATTENTION_OUTPUT, ATTENTION_WEIGHTS, apply_dropout, make_dropout
@@ -26,9 +26,9 @@ class KVProjection(nnx.Module):
     Memories are normalized first (`norm`), unless the model is post-norm.
     """
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
         d, arch = config.width, config.arch
-        e, g = head_dim(config), config.kv_heads or config.heads
+        e, g = config.head_dim, config.kv_heads
         self.dtype = compute_dtype(config.dtype)
         self.norm = Norm(config.norm, d, arch) if arch.pre_norm else None
         self.k, self.v = _make_kv(config, d, g, e, rngs)
@@ -41,12 +41,9 @@ class KVProjection(nnx.Module):
         return k if self.k_norm is None else self.k_norm(k, self.dtype), self.v(x)
 
 
-def head_dim(config: ModelConfig) -> int:
-    """Return e."""
-    return config.head_dim or config.width // config.heads
-
-
-def _make_kv(config: ModelConfig, d: int, g: int, e: int, rngs: nnx.Rngs) -> tuple[Linear, Linear]:
+def _make_kv(
+    config: ResolvedModelConfig, d: int, g: int, e: int, rngs: nnx.Rngs
+) -> tuple[Linear, Linear]:
     linear = functools.partial(Linear, dtype=compute_dtype(config.dtype), rngs=rngs)
     kv = ("...d,dge->...ge", (d, g, e), d)
     bias = config.arch.qkv_bias
@@ -68,10 +65,10 @@ class QKV(nnx.Module):
     """
 
     def __init__(
-        self, config: ModelConfig, *, rngs: nnx.Rngs, local: bool = False, keys: bool = True
+        self, config: ResolvedModelConfig, *, rngs: nnx.Rngs, local: bool = False, keys: bool = True
     ):
         d, h, arch = config.width, config.heads, config.arch
-        e, g = head_dim(config), config.kv_heads or h
+        e, g = config.head_dim, config.kv_heads
         self.dtype = compute_dtype(config.dtype)
         self.kv_heads, self.head_dim = g, e
         self.rates = config.dropout
@@ -81,7 +78,7 @@ class QKV(nnx.Module):
         self.frequencies = functools.partial(rotary.frequencies, e, base, arch)
         self.cap = arch.attention_cap
         # attention divides by sqrt(e)
-        self.query_gain = (e / arch.query_scale) ** 0.5 if arch.query_scale else 1.0
+        self.query_gain = (e / arch.query_scale) ** 0.5
         self.norm = Norm(config.norm, d, arch)
         linear = functools.partial(Linear, dtype=self.dtype, rngs=rngs)
         lora_for = functools.partial(adapter_config, config.lora)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from flax import nnx
 
 from famjax.config.derived import mixer_pattern
+from famjax.config.resolved import ResolvedModelConfig
 from famjax.config.schema import ModelConfig
 from famjax.core.errors import UserError, nearest
 from famjax.mixers.fam import FamSpec
@@ -23,7 +24,7 @@ MIXERS: dict[str, MixerSpec] = {
 }
 
 
-def make_mixer(name: str, config: ModelConfig, *, rngs: nnx.Rngs) -> Mixer:
+def make_mixer(name: str, config: ResolvedModelConfig, *, rngs: nnx.Rngs) -> Mixer:
     """Return a new mixer by its registered name."""
     if name not in MIXERS:
         raise UserError(f"model.mixer: unknown mixer {name!r}{nearest(name, MIXERS)}")

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from famjax.config.derived import sizes
+from famjax.config.resolved import ResolvedModelConfig
 from famjax.config.schema import ModelConfig
 from famjax.core.types import Array, Context, param_dtype
 from famjax.layers.dropout import FEEDBACK, split_key
@@ -75,7 +76,7 @@ def _to_block_major(tree: Any) -> Any:
 class Fam(Mixer):
     """Block sliding window attention with feedback memory."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
         self.window = WindowAttention(config, rngs=rngs, segments=config.memory_segments)
         self.block_len = config.block_len
         self.fam_len = config.fam_len
@@ -386,7 +387,7 @@ class FamSpec(BswaSpec):
     has_memory = True
     has_attention_map = False  # it also attends to memories
 
-    def make(self, config: ModelConfig, rngs: nnx.Rngs) -> Mixer:
+    def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
         return Fam(config, rngs=rngs)
 
     def keys_seen(self, model: ModelConfig) -> float:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from famjax.config.resolved import ResolvedModelConfig
 from famjax.config.schema import Config, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Array, Context
@@ -38,7 +39,7 @@ class FullAttention(Mixer):
     Beyond the capacity: a `UserError`, or NaN under jit.
     """
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
         self.qkv = QKV(config, rngs=rngs)
         self.block_len = 1
         self.capacity = config.capacity
@@ -168,7 +169,7 @@ class FullSpec(MixerSpec):
     is_bounded = True
     layer_type = "full_attention"
 
-    def make(self, config: ModelConfig, rngs: nnx.Rngs) -> FullAttention:
+    def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> FullAttention:
         return FullAttention(config, rngs=rngs)
 
     def check(self, config: Config) -> Iterator[str]:

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from famjax.config.derived import sizes
+from famjax.config.resolved import ResolvedModelConfig, resolve_model
 from famjax.config.schema import Config, ModelConfig
 from famjax.core.errors import multiples
 from famjax.core.remat import tag_product
@@ -56,10 +57,10 @@ class LinearState(NamedTuple):
 class LinearAttention(Mixer):
     """Causal linear attention over the document, with a state of O(k e) per head."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
         self.qkv = QKV(config, rngs=rngs)
         self.map = FeatureMap(config, rngs=rngs)
-        self.features = feature_map.num_features(config)
+        self.features = config.linear.features
         self.rope = config.linear.rope
         self.chunk = config.linear.chunk
         self.block_len = 1
@@ -183,12 +184,12 @@ class LinearSpec(MixerSpec):
     formats = frozenset(("orbax", "stablehlo"))
     convert_name = "t2r"
 
-    def make(self, config: ModelConfig, rngs: nnx.Rngs) -> LinearAttention:
+    def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> LinearAttention:
         return LinearAttention(config, rngs=rngs)
 
     def initial_param(self, model: ModelConfig, name: str, rngs: nnx.Rngs) -> Array:
         # without the projections, which would take numbers from the same stream
-        return getattr(FeatureMap(model, rngs=rngs), name.removeprefix("map."))[...]
+        return getattr(FeatureMap(resolve_model(model), rngs=rngs), name.removeprefix("map."))[...]
 
     def check(self, config: Config) -> Iterator[str]:
         c = config.model.linear
@@ -237,7 +238,7 @@ class LinearSpec(MixerSpec):
 def _attention_flops(model: ModelConfig) -> float:
     """phi of queries and keys, phi(k) v^T, and the products of phi(q) with S and z."""
     _, h, g, e, _ = sizes(model)
-    k, vectors = feature_map.num_features(model), feature_map.num_vectors(model)
+    k, vectors = feature_map.num_features(model), feature_map.num_vectors(resolve_model(model))
     return 2 * ((h + g) * e * vectors + g * k * e + h * k * (e + 1))
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from famjax.config.derived import sizes
+from famjax.config.resolved import ResolvedModelConfig, resolve_model
 from famjax.config.schema import Config, ModelConfig
 from famjax.core.types import Array, Context, State, param_dtype
 from famjax.layers.mlp import FeedForward
@@ -160,12 +161,12 @@ class MixerSpec(abc.ABC):
     convert_name: ClassVar[str] = ""
 
     @abc.abstractmethod
-    def make(self, config: ModelConfig, rngs: nnx.Rngs) -> Mixer:
+    def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
         """Return a new mixer."""
 
     def initial_param(self, model: ModelConfig, name: str, rngs: nnx.Rngs) -> Array:
         """Return the initial value of a parameter that is not of `QKV`, such as "map.kernel"."""
-        return operator.attrgetter(name)(self.make(model, rngs))[...]
+        return operator.attrgetter(name)(self.make(resolve_model(model), rngs))[...]
 
     def check(self, config: Config) -> Iterator[str]:
         """Yield an error line for each setting that this mixer cannot work with."""

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from famjax.config.resolved import ResolvedModelConfig
 from famjax.config.schema import Config, ModelConfig
 from famjax.core.types import Array, Context, State
 from famjax.layers.dropout import ATTENTION_WEIGHTS, split_key
@@ -118,7 +119,7 @@ class WindowAttention(Mixer):
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: ResolvedModelConfig,
         *,
         rngs: nnx.Rngs,
         segments: int,
@@ -387,7 +388,7 @@ class BswaSpec(MixerSpec):
     title = "block sliding window attention"
     keys: ClassVar[tuple[str, ...]] = ("model.memory_segments",)
 
-    def make(self, config: ModelConfig, rngs: nnx.Rngs) -> Mixer:
+    def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
         return WindowAttention(config, rngs=rngs, segments=config.memory_segments)
 
     def keys_seen(self, model: ModelConfig) -> float:
@@ -412,7 +413,7 @@ class BswaSpec(MixerSpec):
 class BswaStopGradientSpec(BswaSpec):
     title = "block sliding window attention without gradients to memory segments"
 
-    def make(self, config: ModelConfig, rngs: nnx.Rngs) -> Mixer:
+    def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
         segments = config.memory_segments
         return WindowAttention(config, rngs=rngs, segments=segments, stop_gradient=True)
 
@@ -424,7 +425,7 @@ class SwaSpec(MixerSpec):
     is_local = True
     layer_type = "sliding_attention"
 
-    def make(self, config: ModelConfig, rngs: nnx.Rngs) -> Mixer:
+    def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
         segments = _window_segments(config)
         return WindowAttention(config, rngs=rngs, segments=segments, window=config.window)
 

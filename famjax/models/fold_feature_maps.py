@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from flax import nnx
 
+from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
 from famjax.layers.feature_map import LEARNED
-from famjax.layers.qkv import head_dim
 from famjax.mixers import mixer_specs
 from famjax.models.language_model import LanguageModel
 from famjax.stacks.residual import ResidualStack
@@ -14,7 +14,7 @@ from famjax.stacks.residual import ResidualStack
 
 def why_not_foldable(config: ModelConfig) -> str:
     """Return why a model's feature maps cannot be folded, or ""."""
-    c, e = config.linear, head_dim(config)
+    c, e = config.linear, resolve_model(config).head_dim
     if not any(spec.has_feature_map for spec in mixer_specs(config)):
         return "it has no linear attention"
     if c.map not in LEARNED:

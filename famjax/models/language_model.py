@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
 from famjax.core.types import Array, Context, State, compute_dtype
 from famjax.layers.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
@@ -35,6 +36,7 @@ class LanguageModel(nnx.Module):
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        config = resolve_model(config)
         v, d = config.vocab_size, config.width
         self.dtype = compute_dtype(config.dtype)
         self.vocab_size, self.width = v, d
@@ -45,7 +47,7 @@ class LanguageModel(nnx.Module):
             self.embedding = nnx.Param(jax.random.normal(rngs.params(), (v, d)) * d**-0.5)
         self.stack = make_stack(config, rngs=rngs)
         self.norm = Norm(config.norm, d, config.arch) if config.arch.pre_norm else None
-        self.embed_scale = config.arch.embed_scale or d**0.5
+        self.embed_scale = config.arch.embed_scale
         self.logit_cap = config.arch.logit_cap
         self.head: Linear | AdaptiveSoftmax | None
         if config.adaptive.cutoffs:

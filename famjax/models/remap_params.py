@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 
 from famjax.config.derived import layer_mixers, mixer_pattern
+from famjax.config.resolved import resolve_model
 from famjax.config.schema import ArchConfig, DropoutConfig, LoraConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Array
@@ -78,6 +79,7 @@ def remap_params(params: Any, old: ModelConfig, new: ModelConfig) -> Any:
       UserError: the models differ in more than their mixers.
     """
     check_compatible(old, new)
+    old, new = resolve_model(old), resolve_model(new)
     flat, _ = jax.tree_util.tree_flatten_with_path(params)
     source = {canonical_name(path): leaf for path, leaf in flat}
     old_pattern, pattern = _pattern(old), _pattern(new)
@@ -130,7 +132,7 @@ def init_fam_prompt(embedding: Array, model: ModelConfig) -> Array:
       embedding: [v d].
     """
     rows = np.random.default_rng(0).integers(len(embedding), size=model.fam_len)
-    return jnp.asarray(embedding)[rows] * (model.arch.embed_scale or model.width**0.5)
+    return jnp.asarray(embedding)[rows] * resolve_model(model).arch.embed_scale
 
 
 def is_feature_map(name: str) -> bool:
@@ -158,7 +160,7 @@ def merge_adapters(params: Any, model: ModelConfig) -> tuple[Any, ModelConfig]:
         return params, model
     flat, _ = jax.tree_util.tree_flatten_with_path(params)
     source = {path_name(path): leaf for path, leaf in flat}
-    plain = replace(model, lora=LoraConfig())
+    plain, adapters = replace(model, lora=LoraConfig()), resolve_model(model).lora
     _, shapes = abstract_inference_model(plain)
 
     def value(path: tuple[Any, ...], _: jax.ShapeDtypeStruct) -> Array:
@@ -166,7 +168,7 @@ def merge_adapters(params: Any, model: ModelConfig) -> tuple[Any, ModelConfig]:
         adapter = name.removesuffix("kernel") + "lora"
         if name.endswith("/kernel") and f"{adapter}/a" in source:
             a, b = source[f"{adapter}/a"], source[f"{adapter}/b"]
-            return lora.merge_adapter(source[name].astype(a.dtype), a, b, model.lora)
+            return lora.merge_adapter(source[name].astype(a.dtype), a, b, adapters)
         return source[name].astype(jnp.float32)
 
     return jax.tree_util.tree_map_with_path(value, shapes), plain
@@ -180,8 +182,9 @@ def check_compatible(old: ModelConfig, new: ModelConfig) -> None:
             f"model.adaptive: the given weights have cutoffs={old.adaptive.cutoffs!r} and "
             f"factor={old.adaptive.factor}; keep them"
         )
+    old, new = resolve_model(old), resolve_model(new)
     for field in vars(old):
-        if field not in _MAY_DIFFER and _resolved_size(old, field) != _resolved_size(new, field):
+        if field not in _MAY_DIFFER and getattr(old, field) != getattr(new, field):
             raise UserError(
                 f"model.{field}={getattr(new, field)}: the given weights have "
                 f"{getattr(old, field)}; keep it"
@@ -228,13 +231,3 @@ def _check_feature_maps(old: ModelConfig, new: ModelConfig) -> None:
                 f"model.linear.{field}={getattr(new.linear, field)}: the given feature "
                 f"maps have {getattr(old.linear, field)}; keep it"
             )
-
-
-def _resolved_size(model: ModelConfig, field: str) -> Any:
-    """Return a field's value, with 0 resolved to its default."""
-    defaults = {
-        "kv_heads": model.heads,
-        "head_dim": model.width // model.heads,
-        "mlp_width": 4 * model.width,
-    }
-    return getattr(model, field) or defaults.get(field)

@@ -77,6 +77,10 @@ def choose_mesh(config: MeshConfig, devices: int, demand: MeshDemand) -> MeshCon
 def _candidates(config: MeshConfig, devices: int) -> Iterator[MeshConfig]:
     """Yield every mesh of so many devices with the explicit sizes."""
     explicit = {name: size for name, size in vars(config).items() if size != -1}
+    if len(explicit) == len(AXES):
+        if math.prod(explicit.values()) == devices:
+            yield config
+        return
     for mesh in meshes(devices):
         if vars(mesh) | explicit == vars(mesh):
             yield mesh

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from famjax.config.derived import sizes
-from famjax.config.schema import Config, ModelConfig
+from famjax.config.resolved import ResolvedConfig, ResolvedModelConfig
+from famjax.config.schema import ModelConfig
 from famjax.mixers import mixer_specs
 from famjax.plan.chips import Topology
 from famjax.train.flops import forward_flops, step_flops
@@ -49,8 +50,8 @@ class Estimate(NamedTuple):
         return self.weights + self.activations
 
 
-def estimate(config: Config, topology: Topology) -> Estimate:
-    """Estimate memory and time of one chip of a topology; no mesh axis is -1."""
+def estimate(config: ResolvedConfig, topology: Topology) -> Estimate:
+    """Estimate memory and time of one chip of a topology."""
     model, mesh = config.model, config.mesh
     trained, frozen, frozen_bytes = count_parameters(model, config.train.only)
     divided = mesh.fsdp * mesh.tensor
@@ -66,15 +67,15 @@ def estimate(config: Config, topology: Topology) -> Estimate:
     return Estimate(weights + gathered, device_activations(config), seconds)
 
 
-def device_activations(config: Config) -> float:
-    """Return `layer_activations` of one device; no mesh axis is -1."""
+def device_activations(config: ResolvedConfig) -> float:
+    """Return `layer_activations` of one device."""
     mesh, train = config.mesh, config.train
     rows = config.data.batch / (mesh.data * mesh.fsdp * train.accumulate)
     tokens = rows * config.data.length / train.bptt_segments / mesh.sequence
     return layer_activations(config.model, tokens, rows, mesh.tensor)
 
 
-def activations_by_remat(config: Config) -> dict[str, float]:
+def activations_by_remat(config: ResolvedConfig) -> dict[str, float]:
     """Return `device_activations` by each `model.remat` that the stack has."""
     stack = config.model.stack
     names = REMAT if stack == "residual" else (config.model.remat,)
@@ -95,7 +96,7 @@ def count_parameters(model: ModelConfig, only: str) -> tuple[int, int, int]:
     return elements(trained), elements(frozen), held
 
 
-def layer_activations(model: ModelConfig, tokens: float, rows: float, tensor: int) -> float:
+def layer_activations(model: ResolvedModelConfig, tokens: float, rows: float, tensor: int) -> float:
     """Return the bytes of one device's residuals by `model.remat`, and of one layer's temporaries.
 
     Args:
@@ -123,7 +124,7 @@ class _LayerBytes(NamedTuple):
     weights: float
 
 
-def _layer_bytes(model: ModelConfig, tokens: float, tensor: int) -> _LayerBytes:
+def _layer_bytes(model: ResolvedModelConfig, tokens: float, tensor: int) -> _LayerBytes:
     size = jnp.dtype(model.dtype).itemsize
     _, _, g, e, hidden = sizes(model)
     gated = 3 if model.mlp in ("swiglu", "geglu") else 2
@@ -139,7 +140,7 @@ def _layer_bytes(model: ModelConfig, tokens: float, tensor: int) -> _LayerBytes:
 
 
 def _estimate_seconds(
-    config: Config, topology: Topology, weight_bytes: float, trained_bytes: float
+    config: ResolvedConfig, topology: Topology, weight_bytes: float, trained_bytes: float
 ) -> float:
     model, mesh, chip = config.model, config.mesh, topology.chip
     tokens = config.data.batch * config.data.length
@@ -168,7 +169,7 @@ def _estimate_seconds(
     return device + network / chip.network
 
 
-def _remote_kv_bytes(config: Config) -> float:
+def _remote_kv_bytes(config: ResolvedConfig) -> float:
     """Return the bytes of a row's keys and values that a layer receives from other devices of the
     axis sequence."""
     m, mesh = config.model, config.mesh

@@ -19,6 +19,7 @@ from famjax.experiment.load import to_json
 from famjax.plan.chips import Topology
 from famjax.plan.formula import activations_by_remat
 from famjax.train.flops import step_flops
+from famjax.train.resolve import resolve
 
 
 @dataclass(frozen=True)
@@ -119,9 +120,11 @@ def plan(config: Config, topology: Topology) -> Plan:
     """
     report = run_worker(config, topology, compile=True)
     per_chip = report["devices"] / topology.count
+    chosen = replace(config, mesh=MeshConfig(**report["mesh"]))
+    resolved = resolve(chosen, None, report["devices"])
     tokens = config.data.batch * config.data.length
-    model, computed = (tokens * step_flops(config, computed=c) for c in (False, True))
-    report["activations"] = activations_by_remat(replace(config, mesh=MeshConfig(**report["mesh"])))
+    model, computed = (tokens * step_flops(resolved, computed=c) for c in (False, True))
+    report["activations"] = activations_by_remat(resolved)
     if "memory" not in report:
         return Plan(
             config,

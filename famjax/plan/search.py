@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from famjax.config.schema import Config
+from famjax.config.schema import Config, MeshConfig
 from famjax.core.errors import UserError
 from famjax.experiment.load import difference
 from famjax.experiment.mesh_checks import call_blocks, tensor_sizes
@@ -15,6 +15,7 @@ from famjax.parallel.mesh import meshes
 from famjax.plan.chips import Topology
 from famjax.plan.formula import REMAT, Estimate, estimate
 from famjax.plan.plan import Plan, plan
+from famjax.train.resolve import resolve
 
 
 class SearchResult(NamedTuple):
@@ -45,11 +46,12 @@ def candidates(config: Config, topology: Topology) -> Iterator[Config]:
 def _candidates(config: Config, topology: Topology) -> Iterator[Config]:
     rows = config.data.batch
     remat_with_policy = REMAT if config.model.stack == "residual" else (config.model.remat,)
+    sized = resolve(replace(config, mesh=MeshConfig(topology.count)), None, topology.count)
     for mesh in meshes(topology.count):
-        if any(n % mesh.tensor for n in tensor_sizes(config).values()):
+        if any(n % mesh.tensor for n in tensor_sizes(sized).values()):
             continue
         most, left = divmod(rows, mesh.data * mesh.fsdp)
-        if not most or left or call_blocks(config) % mesh.sequence:
+        if not most or left or call_blocks(sized) % mesh.sequence:
             continue
         for remat, parts in itertools.product(remat_with_policy, (1, 2, 4, 8)):
             if most % parts == 0:
@@ -85,7 +87,10 @@ def search(
             f"half or twice the rows; take a batch that {topology.count} or one of its divisors "
             "divides"
         )
-    ranked = rank([(c, estimate(c, topology)) for c in all_candidates], topology)
+    ranked = rank(
+        [(c, estimate(resolve(c, None, topology.count), topology)) for c in all_candidates],
+        topology,
+    )
     fitting = sum(e.bytes <= topology.chip.memory for _, e in ranked)
     # the formula is rough, so the given config may be better than its candidates
     chosen = [config, *(c for c, _ in interleave_batches(ranked, config.data.batch)[:compiles])]

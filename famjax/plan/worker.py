@@ -13,24 +13,23 @@ import math
 import re
 import sys
 import time
-from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from famjax.config.schema import Config, MeshConfig
+from famjax.config.resolved import ResolvedConfig
 from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json
 from famjax.data.lanes import empty_row
 from famjax.experiment.load import from_json
 from famjax.experiment.mesh_checks import check_rows, duplicated_work
 from famjax.parallel import sharding
-from famjax.parallel.mesh import is_auto
 from famjax.plan import hlo
 from famjax.plan.chips import Topology, parse_topology
-from famjax.train.program import TrainProgram, make_program, mesh_demand
+from famjax.train.program import TrainProgram, make_program
+from famjax.train.resolve import resolve
 from famjax.train.run import abstract_model
 from famjax.train.state import TrainState
 
@@ -44,12 +43,11 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     Args:
       request: "config" as JSON, "topology"; "compile", whether to compile as well.
     """
-    config, topology = from_json(request["config"]), parse_topology(request["topology"])
-    wanted = mesh_demand(config, int(topology.chip.memory)) if is_auto(config.mesh) else None
+    asked, topology = from_json(request["config"]), parse_topology(request["topology"])
     devices = get_devices(topology)
-    check_rows(config, len(devices))
-    mesh = sharding.make_mesh(config.mesh, devices, wanted)
-    config = replace(config, mesh=MeshConfig(**mesh.shape))
+    check_rows(asked, len(devices))
+    config = resolve(asked, None, len(devices), int(topology.chip.memory))
+    mesh = sharding.make_mesh(config.mesh, devices)
     sizes = {"mesh": dict(mesh.shape), "devices": mesh.size, "shardings": shardings(config, mesh)}
     program = make_program(config, np.ones(config.model.vocab_size, np.float32), mesh=mesh)
     shapes = jax.tree.map(
@@ -73,7 +71,7 @@ def get_devices(topology: Topology) -> list[jax.Device]:
     return list(topologies.get_topology_desc(platform="tpu", topology_name=topology.name).devices)
 
 
-def batch_shapes(config: Config, program: TrainProgram) -> dict[str, jax.ShapeDtypeStruct]:
+def batch_shapes(config: ResolvedConfig, program: TrainProgram) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the shapes of a batch, `famjax.data`'s keys."""
     shape = (config.data.batch, config.data.length)
     return {
@@ -83,7 +81,7 @@ def batch_shapes(config: Config, program: TrainProgram) -> dict[str, jax.ShapeDt
 
 
 def arrays(
-    config: Config, program: TrainProgram, shapes: TrainState
+    config: ResolvedConfig, program: TrainProgram, shapes: TrainState
 ) -> dict[str, dict[str, float]]:
     """Return elements, bytes, and bytes on one device of the inputs of a training step."""
     model = jax.eval_shape(lambda: abstract_state(config))
@@ -100,7 +98,7 @@ def arrays(
     }
 
 
-def abstract_state(config: Config) -> Any:
+def abstract_state(config: ResolvedConfig) -> Any:
     """Return the model's carried state of one document."""
     from flax import nnx
 
@@ -119,7 +117,7 @@ def _count_bytes(tree: Any) -> dict[str, float]:
     }
 
 
-def shardings(config: Config, mesh: jax.sharding.Mesh) -> list[dict[str, Any]]:
+def shardings(config: ResolvedConfig, mesh: jax.sharding.Mesh) -> list[dict[str, Any]]:
     """Return a row for each parameter: path, shape, logical axes, mesh axes, shape on a device.
 
     "whole" is whether a large one is replicated although the mesh shards parameters; "rule" is

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from flax import nnx
 
-from famjax.config.schema import ModelConfig
+from famjax.config.resolved import ResolvedModelConfig
 from famjax.stacks.feedback import Feedback, Transformer
 from famjax.stacks.lstm import LstmStack
 from famjax.stacks.residual import ResidualStack
@@ -20,6 +20,6 @@ STACKS: dict[str, Callable[..., Stack]] = {
 }
 
 
-def make_stack(config: ModelConfig, *, rngs: nnx.Rngs) -> Stack:
+def make_stack(config: ResolvedModelConfig, *, rngs: nnx.Rngs) -> Stack:
     """Return a new stack by its registered name."""
     return STACKS[config.stack](config, rngs=rngs)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.config.schema import ModelConfig
+from famjax.config.resolved import ResolvedModelConfig
 from famjax.core.errors import UserError
 from famjax.core.remat import remat_with_policy
 from famjax.core.types import Array, Context, State
@@ -45,7 +45,7 @@ class Layer(nnx.Module):
     that the memory has no gaps.
     """
 
-    def __init__(self, name: str, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, name: str, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
         self.mixer = make_mixer(name, config, rngs=rngs)
         self.mlp = FeedForward(config, rngs=rngs)
         self.rate = config.dropout.layer
@@ -106,7 +106,7 @@ class ResidualStack(Stack):
     pattern, whether the layers are scanned or not; so checkpoints do not depend on that choice.
     """
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
         names = config.mixer.split(",")
         self.repeats = config.layers // len(names)
         self.scanned = config.scan_layers

@@ -62,6 +62,10 @@ class Task(abc.ABC):
         """Yield an error line for each setting that this task cannot work with."""
         yield from ()
 
+    def resolve(self, data: DataConfig) -> DataConfig:
+        """Return the config with what follows from other keys of the task; idempotent."""
+        return data
+
     def make_tokenizer(self, data: DataConfig) -> Tokenizer:
         """Return the tokenizer that `data.tokenizer` names."""
         return load_tokenizer(data.tokenizer)

@@ -76,11 +76,17 @@ def task_tokenizer(task: str, config: ToyConfig) -> WordTokenizer:
     return WordTokenizer("task", TOYS[task](config).words)
 
 
+def resolve_toy(task: str, config: ToyConfig) -> ToyConfig:
+    """Return the config with the steps of training and test episodes that are 0; idempotent."""
+    train, test = TOYS[task].steps
+    steps = config.steps or train
+    default = test if test != train else steps
+    return replace(config, steps=steps, test_steps=config.test_steps or default)
+
+
 def eval_steps(task: str, config: ToyConfig) -> int:
     """Return the default number of steps of a task's test episodes."""
-    train, test = TOYS[task].steps
-    default = test if test != train else config.steps or train
-    return config.test_steps or default
+    return resolve_toy(task, config).test_steps
 
 
 class ToySource:
@@ -102,7 +108,7 @@ class ToySource:
     ):
         self.task = TOYS[task](config)
         self.name, self._config, self._seed, self._split = task, config, seed, split
-        self._steps = config.steps or self.task.steps[0]
+        self._steps = resolve_toy(task, config).steps
         # steps of training episodes at the curriculum's current stage
         self._longest = config.start_steps if split == "train" and config.start_steps else None
         if (
@@ -281,6 +287,9 @@ class ToyTaskSpec(Task):
             return load_tokenizer(data.tokenizer)
         return task_tokenizer(data.task, data.toy)
 
+    def resolve(self, data: DataConfig) -> DataConfig:
+        return replace(data, toy=resolve_toy(data.task, data.toy))
+
     def make_source(
         self, config: Config, tokenizer: Tokenizer, split: Split, checked: Path | None
     ) -> ToySource:
@@ -291,5 +300,5 @@ class ToyTaskSpec(Task):
             return ""
         # test episodes may be longer; concatenated, all episodes of a lane are one document
         toy = config.data.toy
-        steps = toy.steps or self.toy(toy).steps[0]
+        steps = resolve_toy(config.data.task, toy).steps
         return None if toy.concatenate else f" --lengths {steps}"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import jax
 
-from famjax.config.schema import Config
+from famjax.config.resolved import ResolvedConfig
 from famjax.train import flops
 
 
@@ -40,7 +40,7 @@ class Clock:
         yield
         self.begin += time.perf_counter() - begin
 
-    def lap(self, tokens: float, config: Config) -> dict[str, float]:
+    def lap(self, tokens: float, config: ResolvedConfig) -> dict[str, float]:
         """Return rates since the last lap, and the seconds of a step, the sum of its three parts.
 
         {} if no step was made in it but the one that compiled.

@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from famjax.config.derived import cutoffs, layer_mixers, sizes
-from famjax.config.schema import Config, ModelConfig
+from famjax.config.resolved import ResolvedConfig, ResolvedModelConfig
+from famjax.config.schema import ModelConfig
 from famjax.mixers import MIXERS
 from famjax.mixers.mixer import attention_flops, layer_weights
 
@@ -47,7 +48,7 @@ _PEAKS: tuple[tuple[frozenset[str], float], ...] = tuple(
 )
 
 
-def forward_flops(model: ModelConfig, computed: bool = False) -> float:
+def forward_flops(model: ResolvedModelConfig, computed: bool = False) -> float:
     """Model FLOPs of the forward pass of one token, in a long document.
 
     Args:
@@ -66,7 +67,7 @@ def forward_flops(model: ModelConfig, computed: bool = False) -> float:
     return sum(layers) + _vocabulary_flops(model)
 
 
-def training_flops(model: ModelConfig, only: str = "all", computed: bool = False) -> float:
+def training_flops(model: ResolvedModelConfig, only: str = "all", computed: bool = False) -> float:
     """Model FLOPs of a training step for one token: backward has two products for each of forward.
 
     With adapters, or if only feature maps are trained (`train.only`), backward has one: frozen
@@ -76,7 +77,7 @@ def training_flops(model: ModelConfig, only: str = "all", computed: bool = False
     return (2 if model.lora.rank or only == "maps" else 3) * forward_flops(model, computed)
 
 
-def matching_flops(model: ModelConfig, length: int) -> float:
+def matching_flops(model: ResolvedModelConfig, length: int) -> float:
     """Model FLOPs of one token of a row of `length` in the first stage (`train.match`).
 
     Forward runs all layers without the vocabulary.
@@ -84,7 +85,7 @@ def matching_flops(model: ModelConfig, length: int) -> float:
     return sum(MIXERS[name].matching_flops(model, length) for name in layer_mixers(model))
 
 
-def step_flops(config: Config, computed: bool = False) -> float:
+def step_flops(config: ResolvedConfig, computed: bool = False) -> float:
     """Model FLOPs of one token of a run's training step; `computed` as in `forward_flops`."""
     if config.train.match:
         return matching_flops(config.model, config.data.length)
@@ -133,7 +134,7 @@ def measure_peak_flops(dtype: str) -> float:
     return best
 
 
-def _feedback_flops(model: ModelConfig) -> float:
+def _feedback_flops(model: ResolvedModelConfig) -> float:
     """Model FLOPs of the layers of a Feedback Transformer, or of its Transformer twin."""
     c, (_, _, g, e, _) = model.feedback, sizes(model)
     flops = model.layers * (2 * layer_weights(model) + attention_flops(model, c.span))

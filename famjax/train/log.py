@@ -38,7 +38,7 @@ class Log(Hook):
         schedule = make_schedule(config.optimizer, config.train.steps)
         row["learning_rate"] = float(schedule(session.step - 1))
         row["tokens"] = self._tokens
-        if config.train.bptt_start:
+        if config.train.bptt_double_every:
             row["length"] = session.length
         return row, float(sums.tokens / sums.steps)
 

@@ -14,13 +14,14 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from famjax.config.derived import layer_mixers
-from famjax.config.schema import Config, MeshConfig
+from famjax.config.resolved import ResolvedConfig
+from famjax.config.schema import Config
 from famjax.core.types import Array, Context
 from famjax.experiment.mesh_checks import call_blocks, check_divides, tensor_sizes
 from famjax.mixers import MIXERS
 from famjax.models.language_model import LanguageModel
 from famjax.parallel import sharding
-from famjax.parallel.mesh import DEVICE_BYTES, SHARE, MeshDemand, describe, is_auto
+from famjax.parallel.mesh import DEVICE_BYTES, SHARE, MeshDemand
 from famjax.train.optimizers import make_optimizer
 from famjax.train.partition import inference_config
 from famjax.train.run import abstract_model
@@ -52,12 +53,12 @@ class TrainProgram(NamedTuple):
 
 
 def make_program(
-    config: Config,
+    config: ResolvedConfig,
     token_bytes: np.ndarray,
     attention_span: tuple[int, ...] = (),
     mesh: Mesh | None = None,
 ) -> TrainProgram:
-    """Build the program of a config whose vocabulary size is known.
+    """Build the program of a config.
 
     Args:
       attention_span: entries that layers with learned spans attend to, see
@@ -66,7 +67,6 @@ def make_program(
         lowered and compiled only.
     """
     if mesh is None:
-        config, _ = resolve_mesh(config)
         mesh = sharding.make_mesh(config.mesh)
     check_divides(config)
     inference, only = inference_config(config.model), config.train.only
@@ -101,19 +101,8 @@ def make_initial_state(config: Config, weights: Any = None) -> TrainState:
     return init_train_state(config, model, optimizer)
 
 
-def resolve_mesh(config: Config) -> tuple[Config, str]:
-    """Fill in the sizes of the mesh; also return a note if they were chosen automatically.
-
-    Raises:
-      UserError: the product of the given sizes is not the number of devices.
-    """
-    wanted = mesh_demand(config) if is_auto(config.mesh) else None
-    mesh = MeshConfig(**sharding.make_mesh(config.mesh, demand=wanted).shape)
-    return dataclasses.replace(config, mesh=mesh), describe(mesh, wanted) if wanted else ""
-
-
-def mesh_demand(config: Config, memory: int | None = None) -> MeshDemand:
-    """Return the requirements of a config, with known vocabulary size, on its mesh.
+def mesh_demand(config: ResolvedConfig, memory: int | None = None) -> MeshDemand:
+    """Return the requirements of a config on its mesh, whose axes need no sizes yet.
 
     Args:
       memory: bytes of a device; None is that of a local device.
@@ -125,7 +114,7 @@ def mesh_demand(config: Config, memory: int | None = None) -> MeshDemand:
         weights=_bytes(weights),
         state=_bytes(shapes.memory),
         rows=config.data.batch // config.train.accumulate,
-        tensor=(*tensor_sizes(config).values(), config.model.kv_heads or config.model.heads),
+        tensor=(*tensor_sizes(config).values(), config.model.kv_heads),
         blocks=call_blocks(config),
         limit=int(SHARE * (memory or _device_bytes())),
     )

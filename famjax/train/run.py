@@ -82,7 +82,7 @@ class Run:
     """A trained model with everything needed to use it.
 
     Attributes:
-      config: resolved.
+      config: as it was given, with its vocabulary.
       tokenizer: of its training.
       model: NNX module with restored parameters.
       step: of the checkpoint.
@@ -360,7 +360,8 @@ def check_resumable(before: Config, config: Config, where: Path) -> None:
     """Raise a `UserError` if the run in `where` cannot resume with `config`."""
     # with `init` the tokenizer is from that folder, and the run has a copy
     free = (*_RESUMABLE, "data.tokenizer") if config.init else _RESUMABLE
-    if not config.train.bptt_start:  # BPTT warm-up assigns documents to the initial lanes for good
+    if not config.train.bptt_double_every:
+        # BPTT warm-up assigns documents to the initial lanes for good
         free = (*free, "data.batch")
     changed = [line for line in difference(before, config) if not line.startswith(free)]
     if changed:

@@ -28,7 +28,8 @@ def save(session: Session, parts: Iterable[Stateful]) -> None:
     check_finite(session)
     extra = {
         "data": hosts.gather_cursors(session.batches.get_state()),
-        "config": dataclasses.asdict(session.config),
+        # as it was given, which a resume compares, on the mesh that was used
+        "config": dataclasses.asdict(dataclasses.replace(session.asked, mesh=session.config.mesh)),
         "base": session.base,
     }
     for part in parts:

@@ -8,18 +8,21 @@ from typing import Any
 
 import jax
 
-from famjax.config.schema import Config
+from famjax.config.resolved import ResolvedConfig
+from famjax.config.schema import Config, MeshConfig
 from famjax.core.types import Array
 from famjax.experiment.mesh_checks import check_rows, duplicated_work
 from famjax.parallel import sharding
+from famjax.parallel.mesh import describe, is_auto
 from famjax.pipeline import make_batches, make_source
 from famjax.processes.collective import process_index
 from famjax.tokenizers.tokenizer import Tokenizer
 from famjax.train import hosts
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.clock import Clock
-from famjax.train.program import TrainProgram, make_program, resolve_mesh
+from famjax.train.program import TrainProgram, make_program, mesh_demand
 from famjax.train.progress import Progress
+from famjax.train.resolve import describe_resolved, resolve
 from famjax.train.run import CHECKED
 from famjax.train.startup import startup_lines
 from famjax.train.state import TrainState
@@ -42,7 +45,7 @@ class Session:
 
     Attributes:
       asked: the config as it was given.
-      config: the same with the size of every mesh axis.
+      config: the same, resolved.
       source: the documents.
       batches: the iterator of batches, at its current position.
       program: what is compiled, for rows of `length` tokens.
@@ -67,7 +70,8 @@ class Session:
     ):
         check_rows(config, jax.device_count())
         self.asked = config
-        self.config, self._mesh_choice = resolve_mesh(config)
+        devices = sharding.make_mesh(MeshConfig()).size
+        self.config: ResolvedConfig = resolve(config, tokenizer, devices)
         self.tokenizer, self.checkpoints, self.folder = tokenizer, checkpoints, folder
         self.progress, self.latest, self.clock = progress, latest, Clock()
         self.source: Any = make_source(config, tokenizer, checked=folder / CHECKED)
@@ -141,12 +145,13 @@ class Session:
             self.progress.say(line)
         if hasattr(self.source, "report"):
             self.progress.note(self.source.report())
+        self.progress.note(describe_resolved(self.asked, self.config))
         for line in self._mesh_notes(shapes):
             self.progress.note(line)
 
     def _mesh_notes(self, shapes: TrainState) -> Iterator[str]:
-        if self._mesh_choice:
-            yield self._mesh_choice
+        if is_auto(self.asked.mesh):
+            yield describe(self.config.mesh, mesh_demand(self.config))
         yield from duplicated_work(self.config)
         parameters = (shapes.params, shapes.frozen)
         for name in sharding.replicated_parameters(self.program.mesh, parameters):

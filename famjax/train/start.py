@@ -19,6 +19,7 @@ from famjax.train.checkpoint import Checkpoints
 from famjax.train.metrics import METRICS
 from famjax.train.partition import has_frozen_params
 from famjax.train.progress import Progress
+from famjax.train.resolve import save_resolved
 from famjax.train.run import CHECKPOINTS, prepare_run
 from famjax.train.session import ProgramMaker, Session
 
@@ -48,6 +49,8 @@ def open_session(
         latest = broadcast_from_first("latest", checkpoints.latest)
         progress = Progress(config.train.steps, latest or 0, quiet, process_index() > 0)
         session = Session(config, tokenizer, checkpoints, folder, progress, latest, program_maker)
+        if process_index() == 0:
+            save_resolved(folder, session.config)
         with progress:
             try:
                 yield session

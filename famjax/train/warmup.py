@@ -7,6 +7,7 @@ updates. We also reduce B accordingly so that the number of tokens in a batch is
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,17 +15,19 @@ import jax.numpy as jnp
 from famjax.config.schema import Config
 from famjax.core.types import Array, State
 
+_Config = TypeVar("_Config", bound=Config)
+
 
 def row_length_at(config: Config, step: int) -> int:
     """Return the length of a row in the step after `step` steps."""
     start, length = config.train.bptt_start, config.data.length
-    if not start:
+    if not config.train.bptt_double_every:
         return length
     doublings = (length // start).bit_length() - 1
     return start << min(step // config.train.bptt_double_every, doublings)
 
 
-def with_row_length(config: Config, length: int) -> Config:
+def with_row_length(config: _Config, length: int) -> _Config:
     """Return the config with rows of `length` tokens, and the same number of tokens in a batch."""
     rows = config.data.batch * config.data.length // length
     return replace(config, data=replace(config.data, batch=rows, length=length))

@@ -13,6 +13,7 @@ import pytest
 from flax import nnx
 from oracles import adaptive as oracle
 
+from famjax.config.resolved import resolve_model
 from famjax.config.schema import AdaptiveConfig, ArchConfig, MeshConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Context
@@ -230,4 +231,5 @@ def test_flops_are_those_of_every_cluster():
     plain = replace(BASE, adaptive=AdaptiveConfig())
     head = 2 * D * (12 + 2) + 2 * 4 * (D + 16) + 2 * 2 * (D + 16)
     inputs = 2 * D * (8 + 4 + 2)
-    assert forward_flops(BASE) - forward_flops(plain) == head + inputs - 2 * D * V
+    flops = [forward_flops(resolve_model(model)) for model in (BASE, plain)]
+    assert flops[0] - flops[1] == head + inputs - 2 * D * V

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
 from famjax.core.types import Context
 from famjax.stacks.residual import ResidualStack
@@ -169,7 +170,7 @@ def test_residuals_are_products_and_attention_weights_only(remat):
         block_len=w,
         remat=remat,
     )
-    graph, params = nnx.split(ResidualStack(config, rngs=nnx.Rngs(0)))
+    graph, params = nnx.split(ResidualStack(resolve_model(config), rngs=nnx.Rngs(0)))
 
     def read(params, x):
         stack = nnx.merge(graph, params)

@@ -10,6 +10,7 @@ from contracts.harness import jit
 from flax import nnx
 from oracles import linear as oracle
 
+from famjax.config.resolved import resolve_model
 from famjax.config.schema import LinearConfig, ModelConfig
 from famjax.layers import feature_map
 from famjax.layers.feature_map import FeatureMap, orthogonal_vectors, random_vectors
@@ -25,7 +26,7 @@ WEIGHTS = {"rfa": {"tau": (G,)}} | {
 
 def made(kind, features=6, **changes):
     linear = LinearConfig(kind, features=features)
-    return FeatureMap(replace(BASE, linear=linear, **changes), rngs=nnx.Rngs(0))
+    return FeatureMap(resolve_model(replace(BASE, linear=linear, **changes)), rngs=nnx.Rngs(0))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -67,7 +68,7 @@ def test_finite_for_zero_inputs_and_narrow_heads(kind):
 def similar(kind, q, k, features):
     """phi(q) phi(k) of one head."""
     config = replace(BASE, heads=1, kv_heads=1, linear=LinearConfig(kind, features=features))
-    phi = FeatureMap(config, rngs=nnx.Rngs(0))
+    phi = FeatureMap(resolve_model(config), rngs=nnx.Rngs(0))
     return float(jit(lambda q, k: (phi(q) * phi(k)).sum())(q[None, None], k[None, None]))
 
 

@@ -18,6 +18,7 @@ from flax import nnx
 
 from famjax.cli.main import main
 from famjax.config.derived import sizes
+from famjax.config.resolved import resolve_model
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.core.types import Context
@@ -76,8 +77,9 @@ def oracle(mixer: Any, x: np.ndarray, reset: np.ndarray) -> np.ndarray:
 
 
 def test_it_equals_its_oracle_and_steps_equal_calls() -> None:
-    mixer = make_mixer(NAME, SHAPE, rngs=nnx.Rngs(0))
-    mlp = FeedForward(SHAPE, rngs=nnx.Rngs(1))
+    shape = resolve_model(SHAPE)
+    mixer = make_mixer(NAME, shape, rngs=nnx.Rngs(0))
+    mlp = FeedForward(shape, rngs=nnx.Rngs(1))
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2, 12, SHAPE.width)).astype(np.float32)
     reset = rng.random((2, 12)) < 0.2

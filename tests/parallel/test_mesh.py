@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
 
+from famjax.config.resolved import ResolvedConfig
 from famjax.config.schema import Config, MeshConfig
 from famjax.core.errors import UserError
 from famjax.experiment.load import load_config, override
 from famjax.experiment.mesh_checks import check_divides, check_rows, duplicated_work
 from famjax.parallel import sharding
 from famjax.parallel.mesh import MeshDemand, choose_mesh, describe
+from famjax.train.resolve import resolve
 
 AUTO = MeshConfig(-1, -1, -1, -1)
 SMALL = MeshDemand(weights=100, rows=8, tensor=(4, 2, 32), blocks=16, limit=100)
@@ -84,6 +87,11 @@ def test_auto_on_the_command_line() -> None:
     assert mixed.mesh == MeshConfig(-1, -1, 2, -1)
 
 
+def resolved(mesh: tuple[int, ...], *overrides: str) -> ResolvedConfig:
+    given = config(mesh, "model.vocab_size=64", *overrides)
+    return resolve(given, None, math.prod(mesh))
+
+
 def config(mesh: tuple[int, ...], *overrides: str) -> Config:
     given = ["model.block_len=8", "data.length=64", "data.batch=8", *overrides]
     return replace(override(Config(), given), mesh=MeshConfig(*mesh))
@@ -121,14 +129,14 @@ def test_a_mesh_that_does_not_divide(
     mesh: tuple[int, ...], overrides: list[str], said: str
 ) -> None:
     with pytest.raises(UserError) as error:
-        check_divides(config(mesh, *overrides))
+        check_divides(resolved(mesh, *overrides))
     assert str(error.value).startswith(said)
 
 
 def test_a_mesh_that_divides() -> None:
-    check_divides(config((1, 1, 2, 8)))
+    check_divides(resolved((1, 1, 2, 8)))
     # without windows every token is a block
-    check_divides(config((1, 1, 1, 16), "model.mixer=full"))
+    check_divides(resolved((1, 1, 1, 16), "model.mixer=full"))
 
 
 @pytest.mark.parametrize(
@@ -177,7 +185,7 @@ def test_rows_that_do_not_divide_over_explicit_axes(
 def test_warnings_about_duplicated_work(
     mesh: tuple[int, ...], overrides: list[str], said: str | None
 ) -> None:
-    lines = list(duplicated_work(config(mesh, *overrides)))
+    lines = list(duplicated_work(resolved(mesh, *overrides)))
     assert len(lines) == (said is not None)
     assert said is None or lines[0].endswith(said)
 

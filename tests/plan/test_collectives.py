@@ -13,6 +13,7 @@ from famjax.parallel import sharding
 from famjax.plan import hlo
 from famjax.plan.worker import batch_shapes
 from famjax.train.program import make_program
+from famjax.train.resolve import resolve
 
 LAYERS, BLOCKS, BLOCK, FAM = 2, 5, 16, 2
 SHAPE = [
@@ -32,6 +33,7 @@ SHAPE = [
 def collectives(mixer: str) -> dict[str, hlo.Collective]:
     """Return the collectives of a step on eight devices, by kind."""
     config = override(Config(), [*SHAPE, f"model.mixer={mixer}"])
+    config = resolve(config, None, jax.device_count())
     mesh = sharding.make_mesh(config.mesh)
     program = make_program(config, np.ones(64, np.float32), mesh=mesh)
     shapes = jax.eval_shape(program.start)

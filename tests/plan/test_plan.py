@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from famjax.cli.main import main
+from famjax.config.resolved import ResolvedConfig
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.experiment.load import load_config, override
@@ -22,6 +23,7 @@ from famjax.plan.chips import CHIPS, parse_topology
 from famjax.plan.formula import count_parameters, estimate, layer_activations
 from famjax.plan.search import candidates, format_overrides, search
 from famjax.train.flops import step_flops
+from famjax.train.resolve import resolve
 
 SHAPE = [
     *("model.vocab_size=64", "model.layers=2", "model.width=16", "model.heads=4"),
@@ -33,6 +35,11 @@ HAS_TPU = importlib.util.find_spec("libtpu") is not None
 
 def small(*overrides: str) -> Config:
     return override(Config(), [*SHAPE, *overrides])
+
+
+def resolved(config: Config) -> ResolvedConfig:
+    """Return the config for eight devices."""
+    return resolve(config, None, 8)
 
 
 def overrides(config: Config) -> list[str]:
@@ -60,8 +67,8 @@ def test_a_small_model_on_eight_devices(capsys: pytest.CaptureFixture[str]) -> N
     found = planned(capsys, *overrides(config), "name=text_fam", "--topology", "cpu:8")
     assert found["mesh"] == {"data": 2, "fsdp": 2, "tensor": 2, "sequence": 1}
     tokens = 16 * 32
-    assert found["computed_flops"] == tokens * step_flops(config, computed=True)
-    assert found["model_flops"] == tokens * step_flops(config)
+    assert found["computed_flops"] == tokens * step_flops(resolved(config), computed=True)
+    assert found["model_flops"] == tokens * step_flops(resolved(config))
     # and the look-up's gradient, a product with the words' places
     look_up = 2 * tokens * 64 * 16
     assert found["flops"] * 8 == found["computed_flops"] + look_up
@@ -146,7 +153,7 @@ def test_what_the_axis_sequence_keeps_and_sends(mixer: str) -> None:
     which are summed as over rows; and FAM's devices wait for each other."""
     on = parse_topology("v5e:2x4")
     alone, divided = (
-        override(candidate(data=data, sequence=sequence), [f"model.mixer={mixer}"])
+        resolved(override(candidate(data=data, sequence=sequence), [f"model.mixer={mixer}"]))
         for data, sequence in ((8, 1), (1, 8))
     )
     assert estimate(divided, on).activations == pytest.approx(estimate(alone, on).activations)
@@ -159,13 +166,13 @@ def test_estimates_order_what_is_known() -> None:
     long = ["model.layers=8", "data.length=256", "model.memory_segments=3"]
 
     def of(remat: str, **mesh: int) -> float:
-        config = override(candidate(**mesh), [*long, f"model.remat={remat}"])
+        config = resolved(override(candidate(**mesh), [*long, f"model.remat={remat}"]))
         return estimate(config, on).bytes
 
     kept = [of(remat, data=8, fsdp=1) for remat in ("block", "attention", "layer", "none")]
     assert kept == sorted(kept)
     assert of("none", data=1, fsdp=8) < of("none", data=8, fsdp=1)
-    model = small(*long).model
+    model = resolved(small(*long)).model
     assert layer_activations(model, 512, 2, 1) == 2 * layer_activations(model, 256, 1, 1)
 
 
@@ -189,7 +196,8 @@ def test_search_compiles_what_was_given_and_the_best_by_formula() -> None:
     assert [p.config for p in found.too_large] == [second]
     assert len(lines) == 5
     rows = (c for c in candidates(small(), on) if c.data.batch == 16)
-    assert estimate(best, on).seconds == min(estimate(c, on).seconds for c in rows)
+    seconds = [estimate(resolved(c), on).seconds for c in (best, *rows)]
+    assert seconds[0] == min(seconds[1:])
 
 
 def test_a_candidate_that_cannot_be_compiled_takes_no_other_with_it() -> None:
@@ -211,8 +219,8 @@ def test_a_candidate_that_cannot_be_compiled_takes_no_other_with_it() -> None:
 
 def test_attention_of_all_tokens_at_once_is_not_by_block() -> None:
     layer, block = (
-        layer_activations(small("model.mixer=full", f"model.remat={remat}").model, 512, 2, 1)
-        for remat in ("layer", "block")
+        layer_activations(resolved(full).model, 512, 2, 1)
+        for full in (small("model.mixer=full", f"model.remat={r}") for r in ("layer", "block"))
     )
     assert layer == block
 

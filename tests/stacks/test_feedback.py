@@ -17,6 +17,7 @@ import pytest
 from contracts.harness import close, jit, normal, same
 from flax import nnx
 
+from famjax.config.resolved import resolve_model
 from famjax.config.schema import ArchConfig, DropoutConfig, FeedbackConfig, LoraConfig, ModelConfig
 from famjax.core.types import Context
 from famjax.layers.dropout import DropoutKey, dropout
@@ -55,7 +56,7 @@ class Made:
     def __init__(self, config: ModelConfig, of: type[Feedback] = Feedback, x64: bool = True):
         self.x64 = x64
         with jax.enable_x64(x64):
-            stack = of(config, rngs=nnx.Rngs(0))
+            stack = of(resolve_model(config), rngs=nnx.Rngs(0))
             self.graph, params, self.rest = nnx.split(stack, nnx.Param, ...)
             self.fresh = jax.tree.map(np.asarray, stack.init_state(B))
         kind = np.float64 if x64 else np.float32
@@ -492,8 +493,10 @@ def test_in_bfloat16_parameters_and_gradients_stay_float32(of):
 
 
 def test_the_initial_memory_is_the_mean_of_all_states():
-    stack = Feedback(config(layers=3), rngs=nnx.Rngs(0))
+    stack = Feedback(resolve_model(config(layers=3)), rngs=nnx.Rngs(0))
     np.testing.assert_allclose(stack.mixing_weights(), np.full((1, 4), 0.25))
-    lower = Feedback(config(layers=3, composition="same_and_lower"), rngs=nnx.Rngs(0))
+    lower = Feedback(
+        resolve_model(config(layers=3, composition="same_and_lower")), rngs=nnx.Rngs(0)
+    )
     expected = [[1 / 2, 1 / 2, 0, 0], [1 / 3, 1 / 3, 1 / 3, 0], [1 / 4] * 4]
     np.testing.assert_allclose(lower.mixing_weights(), expected, rtol=1e-6)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from famjax.config.resolved import resolve_model
 from famjax.config.schema import ArchConfig, Config, DropoutConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Context
@@ -50,7 +51,9 @@ def shape(mixer: str, dropout: DropoutConfig | None = None, **changes: Any) -> M
 
 @functools.cache
 def _read(config: ModelConfig) -> Any:
-    graph, params, keys = nnx.split(ResidualStack(config, rngs=nnx.Rngs(0)), nnx.Param, DropoutKey)
+    graph, params, keys = nnx.split(
+        ResidualStack(resolve_model(config), rngs=nnx.Rngs(0)), nnx.Param, DropoutKey
+    )
     assert bool(jax.tree.leaves(keys)) == any(vars(config.dropout).values())
 
     @jax.jit
@@ -101,7 +104,7 @@ def test_each_site_drops_only_in_training(mixer: str, place: str) -> None:
 @each_mixer
 def test_one_token_at_a_time_and_the_first_state_drop_nothing(mixer: str) -> None:
     def begin(config: ModelConfig) -> Any:
-        stack = ResidualStack(config, rngs=nnx.Rngs(0))
+        stack = ResidualStack(resolve_model(config), rngs=nnx.Rngs(0))
         state = stack.init_state(B)
         return state, stack.step(X[:, :1], state, Context())
 

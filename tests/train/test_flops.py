@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from famjax.config.resolved import resolve_model
 from famjax.config.schema import Config, DataConfig, LinearConfig, ModelConfig, TrainConfig
 from famjax.train import flops
 
@@ -18,7 +19,7 @@ SMALL = ModelConfig(
 
 
 def with_(**changes):
-    return replace(SMALL, **changes)
+    return resolve_model(replace(SMALL, **changes))
 
 
 def test_by_hand():

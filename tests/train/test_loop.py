@@ -25,6 +25,7 @@ from famjax.train.clock import Clock
 from famjax.train.loop import train, train_with_source
 from famjax.train.metrics import read_metrics
 from famjax.train.program import TrainProgram
+from famjax.train.resolve import resolve
 from famjax.train.session import Session
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -171,11 +172,11 @@ def test_rows(tmp_path: Path) -> None:
 def test_rates_count_what_was_timed() -> None:
     """The step that compiled is neither timed nor counted; an interval of it alone has no rate."""
     clock = Clock()
-    assert clock.lap(100.0, Config()) == {}
-    model = override(Config(), ["model.vocab_size=32"])
+    config = resolve(override(Config(), ["model.vocab_size=32"]), None, 1)
+    assert clock.lap(100.0, config) == {}
     clock.steps, clock.begin = 3, time.perf_counter() - 2
     clock.waited = {"data": 0.5, "device": 0.9}
-    lap = clock.lap(100.0, model)
+    lap = clock.lap(100.0, config)
     assert lap["tokens_per_second"] == pytest.approx(150, rel=0.05)
     assert lap["data_wait"] == pytest.approx(0.25, rel=0.05)
     assert lap["step_seconds"] == pytest.approx(2 / 3, rel=0.05)

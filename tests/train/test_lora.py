@@ -13,7 +13,8 @@ import pytest
 import small
 from flax import nnx
 
-from famjax.config.schema import LoraConfig
+from famjax.config.resolved import resolve_model
+from famjax.config.schema import LoraConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.experiment.load import load_config, override
 from famjax.layers import lora
@@ -25,6 +26,7 @@ from famjax.train.checkpoint import Checkpoints
 from famjax.train.loop import train
 from famjax.train.partition import fingerprint, partition_trainable, with_dropout_keys
 from famjax.train.program import make_program
+from famjax.train.resolve import resolve
 from famjax.train.run import initial_weights, open_run
 
 TOKENS = np.random.default_rng(0).integers(0, 256, (2, 64))
@@ -204,7 +206,7 @@ def test_how_a_model_is_computed_stays_the_configs(base):
 
 def test_the_base_is_kept_in_bfloat16_if_asked(base):
     config = adapting(base, "model.lora.base=bfloat16", "model.dtype=bfloat16")
-    state = make_program(config, np.ones(258, np.int32)).start()
+    state = make_program(resolve(config, None, jax.device_count()), np.ones(258, np.int32)).start()
     assert {str(a.dtype) for a in jax.tree.leaves(state.frozen[0])} == {"bfloat16"}
     assert {str(a.dtype) for a in jax.tree.leaves(state.params)} == {"float32"}
     train_with_source = sum(a.size for a in jax.tree.leaves(state.params))
@@ -213,7 +215,7 @@ def test_the_base_is_kept_in_bfloat16_if_asked(base):
 
 
 def test_dropout_drops_its_share_and_only_in_training():
-    config = LoraConfig(rank=3, dropout=0.25)
+    config = LoraConfig(rank=3, alpha=3.0, dropout=0.25)
     layer = lora.Lora("...d,dc->...c", (1000, 5), 1000, config, dtype=jnp.float32, rngs=nnx.Rngs(0))
     x = jnp.eye(1000)
     layer.b[...] = jnp.ones((3, 5))
@@ -225,16 +227,15 @@ def test_dropout_drops_its_share_and_only_in_training():
         apply_dropout.append(np.asarray(y[:, 0] == 0))
     assert abs(apply_dropout[0].mean() - 0.25) < 0.05
     assert (apply_dropout[0] != apply_dropout[1]).any()
-    plain = lora.Lora(
-        "...d,dc->...c", (1000, 5), 1000, LoraConfig(rank=3), dtype=jnp.float32, rngs=nnx.Rngs(0)
-    )
+    still = replace(config, dropout=0.0)
+    plain = lora.Lora("...d,dc->...c", (1000, 5), 1000, still, dtype=jnp.float32, rngs=nnx.Rngs(0))
     plain.b[...] = jnp.ones((3, 5))
     kept = ~apply_dropout[1]
     assert np.allclose(np.asarray(y)[kept] * 0.75, np.asarray(plain(x))[kept], rtol=1e-5)
 
 
 def test_the_scale():
-    assert lora.scale(LoraConfig(rank=16)) == 1
+    assert lora.scale(resolve_model(ModelConfig(lora=LoraConfig(rank=16))).lora) == 1
     assert lora.scale(LoraConfig(rank=16, alpha=8)) == 0.5
     assert lora.scale(LoraConfig(rank=16, alpha=8, rs=True)) == 2
 

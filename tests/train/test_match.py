@@ -23,6 +23,7 @@ from famjax.parallel.sharding import path_name
 from famjax.train.loop import train
 from famjax.train.metrics import read_metrics
 from famjax.train.program import make_program
+from famjax.train.resolve import resolve
 from famjax.train.run import Run, initial_weights, open_run
 
 MATCH = ["data.layout=packed", "train.only=maps", "train.match=true"]
@@ -142,7 +143,7 @@ def stepped(*overrides: str, mesh: tuple[int, int, int] = (1, 1, 1)) -> dict[str
         devices = jax.devices()[: int(np.prod(mesh))]
         make_mesh = functools.partial(sharding.make_mesh, devices=devices)
         patch.setattr(sharding, "make_mesh", make_mesh)
-        program = make_program(config, np.ones(VOCABULARY, np.float32))
+        program = make_program(resolve(config, None, len(devices)), np.ones(VOCABULARY, np.float32))
     state = program.start()
     batch = jax.device_put(packed(), program.batch)
     step: Any = program.step

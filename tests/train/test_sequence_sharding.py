@@ -16,6 +16,7 @@ from famjax.config.schema import AXES, Config
 from famjax.experiment.load import override
 from famjax.parallel import sharding
 from famjax.train.program import make_program
+from famjax.train.resolve import resolve
 
 ROWS, LENGTH, VOCABULARY, WIDTH, BLOCK, FAM, HEADS = 2, 4096, 64, 32, 32, 4, 2
 SHAPE = (
@@ -41,7 +42,8 @@ def compiled(*mesh: int) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         devices = jax.devices()[: math.prod(mesh)]
         patch.setattr(sharding, "make_mesh", functools.partial(sharding.make_mesh, devices=devices))
-        program = make_program(override(Config(), given), np.ones(VOCABULARY, np.float32))
+        config = resolve(override(Config(), given), None, len(devices))
+        program = make_program(config, np.ones(VOCABULARY, np.float32))
     kinds = {"tokens": int, "targets": int, "weights": float, "valid": bool, "reset": bool}
     batch = {
         name: jax.ShapeDtypeStruct((ROWS, LENGTH), jax.dtypes.canonicalize_dtype(kind))

@@ -22,6 +22,7 @@ from famjax.parallel import sharding
 from famjax.train import loop
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.program import TrainProgram, make_program
+from famjax.train.resolve import resolve
 from famjax.train.state import TrainState, from_tree, to_tree
 from famjax.train.warmup import halve_memory
 
@@ -111,7 +112,8 @@ def train_with_source(mesh: Sizes, overrides: tuple[str, ...]) -> Trained:
     with pytest.MonkeyPatch.context() as patch:
         make_mesh = functools.partial(sharding.make_mesh, devices=devices)
         patch.setattr(sharding, "make_mesh", make_mesh)
-        program = make_program(config_on(mesh, overrides), np.ones(VOCABULARY, np.float32))
+        config = resolve(config_on(mesh, overrides), None, len(devices))
+        program = make_program(config, np.ones(VOCABULARY, np.float32))
     state = program.start.lower().compile(compiler_options=FAST)()  # type: ignore[attr-defined]
     lowered = program.step.lower(state, put(program, 0))  # type: ignore[attr-defined]
     step = lowered.compile(compiler_options=FAST)

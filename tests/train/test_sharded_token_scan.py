@@ -16,6 +16,7 @@ from famjax.parallel import sharding
 from famjax.stacks.feedback.parts import DropoutRng
 from famjax.stacks.feedback.solve import _per_token_rng
 from famjax.train.program import TrainProgram, make_program
+from famjax.train.resolve import resolve
 
 ROWS, LENGTH, VOCABULARY = 8, 20, 32
 SHAPE = (
@@ -32,7 +33,8 @@ def program_on(mesh: tuple[int, int, int], *overrides: str) -> TrainProgram:
     devices = jax.devices()[: int(np.prod(mesh))]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sharding, "make_mesh", functools.partial(sharding.make_mesh, devices=devices))
-        return make_program(override(Config(), given), np.ones(VOCABULARY, np.float32))
+        config = resolve(override(Config(), given), None, len(devices))
+        return make_program(config, np.ones(VOCABULARY, np.float32))
 
 
 def batch() -> dict[str, np.ndarray]:

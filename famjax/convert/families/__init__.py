@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from famjax.config.derived import layer_mixers
+from famjax.config.resolved import ResolvedModelConfig, resolve_model
 from famjax.config.schema import ArchConfig, ModelConfig
 from famjax.convert.families.common import Family, shortest_pattern
 from famjax.convert.families.famjax import FAMJAX
@@ -65,7 +66,7 @@ def native_family(model: ModelConfig, prefer: str = "") -> Family | None:
     return None
 
 
-def _represents(found: Family, plain: ModelConfig) -> bool:
+def _represents(found: Family, plain: ResolvedModelConfig) -> bool:
     """Return whether a model, normalized, survives a round trip through a family's config.json."""
     try:
         return normalize_model(found.model(found.serialize(plain))) == plain
@@ -73,10 +74,9 @@ def _represents(found: Family, plain: ModelConfig) -> bool:
         return False
 
 
-def normalize_model(model: ModelConfig) -> ModelConfig:
+def normalize_model(model: ModelConfig) -> ResolvedModelConfig:
     """Return a config of the same function with defaults filled in and unused keys reset."""
-    default, arch = ModelConfig(), model.arch
-    head_dim = model.head_dim or model.width // model.heads
+    model, default = resolve_model(model), ModelConfig()
     used = {key for spec in mixer_specs(model) for key in spec.keys}
     rest = {"scan_layers", "remat", "dtype", "dropout"}
     for key in {key for spec in MIXERS.values() for key in spec.keys} - used - {"model.capacity"}:
@@ -88,15 +88,12 @@ def normalize_model(model: ModelConfig) -> ModelConfig:
         model,
         **{name: getattr(default, name) for name in rest},
         mixer=shortest_pattern(layer_mixers(model)),
-        kv_heads=model.kv_heads or model.heads,
-        head_dim=head_dim,
-        mlp_width=model.mlp_width or 4 * model.width,
-        rope_base=model.rope_base if arch.rotary_fraction else default.rope_base,
-        arch=_normalize_arch(model, head_dim),
+        rope_base=model.rope_base if model.arch.rotary_fraction else default.rope_base,
+        arch=_normalize_arch(model),
     )
 
 
-def _normalize_arch(model: ModelConfig, head_dim: int) -> ArchConfig:
+def _normalize_arch(model: ResolvedModelConfig) -> ArchConfig:
     default, arch = ArchConfig(), model.arch
     ramp = ["rope_low", "rope_high", "rope_length"]
     rest = {"none": ["rope_factor", *ramp], "linear": ramp, "llama3": []}[arch.rope_scaling]
@@ -108,7 +105,5 @@ def _normalize_arch(model: ModelConfig, head_dim: int) -> ArchConfig:
     return replace(
         arch,
         **{name: getattr(default, name) for name in rest},
-        embed_scale=arch.embed_scale or model.width**0.5,
-        query_scale=arch.query_scale or float(head_dim),
         local_rope_base=local,
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from famjax.config.derived import layer_mixers
+from famjax.config.resolved import ResolvedModelConfig
 from famjax.config.schema import ArchConfig, ModelConfig
 from famjax.convert.families.keys import HF, Keys, resolve
 from famjax.convert.tensors import Tensors
@@ -26,8 +27,8 @@ class Family(NamedTuple):
 
     architecture: str
     parse: Callable[[HF], ModelConfig]
-    serialize: Callable[[ModelConfig], HF]
-    tensors: Callable[[ModelConfig], Tensors]
+    serialize: Callable[[ResolvedModelConfig], HF]
+    tensors: Callable[[ResolvedModelConfig], Tensors]
     keys: Keys
 
     def model(self, hf: HF) -> ModelConfig:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from famjax.config.resolved import resolve_model
 from famjax.config.schema import ArchConfig, ModelConfig
 from famjax.convert.families.common import Family
 from famjax.convert.families.keys import HF, REQUIRED, Keys, UnsupportedKey
@@ -56,14 +57,16 @@ def serialize(model: ModelConfig) -> HF:
         "AutoConfig": "configuration_famjax.FamjaxConfig",
         "AutoModelForCausalLM": "modeling_famjax.FamjaxForCausalLM",
     }
+    sizes = resolve_model(model)
     return {
         "model_type": "famjax",
         "auto_map": auto,
         **{name: getattr(model, name) for name in _FIELDS},
-        "kv_heads": model.kv_heads or model.heads,
-        "head_dim": model.head_dim or model.width // model.heads,
-        "mlp_width": model.mlp_width or 4 * model.width,
+        "kv_heads": sizes.kv_heads,
+        "head_dim": sizes.head_dim,
+        "mlp_width": sizes.mlp_width,
         "tie_word_embeddings": model.tied,
+        # as written: the PyTorch code knows its zeros, and older exports have them
         "arch": dataclasses.asdict(model.arch),
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from famjax.config.resolved import ResolvedModelConfig
 from famjax.config.schema import ModelConfig
 from famjax.convert.families import llama
 from famjax.convert.families.common import (
@@ -68,7 +69,7 @@ def parse1(hf: HF) -> ModelConfig:
     return replace(model, mlp=mlp, tied=tied, arch=arch)  # type: ignore[arg-type]
 
 
-def serialize1(model: ModelConfig) -> HF:
+def serialize1(model: ResolvedModelConfig) -> HF:
     hf = llama.serialize(model)
     del hf["mlp_bias"]
     return hf | {"model_type": "gemma", "hidden_act": "gelu_pytorch_tanh"}
@@ -89,7 +90,7 @@ def parse2(hf: HF) -> ModelConfig:
     return replace(model, arch=arch, **layers)
 
 
-def serialize2(model: ModelConfig) -> HF:
+def serialize2(model: ResolvedModelConfig) -> HF:
     arch = model.arch
     hf = serialize1(model)
     del hf["hidden_act"]
@@ -138,7 +139,7 @@ def _ropes(hf: HF) -> tuple[HF, HF]:
     return older[0] | whole | (hf.get("rope_scaling") or {}), older[1] | local
 
 
-def serialize3(model: ModelConfig) -> HF:
+def serialize3(model: ResolvedModelConfig) -> HF:
     local = {"rope_type": "default", "rope_theta": model.arch.local_rope_base}
     both = {"full_attention": serialize_rope(model), "sliding_attention": local}
     return serialize2(model) | {"model_type": "gemma3_text", "rope_parameters": both}

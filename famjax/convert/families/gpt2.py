@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from famjax.config.resolved import ResolvedModelConfig
 from famjax.config.schema import ArchConfig, ModelConfig
 from famjax.convert.families.common import Family, parse_activation
 from famjax.convert.families.keys import HF, NO_WINDOW, REQUIRED, Keys, UnsupportedKey
@@ -73,14 +74,14 @@ def parse(hf: HF) -> ModelConfig:
     )
 
 
-def serialize(model: ModelConfig) -> HF:
+def serialize(model: ResolvedModelConfig) -> HF:
     return {
         "model_type": "gpt2",
         "vocab_size": model.vocab_size,
         "n_embd": model.width,
         "n_head": model.heads,
         "n_layer": model.layers,
-        "n_inner": model.mlp_width or 4 * model.width,
+        "n_inner": model.mlp_width,
         "n_positions": model.capacity,
         "activation_function": "gelu" if model.mlp == "gelu_exact" else "gelu_new",
         "tie_word_embeddings": model.tied,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from famjax.config.resolved import ResolvedModelConfig
 from famjax.config.schema import ArchConfig, ModelConfig
 from famjax.convert.families.common import (
     Family,
@@ -81,7 +82,7 @@ def parse(hf: HF) -> ModelConfig:
     )
 
 
-def serialize(model: ModelConfig) -> HF:
+def serialize(model: ResolvedModelConfig) -> HF:
     arch = model.arch
     return {
         "model_type": "gpt_neox",
@@ -89,7 +90,7 @@ def serialize(model: ModelConfig) -> HF:
         "num_hidden_layers": model.layers,
         "hidden_size": model.width,
         "num_attention_heads": model.heads,
-        "intermediate_size": model.mlp_width or 4 * model.width,
+        "intermediate_size": model.mlp_width,
         "hidden_act": "gelu" if model.mlp == "gelu_exact" else "gelu_new",
         "tie_word_embeddings": model.tied,
         "max_position_embeddings": model.capacity,
@@ -101,7 +102,7 @@ def serialize(model: ModelConfig) -> HF:
     }
 
 
-def tensors(model: ModelConfig) -> Tensors:
+def tensors(model: ResolvedModelConfig) -> Tensors:
     layer = "gpt_neox.layers.{}."
     found = {
         "embedding": Tensor("gpt_neox.embed_in.weight", inputs=1),
@@ -119,7 +120,7 @@ def tensors(model: ModelConfig) -> Tensors:
     fused = f"{layer}attention.query_key_value"
     for index, ours in enumerate("qkv"):
         # head by head: its query, its key, its value
-        part = Part(index, 3, model.head_dim or model.width // model.heads)
+        part = Part(index, 3, model.head_dim)
         found[f"layer.mixer.qkv.{ours}.kernel"] = Tensor(f"{fused}.weight", 1, True, part)
         if model.arch.qkv_bias:
             found[f"layer.mixer.qkv.{ours}.bias"] = Tensor(f"{fused}.bias", part=part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from famjax.config.resolved import ResolvedModelConfig
 from famjax.config.schema import ArchConfig, ModelConfig
 from famjax.convert.families.common import (
     Family,
@@ -65,7 +66,7 @@ def parse(hf: HF) -> ModelConfig:
     )
 
 
-def serialize(model: ModelConfig) -> HF:
+def serialize(model: ResolvedModelConfig) -> HF:
     arch = model.arch
     return {
         "model_type": "llama",
@@ -73,9 +74,9 @@ def serialize(model: ModelConfig) -> HF:
         "num_hidden_layers": model.layers,
         "hidden_size": model.width,
         "num_attention_heads": model.heads,
-        "num_key_value_heads": model.kv_heads or model.heads,
-        "head_dim": model.head_dim or model.width // model.heads,
-        "intermediate_size": model.mlp_width or 4 * model.width,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_dim,
+        "intermediate_size": model.mlp_width,
         "hidden_act": "silu",
         "tie_word_embeddings": model.tied,
         "max_position_embeddings": model.capacity,

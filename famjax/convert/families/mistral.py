@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from famjax.config.resolved import ResolvedModelConfig
 from famjax.config.schema import ModelConfig
 from famjax.convert.families import llama
 from famjax.convert.families.common import Family
@@ -33,7 +34,7 @@ def parse(hf: HF) -> ModelConfig:
     return model
 
 
-def serialize(model: ModelConfig) -> HF:
+def serialize(model: ResolvedModelConfig) -> HF:
     hf = llama.serialize(model)
     del hf["attention_bias"], hf["mlp_bias"]
     window = model.window if model.mixer == "swa" else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from famjax.config.resolved import ResolvedModelConfig
 from famjax.config.schema import ModelConfig
 from famjax.convert.families import llama
 from famjax.convert.families.common import Family, layer_types, parse_mixers
@@ -48,7 +49,7 @@ def parse2(hf: HF) -> ModelConfig:
     return replace(model, arch=arch, **_parse_layers(hf))
 
 
-def serialize2(model: ModelConfig) -> HF:
+def serialize2(model: ResolvedModelConfig) -> HF:
     hf = llama.serialize(model) | _write_layers(model)
     del hf["attention_bias"], hf["mlp_bias"]
     return hf | {"model_type": "qwen2"}
@@ -59,7 +60,7 @@ def parse3(hf: HF) -> ModelConfig:
     return replace(model, arch=replace(model.arch, qk_norm=True), **_parse_layers(hf))
 
 
-def serialize3(model: ModelConfig) -> HF:
+def serialize3(model: ResolvedModelConfig) -> HF:
     hf = llama.serialize(model) | _write_layers(model)
     del hf["mlp_bias"]
     return hf | {"model_type": "qwen3"}

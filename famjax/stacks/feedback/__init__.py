@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.config.schema import ModelConfig
+from famjax.config.resolved import ResolvedModelConfig
 from famjax.core.types import Array, Context
 from famjax.layers.dropout import EMBEDDING, OUTPUT, apply_dropout, empty_key, make_dropout
 from famjax.layers.qkv import KVProjection
@@ -49,7 +49,7 @@ class Feedback(Stack):
 
     parallel = False
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
         c = config.feedback
         self.spec = FeedbackSpec(config, "previous" if self.parallel else c.composition)
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.config.schema import ModelConfig
+from famjax.config.resolved import ResolvedModelConfig
 from famjax.core.types import Array
 from famjax.layers.dropout import ATTENTION_WEIGHTS, LAYER, make_dropout
 from famjax.layers.linear import MATMUL_PARAMS
@@ -24,7 +24,7 @@ from famjax.stacks.feedback.spec import FeedbackSpec
 class FeedbackLayer(nnx.Module):
     """Attention to a memory, and a feed-forward."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
         feedback = config.feedback
         self.qkv = QKV(config, rngs=rngs, keys=not feedback.shared_kv)
         self.mlp = FeedForward(config, rngs=rngs)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import jax
 import jax.numpy as jnp
 
-from famjax.config.schema import FeedbackConfig, ModelConfig
+from famjax.config.resolved import ResolvedModelConfig
+from famjax.config.schema import FeedbackConfig
 from famjax.core.types import Array, compute_dtype
-from famjax.layers.qkv import head_dim
 from famjax.ops import rotary
 
 
@@ -23,7 +23,7 @@ class FeedbackSpec:
       attention_span: entries that the layers of each set of keys attend to; () is all of them.
     """
 
-    model: ModelConfig
+    model: ResolvedModelConfig
     composition: str
     attention_span: tuple[int, ...] = field(default=())
 
@@ -58,11 +58,11 @@ class FeedbackSpec:
 
     @property
     def kv_heads(self) -> int:
-        return self.model.kv_heads or self.model.heads
+        return self.model.kv_heads
 
     @property
     def head_dim(self) -> int:
-        return head_dim(self.model)
+        return self.model.head_dim
 
     @property
     def dtype(self) -> jnp.dtype:

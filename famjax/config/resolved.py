@@ -1,0 +1,53 @@
+"""Resolved configs: every 0, or -1 of a mesh axis, that follows from something else is filled in.
+
+The one place that knows what a model's 0 stands for. Models, layers and the arithmetic over their
+sizes take a `ResolvedModelConfig` and read plain fields; a program takes a `ResolvedConfig`, which
+`famjax.train.resolve.resolve` makes. Both are configs, so whatever takes a config takes them too,
+and `dataclasses.replace` keeps their type: change a size before it is resolved, not after.
+
+A 0 that switches something off is a value and stays: `lora.rank`, `logit_cap`, `local_rope_base`
+(local layers rotate as all others), `clip_norm`, `holdout`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from famjax.config.schema import Config, ModelConfig
+
+
+@dataclass(frozen=True)
+class ResolvedModelConfig(ModelConfig):
+    """A model config from `resolve_model`; its vocabulary may still be the tokenizer's, 0."""
+
+
+@dataclass(frozen=True)
+class ResolvedConfig(Config):
+    """A config from `resolve`: with vocabulary, sizes of all mesh axes, and steps of a toy task."""
+
+    model: ResolvedModelConfig = field(kw_only=True)
+
+
+def resolve_model(model: ModelConfig) -> ResolvedModelConfig:
+    """Return the config with every size that follows from other sizes; idempotent.
+
+    The sizes need not be consistent, since checks and their messages use it too.
+    """
+    if isinstance(model, ResolvedModelConfig):
+        return model
+    head_dim = model.head_dim or model.width // max(model.heads, 1)
+    arch, lora, linear = model.arch, model.lora, model.linear
+    filled = {
+        "kv_heads": model.kv_heads or model.heads,
+        "head_dim": head_dim,
+        "mlp_width": model.mlp_width or 4 * model.width,
+        "arch": replace(
+            arch,
+            embed_scale=arch.embed_scale or model.width**0.5,
+            query_scale=arch.query_scale or float(head_dim),
+        ),
+        "lora": replace(lora, alpha=lora.alpha or lora.rank) if lora.rank else lora,
+        # elu has no projection
+        "linear": replace(linear, features=head_dim if linear.map == "elu" else linear.features),
+    }
+    return ResolvedModelConfig(**(vars(model) | filled))

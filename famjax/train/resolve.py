@@ -1,0 +1,72 @@
+"""Resolves a config, once, where a program begins: a training, a plan or a benchmark."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from famjax.config.resolved import ResolvedConfig, resolve_model
+from famjax.config.schema import Config, DataConfig, TrainConfig
+from famjax.core.errors import UserError
+from famjax.experiment.load import difference, to_json
+from famjax.parallel.mesh import MeshDemand, choose_mesh, is_auto
+from famjax.tasks import TASKS
+from famjax.tokenizers.tokenizer import Tokenizer
+from famjax.train.program import mesh_demand
+from famjax.train.run import with_vocab_size
+
+RESOLVED = "resolved.json"
+
+
+def resolve(
+    config: Config, tokenizer: Tokenizer | None, devices: int, memory: int | None = None
+) -> ResolvedConfig:
+    """Return the config with every 0, or -1 of a mesh axis, that follows from something else.
+
+    The vocabulary follows from the tokenizer, the mesh from the devices, the model and the batch,
+    all else from other keys. Idempotent.
+
+    Args:
+      tokenizer: of the run; None if `model.vocab_size` is given.
+      devices: number of devices of the mesh.
+      memory: bytes of a device, for a mesh that is chosen; None is that of a local device.
+
+    Raises:
+      UserError: the vocabulary does not fit the tokenizer, or the mesh not the devices.
+    """
+    if tokenizer is not None:
+        config = with_vocab_size(config, tokenizer)
+    if not config.model.vocab_size:
+        raise ValueError("vocab_size 0 stands for the tokenizer's: give the tokenizer")
+    filled = {
+        "model": resolve_model(config.model),
+        "data": TASKS[config.data.task].resolve(config.data),
+        "train": _resolve_train(config.train, config.data),
+    }
+    sized = ResolvedConfig(**(vars(config) | filled))
+    demand = mesh_demand(sized, memory) if is_auto(config.mesh) else MeshDemand()
+    return replace(sized, mesh=choose_mesh(config.mesh, devices, demand))
+
+
+def _resolve_train(train: TrainConfig, data: DataConfig) -> TrainConfig:
+    return replace(train, bptt_start=train.bptt_start or data.length)
+
+
+def describe_resolved(config: Config, resolved: ResolvedConfig) -> str:
+    """Return the keys that were filled in, with their values, on one line."""
+    changes = (line.partition(": ") for line in difference(config, resolved))
+    pairs = (f"{key}={change.partition(' -> ')[2]}" for key, _, change in changes)
+    return f"{RESOLVED}: {' '.join(pairs)}"
+
+
+def save_resolved(folder: Path, config: ResolvedConfig) -> None:
+    """Write RUN/resolved.json, for people and scripts; a run is read from its config.json."""
+    temporary = folder / (RESOLVED + ".new")
+    try:
+        temporary.write_text(to_json(config), encoding="utf-8")
+        temporary.replace(folder / RESOLVED)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {folder / RESOLVED}: {error.strerror}; free some space or check its "
+            "permissions"
+        ) from None
