@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
+SCAN, DEFERRED = "tests/ops/test_token_scan.py", "tests/ops/test_deferred_scan.py"
 STREAM, LANES = "tests/contracts/test_stream.py", "tests/contracts/test_lanes.py"
 
 
@@ -95,6 +96,41 @@ MUTANTS = (
         "return saved._replace(window=fresh.window)",
         "return saved",
         "tests/train/test_step.py",
+    ),
+    Mutant(
+        "token_scan: entries before a block have no gradient",
+        "ops/token_scan.py",
+        "lambda a, new: _add_entries(a, new, index), d_history, d_past",
+        "lambda a, new: a, d_history, d_past",
+        SCAN,
+    ),
+    Mutant(
+        "token_scan: only the first block has a weight gradient",
+        "ops/token_scan.py",
+        "d_weights = [a + b for a, b in zip(d_weights, d_weights_i, strict=True)]",
+        "d_weights = d_weights_i",
+        SCAN,
+    ),
+    Mutant(
+        "token_scan: a token's own entries have no gradient",
+        "ops/token_scan.py",
+        "vjp((d_y, d_entries))",
+        "vjp((d_y, jax.tree.map(jnp.zeros_like, d_entries)))",
+        SCAN,
+    ),
+    Mutant(
+        "einsum_tape: weight gradients are transposed",
+        "ops/einsum_tape.py",
+        "grad = grad if n <= m else grad.T",
+        "grad = grad.T if n <= m else grad",
+        DEFERRED,
+    ),
+    Mutant(
+        "deferred_scan: the carry's gradient ends at each iteration",
+        "ops/deferred_scan.py",
+        "vjp((d_carry, d_y))",
+        "vjp((jax.tree.map(jnp.zeros_like, d_carry), d_y))",
+        DEFERRED,
     ),
     Mutant(
         "linear: sums are not carried within a document",

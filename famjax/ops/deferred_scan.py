@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -41,22 +41,50 @@ from famjax.ops.einsum_tape import (
     used_weights,
 )
 
+# Pytrees. Xs, NonDiff and Ys are of one iteration, or stacked, [n ...], in the scan's arguments.
+Weights = TypeVar("Weights")
+Others = TypeVar("Others")
+Carry = TypeVar("Carry")
+Xs = TypeVar("Xs")
+NonDiff = TypeVar("NonDiff")
+Ys = TypeVar("Ys")
+
 # (matmul_params, other_params, carry, (x, non_diff)) -> (carry, y): `matmul_params` is used only in
 # `famjax.ops.weight_einsum`
-Body = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
+Body = Callable[[Weights, Others, Carry, tuple[Xs, NonDiff]], tuple[Carry, Ys]]
+
+
+class Residuals(NamedTuple, Generic[Weights, Others, Carry, Xs, NonDiff]):
+    """What the backward pass needs. carries: pytree of [n ...], the carry before each iteration."""
+
+    matmul_params: Weights
+    other_params: Others
+    carries: Carry
+    xs: Xs
+    non_diff: NonDiff
 
 
 def plain_scan(
-    body: Body, matmul_params: Any, other_params: Any, carry: Any, xs: Any, non_diff: Any
-) -> tuple[Any, Any]:
+    body: Body[Weights, Others, Carry, Xs, NonDiff, Ys],
+    matmul_params: Weights,
+    other_params: Others,
+    carry: Carry,
+    xs: Xs,
+    non_diff: NonDiff,
+) -> tuple[Carry, Ys]:
     """Return `jax.lax.scan` of the body, by plain differentiation; see `deferred_scan`."""
     return jax.lax.scan(functools.partial(body, matmul_params, other_params), carry, (xs, non_diff))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def deferred_scan(
-    body: Body, matmul_params: Any, other_params: Any, carry: Any, xs: Any, non_diff: Any
-) -> tuple[Any, Any]:
+    body: Body[Weights, Others, Carry, Xs, NonDiff, Ys],
+    matmul_params: Weights,
+    other_params: Others,
+    carry: Carry,
+    xs: Xs,
+    non_diff: NonDiff,
+) -> tuple[Carry, Ys]:
     """Return `jax.lax.scan` of the body, with deferred weight gradients; see the module.
 
     The residuals are tagged `tag_small`: they are saved under rematerialization too.
@@ -76,22 +104,31 @@ def deferred_scan(
 
 
 def _forward(
-    body: Body, matmul_params: Any, other_params: Any, carry: Any, xs: Any, non_diff: Any
-) -> Any:
-    def save_carry(carry: Any, x: Any) -> Any:
+    body: Body[Weights, Others, Carry, Xs, NonDiff, Ys],
+    matmul_params: Weights,
+    other_params: Others,
+    carry: Carry,
+    xs: Xs,
+    non_diff: NonDiff,
+) -> tuple[tuple[Carry, Ys], Residuals[Weights, Others, Carry, Xs, NonDiff]]:
+    def save_carry(carry: Carry, x: tuple[Xs, NonDiff]) -> tuple[Carry, tuple[Ys, Carry]]:
         new, y = body(matmul_params, other_params, carry, x)
         return new, (y, carry)
 
     last, (ys, carries) = jax.lax.scan(save_carry, carry, (xs, non_diff))
     last, ys, carries = jax.tree.map(tag_small, (last, ys, carries))
-    return (last, ys), (matmul_params, other_params, carries, xs, non_diff)
+    return (last, ys), Residuals(matmul_params, other_params, carries, xs, non_diff)
 
 
-def _backward(body: Body, residuals: Any, grads: Any) -> Any:
+def _backward(
+    body: Body[Weights, Others, Carry, Xs, NonDiff, Ys],
+    residuals: Residuals[Weights, Others, Carry, Xs, NonDiff],
+    grads: tuple[Carry, Ys],
+) -> tuple[Weights, Others, Carry, Xs, None]:
     matmul_params, other_params, carries, xs, non_diff = residuals
     d_last, d_ys = grads
 
-    def record_outputs(carry: Any, x: Any) -> list[Array]:
+    def record_outputs(carry: Carry, x: tuple[Xs, NonDiff]) -> list[Array]:
         with use_tape(RecordTape()) as tape:
             body(matmul_params, other_params, carry, x)
         return tape.outputs
@@ -104,11 +141,13 @@ def _backward(body: Body, residuals: Any, grads: Any) -> Any:
     )
     transposed = [op.transposed() for op in einsums]
 
-    def body_backward(cotangents: Any, iteration: Any) -> Any:
+    def body_backward(
+        cotangents: tuple[Carry, Others], iteration: tuple[Carry, Xs, NonDiff, list[Array], Ys]
+    ) -> tuple[tuple[Carry, Others], tuple[Xs, list[Array]]]:
         d_carry, d_other = cotangents
         carry, x, non_diff, outputs, d_y = iteration
 
-        def f(other_params: Any, carry: Any, x: Any, probes: Any) -> Any:
+        def f(other_params: Others, carry: Carry, x: Xs, probes: list[Array]) -> tuple[Carry, Ys]:
             with use_tape(ReplayTape(transposed, outputs, probes)):
                 return body(matmul_params, other_params, carry, (x, non_diff))
 
@@ -123,7 +162,7 @@ def _backward(body: Body, residuals: Any, grads: Any) -> Any:
         body_backward, (d_last, zeros), (carries, xs, non_diff, outputs, d_ys), reverse=True
     )
 
-    def collect_inputs(carry: Any, x: Any, outputs: Any) -> list[Array]:
+    def collect_inputs(carry: Carry, x: tuple[Xs, NonDiff], outputs: list[Array]) -> list[Array]:
         with use_tape(CollectTape(outputs)) as tape:
             body(matmul_params, other_params, carry, x)
         return [op.x for op in tape.used]

@@ -29,13 +29,16 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from famjax.core.types import Array
-from famjax.ops.weight_einsum import TAPE
+from famjax.ops.weight_einsum import TAPE, Tape
+
+AnyTape = TypeVar("AnyTape", bound=Tape)
+Params = TypeVar("Params")  # a pytree of kernels
 
 
 def history_einsum(equation: str, x: Array, entries: Array) -> Array:
@@ -94,7 +97,7 @@ class CollectTape:
 
 
 @contextmanager
-def use_tape(tape: Any) -> Iterator[Any]:
+def use_tape(tape: AnyTape) -> Iterator[AnyTape]:
     """Let a tape handle the einsums that are traced in the body."""
     token = TAPE.set(tape)
     try:
@@ -115,12 +118,14 @@ def _replay(equation: str, x: Array, transposed: Array, outputs: Array, probe: A
 
 def _replay_forward(
     equation: str, x: Array, transposed: Array, outputs: Array, probe: Array
-) -> Any:
+) -> tuple[Array, tuple[Array, Array]]:
     # a residual must be an array: this one has x's shape and dtype but no elements
     return outputs, (jnp.zeros((0, *x.shape), x.dtype), transposed)
 
 
-def _replay_backward(equation: str, residuals: tuple[Array, Array], grad: Array) -> Any:
+def _replay_backward(
+    equation: str, residuals: tuple[Array, Array], grad: Array
+) -> tuple[Array, None, None, Array]:
     like, transposed = residuals
     if equation.startswith("..."):
         d_x = (grad.reshape(-1, len(transposed)) @ transposed).reshape(like.shape[1:])
@@ -200,8 +205,8 @@ def at_least_float32(a: Array) -> Array:
 
 
 def used_weights(
-    f: Callable[[Any], Any], outputs: list[Array], matmul_params: Any
-) -> tuple[list[WeightEinsum], Callable[[list[Array]], Any]]:
+    f: Callable[[Params], object], outputs: list[Array], matmul_params: Params
+) -> tuple[list[WeightEinsum], Callable[[list[Array]], Params]]:
     """Return f's weight einsums, and the map from their gradients to those of `matmul_params`.
 
     Args:
@@ -210,7 +215,7 @@ def used_weights(
     """
     used: list[WeightEinsum] = []
 
-    def kernels(matmul_params: Any) -> list[Array]:
+    def kernels(matmul_params: Params) -> list[Array]:
         with use_tape(CollectTape(outputs)) as tape:
             f(matmul_params)
         used[:] = [op for op in tape.used if op.is_weight]
@@ -219,7 +224,7 @@ def used_weights(
     weights, kernels_vjp = jax.vjp(kernels, matmul_params)
     einsums = [op._replace(kernel=kernel) for op, kernel in zip(used, weights, strict=True)]
 
-    def params_vjp(grads: list[Array]) -> Any:
+    def params_vjp(grads: list[Array]) -> Params:
         untransposed = [op.untransposed(a) for op, a in zip(einsums, grads, strict=True)]
         return kernels_vjp(untransposed)[0]
 

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -56,8 +56,17 @@ from famjax.ops.einsum_tape import (
 # the axis of the entries in the arrays of a history: [b g n e], and in [b n d]
 ENTRY_AXIS = -2
 
+# Pytrees. Xs, NonDiff and Ys are of one token, or stacked, [t ...], in the scan's arguments. A
+# History is one of [... s e], or of [... e]: the entries of one token.
+Weights = TypeVar("Weights")
+Others = TypeVar("Others")
+History = TypeVar("History")
+Xs = TypeVar("Xs")
+NonDiff = TypeVar("NonDiff")
+Ys = TypeVar("Ys")
 
-class Visible(NamedTuple):
+
+class Visible(NamedTuple, Generic[History]):
     """The part of the history that a token may attend to.
 
     Attributes:
@@ -68,8 +77,8 @@ class Visible(NamedTuple):
       index_in_call: scalar, the token's index in the call.
     """
 
-    past: Any
-    current: Any
+    past: History
+    current: History
     index_in_block: Array
     index_in_call: Array
 
@@ -77,7 +86,26 @@ class Visible(NamedTuple):
 # (matmul_params, other_params, visible, (x, non_diff)) -> (y, entries). `matmul_params` and
 # `visible.past` are used only in `weight_einsum` and `history_einsum`; entries are appended to the
 # history, a pytree of [... e].
-TokenFn = Callable[[Any, Any, Visible, Any], tuple[Any, Any]]
+TokenFn = Callable[[Weights, Others, Visible[History], tuple[Xs, NonDiff]], tuple[Ys, History]]
+
+# index in the call, x and non_diff: of one token, or of all tokens of a block, [c ...]
+Tokens = tuple[Array, Xs, NonDiff]
+
+
+class Residuals(NamedTuple, Generic[Weights, Others, History, Xs, NonDiff]):
+    """What the backward pass needs.
+
+    Attributes:
+      history: the history after the call, [... span+t e].
+      blocks: the tokens by block, [n c ...].
+      outputs: of each einsum of the token function, [n c ...].
+    """
+
+    matmul_params: Weights
+    other_params: Others
+    history: History
+    blocks: Tokens[Xs, NonDiff]
+    outputs: list[Array]
 
 
 # -------------------------------------------------------------------------------------------- scan
@@ -85,14 +113,14 @@ TokenFn = Callable[[Any, Any, Visible, Any], tuple[Any, Any]]
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def token_scan(
-    token_fn: TokenFn,
+    token_fn: TokenFn[Weights, Others, History, Xs, NonDiff, Ys],
     block: int,
-    matmul_params: Any,
-    other_params: Any,
-    history: Any,
-    xs: Any,
-    non_diff: Any,
-) -> tuple[Any, Any]:
+    matmul_params: Weights,
+    other_params: Others,
+    history: History,
+    xs: Xs,
+    non_diff: NonDiff,
+) -> tuple[Ys, History]:
     """Scan a token function over tokens and a history; see the module's pseudocode.
 
     Args:
@@ -111,24 +139,28 @@ def token_scan(
 
 
 def _forward(
-    token_fn: TokenFn,
+    token_fn: TokenFn[Weights, Others, History, Xs, NonDiff, Ys],
     block: int,
-    matmul_params: Any,
-    other_params: Any,
-    history: Any,
-    xs: Any,
-    non_diff: Any,
-) -> Any:
+    matmul_params: Weights,
+    other_params: Others,
+    history: History,
+    xs: Xs,
+    non_diff: NonDiff,
+) -> tuple[tuple[Ys, History], Residuals[Weights, Others, History, Xs, NonDiff]]:
     t = jax.tree.leaves(xs)[0].shape[0]
     history = jax.tree.map(lambda a: _extend(a, t), history)
 
-    def scan_block(history: Any, xs: Any) -> Any:
-        (index, *_), _, _ = xs
+    def scan_block(
+        history: History, tokens: Tokens[Xs, NonDiff]
+    ) -> tuple[History, tuple[Ys, list[Array]]]:
+        (index, *_), _, _ = tokens
         past = _past_entries(history, index, t)
         current = jax.tree.map(lambda a: jnp.zeros_like(_entries(a, 0, block)), history)
 
-        def scan_token(current: Any, xs: Any) -> Any:
-            index, x, non_diff = xs
+        def scan_token(
+            current: History, token: Tokens[Xs, NonDiff]
+        ) -> tuple[History, tuple[Ys, list[Array]]]:
+            index, x, non_diff = token
             index_in_block = index % block
             with use_tape(RecordTape()) as tape:
                 visible = Visible(past, current, index_in_block, index)
@@ -137,7 +169,7 @@ def _forward(
                 lambda a, s: _write_entry(a, s, index_in_block), current, entries
             ), (y, tape.outputs)
 
-        current, out = jax.lax.scan(scan_token, current, xs)
+        current, out = jax.lax.scan(scan_token, current, tokens)
         history = jax.tree.map(
             lambda a, new: _update_entries(a, new, index + _span(a, t)), history, current
         )
@@ -146,10 +178,15 @@ def _forward(
     blocks = jax.tree.map(lambda a: _split_blocks(a, block), (jnp.arange(t), xs, non_diff))
     history, (ys, outputs) = jax.lax.scan(scan_block, history, blocks)
     ys = jax.tree.map(_join_blocks, ys)
-    return (ys, history), (matmul_params, other_params, history, blocks, outputs)
+    return (ys, history), Residuals(matmul_params, other_params, history, blocks, outputs)
 
 
-def _backward(token_fn: TokenFn, block: int, residuals: Any, grads: Any) -> Any:
+def _backward(
+    token_fn: TokenFn[Weights, Others, History, Xs, NonDiff, Ys],
+    block: int,
+    residuals: Residuals[Weights, Others, History, Xs, NonDiff],
+    grads: tuple[Ys, History],
+) -> tuple[Weights, Others, History, Xs, None]:
     matmul_params, other_params, history, blocks, outputs = residuals
     d_ys, d_history = grads
     # gradients are accumulated in float32 or wider
@@ -160,7 +197,7 @@ def _backward(token_fn: TokenFn, block: int, residuals: Any, grads: Any) -> Any:
     # the kernels are the same for all tokens: those of the first are used
     first = jax.tree.map(lambda a: a[0, 0], (blocks, outputs))
 
-    def apply_first_token(matmul_params: Any) -> None:
+    def apply_first_token(matmul_params: Weights) -> None:
         (index, *x), _ = first
         current = jax.tree.map(lambda a: _entries(a, _span(a, t), block), history)
         visible = Visible(_past_entries(history, 0, t), current, index, index)
@@ -169,7 +206,10 @@ def _backward(token_fn: TokenFn, block: int, residuals: Any, grads: Any) -> Any:
     einsums, params_vjp = used_weights(apply_first_token, first[1], matmul_params)
     transposed = [op.transposed() for op in einsums]
 
-    def block_backward(carry: Any, xs: Any) -> Any:
+    def block_backward(
+        carry: tuple[History, list[Array], Others],
+        xs: tuple[Tokens[Xs, NonDiff], list[Array], Ys],
+    ) -> tuple[tuple[History, list[Array], Others], Xs]:
         d_history, d_weights, d_other = carry
         (indices, x, non_diff), outputs, d_y = xs
         index = indices[0]
@@ -179,12 +219,16 @@ def _backward(token_fn: TokenFn, block: int, residuals: Any, grads: Any) -> Any:
             for arrays in (history, d_history)
         )
 
-        def scan_token(carry: Any, xs: Any) -> Any:
+        def token_backward(
+            carry: tuple[History, Others], xs: tuple[Tokens[Xs, NonDiff], list[Array], Ys]
+        ) -> tuple[tuple[History, Others], tuple[Xs, list[Array]]]:
             d_current, d_other = carry
             (index, x, non_diff), outputs, d_y = xs
             index_in_block = index % block
 
-            def f(other_params: Any, current: Any, x: Any, probes: Any) -> Any:
+            def f(
+                other_params: Others, current: History, x: Xs, probes: list[Array]
+            ) -> tuple[Ys, History]:
                 with use_tape(ReplayTape(transposed, outputs, probes)):
                     return token_fn(
                         matmul_params,
@@ -203,7 +247,7 @@ def _backward(token_fn: TokenFn, block: int, residuals: Any, grads: Any) -> Any:
             return (add(d_current, d_current_i), add(d_other, d_other_i)), (d_x, d_outputs)
 
         (_, d_other), (d_x, d_outputs) = jax.lax.scan(
-            scan_token,
+            token_backward,
             (d_current, d_other),
             ((indices, x, non_diff), outputs, d_y),
             reverse=True,
@@ -235,15 +279,25 @@ token_scan.defvjp(_forward, _backward)
 
 
 def _block_gradients(
-    token_fn: TokenFn, constants: Any, tokens: Any, outputs: Any, d_outputs: Any
-) -> Any:
-    """Return the gradients of a block's kernels, one for each einsum, and of `past`."""
+    token_fn: TokenFn[Weights, Others, History, Xs, NonDiff, Ys],
+    constants: tuple[Weights, Others, History, History],
+    tokens: Tokens[Xs, NonDiff],
+    outputs: list[Array],
+    d_outputs: list[Array],
+) -> tuple[list[Array], History]:
+    """Return the gradients of a block's kernels, one for each einsum, and of `past`.
+
+    Args:
+      constants: matmul_params, other_params, past, current.
+    """
     matmul_params, other_params, past, current = constants
     used: list[WeightEinsum] = []
 
-    def collect_block(past: Any) -> tuple[list[Array], list[Array]]:
-        def collect_token(xs: Any, outputs: Any) -> tuple[list[Array], list[Array]]:
-            index, x, non_diff = xs
+    def collect_block(past: History) -> tuple[list[Array], list[Array]]:
+        def collect_token(
+            token: Tokens[Xs, NonDiff], outputs: list[Array]
+        ) -> tuple[list[Array], list[Array]]:
+            index, x, non_diff = token
             index_in_block = index % jax.tree.leaves(current)[0].shape[ENTRY_AXIS]
             with use_tape(CollectTape(outputs)) as tape:
                 token_fn(
@@ -276,7 +330,7 @@ def _extend(history: Array, t: int) -> Array:
     return jnp.pad(history, widths)
 
 
-def _entries(history: Array, start: Any, size: int) -> Array:
+def _entries(history: Array, start: Array | int, size: int) -> Array:
     return jax.lax.dynamic_slice_in_dim(history, start, size, history.ndim + ENTRY_AXIS)
 
 
@@ -285,7 +339,7 @@ def _span(history: Array, t: int) -> int:
     return history.shape[ENTRY_AXIS] - t
 
 
-def _past_entries(history: Any, index: Any, t: int) -> Any:
+def _past_entries(history: History, index: Array | int, t: int) -> History:
     """Return the entries before the block that starts at `index`."""
     return jax.tree.map(lambda a: _entries(a, index, _span(a, t)), history)
 

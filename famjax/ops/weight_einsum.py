@@ -12,8 +12,10 @@ import jax.numpy as jnp
 
 from famjax.core.types import Array
 
+# computes or replaces einsum(equation, x, kernel)
+Tape = Callable[[str, Array, Array], Array]
 # the tape of the scan body that is being traced, if any (`famjax.ops.einsum_tape`)
-TAPE: ContextVar[Callable[[str, Array, Array], Array] | None] = ContextVar("TAPE", default=None)
+TAPE: ContextVar[Tape | None] = ContextVar("TAPE", default=None)
 
 
 def weight_einsum(equation: str, x: Array, kernel: Array) -> Array:

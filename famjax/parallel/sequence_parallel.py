@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,16 @@ from famjax.core.types import Array
 from famjax.parallel.sharding import axis_index, sequence_shards, shard_map_sequence
 
 _AXIS = "sequence"
+
+# Pytrees. Xs, NonDiff and Ys are of one block, or stacked, [n ...], in the arguments. Entries are
+# of [b c ...]: from before the call, of the call, of both, or a block's window.
+Shared = TypeVar("Shared")
+Carry = TypeVar("Carry")
+Entries = TypeVar("Entries")
+Xs = TypeVar("Xs")
+NonDiff = TypeVar("NonDiff")
+Ys = TypeVar("Ys")
+WindowFn = Callable[[Entries, tuple[Xs, NonDiff]], Ys]
 
 
 def halo_exchange(old: Array, new: Array) -> Array:
@@ -111,8 +121,8 @@ def _slice_lanes(entries: Array, start: Array, size: int) -> Array:
 
 
 def ring_scan(
-    f: Callable[[Any, Any, Any], tuple[Any, Any]], shared: Any, carry: Any, xs: Any
-) -> tuple[Any, Any]:
+    f: Callable[[Shared, Carry, Xs], tuple[Carry, Ys]], shared: Shared, carry: Carry, xs: Xs
+) -> tuple[Carry, Ys]:
     """Return `jax.lax.scan` of f over blocks; see the module's pseudocode.
 
     The devices scan their blocks sequentially for the carry, then in parallel for the results and
@@ -125,8 +135,8 @@ def ring_scan(
       xs: pytree of [n ...].
     """
 
-    def per_device(shared: Any, carry: Any, xs: Any) -> tuple[Any, Any]:
-        def scan_local(carry: Any) -> tuple[Any, Any]:
+    def per_device(shared: Shared, carry: Carry, xs: Xs) -> tuple[Carry, Ys]:
+        def scan_local(carry: Carry) -> tuple[Carry, Ys]:
             return jax.lax.scan(lambda c, x: f(shared, c, x), carry, xs)
 
         start, last = ring_pass(lambda carry: scan_local(carry)[0], carry)
@@ -137,7 +147,9 @@ def ring_scan(
     return shard_map_sequence(per_device, (None, None, 0), (None, 0))(shared, carry, xs)
 
 
-def blockwise_map(f: Callable[[Any, Any], Any], old: Any, new: Any, xs: Any, non_diff: Any) -> Any:
+def blockwise_map(
+    f: WindowFn[Entries, Xs, NonDiff, Ys], old: Entries, new: Entries, xs: Xs, non_diff: NonDiff
+) -> Ys:
     """Return f of each block and the c entries before it, sequentially.
 
     As `jax.lax.map` over `halo_exchange`, but the c + 1 entries of all blocks are never
@@ -150,10 +162,10 @@ def blockwise_map(f: Callable[[Any, Any], Any], old: Any, new: Any, xs: Any, non
       non_diff: pytree of [n ...] without gradients.
     """
 
-    def per_device(old: Any, new: Any, xs: Any, non_diff: Any) -> Any:
+    def per_device(old: Entries, new: Entries, xs: Xs, non_diff: NonDiff) -> Ys:
         return map_local(jax.tree.map(_receive_halo, old, new), new, xs, non_diff)
 
-    def map_local(old: Any, new: Any, xs: Any, non_diff: Any) -> Any:
+    def map_local(old: Entries, new: Entries, xs: Xs, non_diff: NonDiff) -> Ys:
         entries = jax.tree.map(lambda a, b: jnp.concatenate([a, b], 1), old, new)
         return _blockwise(f, entries, xs, non_diff)
 
@@ -163,26 +175,34 @@ def blockwise_map(f: Callable[[Any, Any], Any], old: Any, new: Any, xs: Any, non
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _blockwise(f: Callable[[Any, Any], Any], entries: Any, xs: Any, non_diff: Any) -> Any:
+def _blockwise(
+    f: WindowFn[Entries, Xs, NonDiff, Ys], entries: Entries, xs: Xs, non_diff: NonDiff
+) -> Ys:
     return _blockwise_forward(f, entries, xs, non_diff)[0]
 
 
-def _blockwise_forward(f: Callable[[Any, Any], Any], entries: Any, xs: Any, non_diff: Any) -> Any:
+def _blockwise_forward(
+    f: WindowFn[Entries, Xs, NonDiff, Ys], entries: Entries, xs: Xs, non_diff: NonDiff
+) -> tuple[Ys, tuple[Entries, Xs, NonDiff]]:
     n = len(jax.tree.leaves(xs)[0])
 
-    def apply_block(block: Any) -> Any:
-        i, *x = block
-        return f(_window(entries, i, n), tuple(x))
+    def apply_block(block: tuple[Array, Xs, NonDiff]) -> Ys:
+        i, x, non_diff = block
+        return f(_window(entries, i, n), (x, non_diff))
 
     ys = jax.lax.map(apply_block, (jnp.arange(n), xs, non_diff))
     return ys, (entries, xs, non_diff)
 
 
-def _blockwise_backward(f: Callable[[Any, Any], Any], residuals: Any, d_ys: Any) -> Any:
+def _blockwise_backward(
+    f: WindowFn[Entries, Xs, NonDiff, Ys], residuals: tuple[Entries, Xs, NonDiff], d_ys: Ys
+) -> tuple[Entries, Xs, None]:
     entries, xs, non_diff = residuals
     n = len(jax.tree.leaves(xs)[0])
 
-    def block_backward(later: Any, block: Any) -> Any:
+    def block_backward(
+        later: Entries, block: tuple[Array, Xs, NonDiff, Ys]
+    ) -> tuple[Entries, tuple[Entries, Xs]]:
         i, x, non_diff, d_y = block
         _, vjp = jax.vjp(lambda window, x: f(window, (x, non_diff)), _window(entries, i, n), x)
         d_window, d_x = vjp(d_y)
@@ -204,7 +224,7 @@ def _blockwise_backward(f: Callable[[Any, Any], Any], residuals: Any, d_ys: Any)
 _blockwise.defvjp(_blockwise_forward, _blockwise_backward)
 
 
-def _window(entries: Any, i: Array, n: int) -> Any:
+def _window(entries: Entries, i: Array, n: int) -> Entries:
     """Return entries i to i + c of c + n."""
 
     def window(a: Array) -> Array:
@@ -213,7 +233,7 @@ def _window(entries: Any, i: Array, n: int) -> Any:
     return jax.tree.map(window, entries)
 
 
-def ring_pass(f: Callable[[Any], Any], carry: Any) -> tuple[Any, Any]:
+def ring_pass(f: Callable[[Carry], Carry], carry: Carry) -> tuple[Carry, Carry]:
     """Apply f device by device, within `shard_map_sequence`: carry -> carry.
 
     Returns:
@@ -225,10 +245,10 @@ def ring_pass(f: Callable[[Any], Any], carry: Any) -> tuple[Any, Any]:
     # may communicate over all devices in f, and XLA on CPU mixed up arrays where `lax.cond` skipped
     # it on some.
     @jax.checkpoint
-    def apply(carry: Any, i: Array) -> Any:
+    def apply(carry: Carry, i: Array) -> Carry:
         return jax.tree.map(lambda new, old: jnp.where(device == i, new, old), f(carry), carry)
 
-    def iteration(state: tuple[Any, Any], i: Array) -> tuple[tuple[Any, Any], None]:
+    def iteration(state: tuple[Carry, Carry], i: Array) -> tuple[tuple[Carry, Carry], None]:
         carry, received = state
         carry = jax.tree.map(tag_product, carry)
         received = jax.tree.map(lambda new, old: jnp.where(device == i, new, old), carry, received)

@@ -1,13 +1,18 @@
-"""`deferred_scan` against `jax.lax.scan`: values, gradients, and the number of loops."""
+"""`deferred_scan` against `jax.lax.scan` and a Python loop: values, gradients, number of loops."""
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scan_bodies
+from hypothesis import example, given
+from hypothesis import strategies as st
+from scan_bodies import OPERATIONS, QUICK, assert_equal, names, normal, parameters
 
 from famjax.core.remat import remat_with_policy
 from famjax.ops.deferred_scan import deferred_scan, plain_scan
@@ -16,7 +21,7 @@ from famjax.ops.weight_einsum import weight_einsum
 N, B, D = 5, 2, 6
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def wide():
     with jax.enable_x64():
         yield
@@ -86,3 +91,75 @@ def test_the_forward_scan_is_not_recomputed() -> None:
 
     assert loops(deferred_scan) == 2
     assert loops(plain_scan) == 3
+
+
+# random bodies ------------------------------------------------------------------------------------
+
+
+class Case(NamedTuple):
+    """A body, and the number of iterations.
+
+    Attributes:
+      operations: in this order, names of `OPERATIONS` and of what `_body` adds to them.
+    """
+
+    operations: tuple[str, ...]
+    iterations: int
+
+
+EXTRA = ("input", "select", "slow_carry")
+cases = st.builds(Case, names(*EXTRA), st.sampled_from((1, 4)))
+
+
+def _body(case: Case, w: Any, p: Any, carry: Any, x: Any) -> Any:
+    """Carry (h [b d], count [b]), x (u, v [b d]) -> carry, (y, z [b d])."""
+    h, slow = carry
+    (u, v), (keep, shift) = x
+    new = h + v
+    for name in case.operations:
+        if name == "input":
+            new = new * jnp.tanh(u) + shift
+        elif name == "select":
+            new = jnp.where(keep[:, None], h, new)
+        elif name == "slow_carry":
+            new = new + jnp.sin(slow)[:, None]
+        else:
+            new = 0.5 * new + OPERATIONS[name](w, p, new)
+    return (new, 0.9 * slow + new.mean(-1)), (new * v, jnp.cos(h))
+
+
+def _python_loop(body: Any, w: Any, p: Any, carry: Any, xs: Any, non_diff: Any) -> Any:
+    ys = []
+    for i in range(len(non_diff[0])):
+        carry, y = body(w, p, carry, jax.tree.map(lambda a, i=i: a[i], (xs, non_diff)))
+        ys.append(y)
+    return carry, jax.tree.map(lambda *a: jnp.stack(a), *ys)
+
+
+def _loss(scan: Any, case: Case, *args: Any) -> Any:
+    """Return a scalar that depends on every element of the results, and the results."""
+    n, b = case.iterations, scan_bodies.B
+    non_diff = (normal(52, n, b) > 0, jnp.arange(n, dtype=jnp.int32) % 2)
+    results = scan(functools.partial(_body, case), *args, non_diff)
+    leaves = enumerate(jax.tree.leaves(results))
+    return sum((jnp.sin(a) * normal(60 + i, *a.shape)).sum() for i, a in leaves), results
+
+
+@QUICK
+@given(cases)
+@example(Case((*OPERATIONS, *EXTRA), 4))
+@example(Case(("norm",), 4))
+def test_random_bodies_equal_plain_differentiation(case: Case) -> None:
+    """Values, and gradients of the kernels, the other parameters, the carry and xs."""
+    n, b, d = case.iterations, scan_bodies.B, scan_bodies.D
+    xs = (normal(50, n, b, d), normal(51, n, b, d))
+    args = (*parameters(), (normal(30, b, d), normal(31, b)), xs)
+
+    def value_and_grad(scan: Any) -> Any:
+        grad = jax.value_and_grad(functools.partial(_loss, scan, case), (0, 1, 2, 3), has_aux=True)
+        return grad(*args)
+
+    (_, results), grads = jax.jit(lambda: value_and_grad(deferred_scan))()
+    (_, expected), expected_grads = value_and_grad(_python_loop)
+    assert_equal(results, expected, 1e-12)
+    assert_equal(grads, expected_grads, 1e-10)
