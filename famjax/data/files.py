@@ -25,14 +25,15 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 
 import famjax
 from famjax.core.errors import UserError, nearest_path
-from famjax.core.json_files import parse_json, read_json, regular_file_size
+from famjax.core.json_files import MAX_BYTES, parse_json, read_json, regular_file_size
 from famjax.tokenizers.chat import ChatTemplate
 
 PIECE_BYTES = 64 << 10
@@ -43,12 +44,14 @@ _KERNEL = ("/proc/", "/sys/")
 _MAX_FILES = 1_000_000
 # before the opening scan reports its progress
 _SILENT_SECONDS = 5.0
+# of a line of .jsonl, which is read as a whole; other texts are read in pieces
+_MAX_LINE_BYTES = MAX_BYTES
 # read by the opening scan between checks of the clock
 _REPORT_BYTES = 1 << 20
 # distinct sequences of roles on which the opening scan tries the chat template
 _MAX_TRIED = 256
 # version of the checks of a line: records of files that passed another version are ignored
-_CHECKS_VERSION = 1
+_CHECKS_VERSION = 2
 # reasons for skipping a folder
 _UNREADABLE = "folder without permission"
 _RUN = "folder of a run"
@@ -78,9 +81,31 @@ def _read_error_message(path: str, error: OSError) -> str:
 
 def open_text(path: str) -> BinaryIO:
     """Open a text file as a stream of bytes, decompressing .gz and .xz."""
-    openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
+    suffix = Path(path).suffix
     with wrap_read_errors(path):
-        return openers.get(Path(path).suffix, open)(path, "rb")
+        if suffix == ".gz":
+            return cast(BinaryIO, gzip.open(path, "rb"))
+        if suffix == ".xz":
+            # .lzma, which is read by default too, takes zeros for any number of empty texts
+            return cast(BinaryIO, lzma.open(path, "rb", format=lzma.FORMAT_XZ))
+        return open(path, "rb")
+
+
+def seek_text(stream: BinaryIO, path: str, offset: int | None) -> int:
+    """Go to a byte of a text, or to its end (None), and return its offset.
+
+    A compressed text is decompressed up to there, with reports of progress.
+    """
+    with wrap_read_errors(path):
+        if not isinstance(stream, gzip.GzipFile | lzma.LZMAFile):
+            return stream.seek(0, os.SEEK_END) if offset is None else stream.seek(offset)
+        progress, at = _ReadProgress(), stream.seek(0)
+        while True:
+            size = _SCAN_BYTES if offset is None else min(_SCAN_BYTES, offset - at)
+            if not (size := len(stream.read(size))):
+                return at
+            at += size
+            progress.add(path, size)
 
 
 def read_text_pieces(path: str) -> Iterator[str]:
@@ -91,15 +116,14 @@ def read_text_pieces(path: str) -> Iterator[str]:
         raise UserError(f"{path}: empty")
     with open_text(path) as stream:
         for offset, data in iter_pieces(stream, path, 0, None):
-            yield decode_utf8(data, path, offset)
+            yield decode_text(data, path, offset)
 
 
 def iter_pieces(
     stream: BinaryIO, path: str, begin: int, end: int | None
 ) -> Iterator[tuple[int, bytes]]:
     """Yield (offset, bytes) of the text from byte `begin` to `end`, cut between characters."""
-    with wrap_read_errors(path):
-        stream.seek(begin)
+    seek_text(stream, path, begin)
     offset, buffer, ended = begin, b"", False
     while True:
         while not ended and len(buffer) < 2 * PIECE_BYTES:
@@ -130,12 +154,23 @@ def _find_cut(buffer: bytes, at: int) -> int:
     return at
 
 
+def decode_text(data: bytes, path: str, offset: int) -> str:
+    """Return the text of the bytes of a text file from `offset` on."""
+    if (at := data.find(0)) >= 0:
+        raise UserError(_binary_error_message(path, offset + at))
+    return decode_utf8(data, path, offset)
+
+
 def decode_utf8(data: bytes, path: str, offset: int) -> str:
     """Return the text of the bytes of `path` from `offset` on."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(_utf8_error_message(path, offset + error.start)) from None
+
+
+def _binary_error_message(path: str, offset: int) -> str:
+    return f"{path}: binary, byte {offset} is zero; give UTF-8 text, or .gz or .xz of it"
 
 
 def _utf8_error_message(path: str, offset: int) -> str:
@@ -406,9 +441,7 @@ def _probe_text(path: str, explicit: bool) -> str | None:
         return "empty"
     if (at := head.find(0)) >= 0:
         if explicit:
-            raise UserError(
-                f"{path}: binary, byte {at} is zero; give UTF-8 text, or .gz or .xz of it"
-            )
+            raise UserError(_binary_error_message(path, at))
         return "binary"
     try:
         codecs.getincrementaldecoder("utf-8")().decode(head)
@@ -494,8 +527,7 @@ class _Scanner:
     def __init__(self, template: ChatTemplate | None, checked: CheckedFiles):
         self._template, self._checked = template, checked
         self._tried: set[Any] = set()
-        self._begin = self._last_report = time.monotonic()
-        self._bytes = 0
+        self._progress = _ReadProgress()
 
     def index_documents(self, file: TextFile) -> TextFile:
         """Return the file with the offsets of its documents: the lines of .jsonl not blank."""
@@ -509,14 +541,14 @@ class _Scanner:
         offset = number = reported = 0
         line_errors = _wrap_line_errors(file.path, lambda: number)
         with wrap_read_errors(file.path), open_text(file.path) as stream, line_errors:
-            for number, line in enumerate(stream, 1):  # noqa: B007, read by the lambda
+            for number, line in enumerate(_iter_lines(stream), 1):  # noqa: B007, in the lambda
                 if not line.isspace():
                     rows.append(offset)
                     if not known:
                         self._check(line)
                 offset += len(line)
                 if offset - reported >= _REPORT_BYTES:
-                    self._report_progress(file.path, offset - reported)
+                    self._progress.add(file.path, offset - reported)
                     reported = offset
                 if spool:
                     spool.write(line)
@@ -536,7 +568,16 @@ class _Scanner:
             self._tried.add(kind)
             self._template.render_document(messages)
 
-    def _report_progress(self, path: str, size: int) -> None:
+
+class _ReadProgress:
+    """Reports on stderr what is read of data.files, if it takes more than 5 seconds."""
+
+    def __init__(self) -> None:
+        self._begin = self._last_report = time.monotonic()
+        self._bytes = 0
+
+    def add(self, path: str, size: int) -> None:
+        """Count bytes read from a file."""
         self._bytes += size
         now = time.monotonic()
         # at growing intervals: 5, 10, 20, 40 seconds after the start
@@ -581,6 +622,11 @@ class _Spool:
 # The lines of a .jsonl file
 
 
+def _iter_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Return the lines of a stream, longer ones cut to `_MAX_LINE_BYTES` + 1."""
+    return iter(partial(stream.readline, _MAX_LINE_BYTES + 1), b"")
+
+
 class Line(NamedTuple):
     """A document on a line of a .jsonl file.
 
@@ -604,7 +650,7 @@ def read_json_line(file: TextFile, row: int, template: ChatTemplate | None) -> L
     plain = file.plain.name if file.plain else file.path
     with open_text(plain) as stream, wrap_read_errors(file.path):
         stream.seek(begin)
-        line = stream.readline()
+        line = next(_iter_lines(stream), b"")
     with _wrap_line_errors(file.path, lambda: _line_number(plain, begin)):
         parts, messages = _parse_record(line, template)
         if not messages:
@@ -652,6 +698,11 @@ def _parse_record(
     Raises:
       UserError, ValueError: see `_wrap_line_errors`.
     """
+    if len(line) > _MAX_LINE_BYTES:
+        raise UserError(
+            f"more than {_MAX_LINE_BYTES:,} bytes; write so long a document to a text file of its "
+            "own"
+        )
     record = parse_json(line)
     if not isinstance(record, dict):
         raise UserError(f"a {type(record).__name__} instead of an object; {_EXPECTED_FORMS}")

@@ -43,7 +43,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from famjax.core.errors import UserError
-from famjax.core.json_files import parse_json, regular_file_size, shorten
+from famjax.core.json_files import parse_json, read_whole, regular_file_size, shorten
 from famjax.core.names import is_inside
 from famjax.processes import collective
 
@@ -493,8 +493,7 @@ def _fsync(path: Path) -> None:
 
 
 def _load_json(path: Path) -> Any:
-    regular_file_size(path)
-    return parse_json(path.read_text(encoding="utf-8"))
+    return parse_json(read_whole(path, _RESTORE_HINT).decode("utf-8"))
 
 
 def _find_damage(folder: Path, keys: list[str]) -> str | None:
