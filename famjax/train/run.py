@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from famjax.config.keys import values
 from famjax.config.schema import Config, LoraConfig, ModelConfig
-from famjax.core.errors import UserError
+from famjax.core.errors import UserError, nearest_path
 from famjax.core.json_files import read_whole
 from famjax.experiment.checks import validate, validate_model
 from famjax.experiment.load import difference, from_json, to_json
@@ -154,6 +154,8 @@ def open_run(
     folder = Path(run_dir)
     config = read_config(folder)
     if config is None:
+        if not folder.is_dir():
+            raise UserError(f"{folder}: there is no such folder{nearest_path(str(folder))}")
         within = sorted(str(path.parent) for path in folder.glob(f"*/{CHECKPOINTS}"))
         hint = f"give one of {', '.join(within)}" if within else "train one with famjax train"
         raise UserError(f"{folder} is not a run: it has no {CONFIG}; {hint}")
