@@ -15,9 +15,8 @@ from famjax.core.errors import UserError
 from famjax.data.lanes import Batch, Lanes, halve_batch
 from famjax.data.packing import PackedRows
 from famjax.data.reassign import ReassignedSource
-from famjax.data.sources import Source, Split, TextSource
-from famjax.experiment.checks import TOYS
-from famjax.tokenizers.load import load_tokenizer
+from famjax.data.sources import Source, Split
+from famjax.tasks import TASKS
 from famjax.tokenizers.tokenizer import Tokenizer
 
 # batches prepared while the device computes
@@ -26,11 +25,7 @@ _PREFETCH = 2
 
 def make_tokenizer(data: DataConfig) -> Tokenizer:
     """Return the tokenizer that `data` names."""
-    if data.tokenizer != "task":
-        return load_tokenizer(data.tokenizer)
-    from famjax.tasks.toy import task_tokenizer
-
-    return task_tokenizer(data.task, data.toy)
+    return TASKS[data.task].make_tokenizer(data)
 
 
 def make_source(
@@ -41,30 +36,7 @@ def make_source(
     Args:
       checked: see `TextSource`.
     """
-    data = config.data
-    if data.task == "passkey":
-        from famjax.tasks.passkey import PasskeySource
-
-        source = PasskeySource(data.passkey, tokenizer, config.seed)
-        if data.passkey.ask_every and source.question_len > config.model.block_len:
-            raise UserError(
-                f"model.block_len={config.model.block_len}: the question takes "
-                f"{source.question_len} tokens with tokenizer {tokenizer.name}, and must fit in "
-                "one block; raise it to that, or set data.passkey.ask_every=0"
-            )
-        return source
-    if data.task in TOYS:
-        from famjax.tasks.toy import ToySource
-
-        return ToySource(data.task, data.toy, tokenizer, config.seed, split)
-    named = [name for name in ("files", "seqio", "tfds") if getattr(data, name)]
-    if len(named) > 1:
-        raise UserError(" and ".join(f"data.{name}" for name in named) + " are both set; set one")
-    if data.seqio or data.tfds:
-        from famjax.data.seqio_tasks import TfSource
-
-        return TfSource(data, tokenizer, config.seed, split)
-    return TextSource(data.files, tokenizer, config.seed, data.holdout, split, checked)
+    return TASKS[config.data.task].make_source(config, tokenizer, split, checked)
 
 
 def make_batches(

@@ -13,13 +13,11 @@ import tyro
 from famjax.cli.eval_output import show
 from famjax.cli.main import parse
 from famjax.core.errors import UserError, nearest
-from famjax.experiment.checks import TOYS
 from famjax.processes import runtime
+from famjax.tasks import TASKS
+from famjax.tasks.task import Request, Task
 
-TASKS = ("passkey", "text", *TOYS)
 HOLDOUT = "holdout"
-LENGTHS = [256, 1024, 4096, 16384]
-_PASSKEYS, _EPISODES = 20, 1000
 
 
 @dataclass(frozen=True)
@@ -88,8 +86,8 @@ def parse_tasks(text: str) -> list[tuple[str, str]]:
             tasks[-1] = ("text", f"{tasks[-1][1]},{part}")
         else:
             raise UserError(
-                f"unknown task {part!r}{nearest(name, TASKS)} (known: passkey, text:FILES, "
-                f"text:holdout, {', '.join(TOYS)})"
+                f"unknown task {part!r}{nearest(name, TASKS)} (known: text:FILES, "
+                f"text:holdout, {', '.join(name for name in TASKS if name != 'text')})"
             )
     if text and not tasks:
         raise UserError(f"--tasks {text}: names no task; leave it out for what was trained on")
@@ -110,45 +108,45 @@ def parse_lengths(text: str) -> list[int]:
 def evaluate(
     arguments: Arguments, tasks: list[tuple[str, str]], lengths: list[int] | None
 ) -> dict[str, Any]:
-    """Return all results: run, step, passkey (if evaluated), text and toy (lists), memory."""
+    """Return all results: run, step, memory, and of each `Task.group` a list, or passkey's rows."""
     runtime.setup()
     from famjax.convert.open import open_model
     from famjax.eval.memory import memory_report
-    from famjax.eval.passkey import evaluate_passkey
-    from famjax.eval.text import evaluate_text
-    from famjax.eval.toy import evaluate_toy
 
     opened = open_model(arguments.run)
-    trained_on = opened.config.data.task
+    tasks = tasks or [(opened.config.data.task, HOLDOUT)]
+    _check_options(arguments, [TASKS[name] for name, _ in tasks])
     report: dict[str, Any] = {"run": arguments.run, "step": opened.step, "text": [], "toy": []}
-    tasks = tasks or [(trained_on, HOLDOUT)]
-    if lengths and {name for name, _ in tasks} == {"text"}:
-        raise UserError(
-            "--lengths is for passkey, texts are read whole; remove it or add --tasks passkey"
-        )
-    for option in ("window", "score"):
-        given_size = getattr(arguments, option)
-        if given_size is not None and "text" not in {name for name, _ in tasks}:
-            raise UserError(f"--{option} {given_size}: is for texts; remove it or add text:FILES")
     for name, files in tasks:
-        if name == "passkey":
-            report["passkey"] = evaluate_passkey(
-                opened, lengths or LENGTHS, arguments.examples or _PASSKEYS, arguments.batch
-            )
-        elif name in TOYS:
-            examples = arguments.examples or _EPISODES
-            report["toy"].append(evaluate_toy(opened, name, lengths, examples, arguments.batch))
+        task = TASKS[name]
+        request = Request(
+            name,
+            None if files == HOLDOUT else files,
+            lengths,
+            arguments.examples,
+            arguments.batch,
+            arguments.window,
+            arguments.score,
+        )
+        result = task.evaluate(opened, request)
+        if task.group == "passkey":
+            report["passkey"] = result
         else:
-            given = None if files == HOLDOUT else files
-            found = evaluate_text(
-                opened,
-                given,
-                batch=arguments.batch,
-                window=arguments.window,
-                score=arguments.score,
-            )
-            report["text"].append({"files": files, **found})
+            report.setdefault(task.group, []).append(result)
     return {**report, "memory": memory_report()}
+
+
+def _check_options(arguments: Arguments, tasks: list[Task]) -> None:
+    """Raise a `UserError` if an option is given that none of the tasks takes."""
+    for option in ("lengths", "window", "score"):
+        given = getattr(arguments, option)
+        if not given or any(option in task.options for task in tasks):
+            continue
+        if option == "lengths":
+            raise UserError(
+                "--lengths is for passkey, texts are read whole; remove it or add --tasks passkey"
+            )
+        raise UserError(f"--{option} {given}: is for texts; remove it or add text:FILES")
 
 
 # plots -----------------------------------------------------------------------------------------

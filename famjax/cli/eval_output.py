@@ -7,6 +7,8 @@ from typing import Any
 from famjax.cli.tables import Output, Table
 from famjax.core.units import byte_size
 
+# of the report: what has a table of its own here, and what is not a task's
+_KNOWN = {"run", "step", "memory", "passkey", "toy", "text"}
 _NEGATIVE = (
     "gained by memory is negative where the memory makes predictions worse than a reset at every "
     "block: usual early in training, and for texts unlike the training data, or longer"
@@ -30,7 +32,23 @@ def show(report: dict[str, Any]) -> None:
         out.print(position_table(text))
         if _has_negative_gain(text):
             out.print(_NEGATIVE)
+    for group in report.keys() - _KNOWN:
+        for result in report[group]:
+            out.print(rows_table(group, result["rows"]))
     out.print(f"peak memory {byte_size(report['memory']['peak_bytes'])}")
+
+
+def rows_table(title: str, rows: list[dict[str, Any]]) -> Table:
+    """Return the table of a task without one of its own: a column for each value of its rows."""
+    table = Table(title, tuple(name.replace("_", " ") for name in rows[0]))
+    for row in rows:
+        table.add_row(
+            *(
+                f"{v:.4g}" if isinstance(v, float) else f"{v:,}" if isinstance(v, int) else str(v)
+                for v in row.values()
+            )
+        )
+    return table
 
 
 def passkey_table(rows: list[dict[str, Any]]) -> Table:

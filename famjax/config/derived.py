@@ -1,8 +1,27 @@
-"""What follows from a model's config: the mixer of each layer, the clusters of the softmax."""
+"""What follows from a model's config: its sizes, the mixer of each layer, the clusters."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from famjax.config.schema import ModelConfig
+
+
+class Sizes(NamedTuple):
+    """d, h, g, e and the feed-forward's hidden width of a model."""
+
+    d: int
+    h: int
+    g: int
+    e: int
+    hidden: int
+
+
+def sizes(model: ModelConfig) -> Sizes:
+    """Return a model's sizes; they need not be consistent."""
+    e = model.head_dim or model.width // max(model.heads, 1)
+    hidden = model.mlp_width or 4 * model.width
+    return Sizes(model.width, model.heads, model.kv_heads or model.heads, e, hidden)
 
 
 def mixer_pattern(model: ModelConfig) -> tuple[str, ...]:

@@ -13,11 +13,18 @@ from famjax.core.errors import UserError
 from famjax.eval.memory import memory_report
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import Streamer, check_capacity, rechunk
-from famjax.tasks.passkey import Passkey
+from famjax.tasks.passkey import LENGTHS, Passkey
+from famjax.tasks.task import Request
 from famjax.train.run import Run
 
 # the fourth number of a document's seed; training uses 0 and 1
 _EVALUATION = 2
+
+
+def evaluate(run: Run, request: Request) -> list[dict[str, Any]]:
+    """Return the rows of `evaluate_passkey`."""
+    lengths, examples = request.lengths or LENGTHS, request.examples or 20
+    return evaluate_passkey(run, lengths, examples, request.batch)
 
 
 def evaluate_passkey(

@@ -19,11 +19,19 @@ from famjax.eval.guessing import TokenCounts
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import CHUNK, Streamer, check_capacity
 from famjax.pipeline import make_source
+from famjax.tasks.task import Request
 from famjax.train.run import Run
 
 # the first bucket of positions holds 2 ** 8 tokens
 _FIRST_BUCKET = 8
 _BUCKETS = 64 - _FIRST_BUCKET
+
+
+def evaluate(run: Run, request: Request) -> dict[str, Any]:
+    """Return the files and the results of `evaluate_text`."""
+    files, window, score = request.files, request.window, request.score
+    found = evaluate_text(run, files, batch=request.batch, window=window, score=score)
+    return {"files": files or "holdout", **found}
 
 
 def evaluate_text(

@@ -19,9 +19,16 @@ from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import CHUNK, Streamer, check_capacity
 from famjax.eval.text import EndOfDocuments, batches, join_rows, token_positions
 from famjax.experiment.ranges import HIGHEST
+from famjax.tasks.task import Request
 from famjax.tasks.toy import ToySource, baselines, eval_steps
 from famjax.tokenizers.words import BEGIN
 from famjax.train.run import Run
+
+
+def evaluate(run: Run, request: Request) -> dict[str, Any]:
+    """Return the results of `evaluate_toy`."""
+    examples = request.examples or 1000
+    return evaluate_toy(run, request.task, request.lengths, examples, request.batch)
 
 
 def evaluate_toy(

@@ -1,4 +1,17 @@
-"""Synthetic tasks: passkey retrieval and the toy tasks, as sources of documents.
+"""Tasks: sources of documents and their evaluation. One file each, registered here.
 
 Episodes are generated from a seed and a number when they are read; nothing is downloaded.
 """
+
+from __future__ import annotations
+
+from famjax.tasks.passkey import PasskeyTask
+from famjax.tasks.task import Task
+from famjax.tasks.text import TextTask
+from famjax.tasks.toy import TOYS, ToyTaskSpec
+
+TASKS: dict[str, Task] = {
+    "text": TextTask(),
+    "passkey": PasskeyTask(),
+    **{name: ToyTaskSpec(toy) for name, toy in TOYS.items()},
+}

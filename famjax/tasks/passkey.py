@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from famjax.config.schema import PasskeyConfig
-from famjax.core.errors import UserError
-from famjax.data.sources import Key, Piece
+from famjax.config.schema import Config, PasskeyConfig
+from famjax.core.errors import UserError, multiples
+from famjax.data.sources import Key, Piece, Split
+from famjax.mixers import mixer_specs
+from famjax.tasks.task import Task
 from famjax.tokenizers.tokenizer import Tokenizer
 
 NEEDLE = (
@@ -31,6 +34,8 @@ FILLER = (
 )
 QUESTION = "What is the pass key? The pass key is "
 _PIECE_TOKENS = 4096
+# tokens of the documents of an evaluation
+LENGTHS = [256, 1024, 4096, 16384]
 
 
 def sample_text() -> str:
@@ -174,4 +179,69 @@ class PasskeySource:
         return (
             f"passkey documents of {self.config.min_length:,} to {self.longest:,} tokens, growing "
             f"to {self.config.max_length:,}; {self.config.digits} digits"
+        )
+
+
+class PasskeyTask(Task):
+    keys = ("data.passkey.*",)
+    group = "passkey"
+    evaluation = "famjax.eval.passkey:evaluate"
+
+    def check(self, config: Config) -> Iterator[str]:
+        p = config.data.passkey
+        if p.min_length > p.max_length:
+            yield (
+                f"data.passkey.min_length={p.min_length} is more than "
+                f"data.passkey.max_length={p.max_length}; swap them"
+            )
+        lengths = ("min_length", "start_length", "max_length")
+        sizes = [getattr(p, name) for name in lengths]
+        if sizes != sorted(sizes):
+            given = ", ".join(f"{n}={s}" for n, s in zip(lengths, sizes, strict=True))
+            yield f"data.passkey: {given} must be in ascending order"
+        if p.ask_every:
+            yield from _check_ask_every(config)
+
+    def make_source(
+        self, config: Config, tokenizer: Tokenizer, split: Split, checked: Path | None
+    ) -> PasskeySource:
+        source = PasskeySource(config.data.passkey, tokenizer, config.seed)
+        block_len = config.model.block_len
+        if config.data.passkey.ask_every and source.question_len > block_len:
+            raise UserError(
+                f"model.block_len={block_len}: the question takes "
+                f"{source.question_len} tokens with tokenizer {tokenizer.name}, and must fit in "
+                "one block; raise it to that, or set data.passkey.ask_every=0"
+            )
+        return source
+
+    def eval_options(self, config: Config, source: Any, capacity: int | None) -> str | None:
+        shortest = source.task.shortest
+        fit = [n for n in LENGTHS if shortest <= n and (capacity is None or n <= capacity)]
+        if not fit and capacity is not None and shortest <= capacity:
+            fit = [capacity]
+        if not fit:
+            return None
+        return "" if fit == LENGTHS else f" --lengths {','.join(map(str, fit))}"
+
+
+def _check_ask_every(config: Config) -> Iterator[str]:
+    """Yield what prevents a document from starting with the FAM before the last question."""
+    m, d, p = config.model, config.data, config.data.passkey
+    asked = f"data.passkey.ask_every={p.ask_every}"
+    off = "or set data.passkey.ask_every=0"
+    for name, size in (("ask_every", p.ask_every), ("multiple", p.multiple)):
+        if size % m.block_len:
+            yield (
+                f"data.passkey.{name}={size} is not a multiple of model.block_len={m.block_len}, "
+                f"so the memory would see the answers; take {multiples(size, m.block_len)} {off}"
+            )
+    if d.layout == "packed":
+        yield f"{asked} needs memory that packed rows do not carry; set data.layout=lanes {off}"
+    if not any(spec.has_memory for spec in mixer_specs(m)):
+        yield f"{asked} needs a FAM, and model.mixer={m.mixer} has none; add one {off}"
+    if m.memory_segments or m.fam_previous > 1:
+        yield (
+            f"{asked} carries one FAM and nothing else; set model.memory_segments=0 and "
+            f"model.fam_previous=1 {off}"
         )

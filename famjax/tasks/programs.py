@@ -29,6 +29,7 @@ Values = dict[str, int]
 class Algorithmic:
     """Programs of up to 5 variables. Attributes: see `famjax.tasks.toy.ToyTask`."""
 
+    keys: tuple[str, ...] = ("data.toy.variables",)
     outputs = True
     steps = (100, 100)
     answers = range(len(SPECIALS), len(SPECIALS) + len(_VALUES))

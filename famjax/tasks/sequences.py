@@ -17,6 +17,7 @@ from famjax.tokenizers.words import BEGIN, SPECIALS
 class _SequenceTask:
     """Base of the tasks in this module."""
 
+    keys: tuple[str, ...] = ()
     outputs = False
 
     def last_answers(self, piece: Piece) -> np.ndarray | None:

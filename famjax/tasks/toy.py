@@ -9,17 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import Any, Protocol
 
 import grain
 import numpy as np
 
-from famjax.config.schema import ToyConfig
+from famjax.config.schema import Config, DataConfig, ToyConfig
 from famjax.core.errors import UserError
 from famjax.data.sources import Key, Piece, Split
+from famjax.mixers import mixer_specs
 from famjax.tasks.programs import Algorithmic
 from famjax.tasks.sequences import Copy, Counting, Reverse
+from famjax.tasks.task import Task
 from famjax.tasks.walks import BlockedWalk, RandomWalk
+from famjax.tokenizers.load import load_tokenizer
 from famjax.tokenizers.tokenizer import Tokenizer
 from famjax.tokenizers.words import BEGIN, WordTokenizer
 
@@ -33,6 +37,7 @@ class ToyTask(Protocol):
     """A toy task.
 
     Attributes:
+      keys: config keys that have an effect only with this task.
       words: of the vocabulary, after the specials.
       answers: ids that can be an answer.
       outputs: answers are targets only and never read (`Piece.targets`); otherwise they are the
@@ -40,6 +45,7 @@ class ToyTask(Protocol):
       steps: defaults of `ToyConfig.steps` and `ToyConfig.test_steps`, where these are 0.
     """
 
+    keys: tuple[str, ...]
     words: tuple[str, ...]
     answers: range
     outputs: bool
@@ -55,7 +61,7 @@ class ToyTask(Protocol):
         task has no such guess."""
 
 
-TASKS: dict[str, type[ToyTask]] = {
+TOYS: dict[str, type[ToyTask]] = {
     "random_walk": RandomWalk,
     "blocked_walk": BlockedWalk,
     "copy": Copy,
@@ -67,12 +73,12 @@ TASKS: dict[str, type[ToyTask]] = {
 
 def task_tokenizer(task: str, config: ToyConfig) -> WordTokenizer:
     """Return the tokenizer of a task's words."""
-    return WordTokenizer("task", TASKS[task](config).words)
+    return WordTokenizer("task", TOYS[task](config).words)
 
 
 def eval_steps(task: str, config: ToyConfig) -> int:
     """Return the default number of steps of a task's test episodes."""
-    train, test = TASKS[task].steps
+    train, test = TOYS[task].steps
     default = test if test != train else config.steps or train
     return config.test_steps or default
 
@@ -94,7 +100,7 @@ class ToySource:
     def __init__(
         self, task: str, config: ToyConfig, tokenizer: Tokenizer, seed: int, split: Split = "train"
     ):
-        self.task = TASKS[task](config)
+        self.task = TOYS[task](config)
         self.name, self._config, self._seed, self._split = task, config, seed, split
         self._steps = config.steps or self.task.steps[0]
         # steps of training episodes at the curriculum's current stage
@@ -230,3 +236,60 @@ def episode_answers(episode: Piece) -> np.ndarray:
     """Return an episode's answers [n]."""
     targets = episode.tokens if episode.targets is None else episode.targets
     return targets[episode.weights > 0]
+
+
+class ToyTaskSpec(Task):
+    """One of the toy tasks."""
+
+    has_own_words = True
+    group = "toy"
+    evaluation = "famjax.eval.toy:evaluate"
+
+    def __init__(self, toy: type[ToyTask]):
+        self.toy = toy
+        self.keys = ("data.toy.*", *toy.keys)
+
+    def check(self, config: Config) -> Iterator[str]:
+        d, m = config.data, config.model
+        if d.toy.size > 64:
+            yield f"data.toy.size={d.toy.size}: every cell is a word; take at most 64"
+        if d.toy.variables > 5:
+            yield f"data.toy.variables={d.toy.variables}: there are 5 names; take at most 5"
+        if d.toy.start_steps and d.toy.concatenate:
+            yield (
+                f"data.toy.start_steps={d.toy.start_steps}: concatenated episodes cannot grow; set "
+                "data.toy.concatenate=false, or 0"
+            )
+        if d.tokenizer == "bytes":
+            own = "set data.tokenizer=task"
+            yield f"data.tokenizer=bytes: data.task={d.task} has its own words; {own}"
+        if d.repeat_len:
+            yield f"data.repeat_len={d.repeat_len} repeats text, data.task={d.task} is none; set 0"
+        if (
+            any(spec.is_bounded for spec in mixer_specs(m))
+            and d.toy.concatenate
+            and d.layout == "lanes"
+        ):
+            yield (
+                "data.toy.concatenate=true: full attention holds "
+                f"model.capacity={m.capacity} tokens and cannot continue through all episodes; "
+                "set data.toy.concatenate=false"
+            )
+
+    def make_tokenizer(self, data: DataConfig) -> Tokenizer:
+        if data.tokenizer != "task":
+            return load_tokenizer(data.tokenizer)
+        return task_tokenizer(data.task, data.toy)
+
+    def make_source(
+        self, config: Config, tokenizer: Tokenizer, split: Split, checked: Path | None
+    ) -> ToySource:
+        return ToySource(config.data.task, config.data.toy, tokenizer, config.seed, split)
+
+    def eval_options(self, config: Config, source: Any, capacity: int | None) -> str | None:
+        if capacity is None:
+            return ""
+        # test episodes may be longer; concatenated, all episodes of a lane are one document
+        toy = config.data.toy
+        steps = toy.steps or self.toy(toy).steps[0]
+        return None if toy.concatenate else f" --lengths {steps}"

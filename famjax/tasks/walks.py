@@ -33,6 +33,7 @@ class Walk:
       answers, outputs, steps: see `famjax.tasks.toy.ToyTask`.
     """
 
+    keys: tuple[str, ...] = ()
     outputs = True
     steps = (100, 100)
 
@@ -74,6 +75,8 @@ class RandomWalk(Walk):
 
     Moves off the grid are ignored.
     """
+
+    keys: tuple[str, ...] = ("data.toy.size",)
 
     def __init__(self, config: ToyConfig):
         size = config.size

@@ -8,7 +8,9 @@ import jax
 from flax import nnx
 
 from famjax.core.errors import StopRequested
+from famjax.models.language_model import LanguageModel
 from famjax.pipeline import halve_lanes
+from famjax.stacks.feedback import Feedback
 from famjax.train import hosts
 from famjax.train.profile import Profiler
 from famjax.train.saving import save
@@ -70,7 +72,9 @@ class AttentionSpans(Hook):
         if not session.config.model.feedback.adaptive_span:
             return
         state = session.state
-        stack = nnx.merge(session.program.graph, state.params, *state.frozen[:1]).stack
+        model: LanguageModel = nnx.merge(session.program.graph, state.params, *state.frozen[:1])
+        stack = model.stack
+        assert isinstance(stack, Feedback)  # no other has adaptive spans
         c = session.config.optimizer
         # the number of learning rates by which Adam can move a parameter in a step
         rates = max(1.0, (1 - c.beta1) / (1 - c.beta2) ** 0.5)

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from famjax.core.errors import UserError
-from famjax.data.files import _Scanner, read_text_pieces
+from famjax.data.files import read_text_pieces
+from famjax.data.scan import Scanner
 from famjax.data.sources import TextSource, iter_tokens
 from famjax.tokenizers.load import load_tokenizer
 
@@ -218,7 +219,7 @@ def test_a_long_scan_reports_its_progress(tmp_path, monkeypatch, capsys):
     make(tmp_path)
     assert capsys.readouterr().err == ""
     seconds = itertools.count()
-    monkeypatch.setattr("famjax.data.files._REPORT_BYTES", 1)
+    monkeypatch.setattr("famjax.data.scan._REPORT_BYTES", 1)
     monkeypatch.setattr("famjax.data.files.time.monotonic", lambda: float(next(seconds)))
     make(tmp_path)
     said = capsys.readouterr().err.splitlines()
@@ -235,7 +236,7 @@ def test_a_long_way_to_the_end_of_a_compressed_text_is_reported(
         file.write(b"word " * 1000)
     plain, seconds = tmp_path / "a.txt", itertools.count()
     plain.write_bytes(b"word " * 1000)
-    monkeypatch.setattr("famjax.data.files._SCAN_BYTES", 100)
+    monkeypatch.setattr("famjax.data.files._SEEK_BYTES", 100)
     monkeypatch.setattr("famjax.data.files.time.monotonic", lambda: float(next(seconds)))
     source = make(tmp_path / f"a.txt{suffix}", holdout=10)
     said = capsys.readouterr().err.splitlines()
@@ -253,7 +254,7 @@ def test_a_line_too_long_to_be_read_as_a_whole(tmp_path, monkeypatch, suffix):
     with OPENERS[suffix](path, "wb") as file:
         file.write(b'{"text": "fine"}\n{"text": "' + b"a" * 100 + b'"}\n')
     source = make(path)
-    monkeypatch.setattr("famjax.data.files._MAX_LINE_BYTES", 100)
+    monkeypatch.setattr("famjax.data.json_lines._MAX_LINE_BYTES", 100)
     said = r"a\.jsonl.*, line 2: more than 100 bytes; write so long a document to a text file"
     with pytest.raises(UserError, match=said):
         make(path)
@@ -449,8 +450,8 @@ def test_lines_that_were_checked_are_not_checked_again(tmp_path, monkeypatch):
             file.write(b'{"text": "fine"}\n\n{"text": "more"}\n')
     files = [tmp_path / f"a.jsonl{suffix}" for suffix in OPENERS]
     checked = []
-    check = _Scanner._check
-    monkeypatch.setattr(_Scanner, "_check", lambda *args: checked.append(args) or check(*args))
+    check = Scanner._check
+    monkeypatch.setattr(Scanner, "_check", lambda *args: checked.append(args) or check(*args))
 
     def checks(save=True):
         checked.clear()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -112,6 +114,67 @@ def test_bad_python_file(tmp_path: Path, source: str, said: str) -> None:
     path = tmp_path / "mine.py"
     path.write_text(source)
     assert said in refused(load_config, str(path))
+
+
+DERIVED = """from famjax import Config, load_config, replace_values
+
+def config() -> Config:
+    return replace_values(load_config({base!r}), {changes})
+"""
+
+
+def test_config_that_derives_from_another(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    changes = {"name": "mine", "model.layers": 8, "optimizer.learning_rate": 1}
+    path.write_text(DERIVED.format(base="text_fam", changes=changes))
+    config = load_config(str(path), ["model.heads=2"])
+    assert difference(load_config("text_fam"), config) == [
+        "name: 'text_fam' -> 'mine'",
+        "model.layers: 4 -> 8",
+        "model.heads: 4 -> 2",
+        "optimizer.learning_rate: 0.003 -> 1.0",
+    ]
+    assert type(config.optimizer.learning_rate) is float
+
+
+def test_bases_are_found_where_another_project_has_configs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "configs", ModuleType("configs"))
+    assert load_config("reverse_feedback").data.task == "reverse"
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "said"),
+    [
+        ("text_fm", {}, "unknown config 'text_fm'; did you mean 'text_fam'?"),
+        ("text_fam", {"model.layer": 2}, "unknown key 'model.layer'; did you mean 'model.layers'?"),
+        ("text_fam", {"model": 2}, "'model' is a section, not a key"),
+        ("text_fam", {"model.layers": "2"}, "model.layers='2': must be a whole number"),
+        ("text_fam", {"model.remat": "blok"}, "did you mean 'block'?"),
+    ],
+)
+def test_bad_derived_config(tmp_path: Path, base: str, changes: dict, said: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(DERIVED.format(base=base, changes=changes))
+    line = refused(load_config, str(path))
+    assert said in line
+    assert line.startswith(f"{path}:4: ")
+
+
+def test_config_that_derives_from_itself(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(DERIVED.format(base=str(path), changes={}))
+    line = refused(load_config, str(path))
+    assert "RecursionError" in line
+    assert line.count(str(path)) == 1
+
+
+def test_bases_are_not_listed() -> None:
+    assert load_config("_toy_small").data.tokenizer == "task"
+    assert not any(name.startswith("_") for name in available_configs())
+    assert "unknown config '_toy'" in refused(load_config, "_toy")
+    assert "unknown config '__init__'" in refused(load_config, "__init__")
 
 
 def test_unknown_config_names_the_nearest_and_all() -> None:
@@ -243,7 +306,10 @@ def test_json_of_another_type(value: Any) -> None:
 # Checks
 
 TOY = ["data.task=copy", "data.tokenizer=task"]
-ASK = ["data.passkey.ask_every=128", "data.passkey.multiple=128"]
+PASSKEY = "data.task=passkey"
+WALK = ["data.task=random_walk", "data.tokenizer=task"]
+PROGRAMS = ["data.task=algorithmic", "data.tokenizer=task"]
+ASK = [PASSKEY, "data.passkey.ask_every=128", "data.passkey.multiple=128"]
 WARM = ["train.bptt_start=128", "train.bptt_double_every=9"]
 
 
@@ -359,9 +425,15 @@ def test_sizes_that_may_not_be_zero(key: str) -> None:
             ["data.layout=packed", "data.repeat_len=512"],
             "data.repeat_len=512 must be less than half",
         ),
-        (["data.passkey.min_length=5000"], "data.passkey.min_length=5000 is more than"),
-        (["data.passkey.start_length=63"], "data.passkey: min_length=96, start_length=63,"),
-        (["data.passkey.start_length=5000"], "data.passkey: min_length=96, start_length=5000"),
+        ([PASSKEY, "data.passkey.min_length=5000"], "data.passkey.min_length=5000 is more than"),
+        (
+            [PASSKEY, "data.passkey.start_length=63"],
+            "data.passkey: min_length=96, start_length=63,",
+        ),
+        (
+            [PASSKEY, "data.passkey.start_length=5000"],
+            "data.passkey: min_length=96, start_length=5000",
+        ),
         (["data.length=1000"], "data.length=1000 is not a multiple of model.block_len=64"),
         (["train.bptt_segments=3"], "train.bptt_segments=3 does not divide the 16 blocks"),
         (["train.accumulate=3"], "train.accumulate=3 does not divide data.batch=4"),
@@ -381,8 +453,14 @@ def test_sizes_that_may_not_be_zero(key: str) -> None:
         (["train.bptt_start=-1"], "train.bptt_start=-1: must be at least 0"),
         (["train.rsp=0.5"], "train.rsp=0.5 is for packed rows"),
         (["train.rsp=1.5"], "train.rsp=1.5: must be from 0 to 1"),
-        (["data.passkey.ask_every=100"], "data.passkey.ask_every=100 is not a multiple of model."),
-        (["data.passkey.ask_every=128"], "data.passkey.multiple=1 is not a multiple of model."),
+        (
+            [PASSKEY, "data.passkey.ask_every=100"],
+            "data.passkey.ask_every=100 is not a multiple of model.",
+        ),
+        (
+            [PASSKEY, "data.passkey.ask_every=128"],
+            "data.passkey.multiple=1 is not a multiple of model.",
+        ),
         ([*ASK, "data.layout=packed"], "data.passkey.ask_every=128 needs memory that packed rows"),
         ([*ASK, "model.mixer=bswa"], "data.passkey.ask_every=128 needs a FAM"),
         ([*ASK, "model.memory_segments=1"], "data.passkey.ask_every=128 carries one FAM"),
@@ -394,8 +472,14 @@ def test_sizes_that_may_not_be_zero(key: str) -> None:
         ),
         (["data.tokenizer=task"], "data.tokenizer=task: data.task=text has no words of its own"),
         (["data.task=cpy"], "data.task=cpy: must be one of text, passkey, random_walk"),
-        (["data.toy.size=65"], "data.toy.size=65: every cell is a word; take at most 64"),
-        (["data.toy.variables=6"], "data.toy.variables=6: there are 5 names; take at most 5"),
+        (
+            ["data.task=random_walk", "data.tokenizer=task", "data.toy.size=65"],
+            "data.toy.size=65: every cell is a word; take at most 64",
+        ),
+        (
+            ["data.task=algorithmic", "data.tokenizer=task", "data.toy.variables=6"],
+            "data.toy.variables=6: there are 5 names; take at most 5",
+        ),
         (
             [*TOY, "data.layout=packed", "data.repeat_len=5"],
             "data.repeat_len=5 repeats text, data.task=copy is none",

@@ -13,10 +13,9 @@ from famjax.config.schema import Config, DataConfig, ToyConfig
 from famjax.core.errors import UserError
 from famjax.data.lanes import Lanes
 from famjax.data.packing import PackedRows
-from famjax.experiment.checks import TOYS
 from famjax.pipeline import make_source, make_tokenizer
 from famjax.tasks.toy import (
-    TASKS,
+    TOYS,
     ToySource,
     baselines,
     episode_answers,
@@ -161,7 +160,7 @@ def test_baselines(task, variables, commonest, last):
     found = baselines(task, config, 100 if task != "counting" else 50, seed=1)
     assert found["commonest_accuracy"] == pytest.approx(commonest, abs=0.01)
     assert found["last_accuracy"] == (last and pytest.approx(last, abs=0.01))
-    assert found["chance"] == pytest.approx(1 / len(TASKS[task](config).answers))
+    assert found["chance"] == pytest.approx(1 / len(TOYS[task](config).answers))
 
 
 def test_programs_look_like_the_published_ones():
@@ -171,7 +170,7 @@ def test_programs_look_like_the_published_ones():
 
 
 def test_default_steps_are_the_papers():
-    assert {task: TASKS[task].steps for task in TOYS} == {
+    assert {task: TOYS[task].steps for task in TOYS} == {
         "random_walk": (100, 100),
         "blocked_walk": (100, 100),
         "copy": (40, 400),
@@ -200,7 +199,7 @@ def test_episodes_are_fixed_and_test_episodes_differ(task):
         )
     )
     assert first == again
-    assert TASKS.keys() == set(TOYS)
+    assert TOYS.keys() == set(TOYS)
     if task != "counting":  # there are but 30 of those
         assert len({*first, *test, *other}) == 3 * 40
     else:

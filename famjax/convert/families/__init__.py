@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from famjax.config.derived import layer_mixers
 from famjax.config.schema import ArchConfig, ModelConfig
 from famjax.convert.families.common import Family, shortest_pattern
 from famjax.convert.families.famjax import FAMJAX
@@ -18,6 +19,7 @@ from famjax.convert.families.llama import LLAMA
 from famjax.convert.families.mistral import MISTRAL
 from famjax.convert.families.qwen import QWEN2, QWEN3
 from famjax.core.errors import UserError, nearest
+from famjax.mixers import MIXERS, mixer_specs
 
 # by model_type
 FAMILIES = {
@@ -51,7 +53,7 @@ def native_family(model: ModelConfig, prefer: str = "") -> Family | None:
     Args:
       prefer: a model_type to try first, if several families can.
     """
-    if not set(model.mixer.split(",")) <= {"full", "swa"}:
+    if not all(spec.layer_type for spec in mixer_specs(model)):
         return None
     plain = normalize_model(model)
     first = [FAMILIES[prefer]] if prefer in FAMILIES else []
@@ -75,18 +77,17 @@ def normalize_model(model: ModelConfig) -> ModelConfig:
     """Return a config of the same function with defaults filled in and unused keys reset."""
     default, arch = ModelConfig(), model.arch
     head_dim = model.head_dim or model.width // model.heads
-    names = model.mixer.split(",")
+    used = {key for spec in mixer_specs(model) for key in spec.keys}
     rest = {"scan_layers", "remat", "dtype", "dropout"}
-    if not set(names) & {"bswa", "bswa_sg", "fam"}:
-        rest |= {"block_len", "memory_segments", "fam_len", "fam_previous"}
-    if "linear" not in names:
-        rest.add("linear")
-    if "swa" not in names:
-        rest.add("window")
+    for key in {key for spec in MIXERS.values() for key in spec.keys} - used - {"model.capacity"}:
+        rest.add(key.split(".")[1])
+    # in the families of other libraries nothing but speed depends on blocks
+    if all(spec.layer_type for spec in mixer_specs(model)):
+        rest.add("block_len")
     return replace(
         model,
         **{name: getattr(default, name) for name in rest},
-        mixer=shortest_pattern([names[i % len(names)] for i in range(model.layers)]),
+        mixer=shortest_pattern(layer_mixers(model)),
         kv_heads=model.kv_heads or model.heads,
         head_dim=head_dim,
         mlp_width=model.mlp_width or 4 * model.width,
@@ -100,7 +101,7 @@ def _normalize_arch(model: ModelConfig, head_dim: int) -> ArchConfig:
     ramp = ["rope_low", "rope_high", "rope_length"]
     rest = {"none": ["rope_factor", *ramp], "linear": ramp, "llama3": []}[arch.rope_scaling]
     local = arch.local_rope_base
-    if "swa" not in model.mixer.split(",") or not arch.rotary_fraction:
+    if not any(spec.is_local for spec in mixer_specs(model)) or not arch.rotary_fraction:
         local = 0.0
     elif not local and arch.rope_scaling == "none":
         local = model.rope_base

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from famjax.config.derived import layer_mixers
 from famjax.config.schema import ArchConfig, ModelConfig
 from famjax.convert.families.keys import HF, Keys, resolve
 from famjax.convert.tensors import Tensors
 from famjax.core.errors import UserError
-
-_LAYERS = {"full_attention": "full", "sliding_attention": "swa"}
+from famjax.mixers import MIXERS
 
 
 class Family(NamedTuple):
@@ -56,16 +56,17 @@ def parse_mixers(hf: HF, default: Sequence[str]) -> dict[str, Any]:
             f"config.json: layer_types has {len(types)} layers, num_hidden_layers="
             f"{hf['num_hidden_layers']}; take another copy"
         )
-    unknown = sorted(set(types) - set(_LAYERS))
+    mixers = {spec.layer_type: name for name, spec in MIXERS.items() if spec.layer_type}
+    unknown = sorted(set(types) - set(mixers))
     if unknown:
         raise UserError(
             f"config.json: layer_types has {unknown[0]!r}, which is not supported "
-            f"(known: {', '.join(_LAYERS)})"
+            f"(known: {', '.join(mixers)})"
         )
-    names = [_LAYERS[kind] for kind in types]
+    names = [mixers[kind] for kind in types]
     window = hf.get("sliding_window")
-    if "swa" not in names:
-        return {"mixer": "full"}
+    if not any(MIXERS[name].is_local for name in names):
+        return {"mixer": shortest_pattern(names)}
     if not window:
         raise UserError("config.json: layer_types has sliding layers but no sliding_window; set it")
     return {"mixer": shortest_pattern(names), "window": window, "block_len": window}
@@ -73,9 +74,7 @@ def parse_mixers(hf: HF, default: Sequence[str]) -> dict[str, Any]:
 
 def layer_types(model: ModelConfig) -> list[str]:
     """Return the layer_types of config.json, the inverse of `parse_mixers`."""
-    known = {ours: theirs for theirs, ours in _LAYERS.items()}
-    names = model.mixer.split(",")
-    return [known[names[i % len(names)]] for i in range(model.layers)]
+    return [MIXERS[name].layer_type for name in layer_mixers(model)]
 
 
 def parse_activation(hf: HF, known: dict[str, str], *keys: str) -> str:

@@ -1,0 +1,90 @@
+"""What a task is: documents to train on, and how a run is evaluated on it.
+
+A new task is one file with a `Task`, and one line in `famjax.tasks.TASKS`.
+"""
+
+from __future__ import annotations
+
+import abc
+import importlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from famjax.config.schema import Config, DataConfig
+from famjax.data.sources import Source, Split
+from famjax.tokenizers.load import load_tokenizer
+from famjax.tokenizers.tokenizer import Tokenizer
+
+
+class Request(NamedTuple):
+    """What `famjax eval` asks of a task. None leaves the choice to the task.
+
+    Attributes:
+      task: name.
+      files: of a text task, as `data.files`; None is the holdout.
+      lengths: of the documents or episodes.
+      examples: documents or episodes of each length.
+      batch: documents read together.
+      window, score: of texts, see `famjax.eval.text.evaluate_text`.
+    """
+
+    task: str
+    files: str | None = None
+    lengths: list[int] | None = None
+    examples: int | None = None
+    batch: int = 8
+    window: int | None = None
+    score: int | None = None
+
+
+class Task(abc.ABC):
+    """A task, `data.task`.
+
+    Attributes:
+      keys: config keys (`fnmatch` patterns) that have an effect only with such tasks.
+      switches: the same, of which 0, false, none and "" are always accepted.
+      has_own_words: its vocabulary is a list of its own words, `data.tokenizer=task`.
+      group: where its results are in the report of `famjax eval`, which tasks may share.
+      options: of `famjax eval`, which of lengths, window and score it takes.
+      evaluation: "module:function" of `Request` and a `Run` to results: a dictionary with "rows",
+        one for each length, in which the scores of trivial baselines are columns.
+    """
+
+    keys: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ()
+    has_own_words: bool = False
+    group: str
+    options: tuple[str, ...] = ("lengths",)
+    evaluation: str
+
+    def check(self, config: Config) -> Iterator[str]:
+        """Yield an error line for each setting that this task cannot work with."""
+        yield from ()
+
+    def make_tokenizer(self, data: DataConfig) -> Tokenizer:
+        """Return the tokenizer that `data.tokenizer` names."""
+        return load_tokenizer(data.tokenizer)
+
+    @abc.abstractmethod
+    def make_source(
+        self, config: Config, tokenizer: Tokenizer, split: Split, checked: Path | None
+    ) -> Source:
+        """Return the source of documents; see `famjax.pipeline.make_source`."""
+
+    def eval_options(self, config: Config, source: Any, capacity: int | None) -> str | None:
+        """Return the options with which `famjax eval` evaluates a run on this task.
+
+        Such as "" or " --lengths 256"; None if that is not possible.
+
+        Args:
+          source: of the training data.
+          capacity: maximum number of tokens of a document; None is unbounded.
+        """
+        return ""
+
+    def evaluate(self, run: Any, request: Request) -> Any:
+        """Evaluate a `famjax.train.run.Run`; evaluations need packages that need this one."""
+        module, _, name = self.evaluation.partition(":")
+        function: Callable[[Any, Request], Any] = getattr(importlib.import_module(module), name)
+        return function(run, request)
