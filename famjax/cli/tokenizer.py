@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -9,9 +10,14 @@ import tyro
 
 from famjax.cli.main import parse
 from famjax.core.errors import UserError, nearest
+from famjax.core.ticker import format_seconds, ticker
 
 if TYPE_CHECKING:
     from famjax.tokenizers.tokenizer import Tokenizer
+
+
+# seconds before the first report, and between reports
+_PATIENCE, _INTERVAL = 5.0, 20.0
 
 
 @dataclass(frozen=True)
@@ -48,12 +54,18 @@ def run(argv: list[str]) -> int:
         given = getattr(arguments, name)
         if given is not None and given < 1:
             raise UserError(f"--{name.replace('_', '-')} {given}: must be at least 1")
-    tokenizer = _train(arguments)
+    with ticker(_report, _PATIENCE, _INTERVAL):
+        tokenizer = _train(arguments)
     size = f"{tokenizer.vocab_size:,} tokens"
     if arguments.kind != "words" and tokenizer.vocab_size < (arguments.vocab_size or 0):
         size += f", the text does not yield {arguments.vocab_size:,}"
     print(f"wrote {arguments.out}: {size}; use it with data.tokenizer={arguments.out}")
     return 0
+
+
+def _report(seconds: float) -> None:
+    note = f"famjax: reading the texts and making the tokenizer, {format_seconds(seconds)} so far"
+    print(note, file=sys.stderr)
 
 
 def _train(arguments: Arguments) -> Tokenizer:

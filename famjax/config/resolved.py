@@ -12,6 +12,7 @@ A 0 that switches something off is a value and stays: `lora.rank`, `logit_cap`, 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from famjax.config.schema import Config, ModelConfig
 
@@ -28,26 +29,44 @@ class ResolvedConfig(Config):
     model: ResolvedModelConfig = field(kw_only=True)
 
 
-def resolve_model(model: ModelConfig) -> ResolvedModelConfig:
-    """Return the config with every size that follows from other sizes; idempotent.
+class Sizes(NamedTuple):
+    """d, h, g, e and the feed-forward's hidden width of a model."""
 
-    The sizes need not be consistent, since checks and their messages use it too.
-    """
+    d: int
+    h: int
+    g: int
+    e: int
+    hidden: int
+
+
+def sizes(model: ModelConfig) -> Sizes:
+    """Return a model's sizes, which need not be consistent, nor small enough for a float."""
+    e = model.head_dim or model.width // max(model.heads, 1)
+    hidden = model.mlp_width or 4 * model.width
+    return Sizes(model.width, model.heads, model.kv_heads or model.heads, e, hidden)
+
+
+def num_features(model: ModelConfig) -> int:
+    """Return k, the elements of phi(x); elu has no projection."""
+    return sizes(model).e if model.linear.map == "elu" else model.linear.features
+
+
+def resolve_model(model: ModelConfig) -> ResolvedModelConfig:
+    """Return the config with every size that follows from other sizes; idempotent."""
     if isinstance(model, ResolvedModelConfig):
         return model
-    head_dim = model.head_dim or model.width // max(model.heads, 1)
+    _, _, kv_heads, head_dim, mlp_width = sizes(model)
     arch, lora, linear = model.arch, model.lora, model.linear
     filled = {
-        "kv_heads": model.kv_heads or model.heads,
+        "kv_heads": kv_heads,
         "head_dim": head_dim,
-        "mlp_width": model.mlp_width or 4 * model.width,
+        "mlp_width": mlp_width,
         "arch": replace(
             arch,
             embed_scale=arch.embed_scale or model.width**0.5,
             query_scale=arch.query_scale or float(head_dim),
         ),
         "lora": replace(lora, alpha=lora.alpha or lora.rank) if lora.rank else lora,
-        # elu has no projection
-        "linear": replace(linear, features=head_dim if linear.map == "elu" else linear.features),
+        "linear": replace(linear, features=num_features(model)),
     }
     return ResolvedModelConfig(**(vars(model) | filled))

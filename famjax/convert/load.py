@@ -64,10 +64,9 @@ def load_pretrained(
     check_compatible(config, new)
     if new.lora.rank:
         raise UserError("lora: adapters need training: famjax.fit with init and model.lora.rank")
-    config = new
-    return config, load_weights(
-        config, find_family(hf).tensors(resolve_model(config)), folder, mesh
-    )
+    tensors = find_family(hf).tensors
+    native = tensors(resolve_model(config))
+    return new, load_weights(new, tensors(resolve_model(new)), folder, mesh, native)
 
 
 def read_config(folder: Path) -> HF:
@@ -134,11 +133,23 @@ def describe_ignored_keys(hf: HF) -> str:
 
 
 def load_weights(
-    config: ModelConfig, tensors: Tensors, folder: Path, mesh: Mesh | None = None
+    config: ModelConfig,
+    tensors: Tensors,
+    folder: Path,
+    mesh: Mesh | None = None,
+    native: Tensors | None = None,
 ) -> LanguageModel:
     """Return the model with the weights of a folder.
 
     Host memory: the model's own, and a few slices of a tensor (`famjax.convert.checkpoint`).
+
+    Args:
+      config: of the model.
+      tensors: of that model in the folder.
+      folder: see `load_pretrained`.
+      mesh: see `load_pretrained`.
+      native: tensors of the folder's own model. Those that the model lacks, such as the FAM's
+        prompt under another attention, are not loaded.
     """
     if config.stack != "residual":
         raise UserError(
@@ -149,7 +160,7 @@ def load_weights(
     check_model_fits(config)
     graph, shapes = abstract_inference_model(config)
     with SafetensorsFolder(folder) as checkpoint:
-        loader = ParameterLoader(config, tensors, checkpoint, mesh)
+        loader = ParameterLoader(config, tensors, checkpoint, mesh, native)
         params = jax.tree_util.tree_map_with_path(loader.load, shapes)
     return nnx.merge(graph, params)
 
@@ -163,6 +174,7 @@ class ParameterLoader:
         tensors: Tensors,
         checkpoint: SafetensorsFolder,
         mesh: Mesh | None = None,
+        native: Tensors | None = None,
     ):
         self.config, self.tensors, self.checkpoint = config, tensors, checkpoint
         self.mesh = mesh
@@ -170,11 +182,14 @@ class ParameterLoader:
         names_in_folder = checkpoint.names()
         self.prefix = _prefix(tensors["embedding"].name, names_in_folder)
         layers = range(config.layers)
-        wanted = {self.tensor_name(tensor, i) for tensor in tensors.values() for i in layers}
+        wanted, known = (
+            {self.tensor_name(tensor, i) for tensor in named.values() for i in layers}
+            for named in (tensors, native or {})
+        )
         for name in _HEADS & (names_in_folder - wanted):
             # with a tied head it must be a copy of the embedding
             self.check_tied_head(name, self.tensor_name(tensors["embedding"]))
-        _check_names(wanted | _HEADS & names_in_folder, names_in_folder)
+        _check_names(wanted | (_HEADS | known) & names_in_folder, names_in_folder)
 
     def tensor_name(self, tensor: Tensor, layer: int = 0) -> str:
         return tensor.name.format(layer).removeprefix(self.prefix)

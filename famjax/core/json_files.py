@@ -16,7 +16,7 @@ from famjax.core.errors import UserError
 # Levels of nested lists and tables. Python's own limit depends on the depth of the call stack, and
 # consumers of the result (repr, json.dumps) reach theirs earlier.
 MAX_DEPTH = 100
-# of a file that is read at once; a tokenizer.json of 256,000 tokens has 35 MB
+# of a file that is read as a whole; a tokenizer.json of 256,000 tokens has 35 MB
 MAX_BYTES = 256 << 20
 
 
@@ -61,17 +61,32 @@ def read_json(path: Path, hint: str, unique: bool = False) -> Any:
       UserError: it is damaged, not a regular file, or too large.
       OSError: it cannot be opened.
     """
-    size = regular_file_size(path)
-    if size > MAX_BYTES:
-        raise UserError(
-            f"{path}: {size:,} bytes, more than the {MAX_BYTES:,} that a JSON file may have; {hint}"
-        )
+    content = read_whole(path, hint)
     try:
-        return parse_json(path.read_text(encoding="utf-8"), unique)
+        return parse_json(content.decode("utf-8"), unique)
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: damaged (not UTF-8 at byte {error.start}); {hint}") from None
     except ValueError as error:
         raise UserError(f"{path}: damaged ({error}); {hint}") from None
+
+
+def read_whole(path: Path, hint: str) -> bytes:
+    """Return the content of a file that is not a text to train on, and therefore small.
+
+    Args:
+      path: of the file.
+      hint: what to do if it is too large, such as "copy it again".
+
+    Raises:
+      UserError: it is not a regular file, or has more than `MAX_BYTES`.
+      OSError: it cannot be opened.
+    """
+    size = regular_file_size(path)
+    if size > MAX_BYTES:
+        raise UserError(
+            f"{path}: {size:,} bytes, more than the {MAX_BYTES:,} that such a file may have; {hint}"
+        )
+    return path.read_bytes()
 
 
 def regular_file_size(path: str | Path) -> int:

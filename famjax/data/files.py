@@ -11,12 +11,14 @@ import gzip
 import lzma
 import os
 import re
+import sys
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
@@ -25,6 +27,10 @@ from famjax.core.json_files import regular_file_size
 
 PIECE_BYTES = 64 << 10
 _PROBE_BYTES = 8 << 10
+# decompressed between checks of the clock
+_SEEK_BYTES = 1 << 20
+# before reports of progress
+_SILENT_SECONDS = 5.0
 # Linux's virtual file systems: files there are generated on read and may be endless
 _KERNEL = ("/proc/", "/sys/")
 # ASCII white space never occurs inside a multi-byte character
@@ -51,6 +57,28 @@ class TextFile:
         return 1 if self.rows is None else len(self.rows)
 
 
+class ReadProgress:
+    """Reports on stderr how much of data.files was read, if it takes more than 5 seconds."""
+
+    def __init__(self) -> None:
+        self._begin = self._last_report = time.monotonic()
+        self._bytes = 0
+
+    def add(self, path: str, size: int) -> None:
+        """Count bytes read from a file."""
+        self._bytes += size
+        now = time.monotonic()
+        # at growing intervals: 5, 10, 20, 40 seconds after the start
+        if now - self._begin > max(_SILENT_SECONDS, 2 * (self._last_report - self._begin)):
+            self._last_report = now
+            rate = self._bytes / (now - self._begin)
+            print(
+                f"famjax: reading data.files: {self._bytes / 1e6:,.0f} MB so far, "
+                f"{rate / 1e6:,.0f} MB/s, now in {path}",
+                file=sys.stderr,
+            )
+
+
 @contextmanager
 def wrap_read_errors(path: str) -> Iterator[None]:
     """Convert errors from reading `path` into a `UserError` of one line."""
@@ -70,9 +98,31 @@ def read_error_message(path: str, error: OSError) -> str:
 
 def open_text(path: str) -> BinaryIO:
     """Open a text file as a stream of bytes, decompressing .gz and .xz."""
-    openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
+    suffix = Path(path).suffix
     with wrap_read_errors(path):
-        return openers.get(Path(path).suffix, open)(path, "rb")
+        if suffix == ".gz":
+            return cast(BinaryIO, gzip.open(path, "rb"))
+        if suffix == ".xz":
+            # .lzma, which is read by default too, takes zeros for any number of empty texts
+            return cast(BinaryIO, lzma.open(path, "rb", format=lzma.FORMAT_XZ))
+        return open(path, "rb")
+
+
+def seek_text(stream: BinaryIO, path: str, offset: int | None) -> int:
+    """Go to a byte of a text, or to its end (None), and return its offset.
+
+    A compressed text is decompressed up to there, with reports of progress.
+    """
+    with wrap_read_errors(path):
+        if not isinstance(stream, gzip.GzipFile | lzma.LZMAFile):
+            return stream.seek(0, os.SEEK_END) if offset is None else stream.seek(offset)
+        progress, at = ReadProgress(), stream.seek(0)
+        while True:
+            size = _SEEK_BYTES if offset is None else min(_SEEK_BYTES, offset - at)
+            if not (size := len(stream.read(size))):
+                return at
+            at += size
+            progress.add(path, size)
 
 
 def read_text_pieces(path: str) -> Iterator[str]:
@@ -83,15 +133,14 @@ def read_text_pieces(path: str) -> Iterator[str]:
         raise UserError(f"{path}: empty")
     with open_text(path) as stream:
         for offset, data in iter_pieces(stream, path, 0, None):
-            yield decode_utf8(data, path, offset)
+            yield decode_text(data, path, offset)
 
 
 def iter_pieces(
     stream: BinaryIO, path: str, begin: int, end: int | None
 ) -> Iterator[tuple[int, bytes]]:
     """Yield (offset, bytes) of the text from byte `begin` to `end`, cut between characters."""
-    with wrap_read_errors(path):
-        stream.seek(begin)
+    seek_text(stream, path, begin)
     offset, buffer, ended = begin, b"", False
     while True:
         while not ended and len(buffer) < 2 * PIECE_BYTES:
@@ -122,12 +171,23 @@ def _find_cut(buffer: bytes, at: int) -> int:
     return at
 
 
+def decode_text(data: bytes, path: str, offset: int) -> str:
+    """Return the text of the bytes of a text file from `offset` on."""
+    if (at := data.find(0)) >= 0:
+        raise UserError(_binary_error_message(path, offset + at))
+    return decode_utf8(data, path, offset)
+
+
 def decode_utf8(data: bytes, path: str, offset: int) -> str:
     """Return the text of the bytes of `path` from `offset` on."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(utf8_error_message(path, offset + error.start)) from None
+
+
+def _binary_error_message(path: str, offset: int) -> str:
+    return f"{path}: binary, byte {offset} is zero; give UTF-8 text, or .gz or .xz of it"
 
 
 def utf8_error_message(path: str, offset: int) -> str:
@@ -164,9 +224,7 @@ def probe_text(path: str, explicit: bool) -> str | None:
         return "empty"
     if (at := head.find(0)) >= 0:
         if explicit:
-            raise UserError(
-                f"{path}: binary, byte {at} is zero; give UTF-8 text, or .gz or .xz of it"
-            )
+            raise UserError(_binary_error_message(path, at))
         return "binary"
     try:
         codecs.getincrementaldecoder("utf-8")().decode(head)

@@ -9,14 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, BinaryIO, NamedTuple
 
 from famjax.core.errors import UserError
-from famjax.core.json_files import parse_json
+from famjax.core.json_files import MAX_BYTES, parse_json
 from famjax.data.files import TextFile, open_text, wrap_read_errors
 from famjax.tokenizers.chat import ChatTemplate
 
 _SCAN_BYTES = 1 << 20
+# a line is read as a whole; other texts are read in pieces
+_MAX_LINE_BYTES = MAX_BYTES
 _EXPECTED_FORMS = (
     'no "text", and no "inputs" with "targets", "prompt" with "response", or "messages", with a '
     "string in it"
@@ -46,7 +49,7 @@ def read_json_line(file: TextFile, row: int, template: ChatTemplate | None) -> L
     plain = file.plain.name if file.plain else file.path
     with open_text(plain) as stream, wrap_read_errors(file.path):
         stream.seek(begin)
-        line = stream.readline()
+        line = next(iter_lines(stream), b"")
     with wrap_line_errors(file.path, lambda: _line_number(plain, begin)):
         parts, messages = parse_record(line, template)
         if not messages:
@@ -54,6 +57,11 @@ def read_json_line(file: TextFile, row: int, template: ChatTemplate | None) -> L
         assert template is not None
         texts = template.render_document(messages)
         return Line([(text.encode("utf-8"), weight) for text, weight in texts], rendered=True)
+
+
+def iter_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Return the lines of a stream, cut to a length that `parse_record` rejects."""
+    return iter(partial(stream.readline, _MAX_LINE_BYTES + 1), b"")
 
 
 @contextmanager
@@ -94,6 +102,11 @@ def parse_record(
     Raises:
       UserError, ValueError: see `wrap_line_errors`.
     """
+    if len(line) > _MAX_LINE_BYTES:
+        raise UserError(
+            f"more than {_MAX_LINE_BYTES:,} bytes; write so long a document to a text file of its "
+            "own"
+        )
     record = parse_json(line)
     if not isinstance(record, dict):
         raise UserError(f"a {type(record).__name__} instead of an object; {_EXPECTED_FORMS}")

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
-import time
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,18 +20,16 @@ import numpy as np
 import famjax
 from famjax.core.errors import UserError
 from famjax.core.json_files import read_json
-from famjax.data.files import TextFile, is_jsonl, open_text, wrap_read_errors
-from famjax.data.json_lines import parse_record, wrap_line_errors
+from famjax.data.files import ReadProgress, TextFile, is_jsonl, open_text, wrap_read_errors
+from famjax.data.json_lines import iter_lines, parse_record, wrap_line_errors
 from famjax.tokenizers.chat import ChatTemplate
 
-# before the opening scan reports its progress
-_SILENT_SECONDS = 5.0
 # read by the opening scan between checks of the clock
 _REPORT_BYTES = 1 << 20
 # distinct sequences of roles on which the opening scan tries the chat template
 _MAX_TRIED = 256
 # version of the checks of a line: records of files that passed another version are ignored
-_CHECKS_VERSION = 1
+_CHECKS_VERSION = 2
 
 
 class CheckedFiles:
@@ -101,8 +97,7 @@ class Scanner:
     def __init__(self, template: ChatTemplate | None, checked: CheckedFiles):
         self._template, self._checked = template, checked
         self._tried: set[Any] = set()
-        self._begin = self._last_report = time.monotonic()
-        self._bytes = 0
+        self._progress = ReadProgress()
 
     def index_documents(self, file: TextFile) -> TextFile:
         """Return the file with the offsets of its documents: the lines of .jsonl not blank."""
@@ -116,14 +111,14 @@ class Scanner:
         offset = number = reported = 0
         line_errors = wrap_line_errors(file.path, lambda: number)
         with wrap_read_errors(file.path), open_text(file.path) as stream, line_errors:
-            for number, line in enumerate(stream, 1):  # noqa: B007, read by the lambda
+            for number, line in enumerate(iter_lines(stream), 1):  # noqa: B007, in the lambda
                 if not line.isspace():
                     rows.append(offset)
                     if not known:
                         self._check(line)
                 offset += len(line)
                 if offset - reported >= _REPORT_BYTES:
-                    self._report_progress(file.path, offset - reported)
+                    self._progress.add(file.path, offset - reported)
                     reported = offset
                 if spool:
                     spool.write(line)
@@ -142,19 +137,6 @@ class Scanner:
         if kind not in self._tried and len(self._tried) < _MAX_TRIED:
             self._tried.add(kind)
             self._template.render_document(messages)
-
-    def _report_progress(self, path: str, size: int) -> None:
-        self._bytes += size
-        now = time.monotonic()
-        # at growing intervals: 5, 10, 20, 40 seconds after the start
-        if now - self._begin > max(_SILENT_SECONDS, 2 * (self._last_report - self._begin)):
-            self._last_report = now
-            rate = self._bytes / (now - self._begin)
-            print(
-                f"famjax: reading data.files: {self._bytes / 1e6:,.0f} MB so far, "
-                f"{rate / 1e6:,.0f} MB/s, now in {path}",
-                file=sys.stderr,
-            )
 
 
 class _Spool:

@@ -24,10 +24,12 @@ from famjax.core.units import byte_size
 from famjax.data.files import (
     PIECE_BYTES,
     SPACE,
+    decode_text,
     decode_utf8,
     iter_pieces,
     open_text,
     read_text_pieces,
+    seek_text,
     wrap_read_errors,
 )
 from famjax.data.find_files import describe_skipped, find_files
@@ -308,8 +310,9 @@ class TextSource:
                 for offset, data in _iter_range(stream, path, first, end, line)
             )
             for offset, data, weight in islice(cuts, skip, None):
+                decode = decode_utf8 if line else decode_text
                 yield TextPiece(
-                    decode_utf8(data, path, offset), weight, line is not None and line.rendered
+                    decode(data, path, offset), weight, line is not None and line.rendered
                 )
 
     def _weighted_ranges(
@@ -344,14 +347,15 @@ class TextSource:
 
     def _text_size(self, key: Key) -> int:
         """Return the size of a document's text, in bytes."""
-        with self._open_text_stream(key)[0] as stream, wrap_read_errors(key[0]):
-            return stream.seek(0, os.SEEK_END)
+        with self._open_text_stream(key)[0] as stream:
+            return seek_text(stream, key[0], None)
 
     def _find_boundary(self, key: Key, offset: int) -> int:
         """Return where to cut a document, at or soon after a byte offset."""
-        with self._open_text_stream(key)[0] as stream, wrap_read_errors(key[0]):
-            stream.seek(offset)
-            window = stream.read(PIECE_BYTES)
+        with self._open_text_stream(key)[0] as stream:
+            seek_text(stream, key[0], offset)
+            with wrap_read_errors(key[0]):
+                window = stream.read(PIECE_BYTES)
         if space := SPACE.search(window):
             return offset + space.start()
         ends = (i for i, byte in enumerate(window) if byte & 0xC0 != 0x80)

@@ -21,7 +21,7 @@ from typing import Any, get_type_hints
 from famjax.config.keys import has_type, keys, type_error_message, unknown_key_message, values
 from famjax.config.schema import AXES, Config
 from famjax.core.errors import UserError, nearest
-from famjax.core.json_files import parse_json, regular_file_size, shorten
+from famjax.core.json_files import parse_json, read_whole, shorten
 from famjax.core.paths import expanded
 from famjax.experiment.checks import validate
 from famjax.experiment.hints import find_hint
@@ -149,9 +149,9 @@ def read_config(name_or_path: str) -> Config:
 
 
 def _load_json(path: Path) -> Config:
-    regular_file_size(path)
+    content = read_whole(path, "give a run's config.json")
     try:
-        return from_json(path.read_text(encoding="utf-8"))
+        return from_json(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not a text file; give a run's config.json") from error
     except UserError as error:
@@ -159,8 +159,7 @@ def _load_json(path: Path) -> Config:
 
 
 def _load_python(path: Path) -> Config:
-    regular_file_size(path)
-    source = path.read_bytes()
+    source = read_whole(path, "give a file with a function config()")
     module = ModuleType(path.stem)
     module.__file__ = str(path)
     try:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import fnmatch
 from typing import NamedTuple
 
-from famjax.config.derived import mixer_pattern, sizes
+from famjax.config.derived import mixer_pattern
+from famjax.config.resolved import sizes
 from famjax.config.schema import Config, ModelConfig
 from famjax.mixers import MIXERS, MixerSpec, mixer_specs
 

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from famjax.config.derived import sizes
-from famjax.config.resolved import ResolvedModelConfig, resolve_model
+from famjax.config.resolved import ResolvedModelConfig, sizes
 from famjax.config.schema import ModelConfig
 from famjax.core.types import Array
 from famjax.layers.linear import Linear
@@ -42,11 +41,6 @@ LEARNED: dict[str, Callable[[Array], Array]] = {
     "cos": lambda x: _SCALE * jnp.cos(x),
     "tanh": lambda x: _SCALE * jnp.tanh(x),
 }
-
-
-def num_features(config: ModelConfig) -> int:
-    """Return k, the elements of phi(x)."""
-    return resolve_model(config).linear.features
 
 
 def count_params(config: ModelConfig) -> int:

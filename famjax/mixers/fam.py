@@ -24,8 +24,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.config.derived import sizes
-from famjax.config.resolved import ResolvedModelConfig
+from famjax.config.resolved import ResolvedModelConfig, sizes
 from famjax.config.schema import ModelConfig
 from famjax.core.types import Array, Context, param_dtype
 from famjax.layers.dropout import FEEDBACK, split_key

@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.config.derived import sizes
-from famjax.config.resolved import ResolvedModelConfig, resolve_model
+from famjax.config.resolved import ResolvedModelConfig, num_features, resolve_model, sizes
 from famjax.config.schema import Config, ModelConfig
 from famjax.core.errors import multiples
 from famjax.core.remat import tag_product
@@ -218,7 +217,7 @@ class LinearSpec(MixerSpec):
         forward product of its maps and of phi(k) v^T, two for each of phi(q) with S and z."""
         softmax = 2 * layer_weights(model) + attention_flops(model, length / 2)
         _, h, _, e, _ = sizes(model)
-        second = 2 * h * feature_map.num_features(model) * (e + 1)
+        second = 2 * h * num_features(model) * (e + 1)
         return softmax + 2 * _attention_flops(model) + second
 
     def parameters(self, model: ModelConfig) -> int:
@@ -226,7 +225,7 @@ class LinearSpec(MixerSpec):
 
     def state_bytes(self, model: ModelConfig) -> int:
         _, _, g, e, _ = sizes(model)
-        return g * feature_map.num_features(model) * (e + 1) * 4  # float32
+        return g * num_features(model) * (e + 1) * 4  # float32
 
     def scores(self, config: Config) -> int:
         return 0
@@ -238,7 +237,7 @@ class LinearSpec(MixerSpec):
 def _attention_flops(model: ModelConfig) -> float:
     """phi of queries and keys, phi(k) v^T, and the products of phi(q) with S and z."""
     _, h, g, e, _ = sizes(model)
-    k, vectors = feature_map.num_features(model), feature_map.num_vectors(resolve_model(model))
+    k, vectors = num_features(model), feature_map.num_vectors(resolve_model(model))
     return 2 * ((h + g) * e * vectors + g * k * e + h * k * (e + 1))
 
 

@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.config.derived import sizes
-from famjax.config.resolved import ResolvedModelConfig, resolve_model
+from famjax.config.resolved import ResolvedModelConfig, resolve_model, sizes
 from famjax.config.schema import Config, ModelConfig
 from famjax.core.types import Array, Context, State, param_dtype
 from famjax.layers.mlp import FeedForward

@@ -12,8 +12,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from famjax.config.derived import sizes
-from famjax.config.resolved import ResolvedConfig, ResolvedModelConfig
+from famjax.config.resolved import ResolvedConfig, ResolvedModelConfig, sizes
 from famjax.config.schema import ModelConfig
 from famjax.mixers import mixer_specs
 from famjax.plan.chips import Topology

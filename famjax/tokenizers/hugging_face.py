@@ -20,7 +20,7 @@ import numpy as np
 import tokenizers
 
 from famjax.core.errors import UserError
-from famjax.core.json_files import read_json, shorten
+from famjax.core.json_files import read_json, read_whole, shorten
 from famjax.tokenizers.chat import ChatTemplate, split_escaped
 from famjax.tokenizers.tokenizer import Tokenizer
 
@@ -353,7 +353,7 @@ class _SiblingFiles:
         path = self._folder / "chat_template.jinja"
         if path.exists():
             try:
-                return path.read_text(encoding="utf-8")
+                return read_whole(path, "fetch it again").decode("utf-8")
             except UnicodeDecodeError:
                 raise UserError(f"{path}: not UTF-8; fetch it again") from None
         template = self._config.get("chat_template")

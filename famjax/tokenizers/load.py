@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 from pathlib import Path
 
 from famjax.core.errors import UserError
-from famjax.core.json_files import regular_file_size
+from famjax.core.json_files import read_whole
 from famjax.core.paths import expanded
 from famjax.tokenizers.hugging_face import HuggingFaceTokenizer
 from famjax.tokenizers.sentence_piece import SentencePieceTokenizer
@@ -39,12 +37,11 @@ def load_tokenizer(spec: str) -> Tokenizer:
         return ByteTokenizer()
     try:
         path = _definition_file(spec)
-        regular_file_size(path)
         if path.suffix == ".json":
             return HuggingFaceTokenizer(spec, path)
         if path.suffix == ".txt":
             return read_words(spec, path)
-        content = path.read_bytes()
+        content = read_whole(path, "give a tokenizer's file")
     except OSError as error:
         raise UserError(
             f"data.tokenizer={spec}: {error.strerror}; give 'bytes', the path of a SentencePiece "
@@ -80,7 +77,7 @@ def save_tokenizer(spec: str, folder: Path) -> None:
         return
     source, home = _definition_file(spec), folder / "tokenizer"
     if source.suffix == ".txt":
-        save_words(source.read_text(encoding="utf-8"), folder)
+        save_words(read_words(spec, source).text(), folder)
         return
     if source.suffix != ".json":
         _copy(source, folder / SENTENCEPIECE)
@@ -105,8 +102,8 @@ def save_words(text: str, folder: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    with contextlib.suppress(shutil.SameFileError):
-        shutil.copyfile(source, target)
+    if not (target.exists() and source.samefile(target)):
+        target.write_bytes(read_whole(source, "copy the tokenizer again"))
 
 
 def load_saved_tokenizer(folder: Path, spec: str) -> Tokenizer:

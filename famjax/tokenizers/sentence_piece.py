@@ -63,12 +63,21 @@ def train_model(sentences: Iterator[str], vocab_size: int) -> bytes:
     """Return a lossless BPE model of the sentences.
 
     Raises:
-      UserError: the text does not suit the vocabulary size.
+      UserError: the text does not suit the vocabulary size, or cannot be read.
     """
     content = io.BytesIO()
+    unreadable: list[UserError] = []
+
+    def readable() -> Iterator[str]:
+        try:
+            yield from sentences
+        except UserError as error:
+            # the trainer would raise it as a RuntimeError with its own words around it
+            unreadable.append(error)
+
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=sentences,
+            sentence_iterator=readable(),
             model_writer=content,
             model_type="bpe",
             vocab_size=vocab_size,
@@ -88,7 +97,10 @@ def train_model(sentences: Iterator[str], vocab_size: int) -> bytes:
             minloglevel=2,
         )
     except (RuntimeError, ValueError) as error:
-        raise UserError(_training_error(str(error), vocab_size)) from None
+        if not unreadable:
+            raise UserError(_training_error(str(error), vocab_size)) from None
+    if unreadable:
+        raise unreadable[0]
     return content.getvalue()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from famjax.core.errors import UserError
+from famjax.core.json_files import read_whole
 from famjax.tokenizers.tokenizer import Tokenizer
 
 # document boundary, word outside the vocabulary, end of line
@@ -61,10 +62,15 @@ def read_words(name: str, path: Path) -> WordTokenizer:
     Raises:
       UserError: the file is not a word list.
     """
+    content = read_whole(path, "give a word list")
     try:
-        words = path.read_text(encoding="utf-8").split("\n")
+        text = content.decode("utf-8")
     except UnicodeDecodeError:
-        raise UserError(f"data.tokenizer={name}: not a text file; give a word list") from None
+        text = "\0"
+    if "\0" in text:
+        raise UserError(f"data.tokenizer={name}: not a text file; give a word list")
+    # line ends of Windows are accepted
+    words = text.replace("\r\n", "\n").split("\n")
     if words[-1] == "":
         words.pop()
     if tuple(words[: len(SPECIALS)]) != SPECIALS:

@@ -15,8 +15,8 @@ import time
 import jax
 import jax.numpy as jnp
 
-from famjax.config.derived import cutoffs, layer_mixers, sizes
-from famjax.config.resolved import ResolvedConfig, ResolvedModelConfig
+from famjax.config.derived import cutoffs, layer_mixers
+from famjax.config.resolved import ResolvedConfig, ResolvedModelConfig, sizes
 from famjax.config.schema import ModelConfig
 from famjax.mixers import MIXERS
 from famjax.mixers.mixer import attention_flops, layer_weights

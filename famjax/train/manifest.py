@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from famjax.core.errors import UserError
-from famjax.core.json_files import parse_json, regular_file_size
+from famjax.core.json_files import parse_json, read_whole, regular_file_size
 from famjax.core.names import is_inside
 
 MANIFEST, TREE, EXTRA = "manifest.json", "tree.json", "extra.json"
@@ -51,8 +51,7 @@ def fsync(path: Path) -> None:
 
 
 def load_json(path: Path) -> Any:
-    regular_file_size(path)
-    return parse_json(path.read_text(encoding="utf-8"))
+    return parse_json(read_whole(path, RESTORE_HINT).decode("utf-8"))
 
 
 def find_damage(folder: Path, keys: list[str]) -> str | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json, regular_file_size
 
 METRICS = "metrics.jsonl"
+# a longer line is damaged
+_MAX_ROW_BYTES = 1 << 20
 
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -103,19 +105,26 @@ def _read_rows(path: Path) -> list[tuple[dict[str, Any], bytes]]:
     """Each row with its unparsed line."""
     try:
         regular_file_size(path)
-        lines = path.read_bytes().splitlines()
+        with path.open("rb") as stream:
+            return _parse_rows(path, iter(lambda: stream.readline(_MAX_ROW_BYTES), b""))
     except FileNotFoundError:
         raise UserError(f"no metrics at {path}; train the run first") from None
+
+
+def _parse_rows(path: Path, lines: Iterator[bytes]) -> list[tuple[dict[str, Any], bytes]]:
     rows = []
+    damaged = 0
     for number, line in enumerate(lines, start=1):
-        row = _parse_row(line)
-        if row is not None:
-            rows.append((row, line))
-        elif number < len(lines):
+        if damaged:
             raise UserError(
-                f"{path}: line {number} is damaged; remove that line, its row is lost, "
+                f"{path}: line {damaged} is damaged; remove that line, its row is lost, "
                 "or restore the file from a copy"
             )
+        row = _parse_row(line)
+        if row is None:
+            damaged = number
+        else:
+            rows.append((row, line.rstrip(b"\r\n")))
     return rows
 
 

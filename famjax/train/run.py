@@ -15,8 +15,8 @@ from jax.sharding import Mesh
 
 from famjax.config.keys import values
 from famjax.config.schema import Config, LoraConfig, ModelConfig
-from famjax.core.errors import UserError
-from famjax.core.json_files import regular_file_size
+from famjax.core.errors import UserError, nearest_path
+from famjax.core.json_files import read_whole
 from famjax.experiment.checks import validate, validate_model
 from famjax.experiment.load import difference, from_json, to_json
 from famjax.experiment.memory import check_model_fits, check_training_fits
@@ -157,6 +157,8 @@ def open_run(
     folder = Path(run_dir)
     config = read_config(folder)
     if config is None:
+        if not folder.is_dir():
+            raise UserError(f"{folder}: there is no such folder{nearest_path(str(folder))}")
         within = sorted(str(path.parent) for path in folder.glob(f"*/{CHECKPOINTS}"))
         hint = f"give one of {', '.join(within)}" if within else "train one with famjax train"
         raise UserError(f"{folder} is not a run: it has no {CONFIG}; {hint}")
@@ -261,14 +263,15 @@ def read_config(folder: Path) -> Config | None:
     """Return the config of the run in a folder; None if there is no run."""
     path = folder / CONFIG
     try:
-        regular_file_size(path)
-        return from_json(path.read_text(encoding="utf-8"))
+        content = read_whole(path, "restore it from a copy")
     except FileNotFoundError:
         return None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not a text file; restore it from a copy") from None
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; give --run another folder") from None
+    try:
+        return from_json(content.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not a text file; restore it from a copy") from None
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 

@@ -152,6 +152,11 @@ def test_eval_refuses(
 def test_not_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "is not a run" in refusal(["eval", str(tmp_path)], capsys)
     assert "is not a run" in refusal(["generate", str(tmp_path), "--prompt", "x"], capsys)
+    said = refusal(["eval", str(tmp_path / "frist")], capsys)
+    assert said.endswith(f"{tmp_path / 'frist'}: there is no such folder")
+    (tmp_path / "first").mkdir()
+    said = refusal(["generate", str(tmp_path / "frist"), "--prompt", "x"], capsys)
+    assert said.endswith(f"there is no such folder; did you mean '{tmp_path / 'first'}'?")
     (tmp_path / "a" / "checkpoints").mkdir(parents=True)
     assert f"give one of {tmp_path / 'a'}" in refusal(["eval", str(tmp_path)], capsys)
 

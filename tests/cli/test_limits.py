@@ -256,6 +256,59 @@ def test_a_config_that_is_a_pipe(refused: Refused, tmp_path: Path) -> None:
     assert "not a regular file" in refused("convert", str(tmp_path), str(tmp_path / "new"))
 
 
+def hole(path: Path) -> Path:
+    """Make a file of a terabyte that takes no space."""
+    path.parent.mkdir(exist_ok=True)
+    with path.open("wb") as file:
+        file.truncate(10**12)
+    return path
+
+
+def test_a_config_of_a_terabyte(refused: Refused, tmp_path: Path) -> None:
+    path = hole(tmp_path / "config.json")
+    said = ": 1,000,000,000,000 bytes, more than the 268,435,456 that such a file may have"
+    assert refused("train", str(path)).startswith(f"{path}{said}")
+    assert refused("generate", str(tmp_path), "--prompt", "x").startswith(f"{path}{said}")
+    assert refused("convert", str(tmp_path), str(tmp_path / "new")).startswith(f"{path}{said}")
+    python = hole(tmp_path / "config.py")
+    assert refused("train", str(python)).startswith(f"{python}{said}")
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.model", "tokenizer.json", "words.txt", "chat_template.jinja"]
+)
+def test_a_tokenizer_of_a_terabyte(refused: Refused, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "tokenizer"
+    if name == "chat_template.jinja":
+        byte_level(folder)
+    hole(folder / name)
+    line = refused("train", "text_fam", f"data.tokenizer={folder}", "--run", str(tmp_path / "run"))
+    assert line.startswith(f"{folder / name}: 1,000,000,000,000 bytes, more than the 268,435,456")
+
+
+def test_a_chat_template_that_is_a_pipe(refused: Refused, tmp_path: Path) -> None:
+    byte_level(tmp_path / "tokenizer")
+    os.mkfifo(tmp_path / "tokenizer" / "chat_template.jinja")
+    line = refused("train", "text_fam", f"data.tokenizer={tmp_path / 'tokenizer'}")
+    assert "chat_template.jinja: not a regular file" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("a.txt", "binary, byte 0 is zero"),
+        ("a.jsonl", "binary, byte 0 is zero"),
+        ("a.txt.gz", "truncated or damaged"),
+        # lzma takes zeros for any number of empty .lzma texts
+        ("a.txt.xz", "truncated or damaged"),
+        ("a.jsonl.xz", "truncated or damaged"),
+    ],
+)
+def test_texts_of_a_terabyte(refused: Refused, tmp_path: Path, name: str, said: str) -> None:
+    path = hole(tmp_path / name)
+    assert f"{path}: {said}" in refused("train", "text_fam", f"data.files={path}")
+
+
 # config.json of Hugging Face ---------------------------------------------------------------------
 
 LLAMA = {

@@ -147,8 +147,8 @@ def test_a_write_that_fails_leaves_nothing(llama, tmp_path, capsys, monkeypatch)
 
 
 def test_a_model_that_is_not_the_sources_is_refused(llama, tmp_path, capsys, monkeypatch):
-    def other(config, tensors, folder):
-        model = load_weights(config, tensors, folder)
+    def other(*args, **kwargs):
+        model = load_weights(*args, **kwargs)
         scale = model.norm.scale
         scale[...] = scale[...] * 1.01
         return model

@@ -107,6 +107,20 @@ def test_export_from_a_folder(folders: dict[tuple[str, str], Path], tmp_path: Pa
     assert (ours == tiny.run().model.stack.prompt[...]).all()
 
 
+def test_a_folder_with_memory_takes_another_attention(
+    folders: dict[tuple[str, str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The FAM's prompt is a tensor that the new model has no use for."""
+    for kind in ("hf", "run"):
+        argv = ("convert", folders["fam", kind], tmp_path / kind, "--to", "bswa")
+        assert "wrote" in printed(capsys, *argv)
+    ours, theirs = (famjax.open_run(tmp_path / kind).model for kind in ("hf", "run"))
+    _, loaded = famjax.load_pretrained(folders["fam", "hf"], mixer="bswa")
+    tokens = np.arange(48)[None] % 250
+    for model in (ours, loaded):
+        assert (tiny.logits(model, tokens) == tiny.logits(theirs, tokens)).all()
+
+
 def test_a_run_is_still_a_run() -> None:
     assert famjax.open_run(tiny.folder()).step == 2
 

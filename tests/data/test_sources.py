@@ -220,12 +220,46 @@ def test_a_long_scan_reports_its_progress(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err == ""
     seconds = itertools.count()
     monkeypatch.setattr("famjax.data.scan._REPORT_BYTES", 1)
-    monkeypatch.setattr("famjax.data.scan.time.monotonic", lambda: float(next(seconds)))
+    monkeypatch.setattr("famjax.data.files.time.monotonic", lambda: float(next(seconds)))
     make(tmp_path)
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 3  # at 6, 13 and 27 seconds
     assert said[0].startswith("famjax: reading data.files: 0 MB so far, 0 MB/s, now in ")
     assert said[0].endswith("a.jsonl")
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz"])
+def test_a_long_way_to_the_end_of_a_compressed_text_is_reported(
+    tmp_path, monkeypatch, capsys, suffix
+):
+    with OPENERS[suffix](tmp_path / f"a.txt{suffix}", "wb") as file:
+        file.write(b"word " * 1000)
+    plain, seconds = tmp_path / "a.txt", itertools.count()
+    plain.write_bytes(b"word " * 1000)
+    monkeypatch.setattr("famjax.data.files._SEEK_BYTES", 100)
+    monkeypatch.setattr("famjax.data.files.time.monotonic", lambda: float(next(seconds)))
+    source = make(tmp_path / f"a.txt{suffix}", holdout=10)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == (
+        f"famjax: reading data.files: 0 MB so far, 0 MB/s, now in {tmp_path / 'a.txt'}{suffix}"
+    )
+    other = make(plain, holdout=10)
+    assert capsys.readouterr().err == ""
+    assert epoch(source) == epoch(other)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
+def test_a_line_too_long_to_be_read_as_a_whole(tmp_path, monkeypatch, suffix):
+    path = tmp_path / f"a.jsonl{suffix}"
+    with OPENERS[suffix](path, "wb") as file:
+        file.write(b'{"text": "fine"}\n{"text": "' + b"a" * 100 + b'"}\n')
+    source = make(path)
+    monkeypatch.setattr("famjax.data.json_lines._MAX_LINE_BYTES", 100)
+    said = r"a\.jsonl.*, line 2: more than 100 bytes; write so long a document to a text file"
+    with pytest.raises(UserError, match=said):
+        make(path)
+    with pytest.raises(UserError, match=said):
+        epoch(source)  # grown since the scan
 
 
 def test_no_room_for_the_text_of_a_compressed_file(tmp_path, monkeypatch):
@@ -454,6 +488,21 @@ def test_undecodable_bytes_far_into_a_file_are_named(tmp_path):
     source = make(tmp_path)
     with pytest.raises(UserError, match=r"a\.txt: not UTF-8 at byte 200000"):
         tokens(source, source.key(0, 1, 0))
+
+
+def test_zeros_far_into_a_file_are_named(tmp_path):
+    """As a crash may leave them at the end of a file."""
+    (tmp_path / "a.txt").write_bytes(b"word " * 40_000 + bytes(9))
+    source = make(tmp_path)
+    with pytest.raises(UserError, match=r"a\.txt: binary, byte 200000 is zero"):
+        tokens(source, source.key(0, 1, 0))
+    with pytest.raises(UserError, match=r"a\.txt: binary, byte 200000 is zero"):
+        list(read_text_pieces(str(tmp_path / "a.txt")))
+    # in JSON a zero is a character as any other
+    (tmp_path / "a.txt").rename(tmp_path / "a.bin")
+    (tmp_path / "b.jsonl").write_text('{"text": "a\\u0000b"}')
+    source = make(tmp_path / "b.jsonl")
+    assert 0 in tokens(source, source.key(0, 1, 0))
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz"])

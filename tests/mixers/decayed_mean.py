@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.config.derived import sizes
+from famjax.config.resolved import sizes
 from famjax.config.schema import Config, ModelConfig
 from famjax.core.types import Array, Context, param_dtype
 from famjax.layers.mlp import FeedForward

@@ -17,8 +17,7 @@ from decayed_mean import DecayedMeanSpec
 from flax import nnx
 
 from famjax.cli.main import main
-from famjax.config.derived import sizes
-from famjax.config.resolved import resolve_model
+from famjax.config.resolved import resolve_model, sizes
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.core.types import Context

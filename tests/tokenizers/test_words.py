@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -83,6 +85,30 @@ def test_bytes_are_no_list(tmp_path):
     (tmp_path / "w.txt").write_bytes(b"\xff")
     with pytest.raises(UserError, match="not a text file"):
         load_tokenizer(str(tmp_path / "w.txt"))
+    (tmp_path / "w.txt").write_bytes(b"<s>\n<unk>\n<eos>\n" + bytes(9))
+    with pytest.raises(UserError, match="not a text file"):
+        load_tokenizer(str(tmp_path / "w.txt"))
     (tmp_path / "t.txt").write_text("a")
     with pytest.raises(UserError, match="a word list is a"):
         build_word_list(str(tmp_path / "t.txt"), tmp_path / "m.model")
+
+
+def test_a_list_with_line_ends_of_windows(tmp_path):
+    (tmp_path / "w.txt").write_bytes(b"<s>\r\n<unk>\r\n<eos>\r\ncat\r\n")
+    words = load_tokenizer(str(tmp_path / "w.txt"))
+    assert isinstance(words, WordTokenizer)
+    assert words.words == ("<s>", "<unk>", "<eos>", "cat")
+
+
+def test_long_work_is_reported(tmp_path, monkeypatch, capsys):
+    def wait(*_):
+        time.sleep(0.3)
+        return WordTokenizer("w", ["cat"])
+
+    monkeypatch.setattr("famjax.data.train_tokenizer.build_word_list", wait)
+    monkeypatch.setattr("famjax.cli.tokenizer._PATIENCE", 0.1)
+    argv = ["tokenizer", "train", "FILES", "--kind", "words", "--out", str(tmp_path / "w.txt")]
+    assert main(argv) == 0
+    assert capsys.readouterr().err.startswith(
+        "famjax: reading the texts and making the tokenizer, 0.1 s so far"
+    )

@@ -90,6 +90,13 @@ def test_damaged_middle_line_is_named(tmp_path):
     assert "2}" in path.read_text()
 
 
+def test_a_file_of_a_terabyte_is_not_read_at_once(tmp_path):
+    with (tmp_path / "metrics.jsonl").open("wb") as file:
+        file.truncate(10**12)  # a hole, which takes no space
+    with pytest.raises(UserError, match="line 1 is damaged"):
+        read_metrics(tmp_path / "metrics.jsonl")
+
+
 def test_missing_and_empty_files(tmp_path):
     with pytest.raises(UserError, match="no metrics"):
         read_metrics(tmp_path / "metrics.jsonl")
