@@ -12,39 +12,21 @@ The paper trains on 10,000 programs of 100 statements, joined into one stream. H
 1,000,000, which grow from 4 statements, each with a fresh memory (docs/tasks.md).
 """
 
-from famjax.config.schema import (
-    Config,
-    DataConfig,
-    FeedbackConfig,
-    ModelConfig,
-    OptimizerConfig,
-    ToyConfig,
-    TrainConfig,
-)
+from famjax import Config, load_config, replace_values
 
 
 def config() -> Config:
-    return Config(
-        name="algorithmic_3_feedback",
-        model=ModelConfig(
-            stack="feedback",
-            layers=2,
-            width=128,
-            heads=4,
-            mlp="relu",
-            norm="layernorm",
-            block_len=1,
-            feedback=FeedbackConfig(span=128),
-        ),
-        data=DataConfig(
-            task="algorithmic",
-            tokenizer="task",
-            batch=64,
-            length=96,
-            toy=ToyConfig(variables=3, concatenate=False, episodes=1_000_000, start_steps=4),
-        ),
-        optimizer=OptimizerConfig(
-            learning_rate=2e-3, schedule="cosine", warmup_steps=100, beta2=0.99, clip_norm=0.1
-        ),
-        train=TrainConfig(steps=3000, log_every=50, checkpoint_every=500),
+    return replace_values(
+        load_config("_toy_small"),
+        {
+            "name": "algorithmic_3_feedback",
+            "model.width": 128,
+            "data.task": "algorithmic",
+            "data.batch": 64,
+            "data.length": 96,
+            "data.keep_whole": False,
+            "data.toy.variables": 3,
+            "data.toy.episodes": 1_000_000,
+            "data.toy.start_steps": 4,
+        },
     )

@@ -9,40 +9,19 @@ Expected: 100% of answers and of episodes (3 seeds); the Transformer 52 and 54%,
 10,000 episodes, as in the paper, each with a fresh memory; the paper joins them into one stream.
 """
 
-from famjax.config.schema import (
-    Config,
-    DataConfig,
-    FeedbackConfig,
-    ModelConfig,
-    OptimizerConfig,
-    ToyConfig,
-    TrainConfig,
-)
+from famjax import Config, load_config, replace_values
 
 
 def config() -> Config:
-    return Config(
-        name="blocked_walk_feedback",
-        model=ModelConfig(
-            stack="feedback",
-            layers=2,
-            width=64,
-            heads=4,
-            mlp="relu",
-            norm="layernorm",
-            block_len=1,
-            feedback=FeedbackConfig(span=100),
-        ),
-        data=DataConfig(
-            task="blocked_walk",
-            tokenizer="task",
-            batch=16,
-            length=102,
-            keep_whole=True,
-            toy=ToyConfig(concatenate=False),
-        ),
-        optimizer=OptimizerConfig(
-            learning_rate=1e-3, schedule="cosine", warmup_steps=100, beta2=0.99, clip_norm=0.1
-        ),
-        train=TrainConfig(steps=1000, log_every=50, checkpoint_every=500),
+    return replace_values(
+        load_config("_toy_small"),
+        {
+            "name": "blocked_walk_feedback",
+            "model.feedback.span": 100,
+            "data.task": "blocked_walk",
+            "data.length": 102,
+            "data.toy.episodes": 10_000,
+            "optimizer.learning_rate": 1e-3,
+            "train.steps": 1000,
+        },
     )

@@ -20,35 +20,24 @@ Expected: 2.03 bits per character of the validation set, the Transformer 2.04; f
           layers: docs/feedback.md
 """
 
-from famjax.config.schema import (
-    Config,
-    DataConfig,
-    FeedbackConfig,
-    ModelConfig,
-    OptimizerConfig,
-    TrainConfig,
-)
+from famjax import Config, load_config, replace_values
 
 
 def config() -> Config:
-    return Config(
-        name="char_ptb_feedback",
-        model=ModelConfig(
-            stack="feedback",
-            layers=4,
-            width=128,
-            heads=4,
-            head_dim=32,
-            mlp_width=512,
-            mlp="relu",
-            norm="layernorm",
-            block_len=1,
+    return replace_values(
+        load_config("_feedback_small"),
+        {
+            "name": "char_ptb_feedback",
+            "model.layers": 4,
+            "model.width": 128,
+            "model.head_dim": 32,
+            "model.mlp_width": 512,
+            "model.feedback.span": 64,
             # as many parameters as the Transformer
-            feedback=FeedbackConfig(span=64, shared_kv=False),
-        ),
-        data=DataConfig(batch=16, length=64, holdout=0),
-        optimizer=OptimizerConfig(
-            learning_rate=2e-3, schedule="cosine", warmup_steps=100, beta2=0.99, clip_norm=1.0
-        ),
-        train=TrainConfig(steps=1200, log_every=50, checkpoint_every=500),
+            "model.feedback.shared_kv": False,
+            "data.length": 64,
+            "data.holdout": 0,
+            "optimizer.clip_norm": 1.0,
+            "train.steps": 1200,
+        },
     )

@@ -16,39 +16,25 @@ Trains on the whole file, as the paper does; nothing is held out. Validate with
 --tasks text:ptb.char.valid.txt.
 """
 
-from famjax.config.schema import (
-    Config,
-    DataConfig,
-    DropoutConfig,
-    FeedbackConfig,
-    ModelConfig,
-    OptimizerConfig,
-    TrainConfig,
-)
+from famjax import Config, load_config, replace_values
 
 
 def config() -> Config:
-    return Config(
-        name="char_ptb_paper",
-        model=ModelConfig(
-            stack="feedback",
-            layers=6,
-            width=384,
-            heads=4,
-            mlp="relu",
-            norm="layernorm",
-            block_len=1,
-            feedback=FeedbackConfig(span=512, shared_kv=False),
-            dropout=DropoutConfig(attention=0.5, hidden=0.5),
-        ),
-        data=DataConfig(files="ptb.char.train.txt", batch=2048, length=128, holdout=0),
-        # Adam with a linear warm-up, then constant (Table 9 and the authors' code)
-        optimizer=OptimizerConfig(
-            learning_rate=1.5e-3,
-            schedule="constant",
-            warmup_steps=1000,
-            beta2=0.999,
-            clip_norm=1.0,
-        ),
-        train=TrainConfig(steps=15000, log_every=100, checkpoint_every=1000),
+    return replace_values(
+        load_config("_feedback_paper"),
+        {
+            "name": "char_ptb_paper",
+            "model.layers": 6,
+            "model.width": 384,
+            "model.feedback.span": 512,
+            "model.dropout.attention": 0.5,
+            "model.dropout.hidden": 0.5,
+            "data.files": "ptb.char.train.txt",
+            "data.batch": 2048,
+            "data.length": 128,
+            "data.holdout": 0,
+            "optimizer.learning_rate": 1.5e-3,
+            "optimizer.clip_norm": 1.0,
+            "train.steps": 15000,
+        },
     )

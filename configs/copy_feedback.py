@@ -11,40 +11,16 @@ The paper tests on 400 digits. The span of 128 here is too short for that: 400 d
 model.feedback.span=1024 and an accelerator (`copy_paper`).
 """
 
-from famjax.config.schema import (
-    Config,
-    DataConfig,
-    FeedbackConfig,
-    ModelConfig,
-    OptimizerConfig,
-    ToyConfig,
-    TrainConfig,
-)
+from famjax import Config, load_config, replace_values
 
 
 def config() -> Config:
-    return Config(
-        name="copy_feedback",
-        model=ModelConfig(
-            stack="feedback",
-            layers=2,
-            width=64,
-            heads=4,
-            mlp="relu",
-            norm="layernorm",
-            block_len=1,
-            feedback=FeedbackConfig(span=128),
-        ),
-        data=DataConfig(
-            task="copy",
-            tokenizer="task",
-            batch=16,
-            length=82,
-            keep_whole=True,
-            toy=ToyConfig(concatenate=False, episodes=100_000, start_steps=5),
-        ),
-        optimizer=OptimizerConfig(
-            learning_rate=2e-3, schedule="cosine", warmup_steps=100, beta2=0.99, clip_norm=0.1
-        ),
-        train=TrainConfig(steps=3000, log_every=50, checkpoint_every=500),
+    return replace_values(
+        load_config("_toy_small"),
+        {
+            "name": "copy_feedback",
+            "data.task": "copy",
+            "data.length": 82,
+            "data.toy.start_steps": 5,
+        },
     )

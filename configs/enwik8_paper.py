@@ -14,47 +14,32 @@ Trains on the whole file, as the paper does; nothing is held out. Validate with
 --tasks text:enwik8.valid.
 """
 
-from famjax.config.schema import (
-    Config,
-    DataConfig,
-    DropoutConfig,
-    FeedbackConfig,
-    ModelConfig,
-    OptimizerConfig,
-    TrainConfig,
-)
+from famjax import Config, load_config, replace_values
 
 
 def config() -> Config:
-    return Config(
-        name="enwik8_paper",
-        model=ModelConfig(
-            stack="feedback",
-            layers=12,
-            width=512,
-            heads=8,
-            head_dim=128,
-            mlp_width=4096,
-            mlp="relu",
-            norm="layernorm",
-            block_len=1,
-            feedback=FeedbackConfig(span=8192, shared_kv=False, adaptive_span=True, span_loss=5e-7),
-            dropout=DropoutConfig(attention=0.5, hidden=0.5),
-        ),
-        data=DataConfig(files="enwik8.train", batch=1024, length=128, holdout=0),
-        # Adam with a linear warm-up, then constant (Table 9 and the authors' code)
-        optimizer=OptimizerConfig(
-            learning_rate=1.5e-3,
-            schedule="constant",
-            warmup_steps=8000,
-            beta2=0.999,
-            clip_norm=0.1,
-        ),
-        train=TrainConfig(
-            steps=100000,
-            bptt_start=64,
-            bptt_double_every=50_000,
-            log_every=100,
-            checkpoint_every=1000,
-        ),
+    return replace_values(
+        load_config("_feedback_paper"),
+        {
+            "name": "enwik8_paper",
+            "model.layers": 12,
+            "model.width": 512,
+            "model.heads": 8,
+            "model.head_dim": 128,
+            "model.mlp_width": 4096,
+            "model.feedback.span": 8192,
+            "model.feedback.adaptive_span": True,
+            "model.feedback.span_loss": 5e-7,
+            "model.dropout.attention": 0.5,
+            "model.dropout.hidden": 0.5,
+            "data.files": "enwik8.train",
+            "data.batch": 1024,
+            "data.length": 128,
+            "data.holdout": 0,
+            "optimizer.learning_rate": 1.5e-3,
+            "optimizer.warmup_steps": 8000,
+            "train.steps": 100000,
+            "train.bptt_start": 64,
+            "train.bptt_double_every": 50_000,
+        },
     )

@@ -24,54 +24,18 @@ Expected: in the paper, finetuned from Flan-PaLM 1B, PG-19 accuracy 47.0, Narrat
 passkey data with 0 memory segments.
 """
 
-from famjax.config.schema import (
-    Config,
-    DataConfig,
-    LoraConfig,
-    MeshConfig,
-    ModelConfig,
-    OptimizerConfig,
-    TrainConfig,
-)
+from famjax import Config, load_config, replace_values
 
 
 def config() -> Config:
-    return Config(
-        name="fam_1b",
-        model=ModelConfig(
-            vocab_size=256_000,
-            layers=18,
-            width=1536,
-            heads=12,
-            mlp_width=8 * 1536,
-            mlp="swiglu",
-            mixer="fam",
-            block_len=1024,
-            memory_segments=3,
-            fam_len=64,
-            remat="attention",
-            dtype="bfloat16",
-            lora=LoraConfig(rank=64, base="bfloat16"),
-        ),
-        data=DataConfig(
-            files="flan/*.jsonl.gz",
-            tokenizer="flan.model",
-            layout="packed",
-            batch=128,
-            length=9 * 1024,
-            repeat_len=256,
-            repeat_weight=0.1,
-            holdout=0,
-        ),
-        optimizer=OptimizerConfig(
-            name="adafactor",
-            learning_rate=1e-4,
-            schedule="constant",
-            warmup_steps=0,
-            beta1=0.9,
-            beta2=0.99,
-            clip_norm=1.0,
-        ),
-        train=TrainConfig(steps=50_000, rsp=0.8, rpo=True, checkpoint_every=1000),
-        mesh=MeshConfig(data=1, fsdp=-1),
+    return replace_values(
+        load_config("_fam_paper"),
+        {
+            "name": "fam_1b",
+            "model.layers": 18,
+            "model.width": 1536,
+            "model.heads": 12,
+            "model.mlp_width": 8 * 1536,
+            "optimizer.learning_rate": 1e-4,
+        },
     )

@@ -11,40 +11,19 @@ The paper trains on 10,000 episodes joined into one stream. Here there are 100,0
 25 actions, each with a fresh memory (docs/tasks.md).
 """
 
-from famjax.config.schema import (
-    Config,
-    DataConfig,
-    FeedbackConfig,
-    ModelConfig,
-    OptimizerConfig,
-    ToyConfig,
-    TrainConfig,
-)
+from famjax import Config, load_config, replace_values
 
 
 def config() -> Config:
-    return Config(
-        name="random_walk_feedback",
-        model=ModelConfig(
-            stack="feedback",
-            layers=2,
-            width=64,
-            heads=4,
-            mlp="relu",
-            norm="layernorm",
-            block_len=1,
-            feedback=FeedbackConfig(span=100),
-        ),
-        data=DataConfig(
-            task="random_walk",
-            tokenizer="task",
-            batch=16,
-            length=102,
-            keep_whole=True,
-            toy=ToyConfig(concatenate=False, episodes=100_000, start_steps=25, threshold=0.85),
-        ),
-        optimizer=OptimizerConfig(
-            learning_rate=2e-3, schedule="cosine", warmup_steps=100, beta2=0.99, clip_norm=0.1
-        ),
-        train=TrainConfig(steps=6000, log_every=50, checkpoint_every=500),
+    return replace_values(
+        load_config("_toy_small"),
+        {
+            "name": "random_walk_feedback",
+            "model.feedback.span": 100,
+            "data.task": "random_walk",
+            "data.length": 102,
+            "data.toy.start_steps": 25,
+            "data.toy.threshold": 0.85,
+            "train.steps": 6000,
+        },
     )

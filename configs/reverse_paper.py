@@ -6,42 +6,16 @@ Cost:     needs an accelerator; not run here
 Expected: 74.8% of digits, 29.2% of sequences at 400 (paper; its Transformer 50.2%, 5.9%)
 """
 
-from famjax.config.schema import (
-    Config,
-    DataConfig,
-    DropoutConfig,
-    FeedbackConfig,
-    ModelConfig,
-    OptimizerConfig,
-    ToyConfig,
-    TrainConfig,
-)
+from famjax import Config, load_config, replace_values
 
 
 def config() -> Config:
-    return Config(
-        name="reverse_paper",
-        model=ModelConfig(
-            stack="feedback",
-            layers=4,
-            width=256,
-            heads=4,
-            mlp="relu",
-            norm="layernorm",
-            block_len=1,
-            feedback=FeedbackConfig(span=1024, shared_kv=False),
-            dropout=DropoutConfig(attention=0.2, hidden=0.2),
-        ),
-        data=DataConfig(
-            task="reverse", tokenizer="task", batch=512, length=64, toy=ToyConfig(concatenate=False)
-        ),
-        # Adam with a linear warm-up, then constant (Table 9 and the authors' code)
-        optimizer=OptimizerConfig(
-            learning_rate=1e-4,
-            schedule="constant",
-            warmup_steps=1000,
-            beta2=0.999,
-            clip_norm=0.1,
-        ),
-        train=TrainConfig(steps=20000, log_every=100, checkpoint_every=1000),
+    return replace_values(
+        load_config("_toy_paper"),
+        {
+            "name": "reverse_paper",
+            "model.feedback.span": 1024,
+            "data.task": "reverse",
+            "data.toy.concatenate": False,
+        },
     )

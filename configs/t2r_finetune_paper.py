@@ -19,35 +19,18 @@ Learning rate: Table 4's 0.5 to 5e-5; the text ends at 5e-6. 8K warm-up steps an
 135K are 1K more than the 142K steps of the run; here the cosine ends with the run.
 """
 
-from famjax.config.schema import (
-    Config,
-    DataConfig,
-    DropoutConfig,
-    ModelConfig,
-    OptimizerConfig,
-    TrainConfig,
-)
+from famjax import Config, load_config, replace_values
 
 
 def config() -> Config:
-    return Config(
-        name="t2r_finetune_paper",
-        model=ModelConfig(
-            dropout=DropoutConfig(
-                attention=0.1, hidden=0.1, residual=0.2, embedding=0.2, output=0.2, layer=0.2
-            ),
-        ),
-        # 3,072 tokens on each of 8 GPUs: 24,576
-        data=DataConfig(
-            files="wiki.train.tokens", layout="packed", batch=48, length=512, holdout=0
-        ),
-        optimizer=OptimizerConfig(
-            name="nag",
-            learning_rate=0.5,
-            warmup_steps=8_000,
-            final_fraction=1e-4,
-            beta1=0.99,
-            clip_norm=0.1,
-        ),
-        train=TrainConfig(steps=142_000, log_every=100, checkpoint_every=1000),
+    return replace_values(
+        load_config("_t2r_paper"),
+        {
+            "name": "t2r_finetune_paper",
+            # 3,072 tokens on each of 8 GPUs: 24,576
+            "data.batch": 48,
+            "optimizer.learning_rate": 0.5,
+            "optimizer.warmup_steps": 8_000,
+            "train.steps": 142_000,
+        },
     )

@@ -23,59 +23,35 @@ leaves out are from it: 0.1 on attention weights and hidden units and 0.2 before
 Unlike fairseq's: positions are learned, not sinusoids; there is a norm after the last layer.
 """
 
-from famjax.config.schema import (
-    AdaptiveConfig,
-    ArchConfig,
-    Config,
-    DataConfig,
-    DropoutConfig,
-    ModelConfig,
-    OptimizerConfig,
-    TrainConfig,
-)
+from famjax import Config, load_config, replace_values
 
 
 def config() -> Config:
-    return Config(
-        name="t2r_lm_paper",
-        model=ModelConfig(
-            layers=32,
-            width=1024,
-            heads=8,
-            mlp_width=4096,
-            mlp="relu",
-            norm="layernorm",
-            mixer="full",
-            capacity=512,
-            arch=ArchConfig(
-                norm_eps=1e-5,
-                learned_positions=True,
-                rotary_fraction=0.0,
-                qkv_bias=True,
-                out_bias=True,
-                mlp_bias=True,
-            ),
-            dropout=DropoutConfig(
-                attention=0.1, hidden=0.1, residual=0.2, embedding=0.2, output=0.2, layer=0.2
-            ),
-            adaptive=AdaptiveConfig(cutoffs="20000,60000"),
-        ),
-        # 3,072 tokens on each of 8 GPUs, three times per step: 73,728
-        data=DataConfig(
-            files="wiki.train.tokens",
-            tokenizer="wikitext103.txt",
-            layout="packed",
-            batch=144,
-            length=512,
-            holdout=0,
-        ),
-        optimizer=OptimizerConfig(
-            name="nag",
-            learning_rate=1.0,
-            warmup_steps=16_000,
-            final_fraction=1e-4,
-            beta1=0.99,
-            clip_norm=0.1,
-        ),
-        train=TrainConfig(steps=286_000, accumulate=3, log_every=100, checkpoint_every=1000),
+    return replace_values(
+        load_config("_t2r_paper"),
+        {
+            "name": "t2r_lm_paper",
+            "model.layers": 32,
+            "model.width": 1024,
+            "model.heads": 8,
+            "model.mlp_width": 4096,
+            "model.mlp": "relu",
+            "model.norm": "layernorm",
+            "model.mixer": "full",
+            "model.capacity": 512,
+            "model.arch.norm_eps": 1e-5,
+            "model.arch.learned_positions": True,
+            "model.arch.rotary_fraction": 0.0,
+            "model.arch.qkv_bias": True,
+            "model.arch.out_bias": True,
+            "model.arch.mlp_bias": True,
+            "model.adaptive.cutoffs": "20000,60000",
+            "data.tokenizer": "wikitext103.txt",
+            # 3,072 tokens on each of 8 GPUs, three times per step: 73,728
+            "data.batch": 144,
+            "optimizer.learning_rate": 1.0,
+            "optimizer.warmup_steps": 16_000,
+            "train.steps": 286_000,
+            "train.accumulate": 3,
+        },
     )

@@ -13,24 +13,14 @@ Expected: third command: 1.706 bits per byte of three books; TRAIN is 33 others,
 a SentencePiece vocabulary of 2,048 (docs/results.md). Compare with `text_fam`.
 """
 
-from famjax.config.schema import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+from famjax import Config, load_config, replace_values
 
 
 def config() -> Config:
-    return Config(
-        name="text_bswa",
-        model=ModelConfig(
-            layers=4,
-            width=128,
-            heads=4,
-            mlp_width=256,
-            tied=False,
-            mixer="bswa",
-            block_len=64,
-            memory_segments=1,
-            scan_layers=False,
-        ),
-        data=DataConfig(layout="lanes", batch=4, length=1024),
-        optimizer=OptimizerConfig(learning_rate=3e-3, schedule="cosine", warmup_steps=50),
-        train=TrainConfig(steps=1000),
+    return replace_values(
+        load_config("text_fam"),
+        {
+            "name": "text_bswa",
+            "model.mixer": "bswa",
+        },
     )

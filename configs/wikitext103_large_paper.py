@@ -22,53 +22,23 @@ clusters from 20,000, 40,000 and 200,000, each a quarter as wide, tied. The pape
 with these the model sizes are theirs: docs/papers.md.
 """
 
-from famjax.config.schema import (
-    AdaptiveConfig,
-    Config,
-    DataConfig,
-    DropoutConfig,
-    FeedbackConfig,
-    ModelConfig,
-    OptimizerConfig,
-    TrainConfig,
-)
+from famjax import Config, load_config, replace_values
 
 
 def config() -> Config:
-    return Config(
-        name="wikitext103_large_paper",
-        model=ModelConfig(
-            stack="feedback",
-            layers=8,
-            width=1024,
-            heads=8,
-            mlp="relu",
-            norm="layernorm",
-            block_len=1,
-            feedback=FeedbackConfig(span=2048, adaptive_span=True, span_loss=1e-5),
-            dropout=DropoutConfig(attention=0.3, hidden=0.3, embedding=0.2, output=0.2),
-            adaptive=AdaptiveConfig(cutoffs="20000,40000,200000"),
-        ),
-        data=DataConfig(
-            files="wiki.train.tokens",
-            tokenizer="wikitext103.txt",
-            batch=512,
-            length=256,
-            holdout=0,
-        ),
-        # Adam with a linear warm-up, then constant (Table 9 and the authors' code)
-        optimizer=OptimizerConfig(
-            learning_rate=7e-4,
-            schedule="constant",
-            warmup_steps=8000,
-            beta2=0.999,
-            clip_norm=0.1,
-        ),
-        train=TrainConfig(
-            steps=200000,
-            bptt_start=32,
-            bptt_double_every=50_000,
-            log_every=100,
-            checkpoint_every=1000,
-        ),
+    return replace_values(
+        load_config("_wikitext103_paper"),
+        {
+            "name": "wikitext103_large_paper",
+            "model.layers": 8,
+            "model.width": 1024,
+            "model.feedback.span": 2048,
+            "model.feedback.shared_kv": True,
+            "model.feedback.adaptive_span": True,
+            "model.feedback.span_loss": 1e-5,
+            "model.dropout.attention": 0.3,
+            "model.dropout.hidden": 0.3,
+            "model.dropout.embedding": 0.2,
+            "model.dropout.output": 0.2,
+        },
     )

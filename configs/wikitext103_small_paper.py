@@ -20,55 +20,22 @@ clusters from 20,000, 40,000 and 200,000, each a quarter as wide, tied. The pape
 with these the model sizes are theirs: docs/papers.md.
 """
 
-from famjax.config.schema import (
-    AdaptiveConfig,
-    Config,
-    DataConfig,
-    DropoutConfig,
-    FeedbackConfig,
-    ModelConfig,
-    OptimizerConfig,
-    TrainConfig,
-)
+from famjax import Config, load_config, replace_values
 
 
 def config() -> Config:
-    return Config(
-        name="wikitext103_small_paper",
-        model=ModelConfig(
-            stack="feedback",
-            layers=4,
-            width=512,
-            heads=8,
-            head_dim=128,
-            mlp_width=4096,
-            mlp="relu",
-            norm="layernorm",
-            block_len=1,
-            feedback=FeedbackConfig(span=512, shared_kv=False),
-            dropout=DropoutConfig(attention=0.1, hidden=0.1, embedding=0.1, output=0.1),
-            adaptive=AdaptiveConfig(cutoffs="20000,40000,200000"),
-        ),
-        data=DataConfig(
-            files="wiki.train.tokens",
-            tokenizer="wikitext103.txt",
-            batch=512,
-            length=256,
-            holdout=0,
-        ),
-        # Adam with a linear warm-up, then constant (Table 9 and the authors' code)
-        optimizer=OptimizerConfig(
-            learning_rate=7e-4,
-            schedule="constant",
-            warmup_steps=8000,
-            beta2=0.999,
-            clip_norm=0.1,
-        ),
-        train=TrainConfig(
-            steps=200000,
-            bptt_start=32,
-            bptt_double_every=50_000,
-            log_every=100,
-            checkpoint_every=1000,
-        ),
+    return replace_values(
+        load_config("_wikitext103_paper"),
+        {
+            "name": "wikitext103_small_paper",
+            "model.layers": 4,
+            "model.width": 512,
+            "model.head_dim": 128,
+            "model.mlp_width": 4096,
+            "model.feedback.span": 512,
+            "model.dropout.attention": 0.1,
+            "model.dropout.hidden": 0.1,
+            "model.dropout.embedding": 0.1,
+            "model.dropout.output": 0.1,
+        },
     )

@@ -19,6 +19,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from famjax.config.keys import replace_values
     from famjax.config.schema import Config
     from famjax.convert.load import load_pretrained
     from famjax.convert.open import open_model as open_run
@@ -42,6 +43,7 @@ __all__ = [
     "load_config",
     "load_pretrained",
     "open_run",
+    "replace_values",
 ]
 
 # name -> module and its name there. Training is `fit`, since `famjax.train` is a package.
@@ -55,6 +57,7 @@ _HOMES = {
     "load_config": ("famjax.experiment.load", "load_config"),
     "load_pretrained": ("famjax.convert.load", "load_pretrained"),
     "open_run": ("famjax.convert.open", "open_model"),
+    "replace_values": ("famjax.config.keys", "replace_values"),
 }
 
 

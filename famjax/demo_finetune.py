@@ -148,7 +148,7 @@ def convert_models(demo: FinetuneDemo, console: Console) -> None:
         target = demo.folder / f"converted-{name}"
         if not target.exists():
             given = (f"model.block_len={_BLOCK}", "model.scan_layers=false", *sizes)
-            convert(source, target, to, overrides=given, report=console.print)  # type: ignore[arg-type]
+            convert(source, target, to, overrides=given, report=console.print)
 
 
 def tune_all(demo: FinetuneDemo, console: Console) -> list[dict[str, Any]]:

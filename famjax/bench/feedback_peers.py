@@ -27,6 +27,7 @@ from famjax.core.optional import missing_modules
 from famjax.core.types import Context
 from famjax.models.language_model import LanguageModel
 from famjax.parallel import sharding
+from famjax.stacks.feedback import Feedback
 
 PEERS = ("torch", "feedback_transformer_pytorch")
 NAME = "feedback-transformer-pytorch"
@@ -157,8 +158,10 @@ def check_peer(model: ModelConfig, batch: int, length: int) -> float:
     import torch
 
     module = LanguageModel(match_peer(model), rngs=nnx.Rngs(0))
-    assert module.stack.distances is not None
-    module.stack.distances[...] = jnp.zeros_like(module.stack.distances[...])
+    stack = module.stack
+    assert isinstance(stack, Feedback)
+    assert stack.distances is not None
+    stack.distances[...] = jnp.zeros_like(stack.distances[...])
     net, tokens = _peer_model(model), _tokens(model, batch, length)
     with torch.no_grad():
         _copy_weights(net, module)

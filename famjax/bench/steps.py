@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from famjax.config.schema import Config, MeshConfig, ModelConfig
 from famjax.data.lanes import empty_row
-from famjax.parallel.mesh import check_rows
+from famjax.experiment.mesh_checks import check_rows
 from famjax.train.program import TrainProgram, make_program
 from famjax.train.resolve import resolve
 from famjax.train.state import TrainState

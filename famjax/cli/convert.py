@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 import tyro
 
 from famjax.cli.main import parse
-from famjax.convert.surgery import To
+from famjax.convert.surgery import TARGETS
 from famjax.core.errors import UserError
 from famjax.core.paths import expanded
+from famjax.mixers import mixer_specs
 from famjax.processes import runtime
 
 
@@ -28,7 +30,7 @@ class Arguments:
     """Folder with config.json, *.safetensors and a tokenizer; or of a run."""
     dest: tyro.conf.Positional[str]
     """Folder to write, which must not exist."""
-    to: To = "keep"
+    to: Annotated[str, tyro.conf.arg(metavar=f"{{keep,{','.join(TARGETS)}}}")] = "keep"
     """The new attention of the layers; t2r: linear attention, which makes them RNNs."""
     layers: str = ""
     """Layers that --to changes: numbers and slices, 0,4 or ::4. Default: those with full attention,
@@ -60,8 +62,10 @@ def run(argv: list[str]) -> int:
         report=lambda line: print(line, file=sys.stderr),
         keep_every=arguments.keep_every,
     )
-    # the finetune config sets it, and features of rotated keys do not support it
-    off = " train.rpo=false" if "linear" in config.model.mixer and config.model.linear.rope else ""
+    # the finetune config sets it, and not every mixer supports it
+    offset = replace(config, train=replace(config.train, rpo=True))
+    refused = any(list(spec.check(offset)) for spec in mixer_specs(config.model))
+    off = " train.rpo=false" if refused else ""
     print(f"wrote {target}; next: famjax train finetune init={target}{off} data.files=...")
     return 0
 

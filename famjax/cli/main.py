@@ -150,6 +150,8 @@ def _is_missing_library(error: ImportError) -> bool:
 
 
 def _dispatch(argv: list[str]) -> int:
+    # before the first import of JAX
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if not argv or argv[0] in ("-h", "--help"):
         print(_help())
         return 0

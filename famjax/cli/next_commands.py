@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from famjax.cli.eval import LENGTHS
-from famjax.config.derived import mixer_pattern
 from famjax.config.schema import Config
 from famjax.data.sources import TextSource
 from famjax.experiment.checks import TOYS
+from famjax.mixers import mixer_specs
 from famjax.tasks.toy import resolve_toy
 
 
@@ -67,5 +67,6 @@ def _window_option(config: Config) -> str:
 
 
 def _capacity(config: Config) -> int | None:
-    """Return the KV cache size of full attention in tokens, None in a model without it."""
-    return config.model.capacity if "full" in mixer_pattern(config.model) else None
+    """Return the maximum number of tokens of a document; None if it is unbounded."""
+    bounded = any(spec.is_bounded for spec in mixer_specs(config.model))
+    return config.model.capacity if bounded else None

@@ -1,8 +1,27 @@
-"""What follows from a model's config: the mixer of each layer, the clusters of the softmax."""
+"""What follows from a model's config: its sizes, the mixer of each layer, the clusters."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
+
+
+class Sizes(NamedTuple):
+    """d, h, g, e and the feed-forward's hidden width of a model."""
+
+    d: int
+    h: int
+    g: int
+    e: int
+    hidden: int
+
+
+def sizes(model: ModelConfig) -> Sizes:
+    """Return a model's sizes; they need not be consistent."""
+    r = resolve_model(model)
+    return Sizes(r.width, r.heads, r.kv_heads, r.head_dim, r.mlp_width)
 
 
 def mixer_pattern(model: ModelConfig) -> tuple[str, ...]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from famjax.config.schema import Config
-from famjax.core.errors import nearest
+from famjax.core.errors import UserError, nearest
 from famjax.core.json_files import shorten
 
 
@@ -34,6 +35,31 @@ def values(config: Any, prefix: str = "") -> dict[str, Any]:
     return result
 
 
+def replace_values(config: Config, new: Mapping[str, Any]) -> Config:
+    """Return a config with other values for some keys, `dataclasses.replace` by their full paths.
+
+        replace_values(load_config("text_fam"), {"name": "deep", "model.layers": 8})
+
+    Raises:
+      UserError: an unknown key, or a value of the wrong type.
+    """
+    kinds = keys()
+    for key, value in new.items():
+        if key not in kinds:
+            raise UserError(unknown_key_message(key, kinds))
+        if not has_type(value, kinds[key]):
+            raise UserError(type_error_message(key, repr(value), kinds[key]))
+        config = _replace_field(config, key, float(value) if kinds[key] is float else value)
+    return config
+
+
+def _replace_field(section: Any, path: str, value: Any) -> Any:
+    name, _, rest = path.partition(".")
+    if rest:
+        value = _replace_field(getattr(section, name), rest, value)
+    return dataclasses.replace(section, **{name: value})
+
+
 def has_type(value: Any, kind: Any) -> bool:
     """Return whether a value has a field's type."""
     if get_origin(kind) is Literal:
@@ -52,3 +78,13 @@ def type_error_message(key: str, value: Any, kind: Any) -> str:
         return f"{key}={value}: must be one of {', '.join(choices)}{nearest(value, choices)}"
     kinds = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
     return f"{key}={value}: must be {kinds[kind]}"
+
+
+def unknown_key_message(key: str, known: Collection[str]) -> str:
+    """Return the error message for a key that is not in the schema."""
+    inside = [k for k in known if k.startswith(f"{key}.")]
+    if inside:
+        return f"{key!r} is a section, not a key; name one of its keys, such as {inside[0]!r}"
+    ends = [k for k in known if k.endswith(f".{key}")]
+    hint = f"; did you mean {ends[0]!r}?" if ends else nearest(key, known)
+    return f"unknown key {key!r}{hint}"

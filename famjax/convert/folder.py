@@ -19,12 +19,13 @@ from famjax.config.schema import Config, DataConfig, ModelConfig
 from famjax.convert.families import find_family
 from famjax.convert.load import describe_ignored_keys, load_weights, parse_model, read_config
 from famjax.convert.selfcheck import compare_with_transformers, describe, skip_reason
-from famjax.convert.surgery import To, replace_attention
+from famjax.convert.surgery import replace_attention
 from famjax.convert.teacher import SOURCE, Teacher, is_run, open_run_teacher
 from famjax.core.errors import UserError
 from famjax.experiment.checks import validate, validate_model
 from famjax.experiment.load import override, to_json
 from famjax.experiment.unused_keys import check_unused_keys
+from famjax.mixers import mixer_specs
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import canonical_name, check_compatible, is_feature_map
 from famjax.tokenizers.load import WORDS, load_tokenizer, save_tokenizer
@@ -39,7 +40,7 @@ _TOLERANCE = 1e-4
 def convert(
     source: Path,
     target: Path,
-    to: To = "keep",
+    to: str = "keep",
     layers: str = "",
     tokenizer: str = "",
     overrides: tuple[str, ...] = (),
@@ -164,7 +165,7 @@ def run_config(
     check_unused_keys(config, (given.partition("=")[0] for given in overrides))
     check_compatible(teacher.model, config.model)
     model, rows = config.model, 1024
-    if "full" in model.mixer.split(","):
+    if any(spec.is_bounded for spec in mixer_specs(model)):
         rows = min(rows, model.capacity)
         model = replace(model, block_len=min(model.block_len, rows))
     length = max(rows // model.block_len, 1) * model.block_len

@@ -32,8 +32,8 @@ from famjax.models.remap_params import (
     canonical_name,
     check_compatible,
     init_fam_prompt,
-    init_feature_map,
-    is_feature_map,
+    init_mixer_param,
+    is_of_mixer,
 )
 from famjax.parallel import sharding
 
@@ -196,10 +196,10 @@ class ParameterLoader:
             assert self.embedding is not None
             return jax.device_put(init_fam_prompt(self.embedding, self.config), placement)
         pattern = len(self.config.mixer.split(","))
-        if is_feature_map(name):
+        if is_of_mixer(name):
             assert first is not None
             layers = range(first, self.config.layers, pattern)
-            maps = jnp.stack([init_feature_map(name, self.config, i) for i in layers])
+            maps = jnp.stack([init_mixer_param(name, self.config, i) for i in layers])
             return jax.device_put(maps, placement)
         tensor = self.tensors[name]
         if first is None:

@@ -17,6 +17,7 @@ from famjax.core.errors import UserError
 from famjax.core.json_files import shorten
 from famjax.core.optional import missing_message, missing_modules
 from famjax.core.types import Array, Context
+from famjax.mixers import mixer_specs
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import abstract_inference_model, remap_params
 
@@ -63,9 +64,9 @@ def skip_reason(model: ModelConfig) -> str:
 
 def compared_tokens(model: ModelConfig) -> int:
     """Return the number of tokens to compare, more than the window of the model's layers."""
-    windowed = "swa" in model.mixer.split(",")
-    wanted = max(min(model.window, _MAX_WINDOW) + _BEYOND if windowed else 0, _MIN_TOKENS)
-    if "full" in model.mixer.split(",") or model.arch.learned_positions:
+    window = _window(model)
+    wanted = max(min(window, _MAX_WINDOW) + _BEYOND if window else 0, _MIN_TOKENS)
+    if any(spec.is_bounded for spec in mixer_specs(model)) or model.arch.learned_positions:
         wanted = min(wanted, model.capacity)
     # so that it divides into blocks
     return wanted - wanted % 8 if wanted > _BEYOND else wanted
@@ -73,10 +74,15 @@ def compared_tokens(model: ModelConfig) -> int:
 
 def describe(model: ModelConfig) -> str:
     """Return a description of the compared tokens."""
-    count, window = compared_tokens(model), model.window
-    if "swa" not in model.mixer.split(",") or count > window:
+    count, window = compared_tokens(model), _window(model)
+    if count > window:
         return f"{count:,} tokens"
     return f"{count:,} tokens, not more than the window of {window:,}"
+
+
+def _window(model: ModelConfig) -> int:
+    """Return the longest window of the model's local layers; 0 if it has none."""
+    return max(spec.window(model) for spec in mixer_specs(model))
 
 
 def _compared_logits(model: ModelConfig) -> int:
@@ -134,7 +140,7 @@ def _shrink(model: ModelConfig) -> ModelConfig:
     """Return a config of the same function with small blocks and a small KV cache."""
     count = compared_tokens(model)
     block = next(size for size in range(min(_BEYOND, count), 0, -1) if count % size == 0)
-    if "swa" in model.mixer.split(","):
+    if _window(model):
         model = replace(model, block_len=block)
     return model if model.arch.learned_positions else replace(model, capacity=count)
 

@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
 from famjax.config.derived import layer_mixers
 from famjax.config.schema import ModelConfig
 from famjax.convert.families.common import shortest_pattern
-from famjax.core.errors import UserError
+from famjax.core.errors import UserError, nearest
+from famjax.mixers import MIXERS
 
-To = Literal["keep", "full", "swa", "bswa", "bswa_sg", "fam", "t2r"]
+# name for `famjax convert --to` -> mixer
+TARGETS = {spec.convert_name or name: name for name, spec in MIXERS.items()}
 
 
 def replace_attention(
-    model: ModelConfig, to: To, layers: str = "", keep_every: int | None = None
+    model: ModelConfig, to: str, layers: str = "", keep_every: int | None = None
 ) -> ModelConfig:
     """Return the config with the mixer of some layers replaced.
 
     Args:
-      to: a mixer, or t2r for linear attention; "keep" changes nothing.
+      to: one of `TARGETS`; "keep" changes nothing.
       layers: numbers and Python slices separated by commas, "0,4", "::4", "-8:". Default: those
         with full attention, so that the local layers of a Gemma stay local, or all layers of a
         model that has only local ones (Mistral).
       keep_every: n, the top layer and every n-th below it keep their mixer (T2R 3.3).
 
     Raises:
-      UserError: a layer that does not exist, or no layers to change.
+      UserError: an unknown name, a layer that does not exist, or no layers to change.
     """
+    if to not in ("keep", *TARGETS):
+        raise UserError(f"--to {to}: unknown{nearest(to, TARGETS)} (known: {', '.join(TARGETS)})")
     if layers and keep_every is not None:
         raise UserError(
             f"--layers {layers} and --keep-every {keep_every}: both select layers; give one of them"
@@ -45,11 +48,11 @@ def replace_attention(
     names = list(layer_mixers(model))
     chosen = parse_layers(layers, model.layers)
     if not layers:
-        chosen = [i for i in chosen if names[i] == "full"] or chosen
+        chosen = [i for i in chosen if MIXERS[names[i]].is_bounded] or chosen
     if keep_every is not None:
         chosen = _drop_kept(chosen, keep_every, model.layers)
     for i in chosen:
-        names[i] = "linear" if to == "t2r" else to
+        names[i] = TARGETS[to]
     return replace(model, mixer=shortest_pattern(names))
 
 

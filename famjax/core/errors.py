@@ -56,3 +56,9 @@ def divisors(value: int) -> str:
     """Return the divisors of a number, formatted for an error."""
     small = [n for n in range(1, math.isqrt(value) + 1) if value % n == 0]
     return ", ".join(str(n) for n in sorted({*small, *(value // n for n in small)}))
+
+
+def multiples(value: int, of: int) -> str:
+    """Return the multiples of a number around a value, formatted for an error."""
+    below = value // of * of
+    return f"{below} or {below + of}" if below else f"{of}"

@@ -24,19 +24,16 @@ from famjax.core.units import byte_size
 from famjax.data.files import (
     PIECE_BYTES,
     SPACE,
-    CheckedFiles,
-    Line,
-    choose_holdout,
     decode_utf8,
-    describe_skipped,
-    find_files,
-    fingerprint_files,
     iter_pieces,
     open_text,
-    read_json_line,
     read_text_pieces,
     wrap_read_errors,
 )
+from famjax.data.find_files import describe_skipped, find_files
+from famjax.data.hashes import choose_holdout, fingerprint_files
+from famjax.data.json_lines import Line, read_json_line
+from famjax.data.scan import CheckedFiles
 from famjax.tokenizers.tokenizer import Tokenizer
 
 # JSON, and equal to itself after a round trip through JSON

@@ -31,7 +31,9 @@ from famjax.data.sources import TextSource
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import rechunk
 from famjax.eval.text import text_source
+from famjax.mixers import mixer_specs
 from famjax.models.language_model import LanguageModel
+from famjax.stacks.residual import ResidualStack
 from famjax.train.run import Run
 
 
@@ -93,6 +95,7 @@ def attention_weights(model: LanguageModel, tokens: np.ndarray) -> Iterator[Arra
     x = model.embed(jnp.pad(jnp.asarray(tokens, jnp.int32), (0, fill))[None])
     state = model.init_state(1)
     stack = model.stack
+    assert isinstance(stack, ResidualStack)  # see `_check_run`
     if stack.positions is not None:
         x, _ = stack.positions(x, state[-1], ctx)
     split = [nnx.split(layer) for layer in stack.layers]
@@ -108,7 +111,7 @@ def _run_layer(
     graph: Any, params: Any, state: State, x: Array, ctx: Context
 ) -> tuple[Array, Array | None]:
     layer = nnx.merge(graph, params)
-    return layer(x, state, ctx)[0], layer.attention_map(x)
+    return layer(x, state, ctx)[0], layer.mixer.attention_map(x)
 
 
 @jax.jit
@@ -259,7 +262,7 @@ def _check_run(run: Run, which: str, length: int) -> None:
             f"{which} has model.stack={stack}, which is not supported; give one with "
             "model.stack=residual, whose layers attend to tokens"
         )
-    if set(_mixers(run)) == {"fam"}:
+    if not any(spec.has_attention_map for spec in mixer_specs(run.config.model)):
         raise UserError(
             f"{which} has only model.mixer=fam, which also attends to its memory; give one with "
             "other layers"

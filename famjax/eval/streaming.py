@@ -148,13 +148,13 @@ class Streamer:
         chunk: int | None = None,
         reset_every: int | None = None,
     ):
-        if getattr(model.stack, "is_approximate", False):
+        if model.stack.is_approximate:
             raise UserError(
                 "model.feedback.sweeps approximates the memory and is for training only; streaming "
                 "is exact: set model.feedback.sweeps=0 in the model's config"
             )
         self._block = model.block_len
-        size = getattr(model.stack, "call_len", CHUNK)
+        size = model.stack.call_len
         self.chunk = max(size // self._block, 1) * self._block if chunk is None else chunk
         self._check_multiple("chunk", self.chunk)
         if reset_every is not None:

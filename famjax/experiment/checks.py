@@ -14,12 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from famjax.config.derived import cutoffs, mixer_pattern
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import AXES, Config, DataConfig, ModelConfig
-from famjax.core.errors import UserError, divisors, nearest
+from famjax.core.errors import UserError, divisors, multiples, nearest
 from famjax.core.json_files import shorten
 from famjax.experiment.ranges import check_ranges, check_types
-
-# Mixers a pattern may name.
-MIXERS = ("full", "swa", "bswa", "bswa_sg", "fam", "linear")
+from famjax.mixers import MIXERS, mixer_specs
 
 # Toy tasks, whose sizes are in data.toy.
 TOYS = ("random_walk", "blocked_walk", "copy", "reverse", "counting", "algorithmic")
@@ -68,7 +66,7 @@ def _check_model(config: Config) -> Iterator[str]:
     if not m.head_dim and m.width % m.heads:
         yield (
             f"model.width={m.width} is not a multiple of model.heads={m.heads}; "
-            f"take {_multiples(m.width, m.heads)}, or set model.head_dim"
+            f"take {multiples(m.width, m.heads)}, or set model.head_dim"
         )
     head_dim, key = resolve_model(m).head_dim, "model.head_dim"
     if head_dim % 2:
@@ -128,7 +126,7 @@ def _check_adaptive(config: Config) -> Iterator[str]:
     if m.width % narrow:
         yield (
             f"model.width={m.width} is not a multiple of model.adaptive.factor^{len(cuts)}="
-            f"{narrow}, by which the last cluster is narrower; take {_multiples(m.width, narrow)}"
+            f"{narrow}, by which the last cluster is narrower; take {multiples(m.width, narrow)}"
         )
     if m.arch.logit_cap:
         yield (
@@ -149,38 +147,19 @@ def _check_mixers(config: Config) -> Iterator[str]:
     if pattern and m.layers % len(pattern):
         yield (
             f"model.layers={m.layers} is not a multiple of the {len(pattern)} mixers of "
-            f"model.mixer={m.mixer!r}; take {_multiples(m.layers, len(pattern))}"
+            f"model.mixer={m.mixer!r}; take {multiples(m.layers, len(pattern))}"
         )
-    if "full" in pattern and config.data.length > m.capacity:
-        yield (
-            f"data.length={config.data.length} is longer than model.capacity={m.capacity}, the "
-            f"KV cache of full attention; set model.capacity={config.data.length}"
-        )
-    if "linear" in pattern:
-        yield from _check_linear(config)
+    for spec in mixer_specs(m):
+        yield from spec.check(config)
     if config.train.only != "all":
         yield from _check_only(config)
     if config.train.match:
         yield from _check_match(config)
 
 
-def _check_linear(config: Config) -> Iterator[str]:
-    c = config.model.linear
-    if c.map == "rfa" and c.features % 2:
-        yield (
-            f"model.linear.features={c.features} is odd; rfa has a sine and a cosine of each "
-            f"random vector, take {_multiples(c.features, 2)}"
-        )
-    if config.train.rpo and c.rope:
-        yield (
-            "train.rpo=true: features of rotated keys are not relative, so a position offset "
-            "changes the output; set train.rpo=false or model.linear.rope=false"
-        )
-
-
 def _check_only(config: Config) -> Iterator[str]:
     m, named, off = config.model, f"train.only={config.train.only}", "or set train.only=all"
-    if "linear" not in mixer_pattern(m):
+    if not any(spec.has_feature_map for spec in mixer_specs(m)):
         where = f"model.mixer={m.mixer}" if m.stack == "residual" else f"model.stack={m.stack}"
         yield f"{named}: {where} has no feature maps; give layers the mixer linear, {off}"
     if m.linear.map in ("elu", "performer"):
@@ -342,7 +321,11 @@ def _check_toy(config: Config) -> Iterator[str]:
         yield f"data.tokenizer=bytes: data.task={d.task} has its own words; set data.tokenizer=task"
     if d.repeat_len:
         yield f"data.repeat_len={d.repeat_len} repeats text, data.task={d.task} is none; set 0"
-    if "full" in mixer_pattern(m) and d.toy.concatenate and d.layout == "lanes":
+    if (
+        any(spec.is_bounded for spec in mixer_specs(m))
+        and d.toy.concatenate
+        and d.layout == "lanes"
+    ):
         yield (
             f"data.toy.concatenate=true: full attention holds model.capacity={m.capacity} tokens "
             "and cannot continue through all episodes; set data.toy.concatenate=false"
@@ -358,11 +341,11 @@ def _check_ask_every(config: Config) -> Iterator[str]:
         if size % m.block_len:
             yield (
                 f"data.passkey.{name}={size} is not a multiple of model.block_len={m.block_len}, "
-                f"so the memory would see the answers; take {_multiples(size, m.block_len)} {off}"
+                f"so the memory would see the answers; take {multiples(size, m.block_len)} {off}"
             )
     if d.layout == "packed":
         yield f"{asked} needs memory that packed rows do not carry; set data.layout=lanes {off}"
-    if "fam" not in mixer_pattern(m):
+    if not any(spec.has_memory for spec in mixer_specs(m)):
         yield f"{asked} needs a FAM, and model.mixer={m.mixer} has none; add one {off}"
     if m.memory_segments or m.fam_previous > 1:
         yield (
@@ -376,7 +359,7 @@ def _check_train(config: Config) -> Iterator[str]:
     if d.length % m.block_len:
         yield (
             f"data.length={d.length} is not a multiple of model.block_len={m.block_len}; "
-            f"take {_multiples(d.length, m.block_len)}"
+            f"take {multiples(d.length, m.block_len)}"
         )
     if d.length % (t.bptt_segments * m.block_len):
         yield (
@@ -475,11 +458,6 @@ _MODEL_CHECKS = (
     _check_mixers,
     _check_unrolled,
 )
-
-
-def _multiples(value: int, of: int) -> str:
-    below = value // of * of
-    return f"{below} or {below + of}" if below else f"{of}"
 
 
 def _doubling_lengths(value: int) -> list[int]:

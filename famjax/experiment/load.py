@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
 
-from famjax.config.keys import has_type, keys, type_error_message, values
+from famjax.config.keys import has_type, keys, type_error_message, unknown_key_message, values
 from famjax.config.schema import AXES, Config
 from famjax.core.errors import UserError, nearest
 from famjax.core.json_files import parse_json, regular_file_size, shorten
@@ -38,7 +38,8 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
 
     Args:
       name_or_path: a name in `configs/`, the path of a Python file with a function `config()`, or
-        the path of a run's `config.json`.
+        the path of a run's `config.json`. A name that begins with an underscore is a base that
+        experiments derive from (`famjax.replace_values`).
       overrides: "section.key=value", "--section.key=value", or "--section.key", "value".
         "init=FOLDER" takes shape and tokenizer from that folder before the others are applied.
 
@@ -110,6 +111,11 @@ def available_configs() -> dict[str, Path]:
     return {p.stem: p for p in sorted(CONFIGS.glob("*.py")) if not p.stem.startswith("_")}
 
 
+def _bases() -> set[str]:
+    """Return the names of the files of `configs/` that experiments derive from."""
+    return {p.stem for p in CONFIGS.glob("_[!_]*.py")}
+
+
 def difference(a: Config, b: Config) -> list[str]:
     """Return a line "model.layers: 4 -> 6" for each key whose value differs."""
     old, new = values(a), values(b)
@@ -126,8 +132,8 @@ def read_config(name_or_path: str) -> Config:
       UserError: there is no such config, or it is damaged.
     """
     path = Path(name_or_path)
-    if name_or_path in available_configs():
-        return _load_python(available_configs()[name_or_path])
+    if name_or_path in available_configs() or name_or_path in _bases():
+        return _load_python(CONFIGS / f"{name_or_path}.py")
     if path.is_dir():
         raise UserError(f"{path} is a folder; give {path / 'config.json'} or a name in configs/")
     if path.suffix not in (".py", ".json") and not path.is_file():
@@ -162,8 +168,10 @@ def _load_python(path: Path) -> Config:
         exec(compile(source, str(path), "exec"), module.__dict__)
         make = module.__dict__.get("config")
         config = make() if callable(make) else None
-    except UserError:
-        raise
+    except UserError as error:
+        if str(path) in str(error):
+            raise
+        raise UserError(f"{path}{_line_number(error, path)}: {error}") from error
     except ModuleNotFoundError as error:
         # the schema's module until 0.1.0
         hint = "; import famjax.config.schema" if error.name == "famjax.core.config" else ""
@@ -217,7 +225,7 @@ def _parse_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
             given = value or (rest[0] if flag and rest and not rest[0].startswith("-") else "")
             if (flag or not is_section) and (how := find_hint(key, given)):
                 raise UserError(f"unknown {f'option {name}' if flag else f'key {key!r}'}{how}")
-            raise UserError(_unknown_key(key, kinds))
+            raise UserError(unknown_key_message(key, kinds))
         if not equals:
             value = _take_value(key, kinds[key], rest)
         yield key, value
@@ -250,15 +258,6 @@ def _set(config: Config, key: str, value: str) -> Config:
             )
     except SystemExit:
         raise UserError(type_error_message(key, value, kind)) from None
-
-
-def _unknown_key(key: str, known: dict[str, Any]) -> str:
-    inside = [k for k in known if k.startswith(f"{key}.")]
-    if inside:
-        return f"{key!r} is a section, not a key; name one of its keys, such as {inside[0]!r}"
-    ends = [k for k in known if k.endswith(f".{key}")]
-    hint = f"; did you mean {ends[0]!r}?" if ends else nearest(key, known)
-    return f"unknown key {key!r}{hint}"
 
 
 # JSON
@@ -306,7 +305,7 @@ def _build(cls: type, tree: Any, prefix: str, missing: list[str]) -> Any:
         raise UserError(f"{prefix[:-1] or 'config'}={shorten(tree)}: must be a table of keys")
     for name in tree:
         if name not in hints:
-            raise UserError(_unknown_key(prefix + name, keys()))
+            raise UserError(unknown_key_message(prefix + name, keys()))
     parts: dict[str, Any] = {}
     for name, kind in hints.items():
         key = prefix + name

@@ -8,9 +8,9 @@ from __future__ import annotations
 import fnmatch
 from typing import NamedTuple
 
-from famjax.config.derived import mixer_pattern
-from famjax.config.resolved import resolve_model
+from famjax.config.derived import mixer_pattern, sizes
 from famjax.config.schema import Config, ModelConfig
+from famjax.mixers import MIXERS, MixerSpec, mixer_specs
 
 # bytes of a float32
 _FLOAT = 4
@@ -34,21 +34,6 @@ class ParamCount(NamedTuple):
     maps: int
 
 
-class _Sizes(NamedTuple):
-    """d, h, g, e and the MLP's hidden width of a model."""
-
-    d: int
-    h: int
-    g: int
-    e: int
-    hidden: int
-
-
-def _sizes(m: ModelConfig) -> _Sizes:
-    r = resolve_model(m)
-    return _Sizes(r.width, r.heads, r.kv_heads, r.head_dim, r.mlp_width)
-
-
 def count_params(model: ModelConfig) -> ParamCount:
     """Return a model's parameter counts; its sizes need not be consistent."""
     vocabulary, top = _embedding_params(model), _norm_params(model) if model.arch.pre_norm else 0
@@ -59,16 +44,23 @@ def count_params(model: ModelConfig) -> ParamCount:
     if model.stack != "residual":
         weights, adapters = _feedback_params(model)
         return ParamCount(vocabulary + top + weights, adapters, 0)
-    names = mixer_pattern(model)
-    s, layers = _sizes(model), model.layers
-    linear = layers * names.count("linear") // len(names)
-    maps = linear * _feature_map_params(model)
-    weights = vocabulary + top + maps
+    specs, s, layers = _pattern(model), sizes(model), model.layers
+    of_mixers = layers * sum(spec.parameters(model) for spec in specs) // len(specs)
+    mapped = [spec.parameters(model) for spec in specs if spec.has_feature_map]
+    maps = layers * sum(mapped) // len(specs)
+    weights = vocabulary + top + of_mixers
     weights += layers * (_query_params(model) + _kv_params(model) + _mlp_params(model))
     weights += model.capacity * s.d if model.arch.learned_positions else 0
-    weights += model.fam_len * s.d if "fam" in names else 0
+    weights += model.fam_len * s.d if any(spec.has_memory for spec in specs) else 0
     adapters = _adapter_params(model, ("q", "k", "v", "out", "gate", "up", "down"))
     return ParamCount(weights, layers * adapters, maps)
+
+
+def _pattern(model: ModelConfig) -> list[MixerSpec]:
+    """Return the specs of the pattern's mixers, an unknown one, which another check reports, as
+    the first."""
+    first = next(iter(MIXERS.values()))
+    return [MIXERS.get(name, first) for name in mixer_pattern(model)]
 
 
 def _norm_params(model: ModelConfig) -> int:
@@ -94,7 +86,7 @@ def _embedding_params(model: ModelConfig) -> int:
 
 def _query_params(model: ModelConfig) -> int:
     """Parameters of query and output projections, with the norms before and after."""
-    (d, h, _, e, _), arch = _sizes(model), model.arch
+    (d, h, _, e, _), arch = sizes(model), model.arch
     total = _norm_params(model) * (2 if arch.post_norm else 1) + 2 * d * h * e
     total += h * e if arch.qkv_bias else 0
     total += d if arch.out_bias else 0
@@ -102,29 +94,21 @@ def _query_params(model: ModelConfig) -> int:
 
 
 def _kv_params(model: ModelConfig) -> int:
-    (d, _, g, e, _), arch = _sizes(model), model.arch
+    (d, _, g, e, _), arch = sizes(model), model.arch
     total = 2 * d * g * e + (2 * g * e if arch.qkv_bias else 0)
     return total + (e if arch.qk_norm else 0)
 
 
 def _mlp_params(model: ModelConfig) -> int:
-    d, hidden = model.width, _sizes(model).hidden
+    d, hidden = model.width, sizes(model).hidden
     up = 2 if model.mlp in ("swiglu", "geglu") else 1
     total = _norm_params(model) * (2 if model.arch.post_norm else 1) + (up + 1) * d * hidden
     return total + (up * hidden + d if model.arch.mlp_bias else 0)
 
 
-def _feature_map_params(model: ModelConfig) -> int:
-    """Parameters of a layer's feature map."""
-    s, kind, k = _sizes(model), model.linear.map, model.linear.features
-    if kind == "rfa":
-        return s.g
-    return 0 if kind in ("elu", "performer") else s.g * (s.e + 1) * k
-
-
 def _adapter_params(model: ModelConfig, names: tuple[str, ...]) -> int:
     """Parameters of the adapters of a layer's projections with these names."""
-    d, h, g, e, hidden = _sizes(model)
+    d, h, g, e, hidden = sizes(model)
     shapes = {
         "attention.q": d + h * e,
         "attention.k": d + g * e,
@@ -146,7 +130,7 @@ def _adapter_params(model: ModelConfig, names: tuple[str, ...]) -> int:
 def _feedback_params(model: ModelConfig) -> tuple[int, int]:
     """Weights and adapters of the layers of a Feedback Transformer, or of its Transformer twin."""
     c, layers, arch = model.feedback, model.layers, model.arch
-    e = _sizes(model).e
+    e = sizes(model).e
     kind = "previous" if model.stack == "transformer" else c.composition
     each = _query_params(model) + _mlp_params(model)
     each += model.heads if c.adaptive_span else 0
@@ -169,7 +153,7 @@ def _feedback_params(model: ModelConfig) -> tuple[int, int]:
 def state_bytes(model: ModelConfig) -> int:
     """Return a lower bound on the bytes of the state that a model carries along one document."""
     size = 2 if model.dtype == "bfloat16" else _FLOAT
-    s, layers = _sizes(model), model.layers
+    s, layers = sizes(model), model.layers
     if model.stack == "lstm":
         return 2 * layers * s.d * _FLOAT
     if model.stack != "residual":
@@ -178,19 +162,8 @@ def state_bytes(model: ModelConfig) -> int:
         if c.cache == "memory":
             return (layers if per_layer else 1) * c.span * s.d * size
         return 2 * (1 if c.shared_kv and not per_layer else layers) * s.g * s.e * c.span * size
-    names = mixer_pattern(model)
-    pair = 2 * s.g * s.e * size
-    block = model.block_len
-    window = pair * (model.memory_segments + 1) * block
-    fam = model.fam_len * (s.d * _FLOAT + model.fam_previous * pair)
-    k = resolve_model(model).linear.features
-    by_mixer = {
-        "full": pair * model.capacity,
-        "swa": pair * (-(-(model.window - 1) // block) + 1) * block,
-        "fam": window + fam,
-        "linear": s.g * k * (s.e + 1) * _FLOAT,
-    }
-    return layers * sum(by_mixer.get(name, window) for name in names) // len(names)
+    specs = _pattern(model)
+    return layers * sum(spec.state_bytes(model) for spec in specs) // len(specs)
 
 
 # memory of training -----------------------------------------------------------------------------
@@ -236,11 +209,5 @@ def _score_bytes(config: Config, size: int) -> int:
     """Bytes of the attention weights of one layer, for the rows of one microbatch."""
     model, data = config.model, config.data
     rows = max(data.batch // config.train.accumulate, 1)
-    by_mixer = {
-        "full": data.length // config.train.bptt_segments * model.capacity,
-        "swa": model.block_len * (model.window + model.block_len - 1),
-        "linear": 0,
-    }
-    window = model.block_len**2 * (model.memory_segments + 1)
-    most = max((by_mixer.get(name, window) for name in mixer_pattern(model)), default=0)
+    most = max((spec.scores(config) for spec in mixer_specs(model)), default=0)
     return rows * model.heads * most * size

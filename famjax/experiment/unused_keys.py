@@ -6,6 +6,7 @@ a key has no effect.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from famjax.config.keys import values
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.experiment.checks import TOYS
+from famjax.mixers import MIXERS, mixer_specs
 
 
 class Rule(NamedTuple):
@@ -80,6 +82,27 @@ def _requires_mixer(*names: str) -> Callable[[Config], str]:
     return unused
 
 
+def _mixer_rules() -> list[Rule]:
+    """Return a rule for each key that only some mixers use."""
+    rules = []
+    for switch in (False, True):
+        listed = {n: spec.switches if switch else spec.keys for n, spec in MIXERS.items()}
+        for key in dict.fromkeys(itertools.chain(*listed.values())):
+            names = [name for name, keys in listed.items() if key in keys]
+            unused = _USED_WITHOUT_MIXER.get(key, _requires_mixer)(*names)
+            rules.append(Rule((key,), unused, f"model.mixer={' or '.join(names)}", switch))
+    return rules
+
+
+def _unless_learned_positions(*names: str) -> Callable[[Config], str]:
+    """Return `_requires_mixer`, for a key that learned positions use as well."""
+    unused = _requires_mixer(*names)
+    return lambda config: "" if config.model.arch.learned_positions else unused(config)
+
+
+_USED_WITHOUT_MIXER = {"model.capacity": _unless_learned_positions}
+
+
 def _requires_stack(*names: str) -> Callable[[Config], str]:
     return _unused_unless(lambda c: c.model.stack in names, "model.stack")
 
@@ -88,8 +111,9 @@ def _requires_task(*names: str) -> Callable[[Config], str]:
     return _unused_unless(lambda c: c.data.task in names, "data.task")
 
 
-def _linear_only(config: Config) -> str:
-    if set(mixer_pattern(config.model)) != {"linear"}:
+def _no_attention_weights(config: Config) -> str:
+    specs = mixer_specs(config.model)
+    if not specs or any(spec.has_attention_weights for spec in specs):
         return ""
     return f"model.mixer={config.model.mixer}, which has no attention weights"
 
@@ -102,9 +126,8 @@ def _no_rotation(config: Config) -> str:
     if model.stack != "residual":
         learned = model.feedback.positions == "learned"
         return "model.feedback.positions=learned" if learned else ""
-    if set(mixer_pattern(model)) == {"linear"} and not model.linear.rope:
-        return "model.linear.rope=false"
-    return ""
+    unrotated = [spec.unrotated(model) for spec in mixer_specs(model)]
+    return unrotated[0] if unrotated and all(unrotated) else ""
 
 
 def _no_rotated_elements(config: Config) -> str:
@@ -168,21 +191,9 @@ ALWAYS = (
 _REQUIRES_ATTENTION = _unused_unless(lambda c: c.model.stack != "lstm", "model.stack")
 
 RULES = (
+    *_mixer_rules(),
     # stacks and mixers
     Rule(("model.mixer", "model.scan_layers"), _requires_stack("residual"), "model.stack=residual"),
-    Rule(
-        ("model.memory_segments",),
-        _requires_mixer("bswa", "bswa_sg", "fam"),
-        "model.mixer=bswa or fam",
-    ),
-    Rule(("model.fam_len", "model.fam_previous"), _requires_mixer("fam"), "model.mixer=fam"),
-    Rule(("model.window",), _requires_mixer("swa"), "model.mixer=swa"),
-    Rule(
-        ("model.capacity",),
-        lambda c: "" if c.model.arch.learned_positions else _requires_mixer("full")(c),
-        "model.mixer=full",
-    ),
-    Rule(("model.linear.*",), _requires_mixer("linear"), "model.mixer=linear"),
     Rule(("model.linear.features",), _elu_map, "another map"),
     Rule(
         (
@@ -207,7 +218,7 @@ RULES = (
     ),
     Rule(
         ("model.dropout.attention", "model.arch.attention_cap"),
-        _linear_only,
+        _no_attention_weights,
         "another mixer",
         switch=True,
     ),
@@ -252,7 +263,6 @@ RULES = (
         _unused_unless(lambda c: c.model.arch.rope_scaling == "llama3", "model.arch.rope_scaling"),
         "model.arch.rope_scaling=llama3",
     ),
-    Rule(("model.arch.local_rope_base",), _requires_mixer("swa"), "model.mixer=swa", switch=True),
     # feedback
     Rule(("model.feedback.*",), _requires_stack("feedback", "transformer"), "model.stack=feedback"),
     Rule(
@@ -357,7 +367,6 @@ RULES = (
         _unused_unless(lambda c: c.optimizer.schedule == "cosine", "optimizer.schedule"),
         "optimizer.schedule=cosine",
     ),
-    Rule(("train.rsp",), _requires_mixer("fam"), "model.mixer=fam", switch=True),
     Rule(
         ("train.rsp_ramp",),
         _unused_unless(lambda c: c.train.rsp > 0, "train.rsp"),

@@ -6,6 +6,7 @@ from famjax.config.schema import ModelConfig
 from famjax.convert.families.common import Family
 from famjax.convert.families.famjax import FAMJAX
 from famjax.export.source import ExportSource
+from famjax.mixers import mixer_specs
 
 _LOAD = """\
 ```
@@ -75,7 +76,7 @@ def model_card(source: ExportSource, family: Family, pretrained: bool) -> str:
         _LOAD.format(trust=trust, bos=source.run.tokenizer.bos_id),
     ]
     text = "\n".join(lines)
-    remembers = own and "full" not in config.model.mixer.split(",")
+    remembers = own and not any(spec.is_bounded for spec in mixer_specs(config.model))
     return text + (_STREAM if remembers else "") + (_BATCHES if own else "")
 
 
@@ -87,15 +88,8 @@ def describe(source: ExportSource) -> str:
 
 
 def _describe_memory(model: ModelConfig) -> str:
-    names = model.mixer.split(",")
-    said = ""
-    if {"bswa", "bswa_sg", "fam"} & set(names):
-        said = f", blocks of {model.block_len}, memory segments {model.memory_segments}"
-    if "fam" in names:
-        said += f", feedback memory of {model.fam_len} tokens"
-    if "swa" in names:
-        said += f", window {model.window:,}"
-    return said
+    phrases = dict.fromkeys(p for spec in mixer_specs(model) for p in spec.describe(model))
+    return "".join(f", {phrase}" for phrase in phrases)
 
 
 def _describe_training(source: ExportSource, pretrained: bool) -> str:

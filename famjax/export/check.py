@@ -14,6 +14,7 @@ from flax import nnx
 from famjax.config.schema import ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Context
+from famjax.mixers import mixer_specs
 from famjax.models.language_model import LanguageModel
 
 # as a fraction of the logits' range
@@ -25,10 +26,10 @@ _LOGITS = 1 << 26
 def sample_tokens(config: ModelConfig) -> tuple[np.ndarray, int]:
     """Return random tokens [2 t] of two and a partial block, and the number of compared positions,
     the last ones."""
-    names = config.mixer.split(",")
-    block = max(config.block_len, config.window if "swa" in names else 1)
+    specs = mixer_specs(config)
+    block = max(config.block_len, *(spec.window(config) for spec in specs))
     count = 2 * block + 3
-    if "full" in names:
+    if any(spec.is_bounded for spec in specs):
         count = min(count, config.capacity)
     tokens = np.random.default_rng(0).integers(config.vocab_size, size=(2, count))
     return tokens, min(count, max(_LOGITS // config.vocab_size // 2, 1))

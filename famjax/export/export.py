@@ -7,12 +7,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from famjax.config.derived import mixer_pattern
 from famjax.convert.folder import atomic_folder
 from famjax.convert.open import open_model
 from famjax.core.errors import UserError, nearest
 from famjax.core.paths import expanded
 from famjax.export.source import ExportSource
+from famjax.mixers import mixer_specs
 
 # each is a module here: write(source, folder) -> lines on the comparison
 FORMATS = ("hf", "peft", "orbax", "stablehlo")
@@ -60,11 +60,12 @@ def export(
             f"--format {format}: does not support model.stack={source.model.stack}; take --format "
             "stablehlo or orbax"
         )
-    if format in ("hf", "peft") and "linear" in mixer_pattern(source.model):
-        raise UserError(
-            f"--format {format}: does not support linear attention; take --format stablehlo or "
-            "orbax"
-        )
+    for spec in mixer_specs(source.model):
+        if format not in spec.formats:
+            raise UserError(
+                f"--format {format}: does not support {spec.title}; take --format "
+                f"{' or '.join(name for name in FORMATS if name in spec.formats)}"
+            )
     report(f"writing {dest}, then reading it back to compare its logits")
     write = importlib.import_module(f"famjax.export.{format}").write
     with atomic_folder(dest) as folder:

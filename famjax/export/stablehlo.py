@@ -16,7 +16,6 @@ import numpy as np
 from flax import nnx
 from safetensors.numpy import load_file
 
-from famjax.config.derived import mixer_pattern
 from famjax.convert.save import save_file
 from famjax.core.errors import UserError
 from famjax.core.types import Context
@@ -25,6 +24,7 @@ from famjax.experiment.load import to_json
 from famjax.export import check
 from famjax.export.source import ExportSource
 from famjax.export.tokenizer import write_tokenizer
+from famjax.mixers import mixer_specs
 from famjax.models.fold_feature_maps import fold_feature_maps, why_not_foldable
 from famjax.models.language_model import LanguageModel
 from famjax.parallel.sharding import path_name
@@ -102,7 +102,7 @@ def write(source: ExportSource, folder: Path) -> list[str]:
 
 def _compare_folded(source: ExportSource, reason: str) -> list[str]:
     """Compare the model with and without folded feature maps, in float32."""
-    if "linear" not in mixer_pattern(source.model):
+    if not any(spec.has_feature_map for spec in mixer_specs(source.model)):
         return []
     if reason:
         return [f"feature maps are not folded into the projections: {reason}"]

@@ -11,13 +11,24 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from famjax.config.resolved import ResolvedModelConfig
+from famjax.config.derived import sizes
+from famjax.config.resolved import ResolvedModelConfig, resolve_model
+from famjax.config.schema import ModelConfig
 from famjax.core.types import Array
 from famjax.layers.linear import Linear
+from famjax.parallel.sharding import register_parameter_axes
 
 # signed features are scaled down, to be small next to the denominator's minimum (EPS) for few
 # tokens; SCALE in the authors' code (fairseq/random_feature_attention/utils.py)
 _SCALE = 1e-2
+
+
+# one map per key head and its query heads
+register_parameter_axes(
+    (r"map/kernel$", ("kv_heads", None, None)),
+    (r"map/bias$", ("kv_heads", None)),
+    (r"map/tau$", ("kv_heads",)),
+)
 
 
 def _elu_plus_one(x: Array) -> Array:
@@ -33,6 +44,19 @@ LEARNED: dict[str, Callable[[Array], Array]] = {
 }
 
 
+def num_features(config: ModelConfig) -> int:
+    """Return k, the elements of phi(x)."""
+    return resolve_model(config).linear.features
+
+
+def count_params(config: ModelConfig) -> int:
+    """Return the number of a layer's parameters of phi."""
+    kind, (_, _, g, e, _) = config.linear.map, sizes(config)
+    if kind == "rfa":
+        return g
+    return 0 if kind in ("elu", "performer") else g * (e + 1) * config.linear.features
+
+
 def weight_fields(kind: str) -> tuple[str, ...]:
     """Return the fields of `LinearConfig` that decide a map's weights; () if it has none."""
     if kind in LEARNED:
@@ -40,7 +64,7 @@ def weight_fields(kind: str) -> tuple[str, ...]:
     return ("map",) if kind == "rfa" else ()
 
 
-def num_vectors(config: ResolvedModelConfig) -> int:
+def num_vectors(config: ModelConfig) -> int:
     """Return the number of vectors that phi multiplies x with."""
     kind, k = config.linear.map, config.linear.features
     return {"elu": 0, "rfa": k // 2}.get(kind, k)

@@ -24,14 +24,18 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from famjax.config.derived import sizes
 from famjax.config.resolved import ResolvedModelConfig
+from famjax.config.schema import ModelConfig
 from famjax.core.types import Array, Context, param_dtype
 from famjax.layers.dropout import FEEDBACK, split_key
 from famjax.layers.linear import MATMUL_PARAMS
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
+from famjax.mixers.mixer import Mixer, attention_flops, kv_bytes, layer_weights
 from famjax.mixers.window import (
     Blocks,
+    BswaSpec,
     ExtraKV,
     WindowAttention,
     WindowState,
@@ -69,7 +73,7 @@ def _to_block_major(tree: Any) -> Any:
     return jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), tree)
 
 
-class Fam(nnx.Module):
+class Fam(Mixer):
     """Block sliding window attention with feedback memory."""
 
     def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
@@ -81,15 +85,16 @@ class Fam(nnx.Module):
         self.receptive_field = None  # unbounded
 
     @property
-    def qkv(self) -> QKV:
+    def qkv(self) -> QKV:  # type: ignore[override]  # no attribute: the window has it
         return self.window.qkv
 
-    def init_state(self, batch: int, prompt: Array) -> FamState:
+    def init_state(self, batch: int, prompt: Array | None = None) -> FamState:
         """Return the initial state, from the FAM prompt at this layer's input (B.1).
 
         Args:
           prompt: [f d], or [b f d] if each lane has its own.
         """
+        assert prompt is not None  # the stack has one
         fam = prompt.astype(param_dtype())
         _, k, v = self.project(fam)
         older = ((0, 0), (self.previous - 1, 0), (0, 0), (0, 0), (0, 0))
@@ -111,12 +116,17 @@ class Fam(nnx.Module):
         lanes: Any = ("batch",)
         return FamState(self.window.state_axes(), fam, kv, kv, lanes)
 
+    def memory(self, state: FamState) -> Array:
+        return state.fam
+
+    def passable_state(self, state: FamState) -> FamState:
+        """Return the FAM without the window."""
+        # a separate type is not worthwhile
+        return state._replace(window=())  # type: ignore[arg-type]
+
     def pass_state(self, fresh: FamState, saved: FamState) -> FamState:
         """Random state passing (B.2.3): start from another document's FAM and an empty window."""
         return saved._replace(window=fresh.window)
-
-    def encode_memory_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
-        return self.qkv.encode_memory_prompt(prompt, offset)
 
     def project(self, fam: Array) -> tuple[Array, Array, Array]:
         """QKV(PreLN(F)) at -f to -1 of the block that follows: [... f d] -> [... f h|g e].
@@ -368,3 +378,37 @@ class Fam(nnx.Module):
             v=jnp.concatenate([state.v[:, 1:], fam_v[:, None].astype(state.v.dtype)], 1),
             updates=jnp.minimum(state.updates + 1, self.previous),
         )
+
+
+class FamSpec(BswaSpec):
+    title = "feedback attention memory"
+    keys = ("model.memory_segments", "model.fam_len", "model.fam_previous")
+    switches = ("train.rsp",)
+    has_memory = True
+    has_attention_map = False  # it also attends to memories
+
+    def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
+        return Fam(config, rngs=rngs)
+
+    def keys_seen(self, model: ModelConfig) -> float:
+        return super().keys_seen(model) + model.fam_previous * model.fam_len
+
+    def keys_computed(self, model: ModelConfig) -> float:
+        return super().keys_computed(model) + model.fam_previous * model.fam_len
+
+    def flops(self, model: ModelConfig, computed: bool = False) -> float:
+        # FAM's queries attend to the previous FAM and the block, never to memory segments (2.2)
+        keys = model.fam_len + model.block_len
+        update = 2 * layer_weights(model) + attention_flops(model, keys)
+        return super().flops(model, computed) + model.fam_len / model.block_len * update
+
+    def recurrent_share(self, model: ModelConfig) -> float:
+        return model.fam_len / (model.block_len + model.fam_len)
+
+    def state_bytes(self, model: ModelConfig) -> int:
+        fam = sizes(model).d * 4  # float32
+        memory = model.fam_len * (fam + model.fam_previous * kv_bytes(model))
+        return super().state_bytes(model) + memory
+
+    def describe(self, model: ModelConfig) -> list[str]:
+        return [*super().describe(model), f"feedback memory of {model.fam_len} tokens"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -9,10 +10,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig
+from famjax.config.schema import Config, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Array, Context
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
+from famjax.mixers.mixer import Mixer, MixerSpec, kv_bytes
 from famjax.mixers.window import select_rows
 from famjax.ops.positions import document_positions
 from famjax.parallel import sharding
@@ -30,7 +33,7 @@ class CacheState(NamedTuple):
     length: Array
 
 
-class FullAttention(nnx.Module):
+class FullAttention(Mixer):
     """Causal attention over the document, up to the capacity.
 
     Beyond the capacity: a `UserError`, or NaN under jit.
@@ -52,8 +55,8 @@ class FullAttention(nnx.Module):
         lanes: Any = ("batch",)
         return CacheState(kv, kv, lanes)
 
-    def encode_memory_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
-        return self.qkv.encode_memory_prompt(prompt, offset)
+    def check_capacity(self, state: CacheState, tokens: int) -> None:
+        self._check_position(state.length + tokens - 1)
 
     def __call__(
         self, x: Array, state: CacheState, ctx: Context, mlp: FeedForward
@@ -61,7 +64,7 @@ class FullAttention(nnx.Module):
         """Process any number of tokens: [b t d] -> [b t d]."""
         valid = jnp.ones(x.shape[:2], bool) if ctx.valid is None else ctx.valid
         start, position, length = document_positions(state.length, ctx, x.shape[1])
-        self.check_capacity(jnp.where(valid, position, 0))
+        self._check_position(jnp.where(valid, position, 0))
 
         q, k, v = self.qkv.project(x)
         k = self.qkv.rotate(k, position, long_range=True)
@@ -87,7 +90,7 @@ class FullAttention(nnx.Module):
         valid = jnp.ones(x.shape[:2], bool) if ctx.valid is None else ctx.valid
         reset = None if ctx.reset is None else ctx.reset & valid
         _, position, length = document_positions(state.length, ctx._replace(reset=reset), 1)
-        self.check_capacity(jnp.where(valid, position, 0))
+        self._check_position(jnp.where(valid, position, 0))
 
         q, k, v = self.qkv.project(x)
         q, k = (self.qkv.rotate(a, position, long_range=True) for a in (q, k))
@@ -117,7 +120,7 @@ class FullAttention(nnx.Module):
         q, k = self.qkv.rotate(q, position), self.qkv.rotate(k, position)
         return self.qkv.weights(q, k, position[:, None] >= position)
 
-    def check_capacity(self, position: Array) -> None:
+    def _check_position(self, position: Array) -> None:
         if not isinstance(position, jax.core.Tracer) and position.max() >= self.capacity:
             raise UserError(
                 f"full attention: token {int(position.max()) + 1} of a document does not fit its "
@@ -157,6 +160,40 @@ class FullAttention(nnx.Module):
             select_rows(all_padding, state.v, merge_rows(state.v, v)),
             length,
         )
+
+
+class FullSpec(MixerSpec):
+    title = "full attention"
+    keys = ("model.capacity",)
+    is_blockwise = False
+    is_bounded = True
+    layer_type = "full_attention"
+
+    def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> FullAttention:
+        return FullAttention(config, rngs=rngs)
+
+    def check(self, config: Config) -> Iterator[str]:
+        length, capacity = config.data.length, config.model.capacity
+        if length > capacity:
+            yield (
+                f"data.length={length} is longer than model.capacity={capacity}, the KV cache of "
+                f"full attention; set model.capacity={length}"
+            )
+
+    def keys_seen(self, model: ModelConfig) -> float:
+        return model.capacity / 2  # a document as long as the cache; a shorter one costs less
+
+    def keys_computed(self, model: ModelConfig) -> float:
+        return model.capacity
+
+    def remote_keys(self, model: ModelConfig, tokens: float) -> float:
+        return tokens
+
+    def state_bytes(self, model: ModelConfig) -> int:
+        return kv_bytes(model) * model.capacity
+
+    def scores(self, config: Config) -> int:
+        return config.data.length // config.train.bptt_segments * config.model.capacity
 
 
 def _swap_heads_tokens(a: Array) -> Array:

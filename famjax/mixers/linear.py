@@ -11,19 +11,24 @@ its quadratic form, and not in its recurrent form, which is the one here.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from famjax.config.derived import sizes
 from famjax.config.resolved import ResolvedModelConfig
+from famjax.config.schema import Config, ModelConfig
+from famjax.core.errors import multiples
 from famjax.core.remat import tag_product
 from famjax.core.types import Array, Context, param_dtype
+from famjax.layers import feature_map
 from famjax.layers.feature_map import FeatureMap
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
+from famjax.mixers.mixer import Mixer, MixerSpec, attention_flops, layer_weights
 from famjax.ops.linear_attention import (
     Sums,
     attend_all,
@@ -49,7 +54,7 @@ class LinearState(NamedTuple):
     length: Array
 
 
-class LinearAttention(nnx.Module):
+class LinearAttention(Mixer):
     """Causal linear attention over the document, with a state of O(k e) per head."""
 
     def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
@@ -92,7 +97,12 @@ class LinearAttention(nnx.Module):
         """Process one token per lane: [b 1 d] -> [b 1 d]."""
         return self._forward(x, state, ctx, recurrent_attention)
 
-    def match(self, x: Array, ctx: Context) -> tuple[Array, Array]:
+    def match_memory_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
+        return self.qkv.encode_memory_prompt(prompt, offset)
+
+    def match(
+        self, x: Array, state: LinearState, ctx: Context, mlp: FeedForward
+    ) -> tuple[Array, Array]:
         """Process whole documents [b t d] with softmax attention; return linear attention's error.
 
             error = sum |linear - softmax|^2 / sum |softmax|^2
@@ -109,8 +119,8 @@ class LinearAttention(nnx.Module):
         q, k, v = (jax.lax.stop_gradient(a) for a in self.qkv.project(x))
         # `attend` tags its residuals only under differentiation: else remat would recompute it
         softmax = tag_product(self.qkv.attend_causally(q, k, v, position))
-        state, start = self.init_state(b), jnp.zeros((b, t), jnp.int32)
-        sums = Sums(state.s, state.z)
+        empty, start = self.init_state(b), jnp.zeros((b, t), jnp.int32)
+        sums = Sums(empty.s, empty.z)
         linear, _ = chunkwise_attention(*self.phi(q, k, position), v, sums, start, self.chunk)
         return self.qkv.output_projection(softmax, x), _relative_error(
             _merge_heads(linear), softmax
@@ -163,6 +173,73 @@ class LinearAttention(nnx.Module):
         k, v = (jnp.where(valid[..., None, None], a, 0) for a in (k, v))
         y, (s, z) = attend(q, k, v, Sums(state.s, state.z), start)
         return self.qkv.output_projection(_merge_heads(y), x, ctx.key), LinearState(s, z, length)
+
+
+class LinearSpec(MixerSpec):
+    title = "linear attention"
+    keys = ("model.linear.*",)
+    is_blockwise = False
+    has_feature_map = True
+    has_attention_weights = False
+    formats = frozenset(("orbax", "stablehlo"))
+    convert_name = "t2r"
+
+    def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> LinearAttention:
+        return LinearAttention(config, rngs=rngs)
+
+    def initial_param(self, model: ResolvedModelConfig, name: str, rngs: nnx.Rngs) -> Array:
+        # without the projections, which would take numbers from the same stream
+        return getattr(FeatureMap(model, rngs=rngs), name.removeprefix("map."))[...]
+
+    def check(self, config: Config) -> Iterator[str]:
+        c = config.model.linear
+        if c.map == "rfa" and c.features % 2:
+            yield (
+                f"model.linear.features={c.features} is odd; rfa has a sine and a cosine of each "
+                f"random vector, take {multiples(c.features, 2)}"
+            )
+        if config.train.rpo and c.rope:
+            yield (
+                "train.rpo=true: features of rotated keys are not relative, so a position offset "
+                "changes the output; set train.rpo=false or model.linear.rope=false"
+            )
+
+    def keys_seen(self, model: ModelConfig) -> float:
+        return 0
+
+    def keys_computed(self, model: ModelConfig) -> float:
+        return 0
+
+    def flops(self, model: ModelConfig, computed: bool = False) -> float:
+        return 2 * layer_weights(model) + _attention_flops(model)
+
+    def matching_flops(self, model: ModelConfig, length: int) -> float:
+        """Forward has both attentions. Backward is the gradient of phi only: one product for each
+        forward product of its maps and of phi(k) v^T, two for each of phi(q) with S and z."""
+        softmax = 2 * layer_weights(model) + attention_flops(model, length / 2)
+        _, h, _, e, _ = sizes(model)
+        second = 2 * h * feature_map.num_features(model) * (e + 1)
+        return softmax + 2 * _attention_flops(model) + second
+
+    def parameters(self, model: ModelConfig) -> int:
+        return feature_map.count_params(model)
+
+    def state_bytes(self, model: ModelConfig) -> int:
+        _, _, g, e, _ = sizes(model)
+        return g * feature_map.num_features(model) * (e + 1) * 4  # float32
+
+    def scores(self, config: Config) -> int:
+        return 0
+
+    def unrotated(self, model: ModelConfig) -> str:
+        return "" if model.linear.rope else "model.linear.rope=false"
+
+
+def _attention_flops(model: ModelConfig) -> float:
+    """phi of queries and keys, phi(k) v^T, and the products of phi(q) with S and z."""
+    _, h, g, e, _ = sizes(model)
+    k, vectors = feature_map.num_features(model), feature_map.num_vectors(model)
+    return 2 * ((h + g) * e * vectors + g * k * e + h * k * (e + 1))
 
 
 def _add_offset(position: Array, offset: Array | None) -> Array:

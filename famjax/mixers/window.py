@@ -9,17 +9,19 @@ adds its memory to the keys of a block (`famjax.mixers.fam`).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig
+from famjax.config.schema import Config, ModelConfig
 from famjax.core.types import Array, Context, State
 from famjax.layers.dropout import ATTENTION_WEIGHTS, split_key
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
+from famjax.mixers.mixer import Mixer, MixerSpec, kv_bytes
 from famjax.ops.attention import KVFrames, attend_frames
 from famjax.parallel import sequence_parallel
 
@@ -105,7 +107,7 @@ def select_rows(lanes: Array, new: Array, old: Array) -> Array:
     return jnp.where(lanes.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
 
 
-class WindowAttention(nnx.Module):
+class WindowAttention(Mixer):
     """Attention of each block to its memory segments and causally to itself.
 
     Args:
@@ -130,9 +132,7 @@ class WindowAttention(nnx.Module):
         self.window = window
         self.stop_gradient = stop_gradient
         # maximum number of earlier blocks that a block depends on
-        self.receptive_field: int | None = (
-            segments if window is None else -(-(window - 1) // self.block_len)
-        )
+        self.receptive_field = segments if window is None else -(-(window - 1) // self.block_len)
         self.sequential_blocks = config.remat in ("attention", "block")
 
     def init_state(self, batch: int, prompt: Array | None = None) -> WindowState:
@@ -146,9 +146,6 @@ class WindowAttention(nnx.Module):
         kv: Any = ("batch", None, None, "kv_heads", None)
         lanes: Any = ("batch",)
         return WindowState(kv, kv, lanes, lanes)
-
-    def encode_memory_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
-        return self.qkv.encode_memory_prompt(prompt, offset)
 
     def __call__(
         self, x: Array, state: WindowState, ctx: Context, mlp: FeedForward
@@ -385,6 +382,79 @@ class WindowAttention(nnx.Module):
         )
         blocks = jnp.minimum(state.blocks + full, self.segments)
         return WindowState(k, v, blocks, jnp.where(full, 0, state.tokens + 1))
+
+
+class BswaSpec(MixerSpec):
+    title = "block sliding window attention"
+    keys: ClassVar[tuple[str, ...]] = ("model.memory_segments",)
+
+    def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
+        return WindowAttention(config, rngs=rngs, segments=config.memory_segments)
+
+    def keys_seen(self, model: ModelConfig) -> float:
+        return (model.memory_segments + 0.5) * model.block_len
+
+    def keys_computed(self, model: ModelConfig) -> float:
+        return (model.memory_segments + 1) * model.block_len
+
+    def remote_keys(self, model: ModelConfig, tokens: float) -> float:
+        return model.memory_segments * model.block_len
+
+    def state_bytes(self, model: ModelConfig) -> int:
+        return kv_bytes(model) * (model.memory_segments + 1) * model.block_len
+
+    def scores(self, config: Config) -> int:
+        return config.model.block_len**2 * (config.model.memory_segments + 1)
+
+    def describe(self, model: ModelConfig) -> list[str]:
+        return [f"blocks of {model.block_len}, memory segments {model.memory_segments}"]
+
+
+class BswaStopGradientSpec(BswaSpec):
+    title = "block sliding window attention without gradients to memory segments"
+
+    def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
+        segments = config.memory_segments
+        return WindowAttention(config, rngs=rngs, segments=segments, stop_gradient=True)
+
+
+class SwaSpec(MixerSpec):
+    title = "sliding window attention"
+    keys = ("model.window",)
+    switches = ("model.arch.local_rope_base",)
+    is_local = True
+    layer_type = "sliding_attention"
+
+    def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
+        segments = _window_segments(config)
+        return WindowAttention(config, rngs=rngs, segments=segments, window=config.window)
+
+    def keys_seen(self, model: ModelConfig) -> float:
+        return model.window
+
+    def keys_computed(self, model: ModelConfig) -> float:
+        return (_window_segments(model) + 1) * model.block_len
+
+    def remote_keys(self, model: ModelConfig, tokens: float) -> float:
+        return _window_segments(model) * model.block_len
+
+    def state_bytes(self, model: ModelConfig) -> int:
+        return kv_bytes(model) * (_window_segments(model) + 1) * model.block_len
+
+    def scores(self, config: Config) -> int:
+        block = config.model.block_len
+        return block * (config.model.window + block - 1)
+
+    def window(self, model: ModelConfig) -> int:
+        return model.window
+
+    def describe(self, model: ModelConfig) -> list[str]:
+        return [f"window {model.window:,}"]
+
+
+def _window_segments(model: ModelConfig) -> int:
+    """Return the number of earlier blocks that a block's first token attends to."""
+    return -(-(model.window - 1) // model.block_len)
 
 
 def select_state(lanes: Array, new: State, old: State) -> State:

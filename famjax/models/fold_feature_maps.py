@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from flax import nnx
 
-from famjax.config.derived import mixer_pattern
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
 from famjax.layers.feature_map import LEARNED
-from famjax.mixers.linear import LinearAttention
+from famjax.mixers import mixer_specs
 from famjax.models.language_model import LanguageModel
+from famjax.stacks.residual import ResidualStack
 
 
 def why_not_foldable(config: ModelConfig) -> str:
     """Return why a model's feature maps cannot be folded, or ""."""
     c, e = config.linear, resolve_model(config).head_dim
-    if "linear" not in mixer_pattern(config):
+    if not any(spec.has_feature_map for spec in mixer_specs(config)):
         return "it has no linear attention"
     if c.map not in LEARNED:
         return f"model.linear.map={c.map} is not a function of W x + b"
@@ -36,7 +36,7 @@ def fold_feature_maps(model: LanguageModel) -> LanguageModel:
     The state is unchanged; the parameters no longer match a config.
     """
     model = nnx.merge(*nnx.split(model))
+    assert isinstance(model.stack, ResidualStack)
     for layer in model.stack.layers:
-        if isinstance(layer.mixer, LinearAttention):
-            layer.mixer.fold_feature_map()
+        layer.mixer.fold_feature_map()
     return model

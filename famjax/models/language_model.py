@@ -20,7 +20,6 @@ from famjax.ops.lookup import look_up
 from famjax.ops.losses import chunked_cross_entropy, token_losses
 from famjax.parallel.sharding import TOKENS, with_logical_constraint
 from famjax.stacks import make_stack
-from famjax.stacks.residual import ResidualStack, UnstackedState
 
 
 class LanguageModel(nnx.Module):
@@ -65,8 +64,6 @@ class LanguageModel(nnx.Module):
         Args:
           offset: [b], as in `Context`, in training with random position offset.
         """
-        if offset is None or not isinstance(self.stack, ResidualStack):
-            return self.stack.init_state(batch)  # other stacks have only relative positions
         return self.stack.init_state(batch, offset)
 
     def state_axes(self) -> State:
@@ -78,16 +75,12 @@ class LanguageModel(nnx.Module):
         With stacked layers each layer's state is sliced out and back at every token; with unstacked
         layers the weights are copied, once. So the larger of the two is not copied.
         """
-        stack = self.stack
-        if not isinstance(stack, ResidualStack) or _tree_bytes(state) <= _tree_bytes(
-            nnx.state(stack)
-        ):
-            return state
-        return stack.unstack(state)
+        larger = _tree_bytes(state) > _tree_bytes(nnx.state(self.stack))
+        return self.stack.unstack(state) if larger else state
 
     def restack(self, state: State) -> State:
         """Undo `unstack`."""
-        return self.stack.restack(state) if isinstance(state, UnstackedState) else state
+        return self.stack.restack(state)
 
     def embed(self, tokens: Array) -> Array:
         """[b t] int32 -> [b t d]. The looked-up rows are scaled, not the table."""

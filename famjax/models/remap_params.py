@@ -16,7 +16,7 @@ from famjax.config.schema import ArchConfig, DropoutConfig, LoraConfig, ModelCon
 from famjax.core.errors import UserError
 from famjax.core.types import Array
 from famjax.layers import feature_map, lora
-from famjax.layers.feature_map import FeatureMap
+from famjax.mixers import MIXERS, mixer_specs
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_feedback import check_same_stack, feedback_weight
 from famjax.parallel.sharding import path_name
@@ -41,7 +41,7 @@ _MAY_DIFFER = {
     "feedback",
     "dropout",
 }
-_MAP = "layer.mixer.map."
+_MIXER = "layer.mixer."
 
 
 def canonical_name(path: tuple[Any, ...]) -> tuple[str, int | None]:
@@ -73,7 +73,7 @@ def remap_params(params: Any, old: ModelConfig, new: ModelConfig) -> Any:
     """Return the parameters of a model `new`, with all weights taken from a model `old`.
 
     A FAM prompt that is missing or has another length is initialized by `init_fam_prompt`, a
-    missing feature map by `init_feature_map`. Arrays of equal layout are not copied.
+    mixer's missing parameters by `init_mixer_param`. Arrays of equal layout are not copied.
 
     Raises:
       UserError: the models differ in more than their mixers.
@@ -87,8 +87,8 @@ def remap_params(params: Any, old: ModelConfig, new: ModelConfig) -> Any:
 
     def layer_weight(name: str, i: int) -> Array:
         repeat, index = divmod(i, len(old_pattern))
-        if is_feature_map(name) and (name, index) not in source:
-            return init_feature_map(name, new, i)
+        if is_of_mixer(name) and (name, index) not in source:
+            return init_mixer_param(name, new, i)
         return source[name, index][repeat]
 
     def value(path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Array:
@@ -102,8 +102,8 @@ def remap_params(params: Any, old: ModelConfig, new: ModelConfig) -> Any:
             converted = feedback_weight(name, shape, source, new)
             if converted is not None:
                 return converted
-        missing_map = is_feature_map(name) and (name, index) not in source
-        if index is None or (len(old_pattern) == len(pattern) and not missing_map):
+        missing = is_of_mixer(name) and (name, index) not in source
+        if index is None or (len(old_pattern) == len(pattern) and not missing):
             return source[name, index]
         return jnp.stack([layer_weight(name, i) for i in range(index, new.layers, len(pattern))])
 
@@ -137,16 +137,21 @@ def init_fam_prompt(embedding: Array, model: ModelConfig) -> Array:
 
 def is_feature_map(name: str) -> bool:
     """Return whether a parameter, by its canonical name, belongs to a feature map."""
-    return name.startswith(_MAP)
+    return name.startswith(f"{_MIXER}map.")
 
 
-def init_feature_map(name: str, model: ModelConfig, layer: int) -> Array:
-    """Return the initial value of a feature map's parameter in a model without one.
+def is_of_mixer(name: str) -> bool:
+    """Return whether a parameter, by its canonical name, is one that other mixers lack."""
+    return name.startswith(_MIXER) and not name.startswith(f"{_MIXER}qkv.")
+
+
+def init_mixer_param(name: str, model: ModelConfig, layer: int) -> Array:
+    """Return the initial value of a parameter (`is_of_mixer`) in a model without it.
 
     It depends only on the layer's index, not on which other layers change.
     """
-    fresh = FeatureMap(resolve_model(model), rngs=nnx.Rngs(layer))
-    return getattr(fresh, name.removeprefix(_MAP))[...]
+    spec, name = MIXERS[layer_mixers(model)[layer]], name.removeprefix(_MIXER)
+    return spec.initial_param(resolve_model(model), name, nnx.Rngs(layer))
 
 
 def merge_adapters(params: Any, model: ModelConfig) -> tuple[Any, ModelConfig]:
@@ -204,9 +209,10 @@ def _check_rotation(old: ModelConfig, new: ModelConfig) -> None:
     if not new.arch.local_rope_base:
         return
     for i, names in enumerate(zip(layer_mixers(old), layer_mixers(new), strict=True)):
-        unrotated = names[1] == "linear" and not new.linear.rope
-        if names[0] != names[1] and "swa" in names and not unrotated:
-            hint = ", or set model.linear.rope=false" if names[1] == "linear" else ""
+        one, other = (MIXERS[name] for name in names)
+        unrotated = other.unrotated(new)
+        if one is not other and (one.is_local or other.is_local) and not unrotated:
+            hint = ", or set model.linear.rope=false" if other.has_feature_map else ""
             raise UserError(
                 f"model.mixer: layer {i} changes from {names[0]} to {names[1]}, but this model's "
                 f"local layers (swa) have RoPE base {new.arch.local_rope_base:g} and the others "
@@ -217,7 +223,7 @@ def _check_rotation(old: ModelConfig, new: ModelConfig) -> None:
 
 def _check_feature_maps(old: ModelConfig, new: ModelConfig) -> None:
     """Raise a `UserError` if learned feature maps cannot be reused."""
-    if not all("linear" in mixer_pattern(model) for model in (old, new)):
+    if not all(any(s.has_feature_map for s in mixer_specs(model)) for model in (old, new)):
         return
     for field in feature_map.weight_fields(old.linear.map):
         if getattr(old.linear, field) != getattr(new.linear, field):

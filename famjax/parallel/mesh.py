@@ -1,4 +1,4 @@
-"""Mesh selection (`mesh=auto`), and checks that a mesh divides a config's dimensions.
+"""Mesh selection (`mesh=auto`).
 
 Among all factorizations of the devices into data, fsdp, tensor and sequence, `choose_mesh` takes
 the one that shards the batch rows most, since rows communicate only weights and gradients; fsdp is
@@ -13,10 +13,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from famjax.config.derived import mixer_pattern
-from famjax.config.resolved import ResolvedConfig
-from famjax.config.schema import AXES, Config, MeshConfig
-from famjax.core.errors import UserError, divisors
+from famjax.config.schema import AXES, MeshConfig
+from famjax.core.errors import UserError
 
 # share of a device's memory for weights and state; activations have the rest
 SHARE = 0.5
@@ -112,76 +110,3 @@ def describe(mesh: MeshConfig, demand: MeshDemand) -> str:
 
 def _gib(count: float) -> str:
     return f"{count / 2**30:.3g} GiB"
-
-
-# divisibility -----------------------------------------------------------------------------------
-
-
-def call_blocks(config: ResolvedConfig) -> int:
-    """Return the blocks per call of a training step, of the shortest call if BPTT warms up."""
-    windows = set(mixer_pattern(config.model)) - {"full", "linear"}
-    block_len = config.model.block_len if windows else 1
-    return config.train.bptt_start // config.train.bptt_segments // block_len
-
-
-def tensor_sizes(config: ResolvedConfig) -> dict[str, int]:
-    """Return the sizes that the tensor axis must divide, by config key."""
-    m = config.model
-    if m.stack == "lstm":
-        return {"model.width": m.width}
-    return {"model.heads": m.heads, "model.mlp_width": m.mlp_width}
-
-
-def check_divides(config: ResolvedConfig) -> None:
-    """Raise a `UserError` if an axis divides nothing, so that devices would duplicate work."""
-    mesh = config.mesh
-    for key, size in tensor_sizes(config).items():
-        if size % mesh.tensor:
-            raise UserError(
-                f"mesh.tensor={mesh.tensor} does not divide {key}={size}; take one of "
-                f"{divisors(size)}"
-            )
-    blocks = call_blocks(config)
-    if blocks % mesh.sequence:
-        raise UserError(
-            f"mesh.sequence={mesh.sequence} does not divide the {blocks} blocks of a call; take "
-            f"one of {divisors(blocks)}"
-        )
-
-
-def check_rows(config: Config, devices: int) -> None:
-    """Raise a `UserError` if rows do not divide over axes with explicit sizes.
-
-    For axes of size -1 `duplicated_work` warns instead.
-
-    Args:
-      config: its mesh as the user wrote it.
-      devices: number of devices of the mesh.
-    """
-    mesh, accumulate = config.mesh, config.train.accumulate
-    explicit = {name: getattr(mesh, name) for name in ("data", "fsdp")}
-    parts = math.prod(size for size in explicit.values() if size > 0)
-    rows = config.data.batch // accumulate
-    if rows % parts and devices % parts == 0:  # else the mesh is wrong
-        sizes = " x ".join(f"mesh.{name}={size}" for name, size in explicit.items() if size > 1)
-        raise UserError(
-            f"data.batch={config.data.batch}: {rows} rows at a time do not divide by {sizes}; take "
-            f"a multiple of {parts * accumulate}, or a larger mesh.tensor or mesh.sequence"
-        )
-
-
-def duplicated_work(config: ResolvedConfig) -> Iterator[str]:
-    """Yield warnings about work that devices duplicate."""
-    mesh, accumulate = config.mesh, config.train.accumulate
-    rows, devices = config.data.batch // accumulate, mesh.data * mesh.fsdp
-    if rows % devices:
-        yield (
-            f"data.batch={config.data.batch}: {rows} rows at a time do not divide over {devices} "
-            f"devices, which duplicate work; take a multiple of {devices * accumulate}"
-        )
-    heads = config.model.kv_heads
-    if heads % mesh.tensor and config.model.stack != "lstm":
-        yield (
-            f"model.kv_heads={heads} do not divide over mesh.tensor={mesh.tensor}: every device "
-            "computes and stores the keys and values of all heads"
-        )

@@ -44,8 +44,9 @@ MESH_AXES: dict[str, str | tuple[str, ...]] = {
     "vocab": "tensor",
 }
 
-# end of a parameter's path -> its logical axes, without leading axes of stacked layers
-PARAMETER_AXES: tuple[tuple[str, Axes], ...] = (
+# end of a parameter's path -> its logical axes, without leading axes of stacked layers; modules
+# with parameters of their own add them with `register_parameter_axes`
+PARAMETER_AXES: list[tuple[str, Axes]] = [
     (r"embedding$", ("vocab", "embed")),
     (r"clusters/\d+/table$", ("vocab", "embed")),
     (r"clusters/\d+/projection$", (None, "embed")),
@@ -57,9 +58,6 @@ PARAMETER_AXES: tuple[tuple[str, Axes], ...] = (
     (r"out/kernel$", ("heads", None, "embed")),
     (r"(up|gate)/kernel$", ("embed", "mlp")),
     (r"down/kernel$", ("mlp", "embed")),
-    # the recurrent kernel is used at every token, so it is not sharded over fsdp
-    (r"cells/\d+/input/kernel$", ("embed", None, "mlp")),
-    (r"cells/\d+/hidden/kernel$", (None, None, "mlp")),
     (r"(q|k|v|up|gate)/lora/a$", ("embed", None)),
     (r"out/lora/a$", ("heads", None, "rank")),
     (r"down/lora/a$", ("mlp", "rank")),
@@ -68,16 +66,17 @@ PARAMETER_AXES: tuple[tuple[str, Axes], ...] = (
     (r"(up|gate)/lora/b$", ("rank", "mlp")),
     (r"(out|down)/lora/b$", (None, "embed")),
     (r"(lora|stack)/key$", (None,)),
-    # one map per key head and its query heads
-    (r"map/kernel$", ("kv_heads", None, None)),
-    (r"map/bias$", ("kv_heads", None)),
-    (r"map/tau$", ("kv_heads",)),
-    # adaptive span; relative positions; the mixture of Equation 1
-    (r"layers/0/span$", (None,)),
-    (r"distances$", (None, None)),
-    (r"mix$", (None, None)),
     (r"(scale|bias|prompt)$", ()),
-)
+]
+
+
+def register_parameter_axes(*rows: tuple[str, Axes]) -> None:
+    """Add the logical axes of a module's parameters, before those of all others.
+
+    Args:
+      rows: regular expression for the end of the path, and the axes.
+    """
+    PARAMETER_AXES[:0] = [row for row in rows if row not in PARAMETER_AXES]
 
 
 def make_mesh(
@@ -116,7 +115,7 @@ def parameter_axes(name: str, ndim: int) -> Axes:
     for pattern, axes in PARAMETER_AXES:
         if re.search(pattern, name):
             return (None,) * (ndim - len(axes)) + axes
-    raise ValueError(f"no sharding rule for parameter {name}: add one to PARAMETER_AXES")
+    raise ValueError(f"no sharding rule for parameter {name}: see register_parameter_axes")
 
 
 def named_sharding(mesh: Mesh, axes: Axes, shape: tuple[int, ...]) -> NamedSharding:

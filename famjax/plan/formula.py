@@ -12,11 +12,12 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from famjax.config.derived import mixer_pattern
+from famjax.config.derived import sizes
 from famjax.config.resolved import ResolvedConfig, ResolvedModelConfig
 from famjax.config.schema import ModelConfig
+from famjax.mixers import mixer_specs
 from famjax.plan.chips import Topology
-from famjax.train.flops import KEYS_COMPUTED, forward_flops, step_flops
+from famjax.train.flops import forward_flops, step_flops
 from famjax.train.run import abstract_model
 
 REMAT: tuple[Literal["none", "attention", "layer", "block"], ...] = (
@@ -125,11 +126,9 @@ class _LayerBytes(NamedTuple):
 
 def _layer_bytes(model: ResolvedModelConfig, tokens: float, tensor: int) -> _LayerBytes:
     size = jnp.dtype(model.dtype).itemsize
-    e, g, hidden = model.head_dim, model.kv_heads, model.mlp_width
+    _, _, g, e, hidden = sizes(model)
     gated = 3 if model.mlp in ("swiglu", "geglu") else 2
-    keys = max(
-        (KEYS_COMPUTED[m](model) for m in mixer_pattern(model) if m in KEYS_COMPUTED), default=0
-    )
+    keys = max((spec.keys_computed(model) for spec in mixer_specs(model)), default=0)
     shared = tensor if g % tensor == 0 else 1
     return _LayerBytes(
         tokens * model.width * size,
@@ -172,14 +171,11 @@ def _estimate_seconds(
 
 def _remote_kv_bytes(config: ResolvedConfig) -> float:
     """Return the bytes of a row's keys and values that a layer receives from other devices of the
-    axis sequence: memory segments, or with full attention all tokens."""
+    axis sequence."""
     m, mesh = config.model, config.mesh
-    e, g = m.head_dim, m.kv_heads
-    everything = config.data.length * (mesh.sequence - 1) / mesh.sequence
-    keys = max(
-        everything if name == "full" else m.memory_segments * m.block_len
-        for name in mixer_pattern(m)
-    )
+    _, _, g, e, _ = sizes(m)
+    tokens = config.data.length * (mesh.sequence - 1) / mesh.sequence
+    keys = max((spec.remote_keys(m, tokens) for spec in mixer_specs(m)), default=0)
     return (
         2
         * keys
@@ -192,11 +188,9 @@ def _remote_kv_bytes(config: ResolvedConfig) -> float:
 
 def is_windowed(model: ModelConfig) -> bool:
     """Return whether all layers have blockwise attention."""
-    return not {"full", "linear"} & set(mixer_pattern(model))
+    return all(spec.is_blockwise for spec in mixer_specs(model))
 
 
 def _recurrent_share(model: ModelConfig) -> float:
-    """Return the fraction of a block's tokens that are FAM tokens, which are sequential."""
-    if "fam" not in mixer_pattern(model):
-        return 0.0
-    return model.fam_len / (model.block_len + model.fam_len)
+    """Return the fraction of a block's tokens that are processed sequentially."""
+    return max((spec.recurrent_share(model) for spec in mixer_specs(model)), default=0.0)

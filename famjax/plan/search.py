@@ -10,7 +10,8 @@ from typing import NamedTuple
 from famjax.config.schema import Config, MeshConfig
 from famjax.core.errors import UserError
 from famjax.experiment.load import difference
-from famjax.parallel.mesh import call_blocks, meshes, tensor_sizes
+from famjax.experiment.mesh_checks import call_blocks, tensor_sizes
+from famjax.parallel.mesh import meshes
 from famjax.plan.chips import Topology
 from famjax.plan.formula import REMAT, Estimate, estimate
 from famjax.plan.plan import Plan, plan

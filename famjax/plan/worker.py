@@ -24,8 +24,8 @@ from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json
 from famjax.data.lanes import empty_row
 from famjax.experiment.load import from_json
+from famjax.experiment.mesh_checks import check_rows, duplicated_work
 from famjax.parallel import sharding
-from famjax.parallel.mesh import check_rows, duplicated_work
 from famjax.plan import hlo
 from famjax.plan.chips import Topology, parse_topology
 from famjax.train.program import TrainProgram, make_program

@@ -1,9 +1,8 @@
-"""The registry of stacks: how layers are combined and their states carried. One file each."""
+"""Stacks: how layers are combined and their states carried. One file each, registered here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from flax import nnx
 
@@ -11,8 +10,9 @@ from famjax.config.resolved import ResolvedModelConfig
 from famjax.stacks.feedback import Feedback, Transformer
 from famjax.stacks.lstm import LstmStack
 from famjax.stacks.residual import ResidualStack
+from famjax.stacks.stack import Stack
 
-STACKS: dict[str, Callable[..., Any]] = {
+STACKS: dict[str, Callable[..., Stack]] = {
     "residual": ResidualStack,
     "feedback": Feedback,  # ft.feedback
     "transformer": Transformer,
@@ -20,6 +20,6 @@ STACKS: dict[str, Callable[..., Any]] = {
 }
 
 
-def make_stack(config: ResolvedModelConfig, *, rngs: nnx.Rngs) -> Any:
+def make_stack(config: ResolvedModelConfig, *, rngs: nnx.Rngs) -> Stack:
     """Return a new stack by its registered name."""
     return STACKS[config.stack](config, rngs=rngs)

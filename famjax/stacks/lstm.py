@@ -20,8 +20,15 @@ from famjax.config.schema import ModelConfig
 from famjax.core.types import Array, Context, State, compute_dtype, param_dtype
 from famjax.layers.linear import Linear
 from famjax.parallel import sharding
+from famjax.stacks.stack import Stack
 
 _GATES = 4  # input, forget, candidate, output
+
+# the recurrent kernel is used at every token, so it is not sharded over fsdp
+sharding.register_parameter_axes(
+    (r"cells/\d+/input/kernel$", ("embed", None, "mlp")),
+    (r"cells/\d+/hidden/kernel$", (None, None, "mlp")),
+)
 
 
 class LstmState(NamedTuple):
@@ -138,8 +145,8 @@ class Lstm(nnx.Module):
         return y.astype(x.dtype), state
 
 
-class LstmStack(nnx.Module):
-    """Stacked LSTMs, with the protocol of `famjax.stacks.residual.ResidualStack`.
+class LstmStack(Stack):
+    """Stacked LSTMs.
 
     It uses the config's layers, width and dtype. A layer projects the inputs of all tokens in
     parallel; only the recurrence is sequential. The state is float32 regardless of the compute
@@ -159,25 +166,13 @@ class LstmStack(nnx.Module):
         self.capacity = None
         self.receptive_field = None
 
-    def init_state(self, batch: int) -> LstmState:
+    def init_state(self, batch: int, offset: Array | None = None) -> LstmState:
         zero = jnp.zeros((len(self.cells), batch, self.width), param_dtype())
         return LstmState(zero, zero)
 
     def state_axes(self) -> State:
         axes: Any = (None, "batch", "mlp")
         return LstmState(axes, axes)
-
-    def pass_state(self, fresh: LstmState, residuals: State) -> LstmState:
-        """Random state passing (B.2.3) applies to FAMs; an LSTM has none."""
-        return fresh
-
-    def report(self, x: Array, state: LstmState, ctx: Context) -> dict[str, Array]:
-        """Return metrics of the memory: none."""
-        return {}
-
-    def loss(self) -> Array:
-        """Return the stack's auxiliary loss, 0."""
-        return jnp.zeros(())
 
     def __call__(self, x: Array, state: LstmState, ctx: Context) -> tuple[Array, LstmState]:
         """[b t d] -> [b t d]."""

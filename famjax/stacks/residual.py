@@ -15,7 +15,7 @@ from flax import nnx
 from famjax.config.resolved import ResolvedModelConfig
 from famjax.core.errors import UserError
 from famjax.core.remat import remat_with_policy
-from famjax.core.types import Array, Context, State, param_dtype
+from famjax.core.types import Array, Context, State
 from famjax.layers.dropout import (
     EMBEDDING,
     LAYER,
@@ -27,16 +27,15 @@ from famjax.layers.dropout import (
 )
 from famjax.layers.mlp import FeedForward
 from famjax.layers.positions import Positions
-from famjax.mixers import make_mixer
-from famjax.mixers.fam import Fam, FamState
-from famjax.mixers.full import FullAttention
-from famjax.mixers.linear import LinearAttention
+from famjax.mixers import MIXERS, make_mixer
 from famjax.parallel.sharding import (
     TOKENS,
     fsdp_all_gather,
+    is_axes,
     with_logical_constraint,
     with_state_constraint,
 )
+from famjax.stacks.stack import Stack
 
 
 class Layer(nnx.Module):
@@ -74,43 +73,18 @@ class Layer(nnx.Module):
         return self.mlp(a, x), state
 
     def match(self, x: Array, state: State, ctx: Context) -> tuple[Array, Array]:
-        """Return the layer's output with softmax attention, and `LinearAttention.match`'s error.
-
-        Layers with other mixers are unchanged; their errors are 0.
-        """
-        if not isinstance(self.mixer, LinearAttention):
-            return self(x, state, ctx)[0], jnp.zeros(len(x), param_dtype())
-        a, error = self.mixer.match(x, ctx)
+        """Return the layer's output with softmax attention, and `Mixer.match`'s errors."""
+        a, error = self.mixer.match(x, state, ctx, self.mlp)
         return self.mlp(a, x), error
 
     def match_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
         """Return `encode_memory_prompt` with softmax attention."""
-        if not isinstance(self.mixer, LinearAttention):
-            return self.encode_memory_prompt(prompt, offset)
-        return self.mlp(self.mixer.qkv.encode_memory_prompt(prompt, offset), prompt)
-
-    def attention_map(self, x: Array) -> Array | None:
-        """Return the attention weights of documents in one call, [b t d] -> [b h t t].
-
-        None for FAM, which attends to memories too.
-        """
-        return None if isinstance(self.mixer, Fam) else self.mixer.attention_map(x)
+        return self.mlp(self.mixer.match_memory_prompt(prompt, offset), prompt)
 
     def attention_mass(self, x: Array, state: State, ctx: Context) -> tuple[Array, Array]:
-        """Return the output, and the mean share of attention weights on the FAM."""
-        share = jnp.zeros(())
-        if isinstance(self.mixer, Fam):
-            share = self.mixer.attention_mass(x, state, ctx, self.mlp)
+        """Return the output, and the mean share of attention weights on the memory."""
+        share = self.mixer.attention_mass(x, state, ctx, self.mlp)
         return self(x, state, ctx)[0], share
-
-
-def passable_state(state: State) -> State:
-    """Return the part of a stack's state that `pass_state` uses: the FAMs, without the windows."""
-    # a separate type is not worthwhile
-    return tuple(
-        s._replace(window=()) if isinstance(s, FamState) else ()  # type: ignore[arg-type]
-        for s in state
-    )
 
 
 class UnstackedState(NamedTuple):
@@ -125,7 +99,7 @@ class UnstackedState(NamedTuple):
     extra_state: State
 
 
-class ResidualStack(nnx.Module):
+class ResidualStack(Stack):
     """Layers on one residual stream, and the FAM prompt that initializes their memories (B.1).
 
     Parameters and states of equal layers are stacked on a leading axis r, the repeats of the
@@ -149,17 +123,17 @@ class ResidualStack(nnx.Module):
         self.layers = nnx.List([make_layers(name) for name in names])
         self.positions = Positions(config, rngs=rngs) if config.arch.learned_positions else None
         self.block_len = math.lcm(*(layer.block_len for layer in self.layers))
-        # maximum tokens of a document; None is unbounded
-        self.capacity = config.capacity if "full" in names else None
-        receptive_fields = [layer.mixer.receptive_field for layer in self.layers]
-        # maximum number of tokens before a block that its outputs depend on; None is unbounded
+        specs = [MIXERS[name] for name in names]
+        self.capacity = config.capacity if any(spec.is_bounded for spec in specs) else None
+        fields = [layer.mixer.receptive_field for layer in self.layers]
+        bounded = [field for field in fields if field is not None]
         self.receptive_field = (
-            None
-            if None in receptive_fields
-            else self.repeats * sum(receptive_fields) * config.block_len
+            self.repeats * sum(bounded) * config.block_len if len(bounded) == len(fields) else None
         )
         prompt = jax.random.normal(rngs.params(), (config.fam_len, config.width))
-        self.prompt = nnx.Param(prompt) if "fam" in names else None
+        self.prompt = nnx.Param(prompt) if any(spec.has_memory for spec in specs) else None
+        # by layer of the pattern
+        self.matched = tuple(spec.has_feature_map for spec in specs)
         self.rates = config.dropout
         self.key = empty_key() if any(vars(config.dropout).values()) else None
 
@@ -193,33 +167,35 @@ class ResidualStack(nnx.Module):
         def with_repeats(axes: tuple) -> tuple:
             return (None, *axes)
 
-        leaf = lambda x: isinstance(x, tuple) and not hasattr(x, "_fields")  # noqa: E731
         axes = tuple(
-            jax.tree.map(with_repeats, layer.state_axes(), is_leaf=leaf) for layer in self.layers
+            jax.tree.map(with_repeats, layer.state_axes(), is_leaf=is_axes) for layer in self.layers
         )
         return axes if self.positions is None else (*axes, self.positions.state_axes())
 
-    def pass_state(self, fresh: State, saved: State) -> State:
-        """Random state passing (B.2.3): `fresh`, with the FAMs of `saved`.
+    def passable_state(self, state: State) -> State:
+        layers, extra_state = self._split_state(state)
+        passable = [
+            layer.mixer.passable_state(s) for layer, s in zip(self.layers, layers, strict=True)
+        ]
+        return (*passable, *(() for _ in extra_state))
 
-        `saved` is a state of this stack, or its `passable_state`.
-        """
+    def pass_state(self, fresh: State, saved: State) -> State:
         count = len(self.layers)
         passed = tuple(
-            layer.mixer.pass_state(new, old) if hasattr(layer.mixer, "pass_state") else new
+            layer.mixer.pass_state(new, old)
             for layer, new, old in zip(self.layers, fresh[:count], saved[:count], strict=True)
         )
         return (*passed, *fresh[count:])
 
     def check_capacity(self, state: State, tokens: int, ctx: Context) -> None:
-        """Raise a `UserError` if a call exceeds full attention's capacity, outside of jit.
+        """Raise a `UserError` if a call exceeds a layer's capacity, outside of jit.
 
         The mixer cannot raise it: within the stack its arrays are traced. With resets or padding,
         tokens beyond the capacity give NaN.
         """
-        for layer, old in zip(self.layers, state[: len(self.layers)], strict=True):
-            if isinstance(layer.mixer, FullAttention) and ctx.reset is None and ctx.valid is None:
-                layer.mixer.check_capacity(old.length + tokens - 1)
+        if ctx.reset is None and ctx.valid is None:
+            for layer, old in zip(self.layers, state[: len(self.layers)], strict=True):
+                layer.mixer.check_capacity(old, tokens)
 
     def __call__(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
         """[b t d] -> [b t d], t a multiple of block_len, or a `UserError`."""
@@ -243,15 +219,14 @@ class ResidualStack(nnx.Module):
         """Process whole documents [b t d] with softmax attention in the linear layers.
 
         Returns:
-          [b t d]; the errors of `LinearAttention.match` by linear layer, lowest first: [l b].
+          [b t d]; the errors of `Mixer.match` by layer with a feature map, lowest first: [l b].
         """
         state = self._init_state(len(x), lambda layer: layer.match_prompt, ctx.offset)
         x, errors = self._run(x, state, ctx, lambda layer: layer.match)
-        linear = [isinstance(layer.mixer, LinearAttention) for layer in self.layers]
-        linear_errors = jnp.stack(list(itertools.compress(errors, linear)), 1)  # [r p b]
-        return x, linear_errors.reshape(-1, linear_errors.shape[-1])
+        matched = jnp.stack(list(itertools.compress(errors, self.matched)), 1)  # [r p b]
+        return x, matched.reshape(-1, matched.shape[-1])
 
-    def unstack(self, state: State) -> UnstackedState:
+    def unstack(self, state: State) -> State:
         """Return the state for a loop of `step` within one program.
 
         A layer then updates its own arrays in place. With stacked arrays the layer's whole state is
@@ -262,8 +237,9 @@ class ResidualStack(nnx.Module):
             tuple(_take_repeat(layers, r) for r in range(self.repeats)), extra_state
         )
 
-    def restack(self, state: UnstackedState) -> State:
-        """Return the inverse of `unstack`."""
+    def restack(self, state: State) -> State:
+        if not isinstance(state, UnstackedState):
+            return state
         return (*_stack_repeats(state.repeats), *state.extra_state)
 
     def attention_mass(self, x: Array, state: State, ctx: Context) -> Array:
@@ -276,18 +252,15 @@ class ResidualStack(nnx.Module):
         if self.prompt is None:
             return {}
         mass = self.attention_mass(x, state, ctx)
-        fams = self.feedback(self(x, state, ctx)[1])
+        fams = self.memories(self(x, state, ctx)[1])
         norms = jnp.stack([jnp.sqrt(jnp.square(fam).mean()) for fam in fams])
         # averaged over the FAM layers; the share of the others is 0
         return {"state_norm": norms.mean(), "fam_attention": mass.sum() / sum(map(len, fams))}
 
-    def loss(self) -> Array:
-        """Return the stack's auxiliary loss, 0."""
-        return jnp.zeros(())
-
-    def feedback(self, state: State) -> list[Array]:
-        """Return the FAMs of a state: [r b f d] for each FAM layer of the pattern."""
-        return [s.fam for s in state if isinstance(s, FamState)]
+    def memories(self, state: State) -> list[Array]:
+        layers, _ = self._split_state(state)
+        found = (layer.mixer.memory(s) for layer, s in zip(self.layers, layers, strict=True))
+        return [memory for memory in found if memory is not None]
 
     def _run(self, x: Array, state: State, ctx: Context, layer_method: Any) -> tuple[Array, State]:
         encode_prompt = self.prompt is not None and ctx.reset is not None

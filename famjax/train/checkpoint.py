@@ -25,9 +25,7 @@ from __future__ import annotations
 
 import errno
 import functools
-import hashlib
 import json
-import logging
 import os
 import re
 import shutil
@@ -38,22 +36,31 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-import orbax.checkpoint as ocp
-
 from famjax.core.errors import UserError
-from famjax.core.json_files import parse_json, regular_file_size, shorten
-from famjax.core.names import is_inside
+from famjax.core.json_files import shorten
 from famjax.processes import collective
+from famjax.train.checkpoint_arrays import (
+    Leaves,
+    Tree,
+    array_info,
+    check_names,
+    copy_to_host,
+    describe_array,
+    flatten,
+    restore_arrays,
+    write_arrays,
+)
+from famjax.train.manifest import (
+    EXTRA,
+    RESTORE_HINT,
+    TREE,
+    find_damage,
+    fsync,
+    load_json,
+    write_manifest,
+)
 
-MANIFEST, TREE, EXTRA = "manifest.json", "tree.json", "extra.json"
 _TEMPORARY, _REPLACED = "tmp-", "old-"
-_RESTORE_HINT = "restore the folder from a copy or start a new run"
-
-# A tree whose top level is a dict of identifiers, with jax.Array (or ShapeDtypeStruct) leaves.
-Tree = dict[str, Any]
-Leaves = dict[str, Any]
 
 
 class Checkpoints:
@@ -93,7 +100,7 @@ class Checkpoints:
     def extra(self, step: int) -> dict[str, Any]:
         """The `extra` of a step's checkpoint, not verified; {} if it cannot be read."""
         try:
-            extra = _load_json(self.path(step) / EXTRA)
+            extra = load_json(self.path(step) / EXTRA)
         except (OSError, ValueError, UserError):
             return {}
         return extra if isinstance(extra, dict) else {}
@@ -121,9 +128,8 @@ class Checkpoints:
         if not self.keep:
             raise ValueError("opened for reading only: keep=0")
         self.wait()
-        to_host = _to_host if collective.process_count() == 1 else _share_to_host
-        leaves = {key: _flatten(to_host(value, copy)) for key, value in tree.items()}
-        _check_names(leaves)
+        leaves = {key: flatten(copy_to_host(value, copy)) for key, value in tree.items()}
+        check_names(leaves)
         note = json.dumps(extra)
         self._thread = threading.Thread(
             target=self._save_in_background, args=(step, leaves, note), name=f"save-{step}"
@@ -168,9 +174,9 @@ class Checkpoints:
         """
         template_at = template if callable(template) else lambda _: template
         step, template = self._newest_valid(template_at, step, report or _to_stderr)
-        self._check_fit(step, {key: _flatten(value) for key, value in template.items()})
+        self._check_fit(step, {key: flatten(value) for key, value in template.items()})
         tree = {
-            key: _restore_arrays(self.path(step) / key, value) for key, value in template.items()
+            key: restore_arrays(self.path(step) / key, value) for key, value in template.items()
         }
         return step, tree, self._load_table(step, EXTRA)
 
@@ -185,23 +191,23 @@ class Checkpoints:
         for candidate in [step] if step is not None else reversed(steps):
             template = template_at(candidate)
             damage = collective.broadcast_from_first(
-                "damage", functools.partial(_find_damage, self.path(candidate), sorted(template))
+                "damage", functools.partial(find_damage, self.path(candidate), sorted(template))
             )
             if damage is None:
                 return candidate, template
             report(f"checkpoint {self.path(candidate)} is damaged: {damage}; it is not used")
         tried = steps if step is None else [step]
-        raise UserError(f"no good checkpoint in {self.folder}: {tried} damaged; {_RESTORE_HINT}")
+        raise UserError(f"no good checkpoint in {self.folder}: {tried} damaged; {RESTORE_HINT}")
 
     def _load_table(self, step: int, name: str) -> dict[str, Any]:
         """Return the JSON object in a file of a verified checkpoint."""
         path = self.path(step) / name
         try:
-            table = _load_json(path)
+            table = load_json(path)
         except (OSError, ValueError) as error:
-            raise UserError(f"{path}: damaged ({error}); {_RESTORE_HINT}") from None
+            raise UserError(f"{path}: damaged ({error}); {RESTORE_HINT}") from None
         if not isinstance(table, dict):
-            raise UserError(f"{path}: damaged (not a table of keys); {_RESTORE_HINT}")
+            raise UserError(f"{path}: damaged (not a table of keys); {RESTORE_HINT}")
         return table
 
     def _check_fit(self, step: int, wanted: dict[str, Leaves]) -> None:
@@ -212,16 +218,16 @@ class Checkpoints:
             except (AttributeError, TypeError):
                 path = self.path(step) / TREE
                 raise UserError(
-                    f"{path}: damaged (not a table of arrays); {_RESTORE_HINT}"
+                    f"{path}: damaged (not a table of arrays); {RESTORE_HINT}"
                 ) from None
-            wanted_info = {name: _array_info(leaf) for name, leaf in leaves.items()}
+            wanted_info = {name: array_info(leaf) for name, leaf in leaves.items()}
             for name in [*wanted_info, *saved_info]:
                 if saved_info.get(name) != wanted_info.get(name):
                     full = f"{key}/{name}" if name else key
                     raise UserError(
                         f"checkpoint {self.path(step)} does not fit: {full} is "
-                        f"{_describe_array(saved_info.get(name))} in it and "
-                        f"{_describe_array(wanted_info.get(name))} here; "
+                        f"{describe_array(saved_info.get(name))} in it and "
+                        f"{describe_array(wanted_info.get(name))} here; "
                         "use the config the run was trained with (config.json beside checkpoints)"
                     )
 
@@ -239,7 +245,7 @@ class Checkpoints:
             writing.mkdir(parents=True)
         collective.barrier("save begins")
         for key, values in leaves.items():
-            _write_arrays(writing / key, values)
+            write_arrays(writing / key, values)
         collective.barrier("arrays written")
         if collective.process_index() == 0:
             self._complete(step, leaves, note)
@@ -248,11 +254,11 @@ class Checkpoints:
     def _complete(self, step: int, leaves: dict[str, Leaves], note: str) -> None:
         writing = self._temporary_path(step)
         index = {
-            key: {n: _array_info(v) for n, v in values.items()} for key, values in leaves.items()
+            key: {n: array_info(v) for n, v in values.items()} for key, values in leaves.items()
         }
         (writing / TREE).write_text(json.dumps(index))
         (writing / EXTRA).write_text(note)
-        _write_manifest(writing)
+        write_manifest(writing)
         self._publish(step)
         self._prune(step)
 
@@ -262,7 +268,7 @@ class Checkpoints:
         if target.exists():
             target.rename(aside)
         self._temporary_path(step).rename(target)
-        _fsync(self.folder)
+        fsync(self.folder)
         shutil.rmtree(aside, ignore_errors=True)
 
     def _prune(self, newest: int) -> None:
@@ -290,7 +296,7 @@ class Checkpoints:
 
     def _explain_error(self, step: int, keys: list[str], error: BaseException) -> BaseException:
         """The `UserError` for a full or failing disk; other errors, which are bugs, unchanged."""
-        good = (s for s in reversed(self.steps()) if _find_damage(self.path(s), keys) is None)
+        good = (s for s in reversed(self.steps()) if find_damage(self.path(s), keys) is None)
         last = next(good, None)
         rest = "there is no good one" if last is None else f"the last good one is step {last}"
         if _is_full(error):
@@ -311,229 +317,12 @@ def wrap_extra_errors(folder: Path) -> Iterator[None]:
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         message = shorten(f"{type(error).__name__}: {error}")
         raise UserError(
-            f"{folder / EXTRA}: not as famjax wrote it ({message}); {_RESTORE_HINT}"
+            f"{folder / EXTRA}: not as famjax wrote it ({message}); {RESTORE_HINT}"
         ) from error
 
 
 def _to_stderr(line: str) -> None:
     print(line, file=sys.stderr)
-
-
-def _to_host(tree: Any, safe: bool) -> Any:
-    """NumPy copies of all leaves; views of those on the CPU if not `safe`.
-
-    On the CPU `device_get` returns views of the buffers, which would change, or block donation,
-    while they are written.
-    """
-
-    def copy(leaf: Any, host: Any) -> np.ndarray:
-        on_cpu = isinstance(leaf, jax.Array) and any(d.platform == "cpu" for d in leaf.devices())
-        return np.array(host) if on_cpu and safe else np.asarray(host)
-
-    return jax.tree.map(copy, tree, jax.device_get(tree))
-
-
-def _share_to_host(tree: Any, _: bool) -> Any:
-    """Global arrays in pinned host memory, where each process has the shards of its devices."""
-    shardings = jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind("pinned_host"), tree)
-    copies = jax.device_put(tree, shardings)
-    return jax.block_until_ready(copies)
-
-
-def _flatten(tree: Any) -> Leaves:
-    """Leaves by path, "layers/0/w"; the empty path if the tree is one leaf."""
-    flat = jax.tree_util.tree_flatten_with_path(tree)[0]
-    leaves = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in flat}
-    if len(leaves) != len(flat):
-        raise ValueError("two leaves of the tree have the same path")
-    return leaves
-
-
-def _check_names(leaves: dict[str, Leaves]) -> None:
-    for key, values in leaves.items():
-        if not key.isidentifier():
-            raise ValueError(f"top-level key {key!r} cannot name a folder")
-        # Orbax joins paths with dots, so that a/b and a.b would share one array.
-        if len({name.replace("/", ".") for name in values}) != len(values):
-            raise ValueError(f"two leaves of {key!r} differ in dots and slashes only")
-
-
-def _array_info(leaf: Any) -> tuple[list[int], str]:
-    return list(leaf.shape), str(leaf.dtype)
-
-
-def _describe_array(info: tuple[Any, ...] | None) -> str:
-    return "absent" if info is None else f"{info[1]}{info[0]}"
-
-
-def _nest(leaves: Leaves) -> Tree:
-    """A tree of dicts without empty leaves, readable by plain Orbax without our classes."""
-    tree: Tree = {}
-    for name, leaf in leaves.items():
-        if leaf.size:
-            *folders, last = name.split("/")
-            node = tree
-            for folder in folders:
-                node = node.setdefault(folder, {})
-            node[last or "value"] = leaf
-    return tree
-
-
-def _unnest(tree: Tree, name: str) -> Any:
-    for part in name.split("/"):
-        tree = tree[part or "value"]
-    return tree
-
-
-def _write_arrays(folder: Path, leaves: Leaves) -> None:
-    tree = _nest(leaves)
-    if tree:
-        # Orbax copies what it writes: limit that to the largest array, not all of them
-        gigabytes = 2 + max(leaf.nbytes for leaf in leaves.values()) // 10**9
-        with _suppress_tracebacks(), _make_checkpointer(save_concurrent_gb=gigabytes) as orbax:
-            orbax.save(folder, ocp.args.PyTreeSave(tree))
-
-
-def _make_checkpointer(**limits: int) -> ocp.Checkpointer:
-    """An Orbax checkpointer whose processes synchronise through the coordination service.
-
-    Its default, a barrier on the devices, would interleave with the collectives of training.
-    """
-    if collective.process_count() == 1:
-        return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**limits))
-    options = ocp.options.MultiprocessingOptions(
-        active_processes=set(range(collective.process_count()))
-    )
-    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options, **limits)
-    return ocp.Checkpointer(handler, multiprocessing_options=options)
-
-
-@contextmanager
-def _suppress_tracebacks() -> Iterator[None]:
-    """Suppress the tracebacks that Orbax logs for exceptions it also raises."""
-
-    def wanted(record: logging.LogRecord) -> bool:
-        return "_SignalingThread" not in record.getMessage()
-
-    logger = logging.getLogger("absl")
-    logger.addFilter(wanted)
-    try:
-        yield
-    finally:
-        logger.removeFilter(wanted)
-
-
-def _restore_arrays(folder: Path, template: Any) -> Any:
-    """The tree under `folder`, with the shapes, dtypes and shardings of `template`."""
-    leaves = _flatten(template)
-    nested = _nest(leaves)
-    if nested:
-        args = ocp.args.PyTreeRestore(item=nested, restore_args=jax.tree.map(_restore_args, nested))
-        try:
-            with _suppress_tracebacks(), _make_checkpointer() as orbax:
-                nested = orbax.restore(folder, args=args)
-        except (
-            Exception
-        ) as error:  # TensorStore's exception types, if files with valid checksums are malformed
-            if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
-                raise
-            message = shorten(" ".join(f"{type(error).__name__}: {error}".split()), 200)
-            raise UserError(f"{folder}: damaged ({message}); {_RESTORE_HINT}") from error
-    values = [
-        _unnest(nested, name) if leaf.size else _empty_array(leaf) for name, leaf in leaves.items()
-    ]
-    return jax.tree.unflatten(jax.tree.structure(template), values)
-
-
-def _empty_array(leaf: Any) -> jax.Array:
-    zeros = np.zeros(leaf.shape, leaf.dtype)
-    return jax.make_array_from_callback(leaf.shape, _sharding(leaf), lambda part: zeros[part])
-
-
-def _restore_args(leaf: Any) -> ocp.ArrayRestoreArgs:
-    return ocp.ArrayRestoreArgs(sharding=_sharding(leaf), global_shape=leaf.shape, dtype=leaf.dtype)
-
-
-def _sharding(leaf: Any) -> jax.sharding.Sharding:
-    sharding = getattr(leaf, "sharding", None)
-    return sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
-
-
-def _list_files(folder: Path) -> Iterator[str]:
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            yield path.relative_to(folder).as_posix()
-
-
-def _write_manifest(folder: Path) -> None:
-    """Write the manifest, and fsync every file and folder before the rename."""
-    files = {name: _file_info(folder / name, sync=True) for name in _list_files(folder)}
-    (folder / MANIFEST).write_text(json.dumps({"files": files}, indent=1))
-    _fsync(folder / MANIFEST)
-    for path in [*folder.rglob("*"), folder]:
-        if path.is_dir():
-            _fsync(path)
-
-
-def _file_info(path: Path, sync: bool = False) -> dict[str, Any]:
-    regular_file_size(path)
-    with path.open("rb") as file:
-        if sync:
-            os.fsync(file.fileno())
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return {"size": file.tell(), "sha256": digest}
-
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _load_json(path: Path) -> Any:
-    regular_file_size(path)
-    return parse_json(path.read_text(encoding="utf-8"))
-
-
-def _find_damage(folder: Path, keys: list[str]) -> str | None:
-    """The first problem in the files that these top-level keys need; None if there is none."""
-    try:
-        files = dict(_load_json(folder / MANIFEST)["files"])
-    except FileNotFoundError:
-        return f"{MANIFEST} is missing"
-    except (OSError, ValueError, KeyError, TypeError, UserError):
-        return f"{MANIFEST} cannot be read"
-    for name in (TREE, EXTRA):
-        if name not in files:
-            return f"{MANIFEST} does not list {name}"
-    for key in keys:
-        if (folder / key).is_dir() and not any(str(name).startswith(f"{key}/") for name in files):
-            return f"{MANIFEST} lists nothing of {key}"
-    for name, info in files.items():
-        if not is_inside(name):
-            return f"{MANIFEST} names {name!r}, which is not in its folder"
-        if name.split("/")[0] in (TREE, EXTRA, *keys):
-            wrong = _compare_file(folder / name, info)
-            if wrong:
-                return f"{name} {wrong}"
-    return None
-
-
-def _compare_file(path: Path, info: dict[str, Any]) -> str | None:
-    try:
-        size = path.stat().st_size
-        if not isinstance(info, dict) or size != info.get("size"):
-            listed = info.get("size") if isinstance(info, dict) else info
-            return f"has {size} bytes instead of {listed}"
-        return None if _file_info(path) == info else "has other contents than were written"
-    except FileNotFoundError:
-        return "is missing"
-    except OSError as error:
-        return f"cannot be read ({error.strerror})"
-    except UserError:
-        return "is no regular file"
 
 
 def _is_full(error: BaseException) -> bool:

@@ -11,35 +11,15 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from famjax.config.derived import cutoffs, mixer_pattern
+from famjax.config.derived import cutoffs, layer_mixers, sizes
 from famjax.config.resolved import ResolvedConfig, ResolvedModelConfig
 from famjax.config.schema import ModelConfig
-from famjax.layers.feature_map import num_vectors
-
-# Keys that a token attends to, on average over a long document. The causal part, of a block or of
-# full attention's cache, counts half of its length. Letters: `famjax.core.types`.
-KEYS_SEEN: dict[str, Callable[[ModelConfig], float]] = {
-    "full": lambda c: c.capacity / 2,  # a document as long as the cache; a shorter one costs less
-    "swa": lambda c: c.window,
-    "bswa": lambda c: (c.memory_segments + 0.5) * c.block_len,
-    "bswa_sg": lambda c: (c.memory_segments + 0.5) * c.block_len,
-    "fam": lambda c: (c.memory_segments + 0.5) * c.block_len + c.fam_previous * c.fam_len,
-}
-
-# Keys that a token is multiplied with, masked or not.
-KEYS_COMPUTED: dict[str, Callable[[ModelConfig], float]] = {
-    "full": lambda c: c.capacity,
-    # the blocks that contain the window
-    "swa": lambda c: (1 - (1 - c.window) // c.block_len) * c.block_len,
-    "bswa": lambda c: (c.memory_segments + 1) * c.block_len,
-    "bswa_sg": lambda c: (c.memory_segments + 1) * c.block_len,
-    "fam": lambda c: (c.memory_segments + 1) * c.block_len + c.fam_previous * c.fam_len,
-}
+from famjax.mixers import MIXERS
+from famjax.mixers.mixer import attention_flops, layer_weights
 
 MATMUL_SECONDS = 0.08
 
@@ -75,7 +55,7 @@ def forward_flops(model: ResolvedModelConfig, computed: bool = False) -> float:
       computed: count all query-key pairs in layers of the residual stack, not only unmasked ones.
 
     Raises:
-      ValueError: the vocabulary size is not resolved, or a mixer has no line in KEYS_SEEN.
+      ValueError: the vocabulary size is not resolved.
     """
     if not model.vocab_size:
         raise ValueError("vocab_size 0 stands for the tokenizer's: fill it in first")
@@ -83,9 +63,8 @@ def forward_flops(model: ResolvedModelConfig, computed: bool = False) -> float:
         return model.layers * 2 * 8 * model.width**2 + _vocabulary_flops(model)
     if model.stack != "residual":
         return _feedback_flops(model) + _vocabulary_flops(model)
-    pattern = [name.strip() for name in model.mixer.split(",")]
-    names = (pattern[i % len(pattern)] for i in range(model.layers))
-    return sum(_layer_flops(model, name, computed) for name in names) + _vocabulary_flops(model)
+    layers = (MIXERS[name].flops(model, computed) for name in layer_mixers(model))
+    return sum(layers) + _vocabulary_flops(model)
 
 
 def training_flops(model: ResolvedModelConfig, only: str = "all", computed: bool = False) -> float:
@@ -101,21 +80,9 @@ def training_flops(model: ResolvedModelConfig, only: str = "all", computed: bool
 def matching_flops(model: ResolvedModelConfig, length: int) -> float:
     """Model FLOPs of one token of a row of `length` in the first stage (`train.match`).
 
-    Forward runs all layers without the vocabulary; linear layers compute both softmax attention and
-    linear attention. Backward is the gradient of phi only: one product for each forward product of
-    its maps and of phi(k) v^T, and two for each product of phi(q) with S and z.
+    Forward runs all layers without the vocabulary.
     """
-    e, h = model.head_dim, model.heads
-    second = 2 * h * model.linear.features * (e + 1)
-
-    def layer(mixer: str) -> float:
-        if mixer != "linear":
-            return _layer_flops(model, mixer)
-        softmax = 2 * _layer_weights(model) + _attention_flops(model, length / 2)
-        return softmax + 2 * _linear_flops(model) + second
-
-    pattern = mixer_pattern(model)
-    return sum(layer(pattern[i % len(pattern)]) for i in range(model.layers))
+    return sum(MIXERS[name].matching_flops(model, length) for name in layer_mixers(model))
 
 
 def step_flops(config: ResolvedConfig, computed: bool = False) -> float:
@@ -169,30 +136,14 @@ def measure_peak_flops(dtype: str) -> float:
 
 def _feedback_flops(model: ResolvedModelConfig) -> float:
     """Model FLOPs of the layers of a Feedback Transformer, or of its Transformer twin."""
-    c, e = model.feedback, model.head_dim
-    flops = model.layers * (2 * _layer_weights(model) + _attention_flops(model, c.span))
+    c, (_, _, g, e, _) = model.feedback, sizes(model)
+    flops = model.layers * (2 * layer_weights(model) + attention_flops(model, c.span))
     if c.positions == "learned":
         flops += model.layers * 2 * model.heads * e * c.span
     per_layer = model.stack == "transformer" or c.composition in ("same_and_lower", "previous")
     if c.shared_kv and not per_layer:
         # a single projection to keys and values
-        g = model.kv_heads
         flops -= (model.layers - 1) * 2 * 2 * model.width * g * e
-    return flops
-
-
-def _layer_flops(model: ResolvedModelConfig, mixer: str, computed: bool = False) -> float:
-    if mixer == "linear":
-        return 2 * _layer_weights(model) + _linear_flops(model)
-    if mixer not in KEYS_SEEN:
-        raise ValueError(f"no FLOPs known for mixer {mixer!r}: add it to KEYS_SEEN")
-    weights = 2 * _layer_weights(model)
-    keys = KEYS_COMPUTED if computed else KEYS_SEEN
-    flops = weights + _attention_flops(model, keys[mixer](model))
-    if mixer == "fam":
-        # FAM's queries attend to the previous FAM and the block, never to memory segments (2.2).
-        share = model.fam_len / model.block_len
-        flops += share * (weights + _attention_flops(model, model.fam_len + model.block_len))
     return flops
 
 
@@ -206,28 +157,6 @@ def _vocabulary_flops(model: ModelConfig) -> int:
     sizes = [b - a for a, b in itertools.pairwise((*cuts, model.vocab_size))]
     tails = sum(2 * c * (d + s) for c, s in zip(widths[1:], sizes, strict=True))
     return head + tails + 2 * d * sum(widths)
-
-
-def _layer_weights(model: ResolvedModelConfig) -> int:
-    """Weights of a layer's products: q and output, k and v, feed-forward."""
-    e = model.head_dim
-    g = model.kv_heads
-    hidden = model.mlp_width
-    gated = 3 if model.mlp in ("swiglu", "geglu") else 2
-    return model.width * (2 * model.heads * e + 2 * g * e + gated * hidden)
-
-
-def _attention_flops(model: ResolvedModelConfig, keys: float) -> float:
-    """Scores and weighted sum of values, for one query that attends to `keys` keys."""
-    e = model.head_dim
-    return 2 * 2 * model.heads * e * keys
-
-
-def _linear_flops(model: ResolvedModelConfig) -> float:
-    """phi of queries and keys, phi(k) v^T, and the products of phi(q) with S and z."""
-    e, h = model.head_dim, model.heads
-    g, k = model.kv_heads, model.linear.features
-    return 2 * ((h + g) * e * num_vectors(model) + g * k * e + h * k * (e + 1))
 
 
 def _matmul_seconds(size: int, dtype: str) -> float:

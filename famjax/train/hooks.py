@@ -8,7 +8,9 @@ import jax
 from flax import nnx
 
 from famjax.core.errors import StopRequested
+from famjax.models.language_model import LanguageModel
 from famjax.pipeline import halve_lanes
+from famjax.stacks.feedback import Feedback
 from famjax.train import hosts
 from famjax.train.profile import Profiler
 from famjax.train.saving import save
@@ -70,12 +72,14 @@ class AttentionSpans(Hook):
         if not session.config.model.feedback.adaptive_span:
             return
         state = session.state
-        stack = nnx.merge(session.program.graph, state.params, *state.frozen[:1]).stack
+        model: LanguageModel = nnx.merge(session.program.graph, state.params, *state.frozen[:1])
+        stack = model.stack
+        assert isinstance(stack, Feedback)  # no other has adaptive spans
         c = session.config.optimizer
         # the number of learning rates by which Adam can move a parameter in a step
         rates = max(1.0, (1 - c.beta1) / (1 - c.beta2) ** 0.5)
         growth = rates * c.learning_rate * session.config.train.log_every
-        needed, now = stack.attention_span(growth * stack.plan.span), stack.plan.spans
+        needed, now = stack.attention_span(growth * stack.spec.span), stack.spec.spans
         # each program takes its time to compile: a little less is not worth another
         if any(a > b for a, b in zip(needed, now, strict=True)) or sum(needed) <= 0.75 * sum(now):
             session.progress.note(f"step {session.step:,}: layers look at {max(needed):,} tokens")

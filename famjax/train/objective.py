@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from famjax.config.schema import Config
 from famjax.core.types import Array, Context, State
 from famjax.models.language_model import LanguageModel
-from famjax.stacks.residual import passable_state
 from famjax.train.state import MetricSums
 
 Batch = dict[str, Array]
@@ -68,9 +67,8 @@ class NextToken:
         if train.rsp == 0:
             return fresh
         # B.2.3: the first row's memory after the last step, shared by all rows of this one
-        saved = jax.tree.map(
-            lambda a, b: jnp.broadcast_to(a, b.shape), carried, passable_state(fresh)
-        )
+        passable = model.stack.passable_state(fresh)
+        saved = jax.tree.map(lambda a, b: jnp.broadcast_to(a, b.shape), carried, passable)
         ramp = jnp.minimum(1.0, (step + 1) / max(train.rsp_ramp, 1))
         use = jax.random.bernoulli(key, train.rsp * ramp) & (step > 0)
         passed = model.stack.pass_state(fresh, jax.lax.stop_gradient(saved))

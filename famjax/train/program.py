@@ -17,16 +17,11 @@ from famjax.config.derived import layer_mixers
 from famjax.config.resolved import ResolvedConfig
 from famjax.config.schema import Config
 from famjax.core.types import Array, Context
+from famjax.experiment.mesh_checks import call_blocks, check_divides, tensor_sizes
+from famjax.mixers import MIXERS
 from famjax.models.language_model import LanguageModel
 from famjax.parallel import sharding
-from famjax.parallel.mesh import (
-    DEVICE_BYTES,
-    SHARE,
-    MeshDemand,
-    call_blocks,
-    check_divides,
-    tensor_sizes,
-)
+from famjax.parallel.mesh import DEVICE_BYTES, SHARE, MeshDemand
 from famjax.train.optimizers import make_optimizer
 from famjax.train.partition import inference_config
 from famjax.train.run import abstract_model
@@ -158,7 +153,8 @@ def make_inspect(config: Config, graph: Any) -> Callable[[Any, Any, Any, Batch],
 
     They are of the first row only. With `train.match` they are the errors of the linear layers.
     """
-    names = [f"match_{i}" for i, name in enumerate(layer_mixers(config.model)) if name == "linear"]
+    layers = enumerate(layer_mixers(config.model))
+    names = [f"match_{i}" for i, name in layers if MIXERS[name].has_feature_map]
 
     def inspect(params: Any, frozen: Any, memory: Any, batch: Batch) -> dict[str, Array]:
         model = nnx.merge(graph, params, *frozen[:1])  # no keys: this graph has no dropout

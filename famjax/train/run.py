@@ -26,10 +26,12 @@ from famjax.models.remap_params import abstract_inference_model, merge_adapters,
 from famjax.parallel import sharding
 from famjax.pipeline import make_tokenizer
 from famjax.processes.collective import broadcast_from_first, process_index
+from famjax.stacks.feedback import Feedback
 from famjax.tokenizers.load import load_saved_tokenizer, save_tokenizer, save_words
 from famjax.tokenizers.tokenizer import Tokenizer
 from famjax.tokenizers.words import WordTokenizer
-from famjax.train.checkpoint import EXTRA, Checkpoints
+from famjax.train.checkpoint import Checkpoints
+from famjax.train.manifest import EXTRA
 from famjax.train.partition import (
     Frozen,
     check_base,
@@ -123,12 +125,13 @@ class Run:
 
     def with_small_cache(self) -> Run:
         """Return the run with a model that caches memories, not keys and values (FT v1 5.3)."""
-        if self.config.model.stack not in ("feedback", "transformer"):
+        stack = self.model.stack
+        if not isinstance(stack, Feedback):
             raise UserError(
                 f"model.stack={self.config.model.stack}: has no memory of one vector a token; "
                 "leave out --small-cache"
             )
-        self.model.stack.use_memory_cache()
+        stack.use_memory_cache()
         feedback = replace(self.config.model.feedback, cache="memory")
         model = replace(self.config.model, feedback=feedback)
         return replace(self, config=replace(self.config, model=model))
@@ -177,7 +180,7 @@ def open_run(
         check_base(extra.get("base", ""), base, config.init, folder)
         frozen = freeze(model, weights, only)
     module = nnx.merge(graph, tree["params"], *frozen)
-    if config.model.feedback.adaptive_span and hasattr(module.stack, "set_attention_span"):
+    if config.model.feedback.adaptive_span:
         module.stack.set_attention_span(module.stack.attention_span())
     return Run(config, tokenizer, module, restored, base)
 

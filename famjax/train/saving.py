@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import jax
 
-from famjax.config.derived import mixer_pattern
 from famjax.core.errors import UserError
+from famjax.mixers import mixer_specs
 from famjax.train import hosts
 from famjax.train.session import Session
 from famjax.train.state import to_tree
@@ -49,7 +49,7 @@ def check_finite(session: Session) -> None:
     kept = f"the last good checkpoint is step {last}" if last else "nothing was saved yet"
     hint = "start a run with a lower optimizer.learning_rate or more optimizer.warmup_steps"
     model = session.config.model
-    if "full" in mixer_pattern(model):
+    if any(spec.is_bounded for spec in mixer_specs(model)):
         hint += (
             f"; or a document is longer than model.capacity={model.capacity} tokens, all "
             "that full attention holds: raise it"

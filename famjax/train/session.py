@@ -11,8 +11,9 @@ import jax
 from famjax.config.resolved import ResolvedConfig
 from famjax.config.schema import Config, MeshConfig
 from famjax.core.types import Array
+from famjax.experiment.mesh_checks import check_rows, duplicated_work
 from famjax.parallel import sharding
-from famjax.parallel.mesh import check_rows, describe, duplicated_work, is_auto
+from famjax.parallel.mesh import describe, is_auto
 from famjax.pipeline import make_batches, make_source
 from famjax.processes.collective import process_index
 from famjax.tokenizers.tokenizer import Tokenizer

@@ -19,7 +19,6 @@ from famjax.core.types import Array, Context, State
 from famjax.models.language_model import LanguageModel
 from famjax.ops.rotary import longest_wavelength
 from famjax.parallel.sharding import path_name, with_logical_constraint
-from famjax.stacks.residual import passable_state
 from famjax.train.objective import Batch, Objective, make_objective, zero_sums
 from famjax.train.partition import partition_trainable, with_dropout_keys
 from famjax.train.state import MetricSums, TrainState
@@ -52,7 +51,7 @@ def init_memory(config: Config, model: LanguageModel) -> State:
     """Return what `TrainState.memory` is before the first step."""
     if config.data.layout == "lanes":
         return model.init_state(config.data.batch)
-    return passable_state(model.init_state(1)) if config.train.rsp > 0 else ()
+    return model.stack.passable_state(model.init_state(1)) if config.train.rsp > 0 else ()
 
 
 def init_train_state(
@@ -112,6 +111,9 @@ def make_loss(config: Config, graph: Any, objective: Objective) -> Loss:
             xs = (pieces, jnp.arange(segments))
             memory, sums = jax.lax.scan(jax.checkpoint(read), memory, xs)
             sums = jax.tree.map(lambda a: a.sum(0), sums)
+        if not lanes:
+            # all that another row may start with
+            memory = model.stack.passable_state(memory) if config.train.rsp > 0 else ()
         # of a batch in parts, each adds its part of the stack's own loss
         total = sums.loss / weight + model.stack.loss() / config.train.accumulate
         return total, (jax.lax.stop_gradient(memory), sums)
@@ -174,8 +176,7 @@ def make_step(
         key, now = jax.random.split(jax.random.wrap_key_data(state.key))
         grads, (memory, sums) = gradients(state, batch, now)
         if not lanes:
-            passed = config.train.rsp > 0
-            memory = jax.tree.map(lambda a: a[:, :1], passable_state(memory)) if passed else ()
+            memory = jax.tree.map(lambda a: a[:, :1], memory)
         sums = sums._replace(
             steps=jnp.ones((), jnp.float32), grad_norm=optax.tree.norm(grads).astype(jnp.float32)
         )

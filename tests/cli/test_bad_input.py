@@ -300,7 +300,7 @@ def test_a_checkpoint_of_another_shape(famjax: Famjax) -> None:
 
 def test_a_full_disk_while_saving(famjax: Famjax, monkeypatch: pytest.MonkeyPatch) -> None:
     assert famjax(famjax.texts, "train.steps=12", run=famjax.folder / "once") == 0
-    write, calls = checkpoint._write_arrays, []
+    write, calls = checkpoint.write_arrays, []
 
     def full(folder: Path, leaves: Any) -> None:
         calls.append(folder)
@@ -309,7 +309,7 @@ def test_a_full_disk_while_saving(famjax: Famjax, monkeypatch: pytest.MonkeyPatc
         write(folder, leaves)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_write_arrays", full)
+        patch.setattr(checkpoint, "write_arrays", full)
         line = famjax.refused(famjax.texts, "train.steps=12")
     path = famjax.run / "checkpoints" / "000000006"
     assert line.startswith(

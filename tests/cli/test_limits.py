@@ -19,7 +19,7 @@ from tiny_tokenizers import byte_level, write
 from famjax.cli.main import main
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
-from famjax.data.files import _glob_files, find_files
+from famjax.data.find_files import _glob_files, find_files
 from famjax.experiment.load import override, to_json
 from famjax.tokenizers.load import load_tokenizer
 
@@ -488,7 +488,7 @@ def test_patterns_follow_links_to_folders_as_glob_does(
 
 
 def test_too_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("famjax.data.files._MAX_FILES", 3)
+    monkeypatch.setattr("famjax.data.find_files._MAX_FILES", 3)
     texts(tmp_path, 4)
     for given in (tmp_path, tmp_path / "*.txt"):
         with pytest.raises(UserError, match="more than 3 files; name a folder with fewer"):

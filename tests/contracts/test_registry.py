@@ -10,8 +10,8 @@ from typing import Any, get_args, get_type_hints
 from oracles import feedback, transformer
 
 import configs
+from famjax.config.derived import mixer_pattern
 from famjax.config.schema import FeedbackConfig, ModelConfig
-from famjax.experiment import checks
 from famjax.mixers import MIXERS
 from famjax.stacks import STACKS
 
@@ -25,12 +25,11 @@ def allowed(section: type, name: str) -> set[Any]:
 
 def test_every_mixer_has_a_case_an_oracle_and_a_schema_entry():
     for cases in (CASES, KINDS):
-        named = {mixer for case in cases for mixer in checks.mixer_pattern(CASES[case])}
+        named = {mixer for case in cases for mixer in mixer_pattern(CASES[case])}
         assert named == set(MIXERS)
     assert set(transcribed.MIXERS) == set(MIXERS)
     called = {transcribed.MIXERS[name](CASES["full"])[0] for name in MIXERS}
     assert called == set(transformer.LAYERS)
-    assert set(checks.MIXERS) == set(MIXERS)
 
 
 def test_every_stack_and_composition_has_a_case_an_oracle_and_a_schema_entry():

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from famjax.core.errors import UserError
-from famjax.data.files import _Scanner, read_text_pieces
+from famjax.data.files import read_text_pieces
+from famjax.data.scan import Scanner
 from famjax.data.sources import TextSource, iter_tokens
 from famjax.tokenizers.load import load_tokenizer
 
@@ -218,8 +219,8 @@ def test_a_long_scan_reports_its_progress(tmp_path, monkeypatch, capsys):
     make(tmp_path)
     assert capsys.readouterr().err == ""
     seconds = itertools.count()
-    monkeypatch.setattr("famjax.data.files._REPORT_BYTES", 1)
-    monkeypatch.setattr("famjax.data.files.time.monotonic", lambda: float(next(seconds)))
+    monkeypatch.setattr("famjax.data.scan._REPORT_BYTES", 1)
+    monkeypatch.setattr("famjax.data.scan.time.monotonic", lambda: float(next(seconds)))
     make(tmp_path)
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 3  # at 6, 13 and 27 seconds
@@ -415,8 +416,8 @@ def test_lines_that_were_checked_are_not_checked_again(tmp_path, monkeypatch):
             file.write(b'{"text": "fine"}\n\n{"text": "more"}\n')
     files = [tmp_path / f"a.jsonl{suffix}" for suffix in OPENERS]
     checked = []
-    check = _Scanner._check
-    monkeypatch.setattr(_Scanner, "_check", lambda *args: checked.append(args) or check(*args))
+    check = Scanner._check
+    monkeypatch.setattr(Scanner, "_check", lambda *args: checked.append(args) or check(*args))
 
     def checks(save=True):
         checked.clear()

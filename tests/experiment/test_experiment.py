@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -112,6 +114,67 @@ def test_bad_python_file(tmp_path: Path, source: str, said: str) -> None:
     path = tmp_path / "mine.py"
     path.write_text(source)
     assert said in refused(load_config, str(path))
+
+
+DERIVED = """from famjax import Config, load_config, replace_values
+
+def config() -> Config:
+    return replace_values(load_config({base!r}), {changes})
+"""
+
+
+def test_config_that_derives_from_another(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    changes = {"name": "mine", "model.layers": 8, "optimizer.learning_rate": 1}
+    path.write_text(DERIVED.format(base="text_fam", changes=changes))
+    config = load_config(str(path), ["model.heads=2"])
+    assert difference(load_config("text_fam"), config) == [
+        "name: 'text_fam' -> 'mine'",
+        "model.layers: 4 -> 8",
+        "model.heads: 4 -> 2",
+        "optimizer.learning_rate: 0.003 -> 1.0",
+    ]
+    assert type(config.optimizer.learning_rate) is float
+
+
+def test_bases_are_found_where_another_project_has_configs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "configs", ModuleType("configs"))
+    assert load_config("reverse_feedback").data.task == "reverse"
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "said"),
+    [
+        ("text_fm", {}, "unknown config 'text_fm'; did you mean 'text_fam'?"),
+        ("text_fam", {"model.layer": 2}, "unknown key 'model.layer'; did you mean 'model.layers'?"),
+        ("text_fam", {"model": 2}, "'model' is a section, not a key"),
+        ("text_fam", {"model.layers": "2"}, "model.layers='2': must be a whole number"),
+        ("text_fam", {"model.remat": "blok"}, "did you mean 'block'?"),
+    ],
+)
+def test_bad_derived_config(tmp_path: Path, base: str, changes: dict, said: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(DERIVED.format(base=base, changes=changes))
+    line = refused(load_config, str(path))
+    assert said in line
+    assert line.startswith(f"{path}:4: ")
+
+
+def test_config_that_derives_from_itself(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(DERIVED.format(base=str(path), changes={}))
+    line = refused(load_config, str(path))
+    assert "RecursionError" in line
+    assert line.count(str(path)) == 1
+
+
+def test_bases_are_not_listed() -> None:
+    assert load_config("_toy_small").data.tokenizer == "task"
+    assert not any(name.startswith("_") for name in available_configs())
+    assert "unknown config '_toy'" in refused(load_config, "_toy")
+    assert "unknown config '__init__'" in refused(load_config, "__init__")
 
 
 def test_unknown_config_names_the_nearest_and_all() -> None:

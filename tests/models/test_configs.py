@@ -12,7 +12,7 @@ import pytest
 
 from famjax.config.schema import Config
 from famjax.experiment.checks import validate
-from famjax.experiment.load import load_config
+from famjax.experiment.load import difference, load_config
 from famjax.models.remap_params import abstract_inference_model
 from famjax.tasks.toy import task_tokenizer
 from famjax.train.optimizers import make_schedule
@@ -50,6 +50,17 @@ def test_loads(path: Path) -> None:
     assert config.name == path.stem
     assert f"famjax train {path.stem}" in path.read_text()
     assert "@@" not in path.read_text()
+
+
+def test_no_config_is_a_copy() -> None:
+    """Configs with much in common derive from a base, so that each value is written once."""
+    written = {}
+    for path in CONFIGS[0].parent.glob("*.py"):
+        if path.stem != "__init__" and "load_config(" not in path.read_text():
+            written[path.stem] = set(difference(Config(), load_config(path.stem)))
+    assert len(written) > 5
+    for a, b in itertools.combinations(written, 2):
+        assert len(written[a] & written[b]) < 12, f"{a} and {b} need a base"
 
 
 def test_commands_are_runs_of_their_own() -> None:

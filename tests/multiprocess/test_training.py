@@ -17,8 +17,9 @@ from spawn import ended, start_all, trained
 
 from famjax.experiment.load import from_json, override, to_json
 from famjax.parallel import sharding
-from famjax.train.checkpoint import TREE, Checkpoints
+from famjax.train.checkpoint import Checkpoints
 from famjax.train.loop import train
+from famjax.train.manifest import TREE
 
 SMALL = ["data.batch=4", "data.length=32", "train.log_every=2", "train.checkpoint_every=4"]
 DIES = """

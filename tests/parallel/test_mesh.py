@@ -13,15 +13,9 @@ from famjax.config.resolved import ResolvedConfig
 from famjax.config.schema import Config, MeshConfig
 from famjax.core.errors import UserError
 from famjax.experiment.load import load_config, override
+from famjax.experiment.mesh_checks import check_divides, check_rows, duplicated_work
 from famjax.parallel import sharding
-from famjax.parallel.mesh import (
-    MeshDemand,
-    check_divides,
-    check_rows,
-    choose_mesh,
-    describe,
-    duplicated_work,
-)
+from famjax.parallel.mesh import MeshDemand, choose_mesh, describe
 from famjax.train.resolve import resolve
 
 AUTO = MeshConfig(-1, -1, -1, -1)

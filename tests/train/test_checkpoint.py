@@ -24,7 +24,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from famjax.core.errors import UserError
-from famjax.train import checkpoint
+from famjax.train import checkpoint, checkpoint_arrays, manifest
 from famjax.train.checkpoint import Checkpoints
 
 
@@ -187,8 +187,8 @@ def test_what_does_not_fit_is_named(pair):
 
 def test_saving_neither_waits_nor_sees_later_changes(tmp_path, monkeypatch):
     let_go = threading.Event()
-    real = checkpoint._write_arrays
-    monkeypatch.setattr(checkpoint, "_write_arrays", lambda *a: (let_go.wait(), real(*a)))
+    real = checkpoint.write_arrays
+    monkeypatch.setattr(checkpoint, "write_arrays", lambda *a: (let_go.wait(), real(*a)))
     checkpoints, extra = Checkpoints(tmp_path, 1), {"cursor": [1]}
     state = {"params": jnp.arange(8.0)}
     checkpoints.save(1, state, extra)
@@ -222,7 +222,7 @@ def test_a_failed_save_is_raised_at_the_next_call_and_harms_nothing(
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_write_arrays", fail)
+        patch.setattr(checkpoint, "write_arrays", fail)
         checkpoints.save(30, tree_of(30), {})
         with pytest.raises(UserError, match=words):
             checkpoints.save(31, tree_of(31), {})
@@ -234,7 +234,7 @@ def test_a_failed_save_is_raised_at_the_next_call_and_harms_nothing(
 
 def test_a_failed_save_names_the_last_one_that_is_whole(folder, monkeypatch):
     cut(biggest(folder / "000000020"))
-    monkeypatch.setattr(checkpoint, "_write_manifest", lambda folder: os.mkdir(folder))
+    monkeypatch.setattr(checkpoint, "write_manifest", lambda folder: os.mkdir(folder))
     checkpoints = Checkpoints(folder, 2)
     checkpoints.save(30, tree_of(30), {})
     with pytest.raises(UserError, match=r"cannot save .*the last good one is step 10"):
@@ -242,7 +242,7 @@ def test_a_failed_save_names_the_last_one_that_is_whole(folder, monkeypatch):
 
 
 def test_bugs_keep_their_exception_type(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "_write_manifest", lambda folder: 1 / 0)
+    monkeypatch.setattr(checkpoint, "write_manifest", lambda folder: 1 / 0)
     checkpoints = Checkpoints(tmp_path, 2)
     checkpoints.save(1, tree_of(1), {})
     with pytest.raises(ZeroDivisionError):
@@ -254,7 +254,7 @@ def test_bugs_keep_their_exception_type(tmp_path, monkeypatch):
 
 
 def test_orbax_does_not_log_what_it_raises(caplog):
-    with checkpoint._suppress_tracebacks(), caplog.at_level(logging.ERROR, "absl"):
+    with checkpoint_arrays.suppress_tracebacks(), caplog.at_level(logging.ERROR, "absl"):
         logging.getLogger("absl").error("_SignalingThread.run() raised an exception: full")
         logging.getLogger("absl").error("another")
     assert [record.getMessage() for record in caplog.records] == ["another"]
@@ -395,10 +395,8 @@ def test_a_manifest_that_names_a_file_elsewhere_opens_none(folder, monkeypatch, 
     listed["files"] = {name: {"size": 0, "sha256": ""}, **listed["files"]}
     path.write_text(json.dumps(listed))
     measured = []
-    measure = checkpoint._file_info
-    monkeypatch.setattr(
-        checkpoint, "_file_info", lambda path: measured.append(path) or measure(path)
-    )
+    measure = manifest.file_info
+    monkeypatch.setattr(manifest, "file_info", lambda path: measured.append(path) or measure(path))
     lines: list[str] = []
     step, *_ = Checkpoints(folder).restore(shapes(tree_of(0)), report=lines.append)
     assert step == 10
@@ -448,7 +446,7 @@ def test_a_manifest_that_is_nested_deep_and_a_pipe(folder):
 def resealed(path):
     """Rewrite the manifest of a checkpoint to match its modified files."""
     files = {p for p in path.rglob("*") if p.is_file() and p.name != "manifest.json"}
-    listed = {p.relative_to(path).as_posix(): checkpoint._file_info(p) for p in files}
+    listed = {p.relative_to(path).as_posix(): manifest.file_info(p) for p in files}
     (path / "manifest.json").write_text(json.dumps({"files": listed}))
 
 

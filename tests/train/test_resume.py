@@ -18,7 +18,7 @@ from small import Crash, assert_same, compiled_once, config, crash_at, rows, tex
 
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
-from famjax.data.files import _Scanner
+from famjax.data.scan import Scanner
 from famjax.experiment.load import override, to_json
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.loop import train
@@ -76,7 +76,7 @@ def test_a_resumed_run_parses_no_line_of_unchanged_files(
     lines.write_text("".join(f'{{"text": "line {i} of the text"}}\n' for i in range(40)))
     small = override(config(tmp_path / "texts"), [f"data.files={lines}"])
     checked: list[bytes] = []
-    monkeypatch.setattr(_Scanner, "_check", lambda _, line: checked.append(line))
+    monkeypatch.setattr(Scanner, "_check", lambda _, line: checked.append(line))
     for steps, expected in ((1, 40), (2, 0)):
         train(override(small, [f"train.steps={steps}"]), tmp_path / "run", quiet=True)
         assert len(checked) == expected

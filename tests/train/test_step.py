@@ -18,7 +18,6 @@ from famjax.experiment.load import override
 from famjax.mixers.fam import FamState
 from famjax.models.language_model import LanguageModel
 from famjax.ops.losses import token_losses
-from famjax.stacks.residual import passable_state
 from famjax.train.objective import count
 from famjax.train.optimizers import make_optimizer
 from famjax.train.run import abstract_model
@@ -197,12 +196,13 @@ def forward() -> Any:
 def test_random_state_passing() -> None:
     small = setup("data.layout=packed", "train.rsp=1", "train.rsp_ramp=10")
     params, zeros = small.state.params, small.state.totals
-    fresh = nnx.merge(small.graph, params).init_state(ROWS)
+    model = nnx.merge(small.graph, params)
+    fresh = model.init_state(ROWS)
 
     first = small.step(small.state, batch(0))
     loss, after = forward()(params, fresh, batch(0))
     np.testing.assert_allclose(first.totals.loss, loss, rtol=1e-5)
-    assert_close(first.memory, jax.tree.map(lambda a: a[:, :1], passable_state(after)))
+    assert_close(first.memory, jax.tree.map(lambda a: a[:, :1], model.stack.passable_state(after)))
 
     def loss_at(step: int, key: int) -> float:
         state = first._replace(

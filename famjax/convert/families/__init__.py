@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from famjax.config.derived import layer_mixers
 from famjax.config.resolved import ResolvedModelConfig, resolve_model
 from famjax.config.schema import ArchConfig, ModelConfig
 from famjax.convert.families.common import Family, shortest_pattern
@@ -19,6 +20,7 @@ from famjax.convert.families.llama import LLAMA
 from famjax.convert.families.mistral import MISTRAL
 from famjax.convert.families.qwen import QWEN2, QWEN3
 from famjax.core.errors import UserError, nearest
+from famjax.mixers import MIXERS, mixer_specs
 
 # by model_type
 FAMILIES = {
@@ -52,7 +54,7 @@ def native_family(model: ModelConfig, prefer: str = "") -> Family | None:
     Args:
       prefer: a model_type to try first, if several families can.
     """
-    if not set(model.mixer.split(",")) <= {"full", "swa"}:
+    if not all(spec.layer_type for spec in mixer_specs(model)):
         return None
     plain = normalize_model(model)
     first = [FAMILIES[prefer]] if prefer in FAMILIES else []
@@ -75,18 +77,17 @@ def _represents(found: Family, plain: ResolvedModelConfig) -> bool:
 def normalize_model(model: ModelConfig) -> ResolvedModelConfig:
     """Return a config of the same function with defaults filled in and unused keys reset."""
     model, default = resolve_model(model), ModelConfig()
-    names = model.mixer.split(",")
+    used = {key for spec in mixer_specs(model) for key in spec.keys}
     rest = {"scan_layers", "remat", "dtype", "dropout"}
-    if not set(names) & {"bswa", "bswa_sg", "fam"}:
-        rest |= {"block_len", "memory_segments", "fam_len", "fam_previous"}
-    if "linear" not in names:
-        rest.add("linear")
-    if "swa" not in names:
-        rest.add("window")
+    for key in {key for spec in MIXERS.values() for key in spec.keys} - used - {"model.capacity"}:
+        rest.add(key.split(".")[1])
+    # in the families of other libraries nothing but speed depends on blocks
+    if all(spec.layer_type for spec in mixer_specs(model)):
+        rest.add("block_len")
     return replace(
         model,
         **{name: getattr(default, name) for name in rest},
-        mixer=shortest_pattern([names[i % len(names)] for i in range(model.layers)]),
+        mixer=shortest_pattern(layer_mixers(model)),
         rope_base=model.rope_base if model.arch.rotary_fraction else default.rope_base,
         arch=_normalize_arch(model),
     )
@@ -97,7 +98,7 @@ def _normalize_arch(model: ResolvedModelConfig) -> ArchConfig:
     ramp = ["rope_low", "rope_high", "rope_length"]
     rest = {"none": ["rope_factor", *ramp], "linear": ramp, "llama3": []}[arch.rope_scaling]
     local = arch.local_rope_base
-    if "swa" not in model.mixer.split(",") or not arch.rotary_fraction:
+    if not any(spec.is_local for spec in mixer_specs(model)) or not arch.rotary_fraction:
         local = 0.0
     elif not local and arch.rope_scaling == "none":
         local = model.rope_base

@@ -10,8 +10,10 @@ from famjax.config.schema import ArchConfig, ModelConfig
 from famjax.convert.families.keys import HF, Keys, resolve
 from famjax.convert.tensors import Tensors
 from famjax.core.errors import UserError
+from famjax.mixers import MIXERS
 
-_LAYERS = {"full_attention": "full", "sliding_attention": "swa"}
+# Hugging Face's name of a layer's attention -> mixer
+_LAYERS = {spec.layer_type: name for name, spec in MIXERS.items() if spec.layer_type}
 
 
 class Family(NamedTuple):
@@ -65,8 +67,8 @@ def parse_mixers(hf: HF, default: Sequence[str]) -> dict[str, Any]:
         )
     names = [_LAYERS[kind] for kind in types]
     window = hf.get("sliding_window")
-    if "swa" not in names:
-        return {"mixer": "full"}
+    if not any(MIXERS[name].is_local for name in names):
+        return {"mixer": shortest_pattern(names)}
     if not window:
         raise UserError("config.json: layer_types has sliding layers but no sliding_window; set it")
     return {"mixer": shortest_pattern(names), "window": window, "block_len": window}

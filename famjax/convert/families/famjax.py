@@ -14,6 +14,7 @@ from famjax.convert.families.common import Family
 from famjax.convert.families.keys import HF, REQUIRED, Keys, UnsupportedKey
 from famjax.convert.tensors import Tensor, Tensors, linear_kernel
 from famjax.core.errors import UserError, nearest
+from famjax.mixers import mixer_specs
 
 # keys of how a model is computed; and `tied`, which is tie_word_embeddings
 _LEFT = ("scan_layers", "remat", "dtype", "tied")
@@ -87,7 +88,7 @@ def tensors(model: ModelConfig) -> Tensors:
         found["head.kernel"] = linear_kernel("head")
     if arch.learned_positions:
         found["stack.positions.table"] = Tensor("positions.weight", inputs=1)
-    if "fam" in model.mixer.split(","):
+    if any(spec.has_memory for spec in mixer_specs(model)):
         found["stack.prompt"] = Tensor("prompt", inputs=1)
     layer = "layers.{}."
     for ours, theirs in kernels.items():

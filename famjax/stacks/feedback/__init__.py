@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig
-from famjax.core.types import Array, Context, State
+from famjax.core.types import Array, Context
 from famjax.layers.dropout import EMBEDDING, OUTPUT, apply_dropout, empty_key, make_dropout
 from famjax.layers.qkv import KVProjection
 from famjax.parallel import sharding
@@ -33,9 +33,15 @@ from famjax.stacks.feedback.parts import (
 from famjax.stacks.feedback.ring import KV, CallIndices, FeedbackState
 from famjax.stacks.feedback.spec import FeedbackSpec
 from famjax.stacks.feedback.step import ring_kv, step
+from famjax.stacks.stack import Stack
+
+# adaptive span; relative positions; the mixture of Equation 1
+sharding.register_parameter_axes(
+    (r"layers/0/span$", (None,)), (r"distances$", (None, None)), (r"mix$", (None, None))
+)
 
 
-class Feedback(nnx.Module):
+class Feedback(Stack):
     """Layers that attend to a memory of earlier tokens; tokens are sequential.
 
     The layers' parameters are stacked on a leading axis.
@@ -65,18 +71,13 @@ class Feedback(nnx.Module):
         # tokens of a call that are efficient: padding tokens are sequential too
         self.call_len = 1024 if self.parallel else 128
         # maximum number of earlier tokens that an output depends on; None is unbounded
-        self.receptive_field: int | None = c.span * config.layers if self.parallel else None
+        self.receptive_field = c.span * config.layers if self.parallel else None
 
-    def init_state(self, batch: int) -> FeedbackState:
-        """Return the initial state."""
+    def init_state(self, batch: int, offset: Array | None = None) -> FeedbackState:
         return ring.init_state(self.spec, batch)
 
     def state_axes(self) -> FeedbackState:
         return ring.state_axes(self.spec)
-
-    def pass_state(self, fresh: FeedbackState, saved: State) -> FeedbackState:
-        """Random state passing (TransformerFAM B.2.3) applies to FAMs; this stack has none."""
-        return fresh
 
     def __call__(self, x: Array, state: FeedbackState, ctx: Context) -> tuple[Array, FeedbackState]:
         """[b t d] -> [b t d]. A position offset has no effect: all positions are relative."""

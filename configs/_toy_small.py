@@ -1,0 +1,16 @@
+"""Base of the toy tasks for two cores: rows of whole episodes, each with a fresh memory."""
+
+from famjax import Config, load_config, replace_values
+
+
+def config() -> Config:
+    return replace_values(
+        load_config("_feedback_small"),
+        {
+            "data.task": "copy",  # members have their own
+            "data.tokenizer": "task",
+            "data.keep_whole": True,
+            "data.toy.concatenate": False,
+            "data.toy.episodes": 100_000,
+        },
+    )

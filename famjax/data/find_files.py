@@ -1,0 +1,241 @@
+"""Finds the text files that `data.files` names: files, folders, globs, and lists of them."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import os
+import re
+import sysconfig
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence, Set
+
+from famjax.core.errors import UserError, nearest_path
+from famjax.data.files import TextFile, is_system_path, probe_text, read_error_message
+from famjax.data.scan import CheckedFiles, Scanner
+from famjax.tokenizers.chat import ChatTemplate
+
+_MAX_FILES = 1_000_000
+# reasons for skipping a folder
+_UNREADABLE = "folder without permission"
+_RUN = "folder of a run"
+
+
+def find_files(
+    files: str, template: ChatTemplate | None = None, checked: CheckedFiles | None = None
+) -> tuple[list[TextFile], Counter[str]]:
+    """Return the text files that `data.files` names, and the number skipped, by reason.
+
+    Files of JSON lines are read to their ends, and lines that `read_json_line` would reject are an
+    error now. Other files are probed only: whether all of a file is UTF-8 shows when it is read.
+
+    Args:
+      template: chat template that renders conversations.
+      checked: files whose lines are not checked again; those checked now are added.
+    """
+    skipped: Counter[str] = Counter()
+    found: dict[str, TextFile] = {}
+    parts = [part.strip() for part in files.split(",")]
+    entries = [files] if os.path.exists(files) else [part for part in parts if part]
+    if not entries and not files.strip():
+        entries = [""]
+    if not entries or "\0" in files:
+        raise UserError(f"data.files={files!r}: names no file; give a file, a folder or a glob")
+    for entry in entries:
+        for path, name, explicit in _expand_entry(os.path.expanduser(entry), skipped):
+            if reason := probe_text(path, explicit):
+                skipped[reason] += 1
+            else:
+                found.setdefault(os.path.realpath(path), TextFile(path, name))
+    if not found:
+        raise UserError(f"data.files={files}: no text found{describe_skipped(skipped)}")
+    scan = Scanner(template, checked or CheckedFiles(None, template))
+    return [scan.index_documents(file) for file in found.values()], skipped
+
+
+def _expand_entry(entry: str, skipped: Counter[str]) -> Iterator[tuple[str, str, bool]]:
+    """Yield (path, relative name, whether the user named it) of the files of an entry."""
+    unread = skipped[_UNREADABLE]
+    if not entry:
+        library = sysconfig.get_paths()["stdlib"]
+        for path in _walk(library, skipped):
+            if path.endswith(".py"):
+                yield path, os.path.relpath(path, library), False
+    elif is_system_path(entry):
+        raise UserError(f"data.files={entry}: is a system folder; name the folder of the texts")
+    elif os.path.isdir(entry):
+        for path in _limit_count(_walk(entry, skipped), entry):
+            yield path, os.path.relpath(path, entry), False
+    elif os.path.exists(entry):
+        yield entry, os.path.basename(entry), True
+    elif matches := sorted(filter(os.path.isfile, _glob_files(entry, skipped))):
+        folder = _literal_folder(entry)
+        for path in matches:
+            yield path, os.path.relpath(path, folder or "."), False
+    else:
+        _check_listable(_literal_folder(entry))
+        if skipped[_UNREADABLE] > unread:
+            raise UserError(f"data.files={entry}: no text found{describe_skipped(skipped)}")
+        if os.path.islink(entry):
+            raise UserError(
+                f"data.files: {entry} is a link to {os.readlink(entry)}, which is missing"
+            )
+        raise UserError(f"data.files: no such file or folder: {entry}{nearest_path(entry)}")
+
+
+def _literal_folder(entry: str) -> str:
+    """Return the folder of a path or glob, up to its first wildcard."""
+    return os.path.dirname(re.split(r"[*?[]", entry)[0])
+
+
+def _check_listable(folder: str) -> None:
+    """Raise a `UserError` if a folder may not be listed, so that nothing in it can be found."""
+    try:
+        with os.scandir(folder or "."):
+            pass
+    except PermissionError as error:
+        raise UserError(read_error_message(folder or ".", error)) from None
+    except OSError:
+        return  # missing: the caller reports it
+
+
+def _skip_unreadable(error: OSError, named: str, skipped: Counter[str]) -> None:
+    """Count a folder that may not be listed.
+
+    Raises:
+      UserError: the user named it, or listing it failed for another reason than permission.
+    """
+    if not isinstance(error, PermissionError) or error.filename == named:
+        raise UserError(read_error_message(error.filename, error)) from None
+    skipped[_UNREADABLE] += 1
+
+
+def _glob_files(entry: str, skipped: Counter[str]) -> Iterator[str]:
+    """Yield the paths that match a pattern."""
+    folder = _literal_folder(entry) or "."
+    # without "**" at most one folder is listed for each name of the pattern
+    if is_system_path(folder) and ("**" in entry or os.path.realpath(folder) != os.sep):
+        raise UserError(f"data.files={entry}: is a system folder; name the folder of the texts")
+    parts = entry.split(os.sep)
+    if "**" not in parts:
+        yield from _limit_count(glob.iglob(entry), entry)
+        return
+    at = parts.index("**")
+    head = os.sep.join(parts[:at])
+    folders = sorted(filter(os.path.isdir, glob.iglob(head))) if at else [""]
+    yield from _limit_count(_walk_pattern(folders, parts[at:], head, skipped), entry)
+
+
+def _walk_pattern(
+    folders: Sequence[str], pattern: Sequence[str], named: str, skipped: Counter[str]
+) -> Iterator[str]:
+    """Yield the files below some folders whose relative path matches a pattern with "**".
+
+    As `glob.glob`, following links to folders. A folder that is reached again is listed again only
+    if other names in it would match, so links to a parent folder terminate.
+
+    Args:
+      folders: "" is the current one.
+      named: the folder whose lack of permission is an error; others are counted in `skipped`.
+    """
+    wanted = [part for part in pattern if part]
+    start = _expand_positions({0}, wanted)
+    # links come last, so that files are found by their own paths first
+    todo, links = deque((folder, start) for folder in folders), deque[tuple[str, frozenset[int]]]()
+    seen: set[tuple[int, int, frozenset[int]]] = set()
+    while todo or links:
+        folder, at = todo.popleft() if todo else links.popleft()
+        try:
+            status = os.stat(folder or ".")
+            if (key := (status.st_dev, status.st_ino, at)) in seen:
+                continue
+            seen.add(key)
+            with os.scandir(folder or ".") as listed:
+                entries = sorted(listed, key=lambda entry: entry.name)
+        except OSError as error:
+            _skip_unreadable(error, named or ".", skipped)
+            continue
+        for entry in entries:
+            path, after = os.path.join(folder, entry.name), _match_name(entry.name, at, wanted)
+            if not _is_folder(entry):
+                if len(wanted) in after:
+                    yield path
+            elif not after - {len(wanted)}:
+                continue  # nothing in it can match: a hidden folder, for example
+            elif not entry.is_symlink():
+                todo.append((path, after))
+            elif not is_system_path(path):
+                links.append((path, after))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False  # a link to itself
+
+
+def _match_name(name: str, at: Set[int], pattern: Sequence[str]) -> frozenset[int]:
+    """Return the positions in a pattern after matching a name, from those before it.
+
+    Hidden names match only a part that begins with a dot.
+    """
+    after = set()
+    for i in at - {len(pattern)}:
+        hidden = name.startswith(".") and not pattern[i].startswith(".")
+        if not hidden and fnmatch.fnmatchcase(name, pattern[i]):
+            after.add(i if pattern[i] == "**" else i + 1)
+    return _expand_positions(after, pattern)
+
+
+def _expand_positions(at: Set[int], pattern: Sequence[str]) -> frozenset[int]:
+    """Return positions in a pattern, and those after each "**" there: it matches nothing too."""
+    positions = set(at)
+    for i, part in enumerate(pattern):
+        if i in positions and part == "**":
+            positions.add(i + 1)
+    return frozenset(positions)
+
+
+def _limit_count(paths: Iterable[str], entry: str) -> Iterator[str]:
+    for count, path in enumerate(paths):
+        if count == _MAX_FILES:
+            raise UserError(
+                f"data.files={entry}: more than {_MAX_FILES:,} files; name a folder with fewer, "
+                "or write the texts as lines of .jsonl files"
+            )
+        yield path
+
+
+def _walk(folder: str, skipped: Counter[str]) -> Iterator[str]:
+    """Yield the files below `folder`, sorted, except hidden ones, installed packages and runs."""
+
+    def skip(error: OSError) -> None:
+        _skip_unreadable(error, folder, skipped)
+
+    for root, folders, names in os.walk(folder, onerror=skip):
+        if _is_run(folders, names):
+            # with data.files=. the runs in runs/ would be documents that change, and block resuming
+            skipped[_RUN] += 1
+            folders.clear()
+            continue
+        hidden = [name for name in folders + names if name.startswith(".")]
+        skipped["hidden"] += len(hidden)
+        folders[:] = sorted(set(folders) - set(hidden) - {"site-packages", "dist-packages"})
+        for name in sorted(set(names) - set(hidden)):
+            yield os.path.join(root, name)
+
+
+def _is_run(folders: list[str], names: list[str]) -> bool:
+    """Return whether a folder with these contents is a run, or one that is starting."""
+    return "train.lock" in names or ("config.json" in names and "checkpoints" in folders)
+
+
+def describe_skipped(skipped: Counter[str]) -> str:
+    """Return a note on the files that were skipped, by reason; "" if there are none."""
+    parts = [
+        f"{count:,} {reason if count == 1 else reason.replace('folder ', 'folders ')}"
+        for reason, count in sorted(skipped.items())
+        if count
+    ]
+    return f"; skipped {', '.join(parts)}" if parts else ""

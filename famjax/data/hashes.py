@@ -1,0 +1,40 @@
+"""Hashes of files and documents: whether they changed, and which documents are held out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from famjax.data.files import TextFile
+
+
+def fingerprint_files(files: Sequence[TextFile], sizes: Sequence[int]) -> str:
+    """Return a hash of the files' names, sizes and document counts, in order."""
+    listed = [(file.name, size, len(file)) for file, size in zip(files, sizes, strict=True)]
+    return hashlib.blake2b(json.dumps(listed).encode(), digest_size=8).hexdigest()
+
+
+def choose_holdout(files: Sequence[TextFile], holdout: int) -> np.ndarray:
+    """Return which documents are held out, [documents] bool: at least one, and not all."""
+    hashes = np.concatenate([_splitmix64(_hash_name(file.name), len(file)) for file in files])
+    held = hashes % np.uint64(holdout) == 0
+    order = hashes.argsort(kind="stable")
+    held[order[0]], held[order[-1]] = True, False
+    return held
+
+
+def _hash_name(name: str) -> int:
+    data = Path(name).as_posix().encode("utf-8", "surrogateescape")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+def _splitmix64(seed: int, count: int) -> np.ndarray:
+    """Return a hash of each of 0 to count - 1, [count] uint64 (SplitMix64, Steele et al.)."""
+    x = np.uint64(seed) + np.arange(count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

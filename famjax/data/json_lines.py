@@ -1,0 +1,143 @@
+"""The lines of a .jsonl file: each is a document, parsed and checked.
+
+{"text": ...}, {"inputs": ..., "targets": ...}, {"prompt": ..., "response": ...} or
+{"messages": [{"role": ..., "content": ...}, ...]}.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from famjax.core.errors import UserError
+from famjax.core.json_files import parse_json
+from famjax.data.files import TextFile, open_text, wrap_read_errors
+from famjax.tokenizers.chat import ChatTemplate
+
+_SCAN_BYTES = 1 << 20
+_EXPECTED_FORMS = (
+    'no "text", and no "inputs" with "targets", "prompt" with "response", or "messages", with a '
+    "string in it"
+)
+
+
+class Line(NamedTuple):
+    """A document on a line of a .jsonl file.
+
+    Attributes:
+      parts: of its UTF-8, each with the weight of predicting it.
+      rendered: whether a chat template rendered it.
+    """
+
+    parts: Sequence[tuple[bytes, float]]
+    rendered: bool = False
+
+
+def read_json_line(file: TextFile, row: int, template: ChatTemplate | None) -> Line:
+    """Return the document on a line of a .jsonl file.
+
+    A line with "text" is all targets. A prompt and its response are inputs and targets without a
+    template, and a conversation with one, as are messages.
+    """
+    assert file.rows is not None
+    begin = int(file.rows[row])
+    plain = file.plain.name if file.plain else file.path
+    with open_text(plain) as stream, wrap_read_errors(file.path):
+        stream.seek(begin)
+        line = stream.readline()
+    with wrap_line_errors(file.path, lambda: _line_number(plain, begin)):
+        parts, messages = parse_record(line, template)
+        if not messages:
+            return Line(parts)
+        assert template is not None
+        texts = template.render_document(messages)
+        return Line([(text.encode("utf-8"), weight) for text, weight in texts], rendered=True)
+
+
+@contextmanager
+def wrap_line_errors(path: str, number: Callable[[], int]) -> Iterator[None]:
+    """Convert errors of a line into a `UserError` that names file and line.
+
+    Args:
+      number: returns the line's number, counted from 1.
+    """
+    try:
+        yield
+    except UserError as error:
+        wrong = str(error)
+    except json.JSONDecodeError as error:
+        wrong = (
+            f"not JSON with valid text ({error.msg.removesuffix(' at')} at column {error.colno}); "
+            'write one object on each line, {"text": ...}'
+        )
+    except UnicodeDecodeError as error:
+        wrong = (
+            f"not UTF-8 at byte {error.start} of the line; convert the file (iconv -t utf-8) or "
+            "leave it out"
+        )
+    except ValueError as error:
+        wrong = f"not JSON with valid text ({error})"
+    else:
+        return
+    raise UserError(f"{path}, line {number()}: {wrong}")
+
+
+def parse_record(
+    line: bytes, template: ChatTemplate | None
+) -> tuple[list[tuple[bytes, float]], list[dict[str, Any]]]:
+    """Parse a line: either UTF-8 with weights, or the messages of a conversation.
+
+    The other of the two is empty. Everything is checked except what only the template can check.
+
+    Raises:
+      UserError, ValueError: see `wrap_line_errors`.
+    """
+    record = parse_json(line)
+    if not isinstance(record, dict):
+        raise UserError(f"a {type(record).__name__} instead of an object; {_EXPECTED_FORMS}")
+    if record.get("text") is not None:
+        return [(_get_string(record, "text"), 1.0)], []
+    if "targets" in record:
+        return [(_get_string(record, "inputs"), 0.0), (_get_string(record, "targets"), 1.0)], []
+    if "messages" in record:
+        return [], _check_messages(record["messages"], template)
+    prompt, response = _get_string(record, "prompt"), _get_string(record, "response")
+    if template is None:
+        return [(prompt, 0.0), (response, 1.0)], []
+    messages = (("user", record["prompt"]), ("assistant", record["response"]))
+    return [], [{"role": role, "content": content} for role, content in messages]
+
+
+def _get_string(record: dict[str, Any], key: str) -> bytes:
+    value = record.get(key)
+    if type(value) is not str:
+        keys = f"; it has {', '.join(map(repr, list(record)[:5]))}" if record else ""
+        raise UserError(_EXPECTED_FORMS + keys)
+    return value.encode("utf-8")
+
+
+def _check_messages(messages: Any, template: ChatTemplate | None) -> list[dict[str, Any]]:
+    if template is None:
+        raise UserError(
+            '"messages" needs a tokenizer with a chat template; set data.tokenizer to one, or '
+            'write "inputs" and "targets"'
+        )
+    if not isinstance(messages, list) or not messages:
+        raise UserError('"messages" is not a list with messages in it')
+    for i, message in enumerate(messages):
+        keys = ("role", "content")
+        if not (isinstance(message, dict) and all(type(message.get(k)) is str for k in keys)):
+            raise UserError(f'message {i + 1} needs "role" and "content", both strings')
+        for key in keys:
+            message[key].encode("utf-8")  # a lone surrogate is not text
+    if not any(message["role"] == "assistant" for message in messages):
+        raise UserError('no message has the role "assistant": there is nothing to learn')
+    return messages
+
+
+def _line_number(path: str, offset: int) -> int:
+    with open(path, "rb") as stream:
+        blocks = iter(lambda: stream.read(min(_SCAN_BYTES, offset - stream.tell())), b"")
+        return 1 + sum(block.count(b"\n") for block in blocks)

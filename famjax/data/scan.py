@@ -1,0 +1,184 @@
+"""The opening scan of .jsonl files: their documents are found, and every line is checked.
+
+Files that passed the checks of an earlier scan are not checked again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import famjax
+from famjax.core.errors import UserError
+from famjax.core.json_files import read_json
+from famjax.data.files import TextFile, is_jsonl, open_text, wrap_read_errors
+from famjax.data.json_lines import parse_record, wrap_line_errors
+from famjax.tokenizers.chat import ChatTemplate
+
+# before the opening scan reports its progress
+_SILENT_SECONDS = 5.0
+# read by the opening scan between checks of the clock
+_REPORT_BYTES = 1 << 20
+# distinct sequences of roles on which the opening scan tries the chat template
+_MAX_TRIED = 256
+# version of the checks of a line: records of files that passed another version are ignored
+_CHECKS_VERSION = 1
+
+
+class CheckedFiles:
+    """A record of the files of JSON lines that passed the checks of an earlier opening scan.
+
+    A file is identified by its path, size and modification time.
+
+    Args:
+      path: of the record; None keeps none. A record that cannot be read counts as empty.
+      template: chat template that the conversations were tried with.
+    """
+
+    def __init__(self, path: Path | None, template: ChatTemplate | None):
+        self._path = path
+        self._identity = [_CHECKS_VERSION, famjax.__version__, template.digest if template else ""]
+        self._saved = self._read()
+        self._current: dict[str, list[int]] = {}
+
+    def _read(self) -> dict[str, Any]:
+        if self._path is None:
+            return {}
+        try:
+            record = read_json(self._path, "remove it")
+        except (UserError, OSError):
+            return {}
+        if not isinstance(record, dict) or record.get("rules") != self._identity:
+            return {}
+        files = record.get("files")
+        return files if isinstance(files, dict) else {}
+
+    def has(self, path: str) -> bool:
+        """Return whether a file passed before, and add it to the record.
+
+        Call it before the file is read, so that a change in the meantime is detected.
+        """
+        with wrap_read_errors(path):
+            status = os.stat(path)
+        known = [status.st_size, status.st_mtime_ns]
+        path = os.path.abspath(path)
+        self._current[path] = known
+        return self._saved.get(path) == known
+
+    def save(self) -> None:
+        """Write the record atomically, if it has changed."""
+        if self._path is None or self._current == self._saved:
+            return
+        new = self._path.with_suffix(".tmp")
+        # without a record the next start only takes longer
+        with suppress(OSError):
+            new.write_text(json.dumps({"rules": self._identity, "files": self._current}), "utf-8")
+            os.replace(new, self._path)
+            self._saved = dict(self._current)
+
+
+class Scanner:
+    """Finds the documents in files of JSON lines, and checks the lines.
+
+    Reports its progress if it takes more than 5 seconds.
+
+    Args:
+      template: chat template, tried on the first conversation of each sequence of roles.
+      checked: files whose lines need no check.
+    """
+
+    def __init__(self, template: ChatTemplate | None, checked: CheckedFiles):
+        self._template, self._checked = template, checked
+        self._tried: set[Any] = set()
+        self._begin = self._last_report = time.monotonic()
+        self._bytes = 0
+
+    def index_documents(self, file: TextFile) -> TextFile:
+        """Return the file with the offsets of its documents: the lines of .jsonl not blank."""
+        if not is_jsonl(file.path):
+            return file
+        compressed = not file.path.endswith(".jsonl")
+        known = self._checked.has(file.path)
+        # Lines are read in random order, which compressed files do not support.
+        spool = _Spool(file.path) if compressed else None
+        rows = array("q")
+        offset = number = reported = 0
+        line_errors = wrap_line_errors(file.path, lambda: number)
+        with wrap_read_errors(file.path), open_text(file.path) as stream, line_errors:
+            for number, line in enumerate(stream, 1):  # noqa: B007, read by the lambda
+                if not line.isspace():
+                    rows.append(offset)
+                    if not known:
+                        self._check(line)
+                offset += len(line)
+                if offset - reported >= _REPORT_BYTES:
+                    self._report_progress(file.path, offset - reported)
+                    reported = offset
+                if spool:
+                    spool.write(line)
+        if spool:
+            spool.flush()
+        return replace(file, rows=np.array(rows, np.int64), plain=spool and spool.file)
+
+    def _check(self, line: bytes) -> None:
+        _, messages = parse_record(line, self._template)
+        if not messages:
+            return
+        assert self._template is not None
+        kind = tuple((message["role"], *message) for message in messages)
+        # Rendering takes a hundred times longer than parsing. If the template accepts these roles
+        # in this order once, it is taken to accept all such conversations.
+        if kind not in self._tried and len(self._tried) < _MAX_TRIED:
+            self._tried.add(kind)
+            self._template.render_document(messages)
+
+    def _report_progress(self, path: str, size: int) -> None:
+        self._bytes += size
+        now = time.monotonic()
+        # at growing intervals: 5, 10, 20, 40 seconds after the start
+        if now - self._begin > max(_SILENT_SECONDS, 2 * (self._last_report - self._begin)):
+            self._last_report = now
+            rate = self._bytes / (now - self._begin)
+            print(
+                f"famjax: reading data.files: {self._bytes / 1e6:,.0f} MB so far, "
+                f"{rate / 1e6:,.0f} MB/s, now in {path}",
+                file=sys.stderr,
+            )
+
+
+class _Spool:
+    """The text of a compressed file in a temporary file, deleted with its last reference."""
+
+    def __init__(self, path: str):
+        self._path = path
+        with self._wrap_errors():
+            self.file = tempfile.NamedTemporaryFile(prefix="famjax-")  # noqa: SIM115
+
+    def write(self, data: bytes) -> None:
+        with self._wrap_errors():
+            self.file.write(data)
+
+    def flush(self) -> None:
+        with self._wrap_errors():
+            self.file.flush()
+
+    @contextmanager
+    def _wrap_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UserError(
+                f"{self._path}: its text could not be written to {tempfile.gettempdir()} "
+                f"({error.strerror or error}); set TMPDIR to a folder with space, or decompress it"
+            ) from None

@@ -1,0 +1,247 @@
+"""What a mixer is: the module of a layer, and the facts about it that a config alone decides.
+
+A new mixer is one file with a `Mixer` and a `MixerSpec`, and one line in `famjax.mixers.MIXERS`.
+"""
+
+from __future__ import annotations
+
+import abc
+import operator
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+from flax import nnx
+
+from famjax.config.derived import sizes
+from famjax.config.resolved import ResolvedModelConfig
+from famjax.config.schema import Config, ModelConfig
+from famjax.core.types import Array, Context, State, param_dtype
+from famjax.layers.mlp import FeedForward
+from famjax.layers.qkv import QKV
+
+# the forms of `famjax export`
+FORMATS = frozenset(("hf", "peft", "orbax", "stablehlo"))
+
+
+class Mixer(nnx.Module):
+    """Mixes tokens: the attention of a layer, with the state that it carries.
+
+    A function of a segment and a carried state:
+
+    - the state has constant shapes, whatever was read;
+    - calls on consecutive segments equal one call on all of them;
+    - `step` equals `__call__` on one token, at any position in a block;
+    - the state after padding, and before a reset, has no effect on what follows.
+
+    `tests/contracts` holds every mixer to it, through `tests/contracts/harness.py`.
+
+    Attributes:
+      qkv: the projections, the same in every mixer, so that one can replace another.
+      block_len: a call takes a multiple of this many tokens.
+      receptive_field: earlier blocks that a block depends on; None is all.
+    """
+
+    qkv: QKV
+    block_len: int
+    receptive_field: int | None
+
+    @abc.abstractmethod
+    def init_state(self, batch: int, prompt: Array | None = None) -> State:
+        """Return the state of streams that have read nothing.
+
+        Args:
+          prompt: [f d], or [b f d] if each row has its own, the FAM prompt at this layer's input
+            (TransformerFAM B.1); None if no layer of the model has a memory.
+        """
+
+    @abc.abstractmethod
+    def state_axes(self) -> State:
+        """Return the logical axes of the state's arrays (`famjax.parallel.sharding`)."""
+
+    @abc.abstractmethod
+    def __call__(self, x: Array, state: Any, ctx: Context, mlp: FeedForward) -> tuple[Array, State]:
+        """Process whole blocks, from their start: [b t d] -> [b t d], and the state after them.
+
+        Args:
+          mlp: the layer's feed-forward, for a mixer that applies it to its memory.
+        """
+
+    @abc.abstractmethod
+    def step(self, x: Array, state: Any, ctx: Context, mlp: FeedForward) -> tuple[Array, State]:
+        """Process one token per lane: [b 1 d] -> [b 1 d], and the state after it."""
+
+    def check_capacity(self, state: Any, tokens: int) -> None:
+        """Raise a `UserError` if so many tokens do not fit the state, outside of jit."""
+
+    # the memory that outlives the window; most mixers have none
+
+    def encode_memory_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
+        """Return the attention output of the FAM prompt's tokens (B.1): [f d] -> [f d]."""
+        return self.qkv.encode_memory_prompt(prompt, offset)
+
+    def memory(self, state: Any) -> Array | None:
+        """Return the memory [b f d] in a state; None if there is none."""
+        return None
+
+    def passable_state(self, state: Any) -> State:
+        """Return the part of a state that `pass_state` uses."""
+        return ()
+
+    def pass_state(self, fresh: Any, saved: Any) -> State:
+        """Return the state of a new document that inherits a memory (random state passing, B.2.3).
+
+        Args:
+          saved: a state, or its `passable_state`.
+        """
+        return fresh
+
+    def attention_mass(self, x: Array, state: Any, ctx: Context, mlp: FeedForward) -> Array:
+        """Return the mean share of attention weights on the memory: a scalar."""
+        return jnp.zeros(())
+
+    # measurements, and training of feature maps
+
+    def attention_map(self, x: Array) -> Array | None:
+        """Return the attention weights of documents in one call, [b t d] -> [b h t t].
+
+        None if the mixer attends to more than tokens.
+        """
+        return None
+
+    def match(self, x: Array, state: Any, ctx: Context, mlp: FeedForward) -> tuple[Array, Array]:
+        """Return the output with softmax attention [b t d], and feature maps' errors [b].
+
+        A mixer without feature maps is unchanged, and its errors are 0.
+        """
+        return self(x, state, ctx, mlp)[0], jnp.zeros(len(x), param_dtype())
+
+    def match_memory_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
+        """Return `encode_memory_prompt` with softmax attention."""
+        return self.encode_memory_prompt(prompt, offset)
+
+    def fold_feature_map(self) -> None:
+        """Fold a feature map into the projections, in place (T2R, Equation 8)."""
+
+
+class MixerSpec(abc.ABC):
+    """The facts about a mixer that the rest of the program asks for, before one is made.
+
+    Costs are of one layer. They may be asked for before a config is checked: its sizes may be
+    inconsistent, or 0.
+
+    Attributes:
+      title: as in "does not support linear attention".
+      keys: config keys (`fnmatch` patterns) that have an effect only with such mixers.
+      switches: the same, of which 0, false, none and "" are always accepted.
+      is_blockwise: it attends block by block, so that blocks can be sharded and recomputed singly.
+      is_bounded: a document is at most `model.capacity` tokens long: the state is a cache of them.
+      is_local: it attends to a token window (`window`), with the RoPE base of local layers.
+      has_memory: it has the FAM prompt and `Mixer.memory`.
+      has_feature_map: it has a feature map that `train.match` and `train.only` train.
+      has_attention_weights: it computes weights that dropout and caps can apply to.
+      has_attention_map: `Mixer.attention_map` is not None.
+      formats: of `famjax export`.
+      layer_type: its name in Hugging Face's `layer_types`; "" if there is none.
+      convert_name: its name for `famjax convert --to`; "" is the registered one.
+    """
+
+    title: ClassVar[str]
+    keys: ClassVar[tuple[str, ...]] = ()
+    switches: ClassVar[tuple[str, ...]] = ()
+    is_blockwise: ClassVar[bool] = True
+    is_bounded: ClassVar[bool] = False
+    is_local: ClassVar[bool] = False
+    has_memory: ClassVar[bool] = False
+    has_feature_map: ClassVar[bool] = False
+    has_attention_weights: ClassVar[bool] = True
+    has_attention_map: ClassVar[bool] = True
+    formats: ClassVar[frozenset[str]] = FORMATS
+    layer_type: ClassVar[str] = ""
+    convert_name: ClassVar[str] = ""
+
+    @abc.abstractmethod
+    def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
+        """Return a new mixer."""
+
+    def initial_param(self, model: ResolvedModelConfig, name: str, rngs: nnx.Rngs) -> Array:
+        """Return the initial value of a parameter that is not of `QKV`, such as "map.kernel"."""
+        return operator.attrgetter(name)(self.make(model, rngs))[...]
+
+    def check(self, config: Config) -> Iterator[str]:
+        """Yield an error line for each setting that this mixer cannot work with."""
+        yield from ()
+
+    @abc.abstractmethod
+    def keys_seen(self, model: ModelConfig) -> float:
+        """Return the keys that a token attends to, on average over a long document.
+
+        The causal part, of a block or of a cache, counts half of its length.
+        """
+
+    @abc.abstractmethod
+    def keys_computed(self, model: ModelConfig) -> float:
+        """Return the keys that a token is multiplied with, masked or not."""
+
+    def flops(self, model: ModelConfig, computed: bool = False) -> float:
+        """Return the model FLOPs of the forward pass of one token, feed-forward included.
+
+        Args:
+          computed: count all query-key pairs, not only unmasked ones.
+        """
+        keys = self.keys_computed(model) if computed else self.keys_seen(model)
+        return 2 * layer_weights(model) + attention_flops(model, keys)
+
+    def matching_flops(self, model: ModelConfig, length: int) -> float:
+        """Return those of a token of a row of `length` while feature maps are trained."""
+        return self.flops(model)
+
+    def remote_keys(self, model: ModelConfig, tokens: float) -> float:
+        """Return the keys of a row that come from other devices, which hold `tokens` of it."""
+        return 0
+
+    def recurrent_share(self, model: ModelConfig) -> float:
+        """Return the fraction of a block's tokens that are processed sequentially."""
+        return 0.0
+
+    def parameters(self, model: ModelConfig) -> int:
+        """Return the number of parameters besides those of `QKV`."""
+        return 0
+
+    @abc.abstractmethod
+    def state_bytes(self, model: ModelConfig) -> int:
+        """Return a lower bound on the bytes of the state of one document."""
+
+    @abc.abstractmethod
+    def scores(self, config: Config) -> int:
+        """Return a lower bound on the attention weights of a head that training holds at once."""
+
+    def window(self, model: ModelConfig) -> int:
+        """Return the window of a local mixer, in tokens."""
+        return 0
+
+    def unrotated(self, model: ModelConfig) -> str:
+        """Return the setting by which queries and keys have no rotary positions, or ""."""
+        return ""
+
+    def describe(self, model: ModelConfig) -> list[str]:
+        """Return phrases on the sizes of its memory, for the card of an exported model."""
+        return []
+
+
+def layer_weights(model: ModelConfig) -> int:
+    """Return the weights of a layer's products: q and output, k and v, feed-forward."""
+    d, h, g, e, hidden = sizes(model)
+    gated = 3 if model.mlp in ("swiglu", "geglu") else 2
+    return d * (2 * h * e + 2 * g * e + gated * hidden)
+
+
+def attention_flops(model: ModelConfig, keys: float) -> float:
+    """Return those of scores and weighted sum of values, for a query that attends to `keys`."""
+    return 2 * 2 * model.heads * sizes(model).e * keys
+
+
+def kv_bytes(model: ModelConfig) -> int:
+    """Return the bytes of the key and the value of one token, all heads."""
+    _, _, g, e, _ = sizes(model)
+    return 2 * g * e * (2 if model.dtype == "bfloat16" else 4)

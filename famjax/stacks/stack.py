@@ -1,0 +1,109 @@
+"""What a stack is: layers and how their states are carried, between the embedding and the head."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+
+from famjax.core.errors import UserError
+from famjax.core.types import Array, Context, State
+
+
+class Stack(nnx.Module):
+    """Layers on a residual stream: a function of a segment and a carried state.
+
+    The contract is that of `famjax.mixers.mixer.Mixer`: constant shapes, consecutive calls equal
+    one call, `step` equals `__call__` on one token.
+
+    Attributes:
+      block_len: a call takes a multiple of this many tokens.
+      capacity: maximum number of tokens of a document; None is unbounded.
+      receptive_field: tokens before a block that its outputs depend on; None is all.
+      call_len: tokens of a call that are efficient: padding tokens cost as much as others.
+    """
+
+    block_len: int
+    capacity: int | None
+    receptive_field: int | None
+    call_len: int = 1024
+
+    @abc.abstractmethod
+    def init_state(self, batch: int, offset: Array | None = None) -> State:
+        """Return the state of streams that have read nothing.
+
+        Args:
+          offset: [b], as in `Context`.
+        """
+
+    @abc.abstractmethod
+    def state_axes(self) -> State:
+        """Return the logical axes of the state's arrays (`famjax.parallel.sharding`)."""
+
+    @abc.abstractmethod
+    def __call__(self, x: Array, state: Any, ctx: Context) -> tuple[Array, State]:
+        """Process whole blocks, from their start: [b t d] -> [b t d], and the state after them."""
+
+    @abc.abstractmethod
+    def step(self, x: Array, state: Any, ctx: Context) -> tuple[Array, State]:
+        """Process one token per lane: [b 1 d] -> [b 1 d], and the state after it."""
+
+    # memories; a stack without FAMs has none
+
+    def memories(self, state: Any) -> list[Array]:
+        """Return the memories in a state, [r b f d] for each layer of the pattern that has one."""
+        return []
+
+    def passable_state(self, state: Any) -> State:
+        """Return the part of a state that `pass_state` uses."""
+        return ()
+
+    def pass_state(self, fresh: Any, saved: Any) -> State:
+        """Return `fresh` with the memories of `saved`, a state or its `passable_state` (B.2.3)."""
+        return fresh
+
+    # training
+
+    def loss(self) -> Array:
+        """Return an auxiliary loss of the parameters."""
+        return jnp.zeros(())
+
+    def report(self, x: Array, state: Any, ctx: Context) -> dict[str, Array]:
+        """Return metrics of the memory in a call, by name."""
+        return {}
+
+    def match(self, x: Array, ctx: Context) -> tuple[Array, Array]:
+        """Process documents with softmax attention where feature maps are trained to match it.
+
+        Returns:
+          [b t d]; the errors [l b] of the layers with feature maps.
+        """
+        raise UserError("train.match: this stack has no feature maps; set train.match=false")
+
+    # layouts and sizes that the caller chooses
+
+    def unstack(self, state: Any) -> State:
+        """Return the state in the layout for a loop of `step` within one program."""
+        return state
+
+    def restack(self, state: Any) -> State:
+        """Return the inverse of `unstack`."""
+        return state
+
+    @property
+    def is_approximate(self) -> bool:
+        """Return whether calls are approximate, as `step` is not."""
+        return False
+
+    def attention_span(self, margin: float = 0.0) -> tuple[int, ...]:
+        """Return how many entries the layers of each set must attend to; () is all.
+
+        Args:
+          margin: tokens by which learned spans may grow until the next call.
+        """
+        return ()
+
+    def set_attention_span(self, entries: tuple[int, ...]) -> None:
+        """Attend only to the newest entries, so many for each set; () is all."""

@@ -1,0 +1,94 @@
+"""A checkpoint's files, and their manifest: size and sha256 of every other file in the folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from famjax.core.errors import UserError
+from famjax.core.json_files import parse_json, regular_file_size
+from famjax.core.names import is_inside
+
+MANIFEST, TREE, EXTRA = "manifest.json", "tree.json", "extra.json"
+RESTORE_HINT = "restore the folder from a copy or start a new run"
+
+
+def _list_files(folder: Path) -> Iterator[str]:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            yield path.relative_to(folder).as_posix()
+
+
+def write_manifest(folder: Path) -> None:
+    """Write the manifest, and fsync every file and folder before the rename."""
+    files = {name: file_info(folder / name, sync=True) for name in _list_files(folder)}
+    (folder / MANIFEST).write_text(json.dumps({"files": files}, indent=1))
+    fsync(folder / MANIFEST)
+    for path in [*folder.rglob("*"), folder]:
+        if path.is_dir():
+            fsync(path)
+
+
+def file_info(path: Path, sync: bool = False) -> dict[str, Any]:
+    regular_file_size(path)
+    with path.open("rb") as file:
+        if sync:
+            os.fsync(file.fileno())
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"size": file.tell(), "sha256": digest}
+
+
+def fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def load_json(path: Path) -> Any:
+    regular_file_size(path)
+    return parse_json(path.read_text(encoding="utf-8"))
+
+
+def find_damage(folder: Path, keys: list[str]) -> str | None:
+    """The first problem in the files that these top-level keys need; None if there is none."""
+    try:
+        files = dict(load_json(folder / MANIFEST)["files"])
+    except FileNotFoundError:
+        return f"{MANIFEST} is missing"
+    except (OSError, ValueError, KeyError, TypeError, UserError):
+        return f"{MANIFEST} cannot be read"
+    for name in (TREE, EXTRA):
+        if name not in files:
+            return f"{MANIFEST} does not list {name}"
+    for key in keys:
+        if (folder / key).is_dir() and not any(str(name).startswith(f"{key}/") for name in files):
+            return f"{MANIFEST} lists nothing of {key}"
+    for name, info in files.items():
+        if not is_inside(name):
+            return f"{MANIFEST} names {name!r}, which is not in its folder"
+        if name.split("/")[0] in (TREE, EXTRA, *keys):
+            wrong = _compare_file(folder / name, info)
+            if wrong:
+                return f"{name} {wrong}"
+    return None
+
+
+def _compare_file(path: Path, info: dict[str, Any]) -> str | None:
+    try:
+        size = path.stat().st_size
+        if not isinstance(info, dict) or size != info.get("size"):
+            listed = info.get("size") if isinstance(info, dict) else info
+            return f"has {size} bytes instead of {listed}"
+        return None if file_info(path) == info else "has other contents than were written"
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    except UserError:
+        return "is no regular file"

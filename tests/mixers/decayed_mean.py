@@ -1,0 +1,113 @@
+"""A mixer as a user would write one: each token sees a decayed mean of its document's values.
+
+    s_t = a s_{t-1} + v_t          z_t = a z_{t-1} + 1          out_t = s_t / z_t
+
+a = sigmoid(decay), one number a head, is learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from famjax.config.derived import sizes
+from famjax.config.schema import Config, ModelConfig
+from famjax.core.types import Array, Context, param_dtype
+from famjax.layers.mlp import FeedForward
+from famjax.layers.qkv import QKV
+from famjax.mixers.mixer import Mixer, MixerSpec, layer_weights
+from famjax.parallel.sharding import register_parameter_axes
+
+register_parameter_axes((r"mixer/decay$", ("kv_heads",)))
+
+
+class MeanState(NamedTuple):
+    """s [b g e] and z [b g], float32."""
+
+    s: Array
+    z: Array
+
+
+class DecayedMean(Mixer):
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        self.qkv = QKV(config, rngs=rngs)
+        self.decay = nnx.Param(jnp.full(self.qkv.kv_heads, 2.0))
+        self.block_len = 1
+        self.receptive_field = None
+
+    def init_state(self, batch: int, prompt: Array | None = None) -> MeanState:
+        g, e = self.qkv.kv_heads, self.qkv.head_dim
+        return MeanState(jnp.zeros((batch, g, e), param_dtype()), jnp.zeros((batch, g)))
+
+    def state_axes(self) -> MeanState:
+        s: Any = ("batch", "kv_heads", None)
+        z: Any = ("batch", "kv_heads")
+        return MeanState(s, z)
+
+    def __call__(
+        self, x: Array, state: MeanState, ctx: Context, mlp: FeedForward
+    ) -> tuple[Array, MeanState]:
+        b, t, _ = x.shape
+        q, _, v = self.qkv.project(x)
+        decay = jax.nn.sigmoid(self.decay[...])
+        reset = jnp.zeros((b, t), bool) if ctx.reset is None else ctx.reset
+        valid = jnp.ones((b, t), bool) if ctx.valid is None else ctx.valid
+
+        def token(state: MeanState, xs: tuple[Array, Array, Array]) -> tuple[MeanState, Array]:
+            v, reset, valid = xs
+            old = jax.tree.map(lambda a: jnp.where(_wide(reset & valid, a), 0, a), state)
+            new = MeanState(decay[:, None] * old.s + v, decay * old.z + 1)
+            new = jax.tree.map(lambda a, b: jnp.where(_wide(valid, a), a, b), new, state)
+            return new, new.s / jnp.maximum(new.z, 1)[..., None]
+
+        xs = (jnp.moveaxis(v.astype(state.s.dtype), 1, 0), reset.T, valid.T)
+        state, y = jax.lax.scan(token, state, xs)
+        y = jnp.repeat(jnp.moveaxis(y, 0, 1), q.shape[2] // v.shape[2], 2)
+        return self.qkv.output_projection(y.astype(q.dtype), x, ctx.key), state
+
+    step = __call__
+
+
+def _wide(rows: Array, like: Array) -> Array:
+    return rows.reshape(-1, *(1,) * (like.ndim - 1))
+
+
+class DecayedMeanSpec(MixerSpec):
+    title = "a decayed mean"
+    is_blockwise = False
+    has_attention_weights = False
+    has_attention_map = False
+    formats = frozenset(("orbax", "stablehlo"))
+
+    def make(self, config: ModelConfig, rngs: nnx.Rngs) -> DecayedMean:
+        return DecayedMean(config, rngs=rngs)
+
+    def check(self, config: Config) -> Iterator[str]:
+        if config.model.arch.qk_norm:
+            yield "model.arch.qk_norm=true: a decayed mean has no scores; set it to false"
+
+    def keys_seen(self, model: ModelConfig) -> float:
+        return 0
+
+    def keys_computed(self, model: ModelConfig) -> float:
+        return 0
+
+    def flops(self, model: ModelConfig, computed: bool = False) -> float:
+        return 2 * layer_weights(model)
+
+    def parameters(self, model: ModelConfig) -> int:
+        return sizes(model).g
+
+    def state_bytes(self, model: ModelConfig) -> int:
+        _, _, g, e, _ = sizes(model)
+        return g * (e + 1) * 4
+
+    def scores(self, config: Config) -> int:
+        return 0
+
+    def unrotated(self, model: ModelConfig) -> str:
+        return "model.mixer=decayed_mean"
