@@ -90,6 +90,7 @@ def make_program(
     config: Config, token_bytes: np.ndarray, attention_span: tuple[int, ...] = ()
 ) -> TrainProgram:
     """Return `famjax.train.program.make_program`'s, from an earlier run if there was one."""
+    config = resolve(config, None, 1)
     data = replace(
         DataConfig(),
         layout=config.data.layout,
@@ -101,7 +102,6 @@ def make_program(
     if config.optimizer.schedule == "constant":
         train = replace(train, steps=1)
     _token_bytes.append(token_bytes)
-    config = resolve(config, None, 1)
     return _program(replace(config, name="-", data=data, train=train, profile=ProfileConfig()))
 
 

@@ -58,7 +58,7 @@ def weight_fields(kind: str) -> tuple[str, ...]:
     return ("map",) if kind == "rfa" else ()
 
 
-def num_vectors(config: ResolvedModelConfig) -> int:
+def num_vectors(config: ModelConfig) -> int:
     """Return the number of vectors that phi multiplies x with."""
     kind, k = config.linear.map, config.linear.features
     return {"elu": 0, "rfa": k // 2}.get(kind, k)

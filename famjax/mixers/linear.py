@@ -186,9 +186,9 @@ class LinearSpec(MixerSpec):
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> LinearAttention:
         return LinearAttention(config, rngs=rngs)
 
-    def initial_param(self, model: ModelConfig, name: str, rngs: nnx.Rngs) -> Array:
+    def initial_param(self, model: ResolvedModelConfig, name: str, rngs: nnx.Rngs) -> Array:
         # without the projections, which would take numbers from the same stream
-        return getattr(FeatureMap(resolve_model(model), rngs=rngs), name.removeprefix("map."))[...]
+        return getattr(FeatureMap(model, rngs=rngs), name.removeprefix("map."))[...]
 
     def check(self, config: Config) -> Iterator[str]:
         c = config.model.linear

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.config.resolved import ResolvedModelConfig, resolve_model, sizes
+from famjax.config.resolved import ResolvedModelConfig, sizes
 from famjax.config.schema import Config, ModelConfig
 from famjax.core.types import Array, Context, State, param_dtype
 from famjax.layers.mlp import FeedForward
@@ -163,9 +163,9 @@ class MixerSpec(abc.ABC):
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
         """Return a new mixer."""
 
-    def initial_param(self, model: ModelConfig, name: str, rngs: nnx.Rngs) -> Array:
+    def initial_param(self, model: ResolvedModelConfig, name: str, rngs: nnx.Rngs) -> Array:
         """Return the initial value of a parameter that is not of `QKV`, such as "map.kernel"."""
-        return operator.attrgetter(name)(self.make(resolve_model(model), rngs))[...]
+        return operator.attrgetter(name)(self.make(model, rngs))[...]
 
     def check(self, config: Config) -> Iterator[str]:
         """Yield an error line for each setting that this mixer cannot work with."""

@@ -151,7 +151,7 @@ def init_mixer_param(name: str, model: ModelConfig, layer: int) -> Array:
     It depends only on the layer's index, not on which other layers change.
     """
     spec = MIXERS[layer_mixers(model)[layer]]
-    return spec.initial_param(model, name.removeprefix(_MIXER), nnx.Rngs(layer))
+    return spec.initial_param(resolve_model(model), name.removeprefix(_MIXER), nnx.Rngs(layer))
 
 
 def merge_adapters(params: Any, model: ModelConfig) -> tuple[Any, ModelConfig]:
