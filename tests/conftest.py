@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
+import jaxtyping
 import pytest
 
 # Most of the time goes into compilation: a third of it to optimize code that runs for milliseconds,
@@ -55,6 +56,20 @@ os.environ.pop("COLUMNS", None)
 # PyTorch for CUDA brings triton, which ends the process if it is loaded behind TensorFlow
 with contextlib.suppress(ImportError):
     importlib.import_module("triton")
+
+# the shapes in annotations of these are checked at every call
+_CHECKED = (
+    "attention",
+    "einsum_tape",
+    "linear_attention",
+    "lookup",
+    "losses",
+    "positions",
+    "relative",
+    "rotary",
+    "weight_einsum",
+)
+jaxtyping.install_import_hook([f"famjax.ops.{name}" for name in _CHECKED], "beartype.beartype")
 
 hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
