@@ -57,7 +57,7 @@ os.environ.pop("COLUMNS", None)
 with contextlib.suppress(ImportError):
     importlib.import_module("triton")
 
-# the shapes in annotations of these are checked at every call
+# with `--shapes` the annotated shapes of these are checked at every call
 _CHECKED = (
     "attention",
     "einsum_tape",
@@ -69,7 +69,8 @@ _CHECKED = (
     "rotary",
     "weight_einsum",
 )
-jaxtyping.install_import_hook([f"famjax.ops.{name}" for name in _CHECKED], "beartype.beartype")
+if "--shapes" in sys.argv:
+    jaxtyping.install_import_hook([f"famjax.ops.{name}" for name in _CHECKED], "beartype.beartype")
 
 hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
@@ -92,6 +93,7 @@ def _forget_programs() -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
+    parser.addoption("--shapes", action="store_true", help="check the shapes of famjax/ops")
 
 
 def pytest_configure(config: pytest.Config) -> None:
