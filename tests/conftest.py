@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
+import jaxtyping
 import pytest
 
 # Most of the time goes into compilation: a third of it to optimize code that runs for milliseconds,
@@ -56,6 +57,21 @@ os.environ.pop("COLUMNS", None)
 with contextlib.suppress(ImportError):
     importlib.import_module("triton")
 
+# with `--shapes` the annotated shapes of these are checked at every call
+_CHECKED = (
+    "attention",
+    "einsum_tape",
+    "linear_attention",
+    "lookup",
+    "losses",
+    "positions",
+    "relative",
+    "rotary",
+    "weight_einsum",
+)
+if "--shapes" in sys.argv:
+    jaxtyping.install_import_hook([f"famjax.ops.{name}" for name in _CHECKED], "beartype.beartype")
+
 hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
@@ -77,6 +93,7 @@ def _forget_programs() -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
+    parser.addoption("--shapes", action="store_true", help="check the shapes of famjax/ops")
 
 
 def pytest_configure(config: pytest.Config) -> None:

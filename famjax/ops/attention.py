@@ -7,19 +7,24 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Bool, Float
 
 from famjax.core.remat import tag_product
 from famjax.core.types import Array
 
 
-def soft_cap(x: Array, cap: float) -> Array:
+def soft_cap(x: Float[Array, "*l"], cap: float) -> Float[Array, "*l"]:
     """Return cap * tanh(x / cap), within -cap to cap; x itself if cap is 0."""
     return cap * jnp.tanh(x / cap) if cap else x
 
 
 def attention_weights(
-    q: Array, k: Array, mask: Array | None, cap: float = 0.0, bias: Array | None = None
-) -> Array:
+    q: Float[Array, "*#l t h e"],
+    k: Float[Array, "*#l s g e"],
+    mask: Bool[Array, "*#l #t #s"] | None,
+    cap: float = 0.0,
+    bias: Float[Array, "*#l #g #r #t s"] | None = None,
+) -> Float[Array, "... g h//g t s"]:
     """Return softmax(q k / sqrt(e)) over the unmasked keys.
 
     Args:
@@ -50,13 +55,13 @@ def _scores(q: Array, k: Array) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def attend(
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array | None = None,
+    q: Float[Array, "*#l t h e"],
+    k: Float[Array, "*#l s g e"],
+    v: Float[Array, "*#l s g e"],
+    mask: Bool[Array, "*#l #t #s"] | None = None,
     cap: float = 0.0,
-    bias: Array | None = None,
-) -> Array:
+    bias: Float[Array, "*#l #g #r #t s"] | None = None,
+) -> Float[Array, "... t h e"]:
     """Return SelfAttention(q, k, v): [... t h e]. Arguments as in `attention_weights`.
 
     A custom VJP whose residuals are the weights, in v's dtype, and the output. The softmax's
@@ -122,23 +127,29 @@ attend.defvjp(_attend_forward, _attend_backward)
 
 
 def attend_dropping(
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array | None,
+    q: Float[Array, "*#l t h e"],
+    k: Float[Array, "*#l s g e"],
+    v: Float[Array, "*#l s g e"],
+    mask: Bool[Array, "*#l #t #s"] | None,
     cap: float,
-    bias: Array | None,
+    bias: Float[Array, "*#l #g #r #t s"] | None,
     drop: Callable[[Array], Array],
-) -> Array:
+) -> Float[Array, "... t h e"]:
     """As `attend`, with dropout of the weights."""
     weights = tag_product(drop(attention_weights(q, k, mask, cap, bias)).astype(v.dtype))
     return jnp.einsum("...grts,...sge->...tgre", weights, v).reshape(q.shape)
 
 
-KVFrames = tuple[Array, Array, Array, Array]
+# q, k, v, mask; s frames of c keys, which are not equal for all arguments of `attend_frames`
+KVFrames = tuple[
+    Float[Array, "b _s h e"],
+    Float[Array, "b _s _c g e"],
+    Float[Array, "b _s _c g e"],
+    Bool[Array, "b _s _c"],
+]
 
 
-def attend_frames(*frames: KVFrames, cap: float = 0.0) -> Array:
+def attend_frames(*frames: KVFrames, cap: float = 0.0) -> Float[Array, "b h e"]:
     """Attend with one query to keys in several position frames.
 
     `attend` for one token, where keys are rotated by their offset in their frame: rotating the

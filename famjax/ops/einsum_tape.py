@@ -33,6 +33,7 @@ from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float
 
 from famjax.core.types import Array
 from famjax.ops.weight_einsum import TAPE, Tape
@@ -41,7 +42,9 @@ AnyTape = TypeVar("AnyTape", bound=Tape)
 Params = TypeVar("Params")  # a pytree of kernels
 
 
-def history_einsum(equation: str, x: Array, entries: Array) -> Array:
+def history_einsum(
+    equation: str, x: Float[Array, "..."], entries: Float[Array, "..."]
+) -> Float[Array, "..."]:
     """Return einsum(equation, x, entries) of one token and the history before its block.
 
     In float32 or wider.
@@ -50,7 +53,9 @@ def history_einsum(equation: str, x: Array, entries: Array) -> Array:
     return einsum(equation, x, entries) if tape is None else tape(equation, x, entries)
 
 
-def einsum(equation: str, x: Array, kernel: Array) -> Array:
+def einsum(
+    equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."]
+) -> Float[Array, "..."]:
     """Return the einsum: with the history in float32 or wider, with a kernel in x's dtype."""
     acc_dtype = jnp.promote_types(x.dtype, jnp.float32)
     out_dtype = x.dtype if equation.startswith("...") else acc_dtype

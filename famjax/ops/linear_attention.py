@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float, Int
 
 from famjax.core.remat import tag_product
 from famjax.core.types import Array, Axes
@@ -36,13 +37,17 @@ EPS = 1e-2
 class Sums(NamedTuple):
     """S: [b g k e] and z: [b g k] of a document's keys and values, float32 or wider."""
 
-    s: Array
-    z: Array
+    s: Float[Array, "b g k e"]
+    z: Float[Array, "b g k"]
 
 
 def recurrent_attention(
-    q: Array, k: Array, v: Array, sums: Sums, start: Array
-) -> tuple[Array, Sums]:
+    q: Float[Array, "b 1 g r k"],
+    k: Float[Array, "b 1 g k"],
+    v: Float[Array, "b 1 g e"],
+    sums: Sums,
+    start: Int[Array, "b 1"],
+) -> tuple[Float[Array, "b 1 g r e"], Sums]:
     """Process one token per lane in O(k e), as `chunkwise_attention` with t = 1."""
     acc_dtype = sums.s.dtype
     sums = Sums(*(jnp.where(_expand_lanes(start[:, 0] < 0, a), a, 0) for a in sums))
@@ -54,8 +59,13 @@ def recurrent_attention(
 
 
 def chunkwise_attention(
-    q: Array, k: Array, v: Array, sums: Sums, start: Array, chunk: int
-) -> tuple[Array, Sums]:
+    q: Float[Array, "b t g r k"],
+    k: Float[Array, "b t g k"],
+    v: Float[Array, "b t g e"],
+    sums: Sums,
+    start: Int[Array, "b t"],
+    chunk: int,
+) -> tuple[Float[Array, "b t g r e"], Sums]:
     """Process t tokens: quadratic within a chunk, S and z carried between chunks.
 
     Args:
@@ -101,7 +111,9 @@ def _chunkwise(
     return out.transpose(1, 0, 4, 2, 3, 5).reshape(b, -1, g, r, v.shape[-1])[:, :t], sums
 
 
-def attend_all(q: Array, k: Array, v: Array) -> Array:
+def attend_all(
+    q: Float[Array, "*l t g r k"], k: Float[Array, "*l s g k"], v: Float[Array, "*l s g e"]
+) -> Float[Array, "*l t g r e"]:
     """Non-causal attention: [... t g r k], [... s g k], [... s g e] -> [... t g r e]."""
     q, k, v_acc = (a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in (q, k, v))
     s = jnp.einsum("...sgk,...sge->...gke", k, v_acc)
@@ -109,7 +121,9 @@ def attend_all(q: Array, k: Array, v: Array) -> Array:
     return _normalize(num, jnp.einsum("...tgrk,...gk->...tgr", q, k.sum(-3))).astype(v.dtype)
 
 
-def causal_weights(q: Array, k: Array) -> Array:
+def causal_weights(
+    q: Float[Array, "b t g r k"], k: Float[Array, "b t g k"]
+) -> Float[Array, "b g r t t"]:
     """Return a document's attention weights: [b t g r k], [b t g k] -> [b g r t t].
 
     Quadratic; for analysis.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float, Integer
 
 from famjax.core.types import Array
 
@@ -12,7 +13,7 @@ _SMALL_VOCABULARY = 4096
 
 
 @jax.custom_vjp
-def look_up(table: Array, tokens: Array) -> Array:
+def look_up(table: Float[Array, "v d"], tokens: Integer[Array, "*l"]) -> Float[Array, "*l d"]:
     """Return the rows of `table` [v d] at `tokens` [...]: [... d]."""
     return jnp.take(table, tokens, axis=0)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Bool, Float, Integer, Shaped
 
 from famjax.core.types import Array
 from famjax.parallel.sharding import (
@@ -22,7 +23,7 @@ LOGITS_BYTES = 64 * 2**20
 ACCELERATOR_LOGITS_BYTES = 512 * 2**20
 
 
-def select_logit(logits: Array, index: Array) -> Array:
+def select_logit(logits: Float[Array, "*l v"], index: Integer[Array, "*l"]) -> Float[Array, "*l"]:
     """Return logits[index]: [... v], [...] -> [...]; 0 where the index is out of bounds.
 
     A masked sum instead of a gather, so that the gradient has no scatter.
@@ -30,7 +31,9 @@ def select_logit(logits: Array, index: Array) -> Array:
     return jnp.where(jnp.arange(logits.shape[-1]) == index[..., None], logits, 0).sum(-1)
 
 
-def token_losses(logits: Array, targets: Array) -> tuple[Array, Array]:
+def token_losses(
+    logits: Float[Array, "*l v"], targets: Integer[Array, "*l"]
+) -> tuple[Float[Array, "*l"], Bool[Array, "*l"]]:
     """Return -log softmax(logits)[target] in nats, and whether no logit exceeds the target's.
 
     Args:
@@ -45,8 +48,11 @@ def token_losses(logits: Array, targets: Array) -> tuple[Array, Array]:
 
 
 def chunked_cross_entropy(
-    score: Callable[[Array, Array], tuple[Array, Array]], x: Array, targets: Array, v: int
-) -> tuple[Array, Array]:
+    score: Callable[[Array, Array], tuple[Array, Array]],
+    x: Float[Array, "b t d"],
+    targets: Integer[Array, "b t"],
+    v: int,
+) -> tuple[Shaped[Array, "b t"], Shaped[Array, "b t"]]:
     """Return score(x, targets), in chunks of tokens with [b t v] logits of limited size.
 
     The logits of all tokens are never in memory together; the backward pass rematerializes each

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Int
 
 from famjax.core.types import Array, Context
 
 
-def document_positions(before: Array, ctx: Context, tokens: int) -> tuple[Array, Array, Array]:
+def document_positions(
+    before: Int[Array, "b"], ctx: Context, tokens: int
+) -> tuple[Int[Array, "b {tokens}"], Int[Array, "b {tokens}"], Int[Array, "b"]]:
     """Return where the documents of a call start, and each token's position in its document.
 
     Args:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Bool, Float, Integer
 
 from famjax.core.types import Array
 from famjax.ops.attention import attend, attend_dropping, soft_cap
@@ -21,7 +22,9 @@ MASK_VALUE = -1e30
 DropoutFn = Callable[[Array], Array]
 
 
-def scatter_bias(reversed_bias: Array, index: Array, entries: int) -> Array:
+def scatter_bias(
+    reversed_bias: Float[Array, "*l span"], index: Integer[Array, ""], entries: int
+) -> Float[Array, "*l {entries}"]:
     """Align a reversed bias with the entries of one token: [... span] -> [... entries].
 
     Entries at distances below 1 or above span get 0.
@@ -30,7 +33,9 @@ def scatter_bias(reversed_bias: Array, index: Array, entries: int) -> Array:
     return jax.lax.dynamic_update_slice_in_dim(empty, reversed_bias, index, empty.ndim - 1)
 
 
-def relative_shift(reversed_bias: Array, entries: int) -> Array:
+def relative_shift(
+    reversed_bias: Float[Array, "*l t span"], entries: int
+) -> Float[Array, "*l t span+t"]:
     """Align reversed biases with entries, token i at index i: [... t span] -> [... t entries].
 
     The relative shift of Transformer-XL (Dai et al., 2019, Appendix B).
@@ -44,13 +49,15 @@ def relative_shift(reversed_bias: Array, entries: int) -> Array:
     return rows.reshape(*lead, t * row)[..., : t * entries].reshape(*lead, t, entries)
 
 
-def span_mask(index: Array, span: int, entries: int) -> Array:
+def span_mask(index: Integer[Array, "*l"], span: int, entries: int) -> Bool[Array, "*l {entries}"]:
     """Return which entries are within the span of a token at `index` [...]: [... entries]."""
     n = jnp.arange(entries) - index[..., None]
     return (n >= 0) & (n < span)
 
 
-def unmask_empty_rows(mask: Array) -> tuple[Array, Array]:
+def unmask_empty_rows(
+    mask: Bool[Array, "*l s"],
+) -> tuple[Bool[Array, "*l s"], Bool[Array, "*l"]]:
     """Return the mask [... s] without all-False rows, and which rows had a True: [...].
 
     For rows without visible entries (a stream's first token) the caller must set the result to 0.
@@ -59,7 +66,7 @@ def unmask_empty_rows(mask: Array) -> tuple[Array, Array]:
     return mask | ~any_visible[..., None], any_visible
 
 
-def log_span_mask(span: Array, tokens: int, ramp: int) -> Array:
+def log_span_mask(span: Float[Array, "h"], tokens: int, ramp: int) -> Float[Array, "h {tokens}"]:
     """Return the log of adaptive span's mask by distance, farthest first: [h] -> [h tokens].
 
     The mask (Sukhbaatar et al., 2019, Equation 4) multiplies the softmax weights, which are then
@@ -75,14 +82,14 @@ def log_span_mask(span: Array, tokens: int, ramp: int) -> Array:
 
 
 def attend_window(
-    q: Array,
-    past: tuple[Array, Array],
-    current: tuple[Array, Array],
-    bias: Array,
-    mask: Array,
+    q: Float[Array, "b h e"],
+    past: tuple[Float[Array, "b g span e"], Float[Array, "b g span e"]],
+    current: tuple[Float[Array, "b g c e"], Float[Array, "b g c e"]],
+    bias: Float[Array, "*l h span+c"],
+    mask: Bool[Array, "b span+c"],
     cap: float,
     drop: DropoutFn | None,
-) -> Array:
+) -> Float[Array, "b h e"]:
     """Attend with one token to the entries before its block and to those in it (`ops.token_scan`).
 
     Args:
@@ -120,8 +127,14 @@ def _einsum_acc32(equation: str, x: Array, y: Array) -> Array:
 
 
 def attend_history(
-    q: Array, k: Array, v: Array, bias: Array, mask: Array, cap: float, drop: DropoutFn | None
-) -> Array:
+    q: Float[Array, "b t h e"],
+    k: Float[Array, "b g s e"],
+    v: Float[Array, "b g s e"],
+    bias: Float[Array, "*l h t s"],
+    mask: Bool[Array, "b t s"],
+    cap: float,
+    drop: DropoutFn | None,
+) -> Float[Array, "b t h e"]:
     """Attend with all tokens of a call to a history of entries.
 
     Args:

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Integer, Num
 
 from famjax.config.schema import ArchConfig
 from famjax.core.types import Array
@@ -45,7 +46,9 @@ def frequencies(head_dim: int, base: float, arch: ArchConfig, xp: Any = jnp) -> 
     return theta * (ramp + (1 - ramp) / arch.rope_factor)
 
 
-def angles(positions: Array, theta: Array) -> Array:
+def angles(
+    positions: Num[Array, "*l"], theta: Float[Array | np.ndarray, "pairs"]
+) -> Float[Array, "*l pairs"]:
     """Return theta_i * position for every frequency.
 
     Args:
@@ -58,7 +61,9 @@ def angles(positions: Array, theta: Array) -> Array:
     return positions[..., None].astype(theta.dtype) * theta
 
 
-def long_range_angles(positions: Array, theta: np.ndarray) -> Array:
+def long_range_angles(
+    positions: Integer[Array, "*l"], theta: Float[np.ndarray, "pairs"]
+) -> Float[Array, "*l pairs"]:
     """Return `angles` of integer positions modulo 2 pi, with precision independent of the position.
 
     A product position * theta in float32 has an error of up to position * 2^-24 radians. Here the
@@ -83,7 +88,7 @@ def long_range_angles(positions: Array, theta: np.ndarray) -> Array:
     return jnp.sign(positions)[..., None].astype(acc_dtype) * total
 
 
-def rotate(x: Array, angle: Array) -> Array:
+def rotate(x: Float[Array, "*l e"], angle: Float[Array, "... pairs"]) -> Float[Array, "*l e"]:
     """Rotate each pair (x_i, x_{i + r/2}) of the first r elements of the last axis by its angle.
 
     Args:

@@ -41,6 +41,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Integer
 
 from famjax.core.types import Array
 from famjax.ops.einsum_tape import (
@@ -79,8 +80,8 @@ class Visible(NamedTuple, Generic[History]):
 
     past: History
     current: History
-    index_in_block: Array
-    index_in_call: Array
+    index_in_block: Integer[Array, ""]
+    index_in_call: Integer[Array, ""]
 
 
 # (matmul_params, other_params, visible, (x, non_diff)) -> (y, entries). `matmul_params` and

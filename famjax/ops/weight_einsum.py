@@ -9,6 +9,7 @@ from contextvars import ContextVar
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float
 
 from famjax.core.types import Array
 
@@ -18,7 +19,9 @@ Tape = Callable[[str, Array, Array], Array]
 TAPE: ContextVar[Tape | None] = ContextVar("TAPE", default=None)
 
 
-def weight_einsum(equation: str, x: Array, kernel: Array) -> Array:
+def weight_einsum(
+    equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."]
+) -> Float[Array, "..."]:
     """Return einsum(equation, x, kernel), whose kernel gradient is one fast product.
 
     Within `famjax.ops.token_scan` or `deferred_scan` the scan's tape handles it, and defers the
@@ -32,7 +35,9 @@ def weight_einsum(equation: str, x: Array, kernel: Array) -> Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def einsum_vjp(equation: str, x: Array, kernel: Array) -> Array:
+def einsum_vjp(
+    equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."]
+) -> Float[Array, "..."]:
     """Return `weight_einsum` outside of a scan.
 
     The kernel's gradient is a product over all tokens. XLA on CPU writes its first factor out

@@ -1,0 +1,27 @@
+"""The shapes in the annotations of famjax/ops hold, and are checked in these tests only."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+# with `--shapes`; the tests of whole models pass NumPy arrays too, which are not checked
+CHECKED = ("checked_shapes.py", "test_attention.py", "test_weight_einsum.py")
+
+
+def test_annotated_shapes_hold() -> None:
+    argv = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "--shapes"]
+    paths = [str(HERE / name) for name in CHECKED]
+    done = subprocess.run([*argv, *paths], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_nothing_is_checked_elsewhere() -> None:
+    code = (
+        "import sys; from famjax.ops import rotary; import numpy as np\n"
+        "rotary.rotate(np.ones((2, 4), np.float32), np.ones(2, np.float32))\n"
+        "assert 'beartype' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
