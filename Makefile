@@ -28,7 +28,7 @@ demo-finetune: $(VENV)/.installed
 
 # two processes, one test file each: most of the time is compilation, on one core
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-mutants: $(VENV)/.installed-dev
 	$(BIN)/python tests/mutants.py

@@ -9,8 +9,10 @@ import importlib.util
 import mmap
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import jaxtyping
@@ -50,6 +52,8 @@ os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parents[1] / ".cache" / "jax")
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+# with several threads for matrices of 16 numbers, PyTorch waited for its threads most of the time
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # pytest-xdist sets it to the terminal's width; tests of widths set their own
 os.environ.pop("COLUMNS", None)
 
@@ -101,9 +105,26 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", r"error:::famjax(\.|\Z)")
 
 
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """In CI, say which files took the time."""
+    if not os.environ.get("CI"):
+        return
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    terminalreporter.section("seconds by file")
+    for path, taken in seconds.most_common(15):
+        terminalreporter.line(f"{taken:6.1f} {path}")
+    terminalreporter.line(f"{sum(seconds.values()):6.1f} all")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # the longest files begin first, so that two processes end together
-    items.sort(key=lambda item: "/multiprocess/" not in str(item.path))
+    # the longest files begin first, so that two processes end together; pytest-xdist would begin
+    # with those of the most tests, without --no-loadscope-reorder
+    first = ("multiprocess", "train")
+    items.sort(key=lambda item: (*first, item.path.parent.name).index(item.path.parent.name))
     if config.getoption("--slow"):
         return
     skip = pytest.mark.skip(reason="slow: run by make test-slow")

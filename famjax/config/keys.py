@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -12,12 +13,17 @@ from famjax.core.errors import UserError, nearest
 from famjax.core.json_files import shorten
 
 
-def keys(cls: type = Config, prefix: str = "") -> dict[str, Any]:
+def keys() -> dict[str, Any]:
     """Return every key of the schema with its type, in the order of the schema."""
+    return dict(_keys())
+
+
+@functools.cache
+def _keys(cls: type = Config, prefix: str = "") -> dict[str, Any]:
     types: dict[str, Any] = {}
     for name, kind in get_type_hints(cls).items():
         if dataclasses.is_dataclass(kind):
-            types |= keys(kind, f"{prefix}{name}.")  # type: ignore[arg-type]
+            types |= _keys(kind, f"{prefix}{name}.")  # type: ignore[arg-type]
         else:
             types[prefix + name] = kind
     return types

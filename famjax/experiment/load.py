@@ -18,7 +18,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
 
-from famjax.config.keys import has_type, keys, type_error_message, unknown_key_message, values
+from famjax.config.keys import (
+    has_type,
+    keys,
+    replace_values,
+    type_error_message,
+    unknown_key_message,
+    values,
+)
 from famjax.config.schema import AXES, Config
 from famjax.core.errors import UserError, nearest
 from famjax.core.json_files import parse_json, read_whole, shorten
@@ -241,20 +248,24 @@ def _take_value(key: str, kind: Any, rest: list[str]) -> str:
 
 
 def _set(config: Config, key: str, value: str) -> Config:
+    return replace_values(config, {key: _parse_value(key, value, keys()[key])})
+
+
+def _parse_value(key: str, value: str, kind: Any) -> Any:
     import tyro  # not needed to read configs
 
-    kind = keys()[key]
     text = value.capitalize() if kind is bool else value  # tyro reads True and False
+    # Of one field: to build the parser of the whole schema takes 50 times as long, for every key.
+    field = dataclasses.make_dataclass("Field", [("value", kind)])
     try:
         # tyro prints a box around some errors even with console_outputs=False.
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
             return tyro.cli(
-                Config,
-                default=config,
-                args=[f"--{key}={text}"],
+                field,
+                args=[f"--value={text}"],
                 config=(tyro.conf.FlagConversionOff,),
                 console_outputs=False,
-            )
+            ).value
     except SystemExit:
         raise UserError(type_error_message(key, value, kind)) from None
 

@@ -11,14 +11,32 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tensorboardX import SummaryWriter
-
 from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json, regular_file_size
+
+
+def _import_summary_writer() -> Any:
+    """Import TensorBoard's writer, which imports PyTorch if that is installed.
+
+    That is two seconds of every start, for graphs of PyTorch's modules, which no run writes.
+    """
+    if "torch" in sys.modules:
+        from tensorboardX import SummaryWriter
+    else:
+        sys.modules["torch"] = None  # type: ignore[assignment]  # to import it is an ImportError
+        try:
+            from tensorboardX import SummaryWriter
+        finally:
+            del sys.modules["torch"]
+    return SummaryWriter
+
+
+SummaryWriter = _import_summary_writer()
 
 METRICS = "metrics.jsonl"
 # a longer line is damaged

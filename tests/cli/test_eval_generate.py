@@ -276,7 +276,7 @@ def test_foreign_state_file(run: str, text: Path, capsys: pytest.CaptureFixture[
 def test_import_is_light_and_names_are_there() -> None:
     code = (
         "import sys, famjax; assert not {'jax', 'numpy'} & set(sys.modules);"
-        "from famjax import *; import famjax.train.loop;"
+        "from famjax import *; import famjax.train.loop; assert 'torch' not in sys.modules;"
         "assert famjax.fit is famjax.train.loop.train and famjax.__version__;"
         "assert set(famjax.__all__) <= set(dir(famjax));"
         "famjax.nothing"
