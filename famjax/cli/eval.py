@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
@@ -14,8 +14,9 @@ from famjax.cli.eval_output import show
 from famjax.cli.main import parse
 from famjax.core.errors import UserError, nearest
 from famjax.processes import runtime
-from famjax.tasks import TASKS
-from famjax.tasks.task import Request, Task
+
+if TYPE_CHECKING:
+    from famjax.tasks.task import Task
 
 HOLDOUT = "holdout"
 
@@ -75,6 +76,8 @@ def parse_tasks(text: str) -> list[tuple[str, str]]:
     Raises:
       UserError: an unknown task, or commas without a task.
     """
+    from famjax.tasks import TASKS  # it imports JAX, for which --help need not wait
+
     tasks: list[tuple[str, str]] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, colon, files = part.partition(":")
@@ -112,6 +115,8 @@ def evaluate(
     runtime.setup()
     from famjax.convert.open import open_model
     from famjax.eval.memory import memory_report
+    from famjax.tasks import TASKS
+    from famjax.tasks.task import Request
 
     opened = open_model(arguments.run)
     tasks = tasks or [(opened.config.data.task, HOLDOUT)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from famjax.config.schema import Config
@@ -94,3 +94,13 @@ def unknown_key_message(key: str, known: Collection[str]) -> str:
     ends = [k for k in known if k.endswith(f".{key}")]
     hint = f"; did you mean {ends[0]!r}?" if ends else nearest(key, known)
     return f"unknown key {key!r}{hint}"
+
+
+def check_types(config: Config) -> Iterator[str]:
+    """Yield an error line for each value that is not of its key's type."""
+    given = values(config)
+    for key, kind in keys().items():
+        if key not in given:
+            yield f"{key} is missing: its section is of another class"
+        elif not has_type(given[key], kind):
+            yield type_error_message(key, repr(given[key]), kind)

@@ -12,11 +12,12 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 from famjax.config.derived import cutoffs, mixer_pattern
+from famjax.config.keys import check_types
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import AXES, Config, DataConfig, ModelConfig
 from famjax.core.errors import UserError, divisors, multiples, nearest
 from famjax.core.json_files import shorten
-from famjax.experiment.ranges import check_ranges, check_types
+from famjax.experiment.ranges import check_ranges
 from famjax.mixers import MIXERS, mixer_specs
 from famjax.tasks import TASKS
 

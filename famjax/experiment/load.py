@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any, get_type_hints
 
 from famjax.config.keys import (
+    check_types,
     has_type,
     keys,
     replace_values,
@@ -30,10 +31,7 @@ from famjax.config.schema import AXES, Config
 from famjax.core.errors import UserError, nearest
 from famjax.core.json_files import parse_json, read_whole, shorten
 from famjax.core.paths import expanded
-from famjax.experiment.checks import validate
 from famjax.experiment.hints import find_hint
-from famjax.experiment.ranges import check_types
-from famjax.experiment.unused_keys import check_unused_keys
 
 # The package of experiments, installed beside famjax. Located by path, since "configs" on the
 # import path may belong to another project.
@@ -57,6 +55,10 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
     if config.init:
         # the run may be opened from any working directory
         config = replace(config, init=str(expanded(config.init).absolute()))
+    # they import JAX, for which a mistyped key need not wait
+    from famjax.experiment.checks import validate
+    from famjax.experiment.unused_keys import check_unused_keys
+
     validate(config)
     check_unused_keys(config, (key for key, _ in _parse_overrides(overrides)))
     return config

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import fields
 
-from famjax.config.keys import has_type, keys, type_error_message, values
+from famjax.config.keys import values
 from famjax.config.schema import Config, DropoutConfig
 from famjax.core.json_files import shorten
 from famjax.core.units import byte_size
@@ -115,15 +115,6 @@ _SHARES = (
     "model.lora.dropout",
     *(f"model.dropout.{field.name}" for field in fields(DropoutConfig)),
 )
-
-
-def check_types(config: Config) -> Iterator[str]:
-    given = values(config)
-    for key, kind in keys().items():
-        if key not in given:
-            yield f"{key} is missing: its section is of another class"
-        elif not has_type(given[key], kind):
-            yield type_error_message(key, repr(given[key]), kind)
 
 
 def check_ranges(config: Config) -> Iterator[str]:
