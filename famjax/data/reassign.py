@@ -81,7 +81,7 @@ class Leftover:
         return lane, lanes, self.starts[lane] + own
 
 
-class ReassignedSource:
+class ReassignedSource(Source):
     """A source whose documents can be reassigned to another number of lanes.
 
     Attributes:
@@ -145,16 +145,16 @@ class ReassignedSource:
         )
 
 
-def resize_rows(state: dict[str, Any], count: int, source: Any) -> dict[str, Any]:
+def resize_rows(state: dict[str, Any], count: int, source: Source) -> dict[str, Any]:
     """Return the state of `famjax.pipeline.Batches` with which `count` rows continue.
 
     Args:
       state: of all rows.
       count: new number of rows.
-      source: its length is the number of its documents; without a length they are infinite.
+      source: of the documents.
     """
     rows = state["batches"]["rows"]
-    documents = len(source) if hasattr(source, "__len__") else None
+    documents = source.document_count()
     taken = [reader["k"] + _has_begun(reader) for reader in map(_reader_state, rows)]
     reassigned = ReassignedSource(source)
     reassigned.set_assignments(state)

@@ -18,13 +18,13 @@ import numpy as np
 from famjax.config.schema import DataConfig
 from famjax.core.errors import UserError, nearest
 from famjax.core.optional import install_command
-from famjax.data.sources import Key, Piece, Split
+from famjax.data.sources import Key, Piece, Source, Split
 from famjax.tokenizers.tokenizer import Tokenizer
 
 _SHUFFLE_BUFFER = 1000
 
 
-class TfSource:
+class TfSource(Source):
     """Documents of a seqio task or mixture, or of a TFDS data set; an example is a document.
 
     seqio: the task's own tokens, untrimmed: "inputs", if there are any, with weight 0, then

@@ -6,6 +6,7 @@ its own, so memory is constant and the tokens do not depend on where reading was
 
 from __future__ import annotations
 
+import abc
 import bisect
 import io
 import os
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import grain
 import numpy as np
@@ -62,13 +63,14 @@ class Piece(NamedTuple):
     targets: np.ndarray | None = None
 
 
-class Source(Protocol):
+class Source(abc.ABC):
     """An infinite sequence of documents for each lane.
 
     A document starts with bos, unless it begins with the memory of the previous one, and ends with
     eos.
     """
 
+    @abc.abstractmethod
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
         """Return the JSON-able key of the k-th document of `lane`.
 
@@ -76,14 +78,35 @@ class Source(Protocol):
         gone.
         """
 
+    @abc.abstractmethod
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
         """Yield the pieces of the document `key`, from the piece-th on."""
 
     def get_state(self) -> dict[str, Any]:
         """Return what `key` depends on besides its arguments, JSON-able."""
+        return {}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: dict[str, Any]) -> None:  # noqa: B027, most have no state
         """Restore a state that `get_state` returned."""
+
+    def advance(self, state: dict[str, Any], accuracy: float) -> dict[str, Any]:
+        """Return the state after a logging interval with this accuracy: a curriculum's next."""
+        return state
+
+    def document_count(self) -> int | None:
+        """Return the number of documents of an epoch, of all lanes; None if there are no epochs."""
+        return None
+
+    def epoch_size(self, lane: int, lanes: int) -> int:
+        """Return the number of documents of a lane in one epoch; at least 1."""
+        raise ValueError("an infinite source has no epochs")
+
+    def report(self) -> str:
+        """Return a line for the user; "" is none."""
+        return ""
+
+    def save_checked(self) -> None:  # noqa: B027, most check nothing
+        """Record what needs no further check when the run continues."""
 
 
 def iter_tokens(path: str, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
@@ -123,7 +146,7 @@ def _tokenize_document(
 # The source
 
 
-class TextSource:
+class TextSource(Source):
     """Documents from text files, in an order that depends on the seed only.
 
     A file is a document. In a .jsonl file every line is one: {"text": ...}, or {"inputs": ...,
@@ -217,6 +240,9 @@ class TextSource:
             self._begin = cut
         self.holds_out = cut < size
         self._holdout_note = f"its last {(size - cut) / size:.1%} held out" if size else "empty"
+
+    def document_count(self) -> int:
+        return len(self)
 
     def __len__(self) -> int:
         """Return the number of documents: the keys of a single lane before they repeat."""

@@ -172,8 +172,8 @@ class EndOfDocuments(Exception):
     """There are no more documents."""
 
 
-class _DocumentPass:
-    """A `Source` that yields each document once, to the first free lane.
+class _DocumentPass(Source):
+    """A source that yields each document once, to the first free lane.
 
     Attributes:
       given: number of documents yielded.
@@ -193,12 +193,6 @@ class _DocumentPass:
 
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
         return self._source.open(key, piece)
-
-    def get_state(self) -> dict[str, Any]:
-        return {}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        del state
 
 
 def batches(source: Source, lanes: int, length: int, block: int) -> Iterator[Batch]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from famjax.core.errors import UserError
 from famjax.data.lanes import Batch, empty_row
-from famjax.data.sources import Key, Piece
+from famjax.data.sources import Key, Piece, Source
 from famjax.eval.memory import memory_report
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import CHUNK, Streamer, check_capacity
@@ -91,8 +91,8 @@ def evaluate_toy(
     return {"task": task, "rows": rows}
 
 
-class _EpisodePass:
-    """A `Source` that yields each test episode once.
+class _EpisodePass(Source):
+    """A source that yields each test episode once.
 
     Each lane has one document with its share of them, or takes the next episode when free.
     """
@@ -110,12 +110,6 @@ class _EpisodePass:
 
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
         return self._source.open(key, piece)
-
-    def get_state(self) -> dict[str, Any]:
-        return {}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        del state
 
 
 def _evaluate(

@@ -15,7 +15,7 @@ import numpy as np
 
 from famjax.config.schema import Config, PasskeyConfig
 from famjax.core.errors import UserError, multiples
-from famjax.data.sources import Key, Piece, Split
+from famjax.data.sources import Key, Piece, Source, Split
 from famjax.mixers import mixer_specs
 from famjax.tasks.task import Task
 from famjax.tokenizers.tokenizer import Tokenizer
@@ -122,7 +122,7 @@ class Passkey:
         return Piece(tokens, np.full(len(tokens), self.other_weight, np.float32), passing)
 
 
-class PasskeySource:
+class PasskeySource(Source):
     """Endless passkey documents, of a length that grows as they are solved."""
 
     def __init__(self, config: PasskeyConfig, tokenizer: Tokenizer, seed: int):

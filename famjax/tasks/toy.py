@@ -17,7 +17,7 @@ import numpy as np
 
 from famjax.config.schema import Config, DataConfig, ToyConfig
 from famjax.core.errors import UserError
-from famjax.data.sources import Key, Piece, Split
+from famjax.data.sources import Key, Piece, Source, Split
 from famjax.mixers import mixer_specs
 from famjax.tasks.programs import Algorithmic
 from famjax.tasks.sequences import Copy, Counting, Reverse
@@ -89,7 +89,7 @@ def eval_steps(task: str, config: ToyConfig) -> int:
     return resolve_toy(task, config).test_steps
 
 
-class ToySource:
+class ToySource(Source):
     """Infinite documents of a toy task's episodes, reshuffled in each epoch.
 
     Lane i reads the positions i, i + lanes, and so on of the permutation. With fewer episodes than
@@ -119,6 +119,9 @@ class ToySource:
                 f"{task}: tokenizer {tokenizer.name} has other words than the task; "
                 "take a run with data.tokenizer=task and the same data.task and data.toy"
             )
+
+    def document_count(self) -> int:
+        return len(self)
 
     def __len__(self) -> int:
         return self._config.episodes

@@ -47,8 +47,6 @@ class Curriculum(Hook):
     """
 
     def after_log(self, session: Session, row: dict[str, float]) -> dict[str, float]:
-        if not hasattr(session.source, "advance"):
-            return {}
         state = session.batches.get_state()
         # where nothing is predicted (train.match) it stays where it starts
         after = session.source.advance(state["source"], row.get("accuracy", 0.0))

@@ -19,6 +19,7 @@ from famjax.config.keys import values
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.data.lanes import Batch, join_rows_state
+from famjax.data.sources import Source
 from famjax.processes import collective
 from famjax.train.metrics import MetricsWriter
 
@@ -38,7 +39,7 @@ def check_same_config(config: Config) -> None:
     )
 
 
-def check_same_documents(source: Any) -> None:
+def check_same_documents(source: Source) -> None:
     """Raise a `UserError`, on all processes, if they have different documents."""
     _check_same(
         "documents", source.get_state(), "other documents", "give all the same files under data"

@@ -11,6 +11,7 @@ import jax
 from famjax.config.resolved import ResolvedConfig
 from famjax.config.schema import Config, MeshConfig
 from famjax.core.types import Array
+from famjax.data.sources import Source
 from famjax.experiment.mesh_checks import check_rows, duplicated_work
 from famjax.parallel import sharding
 from famjax.parallel.mesh import describe, is_auto
@@ -74,9 +75,9 @@ class Session:
         self.config: ResolvedConfig = resolve(config, tokenizer, devices)
         self.tokenizer, self.checkpoints, self.folder = tokenizer, checkpoints, folder
         self.progress, self.latest, self.clock = progress, latest, Clock()
-        self.source: Any = make_source(config, tokenizer, checked=folder / CHECKED)
+        self.source: Source = make_source(config, tokenizer, checked=folder / CHECKED)
         hosts.check_same_documents(self.source)  # when it returns, all have read the record
-        if process_index() == 0 and hasattr(self.source, "save_checked"):
+        if process_index() == 0:
             self.source.save_checked()
         self.make_program = make_program
         self.attention_span: tuple[int, ...] = ()
@@ -143,8 +144,8 @@ class Session:
         shapes = jax.eval_shape(self.program.start)
         for line in startup_lines(with_row_length(self.config, self.length), shapes):
             self.progress.say(line)
-        if hasattr(self.source, "report"):
-            self.progress.note(self.source.report())
+        if line := self.source.report():
+            self.progress.note(line)
         self.progress.note(describe_resolved(self.asked, self.config))
         for line in self._mesh_notes(shapes):
             self.progress.note(line)

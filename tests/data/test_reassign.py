@@ -37,6 +37,9 @@ class Named:
     def key(self, lane: int, lanes: int, k: int, before: Any = None) -> list[int]:
         return [lanes, lane, k]
 
+    def document_count(self) -> int | None:
+        return None
+
 
 def test_every_document_is_assigned_once() -> None:
     """Assigned to 3 lanes, then to 2, then to 4."""
@@ -138,7 +141,7 @@ def test_an_epoch_ends_before_each_lane_reads_all(tmp_path: Path) -> None:
 class Six(Named):
     """Six documents, of which lanes have shares."""
 
-    def __len__(self) -> int:
+    def document_count(self) -> int:
         return 6
 
     def epoch_size(self, lane: int, lanes: int) -> int:

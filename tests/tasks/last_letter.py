@@ -18,7 +18,7 @@ from famjax.train.run import Run
 LETTERS = "abcd"
 
 
-class LastLetterSource:
+class LastLetterSource(Source):
     """Endless documents: bos, 6 letters, "?", the answer, eos."""
 
     def __init__(self, tokenizer: Tokenizer, seed: int, split: Split):
@@ -35,11 +35,6 @@ class LastLetterSource:
         weights = np.zeros(len(tokens), np.float32)
         weights[-2] = 1
         yield from [Piece(tokens, weights)][piece:]
-
-    def get_state(self) -> dict[str, Any]:
-        return {}
-
-    def set_state(self, state: dict[str, Any]) -> None: ...
 
 
 class LastLetter(Task):
