@@ -139,7 +139,9 @@ def _check_window(run: Run, window: int | None, score: int | None) -> None:
         return
     block, capacity = run.model.block_len, run.model.stack.capacity
     if window < 1 or window % block:
-        raise UserError(f"--window {window}: must be a multiple of the model's block, {block}")
+        raise UserError(
+            f"--window {window}: must be a positive multiple of the model's block, {block}"
+        )
     if score is not None and not 1 <= score <= window:
         raise UserError(f"--score {score}: must be from 1 to --window {window}")
     if capacity is not None and window > capacity:

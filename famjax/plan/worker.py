@@ -51,7 +51,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     sizes = {"mesh": dict(mesh.shape), "devices": mesh.size, "shardings": shardings(config, mesh)}
     program = make_program(config, np.ones(config.model.vocab_size, np.float32), mesh=mesh)
     shapes = jax.tree.map(
-        lambda a, place: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place),
+        lambda a, layout: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=layout),
         jax.eval_shape(program.start),
         program.shardings,
     )
@@ -132,17 +132,17 @@ def shardings(config: ResolvedConfig, mesh: jax.sharding.Mesh) -> list[dict[str,
         except ValueError:
             axes = ()
         rule = len(axes) == leaf.ndim
-        place = sharding.named_sharding(mesh, axes if rule else (None,) * leaf.ndim, leaf.shape)
-        here = place.shard_shape(leaf.shape)
+        layout = sharding.named_sharding(mesh, axes if rule else (None,) * leaf.ndim, leaf.shape)
+        here = layout.shard_shape(leaf.shape)
         rows.append(
             {
                 "name": name,
                 "shape": leaf.shape,
                 "logical": axes,
-                "mesh": [list(a) if isinstance(a, tuple) else a for a in place.spec],
+                "mesh": [list(a) if isinstance(a, tuple) else a for a in layout.spec],
                 "device_shape": here,
                 "rule": rule,
-                "whole": sharding.is_replicated(place, leaf.size),
+                "whole": sharding.is_replicated(layout, leaf.size),
             }
         )
     return rows

@@ -15,7 +15,7 @@ from famjax.train import flops
 class Clock:
     """Where the loop's time goes: it waits for data, it waits for the device, or it works itself.
 
-    What is waited for goes on at the same time, and so does the device while the host works: of a
+    What is waited for runs at the same time, and so does the device while the host works: of a
     loop that keeps its device busy nearly all time is waiting for it.
     """
 

@@ -22,7 +22,7 @@ from famjax.train.start import open_session
 
 
 def train(config: Config, run_dir: str | Path, quiet: bool = False) -> Run:
-    """Train, or go on with the run in the folder, to `config.train.steps`.
+    """Train, or continue the run in the folder, to `config.train.steps`.
 
     A run killed at any moment and called again ends as one never killed, bit for bit. `train.steps`
     may be raised between calls; a cosine or wsd schedule then follows the new number.
@@ -71,7 +71,7 @@ def fit(session: Session) -> None:
     start_or_resume(session, hooks)
     if session.step >= train.steps:
         done = f"step {session.step:,} of train.steps={train.steps} is done"
-        session.progress.note(f"nothing to do: {done}; raise it to go on")
+        session.progress.note(f"nothing to do: {done}; raise it to continue")
         return
     if session.latest is not None:
         session.describe()

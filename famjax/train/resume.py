@@ -42,7 +42,7 @@ def start_or_resume(session: Session, parts: Iterable[Loadable]) -> None:
     step, tree, extra = session.checkpoints.restore(template, report=session.progress.note)
     steps = session.config.train.steps
     if step < steps:
-        session.progress.note(f"goes on from step {step:,} of {steps:,}")
+        session.progress.note(f"continues from step {step:,} of {steps:,}")
     with wrap_extra_errors(session.checkpoints.path(step)):
         _compare(session, from_json(json.dumps(extra["config"])), step)
         state = _with_rows(session, from_tree(tree), extra["data"])
@@ -111,8 +111,8 @@ def _with_rows(session: Session, state: TrainState, data: dict[str, Any]) -> Tra
     session.batches.set_state(resize_rows(data, rows, session.source))
     change = f"{before - rows} end" if rows < before else f"{rows - before} begin anew"
     session.progress.note(
-        f"data.batch: {before} -> {rows}; {min(rows, before)} rows go on, {change}, and the "
-        "documents that were not begun are dealt to all"
+        f"data.batch: {before} -> {rows}; {min(rows, before)} rows continue, {change}, and the "
+        "documents that were not started are reassigned to all"
     )
     if session.config.data.layout != "lanes":
         return state

@@ -278,7 +278,7 @@ def test_a_damaged_checkpoint(famjax: Famjax, damage: Callable[[Path], Any]) -> 
     damage(newest(famjax.run))
     assert famjax(famjax.texts) == 0
     assert f"checkpoint {newest(famjax.run)} is damaged: " in famjax.err
-    assert "goes on from step 3 of 6" in famjax.err
+    assert "continues from step 3 of 6" in famjax.err
     assert rows(famjax.run) == rows(famjax.folder / "once")
 
 

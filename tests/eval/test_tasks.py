@@ -316,7 +316,7 @@ def test_windows_that_cannot_be_read(tmp_path: Path) -> None:
     files = str(write(tmp_path / "d", ["some text"]))
     full = replace(tiny.run(), model=tiny.model("full"))
     for run, window, score, told in (
-        (tiny.run(), 12, None, "--window 12: must be a multiple of the model's block, 8"),
+        (tiny.run(), 12, None, "--window 12: must be a positive multiple of the model's block, 8"),
         (tiny.run(), 16, 17, "--score 17: must be from 1 to --window 16"),
         (tiny.run(), 16, 0, "--score 0: must be from 1"),
         (tiny.run(), None, 8, "give --window as well"),

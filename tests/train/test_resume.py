@@ -185,7 +185,7 @@ def test_a_run_that_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     capsys.readouterr()
     second = train(small, run, quiet=True)
     assert capsys.readouterr().err == (
-        "nothing to do: step 6 of train.steps=6 is done; raise it to go on\n"
+        "nothing to do: step 6 of train.steps=6 is done; raise it to continue\n"
     )
     assert first.step == second.step == 6
     assert before == {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in before}
@@ -202,7 +202,7 @@ def test_more_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert train(more, again, quiet=True).step == 12
     err = capsys.readouterr().err
-    assert err.startswith("goes on from step 6 of 12\n")
+    assert err.startswith("continues from step 6 of 12\n")
     assert "learning rate" not in err
     assert [row["step"] for row in rows(again)] == [4, 6, 8, 12]
     assert rows(again)[-1] == rows(once)[-1]

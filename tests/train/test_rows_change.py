@@ -38,8 +38,8 @@ def test_other_rows(
         describe(self)
 
     monkeypatch.setattr(Session, "describe", record_memory)
-    for rows, steps, said in ((4, 6, ""), (2, 7, "4 -> 2; 2 rows go on, 2 end"),
-                              (3, 8, "2 -> 3; 2 rows go on, 1 begin anew")):  # fmt: skip
+    for rows, steps, said in ((4, 6, ""), (2, 7, "4 -> 2; 2 rows continue, 2 end"),
+                              (3, 8, "2 -> 3; 2 rows continue, 1 begin anew")):  # fmt: skip
         more = override(small, [f"data.batch={rows}", f"train.steps={steps}"])
         capsys.readouterr()
         assert train(more, tmp_path / "run", quiet=True).step == steps
