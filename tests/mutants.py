@@ -156,8 +156,8 @@ MUTANTS = (
     Mutant(
         "lora: alpha is multiplied by the rank",
         "layers/lora.py",
-        "return alpha / (config.rank**0.5 if config.rs else config.rank)",
-        "return alpha * (config.rank**0.5 if config.rs else config.rank)",
+        "return config.alpha / (config.rank**0.5 if config.rs else config.rank)",
+        "return config.alpha * (config.rank**0.5 if config.rs else config.rank)",
         "tests/train/test_lora.py",
     ),
     Mutant(
@@ -205,10 +205,10 @@ MUTANTS = (
     ),
     Mutant(
         "optimizer: no rise of the learning rate",
-        "train/optimizers.py",
+        "optimizers.py",
         "optax.linear_schedule(0.0 if warmup else rate, rate, max(warmup, 1))",
         "optax.linear_schedule(rate, rate, max(warmup, 1))",
-        "tests/train/test_optimizers.py",
+        "tests/test_optimizers.py",
     ),
     Mutant(
         "resume: the step after a checkpoint is made twice",

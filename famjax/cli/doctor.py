@@ -30,6 +30,7 @@ REQUIRED = (
     "sentencepiece",
     "tokenizers",
     "jinja2",
+    "jaxtyping",
     "tyro",
     "rich",
     "tensorboardX",

@@ -304,8 +304,8 @@ class DataConfig:
 class OptimizerConfig:
     """The optimizer and its learning rate."""
 
-    # nag is SGD with Nesterov momentum beta1
-    name: Literal["adamw", "adafactor", "nag"] = "adamw"
+    # adamw, adafactor, or nag: SGD with Nesterov momentum beta1
+    name: str = "adamw"
     learning_rate: float = 3e-3
     schedule: Literal["constant", "cosine", "wsd"] = "cosine"
     warmup_steps: int = 100

@@ -19,6 +19,7 @@ from famjax.core.errors import UserError, divisors, multiples, nearest
 from famjax.core.json_files import shorten
 from famjax.experiment.ranges import check_ranges
 from famjax.mixers import MIXERS, mixer_specs
+from famjax.optimizers import OPTIMIZERS
 from famjax.tasks import TASKS
 
 # clusters of an adaptive softmax, one table each; WikiText-103 uses 4
@@ -286,9 +287,10 @@ def _check_data(config: Config) -> Iterator[str]:
             f"data.repeat_len={d.repeat_len} must be less than half of data.length={d.length}; "
             "take longer rows or repeat less"
         )
-    if d.task not in TASKS:
-        known = ", ".join(TASKS)
-        yield f"data.task={d.task}: must be one of {known}{nearest(d.task, TASKS)}"
+    name = config.optimizer.name
+    for key, value, known in (("data.task", d.task, TASKS), ("optimizer.name", name, OPTIMIZERS)):
+        if value not in known:
+            yield f"{key}={value}: must be one of {', '.join(known)}{nearest(value, known)}"
     if d.tokenizer == "task" and not TASKS[d.task].has_own_words:
         yield f"data.tokenizer=task: data.task={d.task} has no words of its own; give 'bytes'"
     yield from TASKS[d.task].check(config)

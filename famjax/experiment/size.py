@@ -12,6 +12,7 @@ from famjax.config.derived import mixer_pattern
 from famjax.config.resolved import sizes
 from famjax.config.schema import Config, ModelConfig
 from famjax.mixers import MIXERS, MixerSpec, mixer_specs
+from famjax.optimizers import OPTIMIZERS
 
 # bytes of a float32
 _FLOAT = 4
@@ -187,9 +188,10 @@ def training_bytes(config: Config) -> int:
         trained = params.adapters
     elif config.train.only == "not_maps":
         trained = params.weights - params.maps
-    # a parameter has one moment, with AdamW two, and with clipping all gradients exist at once
+    # with clipping all gradients exist at once
     optimizer = config.optimizer
-    copies = 1 + (optimizer.name == "adamw") + (optimizer.clip_norm > 0)
+    spec = OPTIMIZERS.get(optimizer.name)  # another check reports an unknown one
+    copies = (spec.moments if spec else 1) + (optimizer.clip_norm > 0)
     return weight_bytes(model) + copies * _FLOAT * trained
 
 

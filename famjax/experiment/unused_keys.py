@@ -16,6 +16,7 @@ from famjax.config.keys import values
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.mixers import MIXERS, MixerSpec, mixer_specs
+from famjax.optimizers import OPTIMIZERS
 from famjax.tasks import TASKS, Task
 
 
@@ -83,7 +84,7 @@ def _requires_mixer(*names: str) -> Callable[[Config], str]:
 
 
 def _registry_rules() -> list[Rule]:
-    """Return a rule for each key that only some mixers or tasks use."""
+    """Return a rule for each key that only some mixers, tasks or optimizers use."""
     rules = []
     for switch in (False, True):
         for key, names in _names_by_key(MIXERS, switch).items():
@@ -91,6 +92,12 @@ def _registry_rules() -> list[Rule]:
             rules.append(Rule((key,), unused, f"model.mixer={' or '.join(names)}", switch))
         for key, names in _names_by_key(TASKS, switch).items():
             rules.append(Rule((key,), _requires_task(*names), f"data.task={names[0]}", switch))
+    for name, spec in OPTIMIZERS.items():
+        users = [other for other, its in OPTIMIZERS.items() if not set(spec.unused) & {*its.unused}]
+        for key in spec.unused:
+            rules.append(
+                Rule((key,), _requires_other_optimizer(name), f"optimizer.name={users[0]}")
+            )
     return rules
 
 
@@ -112,6 +119,10 @@ def _unless_learned_positions(*names: str) -> Callable[[Config], str]:
 
 
 _USED_WITHOUT_MIXER = {"model.capacity": _unless_learned_positions}
+
+
+def _requires_other_optimizer(name: str) -> Callable[[Config], str]:
+    return _unused_unless(lambda c: c.optimizer.name != name, "optimizer.name")
 
 
 def _requires_stack(*names: str) -> Callable[[Config], str]:
@@ -352,11 +363,6 @@ RULES = (
         "data.toy.start_steps=10",
     ),
     # optimizer and training
-    Rule(
-        ("optimizer.beta2",),
-        _unused_unless(lambda c: c.optimizer.name != "nag", "optimizer.name"),
-        "optimizer.name=adamw",
-    ),
     Rule(
         ("optimizer.decay_fraction",),
         _unused_unless(lambda c: c.optimizer.schedule == "wsd", "optimizer.schedule"),

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from famjax.config.resolved import ResolvedConfig, ResolvedModelConfig, sizes
 from famjax.config.schema import ModelConfig
 from famjax.mixers import mixer_specs
+from famjax.optimizers import OPTIMIZERS
 from famjax.plan.chips import Topology
 from famjax.train.flops import forward_flops, step_flops
 from famjax.train.run import abstract_model
@@ -54,8 +55,8 @@ def estimate(config: ResolvedConfig, topology: Topology) -> Estimate:
     model, mesh = config.model, config.mesh
     trained, frozen, frozen_bytes = count_parameters(model, config.train.only)
     divided = mesh.fsdp * mesh.tensor
-    # parameters and gradients, and two moments of AdamW, or one of Adafactor
-    copies = 2 + (2 if config.optimizer.name == "adamw" else 1)
+    # parameters, gradients and moments
+    copies = 2 + OPTIMIZERS[config.optimizer.name].moments
     weights = (trained * 4 * copies + frozen_bytes) / divided
     size = jnp.dtype(model.dtype).itemsize
     # two layers' all-gathered weights: the next one's are prefetched

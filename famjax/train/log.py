@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 from famjax.core.types import Array
+from famjax.optimizers import make_schedule
 from famjax.train.hooks import Hook
 from famjax.train.objective import zero_sums
-from famjax.train.optimizers import make_schedule
 from famjax.train.saving import check_finite
 from famjax.train.session import Session
 from famjax.train.state import MetricSums

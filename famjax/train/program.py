@@ -20,9 +20,9 @@ from famjax.core.types import Array, Context
 from famjax.experiment.mesh_checks import call_blocks, check_divides, tensor_sizes
 from famjax.mixers import MIXERS
 from famjax.models.language_model import LanguageModel
+from famjax.optimizers import make_optimizer
 from famjax.parallel import sharding
 from famjax.parallel.mesh import DEVICE_BYTES, SHARE, MeshDemand
-from famjax.train.optimizers import make_optimizer
 from famjax.train.partition import inference_config
 from famjax.train.run import abstract_model
 from famjax.train.state import TrainState

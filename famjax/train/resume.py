@@ -15,10 +15,10 @@ import numpy as np
 from famjax.config.schema import Config
 from famjax.data.reassign import resize_rows
 from famjax.experiment.load import from_json
+from famjax.optimizers import make_schedule
 from famjax.parallel import sharding
 from famjax.processes.collective import broadcast_from_first
 from famjax.train.checkpoint import wrap_extra_errors
-from famjax.train.optimizers import make_schedule
 from famjax.train.partition import check_base, has_frozen_params
 from famjax.train.profile import check_profile_steps
 from famjax.train.run import check_resumable, initial_weights

@@ -11,6 +11,7 @@ ORDER = (
     {"config"},
     {"processes"},
     {"parallel"},
+    {"optimizers"},
     {"ops"},
     {"layers"},
     {"mixers"},

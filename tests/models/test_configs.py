@@ -14,8 +14,8 @@ from famjax.config.schema import Config
 from famjax.experiment.checks import validate
 from famjax.experiment.load import difference, load_config
 from famjax.models.remap_params import abstract_inference_model
+from famjax.optimizers import make_schedule
 from famjax.tasks.toy import task_tokenizer
-from famjax.train.optimizers import make_schedule
 
 CONFIGS = sorted(Path(__file__).parents[2].joinpath("configs").glob("[!_]*.py"))
 

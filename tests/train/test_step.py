@@ -18,8 +18,8 @@ from famjax.experiment.load import override
 from famjax.mixers.fam import FamState
 from famjax.models.language_model import LanguageModel
 from famjax.ops.losses import token_losses
+from famjax.optimizers import make_optimizer
 from famjax.train.objective import count
-from famjax.train.optimizers import make_optimizer
 from famjax.train.run import abstract_model
 from famjax.train.state import TrainState
 from famjax.train.step import init_train_state, make_step, position_offset

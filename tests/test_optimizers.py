@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from famjax.config.schema import OptimizerConfig
-from famjax.train.optimizers import make_optimizer, make_schedule
+from famjax.optimizers import make_optimizer, make_schedule
 
 PARAMETERS = {"w": np.linspace(-1, 1, 12).reshape(3, 4), "b": np.full(4, 0.5)}
 GRADIENTS = [

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,23 +38,41 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     return optax.join_schedules([rise, fall], [warmup]) if warmup else fall
 
 
+class OptimizerSpec(NamedTuple):
+    """An optimizer.
+
+    Attributes:
+      make: config and learning rate by step -> the transformation, without clipping.
+      moments: arrays of a parameter's size that it keeps; a factored one does not count.
+      unused: keys that have no effect with it.
+    """
+
+    make: Callable[[OptimizerConfig, optax.Schedule], optax.GradientTransformation]
+    moments: int
+    unused: tuple[str, ...] = ()
+
+
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
     """Return gradient clipping, the optimizer and its schedule as one transformation."""
-    schedule = make_schedule(config, steps)
-    if config.name == "adamw":
-        optimizer = optax.adamw(
-            schedule, b1=config.beta1, b2=config.beta2, weight_decay=config.weight_decay
-        )
-    elif config.name == "nag":
-        # as in fairseq, whose buffer is this one's trace times the rate (T2R, Tables 3 and 4)
-        optimizer = optax.chain(
-            optax.add_decayed_weights(config.weight_decay),
-            optax.sgd(schedule, momentum=config.beta1, nesterov=True),
-        )
-    else:
-        optimizer = _adafactor(config, schedule)
+    optimizer = OPTIMIZERS[config.name].make(config, make_schedule(config, steps))
     clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
     return optax.chain(clip, optimizer)
+
+
+def _adamw(config: OptimizerConfig, schedule: optax.Schedule) -> optax.GradientTransformation:
+    decay = config.weight_decay
+    return optax.adamw(schedule, b1=config.beta1, b2=config.beta2, weight_decay=decay)
+
+
+def _nag(config: OptimizerConfig, schedule: optax.Schedule) -> optax.GradientTransformation:
+    """SGD with Nesterov momentum, as in fairseq (T2R, Tables 3 and 4).
+
+    Fairseq's buffer is this one's trace times the rate.
+    """
+    return optax.chain(
+        optax.add_decayed_weights(config.weight_decay),
+        optax.sgd(schedule, momentum=config.beta1, nesterov=True),
+    )
 
 
 def _adafactor(config: OptimizerConfig, schedule: optax.Schedule) -> optax.GradientTransformation:
@@ -104,3 +123,10 @@ def _per_layer(transformation: optax.GradientTransformation) -> optax.GradientTr
         )
 
     return optax.partition({"layers": layers, "others": transformation}, labels)
+
+
+OPTIMIZERS: dict[str, OptimizerSpec] = {
+    "adamw": OptimizerSpec(_adamw, moments=2),
+    "adafactor": OptimizerSpec(_adafactor, moments=1),
+    "nag": OptimizerSpec(_nag, moments=1, unused=("optimizer.beta2",)),
+}
