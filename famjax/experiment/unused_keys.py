@@ -92,12 +92,10 @@ def _registry_rules() -> list[Rule]:
             rules.append(Rule((key,), unused, f"model.mixer={' or '.join(names)}", switch))
         for key, names in _names_by_key(TASKS, switch).items():
             rules.append(Rule((key,), _requires_task(*names), f"data.task={names[0]}", switch))
-    for name, spec in OPTIMIZERS.items():
-        users = [other for other, its in OPTIMIZERS.items() if not set(spec.unused) & {*its.unused}]
-        for key in spec.unused:
-            rules.append(
-                Rule((key,), _requires_other_optimizer(name), f"optimizer.name={users[0]}")
-            )
+    for name, optimizer in OPTIMIZERS.items():
+        for key in optimizer.unused:
+            other = next(n for n, its in OPTIMIZERS.items() if key not in its.unused)
+            rules.append(Rule((key,), _requires_other_optimizer(name), f"optimizer.name={other}"))
     return rules
 
 
