@@ -96,6 +96,10 @@ def steps(readme: str) -> Iterator[Step]:
     Raises:
       UnknownError: a block in another language, or a command that is not in `SMALLER`.
     """
+    python = "".join(text for language, text in blocks(readme) if language == "python")
+    for said in SHORTER:
+        if said not in python:
+            raise UnknownError(f"the section's Python has no {said}; change tests/tour.py")
     for language, text in blocks(readme):
         if language == "python":
             yield Step("Python of the section", code=shorter(text))
@@ -132,8 +136,6 @@ def smaller(command: str) -> list[str]:
 def shorter(code: str) -> str:
     """Return Python that ends in seconds."""
     for said, here in SHORTER.items():
-        if said not in code:
-            raise UnknownError(f"the section's Python has no {said}; change tests/tour.py")
         code = code.replace(said, here)
     return code
 

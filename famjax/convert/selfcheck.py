@@ -82,7 +82,7 @@ def describe(model: ModelConfig) -> str:
 
 def _window(model: ModelConfig) -> int:
     """Return the longest window of the model's local layers; 0 if it has none."""
-    return max(spec.window(model) for spec in mixer_specs(model))
+    return max((spec.window(model) for spec in mixer_specs(model)), default=0)
 
 
 def _compared_logits(model: ModelConfig) -> int:

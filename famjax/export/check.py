@@ -27,7 +27,7 @@ def sample_tokens(config: ModelConfig) -> tuple[np.ndarray, int]:
     """Return random tokens [2 t] of two and a partial block, and the number of compared positions,
     the last ones."""
     specs = mixer_specs(config)
-    block = max(config.block_len, *(spec.window(config) for spec in specs))
+    block = max([config.block_len, *(spec.window(config) for spec in specs)])
     count = 2 * block + 3
     if any(spec.is_bounded for spec in specs):
         count = min(count, config.capacity)

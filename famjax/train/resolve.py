@@ -8,7 +8,7 @@ from pathlib import Path
 from famjax.config.resolved import ResolvedConfig, resolve_model
 from famjax.config.schema import Config, DataConfig, TrainConfig
 from famjax.core.errors import UserError
-from famjax.experiment.load import difference, to_json
+from famjax.experiment.load import to_json
 from famjax.parallel.mesh import MeshDemand, choose_mesh, is_auto
 from famjax.tasks import TASKS
 from famjax.tokenizers.tokenizer import Tokenizer
@@ -50,13 +50,6 @@ def resolve(
 
 def _resolve_train(train: TrainConfig, data: DataConfig) -> TrainConfig:
     return replace(train, bptt_start=train.bptt_start or data.length)
-
-
-def describe_resolved(config: Config, resolved: ResolvedConfig) -> str:
-    """Return the keys that were filled in, with their values, on one line."""
-    changes = (line.partition(": ") for line in difference(config, resolved))
-    pairs = (f"{key}={change.partition(' -> ')[2]}" for key, _, change in changes)
-    return f"{RESOLVED}: {' '.join(pairs)}"
 
 
 def save_resolved(folder: Path, config: ResolvedConfig) -> None:

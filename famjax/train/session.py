@@ -23,7 +23,7 @@ from famjax.train.checkpoint import Checkpoints
 from famjax.train.clock import Clock
 from famjax.train.program import TrainProgram, make_program, mesh_demand
 from famjax.train.progress import Progress
-from famjax.train.resolve import describe_resolved, resolve
+from famjax.train.resolve import resolve
 from famjax.train.run import CHECKED
 from famjax.train.startup import startup_lines
 from famjax.train.state import TrainState
@@ -146,7 +146,6 @@ class Session:
             self.progress.say(line)
         if line := self.source.report():
             self.progress.note(line)
-        self.progress.note(describe_resolved(self.asked, self.config))
         for line in self._mesh_notes(shapes):
             self.progress.note(line)
 

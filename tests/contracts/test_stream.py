@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from famjax.bench.greedy import make_writer
+from famjax.config.resolved import resolve_model
 from famjax.core.errors import UserError
 from famjax.core.types import Context
 from famjax.stacks.residual import Layer
@@ -260,7 +261,7 @@ def test_saved_and_restored_states_continue_bit_for_bit(case):
 
 def test_full_attention_rejects_tokens_beyond_its_capacity(monkeypatch):
     """Outside of jit and scan, in one line."""
-    layer = Layer("full", CASES["full"], rngs=nnx.Rngs(0))
+    layer = Layer("full", resolve_model(CASES["full"]), rngs=nnx.Rngs(0))
     x, fresh = jnp.ones((1, LENGTH + 2, WIDTH)), layer.init_state(1, None)
     full = fresh._replace(length=jnp.array([LENGTH]))
     for read in (layer, layer.step):
