@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,7 @@ from famjax.config.schema import ModelConfig
 from famjax.core.types import Context
 from famjax.stacks.residual import ResidualStack
 
-from .harness import KINDS, VOCAB, B, W, close, normal, runner, stream
+from .harness import KINDS, VOCAB, B, Runner, W, close, normal, runner, stream
 
 all_kinds = pytest.mark.parametrize("case", KINDS)
 # swa is bswa but for a mask
@@ -24,6 +26,11 @@ PROBE = normal(9, B, 4 * W, VOCAB)
 HALF = 2 * W
 BEGIN = np.arange(4 * W) == HALF
 SECOND = (np.arange(4 * W) >= HALF)[:, None]
+
+
+def used(r: Runner) -> Any:
+    """The state after another call, of the program that the gradients are of."""
+    return r.grad(normal(1, *X.shape), PROBE)[1]
 
 
 # 3 ------------------------------------------------------------------------------------------------
@@ -46,7 +53,7 @@ def test_no_gradient_flows_back_in_time(case, t):
 def test_after_a_reset_gradients_are_those_of_a_fresh_stream(case):
     """Including the FAM prompt's: a document within a call starts from the learned memory."""
     r = runner(case)
-    _, dirty = r.step(normal(1, B, W, X.shape[-1]), r.fresh)
+    dirty = used(r)
     value, _, (params, dx, dstate) = r.grad(X, PROBE * SECOND, dirty, np.tile(BEGIN, (B, 1)))
     turned = np.roll(X, HALF, 1), np.roll(PROBE * SECOND, HALF, 1)
     alone, _, (fresh_params, fresh_dx, _) = r.grad(*turned)
@@ -109,8 +116,7 @@ def test_a_stopped_gradient_changes_no_value():
 @pytest.mark.parametrize("mixer", ["bswa_sg", "bswa"])
 def test_a_stopped_gradient_is_cut_at_carried_keys_and_values_too(mixer):
     r = runner("bswa_sg-2", mixer=mixer)
-    _, state = r.step(normal(1, B, W, X.shape[-1]), r.fresh)
-    _, _, (_, _, dstate) = r.grad(X, PROBE, state)
+    _, _, (_, _, dstate) = r.grad(X, PROBE, used(r))
     flows = [np.abs(g).max() > 0 for g in (dstate[0].k, dstate[0].v)]
     assert flows == [mixer == "bswa"] * 2
 
@@ -135,7 +141,7 @@ def test_scan_and_remat_change_no_number(changes):
 def test_sequential_blocks_have_the_same_gradients(case):
     """Those at carried memory too, with a document that starts within the call."""
     r, plain = runner(case, remat="attention"), runner(case)
-    _, state = plain.step(normal(1, B, W, X.shape[-1]), plain.fresh)
+    state = used(plain)
     reset = np.zeros((B, 4 * W), bool)
     reset[0, HALF] = True
     close(r.grad(X, PROBE, state, reset), plain.grad(X, PROBE, state, reset))

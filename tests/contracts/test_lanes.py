@@ -135,18 +135,27 @@ def test_padding_values_have_no_effect(case):
 def test_carry_memory_starts_a_document_with_the_last_memory(case):
     """Random state passing: the FAM is kept and the window is not; without FAM it is a reset."""
     r = runner(case)
-    _, start = r.call(normal(1, B, 2 * W, WIDTH), r.fresh)
-    x, begins = normal(2, B, 3 * W, WIDTH), np.zeros((B, 3 * W), bool)
+    no = np.zeros((B, 2 * W), bool)
+
+    def call(x, state, reset=no, carry_memory=no):
+        # calls of all masks are one program by length
+        here = np.s_[:, : x.shape[1]]
+        return r.call(x, state, reset[here], ~no[here], carry_memory=carry_memory[here])
+
+    _, start = call(normal(1, B, 2 * W, WIDTH), r.fresh)
+    x, begins = normal(2, B, 2 * W, WIDTH), no.copy()
     begins[1, W] = begins[2, 0] = True  # lane 0 goes on; lane 2 begins anew
     carry_memory = begins & (np.arange(B) == 1)[:, None]
-    for read in (r.call, r.step):
-        y, state = read(x, start, begins, None, carry_memory=carry_memory)
-        _, before = r.call(x[:, :W], start)
-        passed = r.model(r.params).stack.pass_state(r.fresh, before)
-        expected, after = r.call(x[:, W:], passed)
+    _, before = call(x[:, :W], start)
+    passed = r.model(r.params).stack.pass_state(r.fresh, before)
+    expected, after = call(x[:, W:], passed)
+    plain, reset_state = call(x, start, begins)
+    for y, state in (
+        call(x, start, begins, carry_memory),
+        r.step(x, start, begins, None, carry_memory),
+    ):
         close(y[1, W:], expected[1])
         close(lane(state, 1), lane(after, 1))
-        plain, reset_state = r.call(x, start, begins)
         others = np.arange(B) != 1
         close(y[others], plain[others])
         close(lane(state, 2), lane(reset_state, 2))

@@ -48,11 +48,11 @@ def test_windows_are_independent_of_the_position(case):
     """
     r, x = runner(case, x64=False), stream()[:, :W].astype(np.float32)
     state, at = r.fresh, {}
-    # so many that a ring is where it was
-    for block in range(309):
+    # so many that a ring is where it was; a number that grows has grown by then
+    for block in range(69):
         y, state = r.call(x, state)
         at[block] = y, state
-    same(at[308], at[8])
+    same(at[68], at[8])
 
 
 def test_the_window_of_fam_is_independent_of_the_position():
@@ -61,10 +61,10 @@ def test_the_window_of_fam_is_independent_of_the_position():
     """
     r = runner("fam-1-3", x64=False)
     x, state, at = stream()[:, :W].astype(np.float32), r.fresh, {}
-    for block in range(301):
+    for block in range(61):
         _, state = r.call(x, state)
         at[block] = state[0]
-    near, far = at[8], at[300]
+    near, far = at[8], at[60]
     same(*(jax.tree.map(lambda a: a[0], s.window) for s in (near, far)))
     counters = [(s.window.blocks, s.window.tokens, s.updates) for s in (near, far)]
     same(*counters)
@@ -77,18 +77,18 @@ def test_unbounded_mixers_are_as_precise_far_from_the_start(case):
     """After 300 blocks, float32 is as close to float64 as at the start, from the same state."""
     r, exact = runner(case, x64=False), runner(case)
     state, counters = r.fresh, []
-    for block in range(301):
-        if block in (6, 300):
+    for read in range(51):  # six blocks at a time
+        if read in (1, 50):
             wide = jax.tree.map(lambda a: a.astype(float) if a.dtype == np.float32 else a, state)
-            y, end = exact.call(r.x[:, :W], wide)
-            found, after = r.call(r.x[:, :W], state)
+            y, end = exact.call(r.x, wide)
+            found, after = r.call(r.x, state)
             close(found.astype(float), y, 1e-5)
             same(
                 [a for a in jax.tree.leaves(after) if a.dtype == np.int32],
                 [a for a in jax.tree.leaves(end) if a.dtype == np.int32],
             )
             counters.append([a for a in jax.tree.leaves(after) if a.dtype == np.int32])
-        _, state = r.call(r.x[:, :W], state)
+        _, state = r.call(r.x, state)
     same(*counters)
 
 
@@ -136,9 +136,10 @@ def test_a_common_offset_is_an_identity(case):
 @pytest.mark.parametrize(
     ("case", "remat"),
     [
-        *((case, "none") for case in ("full", "swa-2", "bswa-1", "fam-1-3", "bswa,fam")),
+        *((case, "none") for case in ("full", "swa-2", "bswa-1", "fam-1-3")),
+        # one pattern of two mixers: all layers are given the same offset
         *((case, "none") for case in ("linear", "fam,linear")),
-        *((case, "block") for case in ("bswa-1", "fam-0-1", "fam-1-3")),
+        *((case, "block") for case in ("bswa-1", "fam-1-3")),
     ],
 )
 def test_offsets_apply_by_row_at_every_position(case, remat, monkeypatch):
@@ -157,7 +158,9 @@ def test_offsets_apply_by_row_at_every_position(case, remat, monkeypatch):
     offset, tokens = np.array([0.0, 7.25, 31.0]), TOKENS[:, :W]
     first = np.tile(np.arange(W) == 0, (B, 1))
     fresh = r.run(jit(lambda p, o: r.model(p).init_state(B, o)), offset)
-    found, end = r.call(r.x[:, :W], fresh, offset=offset)
+    # without an offset all is as with none: test_a_common_offset_is_an_identity
+    unmoved, _ = r.call(r.x[:, :W], r.fresh, np.zeros_like(first), offset=0 * offset)
+    found, end = r.call(r.x[:, :W], fresh, np.zeros_like(first), offset=offset)
     # the same of a document that begins within a call
     begun = jax.tree.map(lambda a: np.zeros_like(a) - 3, r.fresh)
     close(r.call(r.x[:, :W], begun, first, offset=offset)[0], found, 1e-10)
@@ -171,7 +174,6 @@ def test_offsets_apply_by_row_at_every_position(case, remat, monkeypatch):
             assert (a is None) == (b is None)
             if a is not None:
                 close(a, b, 1e-9)
-    unmoved, _ = r.call(r.x[:, :W], r.fresh)
     moved = np.abs(found - unmoved).max((1, 2))
     assert moved[0] < 1e-10
     assert (moved[1:] > 1e-3).all()

@@ -100,8 +100,6 @@ def test_tokens_on_many_devices(case: str, changes: dict[str, Any]) -> None:
     ctx = Context(reset, valid)
 
     def f(params: Any, tokens: Any, ctx: Context, state: Any) -> Any:
-        # the state in the middle of a stream
-        _, (_, state) = of_call(r, params, tokens, ctx._replace(valid=valid | True), state)
         grad = jax.value_and_grad(
             lambda params, state: of_call(r, params, tokens, ctx, state),
             argnums=(0, 1),
@@ -113,16 +111,17 @@ def test_tokens_on_many_devices(case: str, changes: dict[str, Any]) -> None:
     with jax.enable_x64(True):
         mesh = sharding.make_mesh(MeshConfig(data=1, sequence=8))
         fresh = jit(lambda params: r.model(params).init_state(LANES))(r.params)
-        on_one = jit(f)(r.params, tokens, ctx, fresh)
         tokens_lie = sharding.batch_sharding(mesh, *tokens.shape)
         everywhere = sharding.replicated(mesh)
         lies = (everywhere, tokens_lie, tokens_lie, everywhere)
-        with_mesh = jit(sharding.with_mesh(mesh, f), in_shardings=lies)(
-            r.params, tokens, ctx, fresh
-        )
-
-    floats = [
-        [np.asarray(a) for a in jax.tree.leaves(of) if a.dtype != jax.dtypes.float0]
-        for of in (with_mesh, on_one)
-    ]
-    close(*floats)
+        on_one, on_mesh = jit(f), jit(sharding.with_mesh(mesh, f), in_shardings=lies)
+        state = fresh
+        # from the start of a stream, and from the middle of it
+        for masks in (ctx._replace(valid=valid | True), ctx):
+            found, expected = (of(r.params, tokens, masks, state) for of in (on_mesh, on_one))
+            floats = [
+                [np.asarray(a) for a in jax.tree.leaves(of) if a.dtype != jax.dtypes.float0]
+                for of in (found, expected)
+            ]
+            close(*floats)
+            (_, (_, state)), _ = jax.tree.map(np.asarray, expected)
