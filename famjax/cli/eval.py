@@ -145,7 +145,7 @@ def _check_options(arguments: Arguments, tasks: list[Task]) -> None:
     """Raise a `UserError` if an option is given that none of the tasks takes."""
     for option in ("lengths", "window", "score"):
         given = getattr(arguments, option)
-        if not given or any(option in task.options for task in tasks):
+        if given in (None, "") or any(option in task.options for task in tasks):
             continue
         if option == "lengths":
             raise UserError(

@@ -1,7 +1,7 @@
 """Config keys without effect: an override that would be silently ignored is an error.
 
-Every key of the schema is in one of two lists: `ALWAYS`, or the keys of `RULES`, which say when
-a key has no effect.
+Every key of the schema is in one of two lists: `ALWAYS`, or the keys of `make_rules()`, which say
+when a key has no effect.
 """
 
 from __future__ import annotations
@@ -49,7 +49,13 @@ def check_unused_keys(config: Config, given: Iterable[str]) -> None:
 
 def find_rules(key: str) -> list[Rule]:
     """Return the rules of a key, in their order."""
-    return [rule for rule in RULES if any(fnmatchcase(key, pattern) for pattern in rule.keys)]
+    rules = make_rules()
+    return [rule for rule in rules if any(fnmatchcase(key, pattern) for pattern in rule.keys)]
+
+
+def make_rules() -> tuple[Rule, ...]:
+    """Return all rules; those of the registries anew, since a mixer may be registered later."""
+    return (*_registry_rules(), *_RULES)
 
 
 # Conditions
@@ -210,8 +216,7 @@ ALWAYS = (
 
 _REQUIRES_ATTENTION = _unused_unless(lambda c: c.model.stack != "lstm", "model.stack")
 
-RULES = (
-    *_registry_rules(),
+_RULES = (
     # stacks and mixers
     Rule(("model.mixer", "model.scan_layers"), _requires_stack("residual"), "model.stack=residual"),
     Rule(("model.linear.features",), _elu_map, "another map"),

@@ -15,7 +15,7 @@ from famjax.core.errors import UserError
 from famjax.core.types import Array, Context
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
-from famjax.mixers.mixer import Mixer, MixerSpec, kv_bytes
+from famjax.mixers.mixer import FORMATS, Mixer, MixerSpec, kv_bytes
 from famjax.mixers.window import select_rows
 from famjax.ops.positions import document_positions
 from famjax.parallel import sharding
@@ -168,6 +168,7 @@ class FullSpec(MixerSpec):
     is_blockwise = False
     is_bounded = True
     layer_type = "full_attention"
+    formats = FORMATS
 
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> FullAttention:
         return FullAttention(config, rngs=rngs)

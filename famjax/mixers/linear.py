@@ -180,7 +180,6 @@ class LinearSpec(MixerSpec):
     is_blockwise = False
     has_feature_map = True
     has_attention_weights = False
-    formats = frozenset(("orbax", "stablehlo"))
     convert_name = "t2r"
 
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> LinearAttention:

@@ -140,7 +140,7 @@ class MixerSpec(abc.ABC):
       has_feature_map: it has a feature map that `train.match` and `train.only` train.
       has_attention_weights: it computes weights that dropout and caps can apply to.
       has_attention_map: `Mixer.attention_map` is not None.
-      formats: of `famjax export`.
+      formats: of `famjax export`; hf and peft (`FORMATS` is all) need the layer in PyTorch.
       layer_type: its name in Hugging Face's `layer_types`; "" if there is none.
       convert_name: its name for `famjax convert --to`; "" is the registered one.
     """
@@ -155,7 +155,7 @@ class MixerSpec(abc.ABC):
     has_feature_map: ClassVar[bool] = False
     has_attention_weights: ClassVar[bool] = True
     has_attention_map: ClassVar[bool] = True
-    formats: ClassVar[frozenset[str]] = FORMATS
+    formats: ClassVar[frozenset[str]] = frozenset(("orbax", "stablehlo"))
     layer_type: ClassVar[str] = ""
     convert_name: ClassVar[str] = ""
 

@@ -21,7 +21,7 @@ from famjax.core.types import Array, Context, State
 from famjax.layers.dropout import ATTENTION_WEIGHTS, split_key
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
-from famjax.mixers.mixer import Mixer, MixerSpec, kv_bytes
+from famjax.mixers.mixer import FORMATS, Mixer, MixerSpec, kv_bytes
 from famjax.ops.attention import KVFrames, attend_frames
 from famjax.parallel import sequence_parallel
 
@@ -387,6 +387,7 @@ class WindowAttention(Mixer):
 class BswaSpec(MixerSpec):
     title = "block sliding window attention"
     keys: ClassVar[tuple[str, ...]] = ("model.memory_segments",)
+    formats = FORMATS
 
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
         return WindowAttention(config, rngs=rngs, segments=config.memory_segments)
@@ -424,6 +425,7 @@ class SwaSpec(MixerSpec):
     switches = ("model.arch.local_rope_base",)
     is_local = True
     layer_type = "sliding_attention"
+    formats = FORMATS
 
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
         segments = _window_segments(config)

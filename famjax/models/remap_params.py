@@ -206,7 +206,7 @@ def check_compatible(old: ModelConfig, new: ModelConfig) -> None:
 
 def _check_rotation(old: ModelConfig, new: ModelConfig) -> None:
     """Raise a `UserError` for a layer whose RoPE base would change."""
-    if not new.arch.local_rope_base:
+    if not new.arch.local_rope_base or old.stack != new.stack:
         return
     for i, names in enumerate(zip(layer_mixers(old), layer_mixers(new), strict=True)):
         one, other = (MIXERS[name] for name in names)

@@ -300,7 +300,7 @@ class _Pass(NamedTuple):
 
     Attributes:
       kernel: the method of `kernel.Kernels`.
-      axes, out_axes: logical axes of arguments and results, as in `core.sharding`.
+      axes, out_axes: logical axes of arguments and results, as in `parallel.sharding`.
     """
 
     xla: Callable[..., tuple[Array, ...]]

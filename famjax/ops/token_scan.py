@@ -1,6 +1,6 @@
 """A scan over tokens that write a memory, with a custom VJP that defers weight gradients.
 
-    y_i, m_i = token_fn(params, history[i - span : i], x_i)       history = [old, m_0, ..., m_i-1]
+    y_i, m_i = token_fn(params, visible(history, i), x_i)         history = [old, m_0, ..., m_i-1]
 
 In a Feedback Transformer each token attends to the memories of earlier tokens, so the forward pass
 is sequential. But in the backward pass all memories are known. It has two parts, for each block of
@@ -30,7 +30,8 @@ the call. A token sees the `span` entries before its block ("past"), constant wi
 the block's entries so far ("current"). Each array of a history may have its own span.
 
 Related work: as selective rematerialization the backward pass recomputes what is elementwise, and
-no products; for the split of the gradients see `famjax.ops.einsum_tape`.
+of the products those with `current` alone; for the split of the gradients see
+`famjax.ops.einsum_tape`.
 """
 
 from __future__ import annotations

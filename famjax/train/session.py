@@ -110,7 +110,7 @@ class Session:
         """Start one step, and say so if its program has to be compiled first.
 
         Returns:
-          What `Program.inspect` says of the step, if asked for; else {}.
+          What `TrainProgram.inspect` says of the step, if asked for; else {}.
         """
         if self._is_compiled:
             about = self._dispatch(inspect)

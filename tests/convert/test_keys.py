@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import inspect
 import json
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 import transformers
@@ -13,7 +13,8 @@ from transformers.modeling_rope_utils import RopeParameters
 
 from famjax import load_pretrained
 from famjax.cli.main import main
-from famjax.convert.families import FAMILIES, find_family
+from famjax.config.schema import ModelConfig
+from famjax.convert.families import FAMILIES, find_family, native_family
 from famjax.convert.families.common import ROPE_HARMLESS, ROPE_USED
 from famjax.convert.families.keys import HARMLESS, UNSUPPORTED, Required, find_unknown_keys
 from famjax.convert.load import read_config
@@ -380,3 +381,8 @@ def test_a_folder_that_transformers_saved_again_is_known(tmp_path):
     config.save_pretrained(tmp_path)
     hf = read_config(tmp_path)
     assert not find_unknown_keys(hf, FAMILIES["llama"].keys)
+
+
+@pytest.mark.parametrize("stack", ["feedback", "transformer", "lstm"])
+def test_no_family_has_a_stack_without_mixers(stack: Any) -> None:
+    assert native_family(ModelConfig(vocab_size=9, stack=stack)) is None

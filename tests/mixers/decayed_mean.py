@@ -81,7 +81,7 @@ class DecayedMeanSpec(MixerSpec):
     is_blockwise = False
     has_attention_weights = False
     has_attention_map = False
-    formats = frozenset(("orbax", "stablehlo"))
+    keys = ("model.window",)
 
     def make(self, config: ModelConfig, rngs: nnx.Rngs) -> DecayedMean:
         return DecayedMean(config, rngs=rngs)

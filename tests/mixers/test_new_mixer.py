@@ -140,6 +140,7 @@ def test_its_check_and_keys_of_others() -> None:
         UserError, match=r"model\.fam_len: has no effect with model\.mixer=decayed_"
     ):
         load_config("text_fam", ["model.mixer=decayed_mean", "model.fam_len=4"])
+    load_config("text_fam", ["model.mixer=decayed_mean", "model.window=8"])  # one of its keys
     with pytest.raises(UserError, match="did you mean 'decayed_mean'"):
         load_config("text_fam", ["model.mixer=decaid_mean"])
 

@@ -54,7 +54,7 @@ def native_family(model: ModelConfig, prefer: str = "") -> Family | None:
     Args:
       prefer: a model_type to try first, if several families can.
     """
-    if not all(spec.layer_type for spec in mixer_specs(model)):
+    if model.stack != "residual" or not all(spec.layer_type for spec in mixer_specs(model)):
         return None
     plain = normalize_model(model)
     first = [FAMILIES[prefer]] if prefer in FAMILIES else []
