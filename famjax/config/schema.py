@@ -198,6 +198,12 @@ class ModelConfig:
     fam_len: int = 16
     # p, previous FAMs a block attends to (3.4.2)
     fam_previous: int = 1
+    # what a block does to the FAM. sum: it is added, as in the paper; gated: each FAM token moves
+    # towards it by a learned gate that can close
+    fam_update: Literal["sum", "gated"] = "sum"
+    # gated: blocks in which a FAM token is replaced, at first; log-uniform over the f tokens
+    fam_min_timescale: float = 1.5
+    fam_max_timescale: float = 512.0
     # scans over the repeats of the pattern, so that one is compiled; same results either way
     scan_layers: bool = True
     # rematerialisation in the backward pass. none: cheap operations only; attention: each layer

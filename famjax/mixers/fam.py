@@ -11,13 +11,22 @@ Within a layer the recurrence needs only the keys and values of each block. So a
 projected in parallel, a scan over the blocks updates only the f memory tokens, and then all blocks
 attend in parallel: of f + w tokens only f are sequential.
 
-The FAM is float32 regardless of the compute dtype: it is a sum over all blocks, and in bfloat16 new
-terms would be rounded away.
+That update (`model.fam_update=sum`) is a sum over all blocks: its norm grows with the document,
+and PreLN makes of it a direction that turns less and less (docs/memory.md). The bounded update
+(`gated`) moves each memory token by a gate g to what the block would add to it:
+
+    U_tau = F_tau of the above - F_{tau-1}
+    F_tau = F_{tau-1} + g (U_tau - F_{tau-1}),   g from A_tau^F (`famjax.layers.memory_gate`)
+
+with F_0 = U_0. A closed gate keeps its token to the bit.
+
+The FAM is float32 regardless of the compute dtype: in bfloat16 small changes would be rounded away.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -25,10 +34,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig, sizes
-from famjax.config.schema import ModelConfig
+from famjax.config.schema import Config, ModelConfig
 from famjax.core.types import Array, Context, param_dtype
 from famjax.layers.dropout import FEEDBACK, split_key
 from famjax.layers.linear import MATMUL_PARAMS
+from famjax.layers.memory_gate import THRESHOLD, MemoryGate, count_params
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
 from famjax.mixers.mixer import Mixer, attention_flops, kv_bytes, layer_weights
@@ -80,6 +90,7 @@ class Fam(Mixer):
         self.block_len = config.block_len
         self.fam_len = config.fam_len
         self.previous = config.fam_previous
+        self.memory_gate = MemoryGate(config) if config.fam_update == "gated" else None
         self.defer_weight_gradients = config.remat != "none"
         self.receptive_field = None  # unbounded
 
@@ -161,7 +172,12 @@ class Fam(Mixer):
         attended = self.qkv.attend(q, keys, values, key=key)
         # the initial FAM carries no context: the first residual is zero (B.1)
         residual = select_rows(updates > 0, fam, jnp.zeros_like(fam))
-        return mlp(self.qkv.output_projection(attended, residual, key), fam, key)
+        attended = self.qkv.output_projection(attended, residual, key)
+        new = mlp(attended, fam, key)
+        if self.memory_gate is None:
+            return new
+        gated = fam + self.memory_gate(attended) * (new - residual - fam)
+        return select_rows(updates > 0, gated, new)
 
     def __call__(
         self, x: Array, state: FamState, ctx: Context, mlp: FeedForward
@@ -381,13 +397,44 @@ class Fam(Mixer):
 
 class FamSpec(BswaSpec):
     title = "feedback attention memory"
-    keys = ("model.memory_segments", "model.fam_len", "model.fam_previous")
+    keys = (
+        "model.memory_segments",
+        "model.fam_len",
+        "model.fam_previous",
+        "model.fam_update",
+        "model.fam_m??_timescale",
+    )
     switches = ("train.rsp",)
     has_memory = True
     has_attention_map = False  # it also attends to memories
 
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
         return Fam(config, rngs=rngs)
+
+    def initial_param(self, model: ResolvedModelConfig, name: str, rngs: nnx.Rngs) -> Array:
+        # without the projections of a large model
+        return getattr(MemoryGate(model), name.removeprefix("memory_gate."))[...]
+
+    def parameters(self, model: ModelConfig) -> int:
+        return count_params(model) if model.fam_update == "gated" else 0
+
+    def check(self, config: Config) -> Iterator[str]:
+        yield from super().check(config)
+        m = config.model
+        low, high = m.fam_min_timescale, m.fam_max_timescale
+        if low <= 1:
+            yield f"model.fam_min_timescale={low:g}: is a number of blocks; must be greater than 1"
+        if high < low:
+            yield (
+                f"model.fam_max_timescale={high:g}: is less than model.fam_min_timescale={low:g}; "
+                "set it to at least that"
+            )
+        if high >= 1 / THRESHOLD:
+            yield (
+                f"model.fam_max_timescale={high:g}: such a gate would never open (a gate opens by "
+                f"1 / timescale, and is closed below {THRESHOLD:g}); must be less than "
+                f"{1 / THRESHOLD:g}"
+            )
 
     def keys_seen(self, model: ModelConfig) -> float:
         return super().keys_seen(model) + model.fam_previous * model.fam_len

@@ -80,7 +80,18 @@ CASES: dict[str, ModelConfig] = {
     "fam-0-1": replace(BASE, mixer="fam", memory_segments=0, kv_heads=4, norm="layernorm"),
     "fam-2-1": replace(BASE, mixer="fam", memory_segments=2, kv_heads=1, mlp="gelu"),
     "fam-1-3": replace(BASE, mixer="fam", memory_segments=1, fam_previous=3, mlp="geglu"),
-    "bswa,fam": replace(BASE, mixer="bswa,fam", layers=4, norm="layernorm", tied=False),
+    # gates from closed to open
+    "fam-gated": replace(
+        BASE,
+        mixer="fam",
+        memory_segments=1,
+        fam_update="gated",
+        kv_heads=4,
+        fam_max_timescale=900.0,
+    ),
+    "bswa,fam": replace(
+        BASE, mixer="bswa,fam", layers=4, norm="layernorm", tied=False, fam_update="gated"
+    ),
     "linear": _linear("relu", rope=True),
     "linear-relu": _linear("relu", kv_heads=4),
     "linear-elu": _linear("elu", kv_heads=4, norm="layernorm"),
@@ -317,7 +328,7 @@ def lively(params: Any) -> Any:
             return np.asarray(a) + 0.3 * rng.normal(size=a.shape)
         if "'span'" in name:
             return rng.uniform(0, 1, a.shape)
-        if "'mix'" in name:
+        if "'mix'" in name or "'memory_gate'" in name:
             return rng.normal(size=a.shape)
         sharp = 1.5 if "'q'" in name or "'k'" in name else 1.0
         return np.asarray(a) * (2 * sharp if "'out'" in name or "'down'" in name else sharp)

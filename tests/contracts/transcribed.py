@@ -52,6 +52,9 @@ def residual_layers(c: ModelConfig, p: Any) -> list[tuple[transformer.LayerWeigh
         kind, hyper = MIXERS[name](c)
         if kind == "linear":
             hyper |= {"phi": _phi(c, mixer.get("map"))}
+        if kind == "fam" and c.fam_update == "gated":
+            gate = w["mixer"]["memory_gate"]
+            hyper |= {"gate": (gate["weight"], gate["bias"])}
         layers.append((_weights(mixer["qkv"], w["mlp"], c.mlp), kind, hyper))
     return layers
 

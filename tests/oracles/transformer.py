@@ -202,10 +202,14 @@ def fam_layer(
     block: int,
     segments: int,
     previous: int = 1,
+    gate: tuple[Array, Array] | None = None,
     rope_base: float = 10_000.0,
     offset: float = 0,
 ) -> tuple[Array, Array, list[Array]]:
     """Algorithm 2, with the first update's zero residual (B.1) and FAM's positions (B.2.1).
+
+    With a gate, its weight [d] and bias [f], F_tau is between F_{tau-1} and what the block would
+    add to it.
 
     x: [t d]; fam_init: [f d], F_{-1}. Returns y [t d], the last F [f d] (fam_init if no block was
     completed) and [F_0, F_1, ...], one for each completed block.
@@ -250,7 +254,14 @@ def fam_layer(
         updated = np.zeros_like(fam)
         for j in range(f):
             residual = np.zeros_like(fam[j]) if tau == 0 else fam[j]
-            updated[j] = finish(w, attend(w, projected_fams[-1][j][0], keys, values) + residual)
+            a = attend(w, projected_fams[-1][j][0], keys, values) + residual
+            updated[j] = finish(w, a)
+            if gate is not None and tau > 0:
+                weight, bias = f64(gate[0]), f64(gate[1])
+                rms = math.sqrt(sum(a[i] ** 2 for i in range(len(a))) / len(a) + 1e-6)
+                logit = sum(weight[i] * a[i] / rms for i in range(len(a))) + bias[j]
+                opening = max(0.0, 1 / (1 + math.exp(-logit)) - 0.001) / 0.999
+                updated[j] = (1 - opening) * fam[j] + opening * (updated[j] - residual)
         fam = updated
         fams.append(fam)
         projected_fams.append(project(fam, tau))
