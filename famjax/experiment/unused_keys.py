@@ -221,6 +221,11 @@ _RULES = (
     Rule(("model.mixer", "model.scan_layers"), _requires_stack("residual"), "model.stack=residual"),
     Rule(("model.linear.features",), _elu_map, "another map"),
     Rule(
+        ("model.fam_min_timescale", "model.fam_max_timescale"),
+        _unused_unless(lambda c: c.model.fam_update == "gated", "model.fam_update"),
+        "model.fam_update=gated",
+    ),
+    Rule(
         (
             "model.heads",
             "model.kv_heads",

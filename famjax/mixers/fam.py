@@ -402,7 +402,8 @@ class FamSpec(BswaSpec):
         "model.fam_len",
         "model.fam_previous",
         "model.fam_update",
-        "model.fam_m??_timescale",
+        "model.fam_min_timescale",
+        "model.fam_max_timescale",
     )
     switches = ("train.rsp",)
     has_memory = True

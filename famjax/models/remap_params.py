@@ -76,7 +76,8 @@ def remap_params(params: Any, old: ModelConfig, new: ModelConfig) -> Any:
     """Return the parameters of a model `new`, with all weights taken from a model `old`.
 
     A FAM prompt that is missing or has another length is initialized by `init_fam_prompt`, a
-    mixer's missing parameters by `init_mixer_param`. Arrays of equal layout are not copied.
+    mixer's parameters that are missing or have another shape by `init_mixer_param`. Arrays of equal
+    layout are not copied.
 
     Raises:
       UserError: the models differ in more than their mixers.
@@ -88,9 +89,14 @@ def remap_params(params: Any, old: ModelConfig, new: ModelConfig) -> Any:
     old_pattern, pattern = _pattern(old), _pattern(new)
     _, shapes = abstract_inference_model(replace(new, lora=LoraConfig()))
 
-    def layer_weight(name: str, i: int) -> Array:
+    def is_new(name: str, index: int | None, shape: tuple[int, ...]) -> bool:
+        if not is_of_mixer(name):
+            return False
+        return (name, index) not in source or source[name, index].shape[1:] != shape[1:]
+
+    def layer_weight(name: str, i: int, shape: tuple[int, ...]) -> Array:
         repeat, index = divmod(i, len(old_pattern))
-        if is_of_mixer(name) and (name, index) not in source:
+        if is_new(name, index, shape):
             return init_mixer_param(name, new, i)
         return source[name, index][repeat]
 
@@ -105,10 +111,11 @@ def remap_params(params: Any, old: ModelConfig, new: ModelConfig) -> Any:
             converted = feedback_weight(name, shape, source, new)
             if converted is not None:
                 return converted
-        missing = is_of_mixer(name) and (name, index) not in source
-        if index is None or (len(old_pattern) == len(pattern) and not missing):
+        is_kept = len(old_pattern) == len(pattern) and not is_new(name, index, shape.shape)
+        if index is None or is_kept:
             return source[name, index]
-        return jnp.stack([layer_weight(name, i) for i in range(index, new.layers, len(pattern))])
+        layers = range(index, new.layers, len(pattern))
+        return jnp.stack([layer_weight(name, i, shape.shape) for i in layers])
 
     return jax.tree_util.tree_map_with_path(value, shapes)
 

@@ -395,6 +395,20 @@ def test_sizes_that_may_not_be_zero(key: str) -> None:
     ("overrides", "line"),
     [
         (
+            ["model.fam_update=gated", "model.fam_max_timescale=1000"],
+            "model.fam_max_timescale=1000: such a gate would never open (a gate opens by "
+            "1 / timescale, and is closed below 0.001); must be less than 1000",
+        ),
+        (
+            ["model.fam_update=gated", "model.fam_max_timescale=1.2"],
+            "model.fam_max_timescale=1.2: is less than model.fam_min_timescale=1.5; set it to at "
+            "least that",
+        ),
+        (
+            ["model.fam_update=gated", "model.fam_min_timescale=1"],
+            "model.fam_min_timescale=1: is a number of blocks; must be greater than 1",
+        ),
+        (
             ["model.width=250"],
             "model.width=250 is not a multiple of model.heads=4; take 248 or 252",
         ),

@@ -1,9 +1,10 @@
-"""`remap_params` between softmax and linear attention."""
+"""`remap_params` between softmax and linear attention, and between updates of the FAM."""
 
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 
@@ -13,6 +14,9 @@ from famjax.models.remap_params import abstract_inference_model, canonical_name,
 
 FULL = ModelConfig(vocab_size=9, layers=2, width=8, heads=2, mixer="full")
 RELU = replace(FULL, mixer="linear", linear=LinearConfig("relu", features=4))
+
+
+GATED = replace(FULL, mixer="fam", fam_len=3, fam_update="gated")
 
 
 def weights(model):
@@ -50,3 +54,25 @@ def test_a_map_of_another_size_is_not_lost():
     old = replace(RELU, linear=LinearConfig())
     with pytest.raises(UserError, match=r"model\.linear\.features=4: the given feature maps"):
         remap_params(weights(old), old, RELU)
+
+
+def test_gates_are_new_kept_or_dropped():
+    given = jax.tree.map(lambda a: a + 7, weights(GATED))
+    plain = replace(GATED, fam_update="sum")
+    assert gate(remap_params(given, GATED, replace(GATED, memory_segments=3)))["bias"].min() == 7
+    assert names(remap_params(given, GATED, plain)) == names(weights(plain))
+    new = gate(remap_params(weights(plain), plain, GATED))
+    np.testing.assert_allclose(1 / jax.nn.sigmoid(new["bias"][1]), [1.5, 27.71, 512], rtol=1e-3)
+    assert not new["weight"].any()
+
+
+def test_gates_of_another_number_of_tokens_are_new():
+    given = jax.tree.map(lambda a: a + 7, weights(GATED))
+    longer = gate(remap_params(given, GATED, replace(GATED, fam_len=5)))
+    assert longer["bias"].shape == (2, 5)
+    assert longer["bias"].max() < 1  # -log(1.5 - 1)
+    assert longer["weight"].min() == 7
+
+
+def gate(params):
+    return nnx.to_pure_dict(params)["stack"]["layers"][0]["mixer"]["memory_gate"]

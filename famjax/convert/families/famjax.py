@@ -23,8 +23,11 @@ _FIELDS = [
     for field in dataclasses.fields(ModelConfig)
     if field.default is not dataclasses.MISSING and field.name not in _LEFT
 ]
+# keys that older exports lack, which were all of models with the defaults
+_LATER = ("fam_update", "fam_min_timescale", "fam_max_timescale")
 _KEYS = Keys(
-    dict.fromkeys((*_FIELDS, "arch", "tie_word_embeddings"), REQUIRED),
+    dict.fromkeys((*_FIELDS, "arch", "tie_word_embeddings"), REQUIRED)
+    | {name: getattr(ModelConfig(), name) for name in _LATER},
     {
         # its own code
         "auto_map": UnsupportedKey((None,), "", lambda value, hf: True),
@@ -90,6 +93,10 @@ def tensors(model: ModelConfig) -> Tensors:
         found["stack.positions.table"] = Tensor("positions.weight", inputs=1)
     if any(spec.has_memory for spec in mixer_specs(model)):
         found["stack.prompt"] = Tensor("prompt", inputs=1)
+        if model.fam_update == "gated":
+            for name in ("weight", "bias"):
+                gate = f"mixer.memory_gate.{name}"
+                found[f"layer.{gate}"] = Tensor(f"layers.{{}}.attention.memory_gate.{name}")
     layer = "layers.{}."
     for ours, theirs in kernels.items():
         found[f"layer.{ours}.kernel"] = linear_kernel(

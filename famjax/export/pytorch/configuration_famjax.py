@@ -18,6 +18,8 @@ class FamjaxConfig(PreTrainedConfig):
       capacity: maximum tokens of full attention; rows of the learned position table.
       fam_len, fam_previous: memory tokens of fam, and how many of its last memories a block
         attends to.
+      fam_update: sum, or gated: memory tokens move to their new value by a gate.
+      fam_min_timescale, fam_max_timescale: of training; not read here.
       arch: options in which pretrained families differ.
       tie_word_embeddings: the head shares the embedding's weights.
     """
@@ -51,6 +53,9 @@ class FamjaxConfig(PreTrainedConfig):
         capacity=64,
         fam_len=2,
         fam_previous=1,
+        fam_update="sum",
+        fam_min_timescale=1.5,
+        fam_max_timescale=512.0,
         arch=None,
         tie_word_embeddings=True,
         **kwargs,
@@ -72,6 +77,9 @@ class FamjaxConfig(PreTrainedConfig):
         self.capacity = capacity
         self.fam_len = fam_len
         self.fam_previous = fam_previous
+        self.fam_update = fam_update
+        self.fam_min_timescale = fam_min_timescale
+        self.fam_max_timescale = fam_max_timescale
         self.arch = _ARCH | (arch or {})
         self.tie_word_embeddings = tie_word_embeddings
         super().__init__(**kwargs)

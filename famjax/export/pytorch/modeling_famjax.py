@@ -158,6 +158,24 @@ class Rotary:
         return torch.cat(rotated, -1).to(x.dtype)
 
 
+class MemoryGate(nn.Module):
+    """How far each memory token moves to its new value, from 0 (it is kept) to 1."""
+
+    threshold = 1e-3  # a gate below this is closed
+
+    def __init__(self, config):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(config.width))
+        self.bias = nn.Parameter(torch.zeros(config.fam_len))
+
+    def forward(self, attended):
+        """[b f d] -> [b f 1]."""
+        rms = (attended.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+        logits = (attended / rms * self.weight.float()).sum(-1) + self.bias.float()
+        gate = logits.sigmoid()[..., None] - self.threshold
+        return gate.clamp(min=0) / (1 - self.threshold)
+
+
 class Attention(nn.Module):
     """Attention of one layer, with its mixer's mask and memory."""
 
@@ -180,6 +198,8 @@ class Attention(nn.Module):
         self.q_norm = Norm("rmsnorm", e, arch) if arch["qk_norm"] else None
         self.k_norm = Norm("rmsnorm", e, arch) if arch["qk_norm"] else None
         self.post_norm = Norm(config.norm, d, arch) if arch["post_norm"] else None
+        is_gated = mixer == "fam" and config.fam_update == "gated"
+        self.memory_gate = MemoryGate(config) if is_gated else None
 
     def project(self, x):
         """[b t d] -> q [b t h e], k and v [b t g e]."""
@@ -295,9 +315,12 @@ class Attention(nn.Module):
         attended = self.attend(self.rotate(q, at[:f]), self.rotate(k, at), v)
         # the initial memory carries no context: the first residual is zero (B.1)
         first = row_tensor([tokens < w for tokens in step.tokens], fam.device)[..., None]
-        new = mlp(
-            self.project_output(attended, torch.where(first, torch.zeros_like(fam), fam)), fam
-        )
+        residual = torch.where(first, torch.zeros_like(fam), fam)
+        attended = self.project_output(attended, residual)
+        new = mlp(attended, fam)
+        if self.memory_gate is not None:
+            gated = fam + self.memory_gate(attended) * (new - residual - fam)
+            new = torch.where(first, new, gated)
         _, fam_k, fam_v = self.project(new)
 
         def append(old, new):
