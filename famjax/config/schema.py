@@ -239,6 +239,8 @@ class PasskeyConfig:
     # asks the question every so many tokens; the document continues from the memory before the
     # block of the question. 0 asks at the end only
     ask_every: int = 0
+    # most tokens before the needle, uniform; 0 = the needle comes first, as in the paper
+    needle_within: int = 0
     # loss weight of the tokens that are not the answer
     other_weight: float = 0.02
 

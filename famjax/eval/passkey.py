@@ -55,7 +55,8 @@ def evaluate_passkey(
     Raises:
       UserError: a length is too short for the task, or exceeds full attention's KV cache.
     """
-    task = Passkey(run.tokenizer, run.config.data.passkey.digits)
+    passkey = run.config.data.passkey
+    task = Passkey(run.tokenizer, passkey.digits, needle_within=passkey.needle_within)
     counts = [examples(length) if callable(examples) else examples for length in lengths]
     _check_passkey(run, task, lengths, [*counts, batch])
     streamer = Streamer(run.model, min(batch, max(counts, default=1)))

@@ -54,6 +54,7 @@ _LOWEST: dict[str, float] = {
     "data.repeat_weight": 0,
     "data.passkey.digits": 1,
     "data.passkey.min_length": 1,
+    "data.passkey.needle_within": 0,
     "data.passkey.max_length": 1,
     "data.passkey.start_length": 1,
     "data.passkey.multiple": 1,

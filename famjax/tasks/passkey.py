@@ -51,12 +51,15 @@ class Passkey:
       tokenizer: any that encodes each digit of a key in separate tokens.
       digits: of a key.
       other_weight: of the tokens that are not the answer.
+      needle_within: most tokens of filler before the needle.
 
     Raises:
       UserError: the tokenizer encodes different keys to the same ids.
     """
 
-    def __init__(self, tokenizer: Tokenizer, digits: int, other_weight: float = 0.0):
+    def __init__(
+        self, tokenizer: Tokenizer, digits: int, other_weight: float = 0.0, needle_within: int = 0
+    ):
         keys = {tuple(tokenizer.encode(str(digit) * digits)) for digit in range(10)}
         if len(keys) < 10:
             # any answer would be correct
@@ -68,15 +71,15 @@ class Passkey:
         self.tokenizer = tokenizer
         self.digits = digits
         self.other_weight = other_weight
+        self.needle_within = needle_within
         self.filler = np.concatenate([tokenizer.encode(sentence) for sentence in FILLER])
         self.starts = np.cumsum([0, *(len(tokenizer.encode(s)) for s in FILLER[:-1])])
         self.question = tokenizer.encode(QUESTION)
         self.shortest = len(self.head("0" * digits)) + len(self.tail("0" * digits))
 
-    def head(self, key: str) -> np.ndarray:
-        return np.concatenate(
-            [[self.tokenizer.bos_id], self.tokenizer.encode(NEEDLE.format(key=key))]
-        ).astype(np.int32)
+    def head(self, key: str, before: np.ndarray | tuple[()] = ()) -> np.ndarray:
+        needle = self.tokenizer.encode(NEEDLE.format(key=key))
+        return np.concatenate([[self.tokenizer.bos_id], before, needle]).astype(np.int32)
 
     def answer(self, key: str) -> np.ndarray:
         return self.tokenizer.encode(key)
@@ -102,7 +105,9 @@ class Passkey:
           UserError: needle and question do not fit in `length`.
         """
         key = "".join(map(str, rng.integers(0, 10, self.digits)))
-        head, tail = self.head(key)[: 0 if follows else None], self.tail(key)
+        head, tail = self.head(key), self.tail(key)
+        if follows:
+            head = head[:0]
         left = length - len(head) - len(tail)
         if left < 0:
             raise UserError(
@@ -110,25 +115,37 @@ class Passkey:
                 f"{len(head) + len(tail)} with tokenizer {self.tokenizer.name}; ask for more"
             )
         start = int(rng.choice(self.starts))
+        if self.needle_within and not follows:
+            count = int(rng.integers(min(self.needle_within, left) + 1))
+            head = self.head(key, self._filler(start, count))
+            start, left = start + count, left - count
         yield self._context_piece(head, follows)
         for done in range(0, left, _PIECE_TOKENS):
-            index = start + done + np.arange(min(_PIECE_TOKENS, left - done))
-            yield self._context_piece(self.filler[index % len(self.filler)])
+            count = min(_PIECE_TOKENS, left - done)
+            yield self._context_piece(self._filler(start + done, count))
         weights = np.full(len(tail), self.other_weight, np.float32)
         weights[len(self.question) : -1] = 1
         yield Piece(tail, weights)
+
+    def _filler(self, start: int, count: int) -> np.ndarray:
+        return self.filler[(start + np.arange(count)) % len(self.filler)]
 
     def _context_piece(self, tokens: np.ndarray, passing: bool = False) -> Piece:
         return Piece(tokens, np.full(len(tokens), self.other_weight, np.float32), passing)
 
 
 class PasskeySource(Source):
-    """Endless passkey documents, of a length that grows as they are solved."""
+    """Endless passkey documents, of a length that grows as they are solved.
 
-    def __init__(self, config: PasskeyConfig, tokenizer: Tokenizer, seed: int):
-        self.config = config
+    Args:
+      block_len: w of the model. The question and answer of a document that another one follows
+        are within a block, so that the memory before this block knows neither.
+    """
+
+    def __init__(self, config: PasskeyConfig, tokenizer: Tokenizer, seed: int, block_len: int = 1):
+        self.config, self.block_len = config, block_len
         self.seed = seed
-        self.task = Passkey(tokenizer, config.digits, config.other_weight)
+        self.task = Passkey(tokenizer, config.digits, config.other_weight, config.needle_within)
         if config.min_length < self.task.shortest:
             raise UserError(
                 f"data.passkey.min_length={config.min_length}: needle and question take "
@@ -151,12 +168,23 @@ class PasskeySource(Source):
         c = self.config
         if before and before[3]:
             _, needle, _, left, part = before
-            return [lane, needle, c.ask_every, left - c.ask_every, part + 1]
+            left, part = left - c.ask_every, part + 1
+            rng = np.random.default_rng([self.seed, lane, needle, 2, part])
+            length = self._end_anywhere(c.ask_every, left, self.question_len, rng)
+            return [lane, needle, length, left, part]
         rng = np.random.default_rng([self.seed, lane, k, 0])
         length = round(rng.uniform(c.min_length, self.longest))
         length = -(-length // c.multiple) * c.multiple
         left = (length - c.min_length) // c.ask_every * c.ask_every if c.ask_every else 0
-        return [lane, k, length - left, left, 0]
+        return [lane, k, self._end_anywhere(length - left, left, c.min_length, rng), left, 0]
+
+    def _end_anywhere(self, length: int, left: int, shortest: int, rng: np.random.Generator) -> int:
+        """Return a similar length for which the question is anywhere, within a block if `left`."""
+        w = self.block_len
+        if not self.config.ask_every or self.config.multiple % w == 0:
+            return length
+        end = -(-length // w) * w - int(rng.integers(w - self.question_len + 1 if left else w))
+        return end if end >= shortest else end + w
 
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
         lane, needle, length, _, part = key
@@ -205,8 +233,8 @@ class PasskeyTask(Task):
     def make_source(
         self, config: Config, tokenizer: Tokenizer, split: Split, checked: Path | None
     ) -> PasskeySource:
-        source = PasskeySource(config.data.passkey, tokenizer, config.seed)
         block_len = config.model.block_len
+        source = PasskeySource(config.data.passkey, tokenizer, config.seed, block_len)
         if config.data.passkey.ask_every and source.question_len > block_len:
             raise UserError(
                 f"model.block_len={block_len}: the question takes "
@@ -230,18 +258,14 @@ def _check_ask_every(config: Config) -> Iterator[str]:
     m, d, p = config.model, config.data, config.data.passkey
     asked = f"data.passkey.ask_every={p.ask_every}"
     off = "or set data.passkey.ask_every=0"
-    for name, size in (("ask_every", p.ask_every), ("multiple", p.multiple)):
-        if size % m.block_len:
-            yield (
-                f"data.passkey.{name}={size} is not a multiple of model.block_len={m.block_len}, "
-                f"so the memory would see the answers; take {multiples(size, m.block_len)} {off}"
-            )
+    if p.ask_every % m.block_len:
+        yield (
+            f"{asked} is not a multiple of model.block_len={m.block_len}, so the memory would see "
+            f"the answers; take {multiples(p.ask_every, m.block_len)} {off}"
+        )
     if d.layout == "packed":
         yield f"{asked} needs memory that packed rows do not carry; set data.layout=lanes {off}"
     if not any(spec.has_memory for spec in mixer_specs(m)):
         yield f"{asked} needs a FAM, and model.mixer={m.mixer} has none; add one {off}"
-    if m.memory_segments or m.fam_previous > 1:
-        yield (
-            f"{asked} carries one FAM and nothing else; set model.memory_segments=0 and "
-            f"model.fam_previous=1 {off}"
-        )
+    if m.fam_previous > 1:
+        yield f"{asked} carries one FAM; set model.fam_previous=1 {off}"

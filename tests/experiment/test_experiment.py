@@ -488,13 +488,9 @@ def test_sizes_that_may_not_be_zero(key: str) -> None:
             [PASSKEY, "data.passkey.ask_every=100"],
             "data.passkey.ask_every=100 is not a multiple of model.",
         ),
-        (
-            [PASSKEY, "data.passkey.ask_every=128"],
-            "data.passkey.multiple=1 is not a multiple of model.",
-        ),
         ([*ASK, "data.layout=packed"], "data.passkey.ask_every=128 needs memory that packed rows"),
         ([*ASK, "model.mixer=bswa"], "data.passkey.ask_every=128 needs a FAM"),
-        ([*ASK, "model.memory_segments=1"], "data.passkey.ask_every=128 carries one FAM"),
+        ([*ASK, "model.fam_previous=2"], "data.passkey.ask_every=128 carries one FAM"),
         (["data.passkey.threshold=1.5"], "data.passkey.threshold=1.5: must be from 0 to 1"),
         (["optimizer.beta2=1"], "optimizer.beta2=1.0: must be at least 0 and less than 1"),
         (

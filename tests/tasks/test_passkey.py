@@ -118,6 +118,40 @@ def test_a_key_is_asked_for_again_and_again(words):
         PasskeySource(replace(config, ask_every=10), words, seed=0)
 
 
+def test_questions_are_anywhere_and_no_memory_knows_the_answer(words):
+    """A document that another one follows has question and answer within its last block."""
+    w = 64
+    config = PasskeyConfig(min_length=96, start_length=900, max_length=900, ask_every=256)
+    source = PasskeySource(config, words, seed=0, block_len=w)
+    followed, last, before = set(), set(), None
+    for k in range(1500):
+        key = before = source.key(0, 1, k, before)
+        length = sum(len(piece.tokens) for piece in source.open(key))
+        assert length == key[2]
+        (followed if key[3] else last).add((length - 1) % w + 1)
+    assert followed == set(range(source.question_len, w + 1))
+    assert last == set(range(1, w + 1))
+
+
+def test_the_needle_is_anywhere_in_the_first_document(words):
+    config = PasskeyConfig(
+        min_length=96, start_length=2000, max_length=2000, ask_every=512, needle_within=300
+    )
+    source = PasskeySource(config, words, seed=0, block_len=64)
+    starts, keys, before = [], {}, None
+    for k in range(1600):
+        key = before = source.key(0, 1, k, before)
+        text = words.decode(np.concatenate([piece.tokens for piece in source.open(key)]))
+        start = text.find("There is an important")
+        assert (start >= 0) == (key[4] == 0)
+        if start >= 0:
+            starts.append(len(words.encode(text[:start])))
+        answer = text.split("The pass key is ")[-1]
+        assert keys.setdefault(key[1], answer) == answer
+    assert min(starts) < 20
+    assert 270 < max(starts) <= 301
+
+
 def test_a_document_opened_in_the_middle_continues(words):
     source = PasskeySource(replace(PasskeyConfig(), start_length=96), words, 3)
     key = [1, 5, 9000, 0, 0]
