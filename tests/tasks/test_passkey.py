@@ -135,7 +135,7 @@ def test_questions_are_anywhere_and_no_memory_knows_the_answer(words):
 
 def test_the_needle_is_anywhere_in_the_first_document(words):
     config = PasskeyConfig(
-        min_length=96, start_length=2000, max_length=2000, ask_every=512, needle_within=300
+        min_length=512, start_length=2000, max_length=2000, ask_every=512, needle_within=300
     )
     source = PasskeySource(config, words, seed=0, block_len=64)
     starts, keys, before = [], {}, None
