@@ -92,15 +92,13 @@ def open_hugging_face(source: Path, tokenizer: str = "") -> Teacher:
     # an exported run with a word list includes it; its tokenizer.json is for other libraries
     own = source / WORDS
     native, tokenizer = parse_model(hf, source), tokenizer or str(own if own.is_file() else source)
-    tensors = find_family(hf).tensors
+    tensors = find_family(hf).tensors(resolve_model(native))
     return Teacher(
         hf["model_type"],
         native,
         tokenizer,
         DataConfig(tokenizer=tokenizer),
-        lambda model: load_weights(
-            model, tensors(resolve_model(model)), source, native=tensors(resolve_model(native))
-        ),
+        lambda model: load_weights(model, native, tensors, source),
         lambda model, to: _compare_logits(source, hf["model_type"], native, model, to),
         (source / "config.json").read_bytes(),
         describe_ignored_keys(hf),

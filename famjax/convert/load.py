@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
+from famjax.config.derived import mixer_pattern
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
 from famjax.convert.checkpoint import SafetensorsFolder
@@ -64,9 +65,9 @@ def load_pretrained(
     check_compatible(config, new)
     if new.lora.rank:
         raise UserError("lora: adapters need training: famjax.fit with init and model.lora.rank")
-    tensors = find_family(hf).tensors
-    native = tensors(resolve_model(config))
-    return new, load_weights(new, tensors(resolve_model(new)), folder, mesh, native)
+    return new, load_weights(
+        new, config, find_family(hf).tensors(resolve_model(config)), folder, mesh
+    )
 
 
 def read_config(folder: Path) -> HF:
@@ -134,22 +135,23 @@ def describe_ignored_keys(hf: HF) -> str:
 
 def load_weights(
     config: ModelConfig,
+    native: ModelConfig,
     tensors: Tensors,
     folder: Path,
     mesh: Mesh | None = None,
-    native: Tensors | None = None,
 ) -> LanguageModel:
-    """Return the model with the weights of a folder.
+    """Return a model with the weights of a folder.
+
+    What the folder's own model does not have is initialized: a FAM's prompt, a mixer's parameters.
 
     Host memory: the model's own, and a few slices of a tensor (`famjax.convert.checkpoint`).
 
     Args:
       config: of the model.
-      tensors: of that model in the folder.
+      native: of the folder's own model, with which it is compatible (`check_compatible`).
+      tensors: of the folder's own model.
       folder: see `load_pretrained`.
       mesh: see `load_pretrained`.
-      native: tensors of the folder's own model. Those that the model lacks, such as the FAM's
-        prompt under another attention, are not loaded.
     """
     if config.stack != "residual":
         raise UserError(
@@ -160,7 +162,7 @@ def load_weights(
     check_model_fits(config)
     graph, shapes = abstract_inference_model(config)
     with SafetensorsFolder(folder) as checkpoint:
-        loader = ParameterLoader(config, tensors, checkpoint, mesh, native)
+        loader = ParameterLoader(config, native, tensors, checkpoint, mesh)
         params = jax.tree_util.tree_map_with_path(loader.load, shapes)
     return nnx.merge(graph, params)
 
@@ -171,25 +173,22 @@ class ParameterLoader:
     def __init__(
         self,
         config: ModelConfig,
+        native: ModelConfig,
         tensors: Tensors,
         checkpoint: SafetensorsFolder,
         mesh: Mesh | None = None,
-        native: Tensors | None = None,
     ):
         self.config, self.tensors, self.checkpoint = config, tensors, checkpoint
         self.mesh = mesh
         self.embedding: Array | None = None  # loaded before the prompt, which is derived from it
         names_in_folder = checkpoint.names()
         self.prefix = _prefix(tensors["embedding"].name, names_in_folder)
-        layers = range(config.layers)
-        wanted, known = (
-            {self.tensor_name(tensor, i) for tensor in named.values() for i in layers}
-            for named in (tensors, native or {})
-        )
+        self.native = layer_shapes(native)
+        wanted = {self.tensor_name(tensors[name], i or 0) for name, i in self.native}
         for name in _HEADS & (names_in_folder - wanted):
             # with a tied head it must be a copy of the embedding
             self.check_tied_head(name, self.tensor_name(tensors["embedding"]))
-        _check_names(wanted | (_HEADS | known) & names_in_folder, names_in_folder)
+        _check_names(wanted | _HEADS & names_in_folder, names_in_folder)
 
     def tensor_name(self, tensor: Tensor, layer: int = 0) -> str:
         return tensor.name.format(layer).removeprefix(self.prefix)
@@ -207,25 +206,35 @@ class ParameterLoader:
     def load(self, path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Array:
         placement = self.parameter_sharding(path, shape)
         name, first = canonical_name(path)
-        if name == "stack.prompt" and name not in self.tensors:
+        if name == "stack.prompt" and self.native.get((name, None)) != shape.shape:
             assert self.embedding is not None
             return jax.device_put(init_fam_prompt(self.embedding, self.config), placement)
-        pattern = len(self.config.mixer.split(","))
-        if is_of_mixer(name):
-            assert first is not None
-            layers = range(first, self.config.layers, pattern)
-            maps = jnp.stack([init_mixer_param(name, self.config, i) for i in layers])
-            return jax.device_put(maps, placement)
-        tensor = self.tensors[name]
         if first is None:
+            tensor = self.tensors[name]
             array = self.load_tensors(
                 tensor, [self.tensor_name(tensor)], shape.shape, shape.shape, placement
             )
             if name == "embedding":
                 self.embedding = array
             return array
-        names = [self.tensor_name(tensor, i) for i in range(first, self.config.layers, pattern)]
+        layers = range(first, self.config.layers, len(mixer_pattern(self.config)))
+        if is_of_mixer(name):
+            params = [self.load_mixer_param(name, i, shape.shape[1:], placement) for i in layers]
+            return jax.device_put(jnp.concatenate(params), placement)
+        tensor = self.tensors[name]
+        names = [self.tensor_name(tensor, i) for i in layers]
         return self.load_tensors(tensor, names, shape.shape[1:], shape.shape, placement)
+
+    def load_mixer_param(
+        self, name: str, layer: int, shape: tuple[int, ...], placement: Sharding
+    ) -> Array:
+        """Return a parameter that other mixers lack, or that has another shape there: [1 ...]."""
+        if self.native.get((name, layer)) != shape:
+            return init_mixer_param(name, self.config, layer)[None]
+        tensor = self.tensors[name]
+        return self.load_tensors(
+            tensor, [self.tensor_name(tensor, layer)], shape, (1, *shape), placement
+        )
 
     def parameter_sharding(self, path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Sharding:
         if self.mesh is None:
@@ -259,6 +268,20 @@ class ParameterLoader:
                 else:
                     column += x.shape[1]
         return array
+
+
+def layer_shapes(model: ModelConfig) -> dict[tuple[str, int | None], tuple[int, ...]]:
+    """Return the shapes of a model's parameters by canonical name and layer, None for no layer."""
+    _, shapes = abstract_inference_model(model)
+    found: dict[tuple[str, int | None], tuple[int, ...]] = {}
+    for path, shape in jax.tree_util.tree_leaves_with_path(shapes):
+        name, first = canonical_name(path)
+        if first is None:
+            found[name, None] = shape.shape
+        else:
+            for layer in range(first, model.layers, len(mixer_pattern(model))):
+                found[name, layer] = shape.shape[1:]
+    return found
 
 
 @functools.cache

@@ -1,0 +1,118 @@
+"""`model.fam_update=gated` from training to adapters, conversion, memory files and exports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from flax import nnx
+
+from famjax import load_pretrained
+from famjax.cli.main import main
+from famjax.config.schema import Config
+from famjax.convert.open import open_model
+from famjax.experiment.load import load_config
+from famjax.parallel.sharding import path_name
+from famjax.train.loop import train
+from famjax.train.run import Run, open_run
+
+SMALL = [
+    *("model.layers=2", "model.width=16", "model.heads=2", "model.mlp_width=32"),
+    *("model.block_len=8", "model.fam_len=3", "model.memory_segments=1"),
+    *("data.batch=2", "data.length=64", "train.steps=2", "optimizer.warmup_steps=0"),
+]
+GATED = "model.fam_update=gated"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs that were trained with both updates, and their text."""
+    folder = tmp_path_factory.mktemp("gated")
+    (folder / "train.txt").write_text(tiny.TEXT * 40)
+    train(config(folder, "text_fam", GATED), folder / "gated", quiet=True)
+    train(config(folder, "text_fam"), folder / "sum", quiet=True)
+    return folder
+
+
+def config(folder: Path, name: str, *more: str) -> Config:
+    return load_config(name, [*SMALL, f"data.files={folder / 'train.txt'}", *more])
+
+
+def gates(run: Run) -> dict[str, np.ndarray]:
+    leaves = jax.tree_util.tree_leaves_with_path(nnx.state(run.model, nnx.Param))
+    named = {path_name(path): np.asarray(leaf) for path, leaf in leaves}
+    return {name: a for name, a in named.items() if "memory_gate" in name}
+
+
+def line(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_gates_are_trained(folder: Path) -> None:
+    found = gates(open_run(folder / "gated"))
+    assert len(found) == 2
+    assert not gates(open_run(folder / "sum"))
+    for name, a in found.items():
+        assert a.any(), name  # the weights start at 0
+
+
+def test_gates_are_trained_beside_adapters(folder: Path, tmp_path: Path) -> None:
+    main(["convert", str(folder / "sum"), str(tmp_path / "new"), "--to", "keep", GATED])
+    new = open_run(tmp_path / "new")
+    lora = [f"init={tmp_path / 'new'}", "model.lora.rank=2", GATED]
+    adapted = train(config(folder, "text_fam", *lora), tmp_path / "adapted", quiet=True)
+    for name, a in gates(adapted).items():
+        assert (a != gates(new)[name]).any(), name
+
+
+def test_a_memory_of_the_other_update_is_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, memory = str(folder / "train.txt"), str(tmp_path / "x.memory")
+    assert main(["generate", str(folder / "sum"), "--read", text, "--state-out", memory]) == 0
+    to_gated = ["convert", str(folder / "sum"), str(tmp_path / "new"), "--to", "keep", GATED]
+    assert main(to_gated) == 0
+    for run in (folder / "gated", tmp_path / "new"):
+        arguments = ["generate", str(run), "--state-in", memory, "--prompt", "a"]
+        assert main(arguments) == 2
+        assert "belongs to another model" in line(capsys)
+
+
+def test_exports_have_equal_logits(folder: Path, tmp_path: Path) -> None:
+    for form in ("hf", "orbax", "stablehlo"):
+        # each compares what it wrote with the run
+        assert main(["export", str(folder / "gated"), str(tmp_path / form), "--format", form]) == 0
+    after = gates(open_model(str(tmp_path / "hf")))
+    for name, a in gates(open_run(folder / "gated")).items():
+        np.testing.assert_array_equal(a, after[name])
+
+
+def test_a_folder_without_the_key_has_the_papers_update(folder: Path, tmp_path: Path) -> None:
+    """Folders exported before there was another one."""
+    assert main(["export", str(folder / "sum"), str(tmp_path / "hf")]) == 0
+    path = tmp_path / "hf" / "config.json"
+    hf = json.loads(path.read_text())
+    for name in ("fam_update", "fam_min_timescale", "fam_max_timescale"):
+        del hf[name]
+    path.write_text(json.dumps(hf))
+    assert open_model(str(tmp_path / "hf")).config.model.fam_update == "sum"
+
+
+def test_a_folder_of_another_memory_is_loaded_with_a_new_one(folder: Path, tmp_path: Path) -> None:
+    assert main(["export", str(folder / "gated"), str(tmp_path / "hf")]) == 0
+    _, same = load_pretrained(tmp_path / "hf", memory_segments=2)
+    _, longer = load_pretrained(tmp_path / "hf", fam_len=5)
+    _, bswa = load_pretrained(tmp_path / "hf", mixer="bswa", fam_update="sum")
+    assert main(["export", str(folder / "sum"), str(tmp_path / "sum")]) == 0
+    _, mixed = load_pretrained(tmp_path / "sum", mixer="bswa,fam", fam_update="gated")
+    gate = same.stack.layers[0].mixer.memory_gate
+    assert gate.weight[...].any()
+    assert (longer.stack.layers[0].mixer.memory_gate.weight[...] == gate.weight[...]).all()
+    assert longer.stack.layers[0].mixer.memory_gate.bias[...].shape == (2, 5)
+    assert longer.stack.prompt[...].shape == (5, 16)
+    assert bswa.stack.prompt is None
+    assert not mixed.stack.layers[1].mixer.memory_gate.weight[...].any()
