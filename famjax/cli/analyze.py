@@ -1,4 +1,4 @@
-"""`famjax analyze RUN [--teacher RUN] [--tasks text:FILES] [--json] [--plot FILE]`."""
+"""`famjax analyze RUN [--memory] [--teacher RUN] [--tasks text:FILES] [--json] [--plot FILE]`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import tyro
 
+from famjax.cli.analyze_memory import measure_memory, plot_memory, show_memory
 from famjax.cli.eval import HOLDOUT, parse_tasks
 from famjax.cli.main import parse
 from famjax.cli.plot import plot_file
@@ -21,15 +22,19 @@ from famjax.processes import runtime
 
 @dataclass(frozen=True)
 class Arguments:
-    """Measure the entropy of a run's attention and its distance from a teacher's (T2R 4, A.2)."""
+    """Measure the entropy of a run's attention and its distance from a teacher's (T2R 4, A.2), or
+    with --memory what a feedback memory does along a document."""
 
     run: tyro.conf.Positional[str]
     """Folder of the run, or of a Hugging Face model."""
+    memory: bool = False
+    """Instead: size, turn, rank and gates of the feedback memory by block, attention on it, and the
+    loss without it, along one document of --length tokens."""
     teacher: str = ""
     """Folder of the run that it was converted from; it reads the same text."""
     tasks: str = "text:holdout"
     """text:FILES (file, folder or glob, several separated by commas), or text:holdout, the
-    documents that training held out."""
+    documents that training held out. With --memory, passkey is a document of that task."""
     length: int = 512
     """Tokens of an example, contiguous within one document."""
     examples: int = 16
@@ -42,17 +47,27 @@ class Arguments:
 
 def run(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, "famjax analyze")
-    files = _parse_files(arguments.tasks)
     drawn = plot_file(arguments.plot) if arguments.plot else None
-    report = measure(arguments, files)
+    if arguments.memory:
+        report, show, draw = _measure_memory(arguments), show_memory, plot_memory
+    else:
+        report, show, draw = measure(arguments, _parse_files(arguments.tasks)), _show, plot
     if arguments.json:
         print(json.dumps(report))
     else:
-        _show(report)
+        show(report)
     if drawn:
-        plot(report, drawn)
+        draw(report, drawn)
         print(f"wrote {drawn}", file=sys.stderr)
     return 0
+
+
+def _measure_memory(arguments: Arguments) -> dict[str, Any]:
+    if arguments.teacher:
+        raise UserError("--memory measures one run; leave out --teacher")
+    files = None if arguments.tasks == "passkey" else _parse_files(arguments.tasks)
+    runtime.setup()
+    return measure_memory(arguments.run, None if files == HOLDOUT else files, arguments.length)
 
 
 def _parse_files(tasks: str) -> str:

@@ -69,7 +69,7 @@ def analyze(
     """
     runs = [run] if teacher is None else [run, teacher]
     _check(runs, length, examples)
-    tokens = _spans(run, files, length, examples)
+    tokens = text_spans(run, files, length, examples)
     rows = [_LayerMeasures(i, name) for i, name in enumerate(_mixers(run))]
     with TokenProgress("analyze", len(tokens) * length, quiet) as progress:
         for i, line in enumerate(tokens):
@@ -218,7 +218,7 @@ def _overall(layers: list[dict[str, Any]], name: str) -> dict[str, float | None]
 # inputs ---------------------------------------------------------------------------------------
 
 
-def _spans(run: Run, files: str | None, length: int, examples: int) -> list[np.ndarray]:
+def text_spans(run: Run, files: str | None, length: int, examples: int) -> list[np.ndarray]:
     """Return examples [length], contiguous within a document."""
     source = text_source(run, files)
     longest = [0]

@@ -166,18 +166,30 @@ class Fam(Mixer):
 
         The update has the layer's dropout; `key` is for it.
         """
-        q, fam_k, fam_v = projected
-        keys, values = jnp.concatenate([fam_k, k], 1), jnp.concatenate([fam_v, v], 1)
-        q, keys = self.qkv.shift(q, offset), self.qkv.shift(keys, offset)
-        attended = self.qkv.attend(q, keys, values, key=key)
         # the initial FAM carries no context: the first residual is zero (B.1)
         residual = select_rows(updates > 0, fam, jnp.zeros_like(fam))
-        attended = self.qkv.output_projection(attended, residual, key)
+        attended = self.attend_block(residual, projected, k, v, key, offset)
         new = mlp(attended, fam, key)
         if self.memory_gate is None:
             return new
         gated = fam + self.memory_gate(attended) * (new - residual - fam)
         return select_rows(updates > 0, gated, new)
+
+    def attend_block(
+        self,
+        residual: Array,
+        projected: tuple[Array, Array, Array],
+        k: Array,
+        v: Array,
+        key: Array | None = None,
+        offset: Array | None = None,
+    ) -> Array:
+        """Return A_tau^F [b f d]: the FAM's attention to itself and the block, and the residual."""
+        q, fam_k, fam_v = projected
+        keys, values = jnp.concatenate([fam_k, k], 1), jnp.concatenate([fam_v, v], 1)
+        q, keys = self.qkv.shift(q, offset), self.qkv.shift(keys, offset)
+        attended = self.qkv.attend(q, keys, values, key=key)
+        return self.qkv.output_projection(attended, residual, key)
 
     def __call__(
         self, x: Array, state: FamState, ctx: Context, mlp: FeedForward
@@ -200,6 +212,25 @@ class Fam(Mixer):
         first = self.window.segments * self.block_len
         weights = attention_weights(q, k, mask, self.qkv.cap)
         return weights[..., first : first + self.previous * self.fam_len].sum(-1).mean()
+
+    def memory_gates(
+        self, x: Array, state: FamState, ctx: Context, mlp: FeedForward
+    ) -> Array | None:
+        if self.memory_gate is None:
+            return None
+        _, k, v, _ = self.window.project_blocks(x, ctx)
+        fam = state.fam
+        attended = self.attend_block(fam, self.project(fam), k[:, 0], v[:, 0])
+        gates = self.memory_gate(attended)[..., 0]
+        return select_rows(state.updates > 0, gates, jnp.ones_like(gates))
+
+    def replace_memory(self, state: FamState, memory: Array) -> FamState:
+        _, k, v = self.project(memory)
+        return state._replace(
+            fam=memory,
+            k=state.k.at[:, -1].set(k.astype(state.k.dtype)),
+            v=state.v.at[:, -1].set(v.astype(state.v.dtype)),
+        )
 
     def scan_memory(
         self,

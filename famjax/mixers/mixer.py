@@ -99,6 +99,14 @@ class Mixer(nnx.Module):
         """Return the mean share of attention weights on the memory: a scalar."""
         return jnp.zeros(())
 
+    def memory_gates(self, x: Array, state: Any, ctx: Context, mlp: FeedForward) -> Array | None:
+        """Return the gates of the update by one block: [b w d] -> [b f]; None without gates."""
+        return None
+
+    def replace_memory(self, state: Any, memory: Array) -> State:
+        """Return a state with another memory [b f d]."""
+        return state
+
     # measurements, and training of feature maps
 
     def attention_map(self, x: Array) -> Array | None:

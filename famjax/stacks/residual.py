@@ -86,6 +86,11 @@ class Layer(nnx.Module):
         share = self.mixer.attention_mass(x, state, ctx, self.mlp)
         return self(x, state, ctx)[0], share
 
+    def memory_gates(self, x: Array, state: State, ctx: Context) -> tuple[Array, Array | None]:
+        """Return the output, and the gates of the memory's update."""
+        gates = self.mixer.memory_gates(x, state, ctx, self.mlp)
+        return self(x, state, ctx)[0], gates
+
 
 class UnstackedState(NamedTuple):
     """A state with separate arrays for each layer.
@@ -133,6 +138,7 @@ class ResidualStack(Stack):
         prompt = jax.random.normal(rngs.params(), (config.fam_len, config.width))
         self.prompt = nnx.Param(prompt) if any(spec.has_memory for spec in specs) else None
         # by layer of the pattern
+        self.has_memory = tuple(spec.has_memory for spec in specs)
         self.matched = tuple(spec.has_feature_map for spec in specs)
         self.rates = config.dropout
         self.key = empty_key() if any(vars(config.dropout).values()) else None
@@ -246,6 +252,27 @@ class ResidualStack(Stack):
         """Return the mean share of attention weights on the FAM, by layer: [l]."""
         _, shares = self._run(x, state, ctx, lambda layer: layer.attention_mass)
         return jnp.stack(shares[: len(self.layers)], 1).reshape(-1)
+
+    def memory_gates(self, x: Array, state: State, ctx: Context) -> list[Array]:
+        """Return the gates of the update by one block, of the layers that have some: [r b f]."""
+        _, gates = self._run(x, state, ctx, lambda layer: layer.memory_gates)
+        return [g for g in gates[: len(self.layers)] if g is not None]
+
+    def replace_memories(self, state: State, memories: list[Array]) -> State:
+        """Return a state with other memories, in the order of `memories`."""
+        layers, extra_state = self._split_state(state)
+        given = iter(memories)
+        placed = tuple(next(given) if has else None for has in self.has_memory)
+
+        def replace(carry: None, layers: list[Layer], xs: Any) -> tuple[None, State]:
+            new = [
+                s if memory is None else layer.mixer.replace_memory(s, memory)
+                for layer, s, memory in zip(layers, *xs, strict=True)
+            ]
+            return carry, tuple(new)
+
+        states = self._scan_repeats(replace, None, (layers, placed))[1]
+        return (*states, *extra_state)
 
     def report(self, x: Array, state: State, ctx: Context) -> dict[str, Array]:
         """Return the RMS of the FAMs after a call, and their share of its attention weights."""

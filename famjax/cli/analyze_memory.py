@@ -1,0 +1,133 @@
+"""`famjax analyze RUN --memory`: what a feedback memory does along a document."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from famjax.cli.tables import Output, Table
+from famjax.core.errors import UserError
+
+# blocks named for what opened the gates
+_OPENED = 5
+_MEASURES = ("rms", "turn", "rank", "similarity", "mass")
+
+
+def measure_memory(name: str, files: str | None, length: int) -> dict[str, Any]:
+    """Return run, step, block_len, tokens, and the measures of `famjax.eval.memory_trace`.
+
+    Each is a list over blocks, and in it over layers; `opened` is the text of the blocks whose
+    gates opened most, `reach` a list over blocks before the last one.
+    """
+    from famjax.convert.open import open_model
+    from famjax.eval.memory_trace import gradient_reach, memory_tokens, trace_memory
+
+    run = open_model(name)
+    tokens = memory_tokens(run, files, length)
+    trace = trace_memory(run, tokens)
+    w = run.model.block_len
+    report: dict[str, Any] = {
+        "run": name,
+        "step": run.step,
+        "block_len": w,
+        "tokens": len(tokens),
+        **{name: np.asarray(value, float).tolist() for name, value in trace._asdict().items()},
+        "reach": gradient_reach(run, tokens).tolist(),
+    }
+    if trace.gates.size:
+        opening = trace.gates[1:].mean((1, 2))
+        most = 1 + np.argsort(-opening)[:_OPENED]
+        report["opened"] = [
+            {
+                "block": int(i),
+                "gates": float(opening[i - 1]),
+                "text": run.tokenizer.decode(tokens[i * w : (i + 1) * w]),
+            }
+            for i in most
+        ]
+    return report
+
+
+def show_memory(report: dict[str, Any]) -> None:
+    """Print a table of blocks 1, 2, 4, ..., and the blocks that opened the gates most."""
+    out = Output()
+    out.print(f"{report['run']}, step {report['step']:,}")
+    table = Table(
+        f"memory along {report['tokens']:,} tokens; means over layers; turn in degrees a block; "
+        "loss in nats, and its rise with the first memory instead",
+        ("block", *_MEASURES, *["gates"] * bool(_size(report["gates"])), "loss", "without"),
+    )
+    for i in _shown(len(report["loss"])):
+        cells = [f"{np.mean(report[name][i]):.3g}" for name in _MEASURES]
+        if _size(report["gates"]):
+            cells.append(f"{np.mean(report['gates'][i]):.2g}")
+        table.add_row(f"{i + 1:,}", *cells, f"{report['loss'][i]:.3f}", f"{report['fresh'][i]:.3f}")
+    out.print(table)
+    slots = np.mean(report["without"], 0)
+    worst = ", ".join(f"{i} ({slots[i]:.3g})" for i in np.argsort(-slots)[:_OPENED])
+    out.print(f"memory tokens whose removal costs most, nats: {worst}")
+    for opened in report.get("opened", []):
+        text = " ".join(opened["text"].split())
+        out.print(
+            f"block {opened['block'] + 1:,} opened gates by {opened['gates']:.2f}: {text[:70]}"
+        )
+
+
+def _shown(n: int) -> list[int]:
+    return sorted({min(2**k, n) - 1 for k in range(n.bit_length() + 1)})
+
+
+def _size(value: list[Any]) -> int:
+    return np.asarray(value).size
+
+
+def plot_memory(report: dict[str, Any], path: Path) -> None:
+    """Plot the measures by block, the gates by memory token, and the reach of the gradient."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 4, figsize=(16, 7), layout="constrained")
+    panels = dict(zip(("rms", "turn", "rank", "similarity", "mass"), axes.flat, strict=False))
+    titles = {
+        "rms": "size (RMS)",
+        "turn": "turn, degrees a block",
+        "rank": "rank",
+        "similarity": "similarity of memory tokens (cosine)",
+        "mass": "attention on the memory",
+    }
+    blocks = np.arange(1, len(report["loss"]) + 1)
+    for name, axis in panels.items():
+        values = np.array(report[name])
+        for layer in range(values.shape[1]):
+            axis.plot(blocks, values[:, layer], label=f"layer {layer}", linewidth=1)
+        axis.set(title=titles[name], xlabel="block", xscale="log")
+        if name in ("rms", "turn") and values.min() > 0:
+            axis.set_yscale("log")
+    axes[0, 0].legend()
+    _plot_gates(figure, axes[1, 1], np.array(report["gates"]))
+    reach = np.array(report["reach"])
+    axes[1, 2].plot(np.arange(1, len(reach) + 1), np.maximum(reach, 1e-12))
+    axes[1, 2].set(title="gradient of the last block's loss", xlabel="blocks before", yscale="log")
+    axes[1, 3].bar(np.arange(len(report["without"][0])), np.mean(report["without"], 0))
+    axes[1, 3].set(title="loss without a memory token, nats", xlabel="memory token")
+    try:
+        figure.savefig(path, dpi=150)
+    except PermissionError as error:
+        raise UserError(f"--plot {path}: {error.strerror}; give another file") from None
+    pyplot.close(figure)
+
+
+def _plot_gates(figure: Any, axis: Any, gates: np.ndarray) -> None:
+    axis.set(title="gates by layer and memory token", xlabel="block")
+    if not gates.size:
+        axis.text(0.5, 0.5, "model.fam_update=sum has none", ha="center")
+        return
+    n, layers, f = gates.shape
+    shown = np.log10(np.maximum(gates.reshape(n, layers * f).T, 1e-3))
+    image = axis.imshow(shown, aspect="auto", vmin=-3, vmax=0, interpolation="nearest")
+    axis.set_yticks([f * layer for layer in range(layers)], [f"layer {i}" for i in range(layers)])
+    figure.colorbar(image, ax=axis, label="log10")

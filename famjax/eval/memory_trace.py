@@ -1,0 +1,252 @@
+"""What a feedback memory does along a document: its size, what changes it, and what it is worth.
+
+The measures of a memory F [f d] of one layer after block tau:
+
+    rms         sqrt(mean F^2); of the paper's sum it grows with the document
+    turn        angle between a token of F_tau and of F_{tau-1} in degrees, mean over tokens
+    similarity  cosine between two tokens of F, mean over pairs
+    rank        exp(entropy of s / sum(s)), s the singular values of F: from 1 to min(f, d)
+    mass        share of the block's attention weights on F_{tau-1}
+    gates       how far each token moves (`famjax.layers.memory_gate`)
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from famjax.core.errors import UserError
+from famjax.core.types import Array, Context, State
+from famjax.eval.attention import text_spans
+from famjax.eval.progress import TokenProgress
+from famjax.models.language_model import LanguageModel
+from famjax.stacks.residual import ResidualStack
+from famjax.tasks.passkey import Passkey
+from famjax.train.run import Run
+
+# blocks of one compiled call
+_BLOCKS = 32
+# blocks before the last one to which gradients are followed
+REACH = 32
+
+
+class MemoryTrace(NamedTuple):
+    """Measures by block (n) and layer with a memory (l), arrays of float32.
+
+    Attributes:
+      loss: [n], nats per token.
+      rms, turn, similarity, rank, mass: [n l], see above.
+      gates: [n l f]; [n 0 f] if the update has none.
+      without: [n f], loss in excess of `loss` if one memory token of all layers is set back to its
+        initial value before the block.
+      fresh: [n], the same for all tokens.
+    """
+
+    loss: np.ndarray
+    rms: np.ndarray
+    turn: np.ndarray
+    similarity: np.ndarray
+    rank: np.ndarray
+    mass: np.ndarray
+    gates: np.ndarray
+    without: np.ndarray
+    fresh: np.ndarray
+
+
+def memory_tokens(run: Run, files: str | None, length: int) -> np.ndarray:
+    """Return the first document of `length` tokens: of files, or of what the run is trained on."""
+    if files is None and run.config.data.task == "passkey":
+        passkey = run.config.data.passkey
+        task = Passkey(run.tokenizer, passkey.digits, needle_within=passkey.needle_within)
+        pieces = task.document(np.random.default_rng([0, length, 0, 2]), length)
+        return np.concatenate([piece.tokens for piece in pieces])
+    return text_spans(run, files, length, 1)[0]
+
+
+def trace_memory(run: Run, tokens: np.ndarray, quiet: bool = False) -> MemoryTrace:
+    """Read a document [t] and return the measures of the memory after each of its whole blocks.
+
+    Raises:
+      UserError: the model has no feedback memory, or the document is shorter than two blocks.
+    """
+    model = run.model
+    check_has_memory(run)
+    w = model.block_len
+    n = (len(tokens) - 1) // w
+    if n < 2:
+        raise UserError(f"{len(tokens):,} tokens are less than two blocks of {w}; give more")
+    graph, params = nnx.split(model)
+    state, parts = model.init_state(1), []
+    targets = np.stack([tokens[: n * w], tokens[1 : n * w + 1]]).reshape(2, n, w)
+    with TokenProgress("memory", n * w, quiet) as progress:
+        for first in range(0, n, _BLOCKS):
+            blocks = targets[:, first : first + _BLOCKS]
+            count = blocks.shape[1]
+            blocks = np.pad(blocks, ((0, 0), (0, _BLOCKS - count), (0, 0)))
+            if first:
+                state, out = _trace_blocks(graph, params, state, *blocks)
+            else:
+                with progress.compiling():
+                    state, out = _trace_blocks(graph, params, state, *blocks)
+            parts.append(jax.tree.map(lambda a, count=count: np.asarray(a)[:count], out))
+            progress.advance(count * w)
+    return MemoryTrace(*(np.concatenate(field) for field in zip(*parts, strict=True)))
+
+
+def check_has_memory(run: Run) -> None:
+    """Raise a `UserError` for a model without feedback memory."""
+    model = run.config.model
+    if not isinstance(run.model.stack, ResidualStack) or run.model.stack.prompt is None:
+        given = model.mixer if model.stack == "residual" else model.stack
+        raise UserError(
+            f"--memory: {given} has no feedback memory; give a run with model.mixer=fam"
+        )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _trace_blocks(
+    graph: Any, params: Any, state: State, tokens: Array, targets: Array
+) -> tuple[State, tuple[Array, ...]]:
+    """Read blocks [n w] one by one, and return the fields of `MemoryTrace`."""
+    model = nnx.merge(graph, params)
+    stack = model.stack
+    initial = stack.memories(model.init_state(1))
+
+    def body(state: State, block: tuple[Array, Array]) -> tuple[State, tuple[Array, ...]]:
+        tokens, targets = (a[None] for a in block)
+        x = model.embed(tokens)
+        loss, after = _block_loss(model, x, targets, state)
+        before, fams = (_by_layer(stack.memories(s)) for s in (state, after))
+        mass = stack.attention_mass(x, state, Context()).reshape(-1, len(stack.layers))
+        gates = stack.memory_gates(x, state, Context())
+        f = fams.shape[1]
+
+        def loss_without(removed: Array) -> Array:
+            memories = [
+                jnp.where(removed[:, None], first, memory)
+                for first, memory in zip(initial, stack.memories(state), strict=True)
+            ]
+            return _block_loss(model, x, targets, stack.replace_memories(state, memories))[0] - loss
+
+        without = jax.lax.map(loss_without, jnp.concatenate([jnp.eye(f), jnp.ones((1, f))]) > 0)
+        measures = (
+            *(_rms(fams), _turn(before, fams), _similarity(fams), _rank(fams)),
+            mass[:, np.array(stack.has_memory)].reshape(-1),
+            _by_layer(gates) if gates else jnp.zeros((0, f)),
+        )
+        return after, (loss, *measures, without[:-1], without[-1])
+
+    return jax.lax.scan(body, state, (tokens, targets))
+
+
+def gradient_reach(run: Run, tokens: np.ndarray) -> np.ndarray:
+    """Return how much the last block's loss depends on earlier memories: [REACH l].
+
+    Entry k is |dL/dF| |F| of the memory k + 1 blocks before the last one, that is before which the
+    block k blocks earlier is read: the change of the loss by a relative change of the memory, to
+    first order.
+    """
+    model = run.model
+    check_has_memory(run)
+    w = model.block_len
+    n = (len(tokens) - 1) // w
+    reach = min(REACH, n - 1)
+    if reach < 1:
+        raise UserError(f"{len(tokens):,} tokens are less than two blocks of {w}; give more")
+    graph, params = nnx.split(model)
+    state = model.init_state(1)
+    blocks = np.stack([tokens[: n * w], tokens[1 : n * w + 1]]).reshape(2, n, w)
+    state = _read_blocks(graph, params, state, blocks[0, : n - reach])
+    return np.asarray(_reach(graph, params, state, *blocks[:, n - reach :]))[::-1]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _read_blocks(graph: Any, params: Any, state: State, tokens: Array) -> State:
+    model = nnx.merge(graph, params)
+
+    def body(state: State, tokens: Array) -> tuple[State, None]:
+        return model.stack(model.embed(tokens[None]), state, Context())[1], None
+
+    return jax.lax.scan(body, state, tokens)[0]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _reach(graph: Any, params: Any, state: State, tokens: Array, targets: Array) -> Array:
+    """Return |dL/dF| |F| for the memories before each block [n l], L the loss of the last one."""
+    model = nnx.merge(graph, params)
+    stack = model.stack
+    n = len(tokens)
+    probes = [jnp.zeros((n, *memory.shape), memory.dtype) for memory in stack.memories(state)]
+
+    def last_loss(probes: list[Array]) -> tuple[Array, list[Array]]:
+        def body(state: State, xs: Any) -> tuple[State, Any]:
+            tokens, targets, probe = xs
+            memories = stack.memories(state)
+            moved = [memory + p for memory, p in zip(memories, probe, strict=True)]
+            state = stack.replace_memories(state, moved)
+            loss, state = _block_loss(model, model.embed(tokens[None]), targets[None], state)
+            return state, (loss, memories)
+
+        _, (losses, memories) = jax.lax.scan(body, state, (tokens, targets, probes))
+        return losses[-1], memories
+
+    grads, memories = jax.grad(last_loss, has_aux=True)(probes)
+
+    def norms(arrays: list[Array]) -> Array:
+        return jnp.stack([jax.vmap(_norms)(a) for a in arrays], 2).reshape(n, -1)
+
+    return norms(grads) * norms(memories)
+
+
+def _norms(memory: Array) -> Array:
+    """[r b f d] -> [r]."""
+    return jnp.sqrt(jnp.square(memory).sum((1, 2, 3)))
+
+
+def _block_loss(
+    model: LanguageModel, x: Array, targets: Array, state: State
+) -> tuple[Array, State]:
+    """Return the mean loss of a block in nats, and the state after it."""
+    y, state = model.stack(x, state, Context())
+    return model.losses(y, targets)[0].mean(), state
+
+
+def _by_layer(memories: list[Array]) -> Array:
+    """Return arrays [r 1 ...] of the layers of a pattern as one [l ...], in the layers' order."""
+    stacked = jnp.stack(memories, 1)
+    return stacked.reshape(-1, *stacked.shape[3:])
+
+
+def _rms(fams: Array) -> Array:
+    """[l f d] -> [l]."""
+    return jnp.sqrt(jnp.square(fams).mean((1, 2)))
+
+
+def _turn(before: Array, after: Array) -> Array:
+    """[l f d], [l f d] -> [l] in degrees."""
+    # of the chord, since an arccos of a cosine near 1 has no digits in float32
+    chord = jnp.sqrt(jnp.square(_unit(after) - _unit(before)).sum(-1))
+    return jnp.rad2deg(2 * jnp.arcsin(jnp.minimum(chord / 2, 1))).mean(-1)
+
+
+def _similarity(fams: Array) -> Array:
+    """[l f d] -> [l]."""
+    f = fams.shape[1]
+    cosines = jnp.einsum("lfd,lgd->lfg", _unit(fams), _unit(fams))
+    return (cosines.sum((1, 2)) - f) / max(f * (f - 1), 1)
+
+
+def _rank(fams: Array) -> Array:
+    """[l f d] -> [l]."""
+    share = jnp.linalg.svd(fams, compute_uv=False)
+    share = share / share.sum(-1, keepdims=True)
+    return jnp.exp(-(share * jnp.log(share + 1e-12)).sum(-1))
+
+
+def _unit(x: Array) -> Array:
+    return x / jnp.sqrt(jnp.square(x).sum(-1, keepdims=True) + 1e-30)

@@ -1,0 +1,180 @@
+"""The measures of a memory along a document equal what is computed block by block from states."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from flax import nnx
+
+from famjax.cli.main import main
+from famjax.config.schema import Config
+from famjax.core.errors import UserError
+from famjax.core.types import Context
+from famjax.eval.memory_trace import gradient_reach, memory_tokens, trace_memory
+from famjax.train.run import Run
+
+W, N = 8, 5
+TOKENS = np.random.default_rng(0).integers(258, size=W * N + 3)
+
+
+@cache
+def run(update: str = "gated") -> Run:
+    """A FAM layer after a windowed one, twice."""
+    model = tiny.model("bswa,fam", layers=4, fam_len=3, fam_update=update, memory_segments=1)
+    shape = replace(tiny.SHAPE, mixer="bswa,fam", layers=4, fam_len=3, fam_update=update)
+    return Run(Config(model=shape), tiny.run().tokenizer, model, 1)
+
+
+@cache
+def states() -> list[Any]:
+    """The states before each block, and after the last one."""
+    model = run().model
+    held = [model.init_state(1)]
+    for block in TOKENS[: W * N].reshape(N, 1, W):
+        held.append(model.stack(model.embed(jnp.asarray(block)), held[-1], Context())[1])
+    return held
+
+
+def memories(state: Any) -> np.ndarray:
+    """[l f d]; the only layer of the pattern with a memory is the second one."""
+    return np.asarray(state[1].fam[:, 0], np.float64)
+
+
+@cache
+def trace():
+    return trace_memory(run(), TOKENS, quiet=True)
+
+
+def test_size_and_turn() -> None:
+    assert trace().rms.shape == (N, 2)
+    for tau in range(N):
+        before, after = memories(states()[tau]), memories(states()[tau + 1])
+        np.testing.assert_allclose(trace().rms[tau], np.sqrt((after**2).mean((1, 2))), rtol=1e-5)
+        norms = np.linalg.norm(before, axis=-1) * np.linalg.norm(after, axis=-1)
+        degrees = np.rad2deg(np.arccos((before * after).sum(-1) / norms))
+        np.testing.assert_allclose(trace().turn[tau], degrees.mean(-1), rtol=1e-3)
+
+
+def test_rank_and_similarity() -> None:
+    fam = memories(states()[N])[0]
+    s = np.linalg.svd(fam)[1]
+    share = s / s.sum()
+    assert trace().rank[-1, 0] == pytest.approx(np.exp(-(share * np.log(share)).sum()), rel=1e-4)
+    unit = fam / np.linalg.norm(fam, axis=-1, keepdims=True)
+    pairs = [unit[i] @ unit[j] for i in range(3) for j in range(i)]
+    assert trace().similarity[-1, 0] == pytest.approx(np.mean(pairs), rel=1e-4)
+
+
+def test_loss_is_that_of_one_call() -> None:
+    model = run().model
+    x, _ = model.stack(model.embed(jnp.asarray(TOKENS[None, : W * N])), states()[0], Context())
+    nll = np.asarray(model.losses(x, jnp.asarray(TOKENS[None, 1 : W * N + 1]))[0])
+    np.testing.assert_allclose(trace().loss, nll.reshape(N, W).mean(1), rtol=1e-5)
+
+
+def test_gates() -> None:
+    """An open gate replaces its token, a closed one keeps it."""
+    assert (trace().gates[0] == 1).all()  # the first update has none
+    graph, params = nnx.split(run().model)
+    for bias, opening in ((50.0, 1.0), (-50.0, 0.0)):
+        changed = jax.tree_util.tree_map_with_path(
+            lambda path, a, bias=bias: (
+                jnp.full_like(a, bias) if "memory_gate" in str(path) and "bias" in str(path) else a
+            ),
+            params,
+        )
+        found = trace_memory(replace(run(), model=nnx.merge(graph, changed)), TOKENS, quiet=True)
+        np.testing.assert_allclose(found.gates[1:], opening, atol=1e-6)
+        assert (found.turn[1:] == 0).all() == (opening == 0)
+
+
+def test_the_sum_has_no_gates() -> None:
+    assert trace_memory(run("sum"), TOKENS, quiet=True).gates.shape == (N, 0, 3)
+
+
+def test_loss_without_memory_tokens() -> None:
+    """In the first block all memory tokens have their initial value already."""
+    np.testing.assert_allclose(trace().without[0], 0, atol=1e-6)
+    np.testing.assert_allclose(trace().fresh[0], 0, atol=1e-6)
+    model, state, initial = run().model, states()[3], states()[0]
+    block = jnp.asarray(TOKENS[3 * W : 4 * W + 1])[None]
+
+    def loss(memory: Any) -> float:
+        changed = model.stack.replace_memories(state, [memory])
+        x, _ = model.stack(model.embed(block[:, :-1]), changed, Context())
+        return float(model.losses(x, block[:, 1:])[0].mean())
+
+    own = state[1].fam
+    one = own.at[:, :, 2].set(initial[1].fam[:, :, 2])
+    assert trace().without[3, 2] == pytest.approx(loss(one) - loss(own), abs=1e-6)
+    assert trace().fresh[3] == pytest.approx(loss(initial[1].fam) - loss(own), abs=1e-6)
+
+
+def test_replacing_a_memory_by_itself_changes_nothing() -> None:
+    state = states()[2]
+    same = run().model.stack.replace_memories(state, run().model.stack.memories(state))
+    for a, b in zip(jax.tree.leaves(same), jax.tree.leaves(state), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_reach_is_the_gradient() -> None:
+    """Against differences of the loss by each number of the memory three blocks before."""
+    model = run().model
+    found = gradient_reach(run(), TOKENS)
+    assert found.shape == (N - 1, 2)
+    state = states()[N - 3]
+
+    def last_loss(fam: Any) -> Any:
+        after = model.stack.replace_memories(state, [fam])
+        for tau in (N - 3, N - 2, N - 1):
+            block = jnp.asarray(TOKENS[tau * W : (tau + 1) * W + 1])[None]
+            x, after = model.stack(model.embed(block[:, :-1]), after, Context())
+        return model.losses(x, block[:, 1:])[0].mean()
+
+    own = state[1].fam
+    grad = np.asarray(jax.grad(last_loss)(own))[:, 0]
+    expected = np.linalg.norm(grad, axis=(1, 2)) * np.linalg.norm(memories(state), axis=(1, 2))
+    np.testing.assert_allclose(found[2], expected, rtol=1e-3)
+
+
+def test_documents() -> None:
+    passkey = tiny.run()
+    with pytest.raises(UserError, match="no document has 9,999,999 tokens"):
+        memory_tokens(passkey, None, 9_999_999)
+    with pytest.raises(UserError, match="less than two blocks of 8"):
+        trace_memory(run(), TOKENS[:9], quiet=True)
+
+
+def test_a_model_without_memory_is_refused() -> None:
+    shape = replace(tiny.SHAPE, mixer="bswa")
+    other = Run(Config(model=shape), tiny.run().tokenizer, tiny.model("bswa"), 1)
+    with pytest.raises(UserError, match="--memory: bswa has no feedback memory"):
+        trace_memory(other, TOKENS, quiet=True)
+
+
+def test_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    text = tmp_path / "x.txt"
+    text.write_text(tiny.TEXT * 9)
+    command = ["analyze", str(tiny.folder()), "--memory", "--tasks", f"text:{text}"]
+    command += ["--length", "128"]
+    assert main([*command, "--plot", str(tmp_path / "x.png")]) == 0
+    said = capsys.readouterr()
+    assert "memory tokens whose removal costs most" in said.out
+    assert (tmp_path / "x.png").stat().st_size > 10_000
+    assert main([*command, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert len(report["rms"]) == len(report["loss"]) == 15
+    assert main([*command, "--teacher", "x"]) == 2
+    assert "--memory measures one run" in capsys.readouterr().err
