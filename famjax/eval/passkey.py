@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -18,7 +19,7 @@ from famjax.tasks.task import Request
 from famjax.train.run import Run
 
 # the fourth number of a document's seed; training uses 0 and 1
-_EVALUATION = 2
+_EVALUATION, _SHIFT = 2, 3
 
 
 def evaluate(run: Run, request: Request) -> list[dict[str, Any]]:
@@ -34,6 +35,7 @@ def evaluate_passkey(
     batch: int = 8,
     quiet: bool = False,
     whole: bool = True,
+    anywhere: bool = False,
 ) -> list[dict[str, Any]]:
     """Return how often a run retrieves the passkey, by the length of the document.
 
@@ -45,6 +47,8 @@ def evaluate_passkey(
       quiet: no progress.
       whole: read every document from its first token. Otherwise a stack with a finite receptive
         field reads only the tokens that the answer can depend on, with bitwise the same answer.
+      anywhere: the documents of a batch are shorter by a random part of a block, so that questions
+        are anywhere in their block, and cross the end of one.
 
     Returns:
       A row for each length: length, examples, key_accuracy (all tokens of the answer correct),
@@ -61,17 +65,26 @@ def evaluate_passkey(
     _check_passkey(run, task, lengths, [*counts, batch])
     streamer = Streamer(run.model, min(batch, max(counts, default=1)))
     receptive_field = None if whole else run.model.stack.receptive_field
-    starts = [_first_token(task, length, receptive_field, streamer.chunk) for length in lengths]
-    requests = list(zip(lengths, starts, counts, strict=True))
+    requests = list(zip(lengths, counts, strict=True))
     rows = []
-    total = sum((length - start) * count for length, start, count in requests)
+
+    def span_of(length: int, first: int = 0) -> tuple[int, int]:
+        """Return the length of a batch of documents, and the first token to read."""
+        if anywhere:
+            shift = np.random.default_rng([0, length, first, _SHIFT]).integers(run.model.block_len)
+            length = max(length - int(shift), task.shortest)
+        return length, _first_token(task, length, receptive_field, streamer.chunk)
+
+    total = sum((length - span_of(length)[1]) * count for length, count in requests)
     with TokenProgress("passkey", total, quiet) as progress:
-        for length, start, count in requests:
+        for length, count in requests:
             streamer = streamer.new_stream(min(batch, count))
             with progress.compiling():
                 streamer.warm_up()
             begin = time.perf_counter()
-            correct = _retrieve(streamer, task, (length, start), count, progress)
+            spans = functools.partial(span_of, length)
+            correct = _retrieve(streamer, task, spans, count, progress)
+            start = spans()[1]
             rows.append(_passkey_row(task, length, start, correct, time.perf_counter() - begin))
     return rows
 
@@ -99,11 +112,16 @@ def _check_passkey(run: Run, task: Passkey, lengths: Sequence[int], sizes: Seque
 
 
 def _retrieve(
-    streamer: Streamer, task: Passkey, span: tuple[int, int], count: int, progress: TokenProgress
+    streamer: Streamer,
+    task: Passkey,
+    span_of: Callable[[int], tuple[int, int]],
+    count: int,
+    progress: TokenProgress,
 ) -> np.ndarray:
     """Return which tokens of the answers were predicted correctly, [examples tokens] bool.
 
-    `span` is the documents' length and the first token to read.
+    `span_of` returns the length of a batch of documents, and the first token to read, by the number
+    of the first document.
     """
     rows = []
     for first in range(0, count, streamer.batch):
@@ -111,7 +129,7 @@ def _retrieve(
         numbers = range(first, first + streamer.batch)
         kept = min(streamer.batch, count - first)
         stream = streamer.new_stream()
-        rows.append(_answers(stream, task, span, numbers, kept, progress)[:kept])
+        rows.append(_answers(stream, task, span_of(first), numbers, kept, progress)[:kept])
     return np.concatenate(rows)
 
 
