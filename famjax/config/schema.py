@@ -241,6 +241,9 @@ class PasskeyConfig:
     ask_every: int = 0
     # most tokens before the needle, uniform; 0 = the needle comes first, as in the paper
     needle_within: int = 0
+    # fraction of training keys made of only two or three different digits: in them the digit before
+    # does not tell the next one, its index in the key does
+    hard_keys: float = 0.0
     # loss weight of the tokens that are not the answer
     other_weight: float = 0.02
 

@@ -103,6 +103,7 @@ _POSITIVE = (
 )
 _FRACTIONS = (
     "data.passkey.threshold",
+    "data.passkey.hard_keys",
     "data.toy.threshold",
     "optimizer.decay_fraction",
     "optimizer.final_fraction",

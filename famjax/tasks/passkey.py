@@ -52,13 +52,19 @@ class Passkey:
       digits: of a key.
       other_weight: of the tokens that are not the answer.
       needle_within: most tokens of filler before the needle.
+      hard_keys: see `PasskeyConfig`.
 
     Raises:
       UserError: the tokenizer encodes different keys to the same ids.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, digits: int, other_weight: float = 0.0, needle_within: int = 0
+        self,
+        tokenizer: Tokenizer,
+        digits: int,
+        other_weight: float = 0.0,
+        needle_within: int = 0,
+        hard_keys: float = 0.0,
     ):
         keys = {tuple(tokenizer.encode(str(digit) * digits)) for digit in range(10)}
         if len(keys) < 10:
@@ -71,7 +77,7 @@ class Passkey:
         self.tokenizer = tokenizer
         self.digits = digits
         self.other_weight = other_weight
-        self.needle_within = needle_within
+        self.needle_within, self.hard_keys = needle_within, hard_keys
         self.filler = np.concatenate([tokenizer.encode(sentence) for sentence in FILLER])
         self.starts = np.cumsum([0, *(len(tokenizer.encode(s)) for s in FILLER[:-1])])
         self.question = tokenizer.encode(QUESTION)
@@ -104,7 +110,7 @@ class Passkey:
         Raises:
           UserError: needle and question do not fit in `length`.
         """
-        key = "".join(map(str, rng.integers(0, 10, self.digits)))
+        key = self._draw_key(rng)
         head, tail = self.head(key), self.tail(key)
         if follows:
             head = head[:0]
@@ -127,6 +133,12 @@ class Passkey:
         weights[len(self.question) : -1] = 1
         yield Piece(tail, weights)
 
+    def _draw_key(self, rng: np.random.Generator) -> str:
+        key = rng.integers(0, 10, self.digits)
+        if self.hard_keys and rng.random() < self.hard_keys:
+            key = rng.choice(rng.choice(10, rng.integers(2, 4), replace=False), self.digits)
+        return "".join(map(str, key))
+
     def _filler(self, start: int, count: int) -> np.ndarray:
         return self.filler[(start + np.arange(count)) % len(self.filler)]
 
@@ -145,7 +157,9 @@ class PasskeySource(Source):
     def __init__(self, config: PasskeyConfig, tokenizer: Tokenizer, seed: int, block_len: int = 1):
         self.config, self.block_len = config, block_len
         self.seed = seed
-        self.task = Passkey(tokenizer, config.digits, config.other_weight, config.needle_within)
+        self.task = Passkey(
+            tokenizer, config.digits, config.other_weight, config.needle_within, config.hard_keys
+        )
         if config.min_length < self.task.shortest:
             raise UserError(
                 f"data.passkey.min_length={config.min_length}: needle and question take "

@@ -152,6 +152,20 @@ def test_the_needle_is_anywhere_in_the_first_document(words):
     assert 280 < max(starts) <= 300
 
 
+def test_hard_keys_have_few_different_digits(words):
+    config = PasskeyConfig(min_length=96, start_length=96, hard_keys=0.5)
+    source = PasskeySource(config, words, seed=0)
+    different = []
+    for k in range(400):
+        tokens = np.concatenate([piece.tokens for piece in source.open(source.key(0, 1, k))])
+        key = words.decode(tokens).split("The pass key is ")[-1][:5]
+        different.append(len(set(key)))
+    few = np.mean(np.array(different) < 3)
+    # 1.4% of other keys have one or two different digits
+    assert 0.25 < few < 0.6
+    assert np.mean(np.array(different) > 3) > 0.3
+
+
 def test_a_document_opened_in_the_middle_continues(words):
     source = PasskeySource(replace(PasskeyConfig(), start_length=96), words, 3)
     key = [1, 5, 9000, 0, 0]
