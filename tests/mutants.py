@@ -91,6 +91,27 @@ MUTANTS = (
         f"{STREAM} -k transcription",
     ),
     Mutant(
+        "fam: the gated update adds the residual",
+        "mixers/fam.py",
+        "self.memory_gate(attended) * (new - residual - fam)",
+        "self.memory_gate(attended) * (new - fam)",
+        f"{STREAM} -k transcription",
+    ),
+    Mutant(
+        "fam: a gate never closes",
+        "layers/memory_gate.py",
+        "jax.nn.sigmoid(logits)[..., None] - THRESHOLD) / (1 - THRESHOLD)",
+        "jax.nn.sigmoid(logits)[..., None])",
+        "tests/layers/test_memory_gate.py",
+    ),
+    Mutant(
+        "memory trace: the gradient of the block itself counts as reach",
+        "eval/memory_trace.py",
+        "*blocks[:, n - reach :]))[::-1]",
+        "*blocks[:, n - reach :]))",
+        "tests/eval/test_memory_trace.py",
+    ),
+    Mutant(
         "fam: a document starts with the window of the one before",
         "mixers/fam.py",
         "return saved._replace(window=fresh.window)",
