@@ -86,13 +86,29 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 gc.set_threshold(200_000, 20, 100)
 
 
+# bytes of memory from which a process drops its compiled programs
+_MUCH_MEMORY = 3 * 2**30
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _forget_programs() -> Iterator[None]:
-    """Let go of a file's compiled programs; all of them together took 7 GB."""
-    yield
-    import jax
+    """After a file, drop compiled programs if they take much memory: all of them took 7 GB.
 
-    jax.clear_caches()
+    Otherwise they stay: files share operations, and models of the same shapes.
+    """
+    yield
+    if _resident_bytes() > _MUCH_MEMORY:
+        import jax
+
+        jax.clear_caches()
+
+
+def _resident_bytes() -> float:
+    """Return the memory that this process has now, without /proc infinity."""
+    status = Path("/proc/self/statm")
+    if not status.exists():
+        return float("inf")
+    return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
