@@ -121,6 +121,21 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", r"error:::famjax(\.|\Z)")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile`, give one process all contracts: they share models and programs."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = super()._split_scope(nodeid)
+            return "contracts" if "/contracts/" in path else path
+
+    return Scheduling(config, log)
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """In CI, say which files took the time."""
     if not os.environ.get("CI"):
@@ -137,9 +152,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # the longest files begin first, so that two processes end together; pytest-xdist would begin
+    # the longest files start first, so that two processes end together; pytest-xdist would start
     # with those of the most tests, without --no-loadscope-reorder
-    first = ("multiprocess", "train")
+    first = ("multiprocess", "train", "contracts", "stacks", "tests")
     items.sort(key=lambda item: (*first, item.path.parent.name).index(item.path.parent.name))
     if config.getoption("--slow"):
         return

@@ -16,8 +16,8 @@ import numpy as np
 
 from famjax.config.schema import Config, DataConfig, ToyConfig
 from famjax.core.errors import UserError
-from famjax.data.sources import Key, Piece, Source, Split
 from famjax.data.shuffle import permuted_index
+from famjax.data.sources import Key, Piece, Source, Split
 from famjax.mixers import mixer_specs
 from famjax.tasks.programs import Algorithmic
 from famjax.tasks.sequences import Copy, Counting, Reverse
