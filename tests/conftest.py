@@ -86,13 +86,29 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 gc.set_threshold(200_000, 20, 100)
 
 
+# bytes of memory from which a process drops its compiled programs
+_MUCH_MEMORY = 3 * 2**30
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _forget_programs() -> Iterator[None]:
-    """Let go of a file's compiled programs; all of them together took 7 GB."""
-    yield
-    import jax
+    """After a file, drop compiled programs if they take much memory: all of them took 7 GB.
 
-    jax.clear_caches()
+    Otherwise they stay: files share operations, and models of the same shapes.
+    """
+    yield
+    if _resident_bytes() > _MUCH_MEMORY:
+        import jax
+
+        jax.clear_caches()
+
+
+def _resident_bytes() -> float:
+    """Return the memory that this process has now, without /proc infinity."""
+    status = Path("/proc/self/statm")
+    if not status.exists():
+        return float("inf")
+    return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -103,6 +119,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     # A warning that famjax causes is an error; those of other packages are theirs.
     config.addinivalue_line("filterwarnings", r"error:::famjax(\.|\Z)")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile`, give one process all contracts: they share models and programs."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = super()._split_scope(nodeid)
+            return "contracts" if "/contracts/" in path else path
+
+    return Scheduling(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -121,9 +152,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # the longest files begin first, so that two processes end together; pytest-xdist would begin
+    # the longest files start first, so that two processes end together; pytest-xdist would start
     # with those of the most tests, without --no-loadscope-reorder
-    first = ("multiprocess", "train")
+    first = ("multiprocess", "train", "contracts", "stacks", "tests")
     items.sort(key=lambda item: (*first, item.path.parent.name).index(item.path.parent.name))
     if config.getoption("--slow"):
         return

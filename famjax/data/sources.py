@@ -16,7 +16,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
-import grain
 import numpy as np
 
 from famjax.core.errors import UserError
@@ -37,6 +36,7 @@ from famjax.data.find_files import describe_skipped, find_files
 from famjax.data.hashes import choose_holdout, fingerprint_files
 from famjax.data.json_lines import Line, read_json_line
 from famjax.data.scan import CheckedFiles
+from famjax.data.shuffle import permuted_index
 from famjax.tokenizers.tokenizer import Tokenizer
 
 # JSON, and equal to itself after a round trip through JSON
@@ -291,9 +291,7 @@ class TextSource(Source):
     def _permuted_document(self, position: int, epoch: int, group: int) -> int:
         """Return the number of the document at a position of a permutation."""
         seed = np.random.SeedSequence((self._seed, epoch, group)).generate_state(1)[0]
-        last = len(self._documents) - 1
-        index = grain.experimental.index_shuffle(position, max_index=last, seed=int(seed), rounds=4)
-        return int(self._documents[index])
+        return int(self._documents[permuted_index(position, len(self._documents), int(seed))])
 
     def _make_key(self, document: int) -> Key:
         """Return a document's key: path, row in the file, first byte."""

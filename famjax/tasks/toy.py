@@ -12,11 +12,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-import grain
 import numpy as np
 
 from famjax.config.schema import Config, DataConfig, ToyConfig
 from famjax.core.errors import UserError
+from famjax.data.shuffle import permuted_index
 from famjax.data.sources import Key, Piece, Source, Split
 from famjax.mixers import mixer_specs
 from famjax.tasks.programs import Algorithmic
@@ -162,15 +162,11 @@ class ToySource(Source):
         size = max(min(_EPISODES_PER_CALL, _STEPS_PER_CALL // episode_steps), 1)
         for done in range(piece, count, size):
             chunk = positions[done : done + size]
-            rngs = [self._rng(self._permuted_episode(position, seed)) for position in chunk]
+            numbers = [permuted_index(position, len(self), seed) for position in chunk]
+            rngs = [self._rng(number) for number in numbers]
             yield from self.task.episodes(rngs, episode_steps)
         if piece <= count:
             yield _end_piece(self.task.outputs)
-
-    def _permuted_episode(self, position: int, seed: int) -> int:
-        """Return the number of the episode at a position of a permutation."""
-        last = len(self) - 1
-        return grain.experimental.index_shuffle(position, max_index=last, seed=seed, rounds=4)
 
     def _rng(self, number: int) -> np.random.Generator:
         return np.random.default_rng([self._seed, int(self._split == "holdout"), number])

@@ -176,7 +176,12 @@ class Runner:
     def __init__(self, config: ModelConfig, x64: bool = True, params: Any = None):
         self.config, self.x64 = config, x64
         with jax.enable_x64(x64):
-            model = LanguageModel(config, rngs=nnx.Rngs(0))
+
+            def make() -> LanguageModel:
+                return LanguageModel(config, rngs=nnx.Rngs(0))
+
+            # if parameters are given, only the types of its own are needed
+            model = make() if params is None else nnx.eval_shape(make)
             self.block_len = model.block_len
             self.graph, own = nnx.split(model)
             given = lively(own) if params is None else params
