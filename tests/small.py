@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,15 +103,25 @@ def make_program(
     if config.optimizer.schedule == "constant":
         train = replace(train, steps=1)
     _token_bytes.append(token_bytes)
-    return _program(replace(config, name="-", data=data, train=train, profile=ProfileConfig()))
+    config = replace(config, name="-", init="-" if config.init else "")
+    return _program(replace(config, data=data, train=train, profile=ProfileConfig()))
+
+
+@contextmanager
+def shared_programs() -> Iterator[None]:
+    """Let `train` take programs from `make_program` here, for one device."""
+    make_mesh = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharding, "make_mesh", make_mesh)
+        patch.setattr(loop, "make_program", make_program)
+        yield
 
 
 @pytest.fixture
-def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `train` take programs from `make_program` here, for one device."""
-    make_mesh = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
-    monkeypatch.setattr(sharding, "make_mesh", make_mesh)
-    monkeypatch.setattr(loop, "make_program", make_program)
+def compiled_once() -> Iterator[None]:
+    """Apply `shared_programs` to a test; fixtures of a module use that themselves."""
+    with shared_programs():
+        yield
 
 
 def final(run: Path, config: Config) -> tuple[Any, Any, list[dict[str, Any]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import importlib
 import io
 import os
@@ -58,6 +59,9 @@ def script() -> None:
     """Run as a program: exit with `main`'s status."""
     # feedback's loop runs on several devices in parallel, and one malloc arena would serialize them
     use_huge_pages(keep=sys.argv[1:2] == ["bench"] and "feedback" not in sys.argv)
+    # a traced program is a million objects that live on; searching them for garbage again and again
+    # takes an eighth of the time until the first step
+    gc.set_threshold(200_000, 20, 100)
     status = main()
     if status == 130:
         # After Ctrl-C XLA's threads may still compile, and interpreter shutdown can then crash.

@@ -92,25 +92,26 @@ def fingerprint(weights: Any) -> str:
     integers does not depend on the order. It distinguishes weights, and is not cryptographic.
     """
 
-    @jax.jit
-    def sums(a: Array) -> tuple[Array, Array]:
-        kind = jnp.uint16 if a.dtype.itemsize == 2 else jnp.uint32
-        bits = jax.lax.bitcast_convert_type(a, kind).astype(jnp.uint32)
-        # not flattened, which would gather a sharded array
-        position = jnp.zeros(bits.shape, jnp.uint32)
-        for axis, size in enumerate(bits.shape):
-            position = position * jnp.uint32(size) + jax.lax.broadcasted_iota(
-                jnp.uint32, a.shape, axis
-            )
-        # an odd factor for each position, different for nearby positions
-        factor = position * jnp.uint32(2654435761) | jnp.uint32(1)
-        return bits.sum(dtype=jnp.uint32), (bits * factor).sum(dtype=jnp.uint32)
-
+    flat, _ = jax.tree_util.tree_flatten_with_path(weights)
+    sums = jax.device_get([_bit_sums(leaf) for _, leaf in flat])
     digest = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_flatten_with_path(weights)[0]:
-        first, second = jax.device_get(sums(leaf))
+    for (path, leaf), (first, second) in zip(flat, sums, strict=True):
         digest.update(f"{path_name(path)} {leaf.dtype}{leaf.shape} {first} {second}\n".encode())
     return digest.hexdigest()[:16]
+
+
+@jax.jit
+def _bit_sums(a: Array) -> tuple[Array, Array]:
+    """Return the sum of an array's bits and the one weighted by position, uint32."""
+    kind = jnp.uint16 if a.dtype.itemsize == 2 else jnp.uint32
+    bits = jax.lax.bitcast_convert_type(a, kind).astype(jnp.uint32)
+    # not flattened, which would gather a sharded array
+    position = jnp.zeros(bits.shape, jnp.uint32)
+    for axis, size in enumerate(bits.shape):
+        position = position * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, a.shape, axis)
+    # an odd factor for each position, different for nearby positions
+    factor = position * jnp.uint32(2654435761) | jnp.uint32(1)
+    return bits.sum(dtype=jnp.uint32), (bits * factor).sum(dtype=jnp.uint32)
 
 
 def combine_fingerprints(trained: str, base: str) -> str:

@@ -231,17 +231,13 @@ def initial_weights(
     return remap_params(params, model, config.model), name
 
 
+@functools.partial(jax.jit, static_argnums=(0, 2), donate_argnums=1)
 def freeze(config: ModelConfig, weights: Any, only: str = "all") -> Frozen:
     """Return the frozen part of a model with these weights, donated (`partition_trainable`)."""
-
-    @functools.partial(jax.jit, donate_argnums=0)
-    def make_frozen(weights: Any) -> Frozen:
-        # this initialisation is unused, so XLA removes it
-        model = LanguageModel(config, rngs=nnx.Rngs(0))
-        nnx.update(model, weights)
-        return partition_trainable(config, model, only)[2]
-
-    return make_frozen(weights)
+    # this initialisation is unused, so XLA removes it
+    model = LanguageModel(config, rngs=nnx.Rngs(0))
+    nnx.update(model, weights)
+    return partition_trainable(config, model, only)[2]
 
 
 def abstract_model(

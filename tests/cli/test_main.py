@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import famjax
-from famjax.cli.main import VERBS, main
+from famjax.cli.main import VERBS, main, script
 from famjax.config.keys import keys, values
 from famjax.config.schema import Config
 from famjax.experiment.load import (
@@ -413,3 +413,14 @@ def test_help_of_a_verb(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert out.startswith("usage: famjax ")
     assert err == ""
+
+
+def test_the_program_seldom_collects_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As tracing is slower with Python's own thresholds."""
+    thresholds: list[int] = []
+    monkeypatch.setattr("famjax.cli.main.use_huge_pages", lambda keep: None)
+    monkeypatch.setattr("famjax.cli.main.main", lambda: 0)
+    monkeypatch.setattr("famjax.cli.main.gc.set_threshold", lambda *n: thresholds.extend(n))
+    with pytest.raises(SystemExit):
+        script()
+    assert thresholds[0] >= 100_000

@@ -99,7 +99,7 @@ def test_documents_are_the_same_wherever_reading_starts(tokenizer, name):
     assert any(not np.array_equal(a, b) for a, b in zip(other, expected, strict=False))
 
 
-def test_two_readers_of_a_lane_begin_it_once_each(tokenizer, monkeypatch):
+def test_two_readers_start_a_lane_once_each(tokenizer, monkeypatch):
     """As after `data.batch` grew: each reads every second document, at its own speed."""
     data, started = DataConfig(seqio="lines"), []
     expected = [document(TfSource(data, tokenizer, 0), 0, 1, k)[0] for k in range(8)]
@@ -189,7 +189,10 @@ def test_the_text_of_a_tfds_set(tmp_path):
             document(source, 0, 1, 0)
 
 
-def test_an_unknown_tfds_set():
+def test_an_unknown_tfds_set(monkeypatch):
+    """The suggestion needs no network, which the list of community sets does."""
+    community = tfds.core.community
+    monkeypatch.setattr(community, "community_register", lambda: pytest.fail("network access"))
     with pytest.raises(UserError, match="knows no such set; did you mean 'imdb_reviews'"):
         TfSource(DataConfig(tfds="imdb_review"), load_tokenizer("bytes"), 0)
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 # `famjax`, which takes a process for gone after seconds instead of a minute
 FAMJAX = """
@@ -19,6 +26,85 @@ collective.HEARTBEAT_TIMEOUT, collective.INIT_TIMEOUT = {heartbeat}, {patience}
 from famjax.cli.main import main
 sys.exit(main())
 """
+
+# Imports, half of the time of a short training, are done once: this program is forked for each
+# process, before JAX has devices or threads. The process between the two waits for the exit status.
+TEMPLATE = """
+import gc, json, os, pathlib, signal, sys, threading
+import famjax.cli.main, famjax.cli.train, famjax.train.loop
+assert threading.active_count() == 1  # a fork has the calling thread alone
+gc.set_threshold(200_000, 20, 100)
+gc.freeze()
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for line in sys.stdin:
+    given = json.loads(line)
+    folder = pathlib.Path(given["folder"])
+    waiter = os.fork()
+    if waiter:
+        print(waiter, flush=True)
+        continue
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number, name, mode in ((0, os.devnull, "r"), (1, folder / "out", "w"),
+                               (2, folder / "err", "w")):
+        with open(name, mode) as file:
+            os.dup2(file.fileno(), number)
+    child = os.fork()
+    if child:
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        (folder / "status.new").write_text(str(status))
+        os.rename(folder / "status.new", folder / "status")
+        os._exit(0)
+    os.environ.clear()
+    os.environ.update(given["env"])
+    sys.argv = ["-c", *given["arguments"]]
+    exec(given["code"], {"__name__": "__main__"})
+"""
+
+
+@functools.cache
+def template() -> subprocess.Popen[str]:
+    """Return the process that is forked; it ends when this process closes its standard input."""
+    return subprocess.Popen(
+        [sys.executable, "-c", TEMPLATE],
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+class Process:
+    """A forked process that runs a program, as `subprocess.Popen`."""
+
+    def __init__(self, code: str, arguments: Sequence[str], env: dict[str, str]):
+        self._files = tempfile.TemporaryDirectory(prefix="famjax-tests-")
+        self._folder = Path(self._files.name)
+        given: dict[str, Any] = {"code": code, "arguments": arguments, "env": env}
+        requests, answers = template().stdin, template().stdout
+        assert requests is not None
+        assert answers is not None
+        print(json.dumps(given | {"folder": str(self._folder)}), file=requests, flush=True)
+        self._group = int(answers.readline())
+
+    @property
+    def returncode(self) -> int | None:
+        status = self._folder / "status"
+        return int(status.read_text()) if status.exists() else None
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        """Wait for the end, and return standard output and standard error."""
+        end = time.monotonic() + timeout
+        while self.returncode is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired("famjax", timeout)
+            time.sleep(0.02)
+        return (self._folder / "out").read_text(), (self._folder / "err").read_text()
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._group, signal.SIGKILL)
 
 
 def free_port() -> int:
@@ -38,18 +124,12 @@ def start(
     heartbeat: int = 10,
     patience: int = 120,
     more: str = "",
-) -> subprocess.Popen[str]:
+) -> Process:
     """Run `famjax train` with so many devices in another process; `more` is run before it."""
     kept = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ["XLA_FLAGS"])
     count = f"--xla_force_host_platform_device_count={devices}"
     code = FAMJAX.format(heartbeat=heartbeat, patience=patience, more=more)
-    return subprocess.Popen(
-        [sys.executable, "-c", code, "train", *arguments],
-        env=os.environ | {"XLA_FLAGS": f"{kept} {count}"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return Process(code, ["train", *arguments], os.environ | {"XLA_FLAGS": f"{kept} {count}"})
 
 
 def start_all(
@@ -60,7 +140,7 @@ def start_all(
     *overrides: str,
     more: dict[int, str] | None = None,
     **named: int,
-) -> list[subprocess.Popen[str]]:
+) -> list[Process]:
     """Start `count` processes that train one run; `more` is what some do before it."""
     port = free_port()
     where = [flags(i, count, port) if count > 1 else [] for i in range(count)]
@@ -72,7 +152,7 @@ def start_all(
     ]
 
 
-def ended(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+def ended(processes: Sequence[Process]) -> list[tuple[int, str]]:
     """Wait for all, which say nothing on standard output; return status and standard error."""
     try:
         said = [process.communicate(timeout=240) for process in processes]
@@ -81,7 +161,8 @@ def ended(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str]]:
             process.kill()
     assert [out for out, _ in said] == [""] * len(said), said  # pytest rewrites tests' asserts only
     errors = [error for _, error in said]
-    return [(p.returncode, error) for p, error in zip(processes, errors, strict=True)]
+    statuses = [process.returncode for process in processes]
+    return [(-1 if s is None else s, error) for s, error in zip(statuses, errors, strict=True)]
 
 
 def trained(

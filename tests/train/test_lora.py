@@ -1,8 +1,9 @@
-"""Adapters: nothing changes at first, only they are trained, and merged they are the same model."""
+"""Adapters: they change nothing at first, only they are trained, and merging keeps the function."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import small
 from flax import nnx
+from small import compiled_once  # noqa: F401
 
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import LoraConfig, ModelConfig
@@ -38,25 +40,37 @@ def base(tmp_path_factory):
     folder = tmp_path_factory.mktemp("base")
     config = small.config(folder / "texts")
     more = ["train.steps=3", "model.mixer=full", "model.capacity=2048", "model.layers=2"]
-    train(override(config, more), folder / "base", quiet=True)
+    with small.shared_programs():
+        train(override(config, more), folder / "base", quiet=True)
     return folder / "base"
 
 
 def adapting(base, *more):
-    """The config of a FAM with adapters on that run."""
+    """Return the config of a FAM with adapters on that run."""
     given = [f"init={base}", "model.mixer=fam", "model.lora.rank=4", "train.steps=4"]
     return load_config(str(base / "config.json"), [*given, *more])
 
 
-@pytest.fixture(scope="module")
 def adapter_config(base):
+    return adapting(base, "optimizer.learning_rate=0.1", "model.lora.dropout=0.2")
+
+
+@pytest.fixture(scope="module")
+def adapted(base):
+    """A run of `adapter_config` that was never stopped, and its folder."""
     folder = base.parent / "adapted"
-    config = adapting(base, "optimizer.learning_rate=0.1", "model.lora.dropout=0.2")
-    return train(config, folder, quiet=True), folder
+    with small.shared_programs():
+        return train(adapter_config(base), folder, quiet=True), folder
 
 
 def logits(model):
-    return np.asarray(model(TOKENS, model.init_state(2))[0])
+    return np.asarray(_forward(*nnx.split(model)))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _forward(graph, state):
+    model = nnx.merge(graph, state)
+    return model(TOKENS, model.init_state(2))[0]
 
 
 def named(model):
@@ -66,7 +80,7 @@ def named(model):
 
 @pytest.mark.parametrize("on", ["*", "attention.[qv]", "mlp.down"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_at_first_nothing_changes_to_the_bit(base, on, dtype):
+def test_adapters_at_first_change_no_bit(base, on, dtype):
     given = open_run(base)
     config = replace(given.config.model, dtype=dtype)
     plain = LanguageModel(config, rngs=nnx.Rngs(0))
@@ -80,8 +94,8 @@ def test_at_first_nothing_changes_to_the_bit(base, on, dtype):
     assert places == expected.get(on, {"down"})
 
 
-def test_only_adapters_and_the_prompt_are_trained(base, adapter_config):
-    run, folder = adapter_config
+def test_only_adapters_and_the_prompt_are_trained(base, adapted):
+    run, folder = adapted
     before = remap_params(
         nnx.state(open_run(base).model, nnx.Param),
         open_run(base).config.model,
@@ -101,13 +115,13 @@ def test_only_adapters_and_the_prompt_are_trained(base, adapter_config):
     assert "embedding" not in saved
 
 
-def test_a_run_of_adapters_is_opened_with_its_base(adapter_config):
-    run, folder = adapter_config
+def test_a_run_of_adapters_is_opened_with_its_base(adapted):
+    run, folder = adapted
     assert (logits(open_run(folder).model) == logits(run.model)).all()
 
 
-def test_merged_is_the_same_model_to_rounding(adapter_config):
-    run, _ = adapter_config
+def test_merged_is_the_same_model_to_rounding(adapted):
+    run, _ = adapted
     params, config = merge_adapters(nnx.state(run.model, nnx.Param), run.config.model)
     merged = LanguageModel(config, rngs=nnx.Rngs(0))
     nnx.update(merged, params)
@@ -125,30 +139,32 @@ def test_adapters_trained_with_dropout_are_merged(base, tmp_path):
     ours, theirs = logits(run.merge_adapters().model), logits(run.model)
     assert np.abs(ours - theirs).max() < 1e-5 * np.ptp(theirs)
     params, _ = initial_weights(adapting(tmp_path / "dropped", *more), tmp_path / "next")
-    begun, train_with_source = (
-        np.asarray(a["embedding"][...]) for a in (params, nnx.state(run.model))
-    )
-    assert (begun == train_with_source).all()
+    initial, trained = (np.asarray(a["embedding"][...]) for a in (params, nnx.state(run.model)))
+    assert (initial == trained).all()
 
 
-def test_stopped_and_called_again_it_ends_as_one_never_stopped(base, tmp_path):
-    config = adapting(base, "model.lora.dropout=0.2")
-    whole = train(config, tmp_path / "whole", quiet=True)
-    train(override(config, ["train.steps=2"]), tmp_path / "cut", quiet=True)
+@pytest.mark.usefixtures("compiled_once")
+def test_a_resumed_run_ends_as_one_never_stopped(base, adapted, tmp_path):
+    """Bit for bit, also the dropout."""
+    whole, _ = adapted
+    config = adapter_config(base)
+    stopped = train(override(config, ["train.steps=2"]), tmp_path / "cut", quiet=True)
     again = train(config, tmp_path / "cut", quiet=True)
+    found, before = named(again.model), named(stopped.model)
     for name, expected in named(whole.model).items():
-        assert (np.asarray(named(again.model)[name]) == np.asarray(expected)).all(), name
+        assert (np.asarray(found[name]) == np.asarray(expected)).all(), name
+    assert any((np.asarray(found[name]) != np.asarray(before[name])).any() for name in found)
 
 
-def test_adapters_of_another_base_are_refused(base, adapter_config, tmp_path):
-    _, folder = adapter_config
+@pytest.mark.usefixtures("compiled_once")
+def test_adapters_of_another_base_are_refused(base, adapted, tmp_path):
+    _, folder = adapted
     other = tmp_path / "other"
     config = open_run(base).config
-    train(replace(config, seed=7), other, quiet=True)
+    train(override(config, ["train.steps=2"]), other, quiet=True)  # of 3 steps
     moved = tmp_path / "adapters"
     moved.mkdir()
-    for name in ("checkpoints",):
-        (moved / name).symlink_to(folder / name)
+    (moved / "checkpoints").symlink_to(folder / "checkpoints")
     text = (folder / "config.json").read_text()
     (moved / "config.json").write_text(text.replace(str(base), str(other)))
     with pytest.raises(UserError, match="was trained on other weights than"):
@@ -158,8 +174,9 @@ def test_adapters_of_another_base_are_refused(base, adapter_config, tmp_path):
         open_run(moved)
 
 
-def test_adapters_on_adapters_open_on_any_mesh(adapter_config, tmp_path):
-    _, folder = adapter_config
+def test_adapters_on_adapters_open_on_any_mesh(adapted, tmp_path):
+    """Trained on eight devices, opened on one."""
+    _, folder = adapted
     config = load_config(
         str(folder / "config.json"), [f"init={folder}", "train.steps=2", "data.batch=4"]
     )
@@ -171,7 +188,7 @@ def test_adapters_on_adapters_open_on_any_mesh(adapter_config, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_base_that_was_moved_is_found_again(base, tmp_path, monkeypatch):
+def test_a_moved_base_is_found(base, tmp_path, monkeypatch):
     monkeypatch.chdir(base.parent)
     config = replace(adapting(Path("base")), data=open_run(base).config.data)
     train(override(config, ["train.steps=1"]), tmp_path / "run", quiet=True)
@@ -197,7 +214,7 @@ def _with_dropout(base):
     return config, LanguageModel(config, rngs=nnx.Rngs(0))
 
 
-def test_how_a_model_is_computed_stays_the_configs(base):
+def test_dtype_and_remat_are_the_configs_not_the_bases(base):
     given = [f"init={base}", "data.files=x", "data.length=64"]
     config = load_config("fam_1b", [*given, "data.repeat_len=0"])
     assert (config.model.dtype, config.model.remat) == ("bfloat16", "attention")
@@ -209,9 +226,9 @@ def test_the_base_is_kept_in_bfloat16_if_asked(base):
     state = make_program(resolve(config, None, jax.device_count()), np.ones(258, np.int32)).start()
     assert {str(a.dtype) for a in jax.tree.leaves(state.frozen[0])} == {"bfloat16"}
     assert {str(a.dtype) for a in jax.tree.leaves(state.params)} == {"float32"}
-    train_with_source = sum(a.size for a in jax.tree.leaves(state.params))
-    held = sum(a.size for a in jax.tree.leaves(state.opt_state))
-    assert held < 2.1 * train_with_source
+    trained = sum(a.size for a in jax.tree.leaves(state.params))
+    moments = sum(a.size for a in jax.tree.leaves(state.opt_state))
+    assert moments < 2.1 * trained
 
 
 def test_dropout_drops_its_share_and_only_in_training():
@@ -240,7 +257,7 @@ def test_the_scale():
     assert lora.scale(LoraConfig(rank=16, alpha=8, rs=True)) == 2
 
 
-def test_the_fingerprint_sees_every_number_and_its_place():
+def test_the_fingerprint_depends_on_every_number_and_its_position():
     a = jnp.arange(6, dtype=jnp.float32).reshape(2, 3)
     found = {
         fingerprint({"a": a}),
@@ -254,7 +271,7 @@ def test_the_fingerprint_sees_every_number_and_its_place():
     assert fingerprint({"a": a}) == fingerprint({"a": a + 0})
 
 
-def test_a_transplant_takes_every_weight_layer_by_layer(base):
+def test_remapping_takes_every_weight_layer_by_layer(base):
     old = open_run(base)
     new = replace(old.config.model, mixer="bswa,fam")
     params = remap_params(nnx.state(old.model, nnx.Param), old.config.model, new)
@@ -306,7 +323,7 @@ def test_adapters_that_cannot_be(more, said):
     assert said in str(caught.value)
 
 
-def test_divide_without_adapters_freezes_nothing(base):
+def test_without_adapters_nothing_is_frozen(base):
     run = open_run(base)
     _, params, frozen = partition_trainable(run.config.model, run.model)
     assert frozen == ()
@@ -314,8 +331,8 @@ def test_divide_without_adapters_freezes_nothing(base):
     assert dataclasses.is_dataclass(run.config)
 
 
-def test_checkpoints_hold_adapters_alone(base, adapter_config):
-    _, folder = adapter_config
+def test_checkpoints_hold_adapters_alone(base, adapted):
+    _, folder = adapted
 
     def size(run):
         path = Checkpoints(run / "checkpoints").path(Checkpoints(run / "checkpoints").latest())
