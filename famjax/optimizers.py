@@ -53,7 +53,11 @@ class OptimizerSpec(NamedTuple):
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """Return gradient clipping, the optimizer and its schedule as one transformation."""
+    """Return gradient clipping, the optimizer and its schedule as one transformation.
+
+    Weight decay applies to every trained parameter, with norm scales, biases and embeddings, as
+    PyTorch's optimizers do for a model's `parameters()`.
+    """
     optimizer = OPTIMIZERS[config.name].make(config, make_schedule(config, steps))
     clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
     return optax.chain(clip, optimizer)

@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 
 from famjax.cli.main import parse
+from famjax.config.schema import Config
 from famjax.convert.surgery import convert_names
 from famjax.core.errors import UserError
 from famjax.core.paths import expanded
@@ -62,12 +63,18 @@ def run(argv: list[str]) -> int:
         report=lambda line: print(line, file=sys.stderr),
         keep_every=arguments.keep_every,
     )
-    # the finetune config sets it, and not every mixer supports it
-    offset = replace(config, train=replace(config.train, rpo=True))
-    refused = any(list(spec.check(offset)) for spec in mixer_specs(config.model))
-    off = " train.rpo=false" if refused else ""
+    off = " train.rpo=false" if _prevents_rpo(config) else ""
     print(f"wrote {target}; next: famjax train finetune init={target}{off} data.files=...")
     return 0
+
+
+def _prevents_rpo(config: Config) -> bool:
+    """Return whether a mixer does not support train.rpo, which the finetune config sets."""
+    without, with_rpo = (
+        {line for spec in mixer_specs(config.model) for line in spec.check(changed)}
+        for changed in (replace(config, train=replace(config.train, rpo=r)) for r in (False, True))
+    )
+    return bool(with_rpo - without)
 
 
 def _feature_size_override(arguments: Arguments, overrides: tuple[str, ...]) -> str:

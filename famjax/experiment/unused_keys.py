@@ -206,7 +206,7 @@ ALWAYS = (
     "train.only",
     "train.match",
     "train.accumulate",
-    "train.bptt_*",
+    "train.bptt_segments",
     "train.log_every",
     "train.checkpoint_every",
     "train.keep",
@@ -214,9 +214,21 @@ ALWAYS = (
     "mesh.*",
 )
 
+
+def _full_bptt_start(config: Config) -> str:
+    start = config.train.bptt_start
+    return f"train.bptt_start=data.length={start}" if start == config.data.length else ""
+
+
 _REQUIRES_ATTENTION = _unused_unless(lambda c: c.model.stack != "lstm", "model.stack")
 
 _RULES = (
+    Rule(
+        ("train.bptt_start", "train.bptt_double_every"),
+        _full_bptt_start,
+        "train.bptt_start to less than data.length",
+        switch=True,
+    ),
     # stacks and mixers
     Rule(("model.mixer", "model.scan_layers"), _requires_stack("residual"), "model.stack=residual"),
     Rule(("model.linear.features",), _elu_map, "another map"),

@@ -13,9 +13,7 @@ from famjax.core.errors import UserError, nearest
 from famjax.core.paths import expanded
 from famjax.export.source import ExportSource
 from famjax.mixers import mixer_specs
-
-# each is a module here: write(source, folder) -> lines on the comparison
-FORMATS = ("hf", "peft", "orbax", "stablehlo")
+from famjax.mixers.mixer import FORMATS
 
 
 def export(
@@ -64,7 +62,7 @@ def export(
         if format not in spec.formats:
             raise UserError(
                 f"--format {format}: does not support {spec.title}; take --format "
-                f"{' or '.join(name for name in FORMATS if name in spec.formats)}"
+                f"{' or '.join(spec.formats)}"
             )
     report(f"writing {dest}, then reading it back to compare its logits")
     write = importlib.import_module(f"famjax.export.{format}").write

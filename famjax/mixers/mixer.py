@@ -19,8 +19,9 @@ from famjax.core.types import Array, Context, State, param_dtype
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
 
-# the forms of `famjax export`
-FORMATS = frozenset(("hf", "peft", "orbax", "stablehlo"))
+# formats of `famjax export`; each is a module of famjax/export with
+# write(source, folder) -> lines on the comparison
+FORMATS = ("hf", "peft", "orbax", "stablehlo")
 
 
 class Mixer(nnx.Module):
@@ -163,7 +164,7 @@ class MixerSpec(abc.ABC):
     has_feature_map: ClassVar[bool] = False
     has_attention_weights: ClassVar[bool] = True
     has_attention_map: ClassVar[bool] = True
-    formats: ClassVar[frozenset[str]] = frozenset(("orbax", "stablehlo"))
+    formats: ClassVar[tuple[str, ...]] = ("orbax", "stablehlo")
     layer_type: ClassVar[str] = ""
     convert_name: ClassVar[str] = ""
 

@@ -98,7 +98,10 @@ def deferred_scan(
       non_diff: pytree of [n ...] without gradients; the body's x is (x, non_diff).
 
     Returns:
-      the final carry; ys, pytree of [n ...].
+      the final carry; ys, pytree of [n ...]. Only without gradients may n be 0.
+
+    Raises:
+      ValueError: n is 0 in the backward pass.
     """
     return _forward(body, matmul_params, other_params, carry, xs, non_diff)[0]
 
@@ -127,6 +130,8 @@ def _backward(
 ) -> tuple[Weights, Others, Carry, Xs, None]:
     matmul_params, other_params, carries, xs, non_diff = residuals
     d_last, d_ys = grads
+    if not len(jax.tree.leaves(xs)[0]):
+        raise ValueError("deferred_scan: xs has no iterations, and so no gradients; give it one")
 
     def record_outputs(carry: Carry, x: tuple[Xs, NonDiff]) -> list[Array]:
         with use_tape(RecordTape()) as tape:

@@ -136,6 +136,9 @@ def token_scan(
 
     Returns:
       ys, pytree of [t ...]; the history [... span+t e].
+
+    Raises:
+      ValueError: t is 0.
     """
     return _forward(token_fn, block, matmul_params, other_params, history, xs, non_diff)[0]
 
@@ -150,6 +153,8 @@ def _forward(
     non_diff: NonDiff,
 ) -> tuple[tuple[Ys, History], Residuals[Weights, Others, History, Xs, NonDiff]]:
     t = jax.tree.leaves(xs)[0].shape[0]
+    if not t:
+        raise ValueError("token_scan: xs has no tokens; give it at least one block")
     history = jax.tree.map(lambda a: _extend(a, t), history)
 
     def scan_block(

@@ -48,7 +48,8 @@ class Task(abc.ABC):
       group: where its results are in the report of `famjax eval`, which tasks may share.
       options: of `famjax eval`, which of lengths, window and score it takes.
       evaluation: "module:function" of `Request` and a `Run` to results: a dictionary with "rows",
-        one for each length, in which the scores of trivial baselines are columns.
+        one for each length, in which the scores of trivial baselines are columns. It is a name,
+        not a function, since evaluations import runs, which import the tasks.
     """
 
     keys: tuple[str, ...] = ()

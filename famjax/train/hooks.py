@@ -32,7 +32,7 @@ class Hook:
         """`session.step` steps are done; a row of metrics was written if `is_logged`."""
 
     def state_dict(self, session: Session) -> dict[str, Any]:
-        """Return what a checkpoint has to hold of this, as JSON."""
+        """Return what a checkpoint has to hold of this, as JSON; no two hooks use the same name."""
         return {}
 
     def load_state_dict(self, session: Session, saved: dict[str, Any]) -> None:
@@ -56,7 +56,12 @@ class Curriculum(Hook):
 
 
 class AttentionSpans(Hook):
-    """Shrinks what layers with learned spans attend to, as they learn to see less."""
+    """Shrinks what layers with learned spans attend to, as they learn to see less.
+
+    How far spans can grow until the next update follows from the bound of Adam's steps (Kingma &
+    Ba, 2015, section 2.1). With another optimizer it is an estimate: a span that grows
+    faster sees no more than the margin until the next update.
+    """
 
     def before_first_step(self, session: Session) -> None:
         if session.latest is None:

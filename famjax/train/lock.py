@@ -24,7 +24,9 @@ Before each heartbeat, and before it removes the file at its end, a holder check
 still names it, so it never modifies the file of a training that has replaced it.
 
 Not prevented: two trainings that start on two hosts within a few seconds of each other in a folder
-on a bucket, where no lock works across hosts; and a holder that could not write for
+on a bucket, where no lock works across hosts; three processes of which one removes the file of a
+dead holder late, after the second has taken the lock, and the third starts within that instant; and
+a holder that could not write for
 SILENCE_SECONDS, such as a suspended machine, was replaced, and resumes: it does not notice.
 """
 
@@ -42,6 +44,7 @@ import stat
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -173,14 +176,35 @@ def _try_remove(path: Path, silence: _SilenceWatch, end: float) -> bool:
         raise _held_error(path.parent, holder)
     if runs is None:
         if silence.is_over(holder):
-            path.unlink(missing_ok=True)
-            return True
+            return _remove_file_of(holder, path)
         silence.wait()
         return False
     if time.monotonic() > end and path.exists():
         raise _held_error(path.parent, {})
     time.sleep(0.1)
     return False
+
+
+def _remove_file_of(holder: Holder, path: Path) -> bool:
+    """Remove the file of a holder; return False if it is now that of another, which is kept.
+
+    A file cannot be read and removed in one step, and another process may replace it in between.
+    So it is renamed first, which no other process can then do, and is renamed back if it is not the
+    one that was read.
+    """
+    removed = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    try:
+        path.rename(removed)
+    except FileNotFoundError:  # another process has removed it
+        return True
+    try:
+        if _read_holder(removed) == holder:
+            return True
+        with contextlib.suppress(FileExistsError):  # a third process was faster
+            os.link(removed, path)
+        return False
+    finally:
+        removed.unlink(missing_ok=True)
 
 
 def _is_free(path: Path, silence: _SilenceWatch) -> bool:

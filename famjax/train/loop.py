@@ -57,7 +57,7 @@ def train_with_source(
         fit(session)
     state = session.state
     model = nnx.merge(session.program.graph, state.params, *state.frozen[:1])
-    return Run(session.asked, session.tokenizer, model, int(state.step)), session.source
+    return Run(session.given_config, session.tokenizer, model, int(state.step)), session.source
 
 
 def fit(session: Session) -> None:

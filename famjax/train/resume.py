@@ -123,7 +123,7 @@ def _with_rows(session: Session, state: TrainState, data: dict[str, Any]) -> Tra
 
 def _compare(session: Session, before: Config, step: int) -> None:
     """Refuse a checkpoint made with another config; say what a changed one means."""
-    config = session.asked
+    config = session.given_config
     check_resumable(before, config, session.checkpoints.path(step))
     check_profile_steps(before, config, step)
     old, new = (make_schedule(c.optimizer, c.train.steps)(step) for c in (before, config))

@@ -29,13 +29,30 @@ def save(session: Session, parts: Iterable[Stateful]) -> None:
     extra = {
         "data": hosts.gather_cursors(session.batches.get_state()),
         # as it was given, which a resume compares, on the mesh that was used
-        "config": dataclasses.asdict(dataclasses.replace(session.asked, mesh=session.config.mesh)),
+        "config": dataclasses.asdict(
+            dataclasses.replace(session.given_config, mesh=session.config.mesh)
+        ),
         "base": session.base,
     }
     for part in parts:
-        extra |= part.state_dict(session)
+        _add(extra, part, session)
     session.checkpoints.save(session.step, to_tree(session.state), extra)
     session.saved = session.step
+
+
+def _add(extra: dict[str, Any], part: Stateful, session: Session) -> None:
+    """Add a part's fields, which share one dictionary with all others'.
+
+    Raises:
+      ValueError: a field is another part's already.
+    """
+    fields = part.state_dict(session)
+    if taken := sorted(extra.keys() & fields.keys()):
+        raise ValueError(
+            f"{type(part).__name__}.state_dict: {', '.join(taken)} is already in the checkpoint, "
+            "saved by another part; rename it"
+        )
+    extra.update(fields)
 
 
 def check_finite(session: Session) -> None:

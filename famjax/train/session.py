@@ -45,7 +45,7 @@ class Session:
       make_program: as `famjax.train.program.make_program`.
 
     Attributes:
-      asked: the config as it was given.
+      given_config: the config as it was given.
       config: the same, resolved.
       source: the documents.
       batches: the iterator of batches, at its current position.
@@ -70,7 +70,7 @@ class Session:
         make_program: ProgramMaker = make_program,
     ):
         check_rows(config, jax.device_count())
-        self.asked = config
+        self.given_config = config
         devices = sharding.make_mesh(MeshConfig()).size
         self.config: ResolvedConfig = resolve(config, tokenizer, devices)
         self.tokenizer, self.checkpoints, self.folder = tokenizer, checkpoints, folder
@@ -150,7 +150,7 @@ class Session:
             self.progress.note(line)
 
     def _mesh_notes(self, shapes: TrainState) -> Iterator[str]:
-        if is_auto(self.asked.mesh):
+        if is_auto(self.given_config.mesh):
             yield describe(self.config.mesh, mesh_demand(self.config))
         yield from duplicated_work(self.config)
         parameters = (shapes.params, shapes.frozen)

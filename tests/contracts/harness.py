@@ -333,8 +333,10 @@ def lively(params: Any) -> Any:
             return np.asarray(a) + 0.3 * rng.normal(size=a.shape)
         if "'span'" in name:
             return rng.uniform(0, 1, a.shape)
-        if "'mix'" in name or "'memory_gate'" in name:
+        if "'mix'" in name:
             return rng.normal(size=a.shape)
+        if "'memory_gate'" in name:
+            return 0.5 * rng.normal(size=a.shape)
         sharp = 1.5 if "'q'" in name or "'k'" in name else 1.0
         return np.asarray(a) * (2 * sharp if "'out'" in name or "'down'" in name else sharp)
 

@@ -33,6 +33,14 @@ def test_no_pattern_is_of_no_key() -> None:
     [
         ("model.window=64", "model.window: has no effect with model.mixer=fam; remove it, or"),
         ("model.window=64 model.mixer=full", "model.window: has no effect with model.mixer=full"),
+        (
+            "train.bptt_start=1024 data.length=1024",
+            "train.bptt_start: has no effect with train.bptt",
+        ),
+        (
+            "train.bptt_double_every=9 train.bptt_start=512 data.length=512",
+            "remove it, or set train.bptt_start to less than data.length",
+        ),
         ("model.capacity=2048", "model.capacity: has no effect with model.mixer=fam"),
         ("model.mixer=bswa model.fam_len=4", "model.fam_len: has no effect with model.mixer=bswa"),
         ("model.mixer=bswa model.fam_previous=2", "model.fam_previous: has no effect"),

@@ -30,6 +30,7 @@ SHAPE = [
             "stack=feedback model.feedback.cache=memory model.dropout.hidden=0.1",
             marks=pytest.mark.slow,
         ),
+        "stack=transformer",
         "stack=lstm",
     ],
 )

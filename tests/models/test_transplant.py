@@ -1,5 +1,6 @@
 """`remap_params` between softmax and linear attention, and between updates of the FAM."""
 
+import itertools
 from dataclasses import replace
 
 import jax
@@ -8,9 +9,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from famjax.config.schema import LinearConfig, ModelConfig
+from famjax.config.schema import FeedbackConfig, LinearConfig, ModelConfig
 from famjax.core.errors import UserError
-from famjax.models.remap_params import abstract_inference_model, canonical_name, remap_params
+from famjax.models.remap_params import (
+    abstract_inference_model,
+    canonical_name,
+    check_compatible,
+    remap_params,
+)
 
 FULL = ModelConfig(vocab_size=9, layers=2, width=8, heads=2, mixer="full")
 RELU = replace(FULL, mixer="linear", linear=LinearConfig("relu", features=4))
@@ -76,3 +82,21 @@ def test_gates_of_another_number_of_tokens_are_new():
 
 def gate(params):
     return nnx.to_pure_dict(params)["stack"]["layers"][0]["mixer"]["memory_gate"]
+
+
+def test_stacks_whose_weights_are_compatible() -> None:
+    """Those with the same positions are, except the LSTM, which has no parameters in common."""
+    rotary = FeedbackConfig(positions="rotary")
+    models = {
+        name: ModelConfig(stack=name, block_len=1, feedback=rotary)
+        for name in ("residual", "feedback", "transformer", "lstm")
+    }
+    for old, new in itertools.permutations(models, 2):
+        if "lstm" in (old, new):
+            with pytest.raises(UserError, match=f"model.stack={new}: the given weights are of"):
+                check_compatible(models[old], models[new])
+        else:
+            check_compatible(models[old], models[new])
+    learned = ModelConfig(stack="feedback", block_len=1)
+    with pytest.raises(UserError, match=r"have learned ones; set model\.stack=feedback"):
+        check_compatible(learned, models["residual"])

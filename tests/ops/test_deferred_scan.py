@@ -163,3 +163,14 @@ def test_random_bodies_equal_plain_differentiation(case: Case) -> None:
     (_, expected), expected_grads = value_and_grad(_python_loop)
     assert_equal(results, expected, 1e-12)
     assert_equal(grads, expected_grads, 1e-10)
+
+
+def test_a_scan_of_no_iterations() -> None:
+    """The carry is unchanged; gradients are refused."""
+    w, p, carry, xs, non_diff = arguments()
+    none = jax.tree.map(lambda a: a[:0], (xs, non_diff))
+    last, ys = deferred_scan(turn, w, p, carry, *none)
+    np.testing.assert_array_equal(last, carry)
+    assert [y.shape for y in jax.tree.leaves(ys)] == [(0, B, D), (0, B, D)]
+    with pytest.raises(ValueError, match="deferred_scan: xs has no iterations"):
+        jax.grad(of, 1)(deferred_scan, w, p, carry, *none)

@@ -165,3 +165,9 @@ def test_values_and_gradients_equal_plain_differentiation(case: Case) -> None:
     (_, expected), expected_grads = jax.jit(lambda: value_and_grad(_plain))()
     assert_equal(results, expected, 1e-12)
     assert_equal(grads, expected_grads, 1e-10)
+
+
+def test_a_call_of_no_tokens_is_refused() -> None:
+    case = Case(ATTENTION, 0, 3, (2, 3))
+    with pytest.raises(ValueError, match="token_scan: xs has no tokens"):
+        _ours(case, *_arguments(case))

@@ -70,3 +70,32 @@ def test_ring_scan(n: int) -> None:
     np.testing.assert_allclose(value, value_, rtol=1e-5)
     for found, expected in zip(grads, grads_, strict=True):
         np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("c", [0, 1, 3])
+def test_gradients_of_blockwise_map(c: int) -> None:
+    """In float64 they equal plain differentiation of a map over `halo_exchange`."""
+    n = 5
+    with jax.enable_x64():
+        rng = np.random.default_rng(0)
+        old, new, xs = (jnp.asarray(rng.normal(size=s)) for s in ((2, c, 3), (2, n, 3), (n, 2, 3)))
+        keep = jnp.asarray(rng.random((n, 2)) < 0.5)
+
+        def block(window: Any, x: Any) -> Any:
+            x, keep = x
+            weights = jax.nn.softmax(jnp.einsum("bd,bsd->bs", x, window))
+            return jnp.where(keep[:, None], jnp.einsum("bs,bsd->bd", weights, window), x**2)
+
+        def plain(old: Any, new: Any, xs: Any) -> Any:
+            line = jnp.concatenate([old, new], 1)
+            ys = [block(line[:, i : i + c + 1], (xs[i], keep[i])) for i in range(n)]
+            return jnp.sin(jnp.stack(ys)).sum()
+
+        def ours(old: Any, new: Any, xs: Any) -> Any:
+            return jnp.sin(sequence_parallel.blockwise_map(block, old, new, xs, keep)).sum()
+
+        found, expected = (
+            jax.jit(jax.value_and_grad(f, (0, 1, 2)))(old, new, xs) for f in (ours, plain)
+        )
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)

@@ -20,7 +20,12 @@ from famjax.experiment.load import load_config, override
 from famjax.experiment.unused_keys import check_unused_keys
 from famjax.plan import plan as plans
 from famjax.plan.chips import CHIPS, parse_topology
-from famjax.plan.formula import count_parameters, estimate, layer_activations
+from famjax.plan.formula import (
+    _remote_kv_bytes,
+    count_parameters,
+    estimate,
+    layer_activations,
+)
 from famjax.plan.search import candidates, format_overrides, search
 from famjax.train.flops import step_flops
 from famjax.train.resolve import resolve
@@ -345,3 +350,15 @@ def test_a_job_that_is_too_large(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["model.vocab_size=64", "model.width=4096", "model.mlp_width=65536", "data.batch=512"]
     assert main(["plan", "text_fam", *given, "data.length=8192", "--topology", "v5e:2x2"]) == 1
     assert "does not fit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("mixer", "keys"), [("bswa", 3 * 8), ("full", 48), ("linear", 0), ("bswa,full", 48)]
+)
+def test_keys_and_values_from_other_devices(mixer: str, keys: int) -> None:
+    """Per row and layer: 2 (keys and values) x tokens x heads x elements x 4 bytes."""
+    given = [f"model.mixer={mixer}", "model.dtype=float32", "data.length=64"]
+    if "bswa" in mixer:
+        given.append("model.memory_segments=3")
+    config = resolved(small(*given, "mesh.data=2", "mesh.sequence=4"))
+    assert _remote_kv_bytes(config) == 2 * keys * 4 * 4 * 4

@@ -26,6 +26,8 @@ import pytest
 from famjax.core.errors import UserError
 from famjax.train import checkpoint, checkpoint_arrays, manifest
 from famjax.train.checkpoint import Checkpoints
+from famjax.train.hooks import Hook
+from famjax.train.saving import _add
 
 
 class Memory(NamedTuple):
@@ -497,3 +499,15 @@ def test_only_names_that_are_written_are_steps(folder):
     for name in ("٣٣٣٣٣٣٣٣٣", "0000000030", "-00000030"):
         (folder / name).mkdir()
     assert Checkpoints(folder).steps() == [10, 20]
+
+
+def test_two_hooks_with_one_name_in_a_checkpoint():
+    class Counter(Hook):
+        def state_dict(self, session):
+            return {"count": 1}
+
+    extra = {"data": 0}
+    _add(extra, Counter(), None)
+    assert extra == {"data": 0, "count": 1}
+    with pytest.raises(ValueError, match=r"Counter\.state_dict: count is already in the check"):
+        _add(extra, Counter(), None)

@@ -355,3 +355,20 @@ def test_an_input_output_error_is_no_mistake(
     monkeypatch.setattr(lock, "_write_holder", fail)
     with pytest.raises(OSError, match="Input/output error"):
         hold(tmp_path)
+
+
+def test_a_late_removal_leaves_the_file_of_the_next_holder(tmp_path: Path) -> None:
+    """Another process took the lock between the last look at the dead holder's file and now."""
+    path = elsewhere(tmp_path)
+    dead = lock._read_holder(path)
+
+    class Late(lock._SilenceWatch):
+        def is_over(self, holder: lock.Holder) -> bool:
+            assert holder == dead
+            path.unlink()
+            elsewhere(tmp_path, pid=8)
+            return True
+
+    assert not lock._try_remove(path, Late(path, pytest.fail), end=0.0)
+    assert lock._read_holder(path)["pid"] == 8
+    assert os.listdir(tmp_path) == [lock.LOCK]

@@ -1,6 +1,6 @@
 """Families of pretrained models: translation of their config.json and their tensor layouts.
 
-To add one: a file here, a line in `FAMILIES`, a case in tests/convert/test_parity.py.
+docs/architecture.md says how to add one.
 """
 
 from __future__ import annotations
@@ -58,18 +58,16 @@ def native_family(model: ModelConfig, prefer: str = "") -> Family | None:
         return None
     plain = normalize_model(model)
     first = [FAMILIES[prefer]] if prefer in FAMILIES else []
-    for found in [*first, *FAMILIES.values()]:
-        if found is FAMJAX:
-            continue
-        if _represents(found, plain):
-            return found
+    for family in [*first, *FAMILIES.values()]:
+        if family is not FAMJAX and _represents(family, plain):
+            return family
     return None
 
 
-def _represents(found: Family, plain: ResolvedModelConfig) -> bool:
+def _represents(family: Family, plain: ResolvedModelConfig) -> bool:
     """Return whether a model, normalized, survives a round trip through a family's config.json."""
     try:
-        return normalize_model(found.model(found.serialize(plain))) == plain
+        return normalize_model(family.model(family.serialize(plain))) == plain
     except UserError:
         return False
 
