@@ -89,9 +89,7 @@ CASES: dict[str, ModelConfig] = {
         kv_heads=4,
         fam_max_timescale=900.0,
     ),
-    "bswa,fam": replace(
-        BASE, mixer="bswa,fam", layers=4, norm="layernorm", tied=False, fam_update="gated"
-    ),
+    "bswa,fam": replace(BASE, mixer="bswa,fam", layers=4, norm="layernorm", tied=False),
     "linear": _linear("relu", rope=True),
     "linear-relu": _linear("relu", kv_heads=4),
     "linear-elu": _linear("elu", kv_heads=4, norm="layernorm"),
@@ -113,7 +111,7 @@ CASES: dict[str, ModelConfig] = {
     "lstm": replace(BASE, stack="lstm", block_len=1, mixer="full", tied=False),
 }
 # one of each mixer and stack, for tests that all variants would not strengthen
-KINDS = ["full", "swa-2", "bswa-1", "bswa_sg-2", "fam-1-3", "bswa,fam"]
+KINDS = ["full", "swa-2", "bswa-1", "bswa_sg-2", "fam-1-3", "fam-gated", "bswa,fam"]
 KINDS += ["linear", "feedback-all", "feedback-same_and_lower", "transformer-shared", "lstm"]
 
 # options of pretrained families; Hugging Face's code is their oracle (tests/convert)

@@ -220,6 +220,26 @@ def test_an_offset_of_queries_alone_is_no_identity():
     assert np.abs(attended(0, 3) - attended(3, 0)).max() > 0.1  # the sign matters
 
 
+@pytest.mark.parametrize(("update", "grows"), [("sum", True), ("gated", False)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_only_the_sum_grows(update, grows, dtype):
+    """RMS of the FAM after 20 and after 200 blocks, with the parameters as they are drawn.
+
+    A memory that is no sum keeps changing, and with it a rounding error: in bfloat16 its logits are
+    not those of float32 for long, as an RNN's are not.
+    """
+    case = replace(CASES["fam-gated"], fam_update=update, dtype=dtype)
+    r = Runner(case, x64=False, params=drawn(replace(case, dtype="float32")))
+    state, sizes = r.fresh, []
+    for call in range(200 * W // LENGTH + 1):
+        x = np.random.default_rng(call).integers(VOCAB, size=(B, LENGTH))
+        y, state = r.tokens(x, state)
+        assert np.isfinite(y).all()
+        sizes.append(np.sqrt(np.square(state[0].fam).mean()))
+    assert (sizes[-1] > 5 * sizes[20 * W // LENGTH]) == grows
+    assert sizes[-1] < 5 or grows
+
+
 # 11 -----------------------------------------------------------------------------------------------
 
 
