@@ -52,6 +52,8 @@ os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parents[1] / ".cache" / "jax")
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+# where in Python each operation was traced is of no use here, and costs a twentieth of the time
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 # with several threads for matrices of 16 numbers, PyTorch waited for its threads most of the time
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # pytest-xdist sets it to the terminal's width; tests of widths set their own
@@ -104,7 +106,7 @@ def _forget_programs() -> Iterator[None]:
 
 
 def _resident_bytes() -> float:
-    """Return the memory that this process has now, without /proc infinity."""
+    """Return the memory that this process has now; infinity where there is no /proc."""
     status = Path("/proc/self/statm")
     if not status.exists():
         return float("inf")
