@@ -195,6 +195,8 @@ def make_config(demo: FinetuneDemo, name: str) -> Config:
         f"data.passkey.min_length={_BLOCK}",
         f"data.passkey.start_length={_BLOCK}",
         f"data.passkey.multiple={_BLOCK}",
+        "data.passkey.hard_keys=0",
+        "data.passkey.threshold=0.9",
         # a pretrained model can predict text already; it should learn the answers
         "data.passkey.other_weight=0.002",
         "optimizer.schedule=wsd",

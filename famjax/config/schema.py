@@ -203,7 +203,7 @@ class ModelConfig:
     fam_update: Literal["sum", "gated"] = "sum"
     # gated: blocks in which a FAM token is replaced, at first; log-uniform over the f tokens
     fam_min_timescale: float = 1.5
-    fam_max_timescale: float = 512.0
+    fam_max_timescale: float = 64.0
     # scans over the repeats of the pattern, so that one is compiled; same results either way
     scan_layers: bool = True
     # rematerialisation in the backward pass. none: cheap operations only; attention: each layer

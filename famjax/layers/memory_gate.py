@@ -13,7 +13,7 @@ from famjax.core.types import Array
 from famjax.parallel.sharding import register_parameter_axes
 
 # a gate below this is closed: a gate that only approaches 0 loses a memory in the end
-THRESHOLD = 1e-3
+THRESHOLD = 1e-2
 
 register_parameter_axes((r"memory_gate/weight$", ()))
 

@@ -87,7 +87,7 @@ CASES: dict[str, ModelConfig] = {
         memory_segments=1,
         fam_update="gated",
         kv_heads=4,
-        fam_max_timescale=900.0,
+        fam_max_timescale=90.0,
     ),
     "bswa,fam": replace(BASE, mixer="bswa,fam", layers=4, norm="layernorm", tied=False),
     "linear": _linear("relu", rope=True),

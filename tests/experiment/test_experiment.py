@@ -395,9 +395,9 @@ def test_sizes_that_may_not_be_zero(key: str) -> None:
     ("overrides", "line"),
     [
         (
-            ["model.fam_update=gated", "model.fam_max_timescale=1000"],
-            "model.fam_max_timescale=1000: such a gate would never open (a gate opens by "
-            "1 / timescale, and is closed below 0.001); must be less than 1000",
+            ["model.fam_update=gated", "model.fam_max_timescale=100"],
+            "model.fam_max_timescale=100: such a gate would never open (a gate opens by "
+            "1 / timescale, and is closed below 0.01); must be less than 100",
         ),
         (
             ["model.fam_update=gated", "model.fam_max_timescale=1.2"],

@@ -260,7 +260,7 @@ def fam_layer(
                 weight, bias = f64(gate[0]), f64(gate[1])
                 rms = math.sqrt(sum(a[i] ** 2 for i in range(len(a))) / len(a) + 1e-6)
                 logit = sum(weight[i] * a[i] / rms for i in range(len(a))) + bias[j]
-                opening = max(0.0, 1 / (1 + math.exp(-logit)) - 0.001) / 0.999
+                opening = max(0.0, 1 / (1 + math.exp(-logit)) - 0.01) / 0.99
                 updated[j] = (1 - opening) * fam[j] + opening * (updated[j] - residual)
         fam = updated
         fams.append(fam)

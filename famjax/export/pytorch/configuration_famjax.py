@@ -55,7 +55,7 @@ class FamjaxConfig(PreTrainedConfig):
         fam_previous=1,
         fam_update="sum",
         fam_min_timescale=1.5,
-        fam_max_timescale=512.0,
+        fam_max_timescale=64.0,
         arch=None,
         tie_word_embeddings=True,
         **kwargs,

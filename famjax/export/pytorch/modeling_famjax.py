@@ -161,7 +161,7 @@ class Rotary:
 class MemoryGate(nn.Module):
     """How far each memory token moves to its new value, from 0 (it is kept) to 1."""
 
-    threshold = 1e-3  # a gate below this is closed
+    threshold = 1e-2  # a gate below this is closed
 
     def __init__(self, config):
         super().__init__()
