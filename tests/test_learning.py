@@ -49,9 +49,13 @@ def test_a_memory_learns_to_carry_a_letter(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_demo_learns(tmp_path: Path, seed: int) -> None:
-    """`make demo`'s FAM at three seeds; they found every key to 16,384 tokens (docs/results.md)."""
+    """`make demo`'s FAM at three seeds, with questions anywhere (docs/results.md has their tables).
+
+    The paper's update had 0% at 32,768 tokens.
+    """
     demo = replace(SHORT_DEMO, folder=tmp_path)
     make_tokenizer(demo)
     run = train(override(make_config(demo, "FAM"), [f"seed={seed}"]), tmp_path / "FAM", quiet=True)
-    for row in evaluate_passkey(run, [1024, 4096], quiet=True):
-        assert row["key_accuracy"] >= 0.95, row
+    lengths = [512, 4096, 32768]
+    for row in evaluate_passkey(run, lengths, 32, 4, quiet=True, anywhere=True):
+        assert row["key_accuracy"] >= 0.6, row

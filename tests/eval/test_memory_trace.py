@@ -37,11 +37,22 @@ def run(update: str = "gated") -> Run:
 @cache
 def states() -> list[Any]:
     """The states before each block, and after the last one."""
-    model = run().model
-    held = [model.init_state(1)]
-    for block in TOKENS[: W * N].reshape(N, 1, W):
-        held.append(model.stack(model.embed(jnp.asarray(block)), held[-1], Context())[1])
+    held = [run().model.init_state(1)]
+    for tau in range(N):
+        held.append(read(tau, held[-1])[1])
     return held
+
+
+def read(tau: int, state: Any) -> tuple[Any, Any]:
+    """The mean loss of a block, and the state after it."""
+    return _read(nnx.split(run().model)[1], jnp.asarray(TOKENS[tau * W : (tau + 1) * W + 1]), state)
+
+
+@jax.jit
+def _read(params: Any, block: Any, state: Any) -> tuple[Any, Any]:
+    model = nnx.merge(nnx.split(run().model)[0], params)
+    x, after = model.stack(model.embed(block[None, :-1]), state, Context())
+    return model.losses(x, block[None, 1:])[0].mean(), after
 
 
 def memories(state: Any) -> np.ndarray:
@@ -106,12 +117,9 @@ def test_loss_without_memory_tokens() -> None:
     np.testing.assert_allclose(trace().without[0], 0, atol=1e-6)
     np.testing.assert_allclose(trace().fresh[0], 0, atol=1e-6)
     model, state, initial = run().model, states()[3], states()[0]
-    block = jnp.asarray(TOKENS[3 * W : 4 * W + 1])[None]
 
     def loss(memory: Any) -> float:
-        changed = model.stack.replace_memories(state, [memory])
-        x, _ = model.stack(model.embed(block[:, :-1]), changed, Context())
-        return float(model.losses(x, block[:, 1:])[0].mean())
+        return float(read(3, model.stack.replace_memories(state, [memory]))[0])
 
     own = state[1].fam
     one = own.at[:, :, 2].set(initial[1].fam[:, :, 2])
@@ -136,9 +144,8 @@ def test_reach_is_the_gradient() -> None:
     def last_loss(fam: Any) -> Any:
         after = model.stack.replace_memories(state, [fam])
         for tau in (N - 3, N - 2, N - 1):
-            block = jnp.asarray(TOKENS[tau * W : (tau + 1) * W + 1])[None]
-            x, after = model.stack(model.embed(block[:, :-1]), after, Context())
-        return model.losses(x, block[:, 1:])[0].mean()
+            loss, after = read(tau, after)
+        return loss
 
     own = state[1].fam
     grad = np.asarray(jax.grad(last_loss)(own))[:, 0]
