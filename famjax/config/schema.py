@@ -201,7 +201,7 @@ class ModelConfig:
     # what a block does to the FAM. sum: it is added, as in the paper; gated: each FAM token moves
     # towards it by a learned gate that can close
     fam_update: Literal["sum", "gated"] = "sum"
-    # gated: blocks in which a FAM token is replaced, at first; log-uniform over the f tokens
+    # gated: 1 / the initial gates before their threshold, in blocks; log-uniform over the f tokens
     fam_min_timescale: float = 1.5
     fam_max_timescale: float = 64.0
     # scans over the repeats of the pattern, so that one is compiled; same results either way
