@@ -23,9 +23,9 @@ class MemoryGate(nnx.Module):
 
         g_s = max(0, sigmoid(w . A_s / rms(A_s) + b_s) - c) / (1 - c),   c = THRESHOLD
 
-    `w` starts at 0, and `b` so that the sigmoid is 1 / T_s: timescales T in blocks, spaced evenly in
-    log(T) from `fam_min_timescale` to `fam_max_timescale`. The threshold is subtracted from it: for
-    T = 64 the gate starts at 1/176, for 16 at 1/19.
+    `w` starts at 0, and `b` so that the sigmoid is 1 / T_s: timescales T in blocks, spaced evenly
+    in log(T) from `fam_min_timescale` to `fam_max_timescale`. The threshold is subtracted from it:
+    for T = 64 the gate starts at 1/176, for 16 at 1/19.
     """
 
     def __init__(self, config: ResolvedModelConfig):

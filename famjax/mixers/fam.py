@@ -18,7 +18,8 @@ and PreLN makes of it a direction that turns less and less (docs/memory.md). The
     N_tau = FF(PreLN(A_tau^F)) + A_tau^F,   U_tau = N_tau - F_{tau-1}: what the block adds
     F_tau = F_{tau-1} + g (U_tau - F_{tau-1}),   g from A_tau^F (`famjax.layers.memory_gate`)
 
-At the first block of a document the residual is 0 and F_tau = N_tau. A closed gate keeps its token to the bit.
+At the first block of a document the residual is 0 and F_tau = N_tau. A closed gate keeps its token
+to the bit.
 
 The FAM is float32 regardless of the compute dtype: in bfloat16 small changes would be rounded away.
 """
