@@ -116,6 +116,7 @@ def test_two_processes_train_as_one_and_go_on_when_one_was_killed(tmp_path: Path
     assert_same(once, again)
 
 
+@pytest.mark.slow
 def test_the_first_was_killed(tmp_path: Path) -> None:
     """Packed rows; with process 0 goes the service that would tell of the others."""
     path, run = written(tmp_path, "packed", "data.length=64"), tmp_path / "run"
