@@ -16,6 +16,7 @@ from famjax.data.lanes import Batch, Lanes, halve_batch
 from famjax.data.packing import PackedRows
 from famjax.data.reassign import ReassignedSource
 from famjax.data.sources import Source, Split
+from famjax.data.text_rows import TextRows
 from famjax.tasks import TASKS
 from famjax.tokenizers.tokenizer import Tokenizer
 
@@ -36,7 +37,12 @@ def make_source(
     Args:
       checked: see `TextSource`.
     """
-    return TASKS[config.data.task].make_source(config, tokenizer, split, checked)
+    data = config.data
+    source = TASKS[data.task].make_source(config, tokenizer, split, checked)
+    if not data.text_rows:
+        return source
+    text = TASKS["text"].make_source(config, tokenizer, split, checked)
+    return TextRows(source, text, data.text_rows, data.text_weight)
 
 
 def make_batches(

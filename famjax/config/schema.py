@@ -301,6 +301,11 @@ class DataConfig:
     length: int = 1024
     # lanes: a document that fits a row moves to the next one rather than cross a step boundary
     keep_whole: bool = False
+    # passkey and toy tasks: rows of a batch that read text (files, seqio, tfds) instead, so that a
+    # finetuned model keeps its language
+    text_rows: int = 0
+    # loss weight of their tokens, less than 1; an answer of the task has weight 1
+    text_weight: float = 0.02
     # one document in so many is held out for evaluation; 0 = none
     holdout: int = 20
     # packed: tokens of the row repeated at its end after '[repeat random segment]' (3.1.1); 0 none

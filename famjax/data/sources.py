@@ -105,6 +105,10 @@ class Source(abc.ABC):
         """Return a line for the user; "" is none."""
         return ""
 
+    def of_task(self) -> Source:
+        """Return the source of `data.task`'s own documents."""
+        return self
+
     def save_checked(self) -> None:  # noqa: B027, most check nothing
         """Record what needs no further check when the run continues."""
 

@@ -18,7 +18,7 @@ from famjax.data.sources import Key, Piece, Source, TextSource
 from famjax.eval.guessing import TokenCounts
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import CHUNK, Streamer, check_capacity
-from famjax.pipeline import make_source
+from famjax.tasks import TASKS
 from famjax.tasks.task import Request
 from famjax.train.run import Run
 
@@ -154,7 +154,7 @@ def _check_window(run: Run, window: int | None, score: int | None) -> None:
 def text_source(run: Run, files: str | None) -> TextSource:
     if files is not None:
         return TextSource(files, run.tokenizer, seed=0, holdout=0)
-    if run.config.data.task != "text":
+    if run.config.data.task != "text" and not run.config.data.text_rows:
         raise UserError(
             f"text:holdout: the run was trained on {run.config.data.task}, which holds out no "
             "text; give text:FILES"
@@ -164,7 +164,7 @@ def text_source(run: Run, files: str | None) -> TextSource:
         raise UserError(
             "text:holdout: the run is at step 0, so no text was held out; give --tasks text:FILES"
         )
-    source = make_source(run.config, run.tokenizer, split="holdout")
+    source = TASKS["text"].make_source(run.config, run.tokenizer, "holdout", None)
     if not isinstance(source, TextSource):
         raise UserError("text:holdout: seqio and TFDS sets have no end; give text:FILES")
     return source

@@ -293,7 +293,31 @@ def _check_data(config: Config) -> Iterator[str]:
             yield f"{key}={value}: must be one of {', '.join(known)}{nearest(value, known)}"
     if d.tokenizer == "task" and not TASKS[d.task].has_own_words:
         yield f"data.tokenizer=task: data.task={d.task} has no words of its own; give 'bytes'"
+    if d.text_rows:
+        yield from _check_text_rows(config)
     yield from TASKS[d.task].check(config)
+
+
+def _check_text_rows(config: Config) -> Iterator[str]:
+    d, t = config.data, config.train
+    named, off = f"data.text_rows={d.text_rows}", "or set data.text_rows=0"
+    if d.task == "text":
+        yield f"{named}: all rows of data.task=text are text; set data.text_rows=0"
+    if d.text_rows >= d.batch:
+        yield (
+            f"{named} leaves none of data.batch={d.batch} rows for data.task={d.task}; take fewer, "
+            "or a larger batch"
+        )
+    if d.text_weight >= 1:
+        yield (
+            f"data.text_weight={d.text_weight}: must be less than 1, the weight of an answer, "
+            "whose accuracy is measured; take 0.02"
+        )
+    if t.bptt_double_every:
+        yield (
+            f"{named} needs a constant number of rows, train.bptt_double_every="
+            f"{t.bptt_double_every} halves it; set train.bptt_double_every=0, {off}"
+        )
 
 
 def _check_train(config: Config) -> Iterator[str]:

@@ -50,6 +50,8 @@ _LOWEST: dict[str, float] = {
     "data.batch": 1,
     "data.length": 1,
     "data.holdout": 0,
+    "data.text_rows": 0,
+    "data.text_weight": 0,
     "data.repeat_len": 0,
     "data.repeat_weight": 0,
     "data.passkey.digits": 1,
