@@ -225,6 +225,8 @@ class PasskeyConfig:
     """Passkey retrieval (TransformerFAM 3.2, D.1): needle, filler, question, answer."""
 
     digits: int = 5
+    # keys of a document, at most 8; with more than one each has a name, and one is asked for
+    keys: int = 1
     # document lengths are uniform from min_length to the curriculum's current longest, including
     # needle and question
     min_length: int = 96

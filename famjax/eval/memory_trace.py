@@ -26,7 +26,7 @@ from famjax.eval.attention import text_spans
 from famjax.eval.progress import TokenProgress
 from famjax.models.language_model import LanguageModel
 from famjax.stacks.residual import ResidualStack
-from famjax.tasks.passkey import Passkey
+from famjax.tasks.passkey import evaluated_task
 from famjax.train.run import Run
 
 # blocks of one compiled call
@@ -61,8 +61,7 @@ class MemoryTrace(NamedTuple):
 def memory_tokens(run: Run, files: str | None, length: int) -> np.ndarray:
     """Return the first document of `length` tokens: of files, or of what the run is trained on."""
     if files is None and run.config.data.task == "passkey":
-        passkey = run.config.data.passkey
-        task = Passkey(run.tokenizer, passkey.digits, needle_within=passkey.needle_within)
+        task = evaluated_task(run.tokenizer, run.config.data.passkey)
         pieces = task.document(np.random.default_rng([0, length, 0, 2]), length)
         return np.concatenate([piece.tokens for piece in pieces])
     return text_spans(run, files, length, 1)[0]

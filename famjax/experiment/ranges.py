@@ -55,6 +55,7 @@ _LOWEST: dict[str, float] = {
     "data.repeat_len": 0,
     "data.repeat_weight": 0,
     "data.passkey.digits": 1,
+    "data.passkey.keys": 1,
     "data.passkey.min_length": 1,
     "data.passkey.needle_within": 0,
     "data.passkey.max_length": 1,
@@ -90,6 +91,7 @@ HIGHEST = {
     # ten times the deepest trained model; each layer is a name in a checkpoint
     "model.layers": 10_000,
     "data.passkey.digits": 1000,
+    "data.passkey.keys": 8,
     # an episode is generated at once
     "data.toy.steps": 100_000,
     "data.toy.start_steps": 100_000,
