@@ -122,7 +122,7 @@ class Passkey:
     def tail(self, keys: Sequence[str], asked: int) -> np.ndarray:
         """Return the question, its answer and eos, [n]."""
         answer = self.tokenizer.encode(keys[asked])
-        parts = [self.question(asked), answer, [self.tokenizer.eos_id]]
+        parts = (self.question(asked), answer, np.array([self.tokenizer.eos_id]))
         return np.concatenate(parts).astype(np.int32)
 
     def document(
