@@ -14,16 +14,38 @@ A model is a function of a segment and a carried state. `Context` holds the othe
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, NotRequired, TypedDict, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 Array = jax.Array
 # The logical axis names of one array (`famjax.parallel.sharding`).
 Axes = tuple[str | None, ...]
 # A pytree of named tuples of arrays: all carried state. Its shapes are constant.
 State = Any
+
+
+AnyArray = TypeVar("AnyArray", np.ndarray, Array)
+
+
+class Batch(TypedDict, Generic[AnyArray]):
+    """Rows of tokens: of np.ndarray where they are made, of `Array` on the devices.
+
+    A single row has [t] arrays of the same names.
+    """
+
+    tokens: AnyArray  # [b t] int32
+    targets: AnyArray  # [b t] int32, mostly the next token
+    weights: AnyArray  # [b t] float32, of the targets in the loss; 0 where none is predicted
+    valid: AnyArray  # [b t] bool, False at padding
+    reset: AnyArray  # [b t] bool, True at the first token of a document
+    # [b t] bool, True where that document begins with the memory of the lane's previous one;
+    # missing: nowhere
+    passing: NotRequired[AnyArray]
+    # [b t] bool, in windows of evaluation, True at tokens that are not in an earlier window
+    new: NotRequired[AnyArray]
 
 
 class Context(NamedTuple):

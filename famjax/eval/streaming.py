@@ -14,8 +14,7 @@ import numpy as np
 from flax import nnx
 
 from famjax.core.errors import UserError
-from famjax.core.types import Array, Context, State
-from famjax.data.lanes import Batch
+from famjax.core.types import Array, Batch, Context, State
 from famjax.eval.sampling import Sampling
 from famjax.experiment.memory import check_bytes_fit
 from famjax.models.language_model import LanguageModel
@@ -222,7 +221,7 @@ class Streamer:
             correct.append(results[1][:, :size])
         return np.concatenate(nats, 1), np.concatenate(correct, 1)
 
-    def lane_losses(self, batch: Batch) -> tuple[Array, ...]:
+    def lane_losses(self, batch: Batch[np.ndarray]) -> tuple[Array, ...]:
         """Read one batch of `famjax.data.lanes` [b chunk], with a different document in each row.
 
         Must not be mixed with the other methods, which need all lanes at the same position. Does

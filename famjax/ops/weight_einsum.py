@@ -47,8 +47,8 @@ def is_weight_equation(equation: str) -> bool:
         if x <= entries | output and entries <= x | output and output <= x | entries:
             return False
     raise ValueError(
-        f"einsum {equation!r}: is neither of a kernel ('...A,AB->...B') nor of the history ('X,Y->Z' "
-        "without '...' and z)"
+        f"einsum {equation!r}: is neither of a kernel ('...A,AB->...B') nor of the history "
+        "('X,Y->Z' without '...' and z)"
     )
 
 

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from famjax.config.derived import layer_mixers
 from famjax.config.resolved import ResolvedConfig
 from famjax.config.schema import Config
-from famjax.core.types import Array, Context
+from famjax.core.types import Array, Batch, Context
 from famjax.experiment.mesh_checks import call_blocks, check_divides, tensor_sizes
 from famjax.mixers import MIXERS
 from famjax.models.language_model import LanguageModel
@@ -26,7 +26,7 @@ from famjax.parallel.mesh import DEVICE_BYTES, SHARE, MeshDemand
 from famjax.train.partition import inference_config
 from famjax.train.run import abstract_model
 from famjax.train.state import TrainState
-from famjax.train.step import Batch, init_train_state, make_step
+from famjax.train.step import init_train_state, make_step
 
 
 class TrainProgram(NamedTuple):
@@ -47,8 +47,8 @@ class TrainProgram(NamedTuple):
     graph: Any
     shardings: Any
     start: Callable[..., TrainState]
-    step: Callable[[TrainState, Batch], TrainState]
-    inspect: Callable[[Any, Any, Any, Batch], dict[str, Array]]
+    step: Callable[[TrainState, Batch[Array]], TrainState]
+    inspect: Callable[[Any, Any, Any, Batch[Array]], dict[str, Array]]
     batch: jax.sharding.NamedSharding
 
 
@@ -148,7 +148,9 @@ def train_state_shardings(config: Config, mesh: Mesh, graph: Any, shapes: TrainS
     )
 
 
-def make_inspect(config: Config, graph: Any) -> Callable[[Any, Any, Any, Batch], dict[str, Array]]:
+def make_inspect(
+    config: Config, graph: Any
+) -> Callable[[Any, Any, Any, Batch[Array]], dict[str, Array]]:
     """Return a function of (params, frozen, memory, batch) to metrics of the stack's memory.
 
     They are of the first row only. With `train.match` they are the errors of the linear layers.
@@ -156,7 +158,7 @@ def make_inspect(config: Config, graph: Any) -> Callable[[Any, Any, Any, Batch],
     layers = enumerate(layer_mixers(config.model))
     names = [f"match_{i}" for i, name in layers if MIXERS[name].has_feature_map]
 
-    def inspect(params: Any, frozen: Any, memory: Any, batch: Batch) -> dict[str, Array]:
+    def inspect(params: Any, frozen: Any, memory: Any, batch: Batch[Array]) -> dict[str, Array]:
         model = nnx.merge(graph, params, *frozen[:1])  # no keys: this graph has no dropout
         lanes = config.data.layout == "lanes"
         state = jax.tree.map(lambda a: a[:, :1], memory) if lanes else model.init_state(1)

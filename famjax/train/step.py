@@ -15,11 +15,11 @@ import optax
 from flax import nnx
 
 from famjax.config.schema import Config
-from famjax.core.types import Array, Context, State
+from famjax.core.types import Array, Batch, Context, State
 from famjax.models.language_model import LanguageModel
 from famjax.ops.rotary import longest_wavelength
 from famjax.parallel.sharding import path_name, with_logical_constraint
-from famjax.train.objective import Batch, Objective, make_objective, zero_sums
+from famjax.train.objective import LossWeights, Objective, make_objective, zero_sums
 from famjax.train.partition import partition_trainable, with_dropout_keys
 from famjax.train.state import MetricSums, TrainState
 
@@ -34,7 +34,7 @@ class Part(NamedTuple):
       number: of the part in its batch.
     """
 
-    batch: Batch
+    batch: Batch[Array]
     offset: Array | None
     memory: State
     number: Array | int
@@ -44,7 +44,7 @@ class Part(NamedTuple):
 # memory after it, and its metrics. weight: sum of the weights of the whole batch.
 Loss = Callable[[Any, Part, Array, Array, TrainState], tuple[Array, tuple[State, MetricSums]]]
 # (state, batch, key) -> gradients, (memory, sums)
-Gradients = Callable[[TrainState, Batch, Array], tuple[Any, tuple[State, MetricSums]]]
+Gradients = Callable[[TrainState, Batch[Array], Array], tuple[Any, tuple[State, MetricSums]]]
 
 
 def init_memory(config: Config, model: LanguageModel) -> State:
@@ -90,7 +90,7 @@ def make_loss(config: Config, graph: Any, objective: Objective) -> Loss:
             keys = with_dropout_keys(state.frozen, jax.random.fold_in(dropout, index))
             return nnx.merge(graph, params, *keys)
 
-        def read(memory: State, xs: tuple[Batch, Array | int]) -> tuple[State, MetricSums]:
+        def read(memory: State, xs: tuple[Batch[Array], Array | int]) -> tuple[State, MetricSums]:
             batch, index = xs
             model = segment_model(index)
             # packed rows start with the objective's initial memory, not with a reset
@@ -121,7 +121,7 @@ def make_loss(config: Config, graph: Any, objective: Objective) -> Loss:
     return loss
 
 
-def make_gradients(config: Config, loss: Loss, weights: str) -> Gradients:
+def make_gradients(config: Config, loss: Loss, weights: LossWeights) -> Gradients:
     """Return the gradient of the mean loss, accumulated over `train.accumulate` parts of a batch.
 
     Args:
@@ -132,7 +132,7 @@ def make_gradients(config: Config, loss: Loss, weights: str) -> Gradients:
     grad = jax.grad(loss, has_aux=True)
 
     def gradients(
-        state: TrainState, batch: Batch, key: Array
+        state: TrainState, batch: Batch[Array], key: Array
     ) -> tuple[Any, tuple[State, MetricSums]]:
         weight = jnp.maximum(batch[weights].sum(dtype=jnp.float32), 1e-6)
         offset = None
@@ -161,7 +161,7 @@ def make_step(
     graph: Any,
     optimizer: optax.GradientTransformation,
     token_bytes: Array,
-) -> Callable[[TrainState, Batch], TrainState]:
+) -> Callable[[TrainState, Batch[Array]], TrainState]:
     """Return the step function, to be compiled with the state donated.
 
     Args:
@@ -172,7 +172,7 @@ def make_step(
     gradients = make_gradients(config, make_loss(config, graph, objective), objective.weights)
     lanes = config.data.layout == "lanes"
 
-    def step(state: TrainState, batch: Batch) -> TrainState:
+    def step(state: TrainState, batch: Batch[Array]) -> TrainState:
         key, now = jax.random.split(jax.random.wrap_key_data(state.key))
         grads, (memory, sums) = gradients(state, batch, now)
         if not lanes:

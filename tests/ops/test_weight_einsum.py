@@ -49,14 +49,14 @@ def test_the_narrower_factor_comes_first():
 @pytest.mark.parametrize("equation", ["...d,dc->...c", "...he,hed->...d", "...z,zc->...c"])
 def test_equations_of_a_kernel(equation):
     assert is_weight_equation(equation)
-    with pytest.raises(ValueError, match="history_einsum: .* is of a kernel"):
+    with pytest.raises(ValueError, match=r"history_einsum: .* is of a kernel"):
         history_einsum(equation, jnp.zeros((2, 3)), jnp.zeros((3, 4)))
 
 
 @pytest.mark.parametrize("equation", ["bge,bgse->bgs", "bgrs,bgse->bgre"])
 def test_equations_of_the_history(equation):
     assert not is_weight_equation(equation)
-    with pytest.raises(ValueError, match="weight_einsum: .* is of the history"):
+    with pytest.raises(ValueError, match=r"weight_einsum: .* is of the history"):
         weight_einsum(equation, jnp.zeros((2, 3)), jnp.zeros((3, 4)))
 
 
