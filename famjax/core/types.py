@@ -3,11 +3,18 @@
 Dimensions, used in every docstring and einsum of the project:
 
     b  batch rows, called lanes when each follows one document
-    t  tokens of one call          n  blocks of one call        w  tokens in a block (block_len)
+    t  tokens of one call          n  blocks or chunks of one call, iterations of a scan over them
+    w  tokens of a block (block_len)                            c  tokens of a chunk or scan
     d  model width                 h  query heads               g  key/value heads
     e  width of one head           v  vocabulary                l  layers
     m  memory segments             p  previous FAMs attended    f  FAM length
     k  features of linear attention                             r  query heads of a key head, h / g
+    s  keys that are attended to                                j  memories of a token, 1 or l
+
+c is of linear attention (a chunk) and of `famjax.ops.token_scan` (a block); j is of the stack
+`feedback`. Other dimensions have words: repeats (of the layer pattern), span, sets, pairs, rank,
+lead (any leading axes). Two modules have letters of their own, which their docstrings explain:
+`famjax.ops.linear_attention_kernel` (m, i, j) and `famjax.layers.adaptive` (c, s, n).
 
 A model is a function of a segment and a carried state. `Context` holds the other arguments.
 """
@@ -25,7 +32,6 @@ Array = jax.Array
 Axes = tuple[str | None, ...]
 # A pytree of named tuples of arrays: all carried state. Its shapes are constant.
 State = Any
-
 
 AnyArray = TypeVar("AnyArray", np.ndarray, Array)
 

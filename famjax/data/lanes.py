@@ -24,10 +24,10 @@ class Span(NamedTuple):
     """Consecutive tokens of one document with their targets.
 
     Attributes:
-      tokens: [n] int32.
-      targets: [n] int32, the document's own targets if it has any, else the next token; the last
+      tokens: [t] int32.
+      targets: [t] int32, the document's own targets if it has any, else the next token; the last
         token of a document is its own target.
-      weights: [n] float32, of predicting the target; 0 at the document's last token.
+      weights: [t] float32, of predicting the target; 0 at the document's last token.
       first: whether the span begins the document.
       last: whether it ends the document.
       passing: whether it begins with the memory of the lane's previous document.
@@ -177,7 +177,7 @@ class RoundRobin:
 
 
 def _join_pieces(pieces: Iterable[Piece]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return tokens, targets and weights of consecutive pieces, [n] each.
+    """Return tokens, targets and weights of consecutive pieces, [t] each.
 
     The token after the last is not known here: that target is the last token itself, with weight 0.
     """

@@ -48,7 +48,7 @@ class _StreamFunctions(NamedTuple):
       losses: (params, state, tokens, targets, ctx, last) -> (nll, correct, logits [b v], state).
       step: (params, state, tokens [b 1], targets [b 1], ctx) -> as `losses`.
       draw: (logits [b v], sampling, position) -> [b 1], the token at that position of the text.
-      write: (params, state, token [1 1], position, count, sampling, stops [n]) ->
+      write: (params, state, token [1 1], position, count, sampling, stops) ->
         (tokens [PIECE], number of tokens written, logits [1 v], state).
     """
 
@@ -249,7 +249,7 @@ class Streamer:
           token: the last sampled one, not read yet.
           count: maximum tokens to sample, up to PIECE.
           sampling: the sampling parameters.
-          stops: [n] int32, stop tokens, which are not read.
+          stops: [...] int32, stop tokens, which are not read.
 
         Returns:
           [1 to count], the sampled tokens; the last, a stop or not, is not read.

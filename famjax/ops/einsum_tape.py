@@ -86,7 +86,7 @@ class ReplayTape:
     """The backward pass of one step: replays outputs; the probes' gradients are their cotangents.
 
     Args:
-      transposed: the kernels of the weight einsums as matrices [m n].
+      transposed: the kernels of the weight einsums as matrices [fan_out fan_in].
     """
 
     def __init__(self, transposed: list[Array], outputs: list[Array], probes: list[Array]):
@@ -158,7 +158,7 @@ _replay.defvjp(_replay_forward, _replay_backward)
 class WeightEinsum(NamedTuple):
     """An einsum with the history or with a kernel.
 
-    A kernel "abcd" of "...ab,abcd->...cd" is treated as a matrix [ab cd] of n rows and m columns.
+    A kernel "abcd" of "...ab,abcd->...cd" is treated as a matrix [ab cd], [fan_in fan_out].
     """
 
     equation: str
@@ -171,28 +171,28 @@ class WeightEinsum(NamedTuple):
 
     @property
     def size(self) -> tuple[int, int]:
-        """Return (n, m)."""
+        """Return (fan_in, fan_out)."""
         shape, summed = self.kernel.shape, len(_subscripts(self.equation)[0].removeprefix("..."))
         return math.prod(shape[:summed]), math.prod(shape[summed:])
 
     def transposed(self) -> Array:
-        """Return the kernel as [m n]."""
+        """Return the kernel as [fan_out fan_in]."""
         return self.kernel.reshape(self.size).T
 
     def gradient(self, x: Array, grad: Array) -> Array:
         """Return the gradient of the kernel or the history, from a block: x and grad are [c ...].
 
-        A kernel's is transposed, [m n], if n > m: the narrower factor comes first, which XLA on CPU
-        writes out transposed.
+        A kernel's is transposed if fan_in > fan_out: the narrower factor comes first, which XLA on
+        CPU writes out transposed.
         """
         acc_dtype = jnp.promote_types(x.dtype, jnp.float32)
         if not self.is_weight:
             inputs, entries, output = _subscripts(self.equation)
             equation = f"z{inputs},z{output}->{entries}"
             return jnp.einsum(equation, x, grad, preferred_element_type=acc_dtype)
-        n, m = self.size
-        x, grad = x.reshape(-1, n), grad.reshape(-1, m)
-        first, second = (x, grad) if n <= m else (grad, x)
+        fan_in, fan_out = self.size
+        x, grad = x.reshape(-1, fan_in), grad.reshape(-1, fan_out)
+        first, second = (x, grad) if fan_in <= fan_out else (grad, x)
         return jnp.einsum("ri,ro->io", first, second, preferred_element_type=acc_dtype)
 
     def zero_gradient(self) -> Array:
@@ -201,8 +201,8 @@ class WeightEinsum(NamedTuple):
 
     def untransposed(self, grad: Array) -> Array:
         """Return a sum of `gradient`s in the kernel's shape and dtype."""
-        n, m = self.size
-        grad = grad if n <= m else grad.T
+        fan_in, fan_out = self.size
+        grad = grad if fan_in <= fan_out else grad.T
         return grad.reshape(self.kernel.shape).astype(self.kernel.dtype)
 
 

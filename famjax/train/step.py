@@ -227,16 +227,16 @@ def position_offset(key: Array, config: Config, rows: int) -> Array:
 
 
 def split_lanes(memory: State, parts: int) -> State:
-    """[r b ...] -> [parts r b/parts ...], cut as the batch is."""
+    """[repeats b ...] -> [parts repeats b/parts ...], cut as the batch is."""
     return jax.tree.map(lambda a: _parts(a, 1, parts), memory)
 
 
 def join_lanes(memory: State) -> State:
-    """[parts r b/parts ...] -> [r b ...]."""
+    """[parts repeats b/parts ...] -> [repeats b ...]."""
 
     def join(a: Array) -> Array:
-        _, r, _, *rest = a.shape
-        return jnp.moveaxis(a, 0, 2).reshape(r, -1, *rest)
+        _, repeats, _, *rest = a.shape
+        return jnp.moveaxis(a, 0, 2).reshape(repeats, -1, *rest)
 
     return jax.tree.map(join, memory)
 
