@@ -34,7 +34,7 @@ class TrainProgram(NamedTuple):
 
     Attributes:
       mesh: of devices.
-      graph: the model's NNX graph, without dropout.
+      inference_graph: the model's NNX graph without dropout and sweeps.
       shardings: of a `TrainState`.
       start: () -> TrainState before the first step; (weights) -> the same for a model with these
         weights, which are donated (see `initial_weights`).
@@ -44,7 +44,7 @@ class TrainProgram(NamedTuple):
     """
 
     mesh: Mesh
-    graph: Any
+    inference_graph: Any
     shardings: Any
     start: Callable[..., TrainState]
     step: Callable[[TrainState, Batch[Array]], TrainState]
@@ -82,13 +82,15 @@ def make_program(
     optimizer = make_optimizer(config.optimizer, config.train.steps)
     step = sharding.with_mesh(mesh, make_step(config, graph, optimizer, jnp.asarray(token_bytes)))
     return TrainProgram(
-        mesh,
-        inference_graph,
-        shardings,
-        jax.jit(start, donate_argnums=0, out_shardings=shardings),
-        jax.jit(step, donate_argnums=0, in_shardings=(shardings, rows), out_shardings=shardings),
-        jax.jit(sharding.with_mesh(mesh, make_inspect(config, inspected_graph))),
-        rows,
+        mesh=mesh,
+        inference_graph=inference_graph,
+        shardings=shardings,
+        start=jax.jit(start, donate_argnums=0, out_shardings=shardings),
+        step=jax.jit(
+            step, donate_argnums=0, in_shardings=(shardings, rows), out_shardings=shardings
+        ),
+        inspect=jax.jit(sharding.with_mesh(mesh, make_inspect(config, inspected_graph))),
+        batch=rows,
     )
 
 
@@ -137,14 +139,14 @@ def train_state_shardings(config: Config, mesh: Mesh, graph: Any, shapes: TrainS
         axes = nnx.merge(graph, shapes.params, *shapes.frozen).state_axes()
         memory = sharding.state_shardings(mesh, axes, shapes.memory)
     return TrainState(
-        replicated,
-        sharding.parameter_shardings(mesh, shapes.params),
-        sharding.optimizer_shardings(mesh, shapes.params, shapes.opt_state),
-        memory,
-        replicated,
-        jax.tree.map(lambda _: replicated, shapes.totals),
-        replicated,
-        sharding.parameter_shardings(mesh, shapes.frozen),
+        step=replicated,
+        params=sharding.parameter_shardings(mesh, shapes.params),
+        opt_state=sharding.optimizer_shardings(mesh, shapes.params, shapes.opt_state),
+        memory=memory,
+        key=replicated,
+        totals=jax.tree.map(lambda _: replicated, shapes.totals),
+        bad=replicated,
+        frozen=sharding.parameter_shardings(mesh, shapes.frozen),
     )
 
 

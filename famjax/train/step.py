@@ -40,11 +40,41 @@ class Part(NamedTuple):
     number: Array | int
 
 
-# (params, part, weight, key, state) -> loss, (memory, sums): the part's share of the mean loss, the
-# memory after it, and its metrics. weight: sum of the weights of the whole batch.
-Loss = Callable[[Any, Part, Array, Array, TrainState], tuple[Array, tuple[State, MetricSums]]]
-# (state, batch, key) -> gradients, (memory, sums)
-Gradients = Callable[[TrainState, Batch[Array], Array], tuple[Any, tuple[State, MetricSums]]]
+class StepKeys(NamedTuple):
+    """The PRNG keys of one step, one for each use.
+
+    Attributes:
+      state_passing: whether packed rows start from another document's memory (`train.rsp`).
+      position_offset: of the whole batch (`train.rpo`).
+      dropout: of all parts and segments, see `dropout_key`.
+    """
+
+    state_passing: Array
+    position_offset: Array
+    dropout: Array
+
+
+def split_key(key: Array) -> tuple[Array, StepKeys]:
+    """Return the next step's key, and the keys of this one.
+
+    Runs continue bit for bit, so the derivation stays as it is: dropout's key is folded from the
+    one that the others are split from.
+    """
+    next_key, now = jax.random.split(key)
+    state_passing, position_offset = jax.random.split(now)
+    return next_key, StepKeys(state_passing, position_offset, jax.random.fold_in(now, 2))
+
+
+def dropout_key(keys: StepKeys, part: Array | int, segment: Array | int) -> Array:
+    """Return the key of the dropout in one segment of one part of a batch."""
+    return jax.random.fold_in(jax.random.fold_in(keys.dropout, part), segment)
+
+
+# (params, part, weight, keys, state) -> loss, (memory, sums): the part's share of the mean loss,
+# the memory after it, and its metrics. weight: sum of the weights of the whole batch.
+Loss = Callable[[Any, Part, Array, StepKeys, TrainState], tuple[Array, tuple[State, MetricSums]]]
+# (state, batch, keys) -> gradients, (memory, sums)
+Gradients = Callable[[TrainState, Batch[Array], StepKeys], tuple[Any, tuple[State, MetricSums]]]
 
 
 def init_memory(config: Config, model: LanguageModel) -> State:
@@ -60,14 +90,14 @@ def init_train_state(
     """Return the state before the first step."""
     _, params, frozen = partition_trainable(config.model, model, config.train.only)
     return TrainState(
-        jnp.zeros((), jnp.int32),
-        params,
-        optimizer.init(params),
-        init_memory(config, model),
-        jax.random.key_data(jax.random.key(config.seed)),
-        zero_sums(),
-        jnp.zeros((), jnp.int32),
-        frozen,
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        opt_state=optimizer.init(params),
+        memory=init_memory(config, model),
+        key=jax.random.key_data(jax.random.key(config.seed)),
+        totals=zero_sums(),
+        bad=jnp.zeros((), jnp.int32),
+        frozen=frozen,
     )
 
 
@@ -81,14 +111,12 @@ def make_loss(config: Config, graph: Any, objective: Objective) -> Loss:
     segments = config.train.bptt_segments
 
     def loss(
-        params: Any, part: Part, weight: Array, key: Array, state: TrainState
+        params: Any, part: Part, weight: Array, keys: StepKeys, state: TrainState
     ) -> tuple[Array, tuple[State, MetricSums]]:
-        # of dropout alone each part of a batch has keys of its own
-        dropout = jax.random.fold_in(jax.random.fold_in(key, 2), part.number)
-
         def segment_model(index: Array | int) -> LanguageModel:
-            keys = with_dropout_keys(state.frozen, jax.random.fold_in(dropout, index))
-            return nnx.merge(graph, params, *keys)
+            # of dropout alone each part of a batch has keys of its own
+            frozen = with_dropout_keys(state.frozen, dropout_key(keys, part.number, index))
+            return nnx.merge(graph, params, *frozen)
 
         def read(memory: State, xs: tuple[Batch[Array], Array | int]) -> tuple[State, MetricSums]:
             batch, index = xs
@@ -100,9 +128,13 @@ def make_loss(config: Config, graph: Any, objective: Objective) -> Loss:
             return objective.read(model, memory, batch, ctx)
 
         model = segment_model(0)
-        passing_key, _ = jax.random.split(key)
         memory = objective.initial_memory(
-            model, part.memory, len(part.batch["tokens"]), part.offset, passing_key, state.step
+            model,
+            part.memory,
+            rows=len(part.batch["tokens"]),
+            offset=part.offset,
+            key=keys.state_passing,
+            step=state.step,
         )
         if segments == 1:
             memory, sums = read(memory, (part.batch, 0))
@@ -132,17 +164,17 @@ def make_gradients(config: Config, loss: Loss, weights: LossWeights) -> Gradient
     grad = jax.grad(loss, has_aux=True)
 
     def gradients(
-        state: TrainState, batch: Batch[Array], key: Array
+        state: TrainState, batch: Batch[Array], keys: StepKeys
     ) -> tuple[Any, tuple[State, MetricSums]]:
         weight = jnp.maximum(batch[weights].sum(dtype=jnp.float32), 1e-6)
         offset = None
         if config.train.rpo:  # drawn for the whole batch, however many parts it is read in
-            offset = position_offset(jax.random.split(key)[1], config, len(batch["tokens"]))
+            offset = position_offset(keys.position_offset, config, len(batch["tokens"]))
         if parts == 1:
-            return grad(state.params, Part(batch, offset, state.memory, 0), weight, key, state)
+            return grad(state.params, Part(batch, offset, state.memory, 0), weight, keys, state)
 
         def add_part(total: Any, part: Part) -> tuple[Any, State]:
-            grads, (memory, sums) = grad(state.params, part, weight, key, state)
+            grads, (memory, sums) = grad(state.params, part, weight, keys, state)
             return jax.tree.map(jnp.add, total, (grads, sums)), memory
 
         batch, offset = jax.tree.map(lambda a: _parts(a, 0, parts), (batch, offset))
@@ -173,8 +205,8 @@ def make_step(
     lanes = config.data.layout == "lanes"
 
     def step(state: TrainState, batch: Batch[Array]) -> TrainState:
-        key, now = jax.random.split(jax.random.wrap_key_data(state.key))
-        grads, (memory, sums) = gradients(state, batch, now)
+        next_key, keys = split_key(jax.random.wrap_key_data(state.key))
+        grads, (memory, sums) = gradients(state, batch, keys)
         if not lanes:
             memory = jax.tree.map(lambda a: a[:, :1], memory)
         sums = sums._replace(
@@ -185,14 +217,14 @@ def make_step(
         # what is carried on too: a checkpoint of this step must be good before the next loss tells
         finite = jnp.isfinite(sums.loss + sums.grad_norm) & all_finite((params, memory))
         return TrainState(
-            state.step + 1,
-            params,
-            opt_state,
-            memory,
-            jax.random.key_data(key),
-            jax.tree.map(jnp.add, state.totals, sums),
-            jnp.where(finite | (state.bad > 0), state.bad, state.step + 1),
-            state.frozen,
+            step=state.step + 1,
+            params=params,
+            opt_state=opt_state,
+            memory=memory,
+            key=jax.random.key_data(next_key),
+            totals=jax.tree.map(jnp.add, state.totals, sums),
+            bad=jnp.where(finite | (state.bad > 0), state.bad, state.step + 1),
+            frozen=state.frozen,
         )
 
     return step
