@@ -48,11 +48,11 @@ class Piece(NamedTuple):
     """Consecutive tokens of a document.
 
     Attributes:
-      tokens: [n] int32.
-      weights: [n] float32, the weight of predicting each token.
+      tokens: [t] int32.
+      weights: [t] float32, the weight of predicting each token.
       passing: of a document's first piece: the document begins with the FAM of the lane's previous
         document, and not with the prompt.
-      targets: [n] int32, the target at each token, with its weight in `weights`; None means the
+      targets: [t] int32, the target at each token, with its weight in `weights`; None means the
         next token. Either all pieces of a document have targets, or none. Lanes never read the last
         token of a document.
     """
@@ -114,7 +114,7 @@ class Source(abc.ABC):
 
 
 def iter_tokens(path: str, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-    """Yield the tokens of one file, [bos] tokens [eos], in pieces [n] int32."""
+    """Yield the tokens of one file, [bos] tokens [eos], in pieces [t] int32."""
     texts = (TextPiece(text, 1.0) for text in read_text_pieces(path))
     for piece in _tokenize_document(texts, tokenizer, 0):
         yield piece.tokens

@@ -203,7 +203,7 @@ def _reach(graph: Any, params: Any, state: State, tokens: Array, targets: Array)
 
 
 def _norms(memory: Array) -> Array:
-    """[r b f d] -> [r]."""
+    """[repeats b f d] -> [repeats]."""
     return jnp.sqrt(jnp.square(memory).sum((1, 2, 3)))
 
 
@@ -216,7 +216,7 @@ def _block_loss(
 
 
 def _by_layer(memories: list[Array]) -> Array:
-    """Return arrays [r 1 ...] of the layers of a pattern as one [l ...], in the layers' order."""
+    """Return arrays [repeats 1 ...] of a pattern's layers as one [l ...], in the layers' order."""
     stacked = jnp.stack(memories, 1)
     return stacked.reshape(-1, *stacked.shape[3:])
 

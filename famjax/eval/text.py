@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -13,7 +13,8 @@ import jax
 import numpy as np
 
 from famjax.core.errors import UserError
-from famjax.data.lanes import Batch, Reader, empty_row, write_span
+from famjax.core.types import Batch
+from famjax.data.lanes import Reader, empty_row, stack_rows, write_span
 from famjax.data.sources import Key, Piece, Source, TextSource
 from famjax.eval.guessing import TokenCounts
 from famjax.eval.progress import TokenProgress
@@ -97,7 +98,7 @@ def evaluate_text(
     with TokenProgress("text", source.text_bytes, quiet) as progress:
         with progress.compiling():  # now, so that timings exclude compilation
             streamer.new_stream().lane_losses(
-                join_rows([empty_row(streamer.chunk)] * streamer.batch)
+                stack_rows([empty_row(streamer.chunk)] * streamer.batch)
             )
         begin = time.perf_counter()
         for batch_read, positions, results in _predictions(run, rows, streams, block):
@@ -197,21 +198,17 @@ class _DocumentPass(Source):
         return self._source.open(key, piece)
 
 
-def batches(source: Source, lanes: int, length: int, block: int) -> Iterator[Batch]:
+def batches(source: Source, lanes: int, length: int, block: int) -> Iterator[Batch[np.ndarray]]:
     """Yield batches as `famjax.data.lanes.Lanes` does, until all documents are read."""
     readers = [Reader(source, lane, lanes) for lane in range(lanes)]
     while True:
-        batch = join_rows([_fill_row(reader, length, block) for reader in readers])
+        batch = stack_rows([_fill_row(reader, length, block) for reader in readers])
         if not batch["valid"].any():
             return
         yield batch
 
 
-def join_rows(rows: Sequence[Batch]) -> Batch:
-    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-
-
-def _fill_row(reader: Reader, length: int, block: int) -> Batch:
+def _fill_row(reader: Reader, length: int, block: int) -> Batch[np.ndarray]:
     row = empty_row(length)
     at = 0
     while at < length:
@@ -228,23 +225,19 @@ def _fill_row(reader: Reader, length: int, block: int) -> Batch:
     return row
 
 
-def windows(source: Source, rows: int, window: int, score: int) -> Iterator[Batch]:
-    """Yield batches of windows until all documents are read; see `evaluate_text`.
-
-    In addition to the keys of `batches` they have "new" [b t], True at tokens that are not in an
-    earlier window.
-    """
+def windows(source: Source, rows: int, window: int, score: int) -> Iterator[Batch[np.ndarray]]:
+    """Yield batches of windows until all documents are read; see `evaluate_text`."""
     every = _windows(Reader(source, 0, 1), window, score)
     while together := list(islice(every, rows)):
         missing = rows - len(together)
-        yield join_rows([*together, *[_empty_window(window)] * missing])
+        yield stack_rows([*together, *[_empty_window(window)] * missing])
 
 
-def _empty_window(window: int) -> Batch:
+def _empty_window(window: int) -> Batch[np.ndarray]:
     return {**empty_row(window), "new": np.zeros(window, bool)}
 
 
-def _windows(reader: Reader, window: int, score: int) -> Iterator[Batch]:
+def _windows(reader: Reader, window: int, score: int) -> Iterator[Batch[np.ndarray]]:
     row, kept = _empty_window(window), window - score
     while True:
         before, row = row, _empty_window(window)
@@ -267,8 +260,8 @@ def _windows(reader: Reader, window: int, score: int) -> Iterator[Batch]:
 
 
 def _predictions(
-    run: Run, rows: Iterator[Batch], streams: tuple[Streamer, Streamer], block: int
-) -> Iterator[tuple[Batch, np.ndarray, list[tuple[np.ndarray, np.ndarray]]]]:
+    run: Run, rows: Iterator[Batch[np.ndarray]], streams: tuple[Streamer, Streamer], block: int
+) -> Iterator[tuple[Batch[np.ndarray], np.ndarray, list[tuple[np.ndarray, np.ndarray]]]]:
     """Yield each batch, its positions [b t], and (nll, correct) [b t] with memory and without.
 
     Results are fetched one batch late, so that the host prepares the next one meanwhile.
@@ -280,7 +273,7 @@ def _predictions(
         check_capacity(run.model.stack.capacity, int(positions[batch["valid"]].max()) + 1)
         resets = batch["reset"].copy()
         resets[:, ::block] |= batch["valid"][:, ::block]
-        forgetting = {**batch, "reset": resets}
+        forgetting: Batch[np.ndarray] = {**batch, "reset": resets}
         results = [streams[0].lane_losses(batch), streams[1].lane_losses(forgetting)]
         waiting.append((batch, positions, results))
         if len(waiting) > 1:
@@ -290,7 +283,7 @@ def _predictions(
         yield batch, positions, jax.device_get(results)
 
 
-def token_positions(batch: Batch, read: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def token_positions(batch: Batch[np.ndarray], read: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return each token's position in its document [b t], and the next position of each lane [b].
 
     Args:

@@ -193,7 +193,7 @@ class WindowAttention(Mixer):
         return seen_k, seen_v, visible & self.window_mask(-w * distance)
 
     def window_mask(self, starts: Array) -> Array:
-        """Return the causal (window) mask of a block and s blocks at `starts`: [w s*w] bool."""
+        """Return the causal (window) mask of a block and n blocks at `starts`: [w n*w] bool."""
         w = self.block_len
         offsets = jnp.arange(w)
         keys = (starts[:, None] + offsets).reshape(-1)

@@ -55,7 +55,7 @@ from famjax.ops.einsum_tape import (
     used_weights,
 )
 
-# the axis of the entries in the arrays of a history: [b g n e], and in [b n d]
+# the axis of the entries in the arrays of a history: [b g s e], and in [b s d]
 ENTRY_AXIS = -2
 
 # Pytrees. Xs, NonDiff and Ys are of one token, or stacked, [t ...], in the scan's arguments. A

@@ -75,7 +75,9 @@ class AttentionSpans(Hook):
         if not session.config.model.feedback.adaptive_span:
             return
         state = session.state
-        model: LanguageModel = nnx.merge(session.program.graph, state.params, *state.frozen[:1])
+        model: LanguageModel = nnx.merge(
+            session.program.inference_graph, state.params, *state.frozen[:1]
+        )
         stack = model.stack
         assert isinstance(stack, Feedback)  # no other has adaptive spans
         c = session.config.optimizer

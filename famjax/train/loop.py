@@ -56,7 +56,7 @@ def train_with_source(
     with open_session(config, Path(run_dir), quiet, program_maker or make_program) as session:
         fit(session)
     state = session.state
-    model = nnx.merge(session.program.graph, state.params, *state.frozen[:1])
+    model = nnx.merge(session.program.inference_graph, state.params, *state.frozen[:1])
     return Run(session.given_config, session.tokenizer, model, int(state.step)), session.source
 
 
