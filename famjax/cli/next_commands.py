@@ -36,7 +36,7 @@ def next_commands(config: Config, source: Any, folder: Path) -> str:
 
 def eval_options(config: Config, source: Any) -> str | None:
     """Return `Task.eval_options` of a run's own task."""
-    return TASKS[config.data.task].eval_options(config, source.of_task(), _capacity(config))
+    return TASKS[config.data.task].eval_options(config, source, _capacity(config))
 
 
 def _capacity(config: Config) -> int | None:

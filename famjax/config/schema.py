@@ -392,6 +392,17 @@ class ProfileConfig:
 
 
 @dataclass(frozen=True)
+class EvalConfig:
+    """Evaluation of held-out text while a run trains, in metrics.jsonl; the run stays the same."""
+
+    # steps between evaluations, a multiple of train.log_every: bits per byte of held-out documents
+    # and of documents trained on, with the memory and without; 0 = never
+    every: int = 0
+    # batches of data.batch * data.length tokens that are read of each, from the documents' start
+    batches: int = 4
+
+
+@dataclass(frozen=True)
 class MeshConfig:
     """Devices along each axis. -1 takes the remaining devices.
 
@@ -423,5 +434,6 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)

@@ -15,7 +15,8 @@ import numpy as np
 from famjax.core.errors import UserError
 from famjax.core.types import Batch
 from famjax.data.lanes import Reader, empty_row, stack_rows, write_span
-from famjax.data.sources import Key, Piece, Source, TextSource
+from famjax.data.one_pass import DocumentPass, EndOfDocuments, one_pass, reset_blocks
+from famjax.data.sources import Source, TextSource
 from famjax.eval.guessing import TokenCounts
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import CHUNK, Streamer, check_capacity
@@ -80,13 +81,13 @@ def evaluate_text(
         raise UserError(f"text: batch={batch}, max_bytes={max_bytes}: must be at least 1")
     _check_window(run, window, score)
     source = text_source(run, files)
-    documents = _DocumentPass(source, max_bytes)
+    documents = DocumentPass(source, max_bytes)
     model = run.config.model
     # a stack without blocks is reset after each attention span
     block = model.block_len if model.stack == "residual" else model.feedback.span
     if window is None:
         streamer = Streamer(run.model, min(batch, len(source)), max(CHUNK // block, 1) * block)
-        rows = batches(documents, streamer.batch, streamer.chunk, block)
+        rows = one_pass(documents, streamer.batch, streamer.chunk, block)
     else:
         score = score or window
         streamer = Streamer(run.model, batch, window)
@@ -171,60 +172,6 @@ def text_source(run: Run, files: str | None) -> TextSource:
     return source
 
 
-class EndOfDocuments(Exception):
-    """There are no more documents."""
-
-
-class _DocumentPass(Source):
-    """A source that yields each document once, to the first free lane.
-
-    Attributes:
-      given: number of documents yielded.
-      bytes: of text, counted by the caller.
-    """
-
-    def __init__(self, source: TextSource, max_bytes: int | None):
-        self._source, self._max_bytes = source, max_bytes
-        self.given = self.bytes = 0
-
-    def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
-        enough = self._max_bytes is not None and self.bytes >= self._max_bytes
-        if enough or self.given == len(self._source):
-            raise EndOfDocuments
-        self.given += 1
-        return self._source.key(0, 1, self.given - 1)
-
-    def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
-        return self._source.open(key, piece)
-
-
-def batches(source: Source, lanes: int, length: int, block: int) -> Iterator[Batch[np.ndarray]]:
-    """Yield batches as `famjax.data.lanes.Lanes` does, until all documents are read."""
-    readers = [Reader(source, lane, lanes) for lane in range(lanes)]
-    while True:
-        batch = stack_rows([_fill_row(reader, length, block) for reader in readers])
-        if not batch["valid"].any():
-            return
-        yield batch
-
-
-def _fill_row(reader: Reader, length: int, block: int) -> Batch[np.ndarray]:
-    row = empty_row(length)
-    at = 0
-    while at < length:
-        try:
-            span = reader.take(length - at)
-        except EndOfDocuments:
-            break
-        # nothing is predicted after the last token, so it takes no position
-        count = len(span.tokens) - span.last
-        write_span(row, at, span, count)
-        at += count
-        if span.last:
-            at += -at % block
-    return row
-
-
 def windows(source: Source, rows: int, window: int, score: int) -> Iterator[Batch[np.ndarray]]:
     """Yield batches of windows until all documents are read; see `evaluate_text`."""
     every = _windows(Reader(source, 0, 1), window, score)
@@ -271,9 +218,7 @@ def _predictions(
     for batch in rows:
         positions, read = token_positions(batch, read)
         check_capacity(run.model.stack.capacity, int(positions[batch["valid"]].max()) + 1)
-        resets = batch["reset"].copy()
-        resets[:, ::block] |= batch["valid"][:, ::block]
-        forgetting: Batch[np.ndarray] = {**batch, "reset": resets}
+        forgetting: Batch[np.ndarray] = {**batch, "reset": reset_blocks(batch, block)}
         results = [streams[0].lane_losses(batch), streams[1].lane_losses(forgetting)]
         waiting.append((batch, positions, results))
         if len(waiting) > 1:

@@ -14,11 +14,12 @@ import numpy as np
 from famjax.core.errors import UserError
 from famjax.core.types import Batch
 from famjax.data.lanes import empty_row, stack_rows
+from famjax.data.one_pass import EndOfDocuments, one_pass
 from famjax.data.sources import Key, Piece, Source
 from famjax.eval.memory import memory_report
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import CHUNK, Streamer, check_capacity
-from famjax.eval.text import EndOfDocuments, batches, token_positions
+from famjax.eval.text import token_positions
 from famjax.experiment.ranges import HIGHEST
 from famjax.tasks.task import Request
 from famjax.tasks.toy import ToySource, baselines, eval_steps
@@ -141,7 +142,7 @@ def _results(
     """Yield each batch and its correct predictions [b t], fetched one batch late."""
     waiting: deque[Any] = deque()
     at = np.zeros(stream.batch, np.int64)
-    for batch in batches(source, stream.batch, stream.chunk, block):
+    for batch in one_pass(source, stream.batch, stream.chunk, block):
         positions, at = token_positions(batch, at)
         check_capacity(run.model.stack.capacity, int(positions[batch["valid"]].max()) + 1)
         waiting.append((batch, stream.lane_losses(batch)[1]))

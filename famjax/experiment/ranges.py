@@ -81,6 +81,8 @@ _LOWEST: dict[str, float] = {
     "train.log_every": 1,
     "train.checkpoint_every": 1,
     "train.keep": 1,
+    "eval.every": 0,
+    "eval.batches": 1,
     "profile.memory": 0,
 }
 # of every int except the seed: shapes and step counts are 32-bit integers

@@ -215,6 +215,7 @@ ALWAYS = (
     "train.log_every",
     "train.checkpoint_every",
     "train.keep",
+    "eval.every",
     "profile.*",
     "mesh.*",
 )
@@ -391,6 +392,11 @@ _RULES = (
         ("data.toy.threshold",),
         _unused_unless(lambda c: c.data.toy.start_steps > 0, "data.toy.start_steps"),
         "data.toy.start_steps=10",
+    ),
+    Rule(
+        ("eval.batches",),
+        _unused_unless(lambda c: c.eval.every > 0, "eval.every"),
+        "eval.every=100",
     ),
     # optimizer and training
     Rule(

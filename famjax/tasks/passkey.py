@@ -318,7 +318,7 @@ class PasskeyTask(Task):
         return source
 
     def eval_options(self, config: Config, source: Any, capacity: int | None) -> str | None:
-        shortest = source.task.shortest
+        shortest = source.of_task().task.shortest
         fit = [n for n in LENGTHS if shortest <= n and (capacity is None or n <= capacity)]
         if not fit and capacity is not None and shortest <= capacity:
             fit = [capacity]

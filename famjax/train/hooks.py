@@ -155,7 +155,9 @@ class Saving(Hook):
             raise StopRequested(number, session.step)
 
 
-def make_hooks(log: Hook, profiler: Profiler, signals: hosts.StopSignal) -> list[Hook]:
+def make_hooks(
+    log: Hook, evaluation: Hook, profiler: Profiler, signals: hosts.StopSignal
+) -> list[Hook]:
     """Return the hooks of a run, in the order in which they are called."""
-    hooks = [log, Curriculum(), AttentionSpans(), Profiling(profiler), BpttWarmup()]
+    hooks = [log, Curriculum(), evaluation, AttentionSpans(), Profiling(profiler), BpttWarmup()]
     return [*hooks, Saving(signals, hooks)]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small import SHAPE
 
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
@@ -15,7 +16,6 @@ from famjax.pipeline import Batches, make_batches, make_source
 from famjax.tasks.passkey import PasskeySource
 from famjax.tokenizers.load import load_tokenizer
 from famjax.train.loop import train
-from tests.small import SHAPE
 
 PASSKEY = ["data.passkey.min_length=320", "data.passkey.start_length=320"]
 TEXT = "A text that is no needle. " * 40
