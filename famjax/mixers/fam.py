@@ -249,8 +249,8 @@ class Fam(Mixer):
           the last FAM [b f d]; its updates [b].
         """
         reset = blocks.reset
-        if ctx.carry_memory is not None:
-            reset = reset & ~ctx.carry_memory[:, :: self.block_len]
+        if ctx.pass_state is not None:
+            reset = reset & ~ctx.pass_state[:, :: self.block_len]
         full = blocks.valid == self.block_len
         before, updates = self.count_updates(state.updates, reset, full, ctx.prompt)
         keys = split_key(ctx.key, FEEDBACK, k.shape[1])
@@ -385,8 +385,8 @@ class Fam(Mixer):
         before = state
         if ctx.reset is not None and ctx.prompt is not None:
             fresh = self.init_state(x.shape[0], ctx.prompt)
-            if ctx.carry_memory is not None:
-                fresh = select_state(ctx.carry_memory[:, 0], self.pass_state(fresh, state), fresh)
+            if ctx.pass_state is not None:
+                fresh = select_state(ctx.pass_state[:, 0], self.pass_state(fresh, state), fresh)
             state = select_state(ctx.reset[:, 0], fresh, state)
         q, window = self.window.append_kv(x, state.window)
         attended = self.window.attend_token(q, window, self.kv_frames(q, state))
