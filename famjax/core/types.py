@@ -47,9 +47,9 @@ class Batch(TypedDict, Generic[AnyArray]):
     weights: AnyArray  # [b t] float32, of the targets in the loss; 0 where none is predicted
     valid: AnyArray  # [b t] bool, False at padding
     reset: AnyArray  # [b t] bool, True at the first token of a document
-    # [b t] bool, True where that document begins with the memory of the lane's previous one;
-    # missing: nowhere
-    passing: NotRequired[AnyArray]
+    # [b t] bool, True where that document begins with the memory of the lane's previous one (state
+    # passing); missing: nowhere
+    pass_state: NotRequired[AnyArray]
     # [b t] bool, in windows of evaluation, True at tokens that are not in an earlier window
     new: NotRequired[AnyArray]
 
@@ -60,7 +60,7 @@ class Context(NamedTuple):
     Attributes:
       reset: [b t] bool, or None for no reset. True at the first token of a document, which is the
         first token of a block: the lane's state is reset before it.
-      carry_memory: [b t] bool, or None for nowhere. True at a reset whose document starts with the
+      pass_state: [b t] bool, or None for nowhere. True at a reset whose document starts with the
         FAM of the lane's last document instead of the prompt: state passing as in TransformerFAM
         B.2.3, but chosen by the data, and gradients flow through it. With more than one previous
         FAM, that document must have ended with a whole block.
@@ -79,7 +79,7 @@ class Context(NamedTuple):
     valid: Array | None = None
     offset: Array | None = None
     prompt: Array | None = None
-    carry_memory: Array | None = None
+    pass_state: Array | None = None
     key: Array | None = None
 
 

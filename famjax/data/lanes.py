@@ -30,7 +30,7 @@ class Span(NamedTuple):
       weights: [t] float32, of predicting the target; 0 at the document's last token.
       first: whether the span begins the document.
       last: whether it ends the document.
-      passing: whether it begins with the memory of the lane's previous document.
+      pass_state: whether it begins with the memory of the lane's previous document.
     """
 
     tokens: np.ndarray
@@ -38,7 +38,7 @@ class Span(NamedTuple):
     weights: np.ndarray
     first: bool
     last: bool
-    passing: bool = False
+    pass_state: bool = False
 
 
 class Reader:
@@ -83,7 +83,7 @@ class Reader:
         """Return the next `count` tokens of the current document, or all that are left."""
         self._load(self._offset + count + 1)
         first = self.at_start()
-        passing = first and self.passing()
+        pass_state = first and self.passes_state()
         window = slice(self._offset, self._offset + count + 1)
         tokens, targets, weights = (part[window] for part in _join_pieces(self._pieces))
         last = len(tokens) <= count
@@ -92,16 +92,16 @@ class Reader:
         else:
             self._advance(count)
         kept = slice(None, count)
-        return Span(tokens[kept], targets[kept], weights[kept], first, last, passing)
+        return Span(tokens[kept], targets[kept], weights[kept], first, last, pass_state)
 
     def at_start(self) -> bool:
         """Return whether the next token is a document's first."""
         return self._piece == 0 and self._offset == 0
 
-    def passing(self) -> bool:
+    def passes_state(self) -> bool:
         """Return whether the current document begins with the memory of the previous one."""
         self._load(1)
-        return self._piece == 0 and self._pieces[0].passing
+        return self._piece == 0 and self._pieces[0].pass_state
 
     def fits(self, count: int) -> bool:
         """Return whether the rest of the document takes at most `count` positions."""
@@ -161,7 +161,7 @@ class RoundRobin:
     def take(self, count: int) -> Span:
         reader = self._readers[self._current]
         span = reader.take(count)
-        if span.last and not reader.passing():
+        if span.last and not reader.passes_state():
             read = [reader.documents for reader in self._readers]
             self._current = read.index(min(read))
         return span
@@ -169,8 +169,8 @@ class RoundRobin:
     def at_start(self) -> bool:
         return self._readers[self._current].at_start()
 
-    def passing(self) -> bool:
-        return self._readers[self._current].passing()
+    def passes_state(self) -> bool:
+        return self._readers[self._current].passes_state()
 
     def fits(self, count: int) -> bool:
         return self._readers[self._current].fits(count)
@@ -265,7 +265,7 @@ class _Lane:
         if not self._keep_whole or left == self._length or not reader.at_start():
             return False
         # a document that begins with a memory really begins in an earlier document
-        return not reader.passing() and not reader.fits(left) and reader.fits(self._length)
+        return not reader.passes_state() and not reader.fits(left) and reader.fits(self._length)
 
 
 class Lanes(grain.IterDataset[Batch[np.ndarray]]):
@@ -361,7 +361,7 @@ def empty_row(length: int) -> Batch[np.ndarray]:
         "weights": np.zeros(length, np.float32),
         "valid": np.zeros(length, bool),
         "reset": np.zeros(length, bool),
-        "passing": np.zeros(length, bool),
+        "pass_state": np.zeros(length, bool),
     }
 
 
@@ -379,4 +379,4 @@ def write_span(row: Batch[np.ndarray], at: int, span: Span, count: int) -> None:
     row["weights"][window] = span.weights[:count]
     row["valid"][window] = True
     row["reset"][at : at + bool(count)] = span.first
-    row["passing"][at : at + bool(count)] = span.passing
+    row["pass_state"][at : at + bool(count)] = span.pass_state

@@ -201,7 +201,7 @@ def _windows(reader: Reader, window: int, score: int) -> Iterator[Batch[np.ndarr
         count = len(span.tokens) - span.last
         write_span(row, at, span, count)
         row["new"][at : at + count] = True
-        row["reset"][0], row["passing"][0] = True, False
+        row["reset"][0], row["pass_state"][0] = True, False
         if count:
             yield row
 

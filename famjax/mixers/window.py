@@ -132,7 +132,7 @@ class WindowAttention(Mixer):
         self.window = window
         self.stop_gradient = stop_gradient
         # maximum number of earlier blocks that a block depends on
-        self.receptive_field = segments if window is None else -(-(window - 1) // self.block_len)
+        self.receptive_blocks = segments if window is None else -(-(window - 1) // self.block_len)
         self.sequential_blocks = config.remat in ("attention", "block")
 
     def init_state(self, batch: int, prompt: Array | None = None) -> WindowState:
@@ -387,6 +387,7 @@ class WindowAttention(Mixer):
 class BswaSpec(MixerSpec):
     title = "block sliding window attention"
     keys: ClassVar[tuple[str, ...]] = ("model.memory_segments",)
+    has_attention_map = True
     formats = FORMATS
 
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
@@ -424,6 +425,7 @@ class SwaSpec(MixerSpec):
     keys = ("model.window",)
     switches = ("model.arch.local_rope_base",)
     is_local = True
+    has_attention_map = True
     layer_type = "sliding_attention"
     formats = FORMATS
 

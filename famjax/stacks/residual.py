@@ -130,10 +130,10 @@ class ResidualStack(Stack):
         self.block_len = math.lcm(*(layer.block_len for layer in self.layers))
         specs = [MIXERS[name] for name in names]
         self.capacity = config.capacity if any(spec.is_bounded for spec in specs) else None
-        fields = [layer.mixer.receptive_field for layer in self.layers]
-        bounded = [field for field in fields if field is not None]
+        blocks = [layer.mixer.receptive_blocks for layer in self.layers]
+        bounded = [count for count in blocks if count is not None]
         self.receptive_field = (
-            self.repeats * sum(bounded) * config.block_len if len(bounded) == len(fields) else None
+            self.repeats * sum(bounded) * config.block_len if len(bounded) == len(blocks) else None
         )
         prompt = jax.random.normal(rngs.params(), (config.fam_len, config.width))
         self.prompt = nnx.Param(prompt) if any(spec.has_memory for spec in specs) else None

@@ -179,8 +179,8 @@ class Passkey:
     def _filler(self, start: int, count: int) -> np.ndarray:
         return self.filler[(start + np.arange(count)) % len(self.filler)]
 
-    def _context_piece(self, tokens: np.ndarray, passing: bool = False) -> Piece:
-        return Piece(tokens, np.full(len(tokens), self.other_weight, np.float32), passing)
+    def _context_piece(self, tokens: np.ndarray, pass_state: bool = False) -> Piece:
+        return Piece(tokens, np.full(len(tokens), self.other_weight, np.float32), pass_state)
 
 
 def evaluated_task(tokenizer: Tokenizer, config: PasskeyConfig) -> Passkey:

@@ -166,7 +166,7 @@ def make_inspect(
         state = jax.tree.map(lambda a: a[:, :1], memory) if lanes else model.init_state(1)
         row = jax.tree.map(lambda a: a[:1], batch)
         ctx = (
-            Context(row["reset"], row["valid"], carry_memory=row.get("passing"))
+            Context(row["reset"], row["valid"], pass_state=row.get("pass_state"))
             if lanes
             else Context()
         )

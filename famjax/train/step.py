@@ -123,8 +123,8 @@ def make_loss(config: Config, graph: Any, objective: Objective) -> Loss:
             model = segment_model(index)
             # packed rows start with the objective's initial memory, not with a reset
             reset = batch["reset"] if lanes else None
-            valid, passing = (batch["valid"], batch.get("passing")) if lanes else (None, None)
-            ctx = Context(reset, valid, part.offset, carry_memory=passing)
+            valid, pass_state = (batch["valid"], batch.get("pass_state")) if lanes else (None, None)
+            ctx = Context(reset, valid, part.offset, pass_state=pass_state)
             return objective.read(model, memory, batch, ctx)
 
         model = segment_model(0)

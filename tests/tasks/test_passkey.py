@@ -115,8 +115,8 @@ def test_a_key_is_asked_for_again_and_again(words):
             weights = np.concatenate([piece.weights for piece in pieces])
             text = words.decode(tokens)
             assert ("Remember it" in text) == (read == 0)
-            assert pieces[0].passing == (read > 0)
-            assert not any(piece.passing for piece in pieces[1:])
+            assert pieces[0].pass_state == (read > 0)
+            assert not any(piece.pass_state for piece in pieces[1:])
             assert len(tokens) == 256 if read else 96 <= len(tokens) < 96 + 256
             answers.add(words.decode(tokens[weights == 1]))
             read, before, k = read + len(tokens), key, k + 1

@@ -1,4 +1,4 @@
-"""Checkpoints: exact to the bit, complete or rejected; damage falls back to the next older one."""
+"""Checkpoints are restored bitwise; instead of a damaged one, an older one is restored."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Memory(NamedTuple):
 
 
 def tree_of(seed: int):
-    """A tree of every dtype and shape a run holds, with bits that arithmetic would not keep."""
+    """Return a tree with all dtypes and ranks of a run, and bits that arithmetic would lose."""
     key = jax.random.key(seed)
     odd = jnp.asarray(np.array([0x7FC12345, 0x80000000, 1], np.uint32).view(np.float32))
     return {
@@ -55,7 +55,7 @@ def shapes(tree):
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
-def saved(folder, *steps, keep=9):
+def save_steps(folder, *steps, keep=9):
     checkpoints = Checkpoints(folder, keep)
     for step in steps:
         checkpoints.save(step, tree_of(step), {"step": step})
@@ -64,48 +64,48 @@ def saved(folder, *steps, keep=9):
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
+def checkpoint_pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair") / "checkpoints"
-    saved(folder, 10, 20)
+    save_steps(folder, 10, 20)
     return folder
 
 
 @pytest.fixture
-def folder(pair, tmp_path):
+def folder(checkpoint_pair, tmp_path):
     """Checkpoints of steps 10 and 20 that may be damaged."""
-    return shutil.copytree(pair, tmp_path / "checkpoints")
+    return shutil.copytree(checkpoint_pair, tmp_path / "checkpoints")
 
 
-def test_bit_for_bit(pair):
-    step, tree, extra = Checkpoints(pair).restore(shapes(tree_of(0)))
+def test_restore_is_bitwise_equal(checkpoint_pair):
+    step, tree, extra = Checkpoints(checkpoint_pair).restore(shapes(tree_of(0)))
     assert (step, extra) == (20, {"step": 20})
     assert bits(tree) == bits(tree_of(20))
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree))
 
 
-def test_arrays_serve_as_template_and_steps_can_be_chosen(pair):
-    step, tree, _ = Checkpoints(pair).restore(tree_of(0), step=10)
+def test_restore_accepts_arrays_as_template_and_a_step(checkpoint_pair):
+    step, tree, _ = Checkpoints(checkpoint_pair).restore(tree_of(0), step=10)
     assert step == 10
     assert bits(tree) == bits(tree_of(10))
 
 
-def test_plain_orbax_reads_it(pair):
+def test_plain_orbax_reads_a_checkpoint(checkpoint_pair):
     with ocp.PyTreeCheckpointer() as orbax:
-        params = orbax.restore(pair / "000000020" / "params")
+        params = orbax.restore(checkpoint_pair / "000000020" / "params")
     np.testing.assert_array_equal(
         params["layers"]["0"]["w"], tree_of(20)["params"]["layers"][0]["w"]
     )
 
 
-def test_newest_are_kept(tmp_path):
-    checkpoints = saved(tmp_path, 1, 2, 3, 4, keep=2)
+def test_only_the_newest_checkpoints_are_kept(tmp_path):
+    checkpoints = save_steps(tmp_path, 1, 2, 3, 4, keep=2)
     assert checkpoints.steps() == [3, 4]
     assert checkpoints.latest() == 4
     assert sorted(os.listdir(tmp_path)) == ["000000003", "000000004"]
 
 
-def test_params_alone(folder):
-    """The rest is neither read nor verified: it may even be damaged."""
+def test_params_are_restored_without_other_items(folder):
+    """Only params are read and verified: other items may even be damaged."""
     shutil.rmtree(folder / "000000020" / "optimizer")
     template = {"params": shapes(tree_of(0)["params"])}
     step, tree, _ = Checkpoints(folder).restore(template, report=pytest.fail)
@@ -113,17 +113,17 @@ def test_params_alone(folder):
     assert bits(tree) == bits({"params": tree_of(20)["params"]})
 
 
-def biggest(path):
+def largest_file(path):
     return max(
         (p for p in (path / "params").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size
     )
 
 
-def cut(path):
+def truncate(path):
     os.truncate(path, path.stat().st_size // 2)
 
 
-def flip(path):
+def flip_bit(path):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
@@ -132,14 +132,14 @@ def flip(path):
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda p: biggest(p).unlink(), "is missing"),
-        (lambda p: cut(biggest(p)), "bytes instead of"),
-        (lambda p: flip(biggest(p)), "other contents"),
+        (lambda p: largest_file(p).unlink(), "is missing"),
+        (lambda p: truncate(largest_file(p)), "bytes instead of"),
+        (lambda p: flip_bit(largest_file(p)), "other contents"),
         (lambda p: (p / "manifest.json").unlink(), "manifest.json is missing"),
-        (lambda p: cut(p / "manifest.json"), "manifest.json cannot be read"),
+        (lambda p: truncate(p / "manifest.json"), "manifest.json cannot be read"),
         (lambda p: (p / "manifest.json").write_text('{"files": {}}'), "does not list tree.json"),
         (lambda p: (p / "extra.json").unlink(), "extra.json is missing"),
-        (lambda p: flip(p / "tree.json"), "tree.json has other contents"),
+        (lambda p: flip_bit(p / "tree.json"), "tree.json has other contents"),
         (lambda p: shutil.rmtree(p / "optimizer"), "optimizer/.* is missing"),
     ],
 )
@@ -155,11 +155,11 @@ def test_damage_falls_back_to_the_previous_one(folder, damage, words):
     assert re.search(words, lines[0])
 
 
-def test_no_good_checkpoint(folder, tmp_path, capsys):
-    cut(biggest(folder / "000000020"))
+def test_restore_fails_if_no_checkpoint_is_intact(folder, tmp_path, capsys):
+    truncate(largest_file(folder / "000000020"))
     with pytest.raises(UserError, match="no good checkpoint"):
         Checkpoints(folder).restore(shapes(tree_of(0)), step=20)
-    cut(biggest(folder / "000000010"))
+    truncate(largest_file(folder / "000000010"))
     with pytest.raises(UserError, match=r"no good checkpoint.*\[10, 20\]"):
         Checkpoints(folder).restore(shapes(tree_of(0)))
     assert capsys.readouterr().err.count("is damaged") == 3
@@ -169,10 +169,10 @@ def test_no_good_checkpoint(folder, tmp_path, capsys):
         Checkpoints(folder).restore(shapes(tree_of(0)), step=15)
 
 
-def test_what_does_not_fit_is_named(pair):
+def test_error_names_leaves_that_do_not_match_the_template(checkpoint_pair):
     def refusal(template):
         with pytest.raises(UserError) as caught:
-            Checkpoints(pair).restore(template)
+            Checkpoints(checkpoint_pair).restore(template)
         assert "\n" not in str(caught.value)
         assert "config" in str(caught.value)
         return str(caught.value)
@@ -187,7 +187,7 @@ def test_what_does_not_fit_is_named(pair):
     assert "ema is absent in it and float32[3] here" in refusal(more)
 
 
-def test_saving_neither_waits_nor_sees_later_changes(tmp_path, monkeypatch):
+def test_save_is_asynchronous_and_snapshots_its_values(tmp_path, monkeypatch):
     let_go = threading.Event()
     real = checkpoint.write_arrays
     monkeypatch.setattr(checkpoint, "write_arrays", lambda *a: (let_go.wait(), real(*a)))
@@ -215,7 +215,7 @@ FULL = "RESOURCE_EXHAUSTED: Failed to write 9 bytes: No space left on device [os
         (PermissionError(errno.EACCES, "Permission denied"), "cannot save .* step 20"),
     ],
 )
-def test_a_failed_save_is_raised_at_the_next_call_and_harms_nothing(
+def test_a_failed_save_raises_at_the_next_call_and_keeps_older_steps(
     folder, monkeypatch, error, words
 ):
     checkpoints = Checkpoints(folder, 2)
@@ -234,8 +234,8 @@ def test_a_failed_save_is_raised_at_the_next_call_and_harms_nothing(
     assert checkpoints.steps() == [20, 40]
 
 
-def test_a_failed_save_names_the_last_one_that_is_whole(folder, monkeypatch):
-    cut(biggest(folder / "000000020"))
+def test_a_failed_save_names_the_last_complete_checkpoint(folder, monkeypatch):
+    truncate(largest_file(folder / "000000020"))
     monkeypatch.setattr(checkpoint, "write_manifest", lambda folder: os.mkdir(folder))
     checkpoints = Checkpoints(folder, 2)
     checkpoints.save(30, tree_of(30), {})
@@ -263,28 +263,28 @@ def test_orbax_does_not_log_what_it_raises(caplog):
 
 
 def test_leftovers_of_killed_saves_are_removed(folder):
-    """Killed while writing, between the two renames of a replacement, and while removing."""
+    """Saves killed while writing, between two renames of a replacement, or while removing."""
     (folder / "tmp-000000030").mkdir()
     shutil.copytree(folder / "000000010", folder / "old-000000010")
     (folder / "000000020").rename(folder / "old-000000020")
     assert Checkpoints(folder).steps() == [10]
-    assert (folder / "tmp-000000030").exists(), "a reader leaves a writer's files alone"
+    assert (folder / "tmp-000000030").exists(), "a reader must leave files of a writer alone"
     assert Checkpoints(folder, 2).steps() == [10, 20]
     assert sorted(os.listdir(folder)) == ["000000010", "000000020"]
     Checkpoints(folder).restore(shapes(tree_of(0)), report=pytest.fail)
 
 
-def test_restarting_before_damage_replaces_and_removes_the_later_ones(folder):
-    checkpoints = saved(folder, 30, keep=9)
-    cut(biggest(folder / "000000020"))
-    cut(biggest(folder / "000000030"))
+def test_saving_after_a_fallback_replaces_later_checkpoints(folder):
+    checkpoints = save_steps(folder, 30, keep=9)
+    truncate(largest_file(folder / "000000020"))
+    truncate(largest_file(folder / "000000030"))
     assert checkpoints.restore(shapes(tree_of(0)), report=lambda line: None)[0] == 10
-    checkpoints = saved(folder, 20, keep=1)
+    checkpoints = save_steps(folder, 20, keep=1)
     assert checkpoints.steps() == [20]
     assert checkpoints.restore(shapes(tree_of(0)), report=pytest.fail)[0] == 20
 
 
-def test_readers_do_not_save(tmp_path):
+def test_read_only_checkpoints_cannot_save(tmp_path):
     with pytest.raises(ValueError, match="reading only"):
         Checkpoints(tmp_path / "none").save(1, tree_of(1), {})
     assert not (tmp_path / "none").exists()
@@ -320,8 +320,8 @@ for n in range(step + 2, step + 10**6):
 """
 
 
-def killed(folder, renames=0, seconds=0.0):
-    """Steps a saver restored and surely saved; it is killed before a rename, or from here."""
+def run_until_killed(folder, renames=0, seconds=0.0):
+    """Return the step a saver restored and the last step it saved; kill it at a rename or here."""
     command = [sys.executable, "-c", SAVER, str(folder), str(renames)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         steps = [int(process.stdout.readline()) for _ in range(2)]
@@ -332,14 +332,14 @@ def killed(folder, renames=0, seconds=0.0):
     return steps
 
 
-def test_killed_at_any_moment(tmp_path):
+def test_a_save_may_be_killed_at_any_moment(tmp_path):
     """Each process verifies what the previous one left when killed, and continues saving."""
     chance, sure = random.Random(), 0
-    # A save has four renames: Orbax's two, ours to the step's name, and that of what is removed.
+    # A save renames four times: twice in Orbax, once to the step's name, once when removing a step.
     moments = [{"renames": count} for count in (2, 3, 4, 5)]
     moments += [{"seconds": chance.uniform(0, 0.2)} for _ in range(2)]
     for moment in moments:
-        restored, after = killed(tmp_path, **moment)
+        restored, after = run_until_killed(tmp_path, **moment)
         assert restored >= sure
         sure = after
     checkpoints = Checkpoints(tmp_path, 2)
@@ -374,7 +374,7 @@ print("ok")
 """
 
 
-def test_onto_another_mesh(tmp_path):
+def test_restore_onto_another_mesh(tmp_path):
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-W", "error", "-c", SHARDED, str(tmp_path)]
     done = subprocess.run(command, env=os.environ | flags, capture_output=True, text=True)
@@ -382,8 +382,8 @@ def test_onto_another_mesh(tmp_path):
     assert done.stderr == ""
 
 
-def test_manifest_names_every_file(pair):
-    path = pair / "000000020"
+def test_manifest_names_every_file(checkpoint_pair):
+    path = checkpoint_pair / "000000020"
     files = {p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file()}
     listed = json.loads((path / "manifest.json").read_text())["files"]
     assert files - {"manifest.json"} == set(listed)
@@ -391,7 +391,7 @@ def test_manifest_names_every_file(pair):
 
 
 @pytest.mark.parametrize("name", ["params/../../../secret", "/etc/passwd", "params//x", "../x"])
-def test_a_manifest_that_names_a_file_elsewhere_opens_none(folder, monkeypatch, name):
+def test_a_manifest_cannot_open_files_outside_the_checkpoint(folder, monkeypatch, name):
     path = folder / "000000020" / "manifest.json"
     listed = json.loads(path.read_text())
     listed["files"] = {name: {"size": 0, "sha256": ""}, **listed["files"]}
@@ -407,14 +407,14 @@ def test_a_manifest_that_names_a_file_elsewhere_opens_none(folder, monkeypatch, 
 
 
 @pytest.mark.parametrize("files", ["[1]", '{"tree.json": 5, "extra.json": 5}', "5", '"abc"'])
-def test_a_manifest_of_another_kind(folder, files):
+def test_a_manifest_of_wrong_types_is_rejected(folder, files):
     (folder / "000000020" / "manifest.json").write_text('{"files": ' + files + "}")
     step, *_ = Checkpoints(folder).restore(shapes(tree_of(0)), report=lambda line: None)
     assert step == 10
 
 
-def sealed(path, name, content):
-    """Write a file of a checkpoint, and a manifest that matches it."""
+def write_with_manifest(path, name, content):
+    """Write a file of a checkpoint and a manifest that matches it."""
     (path / name).write_text(content)
     listed = json.loads((path / "manifest.json").read_text())
     about = {"size": len(content), "sha256": hashlib.sha256(content.encode()).hexdigest()}
@@ -424,13 +424,13 @@ def sealed(path, name, content):
 
 @pytest.mark.parametrize("name", ["tree.json", "extra.json"])
 @pytest.mark.parametrize("content", ["[" * 100_000, "[1]", "9" * 5000, "null", "{"])
-def test_forged_tables(folder, name, content):
-    sealed(folder / "000000020", name, content)
+def test_forged_tables_are_rejected(folder, name, content):
+    write_with_manifest(folder / "000000020", name, content)
     with pytest.raises(UserError, match=rf"{name}: damaged \(.*restore the folder from a copy"):
         Checkpoints(folder).restore(shapes(tree_of(0)))
 
 
-def test_a_manifest_that_is_nested_deep_and_a_pipe(folder):
+def test_a_deeply_nested_manifest_and_a_pipe_are_rejected(folder):
     (folder / "000000020" / "manifest.json").write_text("[" * 100_000)
     lines: list[str] = []
     assert Checkpoints(folder).restore(shapes(tree_of(0)), report=lines.append)[0] == 10
@@ -445,7 +445,7 @@ def test_a_manifest_that_is_nested_deep_and_a_pipe(folder):
     assert "params/pipe is no regular file" in lines[-1]
 
 
-def resealed(path):
+def update_manifest(path):
     """Rewrite the manifest of a checkpoint to match its modified files."""
     files = {p for p in path.rglob("*") if p.is_file() and p.name != "manifest.json"}
     listed = {p.relative_to(path).as_posix(): manifest.file_info(p) for p in files}
@@ -455,26 +455,26 @@ def resealed(path):
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda path: cut(biggest(path)),
-        lambda path: biggest(path).write_bytes(b"made up"),
+        lambda path: truncate(largest_file(path)),
+        lambda path: largest_file(path).write_bytes(b"made up"),
         lambda path: shutil.rmtree(path / "params"),
         lambda path: (path / "params" / "_METADATA").write_text("{"),
         lambda path: (path / "params" / "manifest.ocdbt").unlink(),
         lambda path: (path / "params" / "manifest.ocdbt").write_bytes(b""),
     ],
 )
-def test_forged_arrays(folder, damage):
-    """Errors of Orbax and TensorStore from files with valid checksums are one line."""
+def test_forged_arrays_are_rejected(folder, damage):
+    """Errors of Orbax and TensorStore for files with valid checksums are reported in one line."""
     path = folder / "000000020"
     damage(path)
-    resealed(path)
+    update_manifest(path)
     template = {"params": shapes(tree_of(0))["params"]}
     with pytest.raises(UserError, match=r"params: damaged \(.*restore the folder from") as error:
         Checkpoints(folder).restore(template)
     assert "\n" not in str(error.value)
 
 
-def test_a_manifest_without_the_arrays(folder):
+def test_a_manifest_without_the_arrays_is_rejected(folder):
     path = folder / "000000020" / "manifest.json"
     listed = json.loads(path.read_text())["files"]
     kept = {name: about for name, about in listed.items() if not name.startswith("params/")}
@@ -485,7 +485,7 @@ def test_a_manifest_without_the_arrays(folder):
     assert "manifest.json lists nothing of params" in lines[0]
 
 
-def test_pipes_are_not_waited_for(folder):
+def test_pipes_do_not_block_restore(folder):
     for name in ("manifest.json", "extra.json"):
         (folder / "000000020" / name).unlink()
         os.mkfifo(folder / "000000020" / name)
@@ -495,13 +495,13 @@ def test_pipes_are_not_waited_for(folder):
     assert "manifest.json cannot be read" in lines[0]
 
 
-def test_only_names_that_are_written_are_steps(folder):
+def test_only_nine_digit_names_are_steps(folder):
     for name in ("٣٣٣٣٣٣٣٣٣", "0000000030", "-00000030"):
         (folder / name).mkdir()
     assert Checkpoints(folder).steps() == [10, 20]
 
 
-def test_two_hooks_with_one_name_in_a_checkpoint():
+def test_hooks_with_the_same_checkpoint_name_are_rejected():
     class Counter(Hook):
         def state_dict(self, session):
             return {"count": 1}

@@ -1,4 +1,4 @@
-"""A config.json that was edited into another model is refused: the checkpoint knows its own."""
+"""An edited config.json of another model is rejected: the checkpoint stores its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def edit(run: Path, key: str, value: Any) -> Any:
-    """Change a key of a run's config.json and return what it was."""
+    """Change a key of a run's config.json and return its previous value."""
     path = run / "config.json"
     tree = json.loads(path.read_text())
     *sections, name = key.split(".")
@@ -50,7 +50,7 @@ def edit(run: Path, key: str, value: Any) -> Any:
         ("data.holdout", 2),
     ],
 )
-def test_what_changes_results_is_named(run: Path, key: str, value: Any) -> None:
+def test_edits_that_change_results_are_rejected(run: Path, key: str, value: Any) -> None:
     before = edit(run, key, value)
     with pytest.raises(UserError) as caught:
         open_run(run)
@@ -61,7 +61,9 @@ def test_what_changes_results_is_named(run: Path, key: str, value: Any) -> None:
     open_run(run)
 
 
-def test_every_verb_refuses(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_verb_rejects_an_edited_config(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     edit(run, "model.rope_base", 500.0)
     for argv in (
         ["generate", str(run), "--prompt", "a"],
@@ -93,7 +95,7 @@ def test_every_verb_refuses(run: Path, tmp_path: Path, capsys: pytest.CaptureFix
         ("optimizer.learning_rate", 1.0),
     ],
 )
-def test_what_changes_no_result_may_be_edited(run: Path, key: str, value: Any) -> None:
+def test_keys_that_change_no_result_may_be_edited(run: Path, key: str, value: Any) -> None:
     edit(run, key, value)
     open_run(run)
 
@@ -111,14 +113,14 @@ def test_a_checkpoint_without_a_config_is_accepted(run: Path) -> None:
 
 
 @pytest.mark.parametrize("made_up", [5, [1], {"a": 1}])
-def test_a_config_in_the_checkpoint_that_is_none(run: Path, made_up: Any) -> None:
+def test_an_invalid_config_in_the_checkpoint_is_rejected(run: Path, invalid: Any) -> None:
     (path,) = (run / "checkpoints").glob("0*/extra.json")
-    path.write_text(json.dumps({"config": made_up}))
+    path.write_text(json.dumps({"config": invalid}))
     with pytest.raises(UserError, match=rf"{path}: damaged \(.*restore it from a copy"):
         open_run(run)
 
 
-def test_what_convert_and_export_write_knows_its_model(run: Path, tmp_path: Path) -> None:
+def test_written_models_store_their_config(run: Path, tmp_path: Path) -> None:
     opened, folder = open_run(run), tmp_path / "written"
     folder.mkdir()
     write_model(folder, opened.config, opened.model, 2)

@@ -69,7 +69,7 @@ def flat(tree: Any) -> dict[str, np.ndarray]:
 
 def test_learned_spans_are_trimmed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = train(config(*SPANS, "model.feedback.span=128", "train.steps=1"), tmp_path / "run")
-    # spans begin at 0: only the ramp and the possible growth are attended to
+    # spans start at 0: tokens attend only to the ramp and the possible growth
     assert "step 0: layers look at 64 tokens" in capsys.readouterr().err
     assert run.model.stack.spec.spans == (64,)
 
@@ -91,7 +91,7 @@ def test_trimmed_spans_are_restored(tmp_path: Path) -> None:
         for model in (opened.model, whole)
     ]
     np.testing.assert_allclose(*logits, atol=1e-5)
-    # resumes, and ends as a run that was never stopped
+    # resumed, it ends bitwise equal to an uninterrupted run
     longer = override(given, ["train.steps=7"])
     train(longer, tmp_path / "run", quiet=True)
     train(longer, tmp_path / "other", quiet=True)
@@ -100,7 +100,7 @@ def test_trimmed_spans_are_restored(tmp_path: Path) -> None:
         assert (leaf == ends[1][name]).all(), name
 
 
-def test_spans_stay_shares() -> None:
+def test_spans_are_clipped_to_0_and_1() -> None:
     tree = {"layer": {"span": jnp.array([-0.5, 0.5, 1.5])}, "other": jnp.array([2.0])}
     bounded = within_bounds(tree)
     np.testing.assert_array_equal(bounded["layer"]["span"], [0, 0.5, 1])
@@ -120,7 +120,7 @@ def test_sweeps_are_used_in_training_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_small_cache_writes_the_same(tmp_path: Path) -> None:
+def test_small_cache_generates_the_same_text(tmp_path: Path) -> None:
     given = config("train.steps=1", "data.task=text", "data.tokenizer=bytes")
     train(given, tmp_path / "run", quiet=True)
     texts, sizes = [], []
@@ -155,22 +155,22 @@ STACKS = {
 def logits(model: ModelConfig, params: Any) -> np.ndarray:
     graph, _ = nnx.split(nnx.eval_shape(lambda: LanguageModel(model, rngs=nnx.Rngs(1))))
 
-    def read(params: Any) -> jax.Array:
+    def apply(params: Any) -> jax.Array:
         made = nnx.merge(graph, params)
         return made(jnp.arange(22).reshape(2, 11) % 11, made.init_state(2))[0]
 
-    return np.asarray(jit(read)(params))
+    return np.asarray(jit(apply)(params))
 
 
-def test_a_transformer_becomes_a_feedback_transformer() -> None:
+def test_transformer_params_are_remapped_to_feedback() -> None:
     params = nnx.state(LanguageModel(BASE, rngs=nnx.Rngs(0)), nnx.Param)
     transformer = remap_params(params, BASE, STACKS["transformer"])
-    # the same layers in the same order, whatever the pattern was
+    # the layers keep their order for any layer pattern
     q = "['stack']['layers'][0]['{}qkv']['q']['kernel'].value"
     before = flat(params)
     there = [before[q.format("mixer']['").replace("[0]", f"[{i % 2}]")][i // 2] for i in range(2)]
     np.testing.assert_array_equal(flat(transformer)[q.format("")][:2], np.stack(there))
-    # with memories that are the layers' inputs it is that Transformer
+    # composition=previous (memories are the layers' inputs) computes the same function
     previous = remap_params(transformer, STACKS["transformer"], STACKS["previous"])
     same = logits(STACKS["transformer"], transformer), logits(STACKS["previous"], previous)
     np.testing.assert_allclose(*same, atol=1e-5)
@@ -180,13 +180,13 @@ def test_a_transformer_becomes_a_feedback_transformer() -> None:
     first = flat(transformer)["['stack']['layers'][0]['qkv']['k']['kernel'].value"][0]
     np.testing.assert_array_equal(made["['stack']['keys']['k']['kernel'].value"], first)
     assert np.isfinite(logits(STACKS["feedback"], feedback)).all()
-    # and back, every layer with the common keys
+    # converted back, layers are the same except for the shared keys
     back = remap_params(feedback, STACKS["feedback"], STACKS["transformer"])
     keys = flat(back)["['stack']['layers'][0]['qkv']['k']['kernel'].value"]
     np.testing.assert_array_equal(keys, np.broadcast_to(first, keys.shape))
 
 
-def test_words_of_another_task_are_refused(tmp_path: Path) -> None:
+def test_a_vocabulary_of_another_task_is_rejected(tmp_path: Path) -> None:
     train(config("train.steps=1"), tmp_path / "old", quiet=True)
     for given in ("data.task=text", "data.task=copy"):
         with pytest.raises(
@@ -196,7 +196,7 @@ def test_words_of_another_task_are_refused(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_distances_of_another_span() -> None:
+def test_relative_positions_are_remapped_to_another_span() -> None:
     old = replace(STACKS["feedback"], feedback=replace(ROTARY, positions="learned"))
     params = nnx.state(LanguageModel(old, rngs=nnx.Rngs(0)), nnx.Param)
     name = "['stack']['distances'].value"
@@ -209,8 +209,8 @@ def test_distances_of_another_span() -> None:
         np.testing.assert_array_equal(found[:, :-near], table[:, :1].repeat(span - near, 1))
 
 
-def test_train_from_a_converted_model(tmp_path: Path) -> None:
-    """A residual model of a folder, its layers now with feedback, as `load_config` reads it."""
+def test_training_starts_from_a_converted_model(tmp_path: Path) -> None:
+    """Start from a folder with a residual model; `load_config` makes its layers feedback layers."""
     residual = [
         *("model.stack=residual", "model.mixer=full", "model.block_len=8", "model.capacity=16"),
         *("data.layout=packed", "train.steps=2"),
@@ -247,7 +247,7 @@ def test_train_from_a_converted_model(tmp_path: Path) -> None:
         (replace(BASE, stack="feedback"), BASE, r"set model\.stack=feedback"),
     ],
 )
-def test_stacks_that_cannot_start_from_another(
+def test_incompatible_stacks_cannot_be_remapped(
     stack: ModelConfig, other: ModelConfig, told: str
 ) -> None:
     params = nnx.state(LanguageModel(stack, rngs=nnx.Rngs(0)), nnx.Param)
@@ -279,13 +279,13 @@ def test_stacks_that_cannot_start_from_another(
         ("model.feedback.composition=tops", "did you mean"),
     ],
 )
-def test_refused(given: str, told: str) -> None:
+def test_invalid_configs_are_rejected(given: str, told: str) -> None:
     with pytest.raises(UserError, match=told) as caught:
         validate(config(*given.split()))
     assert "\n" not in str(caught.value)
 
 
-def test_episodes_grow(tmp_path: Path) -> None:
+def test_episodes_grow_with_the_curriculum(tmp_path: Path) -> None:
     given = config(
         "data.toy.concatenate=false",
         "data.toy.start_steps=5",

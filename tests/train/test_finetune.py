@@ -22,13 +22,13 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 def loss(run: Run, batch: dict[str, np.ndarray]) -> float:
-    """Return the mean loss of a batch that begins with no memory."""
+    """Return the mean loss of a batch with empty initial memory."""
     graph, params = nnx.split(run.model)
 
     @jax.jit
     def mean(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
         model, weights = nnx.merge(graph, params), batch["weights"]
-        ctx = Context(batch["reset"], batch["valid"], carry_memory=batch["passing"])
+        ctx = Context(batch["reset"], batch["valid"], pass_state=batch["pass_state"])
         logits, _ = model(batch["tokens"], model.init_state(len(weights)), ctx)
         nats, _ = token_losses(logits, batch["targets"])
         return (nats * weights).sum() / weights.sum()
@@ -36,8 +36,8 @@ def loss(run: Run, batch: dict[str, np.ndarray]) -> float:
     return float(mean(params, batch))
 
 
-def test_a_run_is_finetuned_at_a_tenth_of_its_rate(tmp_path: Path) -> None:
-    """All weights, from its newest checkpoint, for more steps: the first loss is the run's."""
+def test_finetuning_starts_from_the_newest_checkpoint(tmp_path: Path) -> None:
+    """All weights are finetuned from the newest checkpoint: the first loss equals the run's."""
     run, tuned = tmp_path / "run", tmp_path / "tuned"
     given = ["model.mixer=bswa", "train.steps=6", "train.log_every=1", "optimizer.warmup_steps=0"]
     small = config(tmp_path / "texts", "lanes", "text", *given)
@@ -55,7 +55,7 @@ def test_a_run_is_finetuned_at_a_tenth_of_its_rate(tmp_path: Path) -> None:
     batches.release()
     assert first["loss"] < rows(run)[0]["loss"] - 0.1
     assert [row["learning_rate"] for row in rows(tuned)] == pytest.approx([rate] * 2)
-    # and on, for more steps at that rate
+    # continue for more steps at the same rate
     loop.train(override(tuning, ["train.steps=4"]), tuned, quiet=True)
     assert [row["learning_rate"] for row in rows(tuned)] == pytest.approx([rate] * 4)
     ends = [nnx.state(run.model, nnx.Param) for run in (before, open_run(tuned))]

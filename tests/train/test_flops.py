@@ -1,4 +1,4 @@
-"""FLOPs per token, compared with counts by hand and by the compiler."""
+"""FLOPs per token, compared with counts by hand and with XLA's cost analysis."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ SMALL = ModelConfig(
 )
 
 
-def with_(**changes):
+def config_with(**changes):
     return resolve_model(replace(SMALL, **changes))
 
 
-def test_by_hand():
+def test_flops_equal_counts_by_hand():
     weights = 8 * 8 * 4 + 2 * 8 * 16
     attention = 2 * 2 * 8 * (1 + 0.5) * 10
     head = 2 * 8 * 100
-    model = with_(mixer="bswa", memory_segments=1)
+    model = config_with(mixer="bswa", memory_segments=1)
     assert flops.forward_flops(model) == 2 * weights + attention + head
     assert flops.training_flops(model) == 3 * flops.forward_flops(model)
 
@@ -40,13 +40,13 @@ def test_by_hand():
         ({"mixer": "bswa_sg", "memory_segments": 3}, 35),
     ],
 )
-def test_attention_is_over_the_keys_of_the_mixer(changes, keys):
+def test_attention_flops_count_the_keys_of_the_mixer(changes, keys):
     weights = 2 * (8 * 8 * 4 + 2 * 8 * 16) + 2 * 8 * 100
-    assert flops.forward_flops(with_(**changes)) == weights + 4 * 8 * keys
+    assert flops.forward_flops(config_with(**changes)) == weights + 4 * 8 * keys
 
 
-def test_fam_adds_its_tokens_share():
-    model = with_(mixer="fam", memory_segments=2, fam_len=5, fam_previous=3)
+def test_fam_adds_flops_of_its_memory_tokens():
+    model = config_with(mixer="fam", memory_segments=2, fam_len=5, fam_previous=3)
     weights = 2 * (8 * 8 * 4 + 2 * 8 * 16)
     token = weights + 4 * 8 * (25 + 15)
     fam = weights + 4 * 8 * (5 + 10)
@@ -56,47 +56,49 @@ def test_fam_adds_its_tokens_share():
 @pytest.mark.parametrize(
     ("kind", "phi", "k"), [("relu", 6, 6), ("rfa", 3, 6), ("performer", 6, 6), ("elu", 0, 4)]
 )
-def test_linear_attention_costs_its_maps_its_state_and_its_output(kind, phi, k):
-    """Two query heads and one key head of 4."""
-    model = with_(mixer="linear", kv_heads=1, linear=LinearConfig(kind, features=6, chunk=7))
+def test_linear_attention_flops_count_maps_state_and_output(kind, phi, k):
+    """Two query heads and one key/value head of size 4."""
+    model = config_with(mixer="linear", kv_heads=1, linear=LinearConfig(kind, features=6, chunk=7))
     weights = 8 * (2 * 8 + 2 * 4) + 2 * 8 * 16
     pairs = 3 * 4 * phi + k * 4 + 2 * k * (4 + 1)
     assert flops.forward_flops(model) == 2 * (weights + pairs) + 2 * 8 * 100
 
 
-def test_fam_over_bswa_is_near_the_floor():
+def test_fam_flops_are_near_those_of_bswa():
     shape = {"width": 512, "heads": 8, "head_dim": 64, "mlp_width": 2048, "vocab_size": 1}
     sizes = {"memory_segments": 1, "block_len": 128, "fam_len": 8}
-    fam = flops.forward_flops(with_(mixer="fam", **shape, **sizes))
-    bswa = flops.forward_flops(with_(mixer="bswa", **shape, **sizes))
+    fam = flops.forward_flops(config_with(mixer="fam", **shape, **sizes))
+    bswa = flops.forward_flops(config_with(mixer="bswa", **shape, **sizes))
     assert fam / bswa == pytest.approx(flops.fam_floor(8, 128), abs=0.01)
     assert flops.fam_floor(64, 1024) == 1.0625
 
 
-def test_pattern_repeats_up_the_stack():
-    parts = [flops.forward_flops(with_(mixer=m)) for m in ("bswa", "fam")]
+def test_the_layer_pattern_is_repeated():
+    parts = [flops.forward_flops(config_with(mixer=m)) for m in ("bswa", "fam")]
     head = 2 * 8 * 100
-    both = flops.forward_flops(with_(mixer="bswa,fam", layers=3))
+    both = flops.forward_flops(config_with(mixer="bswa,fam", layers=3))
     assert both == pytest.approx(2 * parts[0] + parts[1] - 2 * head)
 
 
 def test_gates_and_shared_keys_are_counted():
-    gain = flops.forward_flops(with_(mlp="swiglu")) - flops.forward_flops(with_(mlp="gelu"))
+    gain = flops.forward_flops(config_with(mlp="swiglu")) - flops.forward_flops(
+        config_with(mlp="gelu")
+    )
     assert gain == pytest.approx(2 * 8 * 16 * (1 + SMALL.fam_len / SMALL.block_len))
-    saved = flops.forward_flops(with_(mixer="swa")) - flops.forward_flops(
-        with_(mixer="swa", kv_heads=1)
+    saved = flops.forward_flops(config_with(mixer="swa")) - flops.forward_flops(
+        config_with(mixer="swa", kv_heads=1)
     )
     assert saved == 2 * 2 * 8 * 4
 
 
-def test_widths_left_at_zero():
-    plain = with_(kv_heads=0, head_dim=0, mlp_width=0)
-    full = with_(kv_heads=2, head_dim=4, mlp_width=32)
+def test_default_widths_are_resolved():
+    plain = config_with(kv_heads=0, head_dim=0, mlp_width=0)
+    full = config_with(kv_heads=2, head_dim=4, mlp_width=32)
     assert flops.forward_flops(plain) == flops.forward_flops(full)
 
 
-def test_xla_counts_the_same_products():
-    model = with_(mlp="swiglu", kv_heads=1)
+def test_xla_cost_analysis_counts_the_same_matmuls():
+    model = config_with(mlp="swiglu", kv_heads=1)
 
     def products(x, q, kv, out, up, down):
         return (x @ q @ out) + (x @ kv).sum() + x @ up[:, :16] @ down + (x @ up[:, 16:]).sum()
@@ -106,9 +108,9 @@ def test_xla_counts_the_same_products():
     assert counted["flops"] / 64 == pytest.approx(2 * flops.layer_weights(model), rel=0.1)
 
 
-def test_unknown_vocabulary():
+def test_vocab_size_must_be_known():
     with pytest.raises(ValueError, match="vocab_size"):
-        flops.forward_flops(with_(vocab_size=0))
+        flops.forward_flops(config_with(vocab_size=0))
 
 
 @pytest.mark.parametrize(
@@ -132,23 +134,23 @@ def test_unknown_vocabulary():
         ("cpu", None),
     ],
 )
-def test_peaks_by_kind(kind, peak):
+def test_peak_flops_by_device_kind(kind, peak):
     assert flops.peak_flops(SimpleNamespace(device_kind=kind)) == peak
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_measured_peak_is_sane_and_cached(dtype):
+def test_measured_peak_is_plausible_and_cached(dtype):
     first = flops.measure_peak_flops(dtype)
     assert 1e8 < first < 1e16
     assert flops.measure_peak_flops(dtype) == first
 
 
-def test_matching_uses_softmax_and_trains_its_maps():
-    """Layer 0 is linear, with two query heads and one key head of 4; layer 1 is as it is."""
+def test_match_flops_count_softmax_and_gradients_of_maps():
+    """Layer 0 is linear with two query heads and one key head of size 4; layer 1 is unchanged."""
     changes = {"layers": 2, "mixer": "linear,swa", "kv_heads": 1, "window": 7}
-    model = with_(**changes, linear=LinearConfig("relu", features=6))
+    model = config_with(**changes, linear=LinearConfig("relu", features=6))
     weights = 2 * (8 * 8 * 2 + 2 * 8 * 4 + 2 * 8 * 16)
-    softmax = 2 * 2 * 8 * 10  # over half of a row of 20
+    softmax = 2 * 2 * 8 * 10  # half of the 20 positions of a row on average
     maps, into, out = 2 * 3 * 4 * 6, 2 * 6 * 4, 2 * 2 * 6 * (4 + 1)
     linear = 2 * maps + 2 * into + 3 * out
     assert flops.matching_flops(model, 20) == weights + softmax + linear + weights + 4 * 8 * 7

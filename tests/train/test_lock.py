@@ -1,4 +1,4 @@
-"""One training at a time in a run folder, however the previous one ended."""
+"""Only one process trains in a run folder, and a lock never outlives its process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 from famjax.core.errors import UserError
 from famjax.train import lock
 
-# without JAX, so that it starts in no time
+# does not import JAX, so that it starts quickly
 HOLDS = """
 import sys, time
 from pathlib import Path
@@ -32,8 +32,8 @@ with hold(Path(sys.argv[1]), print):
 
 
 @contextlib.contextmanager
-def holder(folder: Path, seconds: float = 60) -> Iterator[subprocess.Popen[str]]:
-    """Let another process hold a folder for some seconds."""
+def holder_process(folder: Path, seconds: float = 60) -> Iterator[subprocess.Popen[str]]:
+    """Hold the lock of a folder in another process for some seconds."""
     argv = [sys.executable, "-c", HOLDS, str(folder), str(seconds)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -44,13 +44,13 @@ def holder(folder: Path, seconds: float = 60) -> Iterator[subprocess.Popen[str]]
             process.kill()
 
 
-def hold(folder: Path, said: list[str] | None = None) -> None:
-    with lock.hold(folder, pytest.fail if said is None else said.append):
+def hold(folder: Path, notes: list[str] | None = None) -> None:
+    with lock.hold(folder, pytest.fail if notes is None else notes.append):
         assert json.loads((folder / lock.LOCK).read_text())["pid"] == os.getpid()
 
 
-def test_a_second_training_is_refused(tmp_path: Path) -> None:
-    with holder(tmp_path / "run") as process:
+def test_a_second_training_is_rejected(tmp_path: Path) -> None:
+    with holder_process(tmp_path / "run") as process:
         with pytest.raises(UserError) as refused:
             hold(tmp_path / "run")
         line = str(refused.value)
@@ -61,8 +61,8 @@ def test_a_second_training_is_refused(tmp_path: Path) -> None:
         assert (tmp_path / "run" / lock.LOCK).exists()
 
 
-def test_a_kill_frees_it(tmp_path: Path) -> None:
-    with holder(tmp_path) as process:
+def test_a_killed_process_releases_the_lock(tmp_path: Path) -> None:
+    with holder_process(tmp_path) as process:
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert (tmp_path / lock.LOCK).exists()
@@ -70,17 +70,17 @@ def test_a_kill_frees_it(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_of_many_that_start_together_one_holds(tmp_path: Path) -> None:
+def test_one_of_many_simultaneous_starts_holds_the_lock(tmp_path: Path) -> None:
     folder, count = tmp_path / "run", 6
     ready, done, held = threading.Barrier(count), threading.Event(), []
 
-    def one() -> None:
+    def acquire() -> None:
         ready.wait()
         with contextlib.suppress(UserError), lock.hold(folder, pytest.fail):
             held.append(1)
             done.wait(10)
 
-    threads = [threading.Thread(target=one) for _ in range(count)]
+    threads = [threading.Thread(target=acquire) for _ in range(count)]
     for thread in threads:
         thread.start()
     time.sleep(lock._NAME_SECONDS + 0.5)
@@ -92,33 +92,33 @@ def test_of_many_that_start_together_one_holds(tmp_path: Path) -> None:
     assert os.listdir(folder) == []
 
 
-def test_it_is_freed_by_an_exception_and_taken_again(tmp_path: Path) -> None:
-    def stopped() -> None:
+def test_an_exception_releases_the_lock(tmp_path: Path) -> None:
+    def interrupted() -> None:
         with lock.hold(tmp_path, pytest.fail) as new:
             assert not new
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        stopped()
+        interrupted()
     hold(tmp_path)
 
 
-def test_a_folder_made_for_it(tmp_path: Path) -> None:
+def test_a_missing_folder_is_created(tmp_path: Path) -> None:
     with lock.hold(tmp_path / "a" / "b", pytest.fail) as new:
         assert new
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
-def test_without_locks_of_the_file_system(
+def test_without_file_locks_the_lock_file_decides(
     tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process in the file decides."""
+    """Without file locks, the process named in the file decides."""
 
     def flock(*_: Any) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(lock.fcntl, "flock", flock)
-    with holder(tmp_path) as process:
+    with holder_process(tmp_path) as process:
         with pytest.raises(UserError, match=f"process {process.pid} on"):
             hold(tmp_path)
         process.kill()
@@ -126,8 +126,8 @@ def test_without_locks_of_the_file_system(
         hold(tmp_path)
 
 
-def elsewhere(folder: Path, **fields: Any) -> Path:
-    """Write the file of a holder on another host."""
+def write_remote_holder(folder: Path, **fields: Any) -> Path:
+    """Write the lock file of a process on another host."""
     about = lock._describe_self() | {
         "host": "far",
         "machine": "another",
@@ -140,42 +140,42 @@ def elsewhere(folder: Path, **fields: Any) -> Path:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.1)
     monkeypatch.setattr(lock, "SILENCE_SECONDS", 0.6)
     monkeypatch.setattr(lock, "_NAME_SECONDS", 0.2)
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_holder_elsewhere_that_is_gone(tmp_path: Path) -> None:
-    elsewhere(tmp_path)
-    said: list[str] = []
-    hold(tmp_path, said)
-    (line,) = said
+def test_a_silent_remote_holder_is_replaced(tmp_path: Path) -> None:
+    write_remote_holder(tmp_path)
+    notes: list[str] = []
+    hold(tmp_path, notes)
+    (line,) = notes
     assert line.startswith(f"process 7 on far was training in {tmp_path}; waiting for up to ")
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_holder_elsewhere_with_heartbeats(tmp_path: Path) -> None:
-    """Its clock is two minutes late."""
+def test_a_remote_holder_with_heartbeats_is_respected(tmp_path: Path) -> None:
+    """The other host's clock is two minutes late."""
     late = time.time() - 120
-    path = elsewhere(tmp_path, beat=late)
-    timer = threading.Timer(0.2, lambda: elsewhere(tmp_path, beat=late + 20))
+    path = write_remote_holder(tmp_path, beat=late)
+    timer = threading.Timer(0.2, lambda: write_remote_holder(tmp_path, beat=late + 20))
     timer.start()
-    said: list[str] = []
+    notes: list[str] = []
     with pytest.raises(UserError, match="process 7 on far is training there"):
-        hold(tmp_path, said)
+        hold(tmp_path, notes)
     timer.join()
     assert path.exists()
 
 
-def test_a_holder_elsewhere_of_long_ago(tmp_path: Path) -> None:
-    elsewhere(tmp_path, beat=time.time() - lock.CLOCK_SKEW_SECONDS - 1)
+def test_an_old_remote_holder_is_replaced_without_waiting(tmp_path: Path) -> None:
+    write_remote_holder(tmp_path, beat=time.time() - lock.CLOCK_SKEW_SECONDS - 1)
     hold(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"beat": 1}', '{"beat": "x", "pid": 1}'])
-def test_a_file_without_a_holder(tmp_path: Path, content: str) -> None:
+def test_an_invalid_lock_file_is_replaced(tmp_path: Path, content: str) -> None:
     (tmp_path / lock.LOCK).write_text(content)
     hold(tmp_path)
 
@@ -184,7 +184,7 @@ def test_a_file_without_a_holder(tmp_path: Path, content: str) -> None:
     "about",
     [{"command": 5}, {"command": ["a"] * 500}, {"pid": "1\0"}, {"pid": [1]}, {"beat": 10**400}],
 )
-def test_a_file_of_other_types_has_no_holder(tmp_path: Path, about: dict[str, Any]) -> None:
+def test_a_lock_file_with_wrong_types_is_replaced(tmp_path: Path, about: dict[str, Any]) -> None:
     content = lock._describe_self() | {"machine": "other", "beat": time.time()} | about
     (tmp_path / lock.LOCK).write_text(json.dumps(content))
     hold(tmp_path)
@@ -192,8 +192,8 @@ def test_a_file_of_other_types_has_no_holder(tmp_path: Path, about: dict[str, An
     hold(tmp_path)
 
 
-def test_a_lock_that_is_no_file(tmp_path: Path) -> None:
-    """A pipe would block, and the target of a link would be overwritten."""
+def test_a_lock_that_is_not_a_regular_file_is_rejected(tmp_path: Path) -> None:
+    """Opening a pipe would block, and writing through a link would overwrite its target."""
     path, mine = tmp_path / lock.LOCK, tmp_path / "mine.txt"
     mine.write_text("mine")
     for make in (
@@ -209,13 +209,13 @@ def test_a_lock_that_is_no_file(tmp_path: Path) -> None:
     assert mine.read_text() == "mine"
 
 
-def test_a_reused_process_number(tmp_path: Path) -> None:
+def test_a_reused_process_id_does_not_hold_the_lock(tmp_path: Path) -> None:
     about = lock._describe_self() | {"pid": os.getpid(), "began": "1", "beat": time.time()}
     (tmp_path / lock.LOCK).write_text(json.dumps(about))
     hold(tmp_path)
 
 
-def test_it_writes_heartbeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_holder_writes_heartbeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.05)
     with lock.hold(tmp_path, pytest.fail):
         first = lock._read_holder(tmp_path / lock.LOCK)["beat"]
@@ -224,40 +224,40 @@ def test_it_writes_heartbeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Lock a file as a process on another machine would, or a server on its behalf."""
+def hold_file_lock(path: Path) -> Iterator[None]:
+    """Lock a file as a process on another machine, or a server on its behalf, would."""
     with path.open() as file:
         lock.fcntl.flock(file, lock.fcntl.LOCK_EX)
         yield
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_lock_kept_for_a_host_that_died(tmp_path: Path) -> None:
-    """NFSv4 frees it when a lease has expired, NFSv3 never."""
-    path = elsewhere(tmp_path)
+def test_a_lock_of_a_dead_host_is_replaced_after_silence(tmp_path: Path) -> None:
+    """NFSv4 frees the lock when its lease expires, NFSv3 never does."""
+    path = write_remote_holder(tmp_path)
     old = path.read_text()
-    said: list[str] = []
-    with path.open() as file, locked(path):
+    notes: list[str] = []
+    with path.open() as file, hold_file_lock(path):
         start = time.monotonic()
-        with lock.hold(tmp_path, said.append):
+        with lock.hold(tmp_path, notes.append):
             assert time.monotonic() - start >= lock.SILENCE_SECONDS
             assert lock._read_holder(path)["pid"] == os.getpid()
             time.sleep(3 * lock.HEARTBEAT_SECONDS)
             assert file.read() == old  # nothing is written to the old file
         assert os.listdir(tmp_path) == []
-    (line,) = said
+    (line,) = notes
     assert line.startswith(f"process 7 on far was training in {tmp_path}; waiting for up to ")
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_lock_of_a_host_that_died_is_freed(tmp_path: Path) -> None:
-    """The wait counts from the first check."""
-    path = elsewhere(tmp_path)
-    said: list[str] = []
+def test_a_lock_released_during_the_wait_is_acquired(tmp_path: Path) -> None:
+    """The wait is counted from the first check."""
+    path = write_remote_holder(tmp_path)
+    notes: list[str] = []
     freed, taken = threading.Event(), threading.Event()
 
     def server() -> None:
-        with locked(path):
+        with hold_file_lock(path):
             taken.set()
             freed.wait(0.3)
 
@@ -265,59 +265,61 @@ def test_a_lock_of_a_host_that_died_is_freed(tmp_path: Path) -> None:
     thread.start()
     taken.wait()
     inode, start = path.stat().st_ino, time.monotonic()
-    with lock.hold(tmp_path, said.append):
+    with lock.hold(tmp_path, notes.append):
         assert lock.SILENCE_SECONDS <= time.monotonic() - start < lock.SILENCE_SECONDS + 0.25
         assert path.stat().st_ino == inode
     thread.join()
-    assert len(said) == 1
+    assert len(notes) == 1
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_locked_holder_elsewhere_with_heartbeats(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_heartbeat_of_a_locked_remote_holder_ends_the_wait(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(lock, "SILENCE_SECONDS", 60)
-    path = elsewhere(tmp_path, beat=1.0)
-    timer = threading.Timer(0.5, lambda: elsewhere(tmp_path, beat=2.0))
+    path = write_remote_holder(tmp_path, beat=1.0)
+    timer = threading.Timer(0.5, lambda: write_remote_holder(tmp_path, beat=2.0))
     timer.start()
-    said: list[str] = []
-    with locked(path):
+    notes: list[str] = []
+    with hold_file_lock(path):
         start = time.monotonic()
         with pytest.raises(UserError, match="process 7 on far is training there"):
-            hold(tmp_path, said)
-        # not before the heartbeat, and soon after it
+            hold(tmp_path, notes)
+        # the heartbeat ends the wait
         assert 0.4 < time.monotonic() - start < 10
     timer.join()
-    assert len(said) == 1
+    assert len(notes) == 1
     assert path.exists()
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_locked_holder_elsewhere_that_ends(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_lock_is_acquired_when_its_remote_holder_ends(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(lock, "SILENCE_SECONDS", 60)
-    path = elsewhere(tmp_path)
+    path = write_remote_holder(tmp_path)
     timer = threading.Timer(0.3, path.unlink)
     timer.start()
-    said: list[str] = []
-    with locked(path):
-        hold(tmp_path, said)
+    notes: list[str] = []
+    with hold_file_lock(path):
+        hold(tmp_path, notes)
     timer.join()
-    assert len(said) == 1
+    assert len(notes) == 1
 
 
 @pytest.mark.usefixtures("impatient")
-def test_of_many_that_wait_for_a_dead_host_one_holds(
+def test_one_of_many_that_wait_for_a_dead_host_holds_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # all of them are to see the silence within this time, on a loaded machine too
+    # all threads must see the silence within this time, also on a loaded machine
     monkeypatch.setattr(lock, "_NAME_SECONDS", 1.0)
-    path, count, held, done = elsewhere(tmp_path), 5, [], threading.Event()
+    path, count, held, done = write_remote_holder(tmp_path), 5, [], threading.Event()
 
-    def one() -> None:
+    def acquire() -> None:
         with contextlib.suppress(UserError), lock.hold(tmp_path, lambda _: None):
             held.append(1)
             done.wait(10)
 
-    with locked(path):
-        threads = [threading.Thread(target=one) for _ in range(count)]
+    with hold_file_lock(path):
+        threads = [threading.Thread(target=acquire) for _ in range(count)]
         for thread in threads:
             thread.start()
         time.sleep(lock.SILENCE_SECONDS + 3)
@@ -329,26 +331,24 @@ def test_of_many_that_wait_for_a_dead_host_one_holds(
     assert os.listdir(tmp_path) == []
 
 
-def test_a_holder_that_was_replaced_leaves_the_new_file(
+def test_a_replaced_holder_leaves_the_new_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether the new one has made another file or, without locks, has written into the same."""
+    """The new holder has made another file or, without locks, has overwritten the same one."""
     monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.05)
     path = tmp_path / lock.LOCK
     for other_file in (True, False):
         with lock.hold(tmp_path, pytest.fail):
             if other_file:
                 path.unlink()
-            new = elsewhere(tmp_path).read_text()
+            new = write_remote_holder(tmp_path).read_text()
             time.sleep(0.3)
             assert path.read_text() == new
         assert path.read_text() == new
         path.unlink()
 
 
-def test_an_input_output_error_is_no_mistake(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_io_error_is_not_a_user_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -357,16 +357,16 @@ def test_an_input_output_error_is_no_mistake(
         hold(tmp_path)
 
 
-def test_a_late_removal_leaves_the_file_of_the_next_holder(tmp_path: Path) -> None:
-    """Another process took the lock between the last look at the dead holder's file and now."""
-    path = elsewhere(tmp_path)
+def test_removal_leaves_the_file_of_a_new_holder(tmp_path: Path) -> None:
+    """Another process takes the lock after the last check of the dead holder's file."""
+    path = write_remote_holder(tmp_path)
     dead = lock._read_holder(path)
 
     class Late(lock._SilenceWatch):
-        def is_over(self, holder: lock.Holder) -> bool:
-            assert holder == dead
+        def is_over(self, holder_process: lock.Holder) -> bool:
+            assert holder_process == dead
             path.unlink()
-            elsewhere(tmp_path, pid=8)
+            write_remote_holder(tmp_path, pid=8)
             return True
 
     assert not lock._try_remove(path, Late(path, pytest.fail), end=0.0)

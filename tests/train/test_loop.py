@@ -1,4 +1,4 @@
-"""The loop: it never waits between logs, compiles once, donates its buffers, logs everything."""
+"""The loop never blocks between logs, compiles once, donates its buffers and logs every field."""
 
 from __future__ import annotations
 
@@ -64,8 +64,10 @@ def test_the_state_is_donated_and_sharded_as_declared(
 
 
 @pytest.mark.parametrize("layout", ["lanes", "packed"])
-def test_one_program(tmp_path: Path, layout: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing compiles after the first step and the first log, nor when the run is resumed."""
+def test_one_program_is_compiled(
+    tmp_path: Path, layout: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing compiles after the first step and the first log, nor after resuming."""
     small = config(tmp_path / "texts", layout, "text", "train.steps=9", "train.log_every=2")
     train(small, tmp_path / "warm", quiet=True)
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
@@ -79,16 +81,20 @@ def test_one_program(tmp_path: Path, layout: str, caplog: pytest.LogCaptureFixtu
     assert program.inspect._cache_size() == 1  # type: ignore[attr-defined]
 
 
-def test_transfers_in_a_step_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Were a NumPy array to reach the compiled step, it would be copied while the device waits."""
+def test_implicit_transfers_in_a_step_are_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A NumPy array passed to the compiled step would be copied while the device waits."""
     small = config(tmp_path / "texts", "lanes", "text", "train.steps=6")
     monkeypatch.setattr(jax, "device_put", lambda batch, _: batch)
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
         train(small, tmp_path / "run", quiet=True)
 
 
-def test_no_value_is_read_between_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every read of a device value is counted. On CPU the guard sees none: they copy nothing."""
+def test_no_device_value_is_fetched_between_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fetches are counted: on CPU the transfer guard sees none, as nothing is copied."""
     small = config(tmp_path / "texts", "lanes", "text", "train.steps=12", "train.log_every=6",
                    "train.checkpoint_every=12")  # fmt: skip
     reads: list[int] = []
@@ -119,7 +125,7 @@ def test_no_value_is_read_between_logs(tmp_path: Path, monkeypatch: pytest.Monke
 def test_loading_continues_while_the_device_computes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch takes 30 ms to load and a step 60: the loop waits for the first batch only."""
+    """A batch takes 30 ms to load and a step 60: the loop waits only for the first batch."""
     small = config(
         tmp_path / "texts", "lanes", "text", "train.steps=12", "train.checkpoint_every=99"
     )
@@ -144,11 +150,11 @@ def test_loading_continues_while_the_device_computes(
     monkeypatch.setattr(lanes.RowsIterator, "__next__", slow)
     train_with_source(small, tmp_path / "run", quiet=True, program_maker=slower)
     waits = [row["data_wait"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")]
-    assert min(waits) < 0.2  # without a thread ahead it would be a third
+    assert min(waits) < 0.2  # about a third without prefetching
 
 
-def test_rows(tmp_path: Path) -> None:
-    """Every promised field is there, with numbers that can be."""
+def test_rows_have_every_field(tmp_path: Path) -> None:
+    """A row has every documented field, with plausible values."""
     small = config(tmp_path / "texts", "lanes", "text", "train.steps=9")
     train(small, tmp_path / "run", quiet=True)
     table = read_metrics(tmp_path / "run" / "metrics.jsonl")
@@ -169,8 +175,8 @@ def test_rows(tmp_path: Path) -> None:
     assert tokens[-1] <= 9 * 2 * 64
 
 
-def test_rates_count_what_was_timed() -> None:
-    """The step that compiled is neither timed nor counted; an interval of it alone has no rate."""
+def test_rates_count_timed_steps_only() -> None:
+    """The step that compiles is neither timed nor counted; an interval of only it has no rate."""
     clock = Clock()
     config = resolve(override(Config(), ["model.vocab_size=32"]), None, 1)
     assert clock.lap(100.0, config) == {}
@@ -186,7 +192,7 @@ def test_rates_count_what_was_timed() -> None:
     assert (clock.steps, clock.waited) == (0, {"data": 0, "device": 0})
 
 
-def test_the_progress_line_shows_where_time_goes(
+def test_the_progress_line_shows_time_by_part(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = config(tmp_path / "texts", "packed", "passkey", "train.steps=4")
@@ -214,7 +220,7 @@ def test_the_progress_line_shows_where_time_goes(
 
 
 def poison_step_six(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let step 6 be made from parameters that are not finite."""
+    """Make the parameters not finite before step 6."""
     run_step = Session.run_step
 
     def poison(self: Session, inspect: bool) -> Any:
@@ -230,10 +236,10 @@ def poison_step_six(monkeypatch: pytest.MonkeyPatch) -> None:
     ("every", "noticed", "kept"),
     [(5, 8, "the last good checkpoint is step 5"), (20, 8, "nothing was saved yet")],
 )
-def test_a_loss_that_is_not_finite(
+def test_a_loss_that_is_not_finite_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, noticed: int, kept: str
 ) -> None:
-    """It is detected at the next log or save; the error names the step where it started."""
+    """Detected at the next log or save; the error names the step where it occurred first."""
     poison_step_six(monkeypatch)
     more = ["train.steps=40", "train.log_every=8", f"train.checkpoint_every={every}"]
     small = config(tmp_path / "texts", "lanes", "text", *more)
@@ -245,7 +251,7 @@ def test_a_loss_that_is_not_finite(
     assert [row["step"] for row in rows(run)] == [noticed]
 
 
-def test_a_checkpoint_is_kept_although_nothing_was_logged(
+def test_a_checkpoint_before_the_first_log_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poison_step_six(monkeypatch)
@@ -269,7 +275,7 @@ def test_a_run_resumes_after_a_loss_that_was_not_finite(tmp_path: Path) -> None:
 def test_a_stop_saves_the_steps_since_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C once saves; twice stops at once."""
+    """Ctrl-C once saves; twice stops immediately."""
     small = config(
         tmp_path / "texts", "lanes", "text", "train.steps=9", "train.checkpoint_every=50"
     )

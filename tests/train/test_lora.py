@@ -1,4 +1,4 @@
-"""Adapters: they change nothing at first, only they are trained, and merging keeps the function."""
+"""LoRA: initially the identity, only adapters are trained, merging keeps the function."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TOKENS = np.random.default_rng(0).integers(0, 256, (2, 64))
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """A run with full attention."""
+    """Return a run with full attention."""
     folder = tmp_path_factory.mktemp("base")
     config = small.config(folder / "texts")
     more = ["train.steps=3", "model.mixer=full", "model.capacity=2048", "model.layers=2"]
@@ -45,19 +45,19 @@ def base(tmp_path_factory):
     return folder / "base"
 
 
-def adapting(base, *more):
-    """Return the config of a FAM with adapters on that run."""
+def config_with_adapters(base, *more):
+    """Return the config of a FAM model with adapters on that run."""
     given = [f"init={base}", "model.mixer=fam", "model.lora.rank=4", "train.steps=4"]
     return load_config(str(base / "config.json"), [*given, *more])
 
 
 def adapter_config(base):
-    return adapting(base, "optimizer.learning_rate=0.1", "model.lora.dropout=0.2")
+    return config_with_adapters(base, "optimizer.learning_rate=0.1", "model.lora.dropout=0.2")
 
 
 @pytest.fixture(scope="module")
-def adapted(base):
-    """A run of `adapter_config` that was never stopped, and its folder."""
+def adapter_run(base):
+    """Return an uninterrupted run of `adapter_config` and its folder."""
     folder = base.parent / "adapted"
     with small.shared_programs():
         return train(adapter_config(base), folder, quiet=True), folder
@@ -73,14 +73,14 @@ def _forward(graph, state):
     return model(TOKENS, model.init_state(2))[0]
 
 
-def named(model):
+def params_by_name(model):
     params = nnx.state(model, nnx.Param)
     return {path_name(p): a for p, a in jax.tree_util.tree_flatten_with_path(params)[0]}
 
 
 @pytest.mark.parametrize("on", ["*", "attention.[qv]", "mlp.down"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_adapters_at_first_change_no_bit(base, on, dtype):
+def test_initial_adapters_do_not_change_a_bit(base, on, dtype):
     given = open_run(base)
     config = replace(given.config.model, dtype=dtype)
     plain = LanguageModel(config, rngs=nnx.Rngs(0))
@@ -89,43 +89,43 @@ def test_adapters_at_first_change_no_bit(base, on, dtype):
     model = LanguageModel(with_adapters, rngs=nnx.Rngs(1))
     nnx.update(model, nnx.state(given.model, nnx.Param))
     assert (logits(model) == logits(plain)).all()
-    places = {name.split("/")[-3] for name in named(model) if name.endswith("lora/a")}
+    places = {name.split("/")[-3] for name in params_by_name(model) if name.endswith("lora/a")}
     expected = {"*": {"q", "k", "v", "out", "gate", "up", "down"}, "attention.[qv]": {"q", "v"}}
     assert places == expected.get(on, {"down"})
 
 
-def test_only_adapters_and_the_prompt_are_trained(base, adapted):
-    run, folder = adapted
+def test_only_adapters_and_the_memory_prompt_are_trained(base, adapter_run):
+    run, folder = adapter_run
     before = remap_params(
         nnx.state(open_run(base).model, nnx.Param),
         open_run(base).config.model,
         replace(run.config.model, lora=LoraConfig()),
     )
     frozen = {path_name(p): a for p, a in jax.tree_util.tree_flatten_with_path(before)[0]}
-    for name, after in named(run.model).items():
+    for name, after in params_by_name(run.model).items():
         if name.endswith("lora/b"):
             assert np.abs(after).max() > 0
         elif name == "stack/prompt":
             assert (np.asarray(after) != np.asarray(frozen[name])).any()
         elif not name.endswith("lora/a"):
             assert (np.asarray(after) == np.asarray(frozen[name])).all(), name
-    # no checkpoint and no optimizer keeps what is frozen
+    # neither checkpoint nor optimizer stores frozen parameters
     saved = (folder / "checkpoints" / "000000004" / "tree.json").read_text()
     assert "kernel/value" not in saved
     assert "embedding" not in saved
 
 
-def test_a_run_of_adapters_is_opened_with_its_base(adapted):
-    run, folder = adapted
+def test_open_run_loads_adapters_with_their_base(adapter_run):
+    run, folder = adapter_run
     assert (logits(open_run(folder).model) == logits(run.model)).all()
 
 
-def test_merged_is_the_same_model_to_rounding(adapted):
-    run, _ = adapted
+def test_merged_adapters_compute_the_same_function(adapter_run):
+    run, _ = adapter_run
     params, config = merge_adapters(nnx.state(run.model, nnx.Param), run.config.model)
     merged = LanguageModel(config, rngs=nnx.Rngs(0))
     nnx.update(merged, params)
-    assert "lora" not in "".join(named(merged))
+    assert "lora" not in "".join(params_by_name(merged))
     ours, theirs = logits(merged), logits(run.model)
     assert np.abs(ours - theirs).max() < 1e-5 * np.ptp(theirs)
     plain = open_run(run.config.init)
@@ -133,32 +133,34 @@ def test_merged_is_the_same_model_to_rounding(adapted):
 
 
 @pytest.mark.slow
-def test_adapters_trained_with_dropout_are_merged(base, tmp_path):
+def test_adapters_trained_with_dropout_can_be_merged(base, tmp_path):
     more = ["model.dropout.residual=0.1", "train.steps=1", "optimizer.warmup_steps=0"]
-    run = train(adapting(base, *more), tmp_path / "dropped", quiet=True)
+    run = train(config_with_adapters(base, *more), tmp_path / "dropped", quiet=True)
     ours, theirs = logits(run.merge_adapters().model), logits(run.model)
     assert np.abs(ours - theirs).max() < 1e-5 * np.ptp(theirs)
-    params, _ = initial_weights(adapting(tmp_path / "dropped", *more), tmp_path / "next")
+    params, _ = initial_weights(
+        config_with_adapters(tmp_path / "dropped", *more), tmp_path / "next"
+    )
     initial, trained = (np.asarray(a["embedding"][...]) for a in (params, nnx.state(run.model)))
     assert (initial == trained).all()
 
 
 @pytest.mark.usefixtures("compiled_once")
-def test_a_resumed_run_ends_as_one_never_stopped(base, adapted, tmp_path):
-    """Bit for bit, also the dropout."""
-    whole, _ = adapted
+def test_resume_is_bitwise_equal(base, adapter_run, tmp_path):
+    """Equal bit for bit, with dropout."""
+    whole, _ = adapter_run
     config = adapter_config(base)
     stopped = train(override(config, ["train.steps=2"]), tmp_path / "cut", quiet=True)
     again = train(config, tmp_path / "cut", quiet=True)
-    found, before = named(again.model), named(stopped.model)
-    for name, expected in named(whole.model).items():
+    found, before = params_by_name(again.model), params_by_name(stopped.model)
+    for name, expected in params_by_name(whole.model).items():
         assert (np.asarray(found[name]) == np.asarray(expected)).all(), name
     assert any((np.asarray(found[name]) != np.asarray(before[name])).any() for name in found)
 
 
 @pytest.mark.usefixtures("compiled_once")
-def test_adapters_of_another_base_are_refused(base, adapted, tmp_path):
-    _, folder = adapted
+def test_adapters_of_another_base_are_rejected(base, adapter_run, tmp_path):
+    _, folder = adapter_run
     other = tmp_path / "other"
     config = open_run(base).config
     train(override(config, ["train.steps=2"]), other, quiet=True)  # of 3 steps
@@ -174,9 +176,9 @@ def test_adapters_of_another_base_are_refused(base, adapted, tmp_path):
         open_run(moved)
 
 
-def test_adapters_on_adapters_open_on_any_mesh(adapted, tmp_path):
-    """Trained on eight devices, opened on one."""
-    _, folder = adapted
+def test_nested_adapters_open_on_any_mesh(adapter_run, tmp_path):
+    """Trained on eight devices and opened on one."""
+    _, folder = adapter_run
     config = load_config(
         str(folder / "config.json"), [f"init={folder}", "train.steps=2", "data.batch=4"]
     )
@@ -190,17 +192,17 @@ def test_adapters_on_adapters_open_on_any_mesh(adapted, tmp_path):
 @pytest.mark.slow
 def test_a_moved_base_is_found(base, tmp_path, monkeypatch):
     monkeypatch.chdir(base.parent)
-    config = replace(adapting(Path("base")), data=open_run(base).config.data)
+    config = replace(config_with_adapters(Path("base")), data=open_run(base).config.data)
     train(override(config, ["train.steps=1"]), tmp_path / "run", quiet=True)
     monkeypatch.chdir(tmp_path)
-    open_run("run")  # from anywhere
+    open_run("run")  # from another working directory
     (tmp_path / "moved").symlink_to(base)
-    moved = replace(adapting(tmp_path / "moved"), data=config.data)
+    moved = replace(config_with_adapters(tmp_path / "moved"), data=config.data)
     train(override(moved, ["train.steps=2"]), tmp_path / "run", quiet=True)
     assert open_run("run").config.init == str(tmp_path / "moved")
 
 
-def test_each_part_of_a_batch_drops_its_own(base):
+def test_dropout_differs_between_accumulated_parts(base):
     _, _, frozen = partition_trainable(*_with_dropout(base))
     first, second = (
         with_dropout_keys(frozen, jax.random.fold_in(jax.random.key(0), i)) for i in (0, 1)
@@ -210,19 +212,19 @@ def test_each_part_of_a_batch_drops_its_own(base):
 
 
 def _with_dropout(base):
-    config = adapting(base, "model.lora.dropout=0.5").model
+    config = config_with_adapters(base, "model.lora.dropout=0.5").model
     return config, LanguageModel(config, rngs=nnx.Rngs(0))
 
 
-def test_dtype_and_remat_are_the_configs_not_the_bases(base):
+def test_dtype_and_remat_come_from_the_config(base):
     given = [f"init={base}", "data.files=x", "data.length=64"]
     config = load_config("fam_1b", [*given, "data.repeat_len=0"])
     assert (config.model.dtype, config.model.remat) == ("bfloat16", "attention")
     assert config.model.width == open_run(base).config.model.width
 
 
-def test_the_base_is_kept_in_bfloat16_if_asked(base):
-    config = adapting(base, "model.lora.base=bfloat16", "model.dtype=bfloat16")
+def test_the_base_can_be_stored_in_bfloat16(base):
+    config = config_with_adapters(base, "model.lora.base=bfloat16", "model.dtype=bfloat16")
     state = make_program(resolve(config, None, jax.device_count()), np.ones(258, np.int32)).start()
     assert {str(a.dtype) for a in jax.tree.leaves(state.frozen[0])} == {"bfloat16"}
     assert {str(a.dtype) for a in jax.tree.leaves(state.params)} == {"float32"}
@@ -231,7 +233,7 @@ def test_the_base_is_kept_in_bfloat16_if_asked(base):
     assert moments < 2.1 * trained
 
 
-def test_dropout_drops_its_share_and_only_in_training():
+def test_dropout_has_its_rate_and_is_off_in_inference():
     config = LoraConfig(rank=3, alpha=3.0, dropout=0.25)
     layer = lora.Lora("...d,dc->...c", (1000, 5), 1000, config, dtype=jnp.float32, rngs=nnx.Rngs(0))
     x = jnp.eye(1000)
@@ -251,13 +253,13 @@ def test_dropout_drops_its_share_and_only_in_training():
     assert np.allclose(np.asarray(y)[kept] * 0.75, np.asarray(plain(x))[kept], rtol=1e-5)
 
 
-def test_the_scale():
+def test_scale_is_alpha_over_rank():
     assert lora.scale(resolve_model(ModelConfig(lora=LoraConfig(rank=16))).lora) == 1
     assert lora.scale(LoraConfig(rank=16, alpha=8)) == 0.5
     assert lora.scale(LoraConfig(rank=16, alpha=8, rs=True)) == 2
 
 
-def test_the_fingerprint_depends_on_every_number_and_its_position():
+def test_fingerprint_depends_on_every_value_and_its_position():
     a = jnp.arange(6, dtype=jnp.float32).reshape(2, 3)
     found = {
         fingerprint({"a": a}),
@@ -271,7 +273,7 @@ def test_the_fingerprint_depends_on_every_number_and_its_position():
     assert fingerprint({"a": a}) == fingerprint({"a": a + 0})
 
 
-def test_remapping_takes_every_weight_layer_by_layer(base):
+def test_remap_params_copies_every_weight_of_each_layer(base):
     old = open_run(base)
     new = replace(old.config.model, mixer="bswa,fam")
     params = remap_params(nnx.state(old.model, nnx.Param), old.config.model, new)
@@ -294,9 +296,9 @@ def test_remapping_takes_every_weight_layer_by_layer(base):
         (["model.mlp_width=64"], "model.mlp_width=64: the given weights have 32"),
     ],
 )
-def test_weights_of_other_sizes_are_refused(base, tmp_path, more, said):
+def test_weights_of_other_sizes_are_rejected(base, tmp_path, more, said):
     with pytest.raises(UserError, match=said):
-        train(adapting(base, *more), tmp_path / "run", quiet=True)
+        train(config_with_adapters(base, *more), tmp_path / "run", quiet=True)
 
 
 def test_adapters_need_weights(tmp_path):
@@ -317,7 +319,7 @@ def test_adapters_need_weights(tmp_path):
         (["model.lora.dropout=1"], "model.lora.dropout=1.0: must be at least 0 and less than 1"),
     ],
 )
-def test_adapters_that_cannot_be(more, said):
+def test_invalid_adapters_are_rejected(more, said):
     with pytest.raises(UserError) as caught:
         load_config("text_fam", more)
     assert said in str(caught.value)
@@ -327,12 +329,12 @@ def test_without_adapters_nothing_is_frozen(base):
     run = open_run(base)
     _, params, frozen = partition_trainable(run.config.model, run.model)
     assert frozen == ()
-    assert len(jax.tree.leaves(params)) == len(named(run.model))
+    assert len(jax.tree.leaves(params)) == len(params_by_name(run.model))
     assert dataclasses.is_dataclass(run.config)
 
 
-def test_checkpoints_hold_adapters_alone(base, adapted):
-    _, folder = adapted
+def test_checkpoints_store_adapters_only(base, adapter_run):
+    _, folder = adapter_run
 
     def size(run):
         path = Checkpoints(run / "checkpoints").path(Checkpoints(run / "checkpoints").latest())

@@ -1,4 +1,4 @@
-"""The first stage in training (`train.match`): only maps are learned, and the next one has them."""
+"""Attention matching (`train.match`) trains feature maps only, and the next stage uses them."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from famjax.train.run import Run, initial_weights, open_run
 
 MATCH = ["data.layout=packed", "train.only=maps", "train.match=true"]
 
-# a converted Llama, matched and finetuned --------------------------------------------------------
+# match, then finetune a converted Llama ----------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def work_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("match")
 
 
 @pytest.fixture(scope="module")
-def hybrid(home: Path) -> Path:
-    """Four layers, of which the top one keeps its attention."""
+def hybrid_model(work_dir: Path) -> Path:
+    """Return a model of four layers; the top one keeps softmax attention."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=258,
@@ -49,28 +49,34 @@ def hybrid(home: Path) -> Path:
         num_key_value_heads=2,
         max_position_embeddings=64,
     )
-    transformers.LlamaForCausalLM(config).save_pretrained(home / "llama")
+    transformers.LlamaForCausalLM(config).save_pretrained(work_dir / "llama")
     given = ["--to", "t2r", "--keep-every", "4", "--feature-size", "8", "--tokenizer", "bytes"]
-    said = ["convert", str(home / "llama"), str(home / "hybrid"), *given, "model.block_len=8"]
+    said = [
+        "convert",
+        str(work_dir / "llama"),
+        str(work_dir / "hybrid"),
+        *given,
+        "model.block_len=8",
+    ]
     assert main(said) == 0
-    return home / "hybrid"
+    return work_dir / "hybrid"
 
 
-def train_with_source(home: Path, init: Path, name: str, *more: str) -> Run:
-    """Train on from a folder, on one device of the eight."""
+def train_with_source(work_dir: Path, init: Path, name: str, *more: str) -> Run:
+    """Continue training from a folder, on one of the eight devices."""
     files = [f"data.files={small.texts(home / 'texts')}", "data.length=32", "data.batch=4"]
     few = ["data.holdout=0", "optimizer.warmup_steps=0", "train.log_every=1"]
     config = load_config("text_fam", [f"init={init}", *files, *few, *more])
     with pytest.MonkeyPatch.context() as patch:
         one = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
         patch.setattr(sharding, "make_mesh", one)
-        return train(config, home / name, quiet=True)
+        return train(config, work_dir / name, quiet=True)
 
 
 @pytest.fixture(scope="module")
-def matched(home: Path, hybrid: Path) -> Run:
+def matched_run(work_dir: Path, hybrid_model: Path) -> Run:
     given = [*MATCH, "train.steps=30", "optimizer.learning_rate=0.02"]
-    return train_with_source(home, hybrid, "matched", *given)
+    return train_with_source(work_dir, hybrid_model, "matched", *given)
 
 
 def weights(run: Run) -> dict[str, np.ndarray]:
@@ -78,51 +84,51 @@ def weights(run: Run) -> dict[str, np.ndarray]:
     return {path_name(path): np.asarray(leaf) for path, leaf in leaves}
 
 
-def test_the_loss_falls(home: Path, matched: Run) -> None:
-    rows = read_metrics(home / "matched" / "metrics.jsonl")
+def test_match_loss_decreases(work_dir: Path, matched_run: Run) -> None:
+    rows = read_metrics(work_dir / "matched" / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(1, 31))
     first, last = (np.mean([row["loss"] for row in part]) for part in (rows[:3], rows[-3:]))
     assert last < 0.6 * first
     for i in range(3):
         assert rows[-1][f"match_{i}"] < rows[0][f"match_{i}"]
-    # of one row, before the step
+    # of one row, before the first update
     of_layers = np.mean([rows[0][f"match_{i}"] for i in range(3)])
     assert of_layers == pytest.approx(rows[0]["loss"], rel=0.3)
-    # the top layer has nothing to match, and nothing is predicted
+    # the top layer has nothing to match, and there is no next-token loss
     assert not {"match_3", "accuracy", "bits_per_byte"} & rows[-1].keys()
 
 
-def test_maps_alone_are_trained(hybrid: Path, matched: Run) -> None:
-    before, after = weights(open_run(hybrid)), weights(matched)
+def test_only_feature_maps_are_trained(hybrid_model: Path, matched_run: Run) -> None:
+    before, after = weights(open_run(hybrid_model)), weights(matched_run)
     assert before.keys() == after.keys()
     changed = {name for name in before if (before[name] != after[name]).any()}
     assert changed == {name for name in before if "/map/" in name}
 
 
-def test_the_next_stage_begins_with_the_maps(home: Path, matched: Run) -> None:
-    opened = weights(open_run(home / "matched"))
-    assert all((opened[name] == array).all() for name, array in weights(matched).items())
-    config = load_config("text_fam", [f"init={home / 'matched'}", "data.length=32"])
-    begun, _ = initial_weights(config, home / "none")
+def test_the_next_stage_starts_with_the_feature_maps(work_dir: Path, matched_run: Run) -> None:
+    opened = weights(open_run(work_dir / "matched"))
+    assert all((opened[name] == array).all() for name, array in weights(matched_run).items())
+    config = load_config("text_fam", [f"init={work_dir / 'matched'}", "data.length=32"])
+    begun, _ = initial_weights(config, work_dir / "none")
     leaves = jax.tree_util.tree_leaves_with_path(begun)
     assert {path_name(path) for path, _ in leaves} == opened.keys()
     assert all((opened[path_name(path)] == np.asarray(leaf)).all() for path, leaf in leaves)
     tuned = train_with_source(
-        home, home / "matched", "tuned", "train.steps=2", "data.layout=packed"
+        work_dir, work_dir / "matched", "tuned", "train.steps=2", "data.layout=packed"
     )
     assert tuned.config.train.only == "all"
     moved = weights(tuned)
     assert all((moved[name] != array).any() for name, array in opened.items())
 
 
-def test_a_matched_run_stands_alone_when_merged(home: Path, matched: Run) -> None:
-    alone = open_run(home / "matched").merge_adapters().config
+def test_a_merged_matched_run_needs_no_base(work_dir: Path, matched_run: Run) -> None:
+    alone = open_run(work_dir / "matched").merge_adapters().config
     assert (alone.init, alone.train.only, alone.train.match) == ("", "all", False)
 
 
-# however it is computed ---------------------------------------------------------------------------
+# independent of accumulation, sharding and dtype -------------------------------------------------
 
-# learned_elu: similarities stay above 0, and rounding small
+# learned_elu: similarities stay positive and rounding errors small
 ROWS, LENGTH, VOCABULARY = 8, 16, 64
 SHAPE = (
     f"init=somewhere model.vocab_size={VOCABULARY} model.layers=2 model.width=16 model.heads=4 "
@@ -134,8 +140,8 @@ FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes"
 
 
 @functools.cache
-def stepped(*overrides: str, mesh: tuple[int, int, int] = (1, 1, 1)) -> dict[str, np.ndarray]:
-    """Return the gradient (Adam's first moment) and the totals of a step."""
+def step_results(*overrides: str, mesh: tuple[int, int, int] = (1, 1, 1)) -> dict[str, np.ndarray]:
+    """Return the gradients (Adam's first moment) and the metric sums of one step."""
     axes = zip(("data", "fsdp", "tensor"), mesh, strict=True)
     given = [*SHAPE, *MATCH, *overrides, *(f"mesh.{n}={size}" for n, size in axes)]
     config = override(Config(), given)
@@ -145,7 +151,7 @@ def stepped(*overrides: str, mesh: tuple[int, int, int] = (1, 1, 1)) -> dict[str
         patch.setattr(sharding, "make_mesh", make_mesh)
         program = make_program(resolve(config, None, len(devices)), np.ones(VOCABULARY, np.float32))
     state = program.start()
-    batch = jax.device_put(packed(), program.batch)
+    batch = jax.device_put(packed_batch(), program.batch)
     step: Any = program.step
     state = step.lower(state, batch).compile(compiler_options=FAST)(state, batch)
     found = {"loss": state.totals.loss, "weight": state.totals.weight, "bad": state.bad}
@@ -156,8 +162,8 @@ def stepped(*overrides: str, mesh: tuple[int, int, int] = (1, 1, 1)) -> dict[str
     }
 
 
-def packed() -> dict[str, np.ndarray]:
-    """Return random rows, some of whose targets do not count."""
+def packed_batch() -> dict[str, np.ndarray]:
+    """Return random rows in which some targets have weight 0."""
     rng = np.random.default_rng(0)
     shape = (ROWS, LENGTH)
     return {
@@ -169,8 +175,8 @@ def packed() -> dict[str, np.ndarray]:
     }
 
 
-def test_parts_of_a_batch_on_eight_devices() -> None:
-    plain, other = stepped(), stepped("train.accumulate=2", mesh=(2, 2, 2))
+def test_accumulation_on_eight_devices_gives_the_same_gradients() -> None:
+    plain, other = step_results(), step_results("train.accumulate=2", mesh=(2, 2, 2))
     assert plain.keys() == other.keys()
     assert plain["weight"] == ROWS * LENGTH
     assert plain["bad"] == 0
@@ -179,8 +185,8 @@ def test_parts_of_a_batch_on_eight_devices() -> None:
         np.testing.assert_allclose(other[name], value, rtol=0, atol=atol, err_msg=name)
 
 
-def test_in_bfloat16() -> None:
-    plain, other = stepped(), stepped("model.dtype=bfloat16")
+def test_bfloat16_gradients_agree() -> None:
+    plain, other = step_results(), step_results("model.dtype=bfloat16")
     assert other["bad"] == 0
     assert other["loss"] == pytest.approx(plain["loss"], rel=0.02)
     for name in plain.keys() - {"loss", "weight", "bad"}:
@@ -188,7 +194,7 @@ def test_in_bfloat16() -> None:
         assert a @ b > 0.95 * np.linalg.norm(a) * np.linalg.norm(b), name
 
 
-# what cannot be -----------------------------------------------------------------------------------
+# invalid configs ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -208,8 +214,8 @@ def test_in_bfloat16() -> None:
         (["init="], "train.match=true: random weights have no attention to match; give init="),
     ],
 )
-def test_what_cannot_be_matched(hybrid: Path, more: list[str], said: str) -> None:
-    given = [f"init={hybrid}", "model.linear.features=8", *MATCH, "model.mixer=linear"]
+def test_invalid_matching_is_rejected(hybrid_model: Path, more: list[str], said: str) -> None:
+    given = [f"init={hybrid_model}", "model.linear.features=8", *MATCH, "model.mixer=linear"]
     with pytest.raises(UserError) as caught:
         load_config("text_fam", [*given, *more])
     assert str(caught.value).startswith(said)

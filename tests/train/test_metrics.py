@@ -1,4 +1,4 @@
-"""metrics.jsonl: strict, resumable, and honest about damage."""
+"""metrics.jsonl is strict JSON and resumable, and damage is reported."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def test_rows_and_scalar_types(tmp_path):
     assert list((tmp_path / "tensorboard").iterdir())
 
 
-def test_each_row_is_on_its_way_at_once(tmp_path):
+def test_each_row_is_flushed(tmp_path):
     with MetricsWriter(tmp_path, None) as writer:
         writer.write(1, {"loss": 1.0})
         assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
 
 
-def test_numbers_that_are_not_finite_stay_strict_json(tmp_path):
+def test_non_finite_numbers_are_strict_json(tmp_path):
     with MetricsWriter(tmp_path, None) as writer:
         writer.write(1, {"a": math.nan, "b": jnp.float32(math.inf), "c": -math.inf})
     line = (tmp_path / "metrics.jsonl").read_text()
@@ -50,7 +50,7 @@ def test_numbers_that_are_not_finite_stay_strict_json(tmp_path):
     assert (row["b"], row["c"]) == (math.inf, -math.inf)
 
 
-def test_interrupted_and_resumed_equals_uninterrupted(tmp_path):
+def test_a_resumed_file_equals_an_uninterrupted_one(tmp_path):
     write(tmp_path / "whole", range(0, 60, 5))
     write(tmp_path / "cut", range(0, 40, 5))
     with (tmp_path / "cut/metrics.jsonl").open("ab") as file:
@@ -61,26 +61,26 @@ def test_interrupted_and_resumed_equals_uninterrupted(tmp_path):
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_starting_over_drops_all_rows(tmp_path):
+def test_restarting_drops_all_rows(tmp_path):
     write(tmp_path, [0, 1, 2])
     write(tmp_path, [0, 1])
     assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [0, 1]
 
 
-def test_a_last_line_torn_before_its_newline_is_kept(tmp_path):
+def test_a_last_line_without_newline_is_kept(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}')
     write(tmp_path, [3], resume=2)
     assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("torn", ['{"st', '{"step": 2, "loss": 1.', '"x"', "\x00\x00"])
-def test_torn_last_line_is_left_out(tmp_path, torn):
+def test_an_incomplete_last_line_is_dropped(tmp_path, torn):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n' + torn)
     assert read_metrics(path) == [{"step": 1}]
 
 
-def test_damaged_middle_line_is_named(tmp_path):
+def test_error_names_a_damaged_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step" 2}\n{"step": 3}\n')
     with pytest.raises(UserError, match="line 2 is damaged"):
@@ -90,21 +90,21 @@ def test_damaged_middle_line_is_named(tmp_path):
     assert "2}" in path.read_text()
 
 
-def test_a_file_of_a_terabyte_is_not_read_at_once(tmp_path):
+def test_a_huge_file_is_not_read_into_memory(tmp_path):
     with (tmp_path / "metrics.jsonl").open("wb") as file:
-        file.truncate(10**12)  # a hole, which takes no space
+        file.truncate(10**12)  # sparse: uses no disk space
     with pytest.raises(UserError, match="line 1 is damaged"):
         read_metrics(tmp_path / "metrics.jsonl")
 
 
-def test_missing_and_empty_files(tmp_path):
+def test_missing_and_empty_files_have_no_rows(tmp_path):
     with pytest.raises(UserError, match="no metrics"):
         read_metrics(tmp_path / "metrics.jsonl")
     (tmp_path / "metrics.jsonl").touch()
     assert read_metrics(tmp_path / "metrics.jsonl") == []
 
 
-def test_full_disk_leaves_whole_rows(tmp_path):
+def test_a_full_disk_leaves_complete_rows(tmp_path):
     with MetricsWriter(tmp_path, None) as writer:
         writer.write(1, {"loss": 1.0})
         whole = writer._file
@@ -124,13 +124,13 @@ def test_full_disk_leaves_whole_rows(tmp_path):
     assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 3]
 
 
-def test_a_place_that_cannot_be_written(tmp_path):
+def test_a_path_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "run").write_text("a file where the run's folder should be")
     with pytest.raises(UserError, match="cannot write"):
         MetricsWriter(tmp_path / "run", None)
 
 
-def test_a_pipe_is_not_waited_for(tmp_path):
+def test_a_pipe_does_not_block(tmp_path):
     path = tmp_path / "metrics.jsonl"
     os.mkfifo(path)
     for read in (lambda: MetricsWriter(tmp_path, 1), lambda: read_metrics(path)):
@@ -138,7 +138,7 @@ def test_a_pipe_is_not_waited_for(tmp_path):
             read()
 
 
-def test_tensorboard_purges_what_is_done_again(tmp_path, monkeypatch):
+def test_tensorboard_purges_repeated_steps(tmp_path, monkeypatch):
     seen = {}
     real = metrics.SummaryWriter
 

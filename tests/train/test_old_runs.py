@@ -1,6 +1,6 @@
-"""A run and a memory written by famjax 0.1.0, before its names changed: both go on as they were.
+"""A run and a memory file of famjax 0.1.0, written before names changed: both still load.
 
-Made by the commit before the renaming, in tests/fixtures/run_0.1:
+The files in tests/fixtures/run_0.1 were made by the commit before the renaming:
 
     famjax train text_fam model.layers=2 model.width=8 model.heads=2 model.mlp_width=16 \\
         model.block_len=8 model.fam_len=2 data.batch=2 data.length=32 data.files=texts \\
@@ -8,7 +8,7 @@ Made by the commit before the renaming, in tests/fixtures/run_0.1:
         optimizer.warmup_steps=2 --run run
     famjax generate run --read texts/0.txt --state-out old.memory
 
-The loss of step 6 is what that commit printed when it resumed the run.
+The loss of step 6 is what that commit printed after resuming the run.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ HOME = Path(__file__).resolve().parents[1] / "fixtures" / "run_0.1"
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Work in a copy of the fixture."""
+def fixture_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Copy the fixture and make it the working directory."""
     copy = Path(shutil.copytree(HOME, tmp_path / "home"))
     monkeypatch.chdir(copy)
     return copy
 
 
-def test_an_old_run_resumes() -> None:
+def test_a_run_of_version_0_1_resumes() -> None:
     assert main(["train", "run/config.json", "train.steps=6", "--run", "run"]) == 0
     rows = read_metrics(Path("run/metrics.jsonl"))
     assert [row["step"] for row in rows] == [2, 4, 6]
@@ -42,7 +42,7 @@ def test_an_old_run_resumes() -> None:
     assert rows[-1]["tokens"] == 384
 
 
-def test_an_old_memory_loads(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_memory_of_version_0_1_loads(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["generate", "run", "--state-in", "old.memory", "--prompt", "document"]
     assert main([*argv, "--max-tokens", "4", "--temperature", "0"]) == 0
     capsys.readouterr()

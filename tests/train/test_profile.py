@@ -1,4 +1,4 @@
-"""Profiles: the trace has the requested steps, a step's time has parts, results do not change."""
+"""Profiles trace the requested steps; parts of a step sum to its time; results do not change."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def text(tmp_path: Path, *more: str) -> Config:
     return config(tmp_path / "texts", "lanes", "text", "train.steps=8", *more)
 
 
-def traced(run: Path) -> list[int]:
-    """Return the steps that the run's last trace has, and check that it has a profile for XProf."""
+def traced_steps(run: Path) -> list[int]:
+    """Return the steps in the run's last trace; check that it has a profile for XProf."""
     trace = max(run.glob("profile/plugins/profile/*/*.trace.json.gz"))
     (xplane,) = trace.parent.glob("*.xplane.pb")
     assert xplane.stat().st_size
@@ -46,7 +46,7 @@ def traced(run: Path) -> list[int]:
     return sorted(int(e["args"]["step_num"]) for e in events if e.get("name") == "train")
 
 
-def test_the_trace_has_these_steps_and_the_run_is_the_same(
+def test_the_trace_has_the_requested_steps_and_results_do_not_change(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain = text(tmp_path)
@@ -56,13 +56,13 @@ def test_the_trace_has_these_steps_and_the_run_is_the_same(
     train(text(tmp_path, "profile.steps=3:6", "profile.memory=5"), run, quiet=True)
     _, memory, trace = capsys.readouterr().err.splitlines()
 
-    assert traced(run) == [3, 4, 5]
+    assert traced_steps(run) == [3, 4, 5]
     assert trace.startswith("trace of steps 3:6: pip install xprof && xprof --logdir ")
     assert str(run / "profile") in trace
     (held,) = run.glob("profile/*.prof")
     assert memory == f"device memory after step 5: pprof -top {held}"
     assert held.name == "memory_000005.prof"
-    # pprof's format: gzip of a protocol buffer that names the files whose lines made the arrays
+    # pprof format: a gzipped protocol buffer that names the files whose lines allocated the arrays
     assert b"train/session.py" in gzip.decompress(held.read_bytes())
 
     (step, (bits, _), rows), (step_, (bits_, _), rows_) = (
@@ -72,7 +72,7 @@ def test_the_trace_has_these_steps_and_the_run_is_the_same(
     assert bits == bits_
 
 
-def test_a_run_that_ends_within_the_trace_writes_a_partial_one(
+def test_a_run_that_ends_within_the_trace_writes_a_partial_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = text(tmp_path, "profile.steps=2:8")
@@ -80,16 +80,16 @@ def test_a_run_that_ends_within_the_trace_writes_a_partial_one(
     with pytest.raises(Crash):
         train(small, tmp_path / "run", quiet=True)
     undo()
-    assert {2, 3, 4} <= set(traced(tmp_path / "run"))
-    # the same command resumes from the checkpoint of step 3 and traces the rest
-    time.sleep(1.1)  # traces are named by their second
+    assert {2, 3, 4} <= set(traced_steps(tmp_path / "run"))
+    # resumed from the checkpoint of step 3, the same command traces the remaining steps
+    time.sleep(1.1)  # names of traces have a resolution of one second
     train(small, tmp_path / "run", quiet=True)
     assert read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["step"] == 8
     assert len(list(tmp_path.glob("run/profile/plugins/profile/*"))) == 2
-    assert traced(tmp_path / "run") == [3, 4, 5, 6, 7]
+    assert traced_steps(tmp_path / "run") == [3, 4, 5, 6, 7]
 
 
-def test_steps_that_are_done_are_refused(tmp_path: Path) -> None:
+def test_profiling_completed_steps_is_rejected(tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(text(tmp_path, "train.steps=4"), run, quiet=True)
     with pytest.raises(UserError) as steps:
@@ -101,7 +101,7 @@ def test_steps_that_are_done_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^profile\.memory=3: is before step 4, where the run"):
         train(text(tmp_path, "profile.memory=3"), run, quiet=True)
     train(text(tmp_path, "profile.steps=4:6"), run, quiet=True)
-    assert traced(run) == [4, 5]
+    assert traced_steps(run) == [4, 5]
 
 
 @pytest.mark.parametrize(
@@ -117,15 +117,17 @@ def test_steps_that_are_done_are_refused(tmp_path: Path) -> None:
         ("profile.memory=-1", "profile.memory=-1: must be at least 0"),
     ],
 )
-def test_bad_values_are_one_line(given: str, said: str) -> None:
+def test_invalid_values_are_rejected_in_one_line(given: str, said: str) -> None:
     with pytest.raises(UserError) as caught:
         load_config("text_fam", ["train.steps=10", given])
     assert str(caught.value).startswith(said)
     assert "\n" not in str(caught.value)
 
 
-def test_the_parts_of_a_step_are_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loader, device and host each delay every step; the delay appears in their own part only."""
+def test_the_parts_of_a_step_sum_to_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loader, device and host each delay every step; each delay appears only in its own part."""
     small = text(tmp_path)
     train(small, tmp_path / "warm", quiet=True)
     program, after_step, take = loop.make_program, Profiling.after_step, Batches.__next__
@@ -138,7 +140,7 @@ def test_the_parts_of_a_step_are_its_time(tmp_path: Path, monkeypatch: pytest.Mo
         found = program(*args)
 
         def step(state: Any, batch: Any) -> Any:
-            time.sleep(0.04)  # as if too many steps were under way
+            time.sleep(0.04)  # as if too many steps were in flight
             return found.step(state, batch)
 
         return found._replace(step=step)

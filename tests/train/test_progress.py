@@ -1,4 +1,4 @@
-"""The live line on a terminal, the sparse lines without one."""
+"""A live line on a terminal, sparse lines elsewhere."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def clock(monkeypatch):
     return clock
 
 
-def test_plain_lines_are_sparse_but_first_and_last(capsys, clock):
+def test_plain_lines_are_sparse_except_the_first_and_last(capsys, clock):
     with Progress(total=100) as shown:
         for step in range(10, 101, 10):
             shown.update(step, loss=1 / step)
@@ -59,7 +59,7 @@ def test_an_interrupted_run_shows_its_last_step(capsys, clock):
     assert capsys.readouterr().err.splitlines()[-1].startswith("2/100")
 
 
-def test_the_fields_of_a_line(capsys, clock):
+def test_a_line_has_every_field(capsys, clock):
     with Progress(total=100, start=40) as shown:
         shown.update(50, loss=2.0)
         clock.now += 20
@@ -79,7 +79,7 @@ def test_the_fields_of_a_line(capsys, clock):
     )
 
 
-def test_compiling(capsys, clock):
+def test_compilation_is_reported_and_not_timed(capsys, clock):
     """It is shown before and after, and excluded from the estimate of the remaining time."""
     with Progress(total=100) as shown:
         with shown.compiling("the training step", 0):
@@ -100,7 +100,7 @@ def test_compiling(capsys, clock):
     ]
 
 
-def test_what_failed_to_compile_was_not_compiled(capsys):
+def test_a_failed_compilation_is_not_reported_as_compiled(capsys):
     def run():
         with Progress(total=100) as shown, shown.compiling("the training step", 0):
             raise KeyboardInterrupt
@@ -110,18 +110,18 @@ def test_what_failed_to_compile_was_not_compiled(capsys):
     assert capsys.readouterr().err == "compiling the training step\n"
 
 
-def test_compiling_on_a_terminal(monkeypatch):
+def test_compilation_shows_a_spinner_on_a_terminal(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     with Progress(total=10) as shown, shown.compiling("the training step", 0):
         time.sleep(0.5)
     text = terminal.getvalue()
     assert "compiling the training step, 0." in text
-    assert len(set(re.findall("[⠁-⣿]", text))) > 1  # the spinner turns
+    assert len(set(re.findall("[⠁-⣿]", text))) > 1  # the spinner advances
     assert "compiled the training step in 0." in text
 
 
-def test_quiet_keeps_notes(capsys):
+def test_quiet_still_prints_notes(capsys):
     with Progress(total=10, quiet=True) as shown:
         with shown.compiling("the training step", 0):
             shown.say("what is trained")
@@ -138,7 +138,7 @@ def test_long_notes_are_not_wrapped(capsys):
     assert capsys.readouterr().err == "x" * 500 + "\n"
 
 
-def test_live_line_on_a_terminal(monkeypatch):
+def test_the_live_line_is_updated_on_a_terminal(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     with Progress(total=10) as shown:
@@ -152,6 +152,6 @@ def test_live_line_on_a_terminal(monkeypatch):
     assert "\x1b[" in text
 
 
-def test_long_times():
+def test_long_durations_are_formatted():
     assert progress._duration(3 * 3600 + 61) == "3:01:01"
     assert [progress._short(x) for x in (12, 1.5e3, 2e6, 3e9)] == ["12", "1.5k", "2.0M", "3.0G"]

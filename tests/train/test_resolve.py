@@ -1,4 +1,4 @@
-"""Configs are resolved once: what is filled in, saved and printed; what is not touched."""
+"""Configs are resolved once: fields that are filled in, saved and printed, or unchanged."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ MADE = ("ResolvedConfig", "ResolvedModelConfig")
 PLACES = ("config/resolved.py", "train/resolve.py", "tasks/toy.py")
 
 
-def given(name: str, *overrides: str) -> Config:
-    """Return a config whose tokenizer need not exist."""
+def load(name: str, *overrides: str) -> Config:
+    """Return a config; its tokenizer is not loaded."""
     found = load_config(name)
     return override(found, [*overrides, *([] if found.model.vocab_size else [VOCABULARY])])
 
 
 @pytest.mark.parametrize("name", available_configs())
-def test_every_config_resolves_and_again_to_itself(name: str) -> None:
-    found = resolve(given(name), None, 8)
+def test_resolve_is_idempotent_for_every_config(name: str) -> None:
+    found = resolve(load(name), None, 8)
     assert isinstance(found, ResolvedConfig)
     assert resolve(found, None, 8) == found
     again = from_json(to_json(found))
     assert resolve(again, None, 8) == found
-    assert found.model == resolve_model(given(name).model)
+    assert found.model == resolve_model(load(name).model)
     assert math.prod(vars(found.mesh).values()) == 8
     assert found.train.bptt_start > 0
     if found.data.task not in ("text", "passkey"):
@@ -61,14 +61,14 @@ def test_every_config_resolves_and_again_to_itself(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", available_configs())
-def test_the_saved_form_is_a_config(name: str, tmp_path: Path) -> None:
-    """One that trains the same: what resolve filled in passes the checks."""
+def test_the_resolved_form_is_a_config(name: str, tmp_path: Path) -> None:
+    """The resolved config passes the checks and trains the same model."""
     path = tmp_path / RESOLVED
-    path.write_text(to_json(resolve(given(name), None, 8)))
+    path.write_text(to_json(resolve(load(name), None, 8)))
     load_config(str(path))
 
 
-def test_the_vocabulary_is_the_tokenizers() -> None:
+def test_vocab_size_comes_from_the_tokenizer() -> None:
     bare = Config()
     assert resolve(bare, load_tokenizer("bytes"), 1).model.vocab_size == 258
     with pytest.raises(ValueError, match="give the tokenizer"):
@@ -78,7 +78,7 @@ def test_the_vocabulary_is_the_tokenizers() -> None:
         resolve(small, load_tokenizer("bytes"), 1)
 
 
-def test_the_mesh_takes_the_devices() -> None:
+def test_the_mesh_takes_all_devices() -> None:
     half = override(Config(), [VOCABULARY, "mesh.fsdp=2"])
     assert resolve(half, None, 8).mesh == MeshConfig(4, 2, 1, 1)
     auto = override(half, ["mesh=auto"])
@@ -88,15 +88,15 @@ def test_the_mesh_takes_the_devices() -> None:
         resolve(fixed, None, 8)
 
 
-def test_the_steps_of_a_toy_task_are_the_papers() -> None:
+def test_steps_of_toy_tasks_are_those_of_the_paper() -> None:
     copy = override(Config(), ["data.task=copy", "data.tokenizer=task"])
     toy = resolve(copy, make_tokenizer(copy.data), 1).data.toy
     assert (toy.steps, toy.test_steps) == (40, 400)
     assert resolve(override(copy, [VOCABULARY, "data.toy.steps=7"]), None, 1).data.toy.steps == 7
 
 
-def test_what_switches_off_stays() -> None:
-    """A 0 that follows from nothing is a value."""
+def test_a_zero_that_disables_is_unchanged() -> None:
+    """A 0 that has no derived value is a value itself."""
     plain = override(Config(), [VOCABULARY])
     found = resolve(plain, None, 1)
     changed = {line.partition(":")[0] for line in difference(plain, found)}
@@ -106,8 +106,8 @@ def test_what_switches_off_stays() -> None:
 
 
 @pytest.mark.usefixtures("compiled_once")
-def test_a_run_saves_both_forms(tmp_path: Path) -> None:
-    """What was given is compared when the run resumes; what it came to is beside it."""
+def test_a_run_saves_the_given_and_the_resolved_config(tmp_path: Path) -> None:
+    """config.json is compared when the run resumes; resolved.json is saved next to it."""
     asked, run = config(tmp_path / "texts"), tmp_path / "run"
     asked = override(asked, ["train.steps=3"])
     train(asked, run)
@@ -126,7 +126,7 @@ def test_a_run_saves_both_forms(tmp_path: Path) -> None:
 
 
 def defaults(path: Path) -> Iterator[str]:
-    """Yield where a file has `x.head_dim or ...`, or makes a resolved config."""
+    """Yield where a file has `x.head_dim or ...` or resolves a config."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or):
             first = node.values[0]
@@ -136,10 +136,10 @@ def defaults(path: Path) -> Iterator[str]:
             yield f"{path}:{node.lineno}: {ast.unparse(node.func)}"
 
 
-def test_defaults_are_filled_in_at_one_place() -> None:
+def test_defaults_are_resolved_in_one_module() -> None:
     home = Path(famjax.__file__).parent
     places = {home / name for name in PLACES}
-    # PyTorch code of exported folders stands alone
+    # PyTorch code of exported folders cannot import famjax
     others = (p for p in home.rglob("*.py") if p not in places and "pytorch" not in p.parts)
     assert [line for path in others for line in defaults(path)] == []
     assert all(list(defaults(path)) for path in places)

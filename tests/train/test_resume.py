@@ -1,4 +1,4 @@
-"""A run that is stopped at any moment and resumed ends bit for bit as one that was not."""
+"""A run that is stopped at any moment and resumed is bitwise equal to an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MODES = [(layout, task) for layout in ("lanes", "packed") for task in ("text", "
 modes = pytest.mark.parametrize(("layout", "task"), MODES)
 
 
-# `famjax`, on one device as here: so that it finds what was compiled here
+# `famjax` on one device, so that it reuses programs that were compiled in this process
 FAMJAX = """
 import functools, sys
 import jax
@@ -49,19 +49,19 @@ def start(config: Config, run: Path) -> subprocess.Popen[str]:
 
 
 def last_step(run: Path) -> int:
-    """Return the step of the last row, while the run continues."""
+    """Return the step of the last row while the run continues."""
     path = run / "metrics.jsonl"
     steps = re.findall(r'^{"step": (\d+),.*}$', path.read_text(), re.M) if path.exists() else []
     return int(steps[-1]) if steps else 0
 
 
-def until(process: subprocess.Popen[str], reached: Callable[[], bool]) -> None:
-    """Wait for something that happens on the disk, or for the process to end."""
+def wait_until(process: subprocess.Popen[str], reached: Callable[[], bool]) -> None:
+    """Wait for a condition on files, or for the process to end."""
     while process.poll() is None and not reached():
         time.sleep(0.002)
 
 
-def end(process: subprocess.Popen[str], number: int) -> tuple[int, str]:
+def send_signal(process: subprocess.Popen[str], number: int) -> tuple[int, str]:
     """Send a signal, and return the exit status and standard error."""
     if process.poll() is None:
         process.send_signal(number)
@@ -84,99 +84,103 @@ def test_a_resumed_run_parses_no_line_of_unchanged_files(
     assert not list((tmp_path / "run").glob("*.tmp"))
 
 
-# one process killed, one told to stop, each at a random moment, and the rest here
+# one process is killed and one stopped, each at a random moment; the rest runs in this process
 @pytest.mark.parametrize(
     ("layout", "task"),
     [("lanes", "text"), pytest.param("packed", "passkey", marks=pytest.mark.slow)],
 )
-def test_killed_then_stopped_then_resumed(tmp_path: Path, layout: str, task: str) -> None:
+def test_resume_after_sigkill_and_sigterm_is_bitwise_equal(
+    tmp_path: Path, layout: str, task: str
+) -> None:
     small = config(tmp_path / "texts", layout, task, "train.steps=30")
-    once, again = tmp_path / "once", tmp_path / "again"
-    train(small, once, quiet=True)
+    reference, resumed = tmp_path / "once", tmp_path / "again"
+    train(small, reference, quiet=True)
 
-    process = start(small, again)
-    until(process, lambda: last_step(again) >= 4)
+    process = start(small, resumed)
+    wait_until(process, lambda: last_step(resumed) >= 4)
     time.sleep(random.uniform(0, 0.3))
-    status, _ = end(process, signal.SIGKILL)
+    status, _ = send_signal(process, signal.SIGKILL)
     assert status == -signal.SIGKILL
 
-    process = start(small, again)
-    before = last_step(again)
-    until(process, lambda: last_step(again) > before)
-    status, err = end(process, signal.SIGTERM)
+    process = start(small, resumed)
+    before = last_step(resumed)
+    wait_until(process, lambda: last_step(resumed) > before)
+    status, err = send_signal(process, signal.SIGTERM)
     assert status == 143, err
     said = re.fullmatch(r"famjax: stopped by SIGTERM at step (\d+), saved", err.splitlines()[-1])
     assert said, err
     assert "Traceback" not in err
-    assert Checkpoints(again / "checkpoints").latest() == int(said[1])
+    assert Checkpoints(resumed / "checkpoints").latest() == int(said[1])
 
-    train(small, again, quiet=True)
-    assert_same(once, again, small)
+    train(small, resumed, quiet=True)
+    assert_same(reference, resumed, small)
 
 
 @modes
-def test_a_crash_at_any_step(
+def test_resume_after_crashes_at_any_step_is_bitwise_equal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, task: str
 ) -> None:
-    """Each call crashes some steps later than the one before, before or after logs and saves."""
+    """Each call crashes some steps later than the last, before or after logs and saves."""
     small = config(tmp_path / "texts", layout, task, "train.steps=23")
-    once, again = tmp_path / "once", tmp_path / "again"
-    train(small, once, quiet=True)
+    reference, resumed = tmp_path / "once", tmp_path / "again"
+    train(small, reference, quiet=True)
     for count in (2, 4, 5, 6):
         undo = crash_at(monkeypatch, count)
         with pytest.raises(Crash):
-            train(small, again, quiet=True)
+            train(small, resumed, quiet=True)
         undo()
-    train(small, again, quiet=True)
-    assert_same(once, again, small)
-    if task == "passkey":  # the curriculum has advanced in the meantime, more than once
-        longest = [row["longest"] for row in rows(again)]
+    train(small, resumed, quiet=True)
+    assert_same(reference, resumed, small)
+    if task == "passkey":  # the curriculum has advanced meanwhile, more than once
+        longest = [row["longest"] for row in rows(resumed)]
         assert longest == sorted(longest)
         assert len(set(longest)) > 2
 
 
-def wait(process: subprocess.Popen[str], run: Path, kind: str, delay: float) -> None:
-    """Wait for the moment of a kill: a `delay` of 0 to 1 after an event."""
+def wait_for_kill(process: subprocess.Popen[str], run: Path, kind: str, delay: float) -> None:
+    """Wait for the moment of a kill, a `delay` of 0 to 1 after an event."""
     if kind == "starting":
         end = time.monotonic() + 8 * delay
-        until(process, lambda: time.monotonic() > end)
+        wait_until(process, lambda: time.monotonic() > end)
         return
     before = last_step(run)
-    until(process, lambda: last_step(run) > before)
+    wait_until(process, lambda: last_step(run) > before)
     time.sleep(delay)
     if kind == "saving":
-        until(process, lambda: any((run / "checkpoints").glob("tmp-*")))
+        wait_until(process, lambda: any((run / "checkpoints").glob("tmp-*")))
         time.sleep(delay / 10)
 
 
 @pytest.mark.slow
 @modes
-def test_twenty_kills(tmp_path: Path, layout: str, task: str) -> None:
-    # more than twenty pauses take, on a fast machine too
+def test_resume_after_twenty_kills_is_bitwise_equal(tmp_path: Path, layout: str, task: str) -> None:
+    # enough steps for twenty pauses, also on a fast machine
     small = config(tmp_path / "texts", layout, task, "train.steps=900")
-    once, again = tmp_path / "once", tmp_path / "again"
+    reference, resumed = tmp_path / "once", tmp_path / "again"
     rng, newest = random.Random(f"{layout} {task}"), 0
     for kill in range(20):
         kind, delay = rng.choice(["running", "running", "saving", "starting"]), rng.random()
-        process = start(small, again)
-        wait(process, again, kind, delay)
-        status, err = end(process, signal.SIGKILL)
-        folders = sorted(p.name for p in again.glob("checkpoints/*"))
-        print(kill, kind, f"{delay:.2f}", last_step(again), folders, flush=True)
+        process = start(small, resumed)
+        wait_for_kill(process, resumed, kind, delay)
+        status, err = send_signal(process, signal.SIGKILL)
+        folders = sorted(p.name for p in resumed.glob("checkpoints/*"))
+        print(kill, kind, f"{delay:.2f}", last_step(resumed), folders, flush=True)
         assert status == -signal.SIGKILL, err
-        before, newest = newest, Checkpoints(again / "checkpoints").latest() or 0
+        before, newest = newest, Checkpoints(resumed / "checkpoints").latest() or 0
         assert newest >= before
-    for run in (once, again):
+    for run in (reference, resumed):
         process = start(small, run)
         _, err = process.communicate()
         assert process.returncode == 0, err
-    assert_same(once, again, small)
+    assert_same(reference, resumed, small)
 
 
-# going on
+# continued runs
 
 
-def test_a_run_that_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_completed_run_is_left_unchanged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     small = config(tmp_path / "texts", "lanes", "text", "train.steps=6")
     run = tmp_path / "run"
     first = train(small, run, quiet=True)
@@ -192,23 +196,23 @@ def test_a_run_that_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert metrics == (run / "metrics.jsonl").read_bytes()
 
 
-def test_more_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A constant rate: as if requested from the start, except for the row of the first end."""
+def test_train_steps_can_be_raised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a constant rate, as if requested from the start, except for the row of the first end."""
     small = config(tmp_path / "texts", "lanes", "text", "train.steps=6")
     more = override(small, ["train.steps=12"])
-    once, again = tmp_path / "once", tmp_path / "again"
-    train(more, once, quiet=True)
-    train(small, again, quiet=True)
+    reference, resumed = tmp_path / "once", tmp_path / "again"
+    train(more, reference, quiet=True)
+    train(small, resumed, quiet=True)
     capsys.readouterr()
-    assert train(more, again, quiet=True).step == 12
+    assert train(more, resumed, quiet=True).step == 12
     err = capsys.readouterr().err
     assert err.startswith("continues from step 6 of 12\n")
     assert "learning rate" not in err
-    assert [row["step"] for row in rows(again)] == [4, 6, 8, 12]
-    assert rows(again)[-1] == rows(once)[-1]
+    assert [row["step"] for row in rows(resumed)] == [4, 6, 8, 12]
+    assert rows(resumed)[-1] == rows(reference)[-1]
 
 
-def test_more_steps_move_a_schedule(
+def test_raising_train_steps_reports_the_new_schedule(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cosine = "optimizer.schedule=cosine"
@@ -222,10 +226,10 @@ def test_more_steps_move_a_schedule(
     assert said in capsys.readouterr().err
 
 
-# what must not go on
+# runs that must not continue
 
 
-def test_documents_that_changed(tmp_path: Path) -> None:
+def test_changed_documents_are_rejected(tmp_path: Path) -> None:
     small = config(tmp_path / "texts", "lanes", "text", "train.steps=6")
     run = tmp_path / "run"
     train(small, run, quiet=True)
@@ -248,7 +252,7 @@ def test_documents_that_changed(tmp_path: Path) -> None:
     assert train(more, run, quiet=True).step == 8
 
 
-def test_a_checkpoint_of_another_config(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_config_is_rejected(tmp_path: Path) -> None:
     small = config(tmp_path / "texts", "lanes", "text", "train.steps=6")
     train(small, tmp_path / "run", quiet=True)
     (tmp_path / "run" / "config.json").unlink()

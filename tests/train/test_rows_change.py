@@ -1,4 +1,4 @@
-"""A run resumes with more or with fewer rows."""
+"""A run can resume with more or fewer rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
     ("layout", "task"),
     [("lanes", "text"), pytest.param("packed", "passkey", marks=pytest.mark.slow)],
 )
-def test_other_rows(
+def test_rows_can_be_added_and_removed(
     tmp_path: Path,
     layout: str,
     task: str,

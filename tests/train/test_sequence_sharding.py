@@ -1,4 +1,4 @@
-"""A step with its tokens sharded over eight devices: communication, and memory of each device."""
+"""A step with tokens sharded over eight devices: its communication, and memory per device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHAPE = (
     f"model.heads=4 model.kv_heads={HEADS} model.mlp_width=64 model.block_len={BLOCK} "
     f"model.fam_len={FAM} data.batch={ROWS} data.length={LENGTH}"
 ).split()
-# bytes in float32: of a vector for each token, of a memory segment's keys, of a FAM
+# bytes in float32 of a vector per token, the keys of a memory segment and a FAM
 ACTIVATIONS = 4 * ROWS * LENGTH * WIDTH
 SEGMENT = 4 * ROWS * BLOCK * HEADS * WIDTH // 4
 MEMORY = 4 * ROWS * FAM * WIDTH
@@ -37,7 +37,7 @@ BYTES = {"f32": 4, "s32": 4, "u32": 4, "pred": 1}
 
 
 @functools.cache
-def compiled(*mesh: int) -> Any:
+def compile_step(*mesh: int) -> Any:
     given = [*SHAPE, *(f"mesh.{name}={n}" for name, n in zip(AXES, mesh, strict=True))]
     with pytest.MonkeyPatch.context() as patch:
         devices = jax.devices()[: math.prod(mesh)]
@@ -54,7 +54,7 @@ def compiled(*mesh: int) -> Any:
 
 
 def collectives(program: str) -> Iterator[tuple[str, int]]:
-    """Yield the collectives of a program with the bytes of their results."""
+    """Yield the collectives of a program with the sizes of their results in bytes."""
     for found in COLLECTIVE.finditer(program):
         shapes = re.findall(r"(\w+)\[([\d,]*)\]", found["shape"])
         size = sum(
@@ -64,10 +64,10 @@ def collectives(program: str) -> Iterator[tuple[str, int]]:
         yield found["name"], size
 
 
-def test_only_memories_are_sent() -> None:
-    """To the next device keys and values of a memory segment, and the FAM. What is summed are
-    gradients and the memory behind the call; of all blocks nothing is gathered but counts."""
-    program = compiled(1, 1, 1, 8)
+def test_only_memories_are_communicated() -> None:
+    """Keys and values of a memory segment and the FAM go to the next device. Gradients and the
+    final memory are reduced. Nothing of size t is gathered except counts."""
+    program = compile_step(1, 1, 1, 8)
     sent: dict[str, list[int]] = {}
     for name, size in collectives(program.as_text()):
         sent.setdefault(name, []).append(size)
@@ -78,8 +78,8 @@ def test_only_memories_are_sent() -> None:
     assert max(sent["all-reduce"]) < ACTIVATIONS / 4
 
 
-def test_a_device_needs_an_eighth() -> None:
-    """But for gradients: what limits how long a segment can be is divided."""
-    one, many = (compiled(1, 1, 1, n).memory_analysis().temp_size_in_bytes for n in (1, 8))
+def test_memory_per_device_is_an_eighth() -> None:
+    """Except for gradients, all memory that limits the length of a segment is sharded."""
+    one, many = (compile_step(1, 1, 1, n).memory_analysis().temp_size_in_bytes for n in (1, 8))
     assert one > 40 * ACTIVATIONS
     assert many < one / 6

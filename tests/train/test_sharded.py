@@ -1,4 +1,4 @@
-"""Contract 9 in training: eight devices, on any mesh, give the same results as one."""
+"""Contract 9 in training: results on eight devices, with any mesh, equal those on one."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ SHAPE = (
     f"data.batch={ROWS} data.length={LENGTH} optimizer.schedule=constant optimizer.warmup_steps=0"
 ).split()
 LANES = ("data.layout=lanes",)
-# one key/value head cannot be divided: it is on all devices
+# one key/value head cannot be sharded: it is replicated
 PACKED = (
     *("data.layout=packed", "train.rsp=1", "train.accumulate=2", "model.kv_heads=1"),
     *("model.remat=attention", "train.rpo=true"),
 )
-# learned positions see the offset of each row
+# learned positions depend on the offset of each row
 OFFSETS = (*LANES, "train.rpo=true", "model.arch.learned_positions=true", "model.capacity=64")
 ADAPTERS = (*LANES, "model.lora.rank=2", "model.lora.dropout=0.3")
-# FAMs of more blocks than a device has; the same units are dropped wherever they are
+# more FAM blocks than a device has; dropout masks do not depend on the sharding
 DROPOUT = (
     *LANES, "model.dropout.attention=0.2", "model.dropout.hidden=0.2", "model.dropout.layer=0.2",
     "model.remat=block", "model.memory_segments=2", "model.fam_previous=3",
@@ -72,10 +72,10 @@ class Trained(NamedTuple):
 
 
 def batch(seed: int) -> dict[str, np.ndarray]:
-    """Return random rows; in lanes documents begin and end within a call, and padding follows.
+    """Return random rows; in lanes documents start and end within a call, followed by padding.
 
-    Of row 5 the last document ends within a block that is followed by blocks of padding; row 6
-    is nothing but padding.
+    The last document of row 5 ends within a block, before blocks of padding; row 6 is all
+    padding.
     """
     rng = np.random.default_rng(seed)
     shape = (ROWS, LENGTH)
@@ -99,8 +99,8 @@ def config_on(mesh: Sizes, overrides: tuple[str, ...]) -> Config:
 
 
 @pytest.fixture
-def wide() -> Iterator[None]:
-    """Let all be float64: a float32 sum in another order may flip the sign of an Adam step."""
+def float64() -> Iterator[None]:
+    """Use float64: a float32 sum in another order may flip the sign of an Adam update."""
     with jax.enable_x64(True):
         yield
 
@@ -115,27 +115,27 @@ def train_with_source(mesh: Sizes, overrides: tuple[str, ...]) -> Trained:
         config = resolve(config_on(mesh, overrides), None, len(devices))
         program = make_program(config, np.ones(VOCABULARY, np.float32))
     state = program.start.lower().compile(compiler_options=FAST)()  # type: ignore[attr-defined]
-    lowered = program.step.lower(state, put(program, 0))  # type: ignore[attr-defined]
+    lowered = program.step.lower(state, upload(program, 0))  # type: ignore[attr-defined]
     step = lowered.compile(compiler_options=FAST)
     states = [copy(program, state)]
     for seed in range(STEPS):
-        state = step(state, put(program, seed))
+        state = step(state, upload(program, seed))
         states.append(copy(program, state))
     return Trained(program, step, states)
 
 
-def put(program: TrainProgram, seed: int) -> dict[str, jax.Array]:
+def upload(program: TrainProgram, seed: int) -> dict[str, jax.Array]:
     return jax.device_put(batch(seed), program.batch)
 
 
 def copy(program: TrainProgram, state: Any) -> Any:
-    """Return a copy of the state, whose buffers are not donated."""
+    """Return a copy of the state that may be donated."""
     host = jax.tree.map(lambda a: np.array(a), state)
     return jax.device_put(host, program.shardings)
 
 
 def assert_close(state: TrainState, other: TrainState, tolerance: float = 1e-5) -> None:
-    """Equal but for the order of sums, relative to the largest number of each leaf."""
+    """Check equality up to the order of sums, relative to each leaf's largest absolute value."""
 
     def compare(path: Any, x: Any, y: Any) -> None:
         x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
@@ -148,17 +148,17 @@ def assert_close(state: TrainState, other: TrainState, tolerance: float = 1e-5) 
 @pytest.mark.usefixtures("wide")
 @pytest.mark.parametrize(("mesh", "layout"), CASES)
 def test_eight_devices_equal_one(mesh: Sizes, layout: tuple[str, ...]) -> None:
-    """Parameters, both moments of their gradients, memory and losses, from the same random start,
-    after every step; and what is written from the memory."""
+    """From one random start, parameters, both Adam moments, memory and losses agree after every
+    step, and so do tokens generated from the memory."""
     one, many = train_with_source(ONE, layout), train_with_source(mesh, layout)
     for before, after in zip(one.states, many.states, strict=True):
         assert_close(after, before)
     if layout == LANES:
-        np.testing.assert_array_equal(written(many), written(one))
+        np.testing.assert_array_equal(generate(many), generate(one))
 
 
-def written(of: Trained) -> np.ndarray:
-    """Return the likeliest tokens that follow the rows of the last step."""
+def generate(of: Trained) -> np.ndarray:
+    """Return the greedy tokens that follow the rows of the last step."""
     state = of.states[-1]
 
     def write(params: Any, memory: Any, token: jax.Array) -> jax.Array:
@@ -176,13 +176,13 @@ def written(of: Trained) -> np.ndarray:
 
 
 def spec(leaf: jax.Array) -> tuple[P, tuple[int, ...]]:
-    """Return how a leaf is divided, and the shape of a device's part."""
+    """Return the PartitionSpec of a leaf and its shape on one device."""
     return leaf.sharding.spec, leaf.addressable_shards[0].data.shape
 
 
 @pytest.mark.usefixtures("wide")
-def test_the_state_is_divided() -> None:
-    """Each device holds its part of parameters, moments and memory, and of nothing more."""
+def test_the_state_is_sharded() -> None:
+    """Each device holds only its shard of parameters, moments and memory."""
     state = train_with_source((2, 2, 2, 1), LANES).states[3]
     divided = {
         "embedding": (P("tensor", "fsdp"), (32, 8)),
@@ -225,8 +225,8 @@ def test_one_key_value_head_is_replicated() -> None:
     assert axes.spec == P(("data", "fsdp"), None, None)
 
 
-def test_optimizer_leaves_follow_their_own_parameter() -> None:
-    """Of two parameters whose names end alike, the one that is meant."""
+def test_optimizer_leaves_are_sharded_as_their_parameter() -> None:
+    """If the names of two parameters end alike, the full path decides."""
     mesh = sharding.make_mesh(MeshConfig(1, 4, 2, 1))
     shape = lambda *s: jax.ShapeDtypeStruct(s, np.float32)  # noqa: E731
     params = {"q": {"kernel": shape(16, 2, 4)}, "mixer": {"q": {"kernel": shape(3, 16, 2, 4)}}}
@@ -248,15 +248,15 @@ def test_a_checkpoint_moves_to_another_mesh(tmp_path: Path) -> None:
     assert_close(state, first.states[3], 0)
     same = jax.tree.map(lambda a, b: a.sharding == b.sharding, state, second.states[0])
     assert all(jax.tree.leaves(same))
-    after = second.step(copy(second.program, state), put(second.program, 3))
+    after = second.step(copy(second.program, state), upload(second.program, 3))
     assert_close(after, train_with_source(ONE, LANES).states[4])
 
 
 @pytest.mark.usefixtures("wide")
 @pytest.mark.parametrize("mesh", [(2, 2, 2, 1), (8, 1, 1, 1)])
 def test_halving_the_lanes_moves_no_row(mesh: Sizes) -> None:
-    """Half of the lanes (BPTT warm-up): each device keeps half of its own, or with one lane for
-    each device those that are left are everywhere."""
+    """Halving the lanes (BPTT warm-up) keeps half of the rows on each device; with one lane per
+    device, the remaining lanes are replicated."""
     program, _, states = train_with_source(mesh, LANES)
     memory = copy(program, states[2]).memory
     half = jax.tree.map(lambda a: np.asarray(a)[:, ::2], memory)
@@ -274,8 +274,8 @@ def test_halving_the_lanes_moves_no_row(mesh: Sizes) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_of_longer_and_longer_rows_on_eight_devices(tmp_path: Path) -> None:
-    """As on one device, to rounding; 16 rows of 8 tokens, then 8 of 16; resumed in between."""
+def test_bptt_warm_up_on_eight_devices_equals_one(tmp_path: Path) -> None:
+    """Equal to one device up to rounding: 16 rows of 8 tokens, then 8 of 16, resumed in between."""
     data = f"data.files={texts(tmp_path / 'texts')}"
     shape = [
         *SHAPE, data, "model.vocab_size=0", "train.log_every=2", "train.checkpoint_every=3",
@@ -299,7 +299,7 @@ def test_a_run_of_longer_and_longer_rows_on_eight_devices(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_run_moves_to_another_mesh(tmp_path: Path) -> None:
-    """The whole loop on eight devices, resumed on another arrangement of them."""
+    """The whole loop on eight devices, resumed with another mesh."""
     data = f"data.files={texts(tmp_path / 'texts')}"
     shape = [
         *SHAPE, data, "model.vocab_size=0", "train.log_every=2", "train.checkpoint_every=3",
@@ -325,13 +325,13 @@ def test_a_run_moves_to_another_mesh(tmp_path: Path) -> None:
         ((-1, -1, 1, 3), "mesh: data=-1 x fsdp=-1 x tensor=1 x sequence=3 does not fit 8 devices"),
     ],
 )
-def test_a_mesh_that_does_not_fit(mesh: Sizes, said: str) -> None:
+def test_a_mesh_that_does_not_fit_is_rejected(mesh: Sizes, said: str) -> None:
     with pytest.raises(UserError) as error:
         sharding.make_mesh(MeshConfig(*mesh))
     assert str(error.value).startswith(said)
     assert "\n" not in str(error.value)
 
 
-def test_an_axis_takes_what_the_others_leave() -> None:
+def test_an_axis_of_minus_one_takes_the_remaining_devices() -> None:
     mesh = sharding.make_mesh(MeshConfig(-1, 2, 2))
     assert dict(mesh.shape) == {"data": 2, "fsdp": 2, "tensor": 2, "sequence": 1}

@@ -1,4 +1,4 @@
-"""A token scan on several devices: each reads its own rows, with one reduction at the end."""
+"""A token scan on several devices: each processes its own rows, with one reduction at the end."""
 
 from __future__ import annotations
 
@@ -59,27 +59,29 @@ def after_two_steps(program: TrainProgram, step: Any) -> Any:
 
 
 @functools.cache
-def on_one() -> Any:
+def one_device_state() -> Any:
     program = program_on((1, 1, 1))
     return after_two_steps(program, program.step)
 
 
 @pytest.mark.parametrize("mesh", [(8, 1, 1), pytest.param((2, 2, 2), marks=pytest.mark.slow)])
-def test_rows_on_many_devices(mesh: tuple[int, int, int]) -> None:
-    """The same parameters, memory and loss; no device waits for another in the loop."""
+def test_sharded_rows_equal_one_device(mesh: tuple[int, int, int]) -> None:
+    """Parameters, memory and loss are equal; there is no collective in the loop."""
     program = program_on(mesh)
     data = jax.device_put(batch(), program.batch)
     compiled = program.step.lower(program.start(), data).compile()  # type: ignore[attr-defined]
     for a, b in zip(
-        jax.tree.leaves(after_two_steps(program, compiled)), jax.tree.leaves(on_one()), strict=True
+        jax.tree.leaves(after_two_steps(program, compiled)),
+        jax.tree.leaves(one_device_state()),
+        strict=True,
     ):
         np.testing.assert_allclose(a, b, atol=2e-5 * np.abs(b).max(initial=1e-6), rtol=0)
-    if mesh[2] == 1:  # heads that are divided are summed in every token
+    if mesh[2] == 1:  # sharded heads are summed for every token
         assert collectives(compiled.as_text()) == {True}
 
 
 def collectives(text: str) -> set[bool]:
-    """Return for the collectives of a program whether they are outside of all loops."""
+    """Return, for the collectives of a program, whether they are outside all loops."""
     found, entry = set(), False
     for line in text.splitlines():
         if line.endswith("{") and not line.startswith(" "):
@@ -89,18 +91,18 @@ def collectives(text: str) -> set[bool]:
     return found
 
 
-def test_dropout_differs_from_part_to_part() -> None:
+def test_dropout_keys_differ_between_parts() -> None:
     random = DropoutRng(jax.random.key(0), np.zeros(2, bool))  # type: ignore[arg-type]
     keys = jax.random.key_data(_per_token_rng(random, 3, 4).key)  # type: ignore[union-attr]
     assert keys.shape[:2] == (3, 4)
     assert len(np.unique(keys.reshape(12, -1), axis=0)) == 12
 
 
-def test_equal_rows_of_different_parts_drop_differently() -> None:
+def test_equal_rows_of_different_parts_have_different_dropout() -> None:
     program = program_on((2, 1, 1), "model.dropout.hidden=0.5")
     data = batch()
     equal = {name: np.broadcast_to(a[:1], a.shape) for name, a in data.items()}
     state = program.step(program.start(), jax.device_put(equal, program.batch))
     slots = np.asarray(state.memory.slots[0])  # type: ignore[union-attr]
-    # the first rows of both parts
+    # the first row of each part
     assert np.abs(slots[:, 0] - slots[:, ROWS // 2]).max() > 1e-3

@@ -1,4 +1,4 @@
-"""The training step: its gradients, what it carries and what it counts."""
+"""The training step: gradients, carried state and metric sums."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ SHAPE = (
 ).split()
 TOKEN_BYTES = np.arange(VOCABULARY) % 3 + 1.0
 
-# Correctness does not depend on it, and compilation takes half the time.
+# quick compilation takes half the time and does not affect correctness
 FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
-def quick(function: Any, *args: Any) -> Any:
+def jit_quickly(function: Any, *args: Any) -> Any:
     return jax.jit(function).lower(*args).compile(compiler_options=FAST)
 
 
@@ -51,7 +51,7 @@ class Setup(NamedTuple):
 
 @functools.cache
 def setup(*overrides: str) -> Setup:
-    """Return a compiled step that donates nothing, and the state it starts from."""
+    """Return a compiled step without donation, and its initial state."""
     config = override(Config(), [*SHAPE, *overrides])
     optimizer = make_optimizer(config.optimizer, config.train.steps)
 
@@ -60,13 +60,13 @@ def setup(*overrides: str) -> Setup:
         return init_train_state(config, model, optimizer)
 
     graph, *_ = abstract_model(config.model)
-    state = quick(start)()
+    state = jit_quickly(start)()
     step = make_step(config, graph, optimizer, jnp.asarray(TOKEN_BYTES))
-    return Setup(config, graph, state, quick(step, state, batch(0)))
+    return Setup(config, graph, state, jit_quickly(step, state, batch(0)))
 
 
 def batch(seed: int, **given: Any) -> dict[str, jax.Array]:
-    """Return random rows; in lanes row 1 begins a document in its second block."""
+    """Return random rows; in lanes row 1 starts a document in its second block."""
     rng = np.random.default_rng(seed)
     shape = (ROWS, LENGTH)
     reset = np.zeros(shape, bool)
@@ -86,7 +86,7 @@ def gradient(state: TrainState) -> Any:
 
 
 def assert_close(a: Any, b: Any, tolerance: float = 1e-5) -> None:
-    """Two trees agree to rounding, relative to the largest number of each leaf."""
+    """Check that two trees agree up to rounding, relative to the largest value of each leaf."""
 
     def compare(x: Any, y: Any) -> None:
         x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
@@ -97,7 +97,7 @@ def assert_close(a: Any, b: Any, tolerance: float = 1e-5) -> None:
 
 
 def without_totals(state: TrainState) -> dict[str, Any]:
-    """What must not depend on how a batch is cut. Parameters may: Adam magnifies tiny gradients."""
+    """Return what accumulation must not change. Parameters may: Adam magnifies tiny gradients."""
     return {"gradient": gradient(state), "memory": state.memory, "totals": state.totals}
 
 
@@ -107,19 +107,19 @@ def without_totals(state: TrainState) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "cut", ["train.accumulate=2", "train.accumulate=4", "train.bptt_segments=2"]
 )
-def test_cutting_a_batch_changes_nothing(cut: str) -> None:
-    """Rows in parts, or segments with the gradient through all of them."""
+def test_accumulation_and_segments_give_the_same_step(cut: str) -> None:
+    """Accumulate over rows, or over segments with full gradients."""
     whole, parts = setup(), setup(cut)
     state = whole.step(whole.state, batch(0))
     assert_close(without_totals(parts.step(parts.state, batch(0))), without_totals(state))
-    # from memory that holds something
+    # with non-zero initial memory
     again = parts.step(state, batch(1))
     assert_close(without_totals(again), without_totals(whole.step(state, batch(1))))
     assert int(again.step) == 2
 
 
 def mean_loss(graph: Any, params: Any, memory: Any, data: dict[str, Any], last: slice) -> Any:
-    """The loss as one would write it, of the targets in `last`."""
+    """Compute the loss of the targets in `last` without segments or accumulation."""
     model = nnx.merge(graph, params)
     logits, _ = model(data["tokens"], memory, Context(data["reset"], data["valid"]))
     nats, _ = token_losses(logits[:, last], data["targets"][:, last])
@@ -127,8 +127,8 @@ def mean_loss(graph: Any, params: Any, memory: Any, data: dict[str, Any], last: 
     return (nats * weights).sum() / weights.sum()
 
 
-def test_the_gradient_is_cut_at_the_start_of_a_step() -> None:
-    """A step on memory equals the loss with that memory constant, not with what it came from."""
+def test_the_gradient_is_truncated_at_the_start_of_a_step() -> None:
+    """The gradient of a step equals that with its initial memory held constant."""
     small = setup()
     state = small.step(small.state, batch(0))
     # the memory after batch 0, with the current parameters
@@ -136,12 +136,12 @@ def test_the_gradient_is_cut_at_the_start_of_a_step() -> None:
     state = state._replace(params=params)
     stepped = gradient(small.step(state, batch(1)))
     whole = slice(None)
-    constant = quick(jax.grad(functools.partial(mean_loss, small.graph, last=whole)), params,
+    constant = jit_quickly(jax.grad(functools.partial(mean_loss, small.graph, last=whole)), params,
                      state.memory, batch(1))  # fmt: skip
     assert_close(stepped, constant(params, state.memory, batch(1)))
 
     both = {name: jnp.concatenate([batch(0)[name], batch(1)[name]], 1) for name in batch(0)}
-    through = quick(
+    through = jit_quickly(
         jax.grad(functools.partial(mean_loss, small.graph, last=slice(LENGTH, None))),
         params,
         small.state.memory,
@@ -152,7 +152,7 @@ def test_the_gradient_is_cut_at_the_start_of_a_step() -> None:
     assert max(jax.tree.leaves(differ)) > 1e-3
 
 
-def test_weights_of_zero_take_no_part() -> None:
+def test_targets_of_weight_zero_are_ignored() -> None:
     small = setup()
     weights = batch(0)["weights"].at[:, 4:].set(0)
     one = small.step(small.state, batch(0, weights=weights))
@@ -168,7 +168,7 @@ def test_weights_of_zero_take_no_part() -> None:
 
 
 def packed_start(small: Setup, memory: Any) -> Any:
-    """Row 0's FAM for all rows, and an empty window (B.2.3), written by hand."""
+    """Return row 0's FAM for all rows and an empty window (B.2.3), computed by hand."""
     model = nnx.merge(small.graph, small.state.params)
     fresh = model.init_state(ROWS)
     rows = [jnp.repeat(leaf, ROWS, 1) for leaf in jax.tree.leaves(memory)]
@@ -181,7 +181,7 @@ def packed_start(small: Setup, memory: Any) -> Any:
 
 @functools.cache
 def forward() -> Any:
-    """Compiled (params, state, batch) -> (loss of packed rows, state)."""
+    """Return a compiled (params, state, batch) -> (loss of packed rows, state)."""
     small = setup("data.layout=packed", "train.rsp=1", "train.rsp_ramp=10")
 
     def run(params: Any, state: Any, data: dict[str, Any]) -> Any:
@@ -190,10 +190,10 @@ def forward() -> Any:
         return (nats * data["weights"]).sum(), state
 
     fresh = nnx.merge(small.graph, small.state.params).init_state(ROWS)
-    return quick(run, small.state.params, fresh, batch(0))
+    return jit_quickly(run, small.state.params, fresh, batch(0))
 
 
-def test_random_state_passing() -> None:
+def test_random_state_passing_follows_the_paper() -> None:
     small = setup("data.layout=packed", "train.rsp=1", "train.rsp_ramp=10")
     params, zeros = small.state.params, small.state.totals
     model = nnx.merge(small.graph, params)
@@ -220,7 +220,7 @@ def test_random_state_passing() -> None:
     anew = float(forward()(params, fresh, batch(1))[0])
     assert abs(expected - anew) > 1e-2
 
-    # all the way up the ramp always, at step 0 never, in the middle half of the time
+    # after the ramp always, at step 0 never, in between half of the time
     assert [loss_at(step, step) for step in range(9, 30)] == pytest.approx([expected] * 21, 1e-5)
     assert [loss_at(0, key) for key in range(20)] == pytest.approx([anew] * 20, 1e-5)
     middle = np.array([loss_at(4, key) for key in range(200)])
@@ -250,10 +250,10 @@ RPO_LAYOUTS = [
 
 
 @pytest.mark.parametrize("layout", RPO_LAYOUTS, ids=" ".join)
-def test_random_position_offset_is_an_identity(layout: tuple[str, ...]) -> None:
-    """RoPE sees differences of positions only, so a common offset of a row is invisible.
+def test_random_position_offset_does_not_change_rope(layout: tuple[str, ...]) -> None:
+    """RoPE depends on differences of positions only, so a common offset of a row has no effect.
 
-    B.2.2 is therefore here for the experiment's sake; it moves nothing but rounding.
+    B.2.2 is kept to reproduce the experiment; it changes only rounding.
     """
     plain, moved = setup(*layout), setup(*layout, "train.rpo=true")
     a, b = plain.state, moved.state
@@ -264,15 +264,15 @@ def test_random_position_offset_is_an_identity(layout: tuple[str, ...]) -> None:
         assert_close(gradient(b), gradient(a), 1e-4)
     np.testing.assert_allclose(a.totals.loss, b.totals.loss, rtol=1e-5)
     moved_bits = jax.tree.map(lambda x, y: bool((x != y).any()), gradient(a), gradient(b))
-    assert any(jax.tree.leaves(moved_bits))  # it was there
+    assert any(jax.tree.leaves(moved_bits))  # the offset was applied
 
 
 LEARNED = ("model.arch.learned_positions=true", "model.capacity=64", "train.rpo=true")
 
 
 @pytest.mark.parametrize("cut", ["train.accumulate=2", "train.bptt_segments=2"])
-def test_cutting_a_batch_changes_no_random_position_offset(cut: str) -> None:
-    """Learned positions depend on where a row begins, so another offset gives another loss."""
+def test_random_position_offset_is_the_same_with_accumulation(cut: str) -> None:
+    """Learned positions depend on the offset of a row, so another offset gives another loss."""
     whole, parts = setup(*LEARNED), setup(*LEARNED, cut)
     plain = setup(*LEARNED[:2])
     found = [each.step(whole.state, batch(0)) for each in (whole, parts, plain)]
@@ -280,8 +280,8 @@ def test_cutting_a_batch_changes_no_random_position_offset(cut: str) -> None:
     assert abs(float(found[2].totals.loss) / float(found[0].totals.loss) - 1) > 1e-4
 
 
-def test_random_position_offsets_are_drawn_as_the_paper_draws_them() -> None:
-    """B.2.2: one for each row, uniform up to the longest wavelength, half of them 0."""
+def test_random_position_offsets_are_sampled_as_in_the_paper() -> None:
+    """B.2.2: one for each row, uniform up to the longest wavelength, and 0 for half of them."""
     config = override(Config(), SHAPE)
     offset = np.asarray(position_offset(jax.random.key(0), config, 4000))
     assert offset.shape == (4000,)
@@ -295,10 +295,10 @@ def test_random_position_offsets_are_drawn_as_the_paper_draws_them() -> None:
     assert (other != offset)[~zero].all()
 
 
-# what is counted
+# metric sums
 
 
-def test_totals_against_numpy() -> None:
+def test_metric_sums_equal_numpy() -> None:
     rng = np.random.default_rng(3)
     logits = rng.normal(size=(2, 5, VOCABULARY)).astype(np.float32)
     targets = rng.integers(0, VOCABULARY, (2, 5))
@@ -328,7 +328,7 @@ def test_totals_against_numpy() -> None:
     assert {n: float(v) for n, v in found._asdict().items()} == pytest.approx(expected, rel=1e-5)
 
 
-def test_totals_add_up() -> None:
+def test_metric_sums_accumulate() -> None:
     small = setup()
     state = small.step(small.state, batch(0))
     norm = math.sqrt(sum(float(jnp.square(g).sum()) for g in jax.tree.leaves(gradient(state))))
@@ -340,7 +340,7 @@ def test_totals_add_up() -> None:
     assert float(second.totals.tokens) == 2 * ROWS * LENGTH
 
 
-def test_the_first_step_that_is_not_finite_is_kept() -> None:
+def test_the_first_non_finite_step_is_recorded() -> None:
     small = setup()
     bad = batch(1, weights=batch(1)["weights"].at[0, 0].set(jnp.nan))
     state = small.step(small.state, batch(0))
@@ -350,15 +350,15 @@ def test_the_first_step_that_is_not_finite_is_kept() -> None:
     assert int(small.step(state, batch(2)).bad) == 2
 
 
-def test_parameters_that_overflow_are_noticed_in_the_same_step() -> None:
-    """Before the next loss tells, so that no checkpoint holds them."""
+def test_overflow_of_parameters_is_detected_in_the_same_step() -> None:
+    """Overflow is detected before the next loss is computed, so that no checkpoint stores it."""
     small = setup("optimizer.learning_rate=3e38", "optimizer.weight_decay=100")
     state = small.step(small.state, batch(0))
     assert np.isfinite(float(state.totals.loss))
     assert int(state.bad) == 1
 
 
-def test_bfloat16() -> None:
+def test_bfloat16_keeps_float32_parameters() -> None:
     small, half = setup(), setup("model.dtype=bfloat16")
     state = half.state
     for seed in range(3):

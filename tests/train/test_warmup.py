@@ -1,4 +1,4 @@
-"""BPTT warm-up: the same tokens in longer rows, with continuous memory."""
+"""BPTT warm-up: the same tokens in longer rows, with continuing memory."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 WARM = ("model.mixer=bswa", "train.bptt_start=16", "train.bptt_double_every=4")
 
 
-def warm(tmp_path: Path, task: str = "text", steps: int = 10) -> Config:
-    """8 rows of 16 tokens for 4 steps, 4 rows of 32 for 4, then 2 rows of 64."""
+def warmup_config(tmp_path: Path, task: str = "text", steps: int = 10) -> Config:
+    """Use 8 rows of 16 tokens for 4 steps, 4 rows of 32 for 4, then 2 rows of 64."""
     return config(tmp_path / "texts", "lanes", task, *WARM, f"train.steps={steps}")
 
 
-def test_the_papers_lengths() -> None:
+def test_row_lengths_are_those_of_the_paper() -> None:
     given = ["data.length=256", "data.batch=512", "model.block_len=32"]
     warming = ["train.bptt_start=32", "train.bptt_double_every=50000"]
     paper = override(Config(), [*given, *warming])
@@ -50,7 +50,7 @@ def on_host(state: Any) -> Any:
 
 
 class Step(NamedTuple):
-    """Numbers of one step on the host."""
+    """Host copies of the states around one step."""
 
     before: Any
     after: Any
@@ -80,7 +80,7 @@ def assert_equal(a: Any, b: Any) -> None:
 def test_memory_continues_and_nothing_else_changes(
     tmp_path: Path, steps: list[Step], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train(warm(tmp_path), tmp_path / "run")
+    train(warmup_config(tmp_path), tmp_path / "run")
     assert [step.shape for step in steps] == [(8, 16)] * 4 + [(4, 32)] * 4 + [(2, 64)] * 2
     for i, (last, this) in enumerate(itertools.pairwise(steps), 1):
         kept = last.after.memory
@@ -88,7 +88,7 @@ def test_memory_continues_and_nothing_else_changes(
             kept = jax.tree.map(lambda a: a[:, ::2], kept)
         assert {leaf.shape[1] for leaf in jax.tree.leaves(this.before.memory)} == {this.shape[0]}
         assert_equal(this.before.memory, kept)
-        if i % 4:  # a row is written then, and the totals begin anew
+        if i % 4:  # otherwise a row was logged and the metric sums were reset
             assert_equal(this.before.totals, last.after.totals)
         assert_equal(this.before._replace(memory=(), totals=()),
                      last.after._replace(memory=(), totals=()))  # fmt: skip
@@ -99,9 +99,9 @@ def test_memory_continues_and_nothing_else_changes(
     assert re.search(r"10/10 loss .*, rows of 64 tokens, .* left", err)
 
 
-def test_a_run_is_its_steps(tmp_path: Path, steps: list[Step]) -> None:
-    """By hand: three programs, one after the other, on rows that continue the lanes."""
-    given = override(warm(tmp_path), ["model.vocab_size=258", "train.log_every=99"])
+def test_a_run_equals_its_steps_by_hand(tmp_path: Path, steps: list[Step]) -> None:
+    """The run equals three programs applied in turn to rows that continue the lanes."""
+    given = override(warmup_config(tmp_path), ["model.vocab_size=258", "train.log_every=99"])
     train(given, tmp_path / "run", quiet=True)
     tokenizer = load_tokenizer("bytes")
     state, data = None, None
@@ -123,43 +123,45 @@ def test_a_run_is_its_steps(tmp_path: Path, steps: list[Step]) -> None:
 
 
 @pytest.mark.parametrize("task", ["text", "passkey"])
-def test_a_crash_around_a_change(
+def test_resume_after_a_crash_around_a_change_is_bitwise_equal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
-    """Saved every three steps and killed in each length, also right before and after a change."""
-    small = warm(tmp_path, task, steps=13)
-    once, again = tmp_path / "once", tmp_path / "again"
-    train(small, once, quiet=True)
-    # steps started by each call, which resumes from 0, 3, 3, 3, 6, 6 and 9
+    """Save every three steps and crash at each length, also right before and after a change."""
+    small = warmup_config(tmp_path, task, steps=13)
+    reference, resumed = tmp_path / "once", tmp_path / "again"
+    train(small, reference, quiet=True)
+    # steps done by each call, which resumes from 0, 3, 3, 3, 6, 6 and 9
     for count in (4, 1, 2, 3, 2, 4, 3):
         undo = crash_at(monkeypatch, count)
         with pytest.raises(Crash):
-            train(small, again, quiet=True)
+            train(small, resumed, quiet=True)
         undo()
-    train(small, again, quiet=True)
-    assert_same(once, again, small)
+    train(small, resumed, quiet=True)
+    assert_same(reference, resumed, small)
 
 
 @pytest.mark.parametrize("every", [4, 8])
-def test_saved_at_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int) -> None:
-    small = override(warm(tmp_path), [f"train.checkpoint_every={every}"])
-    once, again = tmp_path / "once", tmp_path / "again"
-    train(small, once, quiet=True)
-    for steps in (4, 8, 10):  # ended at a change, and told to go on
-        train(override(small, [f"train.steps={steps}"]), again, quiet=True)
-    assert rows(again) == rows(once)
-    assert_same(once, again, small)
+def test_resume_at_a_change_is_bitwise_equal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    small = override(warmup_config(tmp_path), [f"train.checkpoint_every={every}"])
+    reference, resumed = tmp_path / "once", tmp_path / "again"
+    train(small, reference, quiet=True)
+    for steps in (4, 8, 10):  # end at a change, then continue
+        train(override(small, [f"train.steps={steps}"]), resumed, quiet=True)
+    assert rows(resumed) == rows(reference)
+    assert_same(reference, resumed, small)
 
 
 def test_the_newest_good_checkpoint_may_have_shorter_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small = override(warm(tmp_path), ["train.checkpoint_every=7"])
-    once, again = tmp_path / "once", tmp_path / "again"
-    for run in (once, again):
+    small = override(warmup_config(tmp_path), ["train.checkpoint_every=7"])
+    reference, resumed = tmp_path / "once", tmp_path / "again"
+    for run in (reference, resumed):
         train(small, run, quiet=True)
-    assert Checkpoints(again / "checkpoints").steps() == [7, 10]
-    (again / "checkpoints" / "000000010" / "extra.json").unlink()
-    train(small, again, quiet=True)
+    assert Checkpoints(resumed / "checkpoints").steps() == [7, 10]
+    (resumed / "checkpoints" / "000000010" / "extra.json").unlink()
+    train(small, resumed, quiet=True)
     assert "000000010 is damaged" in capsys.readouterr().err
-    assert_same(once, again, small)
+    assert_same(reference, resumed, small)

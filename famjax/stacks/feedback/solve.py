@@ -89,9 +89,9 @@ def _token_fn(
     xs: Any,
 ) -> Any:
     """One token: x [b d] -> ((y [b d], memory [j b d]), (k, v) [b g e] of each set)."""
-    x, (first, rng, others) = xs
+    x, (first, rng, non_diff) = xs
     rng = None if rng is None else rng._replace(key=rng.key[0])
-    parts = combine(graphs, matmul_params, other_params, others)
+    parts = combine(graphs, matmul_params, other_params, non_diff)
     states = [x]
     for i in range(len(parts.layers)):
         attend = functools.partial(_attend_window, spec, parts, i, visible, first)
