@@ -19,7 +19,7 @@ def convert_names() -> dict[str, str]:
 def replace_attention(
     model: ModelConfig, to: str, layers: str = "", keep_every: int | None = None
 ) -> ModelConfig:
-    """Return the config with the mixer of some layers replaced.
+    """Return the config with the mixer of some layers replaced, and `MixerSpec.convert_settings`.
 
     Args:
       to: one of `convert_names`; "keep" changes nothing.
@@ -54,9 +54,11 @@ def replace_attention(
         chosen = [i for i in chosen if MIXERS[names[i]].is_bounded] or chosen
     if keep_every is not None:
         chosen = _drop_kept(chosen, keep_every, model.layers)
+    # layers that have this mixer already keep its settings
+    settings = {} if known[to] in names else MIXERS[known[to]].convert_settings
     for i in chosen:
         names[i] = known[to]
-    return replace(model, mixer=shortest_pattern(names))
+    return replace(model, mixer=shortest_pattern(names), **settings)
 
 
 def _drop_kept(chosen: list[int], every: int, count: int) -> list[int]:

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -455,6 +456,8 @@ class FamSpec(BswaSpec):
     switches = ("train.rsp",)
     has_memory = True
     has_attention_map = False  # unlike bswa's: it also attends to memories
+    # the paper's sum forgets keys that were finetuned in (docs/memory.md)
+    convert_settings = MappingProxyType({"fam_update": "gated"})
 
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
         return Fam(config, rngs=rngs)

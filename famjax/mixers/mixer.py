@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import abc
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -152,6 +153,7 @@ class MixerSpec(abc.ABC):
       formats: of `famjax export`; hf and peft (`FORMATS` is all) need the layer in PyTorch.
       layer_type: its name in Hugging Face's `layer_types`; "" if there is none.
       convert_name: its name for `famjax convert --to`; "" is the registered one.
+      convert_settings: what `famjax convert` sets in the model's config, unless told otherwise.
     """
 
     title: ClassVar[str]
@@ -167,6 +169,7 @@ class MixerSpec(abc.ABC):
     formats: ClassVar[tuple[str, ...]] = ("orbax", "stablehlo")
     layer_type: ClassVar[str] = ""
     convert_name: ClassVar[str] = ""
+    convert_settings: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     @abc.abstractmethod
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
