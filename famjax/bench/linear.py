@@ -172,11 +172,11 @@ def _remaining_note(
         return ""
     each = [sum(_expected_seconds(spent, before, length).values()) for length in lengths]
     # once to warm up, and once for the result
-    left = sum(
+    seconds = sum(
         (_repetitions(repetition_seconds, repetitions) + 2) * repetition_seconds
         for repetition_seconds in each
     )
-    return f"; attention's runs have about {left:.0f} s left"
+    return f"; attention's runs have about {seconds:.0f} s left"
 
 
 def random_inputs(model: ModelConfig, batch: int, length: int, width: int) -> Inputs:

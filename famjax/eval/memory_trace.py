@@ -102,10 +102,8 @@ def check_has_memory(run: Run) -> None:
     """Raise a `UserError` for a model without feedback memory."""
     model = run.config.model
     if not isinstance(run.model.stack, ResidualStack) or run.model.stack.prompt is None:
-        given = model.mixer if model.stack == "residual" else model.stack
-        raise UserError(
-            f"--memory: {given} has no feedback memory; give a run with model.mixer=fam"
-        )
+        name = model.mixer if model.stack == "residual" else model.stack
+        raise UserError(f"--memory: {name} has no feedback memory; give a run with model.mixer=fam")
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -124,8 +124,8 @@ def _tokens(metadata: dict[str, str]) -> int:
 
 def _restore(path: str | Path, arrays: dict[str, np.ndarray], template: Any) -> Any:
     names, leaves = _flatten(template)
-    found = {name: (array.shape, array.dtype) for name, array in arrays.items()}
-    if found != {n: (leaf.shape, leaf.dtype) for n, leaf in zip(names, leaves, strict=True)}:
+    layout = {name: (array.shape, array.dtype) for name, array in arrays.items()}
+    if layout != {n: (leaf.shape, leaf.dtype) for n, leaf in zip(names, leaves, strict=True)}:
         raise UserError(
             f"{path}: written by another version of famjax with another layout; {_READ_AGAIN}"
         )
@@ -212,10 +212,10 @@ def _unpack(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     types = {short: jnp.dtype(name) for name, short in _TYPES.items()}
     arrays = {}
     try:
-        for name, about in header.items():
-            first, last = (begin + offset for offset in about["data_offsets"])
-            flat = np.frombuffer(content[first:last], types[about["dtype"]])
-            arrays[name] = flat.reshape(about["shape"])
+        for name, entry in header.items():
+            first, last = (begin + offset for offset in entry["data_offsets"])
+            flat = np.frombuffer(content[first:last], types[entry["dtype"]])
+            arrays[name] = flat.reshape(entry["shape"])
     except (ValueError, LookupError, TypeError, OverflowError):
         raise _CorruptFile("its header is invalid") from None
     return arrays, metadata

@@ -63,10 +63,10 @@ def compute_logits(model: LanguageModel, tokens: np.ndarray, last: int) -> np.nd
 
 def run_logits(model: LanguageModel, tokens: np.ndarray, last: int) -> np.ndarray:
     """Return the logits of the run; a `UserError` if they are not finite."""
-    found = compute_logits(model, tokens, last)
-    if not np.isfinite(found).all():
+    logits = compute_logits(model, tokens, last)
+    if not np.isfinite(logits).all():
         raise UserError("the run's logits are not finite; export a run that has not diverged")
-    return found
+    return logits
 
 
 def compare_logits(by: str, exported: np.ndarray, run: np.ndarray) -> str:

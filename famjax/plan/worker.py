@@ -43,10 +43,10 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     Args:
       request: "config" as JSON, "topology"; "compile", whether to compile as well.
     """
-    asked, topology = from_json(request["config"]), parse_topology(request["topology"])
+    requested, topology = from_json(request["config"]), parse_topology(request["topology"])
     devices = get_devices(topology)
-    check_rows(asked, len(devices))
-    config = resolve(asked, None, len(devices), int(topology.chip.memory))
+    check_rows(requested, len(devices))
+    config = resolve(requested, None, len(devices), int(topology.chip.memory))
     mesh = sharding.make_mesh(config.mesh, devices)
     sizes = {"mesh": dict(mesh.shape), "devices": mesh.size, "shardings": shardings(config, mesh)}
     program = make_program(config, np.ones(config.model.vocab_size, np.float32), mesh=mesh)
@@ -157,12 +157,14 @@ def compile_step(
         done = lowered.compile(compiler_options=None if topology.is_tpu else _HOST_OPTIONS)
     except jax.errors.JaxRuntimeError as error:
         said = str(error)
-        found = re.search(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT])", said)
-        if not found:
+        exceeded = re.search(
+            r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT])", said
+        )
+        if not exceeded:
             raise
         return {
-            "needed": _parse_binary_size(*found.groups()[:2]),
-            "limit": _parse_binary_size(*found.groups()[2:]),
+            "needed": _parse_binary_size(*exceeded.groups()[:2]),
+            "limit": _parse_binary_size(*exceeded.groups()[2:]),
             "compile_seconds": time.perf_counter() - began,
         }
     seconds = time.perf_counter() - began
@@ -196,10 +198,10 @@ def _parse_binary_size(number: str, unit: str) -> float:
 def main() -> None:
     request = parse_json(sys.stdin.read())
     try:
-        found = answer(request)
+        reply = answer(request)
     except UserError as error:
-        found = {"error": str(error)}
-    json.dump(found, sys.stdout)
+        reply = {"error": str(error)}
+    json.dump(reply, sys.stdout)
 
 
 if __name__ == "__main__":
