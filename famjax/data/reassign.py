@@ -85,8 +85,8 @@ class ReassignedSource(Source):
     """A source whose documents can be reassigned to another number of lanes.
 
     Attributes:
-      leftover: documents that are read first, since the last switch between lanes that share documents
-        and lanes that each read all.
+      leftover: documents that are read first, since the last switch between lanes that share
+        documents and lanes that each read all.
       assigned_counts: for each reassignment since, the count of documents each lane had been
         assigned.
     """
