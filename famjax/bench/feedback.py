@@ -27,7 +27,7 @@ from famjax.bench.greedy import make_writer
 from famjax.bench.timing import Pair, compare_times, time_interleaved
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import Config, ModelConfig
-from famjax.core.types import Context
+from famjax.core.types import Context, Params
 from famjax.models.language_model import LanguageModel
 from famjax.ops import token_scan
 from famjax.stacks.feedback import solve
@@ -198,7 +198,7 @@ def compare_gradients(model: ModelConfig, batch: int, length: int) -> float:
     rng = np.random.default_rng(0)
     tokens = jnp.asarray(rng.integers(0, model.vocab_size, (batch, length), np.int32))
 
-    def loss(params: Any) -> jax.Array:
+    def loss(params: Params) -> jax.Array:
         model = nnx.merge(graph, params)
         x, _ = model.stack(model.embed(tokens), model.init_state(batch), Context())
         return model.losses(x, jnp.roll(tokens, -1, 1))[0].mean()

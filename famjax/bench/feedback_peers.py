@@ -24,7 +24,7 @@ from flax import nnx
 from famjax.bench.timing import Pair, compare_times, time_interleaved
 from famjax.config.schema import ArchConfig, MeshConfig, ModelConfig
 from famjax.core.optional import missing_modules
-from famjax.core.types import Context
+from famjax.core.types import Context, Params
 from famjax.models.language_model import LanguageModel
 from famjax.parallel import sharding
 from famjax.stacks.feedback import Feedback
@@ -131,8 +131,8 @@ def _famjax_step(model: ModelConfig, tokens: np.ndarray) -> Callable[[], Any]:
     batch = jax.device_put(tokens, sharding.batch_sharding(mesh, len(tokens)))
     params = jax.device_put(params, sharding.replicated(mesh))
 
-    def gradients(params: Any, tokens: jax.Array) -> Any:
-        def loss(params: Any) -> jax.Array:
+    def gradients(params: Params, tokens: jax.Array) -> Any:
+        def loss(params: Params) -> jax.Array:
             model = nnx.merge(graph, params)
             x, _ = model.stack(model.embed(tokens), model.init_state(len(tokens)), Context())
             return model.losses(x, tokens)[0].mean()

@@ -26,7 +26,7 @@ from flax import nnx
 
 from famjax.config.derived import mixer_pattern
 from famjax.core.errors import UserError
-from famjax.core.types import Array, Context, State
+from famjax.core.types import Array, Context, Params, State
 from famjax.data.sources import TextSource
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import rechunk
@@ -108,7 +108,7 @@ def attention_weights(model: LanguageModel, tokens: np.ndarray) -> Iterator[Arra
 
 @functools.partial(jax.jit, static_argnums=0)
 def _run_layer(
-    graph: Any, params: Any, state: State, x: Array, ctx: Context
+    graph: Any, params: Params, state: State, x: Array, ctx: Context
 ) -> tuple[Array, Array | None]:
     layer = nnx.merge(graph, params)
     return layer(x, state, ctx)[0], layer.mixer.attention_map(x)

@@ -21,7 +21,7 @@ import numpy as np
 from flax import nnx
 
 from famjax.core.errors import UserError
-from famjax.core.types import Array, Context, State
+from famjax.core.types import Array, Context, Params, State
 from famjax.eval.attention import text_spans
 from famjax.eval.progress import TokenProgress
 from famjax.models.language_model import LanguageModel
@@ -108,7 +108,7 @@ def check_has_memory(run: Run) -> None:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _trace_blocks(
-    graph: Any, params: Any, state: State, tokens: Array, targets: Array
+    graph: Any, params: Params, state: State, tokens: Array, targets: Array
 ) -> tuple[State, tuple[Array, ...]]:
     """Read blocks [n w] one by one, and return the fields of `MemoryTrace`."""
     model = nnx.merge(graph, params)
@@ -164,7 +164,7 @@ def gradient_reach(run: Run, tokens: np.ndarray) -> np.ndarray:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _read_blocks(graph: Any, params: Any, state: State, tokens: Array) -> State:
+def _read_blocks(graph: Any, params: Params, state: State, tokens: Array) -> State:
     model = nnx.merge(graph, params)
 
     def body(state: State, tokens: Array) -> tuple[State, None]:
@@ -174,7 +174,7 @@ def _read_blocks(graph: Any, params: Any, state: State, tokens: Array) -> State:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _reach(graph: Any, params: Any, state: State, tokens: Array, targets: Array) -> Array:
+def _reach(graph: Any, params: Params, state: State, tokens: Array, targets: Array) -> Array:
     """Return |dL/dF| |F| for the memories before each block [n l], L the loss of the last one."""
     model = nnx.merge(graph, params)
     stack = model.stack

@@ -22,6 +22,7 @@ from flax import nnx
 
 from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json, regular_file_size
+from famjax.core.types import PyTree
 from famjax.eval.streaming import StreamState
 from famjax.parallel.sharding import path_name
 from famjax.train.run import Run
@@ -122,7 +123,7 @@ def _tokens(metadata: dict[str, str]) -> int:
     return int(text)
 
 
-def _restore(path: str | Path, arrays: dict[str, np.ndarray], template: Any) -> Any:
+def _restore(path: str | Path, arrays: dict[str, np.ndarray], template: PyTree) -> PyTree:
     names, leaves = _flatten(template)
     layout = {name: (array.shape, array.dtype) for name, array in arrays.items()}
     if layout != {n: (leaf.shape, leaf.dtype) for n, leaf in zip(names, leaves, strict=True)}:
@@ -137,7 +138,7 @@ def _state_shapes(run: Run) -> Any:
     return jax.eval_shape(lambda: run.model.init_state(1))
 
 
-def _flatten(tree: Any) -> tuple[list[str], list[Any]]:
+def _flatten(tree: PyTree) -> tuple[list[str], list[Any]]:
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
     return [path_name(path) for path, _ in paths], [leaf for _, leaf in paths]
 

@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from famjax.core.errors import UserError
-from famjax.core.types import Array, Batch, Context, State
+from famjax.core.types import Array, Batch, Context, Params, State
 from famjax.eval.sampling import Sampling
 from famjax.experiment.memory import check_bytes_fit
 from famjax.models.language_model import LanguageModel
@@ -67,27 +67,29 @@ def _jit_functions(graph: Any) -> _StreamFunctions:
     All streams over models of one shape share them and compile once.
     """
 
-    def start(params: Any, batch: int) -> State:
+    def start(params: Params, batch: int) -> State:
         return nnx.merge(graph, params).init_state(batch)
 
-    def read(params: Any, state: State, tokens: Array, ctx: Context, last: Array):
+    def read(params: Params, state: State, tokens: Array, ctx: Context, last: Array):
         model = nnx.merge(graph, params)
         x, state = model.stack(model.embed(tokens), state, ctx)
         # logits of one token only: with a large vocabulary those of all dominate the cost
         return model.logits(jnp.take(x, last, axis=1)), state
 
-    def losses(params: Any, state: State, tokens: Array, targets: Array, ctx: Context, last: Array):
+    def losses(
+        params: Params, state: State, tokens: Array, targets: Array, ctx: Context, last: Array
+    ):
         model = nnx.merge(graph, params)
         x, state = model.stack(model.embed(tokens), state, ctx)
         logits = model.logits(jnp.take(x, last, axis=1))
         return *model.losses(x, targets), logits, state
 
-    def step(params: Any, state: State, tokens: Array, targets: Array, ctx: Context):
+    def step(params: Params, state: State, tokens: Array, targets: Array, ctx: Context):
         model = nnx.merge(graph, params)
         x, state = model.stack.step(model.embed(tokens), state, ctx)
         return *model.losses(x, targets), model.logits(x)[:, 0], state
 
-    def write(params: Any, state: State, token: Array, position: Array, *arguments: Any):
+    def write(params: Params, state: State, token: Array, position: Array, *arguments: Any):
         count, sampling, stops = arguments
         model = nnx.merge(graph, params)
 

@@ -13,7 +13,7 @@ from flax import nnx
 
 from famjax.config.schema import ModelConfig
 from famjax.core.errors import UserError
-from famjax.core.types import Context
+from famjax.core.types import Context, Params
 from famjax.mixers import mixer_specs
 from famjax.models.language_model import LanguageModel
 
@@ -49,7 +49,7 @@ def compute_logits(model: LanguageModel, tokens: np.ndarray, last: int) -> np.nd
     graph, params = nnx.split(model)
 
     @jax.jit
-    def read(params: Any, tokens: Any, valid: Any) -> Any:
+    def read(params: Params, tokens: Any, valid: Any) -> Any:
         model = nnx.merge(graph, params)
         state = model.init_state(len(tokens))
         x, _ = model.stack(model.embed(tokens), state, Context(valid=valid))

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 
 from famjax.convert.save import save_file
 from famjax.core.errors import UserError
-from famjax.core.types import Context
+from famjax.core.types import Context, PyTree
 from famjax.eval.streaming import CHUNK
 from famjax.experiment.load import to_json
 from famjax.export import check
@@ -163,7 +163,7 @@ def _programs(model: LanguageModel, chunk: int) -> dict[str, tuple[Any, ...]]:
     }
 
 
-def _name_arrays(tree: Any) -> NamedArrays:
+def _name_arrays(tree: PyTree) -> NamedArrays:
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 

@@ -22,6 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from famjax.config.resolved import ResolvedConfig
 from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json
+from famjax.core.types import PyTree
 from famjax.data.lanes import empty_row
 from famjax.experiment.load import from_json
 from famjax.experiment.mesh_checks import check_rows, duplicated_work
@@ -106,7 +107,7 @@ def abstract_state(config: ResolvedConfig) -> Any:
     return LanguageModel(config.model, rngs=nnx.Rngs(0)).init_state(1)
 
 
-def _count_bytes(tree: Any) -> dict[str, float]:
+def _count_bytes(tree: PyTree) -> dict[str, float]:
     leaves = jax.tree.leaves(tree)
     here = (math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in leaves)
     return {
