@@ -268,21 +268,21 @@ def ask(demo: Demo, console: Console) -> dict[str, Any]:
     task = evaluated_task(run.tokenizer, run.config.data.passkey)
     rng = np.random.default_rng([2026, 1])
     tokens = np.concatenate([p.tokens for p in task.document(rng, demo.remembered)])
-    asked = tokens[: -task.digits - 1]
-    answer = tokens[len(asked) : -1]
+    prompt = tokens[: -task.digits - 1]
+    answer = tokens[len(prompt) : -1]
     streamer = Streamer(run.model, 1)
-    streamer.read(asked[None])
-    found = []
+    streamer.read(prompt[None])
+    written = []
     for _ in answer:
-        found.append(int(np.asarray(streamer.logits).argmax()))
-        streamer.step(np.array([[found[-1]]], np.int32))
-    key, said = run.tokenizer.decode(answer), run.tokenizer.decode(found)
+        written.append(int(np.asarray(streamer.logits).argmax()))
+        streamer.step(np.array([[written[-1]]], np.int32))
+    key, said = run.tokenizer.decode(answer), run.tokenizer.decode(written)
     console.print(
-        f"\nFAM, loaded from its checkpoint, read a key and {len(asked):,} tokens; its whole "
+        f"\nFAM, loaded from its checkpoint, read a key and {len(prompt):,} tokens; its whole "
         f"memory is {streamer.state_bytes():,} bytes.\n> ...{QUESTION}[bold]{said}[/bold]"
         f"   (correct: {key})\n"
     )
-    return {"tokens": len(asked), "key": key, "answer": said}
+    return {"tokens": len(prompt), "key": key, "answer": said}
 
 
 def table(demo: Demo, results: Sequence[dict[str, Any]]) -> Table:

@@ -155,8 +155,8 @@ def convert_models(demo: FinetuneDemo, console: Console) -> None:
     for name, (to, sizes) in _ATTENTION.items():
         target = demo.folder / f"converted-{name}"
         if not target.exists():
-            given = (f"model.block_len={_BLOCK}", "model.scan_layers=false", *sizes)
-            convert(source, target, to, overrides=given, report=console.print)
+            overrides = (f"model.block_len={_BLOCK}", "model.scan_layers=false", *sizes)
+            convert(source, target, to, overrides=overrides, report=console.print)
 
 
 def tune_all(demo: FinetuneDemo, console: Console) -> list[dict[str, Any]]:
@@ -193,7 +193,7 @@ def tune_in_process(demo: FinetuneDemo, name: str) -> None:
 
 def make_config(demo: FinetuneDemo, name: str) -> Config:
     """Return the finetuning config: that of `make demo`, with adapters."""
-    given = [
+    overrides = [
         f"init={demo.folder / f'converted-{name}'}",
         f"name={name}",
         "model.lora.rank=16",
@@ -218,12 +218,12 @@ def make_config(demo: FinetuneDemo, name: str) -> Config:
     if name == "BSWA":
         # It has no memory beyond its receptive field: no intermediate questions or longer
         # documents.
-        given += [
+        overrides += [
             f"data.length={10 * _BLOCK}",
             "data.passkey.ask_every=0",
             f"data.passkey.max_length={3 * _BLOCK}",
         ]
-    return load_config("passkey", [*given, *demo.finetuning])
+    return load_config("passkey", [*overrides, *demo.finetuning])
 
 
 def tune(demo: FinetuneDemo, name: str, quiet: bool) -> None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from famjax.config.schema import OptimizerConfig
-from famjax.core.types import Array
+from famjax.core.types import Array, Params, PyTree
 from famjax.parallel.sharding import path_name
 
 
@@ -110,18 +110,18 @@ def _per_layer(transformation: optax.GradientTransformation) -> optax.GradientTr
     would be that of all layers together, and Adafactor could factor over the layers.
     """
 
-    def init(params: Any) -> Any:
+    def init(params: Params) -> PyTree:
         empty = not jax.tree.leaves(params)
         return transformation.init(params) if empty else jax.vmap(transformation.init)(params)
 
-    def update(updates: Any, state: Any, params: Any = None) -> Any:
+    def update(updates: PyTree, state: PyTree, params: Params = None) -> Any:
         empty = not jax.tree.leaves(updates)
         apply = transformation.update if empty else jax.vmap(transformation.update)
         return apply(updates, state, params)
 
     layers = optax.GradientTransformation(init, update)
 
-    def labels(params: Any) -> Any:
+    def labels(params: Params) -> Any:
         return jax.tree_util.tree_map_with_path(
             lambda path, _: "layers" if "stack/layers/" in path_name(path) else "others", params
         )

@@ -27,7 +27,7 @@ from famjax.bench.greedy import make_writer
 from famjax.bench.timing import Pair, compare_times, time_interleaved
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import Config, ModelConfig
-from famjax.core.types import Context
+from famjax.core.types import Context, Params
 from famjax.models.language_model import LanguageModel
 from famjax.ops import token_scan
 from famjax.stacks.feedback import solve
@@ -99,7 +99,7 @@ def bench_models(model: ModelConfig) -> dict[str, ModelConfig]:
         return replace(model, stack="feedback", feedback=replace(c, **changes))
 
     own = replace(c, shared_kv=False)
-    found = {
+    models = {
         "transformer": replace(model, stack="transformer", feedback=own),
         "swa": replace(
             model, stack="residual", mixer="swa", window=c.span + 1, block_len=model.block_len
@@ -108,21 +108,21 @@ def bench_models(model: ModelConfig) -> dict[str, ModelConfig]:
         "feedback, keys per layer": feedback(shared_kv=False),
         "feedback, plain autodiff": feedback(shared_kv=True),
     }
-    return found | {f"feedback, {n} sweeps": feedback(shared_kv=True, sweeps=n) for n in SWEEPS}
+    return models | {f"feedback, {n} sweeps": feedback(shared_kv=True, sweeps=n) for n in SWEEPS}
 
 
 def measure_training(
     model: ModelConfig, batch: int, length: int, repetitions: int
 ) -> Iterator[TrainingStep]:
     """Measure a training step of all models, interleaved."""
-    asked = bench_models(model)
+    models = bench_models(model)
     runs, temporary, change = {}, {}, {}
-    for name, model_config in asked.items():
+    for name, model_config in models.items():
         with plain_autodiff("plain" in name):
             runs[name], temporary[name], change[name] = _trainer(model_config, batch, length)
     times = time_interleaved(runs, repetitions)
-    least = training_flops(resolve_model(asked["transformer"]))
-    for name, model_config in asked.items():
+    least = training_flops(resolve_model(models["transformer"]))
+    for name, model_config in models.items():
         yield TrainingStep(
             name,
             compare_times(times[name], times["transformer"]),
@@ -147,8 +147,8 @@ def _trainer(
     memory = compiled.memory_analysis()
     change = None
     if model.stack == "feedback" and model.feedback.sweeps:
-        found = program.inspect(state.params, state.frozen, state.memory, data)
-        change = float(found["sweep_change"])
+        metrics = program.inspect(state.params, state.frozen, state.memory, data)
+        change = float(metrics["sweep_change"])
 
     def run() -> Any:
         nonlocal state
@@ -183,9 +183,9 @@ def plain_autodiff(really: bool = True) -> Iterator[None]:
         solve.token_scan = ours
 
 
-def _plain_token_scan(token: Any, block: int, *given: Any) -> Any:
+def _plain_token_scan(token: Any, block: int, *arguments: Any) -> Any:
     """The forward pass of `token_scan.token_scan` without its custom VJP."""
-    return token_scan._forward(token, block, *given)[0]
+    return token_scan._forward(token, block, *arguments)[0]
 
 
 def compare_gradients(model: ModelConfig, batch: int, length: int) -> float:
@@ -198,7 +198,7 @@ def compare_gradients(model: ModelConfig, batch: int, length: int) -> float:
     rng = np.random.default_rng(0)
     tokens = jnp.asarray(rng.integers(0, model.vocab_size, (batch, length), np.int32))
 
-    def loss(params: Any) -> jax.Array:
+    def loss(params: Params) -> jax.Array:
         model = nnx.merge(graph, params)
         x, _ = model.stack(model.embed(tokens), model.init_state(batch), Context())
         return model.losses(x, jnp.roll(tokens, -1, 1))[0].mean()
@@ -285,14 +285,14 @@ def _measure_generation_step(
 ) -> Iterator[Generation]:
     # a Transformer of L layers has L KV caches where feedback has one
     more = batch * models["feedback"].layers
-    asked = {(name, "batch"): (model_config, batch) for name, model_config in models.items()}
-    asked["feedback", "bytes"] = (models["feedback"], more)
+    settings = {(name, "batch"): (model_config, batch) for name, model_config in models.items()}
+    settings["feedback", "bytes"] = (models["feedback"], more)
     runs, sizes = {}, {}
-    for key, (model_config, lanes) in asked.items():
+    for key, (model_config, lanes) in settings.items():
         runs[key], sizes[key] = _generator(model_config, lanes)
     times = time_interleaved(runs, repetitions)
     base = ("transformer", "batch")
-    for key, (_, lanes) in asked.items():
+    for key, (_, lanes) in settings.items():
         if key == base:
             continue
         time = compare_times(times[key], times[base])

@@ -24,7 +24,7 @@ from flax import nnx
 from famjax.bench.timing import Pair, compare_times, time_interleaved
 from famjax.config.schema import ArchConfig, MeshConfig, ModelConfig
 from famjax.core.optional import missing_modules
-from famjax.core.types import Context
+from famjax.core.types import Context, Params
 from famjax.models.language_model import LanguageModel
 from famjax.parallel import sharding
 from famjax.stacks.feedback import Feedback
@@ -59,13 +59,13 @@ def measure_peers(
 ) -> Iterator[FeedbackPeer]:
     """Measure both at each of `WIDTHS`; the model gives layers, heads, span and vocabulary."""
     for width in WIDTHS:
-        asked = match_peer(replace(model, width=width))
-        tokens = _tokens(asked, batch, length)
+        peer = match_peer(replace(model, width=width))
+        tokens = _tokens(peer, batch, length)
         times = time_interleaved(
-            {"theirs": _peer_step(asked, tokens), "ours": _famjax_step(asked, tokens)},
+            {"theirs": _peer_step(peer, tokens), "ours": _famjax_step(peer, tokens)},
             repetitions,
         )
-        apart = check_peer(asked, 2, min(length, 2 * asked.feedback.span, 40))
+        apart = check_peer(peer, 2, min(length, 2 * peer.feedback.span, 40))
         yield FeedbackPeer(width, compare_times(times["theirs"], times["ours"]), apart)
 
 
@@ -128,11 +128,11 @@ def _peer_step(model: ModelConfig, tokens: np.ndarray) -> Callable[[], Any]:
 def _famjax_step(model: ModelConfig, tokens: np.ndarray) -> Callable[[], Any]:
     graph, params = nnx.split(LanguageModel(model, rngs=nnx.Rngs(0)))
     mesh = sharding.make_mesh(MeshConfig())
-    given = jax.device_put(tokens, sharding.batch_sharding(mesh, len(tokens)))
+    batch = jax.device_put(tokens, sharding.batch_sharding(mesh, len(tokens)))
     params = jax.device_put(params, sharding.replicated(mesh))
 
-    def gradients(params: Any, tokens: jax.Array) -> Any:
-        def loss(params: Any) -> jax.Array:
+    def gradients(params: Params, tokens: jax.Array) -> Any:
+        def loss(params: Params) -> jax.Array:
             model = nnx.merge(graph, params)
             x, _ = model.stack(model.embed(tokens), model.init_state(len(tokens)), Context())
             return model.losses(x, tokens)[0].mean()
@@ -140,7 +140,7 @@ def _famjax_step(model: ModelConfig, tokens: np.ndarray) -> Callable[[], Any]:
         return jax.grad(loss)(params)
 
     compiled = jax.jit(sharding.with_mesh(mesh, gradients))
-    return lambda: compiled(params, given)
+    return lambda: compiled(params, batch)
 
 
 # equal mathematics --------------------------------------------------------------------------------

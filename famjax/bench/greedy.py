@@ -9,11 +9,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from famjax.core.types import Params, State
 
-def make_writer(graph: Any, count: int) -> Callable[[Any, Any, jax.Array], tuple[jax.Array, Any]]:
+
+def make_writer(
+    graph: Any, count: int
+) -> Callable[[Params, State, jax.Array], tuple[jax.Array, State]]:
     """Return (params, state, token [b 1]) -> (token, state) after `count` more tokens."""
 
-    def write(params: Any, state: Any, token: jax.Array) -> tuple[jax.Array, Any]:
+    def write(params: Params, state: State, token: jax.Array) -> tuple[jax.Array, State]:
         model = nnx.merge(graph, params)
 
         def one(carry: Any, _: None) -> Any:

@@ -25,6 +25,7 @@ from famjax.bench.greedy import make_writer
 from famjax.bench.timing import Pair, compare_times, time_interleaved
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
+from famjax.core.types import Params, State
 from famjax.models.fold_feature_maps import fold_feature_maps, why_not_foldable
 from famjax.models.language_model import LanguageModel
 from famjax.ops import attention
@@ -172,11 +173,11 @@ def _remaining_note(
         return ""
     each = [sum(_expected_seconds(spent, before, length).values()) for length in lengths]
     # once to warm up, and once for the result
-    left = sum(
+    seconds = sum(
         (_repetitions(repetition_seconds, repetitions) + 2) * repetition_seconds
         for repetition_seconds in each
     )
-    return f"; attention's runs have about {left:.0f} s left"
+    return f"; attention's runs have about {seconds:.0f} s left"
 
 
 def random_inputs(model: ModelConfig, batch: int, length: int, width: int) -> Inputs:
@@ -315,7 +316,7 @@ def _decoder(model: ModelConfig, count: int, merge: bool) -> _Decoder:
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     token = jnp.zeros((LANES, 1), jnp.int32)
 
-    def write(params: Any, state: Any, token: jax.Array, read: jax.Array) -> Any:
+    def write(params: Params, state: State, token: jax.Array, read: jax.Array) -> Any:
         return make_writer(graph, count)(params, _set_length(state, read), token)
 
     random_inputs = (params, state, token, jnp.int32(0))
@@ -330,7 +331,7 @@ def _decoder(model: ModelConfig, count: int, merge: bool) -> _Decoder:
     return _Decoder(run, size)
 
 
-def _set_length(state: Any, length: jax.Array) -> Any:
+def _set_length(state: State, length: jax.Array) -> State:
     """Return the state with its position set to `length`."""
 
     def is_layer(s: Any) -> bool:

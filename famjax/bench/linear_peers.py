@@ -84,7 +84,7 @@ def _peer_runner(arrays: Inputs) -> Callable[[], list[np.ndarray]]:
 
     def run() -> Any:
         y = causal_linear_attention_noncuda(q, k, v)
-        found = (y, *torch.autograd.grad(y, (q, k, v), to_y))
-        return [a.detach().transpose(1, 2).numpy() for a in found]
+        results = (y, *torch.autograd.grad(y, (q, k, v), to_y))
+        return [a.detach().transpose(1, 2).numpy() for a in results]
 
     return run

@@ -98,7 +98,7 @@ def _famjax_step(
     )
     compiled = program.step.lower(state, data).compile()  # type: ignore[attr-defined]
     memory = compiled.memory_analysis()
-    kept = TrainingFootprint(
+    footprint = TrainingFootprint(
         sum(leaf.size for leaf in jax.tree.leaves(state.params)),
         sum(leaf.nbytes for leaf in jax.tree.leaves(state.opt_state)),
         memory.temp_size_in_bytes if memory else 0,
@@ -109,7 +109,7 @@ def _famjax_step(
         state = compiled(state, data)
         return state
 
-    return kept, run
+    return footprint, run
 
 
 def compare_peft(
@@ -146,8 +146,8 @@ def _peft_step(
     )
     net: Any = transformers.LlamaForCausalLM(config)
     if rank:
-        about = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=_MAPS)
-        net = peft.get_peft_model(net, about)
+        adapters = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=_MAPS)
+        net = peft.get_peft_model(net, adapters)
     trained = [p for p in net.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-3)
     tokens = torch.tensor(_tokens(model, batch, length).astype(np.int64))

@@ -71,10 +71,10 @@ def _measure_memory(arguments: Arguments) -> dict[str, Any]:
 
 
 def _parse_files(tasks: str) -> str:
-    found = parse_tasks(tasks)
-    if len(found) != 1 or found[0][0] != "text":
+    requests = parse_tasks(tasks)
+    if len(requests) != 1 or requests[0][0] != "text":
         raise UserError(f"--tasks {tasks}: analyze reads text; write text:FILES, or text:holdout")
-    return found[0][1]
+    return requests[0][1]
 
 
 def measure(arguments: Arguments, files: str) -> dict[str, Any]:
@@ -85,14 +85,14 @@ def measure(arguments: Arguments, files: str) -> dict[str, Any]:
 
     opened = open_model(arguments.run)
     teacher = open_model(arguments.teacher) if arguments.teacher else None
-    given = None if files == HOLDOUT else files
+    text_files = None if files == HOLDOUT else files
     return {
         "run": arguments.run,
         "step": opened.step,
         "teacher": arguments.teacher or None,
         "teacher_step": None if teacher is None else teacher.step,
         "files": files,
-        **analyze(opened, teacher, given, arguments.length, arguments.examples),
+        **analyze(opened, teacher, text_files, arguments.length, arguments.examples),
     }
 
 
@@ -122,16 +122,16 @@ def _table(report: dict[str, Any]) -> Table:
 
 
 def _cells(row: dict[str, Any], shown: list[str]) -> list[str]:
-    found = [(row[name] or {}).get(key) for name in shown for key in ("mean", "last")]
-    return ["" if value is None else f"{value:.4f}" for value in found]
+    values = [(row[name] or {}).get(key) for name in shown for key in ("mean", "last")]
+    return ["" if value is None else f"{value:.4f}" for value in values]
 
 
 def _notes(report: dict[str, Any]) -> list[str]:
     notes = []
     layers = report["layers"]
-    left = [str(row["layer"]) for row in layers if row["entropy"] is None]
-    if left:
-        notes.append(f"skipped: layers {', '.join(left)} (fam also attends to memory)")
+    skipped = [str(row["layer"]) for row in layers if row["entropy"] is None]
+    if skipped:
+        notes.append(f"skipped: layers {', '.join(skipped)} (fam also attends to memory)")
     for row in layers:
         share = 0 if row["entropy"] is None else row["entropy"]["undefined"]
         if share:

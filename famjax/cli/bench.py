@@ -146,9 +146,9 @@ def _check_memory(arguments: Any, model: ModelConfig) -> None:
 
 def _fill_sizes(arguments: Arguments) -> Any:
     """Return the arguments with the bench's default sizes filled in."""
-    given = (arguments.batch, arguments.length, arguments.turns)
-    pairs = zip(given, _SIZES[arguments.name], strict=True)
-    batch, length, turns = (size if given is None else given for given, size in pairs)
+    sizes = (arguments.batch, arguments.length, arguments.turns)
+    pairs = zip(sizes, _SIZES[arguments.name], strict=True)
+    batch, length, turns = (default if size is None else size for size, default in pairs)
     return replace(arguments, batch=batch, length=length, turns=turns)
 
 
@@ -254,14 +254,18 @@ def _bench_lora(model: ModelConfig, arguments: Any, console: Output) -> None:
     from famjax.bench import lora
 
     model = lora.llama_config(model)
-    given = (model, arguments.rank, arguments.batch, arguments.length, arguments.turns)
-    found = [lora.compare(*given)]
+    sizes = (model, arguments.rank, arguments.batch, arguments.length, arguments.turns)
+    results = [lora.compare(*sizes)]
     if lora.has_peers():
-        found.append(lora.compare_peft(*given))
+        results.append(lora.compare_peft(*sizes))
     least = lora.flops_floor(model, arguments.rank, arguments.length)
     if arguments.json:
-        rows = [row._asdict() | {"time": row.time._asdict()} for row in found]
-        print(json.dumps({"floor": least, "rows": rows}, default=lambda kept: kept._asdict()))
+        rows = [row._asdict() | {"time": row.time._asdict()} for row in results]
+        print(
+            json.dumps(
+                {"floor": least, "rows": rows}, default=lambda footprint: footprint._asdict()
+            )
+        )
         return
     table = Table(
         f"Adapters of rank {arguments.rank} against training everything, a Llama of {model.layers} "
@@ -270,17 +274,17 @@ def _bench_lora(model: ModelConfig, arguments: Any, console: Output) -> None:
         ("", "trained", "optimizer", "temporary", "step s", "ratio", "median"),
         words=(0,),
     )
-    for row in found:
-        for way, kept, seconds in (
+    for row in results:
+        for way, footprint, seconds in (
             ("adapters", row.adapters, row.time.first),
             ("everything", row.everything, row.time.second),
         ):
             ours = way == "adapters"
             table.add_row(
                 f"{row.name}: {way}",
-                f"{kept.trained:,}",
-                byte_size(kept.optimizer_bytes),
-                byte_size(kept.step_bytes) if kept.step_bytes else "",
+                f"{footprint.trained:,}",
+                byte_size(footprint.optimizer_bytes),
+                byte_size(footprint.step_bytes) if footprint.step_bytes else "",
                 f"{seconds:.3f}",
                 f"{row.time.ratio:.3f}" if ours else "",
                 f"{row.time.typical:.3f} ± {row.time.spread:.3f}" if ours else "",

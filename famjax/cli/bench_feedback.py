@@ -20,10 +20,10 @@ def run(
 ) -> None:
     """Measure, print the tables or one JSON object, and plot."""
     plot = plot_file(sizes.plot) if sizes.plot else None
-    given = (model, sizes.batch, sizes.length, sizes.repetitions)
+    setting = (model, sizes.batch, sizes.length, sizes.repetitions)
     note.print("training steps")
-    steps = list(bench.measure_training(*given))
-    rows = bench.measure_rows_floor(*given)
+    steps = list(bench.measure_training(*setting))
+    rows = bench.measure_rows_floor(*setting)
     apart = bench.compare_gradients(model, 2, min(sizes.length, 24))
     console.print(_training_table(steps, rows, apart, model, sizes))
     for line in _training_aims(steps):
@@ -31,11 +31,11 @@ def run(
     generated = list(bench.measure_generation(model, sizes.repetitions, note.print))
     console.print(_generation_table(generated, model))
     console.print(_generation_aim(generated))
-    found = []
+    peer_rows = []
     if peers.is_installed():
         note.print(peers.NAME)
-        found = list(peers.measure_peers(model, sizes.batch, sizes.length, 2))
-        console.print(_peers_table(found, model, sizes))
+        peer_rows = list(peers.measure_peers(model, sizes.batch, sizes.length, 2))
+        console.print(_peers_table(peer_rows, model, sizes))
     else:
         console.print(missing_peers(peers.NAME, peers.PEERS))
     if as_json:
@@ -44,7 +44,7 @@ def run(
             "rows_floor": rows._asdict(),
             "plain_autodiff_apart": apart,
             "generation": [to_dict(row) for row in generated],
-            "peers": [to_dict(row) for row in found],
+            "peers": [to_dict(row) for row in peer_rows],
         }
         print(json.dumps(report))
     if plot:
@@ -91,8 +91,8 @@ def _generation_aim(rows: list[bench.Generation]) -> str:
     longest = max(row.span for row in rows)
     held = [row for row in rows if row.span == longest and row.name == "feedback"]
     best = max(held, key=lambda row: row.ratio)
-    about = f"tokens/s / transformer's after {longest:,}, best (equal {best.equal})"
-    return format_aim(about, best.ratio, bench.GENERATION_AIM, least=True)
+    quantity = f"tokens/s / transformer's after {longest:,}, best (equal {best.equal})"
+    return format_aim(quantity, best.ratio, bench.GENERATION_AIM, least=True)
 
 
 def _generation_table(rows: list[bench.Generation], model: ModelConfig) -> Table:

@@ -37,16 +37,16 @@ def run(
     if sizes.length < shortest:
         raise UserError(f"--length {sizes.length}: must be at least {shortest}")
     plot = plot_file(sizes.plot) if sizes.plot else None
-    given = (alone, sizes.batch, sizes.length, sizes.repetitions)
-    attended = list(bench.measure_attention(*given, note.print))
+    setting = (alone, sizes.batch, sizes.length, sizes.repetitions)
+    attended = list(bench.measure_attention(*setting, note.print))
     console.print(_attention_table(attended, alone, sizes))
     for line in _attention_aims(attended):
         console.print(line)
-    found = []
+    peer_rows = []
     if peers.is_installed():
         note.print(peers.NAME)
-        found = list(peers.measure_peers(alone, sizes.batch, sizes.length, 2))
-        console.print(_peers_table(found))
+        peer_rows = list(peers.measure_peers(alone, sizes.batch, sizes.length, 2))
+        console.print(_peers_table(peer_rows))
     else:
         console.print(missing_peers(peers.NAME, peers.PEERS))
     decoded = list(bench.measure_decoding(model, sizes.repetitions, note.print))
@@ -56,7 +56,7 @@ def run(
     if as_json:
         report = {
             "attention": [to_dict(row) for row in attended],
-            "peers": [to_dict(row) for row in found],
+            "peers": [to_dict(row) for row in peer_rows],
             "decoding": [to_dict(row) for row in decoded],
         }
         print(json.dumps(report))
@@ -96,12 +96,12 @@ def _attention_aims(rows: list[Attention]) -> list[str]:
     slowest = max((row.floor for row in rows if row.floor), key=lambda floor: floor.ratio)
     nearest = min(others, key=lambda row: row.time.ratio if row.time else 0)
     assert nearest.time
-    about = f"nearest other form's time ({nearest.name}, {nearest.length:,} tokens) / ours"
-    lines = [format_aim(about, nearest.time.ratio, 1.0, least=True)]
+    quantity = f"nearest other form's time ({nearest.name}, {nearest.length:,} tokens) / ours"
+    lines = [format_aim(quantity, nearest.time.ratio, 1.0, least=True)]
     for row in others:
         if row.time and (row.name, row.length) == ("softmax", bench.AIM_LENGTH):
-            about = f"softmax's time / ours at {row.length:,} tokens"
-            lines.append(format_aim(about, row.time.ratio, bench.SOFTMAX_AIM, least=True))
+            quantity = f"softmax's time / ours at {row.length:,} tokens"
+            lines.append(format_aim(quantity, row.time.ratio, bench.SOFTMAX_AIM, least=True))
     return [*lines, format_aim("time / floor, at worst", slowest.ratio, bench.FLOOR_AIM)]
 
 
@@ -146,11 +146,11 @@ def _decoding_aims(rows: list[Decoding]) -> list[str]:
     lines = []
     if theirs.seconds:
         ratio = compare_times(theirs.seconds, ours.seconds).ratio
-        about = f"tokens/s / transformer's at {context:,} tokens"
-        lines.append(format_aim(about, ratio, bench.TRANSFORMER_AIM, least=True))
+        quantity = f"tokens/s / transformer's at {context:,} tokens"
+        lines.append(format_aim(quantity, ratio, bench.TRANSFORMER_AIM, least=True))
     flat = longest.tokens_per_second / ours.tokens_per_second
-    about = f"tokens/s at {longest.length:,} tokens / at {context:,}"
-    lines.append(format_aim(about, flat, bench.FLAT_AIM, least=True))
+    quantity = f"tokens/s at {longest.length:,} tokens / at {context:,}"
+    lines.append(format_aim(quantity, flat, bench.FLAT_AIM, least=True))
     for name in ("elu", "rfa"):
         # their work does not depend on the length, so all repetitions count
         ratio = compare_times(_all_seconds(rows, name), _all_seconds(rows, "T2R")).ratio

@@ -18,25 +18,25 @@ def run(
 ) -> None:
     """Measure, print the tables or one JSON object, and plot."""
     plot = plot_file(sizes.plot) if sizes.plot else None
-    given = (model, sizes.batch, sizes.length, sizes.repetitions)
-    found = list(bench.measure_scaling(*given, note.print))
-    for table in (_step_table(found, model, sizes), _collectives_table(found)):
+    setting = (model, sizes.batch, sizes.length, sizes.repetitions)
+    timings = list(bench.measure_scaling(*setting, note.print))
+    for table in (_step_table(timings, model, sizes), _collectives_table(timings)):
         console.print(table)
     if as_json:
-        print(json.dumps([to_dict(row) for row in found]))
+        print(json.dumps([to_dict(row) for row in timings]))
     if plot:
-        _draw(found, plot)
+        _draw(timings, plot)
         note.print(f"wrote {plot}")
 
 
-def _step_table(found: list[bench.MeshTiming], model: ModelConfig, sizes: BenchSizes) -> Table:
+def _step_table(timings: list[bench.MeshTiming], model: ModelConfig, sizes: BenchSizes) -> Table:
     table = Table(
         f"Training step of {model.mixer} sharded over devices, {model.layers} layers, width "
         f"{model.width}, {sizes.batch} x {sizes.length} tokens",
         ("mesh", "step s", "tokens/s", "/ one device", "step / one's", "temporary"),
         words=(0,),
     )
-    for row in found:
+    for row in timings:
         table.add_row(
             _name(row),
             f"{row.time.first:.3f}",
@@ -48,14 +48,14 @@ def _step_table(found: list[bench.MeshTiming], model: ModelConfig, sizes: BenchS
     return table
 
 
-def _collectives_table(found: list[bench.MeshTiming]) -> Table | str:
-    kinds = _kinds(found)
+def _collectives_table(timings: list[bench.MeshTiming]) -> Table | str:
+    kinds = _kinds(timings)
     if not kinds:
         return "no collectives in these steps"
     table = Table(
         "bytes sent per device and step / largest collective", ("mesh", *kinds), words=(0,)
     )
-    for row in found[1:]:
+    for row in timings[1:]:
         table.add_row(_name(row), *(_format_sent(row, kind) for kind in kinds))
     return table
 
@@ -64,8 +64,8 @@ def _name(row: bench.MeshTiming) -> str:
     return f"{row.axis}={row.devices}" if row.axis else "one device"
 
 
-def _kinds(found: list[bench.MeshTiming]) -> list[str]:
-    return sorted({kind for row in found for kind in row.sent})
+def _kinds(timings: list[bench.MeshTiming]) -> list[str]:
+    return sorted({kind for row in timings for kind in row.sent})
 
 
 def _format_sent(row: bench.MeshTiming, kind: str) -> str:
@@ -74,14 +74,14 @@ def _format_sent(row: bench.MeshTiming, kind: str) -> str:
     return f"{byte_size(row.sent[kind])} / {byte_size(row.largest[kind])}"
 
 
-def _draw(found: list[bench.MeshTiming], path: Path) -> None:
+def _draw(timings: list[bench.MeshTiming], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    one, *divided = found
+    one, *divided = timings
     for axis in AXES:
         rows = [one, *(row for row in divided if row.axis == axis)]
         shares = [1 / row.time.ratio for row in rows]
@@ -90,7 +90,7 @@ def _draw(found: list[bench.MeshTiming], path: Path) -> None:
     left.set(xlabel="devices", ylabel="tokens/s / one device's", ylim=(0, None))
     left.legend()
     names, below = [f"{row.axis} {row.devices}" for row in divided], [0.0] * len(divided)
-    for kind in _kinds(found):
+    for kind in _kinds(timings):
         sent = [row.sent.get(kind, 0) / 1e6 for row in divided]
         right.bar(names, sent, bottom=below, label=kind)
         below = [a + b for a, b in zip(below, sent, strict=True)]

@@ -34,8 +34,8 @@ def config_lines(name: str, width: int) -> list[str]:
     """
     path = available_configs().get(name, Path(name))
     config, defaults = values(read_config(name)), values(Config())
-    about = docstring(path) if path.suffix == ".py" else ""
-    lines = [f"{name}:", *_reflow(about, width), ""]
+    text = docstring(path) if path.suffix == ".py" else ""
+    lines = [f"{name}:", *_reflow(text, width), ""]
     lines += wrap("Keys that it sets to other values than the defaults:", width)
     own = {key: value for key, value in config.items() if value != defaults[key]}
     return lines + format_entries(
@@ -53,12 +53,12 @@ def _text(value: object) -> str:
     return "''" if value == "" else str(value)
 
 
-def _reflow(about: str, width: int) -> list[str]:
+def _reflow(text: str, width: int) -> list[str]:
     """Return a docstring in lines of a width; commands, each of them, on lines of their own."""
-    if all(len(line) <= width for line in about.splitlines()):
-        return about.splitlines()
+    if all(len(line) <= width for line in text.splitlines()):
+        return text.splitlines()
     lines: list[str] = []
-    for line in _logical_lines(about):
+    for line in _logical_lines(text):
         indent = " " * min(len(line) - len(line.lstrip()), _INDENT)
         if line.lstrip().startswith("famjax "):
             # a string joins the lines after a backslash, their indent in between
@@ -73,10 +73,10 @@ def _reflow(about: str, width: int) -> list[str]:
     return lines
 
 
-def _logical_lines(about: str) -> Iterator[str]:
+def _logical_lines(text: str) -> Iterator[str]:
     """Yield a line for each paragraph, each command, and what follows each label."""
     pending, commands = "", False
-    for line in about.splitlines():
+    for line in text.splitlines():
         label = _LABEL.match(line)
         indented = line.startswith(" " * _INDENT)
         own = indented and (commands or line.strip().startswith(("famjax ", "#")))

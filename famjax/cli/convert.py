@@ -85,7 +85,7 @@ def _feature_size_override(arguments: Arguments, overrides: tuple[str, ...]) -> 
         raise UserError(f"{flag}: is for linear attention only; add --to t2r")
     if arguments.feature_size < 1:
         raise UserError(f"{flag}: must be at least 1")
-    for given in overrides:
-        if given.startswith(f"{key}="):
-            raise UserError(f"{flag} and {given}: are the same; give one of them")
+    for override in overrides:
+        if override.startswith(f"{key}="):
+            raise UserError(f"{flag} and {override}: are the same; give one of them")
     return f"{key}={arguments.feature_size}"

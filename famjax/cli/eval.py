@@ -54,9 +54,9 @@ def run(argv: list[str]) -> int:
     tasks = parse_tasks(arguments.tasks)
     lengths = parse_lengths(arguments.lengths) if arguments.lengths else None
     for name in ("examples", "batch"):
-        given = getattr(arguments, name)
-        if given is not None and given < 1:
-            raise UserError(f"--{name} {given}: must be at least 1")
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name} {value}: must be at least 1")
     report = evaluate(arguments, tasks, lengths)
     if arguments.json:
         print(json.dumps(report))
@@ -144,14 +144,14 @@ def evaluate(
 def _check_options(arguments: Arguments, tasks: list[Task]) -> None:
     """Raise a `UserError` if an option is given that none of the tasks takes."""
     for option in ("lengths", "window", "score"):
-        given = getattr(arguments, option)
-        if given in (None, "") or any(option in task.options for task in tasks):
+        value = getattr(arguments, option)
+        if value in (None, "") or any(option in task.options for task in tasks):
             continue
         if option == "lengths":
             raise UserError(
                 "--lengths is for passkey, texts are read whole; remove it or add --tasks passkey"
             )
-        raise UserError(f"--{option} {given}: is for texts; remove it or add text:FILES")
+        raise UserError(f"--{option} {value}: is for texts; remove it or add text:FILES")
 
 
 # plots -----------------------------------------------------------------------------------------

@@ -16,9 +16,9 @@ _TWO_COLUMN_WIDTH, _MAX_NAME_WIDTH = 76, 36
 
 def terminal_width(stream: object) -> int | None:
     """Return COLUMNS if set, else the columns of a terminal, or None if `stream` is none."""
-    given = os.environ.get("COLUMNS", "")
-    if given.isdecimal() and int(given):
-        return int(given)
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return int(columns)
     isatty: Callable[[], bool] = getattr(stream, "isatty", lambda: False)
     try:
         if isatty():
@@ -60,18 +60,18 @@ def format_entries(entries: Mapping[str, str], width: int) -> list[str]:
         else 0
     )
     lines = []
-    for name, about in entries.items():
-        if name_width and len(name) < name_width and about:
-            lines += wrap(about, width, " " * (name_width + 2), f"  {name:<{name_width}}")
+    for name, text in entries.items():
+        if name_width and len(name) < name_width and text:
+            lines += wrap(text, width, " " * (name_width + 2), f"  {name:<{name_width}}")
         else:
             indent = " " * (name_width + 2 if name_width else 6)
-            lines += [f"  {name}", *(wrap(about, width, indent, indent) if about else ())]
+            lines += [f"  {name}", *(wrap(text, width, indent, indent) if text else ())]
     return lines
 
 
 def usage(line: str, width: int) -> list[str]:
     """Return a usage line wrapped outside of brackets only."""
-    whole = re.sub(r"\[.*?\]+", lambda found: found[0].replace(" ", "\0"), line)
+    whole = re.sub(r"\[.*?\]+", lambda match: match[0].replace(" ", "\0"), line)
     return [part.replace("\0", " ") for part in wrap(whole, width, "    ")]
 
 

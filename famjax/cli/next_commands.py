@@ -23,15 +23,15 @@ def next_commands(config: Config, source: Any, folder: Path) -> str:
     """
     run = shlex.quote(str(folder))
     options = eval_options(config, source)
-    found = [] if options is None else [f"famjax eval {run}{options}"]
+    commands = [] if options is None else [f"famjax eval {run}{options}"]
     # the answers of most toy tasks cannot be generated as tokens
     if config.data.tokenizer != "task":
-        found.append(f"famjax generate {run} --prompt ...")
+        commands.append(f"famjax generate {run} --prompt ...")
     if options is None and config.data.task == "text":
         window = window_option(config, _capacity(config))
         why = " (nothing was held out)" if isinstance(source, TextSource) else ""
-        found.append(f"famjax eval {run} --tasks text:FILE{window}{why}")
-    return ", ".join(found)
+        commands.append(f"famjax eval {run} --tasks text:FILE{window}{why}")
+    return ", ".join(commands)
 
 
 def eval_options(config: Config, source: Any) -> str | None:

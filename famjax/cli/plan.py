@@ -80,17 +80,17 @@ def run(argv: list[str]) -> int:
 def _run_search(config: Config, topology: Topology, a: Arguments) -> int:
     from famjax.plan.search import format_overrides, search
 
-    found = search(config, topology, a.compiles, report=lambda line: print(line, file=sys.stderr))
+    result = search(config, topology, a.compiles, report=lambda line: print(line, file=sys.stderr))
     if a.json:
         plans = [
-            p.to_dict() | {"overrides": format_overrides(config, p.config)} for p in found.best
+            p.to_dict() | {"overrides": format_overrides(config, p.config)} for p in result.best
         ]
-        print(json.dumps({"estimated": found.estimated, "plans": plans}, indent=2))
+        print(json.dumps({"estimated": result.estimated, "plans": plans}, indent=2))
     else:
         from famjax.cli.plan_output import show_search
 
-        show_search(config, found)
-    return 0 if found.best else EXIT_FAILED
+        show_search(config, result)
+    return 0 if result.best else EXIT_FAILED
 
 
 def _print_shardings(report: dict[str, Any], topology: Topology, as_json: bool) -> int:
@@ -105,14 +105,14 @@ def _print_shardings(report: dict[str, Any], topology: Topology, as_json: bool) 
 
 def parse_arguments(argv: list[str]) -> Arguments:
     """Separate the flags from the config and its overrides."""
-    given: dict[str, str] = {}
+    flags: dict[str, str] = {}
     rest, tokens = [], iter(argv)
     for token in tokens:
         flag, equals, value = token.partition("=")
         if flag in ("--topology", "--compiles"):
-            given[flag] = value if equals else next(tokens, "")
+            flags[flag] = value if equals else next(tokens, "")
         elif token in _FLAGS:
-            given[token] = "yes"
+            flags[token] = "yes"
         elif flag in _FLAGS:
             raise UserError(f"{flag} takes no value; write {flag} alone, or leave it out")
         elif flag.startswith("--") and "." not in flag:
@@ -124,24 +124,24 @@ def parse_arguments(argv: list[str]) -> Arguments:
             "plan needs a config first: famjax plan fam_1b --topology v5e:4x8 (known: "
             f"{', '.join(available_configs())})"
         )
-    if not given.get("--topology"):
+    if not flags.get("--topology"):
         raise UserError(
             "plan needs a topology: --topology with one of "
             f"{', '.join(f'{c}:{example_shape(CHIPS[c])}' for c in CHIPS)}"
         )
-    if "--compiles" in given and "--search" not in given:
+    if "--compiles" in flags and "--search" not in flags:
         raise UserError("--compiles needs --search; give both, or remove it")
-    compiles = given.get("--compiles", "4")
+    compiles = flags.get("--compiles", "4")
     if not re.fullmatch(r"[1-9][0-9]{0,8}", compiles):
         raise UserError(f"--compiles {compiles}: must be a whole number of at least 1")
     return Arguments(
         rest[0],
         rest[1:],
-        given["--topology"],
-        "--search" in given,
+        flags["--topology"],
+        "--search" in flags,
         int(compiles),
-        "--shardings" in given,
-        "--json" in given,
+        "--shardings" in flags,
+        "--json" in flags,
     )
 
 

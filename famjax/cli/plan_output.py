@@ -153,12 +153,12 @@ def _verdict(plan: Plan) -> str:
     )
 
 
-def show_search(config: Config, found: SearchResult) -> None:
+def show_search(config: Config, result: SearchResult) -> None:
     console = Output()
-    title = f"the best of {found.estimated} candidates, {found.fitting} fitting by formula"
+    title = f"the best of {result.estimated} candidates, {result.fitting} fitting by formula"
     columns = ("overrides", "a chip", "a step", "tokens/s", "MFU", "limit")
     table = Table(title, columns, words=(0,))
-    for plan in found.best:
+    for plan in result.best:
         assert plan.roofline is not None
         assert plan.utilisation is not None
         table.add_row(
@@ -169,7 +169,7 @@ def show_search(config: Config, found: SearchResult) -> None:
             format_percent(plan.utilisation),
             plan.roofline.limit,
         )
-    if found.best:
+    if result.best:
         console.print(table)
     else:
         console.print("no compiled candidate fits: take more chips, or a higher --compiles")

@@ -61,11 +61,11 @@ class Table:
 
     def _short_headings(self) -> list[str]:
         """Return headings wrapped to the width of the cells below, or of their longest word."""
-        found = []
+        headings = []
         for i, heading in enumerate(self._columns):
             cells = max((len(row[i]) for row in self._cells()), default=0)
-            found.append("\n".join(wrap(heading, max(cells, _longest_word(heading)))))
-        return found
+            headings.append("\n".join(wrap(heading, max(cells, _longest_word(heading)))))
+        return headings
 
     def _squeeze(self, widths: list[int], width: int) -> list[int]:
         """Return the widths with the widest text column narrowed so that the table fits."""

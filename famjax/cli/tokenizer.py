@@ -51,9 +51,9 @@ def run(argv: list[str]) -> int:
     if not all(files.strip() for files in arguments.files):
         raise UserError("tokenizer train: an empty name of files; give files, folders or globs")
     for name in ("vocab_size", "min_count"):
-        given = getattr(arguments, name)
-        if given is not None and given < 1:
-            raise UserError(f"--{name.replace('_', '-')} {given}: must be at least 1")
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name.replace('_', '-')} {value}: must be at least 1")
     with ticker(_report, _PATIENCE, _INTERVAL):
         tokenizer = _train(arguments)
     size = f"{tokenizer.vocab_size:,} tokens"

@@ -71,12 +71,12 @@ def _parse(argv: list[str]) -> tuple[Config, str | None, list[str | None]]:
 
 def take_options(argv: list[str], names: Sequence[str]) -> tuple[list[str | None], list[str]]:
     """Split off `--name VALUE` and `--name=VALUE`; return their values and the other arguments."""
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     rest, tokens = [], iter(argv)
     for token in tokens:
         name, equals, value = token.partition("=")
         if name in names:
-            found[name] = value if equals else next(tokens, "")
+            options[name] = value if equals else next(tokens, "")
         else:
             rest.append(token)
-    return [found.get(name) for name in names], rest
+    return [options.get(name) for name in names], rest

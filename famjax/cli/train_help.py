@@ -111,11 +111,11 @@ def _overview_lines(width: int) -> list[str]:
 
 def _families() -> dict[str, list[str]]:
     """Return the names of the configs by family."""
-    found: dict[str, list[str]] = {family: [] for family, _ in _FAMILIES}
+    families: dict[str, list[str]] = {family: [] for family, _ in _FAMILIES}
     for name in available_configs():
         family = next(family for family, pattern in _FAMILIES if re.search(pattern, name))
-        found[family].append(name)
-    return {family: names for family, names in found.items() if names}
+        families[family].append(name)
+    return {family: names for family, names in families.items() if names}
 
 
 def _config_lines(width: int) -> list[str]:
@@ -132,19 +132,19 @@ def _title(path: Path) -> str:
 
 def _sections(cls: type = Config, name: str = "") -> dict[str, type]:
     """Return the sections of the schema in order, "model.feedback"; the top level is `_TOP`."""
-    found = {name or _TOP: cls}
+    sections = {name or _TOP: cls}
     for field, kind in get_type_hints(cls).items():
         if dataclasses.is_dataclass(kind):
-            found |= _sections(kind, f"{name}.{field}" if name else field)  # type: ignore[arg-type]
-    return found
+            sections |= _sections(kind, f"{name}.{field}" if name else field)  # type: ignore[arg-type]
+    return sections
 
 
 def _section_lines(name: str, cls: type, width: int) -> list[str]:
     prefix = "" if name == _TOP else f"{name}."
     own = {f"{prefix}{field.name}" for field in dataclasses.fields(cls)} & keys().keys()
-    about = f"{name}: {inspect.getdoc(cls)}"
+    heading = f"{name}: {inspect.getdoc(cls)}"
     below = [other for other in _sections() if prefix and other.startswith(prefix)]
-    lines = wrap(" ".join(about.split()), width)
+    lines = wrap(" ".join(heading.split()), width)
     lines += ["", *wrap("Keys, with their defaults before the config sets them:", width)]
     lines += format_entries(
         {k: v for k, v in _describe_keys().items() if k.partition("=")[0] in own}, width
@@ -163,31 +163,31 @@ def _key_lines(key: str, width: int) -> list[str]:
 def _describe_keys() -> dict[str, str]:
     """Return the description of each "key=default"."""
     defaults, comments = values(Config()), _comments(Config)
-    found = {}
+    descriptions = {}
     for key, kind in keys().items():
-        about = comments.get(key, "")
+        text = comments.get(key, "")
         if get_origin(kind) is Literal:
-            about = f"{' | '.join(get_args(kind))}{'; ' if about else ''}{about}"
+            text = f"{' | '.join(get_args(kind))}{'; ' if text else ''}{text}"
         default = str(defaults[key])
-        found[f"{key}={default.lower() if kind is bool else default}"] = about
-    return found
+        descriptions[f"{key}={default.lower() if kind is bool else default}"] = text
+    return descriptions
 
 
 def _comments(cls: Any, prefix: str = "") -> dict[str, str]:
     """Return the comment above each field of the schema by key."""
-    found: dict[str, str] = {}
+    comments: dict[str, str] = {}
     pending: list[str] = []
     for line in map(str.strip, inspect.getsource(cls).splitlines()):
         if line.startswith("#"):
             pending.append(line.lstrip("# "))
             continue
         if pending:
-            found[prefix + line.partition(":")[0]] = " ".join(pending)
+            comments[prefix + line.partition(":")[0]] = " ".join(pending)
         pending = []
     for name, kind in get_type_hints(cls).items():
         if inspect.isclass(kind) and hasattr(kind, "__dataclass_fields__"):
-            found |= _comments(kind, f"{prefix}{name}.")
-    return found
+            comments |= _comments(kind, f"{prefix}{name}.")
+    return comments
 
 
 def _first_sentence(cls: type) -> str:

@@ -98,9 +98,9 @@ def unknown_key_message(key: str, known: Collection[str]) -> str:
 
 def check_types(config: Config) -> Iterator[str]:
     """Yield an error line for each value that is not of its key's type."""
-    given = values(config)
+    current = values(config)
     for key, kind in keys().items():
-        if key not in given:
+        if key not in current:
             yield f"{key} is missing: its section is of another class"
-        elif not has_type(given[key], kind):
-            yield type_error_message(key, repr(given[key]), kind)
+        elif not has_type(current[key], kind):
+            yield type_error_message(key, repr(current[key]), kind)

@@ -156,14 +156,16 @@ def run_config(
     teacher: Teacher, model: ModelConfig, target: Path, overrides: tuple[str, ...] = ()
 ) -> Config:
     """Return the config of a run at step 0, named after its folder."""
-    for given in overrides:
-        if not given.startswith("model."):
-            raise UserError(f"{given}: only model.* can be set here; give the rest to famjax train")
-        if given.startswith("model.dropout."):
-            raise UserError(f"{given}: is for training only; give it to famjax train")
+    for assignment in overrides:
+        if not assignment.startswith("model."):
+            raise UserError(
+                f"{assignment}: only model.* can be set here; give the rest to famjax train"
+            )
+        if assignment.startswith("model.dropout."):
+            raise UserError(f"{assignment}: is for training only; give it to famjax train")
     config = override(Config(name=target.name or "converted", model=model), overrides)
     validate_model(config.model)
-    check_unused_keys(config, (given.partition("=")[0] for given in overrides))
+    check_unused_keys(config, (assignment.partition("=")[0] for assignment in overrides))
     check_compatible(teacher.model, config.model)
     model, rows = config.model, 1024
     if any(spec.is_bounded for spec in mixer_specs(model)):

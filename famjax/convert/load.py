@@ -273,15 +273,15 @@ class ParameterLoader:
 def layer_shapes(model: ModelConfig) -> dict[tuple[str, int | None], tuple[int, ...]]:
     """Return the shapes of a model's parameters by canonical name and layer, None for no layer."""
     _, shapes = abstract_inference_model(model)
-    found: dict[tuple[str, int | None], tuple[int, ...]] = {}
+    shapes_by_layer: dict[tuple[str, int | None], tuple[int, ...]] = {}
     for path, shape in jax.tree_util.tree_leaves_with_path(shapes):
         name, first = canonical_name(path)
         if first is None:
-            found[name, None] = shape.shape
+            shapes_by_layer[name, None] = shape.shape
         else:
             for layer in range(first, model.layers, len(mixer_pattern(model))):
-                found[name, layer] = shape.shape[1:]
-    return found
+                shapes_by_layer[name, layer] = shape.shape[1:]
+    return shapes_by_layer
 
 
 @functools.cache

@@ -40,8 +40,8 @@ def replace_attention(
         )
     if to == "keep":
         if layers or keep_every is not None:
-            given = f"--layers {layers}" if layers else f"--keep-every {keep_every}"
-            raise UserError(f"{given}: selects layers for --to; give --to as well")
+            option = f"--layers {layers}" if layers else f"--keep-every {keep_every}"
+            raise UserError(f"{option}: selects layers for --to; give --to as well")
         return model
     if model.stack != "residual":
         raise UserError(
@@ -68,10 +68,10 @@ def _drop_kept(chosen: list[int], every: int, count: int) -> list[int]:
             f"--keep-every {every}: must be from 2 to the model's {count} layers; select others "
             "with --layers"
         )
-    left = [i for i in chosen if (count - 1 - i) % every]
-    if not left:
+    changed = [i for i in chosen if (count - 1 - i) % every]
+    if not changed:
         raise UserError(f"--keep-every {every}: keeps all layers of --to; give --layers")
-    return left
+    return changed
 
 
 def parse_layers(text: str, count: int) -> list[int]:
@@ -80,15 +80,17 @@ def parse_layers(text: str, count: int) -> list[int]:
     for part in text.split(",") if text else [":"]:
         try:
             if ":" in part:
-                found = list(range(count))[slice(*(int(n) if n else None for n in part.split(":")))]
+                selection = list(range(count))[
+                    slice(*(int(n) if n else None for n in part.split(":")))
+                ]
             else:
-                found = [range(count)[int(part)]]
+                selection = [range(count)[int(part)]]
         except (ValueError, IndexError, TypeError):
             raise UserError(
                 f"--layers {text}: {part!r} is not a layer of {count}; give numbers from 0 to "
                 f"{count - 1} or slices, such as ::4 or -8:"
             ) from None
-        if not found:
+        if not selection:
             raise UserError(f"--layers {text}: {part!r} selects none of the {count} layers")
-        chosen |= set(found)
+        chosen |= set(selection)
     return sorted(chosen)

@@ -62,10 +62,10 @@ def open_run_teacher(source: Path, tokenizer: str) -> Teacher:
     opened = open_run(source)
     run, data = opened.merge_adapters(), opened.config.data
     if tokenizer or data.tokenizer != "task":
-        kept = DataConfig(tokenizer=tokenizer or run.tokenizer.name)
+        student_data = DataConfig(tokenizer=tokenizer or run.tokenizer.name)
     else:
         # the vocabulary belongs to the task
-        kept = DataConfig(task=data.task, toy=data.toy, tokenizer="task")
+        student_data = DataConfig(task=data.task, toy=data.toy, tokenizer="task")
     params = nnx.state(run.model, nnx.Param)
 
     def student(model: ModelConfig) -> LanguageModel:
@@ -77,7 +77,7 @@ def open_run_teacher(source: Path, tokenizer: str) -> Teacher:
         f"{source} at step {run.step:,}",
         run.config.model,
         tokenizer or run.tokenizer.name,
-        kept,
+        student_data,
         student,
         lambda model, to: "every weight of the run that the new layers have is kept",
         _hf_config(source, opened.config.init),
@@ -86,5 +86,5 @@ def open_run_teacher(source: Path, tokenizer: str) -> Teacher:
 
 def _hf_config(run: Path, init: str) -> bytes:
     """Return the config.json that a run, or its `init`, was converted from."""
-    found = [folder / SOURCE for folder in (run, *([Path(init)] if init else []))]
-    return next((path.read_bytes() for path in found if path.exists()), b"")
+    paths = [folder / SOURCE for folder in (run, *([Path(init)] if init else []))]
+    return next((path.read_bytes() for path in paths if path.exists()), b"")

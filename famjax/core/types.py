@@ -30,8 +30,12 @@ import numpy as np
 Array = jax.Array
 # The logical axis names of one array (`famjax.parallel.sharding`).
 Axes = tuple[str | None, ...]
+# A pytree of arrays, or of what stands for them: shapes, shardings.
+PyTree = Any
+# A pytree of parameters: `nnx.State`, or a part of it.
+Params = PyTree
 # A pytree of named tuples of arrays: all carried state. Its shapes are constant.
-State = Any
+State = PyTree
 
 AnyArray = TypeVar("AnyArray", np.ndarray, Array)
 

@@ -34,7 +34,7 @@ def find_files(
       checked: files whose lines are not checked again; those checked now are added.
     """
     skipped: Counter[str] = Counter()
-    found: dict[str, TextFile] = {}
+    by_path: dict[str, TextFile] = {}
     parts = [part.strip() for part in files.split(",")]
     entries = [files] if os.path.exists(files) else [part for part in parts if part]
     if not entries and not files.strip():
@@ -46,11 +46,11 @@ def find_files(
             if reason := probe_text(path, explicit):
                 skipped[reason] += 1
             else:
-                found.setdefault(os.path.realpath(path), TextFile(path, name))
-    if not found:
+                by_path.setdefault(os.path.realpath(path), TextFile(path, name))
+    if not by_path:
         raise UserError(f"data.files={files}: no text found{describe_skipped(skipped)}")
     scan = Scanner(template, checked or CheckedFiles(None, template))
-    return [scan.index_documents(file) for file in found.values()], skipped
+    return [scan.index_documents(file) for file in by_path.values()], skipped
 
 
 def _expand_entry(entry: str, skipped: Counter[str]) -> Iterator[tuple[str, str, bool]]:

@@ -91,8 +91,8 @@ class Reader:
             self._next_document()
         else:
             self._advance(count)
-        kept = slice(None, count)
-        return Span(tokens[kept], targets[kept], weights[kept], first, last, pass_state)
+        span = slice(None, count)
+        return Span(tokens[span], targets[span], weights[span], first, last, pass_state)
 
     def at_start(self) -> bool:
         """Return whether the next token is a document's first."""
@@ -259,13 +259,13 @@ class _Lane:
                 at += -at % self._block_len
         return row
 
-    def _should_wait(self, left: int) -> bool:
+    def _should_wait(self, room: int) -> bool:
         """Return whether the next document must wait for the next row."""
         reader = self._reader
-        if not self._keep_whole or left == self._length or not reader.at_start():
+        if not self._keep_whole or room == self._length or not reader.at_start():
             return False
         # a document that begins with a memory really begins in an earlier document
-        return not reader.passes_state() and not reader.fits(left) and reader.fits(self._length)
+        return not reader.passes_state() and not reader.fits(room) and reader.fits(self._length)
 
 
 class Lanes(grain.IterDataset[Batch[np.ndarray]]):
@@ -334,12 +334,12 @@ def halve_batch(state: dict[str, Any]) -> dict[str, Any]:
     """
     rows = state["rows"]
     pairs = zip(rows[::2], rows[1::2], strict=True)
-    return {"rows": [_merge_lane_states(kept, ended) for kept, ended in pairs]}
+    return {"rows": [_merge_lane_states(lane, ended) for lane, ended in pairs]}
 
 
-def _merge_lane_states(kept: dict[str, Any], ended: dict[str, Any]) -> dict[str, Any]:
-    readers = [*_readers(kept), *map(_skip_document, _readers(ended))]
-    return {"now": kept.get("now", 0), "readers": readers}
+def _merge_lane_states(lane: dict[str, Any], ended: dict[str, Any]) -> dict[str, Any]:
+    readers = [*_readers(lane), *map(_skip_document, _readers(ended))]
+    return {"now": lane.get("now", 0), "readers": readers}
 
 
 def _readers(lane: dict[str, Any]) -> list[dict[str, Any]]:

@@ -85,15 +85,15 @@ class ReassignedSource(Source):
     """A source whose documents can be reassigned to another number of lanes.
 
     Attributes:
-      left: documents that are read first, since the last switch between lanes that share documents
-        and lanes that each read all.
+      leftover: documents that are read first, since the last switch between lanes that share
+        documents and lanes that each read all.
       assigned_counts: for each reassignment since, the count of documents each lane had been
         assigned.
     """
 
     def __init__(self, source: Source):
         self._source = source
-        self.left: Leftover | None = None
+        self.leftover: Leftover | None = None
         self.assigned_counts = []
 
     @property
@@ -116,7 +116,7 @@ class ReassignedSource(Source):
     def source_ref(self, lane: int, lanes: int, k: int) -> DocumentRef:
         """Return the reference in the source of the k-th document of a lane."""
         ref = self.original_ref(lane, lanes, k)
-        return self.left.source_ref(*ref) if self.left else ref
+        return self.leftover.source_ref(*ref) if self.leftover else ref
 
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
         return self._source.key(*self.source_ref(lane, lanes, k), before)
@@ -133,15 +133,17 @@ class ReassignedSource(Source):
     def get_assignments(self) -> dict[str, Any]:
         """Return the argument of `set_assignments`, JSON-able; {} without any reassignment."""
         state: dict[str, Any] = {"dealt": self.assigned_counts} if self.assigned_counts else {}
-        if self.left:
-            state["left"] = {"documents": self.left.documents, "starts": self.left.starts}
+        if self.leftover:
+            state["left"] = {"documents": self.leftover.documents, "starts": self.leftover.starts}
         return state
 
     def set_assignments(self, state: dict[str, Any]) -> None:
         self.assigned_counts = state.get("dealt", [])
-        left = state.get("left")
-        self.left = (
-            Leftover([(a, b, c) for a, b, c in left["documents"]], left["starts"]) if left else None
+        saved = state.get("left")
+        self.leftover = (
+            Leftover([(a, b, c) for a, b, c in saved["documents"]], saved["starts"])
+            if saved
+            else None
         )
 
 
@@ -160,23 +162,30 @@ def resize_rows(state: dict[str, Any], count: int, source: Source) -> dict[str, 
     reassigned.set_assignments(state)
     if documents is None or documents >= max(count, len(rows)):
         reassigned.assigned_counts = [*reassigned.assigned_counts, taken]
-        kept = [_restart_count(row) for row in rows]
+        continued = [_restart_count(row) for row in rows]
     elif documents >= len(rows):
-        left = Leftover(_epoch_remainder(reassigned, taken, source), [0] * count)
-        reassigned.left, reassigned.assigned_counts = left, []
-        kept = [_restart_count(row) for row in rows]
+        leftover = Leftover(_epoch_remainder(reassigned, taken, source), [0] * count)
+        reassigned.leftover, reassigned.assigned_counts = leftover, []
+        continued = [_restart_count(row) for row in rows]
     else:
-        old = reassigned.left or Leftover([], [0] * len(rows))
+        old = reassigned.leftover or Leftover([], [0] * len(rows))
         starts = [old.starts[i] + max(0, n - old.count(i)) for i, n in enumerate(taken)]
-        left = Leftover(old.unread(taken), [*starts, *[0] * (count - len(rows))][:count])
-        reassigned.left, reassigned.assigned_counts = left if left.documents else None, []
-        kept = [
-            _restart_count(row) if left.documents else _continue_at(row, start)
+        leftover = Leftover(old.unread(taken), [*starts, *[0] * (count - len(rows))][:count])
+        reassigned.leftover, reassigned.assigned_counts = (
+            leftover if leftover.documents else None,
+            [],
+        )
+        continued = [
+            _restart_count(row) if leftover.documents else _continue_at(row, start)
             for row, start in zip(rows, starts, strict=True)
         ]
     fresh = [_row_state(rows[0], document_start(0), made=0) for _ in range(len(rows), count)]
     rest = {name: value for name, value in state.items() if name not in ("dealt", "left")}
-    return {**rest, "batches": {"rows": [*kept[:count], *fresh]}, **reassigned.get_assignments()}
+    return {
+        **rest,
+        "batches": {"rows": [*continued[:count], *fresh]},
+        **reassigned.get_assignments(),
+    }
 
 
 def _epoch_remainder(
@@ -189,14 +198,14 @@ def _epoch_remainder(
       taken: number of documents assigned to each lane.
       source: `epoch_size(lane, lanes)` is the number of documents of a lane in one epoch.
     """
-    lanes, early = len(taken), len(reassigned.left.documents) if reassigned.left else 0
+    lanes, early = len(taken), len(reassigned.leftover.documents) if reassigned.leftover else 0
 
     def locate(
         lane: int, lanes: int, k: int, changes: int | None = None
     ) -> tuple[DocumentRef, int, int]:
         """Return a document's reference in the source, its lane there or -1, and its epoch."""
         first = reassigned.original_ref(lane, lanes, k, changes)
-        ref = reassigned.left.source_ref(*first) if reassigned.left else first
+        ref = reassigned.leftover.source_ref(*first) if reassigned.leftover else first
         if first[0] + first[1] * first[2] < early:
             return ref, -1, -1
         return ref, first[0], ref[2] // source.epoch_size(*ref[:2])

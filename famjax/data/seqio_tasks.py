@@ -98,11 +98,11 @@ class TfSource(Source):
         while True:
             seed = int(np.random.SeedSequence((self._seed, epoch)).generate_state(1)[0] >> 1)
             dataset = self._set.dataset(self._split, lane, lanes, seed)
-            found = False
+            has_examples = False
             for example in dataset.skip(skip).as_numpy_iterator():
-                found = True
+                has_examples = True
                 yield self._set.tokens(example)
-            if not found:
+            if not has_examples:
                 # the epoch ends within the skipped part, or has no examples
                 size = int(dataset.reduce(np.int64(0), lambda count, _: count + 1))
                 if size == 0:

@@ -26,7 +26,7 @@ from flax import nnx
 
 from famjax.config.derived import mixer_pattern
 from famjax.core.errors import UserError
-from famjax.core.types import Array, Context, State
+from famjax.core.types import Array, Context, Params, State
 from famjax.data.sources import TextSource
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import rechunk
@@ -108,7 +108,7 @@ def attention_weights(model: LanguageModel, tokens: np.ndarray) -> Iterator[Arra
 
 @functools.partial(jax.jit, static_argnums=0)
 def _run_layer(
-    graph: Any, params: Any, state: State, x: Array, ctx: Context
+    graph: Any, params: Params, state: State, x: Array, ctx: Context
 ) -> tuple[Array, Array | None]:
     layer = nnx.merge(graph, params)
     return layer(x, state, ctx)[0], layer.mixer.attention_map(x)
@@ -164,9 +164,9 @@ class _Measure:
 
     def add(self, values: Array) -> None:
         """[h t]."""
-        found = np.asarray(values)
-        self.all.add(found)
-        self.last.add(found[:, -1:])
+        array = np.asarray(values)
+        self.all.add(array)
+        self.last.add(array[:, -1:])
 
     def report(self) -> dict[str, Any]:
         heads, last = self.all.heads(), self.last.heads()
@@ -192,15 +192,15 @@ class _LayerMeasures:
             self.distance.add(distance(weights, other))
 
     def report(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"entropy": None, "distance": None}
+        measures: dict[str, Any] = {"entropy": None, "distance": None}
         if self.entropy is not None:
-            found["entropy"] = {
+            measures["entropy"] = {
                 **self.entropy.report(),
                 "undefined": self.entropy.all.undefined(),
             }
         if self.distance is not None:
-            found["distance"] = self.distance.report()
-        return {"layer": self.layer, "mixer": self.mixer, **found}
+            measures["distance"] = self.distance.report()
+        return {"layer": self.layer, "mixer": self.mixer, **measures}
 
 
 def mean(values: list[float | None]) -> float | None:
@@ -211,8 +211,10 @@ def mean(values: list[float | None]) -> float | None:
 
 def _overall(layers: list[dict[str, Any]], name: str) -> dict[str, float | None] | None:
     """Average over layers, as the paper's figures do."""
-    found = [layer[name] for layer in layers if layer[name] is not None]
-    return {key: mean([row[key] for row in found]) for key in ("mean", "last")} if found else None
+    reports = [layer[name] for layer in layers if layer[name] is not None]
+    return (
+        {key: mean([row[key] for row in reports]) for key in ("mean", "last")} if reports else None
+    )
 
 
 # inputs ---------------------------------------------------------------------------------------
@@ -246,9 +248,9 @@ def _mixers(run: Run) -> list[str]:
 
 
 def _check(runs: list[Run], length: int, examples: int) -> None:
-    for name, given in (("length", length), ("examples", examples)):
-        if given < 1:
-            raise UserError(f"--{name} {given}: must be at least 1")
+    for name, value in (("length", length), ("examples", examples)):
+        if value < 1:
+            raise UserError(f"--{name} {value}: must be at least 1")
     for run, which in zip(runs, ("the run", "the teacher"), strict=False):
         _check_run(run, which, length)
     if len(runs) == 2:

@@ -170,9 +170,9 @@ def _cut_at_stop(stop: Sequence[str], texts: Iterator[str]) -> Iterator[str]:
     held = ""
     for text in texts:
         held += text
-        found = [at for at in (held.find(s) for s in stop) if at >= 0]
-        if found:
-            held = held[: min(found)]
+        stops_at = [at for at in (held.find(s) for s in stop) if at >= 0]
+        if stops_at:
+            held = held[: min(stops_at)]
             break
         keep = _partial_stop(held, stop)
         if keep < len(held):

@@ -21,7 +21,7 @@ import numpy as np
 from flax import nnx
 
 from famjax.core.errors import UserError
-from famjax.core.types import Array, Context, State
+from famjax.core.types import Array, Context, Params, State
 from famjax.eval.attention import text_spans
 from famjax.eval.progress import TokenProgress
 from famjax.models.language_model import LanguageModel
@@ -101,15 +101,13 @@ def check_has_memory(run: Run) -> None:
     """Raise a `UserError` for a model without feedback memory."""
     model = run.config.model
     if not isinstance(run.model.stack, ResidualStack) or run.model.stack.prompt is None:
-        given = model.mixer if model.stack == "residual" else model.stack
-        raise UserError(
-            f"--memory: {given} has no feedback memory; give a run with model.mixer=fam"
-        )
+        name = model.mixer if model.stack == "residual" else model.stack
+        raise UserError(f"--memory: {name} has no feedback memory; give a run with model.mixer=fam")
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _trace_blocks(
-    graph: Any, params: Any, state: State, tokens: Array, targets: Array
+    graph: Any, params: Params, state: State, tokens: Array, targets: Array
 ) -> tuple[State, tuple[Array, ...]]:
     """Read blocks [n w] one by one, and return the fields of `MemoryTrace`."""
     model = nnx.merge(graph, params)
@@ -165,7 +163,7 @@ def gradient_reach(run: Run, tokens: np.ndarray) -> np.ndarray:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _read_blocks(graph: Any, params: Any, state: State, tokens: Array) -> State:
+def _read_blocks(graph: Any, params: Params, state: State, tokens: Array) -> State:
     model = nnx.merge(graph, params)
 
     def body(state: State, tokens: Array) -> tuple[State, None]:
@@ -175,7 +173,7 @@ def _read_blocks(graph: Any, params: Any, state: State, tokens: Array) -> State:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _reach(graph: Any, params: Any, state: State, tokens: Array, targets: Array) -> Array:
+def _reach(graph: Any, params: Params, state: State, tokens: Array, targets: Array) -> Array:
     """Return |dL/dF| |F| for the memories before each block [n l], L the loss of the last one."""
     model = nnx.merge(graph, params)
     stack = model.stack

@@ -126,9 +126,11 @@ def _retrieve(
     for first in range(0, count, streamer.batch):
         # the last batch is padded with documents that do not count, to keep the compiled shape
         numbers = range(first, first + streamer.batch)
-        kept = min(streamer.batch, count - first)
+        documents = min(streamer.batch, count - first)
         stream = streamer.new_stream()
-        rows.append(_answers(stream, task, span_of(first), numbers, kept, progress)[:kept])
+        rows.append(
+            _answers(stream, task, span_of(first), numbers, documents, progress)[:documents]
+        )
     return np.concatenate(rows)
 
 

@@ -22,6 +22,7 @@ from flax import nnx
 
 from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json, regular_file_size
+from famjax.core.types import PyTree
 from famjax.eval.streaming import StreamState
 from famjax.parallel.sharding import path_name
 from famjax.train.run import Run
@@ -122,10 +123,10 @@ def _tokens(metadata: dict[str, str]) -> int:
     return int(text)
 
 
-def _restore(path: str | Path, arrays: dict[str, np.ndarray], template: Any) -> Any:
+def _restore(path: str | Path, arrays: dict[str, np.ndarray], template: PyTree) -> PyTree:
     names, leaves = _flatten(template)
-    found = {name: (array.shape, array.dtype) for name, array in arrays.items()}
-    if found != {n: (leaf.shape, leaf.dtype) for n, leaf in zip(names, leaves, strict=True)}:
+    layout = {name: (array.shape, array.dtype) for name, array in arrays.items()}
+    if layout != {n: (leaf.shape, leaf.dtype) for n, leaf in zip(names, leaves, strict=True)}:
         raise UserError(
             f"{path}: written by another version of famjax with another layout; {_READ_AGAIN}"
         )
@@ -137,7 +138,7 @@ def _state_shapes(run: Run) -> Any:
     return jax.eval_shape(lambda: run.model.init_state(1))
 
 
-def _flatten(tree: Any) -> tuple[list[str], list[Any]]:
+def _flatten(tree: PyTree) -> tuple[list[str], list[Any]]:
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
     return [path_name(path) for path, _ in paths], [leaf for _, leaf in paths]
 
@@ -212,10 +213,10 @@ def _unpack(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     types = {short: jnp.dtype(name) for name, short in _TYPES.items()}
     arrays = {}
     try:
-        for name, about in header.items():
-            first, last = (begin + offset for offset in about["data_offsets"])
-            flat = np.frombuffer(content[first:last], types[about["dtype"]])
-            arrays[name] = flat.reshape(about["shape"])
+        for name, entry in header.items():
+            first, last = (begin + offset for offset in entry["data_offsets"])
+            flat = np.frombuffer(content[first:last], types[entry["dtype"]])
+            arrays[name] = flat.reshape(entry["shape"])
     except (ValueError, LookupError, TypeError, OverflowError):
         raise _CorruptFile("its header is invalid") from None
     return arrays, metadata

@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from famjax.core.errors import UserError
-from famjax.core.types import Array, Batch, Context, State
+from famjax.core.types import Array, Batch, Context, Params, State
 from famjax.eval.sampling import Sampling
 from famjax.experiment.memory import check_bytes_fit
 from famjax.models.language_model import LanguageModel
@@ -67,28 +67,30 @@ def _jit_functions(graph: Any) -> _StreamFunctions:
     All streams over models of one shape share them and compile once.
     """
 
-    def start(params: Any, batch: int) -> State:
+    def start(params: Params, batch: int) -> State:
         return nnx.merge(graph, params).init_state(batch)
 
-    def read(params: Any, state: State, tokens: Array, ctx: Context, last: Array):
+    def read(params: Params, state: State, tokens: Array, ctx: Context, last: Array):
         model = nnx.merge(graph, params)
         x, state = model.stack(model.embed(tokens), state, ctx)
         # logits of one token only: with a large vocabulary those of all dominate the cost
         return model.logits(jnp.take(x, last, axis=1)), state
 
-    def losses(params: Any, state: State, tokens: Array, targets: Array, ctx: Context, last: Array):
+    def losses(
+        params: Params, state: State, tokens: Array, targets: Array, ctx: Context, last: Array
+    ):
         model = nnx.merge(graph, params)
         x, state = model.stack(model.embed(tokens), state, ctx)
         logits = model.logits(jnp.take(x, last, axis=1))
         return *model.losses(x, targets), logits, state
 
-    def step(params: Any, state: State, tokens: Array, targets: Array, ctx: Context):
+    def step(params: Params, state: State, tokens: Array, targets: Array, ctx: Context):
         model = nnx.merge(graph, params)
         x, state = model.stack.step(model.embed(tokens), state, ctx)
         return *model.losses(x, targets), model.logits(x)[:, 0], state
 
-    def write(params: Any, state: State, token: Array, position: Array, *given: Any):
-        count, sampling, stops = given
+    def write(params: Params, state: State, token: Array, position: Array, *arguments: Any):
+        count, sampling, stops = arguments
         model = nnx.merge(graph, params)
 
         def keep_writing(carry: Any) -> Array:
@@ -264,9 +266,15 @@ class Streamer:
         if self._capacity is not None:
             count = min(count, self._capacity - self.tokens)
         # the token to read precedes the one to sample
-        given = (np.array([[token]], np.int32), self._position(1), np.int32(count), sampling, stops)
+        arguments = (
+            np.array([[token]], np.int32),
+            self._position(1),
+            np.int32(count),
+            sampling,
+            stops,
+        )
         tokens, written, self._logits, self._memory = self._functions.write(
-            self._params, self._memory, *given
+            self._params, self._memory, *arguments
         )
         drawn = np.asarray(tokens)[: int(written)]
         self.tokens += len(drawn)
@@ -333,15 +341,17 @@ class Streamer:
     def _call(
         self, tokens: np.ndarray, targets: np.ndarray | None, ctx: Context, last: int
     ) -> tuple[Array, ...]:
-        given = (self._params, self._memory, jnp.asarray(tokens, jnp.int32))
+        arguments = (self._params, self._memory, jnp.asarray(tokens, jnp.int32))
         where = jnp.asarray(last, jnp.int32)
         self._wait()
         if targets is None:
-            self._logits, self._memory = self._functions.read(*given, ctx, where)
+            self._logits, self._memory = self._functions.read(*arguments, ctx, where)
             results: tuple[Array, ...] = ()
         else:
             wanted = jnp.asarray(targets, jnp.int32)
-            *scores, self._logits, self._memory = self._functions.losses(*given, wanted, ctx, where)
+            *scores, self._logits, self._memory = self._functions.losses(
+                *arguments, wanted, ctx, where
+            )
             results = tuple(scores)
         self._in_flight.append(self._logits)
         return results
@@ -349,10 +359,10 @@ class Streamer:
     def _read_token(self, tokens: Any, targets: np.ndarray | None) -> tuple[Array, Array]:
         self._wait()
         ctx = Context(self._reset_mask(np.ones((self.batch, 1), bool)))
-        given = (self._params, self._memory, jnp.asarray(tokens, jnp.int32))
+        arguments = (self._params, self._memory, jnp.asarray(tokens, jnp.int32))
         wanted = np.zeros((self.batch, 1), np.int32) if targets is None else targets
         nats, correct, self._logits, self._memory = self._functions.step(
-            *given, jnp.asarray(wanted, jnp.int32), ctx
+            *arguments, jnp.asarray(wanted, jnp.int32), ctx
         )
         self._in_flight.append(self._logits)
         self.tokens += 1

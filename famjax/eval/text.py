@@ -32,8 +32,8 @@ _BUCKETS = 64 - _FIRST_BUCKET
 def evaluate(run: Run, request: Request) -> dict[str, Any]:
     """Return the files and the results of `evaluate_text`."""
     files, window, score = request.files, request.window, request.score
-    found = evaluate_text(run, files, batch=request.batch, window=window, score=score)
-    return {"files": files or "holdout", **found}
+    scores = evaluate_text(run, files, batch=request.batch, window=window, score=score)
+    return {"files": files or "holdout", **scores}
 
 
 def evaluate_text(
@@ -185,7 +185,7 @@ def _empty_window(window: int) -> Batch[np.ndarray]:
 
 
 def _windows(reader: Reader, window: int, score: int) -> Iterator[Batch[np.ndarray]]:
-    row, kept = _empty_window(window), window - score
+    row, overlap = _empty_window(window), window - score
     while True:
         before, row = row, _empty_window(window)
         first = reader.at_start()
@@ -193,7 +193,7 @@ def _windows(reader: Reader, window: int, score: int) -> Iterator[Batch[np.ndarr
             span = reader.take(window if first else score)
         except EndOfDocuments:
             return
-        at = 0 if first else kept
+        at = 0 if first else overlap
         # the overlap has weight 0; all windows but a document's last are full
         row["tokens"][:at] = before["tokens"][window - at :]
         row["targets"][:at] = before["targets"][window - at :]

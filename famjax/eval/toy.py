@@ -72,8 +72,8 @@ def evaluate_toy(
         )
     rows = []
     for length in lengths or [eval_steps(task, toy)]:
-        asked = replace(toy, steps=length, episodes=examples)
-        source = ToySource(task, asked, run.tokenizer, run.config.seed, "holdout")
+        test = replace(toy, steps=length, episodes=examples)
+        source = ToySource(task, test, run.tokenizer, run.config.seed, "holdout")
         correct, tokens, seconds = _evaluate(
             run, source, min(batch, examples), toy.concatenate, quiet
         )

@@ -203,8 +203,8 @@ def _check_stack(config: Config) -> Iterator[str]:
         yield from _check_other_stacks(config)
     if not is_feedback_stack:
         for name in ("adaptive_span", "sweeps"):
-            if given := getattr(m.feedback, name):
-                yield f"model.feedback.{name}={given}: {named} has none; set model.stack=feedback"
+            if value := getattr(m.feedback, name):
+                yield f"model.feedback.{name}={value}: {named} has none; set model.stack=feedback"
         if not m.arch.pre_norm:
             yield (
                 f"model.arch.pre_norm=false: {named} is pre-norm; set model.stack=feedback or "

@@ -70,9 +70,9 @@ def _apply_init(config: Config, overrides: Sequence[str]) -> Config:
     Keys of how the model is computed (dropout, remat, dtype, LoRA, ...) stay those of `config`. A
     run's own config.json already has both.
     """
-    given = [value for key, value in _parse_overrides(overrides) if key == "init"]
-    init = given[-1] if given else config.init
-    if not init or (not given and config.model.vocab_size):
+    inits = [value for key, value in _parse_overrides(overrides) if key == "init"]
+    init = inits[-1] if inits else config.init
+    if not init or (not inits and config.model.vocab_size):
         return config
     folder = expanded(init).absolute()
     if not (folder / "config.json").is_file():
@@ -94,14 +94,14 @@ def _apply_init(config: Config, overrides: Sequence[str]) -> Config:
         lora=own.lora,
     )
     names = ("tokenizer", "tokenizer.model", "words.txt")
-    kept = next((str(folder / name) for name in names if (folder / name).exists()), None)
-    if kept is None and there.data.tokenizer not in ("bytes", "task"):
+    copy = next((str(folder / name) for name in names if (folder / name).exists()), None)
+    if copy is None and there.data.tokenizer not in ("bytes", "task"):
         # the path in its config.json may be from another machine and is not opened
         raise UserError(
             f"init={init}: its copy of the tokenizer {there.data.tokenizer} is missing; restore "
             f"{', '.join(names[:-1])} or {names[-1]}, whichever it had"
         )
-    tokenizer = there.data.tokenizer if kept is None else kept
+    tokenizer = there.data.tokenizer if copy is None else copy
     data = replace(config.data, tokenizer=tokenizer)
     return replace(config, init=init, model=model, data=data)
 
@@ -230,8 +230,8 @@ def _parse_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
             continue
         if key not in kinds:
             is_section = any(known.startswith(f"{key}.") for known in kinds)
-            given = value or (rest[0] if flag and rest and not rest[0].startswith("-") else "")
-            if (flag or not is_section) and (how := find_hint(key, given)):
+            argument = value or (rest[0] if flag and rest and not rest[0].startswith("-") else "")
+            if (flag or not is_section) and (how := find_hint(key, argument)):
                 raise UserError(f"unknown {f'option {name}' if flag else f'key {key!r}'}{how}")
             raise UserError(unknown_key_message(key, kinds))
         if not equals:
@@ -241,10 +241,10 @@ def _parse_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def _take_value(key: str, kind: Any, rest: list[str]) -> str:
     """Take the value that follows "--section.key"; a bare flag means true."""
-    given = bool(rest) and not rest[0].startswith("--")
-    if kind is bool and not (given and rest[0].lower() in ("true", "false")):
+    has_value = bool(rest) and not rest[0].startswith("--")
+    if kind is bool and not (has_value and rest[0].lower() in ("true", "false")):
         return "true"
-    if not given:
+    if not has_value:
         raise UserError(f"{key} needs a value; write {key}=value")
     return rest.pop(0)
 

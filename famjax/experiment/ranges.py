@@ -126,8 +126,8 @@ _SHARES = (
 
 
 def check_ranges(config: Config) -> Iterator[str]:
-    given = values(config)
-    for key, value in given.items():
+    current = values(config)
+    for key, value in current.items():
         if isinstance(value, float) and not math.isfinite(value):
             yield f"{key}={value}: must be a finite number"
         if isinstance(value, float) and abs(value) > _LARGEST_FLOAT:
@@ -135,26 +135,26 @@ def check_ranges(config: Config) -> Iterator[str]:
         if isinstance(value, float) and 0 < abs(value) < _SMALLEST_FLOAT:
             yield f"{key}={value}: is 0 in float32; must be 0 or at least {_SMALLEST_FLOAT}"
     for key, lowest in _LOWEST.items():
-        if given[key] < lowest:
-            yield f"{key}={given[key]}: must be at least {lowest}"
+        if current[key] < lowest:
+            yield f"{key}={current[key]}: must be at least {lowest}"
     for key, highest in HIGHEST.items():
-        if given[key] > highest:
-            yield f"{key}={shorten(given[key])}: must be at most {highest:,}"
-    for key, value in given.items():
+        if current[key] > highest:
+            yield f"{key}={shorten(current[key])}: must be at most {highest:,}"
+    for key, value in current.items():
         if type(value) is int and value > MAX_INT32 and key != "seed":
             note = _memory_note(config, key)
             yield f"{key}={shorten(value)}: must be at most {MAX_INT32:,}{note}"
         if isinstance(value, str) and not _is_text(value):
             yield f"{key}={shorten(repr(value))}: holds a zero byte or half a character"
     for key in _POSITIVE:
-        if given[key] <= 0:
-            yield f"{key}={given[key]}: must be greater than 0"
+        if current[key] <= 0:
+            yield f"{key}={current[key]}: must be greater than 0"
     for key in _FRACTIONS:
-        if not 0 <= given[key] <= 1:
-            yield f"{key}={given[key]}: must be from 0 to 1"
+        if not 0 <= current[key] <= 1:
+            yield f"{key}={current[key]}: must be from 0 to 1"
     for key in _SHARES:
-        if not 0 <= given[key] < 1:
-            yield f"{key}={given[key]}: must be at least 0 and less than 1"
+        if not 0 <= current[key] < 1:
+            yield f"{key}={current[key]}: must be at least 0 and less than 1"
     if config.seed >= 2**32:
         yield f"seed={shorten(config.seed)}: must be less than {2**32}"
     if not config.name or config.name in (".", "..") or set(config.name) & set("/\\\0"):

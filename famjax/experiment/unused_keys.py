@@ -37,10 +37,10 @@ class Rule(NamedTuple):
     switch: bool = False
 
 
-def check_unused_keys(config: Config, given: Iterable[str]) -> None:
+def check_unused_keys(config: Config, overridden: Iterable[str]) -> None:
     """Raise a `UserError` for the first of the given keys that has no effect in this config."""
     now = values(config)
-    for key in given:
+    for key in overridden:
         for rule in find_rules(key):
             off = now[key] in (0, "", "none")
             if not (rule.switch and off) and (value := rule.unused(config)):

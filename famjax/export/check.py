@@ -13,7 +13,7 @@ from flax import nnx
 
 from famjax.config.schema import ModelConfig
 from famjax.core.errors import UserError
-from famjax.core.types import Context
+from famjax.core.types import Context, Params
 from famjax.mixers import mixer_specs
 from famjax.models.language_model import LanguageModel
 
@@ -49,7 +49,7 @@ def compute_logits(model: LanguageModel, tokens: np.ndarray, last: int) -> np.nd
     graph, params = nnx.split(model)
 
     @jax.jit
-    def read(params: Any, tokens: Any, valid: Any) -> Any:
+    def read(params: Params, tokens: Any, valid: Any) -> Any:
         model = nnx.merge(graph, params)
         state = model.init_state(len(tokens))
         x, _ = model.stack(model.embed(tokens), state, Context(valid=valid))
@@ -63,10 +63,10 @@ def compute_logits(model: LanguageModel, tokens: np.ndarray, last: int) -> np.nd
 
 def run_logits(model: LanguageModel, tokens: np.ndarray, last: int) -> np.ndarray:
     """Return the logits of the run; a `UserError` if they are not finite."""
-    found = compute_logits(model, tokens, last)
-    if not np.isfinite(found).all():
+    logits = compute_logits(model, tokens, last)
+    if not np.isfinite(logits).all():
         raise UserError("the run's logits are not finite; export a run that has not diverged")
-    return found
+    return logits
 
 
 def compare_logits(by: str, exported: np.ndarray, run: np.ndarray) -> str:

@@ -91,15 +91,15 @@ def _target_config(
     said = serialize_famjax(model) if family is FAMJAX else family.serialize(normalize_model(model))
     stops = sorted(tokenizer.stop_ids)
     ends = dict(zip(_ENDS, (tokenizer.bos_id, stops if len(stops) > 1 else stops[0]), strict=True))
-    kept = {name: value for name, value in before.items() if name not in _STALE}
+    carried = {name: value for name, value in before.items() if name not in _STALE}
     eos = before.get("eos_token_id")
     if eos is not None and not set(eos if isinstance(eos, list) else [eos]) <= tokenizer.stop_ids:
         # belongs to another tokenizer
-        kept = {name: value for name, value in kept.items() if name not in ends}
+        carried = {name: value for name, value in carried.items() if name not in ends}
     if FAMILIES.get(before.get("model_type", "")) is not family:
         # another family's keys have other meanings; only special tokens carry over
-        kept = {name: value for name, value in kept.items() if name in ends}
-    return ends | kept | said | {"architectures": [family.architecture], "dtype": dtype}
+        carried = {name: value for name, value in carried.items() if name in ends}
+    return ends | carried | said | {"architectures": [family.architecture], "dtype": dtype}
 
 
 def _write_json(path: Path, content: HF) -> None:

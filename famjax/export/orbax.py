@@ -11,6 +11,7 @@ import orbax.checkpoint as ocp
 from flax import nnx
 
 from famjax.convert.folder import write_model
+from famjax.core.types import PyTree
 from famjax.export import check
 from famjax.export.source import ExportSource
 from famjax.parallel.sharding import path_name
@@ -69,5 +70,5 @@ def _compare(source: ExportSource, folder: Path, at: Path) -> list[str]:
     ]
 
 
-def _name_arrays(tree: Any) -> list[tuple[str, Any]]:
+def _name_arrays(tree: PyTree) -> list[tuple[str, Any]]:
     return [(path_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]

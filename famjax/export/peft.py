@@ -73,9 +73,9 @@ def write(source: ExportSource, folder: Path) -> list[str]:
             f"model.mixer={model.mixer}; take --format hf, which merges the adapters"
         )
     tensors = family.tensors(normalize_model(plain))
-    weights, about = _adapter_files(source, tensors)
+    weights, config = _adapter_files(source, tensors)
     save_file(weights, folder / _WEIGHTS)
-    (folder / _CONFIG).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     name, step = source.run.config.name, source.run.step
     readme = _README.format(name=name, rank=model.lora.rank, step=step, base=_describe_base(source))
     (folder / "README.md").write_text(readme, encoding="utf-8")
@@ -175,12 +175,12 @@ def _join_adapters(pairs: list[_Adapter], count: int, rank: int) -> tuple[np.nda
 
 def _modules(source: ExportSource, tensors: Tensors) -> dict[str, list[_Adapter]]:
     """Return the adapters of each of Hugging Face's modules."""
-    found: dict[str, list[_Adapter]] = {}
+    modules: dict[str, list[_Adapter]] = {}
     for name, layer, a, b in _named_adapters(source):
         tensor = tensors[name]
         module = tensor.name.format(layer).removesuffix(".weight")
-        found.setdefault(module, []).append(_Adapter(tensor, a, b))
-    return found
+        modules.setdefault(module, []).append(_Adapter(tensor, a, b))
+    return modules
 
 
 def _named_adapters(source: ExportSource) -> Iterator[tuple[str, int, np.ndarray, np.ndarray]]:

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 
 from famjax.convert.save import save_file
 from famjax.core.errors import UserError
-from famjax.core.types import Context
+from famjax.core.types import Context, PyTree
 from famjax.eval.streaming import CHUNK
 from famjax.experiment.load import to_json
 from famjax.export import check
@@ -154,16 +154,16 @@ def _programs(model: LanguageModel, chunk: int) -> dict[str, tuple[Any, ...]]:
         return jax.ShapeDtypeStruct((a.shape[0], batch, *a.shape[2:]), a.dtype)
 
     # every array of a state is [repeats b ...]
-    given = _name_arrays(params), {name: lanes(a) for name, a in _name_arrays(state).items()}
+    inputs = _name_arrays(params), {name: lanes(a) for name, a in _name_arrays(state).items()}
     many = jax.ShapeDtypeStruct((batch, chunk), jnp.int32)
     one = jax.ShapeDtypeStruct((batch, 1), jnp.int32)
     return {
-        "prefill": (prefill, *given, many, jax.ShapeDtypeStruct((batch, chunk), bool)),
-        "step": (step, *given, one),
+        "prefill": (prefill, *inputs, many, jax.ShapeDtypeStruct((batch, chunk), bool)),
+        "step": (step, *inputs, one),
     }
 
 
-def _name_arrays(tree: Any) -> NamedArrays:
+def _name_arrays(tree: PyTree) -> NamedArrays:
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
@@ -181,11 +181,11 @@ def _compare(source: ExportSource, model: LanguageModel, folder: Path, chunk: in
             valid = np.broadcast_to(np.arange(chunk) < size, (len(tokens), chunk))
             piece = np.zeros((len(tokens), chunk), np.int32)
             piece[:, :size] = tokens[:, at : at + size]
-            found, held = prefill(params, held, piece, valid)
-            logits.append(np.asarray(found[:, max(size - last, 0) : size]))
+            logits_read, held = prefill(params, held, piece, valid)
+            logits.append(np.asarray(logits_read[:, max(size - last, 0) : size]))
         for at in range(whole, tokens.shape[1]):
-            found, held = step(params, held, tokens[:, at : at + 1].astype(np.int32))
-            logits.append(np.asarray(found))
+            logits_read, held = step(params, held, tokens[:, at : at + 1].astype(np.int32))
+            logits.append(np.asarray(logits_read))
         return np.concatenate(logits, 1)
 
     prefill, step = (
@@ -193,7 +193,7 @@ def _compare(source: ExportSource, model: LanguageModel, folder: Path, chunk: in
         for name in ("prefill", "step")
     )
     ours = [jax.jit(program) for program, *_ in _programs(model, chunk).values()]
-    found = read(prefill, step, load_file(folder / "params.safetensors"))
+    logits_read = read(prefill, step, load_file(folder / "params.safetensors"))
     expected = read(ours[0], ours[1], _name_arrays(nnx.split(model)[1]))
     by = f"the programs read back, on {jax.default_backend()}"
-    return [check.compare_logits(by, found, expected)]
+    return [check.compare_logits(by, logits_read, expected)]

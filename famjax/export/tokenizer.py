@@ -208,10 +208,10 @@ def _sentencepiece_tokenizer(content: bytes, tokenizer: Tokenizer) -> tuple[Json
 def _merges(pieces: list[str], scores: list[float]) -> list[list[str]]:
     """Return the merges of the pieces, in SentencePiece's order."""
     ids = {piece: i for i, piece in enumerate(pieces)}
-    found = []
+    merges = []
     for token in sorted(range(len(pieces)), key=lambda i: -scores[i]):
         piece = pieces[token]
         cuts = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
         there = [cut for cut in cuts if cut[0] in ids and cut[1] in ids]
-        found += sorted(there, key=lambda cut: (ids[cut[0]], ids[cut[1]]))
-    return [list(pair) for pair in found]
+        merges += sorted(there, key=lambda cut: (ids[cut[0]], ids[cut[1]]))
+    return [list(pair) for pair in merges]

@@ -37,7 +37,7 @@ from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig, sizes
 from famjax.config.schema import Config, ModelConfig
-from famjax.core.types import Array, Context, param_dtype
+from famjax.core.types import Array, Context, PyTree, param_dtype
 from famjax.layers.dropout import FEEDBACK, split_key
 from famjax.layers.linear import MATMUL_PARAMS
 from famjax.layers.memory_gate import THRESHOLD, MemoryGate, count_params
@@ -92,7 +92,7 @@ class BlockFams(NamedTuple):
     updates: Array
 
 
-def _to_block_major(tree: Any) -> Any:
+def _to_block_major(tree: PyTree) -> PyTree:
     """[b n ...] -> [n b ...]."""
     return jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), tree)
 

@@ -61,7 +61,9 @@ class Mixer(nnx.Module):
         """Return the logical axes of the state's arrays (`famjax.parallel.sharding`)."""
 
     @abc.abstractmethod
-    def __call__(self, x: Array, state: Any, ctx: Context, mlp: FeedForward) -> tuple[Array, State]:
+    def __call__(
+        self, x: Array, state: State, ctx: Context, mlp: FeedForward
+    ) -> tuple[Array, State]:
         """Process whole blocks, from their start: [b t d] -> [b t d], and the state after them.
 
         Args:
@@ -69,10 +71,10 @@ class Mixer(nnx.Module):
         """
 
     @abc.abstractmethod
-    def step(self, x: Array, state: Any, ctx: Context, mlp: FeedForward) -> tuple[Array, State]:
+    def step(self, x: Array, state: State, ctx: Context, mlp: FeedForward) -> tuple[Array, State]:
         """Process one token per lane: [b 1 d] -> [b 1 d], and the state after it."""
 
-    def check_capacity(self, state: Any, tokens: int) -> None:
+    def check_capacity(self, state: State, tokens: int) -> None:
         """Raise a `UserError` if so many tokens do not fit the state, outside of jit."""
 
     # the memory that outlives the window; most mixers have none
@@ -81,15 +83,15 @@ class Mixer(nnx.Module):
         """Return the attention output of the FAM prompt's tokens (B.1): [f d] -> [f d]."""
         return self.qkv.encode_memory_prompt(prompt, offset)
 
-    def memory(self, state: Any) -> Array | None:
+    def memory(self, state: State) -> Array | None:
         """Return the memory [b f d] in a state; None if there is none."""
         return None
 
-    def passable_state(self, state: Any) -> State:
+    def passable_state(self, state: State) -> State:
         """Return the part of a state that `pass_state` uses."""
         return ()
 
-    def pass_state(self, fresh: Any, saved: Any) -> State:
+    def pass_state(self, fresh: State, saved: State) -> State:
         """Return the state of a new document that inherits a memory (random state passing, B.2.3).
 
         Args:
@@ -97,15 +99,15 @@ class Mixer(nnx.Module):
         """
         return fresh
 
-    def attention_mass(self, x: Array, state: Any, ctx: Context, mlp: FeedForward) -> Array:
+    def attention_mass(self, x: Array, state: State, ctx: Context, mlp: FeedForward) -> Array:
         """Return the mean share of attention weights on the memory: a scalar."""
         return jnp.zeros(())
 
-    def memory_gates(self, x: Array, state: Any, ctx: Context, mlp: FeedForward) -> Array | None:
+    def memory_gates(self, x: Array, state: State, ctx: Context, mlp: FeedForward) -> Array | None:
         """Return the gates of the update by one block: [b w d] -> [b f]; None without gates."""
         return None
 
-    def replace_memory(self, state: Any, memory: Array) -> State:
+    def replace_memory(self, state: State, memory: Array) -> State:
         """Return a state with another memory [b f d]."""
         return state
 
@@ -118,7 +120,7 @@ class Mixer(nnx.Module):
         """
         return None
 
-    def match(self, x: Array, state: Any, ctx: Context, mlp: FeedForward) -> tuple[Array, Array]:
+    def match(self, x: Array, state: State, ctx: Context, mlp: FeedForward) -> tuple[Array, Array]:
         """Return the output with softmax attention [b t d], and feature maps' errors [b].
 
         A mixer without feature maps is unchanged, and its errors are 0.

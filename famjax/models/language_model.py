@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ from flax import nnx
 
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
-from famjax.core.types import Array, Context, State, compute_dtype
+from famjax.core.types import Array, Context, PyTree, State, compute_dtype
 from famjax.layers.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from famjax.layers.linear import Linear
 from famjax.layers.norm import Norm
@@ -140,6 +139,6 @@ class LanguageModel(nnx.Module):
         return self.logits(x), state
 
 
-def _tree_bytes(tree: Any) -> int:
+def _tree_bytes(tree: PyTree) -> int:
     """Return the bytes of a tree's arrays."""
     return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))

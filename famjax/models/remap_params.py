@@ -14,7 +14,7 @@ from famjax.config.derived import layer_mixers, mixer_pattern
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import ArchConfig, DropoutConfig, LoraConfig, ModelConfig
 from famjax.core.errors import UserError
-from famjax.core.types import Array
+from famjax.core.types import Array, Params
 from famjax.layers import feature_map, lora
 from famjax.mixers import MIXERS, mixer_specs
 from famjax.models.language_model import LanguageModel
@@ -77,7 +77,7 @@ def abstract_inference_model(model: ModelConfig) -> tuple[Any, Any]:
     return nnx.split(nnx.eval_shape(lambda: LanguageModel(model, rngs=nnx.Rngs(0))))
 
 
-def remap_params(params: Any, old: ModelConfig, new: ModelConfig) -> Any:
+def remap_params(params: Params, old: ModelConfig, new: ModelConfig) -> Params:
     """Return the parameters of a model `new`, with all weights taken from a model `old`.
 
     A FAM prompt that is missing or has another length is initialized by `init_fam_prompt`, a
@@ -169,7 +169,7 @@ def init_mixer_param(name: str, model: ModelConfig, layer: int) -> Array:
     return spec.initial_param(resolve_model(model), name.removeprefix(_MIXER), nnx.Rngs(layer))
 
 
-def merge_adapters(params: Any, model: ModelConfig) -> tuple[Any, ModelConfig]:
+def merge_adapters(params: Params, model: ModelConfig) -> tuple[Params, ModelConfig]:
     """Return parameters with adapters merged, W + scale * B A for W, and their config."""
     if not model.lora.rank:
         return params, model

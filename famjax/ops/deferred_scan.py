@@ -40,6 +40,7 @@ from famjax.ops.einsum_tape import (
     use_tape,
     used_weights,
 )
+from famjax.ops.leading_size import leading_size
 
 # Pytrees. Xs, NonDiff and Ys are of one iteration, or stacked, [n ...], in the scan's arguments.
 MatmulParams = TypeVar("MatmulParams")
@@ -73,6 +74,7 @@ def plain_scan(
     non_diff: NonDiff,
 ) -> tuple[Carry, Ys]:
     """Return `jax.lax.scan` of the body, by plain differentiation; see `deferred_scan`."""
+    leading_size("plain_scan", xs=xs, non_diff=non_diff)
     return jax.lax.scan(functools.partial(body, matmul_params, other_params), carry, (xs, non_diff))
 
 
@@ -101,7 +103,7 @@ def deferred_scan(
       the final carry; ys, pytree of [n ...]. Only without gradients may n be 0.
 
     Raises:
-      ValueError: n is 0 in the backward pass.
+      ValueError: n is 0 in the backward pass, or the arrays' n differ.
     """
     return _forward(body, matmul_params, other_params, carry, xs, non_diff)[0]
 
@@ -114,6 +116,8 @@ def _forward(
     xs: Xs,
     non_diff: NonDiff,
 ) -> tuple[tuple[Carry, Ys], Residuals[MatmulParams, OtherParams, Carry, Xs, NonDiff]]:
+    leading_size("deferred_scan", xs=xs, non_diff=non_diff)
+
     def save_carry(carry: Carry, x: tuple[Xs, NonDiff]) -> tuple[Carry, tuple[Ys, Carry]]:
         new, y = body(matmul_params, other_params, carry, x)
         return new, (y, carry)

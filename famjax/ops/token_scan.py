@@ -58,6 +58,7 @@ from famjax.ops.einsum_tape import (
     use_tape,
     used_weights,
 )
+from famjax.ops.leading_size import leading_size
 
 # the axis of the entries in the arrays of a history: [b g s e], and in [b s d]
 ENTRY_AXIS = -2
@@ -144,7 +145,7 @@ def token_scan(
       ys, pytree of [t ...]; the history [... span+t e].
 
     Raises:
-      ValueError: t is 0.
+      ValueError: t is 0 or no multiple of the block, or the shapes are others.
     """
     return _forward(token_fn, block, matmul_params, other_params, history, xs, non_diff)[0]
 
@@ -158,9 +159,7 @@ def _forward(
     xs: Xs,
     non_diff: NonDiff,
 ) -> tuple[tuple[Ys, History], Residuals[MatmulParams, OtherParams, History, Xs, NonDiff]]:
-    t = jax.tree.leaves(xs)[0].shape[0]
-    if not t:
-        raise ValueError("token_scan: xs has no tokens; give it at least one block")
+    t = _check_shapes(block, history, xs, non_diff)
     history = jax.tree.map(lambda a: _extend(a, t), history)
 
     def scan_block(
@@ -192,6 +191,20 @@ def _forward(
     history, (ys, outputs) = jax.lax.scan(scan_block, history, blocks)
     ys = jax.tree.map(_join_blocks, ys)
     return (ys, history), Residuals(matmul_params, other_params, history, blocks, outputs)
+
+
+def _check_shapes(block: int, history: History, xs: Xs, non_diff: NonDiff) -> int:
+    """Return t; the shapes are generic, so that annotations cannot check them."""
+    t = leading_size("token_scan", xs=xs, non_diff=non_diff)
+    if not t:
+        raise ValueError("token_scan: xs has no tokens; give it at least one block")
+    if t % block:
+        raise ValueError(f"token_scan: {t} tokens are no multiple of the block, {block}; pad them")
+    for path, array in jax.tree_util.tree_leaves_with_path(history):
+        if array.ndim < -ENTRY_AXIS:
+            name = jax.tree_util.keystr(path)
+            raise ValueError(f"token_scan: history{name} is {[*array.shape]}, not [... span e]")
+    return t
 
 
 def _backward(

@@ -19,7 +19,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from famjax.config.schema import MeshConfig
-from famjax.core.types import Array, Axes
+from famjax.core.types import Array, Axes, Params, PyTree, State
 from famjax.parallel.mesh import MeshDemand, choose_mesh
 
 # the mesh axes that shard the rows of a batch
@@ -137,7 +137,7 @@ def is_replicated(sharding: NamedSharding, size: int) -> bool:
     return size > LARGE and mesh["fsdp"] * mesh["tensor"] > 1 and not any(sharding.spec)
 
 
-def replicated_parameters(mesh: Mesh, params: Any) -> list[str]:
+def replicated_parameters(mesh: Mesh, params: Params) -> list[str]:
     """Return the large parameters that are replicated although the mesh shards parameters."""
     leaves = jax.tree.leaves_with_path(params)
     shardings = jax.tree.leaves(parameter_shardings(mesh, params))
@@ -152,7 +152,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def parameter_shardings(mesh: Mesh, params: Any) -> Any:
+def parameter_shardings(mesh: Mesh, params: Params) -> PyTree:
     """Return a tree of shardings for a tree of parameters or their shapes."""
 
     def leaf_sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
@@ -161,7 +161,7 @@ def parameter_shardings(mesh: Mesh, params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(leaf_sharding, params)
 
 
-def optimizer_shardings(mesh: Mesh, params: Any, opt_state: Any) -> Any:
+def optimizer_shardings(mesh: Mesh, params: Params, opt_state: PyTree) -> PyTree:
     """Return shardings for optax's state: a leaf shaped like its parameter is sharded like it."""
     by_name = {
         path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]
@@ -178,7 +178,7 @@ def optimizer_shardings(mesh: Mesh, params: Any, opt_state: Any) -> Any:
     return jax.tree_util.tree_map_with_path(leaf_sharding, opt_state)
 
 
-def state_shardings(mesh: Mesh, axes: Any, state: Any) -> Any:
+def state_shardings(mesh: Mesh, axes: Any, state: State) -> PyTree:
     """Return shardings for a carried state from its tree of logical axes."""
     flat, tree = jax.tree.flatten(state)
     names = jax.tree.flatten(axes, is_leaf=is_axes)[0]
@@ -218,7 +218,7 @@ def with_logical_constraint(x: jax.Array, axes: Axes) -> jax.Array:
     )
 
 
-def with_state_constraint(state: Any, axes: Any) -> Any:
+def with_state_constraint(state: State, axes: Any) -> State:
     """Constrain a carried state to its tree of logical axes; see `with_logical_constraint`."""
     mesh = _gspmd_mesh()
     if mesh is None:
@@ -226,7 +226,7 @@ def with_state_constraint(state: Any, axes: Any) -> Any:
     return jax.lax.with_sharding_constraint(state, state_shardings(mesh, axes, state))
 
 
-def fsdp_all_gather(params: Any) -> Any:
+def fsdp_all_gather(params: Params) -> Params:
     """Return parameters all-gathered over the row axes; unchanged without a mesh.
 
     A layer's weights are gathered once, before its products, and their gradient is reduced once.

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from famjax.config.resolved import ResolvedConfig, ResolvedModelConfig, sizes
 from famjax.config.schema import ModelConfig
+from famjax.core.types import PyTree
 from famjax.mixers import mixer_specs
 from famjax.optimizers import OPTIMIZERS
 from famjax.plan.chips import Topology
@@ -89,7 +90,7 @@ def count_parameters(model: ModelConfig, only: str) -> tuple[int, int, int]:
     """Return the numbers of trained and of frozen parameters, and the bytes of the latter."""
     _, trained, frozen = abstract_model(model, only=only)
 
-    def elements(tree: Any) -> int:
+    def elements(tree: PyTree) -> int:
         return sum(a.size for a in jax.tree.leaves(tree))
 
     held = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(frozen))

@@ -74,13 +74,13 @@ class Instruction:
 
     def called_computations(self, *attributes: str) -> list[str]:
         """Return the computations named by these attributes."""
-        found = []
+        names = []
         for attribute in attributes:
             for match in re.finditer(
                 rf"\b{attribute}=(?:\{{([^}}]*)\}}|%?([\w.\-]+))", self.attributes
             ):
-                found += re.findall(r"[\w.\-]+", match[1] or match[2])
-        return found
+                names += re.findall(r"[\w.\-]+", match[1] or match[2])
+        return names
 
 
 @dataclass
@@ -95,8 +95,8 @@ class Computation:
         return next(i for i in self.instructions.values() if i.root)
 
     def parameters(self) -> list[Instruction]:
-        found = [i for i in self.instructions.values() if i.opcode == "parameter"]
-        return sorted(found, key=lambda i: int(i.operands[0]))
+        parameters = [i for i in self.instructions.values() if i.opcode == "parameter"]
+        return sorted(parameters, key=lambda i: int(i.operands[0]))
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def _closing_bracket(text: str, begin: int) -> int:
 
 
 def _parse_arrays(kind: str) -> tuple[HloArray, ...]:
-    found = re.finditer(r"([a-z]\w*)\[([\d,<=]*)\](?:\{([^}]*)\})?", kind)
+    matches = re.finditer(r"([a-z]\w*)\[([\d,<=]*)\](?:\{([^}]*)\})?", kind)
     return tuple(
         HloArray(
             (
@@ -210,7 +210,7 @@ def _parse_arrays(kind: str) -> tuple[HloArray, ...]:
                 re.search(r"S\([1-9]", m[3] or "") is None,
             )
         )
-        for m in found
+        for m in matches
     )
 
 
@@ -228,15 +228,15 @@ def trip_count(module: HloModule, within: Computation, loop: Instruction) -> int
     condition, body = (
         module.computations[loop.called_computations(name)[0]] for name in ("condition", "body")
     )
-    found = _parse_comparison(module, condition)
-    if found is None:
+    comparison = _parse_comparison(module, condition)
+    if comparison is None:
         return None
-    index, limit, direction = found
-    given = within.instructions[loop.operands[0]]
+    index, limit, direction = comparison
+    carried = within.instructions[loop.operands[0]]
     limit_value = (
-        limit if isinstance(limit, int) else _initial_value(module, within, given, -limit[0])
+        limit if isinstance(limit, int) else _initial_value(module, within, carried, -limit[0])
     )
-    start = _initial_value(module, within, given, index)
+    start = _initial_value(module, within, carried, index)
     step = _increment(module, body, index)
     if start is None or limit_value is None or not step:
         return None
@@ -261,20 +261,20 @@ def _parse_comparison(
             root = inner.instructions[root.operands[0]]
             continue
         called = module.computations[root.called_computations("calls", "to_apply")[0]]
-        given = [names.get(o, inner.instructions[o]) for o in root.operands]
-        names = {p.name: g for p, g in zip(called.parameters(), given, strict=True)}
+        operands = [names.get(o, inner.instructions[o]) for o in root.operands]
+        names = {p.name: g for p, g in zip(called.parameters(), operands, strict=True)}
         inner, root = called, called.root
     direction = re.search(r"direction=(\w\w)", root.attributes)
     if root.opcode != "compare" or not direction:
         return None
     sides: list[tuple[int] | int | None] = []
     for operand in root.operands:
-        found = _trace_copies(inner, names.get(operand, inner.instructions[operand]), names)
-        number = _constant_value(found)
-        index = re.search(r"index=(\d+)", found.attributes)
+        source = _trace_copies(inner, names.get(operand, inner.instructions[operand]), names)
+        number = _constant_value(source)
+        index = re.search(r"index=(\d+)", source.attributes)
         if number is not None:
             sides.append(number)
-        elif found.opcode == "get-tuple-element" and index:
+        elif source.opcode == "get-tuple-element" and index:
             sides.append((-int(index[1]),))
         else:
             return None
@@ -289,31 +289,31 @@ def _parse_comparison(
 
 
 def _trace_copies(
-    inner: Computation, found: Instruction, names: dict[str, Instruction] | None = None
+    inner: Computation, source: Instruction, names: dict[str, Instruction] | None = None
 ) -> Instruction:
     """Trace copies and conversions back to their source."""
     names = names or {}
-    while found.opcode in ("copy", "bitcast", "convert", "copy-done", "copy-start"):
-        operand = found.operands[0]
+    while source.opcode in ("copy", "bitcast", "convert", "copy-done", "copy-start"):
+        operand = source.operands[0]
         if operand not in inner.instructions:
-            return found
-        found = names.get(operand, inner.instructions[operand])
-    return names.get(found.name, found) if found.opcode == "parameter" else found
+            return source
+        source = names.get(operand, inner.instructions[operand])
+    return names.get(source.name, source) if source.opcode == "parameter" else source
 
 
-def _constant_value(found: Instruction) -> int | None:
-    whole = found.opcode == "constant" and re.fullmatch(r"-?\d+", found.operands[0])
-    return int(found.operands[0]) if whole else None
+def _constant_value(instruction: Instruction) -> int | None:
+    whole = instruction.opcode == "constant" and re.fullmatch(r"-?\d+", instruction.operands[0])
+    return int(instruction.operands[0]) if whole else None
 
 
 def _initial_value(
-    module: HloModule, within: Computation, given: Instruction, index: int
+    module: HloModule, within: Computation, carried: Instruction, index: int
 ) -> int | None:
     """Return the initial value at an index of a loop's carried tuple, if it is constant."""
-    given = _trace_copies(within, given)
-    if given.opcode != "tuple":
+    carried = _trace_copies(within, carried)
+    if carried.opcode != "tuple":
         return None
-    return _constant_value(_trace_copies(within, within.instructions[given.operands[index]]))
+    return _constant_value(_trace_copies(within, within.instructions[carried.operands[index]]))
 
 
 def _increment(module: HloModule, body: Computation, index: int) -> int | None:
@@ -321,25 +321,25 @@ def _increment(module: HloModule, body: Computation, index: int) -> int | None:
     root = body.root
     if root.opcode != "tuple":
         return None
-    inner, found = body, _trace_copies(body, body.instructions[root.operands[index]])
+    inner, source = body, _trace_copies(body, body.instructions[root.operands[index]])
     names: dict[str, Instruction] = {}
-    if found.opcode == "fusion":
-        called = module.computations[found.called_computations("calls")[0]]
-        given = [body.instructions[o] for o in found.operands]
-        names = {p.name: g for p, g in zip(called.parameters(), given, strict=True)}
-        inner, found = called, called.root
-    if found.opcode not in ("add", "subtract"):
+    if source.opcode == "fusion":
+        called = module.computations[source.called_computations("calls")[0]]
+        operands = [body.instructions[o] for o in source.operands]
+        names = {p.name: g for p, g in zip(called.parameters(), operands, strict=True)}
+        inner, source = called, called.root
+    if source.opcode not in ("add", "subtract"):
         return None
     sides = [
         _trace_copies(
             body if o in body.instructions else inner, names.get(o, inner.instructions[o]), names
         )
-        for o in found.operands
+        for o in source.operands
     ]
     numbers = [n for n in map(_constant_value, sides) if n is not None]
     if len(numbers) != 1:
         return None
-    return numbers[0] if found.opcode == "add" else -numbers[0]
+    return numbers[0] if source.opcode == "add" else -numbers[0]
 
 
 # Counting
@@ -443,8 +443,8 @@ def _add_collective(
     kind, n = i.opcode.removesuffix("-start"), group_size(i.attributes)
     if n <= 1:
         return
-    given = [computation.instructions[o] for o in i.operands if o in computation.instructions]
-    size = sum(array.bytes for instruction in given for array in instruction.arrays)
+    operands = [computation.instructions[o] for o in i.operands if o in computation.instructions]
+    size = sum(array.bytes for instruction in operands for array in instruction.arrays)
     # bytes sent per device with `size` bytes, by a ring algorithm, which is optimal
     share = {
         "all-gather": n - 1,
@@ -517,7 +517,7 @@ def _convolution_flops(computation: Computation, i: Instruction) -> float:
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", i.attributes)
     if not labels:
         return 0.0
-    given, weights, made = labels.groups()
+    inputs, weights, made = labels.groups()
     x, kernel, out = (
         _operand(computation, i, 0).dims,
         _operand(computation, i, 1).dims,
@@ -527,7 +527,7 @@ def _convolution_flops(computation: Computation, i: Instruction) -> float:
     for axis in (c for c in made if c.isdigit()):
         window = _window(i.attributes, int(axis), len(made) - 2)
         pairs *= _count_overlaps(
-            x[given.index(axis)], out[made.index(axis)], kernel[weights.index(axis)], **window
+            x[inputs.index(axis)], out[made.index(axis)], kernel[weights.index(axis)], **window
         )
     return pairs
 
@@ -535,10 +535,10 @@ def _convolution_flops(computation: Computation, i: Instruction) -> float:
 def _window(attributes: str, axis: int, axes: int) -> dict[str, int]:
     """Return stride, padding and dilations of one axis of a convolution's window."""
     text = re.search(r"window=\{([^}]*)\}", attributes)
-    given = dict(re.findall(r"(\w+)=(\S+)", text[1])) if text else {}
+    fields = dict(re.findall(r"(\w+)=(\S+)", text[1])) if text else {}
 
     def parse_field(name: str, default: str) -> str:
-        return given.get(name, "x".join([default] * axes)).split("x")[axis]
+        return fields.get(name, "x".join([default] * axes)).split("x")[axis]
 
     return {
         "stride": int(parse_field("stride", "1")),
@@ -568,27 +568,27 @@ def _count_bytes(module: HloModule, computation: Computation, i: Instruction) ->
         return 0.0
     if i.opcode == "custom-call" and any(f'"{mark}"' in i.attributes for mark in _MARKS):
         return 0.0
-    given = [computation.instructions[o] for o in i.operands if o in computation.instructions]
+    operands = [computation.instructions[o] for o in i.operands if o in computation.instructions]
     if i.opcode in ("copy-start", "slice-start"):
         # the result names both ends
         to = i.arrays[0].main_bytes if i.opcode == "copy-start" else i.arrays[-2].main_bytes
-        source = given[0].arrays[0]
+        source = operands[0].arrays[0]
         return to + (min(source.bytes, max(a.bytes for a in i.arrays[-2:])) if source[2] else 0)
     written = sum(a.main_bytes for a in i.arrays)
     if i.opcode in ("dynamic-slice", "slice", "gather"):
-        return written + (min(i.arrays[0].bytes, given[0].arrays[0].main_bytes))
+        return written + (min(i.arrays[0].bytes, operands[0].arrays[0].main_bytes))
     if i.opcode == "dynamic-update-slice":
-        return 2 * given[1].arrays[0].main_bytes
+        return 2 * operands[1].arrays[0].main_bytes
     if i.opcode == "fusion":
-        return _fusion_bytes(module.computations[i.called_computations("calls")[0]], given, i)
-    return written + sum(a.main_bytes for instruction in given for a in instruction.arrays)
+        return _fusion_bytes(module.computations[i.called_computations("calls")[0]], operands, i)
+    return written + sum(a.main_bytes for instruction in operands for a in instruction.arrays)
 
 
-def _fusion_bytes(inner: Computation, given: list[Instruction], i: Instruction) -> float:
+def _fusion_bytes(inner: Computation, operands: list[Instruction], i: Instruction) -> float:
     """Count the slices of sliced operands, and the update of operands updated in place."""
     total = 0.0
     updated = _in_place_updates(inner)
-    for parameter, instruction in zip(inner.parameters(), given, strict=True):
+    for parameter, instruction in zip(inner.parameters(), operands, strict=True):
         main = sum(a.main_bytes for a in instruction.arrays)
         users = [u for u in inner.instructions.values() if parameter.name in u.operands]
         while len(users) == 1 and users[0].opcode == "bitcast":
@@ -607,7 +607,7 @@ def _fusion_bytes(inner: Computation, given: list[Instruction], i: Instruction) 
 
 def _in_place_updates(inner: Computation) -> dict[str, tuple[float, float]]:
     """Return the parameters that a fusion updates in place: bytes of the update, and in total."""
-    found: dict[str, tuple[float, float]] = {}
+    updates: dict[str, tuple[float, float]] = {}
     roots = [inner.root]
     if inner.root.opcode == "tuple":
         roots = [inner.instructions[o] for o in inner.root.operands]
@@ -621,8 +621,8 @@ def _in_place_updates(inner: Computation) -> dict[str, tuple[float, float]]:
             base = inner.instructions[base.operands[0]]
         if base.opcode == "parameter":
             update = inner.instructions[root.operands[1]].arrays[0].bytes
-            found[base.name] = (update, root.arrays[0].bytes)
-    return found
+            updates[base.name] = (update, root.arrays[0].bytes)
+    return updates
 
 
 def collective_rows(total_cost: HloCost) -> list[dict[str, float | str]]:

@@ -50,8 +50,8 @@ def _candidates(config: Config, topology: Topology) -> Iterator[Config]:
     for mesh in meshes(topology.count):
         if any(n % mesh.tensor for n in tensor_sizes(sized).values()):
             continue
-        most, left = divmod(rows, mesh.data * mesh.fsdp)
-        if not most or left or call_blocks(sized) % mesh.sequence:
+        most, remainder = divmod(rows, mesh.data * mesh.fsdp)
+        if not most or remainder or call_blocks(sized) % mesh.sequence:
             continue
         for remat, parts in itertools.product(remat_with_policy, (1, 2, 4, 8)):
             if most % parts == 0:

@@ -22,6 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from famjax.config.resolved import ResolvedConfig
 from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json
+from famjax.core.types import PyTree
 from famjax.data.lanes import empty_row
 from famjax.experiment.load import from_json
 from famjax.experiment.mesh_checks import check_rows, duplicated_work
@@ -43,10 +44,10 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     Args:
       request: "config" as JSON, "topology"; "compile", whether to compile as well.
     """
-    asked, topology = from_json(request["config"]), parse_topology(request["topology"])
+    requested, topology = from_json(request["config"]), parse_topology(request["topology"])
     devices = get_devices(topology)
-    check_rows(asked, len(devices))
-    config = resolve(asked, None, len(devices), int(topology.chip.memory))
+    check_rows(requested, len(devices))
+    config = resolve(requested, None, len(devices), int(topology.chip.memory))
     mesh = sharding.make_mesh(config.mesh, devices)
     sizes = {"mesh": dict(mesh.shape), "devices": mesh.size, "shardings": shardings(config, mesh)}
     program = make_program(config, np.ones(config.model.vocab_size, np.float32), mesh=mesh)
@@ -106,7 +107,7 @@ def abstract_state(config: ResolvedConfig) -> Any:
     return LanguageModel(config.model, rngs=nnx.Rngs(0)).init_state(1)
 
 
-def _count_bytes(tree: Any) -> dict[str, float]:
+def _count_bytes(tree: PyTree) -> dict[str, float]:
     leaves = jax.tree.leaves(tree)
     here = (math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in leaves)
     return {
@@ -157,12 +158,14 @@ def compile_step(
         done = lowered.compile(compiler_options=None if topology.is_tpu else _HOST_OPTIONS)
     except jax.errors.JaxRuntimeError as error:
         said = str(error)
-        found = re.search(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT])", said)
-        if not found:
+        exceeded = re.search(
+            r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT])", said
+        )
+        if not exceeded:
             raise
         return {
-            "needed": _parse_binary_size(*found.groups()[:2]),
-            "limit": _parse_binary_size(*found.groups()[2:]),
+            "needed": _parse_binary_size(*exceeded.groups()[:2]),
+            "limit": _parse_binary_size(*exceeded.groups()[2:]),
             "compile_seconds": time.perf_counter() - began,
         }
     seconds = time.perf_counter() - began
@@ -196,10 +199,10 @@ def _parse_binary_size(number: str, unit: str) -> float:
 def main() -> None:
     request = parse_json(sys.stdin.read())
     try:
-        found = answer(request)
+        reply = answer(request)
     except UserError as error:
-        found = {"error": str(error)}
-    json.dump(found, sys.stdout)
+        reply = {"error": str(error)}
+    json.dump(reply, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -261,8 +261,8 @@ class ResidualStack(Stack):
     def replace_memories(self, state: State, memories: list[Array]) -> State:
         """Return a state with other memories, in the order of `memories`."""
         layers, extra_state = self._split_state(state)
-        given = iter(memories)
-        placed = tuple(next(given) if has else None for has in self.has_memory)
+        remaining = iter(memories)
+        placed = tuple(next(remaining) if has else None for has in self.has_memory)
 
         def replace(carry: None, layers: list[Layer], xs: Any) -> tuple[None, State]:
             new = [
@@ -286,8 +286,8 @@ class ResidualStack(Stack):
 
     def memories(self, state: State) -> list[Array]:
         layers, _ = self._split_state(state)
-        found = (layer.mixer.memory(s) for layer, s in zip(self.layers, layers, strict=True))
-        return [memory for memory in found if memory is not None]
+        memories = (layer.mixer.memory(s) for layer, s in zip(self.layers, layers, strict=True))
+        return [memory for memory in memories if memory is not None]
 
     def _run(self, x: Array, state: State, ctx: Context, layer_method: Any) -> tuple[Array, State]:
         encode_prompt = self.prompt is not None and ctx.reset is not None

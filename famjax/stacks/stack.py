@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -43,24 +42,24 @@ class Stack(nnx.Module):
         """Return the logical axes of the state's arrays (`famjax.parallel.sharding`)."""
 
     @abc.abstractmethod
-    def __call__(self, x: Array, state: Any, ctx: Context) -> tuple[Array, State]:
+    def __call__(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
         """Process whole blocks, from their start: [b t d] -> [b t d], and the state after them."""
 
     @abc.abstractmethod
-    def step(self, x: Array, state: Any, ctx: Context) -> tuple[Array, State]:
+    def step(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
         """Process one token per lane: [b 1 d] -> [b 1 d], and the state after it."""
 
     # memories; a stack without FAMs has none
 
-    def memories(self, state: Any) -> list[Array]:
+    def memories(self, state: State) -> list[Array]:
         """Return a state's memories, [repeats b f d] for each layer of the pattern that has one."""
         return []
 
-    def passable_state(self, state: Any) -> State:
+    def passable_state(self, state: State) -> State:
         """Return the part of a state that `pass_state` uses."""
         return ()
 
-    def pass_state(self, fresh: Any, saved: Any) -> State:
+    def pass_state(self, fresh: State, saved: State) -> State:
         """Return `fresh` with the memories of `saved`, a state or its `passable_state` (B.2.3)."""
         return fresh
 
@@ -70,7 +69,7 @@ class Stack(nnx.Module):
         """Return an auxiliary loss of the parameters."""
         return jnp.zeros(())
 
-    def report(self, x: Array, state: Any, ctx: Context) -> dict[str, Array]:
+    def report(self, x: Array, state: State, ctx: Context) -> dict[str, Array]:
         """Return metrics of the memory in a call, by name."""
         return {}
 
@@ -84,11 +83,11 @@ class Stack(nnx.Module):
 
     # layouts and sizes that the caller chooses
 
-    def unstack(self, state: Any) -> State:
+    def unstack(self, state: State) -> State:
         """Return the state in the layout for a loop of `step` within one program."""
         return state
 
-    def restack(self, state: Any) -> State:
+    def restack(self, state: State) -> State:
         """Return the inverse of `unstack`."""
         return state
 

@@ -151,20 +151,20 @@ class Passkey:
         head, tail = self.head(keys), self.tail(keys, asked)
         if follows:
             head = head[:0]
-        left = length - len(head) - len(tail)
-        if left < 0:
+        filler = length - len(head) - len(tail)
+        if filler < 0:
             raise UserError(
                 f"passkey: {length} tokens do not hold needle and question, which take "
                 f"{len(head) + len(tail)} with tokenizer {self.tokenizer.name}; ask for more"
             )
         start = int(rng.choice(self.starts))
         if self.needle_within and not follows:
-            count = int(rng.integers(min(self.needle_within, left) + 1))
+            count = int(rng.integers(min(self.needle_within, filler) + 1))
             head = self.head(keys, self._filler(start, count))
-            start, left = start + count, left - count
+            start, filler = start + count, filler - count
         yield self._context_piece(head, follows)
-        for done in range(0, left, _PIECE_TOKENS):
-            count = min(_PIECE_TOKENS, left - done)
+        for done in range(0, filler, _PIECE_TOKENS):
+            count = min(_PIECE_TOKENS, filler - done)
             yield self._context_piece(self._filler(start + done, count))
         weights = np.full(len(tail), self.other_weight, np.float32)
         weights[len(self.question(asked)) : -1] = 1
@@ -238,23 +238,23 @@ class PasskeySource(Source):
         """
         c = self.config
         if before and before[3]:
-            _, needle, _, left, part = before
-            left, part = left - c.ask_every, part + 1
+            _, needle, _, rest, part = before
+            rest, part = rest - c.ask_every, part + 1
             rng = np.random.default_rng([self.seed, lane, needle, 2, part])
-            length = self._end_anywhere(c.ask_every, left, self.question_len, rng)
-            return [lane, needle, length, left, part]
+            length = self._end_anywhere(c.ask_every, rest, self.question_len, rng)
+            return [lane, needle, length, rest, part]
         rng = np.random.default_rng([self.seed, lane, k, 0])
         length = round(rng.uniform(c.min_length, self.longest))
         length = -(-length // c.multiple) * c.multiple
-        left = (length - c.min_length) // c.ask_every * c.ask_every if c.ask_every else 0
-        return [lane, k, self._end_anywhere(length - left, left, c.min_length, rng), left, 0]
+        rest = (length - c.min_length) // c.ask_every * c.ask_every if c.ask_every else 0
+        return [lane, k, self._end_anywhere(length - rest, rest, c.min_length, rng), rest, 0]
 
-    def _end_anywhere(self, length: int, left: int, shortest: int, rng: np.random.Generator) -> int:
+    def _end_anywhere(self, length: int, rest: int, shortest: int, rng: np.random.Generator) -> int:
         """Return a similar length for which the question is anywhere, within a block if `left`."""
         w = self.block_len
         if not self.config.ask_every or self.config.multiple % w == 0:
             return length
-        end = -(-length // w) * w - int(rng.integers(w - self.question_len + 1 if left else w))
+        end = -(-length // w) * w - int(rng.integers(w - self.question_len + 1 if rest else w))
         return end if end >= shortest else end + w
 
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
@@ -299,8 +299,8 @@ class PasskeyTask(Task):
         lengths = ("min_length", "start_length", "max_length")
         sizes = [getattr(p, name) for name in lengths]
         if sizes != sorted(sizes):
-            given = ", ".join(f"{n}={s}" for n, s in zip(lengths, sizes, strict=True))
-            yield f"data.passkey: {given} must be in ascending order"
+            settings = ", ".join(f"{n}={s}" for n, s in zip(lengths, sizes, strict=True))
+            yield f"data.passkey: {settings} must be in ascending order"
         if p.ask_every:
             yield from _check_ask_every(config)
 
@@ -330,16 +330,16 @@ class PasskeyTask(Task):
 def _check_ask_every(config: Config) -> Iterator[str]:
     """Yield what prevents a document from starting with the FAM before the last question."""
     m, d, p = config.model, config.data, config.data.passkey
-    asked = f"data.passkey.ask_every={p.ask_every}"
+    setting = f"data.passkey.ask_every={p.ask_every}"
     off = "or set data.passkey.ask_every=0"
     if p.ask_every % m.block_len:
         yield (
-            f"{asked} is not a multiple of model.block_len={m.block_len}, so the memory would see "
-            f"the answers; take {multiples(p.ask_every, m.block_len)} {off}"
+            f"{setting} is not a multiple of model.block_len={m.block_len}, so the memory would "
+            f"see the answers; take {multiples(p.ask_every, m.block_len)} {off}"
         )
     if d.layout == "packed":
-        yield f"{asked} needs memory that packed rows do not carry; set data.layout=lanes {off}"
+        yield f"{setting} needs memory that packed rows do not carry; set data.layout=lanes {off}"
     if not any(spec.has_memory for spec in mixer_specs(m)):
-        yield f"{asked} needs a FAM, and model.mixer={m.mixer} has none; add one {off}"
+        yield f"{setting} needs a FAM, and model.mixer={m.mixer} has none; add one {off}"
     if m.fam_previous > 1:
-        yield f"{asked} carries one FAM; set model.fam_previous=1 {off}"
+        yield f"{setting} carries one FAM; set model.fam_previous=1 {off}"

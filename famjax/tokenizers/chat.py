@@ -49,8 +49,8 @@ class ChatTemplate:
         eos: str,
         controls: Sequence[str],
     ):
-        about = [source, dict(variables), bos, eos, list(controls)]
-        self.digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+        identity = [source, dict(variables), bos, eos, list(controls)]
+        self.digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         self._label = f"the chat template of tokenizer {name}"
         self._renderer = Renderer(self._label, source, variables)
         self._bos, self._eos, self._controls = bos, eos, tuple(controls)

@@ -180,13 +180,13 @@ def _make_lossless(data: dict[str, Any], where: str) -> tuple[dict[str, Any], bo
         model["dropout"] = None
     data.update(truncation=None, padding=None, post_processor=None)
 
-    kept = []
+    normalizers = []
     for step in _flatten_steps(data.get("normalizer"), "normalizers"):
         if step == _TO_META:
-            kept.append(step)
+            normalizers.append(step)
         elif step["type"] not in ("Prepend", "NFC"):
             raise make_error(f"has the normalizer {step['type']}")
-    data["normalizer"] = {"type": "Sequence", "normalizers": kept}
+    data["normalizer"] = {"type": "Sequence", "normalizers": normalizers}
     splitters = [
         _without_prefix_space(s) for s in _flatten_steps(data.get("pre_tokenizer"), "pretokenizers")
     ]
@@ -202,9 +202,9 @@ def _make_lossless(data: dict[str, Any], where: str) -> tuple[dict[str, Any], bo
         for token in data.get("added_tokens") or []
     ]
     kinds = [step["type"] for step in splitters]
-    if "ByteLevel" in kinds and not kept:
+    if "ByteLevel" in kinds and not normalizers:
         return data, True
-    if (kept or "Metaspace" in kinds) and model.get("byte_fallback"):
+    if (normalizers or "Metaspace" in kinds) and model.get("byte_fallback"):
         return data, False
     raise make_error("is neither byte-level nor has it byte tokens")
 

@@ -37,7 +37,7 @@ def _expected_text(message: Mapping[str, Any]) -> str:
 def _contains_in_order(expected: Sequence[str], text: str) -> bool:
     at = 0
     for words in expected:
-        if (found := text.find(words, at)) < 0:
+        if (start := text.find(words, at)) < 0:
             return False
-        at = found + len(words)
+        at = start + len(words)
     return True

@@ -273,8 +273,8 @@ class Checkpoints:
 
     def _prune(self, newest: int) -> None:
         steps = self.steps()
-        kept = [s for s in steps if s <= newest][-self.keep :]
-        for step in set(steps) - set(kept):
+        newest_steps = [s for s in steps if s <= newest][-self.keep :]
+        for step in set(steps) - set(newest_steps):
             # Renamed first: a partly removed folder must not look like a damaged checkpoint.
             self.path(step).rename(self._temporary_path(step))
             shutil.rmtree(self._temporary_path(step), ignore_errors=True)

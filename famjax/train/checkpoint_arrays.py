@@ -17,6 +17,7 @@ import orbax.checkpoint as ocp
 
 from famjax.core.errors import UserError
 from famjax.core.json_files import shorten
+from famjax.core.types import PyTree
 from famjax.processes import collective
 from famjax.train.manifest import RESTORE_HINT
 
@@ -25,7 +26,7 @@ Tree = dict[str, Any]
 Leaves = dict[str, Any]
 
 
-def copy_to_host(tree: Any, safe: bool) -> Any:
+def copy_to_host(tree: PyTree, safe: bool) -> PyTree:
     """Copies of all leaves on the host; with several processes, of this process's shards.
 
     Args:
@@ -34,7 +35,7 @@ def copy_to_host(tree: Any, safe: bool) -> Any:
     return _to_host(tree, safe) if collective.process_count() == 1 else _share_to_host(tree)
 
 
-def _to_host(tree: Any, safe: bool) -> Any:
+def _to_host(tree: PyTree, safe: bool) -> PyTree:
     """NumPy copies of all leaves; views of those on the CPU if not `safe`.
 
     On the CPU `device_get` returns views of the buffers, which would change, or block donation,
@@ -48,14 +49,14 @@ def _to_host(tree: Any, safe: bool) -> Any:
     return jax.tree.map(copy, tree, jax.device_get(tree))
 
 
-def _share_to_host(tree: Any) -> Any:
+def _share_to_host(tree: PyTree) -> PyTree:
     """Global arrays in pinned host memory, where each process has the shards of its devices."""
     shardings = jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind("pinned_host"), tree)
     copies = jax.device_put(tree, shardings)
     return jax.block_until_ready(copies)
 
 
-def flatten(tree: Any) -> Leaves:
+def flatten(tree: PyTree) -> Leaves:
     """Leaves by path, "layers/0/w"; the empty path if the tree is one leaf."""
     flat = jax.tree_util.tree_flatten_with_path(tree)[0]
     leaves = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in flat}
@@ -138,7 +139,7 @@ def suppress_tracebacks() -> Iterator[None]:
         logger.removeFilter(wanted)
 
 
-def restore_arrays(folder: Path, template: Any) -> Any:
+def restore_arrays(folder: Path, template: PyTree) -> PyTree:
     """The tree under `folder`, with the shapes, dtypes and shardings of `template`."""
     leaves = flatten(template)
     nested = _nest(leaves)

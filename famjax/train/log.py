@@ -33,15 +33,17 @@ class Log(Hook):
     def __init__(self) -> None:
         self._tokens = 0.0
 
-    def measure(self, session: Session, about: dict[str, Array]) -> tuple[dict[str, float], float]:
+    def measure(
+        self, session: Session, inspected: dict[str, Array]
+    ) -> tuple[dict[str, float], float]:
         """Wait for the device, and return a row without its timing, and the tokens of a step."""
         config = session.config
         with session.clock.waiting("device"):
-            sums, about = jax.device_get((session.state.totals, about))
+            sums, inspected = jax.device_get((session.state.totals, inspected))
         self._tokens += float(sums.tokens)
         row = {
             **summarize(sums, config.train.match),
-            **{name: float(value) for name, value in about.items()},
+            **{name: float(value) for name, value in inspected.items()},
         }
         schedule = make_schedule(config.optimizer, config.train.steps)
         row["learning_rate"] = float(schedule(session.step - 1))

@@ -84,9 +84,9 @@ def fit(session: Session) -> None:
             following = session.step + 1
             is_logged = following % train.log_every == 0 or following == train.steps
             with jax.profiler.StepTraceAnnotation("train", step_num=session.step):
-                about = session.run_step(inspect=is_logged)
+                inspected = session.run_step(inspect=is_logged)
             if is_logged:
-                row, tokens = log.measure(session, about)
+                row, tokens = log.measure(session, inspected)
                 for hook in hooks:
                     row |= hook.after_log(session, row)
                 log.write(session, writer, row, tokens)

@@ -160,10 +160,10 @@ def _drop_rows_after(path: Path, last: int) -> None:
     """Drop the rows after step `last`, atomically."""
     if not path.exists():
         return
-    kept = [line + b"\n" for row, line in _read_rows(path) if row["step"] <= last]
+    lines = [line + b"\n" for row, line in _read_rows(path) if row["step"] <= last]
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:
-        file.writelines(kept)
+        file.writelines(lines)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)

@@ -13,7 +13,7 @@ from flax import nnx
 
 from famjax.config.schema import Config, DropoutConfig, ModelConfig
 from famjax.core.errors import UserError
-from famjax.core.types import Array
+from famjax.core.types import Array, Params
 from famjax.layers.dropout import DropoutKey
 from famjax.layers.lora import Adapter
 from famjax.parallel.sharding import path_name
@@ -35,7 +35,7 @@ def has_frozen_params(config: Config) -> bool:
 
 def partition_trainable(
     config: ModelConfig, model: nnx.Module, only: str = "all"
-) -> tuple[Any, Any, Frozen]:
+) -> tuple[Any, Params, Frozen]:
     """Return a model's graph, its trainable parameters, and its frozen state.
 
     `nnx.merge(graph, trained, *frozen)` is the model. `frozen` is () if everything is trained and
@@ -85,7 +85,7 @@ def with_dropout_keys(frozen: Frozen, key: Array) -> Frozen:
     return weights, jax.tree.unflatten(tree, drawn)
 
 
-def fingerprint(weights: Any) -> str:
+def fingerprint(weights: Params) -> str:
     """Return a hash of the values of a tree of float arrays, independent of their sharding.
 
     For each array two sums of its bits, modulo 2^32, one of them weighted by position: the sum of

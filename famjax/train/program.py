@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from famjax.config.derived import layer_mixers
 from famjax.config.resolved import ResolvedConfig
 from famjax.config.schema import Config
-from famjax.core.types import Array, Batch, Context
+from famjax.core.types import Array, Batch, Context, Params, PyTree, State
 from famjax.experiment.mesh_checks import call_blocks, check_divides, tensor_sizes
 from famjax.mixers import MIXERS
 from famjax.models.language_model import LanguageModel
@@ -45,10 +45,10 @@ class TrainProgram(NamedTuple):
 
     mesh: Mesh
     inference_graph: Any
-    shardings: Any
+    shardings: TrainState
     start: Callable[..., TrainState]
     step: Callable[[TrainState, Batch[Array]], TrainState]
-    inspect: Callable[[Any, Any, Any, Batch[Array]], dict[str, Array]]
+    inspect: Callable[[Params, PyTree, State, Batch[Array]], dict[str, Array]]
     batch: jax.sharding.NamedSharding
 
 
@@ -94,7 +94,7 @@ def make_program(
     )
 
 
-def make_initial_state(config: Config, weights: Any = None) -> TrainState:
+def make_initial_state(config: Config, weights: Params = None) -> TrainState:
     """Return the state before the first step, with the given weights if any."""
     model = LanguageModel(config.model, rngs=nnx.Rngs(config.seed))
     if weights is not None:
@@ -122,7 +122,7 @@ def mesh_demand(config: ResolvedConfig, memory: int | None = None) -> MeshDemand
     )
 
 
-def _bytes(shapes: Any) -> int:
+def _bytes(shapes: PyTree) -> int:
     return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(shapes))
 
 
@@ -152,7 +152,7 @@ def train_state_shardings(config: Config, mesh: Mesh, graph: Any, shapes: TrainS
 
 def make_inspect(
     config: Config, graph: Any
-) -> Callable[[Any, Any, Any, Batch[Array]], dict[str, Array]]:
+) -> Callable[[Params, PyTree, State, Batch[Array]], dict[str, Array]]:
     """Return a function of (params, frozen, memory, batch) to metrics of the stack's memory.
 
     They are of the first row only. With `train.match` they are the errors of the linear layers.
@@ -160,7 +160,9 @@ def make_inspect(
     layers = enumerate(layer_mixers(config.model))
     names = [f"match_{i}" for i, name in layers if MIXERS[name].has_feature_map]
 
-    def inspect(params: Any, frozen: Any, memory: Any, batch: Batch[Array]) -> dict[str, Array]:
+    def inspect(
+        params: Params, frozen: PyTree, memory: State, batch: Batch[Array]
+    ) -> dict[str, Array]:
         model = nnx.merge(graph, params, *frozen[:1])  # no keys: this graph has no dropout
         lanes = config.data.layout == "lanes"
         state = jax.tree.map(lambda a: a[:, :1], memory) if lanes else model.init_state(1)

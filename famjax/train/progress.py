@@ -76,9 +76,9 @@ class Progress:
             row), `tokens_per_second`, `data_wait` (fraction of the time that the loop waited for
             data) have special formats, others are shown as name and number.
         """
-        left = self._clock.estimate(step)
+        seconds = self._clock.estimate(step)
         parts = [_format_field(name, value) for name, value in fields.items()]
-        parts += [] if left is None else [f"{_duration(left)} left"]
+        parts += [] if seconds is None else [f"{_duration(seconds)} left"]
         self._view.update(step, ", ".join(parts))
 
     def say(self, text: str) -> None:
@@ -219,7 +219,7 @@ def _short(number: float) -> str:
     return f"{number:.0f}"
 
 
-def _duration(left: float) -> str:
-    minutes, rest = divmod(round(left), 60)
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -17,6 +17,7 @@ from famjax.config.keys import values
 from famjax.config.schema import Config, LoraConfig, ModelConfig
 from famjax.core.errors import UserError, nearest_path
 from famjax.core.json_files import read_whole
+from famjax.core.types import Params, PyTree
 from famjax.experiment.checks import validate, validate_model
 from famjax.experiment.load import difference, from_json, to_json
 from famjax.experiment.memory import check_model_fits, check_training_fits
@@ -188,7 +189,7 @@ def open_run(
     return Run(config, tokenizer, module, restored, base)
 
 
-def _with_shardings(shapes: Any, mesh: Mesh | None) -> Any:
+def _with_shardings(shapes: PyTree, mesh: Mesh | None) -> PyTree:
     """Return the shapes of parameters with their shardings."""
     if mesh is None:
         first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -233,7 +234,7 @@ def initial_weights(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2), donate_argnums=1)
-def freeze(config: ModelConfig, weights: Any, only: str = "all") -> Frozen:
+def freeze(config: ModelConfig, weights: Params, only: str = "all") -> Frozen:
     """Return the frozen part of a model with these weights, donated (`partition_trainable`)."""
     # this initialisation is unused, so XLA removes it
     model = LanguageModel(config, rngs=nnx.Rngs(0))

@@ -63,7 +63,7 @@ def check_finite(session: Session) -> None:
         return
     session.checkpoints.wait()
     last = session.checkpoints.latest()
-    kept = f"the last good checkpoint is step {last}" if last else "nothing was saved yet"
+    last_saved = f"the last good checkpoint is step {last}" if last else "nothing was saved yet"
     hint = "start a run with a lower optimizer.learning_rate or more optimizer.warmup_steps"
     model = session.config.model
     if any(spec.is_bounded for spec in mixer_specs(model)):
@@ -72,4 +72,4 @@ def check_finite(session: Session) -> None:
             "that full attention holds: raise it"
         )
     folder = session.checkpoints.folder
-    raise UserError(f"the loss is not finite at step {bad}; {kept} in {folder}; {hint}")
+    raise UserError(f"the loss is not finite at step {bad}; {last_saved} in {folder}; {hint}")

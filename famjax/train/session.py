@@ -113,31 +113,31 @@ class Session:
           What `TrainProgram.inspect` says of the step, if asked for; else {}.
         """
         if self._is_compiled:
-            about = self._dispatch(inspect)
+            metrics = self._dispatch(inspect)
         else:
             again = " anew" * (self._programs > 0)
             with self.progress.compiling(f"the training step{again}", self.step):
-                about = self._dispatch(inspect=True)
+                metrics = self._dispatch(inspect=True)
             self._programs, self._is_compiled = self._programs + 1, True
             jax.block_until_ready(self.state)
             self.clock.start()  # the time before this is compilation
         self.step += 1
-        return about
+        return metrics
 
     @jax.transfer_guard("disallow")
     def _dispatch(self, inspect: bool) -> dict[str, Array]:
         """Enqueue one step; the guard refuses whatever would make the host wait for the device."""
         with self.clock.waiting("data"):
             batch = hosts.upload_batch(next(self.batches), self.program.batch, self.rows)
-        about = {}
+        metrics = {}
         # calls return at once, unless too many steps are in flight
         with self.clock.waiting("device"):
             state: TrainState = self.state
             if inspect:
-                about = self.program.inspect(state.params, state.frozen, state.memory, batch)
+                metrics = self.program.inspect(state.params, state.frozen, state.memory, batch)
             self.state = self.program.step(state, batch)
         self.clock.steps += 1
-        return about
+        return metrics
 
     def describe(self) -> None:
         """Say what is trained, on what."""

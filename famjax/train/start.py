@@ -62,16 +62,16 @@ def open_session(
 def _check(config: Config) -> None:
     """Raise a `UserError` for a config that cannot be trained."""
     validate(config)
-    given = "give init=FOLDER, a run or what famjax convert wrote, or set"
+    advice = "give init=FOLDER, a run or what famjax convert wrote, or set"
     if config.model.lora.rank and not config.init:
         raise UserError(
             f"model.lora.rank={config.model.lora.rank}: adapters need weights to adapt; "
-            f"{given} model.lora.rank=0"
+            f"{advice} model.lora.rank=0"
         )
     if has_frozen_params(config) and not config.init:
         raise UserError(
             f"train.only={config.train.only}: what is not trained is taken from another model; "
-            f"{given} train.only=all"
+            f"{advice} train.only=all"
         )
 
 

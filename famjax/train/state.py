@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from famjax.core.types import Array, State
+from famjax.core.types import Array, Params, PyTree, State
 
 
 class MetricSums(NamedTuple):
@@ -48,13 +48,13 @@ class TrainState(NamedTuple):
     """
 
     step: Array
-    params: Any
-    opt_state: Any
+    params: Params
+    opt_state: PyTree
     memory: State
     key: Array
     totals: MetricSums
     bad: Array
-    frozen: Any = ()
+    frozen: PyTree = ()
 
 
 def to_tree(state: TrainState) -> dict[str, Any]:

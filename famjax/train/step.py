@@ -15,7 +15,7 @@ import optax
 from flax import nnx
 
 from famjax.config.schema import Config
-from famjax.core.types import Array, Batch, Context, State
+from famjax.core.types import Array, Batch, Context, Params, PyTree, State
 from famjax.models.language_model import LanguageModel
 from famjax.ops.rotary import longest_wavelength
 from famjax.parallel.sharding import path_name, with_logical_constraint
@@ -72,9 +72,9 @@ def dropout_key(keys: StepKeys, part: Array | int, segment: Array | int) -> Arra
 
 # (params, part, weight, keys, state) -> loss, (memory, sums): the part's share of the mean loss,
 # the memory after it, and its metrics. weight: sum of the weights of the whole batch.
-Loss = Callable[[Any, Part, Array, StepKeys, TrainState], tuple[Array, tuple[State, MetricSums]]]
+Loss = Callable[[Params, Part, Array, StepKeys, TrainState], tuple[Array, tuple[State, MetricSums]]]
 # (state, batch, keys) -> gradients, (memory, sums)
-Gradients = Callable[[TrainState, Batch[Array], StepKeys], tuple[Any, tuple[State, MetricSums]]]
+Gradients = Callable[[TrainState, Batch[Array], StepKeys], tuple[Params, tuple[State, MetricSums]]]
 
 
 def init_memory(config: Config, model: LanguageModel) -> State:
@@ -111,7 +111,7 @@ def make_loss(config: Config, graph: Any, objective: Objective) -> Loss:
     segments = config.train.bptt_segments
 
     def loss(
-        params: Any, part: Part, weight: Array, keys: StepKeys, state: TrainState
+        params: Params, part: Part, weight: Array, keys: StepKeys, state: TrainState
     ) -> tuple[Array, tuple[State, MetricSums]]:
         def segment_model(index: Array | int) -> LanguageModel:
             # of dropout alone each part of a batch has keys of its own
@@ -165,7 +165,7 @@ def make_gradients(config: Config, loss: Loss, weights: LossWeights) -> Gradient
 
     def gradients(
         state: TrainState, batch: Batch[Array], keys: StepKeys
-    ) -> tuple[Any, tuple[State, MetricSums]]:
+    ) -> tuple[Params, tuple[State, MetricSums]]:
         weight = jnp.maximum(batch[weights].sum(dtype=jnp.float32), 1e-6)
         offset = None
         if config.train.rpo:  # drawn for the whole batch, however many parts it is read in
@@ -173,7 +173,7 @@ def make_gradients(config: Config, loss: Loss, weights: LossWeights) -> Gradient
         if parts == 1:
             return grad(state.params, Part(batch, offset, state.memory, 0), weight, keys, state)
 
-        def add_part(total: Any, part: Part) -> tuple[Any, State]:
+        def add_part(total: PyTree, part: Part) -> tuple[PyTree, State]:
             grads, (memory, sums) = grad(state.params, part, weight, keys, state)
             return jax.tree.map(jnp.add, total, (grads, sums)), memory
 
@@ -230,7 +230,7 @@ def make_step(
     return step
 
 
-def within_bounds(params: Any) -> Any:
+def within_bounds(params: Params) -> Params:
     """Return the parameters with learned spans brought back to shares of the longest."""
 
     def bring(path: tuple[Any, ...], leaf: Array) -> Array:
@@ -239,7 +239,7 @@ def within_bounds(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(bring, params)
 
 
-def all_finite(tree: Any) -> Array:
+def all_finite(tree: PyTree) -> Array:
     """Return whether every number of a tree is finite: a scalar."""
     return jnp.stack([jnp.isfinite(a).all() for a in jax.tree.leaves(tree)]).all()
 

@@ -170,8 +170,8 @@ def test_started_epochs_are_finished(times: list[list[int]], many: int) -> None:
             **reassigned.get_assignments(),
         }
         reassigned.set_assignments(resize_rows(state, len(after) if after else many, source))
-    assert reassigned.left is not None
-    pairs += reassigned.left.documents
+    assert reassigned.leftover is not None
+    pairs += reassigned.leftover.documents
     assert len(set(pairs)) == len(pairs)
     for lane in range(base):
         numbers = sorted(k for of, among, k in pairs if (of, among) == (lane, base))

@@ -51,8 +51,8 @@ def parse(hf: HF) -> ModelConfig:
             f"config.json: arch.{name} is unknown to this version of famjax{nearest(name, known)}; "
             "use the version that wrote it"
         )
-    given = {name: hf[name] for name in _FIELDS}
-    return ModelConfig(**given, tied=hf["tie_word_embeddings"], arch=ArchConfig(**arch))
+    fields = {name: hf[name] for name in _FIELDS}
+    return ModelConfig(**fields, tied=hf["tie_word_embeddings"], arch=ArchConfig(**arch))
 
 
 def serialize(model: ModelConfig) -> HF:
@@ -86,37 +86,37 @@ def tensors(model: ModelConfig) -> Tensors:
     norms = {"mixer.qkv.norm": "attention.norm", "mlp.norm": "mlp.norm"}
     if arch.post_norm:
         norms |= {"mixer.qkv.post": "attention.post_norm", "mlp.post": "mlp.post_norm"}
-    found = {"embedding": Tensor("embed.weight", inputs=1), **_norm(model, "norm", "norm")}
+    layouts = {"embedding": Tensor("embed.weight", inputs=1), **_norm(model, "norm", "norm")}
     if not model.tied:
-        found["head.kernel"] = linear_kernel("head")
+        layouts["head.kernel"] = linear_kernel("head")
     if arch.learned_positions:
-        found["stack.positions.table"] = Tensor("positions.weight", inputs=1)
+        layouts["stack.positions.table"] = Tensor("positions.weight", inputs=1)
     if any(spec.has_memory for spec in mixer_specs(model)):
-        found["stack.prompt"] = Tensor("prompt", inputs=1)
+        layouts["stack.prompt"] = Tensor("prompt", inputs=1)
         if model.fam_update == "gated":
             for name in ("weight", "bias"):
                 gate = f"mixer.memory_gate.{name}"
-                found[f"layer.{gate}"] = Tensor(f"layers.{{}}.attention.memory_gate.{name}")
+                layouts[f"layer.{gate}"] = Tensor(f"layers.{{}}.attention.memory_gate.{name}")
     layer = "layers.{}."
     for ours, theirs in kernels.items():
-        found[f"layer.{ours}.kernel"] = linear_kernel(
+        layouts[f"layer.{ours}.kernel"] = linear_kernel(
             layer + theirs, 2 if ours.endswith("out") else 1
         )
     for ours in biased:
-        found[f"layer.{ours}.bias"] = Tensor(f"{layer}{kernels[ours]}.bias")
+        layouts[f"layer.{ours}.bias"] = Tensor(f"{layer}{kernels[ours]}.bias")
     for ours, theirs in norms.items():
-        found |= _norm(model, f"layer.{ours}", layer + theirs)
+        layouts |= _norm(model, f"layer.{ours}", layer + theirs)
     if arch.qk_norm:
         for name in ("q_norm", "k_norm"):
-            found[f"layer.mixer.qkv.{name}.scale"] = Tensor(f"{layer}attention.{name}.weight")
-    return found
+            layouts[f"layer.mixer.qkv.{name}.scale"] = Tensor(f"{layer}attention.{name}.weight")
+    return layouts
 
 
 def _norm(model: ModelConfig, ours: str, theirs: str) -> Tensors:
-    found = {f"{ours}.scale": Tensor(f"{theirs}.weight")}
+    layouts = {f"{ours}.scale": Tensor(f"{theirs}.weight")}
     if model.norm == "layernorm":
-        found[f"{ours}.bias"] = Tensor(f"{theirs}.bias")
-    return found
+        layouts[f"{ours}.bias"] = Tensor(f"{theirs}.bias")
+    return layouts
 
 
 FAMJAX = Family("FamjaxForCausalLM", parse, serialize, tensors, _KEYS)

@@ -91,26 +91,28 @@ def serialize(model: ResolvedModelConfig) -> HF:
 
 def tensors(model: ModelConfig) -> Tensors:
     layer = "transformer.h.{}."
-    found = {
+    layouts = {
         "embedding": Tensor("transformer.wte.weight", inputs=1),
         "stack.positions.table": Tensor("transformer.wpe.weight", inputs=1),
         "norm.scale": Tensor("transformer.ln_f.weight"),
         "norm.bias": Tensor("transformer.ln_f.bias"),
     }
     if not model.tied:
-        found["head.kernel"] = Tensor("lm_head.weight", 1, transposed=True)
+        layouts["head.kernel"] = Tensor("lm_head.weight", 1, transposed=True)
     for ours, theirs in (("mixer.qkv.norm", "ln_1"), ("mlp.norm", "ln_2")):
-        found[f"layer.{ours}.scale"] = Tensor(f"{layer}{theirs}.weight")
-        found[f"layer.{ours}.bias"] = Tensor(f"{layer}{theirs}.bias")
+        layouts[f"layer.{ours}.scale"] = Tensor(f"{layer}{theirs}.weight")
+        layouts[f"layer.{ours}.bias"] = Tensor(f"{layer}{theirs}.bias")
     for index, ours in enumerate("qkv"):
         part = Part(index, 3, model.width)
-        found[f"layer.mixer.qkv.{ours}.kernel"] = Tensor(f"{layer}attn.c_attn.weight", 1, part=part)
-        found[f"layer.mixer.qkv.{ours}.bias"] = Tensor(f"{layer}attn.c_attn.bias", part=part)
+        layouts[f"layer.mixer.qkv.{ours}.kernel"] = Tensor(
+            f"{layer}attn.c_attn.weight", 1, part=part
+        )
+        layouts[f"layer.mixer.qkv.{ours}.bias"] = Tensor(f"{layer}attn.c_attn.bias", part=part)
     maps = (("mixer.qkv.out", "attn.c_proj", 2), ("mlp.up", "mlp.c_fc", 1))
     for ours, theirs, inputs in (*maps, ("mlp.down", "mlp.c_proj", 1)):
-        found[f"layer.{ours}.kernel"] = Tensor(f"{layer}{theirs}.weight", inputs)
-        found[f"layer.{ours}.bias"] = Tensor(f"{layer}{theirs}.bias")
-    return found
+        layouts[f"layer.{ours}.kernel"] = Tensor(f"{layer}{theirs}.weight", inputs)
+        layouts[f"layer.{ours}.bias"] = Tensor(f"{layer}{theirs}.bias")
+    return layouts
 
 
 GPT2 = Family("GPT2LMHeadModel", parse, serialize, tensors, _KEYS)

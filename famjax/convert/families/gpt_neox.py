@@ -104,33 +104,33 @@ def serialize(model: ResolvedModelConfig) -> HF:
 
 def tensors(model: ResolvedModelConfig) -> Tensors:
     layer = "gpt_neox.layers.{}."
-    found = {
+    layouts = {
         "embedding": Tensor("gpt_neox.embed_in.weight", inputs=1),
         "norm.scale": Tensor("gpt_neox.final_layer_norm.weight"),
         "norm.bias": Tensor("gpt_neox.final_layer_norm.bias"),
     }
     if not model.tied:
-        found["head.kernel"] = linear_kernel("embed_out")
+        layouts["head.kernel"] = linear_kernel("embed_out")
     for ours, theirs in (
         ("mixer.qkv.norm", "input_layernorm"),
         ("mlp.norm", "post_attention_layernorm"),
     ):
-        found[f"layer.{ours}.scale"] = Tensor(f"{layer}{theirs}.weight")
-        found[f"layer.{ours}.bias"] = Tensor(f"{layer}{theirs}.bias")
+        layouts[f"layer.{ours}.scale"] = Tensor(f"{layer}{theirs}.weight")
+        layouts[f"layer.{ours}.bias"] = Tensor(f"{layer}{theirs}.bias")
     fused = f"{layer}attention.query_key_value"
     for index, ours in enumerate("qkv"):
         # head by head: its query, its key, its value
         part = Part(index, 3, model.head_dim)
-        found[f"layer.mixer.qkv.{ours}.kernel"] = Tensor(f"{fused}.weight", 1, True, part)
+        layouts[f"layer.mixer.qkv.{ours}.kernel"] = Tensor(f"{fused}.weight", 1, True, part)
         if model.arch.qkv_bias:
-            found[f"layer.mixer.qkv.{ours}.bias"] = Tensor(f"{fused}.bias", part=part)
-    found["layer.mixer.qkv.out.kernel"] = linear_kernel(f"{layer}attention.dense", 2)
+            layouts[f"layer.mixer.qkv.{ours}.bias"] = Tensor(f"{fused}.bias", part=part)
+    layouts["layer.mixer.qkv.out.kernel"] = linear_kernel(f"{layer}attention.dense", 2)
     if model.arch.out_bias:
-        found["layer.mixer.qkv.out.bias"] = Tensor(f"{layer}attention.dense.bias")
+        layouts["layer.mixer.qkv.out.bias"] = Tensor(f"{layer}attention.dense.bias")
     for ours, theirs in (("up", "dense_h_to_4h"), ("down", "dense_4h_to_h")):
-        found[f"layer.mlp.{ours}.kernel"] = linear_kernel(f"{layer}mlp.{theirs}")
-        found[f"layer.mlp.{ours}.bias"] = Tensor(f"{layer}mlp.{theirs}.bias")
-    return found
+        layouts[f"layer.mlp.{ours}.kernel"] = linear_kernel(f"{layer}mlp.{theirs}")
+        layouts[f"layer.mlp.{ours}.bias"] = Tensor(f"{layer}mlp.{theirs}.bias")
+    return layouts
 
 
 GPT_NEOX = Family("GPTNeoXForCausalLM", parse, serialize, tensors, _KEYS)

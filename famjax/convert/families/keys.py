@@ -153,11 +153,11 @@ def resolve(hf: HF, keys: Keys) -> HF:
                 f"config.json: {name}={_short(value)} is not supported for "
                 f"{hf.get('model_type')}: {refused.why}"
             )
-    found = dict(keys.used) | {name: hf[name] for name in keys.used if name in hf}
-    for name, value in found.items():
+    resolved = dict(keys.used) | {name: hf[name] for name in keys.used if name in hf}
+    for name, value in resolved.items():
         if isinstance(value, Required):
             raise KeyError(name)
-    return found
+    return resolved
 
 
 def find_unknown_keys(hf: HF, keys: Keys) -> list[str]:

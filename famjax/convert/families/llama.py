@@ -114,21 +114,21 @@ def tensors(model: ModelConfig) -> Tensors:
     biases += ["mixer.qkv.out"] if arch.out_bias else []
     biases += ["mlp.gate", "mlp.up", "mlp.down"] if arch.mlp_bias else []
     layer = "model.layers.{}."
-    found = {
+    layouts = {
         "embedding": Tensor("model.embed_tokens.weight", inputs=1),
         "norm.scale": Tensor("model.norm.weight"),
     }
     if not model.tied:
-        found["head.kernel"] = linear_kernel("lm_head")
+        layouts["head.kernel"] = linear_kernel("lm_head")
     for ours, theirs in kernels.items():
-        found[f"layer.{ours}.kernel"] = linear_kernel(
+        layouts[f"layer.{ours}.kernel"] = linear_kernel(
             layer + theirs, 2 if ours.endswith("out") else 1
         )
     for ours, theirs in norms.items():
-        found[f"layer.{ours}.scale"] = Tensor(f"{layer}{theirs}.weight")
+        layouts[f"layer.{ours}.scale"] = Tensor(f"{layer}{theirs}.weight")
     for ours in biases:
-        found[f"layer.{ours}.bias"] = Tensor(f"{layer}{kernels[ours]}.bias")
-    return found
+        layouts[f"layer.{ours}.bias"] = Tensor(f"{layer}{kernels[ours]}.bias")
+    return layouts
 
 
 LLAMA = Family("LlamaForCausalLM", parse, serialize, tensors, Keys(USED | BIASES, NO_WINDOW))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig
-from famjax.core.types import Array
+from famjax.core.types import Array, Params, PyTree
 from famjax.layers.dropout import ATTENTION_WEIGHTS, LAYER, make_dropout
 from famjax.layers.linear import MATMUL_PARAMS
 from famjax.layers.mlp import FeedForward
@@ -125,9 +125,9 @@ class Partitioned(NamedTuple):
     """
 
     graphs: Any
-    matmul_params: Any
-    other_params: Any
-    non_diff: Any
+    matmul_params: Params
+    other_params: Params
+    non_diff: PyTree
 
 
 def partition(
@@ -154,7 +154,7 @@ def partition(
     )
 
 
-def combine(graphs: Any, matmul_params: Any, other_params: Any, non_diff: Any) -> Parts:
+def combine(graphs: Any, matmul_params: Params, other_params: Params, non_diff: PyTree) -> Parts:
     """Return the inverse of `partition`."""
     graph, shared = graphs
     layers = [
@@ -169,7 +169,7 @@ def combine(graphs: Any, matmul_params: Any, other_params: Any, non_diff: Any) -
     return Parts(layers, keys, matmul_params[2], other_params[2])
 
 
-def _unstack_layers(tree: Any, count: int) -> list[Any]:
+def _unstack_layers(tree: PyTree, count: int) -> list[Any]:
     """Return the layers of a tree whose arrays have them on their first axis."""
     flat, structure = jax.tree.flatten(tree)
     # one split per array: its gradient is one concatenation, not a sum of padded layers

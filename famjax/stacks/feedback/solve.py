@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from famjax.core.remat import remat_with_policy
-from famjax.core.types import Array
+from famjax.core.types import Array, Params
 from famjax.layers.dropout import DropoutFn
 from famjax.ops import relative
 from famjax.ops.token_scan import Visible, token_scan
@@ -83,8 +83,8 @@ def sequential(
 def _token_fn(
     spec: FeedbackSpec,
     graphs: Any,
-    matmul_params: Any,
-    other_params: Any,
+    matmul_params: Params,
+    other_params: Params,
     visible: Visible,
     xs: Any,
 ) -> Any:
