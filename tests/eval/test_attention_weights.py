@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from contracts import transcribed
+from contracts import transcription
 from contracts.harness import B, close, jit, runner, stream
 from flax import nnx
 from oracles import attention as oracle
@@ -63,7 +63,7 @@ def test_layers_read_what_lower_ones_made(case: str, length: int) -> None:
 
 
 def _oracle(config: Any, params: Any, tokens: np.ndarray) -> list[np.ndarray | None]:
-    layers = transcribed.residual_layers(config, params["stack"])
+    layers = transcription.residual_layers(config, params["stack"])
     x = params["embedding"][tokens] * config.width**0.5
     return oracle.of_model(layers, params["stack"].get("prompt"), x)
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from contracts.harness import CASES, FAMILIES, TOKENS, VOCAB, jit, lively
+from contracts.harness import CASES, FAMILIES, TOKENS, VOCAB, jit, perturb_params
 from flax import nnx
 from safetensors.torch import load_file
 
@@ -44,7 +44,7 @@ def both(name):
     """Return famjax's logits [b t v] of TOKENS, and the PyTorch model."""
     config = MODELS[name]
     graph, params = nnx.split(LanguageModel(config, rngs=nnx.Rngs(0)))
-    params = jax.tree.map(lambda a, b: jnp.asarray(b, a.dtype), params, lively(params))
+    params = jax.tree.map(lambda a, b: jnp.asarray(b, a.dtype), params, perturb_params(params))
 
     def read(params, tokens):
         model = nnx.merge(graph, params)
