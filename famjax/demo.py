@@ -36,7 +36,7 @@ from famjax.eval.passkey import evaluate_passkey
 from famjax.eval.streaming import Streamer
 from famjax.experiment.load import load_config
 from famjax.processes import runtime
-from famjax.tasks.passkey import QUESTION, Passkey, sample_text
+from famjax.tasks.passkey import QUESTION, evaluated_task, sample_text
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.loop import train
 from famjax.train.run import Run, open_run
@@ -265,10 +265,10 @@ def parameters(run: Run) -> Any:
 def ask(demo: Demo, console: Console) -> dict[str, Any]:
     """Stream a key and 100,000 tokens through the saved model, and print its answer."""
     run = open_run(demo.folder / "FAM")
-    task = Passkey(run.tokenizer, run.config.data.passkey.digits)
+    task = evaluated_task(run.tokenizer, run.config.data.passkey)
     rng = np.random.default_rng([2026, 1])
     tokens = np.concatenate([p.tokens for p in task.document(rng, demo.remembered)])
-    asked = tokens[: -len(task.tail("0" * task.digits)) + len(task.question)]
+    asked = tokens[: -task.digits - 1]
     answer = tokens[len(asked) : -1]
     streamer = Streamer(run.model, 1)
     streamer.read(asked[None])

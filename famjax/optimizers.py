@@ -106,8 +106,8 @@ def _adafactor(config: OptimizerConfig, schedule: optax.Schedule) -> optax.Gradi
 def _per_layer(transformation: optax.GradientTransformation) -> optax.GradientTransformation:
     """Apply a transformation that uses statistics of whole arrays to each layer separately.
 
-    The stack keeps equal layers in one array [r ...]. Without the `vmap`, a parameter's scale would
-    be that of all layers together, and Adafactor could factor over the layers.
+    The stack keeps equal layers in one array [repeats ...]. Without the `vmap`, a parameter's scale
+    would be that of all layers together, and Adafactor could factor over the layers.
     """
 
     def init(params: Any) -> Any:

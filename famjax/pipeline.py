@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import grain
+import numpy as np
 
 from famjax.config.schema import Config, DataConfig
 from famjax.core.errors import UserError
-from famjax.data.lanes import Batch, Lanes, halve_batch
+from famjax.core.types import Batch
+from famjax.data.lanes import Lanes, halve_batch
 from famjax.data.packing import PackedRows
 from famjax.data.reassign import ReassignedSource
 from famjax.data.sources import Source, Split
+from famjax.data.text_rows import TextRows
 from famjax.tasks import TASKS
 from famjax.tokenizers.tokenizer import Tokenizer
 
@@ -36,7 +39,12 @@ def make_source(
     Args:
       checked: see `TextSource`.
     """
-    return TASKS[config.data.task].make_source(config, tokenizer, split, checked)
+    data = config.data
+    source = TASKS[data.task].make_source(config, tokenizer, split, checked)
+    if not data.text_rows:
+        return source
+    text = TASKS["text"].make_source(config, tokenizer, split, checked)
+    return TextRows(source, text, data.text_rows, data.text_weight)
 
 
 def make_batches(
@@ -102,19 +110,19 @@ def halve_lanes(state: dict[str, Any]) -> dict[str, Any]:
     return {**state, "batches": halve_batch(state["batches"])}
 
 
-class Batches(grain.DatasetIterator[Batch]):
+class Batches(grain.DatasetIterator[Batch[np.ndarray]]):
     """Iterator over batches that a thread prefetches.
 
     The state is that after the last batch returned, without the prefetched ones, together with the
     current state of the source, so that updates of a curriculum since that batch are not lost.
     """
 
-    def __init__(self, ahead: grain.DatasetIterator[Batch], source: ReassignedSource):
+    def __init__(self, ahead: grain.DatasetIterator[Batch[np.ndarray]], source: ReassignedSource):
         super().__init__(ahead)
         self._source = source
         atexit.register(_release_at_exit, weakref.ref(self))
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> Batch[np.ndarray]:
         return next(self._parent)
 
     def get_state(self) -> dict[str, Any]:

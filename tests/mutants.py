@@ -142,8 +142,8 @@ MUTANTS = (
     Mutant(
         "einsum_tape: weight gradients are transposed",
         "ops/einsum_tape.py",
-        "grad = grad if n <= m else grad.T",
-        "grad = grad.T if n <= m else grad",
+        "grad = grad if fan_in <= fan_out else grad.T",
+        "grad = grad.T if fan_in <= fan_out else grad",
         DEFERRED,
     ),
     Mutant(

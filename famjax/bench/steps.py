@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from famjax.config.schema import Config, MeshConfig, ModelConfig
+from famjax.core.types import Array, Batch
 from famjax.data.lanes import empty_row
 from famjax.experiment.mesh_checks import check_rows
 from famjax.train.program import TrainProgram, make_program
@@ -22,7 +23,7 @@ class PreparedStep(NamedTuple):
 
     program: TrainProgram
     state: TrainState
-    batch: dict[str, Any]
+    batch: Batch[Array]
 
 
 def prepare_step(
@@ -44,8 +45,8 @@ def prepare_step(
     config = resolve(config, None, jax.device_count() if mesh is None else mesh.size)
     program = make_program(config, np.ones(model.vocab_size, np.int32), mesh=mesh)
     shape = (batch, length)
-    rows = {name: np.broadcast_to(row, shape) for name, row in empty_row(length).items()}
+    rows: Batch[np.ndarray] = jax.tree.map(lambda a: np.broadcast_to(a, shape), empty_row(length))
     tokens = np.random.default_rng(0).integers(0, model.vocab_size, shape, np.int32)
-    rows |= {"tokens": tokens, "targets": tokens}
-    rows |= {"weights": np.ones(shape, np.float32), "valid": np.ones(shape, bool)}
+    rows["tokens"] = rows["targets"] = tokens
+    rows["weights"], rows["valid"] = np.ones(shape, np.float32), np.ones(shape, bool)
     return PreparedStep(program, program.start(), jax.device_put(rows, program.batch))

@@ -14,6 +14,7 @@ from typing import Any
 
 from famjax.cli.main import parse
 from famjax.cli.tables import Output, Table
+from famjax.core.errors import EXIT_FAILED
 from famjax.core.optional import install_command
 from famjax.processes import runtime
 
@@ -66,7 +67,7 @@ def run(argv: list[str]) -> int:
         print(json.dumps(report, indent=2))
     else:
         _show(report)
-    return 0 if report["ok"] else 1
+    return 0 if report["ok"] else EXIT_FAILED
 
 
 def examine() -> dict[str, Any]:

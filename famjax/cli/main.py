@@ -9,6 +9,7 @@ import importlib
 import io
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -17,7 +18,14 @@ from typing import Any, TypeVar
 
 import famjax
 from famjax.cli.layout import command, format_entries, help_width, wrap
-from famjax.core.errors import StopRequested, UserError, nearest
+from famjax.core.errors import (
+    EXIT_FAILED,
+    EXIT_SIGNAL,
+    EXIT_USER_ERROR,
+    StopRequested,
+    UserError,
+    nearest,
+)
 from famjax.experiment.hints import find_hint
 from famjax.processes.runtime import use_huge_pages
 
@@ -63,7 +71,7 @@ def script() -> None:
     # takes an eighth of the time until the first step
     gc.set_threshold(200_000, 20, 100)
     status = main()
-    if status == 130:
+    if status == EXIT_SIGNAL + signal.SIGINT:
         # After Ctrl-C XLA's threads may still compile, and interpreter shutdown can then crash.
         # Everything is saved already, so exit at once.
         sys.stdout.flush()
@@ -80,9 +88,7 @@ _ACCESS_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, er
 def run_guarded(call: Callable[[], int]) -> int:
     """Call a function, catch expected errors, and return the exit status.
 
-    0 is success, 1 a verb's negative result or an input/output error, 2 a user error (one line),
-    130 Ctrl-C, 141 a closed pipe, as in `famjax eval RUN | head -1`, 143 SIGTERM, after which
-    training saves. Any other exception is a bug in famjax.
+    The statuses are those of docs/architecture.md. Any other exception is a bug in famjax.
     """
     try:
         status = _catch_errors(call)
@@ -92,18 +98,18 @@ def run_guarded(call: Callable[[], int]) -> int:
         return status
     except BrokenPipeError:
         _drop_output()
-        return 128 + 13  # what a shell reports for a process ended by SIGPIPE
+        return EXIT_SIGNAL + signal.SIGPIPE
 
 
 def _catch_errors(call: Callable[[], int]) -> int:
     try:
         return call()
     except UserError as error:
-        return _fail(str(error), 2)
+        return _fail(str(error))
     except StopRequested as stop:
-        return _fail(str(stop), 128 + stop.signal)
+        return _fail(str(stop), EXIT_SIGNAL + stop.signal)
     except KeyboardInterrupt:
-        return _fail("stopped by Ctrl-C", 130)
+        return _fail("stopped by Ctrl-C", EXIT_SIGNAL + signal.SIGINT)
     except SystemExit as stop:
         # rich exits this way if a pipe is closed
         if isinstance(stop.__context__, BrokenPipeError):
@@ -113,26 +119,26 @@ def _catch_errors(call: Callable[[], int]) -> int:
         if not _is_missing_library(error):
             raise
         install = f"{os.path.basename(sys.executable)} -m pip install -e ."
-        return _fail(f"a library cannot be imported: {error}; {install} in famjax's checkout", 2)
+        return _fail(f"a library cannot be imported: {error}; {install} in famjax's checkout")
     except MemoryError:
-        return _fail("out of memory; take smaller sizes or fewer rows, or more memory", 2)
+        return _fail("out of memory; take smaller sizes or fewer rows, or more memory")
     except RuntimeError as error:
         # JAX's exception class is not imported, for a fast start
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         said = str(error).splitlines()[0][:200]
-        return _fail(f"out of memory ({said}); take smaller sizes or fewer rows, or more memory", 2)
+        return _fail(f"out of memory ({said}); take smaller sizes or fewer rows, or more memory")
     except OSError as error:
         if error.errno in _DISK_FULL:
             where = f" writing {error.filename}" if error.filename else ""
-            return _fail(f"disk full:{where or ' no space left'}; free some space and run again", 2)
+            return _fail(f"disk full:{where or ' no space left'}; free some space and run again")
         if error.errno == errno.EIO:  # network file systems: often transient
             where = f" at {error.filename}" if error.filename else ""
-            return _fail(f"input/output error{where}; run again to continue", 1)
+            return _fail(f"input/output error{where}; run again to continue", EXIT_FAILED)
         if error.errno in _ACCESS_DENIED and error.filename:
             # a fallback; most callers raise a more specific error
             return _fail(
-                f"{error.filename}: {error.strerror}; check its permissions, or give another", 2
+                f"{error.filename}: {error.strerror}; check its permissions, or give another"
             )
         raise
 
@@ -194,7 +200,7 @@ def _help() -> str:
     return "\n".join(lines)
 
 
-def _fail(message: str, status: int) -> int:
+def _fail(message: str, status: int = EXIT_USER_ERROR) -> int:
     # escape control characters, which may come from a file
     line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(message.split()))
     if len(line) > _MAX_LINE:

@@ -10,7 +10,7 @@ from typing import Any
 
 from famjax.cli.layout import command, format_entries, help_width, usage, wrap
 from famjax.config.schema import Config
-from famjax.core.errors import UserError, nearest
+from famjax.core.errors import EXIT_FAILED, UserError, nearest
 from famjax.experiment.load import available_configs, load_config
 from famjax.experiment.memory import DeviceMemory, check_training_fits
 from famjax.plan.chips import CHIPS, Topology, example_shape, parse_topology
@@ -41,7 +41,7 @@ class Arguments:
 
 
 def run(argv: list[str]) -> int:
-    """Plan, and return 1 if the job does not fit."""
+    """Plan, and return `EXIT_FAILED` if the job does not fit."""
     if "--help" in argv or "-h" in argv:
         print(_help())
         return 0
@@ -74,7 +74,7 @@ def run(argv: list[str]) -> int:
         from famjax.cli.plan_output import show
 
         show(done)
-    return 0 if done.fits else 1
+    return 0 if done.fits else EXIT_FAILED
 
 
 def _run_search(config: Config, topology: Topology, a: Arguments) -> int:
@@ -90,7 +90,7 @@ def _run_search(config: Config, topology: Topology, a: Arguments) -> int:
         from famjax.cli.plan_output import show_search
 
         show_search(config, found)
-    return 0 if found.best else 1
+    return 0 if found.best else EXIT_FAILED
 
 
 def _print_shardings(report: dict[str, Any], topology: Topology, as_json: bool) -> int:
@@ -100,7 +100,7 @@ def _print_shardings(report: dict[str, Any], topology: Topology, as_json: bool) 
         from famjax.cli.plan_output import show_shardings
 
         show_shardings(report, topology)
-    return 0 if all(row["rule"] for row in report["shardings"]) else 1
+    return 0 if all(row["rule"] for row in report["shardings"]) else EXIT_FAILED
 
 
 def parse_arguments(argv: list[str]) -> Arguments:

@@ -225,6 +225,8 @@ class PasskeyConfig:
     """Passkey retrieval (TransformerFAM 3.2, D.1): needle, filler, question, answer."""
 
     digits: int = 5
+    # keys of a document, at most 8; with more than one each has a name, and one is asked for
+    keys: int = 1
     # document lengths are uniform from min_length to the curriculum's current longest, including
     # needle and question
     min_length: int = 96
@@ -301,6 +303,11 @@ class DataConfig:
     length: int = 1024
     # lanes: a document that fits a row moves to the next one rather than cross a step boundary
     keep_whole: bool = False
+    # passkey and toy tasks: rows of a batch that read text (files, seqio, tfds) instead, so that a
+    # finetuned model keeps its language
+    text_rows: int = 0
+    # loss weight of their tokens, less than 1; an answer of the task has weight 1
+    text_weight: float = 0.02
     # one document in so many is held out for evaluation; 0 = none
     holdout: int = 20
     # packed: tokens of the row repeated at its end after '[repeat random segment]' (3.1.1); 0 none
@@ -385,6 +392,17 @@ class ProfileConfig:
 
 
 @dataclass(frozen=True)
+class EvalConfig:
+    """Evaluation of held-out text while a run trains, in metrics.jsonl; the run stays the same."""
+
+    # steps between evaluations, a multiple of train.log_every: bits per byte of held-out documents
+    # and of documents trained on, with the memory and without; 0 = never
+    every: int = 0
+    # batches of data.batch * data.length tokens that are read of each, from the documents' start
+    batches: int = 4
+
+
+@dataclass(frozen=True)
 class MeshConfig:
     """Devices along each axis. -1 takes the remaining devices.
 
@@ -416,5 +434,6 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)

@@ -1,7 +1,8 @@
-"""The exceptions of user errors and of requested stops.
+"""The exceptions of user errors and of requested stops, and the exit statuses.
 
 `UserError` carries one line: what is wrong and how to fix it. The command line prints that line
-and exits with status 2; any other exception is a bug in famjax and keeps its traceback.
+and exits with status `EXIT_USER_ERROR`; any other exception is a bug in famjax and keeps its
+traceback. What each status means: docs/architecture.md, "Exit statuses".
 """
 
 from __future__ import annotations
@@ -12,6 +13,11 @@ import os
 import signal
 from collections.abc import Iterable
 
+EXIT_FAILED = 1
+EXIT_USER_ERROR = 2
+EXIT_PEER_LOST = 75  # sysexits' "try again later"
+EXIT_SIGNAL = 128  # plus the signal's number, as a shell reports it
+
 
 class UserError(Exception):
     """A mistake outside famjax. The message is one line: the thing, what is wrong, the fix."""
@@ -21,7 +27,8 @@ class StopRequested(Exception):
     """The run was asked to stop and has saved. The message is one line.
 
     Attributes:
-      signal: number of the signal received; the command line exits with 128 + signal.
+      signal: number of the signal received; the command line exits with
+        EXIT_SIGNAL + signal.
     """
 
     def __init__(self, number: int, step: int):

@@ -3,27 +3,55 @@
 Dimensions, used in every docstring and einsum of the project:
 
     b  batch rows, called lanes when each follows one document
-    t  tokens of one call          n  blocks of one call        w  tokens in a block (block_len)
+    t  tokens of one call          n  blocks or chunks of one call, iterations of a scan over them
+    w  tokens of a block (block_len)                            c  tokens of a chunk or scan
     d  model width                 h  query heads               g  key/value heads
     e  width of one head           v  vocabulary                l  layers
     m  memory segments             p  previous FAMs attended    f  FAM length
     k  features of linear attention                             r  query heads of a key head, h / g
+    s  keys that are attended to                                j  memories of a token, 1 or l
+
+c is of linear attention (a chunk) and of `famjax.ops.token_scan` (a block); j is of the stack
+`feedback`. Other dimensions have words: repeats (of the layer pattern), span, sets, pairs, rank,
+lead (any leading axes). Two modules have letters of their own, which their docstrings explain:
+`famjax.ops.linear_attention_kernel` (m, i, j) and `famjax.layers.adaptive` (c, s, n).
 
 A model is a function of a segment and a carried state. `Context` holds the other arguments.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, NotRequired, TypedDict, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 Array = jax.Array
 # The logical axis names of one array (`famjax.parallel.sharding`).
 Axes = tuple[str | None, ...]
 # A pytree of named tuples of arrays: all carried state. Its shapes are constant.
 State = Any
+
+AnyArray = TypeVar("AnyArray", np.ndarray, Array)
+
+
+class Batch(TypedDict, Generic[AnyArray]):
+    """Rows of tokens: of np.ndarray where they are made, of `Array` on the devices.
+
+    A single row has [t] arrays of the same names.
+    """
+
+    tokens: AnyArray  # [b t] int32
+    targets: AnyArray  # [b t] int32, mostly the next token
+    weights: AnyArray  # [b t] float32, of the targets in the loss; 0 where none is predicted
+    valid: AnyArray  # [b t] bool, False at padding
+    reset: AnyArray  # [b t] bool, True at the first token of a document
+    # [b t] bool, True where that document begins with the memory of the lane's previous one (state
+    # passing); missing: nowhere
+    pass_state: NotRequired[AnyArray]
+    # [b t] bool, in windows of evaluation, True at tokens that are not in an earlier window
+    new: NotRequired[AnyArray]
 
 
 class Context(NamedTuple):
@@ -32,7 +60,7 @@ class Context(NamedTuple):
     Attributes:
       reset: [b t] bool, or None for no reset. True at the first token of a document, which is the
         first token of a block: the lane's state is reset before it.
-      carry_memory: [b t] bool, or None for nowhere. True at a reset whose document starts with the
+      pass_state: [b t] bool, or None for nowhere. True at a reset whose document starts with the
         FAM of the lane's last document instead of the prompt: state passing as in TransformerFAM
         B.2.3, but chosen by the data, and gradients flow through it. With more than one previous
         FAM, that document must have ended with a whole block.
@@ -51,7 +79,7 @@ class Context(NamedTuple):
     valid: Array | None = None
     offset: Array | None = None
     prompt: Array | None = None
-    carry_memory: Array | None = None
+    pass_state: Array | None = None
     key: Array | None = None
 
 

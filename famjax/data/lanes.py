@@ -10,28 +10,27 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import grain
 import numpy as np
 
 from famjax.core.errors import UserError
+from famjax.core.types import Batch
 from famjax.data.sources import Key, Piece, Source
-
-Batch = dict[str, np.ndarray]
 
 
 class Span(NamedTuple):
     """Consecutive tokens of one document with their targets.
 
     Attributes:
-      tokens: [n] int32.
-      targets: [n] int32, the document's own targets if it has any, else the next token; the last
+      tokens: [t] int32.
+      targets: [t] int32, the document's own targets if it has any, else the next token; the last
         token of a document is its own target.
-      weights: [n] float32, of predicting the target; 0 at the document's last token.
+      weights: [t] float32, of predicting the target; 0 at the document's last token.
       first: whether the span begins the document.
       last: whether it ends the document.
-      passing: whether it begins with the memory of the lane's previous document.
+      pass_state: whether it begins with the memory of the lane's previous document.
     """
 
     tokens: np.ndarray
@@ -39,7 +38,7 @@ class Span(NamedTuple):
     weights: np.ndarray
     first: bool
     last: bool
-    passing: bool = False
+    pass_state: bool = False
 
 
 class Reader:
@@ -84,7 +83,7 @@ class Reader:
         """Return the next `count` tokens of the current document, or all that are left."""
         self._load(self._offset + count + 1)
         first = self.at_start()
-        passing = first and self.passing()
+        pass_state = first and self.passes_state()
         window = slice(self._offset, self._offset + count + 1)
         tokens, targets, weights = (part[window] for part in _join_pieces(self._pieces))
         last = len(tokens) <= count
@@ -93,16 +92,16 @@ class Reader:
         else:
             self._advance(count)
         kept = slice(None, count)
-        return Span(tokens[kept], targets[kept], weights[kept], first, last, passing)
+        return Span(tokens[kept], targets[kept], weights[kept], first, last, pass_state)
 
     def at_start(self) -> bool:
         """Return whether the next token is a document's first."""
         return self._piece == 0 and self._offset == 0
 
-    def passing(self) -> bool:
+    def passes_state(self) -> bool:
         """Return whether the current document begins with the memory of the previous one."""
         self._load(1)
-        return self._piece == 0 and self._pieces[0].passing
+        return self._piece == 0 and self._pieces[0].pass_state
 
     def fits(self, count: int) -> bool:
         """Return whether the rest of the document takes at most `count` positions."""
@@ -162,7 +161,7 @@ class RoundRobin:
     def take(self, count: int) -> Span:
         reader = self._readers[self._current]
         span = reader.take(count)
-        if span.last and not reader.passing():
+        if span.last and not reader.passes_state():
             read = [reader.documents for reader in self._readers]
             self._current = read.index(min(read))
         return span
@@ -170,15 +169,15 @@ class RoundRobin:
     def at_start(self) -> bool:
         return self._readers[self._current].at_start()
 
-    def passing(self) -> bool:
-        return self._readers[self._current].passing()
+    def passes_state(self) -> bool:
+        return self._readers[self._current].passes_state()
 
     def fits(self, count: int) -> bool:
         return self._readers[self._current].fits(count)
 
 
 def _join_pieces(pieces: Iterable[Piece]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return tokens, targets and weights of consecutive pieces, [n] each.
+    """Return tokens, targets and weights of consecutive pieces, [t] each.
 
     The token after the last is not known here: that target is the last token itself, with weight 0.
     """
@@ -193,12 +192,12 @@ def _join_pieces(pieces: Iterable[Piece]) -> tuple[np.ndarray, np.ndarray, np.nd
 class RowMaker(Protocol):
     """Generates one row of every batch."""
 
-    def next_row(self) -> Batch: ...
+    def next_row(self) -> Batch[np.ndarray]: ...
     def get_state(self) -> dict[str, Any]: ...
     def set_state(self, state: dict[str, Any]) -> None: ...
 
 
-class RowsIterator(grain.DatasetIterator[Batch]):
+class RowsIterator(grain.DatasetIterator[Batch[np.ndarray]]):
     """Iterator over batches whose rows are independent; its state is that of the rows.
 
     Args:
@@ -215,9 +214,9 @@ class RowsIterator(grain.DatasetIterator[Batch]):
         self._count = count
         self._rows = {i: row(i) for i in (range(count) if local_rows is None else local_rows)}
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> Batch[np.ndarray]:
         rows = [row.next_row() for row in self._rows.values()]
-        return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        return stack_rows(rows)
 
     def get_state(self) -> dict[str, Any]:
         rows = (self._rows.get(i) for i in range(self._count))
@@ -246,7 +245,7 @@ class _Lane:
     def set_state(self, state: dict[str, Any]) -> None:
         self._reader.set_state(state)
 
-    def next_row(self) -> Batch:
+    def next_row(self) -> Batch[np.ndarray]:
         """Return the next `length` positions of the lane, [t] each."""
         row = empty_row(self._length)
         at = 0
@@ -266,17 +265,14 @@ class _Lane:
         if not self._keep_whole or left == self._length or not reader.at_start():
             return False
         # a document that begins with a memory really begins in an earlier document
-        return not reader.passing() and not reader.fits(left) and reader.fits(self._length)
+        return not reader.passes_state() and not reader.fits(left) and reader.fits(self._length)
 
 
-class Lanes(grain.IterDataset[Batch]):
+class Lanes(grain.IterDataset[Batch[np.ndarray]]):
     """Batches whose row i continues the documents of lane i.
 
     A document begins on a block boundary; the rest of its last block is padding, and the next
-    document begins in the next block. A batch has, [b t] each: tokens and targets (int32), weights
-    (float32, of the targets), valid (bool, False at padding), reset (bool, True at the first token
-    of a document), passing (bool, True where that document begins with the memory of the previous
-    one).
+    document begins in the next block.
 
     Args:
       source: of the documents.
@@ -357,7 +353,7 @@ def _skip_document(reader: dict[str, Any]) -> dict[str, Any]:
     return document_start(reader["k"] + has_begun)
 
 
-def empty_row(length: int) -> Batch:
+def empty_row(length: int) -> Batch[np.ndarray]:
     """Return a row of padding, [length] each."""
     return {
         "tokens": np.zeros(length, np.int32),
@@ -365,11 +361,17 @@ def empty_row(length: int) -> Batch:
         "weights": np.zeros(length, np.float32),
         "valid": np.zeros(length, bool),
         "reset": np.zeros(length, bool),
-        "passing": np.zeros(length, bool),
+        "pass_state": np.zeros(length, bool),
     }
 
 
-def write_span(row: Batch, at: int, span: Span, count: int) -> None:
+def stack_rows(rows: Sequence[Batch[np.ndarray]]) -> Batch[np.ndarray]:
+    """Return the batch [b t] of rows [t]."""
+    columns: Sequence[dict[str, np.ndarray]] = cast(Any, rows)
+    return cast(Any, {name: np.stack([row[name] for row in columns]) for name in columns[0]})
+
+
+def write_span(row: Batch[np.ndarray], at: int, span: Span, count: int) -> None:
     """Write the first `count` tokens of `span` into a row, from position `at` on."""
     window = slice(at, at + count)
     row["tokens"][window] = span.tokens[:count]
@@ -377,4 +379,4 @@ def write_span(row: Batch, at: int, span: Span, count: int) -> None:
     row["weights"][window] = span.weights[:count]
     row["valid"][window] = True
     row["reset"][at : at + bool(count)] = span.first
-    row["passing"][at : at + bool(count)] = span.passing
+    row["pass_state"][at : at + bool(count)] = span.pass_state

@@ -13,7 +13,8 @@ import grain
 import numpy as np
 
 from famjax.core.errors import UserError
-from famjax.data.lanes import Batch, Reader, RowsIterator, Span, empty_row, write_span
+from famjax.core.types import Batch
+from famjax.data.lanes import Reader, RowsIterator, Span, empty_row, write_span
 from famjax.data.sources import Source
 from famjax.tokenizers.tokenizer import Tokenizer
 
@@ -21,7 +22,7 @@ from famjax.tokenizers.tokenizer import Tokenizer
 REPEAT_PROMPT = "\n[repeat random segment]\n"
 
 
-class PackedRows(grain.IterDataset[Batch]):
+class PackedRows(grain.IterDataset[Batch[np.ndarray]]):
     """Batches whose row i packs the documents of lane i without padding.
 
     A document that does not fit continues in the same row of the next batch, and the target of a
@@ -85,7 +86,7 @@ class _PackedRow:
         self._count = state["made"]
         self._reader.set_state(state["reader"])
 
-    def next_row(self) -> Batch:
+    def next_row(self) -> Batch[np.ndarray]:
         """Return the next row, [t] each."""
         row = empty_row(self._repeat.length)
         at = 0
@@ -108,7 +109,7 @@ class _Repeat:
         self.fill = length - len(prompt) - count
         self._prompt, self._seed, self._count, self._weight = prompt, seed, count, weight
 
-    def append(self, row: Batch, lane: int, made: int) -> None:
+    def append(self, row: Batch[np.ndarray], lane: int, made: int) -> None:
         if not self._count:
             return
         rng = np.random.Generator(

@@ -48,18 +48,18 @@ class Piece(NamedTuple):
     """Consecutive tokens of a document.
 
     Attributes:
-      tokens: [n] int32.
-      weights: [n] float32, the weight of predicting each token.
-      passing: of a document's first piece: the document begins with the FAM of the lane's previous
-        document, and not with the prompt.
-      targets: [n] int32, the target at each token, with its weight in `weights`; None means the
+      tokens: [t] int32.
+      weights: [t] float32, the weight of predicting each token.
+      pass_state: of a document's first piece: the document begins with the FAM of the lane's
+        previous document, and not with the prompt.
+      targets: [t] int32, the target at each token, with its weight in `weights`; None means the
         next token. Either all pieces of a document have targets, or none. Lanes never read the last
         token of a document.
     """
 
     tokens: np.ndarray
     weights: np.ndarray
-    passing: bool = False
+    pass_state: bool = False
     targets: np.ndarray | None = None
 
 
@@ -105,12 +105,16 @@ class Source(abc.ABC):
         """Return a line for the user; "" is none."""
         return ""
 
+    def of_task(self) -> Source:
+        """Return the source of `data.task`'s own documents."""
+        return self
+
     def save_checked(self) -> None:  # noqa: B027, most check nothing
         """Record what needs no further check when the run continues."""
 
 
 def iter_tokens(path: str, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-    """Yield the tokens of one file, [bos] tokens [eos], in pieces [n] int32."""
+    """Yield the tokens of one file, [bos] tokens [eos], in pieces [t] int32."""
     texts = (TextPiece(text, 1.0) for text in read_text_pieces(path))
     for piece in _tokenize_document(texts, tokenizer, 0):
         yield piece.tokens

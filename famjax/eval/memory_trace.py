@@ -26,7 +26,7 @@ from famjax.eval.attention import text_spans
 from famjax.eval.progress import TokenProgress
 from famjax.models.language_model import LanguageModel
 from famjax.stacks.residual import ResidualStack
-from famjax.tasks.passkey import Passkey
+from famjax.tasks.passkey import evaluated_task
 from famjax.train.run import Run
 
 # blocks of one compiled call
@@ -61,8 +61,7 @@ class MemoryTrace(NamedTuple):
 def memory_tokens(run: Run, files: str | None, length: int) -> np.ndarray:
     """Return the first document of `length` tokens: of files, or of what the run is trained on."""
     if files is None and run.config.data.task == "passkey":
-        passkey = run.config.data.passkey
-        task = Passkey(run.tokenizer, passkey.digits, needle_within=passkey.needle_within)
+        task = evaluated_task(run.tokenizer, run.config.data.passkey)
         pieces = task.document(np.random.default_rng([0, length, 0, 2]), length)
         return np.concatenate([piece.tokens for piece in pieces])
     return text_spans(run, files, length, 1)[0]
@@ -204,7 +203,7 @@ def _reach(graph: Any, params: Any, state: State, tokens: Array, targets: Array)
 
 
 def _norms(memory: Array) -> Array:
-    """[r b f d] -> [r]."""
+    """[repeats b f d] -> [repeats]."""
     return jnp.sqrt(jnp.square(memory).sum((1, 2, 3)))
 
 
@@ -217,7 +216,7 @@ def _block_loss(
 
 
 def _by_layer(memories: list[Array]) -> Array:
-    """Return arrays [r 1 ...] of the layers of a pattern as one [l ...], in the layers' order."""
+    """Return arrays [repeats 1 ...] of a pattern's layers as one [l ...], in the layers' order."""
     stacked = jnp.stack(memories, 1)
     return stacked.reshape(-1, *stacked.shape[3:])
 

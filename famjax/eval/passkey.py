@@ -14,7 +14,7 @@ from famjax.core.errors import UserError
 from famjax.eval.memory import memory_report
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import Streamer, check_capacity, rechunk
-from famjax.tasks.passkey import LENGTHS, Passkey
+from famjax.tasks.passkey import LENGTHS, Passkey, evaluated_task
 from famjax.tasks.task import Request
 from famjax.train.run import Run
 
@@ -40,7 +40,7 @@ def evaluate_passkey(
     """Return how often a run retrieves the passkey, by the length of the document.
 
     Args:
-      run: of any task; the number of digits is its `data.passkey.digits`.
+      run: of any task; keys and digits are as many as in its `data.passkey`.
       lengths: tokens of a document.
       examples: documents of each length, or a function of the length.
       batch: documents streamed together.
@@ -59,8 +59,7 @@ def evaluate_passkey(
     Raises:
       UserError: a length is too short for the task, or exceeds full attention's KV cache.
     """
-    passkey = run.config.data.passkey
-    task = Passkey(run.tokenizer, passkey.digits, needle_within=passkey.needle_within)
+    task = evaluated_task(run.tokenizer, run.config.data.passkey)
     counts = [examples(length) if callable(examples) else examples for length in lengths]
     _check_passkey(run, task, lengths, [*counts, batch])
     streamer = Streamer(run.model, min(batch, max(counts, default=1)))
@@ -94,7 +93,7 @@ def _first_token(task: Passkey, length: int, receptive_field: int | None, chunk:
     if receptive_field is None:
         return 0
     # the answer's block starts after this, since a chunk is at least a block
-    block = length - len(task.tail("0" * task.digits)) - chunk
+    block = length - task.question_len - chunk
     return max(block - receptive_field, 0) // chunk * chunk
 
 

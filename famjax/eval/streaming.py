@@ -14,8 +14,7 @@ import numpy as np
 from flax import nnx
 
 from famjax.core.errors import UserError
-from famjax.core.types import Array, Context, State
-from famjax.data.lanes import Batch
+from famjax.core.types import Array, Batch, Context, State
 from famjax.eval.sampling import Sampling
 from famjax.experiment.memory import check_bytes_fit
 from famjax.models.language_model import LanguageModel
@@ -49,7 +48,7 @@ class _StreamFunctions(NamedTuple):
       losses: (params, state, tokens, targets, ctx, last) -> (nll, correct, logits [b v], state).
       step: (params, state, tokens [b 1], targets [b 1], ctx) -> as `losses`.
       draw: (logits [b v], sampling, position) -> [b 1], the token at that position of the text.
-      write: (params, state, token [1 1], position, count, sampling, stops [n]) ->
+      write: (params, state, token [1 1], position, count, sampling, stops) ->
         (tokens [PIECE], number of tokens written, logits [1 v], state).
     """
 
@@ -222,7 +221,7 @@ class Streamer:
             correct.append(results[1][:, :size])
         return np.concatenate(nats, 1), np.concatenate(correct, 1)
 
-    def lane_losses(self, batch: Batch) -> tuple[Array, ...]:
+    def lane_losses(self, batch: Batch[np.ndarray]) -> tuple[Array, ...]:
         """Read one batch of `famjax.data.lanes` [b chunk], with a different document in each row.
 
         Must not be mixed with the other methods, which need all lanes at the same position. Does
@@ -250,7 +249,7 @@ class Streamer:
           token: the last sampled one, not read yet.
           count: maximum tokens to sample, up to PIECE.
           sampling: the sampling parameters.
-          stops: [n] int32, stop tokens, which are not read.
+          stops: [...] int32, stop tokens, which are not read.
 
         Returns:
           [1 to count], the sampled tokens; the last, a stop or not, is not read.

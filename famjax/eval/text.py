@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -13,12 +13,14 @@ import jax
 import numpy as np
 
 from famjax.core.errors import UserError
-from famjax.data.lanes import Batch, Reader, empty_row, write_span
-from famjax.data.sources import Key, Piece, Source, TextSource
+from famjax.core.types import Batch
+from famjax.data.lanes import Reader, empty_row, stack_rows, write_span
+from famjax.data.one_pass import DocumentPass, EndOfDocuments, one_pass, reset_blocks
+from famjax.data.sources import Source, TextSource
 from famjax.eval.guessing import TokenCounts
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import CHUNK, Streamer, check_capacity
-from famjax.pipeline import make_source
+from famjax.tasks import TASKS
 from famjax.tasks.task import Request
 from famjax.train.run import Run
 
@@ -79,13 +81,13 @@ def evaluate_text(
         raise UserError(f"text: batch={batch}, max_bytes={max_bytes}: must be at least 1")
     _check_window(run, window, score)
     source = text_source(run, files)
-    documents = _DocumentPass(source, max_bytes)
+    documents = DocumentPass(source, max_bytes)
     model = run.config.model
     # a stack without blocks is reset after each attention span
     block = model.block_len if model.stack == "residual" else model.feedback.span
     if window is None:
         streamer = Streamer(run.model, min(batch, len(source)), max(CHUNK // block, 1) * block)
-        rows = batches(documents, streamer.batch, streamer.chunk, block)
+        rows = one_pass(documents, streamer.batch, streamer.chunk, block)
     else:
         score = score or window
         streamer = Streamer(run.model, batch, window)
@@ -97,7 +99,7 @@ def evaluate_text(
     with TokenProgress("text", source.text_bytes, quiet) as progress:
         with progress.compiling():  # now, so that timings exclude compilation
             streamer.new_stream().lane_losses(
-                join_rows([empty_row(streamer.chunk)] * streamer.batch)
+                stack_rows([empty_row(streamer.chunk)] * streamer.batch)
             )
         begin = time.perf_counter()
         for batch_read, positions, results in _predictions(run, rows, streams, block):
@@ -154,7 +156,7 @@ def _check_window(run: Run, window: int | None, score: int | None) -> None:
 def text_source(run: Run, files: str | None) -> TextSource:
     if files is not None:
         return TextSource(files, run.tokenizer, seed=0, holdout=0)
-    if run.config.data.task != "text":
+    if run.config.data.task != "text" and not run.config.data.text_rows:
         raise UserError(
             f"text:holdout: the run was trained on {run.config.data.task}, which holds out no "
             "text; give text:FILES"
@@ -164,87 +166,25 @@ def text_source(run: Run, files: str | None) -> TextSource:
         raise UserError(
             "text:holdout: the run is at step 0, so no text was held out; give --tasks text:FILES"
         )
-    source = make_source(run.config, run.tokenizer, split="holdout")
+    source = TASKS["text"].make_source(run.config, run.tokenizer, "holdout", None)
     if not isinstance(source, TextSource):
         raise UserError("text:holdout: seqio and TFDS sets have no end; give text:FILES")
     return source
 
 
-class EndOfDocuments(Exception):
-    """There are no more documents."""
-
-
-class _DocumentPass(Source):
-    """A source that yields each document once, to the first free lane.
-
-    Attributes:
-      given: number of documents yielded.
-      bytes: of text, counted by the caller.
-    """
-
-    def __init__(self, source: TextSource, max_bytes: int | None):
-        self._source, self._max_bytes = source, max_bytes
-        self.given = self.bytes = 0
-
-    def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
-        enough = self._max_bytes is not None and self.bytes >= self._max_bytes
-        if enough or self.given == len(self._source):
-            raise EndOfDocuments
-        self.given += 1
-        return self._source.key(0, 1, self.given - 1)
-
-    def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
-        return self._source.open(key, piece)
-
-
-def batches(source: Source, lanes: int, length: int, block: int) -> Iterator[Batch]:
-    """Yield batches as `famjax.data.lanes.Lanes` does, until all documents are read."""
-    readers = [Reader(source, lane, lanes) for lane in range(lanes)]
-    while True:
-        batch = join_rows([_fill_row(reader, length, block) for reader in readers])
-        if not batch["valid"].any():
-            return
-        yield batch
-
-
-def join_rows(rows: Sequence[Batch]) -> Batch:
-    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-
-
-def _fill_row(reader: Reader, length: int, block: int) -> Batch:
-    row = empty_row(length)
-    at = 0
-    while at < length:
-        try:
-            span = reader.take(length - at)
-        except EndOfDocuments:
-            break
-        # nothing is predicted after the last token, so it takes no position
-        count = len(span.tokens) - span.last
-        write_span(row, at, span, count)
-        at += count
-        if span.last:
-            at += -at % block
-    return row
-
-
-def windows(source: Source, rows: int, window: int, score: int) -> Iterator[Batch]:
-    """Yield batches of windows until all documents are read; see `evaluate_text`.
-
-    In addition to the keys of `batches` they have "new" [b t], True at tokens that are not in an
-    earlier window.
-    """
+def windows(source: Source, rows: int, window: int, score: int) -> Iterator[Batch[np.ndarray]]:
+    """Yield batches of windows until all documents are read; see `evaluate_text`."""
     every = _windows(Reader(source, 0, 1), window, score)
     while together := list(islice(every, rows)):
         missing = rows - len(together)
-        yield join_rows([*together, *[_empty_window(window)] * missing])
+        yield stack_rows([*together, *[_empty_window(window)] * missing])
 
 
-def _empty_window(window: int) -> Batch:
+def _empty_window(window: int) -> Batch[np.ndarray]:
     return {**empty_row(window), "new": np.zeros(window, bool)}
 
 
-def _windows(reader: Reader, window: int, score: int) -> Iterator[Batch]:
+def _windows(reader: Reader, window: int, score: int) -> Iterator[Batch[np.ndarray]]:
     row, kept = _empty_window(window), window - score
     while True:
         before, row = row, _empty_window(window)
@@ -261,14 +201,14 @@ def _windows(reader: Reader, window: int, score: int) -> Iterator[Batch]:
         count = len(span.tokens) - span.last
         write_span(row, at, span, count)
         row["new"][at : at + count] = True
-        row["reset"][0], row["passing"][0] = True, False
+        row["reset"][0], row["pass_state"][0] = True, False
         if count:
             yield row
 
 
 def _predictions(
-    run: Run, rows: Iterator[Batch], streams: tuple[Streamer, Streamer], block: int
-) -> Iterator[tuple[Batch, np.ndarray, list[tuple[np.ndarray, np.ndarray]]]]:
+    run: Run, rows: Iterator[Batch[np.ndarray]], streams: tuple[Streamer, Streamer], block: int
+) -> Iterator[tuple[Batch[np.ndarray], np.ndarray, list[tuple[np.ndarray, np.ndarray]]]]:
     """Yield each batch, its positions [b t], and (nll, correct) [b t] with memory and without.
 
     Results are fetched one batch late, so that the host prepares the next one meanwhile.
@@ -278,9 +218,7 @@ def _predictions(
     for batch in rows:
         positions, read = token_positions(batch, read)
         check_capacity(run.model.stack.capacity, int(positions[batch["valid"]].max()) + 1)
-        resets = batch["reset"].copy()
-        resets[:, ::block] |= batch["valid"][:, ::block]
-        forgetting = {**batch, "reset": resets}
+        forgetting: Batch[np.ndarray] = {**batch, "reset": reset_blocks(batch, block)}
         results = [streams[0].lane_losses(batch), streams[1].lane_losses(forgetting)]
         waiting.append((batch, positions, results))
         if len(waiting) > 1:
@@ -290,7 +228,7 @@ def _predictions(
         yield batch, positions, jax.device_get(results)
 
 
-def token_positions(batch: Batch, read: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def token_positions(batch: Batch[np.ndarray], read: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return each token's position in its document [b t], and the next position of each lane [b].
 
     Args:

@@ -12,12 +12,14 @@ import jax
 import numpy as np
 
 from famjax.core.errors import UserError
-from famjax.data.lanes import Batch, empty_row
+from famjax.core.types import Batch
+from famjax.data.lanes import empty_row, stack_rows
+from famjax.data.one_pass import EndOfDocuments, one_pass
 from famjax.data.sources import Key, Piece, Source
 from famjax.eval.memory import memory_report
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import CHUNK, Streamer, check_capacity
-from famjax.eval.text import EndOfDocuments, batches, join_rows, token_positions
+from famjax.eval.text import token_positions
 from famjax.experiment.ranges import HIGHEST
 from famjax.tasks.task import Request
 from famjax.tasks.toy import ToySource, baselines, eval_steps
@@ -123,7 +125,7 @@ def _evaluate(
     tokens = 0
     with TokenProgress(source.name, None, quiet) as progress:
         with progress.compiling():  # now, so that timings exclude compilation
-            stream.new_stream().lane_losses(join_rows([empty_row(stream.chunk)] * lanes))
+            stream.new_stream().lane_losses(stack_rows([empty_row(stream.chunk)] * lanes))
         begin = time.perf_counter()
         for read, correct in _results(run, _EpisodePass(source, concatenate), stream, block):
             started = _count_answers(counts, started, read, correct)
@@ -136,11 +138,11 @@ def _evaluate(
 
 def _results(
     run: Run, source: _EpisodePass, stream: Streamer, block: int
-) -> Iterator[tuple[Batch, np.ndarray]]:
+) -> Iterator[tuple[Batch[np.ndarray], np.ndarray]]:
     """Yield each batch and its correct predictions [b t], fetched one batch late."""
     waiting: deque[Any] = deque()
     at = np.zeros(stream.batch, np.int64)
-    for batch in batches(source, stream.batch, stream.chunk, block):
+    for batch in one_pass(source, stream.batch, stream.chunk, block):
         positions, at = token_positions(batch, at)
         check_capacity(run.model.stack.capacity, int(positions[batch["valid"]].max()) + 1)
         waiting.append((batch, stream.lane_losses(batch)[1]))
@@ -152,7 +154,7 @@ def _results(
 
 
 def _count_answers(
-    counts: np.ndarray, started: np.ndarray, read: Batch, correct: np.ndarray
+    counts: np.ndarray, started: np.ndarray, read: Batch[np.ndarray], correct: np.ndarray
 ) -> np.ndarray:
     """Add a batch to `counts` [b episodes 2]; return the started episodes of each lane [b]."""
     number = started[:, None] + np.cumsum((read["tokens"] == BEGIN) & read["valid"], axis=1)

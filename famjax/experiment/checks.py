@@ -43,6 +43,7 @@ def validate(config: Config) -> None:
             _check_data,
             _check_train,
             _check_bptt_warmup,
+            _check_eval,
             _check_profile,
             _check_mesh,
         ),
@@ -293,7 +294,31 @@ def _check_data(config: Config) -> Iterator[str]:
             yield f"{key}={value}: must be one of {', '.join(known)}{nearest(value, known)}"
     if d.tokenizer == "task" and not TASKS[d.task].has_own_words:
         yield f"data.tokenizer=task: data.task={d.task} has no words of its own; give 'bytes'"
+    if d.text_rows:
+        yield from _check_text_rows(config)
     yield from TASKS[d.task].check(config)
+
+
+def _check_text_rows(config: Config) -> Iterator[str]:
+    d, t = config.data, config.train
+    named, off = f"data.text_rows={d.text_rows}", "or set data.text_rows=0"
+    if d.task == "text":
+        yield f"{named}: all rows of data.task=text are text; set data.text_rows=0"
+    if d.text_rows >= d.batch:
+        yield (
+            f"{named} leaves none of data.batch={d.batch} rows for data.task={d.task}; take fewer, "
+            "or a larger batch"
+        )
+    if d.text_weight >= 1:
+        yield (
+            f"data.text_weight={d.text_weight}: must be less than 1, the weight of an answer, "
+            "whose accuracy is measured; take 0.02"
+        )
+    if t.bptt_double_every:
+        yield (
+            f"{named} needs a constant number of rows, train.bptt_double_every="
+            f"{t.bptt_double_every} halves it; set train.bptt_double_every=0, {off}"
+        )
 
 
 def _check_train(config: Config) -> Iterator[str]:
@@ -345,6 +370,36 @@ def _check_bptt_warmup(config: Config) -> Iterator[str]:
             f"{start} does not double to data.length={d.length} in multiples of model.block_len="
             f"{m.block_len} times train.bptt_segments={t.bptt_segments}; "
             f"take one of {', '.join(map(str, fitting))}, {off}"
+        )
+
+
+def _check_eval(config: Config) -> Iterator[str]:
+    d, t, every = config.data, config.train, config.eval.every
+    named, off = f"eval.every={every}", "set eval.every=0"
+    if not every:
+        return
+    if every % t.log_every:
+        steps = multiples(every, t.log_every)
+        yield f"{named} is not a multiple of train.log_every={t.log_every}; take {steps}, or {off}"
+    if t.match:
+        yield f"{named} measures predictions, train.match=true makes none; {off}"
+    if d.task != "text" and not d.text_rows:
+        yield f"{named} reads held-out text, data.task={d.task} has none; {off}"
+    if d.seqio or d.tfds:
+        yield f"{named} reads held-out text, seqio and TFDS sets have none; {off}"
+    if not d.holdout:
+        yield f"{named}: data.holdout=0 holds out no text; set data.holdout=20, or {off}"
+    yield from _check_eval_capacity(config)
+
+
+def _check_eval_capacity(config: Config) -> Iterator[str]:
+    count, length, capacity = config.eval.batches, config.data.length, config.model.capacity
+    if count * length > capacity and any(spec.is_bounded for spec in mixer_specs(config.model)):
+        most = capacity // length
+        fix = f"take at most {most}" if most else "set eval.every=0"
+        yield (
+            f"eval.batches={count}: documents of {count * length} tokens exceed "
+            f"model.capacity={capacity} of full attention; {fix}"
         )
 
 

@@ -25,7 +25,10 @@ _DEVICES = (
     "CUDA_VISIBLE_DEVICES or JAX_PLATFORMS=cpu in the environment"
 )
 _PRECISION = "write model.dtype=bfloat16 (or float32, the default); there is no float16"
-_EVAL = "training does not evaluate: call famjax eval RUN, also while training runs"
+_EVAL = (
+    "write eval.every=100 for the loss of held-out text while training; famjax eval RUN evaluates "
+    "tasks, also while training runs"
+)
 _LOGGING = (
     "metrics are in RUN/metrics.jsonl and RUN/tensorboard every train.log_every steps; nothing is "
     "sent anywhere"

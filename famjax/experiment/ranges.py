@@ -50,9 +50,12 @@ _LOWEST: dict[str, float] = {
     "data.batch": 1,
     "data.length": 1,
     "data.holdout": 0,
+    "data.text_rows": 0,
+    "data.text_weight": 0,
     "data.repeat_len": 0,
     "data.repeat_weight": 0,
     "data.passkey.digits": 1,
+    "data.passkey.keys": 1,
     "data.passkey.min_length": 1,
     "data.passkey.needle_within": 0,
     "data.passkey.max_length": 1,
@@ -78,6 +81,8 @@ _LOWEST: dict[str, float] = {
     "train.log_every": 1,
     "train.checkpoint_every": 1,
     "train.keep": 1,
+    "eval.every": 0,
+    "eval.batches": 1,
     "profile.memory": 0,
 }
 # of every int except the seed: shapes and step counts are 32-bit integers
@@ -88,6 +93,7 @@ HIGHEST = {
     # ten times the deepest trained model; each layer is a name in a checkpoint
     "model.layers": 10_000,
     "data.passkey.digits": 1000,
+    "data.passkey.keys": 8,
     # an episode is generated at once
     "data.toy.steps": 100_000,
     "data.toy.start_steps": 100_000,

@@ -134,7 +134,11 @@ def _requires_stack(*names: str) -> Callable[[Config], str]:
 
 
 def _requires_task(*names: str) -> Callable[[Config], str]:
-    return _unused_unless(lambda c: c.data.task in names, "data.task")
+    def used(config: Config) -> bool:
+        data = config.data
+        return data.task in names or ("text" in names and data.text_rows > 0)
+
+    return _unused_unless(used, "data.task")
 
 
 def _no_attention_weights(config: Config) -> str:
@@ -195,6 +199,7 @@ ALWAYS = (
     "data.batch",
     "data.length",
     "data.repeat_len",
+    "data.text_rows",
     "optimizer.name",
     "optimizer.learning_rate",
     "optimizer.schedule",
@@ -210,6 +215,7 @@ ALWAYS = (
     "train.log_every",
     "train.checkpoint_every",
     "train.keep",
+    "eval.every",
     "profile.*",
     "mesh.*",
 )
@@ -378,9 +384,19 @@ _RULES = (
         "data.repeat_len=256",
     ),
     Rule(
+        ("data.text_weight",),
+        _unused_unless(lambda c: c.data.text_rows > 0, "data.text_rows"),
+        "data.text_rows=1",
+    ),
+    Rule(
         ("data.toy.threshold",),
         _unused_unless(lambda c: c.data.toy.start_steps > 0, "data.toy.start_steps"),
         "data.toy.start_steps=10",
+    ),
+    Rule(
+        ("eval.batches",),
+        _unused_unless(lambda c: c.eval.every > 0, "eval.every"),
+        "eval.every=100",
     ),
     # optimizer and training
     Rule(

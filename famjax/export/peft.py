@@ -53,7 +53,7 @@ model = PeftModel.from_pretrained(base, FOLDER)
 
 
 class _Adapter(NamedTuple):
-    """The adapter of one linear map: a [inputs... r], b [r outputs...], and the map's tensor."""
+    """The adapter of a linear map: a [inputs... rank], b [rank outputs...], and its tensor."""
 
     tensor: Tensor
     a: np.ndarray

@@ -153,7 +153,7 @@ def _programs(model: LanguageModel, chunk: int) -> dict[str, tuple[Any, ...]]:
     def lanes(a: Any) -> Any:
         return jax.ShapeDtypeStruct((a.shape[0], batch, *a.shape[2:]), a.dtype)
 
-    # every array of a state is [r b ...]
+    # every array of a state is [repeats b ...]
     given = _name_arrays(params), {name: lanes(a) for name, a in _name_arrays(state).items()}
     many = jax.ShapeDtypeStruct((batch, chunk), jnp.int32)
     one = jax.ShapeDtypeStruct((batch, 1), jnp.int32)

@@ -23,7 +23,7 @@ from famjax.ops.losses import select_logit
 
 
 class Cluster(nnx.Module):
-    """The words of one cluster: a table [s c], and a projection [c d] if there is one.
+    """The s words of one cluster: a table [s c], and a projection [c d] if there is one.
 
     The table is initialized as N(0, 1/c) and the projection as N(0, 1/d): the elements of a word's
     vector are then N(0, 1/d) as in a plain embedding, and its logit of a normalized x has variance
@@ -116,7 +116,7 @@ class AdaptiveSoftmax(nnx.Module):
         self.clusters = target_log_prob
 
     def logits(self, x: Array, embedding: AdaptiveEmbedding) -> tuple[Array, list[Array]]:
-        """Return the head's [... s+n] and each tail's [... s], in float32 or wider.
+        """Return the head's [... s+n] for n tails and each tail's [... s], in float32 or wider.
 
         Args:
           x: [... d], normalized.

@@ -74,7 +74,7 @@ def merge_adapter(kernel: Array, a: Array, b: Array, config: LoraConfig) -> Arra
     """Return W + scale * B A of one linear map, or of maps stacked on leading axes.
 
     Args:
-      kernel: [... inputs... outputs...]; a: [... inputs... r]; b: [... r outputs...].
+      kernel: [... inputs... outputs...]; a: [... inputs... rank]; b: [... rank outputs...].
     """
     lead = a.ndim + b.ndim - 2 - kernel.ndim  # leading layer axes of both
     stacked = (*kernel.shape[:lead],)

@@ -16,11 +16,11 @@ from famjax.mixers.window import BswaSpec, BswaStopGradientSpec, SwaSpec
 
 MIXERS: dict[str, MixerSpec] = {
     "full": FullSpec(),
-    "swa": SwaSpec(),  # fam.swa
-    "bswa": BswaSpec(),  # fam.bswa
-    "bswa_sg": BswaStopGradientSpec(),  # fam.bswa_sg
-    "fam": FamSpec(),  # fam.fam
-    "linear": LinearSpec(),  # t2r.map
+    "swa": SwaSpec(),
+    "bswa": BswaSpec(),
+    "bswa_sg": BswaStopGradientSpec(),
+    "fam": FamSpec(),
+    "linear": LinearSpec(),
 }
 
 

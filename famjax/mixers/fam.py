@@ -78,6 +78,19 @@ class FamState(NamedTuple):
     updates: Array
 
 
+class BlockFams(NamedTuple):
+    """The FAM before each block, which the block attends to.
+
+    Attributes:
+      k, v: [b n f g e], its keys and values.
+      updates: [b n] int32, its updates, see `FamState`.
+    """
+
+    k: Array
+    v: Array
+    updates: Array
+
+
 def _to_block_major(tree: Any) -> Any:
     """[b n ...] -> [n b ...]."""
     return jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), tree)
@@ -93,7 +106,7 @@ class Fam(Mixer):
         self.previous = config.fam_previous
         self.memory_gate = MemoryGate(config) if config.fam_update == "gated" else None
         self.defer_weight_gradients = config.remat != "none"
-        self.receptive_field = None  # unbounded
+        self.receptive_blocks = None  # unbounded
 
     @property
     def qkv(self) -> QKV:  # type: ignore[override]  # no attribute: the window has it
@@ -198,17 +211,17 @@ class Fam(Mixer):
         """Process whole blocks: [b n*w d] -> [b n*w d]. All lanes are at the start of a block."""
         inputs = self.window.project_blocks(x, ctx)
         _, k, v, blocks = inputs
-        feedback, fam, updates = self.scan_memory(k, v, state, blocks, ctx, mlp)
-        extra = self.memory_kv(state, feedback)
+        fams, fam, updates = self.scan_memory(k, v, state, blocks, ctx, mlp)
+        extra = self.memory_kv(state, fams)
         attended = self.window.attend_blocks(inputs, state.window, ctx, extra)
         y = self.qkv.output_projection(attended, x, ctx.key)
-        return y, self.final_state(k, v, state, blocks, feedback[:2], fam, updates)
+        return y, self.final_state(k, v, state, blocks, fams, fam, updates)
 
     def attention_mass(self, x: Array, state: FamState, ctx: Context, mlp: FeedForward) -> Array:
         """Return the mean share of attention weights on the FAM: a scalar."""
         inputs = self.window.project_blocks(x, ctx)
-        feedback, _, _ = self.scan_memory(inputs.k, inputs.v, state, inputs.blocks, ctx, mlp)
-        extra = self.memory_kv(state, feedback)
+        fams, _, _ = self.scan_memory(inputs.k, inputs.v, state, inputs.blocks, ctx, mlp)
+        extra = self.memory_kv(state, fams)
         q, k, _, mask = self.window.attention_inputs(inputs, state.window, ctx, extra)
         first = self.window.segments * self.block_len
         weights = attention_weights(q, k, mask, self.qkv.cap)
@@ -241,16 +254,15 @@ class Fam(Mixer):
         blocks: Blocks,
         ctx: Context,
         mlp: FeedForward,
-    ) -> tuple[tuple[Array, Array, Array], Array, Array]:
+    ) -> tuple[BlockFams, Array, Array]:
         """Scan the blocks, updating the memory tokens.
 
         Returns:
-          keys and values [b n f g e] of the FAM before each block, and its updates [b n];
-          the last FAM [b f d]; its updates [b].
+          the FAM before each block; the last FAM [b f d]; its updates [b].
         """
         reset = blocks.reset
-        if ctx.carry_memory is not None:
-            reset = reset & ~ctx.carry_memory[:, :: self.block_len]
+        if ctx.pass_state is not None:
+            reset = reset & ~ctx.pass_state[:, :: self.block_len]
         full = blocks.valid == self.block_len
         before, updates = self.count_updates(state.updates, reset, full, ctx.prompt)
         keys = split_key(ctx.key, FEEDBACK, k.shape[1])
@@ -261,26 +273,29 @@ class Fam(Mixer):
             _to_block_major((k, v)),
             (*_to_block_major((reset, full, before)), keys, offset),
         )
-        graph, matmul_params, other_params, others = cast(
+        graph, matmul_params, other_params, dropout_keys = cast(
             Any, nnx.split(nnx.List([self, mlp]), MATMUL_PARAMS, nnx.Param, ...)
         )
         shared = (matmul_params, (other_params, ctx.prompt))
 
         def body(shared: Any, fam: Array, x: Any) -> Any:
-            matmul_params, (other_params, prompt), *others = shared
+            matmul_params, (other_params, prompt), *dropout_keys = shared
             layer, mlp = cast(
-                tuple[Fam, FeedForward], nnx.merge(graph, matmul_params, other_params, *others)
+                tuple[Fam, FeedForward],
+                nnx.merge(graph, matmul_params, other_params, *dropout_keys),
             )
             return layer.scan_body(mlp, prompt, fam, x)
 
         # dropout masks, of adapters too, are drawn for the whole batch
-        if keys is not None or others or sequence_shards(k.shape[1]) > 1:
+        if keys is not None or dropout_keys or sequence_shards(k.shape[1]) > 1:
             fam, ys = sequence_parallel.ring_scan(
-                body, (*shared, others), state.fam, (xs, non_diff)
+                body, (*shared, dropout_keys), state.fam, (xs, non_diff)
             )
         else:
             scan = deferred_scan if self.defer_weight_gradients else plain_scan
-            scan_rows = functools.partial(scan, lambda *args: body((*args[:2], others), *args[2:]))
+            scan_rows = functools.partial(
+                scan, lambda *args: body((*args[:2], dropout_keys), *args[2:])
+            )
             # with an offset each row has its own prompt
             other_axes = (None, None if offset is None else 0)
             sharded_scan = shard_map_rows(
@@ -288,7 +303,7 @@ class Fam(Mixer):
             )
             fam, ys = sharded_scan(*shared, state.fam, xs, non_diff)
         fam_k, fam_v = jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1), ys)
-        return (fam_k, fam_v, before), fam, updates
+        return BlockFams(fam_k, fam_v, before), fam, updates
 
     def count_updates(
         self, updates: Array, reset: Array, full: Array, prompt: Array | None
@@ -325,9 +340,9 @@ class Fam(Mixer):
         new = self.update_memory(fam, projected, updates, k, v, mlp, key, offset)
         return select_rows(full, new, fam), projected[1:]
 
-    def memory_kv(self, state: FamState, feedback: tuple[Array, Array, Array]) -> ExtraKV:
+    def memory_kv(self, state: FamState, fams: BlockFams) -> ExtraKV:
         """Return the last p FAMs that each block attends to: p*f keys and values."""
-        fam_k, fam_v, updates = feedback
+        fam_k, fam_v, updates = fams
         b, n, f, g, e = fam_k.shape
         p, w = self.previous, self.block_len
         distance = jnp.arange(p - 1, -1, -1)
@@ -352,7 +367,7 @@ class Fam(Mixer):
         v: Array,
         state: FamState,
         blocks: Blocks,
-        feedback: tuple[Array, Array],
+        fams: BlockFams,
         fam: Array,
         updates: Array,
     ) -> FamState:
@@ -373,8 +388,8 @@ class Fam(Mixer):
         return FamState(
             self.window.final_state(k, v, state.window, blocks),
             fam,
-            append_latest(state.k, feedback[0], latest[0]),
-            append_latest(state.v, feedback[1], latest[1]),
+            append_latest(state.k, fams.k, latest[0]),
+            append_latest(state.v, fams.v, latest[1]),
             updates,
         )
 
@@ -385,8 +400,8 @@ class Fam(Mixer):
         before = state
         if ctx.reset is not None and ctx.prompt is not None:
             fresh = self.init_state(x.shape[0], ctx.prompt)
-            if ctx.carry_memory is not None:
-                fresh = select_state(ctx.carry_memory[:, 0], self.pass_state(fresh, state), fresh)
+            if ctx.pass_state is not None:
+                fresh = select_state(ctx.pass_state[:, 0], self.pass_state(fresh, state), fresh)
             state = select_state(ctx.reset[:, 0], fresh, state)
         q, window = self.window.append_kv(x, state.window)
         attended = self.window.attend_token(q, window, self.kv_frames(q, state))
@@ -439,7 +454,7 @@ class FamSpec(BswaSpec):
     )
     switches = ("train.rsp",)
     has_memory = True
-    has_attention_map = False  # it also attends to memories
+    has_attention_map = False  # unlike bswa's: it also attends to memories
 
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
         return Fam(config, rngs=rngs)

@@ -43,7 +43,7 @@ class FullAttention(Mixer):
         self.qkv = QKV(config, rngs=rngs)
         self.block_len = 1
         self.capacity = config.capacity
-        self.receptive_field = None  # unbounded
+        self.receptive_blocks = None  # unbounded
 
     def init_state(self, batch: int, prompt: Array | None = None) -> CacheState:
         shape = (batch, self.qkv.kv_heads, self.capacity, self.qkv.head_dim)
@@ -167,6 +167,7 @@ class FullSpec(MixerSpec):
     keys = ("model.capacity",)
     is_blockwise = False
     is_bounded = True
+    has_attention_map = True
     layer_type = "full_attention"
     formats = FORMATS
 

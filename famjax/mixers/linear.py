@@ -63,7 +63,7 @@ class LinearAttention(Mixer):
         self.rope = config.linear.rope
         self.chunk = config.linear.chunk
         self.block_len = 1
-        self.receptive_field = None  # unbounded
+        self.receptive_blocks = None  # unbounded
 
     def init_state(self, batch: int, prompt: Array | None = None) -> LinearState:
         g, k, e = self.qkv.kv_heads, self.features, self.qkv.head_dim
@@ -180,6 +180,7 @@ class LinearSpec(MixerSpec):
     is_blockwise = False
     has_feature_map = True
     has_attention_weights = False
+    has_attention_map = True
     convert_name = "t2r"
 
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> LinearAttention:

@@ -39,12 +39,12 @@ class Mixer(nnx.Module):
     Attributes:
       qkv: the projections, the same in every mixer, so that one can replace another.
       block_len: a call takes a multiple of this many tokens.
-      receptive_field: earlier blocks that a block depends on; None is all.
+      receptive_blocks: earlier blocks that a block depends on; None is all.
     """
 
     qkv: QKV
     block_len: int
-    receptive_field: int | None
+    receptive_blocks: int | None
 
     @abc.abstractmethod
     def init_state(self, batch: int, prompt: Array | None = None) -> State:
@@ -148,7 +148,7 @@ class MixerSpec(abc.ABC):
       has_memory: it has the FAM prompt and `Mixer.memory`.
       has_feature_map: it has a feature map that `train.match` and `train.only` train.
       has_attention_weights: it computes weights that dropout and caps can apply to.
-      has_attention_map: `Mixer.attention_map` is not None.
+      has_attention_map: it defines `Mixer.attention_map`.
       formats: of `famjax export`; hf and peft (`FORMATS` is all) need the layer in PyTorch.
       layer_type: its name in Hugging Face's `layer_types`; "" if there is none.
       convert_name: its name for `famjax convert --to`; "" is the registered one.
@@ -163,7 +163,7 @@ class MixerSpec(abc.ABC):
     has_memory: ClassVar[bool] = False
     has_feature_map: ClassVar[bool] = False
     has_attention_weights: ClassVar[bool] = True
-    has_attention_map: ClassVar[bool] = True
+    has_attention_map: ClassVar[bool] = False
     formats: ClassVar[tuple[str, ...]] = ("orbax", "stablehlo")
     layer_type: ClassVar[str] = ""
     convert_name: ClassVar[str] = ""
@@ -201,7 +201,7 @@ class MixerSpec(abc.ABC):
         return 2 * layer_weights(model) + attention_flops(model, keys)
 
     def matching_flops(self, model: ModelConfig, length: int) -> float:
-        """Return those of a token of a row of `length` while feature maps are trained."""
+        """Return the FLOPs of one token of a row of `length` while feature maps are trained."""
         return self.flops(model)
 
     def remote_keys(self, model: ModelConfig, tokens: float) -> float:
@@ -245,7 +245,7 @@ def layer_weights(model: ModelConfig) -> int:
 
 
 def attention_flops(model: ModelConfig, keys: float) -> float:
-    """Return those of scores and weighted sum of values, for a query that attends to `keys`."""
+    """Return the FLOPs of scores and weighted sum of values of a query with so many keys."""
     return 2 * 2 * model.heads * sizes(model).e * keys
 
 

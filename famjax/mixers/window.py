@@ -132,7 +132,7 @@ class WindowAttention(Mixer):
         self.window = window
         self.stop_gradient = stop_gradient
         # maximum number of earlier blocks that a block depends on
-        self.receptive_field = segments if window is None else -(-(window - 1) // self.block_len)
+        self.receptive_blocks = segments if window is None else -(-(window - 1) // self.block_len)
         self.sequential_blocks = config.remat in ("attention", "block")
 
     def init_state(self, batch: int, prompt: Array | None = None) -> WindowState:
@@ -193,7 +193,7 @@ class WindowAttention(Mixer):
         return seen_k, seen_v, visible & self.window_mask(-w * distance)
 
     def window_mask(self, starts: Array) -> Array:
-        """Return the causal (window) mask of a block and s blocks at `starts`: [w s*w] bool."""
+        """Return the causal (window) mask of a block and n blocks at `starts`: [w n*w] bool."""
         w = self.block_len
         offsets = jnp.arange(w)
         keys = (starts[:, None] + offsets).reshape(-1)
@@ -387,6 +387,7 @@ class WindowAttention(Mixer):
 class BswaSpec(MixerSpec):
     title = "block sliding window attention"
     keys: ClassVar[tuple[str, ...]] = ("model.memory_segments",)
+    has_attention_map = True
     formats = FORMATS
 
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
@@ -424,6 +425,7 @@ class SwaSpec(MixerSpec):
     keys = ("model.window",)
     switches = ("model.arch.local_rope_base",)
     is_local = True
+    has_attention_map = True
     layer_type = "sliding_attention"
     formats = FORMATS
 

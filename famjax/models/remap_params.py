@@ -21,7 +21,12 @@ from famjax.models.language_model import LanguageModel
 from famjax.models.remap_feedback import check_same_stack, feedback_weight
 from famjax.parallel.sharding import path_name
 
-# config fields that may differ: they decide no weights, except the prompt
+# config fields that may differ between the given weights and the model. What they add to the
+# weights is given where the old model has it in the same shape, and else gets its initial value:
+# the FAM prompt (fam_len: `init_fam_prompt`), the gates of fam_update=gated with biases from
+# fam_min_timescale and fam_max_timescale, feature maps (both `init_mixer_param`), and what a
+# Feedback Transformer has (`feedback_weight`). Values that given weights depend on are checked one
+# by one in `check_compatible`: stack, arch, linear, and with learned positions capacity
 _MAY_DIFFER = {
     "mixer",
     "block_len",

@@ -13,17 +13,17 @@ from famjax.core.remat import tag_product
 from famjax.core.types import Array
 
 
-def soft_cap(x: Float[Array, "*l"], cap: float) -> Float[Array, "*l"]:
+def soft_cap(x: Float[Array, "*lead"], cap: float) -> Float[Array, "*lead"]:
     """Return cap * tanh(x / cap), within -cap to cap; x itself if cap is 0."""
     return cap * jnp.tanh(x / cap) if cap else x
 
 
 def attention_weights(
-    q: Float[Array, "*#l t h e"],
-    k: Float[Array, "*#l s g e"],
-    mask: Bool[Array, "*#l #t #s"] | None,
+    q: Float[Array, "*#lead t h e"],
+    k: Float[Array, "*#lead s g e"],
+    mask: Bool[Array, "*#lead #t #s"] | None,
     cap: float = 0.0,
-    bias: Float[Array, "*#l #g #r #t s"] | None = None,
+    bias: Float[Array, "*#lead #g #r #t s"] | None = None,
 ) -> Float[Array, "... g h//g t s"]:
     """Return softmax(q k / sqrt(e)) over the unmasked keys.
 
@@ -55,12 +55,12 @@ def _scores(q: Array, k: Array) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def attend(
-    q: Float[Array, "*#l t h e"],
-    k: Float[Array, "*#l s g e"],
-    v: Float[Array, "*#l s g e"],
-    mask: Bool[Array, "*#l #t #s"] | None = None,
+    q: Float[Array, "*#lead t h e"],
+    k: Float[Array, "*#lead s g e"],
+    v: Float[Array, "*#lead s g e"],
+    mask: Bool[Array, "*#lead #t #s"] | None = None,
     cap: float = 0.0,
-    bias: Float[Array, "*#l #g #r #t s"] | None = None,
+    bias: Float[Array, "*#lead #g #r #t s"] | None = None,
 ) -> Float[Array, "... t h e"]:
     """Return SelfAttention(q, k, v): [... t h e]. Arguments as in `attention_weights`.
 
@@ -127,12 +127,12 @@ attend.defvjp(_attend_forward, _attend_backward)
 
 
 def attend_dropping(
-    q: Float[Array, "*#l t h e"],
-    k: Float[Array, "*#l s g e"],
-    v: Float[Array, "*#l s g e"],
-    mask: Bool[Array, "*#l #t #s"] | None,
+    q: Float[Array, "*#lead t h e"],
+    k: Float[Array, "*#lead s g e"],
+    v: Float[Array, "*#lead s g e"],
+    mask: Bool[Array, "*#lead #t #s"] | None,
     cap: float,
-    bias: Float[Array, "*#l #g #r #t s"] | None,
+    bias: Float[Array, "*#lead #g #r #t s"] | None,
     drop: Callable[[Array], Array],
 ) -> Float[Array, "... t h e"]:
     """As `attend`, with dropout of the weights."""
@@ -140,12 +140,12 @@ def attend_dropping(
     return jnp.einsum("...grts,...sge->...tgre", weights, v).reshape(q.shape)
 
 
-# q, k, v, mask; s frames of c keys, which are not equal for all arguments of `attend_frames`
+# q, k, v, mask; n frames of s keys, which are not equal for all arguments of `attend_frames`
 KVFrames = tuple[
-    Float[Array, "b _s h e"],
-    Float[Array, "b _s _c g e"],
-    Float[Array, "b _s _c g e"],
-    Bool[Array, "b _s _c"],
+    Float[Array, "b _n h e"],
+    Float[Array, "b _n _s g e"],
+    Float[Array, "b _n _s g e"],
+    Bool[Array, "b _n _s"],
 ]
 
 
@@ -156,8 +156,8 @@ def attend_frames(*frames: KVFrames, cap: float = 0.0) -> Float[Array, "b h e"]:
     query for each frame is cheaper than rotating every key of the frame.
 
     Args:
-      frames: each (q, k, v, mask): q [b s h e], the query rotated for each of s frames; k and v
-        [b s c g e], c keys per frame; mask [b s c] bool.
+      frames: each (q, k, v, mask): q [b n h e], the query rotated for each of n frames; k and v
+        [b n s g e], s keys per frame; mask [b n s] bool.
       cap: for soft-capping of the scores, see `soft_cap`.
 
     Returns:
@@ -165,14 +165,14 @@ def attend_frames(*frames: KVFrames, cap: float = 0.0) -> Float[Array, "b h e"]:
     """
     scores, values = [], []
     for q, k, v, mask in frames:
-        b, s, h, e = q.shape
-        c, g = k.shape[2:4]
+        b, n, h, e = q.shape
+        s, g = k.shape[2:4]
         acc_dtype = jnp.promote_types(q.dtype, jnp.float32)
-        q = q.reshape(b, s, g, h // g, e)
-        score = jnp.einsum("bsgre,bscge->bgrsc", q, k, preferred_element_type=acc_dtype) * e**-0.5
+        q = q.reshape(b, n, g, h // g, e)
+        score = jnp.einsum("bngre,bnsge->bgrns", q, k, preferred_element_type=acc_dtype) * e**-0.5
         score = jnp.where(mask[:, None, None], soft_cap(score, cap), -jnp.inf)
-        scores.append(score.reshape(b, g, h // g, s * c))
-        values.append(v.reshape(b, s * c, g, e))
+        scores.append(score.reshape(b, g, h // g, n * s))
+        values.append(v.reshape(b, n * s, g, e))
     weights = jax.nn.softmax(jnp.concatenate(scores, -1), axis=-1).astype(v.dtype)
     out = jnp.einsum("bgrs,bsge->bgre", weights, jnp.concatenate(values, 1))
     return out.reshape(b, h, e)

@@ -42,8 +42,8 @@ from famjax.ops.einsum_tape import (
 )
 
 # Pytrees. Xs, NonDiff and Ys are of one iteration, or stacked, [n ...], in the scan's arguments.
-Weights = TypeVar("Weights")
-Others = TypeVar("Others")
+MatmulParams = TypeVar("MatmulParams")
+OtherParams = TypeVar("OtherParams")
 Carry = TypeVar("Carry")
 Xs = TypeVar("Xs")
 NonDiff = TypeVar("NonDiff")
@@ -51,23 +51,23 @@ Ys = TypeVar("Ys")
 
 # (matmul_params, other_params, carry, (x, non_diff)) -> (carry, y): `matmul_params` is used only in
 # `famjax.ops.weight_einsum`
-Body = Callable[[Weights, Others, Carry, tuple[Xs, NonDiff]], tuple[Carry, Ys]]
+Body = Callable[[MatmulParams, OtherParams, Carry, tuple[Xs, NonDiff]], tuple[Carry, Ys]]
 
 
-class Residuals(NamedTuple, Generic[Weights, Others, Carry, Xs, NonDiff]):
+class Residuals(NamedTuple, Generic[MatmulParams, OtherParams, Carry, Xs, NonDiff]):
     """What the backward pass needs. carries: pytree of [n ...], the carry before each iteration."""
 
-    matmul_params: Weights
-    other_params: Others
+    matmul_params: MatmulParams
+    other_params: OtherParams
     carries: Carry
     xs: Xs
     non_diff: NonDiff
 
 
 def plain_scan(
-    body: Body[Weights, Others, Carry, Xs, NonDiff, Ys],
-    matmul_params: Weights,
-    other_params: Others,
+    body: Body[MatmulParams, OtherParams, Carry, Xs, NonDiff, Ys],
+    matmul_params: MatmulParams,
+    other_params: OtherParams,
     carry: Carry,
     xs: Xs,
     non_diff: NonDiff,
@@ -78,9 +78,9 @@ def plain_scan(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def deferred_scan(
-    body: Body[Weights, Others, Carry, Xs, NonDiff, Ys],
-    matmul_params: Weights,
-    other_params: Others,
+    body: Body[MatmulParams, OtherParams, Carry, Xs, NonDiff, Ys],
+    matmul_params: MatmulParams,
+    other_params: OtherParams,
     carry: Carry,
     xs: Xs,
     non_diff: NonDiff,
@@ -107,13 +107,13 @@ def deferred_scan(
 
 
 def _forward(
-    body: Body[Weights, Others, Carry, Xs, NonDiff, Ys],
-    matmul_params: Weights,
-    other_params: Others,
+    body: Body[MatmulParams, OtherParams, Carry, Xs, NonDiff, Ys],
+    matmul_params: MatmulParams,
+    other_params: OtherParams,
     carry: Carry,
     xs: Xs,
     non_diff: NonDiff,
-) -> tuple[tuple[Carry, Ys], Residuals[Weights, Others, Carry, Xs, NonDiff]]:
+) -> tuple[tuple[Carry, Ys], Residuals[MatmulParams, OtherParams, Carry, Xs, NonDiff]]:
     def save_carry(carry: Carry, x: tuple[Xs, NonDiff]) -> tuple[Carry, tuple[Ys, Carry]]:
         new, y = body(matmul_params, other_params, carry, x)
         return new, (y, carry)
@@ -124,10 +124,10 @@ def _forward(
 
 
 def _backward(
-    body: Body[Weights, Others, Carry, Xs, NonDiff, Ys],
-    residuals: Residuals[Weights, Others, Carry, Xs, NonDiff],
+    body: Body[MatmulParams, OtherParams, Carry, Xs, NonDiff, Ys],
+    residuals: Residuals[MatmulParams, OtherParams, Carry, Xs, NonDiff],
     grads: tuple[Carry, Ys],
-) -> tuple[Weights, Others, Carry, Xs, None]:
+) -> tuple[MatmulParams, OtherParams, Carry, Xs, None]:
     matmul_params, other_params, carries, xs, non_diff = residuals
     d_last, d_ys = grads
     if not len(jax.tree.leaves(xs)[0]):
@@ -147,12 +147,14 @@ def _backward(
     transposed = [op.transposed() for op in einsums]
 
     def body_backward(
-        cotangents: tuple[Carry, Others], iteration: tuple[Carry, Xs, NonDiff, list[Array], Ys]
-    ) -> tuple[tuple[Carry, Others], tuple[Xs, list[Array]]]:
+        cotangents: tuple[Carry, OtherParams], iteration: tuple[Carry, Xs, NonDiff, list[Array], Ys]
+    ) -> tuple[tuple[Carry, OtherParams], tuple[Xs, list[Array]]]:
         d_carry, d_other = cotangents
         carry, x, non_diff, outputs, d_y = iteration
 
-        def f(other_params: Others, carry: Carry, x: Xs, probes: list[Array]) -> tuple[Carry, Ys]:
+        def f(
+            other_params: OtherParams, carry: Carry, x: Xs, probes: list[Array]
+        ) -> tuple[Carry, Ys]:
             with use_tape(ReplayTape(transposed, outputs, probes)):
                 return body(matmul_params, other_params, carry, (x, non_diff))
 

@@ -7,7 +7,8 @@ t steps plain differentiation accumulates it t times, a product of one token eac
         = X^T d_Y                    one product over all tokens, after the scan
 
 `famjax.ops.token_scan` and `famjax.ops.deferred_scan` trace their body three times, each with a
-tape in `famjax.ops.weight_einsum.TAPE` that handles every einsum with a kernel or with the history:
+tape in `famjax.ops.weight_einsum.TAPE` that handles every einsum with a kernel or with the history
+(`is_weight_equation` tells which it is):
 
     RecordTape    y = einsum(x, W); outputs.append(y)         forward: outputs are residuals
     ReplayTape    y = next(outputs) + next(probes)            backward of one step: y is not
@@ -36,7 +37,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from famjax.core.types import Array
-from famjax.ops.weight_einsum import TAPE, Tape
+from famjax.ops.weight_einsum import TAPE, Tape, is_weight_equation
 
 AnyTape = TypeVar("AnyTape", bound=Tape)
 Params = TypeVar("Params")  # a pytree of kernels
@@ -48,7 +49,15 @@ def history_einsum(
     """Return einsum(equation, x, entries) of one token and the history before its block.
 
     In float32 or wider.
+
+    Args:
+      equation: "bge,bgse->bgs": all dimensions are named, in any order.
+
+    Raises:
+      ValueError: the equation is not of the history (`is_weight_equation`).
     """
+    if is_weight_equation(equation):
+        raise ValueError(f"history_einsum: {equation!r} is of a kernel; use weight_einsum")
     tape = TAPE.get()
     return einsum(equation, x, entries) if tape is None else tape(equation, x, entries)
 
@@ -58,7 +67,7 @@ def einsum(
 ) -> Float[Array, "..."]:
     """Return the einsum: with the history in float32 or wider, with a kernel in x's dtype."""
     acc_dtype = jnp.promote_types(x.dtype, jnp.float32)
-    out_dtype = x.dtype if equation.startswith("...") else acc_dtype
+    out_dtype = x.dtype if is_weight_equation(equation) else acc_dtype
     return jnp.einsum(equation, x, kernel, preferred_element_type=out_dtype)
 
 
@@ -77,7 +86,7 @@ class ReplayTape:
     """The backward pass of one step: replays outputs; the probes' gradients are their cotangents.
 
     Args:
-      transposed: the kernels of the weight einsums as matrices [m n].
+      transposed: the kernels of the weight einsums as matrices [fan_out fan_in].
     """
 
     def __init__(self, transposed: list[Array], outputs: list[Array], probes: list[Array]):
@@ -85,7 +94,7 @@ class ReplayTape:
         self._pending = iter(zip(outputs, probes, strict=True))
 
     def __call__(self, equation: str, x: Array, kernel: Array) -> Array:
-        transposed = next(self._transposed) if equation.startswith("...") else kernel
+        transposed = next(self._transposed) if is_weight_equation(equation) else kernel
         return _replay(equation, x, transposed, *next(self._pending))
 
 
@@ -132,7 +141,7 @@ def _replay_backward(
     equation: str, residuals: tuple[Array, Array], grad: Array
 ) -> tuple[Array, None, None, Array]:
     like, transposed = residuals
-    if equation.startswith("..."):
+    if is_weight_equation(equation):
         d_x = (grad.reshape(-1, len(transposed)) @ transposed).reshape(like.shape[1:])
     else:
         inputs, entries, output = _subscripts(equation)
@@ -149,7 +158,7 @@ _replay.defvjp(_replay_forward, _replay_backward)
 class WeightEinsum(NamedTuple):
     """An einsum with the history or with a kernel.
 
-    A kernel "abcd" of "...ab,abcd->...cd" is treated as a matrix [ab cd] of n rows and m columns.
+    A kernel "abcd" of "...ab,abcd->...cd" is treated as a matrix [ab cd], [fan_in fan_out].
     """
 
     equation: str
@@ -158,32 +167,32 @@ class WeightEinsum(NamedTuple):
 
     @property
     def is_weight(self) -> bool:
-        return self.equation.startswith("...")
+        return is_weight_equation(self.equation)
 
     @property
     def size(self) -> tuple[int, int]:
-        """Return (n, m)."""
+        """Return (fan_in, fan_out)."""
         shape, summed = self.kernel.shape, len(_subscripts(self.equation)[0].removeprefix("..."))
         return math.prod(shape[:summed]), math.prod(shape[summed:])
 
     def transposed(self) -> Array:
-        """Return the kernel as [m n]."""
+        """Return the kernel as [fan_out fan_in]."""
         return self.kernel.reshape(self.size).T
 
     def gradient(self, x: Array, grad: Array) -> Array:
         """Return the gradient of the kernel or the history, from a block: x and grad are [c ...].
 
-        A kernel's is transposed, [m n], if n > m: the narrower factor comes first, which XLA on CPU
-        writes out transposed.
+        A kernel's is transposed if fan_in > fan_out: the narrower factor comes first, which XLA on
+        CPU writes out transposed.
         """
         acc_dtype = jnp.promote_types(x.dtype, jnp.float32)
         if not self.is_weight:
             inputs, entries, output = _subscripts(self.equation)
             equation = f"z{inputs},z{output}->{entries}"
             return jnp.einsum(equation, x, grad, preferred_element_type=acc_dtype)
-        n, m = self.size
-        x, grad = x.reshape(-1, n), grad.reshape(-1, m)
-        first, second = (x, grad) if n <= m else (grad, x)
+        fan_in, fan_out = self.size
+        x, grad = x.reshape(-1, fan_in), grad.reshape(-1, fan_out)
+        first, second = (x, grad) if fan_in <= fan_out else (grad, x)
         return jnp.einsum("ri,ro->io", first, second, preferred_element_type=acc_dtype)
 
     def zero_gradient(self) -> Array:
@@ -192,13 +201,13 @@ class WeightEinsum(NamedTuple):
 
     def untransposed(self, grad: Array) -> Array:
         """Return a sum of `gradient`s in the kernel's shape and dtype."""
-        n, m = self.size
-        grad = grad if n <= m else grad.T
+        fan_in, fan_out = self.size
+        grad = grad if fan_in <= fan_out else grad.T
         return grad.reshape(self.kernel.shape).astype(self.kernel.dtype)
 
 
 def _subscripts(equation: str) -> tuple[str, str, str]:
-    """Return "x", "y" and "z" of "x,y->z"."""
+    """Return "X", "Y" and "Z" of "X,Y->Z"."""
     factors, output = equation.split("->")
     inputs, kernel = factors.split(",")
     return inputs, kernel, output

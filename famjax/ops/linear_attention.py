@@ -112,8 +112,8 @@ def _chunkwise(
 
 
 def attend_all(
-    q: Float[Array, "*l t g r k"], k: Float[Array, "*l s g k"], v: Float[Array, "*l s g e"]
-) -> Float[Array, "*l t g r e"]:
+    q: Float[Array, "*lead t g r k"], k: Float[Array, "*lead s g k"], v: Float[Array, "*lead s g e"]
+) -> Float[Array, "*lead t g r e"]:
     """Non-causal attention: [... t g r k], [... s g k], [... s g e] -> [... t g r e]."""
     q, k, v_acc = (a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in (q, k, v))
     s = jnp.einsum("...sgk,...sge->...gke", k, v_acc)

@@ -13,7 +13,7 @@ _SMALL_VOCABULARY = 4096
 
 
 @jax.custom_vjp
-def look_up(table: Float[Array, "v d"], tokens: Integer[Array, "*l"]) -> Float[Array, "*l d"]:
+def look_up(table: Float[Array, "v d"], tokens: Integer[Array, "*lead"]) -> Float[Array, "*lead d"]:
     """Return the rows of `table` [v d] at `tokens` [...]: [... d]."""
     return jnp.take(table, tokens, axis=0)
 

@@ -23,7 +23,9 @@ LOGITS_BYTES = 64 * 2**20
 ACCELERATOR_LOGITS_BYTES = 512 * 2**20
 
 
-def select_logit(logits: Float[Array, "*l v"], index: Integer[Array, "*l"]) -> Float[Array, "*l"]:
+def select_logit(
+    logits: Float[Array, "*lead v"], index: Integer[Array, "*lead"]
+) -> Float[Array, "*lead"]:
     """Return logits[index]: [... v], [...] -> [...]; 0 where the index is out of bounds.
 
     A masked sum instead of a gather, so that the gradient has no scatter.
@@ -32,8 +34,8 @@ def select_logit(logits: Float[Array, "*l v"], index: Integer[Array, "*l"]) -> F
 
 
 def token_losses(
-    logits: Float[Array, "*l v"], targets: Integer[Array, "*l"]
-) -> tuple[Float[Array, "*l"], Bool[Array, "*l"]]:
+    logits: Float[Array, "*lead v"], targets: Integer[Array, "*lead"]
+) -> tuple[Float[Array, "*lead"], Bool[Array, "*lead"]]:
     """Return -log softmax(logits)[target] in nats, and whether no logit exceeds the target's.
 
     Args:

@@ -23,8 +23,8 @@ DropoutFn = Callable[[Array], Array]
 
 
 def scatter_bias(
-    reversed_bias: Float[Array, "*l span"], index: Integer[Array, ""], entries: int
-) -> Float[Array, "*l {entries}"]:
+    reversed_bias: Float[Array, "*lead span"], index: Integer[Array, ""], entries: int
+) -> Float[Array, "*lead {entries}"]:
     """Align a reversed bias with the entries of one token: [... span] -> [... entries].
 
     Entries at distances below 1 or above span get 0.
@@ -34,8 +34,8 @@ def scatter_bias(
 
 
 def relative_shift(
-    reversed_bias: Float[Array, "*l t span"], entries: int
-) -> Float[Array, "*l t span+t"]:
+    reversed_bias: Float[Array, "*lead t span"], entries: int
+) -> Float[Array, "*lead t span+t"]:
     """Align reversed biases with entries, token i at index i: [... t span] -> [... t entries].
 
     The relative shift of Transformer-XL (Dai et al., 2019, Appendix B).
@@ -49,15 +49,17 @@ def relative_shift(
     return rows.reshape(*lead, t * row)[..., : t * entries].reshape(*lead, t, entries)
 
 
-def span_mask(index: Integer[Array, "*l"], span: int, entries: int) -> Bool[Array, "*l {entries}"]:
+def span_mask(
+    index: Integer[Array, "*lead"], span: int, entries: int
+) -> Bool[Array, "*lead {entries}"]:
     """Return which entries are within the span of a token at `index` [...]: [... entries]."""
     n = jnp.arange(entries) - index[..., None]
     return (n >= 0) & (n < span)
 
 
 def unmask_empty_rows(
-    mask: Bool[Array, "*l s"],
-) -> tuple[Bool[Array, "*l s"], Bool[Array, "*l"]]:
+    mask: Bool[Array, "*lead s"],
+) -> tuple[Bool[Array, "*lead s"], Bool[Array, "*lead"]]:
     """Return the mask [... s] without all-False rows, and which rows had a True: [...].
 
     For rows without visible entries (a stream's first token) the caller must set the result to 0.
@@ -85,7 +87,7 @@ def attend_window(
     q: Float[Array, "b h e"],
     past: tuple[Float[Array, "b g span e"], Float[Array, "b g span e"]],
     current: tuple[Float[Array, "b g c e"], Float[Array, "b g c e"]],
-    bias: Float[Array, "*l h span+c"],
+    bias: Float[Array, "*lead h span+c"],
     mask: Bool[Array, "b span+c"],
     cap: float,
     drop: DropoutFn | None,
@@ -130,7 +132,7 @@ def attend_history(
     q: Float[Array, "b t h e"],
     k: Float[Array, "b g s e"],
     v: Float[Array, "b g s e"],
-    bias: Float[Array, "*l h t s"],
+    bias: Float[Array, "*lead h t s"],
     mask: Bool[Array, "b t s"],
     cap: float,
     drop: DropoutFn | None,

@@ -24,12 +24,12 @@ _DIGITS, _BITS = 8, 4
 
 
 def frequencies(head_dim: int, base: float, arch: ArchConfig, xp: Any = jnp) -> Any:
-    """Return theta_i of the rotated pairs, with the family's RoPE scaling: [r/2], r <= e.
+    """Return theta_i of the rotated pairs, with the family's RoPE scaling: [pairs].
 
     Args:
       head_dim: e, even.
-      base: theta_i = base^(-2i/r).
-      arch: rotary_fraction, r / e; rope_scaling and its parameters.
+      base: theta_i = base^(-i/pairs).
+      arch: rotary_fraction, 2 pairs / e; rope_scaling and its parameters.
       xp: jax.numpy, or numpy, whose result is float64.
     """
     # float64 in JAX only if x64 is enabled (the oracle tests)
@@ -47,23 +47,23 @@ def frequencies(head_dim: int, base: float, arch: ArchConfig, xp: Any = jnp) -> 
 
 
 def angles(
-    positions: Num[Array, "*l"], theta: Float[Array | np.ndarray, "pairs"]
-) -> Float[Array, "*l pairs"]:
+    positions: Num[Array, "*lead"], theta: Float[Array | np.ndarray, "pairs"]
+) -> Float[Array, "*lead pairs"]:
     """Return theta_i * position for every frequency.
 
     Args:
       positions: [...] integers or floats, in tokens.
-      theta: [r/2], in radians a token.
+      theta: [pairs], in radians a token.
 
     Returns:
-      [... r/2], in radians.
+      [... pairs], in radians.
     """
     return positions[..., None].astype(theta.dtype) * theta
 
 
 def long_range_angles(
-    positions: Integer[Array, "*l"], theta: Float[np.ndarray, "pairs"]
-) -> Float[Array, "*l pairs"]:
+    positions: Integer[Array, "*lead"], theta: Float[np.ndarray, "pairs"]
+) -> Float[Array, "*lead pairs"]:
     """Return `angles` of integer positions modulo 2 pi, with precision independent of the position.
 
     A product position * theta in float32 has an error of up to position * 2^-24 radians. Here the
@@ -72,10 +72,10 @@ def long_range_angles(
 
     Args:
       positions: [...] integers, in tokens.
-      theta: [r/2] float64, in radians a token.
+      theta: [pairs] float64, in radians a token.
 
     Returns:
-      [... r/2], in radians.
+      [... pairs], in radians.
     """
     acc_dtype = jnp.result_type(float)
     digit_angles = np.remainder(theta * 2.0 ** (_BITS * np.arange(_DIGITS)[:, None]), 2 * np.pi)
@@ -88,12 +88,12 @@ def long_range_angles(
     return jnp.sign(positions)[..., None].astype(acc_dtype) * total
 
 
-def rotate(x: Float[Array, "*l e"], angle: Float[Array, "... pairs"]) -> Float[Array, "*l e"]:
-    """Rotate each pair (x_i, x_{i + r/2}) of the first r elements of the last axis by its angle.
+def rotate(x: Float[Array, "*lead e"], angle: Float[Array, "... pairs"]) -> Float[Array, "*lead e"]:
+    """Rotate each pair (x_i, x_{i + pairs}), i < pairs, of the last axis by its angle.
 
     Args:
-      x: [... e], e >= r.
-      angle: [... r/2] in radians, broadcast against x.
+      x: [... e], e >= 2 pairs.
+      angle: [... pairs] in radians, broadcast against x.
 
     Returns:
       [... e] in x's dtype; computed in float32 or wider.

@@ -14,14 +14,18 @@ c tokens (`famjax.ops.einsum_tape` has the tapes):
 
     def backward(d_y, d_history):
         for block in reversed(blocks):
+            current = history[block]
             for i in reversed(block):                  # ReplayTape: no forward products
                 f = lambda current, x, probes: replay(token_fn, outputs[i], probes)(current, x)
-                d_current, d_x[i], d_outputs[i] = vjp(f)(d_y[i], d_history[i])
+                grads = vjp(f, current, xs[i], zeros)(d_y[i], d_history[i])
+                d_current, d_x[i], d_outputs[i] = grads
                 d_history[block] += d_current          # memories of the block's earlier tokens
-            inputs = vmap(collect(token_fn))(block)    # CollectTape
-            d_params += einsum(inputs[block], d_outputs[block])        # one product a kernel
-            d_history[before block] += einsum(inputs[block], d_outputs[block])
+            inputs = vmap(collect(token_fn, outputs[block]))(xs[block])     # CollectTape
+            d_params += einsum(inputs, d_outputs[block])                    # one product a kernel
+            d_history[before block] += einsum(inputs, d_outputs[block])     # one an einsum with it
+        return d_params, d_history[before the call], d_x
 
+`params` here are `matmul_params`; the gradients of `other_params` are added up token by token.
 Plain differentiation of the scan saves the visible memory for each token, and accumulates the
 gradient of every kernel, and of the memory before the block, token by token.
 
@@ -55,13 +59,13 @@ from famjax.ops.einsum_tape import (
     used_weights,
 )
 
-# the axis of the entries in the arrays of a history: [b g n e], and in [b n d]
+# the axis of the entries in the arrays of a history: [b g s e], and in [b s d]
 ENTRY_AXIS = -2
 
 # Pytrees. Xs, NonDiff and Ys are of one token, or stacked, [t ...], in the scan's arguments. A
 # History is one of [... s e], or of [... e]: the entries of one token.
-Weights = TypeVar("Weights")
-Others = TypeVar("Others")
+MatmulParams = TypeVar("MatmulParams")
+OtherParams = TypeVar("OtherParams")
 History = TypeVar("History")
 Xs = TypeVar("Xs")
 NonDiff = TypeVar("NonDiff")
@@ -88,13 +92,15 @@ class Visible(NamedTuple, Generic[History]):
 # (matmul_params, other_params, visible, (x, non_diff)) -> (y, entries). `matmul_params` and
 # `visible.past` are used only in `weight_einsum` and `history_einsum`; entries are appended to the
 # history, a pytree of [... e].
-TokenFn = Callable[[Weights, Others, Visible[History], tuple[Xs, NonDiff]], tuple[Ys, History]]
+TokenFn = Callable[
+    [MatmulParams, OtherParams, Visible[History], tuple[Xs, NonDiff]], tuple[Ys, History]
+]
 
 # index in the call, x and non_diff: of one token, or of all tokens of a block, [c ...]
 Tokens = tuple[Array, Xs, NonDiff]
 
 
-class Residuals(NamedTuple, Generic[Weights, Others, History, Xs, NonDiff]):
+class Residuals(NamedTuple, Generic[MatmulParams, OtherParams, History, Xs, NonDiff]):
     """What the backward pass needs.
 
     Attributes:
@@ -103,8 +109,8 @@ class Residuals(NamedTuple, Generic[Weights, Others, History, Xs, NonDiff]):
       outputs: of each einsum of the token function, [n c ...].
     """
 
-    matmul_params: Weights
-    other_params: Others
+    matmul_params: MatmulParams
+    other_params: OtherParams
     history: History
     blocks: Tokens[Xs, NonDiff]
     outputs: list[Array]
@@ -115,10 +121,10 @@ class Residuals(NamedTuple, Generic[Weights, Others, History, Xs, NonDiff]):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def token_scan(
-    token_fn: TokenFn[Weights, Others, History, Xs, NonDiff, Ys],
+    token_fn: TokenFn[MatmulParams, OtherParams, History, Xs, NonDiff, Ys],
     block: int,
-    matmul_params: Weights,
-    other_params: Others,
+    matmul_params: MatmulParams,
+    other_params: OtherParams,
     history: History,
     xs: Xs,
     non_diff: NonDiff,
@@ -144,14 +150,14 @@ def token_scan(
 
 
 def _forward(
-    token_fn: TokenFn[Weights, Others, History, Xs, NonDiff, Ys],
+    token_fn: TokenFn[MatmulParams, OtherParams, History, Xs, NonDiff, Ys],
     block: int,
-    matmul_params: Weights,
-    other_params: Others,
+    matmul_params: MatmulParams,
+    other_params: OtherParams,
     history: History,
     xs: Xs,
     non_diff: NonDiff,
-) -> tuple[tuple[Ys, History], Residuals[Weights, Others, History, Xs, NonDiff]]:
+) -> tuple[tuple[Ys, History], Residuals[MatmulParams, OtherParams, History, Xs, NonDiff]]:
     t = jax.tree.leaves(xs)[0].shape[0]
     if not t:
         raise ValueError("token_scan: xs has no tokens; give it at least one block")
@@ -189,11 +195,11 @@ def _forward(
 
 
 def _backward(
-    token_fn: TokenFn[Weights, Others, History, Xs, NonDiff, Ys],
+    token_fn: TokenFn[MatmulParams, OtherParams, History, Xs, NonDiff, Ys],
     block: int,
-    residuals: Residuals[Weights, Others, History, Xs, NonDiff],
+    residuals: Residuals[MatmulParams, OtherParams, History, Xs, NonDiff],
     grads: tuple[Ys, History],
-) -> tuple[Weights, Others, History, Xs, None]:
+) -> tuple[MatmulParams, OtherParams, History, Xs, None]:
     matmul_params, other_params, history, blocks, outputs = residuals
     d_ys, d_history = grads
     # gradients are accumulated in float32 or wider
@@ -204,7 +210,7 @@ def _backward(
     # the kernels are the same for all tokens: those of the first are used
     first = jax.tree.map(lambda a: a[0, 0], (blocks, outputs))
 
-    def apply_first_token(matmul_params: Weights) -> None:
+    def apply_first_token(matmul_params: MatmulParams) -> None:
         (index, *x), _ = first
         current = jax.tree.map(lambda a: _entries(a, _span(a, t), block), history)
         visible = Visible(_past_entries(history, 0, t), current, index, index)
@@ -214,9 +220,9 @@ def _backward(
     transposed = [op.transposed() for op in einsums]
 
     def block_backward(
-        carry: tuple[History, list[Array], Others],
+        carry: tuple[History, list[Array], OtherParams],
         xs: tuple[Tokens[Xs, NonDiff], list[Array], Ys],
-    ) -> tuple[tuple[History, list[Array], Others], Xs]:
+    ) -> tuple[tuple[History, list[Array], OtherParams], Xs]:
         d_history, d_weights, d_other = carry
         (indices, x, non_diff), outputs, d_y = xs
         index = indices[0]
@@ -227,14 +233,14 @@ def _backward(
         )
 
         def token_backward(
-            carry: tuple[History, Others], xs: tuple[Tokens[Xs, NonDiff], list[Array], Ys]
-        ) -> tuple[tuple[History, Others], tuple[Xs, list[Array]]]:
+            carry: tuple[History, OtherParams], xs: tuple[Tokens[Xs, NonDiff], list[Array], Ys]
+        ) -> tuple[tuple[History, OtherParams], tuple[Xs, list[Array]]]:
             d_current, d_other = carry
             (index, x, non_diff), outputs, d_y = xs
             index_in_block = index % block
 
             def f(
-                other_params: Others, current: History, x: Xs, probes: list[Array]
+                other_params: OtherParams, current: History, x: Xs, probes: list[Array]
             ) -> tuple[Ys, History]:
                 with use_tape(ReplayTape(transposed, outputs, probes)):
                     return token_fn(
@@ -286,8 +292,8 @@ token_scan.defvjp(_forward, _backward)
 
 
 def _block_gradients(
-    token_fn: TokenFn[Weights, Others, History, Xs, NonDiff, Ys],
-    constants: tuple[Weights, Others, History, History],
+    token_fn: TokenFn[MatmulParams, OtherParams, History, Xs, NonDiff, Ys],
+    constants: tuple[MatmulParams, OtherParams, History, History],
     tokens: Tokens[Xs, NonDiff],
     outputs: list[Array],
     d_outputs: list[Array],

@@ -1,9 +1,21 @@
-"""An einsum of activations and a kernel, with a custom VJP that is fast on CPU too."""
+"""An einsum of activations and a kernel, with a custom VJP that is fast on CPU too.
+
+Two forms of einsum are known to the tapes of `famjax.ops.einsum_tape`, and `is_weight_equation`
+tells one from the other by the equation alone:
+
+    kernel     "...A,AB->...B"   any leading dimensions, A contracted against the kernel's first
+                                 dimensions; `weight_einsum`
+    history    "X,Y->Z"          no "...": all dimensions are named, that of the rows too, and each
+                                 is in two of the factors and the output, so that gradients are
+                                 einsums; z is the tape's own axis of tokens;
+                                 `famjax.ops.einsum_tape.history_einsum`
+"""
 
 from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable
 from contextvars import ContextVar
 
@@ -19,6 +31,27 @@ Tape = Callable[[str, Array, Array], Array]
 TAPE: ContextVar[Tape | None] = ContextVar("TAPE", default=None)
 
 
+@functools.cache
+def is_weight_equation(equation: str) -> bool:
+    """Return whether an equation is of a kernel; otherwise it is of the history.
+
+    Raises:
+      ValueError: it has neither form; see the module.
+    """
+    if match := re.fullmatch(r"\.\.\.([a-zA-Z]+),([a-zA-Z]+)->\.\.\.([a-zA-Z]+)", equation):
+        x, kernel, output = match.groups()
+        if kernel == x + output and len({*kernel}) == len(kernel):
+            return True
+    elif match := re.fullmatch(r"([a-yA-Z]+),([a-yA-Z]+)->([a-yA-Z]+)", equation):
+        x, entries, output = (frozenset(letters) for letters in match.groups())
+        if x <= entries | output and entries <= x | output and output <= x | entries:
+            return False
+    raise ValueError(
+        f"einsum {equation!r}: is neither of a kernel ('...A,AB->...B') nor of the history "
+        "('X,Y->Z' without '...' and z)"
+    )
+
+
 def weight_einsum(
     equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."]
 ) -> Float[Array, "..."]:
@@ -29,7 +62,12 @@ def weight_einsum(
 
     Args:
       equation: "...ab,abcd->...cd": a and b of the input are contracted.
+
+    Raises:
+      ValueError: the equation is not of a kernel (`is_weight_equation`).
     """
+    if not is_weight_equation(equation):
+        raise ValueError(f"weight_einsum: {equation!r} is of the history; use history_einsum")
     tape = TAPE.get()
     return einsum_vjp(equation, x, kernel) if tape is None else tape(equation, x, kernel)
 

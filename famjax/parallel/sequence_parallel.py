@@ -46,7 +46,7 @@ from famjax.parallel.sharding import axis_index, sequence_shards, shard_map_sequ
 _AXIS = "sequence"
 
 # Pytrees. Xs, NonDiff and Ys are of one block, or stacked, [n ...], in the arguments. Entries are
-# of [b c ...]: from before the call, of the call, of both, or a block's window.
+# of [b entries ...]: from before the call, of the call, of both, or a block's window.
 Shared = TypeVar("Shared")
 Carry = TypeVar("Carry")
 Entries = TypeVar("Entries")
@@ -57,10 +57,10 @@ WindowFn = Callable[[Entries, tuple[Xs, NonDiff]], Ys]
 
 
 def halo_exchange(old: Array, new: Array) -> Array:
-    """Return the c entries before each block: [b c ...], [b n ...] -> [b n c ...].
+    """Return the entries before each block: [b halo ...], [b n ...] -> [b n halo ...].
 
     Args:
-      old: entries from before the call, oldest first; c is at least 1.
+      old: entries from before the call, oldest first; at least 1.
       new: one entry for each block.
     """
 
@@ -73,9 +73,9 @@ def halo_exchange(old: Array, new: Array) -> Array:
 
 
 def _receive_halo(old: Array, new: Array) -> Array:
-    """Return the c entries before this device's first block, within `shard_map_sequence`."""
+    """Return the `halo` entries before this device's first block, within `shard_map_sequence`."""
     count, before = old.shape[1], old
-    # a device with fewer than c blocks forwards part of the halo that it received
+    # a device with fewer than `halo` blocks forwards part of the halo that it received
     for _ in range(-(-count // new.shape[1])):
         tail = jnp.concatenate([before, new], 1)[:, -count:]
         before = jnp.where(_is_first(), old, _send_next(tail))
@@ -88,7 +88,7 @@ def _stack_shifts(old: Array, new: Array) -> Array:
 
 
 def gather_last(old: Array, new: Array, end: Array, size: int) -> Array:
-    """Return `size` entries of each lane from index `end` [b], of [b c ...] and then [b n ...].
+    """Return `size` entries of each lane from index `end` [b], of [b halo ...] and then [b n ...].
 
     After the last block all entries are zero.
     """
@@ -107,7 +107,7 @@ def gather_last(old: Array, new: Array, end: Array, size: int) -> Array:
 
 
 def _pad_ends(parts: list[Array], before: int, after: int) -> Array:
-    """Concatenate [b s ...] with so many zeros before and after."""
+    """Concatenate [b entries ...] with so many zeros before and after."""
 
     def zeros(count: int) -> Array:
         return jnp.zeros_like(parts[0], shape=(parts[0].shape[0], count, *parts[0].shape[2:]))
@@ -116,7 +116,7 @@ def _pad_ends(parts: list[Array], before: int, after: int) -> Array:
 
 
 def _slice_lanes(entries: Array, start: Array, size: int) -> Array:
-    """Return entries of each lane from index `start`: [b s ...] -> [b size ...]."""
+    """Return entries of each lane from index `start`: [b entries ...] -> [b size ...]."""
     return jax.vmap(lambda x, i: jax.lax.dynamic_slice_in_dim(x, i, size, 0))(entries, start)
 
 
@@ -150,14 +150,15 @@ def ring_scan(
 def blockwise_map(
     f: WindowFn[Entries, Xs, NonDiff, Ys], old: Entries, new: Entries, xs: Xs, non_diff: NonDiff
 ) -> Ys:
-    """Return f of each block and the c entries before it, sequentially.
+    """Return f of each block and the `halo` entries before it, sequentially.
 
-    As `jax.lax.map` over `halo_exchange`, but the c + 1 entries of all blocks are never
+    As `jax.lax.map` over `halo_exchange`, but the halo + 1 entries of all blocks are never
     materialized, nor are their gradients, and the only residuals are f's arguments.
 
     Args:
-      f: window, (x, non_diff) -> y; a window is a pytree of [b c+1 ...]. It closes over no arrays.
-      old, new: pytrees as the arguments of `halo_exchange`; c may be 0.
+      f: window, (x, non_diff) -> y; a window is a pytree of [b halo+1 ...]. It closes over no
+        arrays.
+      old, new: pytrees as the arguments of `halo_exchange`; halo may be 0.
       xs: pytree of [n ...].
       non_diff: pytree of [n ...] without gradients.
     """

@@ -117,7 +117,7 @@ def search(
 def rank(
     estimates: Sequence[tuple[Config, Estimate]], topology: Topology
 ) -> list[tuple[Config, Estimate]]:
-    """Return those that fit by time per token, then the others by bytes."""
+    """Return the candidates that fit by time per token, then the others by bytes."""
 
     def sort_key(item: tuple[Config, Estimate]) -> tuple[float, ...]:
         config, e = item

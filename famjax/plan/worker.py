@@ -72,12 +72,11 @@ def get_devices(topology: Topology) -> list[jax.Device]:
 
 
 def batch_shapes(config: ResolvedConfig, program: TrainProgram) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shapes of a batch, `famjax.data`'s keys."""
+    """Return the shapes of a `Batch`."""
     shape = (config.data.batch, config.data.length)
-    return {
-        name: jax.ShapeDtypeStruct(shape, array.dtype, sharding=program.batch)
-        for name, array in empty_row(1).items()
-    }
+    return jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(shape, a.dtype, sharding=program.batch), empty_row(1)
+    )
 
 
 def arrays(

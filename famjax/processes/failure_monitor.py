@@ -22,13 +22,18 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
-from famjax.core.errors import StopRequested, UserError
+from famjax.core.errors import (
+    EXIT_FAILED,
+    EXIT_PEER_LOST,
+    EXIT_SIGNAL,
+    EXIT_USER_ERROR,
+    StopRequested,
+    UserError,
+)
 from famjax.processes import collective
 from famjax.processes.collective import ProcessInfo
 from famjax.processes.gloo_messages import filter_gloo_lines, uses_gloo
 
-# exit status of a process that ends because another is lost: sysexits' "try again later"
-EXIT_PEER_LOST = 75
 _FAILED = "famjax/failed"
 _HEADER = re.compile(r"[IWEF]\d{4} [\d:.]+ +\d+ (\S+):\d+\] ")
 _COORDINATION = ("coordination_service", "preemption_", "client.h")
@@ -174,18 +179,18 @@ def _run_monitored(process: ProcessInfo) -> Iterator[None]:
         yield
     except StopRequested as stop:
         if process.index:  # process 0 reports it
-            raise SystemExit(128 + stop.signal) from None
+            raise SystemExit(EXIT_SIGNAL + stop.signal) from None
         raise
     except UserError as error:
-        monitor.fail(str(error), 2)
+        monitor.fail(str(error), EXIT_USER_ERROR)
     except KeyboardInterrupt:
-        monitor.fail("interrupted", 128 + signal.SIGINT)
+        monitor.fail("interrupted", EXIT_SIGNAL + signal.SIGINT)
     except BaseException as error:
         # mostly what a collective raises when another process is lost
         if isinstance(error, jax.errors.JaxRuntimeError) and not _OWN_ERROR.match(str(error)):
             time.sleep(1.5 * collective.HEARTBEAT_TIMEOUT)  # the service detects which one
         traceback.print_exc()
-        monitor.fail(f"{type(error).__name__}: {error}", 1)
+        monitor.fail(f"{type(error).__name__}: {error}", EXIT_FAILED)
     finally:
         jax.distributed.shutdown()
         monitor.close()

@@ -14,9 +14,9 @@ from famjax.stacks.stack import Stack
 
 STACKS: dict[str, Callable[..., Stack]] = {
     "residual": ResidualStack,
-    "feedback": Feedback,  # ft.feedback
+    "feedback": Feedback,
     "transformer": Transformer,
-    "lstm": LstmStack,  # ft.lstm
+    "lstm": LstmStack,
 }
 
 

@@ -152,7 +152,7 @@ class LstmStack(Stack):
     parallel; only the recurrence is sequential. The state is float32 regardless of the compute
     dtype, since c is a sum over all tokens.
 
-    `Context.carry_memory` has no effect: it carries FAMs, and an LSTM has none.
+    `Context.pass_state` has no effect: it passes FAMs, and an LSTM has none.
 
     Attributes:
       block_len: 1, a call may have any number of tokens.

@@ -107,7 +107,7 @@ class UnstackedState(NamedTuple):
 class ResidualStack(Stack):
     """Layers on one residual stream, and the FAM prompt that initializes their memories (B.1).
 
-    Parameters and states of equal layers are stacked on a leading axis r, the repeats of the
+    Parameters and states of equal layers are stacked on a leading axis, the repeats of the
     pattern, whether the layers are scanned or not; so checkpoints do not depend on that choice.
     """
 
@@ -130,10 +130,10 @@ class ResidualStack(Stack):
         self.block_len = math.lcm(*(layer.block_len for layer in self.layers))
         specs = [MIXERS[name] for name in names]
         self.capacity = config.capacity if any(spec.is_bounded for spec in specs) else None
-        fields = [layer.mixer.receptive_field for layer in self.layers]
-        bounded = [field for field in fields if field is not None]
+        blocks = [layer.mixer.receptive_blocks for layer in self.layers]
+        bounded = [count for count in blocks if count is not None]
         self.receptive_field = (
-            self.repeats * sum(bounded) * config.block_len if len(bounded) == len(fields) else None
+            self.repeats * sum(bounded) * config.block_len if len(bounded) == len(blocks) else None
         )
         prompt = jax.random.normal(rngs.params(), (config.fam_len, config.width))
         self.prompt = nnx.Param(prompt) if any(spec.has_memory for spec in specs) else None
@@ -144,7 +144,7 @@ class ResidualStack(Stack):
         self.key = empty_key() if any(vars(config.dropout).values()) else None
 
     def init_state(self, batch: int, offset: Array | None = None) -> State:
-        """Return the initial states: over the pattern, [r b ...].
+        """Return the initial states: over the pattern, [repeats b ...].
 
         The state of learned positions comes last, if any.
 
@@ -229,7 +229,7 @@ class ResidualStack(Stack):
         """
         state = self._init_state(len(x), lambda layer: layer.match_prompt, ctx.offset)
         x, errors = self._run(x, state, ctx, lambda layer: layer.match)
-        matched = jnp.stack(list(itertools.compress(errors, self.matched)), 1)  # [r p b]
+        matched = jnp.stack(list(itertools.compress(errors, self.matched)), 1)  # [repeats layers b]
         return x, matched.reshape(-1, matched.shape[-1])
 
     def unstack(self, state: State) -> State:
@@ -254,7 +254,7 @@ class ResidualStack(Stack):
         return jnp.stack(shares[: len(self.layers)], 1).reshape(-1)
 
     def memory_gates(self, x: Array, state: State, ctx: Context) -> list[Array]:
-        """Return the gates of the update by one block, of the layers that have some: [r b f]."""
+        """Return the gates of a block's update, of the layers that have some: [repeats b f]."""
         _, gates = self._run(x, state, ctx, lambda layer: layer.memory_gates)
         return [g for g in gates[: len(self.layers)] if g is not None]
 
@@ -360,7 +360,7 @@ class ResidualStack(Stack):
 
 
 def _take_repeat(stacked: Any, r: int) -> Any:
-    """[r ...] -> [...]."""
+    """[repeats ...] -> [...]."""
     return jax.tree.map(operator.itemgetter(r), stacked)
 
 

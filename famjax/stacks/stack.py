@@ -53,7 +53,7 @@ class Stack(nnx.Module):
     # memories; a stack without FAMs has none
 
     def memories(self, state: Any) -> list[Array]:
-        """Return the memories in a state, [r b f d] for each layer of the pattern that has one."""
+        """Return a state's memories, [repeats b f d] for each layer of the pattern that has one."""
         return []
 
     def passable_state(self, state: Any) -> State:

@@ -6,7 +6,7 @@ takes no more memory than one of a hundred.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -33,15 +33,33 @@ FILLER = (
     "There and back again. ",
 )
 QUESTION = "What is the pass key? The pass key is "
+# several keys in one document, of which one is asked for: not in the paper, as RULER's multi-key
+# needles (arXiv 2404.06654, 3)
+NEEDLES = (
+    "There is an important info hidden inside a lot of irrelevant text. Find it and memorize "
+    "them. I will quiz you about the important information there. "
+)
+NAMED_NEEDLE = "The pass key of {name} is {key}. Remember it. {key} is the pass key of {name}. "
+NAMED_QUESTION = "What is the pass key of {name}? The pass key of {name} is "
+NAMES = ("Ada", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Henry")
 _PIECE_TOKENS = 4096
 # tokens of the documents of an evaluation
 LENGTHS = [256, 1024, 4096, 16384]
 
 
-def sample_text() -> str:
-    """Return text with every word and digit of the task, to train a tokenizer on."""
-    needles = "".join(NEEDLE.format(key=f"{i:05d}") for i in range(0, 100_000, 997))
-    return needles + "".join(FILLER) * 100 + QUESTION * 100
+def sample_text(names: bool = False) -> str:
+    """Return text with every word and digit of the task, to train a tokenizer on.
+
+    Args:
+      names: also with those of several keys.
+    """
+    keys = [f"{i:05d}" for i in range(0, 100_000, 997)]
+    text = "".join(NEEDLE.format(key=key) for key in keys) + "".join(FILLER) * 100 + QUESTION * 100
+    if names:
+        for i, key in enumerate(keys):
+            name = NAMES[i % len(NAMES)]
+            text += NAMED_NEEDLE.format(name=name, key=key) + NAMED_QUESTION.format(name=name)
+    return text
 
 
 class Passkey:
@@ -50,53 +68,69 @@ class Passkey:
     Args:
       tokenizer: any that encodes each digit of a key in separate tokens.
       digits: of a key.
+      keys: in a document; with more than one each has a name.
       other_weight: of the tokens that are not the answer.
       needle_within: most tokens of filler before the needle.
       hard_keys: see `PasskeyConfig`.
 
+    Attributes:
+      question_len: most tokens of a question with its answer and eos.
+      shortest: fewest tokens of a document that may ask for any of its keys.
+
     Raises:
-      UserError: the tokenizer encodes different keys to the same ids.
+      UserError: the tokenizer encodes different keys, or different names, to the same ids.
     """
 
     def __init__(
         self,
         tokenizer: Tokenizer,
         digits: int,
+        keys: int = 1,
         other_weight: float = 0.0,
         needle_within: int = 0,
         hard_keys: float = 0.0,
     ):
-        keys = {tuple(tokenizer.encode(str(digit) * digits)) for digit in range(10)}
-        if len(keys) < 10:
-            # any answer would be correct
-            raise UserError(
-                f"passkey: the tokenizer, {tokenizer.name}, does not tell keys apart (words that "
-                "it does not know are one token); take a run with data.tokenizer=bytes or another "
-                "that knows digits"
-            )
         self.tokenizer = tokenizer
         self.digits = digits
+        self.names = NAMES[:keys] if keys > 1 else ()
+        _check_tokenizer(tokenizer, [str(digit) * digits for digit in range(10)], "keys")
+        _check_tokenizer(tokenizer, self.names, "names")
         self.other_weight = other_weight
         self.needle_within, self.hard_keys = needle_within, hard_keys
         self.filler = np.concatenate([tokenizer.encode(sentence) for sentence in FILLER])
         self.starts = np.cumsum([0, *(len(tokenizer.encode(s)) for s in FILLER[:-1])])
-        self.question = tokenizer.encode(QUESTION)
-        self.shortest = len(self.head("0" * digits)) + len(self.tail("0" * digits))
+        zeros = ["0" * digits] * keys
+        self.question_len = max(len(self.tail(zeros, asked)) for asked in range(keys))
+        self.shortest = len(self.head(zeros)) + self.question_len
 
-    def head(self, key: str, before: np.ndarray | tuple[()] = ()) -> np.ndarray:
-        needle = self.tokenizer.encode(NEEDLE.format(key=key))
-        return np.concatenate([[self.tokenizer.bos_id], before, needle]).astype(np.int32)
+    def head(self, keys: Sequence[str], before: np.ndarray | tuple[()] = ()) -> np.ndarray:
+        """Return bos, filler `before`, and the needle of all keys, [n]."""
+        if self.names:
+            named = zip(self.names, keys, strict=True)
+            needles = (NAMED_NEEDLE.format(name=name, key=key) for name, key in named)
+            needle = NEEDLES + "".join(needles)
+        else:
+            needle = NEEDLE.format(key=keys[0])
+        tokens = self.tokenizer.encode(needle)
+        return np.concatenate([[self.tokenizer.bos_id], before, tokens]).astype(np.int32)
 
-    def answer(self, key: str) -> np.ndarray:
-        return self.tokenizer.encode(key)
+    def question(self, asked: int) -> np.ndarray:
+        """Return the tokens that ask for one of the keys, [n]."""
+        text = NAMED_QUESTION.format(name=self.names[asked]) if self.names else QUESTION
+        return self.tokenizer.encode(text)
 
-    def tail(self, key: str) -> np.ndarray:
-        return np.concatenate([self.question, self.answer(key), [self.tokenizer.eos_id]]).astype(
-            np.int32
-        )
+    def tail(self, keys: Sequence[str], asked: int) -> np.ndarray:
+        """Return the question, its answer and eos, [n]."""
+        answer = self.tokenizer.encode(keys[asked])
+        parts = (self.question(asked), answer, np.array([self.tokenizer.eos_id]))
+        return np.concatenate(parts).astype(np.int32)
 
     def document(
-        self, rng: np.random.Generator, length: int, follows: bool = False
+        self,
+        rng: np.random.Generator,
+        length: int,
+        follows: bool = False,
+        asked: int | None = None,
     ) -> Iterator[Piece]:
         """Yield a document of `length` tokens, bos and eos included, in pieces.
 
@@ -104,14 +138,17 @@ class Passkey:
           rng: equal generators give equal documents; all documents of one needle start from equal
             generators.
           length: in tokens.
-          follows: the document has no needle: it asks for the key of the previous document, and
+          follows: the document has no needle: it asks for a key of the previous document, and
             begins with its memory.
+          asked: index of the key; None draws it.
 
         Raises:
           UserError: needle and question do not fit in `length`.
         """
-        key = self._draw_key(rng)
-        head, tail = self.head(key), self.tail(key)
+        keys = [self._draw_key(rng) for _ in range(max(len(self.names), 1))]
+        if asked is None:
+            asked = int(rng.integers(len(keys))) if self.names else 0
+        head, tail = self.head(keys), self.tail(keys, asked)
         if follows:
             head = head[:0]
         left = length - len(head) - len(tail)
@@ -123,14 +160,14 @@ class Passkey:
         start = int(rng.choice(self.starts))
         if self.needle_within and not follows:
             count = int(rng.integers(min(self.needle_within, left) + 1))
-            head = self.head(key, self._filler(start, count))
+            head = self.head(keys, self._filler(start, count))
             start, left = start + count, left - count
         yield self._context_piece(head, follows)
         for done in range(0, left, _PIECE_TOKENS):
             count = min(_PIECE_TOKENS, left - done)
             yield self._context_piece(self._filler(start + done, count))
         weights = np.full(len(tail), self.other_weight, np.float32)
-        weights[len(self.question) : -1] = 1
+        weights[len(self.question(asked)) : -1] = 1
         yield Piece(tail, weights)
 
     def _draw_key(self, rng: np.random.Generator) -> str:
@@ -142,8 +179,23 @@ class Passkey:
     def _filler(self, start: int, count: int) -> np.ndarray:
         return self.filler[(start + np.arange(count)) % len(self.filler)]
 
-    def _context_piece(self, tokens: np.ndarray, passing: bool = False) -> Piece:
-        return Piece(tokens, np.full(len(tokens), self.other_weight, np.float32), passing)
+    def _context_piece(self, tokens: np.ndarray, pass_state: bool = False) -> Piece:
+        return Piece(tokens, np.full(len(tokens), self.other_weight, np.float32), pass_state)
+
+
+def evaluated_task(tokenizer: Tokenizer, config: PasskeyConfig) -> Passkey:
+    """Return the task on which a run with this config is evaluated: its keys are uniform."""
+    return Passkey(tokenizer, config.digits, config.keys, needle_within=config.needle_within)
+
+
+def _check_tokenizer(tokenizer: Tokenizer, words: Sequence[str], what: str) -> None:
+    if len({tuple(tokenizer.encode(word)) for word in words}) < len(words):
+        # any answer would be correct
+        raise UserError(
+            f"passkey: the tokenizer, {tokenizer.name}, does not tell {what} apart (words that "
+            "it does not know are one token); take a run with data.tokenizer=bytes or another "
+            f"that knows {'digits' if what == 'keys' else what}"
+        )
 
 
 class PasskeySource(Source):
@@ -158,14 +210,19 @@ class PasskeySource(Source):
         self.config, self.block_len = config, block_len
         self.seed = seed
         self.task = Passkey(
-            tokenizer, config.digits, config.other_weight, config.needle_within, config.hard_keys
+            tokenizer,
+            config.digits,
+            config.keys,
+            config.other_weight,
+            config.needle_within,
+            config.hard_keys,
         )
         if config.min_length < self.task.shortest:
             raise UserError(
                 f"data.passkey.min_length={config.min_length}: needle and question take "
                 f"{self.task.shortest} tokens with tokenizer {tokenizer.name}; raise it to that"
             )
-        self.question_len = len(self.task.tail("0" * config.digits))
+        self.question_len = self.task.question_len
         if 0 < config.ask_every < self.question_len:
             raise UserError(
                 f"data.passkey.ask_every={config.ask_every}: the question takes "
@@ -203,7 +260,9 @@ class PasskeySource(Source):
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
         lane, needle, length, _, part = key
         rng = np.random.default_rng([self.seed, lane, needle, 1])
-        return islice(self.task.document(rng, length, follows=part > 0), piece, None)
+        chosen = np.random.default_rng([self.seed, lane, needle, 3, part])
+        asked = int(chosen.integers(self.config.keys))
+        return islice(self.task.document(rng, length, part > 0, asked), piece, None)
 
     def get_state(self) -> dict[str, Any]:
         return {"longest": self.longest}
@@ -218,9 +277,10 @@ class PasskeySource(Source):
         return {"longest": min(2 * state["longest"], self.config.max_length)}
 
     def report(self) -> str:
+        count = f"{self.config.keys} keys of " if self.config.keys > 1 else ""
         return (
             f"passkey documents of {self.config.min_length:,} to {self.longest:,} tokens, growing "
-            f"to {self.config.max_length:,}; {self.config.digits} digits"
+            f"to {self.config.max_length:,}; {count}{self.config.digits} digits"
         )
 
 
@@ -258,7 +318,7 @@ class PasskeyTask(Task):
         return source
 
     def eval_options(self, config: Config, source: Any, capacity: int | None) -> str | None:
-        shortest = source.task.shortest
+        shortest = source.of_task().task.shortest
         fit = [n for n in LENGTHS if shortest <= n and (capacity is None or n <= capacity)]
         if not fit and capacity is not None and shortest <= capacity:
             fit = [capacity]

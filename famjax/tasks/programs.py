@@ -30,7 +30,7 @@ class Algorithmic:
     """Programs of up to 5 variables. Attributes: see `famjax.tasks.toy.ToyTask`."""
 
     keys: tuple[str, ...] = ("data.toy.variables",)
-    outputs = True
+    answers_are_targets = True
     steps = (100, 100)
     answers = range(len(SPECIALS), len(SPECIALS) + len(_VALUES))
 

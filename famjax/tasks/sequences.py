@@ -18,7 +18,7 @@ class _SequenceTask:
     """Base of the tasks in this module."""
 
     keys: tuple[str, ...] = ()
-    outputs = False
+    answers_are_targets = False
 
     def last_answers(self, piece: Piece) -> np.ndarray | None:
         return None

@@ -40,15 +40,15 @@ class ToyTask(Protocol):
       keys: config keys that have an effect only with this task.
       words: of the vocabulary, after the specials.
       answers: ids that can be an answer.
-      outputs: answers are targets only and never read (`Piece.targets`); otherwise they are the
-        tokens that follow.
+      answers_are_targets: answers are targets only and never read (`Piece.targets`); otherwise
+        they are the tokens that follow.
       steps: defaults of `ToyConfig.steps` and `ToyConfig.test_steps`, where these are 0.
     """
 
     keys: tuple[str, ...]
     words: tuple[str, ...]
     answers: range
-    outputs: bool
+    answers_are_targets: bool
     steps: tuple[int, int]
 
     def __init__(self, config: ToyConfig): ...
@@ -166,7 +166,7 @@ class ToySource(Source):
             rngs = [self._rng(number) for number in numbers]
             yield from self.task.episodes(rngs, episode_steps)
         if piece <= count:
-            yield _end_piece(self.task.outputs)
+            yield _end_piece(self.task.answers_are_targets)
 
     def _rng(self, number: int) -> np.random.Generator:
         return np.random.default_rng([self._seed, int(self._split == "holdout"), number])
@@ -191,10 +191,10 @@ class ToySource(Source):
         return {"longest": min(2 * state["longest"], self._steps)}
 
 
-def _end_piece(outputs: bool) -> Piece:
+def _end_piece(has_targets: bool) -> Piece:
     """Return the token after a document, at which nothing is predicted."""
     token = np.array([BEGIN], np.int32)
-    return Piece(token, np.zeros(1, np.float32), targets=token if outputs else None)
+    return Piece(token, np.zeros(1, np.float32), targets=token if has_targets else None)
 
 
 # ---------------------------------------------------------------------------------------------

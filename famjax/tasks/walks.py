@@ -30,11 +30,11 @@ class Walk:
 
     Attributes:
       words: of the vocabulary, after the specials.
-      answers, outputs, steps: see `famjax.tasks.toy.ToyTask`.
+      answers, answers_are_targets, steps: see `famjax.tasks.toy.ToyTask`.
     """
 
     keys: tuple[str, ...] = ()
-    outputs = True
+    answers_are_targets = True
     steps = (100, 100)
 
     def __init__(

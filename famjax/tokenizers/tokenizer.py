@@ -48,7 +48,7 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def encode(self, text: str) -> np.ndarray:
-        """Return the ids of `text`, [n] int32, without added specials."""
+        """Return the ids of `text`, [t] int32, without added specials."""
 
     def encode_rendered(self, text: str) -> np.ndarray:
         """Return the ids of text from `chat_template`, with control tokens as their ids."""
@@ -57,7 +57,7 @@ class Tokenizer(abc.ABC):
     def encode_chat(
         self, messages: list[dict[str, Any]], add_generation_prompt: bool = True
     ) -> np.ndarray:
-        """Return the ids of a conversation, [n] int32.
+        """Return the ids of a conversation, [t] int32.
 
         As with `encode`, the caller adds bos, even if the template writes it. A control token's
         string is a control token if the template wrote it, and plain text inside a message.

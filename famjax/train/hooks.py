@@ -75,7 +75,9 @@ class AttentionSpans(Hook):
         if not session.config.model.feedback.adaptive_span:
             return
         state = session.state
-        model: LanguageModel = nnx.merge(session.program.graph, state.params, *state.frozen[:1])
+        model: LanguageModel = nnx.merge(
+            session.program.inference_graph, state.params, *state.frozen[:1]
+        )
         stack = model.stack
         assert isinstance(stack, Feedback)  # no other has adaptive spans
         c = session.config.optimizer
@@ -153,7 +155,9 @@ class Saving(Hook):
             raise StopRequested(number, session.step)
 
 
-def make_hooks(log: Hook, profiler: Profiler, signals: hosts.StopSignal) -> list[Hook]:
+def make_hooks(
+    log: Hook, evaluation: Hook, profiler: Profiler, signals: hosts.StopSignal
+) -> list[Hook]:
     """Return the hooks of a run, in the order in which they are called."""
-    hooks = [log, Curriculum(), AttentionSpans(), Profiling(profiler), BpttWarmup()]
+    hooks = [log, Curriculum(), evaluation, AttentionSpans(), Profiling(profiler), BpttWarmup()]
     return [*hooks, Saving(signals, hooks)]

@@ -18,7 +18,8 @@ import famjax
 from famjax.config.keys import values
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
-from famjax.data.lanes import Batch, join_rows_state
+from famjax.core.types import Batch
+from famjax.data.lanes import join_rows_state
 from famjax.data.sources import Source
 from famjax.processes import collective
 from famjax.train.metrics import MetricsWriter
@@ -98,7 +99,9 @@ def local_rows(sharding: jax.sharding.Sharding, rows: int, tokens: int) -> tuple
     return tuple(sorted({i for rows_of, _ in parts for i in range(*rows_of.indices(rows))}))
 
 
-def upload_batch(batch: Batch, sharding: jax.sharding.Sharding, total: int) -> dict[str, jax.Array]:
+def upload_batch(
+    batch: Batch[np.ndarray], sharding: jax.sharding.Sharding, total: int
+) -> Batch[jax.Array]:
     """Return the global batch [b t] from the rows of this process."""
     if collective.process_count() == 1:
         return jax.device_put(batch, sharding)
@@ -113,7 +116,7 @@ def upload_batch(batch: Batch, sharding: jax.sharding.Sharding, total: int) -> d
         return jax.make_array_from_callback((total, *part.shape[1:]), sharding, shard)
 
     with jax.transfer_guard("allow"):  # explicit, but the guard knows device_put only
-        return {name: put(part) for name, part in batch.items()}
+        return jax.tree.map(put, batch)
 
 
 def gather_cursors(data: dict[str, Any]) -> dict[str, Any]:

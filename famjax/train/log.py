@@ -16,7 +16,15 @@ from famjax.train.session import Session
 from famjax.train.state import MetricSums
 
 # fields of a row that are shown while it trains
-_SHOWN = ("loss", "accuracy", "longest", "length", "tokens_per_second", "data_wait")
+_SHOWN = (
+    "loss",
+    "accuracy",
+    "longest",
+    "length",
+    "heldout_bits_per_byte",
+    "tokens_per_second",
+    "data_wait",
+)
 
 
 class Log(Hook):

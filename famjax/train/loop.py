@@ -10,6 +10,7 @@ from flax import nnx
 from famjax.config.schema import Config
 from famjax.data.sources import Source
 from famjax.train import hosts
+from famjax.train.heldout import HeldOutLoss
 from famjax.train.hooks import make_hooks
 from famjax.train.log import Log
 from famjax.train.profile import Profiler
@@ -56,7 +57,7 @@ def train_with_source(
     with open_session(config, Path(run_dir), quiet, program_maker or make_program) as session:
         fit(session)
     state = session.state
-    model = nnx.merge(session.program.graph, state.params, *state.frozen[:1])
+    model = nnx.merge(session.program.inference_graph, state.params, *state.frozen[:1])
     return Run(session.given_config, session.tokenizer, model, int(state.step)), session.source
 
 
@@ -65,7 +66,7 @@ def fit(session: Session) -> None:
     train = session.config.train
     signals, log = hosts.StopSignal(), Log()
     profiler = Profiler(session.config, session.folder, session.progress.note)
-    hooks = make_hooks(log, profiler, signals)
+    hooks = make_hooks(log, HeldOutLoss(), profiler, signals)
     if session.latest is None:
         session.describe()
     start_or_resume(session, hooks)

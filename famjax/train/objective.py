@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from famjax.config.schema import Config
-from famjax.core.types import Array, Context, State
+from famjax.core.types import Array, Batch, Context, State
 from famjax.models.language_model import LanguageModel
 from famjax.train.state import MetricSums
 
-Batch = dict[str, Array]
+LossWeights = Literal["weights", "valid"]
 
 
 class Objective(Protocol):
@@ -22,7 +22,7 @@ class Objective(Protocol):
       weights: the field of a batch that weights the loss.
     """
 
-    weights: str
+    weights: LossWeights
 
     def initial_memory(
         self,
@@ -37,7 +37,7 @@ class Objective(Protocol):
         ...
 
     def read(
-        self, model: LanguageModel, memory: State, batch: Batch, ctx: Context
+        self, model: LanguageModel, memory: State, batch: Batch[Array], ctx: Context
     ) -> tuple[State, MetricSums]:
         """Read a segment [b t]."""
         ...
@@ -46,7 +46,7 @@ class Objective(Protocol):
 class NextToken:
     """Negative log-likelihood of the next token, nats."""
 
-    weights = "weights"
+    weights: LossWeights = "weights"
 
     def __init__(self, config: Config, token_bytes: Array):
         self._config, self._token_bytes = config, token_bytes
@@ -75,7 +75,7 @@ class NextToken:
         return jax.tree.map(lambda a, b: jnp.where(use, a, b), passed, fresh)
 
     def read(
-        self, model: LanguageModel, memory: State, batch: Batch, ctx: Context
+        self, model: LanguageModel, memory: State, batch: Batch[Array], ctx: Context
     ) -> tuple[State, MetricSums]:
         x, memory = model.stack(model.embed(batch["tokens"]), memory, ctx)
         return memory, count(*model.losses(x, batch["targets"]), batch, self._token_bytes)
@@ -84,7 +84,7 @@ class NextToken:
 class Matching:
     """Distance of linear layers' attention from softmax attention (`train.match`); no memory."""
 
-    weights = "valid"
+    weights: LossWeights = "valid"
 
     def initial_memory(
         self,
@@ -98,7 +98,7 @@ class Matching:
         return carried
 
     def read(
-        self, model: LanguageModel, memory: State, batch: Batch, ctx: Context
+        self, model: LanguageModel, memory: State, batch: Batch[Array], ctx: Context
     ) -> tuple[State, MetricSums]:
         _, errors = model.stack.match(model.embed(batch["tokens"]), ctx)
         return memory, count_errors(errors, batch)
@@ -117,7 +117,7 @@ def zero_sums() -> MetricSums:
     return MetricSums(*(jnp.zeros((), jnp.float32) for _ in MetricSums._fields))
 
 
-def count(nats: Array, likeliest: Array, batch: Batch, token_bytes: Array) -> MetricSums:
+def count(nats: Array, likeliest: Array, batch: Batch[Array], token_bytes: Array) -> MetricSums:
     """Return the sums of one segment from `LanguageModel.losses`: two [b t]."""
     targets, weights = batch["targets"], batch["weights"]
     full = weights >= 1
@@ -136,7 +136,7 @@ def count(nats: Array, likeliest: Array, batch: Batch, token_bytes: Array) -> Me
     return zero_sums()._replace(**sums)
 
 
-def count_errors(errors: Array, batch: Batch) -> MetricSums:
+def count_errors(errors: Array, batch: Batch[Array]) -> MetricSums:
     """Return the sums of rows whose linear layers have these errors [l b] (`train.match`).
 
     Loss and weight are such that their quotient is the mean over layers and rows. All tokens count,

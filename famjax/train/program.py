@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from famjax.config.derived import layer_mixers
 from famjax.config.resolved import ResolvedConfig
 from famjax.config.schema import Config
-from famjax.core.types import Array, Context
+from famjax.core.types import Array, Batch, Context
 from famjax.experiment.mesh_checks import call_blocks, check_divides, tensor_sizes
 from famjax.mixers import MIXERS
 from famjax.models.language_model import LanguageModel
@@ -26,7 +26,7 @@ from famjax.parallel.mesh import DEVICE_BYTES, SHARE, MeshDemand
 from famjax.train.partition import inference_config
 from famjax.train.run import abstract_model
 from famjax.train.state import TrainState
-from famjax.train.step import Batch, init_train_state, make_step
+from famjax.train.step import init_train_state, make_step
 
 
 class TrainProgram(NamedTuple):
@@ -34,7 +34,7 @@ class TrainProgram(NamedTuple):
 
     Attributes:
       mesh: of devices.
-      graph: the model's NNX graph, without dropout.
+      inference_graph: the model's NNX graph without dropout and sweeps.
       shardings: of a `TrainState`.
       start: () -> TrainState before the first step; (weights) -> the same for a model with these
         weights, which are donated (see `initial_weights`).
@@ -44,11 +44,11 @@ class TrainProgram(NamedTuple):
     """
 
     mesh: Mesh
-    graph: Any
+    inference_graph: Any
     shardings: Any
     start: Callable[..., TrainState]
-    step: Callable[[TrainState, Batch], TrainState]
-    inspect: Callable[[Any, Any, Any, Batch], dict[str, Array]]
+    step: Callable[[TrainState, Batch[Array]], TrainState]
+    inspect: Callable[[Any, Any, Any, Batch[Array]], dict[str, Array]]
     batch: jax.sharding.NamedSharding
 
 
@@ -82,13 +82,15 @@ def make_program(
     optimizer = make_optimizer(config.optimizer, config.train.steps)
     step = sharding.with_mesh(mesh, make_step(config, graph, optimizer, jnp.asarray(token_bytes)))
     return TrainProgram(
-        mesh,
-        inference_graph,
-        shardings,
-        jax.jit(start, donate_argnums=0, out_shardings=shardings),
-        jax.jit(step, donate_argnums=0, in_shardings=(shardings, rows), out_shardings=shardings),
-        jax.jit(sharding.with_mesh(mesh, make_inspect(config, inspected_graph))),
-        rows,
+        mesh=mesh,
+        inference_graph=inference_graph,
+        shardings=shardings,
+        start=jax.jit(start, donate_argnums=0, out_shardings=shardings),
+        step=jax.jit(
+            step, donate_argnums=0, in_shardings=(shardings, rows), out_shardings=shardings
+        ),
+        inspect=jax.jit(sharding.with_mesh(mesh, make_inspect(config, inspected_graph))),
+        batch=rows,
     )
 
 
@@ -137,18 +139,20 @@ def train_state_shardings(config: Config, mesh: Mesh, graph: Any, shapes: TrainS
         axes = nnx.merge(graph, shapes.params, *shapes.frozen).state_axes()
         memory = sharding.state_shardings(mesh, axes, shapes.memory)
     return TrainState(
-        replicated,
-        sharding.parameter_shardings(mesh, shapes.params),
-        sharding.optimizer_shardings(mesh, shapes.params, shapes.opt_state),
-        memory,
-        replicated,
-        jax.tree.map(lambda _: replicated, shapes.totals),
-        replicated,
-        sharding.parameter_shardings(mesh, shapes.frozen),
+        step=replicated,
+        params=sharding.parameter_shardings(mesh, shapes.params),
+        opt_state=sharding.optimizer_shardings(mesh, shapes.params, shapes.opt_state),
+        memory=memory,
+        key=replicated,
+        totals=jax.tree.map(lambda _: replicated, shapes.totals),
+        bad=replicated,
+        frozen=sharding.parameter_shardings(mesh, shapes.frozen),
     )
 
 
-def make_inspect(config: Config, graph: Any) -> Callable[[Any, Any, Any, Batch], dict[str, Array]]:
+def make_inspect(
+    config: Config, graph: Any
+) -> Callable[[Any, Any, Any, Batch[Array]], dict[str, Array]]:
     """Return a function of (params, frozen, memory, batch) to metrics of the stack's memory.
 
     They are of the first row only. With `train.match` they are the errors of the linear layers.
@@ -156,13 +160,13 @@ def make_inspect(config: Config, graph: Any) -> Callable[[Any, Any, Any, Batch],
     layers = enumerate(layer_mixers(config.model))
     names = [f"match_{i}" for i, name in layers if MIXERS[name].has_feature_map]
 
-    def inspect(params: Any, frozen: Any, memory: Any, batch: Batch) -> dict[str, Array]:
+    def inspect(params: Any, frozen: Any, memory: Any, batch: Batch[Array]) -> dict[str, Array]:
         model = nnx.merge(graph, params, *frozen[:1])  # no keys: this graph has no dropout
         lanes = config.data.layout == "lanes"
         state = jax.tree.map(lambda a: a[:, :1], memory) if lanes else model.init_state(1)
         row = jax.tree.map(lambda a: a[:1], batch)
         ctx = (
-            Context(row["reset"], row["valid"], carry_memory=row.get("passing"))
+            Context(row["reset"], row["valid"], pass_state=row.get("pass_state"))
             if lanes
             else Context()
         )

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from famjax.config.schema import Config
+from famjax.core.errors import UserError
 from famjax.data.reassign import resize_rows
 from famjax.experiment.load import from_json
 from famjax.optimizers import make_schedule
@@ -108,6 +109,11 @@ def _with_rows(session: Session, state: TrainState, data: dict[str, Any]) -> Tra
     if rows == before:
         session.batches.set_state(data)
         return state
+    if texts := session.config.data.text_rows:
+        raise UserError(
+            f"data.batch={rows}: the saved run has {before} rows, of which data.text_rows={texts} "
+            f"are text; their documents cannot be reassigned; resume with data.batch={before}"
+        )
     session.batches.set_state(resize_rows(data, rows, session.source))
     change = f"{before - rows} end" if rows < before else f"{rows - before} begin anew"
     session.progress.note(

@@ -46,8 +46,8 @@ CONFIG, CHECKPOINTS = "config.json", "checkpoints"
 # record of the files of JSON lines that need no check when the run resumes
 CHECKED = "data_checked.json"
 
-# Keys that a resumed run may change: duration, intervals, names, profiles, mesh, rows. With more
-# steps a cosine or wsd schedule continues at another rate; the loop reports it.
+# Keys that a resumed run may change: duration, intervals, names, evaluation, profiles, mesh, rows.
+# With more steps a cosine or wsd schedule continues at another rate; the loop reports it.
 _RESUMABLE: tuple[str, ...] = (
     "name",
     "init",
@@ -55,6 +55,7 @@ _RESUMABLE: tuple[str, ...] = (
     "train.log_every",
     "train.checkpoint_every",
     "train.keep",
+    "eval.",
     "profile.",
     "mesh.",
 )

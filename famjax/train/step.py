@@ -15,11 +15,11 @@ import optax
 from flax import nnx
 
 from famjax.config.schema import Config
-from famjax.core.types import Array, Context, State
+from famjax.core.types import Array, Batch, Context, State
 from famjax.models.language_model import LanguageModel
 from famjax.ops.rotary import longest_wavelength
 from famjax.parallel.sharding import path_name, with_logical_constraint
-from famjax.train.objective import Batch, Objective, make_objective, zero_sums
+from famjax.train.objective import LossWeights, Objective, make_objective, zero_sums
 from famjax.train.partition import partition_trainable, with_dropout_keys
 from famjax.train.state import MetricSums, TrainState
 
@@ -34,17 +34,47 @@ class Part(NamedTuple):
       number: of the part in its batch.
     """
 
-    batch: Batch
+    batch: Batch[Array]
     offset: Array | None
     memory: State
     number: Array | int
 
 
-# (params, part, weight, key, state) -> loss, (memory, sums): the part's share of the mean loss, the
-# memory after it, and its metrics. weight: sum of the weights of the whole batch.
-Loss = Callable[[Any, Part, Array, Array, TrainState], tuple[Array, tuple[State, MetricSums]]]
-# (state, batch, key) -> gradients, (memory, sums)
-Gradients = Callable[[TrainState, Batch, Array], tuple[Any, tuple[State, MetricSums]]]
+class StepKeys(NamedTuple):
+    """The PRNG keys of one step, one for each use.
+
+    Attributes:
+      state_passing: whether packed rows start from another document's memory (`train.rsp`).
+      position_offset: of the whole batch (`train.rpo`).
+      dropout: of all parts and segments, see `dropout_key`.
+    """
+
+    state_passing: Array
+    position_offset: Array
+    dropout: Array
+
+
+def split_key(key: Array) -> tuple[Array, StepKeys]:
+    """Return the next step's key, and the keys of this one.
+
+    Runs continue bit for bit, so the derivation stays as it is: dropout's key is folded from the
+    one that the others are split from.
+    """
+    next_key, now = jax.random.split(key)
+    state_passing, position_offset = jax.random.split(now)
+    return next_key, StepKeys(state_passing, position_offset, jax.random.fold_in(now, 2))
+
+
+def dropout_key(keys: StepKeys, part: Array | int, segment: Array | int) -> Array:
+    """Return the key of the dropout in one segment of one part of a batch."""
+    return jax.random.fold_in(jax.random.fold_in(keys.dropout, part), segment)
+
+
+# (params, part, weight, keys, state) -> loss, (memory, sums): the part's share of the mean loss,
+# the memory after it, and its metrics. weight: sum of the weights of the whole batch.
+Loss = Callable[[Any, Part, Array, StepKeys, TrainState], tuple[Array, tuple[State, MetricSums]]]
+# (state, batch, keys) -> gradients, (memory, sums)
+Gradients = Callable[[TrainState, Batch[Array], StepKeys], tuple[Any, tuple[State, MetricSums]]]
 
 
 def init_memory(config: Config, model: LanguageModel) -> State:
@@ -60,14 +90,14 @@ def init_train_state(
     """Return the state before the first step."""
     _, params, frozen = partition_trainable(config.model, model, config.train.only)
     return TrainState(
-        jnp.zeros((), jnp.int32),
-        params,
-        optimizer.init(params),
-        init_memory(config, model),
-        jax.random.key_data(jax.random.key(config.seed)),
-        zero_sums(),
-        jnp.zeros((), jnp.int32),
-        frozen,
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        opt_state=optimizer.init(params),
+        memory=init_memory(config, model),
+        key=jax.random.key_data(jax.random.key(config.seed)),
+        totals=zero_sums(),
+        bad=jnp.zeros((), jnp.int32),
+        frozen=frozen,
     )
 
 
@@ -81,28 +111,30 @@ def make_loss(config: Config, graph: Any, objective: Objective) -> Loss:
     segments = config.train.bptt_segments
 
     def loss(
-        params: Any, part: Part, weight: Array, key: Array, state: TrainState
+        params: Any, part: Part, weight: Array, keys: StepKeys, state: TrainState
     ) -> tuple[Array, tuple[State, MetricSums]]:
-        # of dropout alone each part of a batch has keys of its own
-        dropout = jax.random.fold_in(jax.random.fold_in(key, 2), part.number)
-
         def segment_model(index: Array | int) -> LanguageModel:
-            keys = with_dropout_keys(state.frozen, jax.random.fold_in(dropout, index))
-            return nnx.merge(graph, params, *keys)
+            # of dropout alone each part of a batch has keys of its own
+            frozen = with_dropout_keys(state.frozen, dropout_key(keys, part.number, index))
+            return nnx.merge(graph, params, *frozen)
 
-        def read(memory: State, xs: tuple[Batch, Array | int]) -> tuple[State, MetricSums]:
+        def read(memory: State, xs: tuple[Batch[Array], Array | int]) -> tuple[State, MetricSums]:
             batch, index = xs
             model = segment_model(index)
             # packed rows start with the objective's initial memory, not with a reset
             reset = batch["reset"] if lanes else None
-            valid, passing = (batch["valid"], batch.get("passing")) if lanes else (None, None)
-            ctx = Context(reset, valid, part.offset, carry_memory=passing)
+            valid, pass_state = (batch["valid"], batch.get("pass_state")) if lanes else (None, None)
+            ctx = Context(reset, valid, part.offset, pass_state=pass_state)
             return objective.read(model, memory, batch, ctx)
 
         model = segment_model(0)
-        passing_key, _ = jax.random.split(key)
         memory = objective.initial_memory(
-            model, part.memory, len(part.batch["tokens"]), part.offset, passing_key, state.step
+            model,
+            part.memory,
+            rows=len(part.batch["tokens"]),
+            offset=part.offset,
+            key=keys.state_passing,
+            step=state.step,
         )
         if segments == 1:
             memory, sums = read(memory, (part.batch, 0))
@@ -121,7 +153,7 @@ def make_loss(config: Config, graph: Any, objective: Objective) -> Loss:
     return loss
 
 
-def make_gradients(config: Config, loss: Loss, weights: str) -> Gradients:
+def make_gradients(config: Config, loss: Loss, weights: LossWeights) -> Gradients:
     """Return the gradient of the mean loss, accumulated over `train.accumulate` parts of a batch.
 
     Args:
@@ -132,17 +164,17 @@ def make_gradients(config: Config, loss: Loss, weights: str) -> Gradients:
     grad = jax.grad(loss, has_aux=True)
 
     def gradients(
-        state: TrainState, batch: Batch, key: Array
+        state: TrainState, batch: Batch[Array], keys: StepKeys
     ) -> tuple[Any, tuple[State, MetricSums]]:
         weight = jnp.maximum(batch[weights].sum(dtype=jnp.float32), 1e-6)
         offset = None
         if config.train.rpo:  # drawn for the whole batch, however many parts it is read in
-            offset = position_offset(jax.random.split(key)[1], config, len(batch["tokens"]))
+            offset = position_offset(keys.position_offset, config, len(batch["tokens"]))
         if parts == 1:
-            return grad(state.params, Part(batch, offset, state.memory, 0), weight, key, state)
+            return grad(state.params, Part(batch, offset, state.memory, 0), weight, keys, state)
 
         def add_part(total: Any, part: Part) -> tuple[Any, State]:
-            grads, (memory, sums) = grad(state.params, part, weight, key, state)
+            grads, (memory, sums) = grad(state.params, part, weight, keys, state)
             return jax.tree.map(jnp.add, total, (grads, sums)), memory
 
         batch, offset = jax.tree.map(lambda a: _parts(a, 0, parts), (batch, offset))
@@ -161,7 +193,7 @@ def make_step(
     graph: Any,
     optimizer: optax.GradientTransformation,
     token_bytes: Array,
-) -> Callable[[TrainState, Batch], TrainState]:
+) -> Callable[[TrainState, Batch[Array]], TrainState]:
     """Return the step function, to be compiled with the state donated.
 
     Args:
@@ -172,9 +204,9 @@ def make_step(
     gradients = make_gradients(config, make_loss(config, graph, objective), objective.weights)
     lanes = config.data.layout == "lanes"
 
-    def step(state: TrainState, batch: Batch) -> TrainState:
-        key, now = jax.random.split(jax.random.wrap_key_data(state.key))
-        grads, (memory, sums) = gradients(state, batch, now)
+    def step(state: TrainState, batch: Batch[Array]) -> TrainState:
+        next_key, keys = split_key(jax.random.wrap_key_data(state.key))
+        grads, (memory, sums) = gradients(state, batch, keys)
         if not lanes:
             memory = jax.tree.map(lambda a: a[:, :1], memory)
         sums = sums._replace(
@@ -185,14 +217,14 @@ def make_step(
         # what is carried on too: a checkpoint of this step must be good before the next loss tells
         finite = jnp.isfinite(sums.loss + sums.grad_norm) & all_finite((params, memory))
         return TrainState(
-            state.step + 1,
-            params,
-            opt_state,
-            memory,
-            jax.random.key_data(key),
-            jax.tree.map(jnp.add, state.totals, sums),
-            jnp.where(finite | (state.bad > 0), state.bad, state.step + 1),
-            state.frozen,
+            step=state.step + 1,
+            params=params,
+            opt_state=opt_state,
+            memory=memory,
+            key=jax.random.key_data(next_key),
+            totals=jax.tree.map(jnp.add, state.totals, sums),
+            bad=jnp.where(finite | (state.bad > 0), state.bad, state.step + 1),
+            frozen=state.frozen,
         )
 
     return step
@@ -227,16 +259,16 @@ def position_offset(key: Array, config: Config, rows: int) -> Array:
 
 
 def split_lanes(memory: State, parts: int) -> State:
-    """[r b ...] -> [parts r b/parts ...], cut as the batch is."""
+    """[repeats b ...] -> [parts repeats b/parts ...], cut as the batch is."""
     return jax.tree.map(lambda a: _parts(a, 1, parts), memory)
 
 
 def join_lanes(memory: State) -> State:
-    """[parts r b/parts ...] -> [r b ...]."""
+    """[parts repeats b/parts ...] -> [repeats b ...]."""
 
     def join(a: Array) -> Array:
-        _, r, _, *rest = a.shape
-        return jnp.moveaxis(a, 0, 2).reshape(r, -1, *rest)
+        _, repeats, _, *rest = a.shape
+        return jnp.moveaxis(a, 0, 2).reshape(repeats, -1, *rest)
 
     return jax.tree.map(join, memory)
 

@@ -34,7 +34,10 @@ def with_row_length(config: _Config, length: int) -> _Config:
 
 
 def resize_memory(memory: State, rows: int) -> State:
-    """[r b ...] -> [r rows ...]: keep the first lanes; new ones are zero, as after a reset."""
+    """[repeats b ...] -> [repeats rows ...]: keep the first lanes; new ones are zero.
+
+    So are lanes after a reset.
+    """
 
     def resize(a: Array) -> Array:
         missing = max(0, rows - a.shape[1])
@@ -44,7 +47,7 @@ def resize_memory(memory: State, rows: int) -> State:
 
 
 def halve_memory(memory: State) -> State:
-    """[r b ...] -> [r b/2 ...]: keep the lanes that `famjax.data.lanes.halve_batch` keeps.
+    """[repeats b ...] -> [repeats b/2 ...]: keep the lanes that `halve_batch` keeps.
 
     These are every second lane, so every device keeps half of its rows and no row is moved.
     """

@@ -245,12 +245,12 @@ class Runner:
         return self.run(self._call, x, state, Context(reset, valid, **kw))
 
     def step(
-        self, x: Any, state: Any, reset: Any = None, valid: Any = None, carry_memory: Any = None
+        self, x: Any, state: Any, reset: Any = None, valid: Any = None, pass_state: Any = None
     ) -> Any:
         """Embeddings [b t d], processed token by token -> logits [b t v], state."""
         ys = []
         for t in range(x.shape[1]):
-            masks = {"reset": reset, "valid": valid, "carry_memory": carry_memory}
+            masks = {"reset": reset, "valid": valid, "pass_state": pass_state}
             now = {name: None if a is None else a[:, t : t + 1] for name, a in masks.items()}
             y, state = self.run(self._step, x[:, t : t + 1], state, Context(**now))
             ys.append(y)

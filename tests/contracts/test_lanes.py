@@ -132,27 +132,27 @@ def test_padding_values_have_no_effect(case):
 
 
 @all_cases
-def test_carry_memory_starts_a_document_with_the_last_memory(case):
+def test_pass_state_starts_a_document_with_the_last_memory(case):
     """Random state passing keeps the FAM and not the window; without FAM it is a reset."""
     r = runner(case)
     no = np.zeros((B, 2 * W), bool)
 
-    def call(x, state, reset=no, carry_memory=no):
+    def call(x, state, reset=no, pass_state=no):
         # one program per length serves all masks
         here = np.s_[:, : x.shape[1]]
-        return r.call(x, state, reset[here], ~no[here], carry_memory=carry_memory[here])
+        return r.call(x, state, reset[here], ~no[here], pass_state=pass_state[here])
 
     _, start = call(normal(1, B, 2 * W, WIDTH), r.fresh)
     x, begins = normal(2, B, 2 * W, WIDTH), no.copy()
     begins[1, W] = begins[2, 0] = True  # lane 0 continues; lane 2 starts a document
-    carry_memory = begins & (np.arange(B) == 1)[:, None]
+    pass_state = begins & (np.arange(B) == 1)[:, None]
     _, before = call(x[:, :W], start)
     passed = r.model(r.params).stack.pass_state(r.fresh, before)
     expected, after = call(x[:, W:], passed)
     plain, reset_state = call(x, start, begins)
     for y, state in (
-        call(x, start, begins, carry_memory),
-        r.step(x, start, begins, None, carry_memory),
+        call(x, start, begins, pass_state),
+        r.step(x, start, begins, None, pass_state),
     ):
         close(y[1, W:], expected[1])
         close(lane(state, 1), lane(after, 1))

@@ -7,12 +7,16 @@ import pkgutil
 import re
 from typing import Any, get_args, get_type_hints
 
+import pytest
+from flax import nnx
 from oracles import feedback, transformer
 
 import configs
 from famjax.config.derived import mixer_pattern
+from famjax.config.resolved import resolve_model
 from famjax.config.schema import FeedbackConfig, ModelConfig
 from famjax.mixers import MIXERS
+from famjax.mixers.mixer import Mixer
 from famjax.stacks import STACKS
 
 from . import transcription
@@ -39,6 +43,14 @@ def test_every_stack_and_composition_has_a_case_an_oracle_and_a_schema_entry():
     compositions = {c.feedback.composition for c in CASES.values() if c.stack == "feedback"}
     assert compositions == set(feedback.COMPOSITIONS)
     assert compositions == allowed(FeedbackConfig, "composition")
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_a_spec_knows_whether_its_mixer_has_an_attention_map(name):
+    config = resolve_model(ModelConfig(width=16, heads=2))
+    mixer = nnx.eval_shape(lambda: MIXERS[name].make(config, nnx.Rngs(0)))
+    defined = type(mixer).attention_map is not Mixer.attention_map
+    assert MIXERS[name].has_attention_map == defined
 
 
 def test_every_stack_has_a_config():

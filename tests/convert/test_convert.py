@@ -243,7 +243,7 @@ def test_errors_of_transformers_are_one_line(copy, tmp_path, capsys, key, value)
     assert not (tmp_path / "out").exists()
 
 
-def test_constant_logits_are_compared():
+def test_deviation_of_constant_logits():
     zeros = np.zeros((2, 3), np.float32)
     assert selfcheck.deviation(zeros, zeros).relative == 0
     assert selfcheck.deviation(zeros + 1, zeros).relative > 1
@@ -357,12 +357,12 @@ def test_patterns_are_shortened():
 
 
 @pytest.mark.parametrize("text", ["x", "4", "-5", "1:2:3:4", "5:", "1,", "1.5"])
-def test_missing_layers_are_rejected(text):
+def test_invalid_layers_are_rejected(text):
     with pytest.raises(UserError, match="--layers"):
         parse_layers(text, 4)
 
 
-def test_every_leaf_of_a_converted_model_keeps_its_sharding(llama, tmp_path):
+def test_conversion_keeps_the_number_of_parameters(llama, tmp_path):
     target = tmp_path / "hybrid"
     assert main(["convert", str(llama), str(target), "--to", "bswa", "--layers", "::2"]) == 0
     hybrid = open_run(target)

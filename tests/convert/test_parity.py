@@ -56,9 +56,9 @@ def test_export_restores_the_original_files(case, tmp_path, monkeypatch):
     before, after = tensors(folder), tensors(tmp_path)
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     assert before.keys() == after.keys()
-    for name, loaded_tensor in before.items():
-        assert (loaded_tensor.shape, loaded_tensor.dtype) == (after[name].shape, after[name].dtype)
-        assert (loaded_tensor == after[name]).all(), name
+    for name, original in before.items():
+        assert (original.shape, original.dtype) == (after[name].shape, after[name].dtype)
+        assert (original == after[name]).all(), name
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
     assert np.array_equal(logits(again), expected)
 

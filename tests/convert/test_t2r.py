@@ -354,7 +354,7 @@ def test_folded_maps_compute_the_same_function(kind, scale):
         ({"linear": LinearConfig(features=64, rope=False)}, "the projections would grow"),
     ],
 )
-def test_unfoldable_maps_are_unchanged(change, said):
+def test_unfoldable_maps_have_a_reason(change, said):
     assert said in why_not_foldable(replace(SMALL, **change))
     assert not why_not_foldable(replace(SMALL, linear=LinearConfig(features=4), arch=NOT_ROTATED))
 

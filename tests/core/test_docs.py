@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import itertools
 import re
+import signal
 from pathlib import Path
 
 import pytest
+
+from famjax.core import errors
+from famjax.mixers.mixer import Mixer
+from famjax.models.language_model import LanguageModel
+from famjax.stacks.residual import Layer
+from famjax.stacks.stack import Stack
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -65,3 +74,48 @@ def test_identifiers_exist(page: str) -> None:
 def test_links_within_the_repository_exist(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text())
     assert [t for t in targets if not page.parent.joinpath(t).exists()] == []
+
+
+ARCHITECTURE = ROOT.joinpath("docs/architecture.md").read_text()
+
+
+def table(heading: str) -> list[list[str]]:
+    """Return the rows of the first table after a text, without its header."""
+    lines = ARCHITECTURE[ARCHITECTURE.index(heading) :].splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("|"))
+    rows = itertools.takewhile(lambda line: line.startswith("|"), lines[first + 2 :])
+    return [re.split(r" (?<!\\)\| ", row.strip("| ")) for row in rows]
+
+
+def test_every_custom_vjp_is_listed() -> None:
+    listed = [re.findall(r"`([^`]+)`", row[0]) for row in table("### Custom backward passes")]
+    files = [p.relative_to(ROOT / "famjax") for p in (ROOT / "famjax").rglob("*.py")]
+    found = [
+        f.as_posix()
+        for f in files
+        for _ in re.findall(r"\.defvjp\(", (ROOT / "famjax" / f).read_text())
+    ]
+    assert sorted(file for _, file in listed) == sorted(found)
+    for name, file in listed:
+        assert f"\n{name}.defvjp(" in (ROOT / "famjax" / file).read_text()
+
+
+def test_the_protocol_has_these_arguments() -> None:
+    classes = {c.__name__: c for c in (Mixer, Layer, Stack, LanguageModel)}
+    rows = table("Their arguments differ")
+    assert [row[0].strip("`") for row in rows] == list(classes)
+    for name, init_state, call, _ in rows:
+        for method, cell in (("init_state", init_state), ("__call__", call), ("step", call)):
+            signature = inspect.signature(getattr(classes[name.strip("`")], method))
+            arguments = [str(p.replace(annotation=p.empty)) for p in signature.parameters.values()]
+            written = re.sub(r" \[[^]]*\]", "", cell.split("`")[1]).strip("()").split(", ")
+            assert written == [a.replace(" = ", "=") for a in arguments[1:]], (name, method)
+
+
+def test_exit_statuses_are_those_of_the_code() -> None:
+    values = {k: v for k, v in vars(errors).items() if k.startswith("EXIT_")}
+    values |= {s.name: s.value for s in signal.Signals}
+    rows = {row[1].replace("`", ""): int(row[0]) for row in table("#### Exit statuses")[1:]}
+    for name, status in rows.items():
+        assert sum(values[part] for part in name.split(" + ")) == status
+    assert {part for name in rows for part in name.split(" + ")} >= {*vars(errors)} & {*values}

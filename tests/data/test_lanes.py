@@ -44,7 +44,7 @@ class Documents:
         rng = np.random.default_rng([2, *key])
         cuts = np.sort(rng.integers(0, len(tokens) + 1, rng.integers(0, 5)))
         for part in np.split(tokens, cuts)[piece:]:
-            yield Piece(part, (part % 3).astype(np.float32), passing=key[1] % 3 == 2)
+            yield Piece(part, (part % 3).astype(np.float32), pass_state=key[1] % 3 == 2)
 
     def get_state(self):
         return {"level": self.level}
@@ -85,7 +85,7 @@ def test_no_token_is_lost_and_documents_start_on_blocks(batch, blocks):
             np.testing.assert_array_equal(got["weights"], document[1 : count + 1] % 3)
         assert not row["weights"][~row["valid"]].any()
         passing = np.arange(len(begins)) % 3 == 2
-        np.testing.assert_array_equal(np.flatnonzero(row["passing"]), begins[passing])
+        np.testing.assert_array_equal(np.flatnonzero(row["pass_state"]), begins[passing])
 
 
 def test_batches_have_documented_types_and_shapes():
@@ -96,7 +96,7 @@ def test_batches_have_documented_types_and_shapes():
         "weights": np.float32,
         "valid": bool,
         "reset": bool,
-        "passing": bool,
+        "pass_state": bool,
     }
     assert all(values.shape == (3, 2 * BLOCK) for values in batch.values())
 
@@ -203,7 +203,7 @@ def test_documents_that_fit_a_row_are_not_split(blocks):
             np.testing.assert_array_equal(line["tokens"][start : start + positions], tokens[:-1])
             assert line["valid"][start : start + positions].all()
             whole = start // length == (start + positions - 1) // length
-            assert whole or positions > length or line["passing"][start]
+            assert whole or positions > length or line["pass_state"][start]
 
 
 def test_unsplit_documents_resume_exactly():
@@ -241,7 +241,7 @@ class Chains:
 
     def open(self, key, piece=0):
         for part in np.array_split(self.document(key), 3)[piece:]:
-            yield Piece(part, np.ones(len(part), np.float32), passing=key[2] > 0)
+            yield Piece(part, np.ones(len(part), np.float32), pass_state=key[2] > 0)
 
     def get_state(self):
         return {}
@@ -279,7 +279,7 @@ def test_remaining_lanes_continue_and_take_over_the_others_documents(links, bloc
             # whole documents, where rows became longer; of a lane that ended, up to that step
             assert len(tokens) == len(document) or end is None
             np.testing.assert_array_equal(tokens, document[: len(tokens)])
-            passing = bool(line["passing"][begin])
+            passing = bool(line["pass_state"][begin])
             assert passing == (key[2] > 0)
             assert not passing or before == [key[0], key[1] - 1, key[2] - 1]
             read.append(tuple(key[:2]))

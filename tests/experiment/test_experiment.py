@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import tyro
 from hypothesis import given
 from hypothesis import strategies as st
 
+from famjax.cli import train_help
 from famjax.config.keys import keys, values
 from famjax.config.schema import Config, DataConfig, ModelConfig, TrainConfig
 from famjax.core.errors import UserError
@@ -27,6 +29,8 @@ from famjax.experiment.load import (
     override,
     to_json,
 )
+from famjax.optimizers import OPTIMIZERS
+from famjax.tasks import TASKS
 
 
 def refused(call: Any, *args: Any) -> str:
@@ -540,3 +544,11 @@ def test_difference() -> None:
     assert difference(Config(), Config()) == []
     changed = Config(model=ModelConfig(layers=6))
     assert difference(Config(), changed) == ["model.layers: 4 -> 6"]
+
+
+def test_the_help_of_a_registry_names_all_its_entries() -> None:
+    """The schema imports no registry, since help is shown without importing JAX."""
+    comments = train_help._comments(Config)
+    for key, registry in {"data.task": TASKS, "optimizer.name": OPTIMIZERS}.items():
+        named = [word for word in re.findall(r"\w+", comments[key]) if word in registry]
+        assert sorted(set(named)) == sorted(registry), key

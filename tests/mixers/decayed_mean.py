@@ -37,7 +37,7 @@ class DecayedMean(Mixer):
         self.qkv = QKV(config, rngs=rngs)
         self.decay = nnx.Param(jnp.full(self.qkv.kv_heads, 2.0))
         self.block_len = 1
-        self.receptive_field = None
+        self.receptive_blocks = None
 
     def init_state(self, batch: int, prompt: Array | None = None) -> MeanState:
         g, e = self.qkv.kv_heads, self.qkv.head_dim
@@ -80,7 +80,6 @@ class DecayedMeanSpec(MixerSpec):
     title = "a decayed mean"
     is_blockwise = False
     has_attention_weights = False
-    has_attention_map = False
     keys = ("model.window",)
 
     def make(self, config: ModelConfig, rngs: nnx.Rngs) -> DecayedMean:

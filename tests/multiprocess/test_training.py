@@ -120,6 +120,7 @@ def test_two_processes_equal_one_and_resume_after_a_kill(tmp_path: Path) -> None
     assert_same(reference, resumed)
 
 
+@pytest.mark.slow
 def test_resume_after_process_zero_was_killed(tmp_path: Path) -> None:
     """Packed rows; killing process 0 also ends the coordination service."""
     path, run = write_config(tmp_path, "packed", "data.length=64"), tmp_path / "run"

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from famjax.ops.weight_einsum import weight_einsum
+from famjax.ops.einsum_tape import history_einsum
+from famjax.ops.weight_einsum import is_weight_equation, weight_einsum
 
 
 @pytest.mark.parametrize(
@@ -43,3 +44,34 @@ def test_the_narrower_factor_comes_first():
             products = [e for e in jaxpr.eqns if e.primitive.name == "dot_general"]
             assert [v.aval.shape for v in products[-1].invars] == [(32, 4), (32, 9)]
             assert jaxpr.out_avals[0].dtype == dtype
+
+
+@pytest.mark.parametrize("equation", ["...d,dc->...c", "...he,hed->...d", "...z,zc->...c"])
+def test_equations_of_a_kernel(equation):
+    assert is_weight_equation(equation)
+    with pytest.raises(ValueError, match=r"history_einsum: .* is of a kernel"):
+        history_einsum(equation, jnp.zeros((2, 3)), jnp.zeros((3, 4)))
+
+
+@pytest.mark.parametrize("equation", ["bge,bgse->bgs", "bgrs,bgse->bgre"])
+def test_equations_of_the_history(equation):
+    assert not is_weight_equation(equation)
+    with pytest.raises(ValueError, match=r"weight_einsum: .* is of the history"):
+        weight_einsum(equation, jnp.zeros((2, 3)), jnp.zeros((3, 4)))
+
+
+@pytest.mark.parametrize(
+    "equation",
+    [
+        "...d,cd->...c",  # the kernel is transposed
+        "...d,dc->c",  # sums over the leading dimensions
+        "...dd,ddc->...c",  # a diagonal
+        "b...d,dc->b...c",
+        "...d->...d",
+        "bz,bze->be",  # z is the tape's
+        "bs,bse->b",  # e is in one term only
+    ],
+)
+def test_other_equations_are_refused(equation):
+    with pytest.raises(ValueError, match="neither of a kernel"):
+        weight_einsum(equation, jnp.zeros((2, 3)), jnp.zeros((3, 4)))

@@ -103,6 +103,7 @@ def test_what_is_frozen_and_carried() -> None:
     assert arrays["state of a row"]["elements"] == 2 * (3 * 2 * 16 + 1 + 2 * 2 * 8 * 16 + 2)
 
 
+@pytest.mark.slow
 def test_tokens_are_divided_beside_rows_in_a_model_of_many_layers() -> None:
     """XLA on CPU refused a device's own number in it: "PartitionId is not supported"."""
     deep = ["model.layers=4", "model.scan_layers=false", "mesh.data=2", "mesh.sequence=2"]

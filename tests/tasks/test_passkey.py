@@ -1,5 +1,6 @@
 """Passkey documents: needle first, the filler between, the question last, of exactly the length."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,16 @@ import pytest
 from famjax.config.schema import PasskeyConfig
 from famjax.core.errors import UserError
 from famjax.data.train_tokenizer import train_sentencepiece
-from famjax.tasks.passkey import FILLER, NEEDLE, QUESTION, Passkey, PasskeySource, sample_text
+from famjax.tasks.passkey import (
+    FILLER,
+    NAMES,
+    NEEDLE,
+    QUESTION,
+    Passkey,
+    PasskeySource,
+    evaluated_task,
+    sample_text,
+)
 from famjax.tokenizers.load import load_tokenizer
 
 
@@ -105,8 +115,8 @@ def test_a_key_is_asked_for_again_and_again(words):
             weights = np.concatenate([piece.weights for piece in pieces])
             text = words.decode(tokens)
             assert ("Remember it" in text) == (read == 0)
-            assert pieces[0].passing == (read > 0)
-            assert not any(piece.passing for piece in pieces[1:])
+            assert pieces[0].pass_state == (read > 0)
+            assert not any(piece.pass_state for piece in pieces[1:])
             assert len(tokens) == 256 if read else 96 <= len(tokens) < 96 + 256
             answers.add(words.decode(tokens[weights == 1]))
             read, before, k = read + len(tokens), key, k + 1
@@ -145,7 +155,7 @@ def test_the_needle_is_anywhere_in_the_first_document(words):
         text = words.decode(np.concatenate([piece.tokens for piece in pieces]))
         assert ("There is an important" in text) == (key[4] == 0)
         if key[4] == 0:
-            starts.append(len(pieces[0].tokens) - len(source.task.head("0" * 5)))
+            starts.append(len(pieces[0].tokens) - len(source.task.head(["0" * 5])))
         answer = text.split("The pass key is ")[-1]
         assert keys.setdefault(key[1], answer) == answer
     assert min(starts) < 20
@@ -174,3 +184,46 @@ def test_a_document_opened_in_the_middle_continues(words):
     for start in range(len(pieces)):
         for a, b in zip(source.open(key, start), pieces[start:], strict=True):
             np.testing.assert_array_equal(a.tokens, b.tokens)
+
+
+def test_one_of_several_named_keys_is_asked_for():
+    config = PasskeyConfig(
+        keys=4, min_length=800, start_length=3000, max_length=3000, ask_every=256, multiple=32
+    )
+    tokenizer = load_tokenizer("bytes")
+    source = PasskeySource(config, tokenizer, seed=0)
+    told, asked, before = {}, [], None
+    for k in range(300):
+        key = before = source.key(0, 1, k, before)
+        pieces = list(source.open(key))
+        text = tokenizer.decode(np.concatenate([piece.tokens for piece in pieces]))
+        if key[4] == 0:
+            told = dict(re.findall(r"The pass key of (\w+) is (\d{5})\. Remember", text))
+            assert list(told) == list(NAMES[:4])
+        assert ("Remember it" in text) == (key[4] == 0)
+        name, answer = re.findall(r"What is .* The pass key of (\w+) is (\d{5})$", text)[0]
+        assert answer == told[name]
+        weights = np.concatenate([piece.weights for piece in pieces])
+        assert (weights == 1).sum() == 5
+        asked.append(name)
+    assert set(asked) == set(NAMES[:4])
+    # as the evaluation draws it
+    task = evaluated_task(tokenizer, config)
+    drawn = set()
+    for seed in range(40):
+        tokens, _ = read(task, task.shortest + 100, seed)
+        text = tokenizer.decode(tokens)
+        assert len(tokens) == task.shortest + 100
+        name, answer = re.findall(r"What is .* The pass key of (\w+) is (\d{5})$", text)[0]
+        assert f"{answer} is the pass key of {name}. " in text
+        drawn.add(name)
+    assert drawn == set(NAMES[:4])
+
+
+def test_names_that_a_tokenizer_does_not_tell_apart_are_refused(tmp_path):
+    digits = "\n".join("0123456789")
+    (tmp_path / "words.txt").write_text(f"<s>\n<unk>\n<eos>\n{digits}\n")
+    tokenizer = load_tokenizer(str(tmp_path / "words.txt"))
+    Passkey(tokenizer, digits=1)
+    with pytest.raises(UserError, match="does not tell names apart"):
+        Passkey(tokenizer, digits=1, keys=2)

@@ -28,7 +28,7 @@ def loss(run: Run, batch: dict[str, np.ndarray]) -> float:
     @jax.jit
     def mean(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
         model, weights = nnx.merge(graph, params), batch["weights"]
-        ctx = Context(batch["reset"], batch["valid"], carry_memory=batch["passing"])
+        ctx = Context(batch["reset"], batch["valid"], pass_state=batch["pass_state"])
         logits, _ = model(batch["tokens"], model.init_state(len(weights)), ctx)
         nats, _ = token_losses(logits, batch["targets"])
         return (nats * weights).sum() / weights.sum()

@@ -162,7 +162,7 @@ def generate(of: Trained) -> np.ndarray:
     state = of.states[-1]
 
     def write(params: Any, memory: Any, token: jax.Array) -> jax.Array:
-        model = nnx.merge(of.program.graph, params)
+        model = nnx.merge(of.program.inference_graph, params)
 
         def one(carry: Any, _: None) -> Any:
             logits, memory = model.step(carry[0], carry[1])
@@ -260,7 +260,7 @@ def test_halving_the_lanes_moves_no_row(mesh: Sizes) -> None:
     program, _, states = train_with_source(mesh, LANES)
     memory = copy(program, states[2]).memory
     half = jax.tree.map(lambda a: np.asarray(a)[:, ::2], memory)
-    axes = nnx.merge(program.graph, states[2].params).state_axes()
+    axes = nnx.merge(program.inference_graph, states[2].params).state_axes()
     places = sharding.state_shardings(program.mesh, axes, half)
     halve_batch = jax.jit(halve_memory, out_shardings=places).lower(memory).compile()
     jax.tree.map(np.testing.assert_array_equal, halve_batch(memory), half)

@@ -241,10 +241,11 @@ def test_without_random_state_passing_nothing_is_carried() -> None:
     )
 
 
+BY_PARTS = ("model.remat=block", "train.bptt_segments=2", "train.accumulate=2")
 RPO_LAYOUTS = [
     (),
     ("data.layout=packed", "train.rsp=0.5"),
-    ("model.remat=block", "train.bptt_segments=2", "train.accumulate=2"),
+    pytest.param(BY_PARTS, marks=pytest.mark.slow),
 ]
 
 

@@ -23,7 +23,7 @@ from famjax.core.errors import UserError, nearest
 from famjax.mixers import MIXERS, mixer_specs
 
 # by model_type
-FAMILIES = {
+FAMILIES: dict[str, Family] = {
     "llama": LLAMA,
     "mistral": MISTRAL,
     "qwen2": QWEN2,

@@ -116,8 +116,8 @@ def parse_rope_scaling(rope_parameters: HF, length: int, partial: bool = False) 
     """Return the fields of `ArchConfig` for RoPE frequency scaling.
 
     Args:
-      rope: from `rope_parameters`.
-      length: max_position_embeddings, the training length if `rope` does not give one.
+      rope_parameters: from the function of that name.
+      length: max_position_embeddings, the training length if `rope_parameters` gives none.
       partial: the family supports `partial_rotary_factor`.
     """
     kind = rope_parameters.get("rope_type") or rope_parameters.get("type") or "default"

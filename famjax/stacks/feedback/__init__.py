@@ -120,11 +120,11 @@ class Feedback(Stack):
         return metrics
 
     def mixing_weights(self) -> Array:
-        """Return the weights of the layers' states in each memory (Equation 1): [j L+1]."""
+        """Return the weights of the layers' states in each memory (Equation 1): [j l+1]."""
         return self.spec.mix(None if self.mix is None else self.mix[...])
 
     def spans(self) -> Array | None:
-        """Return the learned span of each head in tokens, [L h], or None."""
+        """Return the learned span of each head in tokens, [l h], or None."""
         share = self.layers[0].span
         return None if share is None else share[...] * self.spec.span
 
@@ -169,7 +169,7 @@ class Feedback(Stack):
         return partition(self.spec, self.layers[0], self.keys, distances, self.mixing_weights())
 
     def _history(self, state: FeedbackState) -> list[KV]:
-        """Return the entries before a call that the layers attend to: [b g n e], for each set."""
+        """Return the entries before a call that the layers attend to: [b g s e], for each set."""
         spec = self.spec
         unrolled = state._replace(slots=ring.unroll_ring(spec, state))
         pairs = ring_kv(spec, combine(*self._partition()), unrolled)

@@ -45,7 +45,7 @@ class DropoutRng(NamedTuple):
 
     Attributes:
       key: for dropout.
-      layers: [L] bool, layers that LayerDrop drops.
+      layers: [l] bool, layers that LayerDrop drops.
     """
 
     key: Array
@@ -56,10 +56,10 @@ class Parts(NamedTuple):
     """A stack's modules and arrays.
 
     Attributes:
-      layers: L layers.
+      layers: l layers.
       keys: the shared key and value projections; None if each layer has its own.
       distances: [e span], relative position embeddings of keys, farthest first; or None.
-      mix: [j L+1], weights of the layers' states in each memory.
+      mix: [j l+1], weights of the layers' states in each memory.
     """
 
     layers: list[FeedbackLayer]
@@ -77,7 +77,7 @@ class Parts(NamedTuple):
         return y if rng is None else jnp.where(rng.layers[i], x, y)
 
     def mix_memory(self, states: list[Array]) -> Array:
-        """Return m (Equation 1): L+1 states [... d] -> [j ... d]."""
+        """Return m (Equation 1): l+1 states [... d] -> [j ... d]."""
         mix = self.mix.astype(states[0].dtype)
         return jnp.einsum("jl,l...->j...", mix, jnp.stack(states))
 

@@ -23,7 +23,7 @@ class FeedbackState(NamedTuple):
     """A ring buffer. The field names are in checkpoints.
 
     Attributes:
-      slots: entries: keys and values, each [s b g span e]; or their memories, [j b span d].
+      slots: entries: keys and values, each [sets b g span e]; or their memories, [j b span d].
       place: [1 b] int32, the write index, of the document's next token.
       filled: [1 b] int32, the number of filled entries; the others are zero.
     """
@@ -123,7 +123,7 @@ def final_state(
 def append_entry(
     spec: FeedbackSpec, state: FeedbackState, new: tuple[Array, ...], ctx: Context
 ) -> FeedbackState:
-    """Return the state after one token with entries `new`: [s b g e] twice, or [j b d]."""
+    """Return the state after one token with entries `new`: [sets b g e] twice, or [j b d]."""
     write_index = state.place[0]
     valid = jnp.ones_like(write_index) if ctx.valid is None else ctx.valid[:, 0].astype(jnp.int32)
     lanes, all_sets = jnp.arange(write_index.shape[0]), slice(None)
@@ -148,12 +148,12 @@ def append_entry(
 
 
 def _roll(entries: Array, by: Array) -> Array:
-    """Roll the entries of every lane: [s b ... n e], by [b]."""
+    """Roll the entries of every lane: [sets b ... entries e], by [b]."""
     return jax.vmap(lambda a, n: jnp.roll(a, n, axis=-2), (1, 0), 1)(entries, by)
 
 
 def _slice_lanes(entries: Array, start: Array, size: int) -> Array:
-    """Return `size` entries of every lane from index `start`: [s b ... n e], [b]."""
+    """Return `size` entries of every lane from index `start`: [sets b ... entries e], [b]."""
 
     def lane(a: Array, start: Array) -> Array:
         return jax.lax.dynamic_slice_in_dim(a, start, size, a.ndim - 2)

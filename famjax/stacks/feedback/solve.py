@@ -47,7 +47,7 @@ def sequential(
 
     Args:
       x: [b t d].
-      history: entries from before the call, [b g n e] twice for each set.
+      history: entries from before the call, [b g s e] twice for each set.
       first: [b t], see `CallIndices`.
     """
     t = x.shape[1]
@@ -89,9 +89,9 @@ def _token_fn(
     xs: Any,
 ) -> Any:
     """One token: x [b d] -> ((y [b d], memory [j b d]), (k, v) [b g e] of each set)."""
-    x, (first, rng, others) = xs
+    x, (first, rng, non_diff) = xs
     rng = None if rng is None else rng._replace(key=rng.key[0])
-    parts = combine(graphs, matmul_params, other_params, others)
+    parts = combine(graphs, matmul_params, other_params, non_diff)
     states = [x]
     for i in range(len(parts.layers)):
         attend = functools.partial(_attend_window, spec, parts, i, visible, first)
@@ -137,7 +137,7 @@ def _pad_to_blocks(a: Array, block: int) -> Array:
 
 
 def _per_token_rng(rng: DropoutRng | None, count: int, shards: int) -> DropoutRng | None:
-    """Return PRNG keys of each token and row shard, [t shards], and LayerDrop masks, [t L].
+    """Return PRNG keys of each token and row shard, [t shards], and LayerDrop masks, [t l].
 
     Layers are dropped for a whole call. Dropout masks depend on the number of devices.
     """

@@ -43,12 +43,12 @@ class FeedbackSpec:
 
     @property
     def sets(self) -> int:
-        """Return s: sets of keys and values per token, one or one for each layer."""
+        """Return the sets of keys and values per token, one or one for each layer."""
         return 1 if self.config.shared_kv and self.memories == 1 else self.model.layers
 
     @property
     def spans(self) -> tuple[int, ...]:
-        """Return how many entries the layers of each set attend to, [s]."""
+        """Return how many entries the layers of each set attend to, [sets]."""
         return self.attention_span or (self.span,) * self.sets
 
     @property
@@ -69,17 +69,17 @@ class FeedbackSpec:
         return compute_dtype(self.model.dtype)
 
     def rotate(self, x: Array, positions: Array) -> Array:
-        """Rotate [... n e] to positions [... n], if positions are rotary."""
+        """Rotate [... s e] to positions [... s], if positions are rotary."""
         if self.config.positions == "learned":
             return x
         theta = rotary.frequencies(self.head_dim, self.model.rope_base, self.model.arch)
         return rotary.rotate(x, rotary.angles(positions, theta))
 
     def mix(self, logits: Array | None) -> Array:
-        """Return the weights of the layers' states in each memory (Equation 1): [j L+1].
+        """Return the weights of the layers' states in each memory (Equation 1): [j l+1].
 
         Args:
-          logits: [j L+1], if they are learned; else None.
+          logits: [j l+1], if they are learned; else None.
         """
         count = self.model.layers
         if logits is not None:

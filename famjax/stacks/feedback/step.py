@@ -57,12 +57,12 @@ def ring_kv(spec: FeedbackSpec, parts: Parts, state: FeedbackState) -> list[KV]:
 
 
 class RingView(NamedTuple):
-    """The entries of one set that a token attends to: the whole ring, or its newest n entries.
+    """The entries of one set that a token attends to: the whole ring, or its newest s entries.
 
     Attributes:
-      k, v: [b g n e], in the ring's order, or oldest first.
-      indices: [b n], their indices in the ring.
-      mask: [b n], which are filled.
+      k, v: [b g s e], in the ring's order, or oldest first.
+      indices: [b s], their indices in the ring.
+      mask: [b s], which are filled.
       shift: [b], by how much a bias by distance, farthest first, is rolled to align with them.
     """
 
@@ -109,7 +109,7 @@ def _attend(
 
 
 def _roll_bias(reversed_bias: Array, write_index: Array) -> Array:
-    """Align a bias by distance, farthest first, with a ring at `write_index`: [h n]."""
+    """Align a bias by distance, farthest first, with a ring at `write_index`: [h s]."""
     # one slice of two periods is faster than a gather
     n = reversed_bias.shape[-1]
     twice = jnp.concatenate([reversed_bias, reversed_bias], -1)
@@ -117,7 +117,7 @@ def _roll_bias(reversed_bias: Array, write_index: Array) -> Array:
 
 
 def _scores(spec: FeedbackSpec, q: Array, view: RingView, write_index: Array) -> Array:
-    """Return q k / sqrt(e): [b h e] -> [b h n].
+    """Return q k / sqrt(e): [b h e] -> [b h s].
 
     Entries from the write index on are from the previous pass over the ring.
     """

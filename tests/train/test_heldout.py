@@ -1,0 +1,79 @@
+"""Held-out loss while training: equal to `famjax eval`'s on the same tokens, and no other run."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import small
+from small import compiled_once  # noqa: F401
+
+from famjax.core.errors import UserError
+from famjax.eval.text import evaluate_text
+from famjax.experiment.load import load_config, override
+from famjax.train.loop import train
+from famjax.train.metrics import read_metrics
+
+# as many tokens as the longest of the documents, so that all are read to their end
+EVAL = ["eval.every=4", "eval.batches=30", "data.holdout=3", "train.steps=8"]
+FIELDS = [
+    f"{split}_bits_per_byte{suffix}"
+    for split in ("heldout", "training")
+    for suffix in ("", "_without_memory")
+]
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return read_metrics(folder / "metrics.jsonl")
+
+
+@pytest.mark.usefixtures("compiled_once")
+@pytest.mark.parametrize("layout", ["lanes", "packed"])
+def test_it_equals_the_evaluation_of_the_run(tmp_path: Path, layout: str) -> None:
+    config = small.config(tmp_path / "texts", layout, "text", *EVAL)
+    run = train(config, tmp_path / "run", quiet=True)
+    found = evaluate_text(run, quiet=True)
+    last = rows(tmp_path / "run")[-1]
+    assert last["heldout_bits_per_byte"] == pytest.approx(found["bits_per_byte"], rel=1e-5)
+    without = found["without_memory"]["bits_per_byte"]
+    assert last["heldout_bits_per_byte_without_memory"] == pytest.approx(without, rel=1e-5)
+    assert last["training_bits_per_byte"] != last["heldout_bits_per_byte"]
+    assert all(np.isfinite(last[name]) for name in FIELDS)
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_the_run_is_the_same_bit_for_bit(tmp_path: Path) -> None:
+    config = small.config(tmp_path / "texts", "lanes", "text", *EVAL)
+    train(config, tmp_path / "run", quiet=True)
+    train(override(config, ["eval.every=0"]), tmp_path / "plain", quiet=True)
+    (step, state, _), (plain_step, plain, _) = (
+        small.final(tmp_path / name, config) for name in ("run", "plain")
+    )
+    assert (step, state[0]) == (plain_step, plain[0])
+    losses = [[row["loss"] for row in rows(tmp_path / name)] for name in ("run", "plain")]
+    assert losses[0] == losses[1]
+    measured = [[name in row for name in FIELDS] for row in rows(tmp_path / "run")]
+    assert measured == [[True] * 4] * 2
+    # stopped after the first evaluation, and resumed with another interval
+    train(override(config, ["train.steps=4"]), tmp_path / "two", quiet=True)
+    train(config, tmp_path / "two", quiet=True)
+    last, resumed = rows(tmp_path / "run")[-1], rows(tmp_path / "two")[-1]
+    assert [last[name] for name in FIELDS] == [resumed[name] for name in FIELDS]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["eval.every=6"], "eval.every=6 is not a multiple of train.log_every=4; take 4 or 8"),
+        (["data.holdout=0"], "data.holdout=0 holds out no text"),
+        (["model.mixer=full", "model.capacity=100"], "eval.batches=30: documents of 1920 tokens"),
+        (["eval.batches=0"], "eval.batches=0"),
+        (["eval.every=0", "eval.batches=3"], "eval.batches: has no effect with eval.every=0"),
+        (["data.task=passkey"], "data.task=passkey has none; set eval.every=0"),
+    ],
+)
+def test_mistakes_are_one_line(given: list[str], message: str) -> None:
+    config = [*small.COMMAND, *EVAL[:3], "train.log_every=4", *given]
+    with pytest.raises(UserError, match=re.escape(message)):
+        load_config("text_fam", config)
