@@ -18,9 +18,9 @@ import hypothesis
 import jaxtyping
 import pytest
 
-# Compilation takes most of the time: a third of it optimizes code that runs for milliseconds, and
-# two fifths of the rest fuses with MLIR; no core is left to compile one program in parallel. The slow
-# tests run for long and use the default options.
+# Compilation takes most of the time: a third of it optimizes code that runs for milliseconds, two
+# fifths of the rest fuses with MLIR, and no core is left to compile one program in parallel. The
+# slow tests run for long and use the default options.
 _FLAGS = {"--xla_force_host_platform_device_count": "8"}
 _QUICK = {
     "--xla_backend_optimization_level": "0",

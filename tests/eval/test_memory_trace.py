@@ -153,7 +153,7 @@ def test_reach_equals_the_gradient() -> None:
     np.testing.assert_allclose(found[2], expected, rtol=1e-3)
 
 
-def test_documents_are_read_to_the_requested_length() -> None:
+def test_documents_that_are_too_short_are_rejected() -> None:
     passkey = tiny.run()
     with pytest.raises(UserError, match="no document has 9,999,999 tokens"):
         memory_tokens(passkey, None, 9_999_999)

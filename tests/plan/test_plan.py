@@ -225,7 +225,7 @@ def test_a_candidate_that_does_not_compile_is_skipped() -> None:
         search(small(), on, 1, lines.append, compile)
 
 
-def test_full_attention_is_not_estimated_by_block() -> None:
+def test_remat_block_equals_layer_for_full_attention() -> None:
     layer, block = (
         layer_activations(resolve_for_eight(full).model, 512, 2, 1)
         for full in (small("model.mixer=full", f"model.remat={r}") for r in ("layer", "block"))
