@@ -1,4 +1,4 @@
-"""Eight fake CPU devices, quick compilation, a cache that outlives the run, and strictness."""
+"""Eight fake CPU devices, quick compilation, a persistent compilation cache, strict warnings."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import hypothesis
 import jaxtyping
 import pytest
 
-# Most of the time goes into compilation: a third of it to optimize code that runs for milliseconds,
-# two fifths of what is left to fuse by way of MLIR, and there is no core to spare for parts of one
-# program. The slow tests run for long, and are compiled as everything is elsewhere.
+# Compilation takes most of the time: a third of it optimizes code that runs for milliseconds, two
+# fifths of the rest fuses with MLIR, and no core is left to compile one program in parallel. The
+# slow tests run for long and use the default options.
 _FLAGS = {"--xla_force_host_platform_device_count": "8"}
 _QUICK = {
     "--xla_backend_optimization_level": "0",
@@ -30,7 +30,7 @@ _QUICK = {
 
 
 def _known(flags: dict[str, str]) -> dict[str, str]:
-    """Return the flags that this jaxlib has; XLA ends the process at one it does not know."""
+    """Return the flags that this jaxlib has; XLA aborts on unknown ones."""
     (home,) = importlib.util.find_spec("jaxlib").submodule_search_locations
     library = Path(home) / "libjax_common.so"
     if not library.exists():
@@ -39,11 +39,11 @@ def _known(flags: dict[str, str]) -> dict[str, str]:
         return {flag: value for flag, value in flags.items() if data.find(flag[2:].encode()) >= 0}
 
 
-# workers are given the flags of the process that started them
+# workers inherit the flags of the process that started them
 if "--slow" not in sys.argv and "PYTEST_XDIST_WORKER" not in os.environ:
     _FLAGS |= _known(_QUICK)
 
-# All of it before the first import of JAX; processes started by tests inherit it.
+# set before JAX is imported; processes started by tests inherit them
 for _flag, _value in _FLAGS.items():
     if _flag not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_flag}={_value}".strip()
@@ -52,18 +52,18 @@ os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parents[1] / ".cache" / "jax")
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-# where in Python each operation was traced is of no use here, and costs a twentieth of the time
+# Python locations of operations are not used in tests, and cost a twentieth of the time
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
-# with several threads for matrices of 16 numbers, PyTorch waited for its threads most of the time
+# several threads for matrices of 16 numbers made PyTorch wait for its threads most of the time
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# pytest-xdist sets it to the terminal's width; tests of widths set their own
+# pytest-xdist sets it to the terminal's width; tests of widths set it themselves
 os.environ.pop("COLUMNS", None)
 
-# PyTorch for CUDA brings triton, which ends the process if it is loaded behind TensorFlow
+# PyTorch for CUDA imports triton, which aborts if it is loaded after TensorFlow
 with contextlib.suppress(ImportError):
     importlib.import_module("triton")
 
-# with `--shapes` the annotated shapes of these are checked at every call
+# with `--shapes`, annotated shapes in these modules are checked at every call
 _CHECKED = (
     "attention",
     "einsum_tape",
@@ -83,20 +83,20 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
-# traced programs are millions of objects that live on: looking through them again and again took
-# an eighth of the time
+# traced programs are millions of long-lived objects: scanning them repeatedly took an eighth of the
+# time
 gc.set_threshold(200_000, 20, 100)
 
 
-# bytes of memory from which a process drops its compiled programs
+# bytes of memory above which a process drops its compiled programs
 _MUCH_MEMORY = 3 * 2**30
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _forget_programs() -> Iterator[None]:
-    """After a file, drop compiled programs if they take much memory: all of them took 7 GB.
+    """After a file, drop compiled programs if they take much memory (7 GB in total).
 
-    Otherwise they stay: files share operations, and models of the same shapes.
+    Otherwise they are kept: files share operations, and models of the same shapes.
     """
     yield
     if _resident_bytes() > _MUCH_MEMORY:
@@ -106,7 +106,7 @@ def _forget_programs() -> Iterator[None]:
 
 
 def _resident_bytes() -> float:
-    """Return the memory that this process has now; infinity where there is no /proc."""
+    """Return the resident memory of this process; infinity without /proc."""
     status = Path("/proc/self/statm")
     if not status.exists():
         return float("inf")
@@ -119,13 +119,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A warning that famjax causes is an error; those of other packages are theirs.
+    # A warning caused by famjax is an error; those of other packages are not.
     config.addinivalue_line("filterwarnings", r"error:::famjax(\.|\Z)")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile`, give one process all contracts: they share models and programs."""
+    """With `--dist loadfile`, run all contracts in one process: they share models and programs."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -139,7 +139,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """In CI, say which files took the time."""
+    """In CI, report the files that took the most time."""
     if not os.environ.get("CI"):
         return
     seconds: Counter[str] = Counter()
@@ -154,8 +154,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # the longest files start first, so that two processes end together; pytest-xdist would start
-    # with those of the most tests, without --no-loadscope-reorder
+    # the longest files start first, so that two processes end together; without
+    # --no-loadscope-reorder, pytest-xdist would start with the files with the most tests
     first = ("multiprocess", "train", "contracts", "stacks", "tests")
     items.sort(key=lambda item: (*first, item.path.parent.name).index(item.path.parent.name))
     if config.getoption("--slow"):

@@ -1,4 +1,4 @@
-"""Tiny random models of Hugging Face's families, saved as their users have them."""
+"""Tiny random models of Hugging Face's families, saved in their format."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LLAMA3 = {
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
 
-# small enough to bend the scores and logits of these models
+# small enough to affect the scores and logits of these models
 CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
 
 CASES = {
@@ -68,7 +68,7 @@ CASES = {
 }
 _LAYERS = ["full_attention", "sliding_attention", "sliding_attention"]
 _ROPE = {"rope_type": "default", "rope_theta": 500.0}
-# together with those above, every key that is read has a value that is not its default
+# together with those above, every key that is read has a non-default value
 CASES |= {
     "llama-keys": ("llama", {"head_dim": 32, "rope_parameters": _ROPE}),
     "mistral-keys": (
@@ -171,7 +171,7 @@ CASES |= {
 
 @functools.cache
 def pretrained(case: str) -> tuple[Path, np.ndarray]:
-    """Return the folder of a model and its logits behind TOKENS."""
+    """Return the folder of a model and its logits after TOKENS."""
     kind, changes = CASES[case]
     torch.manual_seed(0)
     shape = GPT2 if kind == "gpt2" else SHAPE

@@ -1,10 +1,10 @@
-"""A mutation run: deliberate bugs, each of which the tests named beside it must catch.
+"""Mutation testing: deliberate bugs, each of which the listed tests must catch.
 
     python tests/mutants.py            # `make test-mutants`: all of them, in a copy of the sources
-    python tests/mutants.py fam lora   # those whose name has one of these words
+    python tests/mutants.py fam lora   # those with one of these words in their names
 
-A bug that survives ends the run with status 1. `tests/test_mutants.py` checks, quickly, that each
-still applies to the sources.
+A bug that survives gives exit status 1. `tests/test_mutants.py` checks quickly that each still
+applies to the sources.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ STREAM, LANES = "tests/contracts/test_stream.py", "tests/contracts/test_lanes.py
 
 
 class Mutant(NamedTuple):
-    """A bug.
+    """A deliberate bug.
 
     Attributes:
-      name: what it is.
-      path: of the file in famjax/.
-      good, bad: text that occurs once, and what replaces it.
+      name: description.
+      path: file in famjax/.
+      good, bad: text that occurs once, and its replacement.
       tests: arguments of pytest; at least one test must fail.
     """
 
@@ -242,7 +242,7 @@ MUTANTS = (
 
 
 def run(mutant: Mutant, home: Path) -> tuple[bool, float]:
-    """Return whether the tests caught a bug in the copy at `home`, and the seconds it took."""
+    """Return whether the tests caught a bug in the copy at `home`, and the duration in seconds."""
     path = home / "famjax" / mutant.path
     source, start = path.read_text(), time.monotonic()
     path.write_text(source.replace(mutant.good, mutant.bad))
@@ -259,7 +259,7 @@ def run(mutant: Mutant, home: Path) -> tuple[bool, float]:
         ).returncode
     finally:
         path.write_text(source)
-    # 1: tests failed. Anything else, such as no test collected, is no catch.
+    # 1: tests failed. Any other status, such as no tests collected, does not count as caught.
     return status == 1, time.monotonic() - start
 
 

@@ -1,7 +1,7 @@
-"""Runs of a few steps of a model of a few numbers, and how to tell whether two of them agree.
+"""Runs of a few steps of a tiny model, and comparisons of runs.
 
-The programs are compiled once for all runs that differ in nothing the program depends on, and for
-one device only of the eight there are.
+Programs are compiled once for all runs whose programs are the same, and for only one of the eight
+devices.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SHAPE = [
     "train.log_every=4",
     "train.checkpoint_every=3",
 ]
-# for a command on a text or a toy task, which refuses the keys of another
+# for a command on text or a toy task, which rejects keys of other tasks
 COMMAND = [given for given in SHAPE if not given.startswith("data.passkey.")]
 LAYOUTS = {
     "lanes": ["data.layout=lanes"],
@@ -66,7 +66,7 @@ TIMES = ("tokens_per_second", "model_flops_utilisation", "data_wait", "step_seco
 
 
 def texts(folder: Path, count: int = 6) -> Path:
-    """Write documents of different lengths, and return their folder."""
+    """Write documents of different lengths and return their folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for i in range(count):
         (folder / f"{i}.txt").write_text(f"document {i} says {chr(97 + i)} " * (5 + 9 * i))
@@ -74,7 +74,7 @@ def texts(folder: Path, count: int = 6) -> Path:
 
 
 def config(folder: Path, layout: str = "lanes", task: str = "text", *more: str) -> Config:
-    """Return a small config on the texts of a folder, or on passkeys with a growing length."""
+    """Return a small config for the texts of a folder, or for passkeys with a curriculum."""
     files = [f"data.files={texts(folder)}"] if task == "text" else []
     return override(Config(), [*SHAPE, *LAYOUTS[layout], f"data.task={task}", *files, *more])
 
@@ -90,7 +90,7 @@ _make_program, _token_bytes = loop.make_program, [np.zeros(0)]
 def make_program(
     config: Config, token_bytes: np.ndarray, attention_span: tuple[int, ...] = ()
 ) -> TrainProgram:
-    """Return `famjax.train.program.make_program`'s, from an earlier run if there was one."""
+    """Like `famjax.train.program.make_program`, with the program of an earlier run if possible."""
     config = resolve(config, None, 1)
     data = replace(
         DataConfig(),
@@ -109,7 +109,7 @@ def make_program(
 
 @contextmanager
 def shared_programs() -> Iterator[None]:
-    """Let `train` take programs from `make_program` here, for one device."""
+    """Let `train` use programs from `make_program` here, for one device."""
     make_mesh = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sharding, "make_mesh", make_mesh)
@@ -119,13 +119,13 @@ def shared_programs() -> Iterator[None]:
 
 @pytest.fixture
 def compiled_once() -> Iterator[None]:
-    """Apply `shared_programs` to a test; fixtures of a module use that themselves."""
+    """Apply `shared_programs` to a test; module fixtures use it directly."""
     with shared_programs():
         yield
 
 
 def final(run: Path, config: Config) -> tuple[Any, Any, list[dict[str, Any]]]:
-    """Return all that a run ended with: bits of every array, cursor and counts, rows."""
+    """Return the final results of a run: bits of every array, JSON metadata, rows."""
     config = replace(config, model=replace(config.model, vocab_size=258))
 
     def template(step: int) -> Any:
@@ -141,13 +141,13 @@ def final(run: Path, config: Config) -> tuple[Any, Any, list[dict[str, Any]]]:
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
-    """Return the rows of a run's metrics without what measures time."""
+    """Return the rows of a run's metrics without timings."""
     found = read_metrics(run / "metrics.jsonl")
     return [{k: v for k, v in row.items() if k not in TIMES} for row in found]
 
 
 def assert_same(run: Path, other: Path, config: Config) -> None:
-    """Two runs ended the same, bit for bit."""
+    """Check that two runs ended bitwise equal."""
     (step, (bits, extra), table), (step_, (bits_, extra_), table_) = (
         final(folder, config) for folder in (run, other)
     )
@@ -159,11 +159,11 @@ def assert_same(run: Path, other: Path, config: Config) -> None:
 
 
 class Crash(BaseException):
-    """Stands for a kill: nothing in the loop may answer it."""
+    """Simulates a kill: nothing in the loop may handle it."""
 
 
 def crash_at(monkeypatch: pytest.MonkeyPatch, count: int) -> Callable[[], None]:
-    """Let the loop crash when it starts its step number `count`; return what undoes that."""
+    """Make the loop crash when it starts step number `count`; return a function that undoes it."""
     left, run_step = [count], Session.run_step
 
     def crash(self: Session, inspect: bool) -> Any:

@@ -1,11 +1,11 @@
-"""The demonstration from end to end, with models that have hardly been trained."""
+"""The demonstration end to end, with models that are hardly trained."""
 
 import json
 
 from famjax.demo import Demo, demonstrate, make_config, train_and_time
 
 
-def test_the_demonstration_leaves_what_it_promises(tmp_path, capsys):
+def test_the_demo_writes_its_results(tmp_path, capsys):
     small = ("train.steps=2", "model.width=16", "model.mlp_width=16", "data.length=128")
     plan = Demo(
         tmp_path / "demo",
@@ -28,7 +28,7 @@ def test_the_demonstration_leaves_what_it_promises(tmp_path, capsys):
         assert all(0 <= row["key_accuracy"] <= 1 for row in model["rows"])
         assert model["state_bytes"] > 0
         assert (plan.folder / model["name"] / "checkpoints" / "000000002").is_dir()
-        # made again, it does not train, and knows how long that took
+        # repeated, it does not train, and reports the original durations
         name, folder = model["name"], plan.folder / model["name"]
         _, seconds = train_and_time(make_config(plan, name), folder, quiet=True)
         assert seconds == model["train_seconds"] > 0

@@ -1,4 +1,4 @@
-"""The finetuning demonstration from end to end, with models that have hardly been trained."""
+"""The finetuning demonstration end to end, with models that are hardly trained."""
 
 import json
 
@@ -9,7 +9,7 @@ from famjax.demo_finetune import FinetuneDemo, demonstrate
 
 
 @pytest.mark.slow
-def test_the_demonstration_leaves_what_it_promises(tmp_path, capsys):
+def test_the_finetuning_demo_writes_its_results(tmp_path, capsys):
     tiny = ("model.width=16", "model.heads=1", "model.mlp_width=16", "model.lora.rank=0")
     plan = FinetuneDemo(
         tmp_path / "demo",
@@ -35,6 +35,6 @@ def test_the_demonstration_leaves_what_it_promises(tmp_path, capsys):
     config, _ = load_pretrained(plan.folder / "exported")
     assert (config.mixer, config.lora.rank) == ("fam", 0)
     assert (plan.folder / "plots" / "finetune.png").read_bytes().startswith(b"\x89PNG")
-    # made again, nothing is done again
+    # repeated, nothing is recomputed
     demonstrate(plan)
     assert "nothing to do" in capsys.readouterr().err

@@ -1,7 +1,7 @@
-"""Training learns, and the memory carries what it learns: accuracies, not only equal numbers.
+"""Models learn, and the memory carries information: accuracies, not only equal numbers.
 
-A document is a letter, a run of dots over several blocks, a question mark; then the letter is asked
-for. Without memory segments only the FAM can know it: guessing gets 1 in 8.
+A document is a letter, dots over several blocks, a question mark and the letter. Without memory
+segments, only the FAM can carry the letter; chance is 1 in 8.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TINY = [
 
 
 def write_letters(path: Path, low: int, high: int) -> None:
-    """Write documents whose letter is asked for after low to high dots."""
+    """Write documents with low to high dots between the letter and the question."""
     rng = np.random.default_rng(0)
     with path.open("w") as file:
         for _ in range(400):
@@ -45,18 +45,18 @@ def test_a_memory_learns_to_carry_a_letter(tmp_path: Path) -> None:
     write_letters(tmp_path / "letters.jsonl", 12, 20)
     config = load_config("text_fam", [*TINY, f"data.files={tmp_path / 'letters.jsonl'}"])
     train(config, tmp_path / "run", quiet=True)
-    # the letter and the end of the document: one who guesses the letter is right in 56%
+    # the letter and eos are targets: guessing the letter gives 56%
     assert read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["accuracy"] > 0.95
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_demo_learns(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`make demo`'s FAM at three seeds, with questions anywhere (docs/results.md has their tables).
+    """The FAM of `make demo` with three seeds and questions anywhere (tables in docs/results.md).
 
     The paper's update had 0% at 32,768 tokens.
     """
-    # two rows on eight devices would be computed four times
+    # on eight devices, two rows would be computed four times
     one = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
     monkeypatch.setattr(sharding, "make_mesh", one)
     demo = replace(SHORT_DEMO, folder=tmp_path)

@@ -21,7 +21,7 @@ GRADIENTS = [
 
 
 def updates(config: OptimizerConfig) -> list[dict[str, np.ndarray]]:
-    """Return the parameters after each of the gradients."""
+    """Return the parameters after each gradient."""
     optimizer = make_optimizer(config, 10)
     params = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), PARAMETERS)
     state, found = optimizer.init(params), []
@@ -33,7 +33,7 @@ def updates(config: OptimizerConfig) -> list[dict[str, np.ndarray]]:
     return found
 
 
-def clipped(grads: dict[str, np.ndarray], most: float) -> dict[str, np.ndarray]:
+def clip(grads: dict[str, np.ndarray], most: float) -> dict[str, np.ndarray]:
     norm = math.sqrt(sum(np.square(g).sum() for g in grads.values()))
     return {name: g * min(1, most / norm) for name, g in grads.items()}
 
@@ -53,7 +53,7 @@ def test_adamw_against_numpy() -> None:
     expected = []
     for t, grads in enumerate(GRADIENTS, 1):
         rate = 0.1 * (t - 1) / 2
-        for name, g in clipped(grads, 1.0).items():
+        for name, g in clip(grads, 1.0).items():
             m[name] = 0.8 * m[name] + 0.2 * g
             v[name] = 0.9 * v[name] + 0.1 * g**2
             unbiased = (m[name] / (1 - 0.8**t)) / (np.sqrt(v[name] / (1 - 0.9**t)) + 1e-8)
@@ -63,7 +63,7 @@ def test_adamw_against_numpy() -> None:
 
 
 def test_nag_against_numpy() -> None:
-    """As fairseq's NAG has it, whose buffer holds the rate it was filled at."""
+    """As in fairseq's NAG, whose buffer is scaled by the learning rate at its update."""
     config = OptimizerConfig(
         name="nag", learning_rate=0.1, schedule="cosine", final_fraction=0.3, warmup_steps=0,
         beta1=0.9, weight_decay=0, clip_norm=0,
@@ -82,7 +82,7 @@ def test_nag_against_numpy() -> None:
 
 
 def test_adafactor_against_numpy() -> None:
-    """Too small to be factored: decay of second moments, update clipping, scale, momentum."""
+    """Parameters too small to factor: decay of second moments, update clipping, scale, momentum."""
     config = OptimizerConfig(
         name="adafactor", learning_rate=0.1, schedule="constant", warmup_steps=0, beta1=0.9,
         beta2=0.3, weight_decay=0.01, clip_norm=0,
@@ -96,7 +96,7 @@ def test_adafactor_against_numpy() -> None:
 
     for t, grads in enumerate(GRADIENTS, 1):
         decay = min(0.3, 1 - t**-0.8)
-        assert decay == (0 if t == 1 else 0.3)  # 1 - 2^-0.8 is 0.43: it has settled
+        assert decay == (0 if t == 1 else 0.3)  # 1 - 2^-0.8 is 0.43: the limit is reached
         for name, g in grads.items():
             v[name] = decay * v[name] + (1 - decay) * (g**2 + 1e-30)
             update = g / np.sqrt(v[name])
@@ -107,8 +107,8 @@ def test_adafactor_against_numpy() -> None:
     compare(updates(config), expected)
 
 
-def test_adafactor_takes_each_layer_of_a_stack_by_itself() -> None:
-    """Two layers of very different size: each moves as if it were a parameter of its own."""
+def test_adafactor_treats_layers_of_a_stack_separately() -> None:
+    """Two layers of different scale are updated like separate parameters."""
     config = OptimizerConfig(name="adafactor", learning_rate=0.1, warmup_steps=0, clip_norm=0)
     optimizer = make_optimizer(config, 10)
     rng = np.random.default_rng(0)
@@ -142,7 +142,7 @@ def test_adafactor_factors_large_matrices() -> None:
 
 @pytest.mark.parametrize("name", ["constant", "cosine", "wsd"])
 @pytest.mark.parametrize("warmup", [0, 10])
-def test_schedules(name: Any, warmup: int) -> None:
+def test_schedules_equal_numpy(name: Any, warmup: int) -> None:
     config = OptimizerConfig(
         learning_rate=2.0, schedule=name, warmup_steps=warmup, decay_fraction=0.2,
         final_fraction=0.1,
@@ -164,13 +164,13 @@ def test_schedules(name: Any, warmup: int) -> None:
 
 @pytest.mark.parametrize("name", ["constant", "cosine", "wsd"])
 @pytest.mark.parametrize("warmup", [10, 50])
-def test_a_warmup_as_long_as_the_run(name: Any, warmup: int) -> None:
+def test_warmup_may_be_as_long_as_the_run(name: Any, warmup: int) -> None:
     rate = make_schedule(OptimizerConfig(learning_rate=1.0, schedule=name, warmup_steps=warmup), 10)
     found = [float(rate(step)) for step in range(10)]
     assert found == pytest.approx([step / warmup for step in range(10)])
 
 
-def test_wsd_falls_to_zero_behind_a_long_warmup() -> None:
+def test_wsd_decays_to_zero_after_a_long_warmup() -> None:
     config = OptimizerConfig(learning_rate=1.0, schedule="wsd", warmup_steps=95, decay_fraction=0.2)
     rate = make_schedule(config, 100)
     assert [float(rate(step)) for step in (95, 100)] == pytest.approx([1, 0])

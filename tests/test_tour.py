@@ -1,4 +1,4 @@
-"""The tour takes every command of the README's five minutes; what it does not know ends it."""
+"""The tour runs every command of the README's five minutes; unknown commands are errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def section(*lines: str) -> str:
     return "\n".join(["# famjax", f"## {tour.SECTION}", *lines, "## More", ""])
 
 
-def test_every_command_of_the_section_is_taken() -> None:
+def test_every_command_of_the_section_runs() -> None:
     body = README.partition(f"## {tour.SECTION}\n")[2].partition("\n## ")[0]
     told = re.findall(r"^famjax .*?(?= +#|$)", body.replace("\\\n", " "), re.M)
     taken = [step.said for step in tour.steps(README) if step.argv]
@@ -41,23 +41,23 @@ def test_every_command_of_the_section_is_taken() -> None:
         (["```python", "import famjax", "```"], 'has no "train.steps=100"'),
     ],
 )
-def test_what_it_does_not_know_is_refused(lines: list[str], said: str) -> None:
+def test_unknown_commands_are_rejected(lines: list[str], said: str) -> None:
     with pytest.raises(tour.UnknownError, match=re.escape(said)):
         list(tour.steps(section(*lines)))
 
 
-def test_a_readme_without_the_section_is_refused() -> None:
+def test_a_readme_without_the_section_is_rejected() -> None:
     with pytest.raises(tour.UnknownError, match="has no section"):
         list(tour.steps("# famjax\n"))
 
 
-def test_continued_lines_and_comments() -> None:
+def test_continued_lines_and_comments_are_parsed() -> None:
     text = section("```", "famjax export a \\", "  b   # there", "# nothing", "```")
     (step,) = tour.steps(text)
     assert step.argv == ["famjax", "export", "a", "b"]
 
 
-def test_what_is_added_are_keys_that_there_are(tmp_path: Path) -> None:
+def test_added_keys_exist(tmp_path: Path) -> None:
     given = [step.argv for step in tour.steps(README) if step.argv] + list(tour.BEFORE)
     for _, verb, *words in given:
         assert verb in VERBS
@@ -70,7 +70,7 @@ def test_what_is_added_are_keys_that_there_are(tmp_path: Path) -> None:
             assert config.train.steps <= 4
 
 
-def test_a_command_that_fails_ends_it(
+def test_a_failed_command_ends_the_tour(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "README.md").write_text(section("```", "famjax export a b", "```"))
@@ -88,6 +88,6 @@ def test_a_command_that_fails_ends_it(
     assert "no such run" in printed.err
 
 
-def test_ci_runs_it() -> None:
+def test_ci_runs_the_tour() -> None:
     assert " tour" in (tour.ROOT / ".ci/run").read_text()
     assert "tests/tour.py" in (tour.ROOT / "Makefile").read_text()

@@ -1,4 +1,4 @@
-"""Models so small that they compile in seconds, and a real run of one of them."""
+"""Models that compile in seconds, and a trained run of one of them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def model(mixer: str, seed: int = 0, **shape: Any) -> LanguageModel:
 
 
 def logits(model: LanguageModel, tokens: np.ndarray, pad: int = 64) -> np.ndarray:
-    """Return what one call of the model says behind each token: [b t] -> [b t v].
+    """Return the logits of one call: [b t] -> [b t v].
 
     Compiled for multiples of `pad` tokens.
     """
@@ -74,7 +74,7 @@ def run() -> Run:
 
 
 def run_with(mixer: str, seed: int = 0, **shape: Any) -> Run:
-    """Return the run with another model in its place."""
+    """Return the run with another model."""
     config = replace(run().config, model=replace(SHAPE, mixer=mixer, **shape))
     return replace(run(), config=config, model=model(mixer, seed, **shape))
 

@@ -1,4 +1,4 @@
-"""Folders as Hugging Face's, with tokenizers small enough to train in a test."""
+"""Folders in Hugging Face format, with tokenizers small enough to train in a test."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHATML = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-# the answer is closed by eos; bos stands at the start alone
+# eos ends the answer; bos occurs only at the start
 LLAMA = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
     "{% else %} {{ m.content | trim }} {{ eos_token }}{% endif %}{% endfor %}"
@@ -50,7 +50,7 @@ def byte_level(folder: Path, awkward: bool = False) -> Path:
     """Write a tokenizer like Qwen's, with a ChatML template.
 
     Awkward: it also splits by a pattern, puts a space in front of the text, composes characters,
-    adds bos, cuts and pads.
+    adds bos, truncates and pads.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=awkward)

@@ -1,10 +1,10 @@
-"""Run the README's five minutes as a new user does, at tiny sizes, where famjax alone is installed.
+"""Run the README's five minutes as a new user would, at tiny sizes, with only famjax installed.
 
-    python tests/tour.py        # of an environment made by `pip install -e .`; see `make tour`
+    python tests/tour.py        # in an environment made by `pip install -e .`; see `make tour`
 
-Every command and the Python of the section are taken from README.md; each is made small by what
-`SMALLER` adds to it. A command that fails, prints a traceback, or is not known here ends the tour.
-Nothing but Python's own library is imported.
+Every command and the Python code of the section are taken from README.md and made small by
+`SMALLER`. A command that fails, prints a traceback or is unknown ends the tour. Only the standard
+library is imported.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MODEL = (
     *("model.fam_len=4", "data.batch=2", "data.length=128"),
 )
 STEPS = "train.steps=4"
-# by the words that a command begins with: what makes it small, after its own words
+# by the first words of a command: arguments that make it small
 SMALLER: dict[str, tuple[str, ...]] = {
     "famjax train text_fam": (*MODEL, STEPS),
     "famjax train finetune": (
@@ -43,15 +43,15 @@ SMALLER: dict[str, tuple[str, ...]] = {
     "famjax convert": ("model.block_len=64", "model.fam_len=4"),
     "famjax export": (),
 }
-# what the section's Python says, and what it says here
+# Python code of the section -> its smaller version
 SHORTER = {
     '"train.steps=100"': ", ".join(f'"{given}"' for given in (*MODEL, STEPS)),
     "max_tokens=80": "max_tokens=8",
 }
-# the virtual environment of the README is the one that runs this
+# the README's virtual environment is the one that runs this script
 PASSED_OVER = (". .venv/bin/activate",)
 
-# what a reader has beside the section: texts, conversations, a pretrained model, the demo's run
+# what readers have already: texts, conversations, a pretrained model, the demo's run
 FULL = ("model.mixer=full", "model.arch.embed_scale=1", "model.capacity=256", "data.layout=packed")
 BEFORE: tuple[tuple[str, ...], ...] = (
     (
@@ -62,25 +62,25 @@ BEFORE: tuple[tuple[str, ...], ...] = (
     (
         *("famjax", "train", "passkey", "data.tokenizer=bytes", "model.width=32"),
         *("model.mlp_width=64", "model.block_len=64", "data.length=512"),
-        # bytes make the needle and the question long
+        # with byte tokens, needle and question are long
         *("data.passkey.ask_every=0", "data.passkey.min_length=256"),
         *("data.passkey.start_length=256", "data.passkey.max_length=512"),
         *("train.steps=2", "--run", "runs/demo/FAM"),
     ),
 )
-# what a reader does next: the programs' folders, as their own README says
+# the next steps of a reader: folders of programs, as described in their own README
 AFTER = ("first-orbax", "first-hlo")
 
 
 class UnknownError(Exception):
-    """The README says something that the tour does not know how to run."""
+    """The README has a command or code that the tour cannot run."""
 
 
 class Step(NamedTuple):
-    """A command, or the Python of one block.
+    """A command, or the Python code of one block.
 
     Attributes:
-      said: as the README has it.
+      said: as in the README.
       argv: the command, made small; none for Python.
       code: the Python, made small.
     """
@@ -91,10 +91,10 @@ class Step(NamedTuple):
 
 
 def steps(readme: str) -> Iterator[Step]:
-    """Yield all that the section tells to run.
+    """Yield all commands and code of the section.
 
     Raises:
-      UnknownError: a block in another language, or a command that is not in `SMALLER`.
+      UnknownError: for a block in another language or a command that is not in `SMALLER`.
     """
     python = "".join(text for language, text in blocks(readme) if language == "python")
     for said in SHORTER:
@@ -111,7 +111,7 @@ def steps(readme: str) -> Iterator[Step]:
 
 
 def blocks(readme: str) -> list[tuple[str, str]]:
-    """Return (language, text) of the section's blocks of code."""
+    """Return (language, text) of the section's code blocks."""
     found = re.search(rf"^## {SECTION}\n(.*?)(?=^## |\Z)", readme, re.M | re.S)
     if not found:
         raise UnknownError(f"README.md has no section {SECTION!r}")
@@ -119,14 +119,14 @@ def blocks(readme: str) -> list[tuple[str, str]]:
 
 
 def commands(block: str) -> list[str]:
-    """Return the commands of a block for the shell, without comments."""
+    """Return the commands of a shell block, without comments."""
     lines = block.replace("\\\n", " ").splitlines()
     found = [shlex.join(shlex.split(line, comments=True)) for line in lines]
     return [line for line in found if line and line not in PASSED_OVER]
 
 
 def smaller(command: str) -> list[str]:
-    """Return the words of a command that ends in seconds."""
+    """Return the words of a command, changed to end in seconds."""
     known = [start for start in SMALLER if f"{command} ".startswith(f"{start} ")]
     if not known:
         raise UnknownError(f"`{command}`; add it to SMALLER in tests/tour.py")
@@ -134,7 +134,7 @@ def smaller(command: str) -> list[str]:
 
 
 def shorter(code: str) -> str:
-    """Return Python that ends in seconds."""
+    """Return Python code, changed to end in seconds."""
     for said, here in SHORTER.items():
         code = code.replace(said, here)
     return code
@@ -162,10 +162,10 @@ def main() -> int:
 
 
 class Tour:
-    """Runs commands in a folder of its own.
+    """Runs commands in its own folder.
 
     Attributes:
-      taken: how many ran.
+      taken: number of commands that ran.
     """
 
     def __init__(self, folder: Path):
@@ -179,7 +179,7 @@ class Tour:
         self.environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
     def prepare(self) -> None:
-        """Make what the section takes as given."""
+        """Create the files that the section assumes."""
         shutil.copy(ROOT / "README.md", self.folder)
         for name in ("books", "talks"):
             shutil.copytree(ROOT / "data" / name, self.folder / name)
@@ -191,7 +191,7 @@ class Tour:
         self.run(step.argv or (sys.executable, "-c", step.code), step.said)
 
     def read(self, name: str) -> None:
-        """Run the Python in the README of an exported folder."""
+        """Run the Python code in the README of an exported folder."""
         for language, text in re.findall(
             r"^```(\w*)\n(.*?)^```$",
             (self.folder / name / "README.md").read_text(encoding="utf-8"),
@@ -203,7 +203,7 @@ class Tour:
                 self.run((sys.executable, "-c", code), said)
 
     def ask_for_help(self) -> None:
-        """Print the help of every verb that famjax names, and what the doctor says."""
+        """Print the help of every verb, and the doctor's report."""
         listed = self.run(("famjax", "--help"))
         verbs = re.findall(r"^  ([a-z]+) {2,}", listed, re.M)
         if len(verbs) < 5:
@@ -213,7 +213,7 @@ class Tour:
         self.run(("famjax", "doctor"))
 
     def run(self, argv: Sequence[str], said: str = "") -> str:
-        """Run a command and return what it printed; show all of that if it fails."""
+        """Run a command and return its output; print it if the command fails."""
         begin = time.perf_counter()
         done = subprocess.run(
             argv, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=600

@@ -1,4 +1,4 @@
-"""`famjax analyze`: what it prints and draws, and one line for each mistake."""
+"""`famjax analyze`: its tables and plots, and a one-line error for each mistake."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def text(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let folders by these names hold runs that were never trained."""
+    """Make `open_run` return untrained runs for these folder names."""
     there = {
         "student": lambda: tiny.run_with("fam,linear", **STUDENT),
         "teacher": lambda: tiny.run_with("full", layers=4),
@@ -35,7 +35,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("famjax.processes.runtime.setup", lambda: None)
 
 
-def test_tables_name_what_is_left_out(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_name_omitted_layers(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["analyze", "student", "--teacher", "teacher", "--tasks", f"text:{text}"]
     assert main([*argv, "--length", "32", "--examples", "2"]) == 0
     out = capsys.readouterr().out
@@ -80,7 +80,9 @@ def test_json_has_every_head_and_the_plot_is_drawn(
         ("lstm", "the run has model.stack=lstm, which is not supported"),
     ],
 )
-def test_mistakes(argv: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line_errors(
+    argv: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["analyze", *argv.split()]) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -88,7 +90,7 @@ def test_mistakes(argv: str, said: str, capsys: pytest.CaptureFixture[str]) -> N
     assert said in err
 
 
-def test_held_out_text_of_a_run_of_none(
+def test_a_run_without_held_out_text_is_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tiny.run_with("full", layers=4)

@@ -1,4 +1,4 @@
-"""Bad input to `famjax train`: one clear line each, and nothing is lost."""
+"""Bad input to `famjax train`: a clear one-line error each, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ pytestmark = pytest.mark.usefixtures("compiled_once", "quiet_runtime")
 
 @pytest.fixture
 def quiet_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let tests use the compile cache of the tests."""
+    """Keep the compilation cache of the tests."""
     monkeypatch.setattr("famjax.processes.runtime.setup", lambda: None)
 
 
 class Famjax:
-    """Calls `famjax train text_fam` with the small shape, in a folder of its own."""
+    """Calls `famjax train text_fam` with a small shape in its own folder."""
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]):
         self.folder, self.run, self._capsys = folder, folder / "run", capsys
@@ -46,8 +46,8 @@ class Famjax:
         assert out == ""
         return status
 
-    def refused(self, *overrides: str, run: Path | None = None) -> str:
-        """Return the one line that a call ended with."""
+    def error_of(self, *overrides: str, run: Path | None = None) -> str:
+        """Return the error line of a call."""
         assert self(*overrides, run=run) == 2, self.err
         said = [line for line in self.err.splitlines() if line.startswith("famjax: ")]
         assert said == self.err.splitlines()[-1:]
@@ -76,7 +76,9 @@ def famjax(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Famjax:
         (b"text \xff text", "not UTF-8 at byte 5"),
     ],
 )
-def test_a_file_that_is_no_text(famjax: Famjax, content: bytes | None, said: str) -> None:
+def test_a_file_that_is_not_text_is_rejected(
+    famjax: Famjax, content: bytes | None, said: str
+) -> None:
     path = famjax.folder / "book.txt"
     if content is not None:
         path.write_bytes(content)
@@ -85,24 +87,24 @@ def test_a_file_that_is_no_text(famjax: Famjax, content: bytes | None, said: str
     assert str(path) in line
 
 
-def test_a_file_that_stops_being_text(famjax: Famjax) -> None:
-    """Found by the loading thread in the middle of the run; what was trained is kept."""
+def test_a_file_that_turns_binary_stops_the_run(famjax: Famjax) -> None:
+    """Detected by the loading thread in the middle of the run; earlier steps are kept."""
     path = famjax.folder / "book.txt"
     good = b"some text. " * 40
-    path.write_bytes(good * 22 + b"\xff" + good)  # behind the part that is looked at first
+    path.write_bytes(good * 22 + b"\xff" + good)  # after the part that is checked before the run
     line = famjax.refused(f"data.files={path}", "data.holdout=0", "train.steps=200")
     assert line.startswith(f"{path}: not UTF-8 at byte {len(good) * 22}; ")
 
 
-def test_a_folder_without_text(famjax: Famjax) -> None:
+def test_a_folder_without_text_is_rejected(famjax: Famjax) -> None:
     folder = famjax.folder / "pictures"
     folder.mkdir()
     (folder / "a.png").write_bytes(b"\x89PNG\0\0")
     assert "no text found; skipped 1 binary" in famjax.refused(f"data.files={folder}")
 
 
-def test_texts_beside_the_run_leave_it_out(famjax: Famjax) -> None:
-    # the run's metrics are JSON lines without text, and grow
+def test_the_run_folder_is_not_read_as_text(famjax: Famjax) -> None:
+    # the run's metrics are JSON lines without text, and growing
     (famjax.folder / "book.txt").write_text("some text. " * 60)
     (famjax.folder / "run").mkdir()
     given = f"data.files={famjax.folder}"
@@ -112,7 +114,7 @@ def test_texts_beside_the_run_leave_it_out(famjax: Famjax) -> None:
     assert "no text found; skipped 1 folder of a run" in line
 
 
-def test_a_missing_file_has_near_ones(famjax: Famjax) -> None:
+def test_similar_names_are_suggested_for_a_missing_file(famjax: Famjax) -> None:
     (famjax.folder / "book.txt").write_text("text")
     line = famjax.refused(f"data.files={famjax.folder / 'bok.txt'}")
     assert "did you mean '" in line
@@ -121,17 +123,17 @@ def test_a_missing_file_has_near_ones(famjax: Famjax) -> None:
 
 @pytest.mark.parametrize("content", ["x", "shor", "é"])
 def test_the_shortest_texts_train(famjax: Famjax, content: str) -> None:
-    """A document of one byte, and of less than a block."""
+    """Documents of one byte, and of less than a block."""
     path = famjax.folder / "short.txt"
     path.write_text(content)
     assert famjax(f"data.files={path}", "data.holdout=0") == 0
     assert [row["step"] for row in rows(famjax.run)] == [4, 6]
     shutil.rmtree(famjax.run)
-    assert famjax(f"data.files={path}") == 0  # nothing can be held out of so little
+    assert famjax(f"data.files={path}") == 0  # too short to hold anything out
 
 
-def test_a_failed_first_try_does_not_bind(famjax: Famjax) -> None:
-    """A misspelt file name must not make the run folder another experiment's."""
+def test_a_failed_first_start_does_not_reserve_the_folder(famjax: Famjax) -> None:
+    """A misspelt file name must not reserve the run folder for another experiment."""
     famjax.refused("data.files=no-such-file")
     assert not famjax.run.exists()
     assert famjax(famjax.texts) == 0
@@ -164,7 +166,7 @@ def test_a_failed_first_try_does_not_bind(famjax: Famjax) -> None:
         ("model.feedback.span=9", "model.feedback.span: has no effect with model.stack=residual"),
     ],
 )
-def test_values_that_cannot_work(famjax: Famjax, given: str, said: str) -> None:
+def test_invalid_values_are_rejected(famjax: Famjax, given: str, said: str) -> None:
     assert said in famjax.refused(famjax.texts, given)
 
 
@@ -176,7 +178,7 @@ def test_values_that_cannot_work(famjax: Famjax, given: str, said: str) -> None:
         ("x = 1", r"mine\.py: must define a function config\(\)"),
     ],
 )
-def test_a_config_file_with_a_mistake(
+def test_mistakes_in_a_config_file_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str, said: str
 ) -> None:
     path = tmp_path / "mine.py"
@@ -188,7 +190,7 @@ def test_a_config_file_with_a_mistake(
     assert not (tmp_path / "run").exists()
 
 
-def test_an_unknown_config(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_config_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "text_fan"]) == 2
     err = capsys.readouterr().err
     assert err.startswith("famjax: unknown config 'text_fan'; did you mean 'text_fam'?")
@@ -202,7 +204,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_a_folder_with_another_run(famjax: Famjax) -> None:
+def test_a_folder_with_another_run_is_rejected(famjax: Famjax) -> None:
     assert famjax(famjax.texts) == 0
     before = contents(famjax.run)
     line = famjax.refused(famjax.texts, "model.fam_len=4", "seed=1")
@@ -210,8 +212,8 @@ def test_a_folder_with_another_run(famjax: Famjax) -> None:
     assert contents(famjax.run) == before
 
 
-def test_a_folder_in_which_another_trains(famjax: Famjax) -> None:
-    """Nothing is touched, and the folder can be had when the other has ended."""
+def test_a_folder_in_use_is_rejected(famjax: Famjax) -> None:
+    """Nothing is changed, and the folder can be used when the other process has ended."""
     with lock.hold(famjax.run, pytest.fail):
         before = contents(famjax.run)
         line = famjax.refused(famjax.texts)
@@ -223,13 +225,13 @@ def test_a_folder_in_which_another_trains(famjax: Famjax) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b'{"name": "x"', b"\xff\xfe", b"[]", b'{"nmae": 1}'])
-def test_a_damaged_config(famjax: Famjax, damage: bytes) -> None:
+def test_a_damaged_config_is_rejected(famjax: Famjax, damage: bytes) -> None:
     assert famjax(famjax.texts) == 0
     (famjax.run / "config.json").write_bytes(damage)
     assert famjax.refused(famjax.texts).startswith(f"{famjax.run / 'config.json'}: ")
 
 
-def test_a_folder_that_is_a_file(famjax: Famjax) -> None:
+def test_a_run_folder_that_is_a_file_is_rejected(famjax: Famjax) -> None:
     famjax.run.write_text("mine")
     assert "Not a directory" in famjax.refused(famjax.texts)
     assert "Not a directory" in famjax.refused(famjax.texts, run=famjax.run / "run")
@@ -237,7 +239,7 @@ def test_a_folder_that_is_a_file(famjax: Famjax) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
-def test_a_folder_that_takes_no_files(
+def test_an_unwritable_folder_is_rejected(
     famjax: Famjax, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def refuse(self: Path, *_: Any, **__: Any) -> None:
@@ -253,11 +255,11 @@ def test_a_folder_that_takes_no_files(
 # checkpoints
 
 
-def newest(run: Path) -> Path:
+def newest_checkpoint(run: Path) -> Path:
     return max(run.glob("checkpoints/0*"))
 
 
-def cut(folder: Path) -> None:
+def truncate_file(folder: Path) -> None:
     path = max(folder.glob("params/**/*"), key=lambda p: p.is_file() and p.stat().st_size)
     os.truncate(path, path.stat().st_size // 2)
 
@@ -265,32 +267,34 @@ def cut(folder: Path) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        cut,
+        truncate_file,
         lambda folder: shutil.rmtree(folder / "rest"),
         lambda folder: (folder / "manifest.json").unlink(),
         lambda folder: (folder / "extra.json").write_text("{}"),
     ],
 )
-def test_a_damaged_checkpoint(famjax: Famjax, damage: Callable[[Path], Any]) -> None:
-    """The one before is used, and the run ends as if nothing had happened."""
+def test_a_damaged_checkpoint_falls_back_to_the_previous_one(
+    famjax: Famjax, damage: Callable[[Path], Any]
+) -> None:
+    """The previous one is used, and the run ends as if undamaged."""
     assert famjax(famjax.texts, run=famjax.folder / "once") == 0
     assert famjax(famjax.texts) == 0
-    damage(newest(famjax.run))
+    damage(newest_checkpoint(famjax.run))
     assert famjax(famjax.texts) == 0
-    assert f"checkpoint {newest(famjax.run)} is damaged: " in famjax.err
+    assert f"checkpoint {newest_checkpoint(famjax.run)} is damaged: " in famjax.err
     assert "continues from step 3 of 6" in famjax.err
     assert rows(famjax.run) == rows(famjax.folder / "once")
 
 
-def test_no_good_checkpoint(famjax: Famjax) -> None:
+def test_no_intact_checkpoint_is_an_error(famjax: Famjax) -> None:
     assert famjax(famjax.texts) == 0
     for folder in famjax.run.glob("checkpoints/0*"):
-        cut(folder)
+        truncate_file(folder)
     line = famjax.refused(famjax.texts)
     assert f"no good checkpoint in {famjax.run / 'checkpoints'}: [3, 6] damaged; " in line
 
 
-def test_a_checkpoint_of_another_shape(famjax: Famjax) -> None:
+def test_a_checkpoint_of_another_shape_is_rejected(famjax: Famjax) -> None:
     assert famjax(famjax.texts) == 0
     (famjax.run / "config.json").unlink()
     line = famjax.refused(famjax.texts, "model.mlp_width=48")
@@ -298,7 +302,9 @@ def test_a_checkpoint_of_another_shape(famjax: Famjax) -> None:
     assert "use the config the run was trained with" in line
 
 
-def test_a_full_disk_while_saving(famjax: Famjax, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_while_saving_is_an_error(
+    famjax: Famjax, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert famjax(famjax.texts, "train.steps=12", run=famjax.folder / "once") == 0
     write, calls = checkpoint.write_arrays, []
 
@@ -320,7 +326,9 @@ def test_a_full_disk_while_saving(famjax: Famjax, monkeypatch: pytest.MonkeyPatc
     assert rows(famjax.run) == rows(famjax.folder / "once")
 
 
-def test_a_full_disk_while_logging(famjax: Famjax, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_while_logging_is_an_error(
+    famjax: Famjax, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert famjax(famjax.texts, run=famjax.folder / "once") == 0
     append = metrics.MetricsWriter._append
 
@@ -365,7 +373,7 @@ def test_ctrl_c_before_the_first_step(famjax: Famjax, monkeypatch: pytest.Monkey
 
 
 def test_ctrl_c_during_compilation(tmp_path: Path) -> None:
-    """A real one, from outside, as soon as the run folder is there."""
+    """A real signal from outside, as soon as the run folder exists."""
     small = config(tmp_path / "texts", "lanes", "text", "train.steps=100000")
     path, run = tmp_path / "small.json", tmp_path / "run"
     path.write_text(to_json(small))

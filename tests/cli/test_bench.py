@@ -1,4 +1,4 @@
-"""`famjax bench`: the tables, and the mistakes; not the figures themselves."""
+"""`famjax bench`: its tables and errors, not the measured figures."""
 
 import json
 from dataclasses import replace
@@ -18,7 +18,7 @@ TINY = ModelConfig(vocab_size=11, layers=1, width=8, heads=2, mlp_width=8, block
 
 
 @pytest.fixture
-def tiny(monkeypatch):
+def tiny_models(monkeypatch):
     monkeypatch.setattr(bench, "_SMALL_FAM", TINY)
     monkeypatch.setattr(fam, "SIZES", ((4, 2), (8, 2)))
     monkeypatch.setattr(fam, "CHUNK", 16)
@@ -27,7 +27,7 @@ def tiny(monkeypatch):
 
 
 @pytest.mark.slow
-def test_every_size_and_length_is_measured(tiny, capsys, monkeypatch):
+def test_every_size_and_length_is_measured(tiny_models, capsys, monkeypatch):
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     assert main(["bench", "fam", "--batch", "2", "--length", "16", "--turns", "2", "--json"]) == 0
     printed = capsys.readouterr()
@@ -42,8 +42,8 @@ def test_every_size_and_length_is_measured(tiny, capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_every_axis_is_measured_beside_one_device(capsys, monkeypatch, tmp_path):
-    """A division sends what one device does not, and its ratio is that of the times."""
+def test_every_axis_is_compared_with_one_device(capsys, monkeypatch, tmp_path):
+    """Sharding adds communication, and the ratio is that of the times."""
     monkeypatch.setattr(bench, "_SMALL_MESH", TINY)
     monkeypatch.setattr(mesh, "bench_meshes", lambda _: [("", 1), ("fsdp", 2), ("sequence", 2)])
     drawn = tmp_path / "mesh.png"
@@ -53,7 +53,7 @@ def test_every_axis_is_measured_beside_one_device(capsys, monkeypatch, tmp_path)
     one, fsdp, sequence = json.loads(printed.out)
     assert [one["devices"], fsdp["axis"], sequence["axis"]] == [1, "fsdp", "sequence"]
     assert one["sent"] == {}
-    # weights are brought together; FAM's memory is handed on
+    # weights are gathered; FAM's memory is sent to the next device
     assert fsdp["sent"]["all-gather"] > 0
     assert sequence["sent"]["collective-permute"] >= sequence["largest"]["collective-permute"] > 0
     for row in (one, fsdp, sequence):
@@ -63,7 +63,7 @@ def test_every_axis_is_measured_beside_one_device(capsys, monkeypatch, tmp_path)
     assert "/ one device" in printed.err
 
 
-def test_axes_go_up_by_twos():
+def test_axis_sizes_are_powers_of_two():
     assert mesh.bench_meshes(6) == [
         ("", 1),
         *((axis, n) for axis in ("data", "fsdp", "tensor", "sequence") for n in (2, 4)),
@@ -78,7 +78,7 @@ SMALL_FEEDBACK = ModelConfig(
 
 
 @pytest.mark.slow
-def test_feedback_is_measured_beside_every_other(capsys, monkeypatch, tmp_path):
+def test_feedback_is_compared_with_other_stacks(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(bench, "_SMALL_FEEDBACK", SMALL_FEEDBACK)
     monkeypatch.setattr(feedback, "SPANS", (4, 8))
     monkeypatch.setattr(feedback, "BATCHES", (1,))
@@ -107,7 +107,7 @@ def test_feedback_is_measured_beside_every_other(capsys, monkeypatch, tmp_path):
 
 
 @pytest.mark.skipif(not feedback_peers.is_installed(), reason="needs " + feedback_peers.NAME)
-def test_the_peer_reads_the_same_from_the_same_weights():
+def test_the_peer_computes_the_same_function():
     assert feedback_peers.check_peer(SMALL_FEEDBACK, 2, 7) < 1e-4
 
 
@@ -122,7 +122,7 @@ SMALL_LINEAR = ModelConfig(
 )
 
 
-def test_linear_is_measured_beside_every_other(capsys, monkeypatch, tmp_path):
+def test_linear_is_compared_with_other_forms(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(bench, "_SMALL_LINEAR", SMALL_LINEAR)
     monkeypatch.setattr(linear, "LENGTHS", (16, 40, 80))
     monkeypatch.setattr(linear, "AIM_LENGTH", 16)
@@ -131,7 +131,7 @@ def test_linear_is_measured_beside_every_other(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(linear, "AIM_CONTEXT", 8)
     monkeypatch.setattr(linear, "LANES", 2)
     monkeypatch.setattr(linear, "TOKENS", 4)
-    # so little that no other form goes on to the second length
+    # so short that no other form is measured at the second length
     monkeypatch.setattr(linear, "MAX_SECONDS", 1e-9)
     monkeypatch.setattr(linear_peers, "is_installed", lambda: False)
     drawn = tmp_path / "bench.png"
@@ -162,7 +162,7 @@ def test_linear_is_measured_beside_every_other(capsys, monkeypatch, tmp_path):
     assert drawn.stat().st_size
 
 
-def test_the_merged_map_is_decoded_with_and_says_where_it_cannot_be(monkeypatch):
+def test_decoding_uses_merged_maps_and_reports_exceptions(monkeypatch):
     monkeypatch.setattr(linear, "LANES", 2)
     merged = []
     monkeypatch.setattr(linear, "fold_feature_maps", lambda module: merged.append(module) or module)
@@ -173,12 +173,12 @@ def test_the_merged_map_is_decoded_with_and_says_where_it_cannot_be(monkeypatch)
     assert len(merged) == 1
 
 
-def test_a_long_turn_is_run_less_often():
+def test_long_runs_are_repeated_less_often():
     assert [linear._repetitions(a_turn, 5) for a_turn in (0.0, 1.0, 20.0, 59.0)] == [5, 5, 3, 2]
 
 
-def test_linear_attention_of_one_head_takes_these_products():
-    # a chunk of 2 with k 3 and e 5: 2 x 2 pairs times k and times e, into S and out of it k x e
+def test_flops_of_linear_attention_of_one_head():
+    # a chunk of 2 with k=3 and e=5: 2 x 2 pairs times k and times e; k x e into S and out of it
     forward = 2 * (2 * 2 * 3 + 2 * 2 * 5 + 2 * 3 * 5 + 2 * 3 * 5)
     assert linear_attention_flops(2, 3, 5, 2) == 3 * forward
     assert linear_attention_flops(8, 3, 5, 2) == 4 * linear_attention_flops(2, 3, 5, 2)
@@ -193,12 +193,12 @@ def test_gradients_of_every_form_of_linear_attention_are_equal():
 
 
 @pytest.mark.skipif(not linear_peers.is_installed(), reason="needs " + linear_peers.NAME)
-def test_the_peer_attends_alike():
+def test_the_peer_has_equal_attention():
     model = replace(SMALL_LINEAR, linear=LinearConfig(features=4))
     assert linear_peers.check_peer(model, 2, 300) < 1e-4
 
 
-def test_the_paper_lengths_are_whole_chunks_and_what_is_generated():
+def test_paper_lengths_are_whole_chunks_plus_generated_tokens():
     rounded = [round(tokens, -3) for tokens in fam.LENGTHS]
     assert rounded == [25_000, 33_000, 66_000, 129_000, 258_000, 1_000_000]
     assert all((tokens - fam.GENERATED) % fam.CHUNK == 0 for tokens in fam.LENGTHS)
@@ -212,7 +212,7 @@ def test_the_paper_lengths_are_whole_chunks_and_what_is_generated():
         (["--length", "1000"], "--length 1000: must be a multiple of the largest block, 512"),
     ],
 )
-def test_mistakes(flags, line, capsys):
+def test_mistakes_are_one_line_errors(flags, line, capsys):
     assert main(["bench", "fam", *flags]) == 2
     assert line in capsys.readouterr().err
 
@@ -226,12 +226,12 @@ def test_mistakes(flags, line, capsys):
         (["--plot", "a.txt"], "--plot a.txt: must end in .png, .svg or .pdf"),
     ],
 )
-def test_mistakes_with_feedback(flags, line, capsys):
+def test_feedback_mistakes_are_one_line_errors(flags, line, capsys):
     assert main(["bench", "feedback", *flags]) == 2
     assert line in capsys.readouterr().err
 
 
-def test_flags_of_another_bench_are_refused(capsys):
+def test_flags_of_another_bench_are_rejected(capsys):
     for argv, who in (
         ("fam --width 64", "feedback does"),
         ("fam --plot a.png", "feedback and linear and mesh do"),
@@ -243,11 +243,11 @@ def test_flags_of_another_bench_are_refused(capsys):
         assert said in capsys.readouterr().err
 
 
-def test_adapters_that_cannot_fit(capsys):
+def test_adapters_that_do_not_fit_are_rejected(capsys):
     assert main(["bench", "lora", "--rank", "1000000000"]) == 2
     assert "would take at least" in capsys.readouterr().err
 
 
-def test_mistakes_with_linear(capsys):
+def test_linear_mistakes_are_one_line_errors(capsys):
     assert main(["bench", "linear", "--length", "100"]) == 2
     assert "--length 100: must be at least 512" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Every command that the docs and the configs tell to run is one that its verb takes."""
+"""Every command in the docs and configs is accepted by its verb."""
 
 from __future__ import annotations
 
@@ -21,45 +21,45 @@ from famjax.plan.chips import parse_topology
 ROOT = Path(__file__).parents[2]
 
 
-def told() -> Iterator[tuple[str, str]]:
-    """Yield (file, command) of every line that begins with famjax, and of what stands in a line."""
+def documented_commands() -> Iterator[tuple[str, str]]:
+    """Yield (file, command) for every line that starts with famjax and every inline command."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "data/README.md"]
     for path in [*pages, *sorted((ROOT / "configs").glob("[!_]*.py"))]:
         text = path.read_text(encoding="utf-8").replace("\\\n", " ")
         for line in re.findall(r"^(?:Command:)?[ ]*famjax (.+)$", text, re.M):
             command = line.partition(" #")[0].strip()
-            # grammar and sentences, not commands
+            # usage patterns and sentences, not commands
             if command.split()[0] in VERBS and not re.search(r"[\[|`]| to | of |: ", command):
                 yield path.name, command
         if path.suffix == ".md":
-            yield from ((path.name, command) for command in inline(text))
+            yield from ((path.name, command) for command in inline_commands(text))
 
 
-def inline(text: str) -> Iterator[str]:
-    """Yield the commands within sentences that are whole, with all that their verbs need."""
+def inline_commands(text: str) -> Iterator[str]:
+    """Yield the complete commands in a text, with all arguments that their verbs require."""
     for found in re.findall(r"`famjax ([^`]+)`", text):
         command = " ".join(found.split())
         verb, _, given = command.partition(" ")
-        # one that stands for several, or for the verb
+        # a pattern for several commands, or only the verb
         if verb in VERBS and given and not re.search(r"^-|\.\.\.|[|]| N\b|CONFIG", given):
             yield command
 
 
-COMMANDS = sorted(set(told()))
+COMMANDS = sorted(set(documented_commands()))
 
 
 class Parsed(Exception):
-    """The verb has taken its flags."""
+    """The verb has parsed its flags."""
 
 
-def test_there_are_commands_of_every_verb() -> None:
+def test_docs_have_commands_of_every_verb() -> None:
     verbs = {command.split()[0] for _, command in COMMANDS}
     assert {"train", "eval", "convert", "analyze", "generate", "bench"} <= verbs
     assert len(COMMANDS) > 60
 
 
-def test_the_pages_on_finetuning_go_together(tmp_path: Path) -> None:
-    """What the README converts, and docs/finetune.md, is what that page's commands train."""
+def test_pages_on_finetuning_are_consistent(tmp_path: Path) -> None:
+    """The folder that README and docs/finetune.md convert is the one that page's commands train."""
     page = [command for file, command in COMMANDS if file == "finetune.md"]
     conversions = [command for command in page if command.startswith("convert ")]
     conversions += [c for f, c in COMMANDS if f == "README.md" and c.startswith("convert ")]
@@ -80,8 +80,8 @@ def test_the_pages_on_finetuning_go_together(tmp_path: Path) -> None:
                 load_config(overrides[0], overrides[1:])
 
 
-def launched() -> Iterator[tuple[str, str, str]]:
-    """Yield (file, script, config and overrides) of the launch scripts' commands in the docs."""
+def launch_commands() -> Iterator[tuple[str, str, str]]:
+    """Yield (file, script, config and overrides) for commands with launch scripts in the docs."""
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         text = path.read_text(encoding="utf-8").replace("\\\n", " ")
         for line in re.findall(
@@ -93,36 +93,36 @@ def launched() -> Iterator[tuple[str, str, str]]:
                 yield path.name, line.split()[0], " ".join(words[configs[0] :])
 
 
-LAUNCHED = sorted(set(launched()))
+LAUNCHED = sorted(set(launch_commands()))
 
 
-def test_there_are_commands_of_the_launch_scripts() -> None:
+def test_docs_have_commands_of_the_launch_scripts() -> None:
     scripts = {script for _, script, _ in LAUNCHED}
     assert {"launch/tpu_vm.sh", "launch/gke.sh", "launch/gpu.sh", "sbatch", "docker"} <= scripts
 
 
 @pytest.mark.parametrize(("file", "script", "given"), LAUNCHED, ids=lambda x: x)
-def test_can_be_launched(file: str, script: str, given: str) -> None:
+def test_launch_commands_are_valid(file: str, script: str, given: str) -> None:
     name, *overrides = shlex.split(given)
     load_config(name, overrides)
 
 
-def test_the_makefile_has_what_the_docs_make() -> None:
+def test_make_targets_in_the_docs_exist() -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         text = " ".join(path.read_text(encoding="utf-8").split())
-        told = re.findall(r"`make ([a-z-]+)`|^make ([a-z-]+)", text, re.M)
-        assert {a or b for a, b in told} <= set(targets), path.name
+        documented_commands = re.findall(r"`make ([a-z-]+)`|^make ([a-z-]+)", text, re.M)
+        assert {a or b for a, b in documented_commands} <= set(targets), path.name
 
 
 @pytest.mark.parametrize(("file", "command"), COMMANDS, ids=lambda x: x)
-def test_can_be_run(
+def test_documented_commands_parse(
     file: str, command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     verb, *argv = shlex.split(command.removesuffix("&"))
     if verb == "train":
         argv = train.take_options(argv, train.FLAGS)[1]
-        # EXPERIMENT, CONFIG: the reader's own
+        # EXPERIMENT, CONFIG: names chosen by the reader
         if not argv[0].isupper() and argv[0] != "runs/first/config.json":
             given = [f"init={tmp_path}" if a.startswith("init=") else a for a in argv]
             model = load_config(argv[0]).model

@@ -1,4 +1,4 @@
-"""The doctor tells what is there, what is missing, and whether the device works."""
+"""The doctor reports what is installed, what is missing, and whether the device works."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from famjax.processes import runtime
 
 
 @pytest.fixture(autouse=True)
-def as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the compile cache of the tests alone."""
+def quiet_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the compilation cache of the tests."""
     monkeypatch.setattr("famjax.processes.runtime.setup", lambda: None)
 
 
-def test_a_healthy_machine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_working_installation_passes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["ok"]
@@ -28,7 +28,7 @@ def test_a_healthy_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert report["host_memory"]["total"] > report["host_memory"]["available"] > 0
 
 
-def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_lists_every_part(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in doctor.REQUIRED)
@@ -36,7 +36,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "ready" in out
 
 
-def test_a_missing_required_part(
+def test_a_missing_required_part_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "REQUIRED", (*doctor.REQUIRED, "no-such-part"))
@@ -46,7 +46,7 @@ def test_a_missing_required_part(
     assert "not ready" in out
 
 
-def test_a_missing_optional_part_costs_nothing_required(
+def test_a_missing_optional_part_does_not_fail(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "OPTIONAL", (("no_such_part", "no tea", "pip install tea"),))
@@ -54,18 +54,18 @@ def test_a_missing_optional_part_costs_nothing_required(
     assert "missing: no tea; pip install tea" in capsys.readouterr().out
 
 
-def test_a_device_that_does_not_work(
+def test_a_broken_device_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken() -> str:
+    def fail() -> str:
         raise RuntimeError("no\ndevice")
 
-    monkeypatch.setattr(doctor, "_check_device", broken)
+    monkeypatch.setattr(doctor, "_check_device", fail)
     assert main(["doctor", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["device_works"] == "no: no device"
 
 
-def test_the_compile_cache_is_the_users_or_ours(
+def test_the_compilation_cache_folder_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "gs://bucket/cache")
@@ -76,7 +76,7 @@ def test_the_compile_cache_is_the_users_or_ours(
     assert runtime.is_writable(runtime.cache_folder())
 
 
-def test_a_compile_cache_that_cannot_be_made_is_told(
+def test_an_unwritable_compilation_cache_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()

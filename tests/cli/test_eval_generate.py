@@ -1,4 +1,4 @@
-"""`famjax eval` and `famjax generate`: what they print, save and refuse."""
+"""`famjax eval` and `famjax generate`: output, saved states and errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def refusal(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+def error_line(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     capsys.readouterr()
     assert main(argv) == 2
     out, err = capsys.readouterr()
@@ -47,7 +47,7 @@ def refusal(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 # eval --------------------------------------------------------------------------------------------
 
 
-def test_json_is_one_object_and_nothing_else(
+def test_json_output_is_one_object(
     run: str, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tasks = f"passkey,text:{text}"
@@ -65,7 +65,7 @@ def test_json_is_one_object_and_nothing_else(
         assert (Path(run) / "plots" / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_tables_of_the_task_trained_on(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_are_of_the_training_task(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", run]) == 0
     out = capsys.readouterr().out
     assert "text:holdout" in out
@@ -107,7 +107,7 @@ def test_a_negative_gain_is_explained_where_it_is_printed(
         ("text:a,text:b:c", [("text", "a"), ("text", "b:c")]),
     ],
 )
-def test_tasks(given: str, expected: list[tuple[str, str]]) -> None:
+def test_tasks_are_parsed(given: str, expected: list[tuple[str, str]]) -> None:
     assert parse_tasks(given) == expected
 
 
@@ -120,12 +120,12 @@ def test_tasks(given: str, expected: list[tuple[str, str]]) -> None:
         (",", "--tasks ,: names no task"),
     ],
 )
-def test_bad_tasks(given: str, what: str) -> None:
+def test_invalid_tasks_are_rejected(given: str, what: str) -> None:
     with pytest.raises(UserError, match=what):
         parse_tasks(given)
 
 
-def test_lengths() -> None:
+def test_lengths_are_parsed() -> None:
     assert parse_lengths("1024,256,1_024") == [256, 1024]
     for bad in ("", "a", "256,", "0", "-4"):
         with pytest.raises(UserError, match="--lengths"):
@@ -143,28 +143,30 @@ def test_lengths() -> None:
         (["--tsks", "x"], "did you mean '--tasks'"),
     ],
 )
-def test_eval_refuses(
+def test_eval_rejects_invalid_flags(
     run: str, argv: list[str], what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert what in refusal(["eval", run, *argv], capsys)
+    assert what in error_line(["eval", run, *argv], capsys)
 
 
-def test_not_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "is not a run" in refusal(["eval", str(tmp_path)], capsys)
-    assert "is not a run" in refusal(["generate", str(tmp_path), "--prompt", "x"], capsys)
-    said = refusal(["eval", str(tmp_path / "frist")], capsys)
+def test_a_folder_that_is_not_a_run_is_rejected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "is not a run" in error_line(["eval", str(tmp_path)], capsys)
+    assert "is not a run" in error_line(["generate", str(tmp_path), "--prompt", "x"], capsys)
+    said = error_line(["eval", str(tmp_path / "frist")], capsys)
     assert said.endswith(f"{tmp_path / 'frist'}: there is no such folder")
     (tmp_path / "first").mkdir()
-    said = refusal(["generate", str(tmp_path / "frist"), "--prompt", "x"], capsys)
+    said = error_line(["generate", str(tmp_path / "frist"), "--prompt", "x"], capsys)
     assert said.endswith(f"there is no such folder; did you mean '{tmp_path / 'first'}'?")
     (tmp_path / "a" / "checkpoints").mkdir(parents=True)
-    assert f"give one of {tmp_path / 'a'}" in refusal(["eval", str(tmp_path)], capsys)
+    assert f"give one of {tmp_path / 'a'}" in error_line(["eval", str(tmp_path)], capsys)
 
 
 # generate ----------------------------------------------------------------------------------------
 
 
-def test_read_save_and_ask_later(
+def test_a_saved_state_can_be_loaded_later(
     run: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = str(tmp_path / "s")
@@ -177,7 +179,7 @@ def test_read_save_and_ask_later(
     whole = ["--prompt", text.read_text(encoding="utf-8") + "the", "--max-tokens", "8"]
     assert main(["generate", run, *whole]) == 0
     assert capsys.readouterr().out == first
-    # reading only
+    # read without generating
     assert main(["generate", run, "--read", str(text), "--state-out", state]) == 0
     assert capsys.readouterr().out == ""
 
@@ -193,7 +195,7 @@ def test_prompt_from_standard_input_and_stop(
     assert capsys.readouterr().out == plain
     stops = ["--stop", plain[4], "--stop", plain[6:8]]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the \xff")))
-    assert "not UTF-8 at byte 4" in refusal(["generate", run, "--prompt", "-"], capsys)
+    assert "not UTF-8 at byte 4" in error_line(["generate", run, "--prompt", "-"], capsys)
     assert main(["generate", run, "--prompt", "the cat", *draw, *stops]) == 0
     cut = min(plain.find(plain[4]), plain.find(plain[6:8]))
     assert capsys.readouterr().out == plain[:cut] + "\n"
@@ -219,13 +221,13 @@ def test_prompt_from_standard_input_and_stop(
         (["--prompt", "x", "--chat", "--read", "/no/such/file"], "has no chat template; remove it"),
     ],
 )
-def test_generate_refuses(
+def test_generate_rejects_invalid_flags(
     run: str, argv: list[str], what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert what in refusal(["generate", run, *argv], capsys)
+    assert what in error_line(["generate", run, *argv], capsys)
 
 
-def test_chat(
+def test_chat_uses_the_template(
     text: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -249,31 +251,33 @@ def test_the_document_is_not_overwritten(
     run: str, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["generate", run, "--read", str(text), "--state-out", str(text)]
-    assert "is the document itself" in refusal(argv, capsys)
+    assert "is the document itself" in error_line(argv, capsys)
 
 
 def test_pipes_and_devices_are_not_replaced(
     run: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # the superuser lost /dev/null
+    # as root, /dev/null could be replaced
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     argv = ["generate", run, "--read", str(text), "--state-out", str(pipe)]
-    assert "is a device or a pipe; give a file" in refusal(argv, capsys)
+    assert "is a device or a pipe; give a file" in error_line(argv, capsys)
     assert pipe.is_fifo()
     with pytest.raises(UserError, match="is a device or a pipe"):
         refuse_special(pipe)
 
 
-def test_foreign_state_file(run: str, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = refusal(["generate", run, "--prompt", "x", "--state-in", str(text)], capsys)
+def test_a_state_file_of_another_model_is_rejected(
+    run: str, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = error_line(["generate", run, "--prompt", "x", "--state-in", str(text)], capsys)
     assert "not a famjax state" in said
 
 
 # import ------------------------------------------------------------------------------------------
 
 
-def test_import_is_light_and_names_are_there() -> None:
+def test_import_is_lazy_and_exports_every_name() -> None:
     code = (
         "import sys, famjax; assert not {'jax', 'numpy'} & set(sys.modules);"
         "from famjax import *; import famjax.train.loop; assert 'torch' not in sys.modules;"

@@ -1,4 +1,4 @@
-"""Input of an attacker: one line each, soon, and before anything is compiled or allocated."""
+"""Malicious input: one-line errors, quickly, before anything is compiled or allocated."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from famjax.tokenizers.load import load_tokenizer
 
 DEEP = "[" * 100_000 + "]" * 100_000
 HUGE = "9" * 5000
-# of a machine that does other things too
+# seconds, on a machine that is loaded
 SECONDS = 20
 
 
@@ -38,8 +38,8 @@ def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("famjax.train.loop.make_program", compiled)
 
 
-class Refused:
-    """Calls `famjax`, and returns the one line that it ends with."""
+class ErrorLine:
+    """Calls `famjax` and returns its error line."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]):
         self._capsys = capsys
@@ -61,8 +61,8 @@ class Refused:
 
 
 @pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
-    return Refused(capsys)
+def error_line(capsys: pytest.CaptureFixture[str]) -> ErrorLine:
+    return ErrorLine(capsys)
 
 
 # keys --------------------------------------------------------------------------------------------
@@ -119,9 +119,11 @@ TAKE = r"must be at most 2,147,483,647; .* would take [\d.,^]+ \w+"
         ("data.tokenizer=/dev/random", "not a regular file"),
     ],
 )
-def test_keys(refused: Refused, tmp_path: Path, given: str, said: str) -> None:
+def test_extreme_values_are_rejected(
+    error_line: ErrorLine, tmp_path: Path, given: str, said: str
+) -> None:
     files = f"data.files={texts(tmp_path / 'texts')}"
-    line = refused("train", "text_fam", files, given, "--run", str(tmp_path / "run"))
+    line = error_line("train", "text_fam", files, given, "--run", str(tmp_path / "run"))
     assert re.search(said, line), line
     assert not (tmp_path / "run").exists()
 
@@ -150,13 +152,13 @@ def test_keys(refused: Refused, tmp_path: Path, given: str, said: str) -> None:
         (["model.block_len=67108864", "data.length=67108864"], BYTES),
     ],
 )
-def test_keys_of_other_models(
-    refused: Refused, tmp_path: Path, given: list[str], said: str
+def test_extreme_values_of_other_models_are_rejected(
+    error_line: ErrorLine, tmp_path: Path, given: list[str], said: str
 ) -> None:
     here = str(tmp_path / "run")
     small = ["model.layers=1", "model.width=16", "model.heads=2", "data.batch=2", "data.length=64"]
     files = [] if "data.task=copy" in given else [f"data.files={texts(tmp_path / 'texts')}"]
-    line = refused("train", "text_bswa", *small, *files, *given, "--run", here)
+    line = error_line("train", "text_bswa", *small, *files, *given, "--run", here)
     assert re.search(said, line), line
 
 
@@ -171,15 +173,17 @@ def test_keys_of_other_models(
         (["bench", "feedback", "--width", "4000000000"], "model.width=4000000000"),
     ],
 )
-def test_other_verbs(refused: Refused, argv: list[str], said: str) -> None:
-    line = refused(*argv)
+def test_extreme_flags_of_other_verbs_are_rejected(
+    error_line: ErrorLine, argv: list[str], said: str
+) -> None:
+    line = error_line(*argv)
     assert re.search(said, line), line
 
 
 # config.json of a run ----------------------------------------------------------------------------
 
 
-def changed(tree: Any, key: str, value: Any) -> str:
+def with_value(tree: Any, key: str, value: Any) -> str:
     *path, name = key.split(".")
     part = tree
     for step in path:
@@ -230,66 +234,70 @@ def changed(tree: Any, key: str, value: Any) -> str:
         (("model.lora.rank", 10**9), "init=FOLDER"),
     ],
 )
-def test_a_config_file(refused: Refused, tmp_path: Path, content: Any, said: str) -> None:
+def test_an_invalid_config_file_is_rejected(
+    error_line: ErrorLine, tmp_path: Path, content: Any, said: str
+) -> None:
     path = tmp_path / "mine.json"
     if isinstance(content, tuple):
         shape = override(Config(), [*SHAPE, f"data.files={texts(tmp_path / 'texts')}"])
-        content = changed(json.loads(to_json(shape)), *content)
+        content = with_value(json.loads(to_json(shape)), *content)
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert said in refused("train", str(path), "--run", str(tmp_path / "run"))
-    # the same as a run's own
+    assert said in error_line("train", str(path), "--run", str(tmp_path / "run"))
+    # equal to a run's own config
     (tmp_path / "run").mkdir()
     path.rename(tmp_path / "run" / "config.json")
     if said not in ("init=FOLDER", "give a name without slashes"):
-        refused("generate", str(tmp_path / "run"), "--prompt", "x")
-    refused("eval", str(tmp_path / "run"))
+        error_line("generate", str(tmp_path / "run"), "--prompt", "x")
+    error_line("eval", str(tmp_path / "run"))
 
 
-def test_a_config_that_is_a_pipe(refused: Refused, tmp_path: Path) -> None:
+def test_a_config_that_is_a_pipe_is_rejected(error_line: ErrorLine, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
-    said = refused("train", str(tmp_path / "config.json"))
+    said = error_line("train", str(tmp_path / "config.json"))
     assert "not a regular file" in said
     assert said.count("config.json") == 1
     os.mkfifo(tmp_path / "pipe.py")
-    assert "pipe.py: not a regular file" in refused("train", str(tmp_path / "pipe.py"))
-    assert "not a regular file" in refused("eval", str(tmp_path))
-    assert "not a regular file" in refused("convert", str(tmp_path), str(tmp_path / "new"))
+    assert "pipe.py: not a regular file" in error_line("train", str(tmp_path / "pipe.py"))
+    assert "not a regular file" in error_line("eval", str(tmp_path))
+    assert "not a regular file" in error_line("convert", str(tmp_path), str(tmp_path / "new"))
 
 
-def hole(path: Path) -> Path:
-    """Make a file of a terabyte that takes no space."""
+def sparse_file(path: Path) -> Path:
+    """Make a sparse file of a terabyte, which uses no disk space."""
     path.parent.mkdir(exist_ok=True)
     with path.open("wb") as file:
         file.truncate(10**12)
     return path
 
 
-def test_a_config_of_a_terabyte(refused: Refused, tmp_path: Path) -> None:
-    path = hole(tmp_path / "config.json")
+def test_a_huge_config_is_rejected(error_line: ErrorLine, tmp_path: Path) -> None:
+    path = sparse_file(tmp_path / "config.json")
     said = ": 1,000,000,000,000 bytes, more than the 268,435,456 that such a file may have"
-    assert refused("train", str(path)).startswith(f"{path}{said}")
-    assert refused("generate", str(tmp_path), "--prompt", "x").startswith(f"{path}{said}")
-    assert refused("convert", str(tmp_path), str(tmp_path / "new")).startswith(f"{path}{said}")
-    python = hole(tmp_path / "config.py")
-    assert refused("train", str(python)).startswith(f"{python}{said}")
+    assert error_line("train", str(path)).startswith(f"{path}{said}")
+    assert error_line("generate", str(tmp_path), "--prompt", "x").startswith(f"{path}{said}")
+    assert error_line("convert", str(tmp_path), str(tmp_path / "new")).startswith(f"{path}{said}")
+    python = sparse_file(tmp_path / "config.py")
+    assert error_line("train", str(python)).startswith(f"{python}{said}")
 
 
 @pytest.mark.parametrize(
     "name", ["tokenizer.model", "tokenizer.json", "words.txt", "chat_template.jinja"]
 )
-def test_a_tokenizer_of_a_terabyte(refused: Refused, tmp_path: Path, name: str) -> None:
+def test_a_huge_tokenizer_is_rejected(error_line: ErrorLine, tmp_path: Path, name: str) -> None:
     folder = tmp_path / "tokenizer"
     if name == "chat_template.jinja":
         byte_level(folder)
-    hole(folder / name)
-    line = refused("train", "text_fam", f"data.tokenizer={folder}", "--run", str(tmp_path / "run"))
+    sparse_file(folder / name)
+    line = error_line(
+        "train", "text_fam", f"data.tokenizer={folder}", "--run", str(tmp_path / "run")
+    )
     assert line.startswith(f"{folder / name}: 1,000,000,000,000 bytes, more than the 268,435,456")
 
 
-def test_a_chat_template_that_is_a_pipe(refused: Refused, tmp_path: Path) -> None:
+def test_a_chat_template_that_is_a_pipe_is_rejected(error_line: ErrorLine, tmp_path: Path) -> None:
     byte_level(tmp_path / "tokenizer")
     os.mkfifo(tmp_path / "tokenizer" / "chat_template.jinja")
-    line = refused("train", "text_fam", f"data.tokenizer={tmp_path / 'tokenizer'}")
+    line = error_line("train", "text_fam", f"data.tokenizer={tmp_path / 'tokenizer'}")
     assert "chat_template.jinja: not a regular file" in line
 
 
@@ -299,14 +307,16 @@ def test_a_chat_template_that_is_a_pipe(refused: Refused, tmp_path: Path) -> Non
         ("a.txt", "binary, byte 0 is zero"),
         ("a.jsonl", "binary, byte 0 is zero"),
         ("a.txt.gz", "truncated or damaged"),
-        # lzma takes zeros for any number of empty .lzma texts
+        # lzma reads zeros as any number of empty .lzma streams
         ("a.txt.xz", "truncated or damaged"),
         ("a.jsonl.xz", "truncated or damaged"),
     ],
 )
-def test_texts_of_a_terabyte(refused: Refused, tmp_path: Path, name: str, said: str) -> None:
-    path = hole(tmp_path / name)
-    assert f"{path}: {said}" in refused("train", "text_fam", f"data.files={path}")
+def test_huge_texts_are_rejected(
+    error_line: ErrorLine, tmp_path: Path, name: str, said: str
+) -> None:
+    path = sparse_file(tmp_path / name)
+    assert f"{path}: {said}" in error_line("train", "text_fam", f"data.files={path}")
 
 
 # config.json of Hugging Face ---------------------------------------------------------------------
@@ -365,14 +375,16 @@ LLAMA = {
         ([], "not a table of keys"),
     ],
 )
-def test_a_folder_to_convert(refused: Refused, tmp_path: Path, config: Any, said: str) -> None:
+def test_an_invalid_folder_to_convert_is_rejected(
+    error_line: ErrorLine, tmp_path: Path, config: Any, said: str
+) -> None:
     source = tmp_path / "source"
     source.mkdir()
     if isinstance(config, dict):
         config = json.dumps(LLAMA | config)
     (source / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
     (source / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
-    line = refused("convert", str(source), str(tmp_path / "new"), "--tokenizer", "bytes")
+    line = error_line("convert", str(source), str(tmp_path / "new"), "--tokenizer", "bytes")
     assert re.search(said, line), line
     assert not (tmp_path / "new").exists()
 
@@ -390,8 +402,8 @@ def test_a_folder_to_convert(refused: Refused, tmp_path: Path, config: Any, said
         ("model.safetensors.index.json", None, "not a regular file"),
     ],
 )
-def test_tensors_to_convert(
-    refused: Refused, tmp_path: Path, name: str, content: bytes | None, said: str
+def test_invalid_tensors_to_convert_are_rejected(
+    error_line: ErrorLine, tmp_path: Path, name: str, content: bytes | None, said: str
 ) -> None:
     source = tmp_path / "source"
     write(source, "config.json", LLAMA)
@@ -399,13 +411,13 @@ def test_tensors_to_convert(
         os.mkfifo(source / name)
     else:
         (source / name).write_bytes(content)
-    assert said in refused("convert", str(source), str(tmp_path / "new"), "--tokenizer", "bytes")
+    assert said in error_line("convert", str(source), str(tmp_path / "new"), "--tokenizer", "bytes")
 
 
 # tokenizers --------------------------------------------------------------------------------------
 
 
-def edited(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+def edit_json(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
     def edit(folder: Path) -> None:
         data = json.loads((folder / "tokenizer.json").read_text())
         change(data)
@@ -425,18 +437,20 @@ def edited(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
         (lambda f: write(f, "tokenizer.json", "{}"), "not a tokenizer.json"),
         (lambda f: write(f, "tokenizer.json", '{"model": ' + HUGE + "}"), "thousands of digits"),
         (
-            edited(lambda d: d["added_tokens"].append({**d["added_tokens"][0], "id": 10**12})),
+            edit_json(lambda d: d["added_tokens"].append({**d["added_tokens"][0], "id": 10**12})),
             "not a tokenizer.json",
         ),
-        (edited(lambda d: d["model"]["vocab"].update(x=10**9)), "not a tokenizer.json"),
-        (edited(lambda d: d["model"]["vocab"].update(x=-5)), "not a tokenizer.json"),
-        (edited(lambda d: d["model"]["vocab"].update(x="5")), "not a tokenizer.json"),
-        (edited(lambda d: d["model"].update(merges=[["a", "nowhere"]])), "cannot read it"),
-        (edited(lambda d: d["model"].update(merges=5)), "cannot read it"),
-        (edited(lambda d: d.update(pre_tokenizer={"type": "Sequence"})), "not a tokenizer.json"),
+        (edit_json(lambda d: d["model"]["vocab"].update(x=10**9)), "not a tokenizer.json"),
+        (edit_json(lambda d: d["model"]["vocab"].update(x=-5)), "not a tokenizer.json"),
+        (edit_json(lambda d: d["model"]["vocab"].update(x="5")), "not a tokenizer.json"),
+        (edit_json(lambda d: d["model"].update(merges=[["a", "nowhere"]])), "cannot read it"),
+        (edit_json(lambda d: d["model"].update(merges=5)), "cannot read it"),
+        (edit_json(lambda d: d.update(pre_tokenizer={"type": "Sequence"})), "not a tokenizer.json"),
     ],
 )
-def test_a_tokenizer(tmp_path: Path, edit: Callable[[Path], None], said: str) -> None:
+def test_an_invalid_tokenizer_is_rejected(
+    tmp_path: Path, edit: Callable[[Path], None], said: str
+) -> None:
     folder = byte_level(tmp_path / "tokenizer")
     edit(folder)
     with pytest.raises(UserError, match=said) as error:
@@ -446,7 +460,7 @@ def test_a_tokenizer(tmp_path: Path, edit: Callable[[Path], None], said: str) ->
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 100, b"\x0a\xff\xff\xff\xff\x0f", DEEP.encode()])
-def test_a_sentencepiece_model(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_sentencepiece_model_is_rejected(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "some.model"
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"some\.model"):
@@ -468,7 +482,7 @@ def test_pipes_and_devices_in_a_folder_are_skipped(tmp_path: Path) -> None:
         find_files(str(tmp_path / "pipe.txt"))
 
 
-def test_links_in_a_circle_end(tmp_path: Path) -> None:
+def test_circular_links_terminate(tmp_path: Path) -> None:
     texts(tmp_path / "a", 2)
     for name in ("up", "again", "a/up"):
         (tmp_path / name).symlink_to(tmp_path)
@@ -498,7 +512,7 @@ def test_links_in_a_circle_end(tmp_path: Path) -> None:
         "**/x/**/*.txt",
     ],
 )
-def test_patterns_are_as_glob_has_them(
+def test_patterns_match_as_in_glob(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
 ) -> None:
     files = ["a.txt", "b.md", "x/a.txt", "x/y/a.txt", "x/y/z/c.txt", "x/.h/a.txt", ".hid/a.txt"]
@@ -516,7 +530,7 @@ def test_patterns_are_as_glob_has_them(
 
 
 @pytest.mark.parametrize("pattern", ["**", "**/*.txt", "**/y/*.txt", "in/**/b.txt", "**/l*/**"])
-def test_patterns_follow_links_to_folders_as_glob_does(
+def test_patterns_follow_links_as_in_glob(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
 ) -> None:
     for name in ("in/a.txt", "in/y/b.txt", "out/c.txt", "out/deep/y/b.txt"):
@@ -540,7 +554,7 @@ def test_patterns_follow_links_to_folders_as_glob_does(
     assert reals(_glob_files(pattern, Counter())) >= expected  # and it ends
 
 
-def test_too_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_files_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("famjax.data.find_files._MAX_FILES", 3)
     texts(tmp_path, 4)
     for given in (tmp_path, tmp_path / "*.txt"):
@@ -557,7 +571,7 @@ def test_too_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ('{"a":' * 90 + "1" + "}" * 90, 'no "text"'),
     ],
 )
-def test_a_line_of_text(tmp_path: Path, line: str, said: str) -> None:
+def test_an_invalid_line_of_text_is_rejected(tmp_path: Path, line: str, said: str) -> None:
     from famjax.data.sources import TextSource
 
     path = tmp_path / "a.jsonl"

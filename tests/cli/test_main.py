@@ -1,4 +1,4 @@
-"""The command line: help, exit statuses, and one line for every mistake."""
+"""The command line: help, exit statuses, and one-line errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from famjax.experiment.load import (
 
 
 def fake_verb(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """Let `famjax bench` raise `error`."""
+    """Make `famjax bench` raise `error`."""
 
     def run(argv: list[str]) -> int:
         raise error
@@ -43,8 +43,8 @@ def python(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, **options)
 
 
-def line(capsys: pytest.CaptureFixture[str]) -> str:
-    """Return the only line that was printed, to stderr."""
+def error_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the only line printed to stderr."""
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("famjax: ")
@@ -60,7 +60,7 @@ def test_help_lists_every_verb(argv: list[str], capsys: pytest.CaptureFixture[st
     assert "example: famjax train" in out
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"famjax {famjax.__version__}\n"
 
@@ -74,9 +74,9 @@ def test_help_does_not_import_jax() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_unknown_verb(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_verb_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trian"]) == 2
-    assert line(capsys).startswith("unknown verb 'trian'; did you mean 'train'?")
+    assert error_line(capsys).startswith("unknown verb 'trian'; did you mean 'train'?")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_unknown_verb(capsys: pytest.CaptureFixture[str]) -> None:
             2,
             "disk full: no space left; free some space and run again",
         ),
-        # status 1: launch scripts try again
+        # status 1: launch scripts retry
         (
             OSError(errno.EIO, "Input/output error", "runs/x"),
             1,
@@ -106,7 +106,7 @@ def test_unknown_verb(capsys: pytest.CaptureFixture[str]) -> None:
         ),
     ],
 )
-def test_what_is_no_bug_is_one_line(
+def test_expected_errors_are_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     error: BaseException,
@@ -115,7 +115,7 @@ def test_what_is_no_bug_is_one_line(
 ) -> None:
     fake_verb(monkeypatch, error)
     assert main(["bench"]) == status
-    assert line(capsys) == said
+    assert error_line(capsys) == said
 
 
 @pytest.mark.parametrize("error", [ValueError("ours"), OSError(errno.EACCES, "ours")])
@@ -159,7 +159,7 @@ script()
     ],
 )
 def test_a_closed_pipe_is_quiet(statement: str, both: bool) -> None:
-    """`famjax VERB | head -1`, and with 2>&1."""
+    """`famjax VERB | head -1`, also with 2>&1."""
     reads, writes = os.pipe()
     os.close(reads)
     with tempfile.TemporaryFile() as said:
@@ -174,15 +174,19 @@ def test_a_closed_pipe_is_quiet(statement: str, both: bool) -> None:
         lines = said.read().decode().splitlines()
     mistake = "UserError" in statement and not both
     assert done.returncode == (2 if mistake else 141)
-    assert not [line for line in lines if not line.isdecimal() and not line.startswith("famjax: ")]
+    assert not [
+        error_line
+        for error_line in lines
+        if not error_line.isdecimal() and not error_line.startswith("famjax: ")
+    ]
 
 
 # train
 
 
 @pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, Path]]:
-    """Replace the training loop by a list of what it was called with."""
+def train_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, Path]]:
+    """Replace the training loop by one that records its arguments."""
     calls: list[tuple[Config, Path]] = []
 
     def train(config: Config, folder: Path) -> tuple[Any, None]:
@@ -196,10 +200,10 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, Path]]:
     return calls
 
 
-def test_train_in_the_default_folder(trained: list[tuple[Config, Path]]) -> None:
+def test_train_uses_the_default_folder(train_calls: list[tuple[Config, Path]]) -> None:
     assert main(["train", "text_fam", "model.layers=6", "name=six"]) == 0
     expected = load_config("text_fam", ["model.layers=6", "name=six"])
-    assert trained == [(expected, Path("runs/six"))]
+    assert train_calls == [(expected, Path("runs/six"))]
 
 
 @pytest.mark.parametrize(
@@ -210,9 +214,11 @@ def test_train_in_the_default_folder(trained: list[tuple[Config, Path]]) -> None
         ["--run", "there", "text_fam"],
     ],
 )
-def test_train_in_a_given_folder(argv: list[str], trained: list[tuple[Config, Path]]) -> None:
+def test_train_uses_the_given_folder(
+    argv: list[str], train_calls: list[tuple[Config, Path]]
+) -> None:
     assert main(["train", *argv]) == 0
-    assert trained == [(load_config("text_fam"), Path("there"))]
+    assert train_calls == [(load_config("text_fam"), Path("there"))]
 
 
 @pytest.mark.parametrize(
@@ -225,15 +231,15 @@ def test_train_in_a_given_folder(argv: list[str], trained: list[tuple[Config, Pa
         (["text_fam", "model.layers=0"], "model.layers=0: must be at least 1"),
     ],
 )
-def test_train_mistakes(
+def test_train_mistakes_are_one_line_errors(
     argv: list[str],
     said: str,
-    trained: list[tuple[Config, Path]],
+    train_calls: list[tuple[Config, Path]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["train", *argv]) == 2
-    assert line(capsys).startswith(said)
-    assert trained == []
+    assert error_line(capsys).startswith(said)
+    assert train_calls == []
 
 
 def help_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -292,8 +298,8 @@ def test_train_help_shows_a_config(
     shown = set(re.findall(r"^  ([\w.]+)=", own, re.M))
     assert shown == {key for key in config if config[key] != defaults[key]}
     assert f"  name={name}" in own
-    long = [line for line in out.splitlines() if len(line) > width]
-    assert not [line for line in long if len(line.split()) > 2]
+    long = [error_line for error_line in out.splitlines() if len(error_line) > width]
+    assert not [error_line for error_line in long if len(error_line.split()) > 2]
 
 
 def test_train_help_shows_a_config_by_its_path(
@@ -307,7 +313,7 @@ def test_train_help_shows_a_config_by_its_path(
         "  train.rpo=true  default false",
     ]
     assert main(["train", "--help", str(tmp_path / "none.py")]) == 2
-    assert "none.py: No such file" in line(capsys)
+    assert "none.py: No such file" in error_line(capsys)
 
 
 @pytest.mark.parametrize("width", [40, 80, 300])
@@ -316,28 +322,30 @@ def test_train_help_is_as_wide_as_the_terminal(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     lines = help_of(capsys, "--help", "all").splitlines()
-    wide = [line for line in lines if len(line) > min(width, 100)]
-    assert not [line for line in wide if len(line.split()) > 1]
-    # patterns and names that nothing can break
+    wide = [error_line for error_line in lines if len(error_line) > min(width, 100)]
+    assert not [error_line for error_line in wide if len(error_line.split()) > 1]
+    # usage patterns and names that cannot be wrapped
     assert len(wide) < 5
 
 
 @pytest.mark.parametrize("verb", ["eval", "generate", "convert", "export", "analyze", "bench"])
-def test_a_verb_without_arguments(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_verb_without_arguments_is_an_error(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([verb]) == 2
-    said = line(capsys)
+    said = error_line(capsys)
     assert said.startswith(f"Missing from famjax {verb}: ")
     assert said.rstrip().endswith(f"see famjax {verb} --help")
 
 
-def test_train_help_of_no_group(capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_help_of_an_unknown_group_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--help", "optimiser"]) == 2
-    said = line(capsys)
+    said = error_line(capsys)
     assert said.startswith("--help optimiser: no such group; did you mean 'optimizer'? (known: ")
     assert main(["train", "--help", "model.fam_length"]) == 2
-    assert "did you mean 'model.fam_len'?" in line(capsys)
+    assert "did you mean 'model.fam_len'?" in error_line(capsys)
     assert main(["train", "--help", "text_fm"]) == 2
-    assert "did you mean 'text_fam'?" in line(capsys)
+    assert "did you mean 'text_fam'?" in error_line(capsys)
 
 
 # tokenizer
@@ -347,7 +355,7 @@ def test_train_help_of_no_group(capsys: pytest.CaptureFixture[str]) -> None:
     ("made", "said"),
     [(500, "m.model: 500 tokens; use"), (322, "322 tokens, the text does not yield 500; use")],
 )
-def test_tokenizer_train(
+def test_tokenizer_train_passes_its_flags(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], made: int, said: str
 ) -> None:
     calls: list[tuple[str, int, str]] = []
@@ -396,27 +404,29 @@ def test_tokenizer_train(
         ("train a --vocab-size 0 --out m", "--vocab-size 0: must be at least 1"),
     ],
 )
-def test_tokenizer_mistakes(argv: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tokenizer_mistakes_are_one_line_errors(
+    argv: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["tokenizer", *argv.split()]) == 2
-    assert line(capsys).startswith(said)
+    assert error_line(capsys).startswith(said)
 
 
-def test_an_empty_name_of_files(capsys: pytest.CaptureFixture[str]) -> None:
-    # which read the folder of Python's library
+def test_an_empty_file_name_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    # which would read the folder of Python's standard library
     assert main(["tokenizer", "train", "", "--vocab-size", "400", "--out", "m.model"]) == 2
-    assert "an empty name of files; give files" in line(capsys)
+    assert "an empty name of files; give files" in error_line(capsys)
 
 
 @pytest.mark.parametrize("verb", ["tokenizer", "tokenizer train", "doctor", "train"])
-def test_help_of_a_verb(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*verb.split(), "--help"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("usage: famjax ")
     assert err == ""
 
 
-def test_the_program_seldom_collects_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As tracing is slower with Python's own thresholds."""
+def test_garbage_collection_thresholds_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tracing is slower with Python's default thresholds."""
     thresholds: list[int] = []
     monkeypatch.setattr("famjax.cli.main.use_huge_pages", lambda keep: None)
     monkeypatch.setattr("famjax.cli.main.main", lambda: 0)

@@ -1,4 +1,4 @@
-"""After a training, every command that it suggests works."""
+"""Every command suggested after training works."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def lines(folder: Path) -> str:
 
 
 @pytest.fixture
-def suggested(
+def suggestions(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     compiled_once: None,  # noqa: F811
 ):
-    """Return the function that trains for two steps and returns the commands it suggests."""
+    """Return a function that trains for two steps and returns the suggested commands."""
     monkeypatch.setattr("famjax.processes.runtime.setup", lambda: None)
     monkeypatch.chdir(tmp_path)
 
@@ -46,8 +46,8 @@ def suggested(
     return train
 
 
-def works(command: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """Run a command, of few examples, and return what it printed."""
+def run_command(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a command on a few examples and return its output."""
     argv = shlex.split(command)
     assert argv[0] == "famjax"
     if argv[1] == "eval" and "text" not in command:
@@ -58,22 +58,22 @@ def works(command: str, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-def test_text_of_which_some_is_held_out(suggested, tmp_path, capsys) -> None:
-    evaluation, generation = suggested(f"data.files={texts(tmp_path / 'texts', 60)}")
+def test_suggestions_work_with_held_out_text(suggestions, tmp_path, capsys) -> None:
+    evaluation, generation = suggestions(f"data.files={texts(tmp_path / 'texts', 60)}")
     assert evaluation == "famjax eval 'my runs/x'"
     assert generation == "famjax generate 'my runs/x' --prompt ..."
-    assert "text:holdout" in works(evaluation, capsys)
-    works(generation, capsys)
+    assert "text:holdout" in run_command(evaluation, capsys)
+    run_command(generation, capsys)
 
 
-def test_text_of_which_none_is_held_out(suggested, tmp_path, capsys) -> None:
+def test_suggestions_work_without_held_out_text(suggestions, tmp_path, capsys) -> None:
     files = f"data.files={texts(tmp_path / 'texts')}"
-    generation, evaluation = suggested(files, "data.holdout=0")
-    works(generation, capsys)
+    generation, evaluation = suggestions(files, "data.holdout=0")
+    run_command(generation, capsys)
     command, _, why = evaluation.partition(" (")
     assert why == "nothing was held out)"
     assert command == "famjax eval 'my runs/x' --tasks text:FILE"
-    works(command.replace("FILE", "texts/0.txt"), capsys)
+    run_command(command.replace("FILE", "texts/0.txt"), capsys)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_text_of_which_none_is_held_out(suggested, tmp_path, capsys) -> None:
         pytest.param("toy full packed", marks=pytest.mark.slow),
     ],
 )
-def test_every_kind(kind, suggested, tmp_path, capsys) -> None:
+def test_suggestions_work_for_every_kind_of_run(kind, suggestions, tmp_path, capsys) -> None:
     many = f"data.files={texts(tmp_path / 'texts', 60)}"
     (tmp_path / "short.txt").write_text("x")
     toy = ["data.task=reverse", "data.tokenizer=task", "data.toy.episodes=40", "data.toy.steps=10"]
@@ -111,11 +111,11 @@ def test_every_kind(kind, suggested, tmp_path, capsys) -> None:
         "toy full": (" --lengths 10", [*each, *FULL]),
         "toy full packed": (None, [*toy, *FULL, "data.layout=packed"]),
     }[kind]
-    commands = suggested(*overrides)
+    commands = suggestions(*overrides)
     if evaluation is None:
         assert all(re.search("generate|text:FILE", command) for command in commands)
     else:
         assert commands[0] == f"famjax eval 'my runs/x'{evaluation}"
     for command in commands:
         if "FILE" not in command:
-            works(command, capsys)
+            run_command(command, capsys)

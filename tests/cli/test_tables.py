@@ -1,4 +1,4 @@
-"""Tables of every verb at every width: numbers stay whole, titles break after their phrases."""
+"""Tables of every verb at every width: numbers are not split, titles break after phrases."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ SCORES = {"bits_per_byte": 2.1234, "loss": 1.4718, "perplexity": 12345.678, "acc
 
 
 @dataclass
-class Kept:
-    """An `Output` that keeps what it is given."""
+class RecordedOutput:
+    """An `Output` that stores its items."""
 
     items: list[Any] = field(default_factory=list)
 
@@ -86,7 +86,7 @@ def inference_config() -> Iterator[Table]:
     yield eval_output.position_table(text)
 
 
-def analyzed() -> Iterator[Table]:
+def analyze_tables() -> Iterator[Table]:
     measured = {"mean": 3.1234, "last": 2.3456}
     layers = [
         {"layer": i, "mixer": "bswa_sg", "entropy": measured, "distance": measured}
@@ -96,8 +96,8 @@ def analyzed() -> Iterator[Table]:
     yield analyze._table(report | {"entropy": measured, "distance": measured})
 
 
-def benched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
-    out: Any = Kept()
+def bench_tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
+    out: Any = RecordedOutput()
     asked = SimpleNamespace(batch=16, length=16384, turns=7, rank=64, json=False)
     cost = fam.FamCost(512, 64, PAIR, PAIR, 1.125)
     long = fam.LongDocument(1_000_000, 123.4, 121.2, 1_234_567_890, 987_654_321, 1_234_567)
@@ -105,8 +105,8 @@ def benched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
         measure_costs=lambda *_: [cost],
         measure_long_documents=lambda *_: [long, long._replace(state_bytes=0)],
     )
-    bench._bench_costs(measured, MODEL, asked, out, Kept())  # type: ignore[arg-type]
-    bench._bench_long_documents(measured, MODEL, out, Kept())  # type: ignore[arg-type]
+    bench._bench_costs(measured, MODEL, asked, out, RecordedOutput())  # type: ignore[arg-type]
+    bench._bench_long_documents(measured, MODEL, out, RecordedOutput())  # type: ignore[arg-type]
     kept = lora.TrainingFootprint(1_234_567, 9_876_543, 123_456_789)
     compared = lora.Comparison("famjax", kept, kept, PAIR)
     for name, result in {
@@ -173,7 +173,7 @@ def a_plan() -> Plan:
     return Plan(config, parse_topology("v5e:4x8"), seen, 1e15, 2e15, 1e10, True, roofline, 0.4567)
 
 
-def planned() -> Iterator[Table]:
+def plan_tables() -> Iterator[Table]:
     done = a_plan()
     source = "compiled by libtpu"
     yield plan_output._arrays_table(done)
@@ -186,8 +186,8 @@ def planned() -> Iterator[Table]:
     yield plan_output._time_table(done)
 
 
-def searched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
-    out = Kept()
+def search_tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
+    out = RecordedOutput()
     monkeypatch.setattr(plan_output, "Output", lambda: out)
     done = a_plan()
     plan_output.show_search(Config(), SearchResult([done, done], [], 123, 45))
@@ -195,8 +195,8 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
     yield from (item for item in out.items if isinstance(item, Table))
 
 
-def doctored(monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
-    out = Kept()
+def doctor_tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
+    out = RecordedOutput()
     monkeypatch.setattr(doctor, "Output", lambda: out)
     gigabytes = 2**30
     part = {"name": "libtpu", "found": False, "install": "pip install -e '.[tpu]'"}
@@ -219,38 +219,38 @@ def doctored(monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
     yield from out.items
 
 
-def every(monkeypatch: pytest.MonkeyPatch) -> list[Table]:
-    parts = (inference_config(), analyzed(), benched(monkeypatch), planned())
+def all_tables(monkeypatch: pytest.MonkeyPatch) -> list[Table]:
+    parts = (inference_config(), analyze_tables(), bench_tables(monkeypatch), plan_tables())
     return [
         *(table for part in parts for table in part),
-        *searched(monkeypatch),
-        *doctored(monkeypatch),
+        *search_tables(monkeypatch),
+        *doctor_tables(monkeypatch),
     ]
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200, None])
-def test_numbers_stay_whole(width: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    tables = every(monkeypatch)
+def test_numbers_are_not_split(width: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = all_tables(monkeypatch)
     assert len(tables) == 25
     for table in tables:
         lines = table.lines(width)
         shown = "\n".join(lines)
         assert "…" not in shown
         assert "0.0 MB" not in shown
-        # a name that begins a line "name: value" has a colon
+        # a name at the start of a "name: value" line ends in a colon
         words = {*shown.split(), *(word.removesuffix(":") for word in shown.split())}
         for row in table._cells():
             for cell in row:
                 for word in cell.split():
                     assert word in words, (word, shown)
         for line in lines:
-            # a word that nothing can break may go beyond it
+            # a word that cannot be wrapped may exceed the width
             assert width is None or len(line) <= width or len(line.split()) == 1, shown
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_titles_break_after_phrases(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for table in every(monkeypatch):
+    for table in all_tables(monkeypatch):
         rows = table.lines(width)
         head = rows[: len(rows) - len(_untitled(table).lines(width))]
         assert " ".join(head) == table._title
@@ -272,7 +272,7 @@ def a_table() -> Table:
     return table
 
 
-def test_a_table_as_wide_as_it_is() -> None:
+def test_a_table_has_its_natural_width() -> None:
     assert a_table().lines(None) == [
         "sizes",
         "                      bits per byte      tokens",
@@ -283,7 +283,7 @@ def test_a_table_as_wide_as_it_is() -> None:
     ]
 
 
-def test_headings_and_words_break_first() -> None:
+def test_headings_and_words_wrap_first() -> None:
     assert a_table().lines(40) == [
         "sizes",
         "                        bits",
@@ -303,7 +303,7 @@ def test_headings_and_words_break_first() -> None:
     ]
 
 
-def test_narrower_than_that_it_is_a_line_for_each_number() -> None:
+def test_a_narrower_table_has_a_line_for_each_number() -> None:
     assert a_table().lines(24) == [
         "sizes",
         "reset at every block",
@@ -314,13 +314,13 @@ def test_narrower_than_that_it_is_a_line_for_each_number() -> None:
     ]
 
 
-def test_a_value_too_long_for_its_line_begins_the_next() -> None:
+def test_a_value_too_long_for_its_line_starts_the_next() -> None:
     table = Table("", ("a chip", "bytes a chip sends"))
     table.add_row("0", "12.34 MB / 5.67 MB")
     assert table.lines(23) == ["a chip: 0", "  bytes a chip sends:", "    12.34 MB / 5.67 MB"]
 
 
-def test_a_pipe_is_as_wide_as_what_is_written(
+def test_tables_in_a_pipe_are_not_wrapped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -355,10 +355,10 @@ def test_without_headings_a_row_is_a_name_and_its_value() -> None:
     ]
 
 
-# what is said of nothing
+# empty values
 
 
-def test_no_collectives_are_said_to_be_none() -> None:
+def test_no_collectives_are_shown_as_none() -> None:
     one = mesh.MeshTiming("", 1, PAIR, 1.0, {}, {}, 0)
     assert "no collectives" in bench_mesh._collectives_table(
         [one, one._replace(axis="data", devices=2)]
@@ -370,7 +370,7 @@ def test_no_collectives_are_said_to_be_none() -> None:
     assert "none, there is one chip" in plan_output._collectives_table(alone, "")
 
 
-def test_small_figures_are_not_zero() -> None:
+def test_small_figures_are_not_shown_as_zero() -> None:
     assert plan_output.format_seconds(0.0000123) == "12.3 us"
     assert plan_output.format_seconds(0.9999) == "1 s"
     assert plan_output.format_seconds(12345.6) == "12,346 s"

@@ -1,1 +1,1 @@
-"""The contracts that every mixer and stack keeps, one suite over all (see `harness.CASES`)."""
+"""Contracts of all mixers and stacks, one suite over all cases (see `harness.CASES`)."""

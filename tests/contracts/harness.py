@@ -18,9 +18,9 @@ from famjax.config.schema import ArchConfig, FeedbackConfig, LinearConfig, Model
 from famjax.core.types import Context
 from famjax.models.language_model import LanguageModel
 
-from . import transcribed
+from . import transcription
 
-# these compile eight times faster; the programs are tiny
+# quick compilation takes an eighth of the time; the programs are tiny
 FAST = {
     "xla_backend_optimization_level": 0,
     "xla_cpu_use_fusion_emitters": False,
@@ -54,19 +54,19 @@ POST = ArchConfig(pre_norm=False)
 def _feedback(
     composition: str, *changes: Any, stack: str = "feedback", **model: Any
 ) -> ModelConfig:
-    """A stack with a span of six tokens, so that most calls start and end within the ring."""
+    """Return a stack with a span of six tokens; most calls start and end within the ring."""
     fields: dict[str, Any] = functools.reduce(operator.or_, changes, {"composition": composition})
     feedback = FeedbackConfig(span=6, **fields)
     return replace(BASE, stack=stack, block_len=1, mixer="full", feedback=feedback, **model)
 
 
 def _linear(map: str, mixer: str = "linear", rope: bool = False, **model: Any) -> ModelConfig:
-    """Chunks that end within blocks, and calls that end within chunks."""
+    """Return a config whose chunks end within blocks and whose calls end within chunks."""
     linear: Any = {"map": map, "features": 6, "chunk": 5, "rope": rope}
     return replace(BASE, mixer=mixer, linear=LinearConfig(**linear), **model)
 
 
-# multi-head, grouped and multi-query, both norms, the feed-forwards, tied and not, are
+# attention heads (multi-head, grouped, multi-query), norms, feed-forwards and tied embeddings are
 # distributed over the variants, so that each is combined with several
 CASES: dict[str, ModelConfig] = {
     "full": replace(BASE, mixer="full", norm="layernorm"),
@@ -80,7 +80,7 @@ CASES: dict[str, ModelConfig] = {
     "fam-0-1": replace(BASE, mixer="fam", memory_segments=0, kv_heads=4, norm="layernorm"),
     "fam-2-1": replace(BASE, mixer="fam", memory_segments=2, kv_heads=1, mlp="gelu"),
     "fam-1-3": replace(BASE, mixer="fam", memory_segments=1, fam_previous=3, mlp="geglu"),
-    # gates from closed to open
+    # initial gates from closed to open
     "fam-gated": replace(
         BASE,
         mixer="fam",
@@ -110,7 +110,7 @@ CASES: dict[str, ModelConfig] = {
     ),
     "lstm": replace(BASE, stack="lstm", block_len=1, mixer="full", tied=False),
 }
-# one of each mixer and stack, for tests that all variants would not strengthen
+# one case of each mixer and stack, for tests that gain little from all variants
 KINDS = ["full", "swa-2", "bswa-1", "bswa_sg-2", "fam-1-3", "fam-gated", "bswa,fam"]
 KINDS += ["linear", "feedback-all", "feedback-same_and_lower", "transformer-shared", "lstm"]
 
@@ -133,7 +133,7 @@ _FAMILIES = ArchConfig(
     rope_factor=4,
     rope_length=64,
 )
-# learned positions whose table wraps around within the stream
+# learned positions, whose table wraps around within the stream
 _OTHERS = ArchConfig(parallel=True, rotary_fraction=0.0, learned_positions=True)
 FAMILIES = {
     f"{case}, {name}": replace(CASES[case], arch=arch, capacity=LENGTH if case == "full" else 10)
@@ -154,7 +154,7 @@ FAMILIES |= {
 def every(*cases: str) -> Any:
     """Parametrize a test with cases: in quick runs only KINDS and the options of families.
 
-    What all variants are held to in quick runs is that they equal their transcriptions.
+    In quick runs, the other variants are only compared with their transcriptions.
     """
     quick = {*KINDS, *FAMILIES}
     slow = pytest.mark.slow
@@ -167,8 +167,8 @@ class Runner:
     """A model and its compiled functions.
 
     Args:
-      x64: parameters and maths in float64.
-      params: of another runner; None draws them.
+      x64: parameters and computation in float64.
+      params: of another runner; None initializes them.
     """
 
     def __init__(self, config: ModelConfig, x64: bool = True, params: Any = None):
@@ -178,16 +178,16 @@ class Runner:
             def make() -> LanguageModel:
                 return LanguageModel(config, rngs=nnx.Rngs(0))
 
-            # if parameters are given, only the types of its own are needed
+            # if params are given, only the dtypes of initial ones are needed
             model = make() if params is None else nnx.eval_shape(make)
             self.block_len = model.block_len
             self.graph, own = nnx.split(model)
-            given = lively(own) if params is None else params
+            given = perturb_params(own) if params is None else params
             self.params = jax.tree.map(lambda a, b: jnp.asarray(b, a.dtype), own, given)
 
     @property
     def mixers(self) -> tuple[str, ...]:
-        """The mixers of the residual stack; others have none."""
+        """The mixers of a residual stack; other stacks have none."""
         return mixer_pattern(self.config)
 
     def model(self, params: Any) -> LanguageModel:
@@ -227,12 +227,12 @@ class Runner:
         return jit(f)
 
     def tokens(self, tokens: Any, state: Any) -> Any:
-        """The language model itself: tokens [b t] -> logits [b t v], state."""
+        """The language model: tokens [b t] -> logits [b t v], state."""
         return self.run(self._tokens, tokens, state)
 
     @functools.cached_property
     def whole(self) -> Any:
-        """TOKENS in one call: logits, state."""
+        """TOKENS in a single call: logits, state."""
         return self.tokens(TOKENS, self.fresh)
 
     @functools.cached_property
@@ -247,7 +247,7 @@ class Runner:
     def step(
         self, x: Any, state: Any, reset: Any = None, valid: Any = None, pass_state: Any = None
     ) -> Any:
-        """Embeddings [b t d], token by token -> logits [b t v], state."""
+        """Embeddings [b t d], processed token by token -> logits [b t v], state."""
         ys = []
         for t in range(x.shape[1]):
             masks = {"reset": reset, "valid": valid, "pass_state": pass_state}
@@ -277,8 +277,8 @@ class Runner:
         """Gradient of sum(probe * logits).
 
         Returns:
-          the sum; the new state; gradients with respect to (params, x, state). Without a state, it
-          is the initial one as a function of the parameters.
+        the sum; the new state; gradients with respect to (params, x, state). Without a state, the
+        initial one is used, as a function of params.
         """
         no_reset = np.zeros(x.shape[:2], bool)
         args = (probe, no_reset if reset is None else reset, state is None)
@@ -300,7 +300,7 @@ class Runner:
         return jit(jax.value_and_grad(loss, argnums=(0, 1)))
 
     def grad_segments(self, x: Any, probe: Any, count: int, cut: bool) -> Any:
-        """As `grad` of one call, in `count` calls with the state carried (or cut) between them."""
+        """Like `grad`, in `count` calls with the state carried (or cut) between them."""
 
         def split(a):
             return np.stack(np.split(a, count, 1))
@@ -311,18 +311,18 @@ class Runner:
     # oracle -------------------------------------------------------------------------------------
 
     def oracle(self, tokens: Any) -> Any:
-        """One lane by the NumPy transcription: tokens [t] -> logits [t v], the state."""
+        """The NumPy transcription of one lane: tokens [t] -> logits [t v], the state."""
         params = jax.tree.map(np.asarray, nnx.to_pure_dict(self.params))
-        return transcribed.model(self.config, params, tokens)
+        return transcription.model(self.config, params, tokens)
 
 
-def drawn(config: ModelConfig) -> Any:
+def init_params(config: ModelConfig) -> Any:
     """Initial parameters of the model."""
     return nnx.split(LanguageModel(config, rngs=nnx.Rngs(0)))[1]
 
 
-def lively(params: Any) -> Any:
-    """Non-trivial norms, and attention sharp enough to expose one wrong key."""
+def perturb_params(params: Any) -> Any:
+    """Return params with non-trivial norms, and attention sharp enough to expose one wrong key."""
     rng = np.random.default_rng(3)
 
     def change(path, a):
@@ -347,7 +347,7 @@ def _no_float0(g: Any) -> Any:
 
 @functools.cache
 def runner(name: str, x64: bool = True, **changes: Any) -> Runner:
-    """The runner of a case; with the same parameters for any precision and changes."""
+    """Return the runner of a case; parameters do not depend on the precision or changes."""
     case = (CASES | FAMILIES)[name]
     config = replace(case, **changes)
     if x64 and changes and config == case:
@@ -369,7 +369,7 @@ def lane(state: Any, i: int) -> Any:
 
 
 def close(a: Any, b: Any, tolerance: float = 1e-10) -> None:
-    """Assert that two trees agree, relative to the range of each array; integers exactly."""
+    """Check that two trees agree, relative to the range of each array; integers exactly."""
     assert jax.tree.structure(a) == jax.tree.structure(b)
     for (path, x), y in zip(
         jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True
@@ -384,7 +384,7 @@ def close(a: Any, b: Any, tolerance: float = 1e-10) -> None:
 
 
 def same(a: Any, b: Any) -> None:
-    """Assert that two trees are equal bit for bit."""
+    """Check that two trees are equal bit for bit."""
     assert jax.tree.structure(a) == jax.tree.structure(b)
     for (path, x), y in zip(
         jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True

@@ -1,4 +1,4 @@
-"""Adaptive input and softmax against their transcription; chunked losses."""
+"""Adaptive input and softmax against a NumPy transcription; chunked losses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BASE = ModelConfig(
 MODELS = {"tied": BASE, "untied": replace(BASE, tied=False)}
 both = pytest.mark.parametrize("case", MODELS)
 X = normal(0, B, T, D)
-# words of every cluster, the first and the last of each
+# the first and the last token of every cluster
 TARGETS = np.resize([0, 11, 12, 27, 28, 43, 5, 20, 35], (B, T))
 
 
@@ -60,13 +60,13 @@ def model(case: str, params: Any) -> LanguageModel:
 
 
 def run(case: str, method: str, *args: Any) -> Any:
-    """A method of the model, compiled."""
+    """Call a method of the model, compiled."""
     f = jit(lambda params, *args: getattr(model(case, params), method)(*args))
     return jax.tree.map(np.asarray, f(parts(case)[1], *args))
 
 
 def weights(case: str) -> tuple[list[Any], list[Any], Any]:
-    """The clusters of the input, of the softmax, and the clusters' entries."""
+    """Return the clusters of the input, those of the softmax, and the clusters' entries."""
     p = jax.tree.map(np.asarray, nnx.to_pure_dict(parts(case)[1]))
 
     def of(module: Any) -> list[Any]:
@@ -102,7 +102,7 @@ def test_equals_the_transcription(case):
 @both
 @pytest.mark.parametrize("bits", [32, 64])
 def test_the_argmax_is_correct_in_every_cluster(case, bits):
-    """To the bit: the target's log-probability is the same sum as the largest's."""
+    """Exact: the target's log-probability is computed by the same sum as the largest one."""
     with jax.enable_x64(bits == 64):
         towards = np.concatenate([np.zeros((D, 1)), weights(case)[2]], 1).T
         x = (normal(1, B, 50, D) + 5 * towards[np.arange(50) % 3]).astype(f"float{bits}")
@@ -113,7 +113,7 @@ def test_the_argmax_is_correct_in_every_cluster(case, bits):
 
 
 def grad(case: str, score: Any) -> Any:
-    """The gradient of weighted losses of tokens, by a way to score x of the stack."""
+    """Return gradients of weighted token losses by `score`, a function of the stack's outputs."""
 
     def loss(params, x):
         m = model(case, params)
@@ -125,7 +125,7 @@ def grad(case: str, score: Any) -> Any:
 
 @both
 def test_the_gradient_is_that_of_all_words(case, monkeypatch):
-    """Forward too; and in chunks, with equal results."""
+    """Values too, and chunked losses are the same."""
     whole = grad(case, lambda m, x: token_losses(m.logits(x), TARGETS))
     short = grad(case, lambda m, x: m.losses(x, TARGETS))
     close(short, whole)
@@ -171,7 +171,7 @@ def test_one_cluster_is_a_plain_softmax_and_a_projected_embedding():
 
 @both
 def test_sharded_equals_unsharded(case, monkeypatch):
-    """In chunks, whose rows stay on their devices."""
+    """With chunked losses: rows of a chunk stay on their devices."""
     monkeypatch.setattr(losses, "LOGITS_BYTES", B * V * 4 * 2)
     mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     params = parts(case)[1]

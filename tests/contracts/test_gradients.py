@@ -18,7 +18,7 @@ from famjax.stacks.residual import ResidualStack
 from .harness import KINDS, VOCAB, B, Runner, W, close, normal, runner, stream
 
 all_kinds = pytest.mark.parametrize("case", KINDS)
-# swa is bswa but for a mask
+# swa is bswa with another mask
 most_kinds = pytest.mark.parametrize("case", [case for case in KINDS if case != "swa-2"])
 
 X = stream(length=4 * W)
@@ -29,7 +29,7 @@ SECOND = (np.arange(4 * W) >= HALF)[:, None]
 
 
 def used(r: Runner) -> Any:
-    """The state after another call, of the program that the gradients are of."""
+    """Return the state after one call, computed by the program that is differentiated."""
     return r.grad(normal(1, *X.shape), PROBE)[1]
 
 
@@ -51,7 +51,7 @@ def test_no_gradient_flows_back_in_time(case, t):
 
 @all_kinds
 def test_after_a_reset_gradients_are_those_of_a_fresh_stream(case):
-    """Including the FAM prompt's: a document within a call starts from the learned memory."""
+    """This includes the memory prompt: a document within a call starts from the learned memory."""
     r = runner(case)
     dirty = used(r)
     value, _, (params, dx, dstate) = r.grad(X, PROBE * SECOND, dirty, np.tile(BEGIN, (B, 1)))
@@ -77,7 +77,7 @@ def test_gradients_through_carried_state_are_those_of_one_long_call(case):
 @most_kinds
 def test_a_cut_state_gives_the_sum_of_the_segments_gradients(case):
     r = runner(case)
-    # both begin from states that are given, not made of the parameters
+    # both start from given states, which do not depend on the parameters
     no, yes = np.zeros((B, HALF), bool), np.ones((B, HALF), bool)
     _, middle = r.call(X[:, :HALF], r.fresh, no, yes)
     one, _, (params_1, dx_1, _) = r.grad(X, PROBE * ~SECOND, r.fresh)
@@ -86,7 +86,7 @@ def test_a_cut_state_gives_the_sum_of_the_segments_gradients(case):
     added = jax.tree.map(np.add, (one, params_1), (two, params_2))
     cut = r.grad_segments(X, PROBE, 2, cut=True)
     close(cut, (*added, np.concatenate([dx_1[:, :HALF], dx_2[:, :HALF]], 1)))
-    # uncut, the values are the same, but what stands before is learned, unless it is asked not to
+    # uncut, values are the same, and gradients flow to earlier segments unless the mixer stops them
     through = r.grad_segments(X, PROBE, 2, cut=False)
     close(through[0], cut[0])
     differs = np.abs(through[2] - cut[2]).max((0, 2)) > 1e-6
@@ -98,13 +98,13 @@ def test_a_cut_state_gives_the_sum_of_the_segments_gradients(case):
     ("case", "mixer"), [("bswa_sg-2", "bswa_sg"), ("bswa_sg-2", "bswa"), ("fam-1-3", "fam")]
 )
 def test_bswa_sg_stops_the_gradient_at_memory_segments(case, mixer):
-    """Of the loss on one block, with respect to the blocks before it."""
+    """Take the loss of one block, and gradients with respect to the blocks before it."""
     r = runner(case, mixer=mixer)
     last = PROBE * (np.arange(4 * W) >= 3 * W)[:, None]
     _, _, (_, dx, _) = r.grad(X, last)
     receptive_field = np.abs(dx).max((0, 2)).reshape(4, W) > 0
     assert receptive_field[3].all()
-    # two layers of two segments reach further back than the stream is long
+    # with two layers of two segments, the receptive field is longer than the stream
     assert (~receptive_field[:3] if mixer == "bswa_sg" else receptive_field[:3]).all()
 
 
@@ -139,7 +139,7 @@ def test_scan_and_remat_change_no_number(changes):
     ],
 )
 def test_sequential_blocks_have_the_same_gradients(case):
-    """Those at carried memory too, with a document that starts within the call."""
+    """Also gradients of carried memory, with a document that starts within the call."""
     r, plain = runner(case, remat="attention"), runner(case)
     state = used(plain)
     reset = np.zeros((B, 4 * W), bool)
@@ -164,7 +164,7 @@ def test_scan_and_remat_change_no_value(case, changes):
 
 @pytest.mark.parametrize("remat", ["none", "layer"])
 def test_residuals_are_products_and_attention_weights_only(remat):
-    """Everything else is cheap to recompute, and would take more than twice the memory."""
+    """Other values are cheap to recompute, and would more than double the memory."""
     b, n, w, d, h, c = 2, 4, 16, 32, 2, 128
     config = ModelConfig(
         vocab_size=8,
@@ -188,8 +188,8 @@ def test_residuals_are_products_and_attention_weights_only(remat):
     kept -= sum(a.size for a in jax.tree.leaves(params))
     state = (
         2 * b * w * d * 2 + 2 * b
-    )  # carried keys and values, and their counts, are arguments too
-    # x, q, k, v, attended, projected; up and gate; and the attention's weights
+    )  # carried keys and values and their counters are arguments too
+    # x, q, k, v, the attention output, the projection; up and gate; and the attention weights
     products = b * n * w * (6 * d + 2 * c) + b * n * h * w * 2 * w
     need = products if remat == "none" else x.size
     assert need <= kept <= need + state

@@ -1,4 +1,4 @@
-"""Contract 5: lanes that reset, are padded, or are all padding, independently of each other."""
+"""Contract 5: lanes are reset, padded or idle (all padding) independently."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ all_cases = every(*CASES)
 
 
 class Call(NamedTuple):
-    """Masks of one call: [b t] each."""
+    """Masks [b t] of one call."""
 
     reset: Any
     valid: Any
@@ -22,10 +22,10 @@ class Call(NamedTuple):
 
 @st.composite
 def calls(draw, block: int):
-    """Draw calls whose lanes keep the rules of `Context`, and the lanes that end within a block.
+    """Draw calls that follow the rules of `Context`, including lanes that end within a block.
 
-    Blocks of a lane are drawn one by one: go on, begin a document, stop. Padding lasts until a
-    document begins or the call ends; behind a block left incomplete, until a document begins.
+    Blocks of a lane are drawn sequentially: continue, start a document, or stop. Padding lasts
+    until a document starts or the call ends; after an incomplete block, until a document starts.
     """
     lengths = draw(st.lists(st.sampled_from((1, 3, 8) if block == 1 else (W, 2 * W)), max_size=3))
     incomplete = np.zeros(B, bool)
@@ -33,7 +33,7 @@ def calls(draw, block: int):
     for length in lengths:
         reset, valid = np.zeros((2, B, length), bool)
         for i in range(B):
-            stopped = draw(st.sampled_from([False, False, False, True]))  # the whole lane idle
+            stopped = draw(st.sampled_from([False, False, False, True]))  # the lane starts idle
             for at in range(0, length, block):
                 if draw(st.sampled_from([False, False, True])):
                     reset[i, at], stopped, incomplete[i] = True, False, False
@@ -48,25 +48,25 @@ def calls(draw, block: int):
 
 @st.composite
 def steps(draw, count: int):
-    """Draw `count` tokens: valid ones, some starting a document, and padding."""
+    """Draw `count` steps: valid tokens, some of which start a document, and padding."""
     kinds = [[draw(st.sampled_from("vvvrp")) for _ in range(count)] for _ in range(B)]
     kinds = np.array(kinds).reshape(B, count)
     return Call(kinds == "r", kinds != "p")
 
 
 class Fresh:
-    """One lane, token by token from the initial state, without masks."""
+    """One lane, computed token by token from the initial state, without masks."""
 
     def __init__(self, r: Runner):
         self.r, self.state = r, r.fresh
 
     def read(self, x: Any) -> Any:
-        """[d] -> [v]."""
+        """Map one token [d] -> [v]."""
         y, self.state = self.r.step(np.broadcast_to(x, (B, 1, WIDTH)), self.state)
         return y[0, 0]
 
     def read_all(self, x: Any, reset: Any, valid: Any) -> Any:
-        """[t d] -> [t v], zero at padding."""
+        """Map [t d] -> [t v], zero at padding."""
         ys = np.zeros((len(x), self.r.config.vocab_size))
         for t in np.flatnonzero(valid):
             if reset[t]:
@@ -119,7 +119,7 @@ def test_lanes_are_independent(case, data, changed):
 
 @all_cases
 def test_padding_values_have_no_effect(case):
-    """The state, and the outputs at tokens, do not depend on padding values, bit for bit."""
+    """The state and the outputs at valid tokens are bitwise equal for any padding values."""
     r = runner(case)
     _, start = r.step(normal(1, B, W, WIDTH), r.fresh)
     x, reset = normal(2, B, 2 * W, WIDTH), np.zeros((B, 2 * W), bool)
@@ -132,19 +132,19 @@ def test_padding_values_have_no_effect(case):
 
 
 @all_cases
-def test_carry_memory_starts_a_document_with_the_last_memory(case):
-    """Random state passing: the FAM is kept and the window is not; without FAM it is a reset."""
+def test_pass_state_starts_a_document_with_the_last_memory(case):
+    """Random state passing keeps the FAM and not the window; without FAM it is a reset."""
     r = runner(case)
     no = np.zeros((B, 2 * W), bool)
 
     def call(x, state, reset=no, pass_state=no):
-        # calls of all masks are one program by length
+        # one program per length serves all masks
         here = np.s_[:, : x.shape[1]]
         return r.call(x, state, reset[here], ~no[here], pass_state=pass_state[here])
 
     _, start = call(normal(1, B, 2 * W, WIDTH), r.fresh)
     x, begins = normal(2, B, 2 * W, WIDTH), no.copy()
-    begins[1, W] = begins[2, 0] = True  # lane 0 goes on; lane 2 begins anew
+    begins[1, W] = begins[2, 0] = True  # lane 0 continues; lane 2 starts a document
     pass_state = begins & (np.arange(B) == 1)[:, None]
     _, before = call(x[:, :W], start)
     passed = r.model(r.params).stack.pass_state(r.fresh, before)

@@ -1,4 +1,4 @@
-"""Contracts 8 and 11: positions that keep their precision, and bfloat16."""
+"""Contracts 8 and 11: precise positions at any distance, and bfloat16."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from famjax.layers.qkv import QKV
 from famjax.ops import rotary
 from famjax.ops.attention import attend
 
-from . import transcribed
+from . import transcription
 from .harness import (
     CASES,
     KINDS,
@@ -27,7 +27,7 @@ from .harness import (
     Runner,
     W,
     close,
-    drawn,
+    init_params,
     jit,
     normal,
     runner,
@@ -42,13 +42,13 @@ from .harness import (
     "case", ["swa-2", "bswa-0", "bswa-1", "bswa-3", "transformer-own", "transformer-shared"]
 )
 def test_windows_are_independent_of_the_position(case):
-    """With equal blocks, nothing changes any more once the memory segments of all layers are full.
+    """If all blocks are equal, outputs and state stop changing once all memory segments are full.
 
-    Bit for bit, outputs and state: the state holds no number that grows with the stream.
+    They are bitwise equal, so no number in the state grows with the stream.
     """
     r, x = runner(case, x64=False), stream()[:, :W].astype(np.float32)
     state, at = r.fresh, {}
-    # so many that a ring is where it was; a number that grows has grown by then
+    # enough blocks for the ring to return to its position, and for any growing number to differ
     for block in range(69):
         y, state = r.call(x, state)
         at[block] = y, state
@@ -56,8 +56,8 @@ def test_windows_are_independent_of_the_position(case):
 
 
 def test_the_window_of_fam_is_independent_of_the_position():
-    """Of the first layer, it depends on the blocks alone. The memory itself moves on, rightly, and
-    what is beside it does not: so nothing but the memory can tell the places apart.
+    """The first layer's window depends on the blocks only, and the memory does change, so that only
+    the memory distinguishes the positions.
     """
     r = runner("fam-1-3", x64=False)
     x, state, at = stream()[:, :W].astype(np.float32), r.fresh, {}
@@ -74,11 +74,11 @@ def test_the_window_of_fam_is_independent_of_the_position():
 
 @pytest.mark.parametrize("case", ["feedback-all", "feedback-layer", "lstm"])
 def test_unbounded_mixers_are_as_precise_far_from_the_start(case):
-    """After 300 blocks, float32 is as close to float64 as at the start, from the same state."""
+    """After 300 blocks, the float32 error relative to float64 is as small as at the start."""
     r, exact = runner(case, x64=False), runner(case)
     state, counters = r.fresh, []
-    for read in range(51):  # six blocks at a time
-        if read in (1, 50):
+    for call in range(51):  # six blocks per call
+        if call in (1, 50):
             wide = jax.tree.map(lambda a: a.astype(float) if a.dtype == np.float32 else a, state)
             y, end = exact.call(r.x, wide)
             found, after = r.call(r.x, state)
@@ -93,8 +93,8 @@ def test_unbounded_mixers_are_as_precise_far_from_the_start(case):
 
 
 def test_long_range_angles_keep_their_precision():
-    """Of the mixers without blocks: 10^7 tokens from the start a product in float32 is off by up to
-    half a radian, `long_range_angles` by no more than near it.
+    """Mixers without blocks: 10^7 tokens from the start, angles multiplied in float32 are off by
+    up to half a radian, those of `long_range_angles` by no more than at the start.
     """
     for arch in (ArchConfig(), ArchConfig(rope_scaling="llama3", rope_factor=8)):
         theta = rotary.frequencies(64, 10_000.0, arch, xp=np)
@@ -112,7 +112,7 @@ def test_long_range_angles_keep_their_precision():
 
 @pytest.mark.parametrize("case", ["linear", "fam,linear"])
 def test_linear_layers_rotate_precisely_far_from_the_start(case):
-    """A document of 10^7 tokens continues in float32 as it does in float64."""
+    """A document continues at token 10^7 in float32 as in float64."""
     narrow, exact = runner(case, x64=False), runner(case)
     state = narrow.call(narrow.x, narrow.fresh)[1]
     state = tuple(
@@ -122,11 +122,11 @@ def test_linear_layers_rotate_precisely_far_from_the_start(case):
     close(narrow.call(narrow.x, state)[0].astype(float), exact.call(exact.x, wide)[0], 3e-4)
 
 
-# features of rotated keys are no function of distances
+# features of rotated keys do not depend on distances only
 @pytest.mark.parametrize("case", [*(k for k in KINDS if k != "linear"), "linear-relu"])
 def test_a_common_offset_is_an_identity(case):
-    """RoPE on queries and keys alone sees differences of positions only, so in exact arithmetic an
-    offset added to all of a row (B.2.2) is the identity; what is left of it is rounding.
+    """RoPE on queries and keys depends on differences of positions only, so in exact arithmetic an
+    offset of a whole row (B.2.2) is the identity; only rounding errors remain.
     """
     r = runner(case)
     offset = np.array([1.0, 4321.5, 62831.0])  # up to the longest wavelength
@@ -137,17 +137,17 @@ def test_a_common_offset_is_an_identity(case):
     ("case", "remat"),
     [
         *((case, "none") for case in ("full", "swa-2", "bswa-1", "fam-1-3")),
-        # one pattern of two mixers: all layers are given the same offset
+        # one pattern with two mixers: all layers have the same offset
         *((case, "none") for case in ("linear", "fam,linear")),
         *((case, "block") for case in ("bswa-1", "fam-1-3")),
     ],
 )
 def test_offsets_apply_by_row_at_every_position(case, remat, monkeypatch):
-    """B.2.2 against its transcription, row by row, of a block's queries and keys, those of its FAM
-    and those of the prompt, by a position embedding that is not relative.
+    """B.2.2 against its transcription, by row, for queries and keys of a block, of its FAM and of
+    the memory prompt, with a position embedding that is not relative.
     """
 
-    # composes as rotations do, but sees where a position is
+    # composes as rotations do, but depends on the absolute position
     def grow(self, x, positions, *, long_range=False):
         return x * jnp.exp(0.01 * positions)[..., None, None]
 
@@ -158,18 +158,18 @@ def test_offsets_apply_by_row_at_every_position(case, remat, monkeypatch):
     offset, tokens = np.array([0.0, 7.25, 31.0]), TOKENS[:, :W]
     first = np.tile(np.arange(W) == 0, (B, 1))
     fresh = r.run(jit(lambda p, o: r.model(p).init_state(B, o)), offset)
-    # without an offset all is as with none: test_a_common_offset_is_an_identity
+    # an offset of 0 equals none: test_a_common_offset_is_an_identity
     unmoved, _ = r.call(r.x[:, :W], r.fresh, np.zeros_like(first), offset=0 * offset)
     found, end = r.call(r.x[:, :W], fresh, np.zeros_like(first), offset=offset)
-    # the same of a document that begins within a call
+    # equal for a document that starts within a call
     begun = jax.tree.map(lambda a: np.zeros_like(a) - 3, r.fresh)
     close(r.call(r.x[:, :W], begun, first, offset=offset)[0], found, 1e-10)
 
     params = jax.tree.map(np.asarray, nnx.to_pure_dict(r.params))
     for row, at in enumerate(offset):
-        logits, memory = transcribed.model(config, params, tokens[row], offset=at)
+        logits, memory = transcription.model(config, params, tokens[row], offset=at)
         close(found[row], logits, 1e-9)
-        kept = transcribed.remembered(config, end, row)
+        kept = transcription.memory_in_state(config, end, row)
         for a, b in zip(kept, memory, strict=True):
             assert (a is None) == (b is None)
             if a is not None:
@@ -186,7 +186,7 @@ def test_an_offset_moves_learned_positions_of_its_row():
     moved, _ = r.call(r.x, r.fresh, offset=offset)
     close(moved[0], r.whole[0][0], 1e-9)
     assert (np.abs(moved - r.whole[0]).max((1, 2))[1:] > 1e-3).all()
-    # a document that has already read three tokens of the table
+    # a document that has used three entries of the table
     state = (*r.fresh[:-1], np.full_like(r.fresh[-1], 3))
     close(moved[1], r.call(r.x, state)[0][1], 1e-9)
     again, _ = r.call(r.x, r.fresh, offset=np.full(B, size + 3.5))
@@ -199,7 +199,7 @@ def test_in_float32_an_offset_is_an_identity_but_for_rounding():
     for offset, tolerance in [(1.0, 1e-5), (62831.0, 0.03)]:
         moved, state = r.call(r.x, r.fresh, offset=np.full(B, offset, np.float32))
         close((moved, state), r.whole, tolerance)
-        assert (moved != r.whole[0]).any()  # it is not left out
+        assert (moved != r.whole[0]).any()  # the offset was applied
 
 
 def test_an_offset_of_queries_alone_is_no_identity():
@@ -223,13 +223,13 @@ def test_an_offset_of_queries_alone_is_no_identity():
 @pytest.mark.parametrize(("update", "grows"), [("sum", True), ("gated", False)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_only_the_sum_grows(update, grows, dtype):
-    """RMS of the FAM after 20 and after 200 blocks, with the parameters as they are drawn.
+    """RMS of the FAM after 20 and after 200 blocks, with initial parameters.
 
-    A memory that is no sum keeps changing, and with it a rounding error: in bfloat16 its logits are
-    not those of float32 for long, as an RNN's are not.
+    A memory that is not a sum keeps changing, and so does its rounding error: like an RNN's, logits
+    in bfloat16 soon differ from those in float32.
     """
     case = replace(CASES["fam-gated"], fam_update=update, dtype=dtype)
-    r = Runner(case, x64=False, params=drawn(replace(case, dtype="float32")))
+    r = Runner(case, x64=False, params=init_params(replace(case, dtype="float32")))
     state, sizes = r.fresh, []
     for call in range(200 * W // LENGTH + 1):
         x = np.random.default_rng(call).integers(VOCAB, size=(B, LENGTH))
@@ -251,8 +251,8 @@ def test_only_the_sum_grows(update, grows, dtype):
     ],
 )
 def test_bfloat16_stays_finite_and_close(case):
-    """Over 200 blocks of 4, with the parameters as they are drawn: nothing here is made sharp."""
-    wide = Runner(CASES[case], x64=False, params=drawn(CASES[case]))
+    """Over 200 blocks of 4, with initial parameters, whose attention is not sharp."""
+    wide = Runner(CASES[case], x64=False, params=init_params(CASES[case]))
     narrow = Runner(replace(CASES[case], dtype="bfloat16"), x64=False, params=wide.params)
 
     def error(a, b):
@@ -265,7 +265,7 @@ def test_bfloat16_stays_finite_and_close(case):
         z, b = wide.tokens(x, b)
         assert np.isfinite(y).all()
         assert error(y, z) < 0.03
-    # an LSTM's state is a sum over all tokens too, as linear attention's is
+    # like linear attention's, an LSTM's state is a sum over all tokens
     kept = jnp.dtype(np.float32 if narrow.config.stack == "lstm" else jnp.bfloat16)
     for narrow_layer, wide_layer in zip(a, b, strict=True):
         if narrow.config.stack != "residual":

@@ -1,4 +1,4 @@
-"""Every mixer, stack and composition has variants in the harness, an oracle and configs."""
+"""Every mixer, stack and composition has cases in the harness, an oracle and configs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from famjax.mixers import MIXERS
 from famjax.mixers.mixer import Mixer
 from famjax.stacks import STACKS
 
-from . import transcribed
+from . import transcription
 from .harness import CASES, KINDS
 
 
@@ -31,15 +31,15 @@ def test_every_mixer_has_a_case_an_oracle_and_a_schema_entry():
     for cases in (CASES, KINDS):
         named = {mixer for case in cases for mixer in mixer_pattern(CASES[case])}
         assert named == set(MIXERS)
-    assert set(transcribed.MIXERS) == set(MIXERS)
-    called = {transcribed.MIXERS[name](CASES["full"])[0] for name in MIXERS}
+    assert set(transcription.MIXERS) == set(MIXERS)
+    called = {transcription.MIXERS[name](CASES["full"])[0] for name in MIXERS}
     assert called == set(transformer.LAYERS)
 
 
 def test_every_stack_and_composition_has_a_case_an_oracle_and_a_schema_entry():
     for cases in (CASES, KINDS):
         assert {CASES[case].stack for case in cases} == set(STACKS)
-    assert set(transcribed.STACKS) == set(STACKS) == allowed(ModelConfig, "stack")
+    assert set(transcription.STACKS) == set(STACKS) == allowed(ModelConfig, "stack")
     compositions = {c.feedback.composition for c in CASES.values() if c.stack == "feedback"}
     assert compositions == set(feedback.COMPOSITIONS)
     assert compositions == allowed(FeedbackConfig, "composition")
@@ -54,7 +54,7 @@ def test_a_spec_knows_whether_its_mixer_has_an_attention_map(name):
 
 
 def test_every_stack_has_a_config():
-    """Or is one word in the command of a config."""
+    """Its own config, or one override in the command of a config."""
     names = [module.name for module in pkgutil.iter_modules(configs.__path__)]
     modules = [importlib.import_module(f"configs.{name}") for name in names]
     shown = {module.config().model.stack for module in modules}

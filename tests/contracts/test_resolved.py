@@ -1,4 +1,4 @@
-"""Resolved models of every contract case."""
+"""Resolving the model configs of all contract cases."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODELS = CASES | FAMILIES | LINEAR | LORA
 def test_resolving_again_changes_nothing(name: str) -> None:
     found = resolve_model(MODELS[name])
     assert found is resolve_model(found)
-    # nor from its fields alone, as from a file
+    # nor when loaded from its fields, as from a file
     assert resolve_model(ModelConfig(**vars(found))) == found
 
 

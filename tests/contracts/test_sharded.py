@@ -27,8 +27,8 @@ LANES = 4
     ],
 )
 def test_sharded_equals_unsharded(case):
-    """Lanes over data and fsdp, heads over tensor; a call with a reset, then a step."""
-    # vocabulary and heads that divide, so that all that can be sharded is
+    """Shard lanes over data and fsdp, heads over tensor; run a call with a reset, then a step."""
+    # vocabulary and heads are divisible, so that everything that can be sharded is
     config = replace(CASES[case], vocab_size=VOCAB + 1, kv_heads=max(2, CASES[case].kv_heads))
     r = Runner(config)
     tokens = np.random.default_rng(0).integers(VOCAB, size=(LANES, 2 * W + 1))
@@ -56,7 +56,7 @@ def test_sharded_equals_unsharded(case):
 
     specs = [place.spec for place in jax.tree.leaves(lies[3])]
     assert all(("data", "fsdp") in spec for spec in specs)
-    # vectors of memory are read by all heads
+    # all heads read the memory vectors
     assert any("tensor" in spec for spec in specs) == (config.feedback.cache != "memory")
     assert all(
         a.sharding == b
@@ -65,15 +65,15 @@ def test_sharded_equals_unsharded(case):
     close(jax.tree.map(np.asarray, with_mesh), jax.tree.map(np.asarray, on_one))
 
 
-def of_call(r: Runner, params: Any, tokens: Any, ctx: Context, state: Any) -> Any:
-    """Return the valid outputs of a call, the state after it and one loss of both."""
+def call_and_loss(r: Runner, params: Any, tokens: Any, ctx: Context, state: Any) -> Any:
+    """Return the valid outputs of a call, the state after it, and one loss of both."""
     y, state = r.model(params)(tokens, state, ctx)
     y = jnp.where(ctx.valid[..., None], y, 0)
     wide = [a for a in jax.tree.leaves(state) if a.dtype == y.dtype]
     return sum((jnp.square(a).mean() for a in wide), jnp.square(y).mean()), (y, state)
 
 
-# of every kind how it is divided: several hops, a ring, a mask by distance, and what is gathered
+# one case of each communication: several hops, a ring, a mask by distance, gathered tensors
 QUICK = ("bswa-3", "fam-1-3", "linear", "full", "lstm")
 SLOW = ("swa-6", "bswa_sg-2", "bswa-0", "fam-0-1", "bswa,fam", "fam,linear", "linear-rfa")
 SLOW += ("feedback-all", "feedback-same_and_lower", "transformer-shared")
@@ -88,12 +88,12 @@ SLOW += ("feedback-all", "feedback-same_and_lower", "transformer-shared")
     ],
 )
 def test_tokens_on_many_devices(case: str, changes: dict[str, Any]) -> None:
-    """A block on each device: outputs, state and the gradients of parameters and first state."""
+    """With one block per device, outputs, state and gradients of params and initial state agree."""
     config = replace(CASES[case], capacity=16 * W, **changes)
     r = Runner(config)
     rng = np.random.default_rng(0)
     tokens = rng.integers(VOCAB, size=(LANES, 8 * W))
-    # documents that end in the middle of the call; then blocks of padding; a lane of padding alone
+    # documents end within the call; blocks of padding follow; one lane is all padding
     reset, valid = np.zeros(tokens.shape, bool), np.ones(tokens.shape, bool)
     reset[0, [3 * W, 5 * W]] = reset[1, 2 * W] = True
     valid[1, 4 * W + 1 :] = valid[2] = False
@@ -101,7 +101,7 @@ def test_tokens_on_many_devices(case: str, changes: dict[str, Any]) -> None:
 
     def f(params: Any, tokens: Any, ctx: Context, state: Any) -> Any:
         grad = jax.value_and_grad(
-            lambda params, state: of_call(r, params, tokens, ctx, state),
+            lambda params, state: call_and_loss(r, params, tokens, ctx, state),
             argnums=(0, 1),
             has_aux=True,
             allow_int=True,
@@ -116,7 +116,7 @@ def test_tokens_on_many_devices(case: str, changes: dict[str, Any]) -> None:
         lies = (everywhere, tokens_lie, tokens_lie, everywhere)
         on_one, on_mesh = jit(f), jit(sharding.with_mesh(mesh, f), in_shardings=lies)
         state = fresh
-        # from the start of a stream, and from the middle of it
+        # from the start and from the middle of a stream
         for masks in (ctx._replace(valid=valid | True), ctx):
             found, expected = (of(r.params, tokens, masks, state) for of in (on_mesh, on_one))
             floats = [

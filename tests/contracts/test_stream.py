@@ -18,7 +18,7 @@ from famjax.core.errors import UserError
 from famjax.core.types import Context
 from famjax.stacks.residual import Layer
 
-from . import transcribed
+from . import transcription
 from .harness import (
     CASES,
     FAMILIES,
@@ -43,13 +43,13 @@ ALL = np.ones((B, LENGTH), bool)
 
 
 def parts(r: Runner) -> tuple[int, ...]:
-    """Possible call lengths of a split."""
+    """Return possible lengths of calls."""
     return (1, 3, 8) if r.block_len == 1 else (W, 2 * W)
 
 
 @st.composite
 def splits(draw, lengths):
-    """The call lengths of a split of the stream."""
+    """Draw the call lengths of a split of the stream."""
     found = []
     while left := LENGTH - sum(found):
         found.append(draw(st.sampled_from([n for n in lengths if n <= left])))
@@ -67,7 +67,7 @@ def test_any_split_of_a_stream_into_calls_is_one_call(case, data):
     whole, end = r.whole
     state, at, ys = r.fresh, 0, []
     for n in data.draw(splits(parts(r))):
-        # with masks that mask nothing, where the whole call has none
+        # with masks that mask nothing, while the single call has none
         y, state = r.call(r.x[:, at : at + n], state, ~ALL[:, :n], ALL[:, :n])
         ys.append(y)
         at += n
@@ -75,7 +75,7 @@ def test_any_split_of_a_stream_into_calls_is_one_call(case, data):
     close(state, end)
 
 
-# a window that ends inside a block, below and above one that ends with it
+# a window that ends inside a block, smaller and larger than one that ends with it
 HYBRIDS = {
     "bswa,swa": replace(CASES["swa-2"], mixer="bswa,swa", memory_segments=0, window=3),
     "swa,bswa": replace(CASES["swa-2"], mixer="swa,bswa", memory_segments=1, window=2),
@@ -89,10 +89,10 @@ def test_outputs_depend_only_on_the_receptive_field(case):
     if receptive_field is None:
         assert {"full", "fam", "linear", "feedback", "lstm"} & {*r.mixers, r.config.stack}
         return
-    last = max(LENGTH - W, receptive_field + W)  # bswa-3 sees farther than the stream is long
+    last = max(LENGTH - W, receptive_field + W)  # the receptive field of bswa-3 exceeds the stream
     x = np.concatenate([r.x, r.x], 1)[:, : last + W]
     whole, _ = r.call(x, r.fresh)
-    # one that begins later, in a call as long; what follows in it changes nothing (contract 3)
+    # a stream that starts later, in an equal call; later tokens have no effect (contract 3)
     late, _ = r.call(np.roll(x, receptive_field - last, 1), r.fresh)
     close(late[:, receptive_field : receptive_field + W], whole[:, -W:])
 
@@ -102,8 +102,8 @@ def test_outputs_depend_only_on_the_receptive_field(case):
         return (r.call(other, r.fresh)[0] != whole)[:, -W:].any()
 
     assert not matters(last - receptive_field - 1)
-    # of a token window, whole blocks are more than it sees
-    # and learned spans may be shorter than they could be
+    # whole blocks cover more than a token window
+    # and learned spans may be shorter than their limit
     assert {"swa", "transformer-shared"} & {*r.mixers, case} or matters(last - receptive_field)
 
 
@@ -141,7 +141,7 @@ def test_step_equals_call_with_the_options_of_families(case):
 
 
 @pytest.mark.parametrize("case", [c for c in KINDS if CASES[c].stack == "residual"])
-def test_an_unstacked_state_is_equivalent(case):
+def test_an_unstacked_state_gives_equal_results(case):
     r = runner(case)
     there = r.run(lambda params, state: r.model(params).stack.unstack(state), r.fresh)
     y, there = r.step(r.x[:, :W], there)
@@ -150,8 +150,8 @@ def test_an_unstacked_state_is_equivalent(case):
     close(r.run(lambda params, state: r.model(params).restack(state), there), end)
 
 
-def test_a_loop_of_steps_writes_full_attentions_cache_in_place():
-    """The compiled loop's temporaries, besides the donated state, are smaller than one cache."""
+def test_a_loop_of_steps_updates_the_kv_cache_in_place():
+    """Temporaries of the compiled loop, without the donated state, are smaller than one cache."""
     r = Runner(replace(CASES["full"], capacity=512, head_dim=64), x64=False)
     state = r.run(lambda params: r.model(params).stack.unstack(r.model(params).init_state(B)))
     tokens = jnp.zeros((B, 1), jnp.int32)
@@ -163,7 +163,7 @@ def test_a_loop_of_steps_writes_full_attentions_cache_in_place():
 
 @every(*CASES)
 @pytest.mark.parametrize("first", ["call", "step"])
-def test_calls_and_steps_alternate(case, first):
+def test_calls_and_steps_can_alternate(case, first):
     r = runner(case)
     whole, end = r.whole
     state, ys = r.fresh, []
@@ -182,7 +182,7 @@ def test_calls_and_steps_alternate(case, first):
 
 
 @all_cases
-def test_a_token_changes_nothing_before_it(case):
+def test_a_token_does_not_affect_earlier_outputs(case):
     r = runner(case)
     for t in [1, 2, 4, 7, 8, 13, 19, 23]:
         other = TOKENS.copy()
@@ -197,7 +197,7 @@ def test_a_token_changes_nothing_before_it(case):
 
 @all_cases
 def test_the_model_equals_its_transcription(case):
-    """Logits and states; by `step` if the stream ends within a block."""
+    """Logits and states; uses `step` if the stream ends within a block."""
     r = runner(case)
     logits, state = r.whole
     stepped, cut = r.step(r.x[:, : LENGTH - 2], r.fresh)
@@ -205,7 +205,7 @@ def test_the_model_equals_its_transcription(case):
         for length, ys, end in [(LENGTH, logits, state), (LENGTH - 2, stepped, cut)]:
             expected, memory = r.oracle(TOKENS[i, :length])
             close(ys[i], expected, 1e-9)
-            found = transcribed.remembered(r.config, end, i)
+            found = transcription.memory_in_state(r.config, end, i)
             close(found, memory[: len(found)], 1e-9)
 
 
@@ -215,10 +215,10 @@ def test_the_model_equals_its_transcription(case):
 @all_kinds
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_state_never_grows(case, dtype):
-    """A call and a step return states of the shapes and types that they took.
+    """A call and a step return a state with the shapes and dtypes of their input state.
 
-    These depend on the arguments' alone (they are compiled), so they are the same after any number
-    of calls.
+    Compiled shapes depend on the arguments' shapes only, so they stay the same after any number of
+    calls.
     """
     r = runner(case, x64=False, dtype=dtype)
 
@@ -245,7 +245,7 @@ def test_saved_and_restored_states_continue_bit_for_bit(case):
     there, state = r.step(x[:, W + 2 : 2 * W], state)
     end, state = r.call(x[:, 2 * W : 3 * W], state)
 
-    # another process would have a model and compiled functions of its own
+    # another process would build and compile its own model
     other = Runner(r.config, x64=False, params=jax.tree.map(np.asarray, r.params))
     restored = structure.unflatten(
         [np.frombuffer(b, jnp.dtype(kind)).reshape(shape) for shape, kind, b in saved]
@@ -259,7 +259,7 @@ def test_saved_and_restored_states_continue_bit_for_bit(case):
 
 
 def test_full_attention_rejects_tokens_beyond_its_capacity(monkeypatch):
-    """Outside of jit and scan, in one line."""
+    """Outside jit and scan, the error is one line."""
     layer = Layer("full", resolve_model(CASES["full"]), rngs=nnx.Rngs(0))
     x, fresh = jnp.ones((1, LENGTH + 2, WIDTH)), layer.init_state(1, None)
     full = fresh._replace(length=jnp.array([LENGTH]))
@@ -269,22 +269,22 @@ def test_full_attention_rejects_tokens_beyond_its_capacity(monkeypatch):
     with pytest.raises(UserError, match=f"token {LENGTH + 2} "):
         layer(x, fresh, Context())
 
-    class GoesOn(Exception):
-        """Past the refusal; what comes then is the same as under jit."""
+    class CheckPassed(Exception):
+        """The capacity check passed; later code is the same as under jit."""
 
     def project(_):
-        raise GoesOn
+        raise CheckPassed
 
     monkeypatch.setattr(layer.mixer.qkv, "project", project)
-    # exactly at capacity, behind a reset, and for padding
+    # exactly at capacity, after a reset, and for padding
     yes, no = jnp.ones((1, 1), bool), jnp.zeros((1, 1), bool)
     last = fresh._replace(length=jnp.array([LENGTH - 1]))
     for state, ctx in [(last, Context()), (full, Context(yes, yes)), (full, Context(no, no))]:
-        with pytest.raises(GoesOn):
+        with pytest.raises(CheckPassed):
             layer(x[:, :1], state, ctx)
 
 
-def test_full_attention_under_jit_is_nan_past_its_capacity_and_only_there():
+def test_full_attention_under_jit_is_nan_only_beyond_its_capacity():
     r = runner("full")
     x, (whole, _) = r.x, r.whole
     _, state = r.step(x[:, :20], r.fresh)
@@ -296,7 +296,7 @@ def test_full_attention_under_jit_is_nan_past_its_capacity_and_only_there():
     y, past_in_call = r.call(tail, state, ~ALL[:, :8], ALL[:, :8])
     close(y[:, :4], whole[:, 20:])
     assert np.isnan(y[:, 4:]).all()
-    # and a new document begins with a clean cache
+    # and a new document starts with an empty cache
     begin = np.tile(np.arange(8) == 0, (B, 1))
     for poisoned in (past, past_in_call):
         again, _ = r.step(x[:, :8], poisoned, begin)

@@ -1,4 +1,4 @@
-"""`famjax convert`: a Hugging Face folder becomes a run, whole and compared, or nothing is left."""
+"""`famjax convert`: a Hugging Face folder becomes a verified run, or nothing is written."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TOKENS = np.random.default_rng(0).integers(0, 258, (1, 32))
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
-    """A tiny random Llama with a tokenizer of bytes, as its users have it."""
+    """Return a tiny random Llama with a byte tokenizer, in Hugging Face format."""
     folder = tmp_path_factory.mktemp("llama")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
@@ -62,7 +62,7 @@ def llama(tmp_path_factory):
 
 @pytest.fixture
 def copy(llama, tmp_path):
-    """A copy to be spoilt."""
+    """Return a copy of the folder that may be damaged."""
     folder = tmp_path / "copy"
     folder.mkdir()
     for path in llama.iterdir():
@@ -74,12 +74,12 @@ def logits(model, tokens=TOKENS):
     return np.asarray(model(jnp.asarray(tokens), model.init_state(len(tokens)))[0])
 
 
-def refusal(capsys, *argv):
+def error_line(capsys, *argv):
     assert main(["convert", *map(str, argv)]) == 2
     return capsys.readouterr().err.splitlines()[-1].removeprefix("famjax: ")
 
 
-def test_a_converted_model_is_a_run_and_is_trained_on(llama, tmp_path, capsys):
+def test_a_converted_model_is_a_run_and_can_be_trained(llama, tmp_path, capsys):
     target = tmp_path / "fam"
     sizes = ["model.block_len=8", "model.fam_len=2", "model.memory_segments=2"]
     assert main(["convert", str(llama), str(target), "--to", "fam", *sizes]) == 0
@@ -113,7 +113,7 @@ def test_a_converted_model_is_a_run_and_is_trained_on(llama, tmp_path, capsys):
     assert trained.tokenizer.vocab_size == 258
 
 
-def test_a_window_that_sees_all_has_the_logits_of_the_source(llama, tmp_path):
+def test_a_long_window_gives_the_logits_of_the_source(llama, tmp_path):
     target = tmp_path / "bswa"
     sizes = ["model.block_len=8", "model.memory_segments=3"]
     assert main(["convert", str(llama), str(target), "--to", "bswa", *sizes]) == 0
@@ -122,31 +122,31 @@ def test_a_window_that_sees_all_has_the_logits_of_the_source(llama, tmp_path):
     assert np.abs(logits(open_run(target).model) - expected).max() < 1e-5 * np.ptp(expected)
 
 
-def test_what_is_wrong_leaves_nothing(llama, copy, tmp_path, capsys):
+def test_a_failed_conversion_leaves_no_files(llama, copy, tmp_path, capsys):
     target = tmp_path / "out"
     weights = copy / "model.safetensors"
     tensors = load_file(weights)
     name = "model.layers.1.mlp.up_proj.weight"
     save_file({key: a for key, a in tensors.items() if key != name}, weights)
-    assert f"lacks 1 tensor: {name}" in refusal(capsys, copy, target)
+    assert f"lacks 1 tensor: {name}" in error_line(capsys, copy, target)
     save_file(tensors | {name: tensors[name] * np.nan}, weights)
-    assert "not finite" in refusal(capsys, copy, target)
+    assert "not finite" in error_line(capsys, copy, target)
     assert list(tmp_path.iterdir()) == [copy]
     target.mkdir()
-    assert "exists already; give another folder" in refusal(capsys, llama, target)
+    assert "exists already; give another folder" in error_line(capsys, llama, target)
     assert not list(target.iterdir())
 
 
-def test_a_write_that_fails_leaves_nothing(llama, tmp_path, capsys, monkeypatch):
+def test_a_failed_write_leaves_no_files(llama, tmp_path, capsys, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("famjax.convert.folder.write_model", full)
-    assert "No space left on device" in refusal(capsys, llama, tmp_path / "out")
+    assert "No space left on device" in error_line(capsys, llama, tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_model_that_is_not_the_sources_is_refused(llama, tmp_path, capsys, monkeypatch):
+def test_a_model_with_other_logits_is_rejected(llama, tmp_path, capsys, monkeypatch):
     def other(*args, **kwargs):
         model = load_weights(*args, **kwargs)
         scale = model.norm.scale
@@ -156,13 +156,13 @@ def test_a_model_that_is_not_the_sources_is_refused(llama, tmp_path, capsys, mon
     from famjax.convert.folder import load_weights
 
     monkeypatch.setattr("famjax.convert.folder.load_weights", other)
-    assert "the logits differ from Hugging Face's by" in refusal(capsys, llama, tmp_path / "out")
+    assert "the logits differ from Hugging Face's by" in error_line(capsys, llama, tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture(scope="module")
 def mistral(llama, tmp_path_factory):
-    """A tiny random Mistral whose window is longer than the self-check's shortest text."""
+    """Return a tiny random Mistral whose window exceeds the shortest text of the self-check."""
     folder = tmp_path_factory.mktemp("mistral")
     torch.manual_seed(0)
     config = transformers.MistralConfig(
@@ -185,7 +185,7 @@ def mistral(llama, tmp_path_factory):
     return folder
 
 
-def test_the_comparison_reads_past_the_window(mistral, tmp_path, capsys, monkeypatch):
+def test_the_self_check_covers_tokens_past_the_window(mistral, tmp_path, capsys, monkeypatch):
     assert main(["convert", str(mistral), str(tmp_path / "right")]) == 0
     assert "of their range (float32, 160 tokens)" in capsys.readouterr().err
 
@@ -195,7 +195,7 @@ def test_the_comparison_reads_past_the_window(mistral, tmp_path, capsys, monkeyp
     from famjax.convert.folder import parse_model
 
     monkeypatch.setattr("famjax.convert.folder.parse_model", wrong)
-    said = refusal(capsys, mistral, tmp_path / "wrong")
+    said = error_line(capsys, mistral, tmp_path / "wrong")
     assert "the logits differ from Hugging Face's by" in said
     assert not (tmp_path / "wrong").exists()
 
@@ -219,13 +219,13 @@ def test_the_comparison_reads_past_the_window(mistral, tmp_path, capsys, monkeyp
         ),
     ],
 )
-def test_how_far_the_comparison_reads(model, length, said):
+def test_length_of_the_self_check(model, length, said):
     config = ModelConfig(vocab_size=99, **model)
     assert selfcheck.compared_tokens(config) == length
     assert selfcheck.describe(config) == said
 
 
-def test_without_the_source_framework_it_says_so(llama, tmp_path, capsys, monkeypatch):
+def test_a_missing_source_framework_is_reported(llama, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(optional.importlib.util, "find_spec", lambda name: None)
     assert main(["convert", str(llama), str(tmp_path / "out")]) == 0
     said = capsys.readouterr().err
@@ -234,7 +234,7 @@ def test_without_the_source_framework_it_says_so(llama, tmp_path, capsys, monkey
 
 
 @pytest.mark.parametrize(("key", "value"), [("head_dim", 0), ("hidden_act", None)])
-def test_what_transformers_cannot_read_is_one_line(copy, tmp_path, capsys, key, value):
+def test_errors_of_transformers_are_one_line(copy, tmp_path, capsys, key, value):
     config = json.loads((copy / "config.json").read_text()) | {key: value}
     (copy / "config.json").write_text(json.dumps(config))
     assert main(["convert", str(copy), str(tmp_path / "out")]) == 2
@@ -243,13 +243,13 @@ def test_what_transformers_cannot_read_is_one_line(copy, tmp_path, capsys, key, 
     assert not (tmp_path / "out").exists()
 
 
-def test_logits_that_are_all_the_same():
+def test_deviation_of_constant_logits():
     zeros = np.zeros((2, 3), np.float32)
     assert selfcheck.deviation(zeros, zeros).relative == 0
     assert selfcheck.deviation(zeros + 1, zeros).relative > 1
 
 
-def test_without_memory_for_a_second_copy_it_says_so(monkeypatch):
+def test_the_self_check_is_skipped_without_memory(monkeypatch):
     monkeypatch.setattr(selfcheck, "_free_bytes", lambda: 1000)
     assert "a second copy of the model needs" in selfcheck.skip_reason(ModelConfig(vocab_size=99))
 
@@ -274,21 +274,21 @@ def test_without_memory_for_a_second_copy_it_says_so(monkeypatch):
         (["--to", "bswa", "model.block_len=0"], "model.block_len=0: must be at least 1"),
     ],
 )
-def test_mistakes(llama, tmp_path, capsys, more, said):
-    assert said in refusal(capsys, llama, tmp_path / "out", *more)
+def test_mistakes_are_one_line_errors(llama, tmp_path, capsys, more, said):
+    assert said in error_line(capsys, llama, tmp_path / "out", *more)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_tokenizer_larger_than_the_embedding(copy, tmp_path, capsys):
+def test_a_tokenizer_larger_than_the_embedding_is_rejected(copy, tmp_path, capsys):
     tokenizer = tokenizers.Tokenizer.from_file(str(copy / "tokenizer.json"))
     tokenizer.add_tokens(["more", "and more", "than", "there are rows"])
     tokenizer.save(str(copy / "tokenizer.json"))
-    said = refusal(capsys, copy, tmp_path / "out")
+    said = error_line(capsys, copy, tmp_path / "out")
     assert said.startswith("model.vocab_size=260: tokenizer ")
     assert "has 262 tokens" in said
 
 
-# which layers ------------------------------------------------------------------------------------
+# selection of layers ------------------------------------------------------------------------------
 
 GEMMA = ModelConfig(layers=6, mixer="swa,swa,full", vocab_size=9)
 MISTRAL = ModelConfig(layers=4, mixer="swa", vocab_size=9)
@@ -304,11 +304,11 @@ MISTRAL = ModelConfig(layers=4, mixer="swa", vocab_size=9)
         (MISTRAL, "-1:,0", "fam,swa,swa,fam"),
     ],
 )
-def test_layers_by_pattern(model, layers, expected):
+def test_layers_are_selected_by_pattern(model, layers, expected):
     assert ",".join(layer_mixers(replace_attention(model, "fam", layers))) == expected
 
 
-def test_layers_that_would_turn_by_another_base_are_refused():
+def test_layers_with_another_rope_base_are_rejected():
     gemma = replace(GEMMA, arch=ArchConfig(local_rope_base=1e4), rope_base=1e6)
     check_compatible(gemma, replace_attention(gemma, "fam"))
     for new in (replace_attention(gemma, "fam", "0"), replace_attention(gemma, "swa")):
@@ -316,13 +316,15 @@ def test_layers_that_would_turn_by_another_base_are_refused():
             check_compatible(gemma, new)
 
 
-def test_a_folder_without_a_tokenizer(copy, tmp_path, capsys):
+def test_a_folder_without_a_tokenizer_is_reported(copy, tmp_path, capsys):
     (copy / "tokenizer.json").unlink()
-    assert "has no tokenizer.json and no tokenizer.model" in refusal(capsys, copy, tmp_path / "out")
+    assert "has no tokenizer.json and no tokenizer.model" in error_line(
+        capsys, copy, tmp_path / "out"
+    )
     assert main(["convert", str(copy), str(tmp_path / "out"), "--tokenizer", "bytes"]) == 0
 
 
-def test_tokens_that_no_text_has_may_be_beyond_the_embedding(copy, tmp_path):
+def test_unused_tokens_may_exceed_the_embedding(copy, tmp_path):
     tokenizer = tokenizers.Tokenizer.from_file(str(copy / "tokenizer.json"))
     tokenizer.add_special_tokens(["<image>", "<more>", "<than rows>"])
     tokenizer.save(str(copy / "tokenizer.json"))
@@ -331,7 +333,7 @@ def test_tokens_that_no_text_has_may_be_beyond_the_embedding(copy, tmp_path):
     assert (run.tokenizer.vocab_size, run.config.model.vocab_size) == (261, 260)
 
 
-def test_folders_of_the_wrong_kind(llama, tmp_path, capsys):
+def test_folders_of_the_wrong_kind_are_rejected(llama, tmp_path, capsys):
     assert main(["eval", str(llama)]) == 2
     assert "text:holdout: the run is at step 0" in capsys.readouterr().err
     assert main(["convert", str(llama), str(tmp_path / "run")]) == 0
@@ -339,7 +341,7 @@ def test_folders_of_the_wrong_kind(llama, tmp_path, capsys):
         load_pretrained(tmp_path / "run")
 
 
-def test_a_folder_of_the_users_is_not_touched(llama, tmp_path):
+def test_an_existing_folder_is_not_changed(llama, tmp_path):
     (tmp_path / "out.partial").mkdir()
     (tmp_path / "out.partial" / "mine").write_text("x")
     assert main(["convert", str(llama), str(tmp_path / "out")]) == 0
@@ -348,19 +350,19 @@ def test_a_folder_of_the_users_is_not_touched(llama, tmp_path):
     assert (tmp_path / "out").stat().st_mode == mode
 
 
-def test_a_pattern_is_as_short_as_it_can_be():
+def test_patterns_are_shortened():
     assert replace_attention(GEMMA, "fam").mixer == "swa,swa,fam"
     assert replace_attention(MISTRAL, "fam", "::2").mixer == "fam,swa"
     assert replace_attention(MISTRAL, "keep") == MISTRAL
 
 
 @pytest.mark.parametrize("text", ["x", "4", "-5", "1:2:3:4", "5:", "1,", "1.5"])
-def test_layers_that_are_not_there(text):
+def test_invalid_layers_are_rejected(text):
     with pytest.raises(UserError, match="--layers"):
         parse_layers(text, 4)
 
 
-def test_every_leaf_of_a_converted_model_is_where_it_was(llama, tmp_path):
+def test_conversion_keeps_the_number_of_parameters(llama, tmp_path):
     target = tmp_path / "hybrid"
     assert main(["convert", str(llama), str(target), "--to", "bswa", "--layers", "::2"]) == 0
     hybrid = open_run(target)

@@ -1,4 +1,4 @@
-"""Every key that transformers' configs have is read, changes nothing, or is refused by its name."""
+"""Every config key of transformers is converted, has no effect, or is rejected by name."""
 
 import copy
 import dataclasses
@@ -31,7 +31,7 @@ theirs = pytest.mark.parametrize("name", [name for name in FAMILIES if name != "
 
 
 def attributes(kind):
-    """Return every name that a config.json could set and transformers' code could read."""
+    """Return every attribute that a config.json could set and transformers could read."""
     found = {field.name for field in dataclasses.fields(kind)} | set(GENERATION)
     found |= {*vars(kind()), *kind().to_dict(), *kind.attribute_map}
     for name in dir(kind):
@@ -42,23 +42,23 @@ def attributes(kind):
     return found
 
 
-def small(name, **changes):
-    """Return a config.json of a small model."""
+def small_config(name, **changes):
+    """Return the config.json of a small model."""
     if name == "famjax":
-        return FAMILIES[name].serialize(find_family(hf := small("llama")).model(hf))
+        return FAMILIES[name].serialize(find_family(hf := small_config("llama")).model(hf))
     case = next(case for case, (kind, _) in CASES.items() if kind == name)
     return read_config(pretrained(case)[0]) | changes
 
 
 @each
-def test_transformers_has_no_key_that_is_not_known(name):
+def test_every_key_of_transformers_is_known(name):
     keys = FAMILIES[name].keys
     known = {*keys.used, *keys.unsupported, *keys.harmless, *keys.aliases, *UNSUPPORTED, *HARMLESS}
     new = sorted(attributes(CLASSES[name]) - known)
     assert not new, f"{name}: transformers {transformers.__version__} has {', '.join(new)}"
 
 
-def test_rotary_positions_have_no_key_that_is_not_known():
+def test_every_rope_key_of_transformers_is_known():
     known = {*ROPE_HARMLESS, *(key for keys in ROPE_USED.values() for key in keys)}
     known |= {"rope_theta", "rope_type", "partial_rotary_factor", "mrope_section"}
     new = sorted(get_type_hints(RopeParameters).keys() - known)
@@ -66,7 +66,7 @@ def test_rotary_positions_have_no_key_that_is_not_known():
 
 
 @theirs
-def test_what_is_not_there_is_as_in_transformers(name):
+def test_defaults_equal_those_of_transformers(name):
     fields = {field.name: field.default for field in dataclasses.fields(CLASSES[name])}
     for key, default in FAMILIES[name].keys.used.items():
         if key in fields and not isinstance(default, Required):
@@ -74,8 +74,8 @@ def test_what_is_not_there_is_as_in_transformers(name):
 
 
 @theirs
-def test_every_key_that_is_read_is_compared_with_another_value_than_its_default(name):
-    """tests/convert/test_parity.py compares the logits of these."""
+def test_every_converted_key_has_a_parity_case(name):
+    """tests/convert/test_parity.py compares logits with these values."""
     older = {"rope_scaling", "rope_theta", "rotary_pct", "rotary_emb_base"}
     older |= {"rope_local_base_freq", "sliding_window_pattern"}
     one_value = set() if name in ("gpt_neox", "gpt2") else {"hidden_act", "hidden_activation"}
@@ -100,21 +100,21 @@ OTHERS = {
 
 
 @theirs
-def test_what_makes_another_model_is_refused_by_its_name(name):
+def test_unsupported_keys_are_rejected_by_name(name):
     found = FAMILIES[name]
     for key in (UNSUPPORTED | dict(found.keys.unsupported)).keys() - found.keys.used.keys():
         value = OTHERS.get(key, 7 if key.endswith(("size", "window", "dim")) else True)
         with pytest.raises(UserError) as caught:
-            found.model(small(name, **{key: value}))
+            found.model(small_config(name, **{key: value}))
         said = str(caught.value)
         assert said.startswith(f"config.json: {key}=")
         assert "\n" not in said
         assert f"for {name}: " in said
         for neutral in (UNSUPPORTED | dict(found.keys.unsupported))[key].neutral:
-            found.model(small(name, **{key: neutral}))
+            found.model(small_config(name, **{key: neutral}))
 
 
-def test_a_gemma_that_sees_both_ways_is_refused(tmp_path, capsys):
+def test_a_bidirectional_gemma_is_rejected(tmp_path, capsys):
     folder = tmp_path / "gemma"
     folder.mkdir()
     source = pretrained("gemma-3")[0]
@@ -133,7 +133,7 @@ def test_a_gemma_that_sees_both_ways_is_refused(tmp_path, capsys):
         load_pretrained(folder)
 
 
-def test_a_key_of_which_nothing_is_known_is_told(tmp_path, capsys):
+def test_unknown_keys_are_reported(tmp_path, capsys):
     folder = tmp_path / "llama"
     folder.mkdir()
     for path in pretrained("llama")[0].iterdir():
@@ -148,12 +148,12 @@ def test_a_key_of_which_nothing_is_known_is_told(tmp_path, capsys):
 
 
 @each
-def test_what_is_written_has_no_unknown_key(name):
-    assert not find_unknown_keys(small(name), FAMILIES[name].keys)
+def test_exported_configs_have_known_keys_only(name):
+    assert not find_unknown_keys(small_config(name), FAMILIES[name].keys)
 
 
-def test_another_name_of_a_key():
-    hf = small("gpt2")
+def test_aliases_of_keys_are_accepted():
+    hf = small_config("gpt2")
     assert FAMILIES["gpt2"].model(hf | {"num_hidden_layers": 2}).layers == 2
     assert transformers.GPT2Config(**hf | {"num_hidden_layers": 2}).n_layer == 2
     del hf["n_layer"]
@@ -183,24 +183,24 @@ def load_of(hf):
         ("gemma2", {"sliding_window": None}, "sliding layers but no sliding_window"),
     ],
 )
-def test_windows_that_cannot_be(name, changes, said):
+def test_invalid_windows_are_rejected(name, changes, said):
     with pytest.raises(UserError) as caught:
-        FAMILIES[name].model(small(name, **changes))
+        FAMILIES[name].model(small_config(name, **changes))
     assert said in str(caught.value)
 
 
-def test_windows_of_files_that_say_little():
-    hf = small("mistral", sliding_window=16, layer_types=["sliding_attention"] * 3)
+def test_defaults_of_windows():
+    hf = small_config("mistral", sliding_window=16, layer_types=["sliding_attention"] * 3)
     assert FAMILIES["mistral"].model(hf).mixer == "swa"
-    hf = small("mistral", max_position_embeddings=9000)
+    hf = small_config("mistral", max_position_embeddings=9000)
     del hf["sliding_window"]
     assert FAMILIES["mistral"].model(hf).window == 4096
-    hf = small("gemma3_text", num_hidden_layers=7)
+    hf = small_config("gemma3_text", num_hidden_layers=7)
     del hf["layer_types"]
     assert FAMILIES["gemma3_text"].model(hf).mixer == "swa,swa,swa,swa,swa,full,swa"
     hf = hf | {"sliding_window_pattern": 2}
     assert FAMILIES["gemma3_text"].model(hf).mixer.startswith("swa,full,swa")
-    hf = small("qwen2", use_sliding_window=True, sliding_window=None)
+    hf = small_config("qwen2", use_sliding_window=True, sliding_window=None)
     assert FAMILIES["qwen2"].model(hf | {"layer_types": None}).mixer == "full"
 
 
@@ -227,12 +227,12 @@ SCALED = {"type": "linear", "factor": 2.0}
         {"rope_parameters": {"full_attention": LLAMA3}, "rope_theta": 5.0},
     ],
 )
-def test_rotary_positions_are_read_as_transformers_does(name, said):
-    hf = small(name)
+def test_rope_parameters_equal_transformers(name, said):
+    hf = small_config(name)
     del hf["rope_parameters"]
     hf |= said
     given = said.get("rope_parameters")
-    # transformers fails on the former, and on the latter reads nothing of them
+    # transformers raises an error for the former and ignores the latter
     if given and ("full_attention" in given) != (name == "gemma3_text"):
         overruled = "rope_scaling" in said and name != "gemma3_text"
         if not overruled:
@@ -270,13 +270,13 @@ def test_rotary_positions_are_read_as_transformers_does(name, said):
         ),
     ],
 )
-def test_rotary_positions_that_cannot_be(name, rope, said):
+def test_invalid_rope_parameters_are_rejected(name, rope, said):
     with pytest.raises(UserError) as caught:
-        FAMILIES[name].model(small(name, rope_parameters=rope))
+        FAMILIES[name].model(small_config(name, rope_parameters=rope))
     assert said in str(caught.value)
 
 
-# config.json as they are on the hub --------------------------------------------------------------
+# config.json files from the hub -------------------------------------------------------------------
 
 HUB = {
     "SmolLM2-135M": {
@@ -366,17 +366,17 @@ HUB = {
 
 
 @pytest.mark.parametrize("model", HUB)
-def test_a_config_of_the_hub_is_read_without_a_word(model):
+def test_configs_from_the_hub_load_without_warnings(model):
     hf = HUB[model]
     found = find_family(hf).model(hf)
     assert not find_unknown_keys(hf, find_family(hf).keys)
-    # as transformers has it with every default of its own written out
+    # as transformers writes it with all defaults
     whole = json.loads(CLASSES[hf["model_type"]](**hf).to_json_string(use_diff=False))
     assert find_family(hf).model(whole) == found
     assert not find_unknown_keys(whole, find_family(hf).keys)
 
 
-def test_a_folder_that_transformers_saved_again_is_known(tmp_path):
+def test_a_folder_resaved_by_transformers_is_recognized(tmp_path):
     config = transformers.LlamaConfig(**SHAPE)
     config.save_pretrained(tmp_path)
     hf = read_config(tmp_path)

@@ -1,4 +1,4 @@
-"""Every tensor of a Hugging Face folder finds its place; what is wrong with it is one line."""
+"""Every tensor of a Hugging Face folder is loaded; anything wrong with it is a one-line error."""
 
 import json
 
@@ -51,7 +51,7 @@ def names_and_shapes():
 
 @pytest.fixture
 def folder(tmp_path):
-    """A whole checkpoint, in two files."""
+    """Return a complete checkpoint in two files."""
     rng = np.random.default_rng(0)
     tensors = {n: rng.normal(size=s).astype(np.float32) for n, s in names_and_shapes().items()}
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
@@ -62,7 +62,7 @@ def folder(tmp_path):
 
 
 def change(folder, **tensors):
-    """Write the second file again with tensors changed, added, or left out (None)."""
+    """Rewrite the second file with tensors changed, added or removed (None)."""
     from safetensors.numpy import load_file
 
     path = folder / "model-1.safetensors"
@@ -70,13 +70,13 @@ def change(folder, **tensors):
     save_file({n: a for n, a in held.items() if a is not None}, path)
 
 
-def refused(folder) -> str:
+def error_of(folder) -> str:
     with pytest.raises(UserError) as caught:
         load_pretrained(folder)
     return str(caught.value)
 
 
-def test_every_tensor_has_its_place(folder):
+def test_every_tensor_is_loaded(folder):
     config, model = load_pretrained(folder)
     assert (config.layers, config.kv_heads, config.tied) == (2, 1, True)
     tensors = {}
@@ -95,7 +95,7 @@ def test_every_tensor_has_its_place(folder):
     assert np.isfinite(logits).all()
 
 
-def test_a_fam_keeps_every_weight_and_begins_as_tokens_do(folder):
+def test_converting_to_fam_keeps_weights_and_initializes_the_prompt_from_tokens(folder):
     _, full = load_pretrained(folder)
     config, fam = load_pretrained(folder, mixer="bswa,fam", block_len=4, fam_len=3)
     for i, layer in enumerate(fam.stack.layers):
@@ -111,53 +111,53 @@ def test_a_fam_keeps_every_weight_and_begins_as_tokens_do(folder):
     assert config.fam_len == 3
 
 
-def test_a_missing_tensor(folder):
+def test_a_missing_tensor_is_an_error(folder):
     change(folder, **{"model.layers.1.mlp.up_proj.weight": None})
-    assert refused(folder).startswith(
+    assert error_of(folder).startswith(
         "the checkpoint lacks 1 tensor: model.layers.1.mlp.up_proj.weight (did you mean"
     )
 
 
-def test_a_tensor_too_many(folder):
+def test_an_unexpected_tensor_is_an_error(folder):
     change(folder, **{"model.layers.1.self_attn.k_proj.bias": np.zeros(4, np.float32)})
-    assert "has unexpected tensors: 1 tensor: model.layers.1.self_attn.k_proj.bias" in refused(
+    assert "has unexpected tensors: 1 tensor: model.layers.1.self_attn.k_proj.bias" in error_of(
         folder
     )
 
 
-def test_a_wrong_shape(folder):
+def test_a_wrong_shape_is_an_error(folder):
     change(folder, **{"model.layers.1.mlp.up_proj.weight": np.zeros((16, 9), np.float32)})
-    assert "model.layers.1.mlp.up_proj.weight has shape (16, 9)" in refused(folder)
+    assert "model.layers.1.mlp.up_proj.weight has shape (16, 9)" in error_of(folder)
 
 
-def test_numbers_that_are_none(folder):
+def test_non_finite_values_are_an_error(folder):
     change(folder, **{"model.layers.1.mlp.up_proj.weight": np.full((16, 8), np.nan, np.float32)})
-    assert "model.layers.1.mlp.up_proj.weight has values that are not finite" in refused(folder)
+    assert "model.layers.1.mlp.up_proj.weight has values that are not finite" in error_of(folder)
 
 
 @pytest.mark.parametrize("keep", [0, 5, 200, -4])
-def test_a_file_cut_short(folder, keep):
+def test_a_truncated_file_is_an_error(folder, keep):
     path = folder / "model-1.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
-    assert refused(folder).startswith(f"{path}: damaged (")
+    assert error_of(folder).startswith(f"{path}: damaged (")
 
 
-def test_a_header_that_lies_about_its_size(folder):
+def test_a_wrong_header_size_is_an_error(folder):
     path = folder / "model-1.safetensors"
     path.write_bytes((2**40).to_bytes(8, "little") + path.read_bytes()[8:])
-    assert refused(folder).startswith(f"{path}: damaged (")
+    assert error_of(folder).startswith(f"{path}: damaged (")
 
 
-def test_a_part_that_is_missing(folder):
+def test_a_missing_file_is_an_error(folder):
     index = folder / "model.safetensors.index.json"
     index.write_text(
         json.dumps({"weight_map": {"a": "model-0.safetensors", "b": "model-2.safetensors"}})
     )
-    assert refused(folder).startswith(
+    assert error_of(folder).startswith(
         f"{folder / 'model-2.safetensors'} is missing, which {index.name}"
     )
     index.write_text("{}")
-    assert refused(folder).startswith(f"{index}: damaged (")
+    assert error_of(folder).startswith(f"{index}: damaged (")
 
 
 @pytest.mark.parametrize(
@@ -174,21 +174,21 @@ def test_a_part_that_is_missing(folder):
         "..\\model-0.safetensors",
     ],
 )
-def test_an_index_that_names_a_file_elsewhere_opens_none(folder, name, monkeypatch):
+def test_an_index_cannot_open_files_outside_the_folder(folder, name, monkeypatch):
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "model-0.safetensors", "b": name}}))
     monkeypatch.setattr("safetensors.safe_open", lambda *_, **__: pytest.fail("opened"))
-    said = refused(folder)
+    said = error_of(folder)
     assert said.startswith(f"{index}: names the file {name!r} outside its folder")
     assert "\n" not in said
 
 
-def test_adapters_in_a_folder_are_not_passed_over(folder):
+def test_adapters_in_a_folder_are_an_error(folder):
     (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "/elsewhere"}')
-    assert refused(folder).startswith(f"{folder / 'adapter_config.json'}: the folder has adapters")
+    assert error_of(folder).startswith(f"{folder / 'adapter_config.json'}: the folder has adapters")
 
 
-def test_links_of_a_cache_are_followed(folder, tmp_path_factory):
+def test_links_of_the_hub_cache_are_followed(folder, tmp_path_factory):
     blobs = tmp_path_factory.mktemp("blobs")
     (folder / "model-0.safetensors").rename(blobs / "0a1b")
     (folder / "model-0.safetensors").symlink_to(blobs / "0a1b")
@@ -196,7 +196,7 @@ def test_links_of_a_cache_are_followed(folder, tmp_path_factory):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_short_numbers_are_widened_without_loss(folder, dtype):
+def test_half_precision_is_converted_exactly(folder, dtype):
     from safetensors.flax import save_file
 
     name = "model.layers.1.mlp.up_proj.weight"
@@ -209,12 +209,12 @@ def test_short_numbers_are_widened_without_loss(folder, dtype):
     assert (kernel == short.T.astype(jnp.float32)).all()
 
 
-def test_pickles_are_refused(folder):
+def test_pickles_are_rejected(folder):
     for path in folder.glob("*.safetensors"):
         path.unlink()
-    assert "no *.safetensors" in refused(folder)
+    assert "no *.safetensors" in error_of(folder)
     (folder / "pytorch_model.bin").write_bytes(b"x")
-    assert "pickles, which run code when they are loaded" in refused(folder)
+    assert "pickles, which run code when they are loaded" in error_of(folder)
 
 
 @pytest.mark.parametrize(
@@ -227,21 +227,21 @@ def test_pickles_are_refused(folder):
         ('{"model_type": "llama"}', "config.json: has no 'vocab_size'"),
     ],
 )
-def test_a_config_that_is_none(folder, text, said):
+def test_an_invalid_config_is_an_error(folder, text, said):
     path = folder / "config.json"
     path.unlink()
     if text is not None:
         path.write_text(text)
-    assert said in refused(folder)
+    assert said in error_of(folder)
 
 
-def test_rotary_positions_of_another_kind():
+def test_unsupported_rope_types_are_rejected():
     hf = LLAMA | {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}
     with pytest.raises(UserError, match="rope_type='yarn' is not supported"):
         find_family(hf).parse(hf)
 
 
-def test_every_parameter_lies_where_the_mesh_wants_it(folder):
+def test_every_parameter_is_sharded_by_the_mesh(folder):
     mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=2, tensor=2), jax.devices()[:4])
     _, whole = load_pretrained(folder, mixer="bswa,fam", block_len=4, fam_len=2)
     _, model = load_pretrained(folder, mesh, mixer="bswa,fam", block_len=4, fam_len=2)
@@ -255,7 +255,7 @@ def test_every_parameter_lies_where_the_mesh_wants_it(folder):
     assert spread > 10
 
 
-# what only a damaged or a strange folder has ------------------------------------------------------
+# damaged or unusual folders -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -268,21 +268,21 @@ def test_every_parameter_lies_where_the_mesh_wants_it(folder):
         ({"model": {}, "optimizer": {}}, "is a famjax run; famjax train CONFIG init="),
     ],
 )
-def test_a_config_that_says_something_else(folder, changes, said):
+def test_a_contradicting_config_is_an_error(folder, changes, said):
     (folder / "config.json").write_text(json.dumps(LLAMA | changes))
-    assert said in refused(folder)
+    assert said in error_of(folder)
 
 
 @pytest.mark.parametrize("index", ["[]", '{"weight_map": {"a": 5}}'])
-def test_an_index_of_another_kind(folder, index):
+def test_an_invalid_index_is_an_error(folder, index):
     (folder / "model.safetensors.index.json").write_text(index)
-    assert "index.json: damaged (" in refused(folder)
+    assert "index.json: damaged (" in error_of(folder)
 
 
-def test_weights_that_are_no_floats(folder):
+def test_integer_weights_are_rejected(folder):
     name = "model.layers.1.mlp.up_proj.weight"
     change(folder, **{name: np.zeros((16, 8), np.int8)})
-    assert f"{name} has dtype I8; quantized weights are not supported" in refused(folder)
+    assert f"{name} has dtype I8; quantized weights are not supported" in error_of(folder)
 
 
 def test_a_tied_head_must_be_the_embedding(folder):
@@ -292,7 +292,7 @@ def test_a_tied_head_must_be_the_embedding(folder):
     change(folder, **{"lm_head.weight": table})
     load_pretrained(folder)
     change(folder, **{"lm_head.weight": table + 1})
-    assert "lm_head.weight differs from the embedding, to which config.json ties it" in refused(
+    assert "lm_head.weight differs from the embedding, to which config.json ties it" in error_of(
         folder
     )
 
@@ -306,7 +306,7 @@ def test_a_tied_head_must_be_the_embedding(folder):
         ({"lora": LoraConfig(rank=2)}, "adapters need training"),
     ],
 )
-def test_changes_that_cannot_be(folder, changes, said):
+def test_invalid_changes_are_rejected(folder, changes, said):
     with pytest.raises(UserError) as caught:
         load_pretrained(folder, **changes)
     assert said in str(caught.value)

@@ -1,4 +1,4 @@
-"""A Hugging Face folder is used as a run is: generate, eval, analyze and export take it."""
+"""A Hugging Face folder can be used like a run by generate, eval, analyze and export."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from famjax.train.run import Run
 MIXERS = ["fam", "full"]
 
 
-def of(mixer: str) -> Run:
-    """Return a FAM run, or one that a family of Hugging Face's can say."""
+def make_run(mixer: str) -> Run:
+    """Return a FAM run, or one that a Hugging Face family can represent."""
     arch = replace(tiny.SHAPE.arch, embed_scale=1.0)
     return tiny.run() if mixer == "fam" else tiny.run_with(mixer, arch=arch)
 
@@ -39,19 +39,19 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], P
         for kind, write in (("hf", hf.write), ("run", orbax.write)):
             folder = home / f"{mixer}-{kind}"
             folder.mkdir()
-            write(ExportSource(of(mixer), home), folder)
+            write(ExportSource(make_run(mixer), home), folder)
             found[mixer, kind] = folder
     return found
 
 
-def printed(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
+def output_of(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
     assert main([str(word) for word in argv]) == 0
     return capsys.readouterr().out
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_the_folder_is_the_run(mixer: str, folders: dict[tuple[str, str], Path]) -> None:
-    run, opened = of(mixer), open_model(folders[mixer, "hf"])
+def test_a_folder_equals_its_run(mixer: str, folders: dict[tuple[str, str], Path]) -> None:
+    run, opened = make_run(mixer), open_model(folders[mixer, "hf"])
     assert (opened.step, opened.config.name) == (0, f"{mixer}-hf")
     tokens = run.tokenizer.encode(tiny.TEXT)[None, :48]
     assert (opened.tokenizer.encode(tiny.TEXT)[:48] == tokens[0]).all()
@@ -62,7 +62,7 @@ def test_the_folder_is_the_run(mixer: str, folders: dict[tuple[str, str], Path])
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_generate_and_eval(
+def test_generate_and_eval_accept_a_folder(
     mixer: str,
     folders: dict[tuple[str, str], Path],
     tmp_path: Path,
@@ -73,14 +73,14 @@ def test_generate_and_eval(
     said, losses = set(), []
     for kind in ("hf", "run"):
         folder = folders[mixer, kind]
-        said.add(printed(capsys, "generate", folder, "--prompt", "the", "--max-tokens", 6))
-        report = json.loads(printed(capsys, "eval", folder, "--tasks", f"text:{text}", "--json"))
+        said.add(output_of(capsys, "generate", folder, "--prompt", "the", "--max-tokens", 6))
+        report = json.loads(output_of(capsys, "eval", folder, "--tasks", f"text:{text}", "--json"))
         losses.append(report["text"][0]["loss"])
     assert len(said) == 1
     np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
-def test_analyze_against_a_folder(
+def test_analyze_accepts_a_folder(
     folders: dict[tuple[str, str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = tmp_path / "a.txt"
@@ -88,14 +88,14 @@ def test_analyze_against_a_folder(
     folder = folders["full", "hf"]
     sizes = ["--length", 32, "--examples", 1, "--json"]
     given = ["analyze", folder, "--teacher", folder, "--tasks", f"text:{text}", *sizes]
-    report = json.loads(printed(capsys, *given))
+    report = json.loads(output_of(capsys, *given))
     assert abs(report["distance"]["mean"]) < 1e-5
 
 
-def test_export_from_a_folder(folders: dict[tuple[str, str], Path], tmp_path: Path) -> None:
+def test_export_accepts_a_folder(folders: dict[tuple[str, str], Path], tmp_path: Path) -> None:
     from famjax.export.export import export
 
-    # what its config.json says besides stays
+    # other keys of its config.json are kept
     source = shutil.copytree(folders["full", "hf"], tmp_path / "source")
     said = json.loads((source / "config.json").read_text()) | {"attention_dropout": 0.25}
     (source / "config.json").write_text(json.dumps(said))
@@ -107,13 +107,13 @@ def test_export_from_a_folder(folders: dict[tuple[str, str], Path], tmp_path: Pa
     assert (ours == tiny.run().model.stack.prompt[...]).all()
 
 
-def test_a_folder_with_memory_takes_another_attention(
+def test_attention_of_a_folder_with_memory_can_be_changed(
     folders: dict[tuple[str, str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The FAM's prompt is a tensor that the new model has no use for."""
+    """The FAM's prompt is a tensor that the new model does not use."""
     for kind in ("hf", "run"):
         argv = ("convert", folders["fam", kind], tmp_path / kind, "--to", "bswa")
-        assert "wrote" in printed(capsys, *argv)
+        assert "wrote" in output_of(capsys, *argv)
     ours, theirs = (famjax.open_run(tmp_path / kind).model for kind in ("hf", "run"))
     _, loaded = famjax.load_pretrained(folders["fam", "hf"], mixer="bswa")
     tokens = np.arange(48)[None] % 250
@@ -121,11 +121,11 @@ def test_a_folder_with_memory_takes_another_attention(
         assert (tiny.logits(model, tokens) == tiny.logits(theirs, tokens)).all()
 
 
-def test_a_run_is_still_a_run() -> None:
+def test_open_model_accepts_a_run() -> None:
     assert famjax.open_run(tiny.folder()).step == 2
 
 
-def test_a_list_of_words_goes_along(tmp_path: Path) -> None:
+def test_a_word_tokenizer_is_exported(tmp_path: Path) -> None:
     words = WordTokenizer("words", [f"w{i}" for i in range(255)])
     run = replace(tiny.run(), tokenizer=words)
     folder = tmp_path / "out"
@@ -153,7 +153,7 @@ def test_a_list_of_words_goes_along(tmp_path: Path) -> None:
         (lambda f: (f / "config.json").write_text("{"), "not a config"),
     ],
 )
-def test_what_is_missing_is_one_line(
+def test_missing_files_are_one_line_errors(
     spoil, said: str, folders: dict[tuple[str, str], Path], tmp_path: Path
 ) -> None:
     folder = shutil.copytree(folders["fam", "hf"], tmp_path / "folder")

@@ -1,4 +1,4 @@
-"""A pretrained model's logits are Hugging Face's own, asked live; and so is what is written."""
+"""Logits of pretrained models equal those of transformers, computed live; so do exported ones."""
 
 import json
 from dataclasses import replace
@@ -30,7 +30,7 @@ def test_logits_are_those_of_hugging_face(case):
     close(ours, expected)
 
 
-def test_blocks_that_see_the_whole_text_give_the_same_logits():
+def test_blocks_as_long_as_the_text_give_the_same_logits():
     folder, expected = pretrained("llama")
     _, model = load_pretrained(folder, mixer="bswa", block_len=16, memory_segments=3)
     ours, _ = model(jnp.asarray(TOKENS, jnp.int32), model.init_state(len(TOKENS)))
@@ -45,7 +45,7 @@ def tensors(folder):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_was_read_is_written_as_it_was(case, tmp_path, monkeypatch):
+def test_export_restores_the_original_files(case, tmp_path, monkeypatch):
     folder, expected = pretrained(case)
     config, model = load_pretrained(folder)
     kind = native_family(config, read_config(folder)["model_type"])
@@ -56,28 +56,28 @@ def test_what_was_read_is_written_as_it_was(case, tmp_path, monkeypatch):
     before, after = tensors(folder), tensors(tmp_path)
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     assert before.keys() == after.keys()
-    for name, there in before.items():
-        assert (there.shape, there.dtype) == (after[name].shape, after[name].dtype)
-        assert (there == after[name]).all(), name
+    for name, original in before.items():
+        assert (original.shape, original.dtype) == (after[name].shape, after[name].dtype)
+        assert (original == after[name]).all(), name
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
     assert np.array_equal(logits(again), expected)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_model_without_its_source_finds_a_family(case):
+def test_export_selects_a_family(case):
     hf = read_config(pretrained(case)[0])
     config = find_family(hf).parse(hf)
     assert native_family(config) in FAMILIES.values()
 
 
 @pytest.mark.parametrize("mixer", ["bswa", "bswa_sg", "fam", "full,fam"])
-def test_memory_is_in_no_family(mixer):
+def test_no_family_has_memory(mixer):
     hf = read_config(pretrained("qwen2")[0])
     config = replace(find_family(hf).parse(hf), mixer=mixer, layers=2)
     assert native_family(config) is None
 
 
-def test_what_a_model_does_not_use_changes_no_family():
+def test_unused_fields_do_not_affect_the_family():
     config = find_family(hf := read_config(pretrained("llama")[0])).parse(hf)
     assert (
         native_family(replace(config, fam_len=99, memory_segments=7, window=3, remat="layer"))
@@ -94,7 +94,7 @@ def test_what_a_model_does_not_use_changes_no_family():
     [
         {"mlp": "gelu"},
         {"norm": "layernorm"},
-        {"mixer": "swa", "window": 64},  # as long as the text: Mistral would see it as full
+        {"mixer": "swa", "window": 64},  # as long as the text: Mistral would treat it as full
         {"arch": {"embed_scale": 2.0}},
         {"arch": {"qkv_bias": True, "qk_norm": True}},
         {"arch": {"norm_plus_one": True}},
@@ -102,7 +102,7 @@ def test_what_a_model_does_not_use_changes_no_family():
         {"arch": {"learned_positions": True}},
     ],
 )
-def test_what_no_family_says(changes):
+def test_unrepresentable_models_have_no_family(changes):
     config = find_family(hf := read_config(pretrained("llama")[0])).parse(hf)
     arch = replace(config.arch, **changes.pop("arch", {}))
     assert native_family(replace(config, arch=arch, **changes)) is None

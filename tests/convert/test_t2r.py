@@ -1,4 +1,4 @@
-"""From Transformer to RNN (T2R): layers swapped, every other weight kept, trained, and stepped."""
+"""Transformer to RNN (T2R): converted layers, other weights unchanged, training and stepping."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ TOKENS = np.random.default_rng(0).integers(0, 258, (2, 32))
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def work_dir(tmp_path_factory):
     return tmp_path_factory.mktemp("t2r")
 
 
 @pytest.fixture(scope="module")
-def llama(home):
+def llama(work_dir):
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=258,
@@ -48,40 +48,40 @@ def llama(home):
         num_key_value_heads=2,
         max_position_embeddings=64,
     )
-    transformers.LlamaForCausalLM(config).save_pretrained(home / "llama")
-    return home / "llama"
+    transformers.LlamaForCausalLM(config).save_pretrained(work_dir / "llama")
+    return work_dir / "llama"
 
 
 @pytest.fixture(scope="module")
-def gpt2(home):
+def gpt2(work_dir):
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=258, n_embd=16, n_layer=2, n_head=2, n_positions=64)
-    transformers.GPT2LMHeadModel(config).save_pretrained(home / "gpt2")
-    return home / "gpt2"
+    transformers.GPT2LMHeadModel(config).save_pretrained(work_dir / "gpt2")
+    return work_dir / "gpt2"
 
 
 @pytest.fixture(scope="module")
-def hybrid(llama):
-    """A converted Llama whose top layer of four stays."""
-    return converted(llama, "hybrid", "--keep-every", "4", "--feature-size", "6")
+def hybrid_folder(llama):
+    """Return a converted Llama whose top layer of four is unchanged."""
+    return convert(llama, "hybrid", "--keep-every", "4", "--feature-size", "6")
 
 
 @pytest.fixture(scope="module")
-def text(home):
-    """Where the data of a short training comes from."""
-    files = small.texts(home / "texts")
+def text(work_dir):
+    """Return the options for the training data."""
+    files = small.texts(work_dir / "texts")
     return [f"data.files={files}", "data.length=16", "data.batch=2", "data.holdout=0"]
 
 
-def converted(source, name, *more):
+def convert(source, name, *more):
     target = source.parent / name
     given = ["--to", "t2r", "--tokenizer", "bytes", "model.block_len=8", *more]
     assert main(["convert", str(source), str(target), *given]) == 0
     return target
 
 
-def trained(init, text, name, *more):
-    """Train two steps on from a folder, on one device of the eight."""
+def train_from(init, text, name, *more):
+    """Train two steps from a folder, on one of the eight devices."""
     few = ["train.steps=2", "optimizer.warmup_steps=0", "train.log_every=2"]
     config = load_config("text_fam", [f"init={init}", *text, *few, *more])
     with pytest.MonkeyPatch.context() as patch:
@@ -90,14 +90,14 @@ def trained(init, text, name, *more):
         return train(config, init.parent / name, quiet=True)
 
 
-def refusal(capsys, *argv):
+def error_line(capsys, *argv):
     capsys.readouterr()
     assert main(["convert", *map(str, argv)]) == 2
     return capsys.readouterr().err.splitlines()[-1].removeprefix("famjax: ")
 
 
 def weights(model):
-    """Each layer's parameters by name and number, and all others."""
+    """Return each layer's parameters by name and index, and all others."""
     names = len(model.stack.layers)
     found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(nnx.state(model, nnx.Param)):
@@ -121,8 +121,8 @@ def logits(model, tokens=TOKENS):
     return np.asarray(read(params, tokens))
 
 
-def stepped(model, tokens):
-    """Return what the model says token by token."""
+def step_logits(model, tokens):
+    """Return logits computed token by token."""
     graph, params = nnx.split(model)
 
     @jax.jit
@@ -136,19 +136,22 @@ def stepped(model, tokens):
     return np.concatenate(said, 1)
 
 
-def near(ours, theirs, share=1e-5):
+def assert_near(ours, theirs, share=1e-5):
     return np.abs(ours - theirs).max() < share * np.ptp(theirs)
 
 
 # conversion ---------------------------------------------------------------------------------------
 
 
-def test_a_llama_becomes_a_hybrid_with_every_weight(llama, hybrid, home):
-    model = open_run(hybrid).config.model
+def test_converting_a_llama_keeps_every_weight(llama, hybrid_folder, work_dir):
+    model = open_run(hybrid_folder).config.model
     assert model.mixer == "linear,linear,linear,full"
     assert model.linear.features == 6
-    assert main(["convert", str(llama), str(home / "kept"), "--tokenizer", "bytes"]) == 0
-    before, after = weights(open_run(home / "kept").model), weights(open_run(hybrid).model)
+    assert main(["convert", str(llama), str(work_dir / "kept"), "--tokenizer", "bytes"]) == 0
+    before, after = (
+        weights(open_run(work_dir / "kept").model),
+        weights(open_run(hybrid_folder).model),
+    )
     new = after.keys() - before.keys()
     assert not before.keys() - after.keys()
     assert all((after[name] == before[name]).all() for name in before)
@@ -159,31 +162,31 @@ def test_a_llama_becomes_a_hybrid_with_every_weight(llama, hybrid, home):
     assert len({kernel.tobytes() for kernel in kernels}) == 3
 
 
-def test_what_is_said_next_can_be_done(llama, home, text, capsys):
+def test_suggested_commands_work(llama, work_dir, text, capsys):
     capsys.readouterr()
-    target = converted(llama, "next", "--keep-every", "2")
+    target = convert(llama, "next", "--keep-every", "2")
     said = capsys.readouterr().out.partition("next: famjax train finetune ")[2].split()
     assert said[:2] == [f"init={target}", "train.rpo=false"]
     config = load_config("finetune", [*said[:-1], *text, "data.repeat_len=0"])
     assert config.model.linear.features == 32
 
 
-def test_maps_depend_on_their_layer_alone(llama, hybrid, home):
-    whole = converted(llama, "whole", "model.linear.features=6")
+def test_initial_maps_depend_only_on_their_layer(llama, hybrid_folder, work_dir):
+    whole = convert(llama, "whole", "model.linear.features=6")
     assert open_run(whole).config.model.mixer == "linear"
-    first, second = weights(open_run(hybrid).model), weights(open_run(whole).model)
+    first, second = weights(open_run(hybrid_folder).model), weights(open_run(whole).model)
     for name in first:
         assert (first[name] == second[name]).all(), name
 
 
-def test_the_source_may_be_a_run(lora, home):
-    tuned = open_run(lora)
-    again = converted(lora, "again", "--layers", "3")
+def test_the_source_may_be_a_run(lora, work_dir):
+    tuned_run = open_run(lora)
+    again = convert(lora, "again", "--layers", "3")
     run = open_run(again)
     assert run.config.model.mixer == "linear"
     assert (run.config.model.lora.rank, run.config.init, run.step) == (0, "", 0)
     assert (again / "hf_config.json").exists()
-    expected = weights(tuned.merge_adapters().model)
+    expected = weights(tuned_run.merge_adapters().model)
     found = weights(run.model)
     assert all((found[name] == expected[name]).all() for name in expected)
     assert {name for name in found if name not in expected} == {
@@ -192,14 +195,14 @@ def test_the_source_may_be_a_run(lora, home):
     }
 
 
-def test_training_begins_with_the_same_surgery(llama, home, text):
-    main(["convert", str(llama), str(home / "teacher"), "--tokenizer", "bytes"])
+def test_training_from_a_folder_converts_in_the_same_way(llama, work_dir, text):
+    main(["convert", str(llama), str(work_dir / "teacher"), "--tokenizer", "bytes"])
     mixer = ["model.mixer=linear,bswa,full,fam", "model.block_len=8", "model.linear.features=6"]
-    config = load_config("text_fam", [f"init={home / 'teacher'}", *text, *mixer])
-    params, _ = initial_weights(config, home / "none")
+    config = load_config("text_fam", [f"init={work_dir / 'teacher'}", *text, *mixer])
+    params, _ = initial_weights(config, work_dir / "none")
     student = LanguageModel(config.model, rngs=nnx.Rngs(1))
     nnx.update(student, params)
-    teacher = open_run(home / "teacher")
+    teacher = open_run(work_dir / "teacher")
     before, after = weights(teacher.model), weights(student)
     assert all((after[name] == before[name]).all() for name in before)
     assert {name for name, _ in after.keys() - before.keys()} == {
@@ -218,23 +221,23 @@ def test_training_begins_with_the_same_surgery(llama, home, text):
 
 
 @pytest.fixture(scope="module")
-def lora(hybrid, text, home):
-    trained(hybrid, text, "lora", "model.lora.rank=2", "optimizer.learning_rate=0.1")
-    return home / "lora"
+def lora(hybrid_folder, text, work_dir):
+    train_from(hybrid_folder, text, "lora", "model.lora.rank=2", "optimizer.learning_rate=0.1")
+    return work_dir / "lora"
 
 
 @pytest.fixture(scope="module")
 def rnn(gpt2):
-    """A GPT-2 of a linear layer and a full one."""
-    return converted(gpt2, "gpt2-rnn", "--keep-every", "2", "--feature-size", "4")
+    """Return a GPT-2 with a linear layer and a full one."""
+    return convert(gpt2, "gpt2-rnn", "--keep-every", "2", "--feature-size", "4")
 
 
 @pytest.fixture(scope="module")
-def tuned(rnn, text):
-    return trained(rnn, text, "gpt2-tuned")
+def tuned_run(rnn, text):
+    return train_from(rnn, text, "gpt2-tuned")
 
 
-def changed(before, after):
+def changed_names(before, after):
     return {name for name, _ in before if not (before[name, _] == after[name, _]).all()}
 
 
@@ -242,21 +245,21 @@ MAPS = {"layer.mixer.map.kernel", "layer.mixer.map.bias"}
 
 
 @pytest.mark.slow
-def test_all_weights_are_trained_and_it_steps_as_it_reads(rnn, tuned):
+def test_all_weights_are_trained_and_steps_equal_calls(rnn, tuned_run):
     before = weights(open_run(rnn).model)
-    # keys' biases move no softmax
+    # softmax is invariant to key biases
     still = {"layer.mixer.qkv.k.bias"}
-    assert changed(before, weights(tuned.model)) | still == {name for name, _ in before}
-    assert near(stepped(tuned.model, TOKENS), logits(tuned.model))
+    assert changed_names(before, weights(tuned_run.model)) | still == {name for name, _ in before}
+    assert assert_near(step_logits(tuned_run.model, TOKENS), logits(tuned_run.model))
 
 
 @pytest.mark.parametrize("only", ["maps", pytest.param("not_maps", marks=pytest.mark.slow)])
-def test_what_is_frozen_stays(rnn, text, only):
+def test_frozen_parameters_do_not_change(rnn, text, only):
     name, given = f"gpt2-{only}", [f"train.only={only}"]
-    run = trained(rnn, text, name, *given, "train.steps=1", "train.checkpoint_every=1")
-    run = trained(rnn, text, name, *given)  # and goes on
+    run = train_from(rnn, text, name, *given, "train.steps=1", "train.checkpoint_every=1")
+    run = train_from(rnn, text, name, *given)  # and continues
     before, after = weights(open_run(rnn).model), weights(run.model)
-    moved = changed(before, after)
+    moved = changed_names(before, after)
     assert moved == MAPS if only == "maps" else not moved & MAPS and len(moved) > 10
     opened = weights(open_run(rnn.parent / name).model)
     assert all((opened[key] == after[key]).all() for key in after)
@@ -266,9 +269,9 @@ def test_what_is_frozen_stays(rnn, text, only):
     assert ("embedding" in saved) == (only != "maps")
 
 
-def test_maps_are_trained_beside_adapters(hybrid, lora):
-    before, after = weights(open_run(hybrid).model), weights(open_run(lora).model)
-    assert changed(before, after) == MAPS
+def test_maps_are_trained_together_with_adapters(hybrid_folder, lora):
+    before, after = weights(open_run(hybrid_folder).model), weights(open_run(lora).model)
+    assert changed_names(before, after) == MAPS
     assert any(name.endswith("lora.b") for name, _ in after)
 
 
@@ -280,20 +283,20 @@ def test_maps_are_trained_beside_adapters(hybrid, lora):
         (["model.lora.rank=2"], "train.only=maps: adapters are not trained then, model.lora.ra"),
     ],
 )
-def test_what_cannot_be_frozen(more, said):
+def test_invalid_freezing_is_rejected(more, said):
     with pytest.raises(UserError) as caught:
         load_config("text_fam", ["model.mixer=linear", "train.only=maps", *more])
     assert str(caught.value).startswith(said)
 
 
-def test_what_is_frozen_comes_from_somewhere(tmp_path):
+def test_frozen_parameters_need_a_source(tmp_path):
     config = load_config("text_fam", ["model.mixer=linear", "train.only=not_maps"])
     with pytest.raises(UserError, match=r"train\.only=not_maps: what is not trained is taken from"):
         train(config, tmp_path / "run", quiet=True)
     assert not list(tmp_path.iterdir())
 
 
-# maps folded into the projections -----------------------------------------------------------------
+# feature maps folded into the projections ---------------------------------------------------------
 
 SMALL = ModelConfig(
     vocab_size=258,
@@ -311,7 +314,7 @@ SMALL = ModelConfig(
 @pytest.mark.parametrize(
     ("kind", "scale"), [("relu", 9.0), ("learned_elu", 0.0), ("cos", 0.0), ("tanh", 0.0)]
 )
-def test_folded_is_the_same_to_rounding(kind, scale):
+def test_folded_maps_compute_the_same_function(kind, scale):
     arch = ArchConfig(qkv_bias=True, query_scale=scale)
     config = replace(SMALL, linear=replace(SMALL.linear, map=kind), arch=arch)
     assert not why_not_foldable(config)
@@ -326,11 +329,11 @@ def test_folded_is_the_same_to_rounding(kind, scale):
     assert not names & MAPS
     assert weights(merged)["layer.mixer.qkv.q.kernel", 0].shape == (16, 4, 4)
     assert weights(merged)["layer.mixer.qkv.q.kernel", 1].shape == (16, 4, 4)
-    assert near(logits(merged), logits(model))
-    assert near(stepped(merged, TOKENS[:, :8]), logits(model)[:, :8])
+    assert assert_near(logits(merged), logits(model))
+    assert assert_near(step_logits(merged, TOKENS[:, :8]), logits(model)[:, :8])
     ours, theirs = (jax.eval_shape(lambda m=m: m.init_state(2)) for m in (merged, model))
     assert ours == theirs
-    # the model itself is as it was
+    # the model itself is unchanged
     assert {name for name, _ in weights(model)} >= MAPS
 
 
@@ -351,7 +354,7 @@ def test_folded_is_the_same_to_rounding(kind, scale):
         ({"linear": LinearConfig(features=64, rope=False)}, "the projections would grow"),
     ],
 )
-def test_what_is_not_folded(change, said):
+def test_unfoldable_maps_have_a_reason(change, said):
     assert said in why_not_foldable(replace(SMALL, **change))
     assert not why_not_foldable(replace(SMALL, linear=LinearConfig(features=4), arch=NOT_ROTATED))
 
@@ -360,10 +363,10 @@ NOT_ROTATED = ArchConfig(rotary_fraction=0.0)
 
 
 @pytest.mark.slow
-def test_a_trained_gpt2_is_folded_where_it_is_used(rnn, tuned, capsys, tmp_path):
-    used = tuned.with_folded_maps()
+def test_a_trained_gpt2_is_folded_for_inference(rnn, tuned_run, capsys, tmp_path):
+    used = tuned_run.with_folded_maps()
     assert not {name for name, _ in weights(used.model)} & MAPS
-    assert near(logits(used.model), logits(tuned.model))
+    assert assert_near(logits(used.model), logits(tuned_run.model))
     folder = str(rnn.parent / "gpt2-tuned")
     capsys.readouterr()
     assert main(["generate", folder, "--prompt", "a", "--max-tokens", "3"]) == 0
@@ -383,10 +386,10 @@ def test_adapters_are_merged_before_maps(lora):
     given = replace(run, model=model, config=replace(run.config, model=config))
     used = given.with_folded_maps()
     assert not any("lora" in name for name, _ in weights(used.model))
-    assert near(logits(used.model), logits(model))
+    assert assert_near(logits(used.model), logits(model))
 
 
-# what cannot be -----------------------------------------------------------------------------------
+# invalid conversions ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -410,27 +413,27 @@ def test_adapters_are_merged_before_maps(lora):
         (["model.linear.map=rleu"], "did you mean 'relu'"),
     ],
 )
-def test_mistakes(llama, tmp_path, capsys, more, said):
+def test_mistakes_are_one_line_errors(llama, tmp_path, capsys, more, said):
     given = ["--to", "t2r", "--tokenizer", "bytes", "model.block_len=8", *more]
-    assert said in refusal(capsys, llama, tmp_path / "out", *given)
+    assert said in error_line(capsys, llama, tmp_path / "out", *given)
     assert not list(tmp_path.iterdir())
 
 
-def test_flags_without_what_they_are_of(llama, tmp_path, capsys):
+def test_flags_without_their_layers_are_rejected(llama, tmp_path, capsys):
     out = tmp_path / "out"
     given = ["--to", "bswa", "--tokenizer", "bytes"]
-    said = refusal(capsys, llama, out, *given, "--feature-size", "8")
+    said = error_line(capsys, llama, out, *given, "--feature-size", "8")
     assert said == "--feature-size 8: is for linear attention only; add --to t2r"
-    said = refusal(capsys, llama, out, *given, "model.linear.rope=false")
+    said = error_line(capsys, llama, out, *given, "model.linear.rope=false")
     assert said.startswith("model.linear.rope: has no effect with model.mixer=bswa")
-    said = refusal(capsys, llama, out, "--tokenizer", "bytes", "--keep-every", "2")
+    said = error_line(capsys, llama, out, "--tokenizer", "bytes", "--keep-every", "2")
     assert said == "--keep-every 2: selects layers for --to; give --to as well"
 
 
-def test_learned_maps_are_not_lost(hybrid, tmp_path, capsys):
-    said = refusal(capsys, hybrid, tmp_path / "out", "model.linear.map=tanh")
+def test_learned_maps_are_not_lost(hybrid_folder, tmp_path, capsys):
+    said = error_line(capsys, hybrid_folder, tmp_path / "out", "model.linear.map=tanh")
     assert said.startswith("model.linear.map=tanh: the given feature maps have relu")
-    said = refusal(capsys, hybrid, tmp_path / "out", "--to", "t2r", "--feature-size", "9")
+    said = error_line(capsys, hybrid_folder, tmp_path / "out", "--to", "t2r", "--feature-size", "9")
     assert said.startswith("model.linear.features=9: the given feature maps have 6")
 
 
@@ -439,7 +442,7 @@ GEMMA2 = ModelConfig(
 )
 
 
-def test_local_layers_that_turn_by_another_base():
+def test_local_layers_with_another_rope_base_are_rejected():
     gemma = replace(GEMMA2, arch=ArchConfig(local_rope_base=1e4), rope_base=1e6)
     check_compatible(gemma, replace_attention(gemma, "t2r"))
     whole = replace_attention(gemma, "t2r", ":")
@@ -449,13 +452,13 @@ def test_local_layers_that_turn_by_another_base():
     check_compatible(gemma, replace(whole, linear=LinearConfig(rope=False)))
 
 
-def test_a_cap_of_scores_goes_with_them():
+def test_a_cap_of_scores_is_dropped_with_its_layers():
     swapped = replace_attention(GEMMA2, "t2r")
     check_compatible(GEMMA2, swapped)
     assert swapped.mixer == "swa,linear"
 
 
-def test_other_stacks_have_no_such_layers():
+def test_other_stacks_are_rejected():
     with pytest.raises(UserError, match=r"--to t2r: model\.stack=lstm has no layers with"):
         replace_attention(ModelConfig(stack="lstm", block_len=1), "t2r")
 
@@ -464,7 +467,7 @@ def test_other_stacks_have_no_such_layers():
     ("layers", "every", "expected"),
     [(8, 4, "LLLfLLLf"), (6, 4, "LfLLLf"), (5, 2, "fLfLf"), (4, 4, "LLLf")],
 )
-def test_every_nth_layer_from_the_top_stays(layers, every, expected):
+def test_every_nth_layer_from_the_top_is_unchanged(layers, every, expected):
     model = replace_attention(ModelConfig(layers=layers, mixer="full"), "t2r", keep_every=every)
     short = {"linear": "L", "full": "f"}
     assert "".join(short[name] for name in layer_mixers(model)) == expected

@@ -1,4 +1,4 @@
-"""What the pages for contributors name is there: files, links, identifiers."""
+"""Files, links and identifiers named in the contributors' pages exist."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ PAGES = sorted(
     [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "data/README.md"],
     key=lambda p: p.as_posix(),
 )
-# pages that name code; the others name commands and keys, which tests/cli/test_commands.py parses
+# pages that name code; others name commands and keys, which tests/cli/test_commands.py parses
 NAMING = ["docs/architecture.md", "docs/design.md", "CONTRIBUTING.md"]
 SUFFIXES = "py|md|sh|sbatch|toml"
 
 
 @functools.cache
 def words() -> frozenset[str]:
-    """Return every word of the source, the tests and the scripts."""
+    """Return every word in the source, the tests and the scripts."""
     files = [*ROOT.glob("famjax/**/*.py"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("configs/*.py")]
     files += [*ROOT.glob("launch/*"), ROOT / "pyproject.toml", ROOT / "Makefile"]
     text = " ".join(p.read_text() for p in files if p != Path(__file__))
@@ -37,13 +37,13 @@ def words() -> frozenset[str]:
 
 
 def code(text: str) -> list[str]:
-    """Return what stands between single backticks, outside of blocks of code."""
+    """Return the text in single backticks outside code blocks."""
     return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S))
 
 
 @pytest.mark.parametrize("page", NAMING)
 def test_files_exist(page: str) -> None:
-    """Paths may leave out famjax/; those with NAME are the reader's own."""
+    """Paths may omit famjax/; those with NAME are placeholders."""
     named = [name for name in code(ROOT.joinpath(page).read_text()) if "NAME" not in name]
     paths = [n for n in named if re.fullmatch(rf"[\w./-]+\.(?:{SUFFIXES})|[\w./-]+/", n)]
     assert len(paths) > 5
@@ -65,13 +65,13 @@ def test_identifiers_exist(page: str) -> None:
         if re.fullmatch(r"[A-Za-z_][\w.]*(?:\(\))?", name) and not name.isupper()
         for part in name.removesuffix("()").split(".")
     }
-    # what is JAX's, Python's or a file's
+    # names of JAX, Python or files
     outside = {"md", "json", "jsonl", "toml"}
     assert sorted(named - words() - outside) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_links_within_the_repository_lead_somewhere(page: Path) -> None:
+def test_links_within_the_repository_exist(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text())
     assert [t for t in targets if not page.parent.joinpath(t).exists()] == []
 

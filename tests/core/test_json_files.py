@@ -1,4 +1,4 @@
-"""JSON from outside: whatever it holds, one line says what is wrong."""
+"""JSON from outside: any invalid content is a one-line error."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ DEEP = 100_000
     ],
 )
 @pytest.mark.parametrize("kind", [str, str.encode])
-def test_text_that_is_not_json_to_be_read(text, said, kind):
+def test_invalid_json_is_rejected(text, said, kind):
     with pytest.raises(ValueError, match=said) as error:
         parse_json(kind(text))
     assert "\n" not in str(error.value)
 
 
-def test_a_byte_order_mark_is_refused_in_text_and_dropped_from_bytes():
+def test_a_byte_order_mark_is_rejected_in_text_and_dropped_from_bytes():
     with pytest.raises(ValueError, match="BOM"):
         parse_json("\ufeff{}")
     assert parse_json("\ufeff{}".encode()) == {}
 
 
-def test_what_is_good_is_as_json_reads_it():
+def test_valid_json_is_parsed_as_by_json():
     tree: object = {"a": [1, 2.5, None, True, "é", {"b": []}] * 80, "NaN": float("inf")}
     assert parse_json(json.dumps(tree)) == tree
     deepest = "[" * MAX_DEPTH + "]" * MAX_DEPTH
@@ -56,13 +56,13 @@ def test_what_is_good_is_as_json_reads_it():
     assert parse_json('["' + "[" * 1000 + '"]') == ["[" * 1000]
 
 
-def test_a_key_that_is_there_twice():
+def test_duplicate_keys_are_rejected():
     assert parse_json('{"a": 1, "a": 2}') == {"a": 2}
     with pytest.raises(JsonError, match="the key 'a' occurs twice"):
         parse_json('{"b": {"a": 1, "a": 2}}', unique=True)
 
 
-def test_files_that_are_none(tmp_path):
+def test_invalid_files_are_rejected(tmp_path):
     path = tmp_path / "config.json"
     os.mkfifo(path)
     with pytest.raises(UserError, match="not a regular file"):
@@ -74,18 +74,18 @@ def test_files_that_are_none(tmp_path):
     with pytest.raises(UserError, match=r"config.json: damaged \(not UTF-8 at byte 7\); copy it"):
         read_json(path, "copy it again")
     with path.open("wb") as file:
-        file.truncate(10**12)  # a hole, which takes no space
+        file.truncate(10**12)  # sparse: uses no disk space
     with pytest.raises(UserError, match="1,000,000,000,000 bytes, more than"):
         read_json(path, "copy it again")
 
 
-def test_a_value_in_a_message_is_short():
+def test_values_in_messages_are_shortened():
     assert shorten("x" * 100, 10) == "xxxxxxx..."
     assert shorten([1, 2]) == "[1, 2]"
 
 
-def test_nothing_else_reads_json():
-    """Each reader of its own would have to catch all that can go wrong again."""
+def test_no_other_module_parses_json():
+    """Another reader would have to handle all of these errors again."""
     home = Path(famjax.__file__).parent
     wrong = []
     for path in home.rglob("*.py"):

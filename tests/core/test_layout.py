@@ -1,4 +1,4 @@
-"""Who may import whom: each package only the packages before it (docs/architecture.md)."""
+"""Import order: each package imports only earlier packages (docs/architecture.md)."""
 
 import ast
 from pathlib import Path
@@ -34,13 +34,13 @@ ORDER = (
 )
 
 
-def imported(path: Path) -> set[str]:
-    """Return the packages of famjax that a file imports, anywhere in it."""
+def imported_packages(path: Path) -> set[str]:
+    """Return the packages of famjax that a file imports anywhere."""
     modules = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports are absolute"
-            # `from famjax import demo` names the package behind it
+            # in `from famjax import demo` the package is the second name
             modules += [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
             modules += [alias.name for alias in node.names]
@@ -53,9 +53,11 @@ def test_packages_import_only_those_before_them() -> None:
     wrong = []
     for path in home.rglob("*.py"):
         package = path.relative_to(home).parts[0].removesuffix(".py")
-        # files for other people's folders import each other, as transformers wants it
+        # modules for exported folders import each other, as transformers requires
         if package == "__init__" or "pytorch" in path.parts:
             continue
-        assert package in rank, f"{path}: {package} has no place in the order"
-        wrong += [f"{path}: {name}" for name in imported(path) if rank[name] > rank[package]]
+        assert package in rank, f"{path}: {package} is not in the order"
+        wrong += [
+            f"{path}: {name}" for name in imported_packages(path) if rank[name] > rank[package]
+        ]
     assert not wrong

@@ -1,4 +1,4 @@
-"""A library that is not installed is told in one line, with the command that installs it."""
+"""A missing library is reported in one line with the command that installs it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from famjax.core import optional
 
 HOME = Path(famjax.__file__).parent
 PROJECT = tomllib.loads((HOME.parent / "pyproject.toml").read_text())["project"]
-# module -> its distribution, where they are not called alike
+# module -> its distribution, where their names differ
 DISTRIBUTIONS = {"orbax": "orbax-checkpoint"}
-# brought by the libraries beside which they are imported, or imported only if they are there
+# dependencies of imported libraries, or imported only if installed
 BROUGHT = {"absl", "triton", "jaxlib"}
 
 
@@ -30,9 +30,9 @@ def required() -> set[str]:
 
 
 def imports() -> Iterator[tuple[Path, str, bool]]:
-    """Yield (file, top module, whether a file's import needs it) of all imports of others."""
+    """Yield (file, top module, whether importing the file needs it) for all third-party imports."""
     for path in HOME.rglob("*.py"):
-        if "pytorch" in path.parts:  # for other people's folders
+        if "pytorch" in path.parts:  # for exported folders
             continue
         tree = ast.parse(path.read_text())
         for node in ast.walk(tree):
@@ -48,7 +48,7 @@ def imports() -> Iterator[tuple[Path, str, bool]]:
                     yield path, top, node in tree.body
 
 
-def test_every_import_is_of_a_dependency_or_of_a_library_with_a_command() -> None:
+def test_every_import_is_a_dependency_or_has_an_install_command() -> None:
     known = required() | BROUGHT
     unknown = {
         f"{path}: {top}"
@@ -58,23 +58,23 @@ def test_every_import_is_of_a_dependency_or_of_a_library_with_a_command() -> Non
     assert not unknown
 
 
-def test_optional_libraries_are_imported_where_they_are_used() -> None:
+def test_optional_libraries_are_imported_lazily() -> None:
     assert not [f"{path}: {top}" for path, top, first in imports() if first and top in OPTIONAL]
 
 
 OPTIONAL = set(optional._PACKAGES)
 
 
-def test_the_doctor_looks_for_every_dependency() -> None:
+def test_the_doctor_checks_every_dependency() -> None:
     assert required() <= set(doctor.REQUIRED)
 
 
-def test_the_commands_name_extras_that_there_are() -> None:
+def test_extras_in_install_commands_exist() -> None:
     extras = set(re.findall(r"\.\[(\w+)\]", " ".join(optional._PACKAGES.values())))
     assert extras <= PROJECT["optional-dependencies"].keys()
 
 
-def test_one_command_for_several() -> None:
+def test_one_command_installs_several_libraries() -> None:
     assert optional.install_command(("seqio", "tensorflow")) == "pip install -e '.[seqio]'"
     said = optional.missing_message(["torch", "transformers", "peft"])
     assert said == (
@@ -84,7 +84,7 @@ def test_one_command_for_several() -> None:
 
 @pytest.mark.parametrize("name", ["seqio", "tensorflow", "tensorflow_datasets"])
 @pytest.mark.parametrize("given", ["data.seqio=any", "data.tfds=pg19"])
-def test_training_on_a_set_without_its_library(
+def test_training_without_the_library_of_a_data_set_is_an_error(
     name: str,
     given: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -98,10 +98,10 @@ def test_training_on_a_set_without_its_library(
     assert said == f"famjax: data.seqio and data.tfds need {name}; pip install -e '.[seqio]'"
 
 
-def test_a_dependency_that_an_update_brought(
+def test_a_new_dependency_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A checkout that was updated and not installed again."""
+    """A checkout that was updated but not reinstalled."""
     monkeypatch.setitem(sys.modules, "flatbuffers", None)
     monkeypatch.delitem(sys.modules, "jax._src.export.serialization", raising=False)
     dest = tmp_path / "out"
@@ -112,7 +112,7 @@ def test_a_dependency_that_an_update_brought(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_module_of_ours_that_is_not_there_keeps_its_traceback(
+def test_a_missing_module_of_famjax_keeps_its_traceback(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "famjax.cli.doctor", None)

@@ -1,4 +1,4 @@
-"""Home folders in paths."""
+"""Home directories in paths are expanded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from famjax.core.errors import UserError
 from famjax.core.paths import expanded
 
 
-def test_home_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_directories_are_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
     assert expanded("~/a") == Path("/home/someone/a")
     assert expanded("a/~b") == Path("a/~b")
@@ -29,6 +29,6 @@ def test_home_folders(monkeypatch: pytest.MonkeyPatch) -> None:
         ["train", "text_fam", "data.files=README.md", "data.tokenizer=~no-such-user/a"],
     ],
 )
-def test_verbs_name_the_user(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_name_an_unknown_user(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(argv) == 2
     assert "there is no home folder ~no-such-user" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Sizes for people."""
+"""Human-readable sizes."""
 
 import pytest
 
@@ -24,5 +24,5 @@ from famjax.core.units import byte_size
         pytest.param(10**5000, "10^5000 bytes", id="beyond all floats"),
     ],
 )
-def test_no_size_is_zero_of_a_unit(count: float, said: str) -> None:
+def test_sizes_are_never_shown_as_zero(count: float, said: str) -> None:
     assert byte_size(count) == said

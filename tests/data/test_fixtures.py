@@ -1,4 +1,4 @@
-"""The files of data/: the README describes them, and each can be read as it says."""
+"""Files in data/ can be read as the README there describes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_readme_lists_every_folder_with_its_licence() -> None:
         assert source
 
 
-def test_they_are_small() -> None:
+def test_files_are_small() -> None:
     assert len(FILES) == 13
     assert sum(path.stat().st_size for path in FILES) < 100_000
 
@@ -43,11 +43,11 @@ def test_they_are_small() -> None:
 @pytest.mark.parametrize(
     ("files", "documents"), [("books/*.txt", 6), ("proofs/*.thy", 5), ("talks", 40)]
 )
-def test_they_are_read(files: str, documents: int) -> None:
+def test_files_can_be_read(files: str, documents: int) -> None:
     source = TextSource(str(DATA / files), load_tokenizer("bytes"), seed=0, holdout=0)
     assert len(source) == documents
     read = tokens(source, documents)
-    # of an answer at least one token counts, of a book all
+    # at least one token of an answer counts, all of a book
     assert all(0 < weight <= count - 1 for count, weight in read)
 
 
@@ -60,7 +60,7 @@ def test_conversations_are_read_with_a_chat_template(tmp_path: Path) -> None:
         assert 0 < weight < count - 1
 
 
-def test_a_conversation_begins_with_a_user_or_the_system() -> None:
+def test_conversations_start_with_a_user_or_the_system() -> None:
     for line in (DATA / "chats/conversations.jsonl").read_text().splitlines():
         roles = [message["role"] for message in json.loads(line)["messages"]]
         assert roles[0] in ("system", "user")

@@ -1,4 +1,4 @@
-"""Lanes lose no token, begin documents on blocks, and resume exactly where they stopped."""
+"""Lanes lose no token, start documents on block boundaries, and resume exactly."""
 
 import json
 from collections import deque
@@ -22,9 +22,9 @@ BLOCK = 4
 
 
 class Documents:
-    """Random documents named by (lane, k, level), cut into pieces of random sizes.
+    """Random documents named by (lane, k, level), in pieces of random sizes.
 
-    `level` is mutable, as a curriculum is: documents drawn later are longer.
+    `level` changes like that of a curriculum: later documents are longer.
     """
 
     def __init__(self):
@@ -61,7 +61,7 @@ def assert_equal(a, b):
 
 @given(batch=st.integers(1, 3), blocks=st.integers(1, 12))
 @settings(max_examples=20)
-def test_no_token_is_lost_and_documents_begin_on_blocks(batch, blocks):
+def test_no_token_is_lost_and_documents_start_on_blocks(batch, blocks):
     source = Documents()
     iterator = iter(Lanes(source, batch, blocks * BLOCK, BLOCK))
     batches = [next(iterator) for _ in range(12)]
@@ -88,7 +88,7 @@ def test_no_token_is_lost_and_documents_begin_on_blocks(batch, blocks):
         np.testing.assert_array_equal(np.flatnonzero(row["pass_state"]), begins[passing])
 
 
-def test_types_and_shapes():
+def test_batches_have_documented_types_and_shapes():
     batch = next(iter(Lanes(Documents(), 3, 2 * BLOCK, BLOCK)))
     assert {name: values.dtype for name, values in batch.items()} == {
         "tokens": np.int32,
@@ -140,7 +140,7 @@ def test_prefetching_does_not_change_the_state(tmp_path, layout, stop):
         next(batches)
     state = json.loads(json.dumps(batches.get_state()))
     expected = [next(batches) for _ in range(10)]
-    # a run has its own copy of the tokenizer; the original may be gone
+    # a run has its own copy of the tokenizer; the original may be deleted
     settings = replace(settings, data=replace(settings.data, tokenizer="gone"))
     again = make_batches(settings, make_source(settings, tokenizer), tokenizer, 8)
     next(again)
@@ -151,7 +151,7 @@ def test_prefetching_does_not_change_the_state(tmp_path, layout, stop):
         iterator.close()
 
 
-def test_an_error_in_the_thread_reaches_the_caller_each_time(tmp_path):
+def test_an_error_in_the_thread_is_raised_by_every_next(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"word " * 20_000 + b"\xff")
     settings = config(tmp_path, holdout=0)
     tokenizer = load_tokenizer("bytes")
@@ -162,7 +162,7 @@ def test_an_error_in_the_thread_reaches_the_caller_each_time(tmp_path):
     batches.close()
 
 
-def test_mistakes_in_the_configuration(tmp_path):
+def test_invalid_configs_are_rejected(tmp_path):
     (tmp_path / "a.txt").write_text("some text to read")
     tokenizer = load_tokenizer("bytes")
     source = make_source(config(tmp_path), tokenizer)
@@ -180,7 +180,7 @@ def test_mistakes_in_the_configuration(tmp_path):
             make_source(Config(data=data), tokenizer)
 
 
-def test_a_saved_run_with_another_batch_size_is_refused():
+def test_a_state_with_another_batch_size_is_rejected():
     state = iter(Lanes(Documents(), 2, BLOCK, BLOCK)).get_state()
     with pytest.raises(UserError, match=r"data\.batch=3: the saved run has 2 rows"):
         iter(Lanes(Documents(), 3, BLOCK, BLOCK)).set_state(state)
@@ -188,7 +188,7 @@ def test_a_saved_run_with_another_batch_size_is_refused():
 
 @given(blocks=st.integers(2, 12))
 @settings(max_examples=20)
-def test_documents_that_fit_a_row_are_kept_whole(blocks):
+def test_documents_that_fit_a_row_are_not_split(blocks):
     source = Documents()
     length = blocks * BLOCK
     lanes = iter(Lanes(source, 2, length, BLOCK, keep_whole=True))
@@ -199,33 +199,33 @@ def test_documents_that_fit_a_row_are_kept_whole(blocks):
         for k, start in enumerate(starts[:-1]):
             tokens = source.document([lane, k, 0])
             positions = len(tokens) - 1
-            # no token is lost, whether the document is cut or not
+            # no token is lost, whether or not the document is split
             np.testing.assert_array_equal(line["tokens"][start : start + positions], tokens[:-1])
             assert line["valid"][start : start + positions].all()
             whole = start // length == (start + positions - 1) // length
             assert whole or positions > length or line["pass_state"][start]
 
 
-def test_keeping_documents_whole_resumes_exactly():
-    def fresh():
+def test_unsplit_documents_resume_exactly():
+    def make_lanes():
         return iter(Lanes(Documents(), 2, 6 * BLOCK, BLOCK, keep_whole=True))
 
-    reference = list(islice(fresh(), 12))
+    reference = list(islice(make_lanes(), 12))
     for stop in range(12):
-        first = fresh()
+        first = make_lanes()
         list(islice(first, stop))
-        again = fresh()
+        again = make_lanes()
         again.set_state(json.loads(json.dumps(first.get_state())))
         for expected in reference[stop:]:
             assert_equal(next(again), expected)
 
 
-# lanes that end while the others go on
+# lanes that end while others continue
 
 
 class Chains:
-    """Documents whose tokens say which they are and then count up, in chains of `links`: each but
-    a chain's first begins with the memory of the one before it.
+    """Documents of tokens that encode the document and a counter, in chains of `links`: each but a
+    chain's first starts with the memory of the one before it.
     """
 
     def __init__(self, links):
@@ -247,8 +247,8 @@ class Chains:
         return {}
 
 
-def halving(source, blocks, steps):
-    """Return what each of four lanes reads until it ends: the given steps of 4, 2 and 1 lanes."""
+def read_with_halving(source, blocks, steps):
+    """Return the tokens of four lanes until each ends: the given steps with 4, 2 and 1 lanes."""
     lines, state = [[] for _ in range(4)], None
     for i, count in enumerate(steps):
         batches = Lanes(source, 4 >> i, (blocks << i) * BLOCK, BLOCK, streams=1 << i)
@@ -270,13 +270,13 @@ def halving(source, blocks, steps):
 @settings(max_examples=40)
 def test_remaining_lanes_continue_and_take_over_the_others_documents(links, blocks, steps):
     source, read = Chains(links), []
-    for lane, line in enumerate(halving(source, blocks, steps)):
+    for lane, line in enumerate(read_with_halving(source, blocks, steps)):
         begins, before = np.flatnonzero(line["reset"]), None
         for begin, end in zip(begins, [*begins[1:], None], strict=True):
             tokens = line["tokens"][begin:end][line["valid"][begin:end]]
             key = tokens[1:4].tolist()
             document = source.document(key)[:-1]
-            # whole, wherever rows became longer; of a lane that ended, up to there
+            # whole documents, where rows became longer; of a lane that ended, up to that step
             assert len(tokens) == len(document) or end is None
             np.testing.assert_array_equal(tokens, document[: len(tokens)])
             passing = bool(line["pass_state"][begin])
@@ -284,19 +284,19 @@ def test_remaining_lanes_continue_and_take_over_the_others_documents(links, bloc
             assert not passing or before == [key[0], key[1] - 1, key[2] - 1]
             read.append(tuple(key[:2]))
             before = key
-        # lanes 0 and 2 took lanes 1 and 3 over, and lane 0 then lane 2
+        # lanes 0 and 2 take over lanes 1 and 3, then lane 0 takes over lane 2
         assert {k[0] for k in read[-len(begins) :]} <= {0: {0, 1, 2, 3}, 2: {2, 3}}.get(
             lane, {lane}
         )
     assert len(set(read)) == len(read)
-    for lane in range(4):  # in order, none left out
+    for lane in range(4):  # in order, without gaps
         assert sorted(k for of, k in read if of == lane) == list(
             range(sum(n[0] == lane for n in read))
         )
 
 
 def test_documents_are_read_round_robin():
-    """The streams taken over catch up: in the end lane 0 is equally far in each of the four."""
+    """Lanes that were taken over catch up: in the end all four have equal progress."""
     state = iter(Lanes(Chains(1), 1, 100 * BLOCK, BLOCK, streams=4))
     next(state)
     counts = [reader["k"] for reader in state.get_state()["rows"][0]["readers"]]

@@ -1,4 +1,4 @@
-"""Packed rows are dense, lose no token, and repeat a random part of themselves (3.1.1)."""
+"""Packed rows are dense, lose no token, and end with a repeated random part of the row (3.1.1)."""
 
 import json
 
@@ -17,7 +17,7 @@ PROMPT = TOKENIZER.encode(REPEAT_PROMPT)
 
 
 def stream(source, lane, count):
-    """The first tokens of a lane, and the weights of predicting each."""
+    """Return the first tokens of a lane and the weight of each as a target."""
     documents = [source.document([lane, k, 0]) for k in range(count)]
     weights = [np.concatenate([[0], d[1:] % 3]) for d in documents]
     return np.concatenate(documents)[:count], np.concatenate(weights)[:count]
@@ -25,7 +25,7 @@ def stream(source, lane, count):
 
 @given(batch=st.integers(1, 3), length=st.integers(1, 70))
 @settings(max_examples=20)
-def test_every_token_is_read_and_predicted_once(batch, length):
+def test_every_token_is_input_and_target_once(batch, length):
     source = Documents()
     iterator = iter(PackedRows(source, TOKENIZER, batch, length, seed=0))
     batches = [next(iterator) for _ in range(8)]
@@ -62,7 +62,7 @@ def test_the_end_of_a_row_repeats_a_random_part_of_it(repeat):
         np.testing.assert_array_equal(row["targets"][-repeat - 1 : -1], repeated)
 
 
-def test_what_is_repeated_differs_between_rows_and_lanes():
+def test_repeated_parts_differ_between_rows_and_lanes():
     class Counting(Documents):
         def document(self, key):
             return np.arange(1000, dtype=np.int32)
@@ -87,7 +87,7 @@ def test_an_interrupted_iterator_resumes_exactly(stop, repeat):
         assert_equal(next(resumed), batch)
 
 
-def test_a_repeat_that_does_not_fit():
+def test_a_repeat_that_does_not_fit_is_rejected():
     needed = len(PROMPT) + 2 * 50
     PackedRows(Documents(), TOKENIZER, 1, needed, seed=0, repeat_len=50)
     with pytest.raises(UserError, match=f"needs {needed} tokens .* data.length is {needed - 1}"):

@@ -1,4 +1,4 @@
-"""Reassignment: no document is assigned twice, and remaining lanes continue where they were."""
+"""Reassignment: no document is assigned twice, and remaining lanes continue."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from famjax.experiment.load import override
 from famjax.pipeline import Batches, make_batches, make_source
 from famjax.tokenizers.load import load_tokenizer
 
-DOCUMENTS = 24  # which 2, 3 and 4 lanes share evenly
+DOCUMENTS = 24  # divisible by 2, 3 and 4 lanes
 LAYOUTS = ("lanes", "packed")
 
 
-def test_the_order_of_unassigned_documents() -> None:
-    """Lanes that have 3, 1 and 2 documents."""
+def test_unassigned_documents_keep_their_order() -> None:
+    """For lanes that have read 3, 1 and 2 documents."""
     assignment = Assignment([3, 1, 2])
     left = [assignment[i] for i in range(9)]
     assert left == [(1, 1), (1, 2), (2, 2), (0, 3), (1, 3), (2, 3), (0, 4), (1, 4), (2, 4)]
 
 
-class Named:
+class NamedDocuments:
     """Documents named by lane and number."""
 
     def key(self, lane: int, lanes: int, k: int, before: Any = None) -> list[int]:
@@ -44,14 +44,14 @@ class Named:
 def test_every_document_is_assigned_once() -> None:
     """Assigned to 3 lanes, then to 2, then to 4."""
     first, second = [3, 1, 2], [2, 4]
-    source = ReassignedSource(Named())  # type: ignore[arg-type]
+    source = ReassignedSource(NamedDocuments())  # type: ignore[arg-type]
     found = [[3, lane, k] for lane, n in enumerate(first) for k in range(n)]
     source.assigned_counts = [first]
     found += [source.key(lane, 2, k) for lane, n in enumerate(second) for k in range(n)]
     source.assigned_counts = [first, second]
     found += [source.key(lane, 4, k) for k in range(5) for lane in range(4)]
     assert len({tuple(f) for f in found}) == len(found)
-    for lane in range(3):  # none is left out but the last
+    for lane in range(3):  # none is missing except the last
         numbers = sorted(k for _, of, k in found if of == lane)
         assert numbers == list(range(len(numbers)))
 
@@ -65,7 +65,7 @@ def batches(folder: Path, layout: str, rows: int) -> Batches:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Documents of 10 to 60 letters, each of its own letter only."""
+    """Write documents of 10 to 60 letters, each with its own letter."""
     for i in range(DOCUMENTS):
         (tmp_path / f"{i:02d}.txt").write_text(chr(65 + i) * (10 + 17 * i % 50))
     return tmp_path
@@ -81,7 +81,7 @@ def test_no_document_is_read_twice(folder: Path, layout: str, counts: tuple[int,
         found = batches(folder, layout, rows)
         if state is not None:
             found.set_state(resize_rows(state, rows, make_source_of(folder)))
-        for _ in range(2):  # all within the first epoch
+        for _ in range(2):  # within the first epoch
             batch = next(found)
             count(batch, started, read_of)
         state = found.get_state()
@@ -93,7 +93,7 @@ def test_no_document_is_read_twice(folder: Path, layout: str, counts: tuple[int,
 
 
 def count(batch: dict[str, np.ndarray], started: Counter[str], read_of: Counter[str]) -> None:
-    """Count a document's letters, and its beginnings: a first letter after bos."""
+    """Count a document's letters and its starts, where its letter follows bos."""
     for tokens, valid in zip(batch["tokens"], batch["valid"], strict=True):
         letters = [chr(t) if 65 <= t < 65 + DOCUMENTS else "" for t in tokens[valid]]
         bos = tokens[valid] == 256
@@ -105,12 +105,12 @@ def count(batch: dict[str, np.ndarray], started: Counter[str], read_of: Counter[
 
 
 def started_documents(found: Batches) -> list[str]:
-    """Return the document that each lane begins in the next batch, in which all begin one."""
+    """Return the document that each lane starts in the next batch, in which all lanes start one."""
     return [chr(tokens[1]) for tokens in next(found)["tokens"]]
 
 
-def resumed(found: Batches, folder: Path, rows: int) -> Batches:
-    """Return the batches of `rows` rows that continue those of another number."""
+def resume(found: Batches, folder: Path, rows: int) -> Batches:
+    """Return the batches of `rows` rows that continue those with another number."""
     state = found.get_state()
     found.release()
     now = batches(folder, "lanes", rows)
@@ -119,27 +119,27 @@ def resumed(found: Batches, folder: Path, rows: int) -> Batches:
 
 
 def test_an_epoch_ends_before_each_lane_reads_all(tmp_path: Path) -> None:
-    """Six documents of a row each; the lanes become more than there are documents."""
+    """Six documents of one row each; the number of lanes grows beyond that of documents."""
     for i in range(6):
         (tmp_path / f"{i}.txt").write_text(chr(65 + i) * 14)
     everything = list("ABCDEF")
     found = batches(tmp_path, "lanes", 2)
     epoch = started_documents(found)
-    found = resumed(found, tmp_path, 8)
-    first = started_documents(found)  # four lanes end the epoch that two began
+    found = resume(found, tmp_path, 8)
+    first = started_documents(found)  # four lanes finish the epoch that two started
     assert sorted(epoch + first[:4]) == everything
     rows = list(zip(*(started_documents(found) for _ in range(6)), strict=True))
     assert all(sorted(row) == everything for row in rows[:4])
 
-    found = resumed(found, tmp_path, 9)  # lanes that stay continue their order
+    found = resume(found, tmp_path, 9)  # remaining lanes keep their order
     later = list(zip(*(started_documents(found) for _ in range(5)), strict=True))
     assert all(len(set(row)) == 5 for row in later[:4])
     assert all(sorted((rows[i][-1], *later[i])) == everything for i in range(4, 8))
     found.release()
 
 
-class Six(Named):
-    """Six documents, of which lanes have shares."""
+class SixDocuments(NamedDocuments):
+    """Six documents, shared between lanes."""
 
     def document_count(self) -> int:
         return 6
@@ -153,11 +153,11 @@ class Six(Named):
     st.integers(7, 9),
 )
 def test_started_epochs_are_finished(times: list[list[int]], many: int) -> None:
-    """Lanes share documents, each at its own speed, until they are more than those.
+    """Lanes share documents at different speeds, until there are more lanes than documents.
 
-    Each of `times` is how many documents each lane begins before the next change.
+    Each of `times` is the number of documents that each lane starts before the next change.
     """
-    source: Any = Six()
+    source: Any = SixDocuments()
     reassigned, base = ReassignedSource(source), len(times[0])
     pairs = []
     for taken, after in itertools.zip_longest(times, times[1:]):
@@ -180,8 +180,8 @@ def test_started_epochs_are_finished(times: list[list[int]], many: int) -> None:
 
 
 def test_leftover_documents_are_reassigned() -> None:
-    """To other lanes, before any of them was started."""
-    source: Any = Six()
+    """To other lanes, if none of them was started."""
+    source: Any = SixDocuments()
     state = {"batches": {"rows": [document_start(1), document_start(1)]}}
     left = resize_rows(state, 8, source)["left"]["documents"]
     assert len(left) == 4
@@ -200,7 +200,7 @@ def make_source_of(folder: Path) -> Any:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("rows", [2, 6])
-def test_rows_that_stay_finish_their_document(folder: Path, layout: str, rows: int) -> None:
+def test_remaining_rows_finish_their_document(folder: Path, layout: str, rows: int) -> None:
     old, new = batches(folder, layout, 4), batches(folder, layout, rows)
     next(old)
     state = old.get_state()
@@ -215,8 +215,8 @@ def test_rows_that_stay_finish_their_document(folder: Path, layout: str, rows: i
     new.release()
 
 
-def test_fewer_documents_than_lanes(folder: Path) -> None:
-    """Each lane reads all of them in its own order, and continues in it: nothing is reassigned."""
+def test_fewer_documents_than_lanes_are_not_reassigned(folder: Path) -> None:
+    """Each lane reads all of them in its own order and continues in it: nothing is reassigned."""
     old, new = batches(folder, "lanes", 30), batches(folder, "lanes", 31)
     for _ in range(4):
         next(old)

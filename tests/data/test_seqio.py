@@ -1,4 +1,4 @@
-"""seqio tasks and TFDS sets as sources: whole, disjoint between lanes, resumable."""
+"""seqio tasks and TFDS datasets as sources: complete, disjoint between lanes, resumable."""
 
 import json
 from itertools import islice
@@ -22,7 +22,7 @@ COUNT = 23
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    """A model, and the tasks 'lines' (targets), 'pairs' (inputs too) and 'mixed' made with it."""
+    """Return a tokenizer for the tasks 'lines' (targets), 'pairs' (inputs too) and 'mixed'."""
     folder = tmp_path_factory.mktemp("seqio")
     lines = [f"question {i}\tanswer {i} " + "long " * 200 for i in range(COUNT)]
     (folder / "lines.txt").write_text("\n".join(lines))
@@ -75,7 +75,7 @@ def test_lanes_of_a_task_are_disjoint_and_nothing_is_trimmed(tokenizer, name):
             texts.add(tokenizer.decode(tokens).split("\t")[0])
         seen += sorted(texts)
     assert len(seen) == len(set(seen))
-    if name == "lines":  # a mixture repeats its tasks before it shuffles them
+    if name == "lines":  # a mixture repeats its tasks before shuffling
         assert sorted(seen) == sorted(f"question {i}" for i in range(COUNT))
 
 
@@ -86,7 +86,7 @@ def test_inputs_have_weight_zero(tokenizer):
 
 
 @pytest.mark.parametrize("name", ["lines", "mixed"])
-def test_documents_are_the_same_wherever_reading_starts(tokenizer, name):
+def test_documents_do_not_depend_on_where_reading_starts(tokenizer, name):
     data = DataConfig(seqio=name)
     source = TfSource(data, tokenizer, seed=0)
     expected = [document(source, 1, 2, k)[0] for k in range(2 * COUNT)]
@@ -99,17 +99,17 @@ def test_documents_are_the_same_wherever_reading_starts(tokenizer, name):
     assert any(not np.array_equal(a, b) for a, b in zip(other, expected, strict=False))
 
 
-def test_two_readers_start_a_lane_once_each(tokenizer, monkeypatch):
-    """As after `data.batch` grew: each reads every second document, at its own speed."""
+def test_each_of_two_readers_starts_a_lane_once(tokenizer, monkeypatch):
+    """As after `data.batch` grew: each reader takes every second document, at its own speed."""
     data, started = DataConfig(seqio="lines"), []
     expected = [document(TfSource(data, tokenizer, 0), 0, 1, k)[0] for k in range(8)]
     examples = TfSource._examples
 
-    def counted(*args):
+    def count_examples(*args):
         started.append(args)
         return examples(*args)
 
-    monkeypatch.setattr(TfSource, "_examples", counted)
+    monkeypatch.setattr(TfSource, "_examples", count_examples)
     source = TfSource(data, tokenizer, 0)
     for k in (0, 2, 4, 1, 3, 6, 5, 7):
         np.testing.assert_array_equal(document(source, 0, 1, k)[0], expected[k])
@@ -129,7 +129,7 @@ def test_lanes_resume_in_the_middle_of_an_example(tokenizer):
             np.testing.assert_array_equal(a[name], b[name])
 
 
-def test_a_changed_set_cannot_resume(tokenizer):
+def test_a_changed_dataset_cannot_resume(tokenizer):
     for name in ("lines", "mixed"):
         source = TfSource(DataConfig(seqio=name), tokenizer, 0)
         state = json.loads(json.dumps(source.get_state()))
@@ -138,7 +138,7 @@ def test_a_changed_set_cannot_resume(tokenizer):
             source.set_state(state | {"examples": [3]})
 
 
-def test_mistakes_with_seqio(tokenizer):
+def test_seqio_mistakes_are_one_line_errors(tokenizer):
     with pytest.raises(UserError, match=r"data\.seqio=line: .*did you mean 'lines'"):
         TfSource(DataConfig(seqio="line"), tokenizer, 0)
     with pytest.raises(UserError, match=r"its vocabulary has \d+ ids, data\.tokenizer=bytes only"):
@@ -150,7 +150,7 @@ def test_mistakes_with_seqio(tokenizer):
         document(source, 99, 100, 0)
 
 
-def test_the_text_of_a_tfds_set(tmp_path):
+def test_the_text_of_a_tfds_dataset_is_read(tmp_path):
     tokenizer = load_tokenizer("bytes")
 
     class Poems(tfds.core.GeneratorBasedBuilder):
@@ -189,16 +189,16 @@ def test_the_text_of_a_tfds_set(tmp_path):
             document(source, 0, 1, 0)
 
 
-def test_an_unknown_tfds_set(monkeypatch):
-    """The suggestion needs no network, which the list of community sets does."""
+def test_an_unknown_tfds_dataset_is_rejected(monkeypatch):
+    """The suggestion needs no network, unlike the list of community datasets."""
     community = tfds.core.community
     monkeypatch.setattr(community, "community_register", lambda: pytest.fail("network access"))
     with pytest.raises(UserError, match="knows no such set; did you mean 'imdb_reviews'"):
         TfSource(DataConfig(tfds="imdb_review"), load_tokenizer("bytes"), 0)
 
 
-def test_a_mocked_public_set_goes_through_lanes_and_packing(tmp_path):
-    """In place of a public set: TFDS generates random examples of its features, offline."""
+def test_a_mocked_public_dataset_works_with_lanes_and_packing(tmp_path):
+    """A stand-in for a public dataset: TFDS generates random examples of its features offline."""
     tokenizer = load_tokenizer("bytes")
 
     class Letters(tfds.core.GeneratorBasedBuilder):

@@ -1,4 +1,4 @@
-"""Every byte of the text is read once, in an order the seed decides; every mistake is one line."""
+"""Every byte of the text is read once, in an order of the seed; mistakes are one-line errors."""
 
 import builtins
 import errno
@@ -40,7 +40,7 @@ def text(source, key):
 
 
 def epoch(source, lanes=1):
-    """The texts of lane 0 to lanes - 1 in their first epoch; documents are not fewer than lanes."""
+    """Return the first epoch of lanes 0 to lanes - 1; there are at least as many documents."""
     count = len(source._documents)
     return [
         [text(source, source.key(lane, lanes, k)) for k in range(len(range(lane, count, lanes)))]
@@ -112,7 +112,7 @@ def test_memory_does_not_grow_with_the_document(tmp_path):
     assert peak < 4_000_000
 
 
-def test_weights_are_one_but_for_bos(tmp_path):
+def test_weights_are_one_except_for_bos(tmp_path):
     (tmp_path / "a.txt").write_text("abc")
     source = make(tmp_path)
     pieces = list(source.open(source.key(0, 1, 0)))
@@ -130,7 +130,7 @@ def test_a_line_of_jsonl_is_a_document(tmp_path, suffix):
     assert sorted(documents) == sorted([*(f"zeile ü {i}" for i in range(20)), "no newline behind"])
 
 
-def test_inputs_of_jsonl_have_no_weight_and_targets_have(tmp_path, small_pieces):
+def test_inputs_of_jsonl_have_weight_zero(tmp_path, small_pieces):
     lines = [
         {"inputs": "what is two and two? ", "targets": "four, äh, five", "id": 1},
         {"inputs": "", "targets": "no question"},
@@ -161,7 +161,7 @@ def test_inputs_keep_their_weight_where_a_document_is_cut(tmp_path, small_pieces
     text, found = inputs + targets, ""
     for split in ("train", "holdout"):
         source = make(tmp_path, holdout=2, split=split)
-        for lane in (2, 1, 0):  # lanes begin at different parts
+        for lane in (2, 1, 0):  # lanes start at different parts
             key = source.key(lane, 3, 0)
             pieces = list(source.open(key))
             tokens = np.concatenate([piece.tokens for piece in pieces])[1:-1]
@@ -197,7 +197,7 @@ def test_a_bad_line_of_jsonl_is_named_before_anything_is_read(tmp_path, line, me
     data = line if isinstance(line, bytes) else line.encode()
     path = tmp_path / f"a.jsonl{suffix}"
     with OPENERS[suffix](path, "wb") as file:
-        # beyond what is probed
+        # after the part that is probed
         file.write(b'{"text": "fine"}\n' * 1000 + b"\n" + data + b"\n" + b'{"text": "more"}\n')
     with pytest.raises(UserError, match=message) as error:
         make(path)
@@ -229,9 +229,7 @@ def test_a_long_scan_reports_its_progress(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz"])
-def test_a_long_way_to_the_end_of_a_compressed_text_is_reported(
-    tmp_path, monkeypatch, capsys, suffix
-):
+def test_a_long_seek_in_a_compressed_text_is_reported(tmp_path, monkeypatch, capsys, suffix):
     with OPENERS[suffix](tmp_path / f"a.txt{suffix}", "wb") as file:
         file.write(b"word " * 1000)
     plain, seconds = tmp_path / "a.txt", itertools.count()
@@ -249,7 +247,7 @@ def test_a_long_way_to_the_end_of_a_compressed_text_is_reported(
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
-def test_a_line_too_long_to_be_read_as_a_whole(tmp_path, monkeypatch, suffix):
+def test_a_line_too_long_for_memory_is_rejected(tmp_path, monkeypatch, suffix):
     path = tmp_path / f"a.jsonl{suffix}"
     with OPENERS[suffix](path, "wb") as file:
         file.write(b'{"text": "fine"}\n{"text": "' + b"a" * 100 + b'"}\n')
@@ -259,10 +257,10 @@ def test_a_line_too_long_to_be_read_as_a_whole(tmp_path, monkeypatch, suffix):
     with pytest.raises(UserError, match=said):
         make(path)
     with pytest.raises(UserError, match=said):
-        epoch(source)  # grown since the scan
+        epoch(source)  # the line has grown since the scan
 
 
-def test_no_room_for_the_text_of_a_compressed_file(tmp_path, monkeypatch):
+def test_no_disk_space_for_a_decompressed_file_is_an_error(tmp_path, monkeypatch):
     with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
         file.write('{"text": "fine"}\n')
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
@@ -291,7 +289,7 @@ def test_files_are_found_by_folder_glob_and_list(tmp_path):
     ]
 
 
-def test_nothing_named_is_pythons_library():
+def test_an_empty_name_does_not_read_pythons_library():
     source = make("", holdout=20)
     assert "documents" in source.report()
     names = [key[0] for key in (source.key(0, 1, k) for k in range(100))]
@@ -314,7 +312,7 @@ def test_the_order_depends_on_seed_and_epoch_only(folder):
 
 
 @pytest.mark.parametrize("split", ["train", "holdout"])
-def test_fewer_documents_than_lanes_are_never_read_in_step(tmp_path, split):
+def test_lanes_read_few_documents_in_different_orders(tmp_path, split):
     for i in range(3):
         (tmp_path / f"{i}.txt").write_text(f"{i} " * 1000)
     source = make(tmp_path)
@@ -339,7 +337,7 @@ def test_holdout_is_disjoint_stable_and_never_empty(folder):
 
 
 @pytest.mark.parametrize("suffix", [".txt", ".txt.gz", ".jsonl"])
-def test_of_a_single_document_the_tail_is_held_out(tmp_path, suffix):
+def test_the_tail_of_a_single_document_is_held_out(tmp_path, suffix):
     content = "wörd " * 1000
     data = json.dumps({"text": content}) if suffix == ".jsonl" else content
     opener = gzip.open if suffix.endswith(".gz") else open
@@ -352,7 +350,7 @@ def test_of_a_single_document_the_tail_is_held_out(tmp_path, suffix):
     assert "its last 9.9% held out" in train.report()
 
 
-def test_a_file_of_one_byte(tmp_path):
+def test_a_file_of_one_byte_is_a_document(tmp_path):
     (tmp_path / "a").write_text("x")
     source = make(tmp_path / "a", holdout=20)
     assert {text(source, source.key(lane, 4, 0)) for lane in range(4)} <= {"x", ""}
@@ -361,7 +359,7 @@ def test_a_file_of_one_byte(tmp_path):
         make(tmp_path / "a", holdout=20, split="holdout")
 
 
-def test_what_the_user_names_must_be_text(tmp_path):
+def test_named_files_must_be_text(tmp_path):
     (tmp_path / "binary").write_bytes(b"ab\0c")
     (tmp_path / "latin").write_bytes(b"na\xefve text")
     (tmp_path / "empty").write_bytes(b"")
@@ -386,8 +384,8 @@ def test_what_the_user_names_must_be_text(tmp_path):
         list(read_text_pieces(str(tmp_path / "empty")))
 
 
-def forbid(monkeypatch, *paths):
-    """Deny permission to some folders and files, which the system does not for root."""
+def deny_permission(monkeypatch, *paths):
+    """Deny permission to folders and files, also to root."""
     refused = {str(path) for path in paths}
     scandir, opened = os.scandir, builtins.open
 
@@ -419,23 +417,23 @@ def test_missing_permission_is_reported(folder, monkeypatch):
         (folder / "03.txt", folder / "03.txt"),
     ]:
         with monkeypatch.context() as patch:
-            forbid(patch, refused)
+            deny_permission(patch, refused)
             with pytest.raises(UserError) as error:
                 make(files)
         assert str(error.value).startswith(f"{refused}: {message}"), files
 
 
-def test_folders_without_permission_below_the_one_named_are_counted(folder, monkeypatch):
+def test_unreadable_subfolders_are_counted(folder, monkeypatch):
     count = len(make(folder))
     for name in ("lost+found", "root/own"):
         (folder / name).mkdir(parents=True)
         (folder / name / "a.txt").write_text("words")
-    forbid(monkeypatch, folder / "lost+found")
+    deny_permission(monkeypatch, folder / "lost+found")
     for files in (folder, f"{folder}/**/*.txt"):
         source = make(files)
         assert len(source) == count + 1
         assert source.report().endswith("; skipped 1 folder without permission")
-    forbid(monkeypatch, folder / "root")
+    deny_permission(monkeypatch, folder / "root")
     assert make(folder).report().endswith("; skipped 2 folders without permission")
     with pytest.raises(UserError, match="no text found; skipped 1 folder without permission"):
         make(f"{folder}/r*/**")
@@ -443,7 +441,7 @@ def test_folders_without_permission_below_the_one_named_are_counted(folder, monk
         make(f"{folder}, {folder}/nope")
 
 
-def test_lines_that_were_checked_are_not_checked_again(tmp_path, monkeypatch):
+def test_checked_lines_are_not_checked_again(tmp_path, monkeypatch):
     record = tmp_path / "record.json"
     for suffix, opener in OPENERS.items():
         with opener(tmp_path / f"a.jsonl{suffix}", "wb") as file:
@@ -480,17 +478,17 @@ def test_lines_that_were_checked_are_not_checked_again(tmp_path, monkeypatch):
         assert checks() == 6
     record.unlink()
     record.mkdir()
-    assert checks() == 6  # where it cannot be written either
+    assert checks() == 6  # when the result cannot be saved either
 
 
-def test_undecodable_bytes_far_into_a_file_are_named(tmp_path):
+def test_error_names_undecodable_bytes_far_into_a_file(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"word " * 40_000 + b"\xe4" + b" word" * 9)
     source = make(tmp_path)
     with pytest.raises(UserError, match=r"a\.txt: not UTF-8 at byte 200000"):
         tokens(source, source.key(0, 1, 0))
 
 
-def test_zeros_far_into_a_file_are_named(tmp_path):
+def test_error_names_zeros_far_into_a_file(tmp_path):
     """As a crash may leave them at the end of a file."""
     (tmp_path / "a.txt").write_bytes(b"word " * 40_000 + bytes(9))
     source = make(tmp_path)
@@ -498,7 +496,7 @@ def test_zeros_far_into_a_file_are_named(tmp_path):
         tokens(source, source.key(0, 1, 0))
     with pytest.raises(UserError, match=r"a\.txt: binary, byte 200000 is zero"):
         list(read_text_pieces(str(tmp_path / "a.txt")))
-    # in JSON a zero is a character as any other
+    # in JSON, NUL is a character like any other
     (tmp_path / "a.txt").rename(tmp_path / "a.bin")
     (tmp_path / "b.jsonl").write_text('{"text": "a\\u0000b"}')
     source = make(tmp_path / "b.jsonl")
@@ -506,7 +504,7 @@ def test_zeros_far_into_a_file_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz"])
-def test_truncated_archives_are_named(tmp_path, suffix):
+def test_error_names_truncated_archives(tmp_path, suffix):
     compress = gzip.compress if suffix == ".gz" else lzma.compress
     data = compress(np.random.default_rng(0).integers(32, 127, 100_000, np.uint8).tobytes())
     for name, content, message in [
@@ -514,7 +512,7 @@ def test_truncated_archives_are_named(tmp_path, suffix):
         (f"b.txt{suffix}", compress(b"word " * 40_000 + b"\xe4"), "not UTF-8 at byte 200000"),
     ]:
         (tmp_path / name).write_bytes(content)
-        source = make(tmp_path / name)  # which does not read it to its end
+        source = make(tmp_path / name)  # does not read the file to its end
         with pytest.raises(UserError, match=f"{name}: {message}"):
             tokens(source, source.key(0, 1, 0))
     lines = compress(b'{"text": "fine"}\n' * 100_000)
@@ -526,7 +524,7 @@ def test_truncated_archives_are_named(tmp_path, suffix):
         make(tmp_path)
 
 
-def test_impossible_holdouts(folder):
+def test_invalid_holdouts_are_rejected(folder):
     for holdout in (-1, 1):
         with pytest.raises(UserError, match="must be 0"):
             make(folder, holdout=holdout)
@@ -534,6 +532,6 @@ def test_impossible_holdouts(folder):
         make(folder, split="holdout")
 
 
-def test_a_document_gone_since_the_run_was_saved(folder):
+def test_a_document_deleted_since_the_save_is_an_error(folder):
     with pytest.raises(UserError, match="changed since the run was saved"):
         tokens(make(folder), [str(folder / "99.txt"), 0, 0])

@@ -1,4 +1,4 @@
-"""Texts in some rows of a batch, beside a task: which row reads what, and exact resume."""
+"""Text in some rows of a batch, with a task in the others: contents of rows, and exact resume."""
 
 import re
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_the_last_rows_are_text(files: Path, layout: str) -> None:
     assert weights.any()
 
 
-def test_batches_resume(files: Path) -> None:
+def test_batches_resume_exactly(files: Path) -> None:
     first, again = batches(config(files)), batches(config(files))
     next(first)
     state = first.get_state()
@@ -81,7 +81,7 @@ def test_batches_resume(files: Path) -> None:
             np.testing.assert_array_equal(value, batch[name])
 
 
-def test_the_curriculum_is_the_tasks(files: Path) -> None:
+def test_the_curriculum_applies_to_task_rows(files: Path) -> None:
     source = make_source(config(files, "data.passkey.max_length=1280"), load_tokenizer("bytes"))
     state = source.get_state()
     assert source.advance(state, 0.0) == state
@@ -107,7 +107,7 @@ def test_the_curriculum_is_the_tasks(files: Path) -> None:
         (["train.bptt_start=128", "train.bptt_double_every=5"], "needs a constant number of rows"),
     ],
 )
-def test_mistakes_are_one_line(files: Path, more: list[str], said: str) -> None:
+def test_mistakes_are_one_line_errors(files: Path, more: list[str], said: str) -> None:
     with pytest.raises(UserError, match=re.escape(said)):
         config(files, *more)
 

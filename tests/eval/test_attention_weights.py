@@ -1,4 +1,4 @@
-"""Attention as it is measured is the models' own, and the measures are those of the papers."""
+"""Attention weights equal those the models use, and their measures are those of the papers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from contracts import transcribed
+from contracts import transcription
 from contracts.harness import B, close, jit, runner, stream
 from flax import nnx
 from oracles import attention as oracle
@@ -28,7 +28,7 @@ CASES += ["linear, families", "linear-rfa", "linear-performer"]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_weights_are_what_the_mixer_multiplies_values_with(case: str) -> None:
+def test_weights_times_values_equal_the_mixers_output(case: str) -> None:
     r = runner(case)
 
     def both(params: Any, x: Any) -> Any:
@@ -46,8 +46,8 @@ def test_weights_are_what_the_mixer_multiplies_values_with(case: str) -> None:
 
 @pytest.mark.parametrize("case", ["swa-6", "bswa-1", "fam,linear"])
 @pytest.mark.parametrize("length", [20, 22])
-def test_layers_read_what_lower_ones_made(case: str, length: int) -> None:
-    """Blocks are of 4 tokens: the last one may not be full."""
+def test_layers_have_the_inputs_of_the_model(case: str, length: int) -> None:
+    """Blocks have 4 tokens: the last one may be incomplete."""
     r, tokens = runner(case), np.arange(length) * 7 % 11
     with jax.enable_x64(True):
         found = [
@@ -63,7 +63,7 @@ def test_layers_read_what_lower_ones_made(case: str, length: int) -> None:
 
 
 def _oracle(config: Any, params: Any, tokens: np.ndarray) -> list[np.ndarray | None]:
-    layers = transcribed.residual_layers(config, params["stack"])
+    layers = transcription.residual_layers(config, params["stack"])
     x = params["embedding"][tokens] * config.width**0.5
     return oracle.of_model(layers, params["stack"].get("prompt"), x)
 
@@ -80,7 +80,9 @@ def test_entropy_and_distance_of_rows() -> None:
     assert expected[:2] == pytest.approx([0, np.log(4)])
     assert np.isnan(found[0]).tolist() == [False, False, False, True, True]
     pairs = zip(rows, rows[::-1], strict=True)
-    np.testing.assert_allclose(found[1], [oracle.distance(*pair) for pair in pairs], atol=1e-12)
+    np.testing.assert_allclose(
+        found[1], [oracle.distance(*two_runs) for two_runs in pairs], atol=1e-12
+    )
 
 
 LENGTH = 20
@@ -90,14 +92,14 @@ PAIRS = {
 }
 
 
-def given(run: Run) -> Any:
+def input_of(run: Run) -> Any:
     return jax.tree.map(
         lambda a: np.asarray(a, np.float64), nnx.to_pure_dict(nnx.state(run.model, nnx.Param))
     )
 
 
 @functools.cache
-def pair(name: str) -> tuple[Run, Run]:
+def two_runs(name: str) -> tuple[Run, Run]:
     return tiny.run_with("full,linear", **PAIRS[name]), tiny.run_with("swa,full", seed=1, window=5)
 
 
@@ -110,13 +112,13 @@ def text(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_report_is_the_mean_of_the_oracle(name: str, text: Path) -> None:
-    runs = pair(name)
+    runs = two_runs(name)
     report = analyze(*runs, str(text), LENGTH, examples=2, quiet=True)
     whole = [runs[0].tokenizer.bos_id, *runs[0].tokenizer.encode(tiny.TEXT)]
     spans = np.array(whole[: 2 * LENGTH]).reshape(2, LENGTH)
     assert (report["length"], report["examples"]) == (LENGTH, 2)
     # [of a run][of an example][of a layer] [h t t]
-    read: Any = [[_oracle(run.config.model, given(run), span) for span in spans] for run in runs]
+    read: Any = [[_oracle(run.config.model, input_of(run), span) for span in spans] for run in runs]
     for i, row in enumerate(report["layers"]):
         weights, others = (np.stack([example[i] for example in of]) for of in read)
         found = {
@@ -142,8 +144,8 @@ def test_report_is_the_mean_of_the_oracle(name: str, text: Path) -> None:
             assert report[measure][key] == pytest.approx(np.mean(known))
 
 
-def test_a_run_is_at_no_distance_from_itself(text: Path) -> None:
-    run = pair("relu")[0]
+def test_the_distance_of_a_run_to_itself_is_zero(text: Path) -> None:
+    run = two_runs("relu")[0]
     report = analyze(run, run, str(text), LENGTH, examples=1)
     assert report["distance"] == {"mean": 0, "last": 0}
     alone = analyze(run, None, str(text), LENGTH, examples=1)
@@ -151,47 +153,49 @@ def test_a_run_is_at_no_distance_from_itself(text: Path) -> None:
     assert alone["entropy"] == report["entropy"]
 
 
-def test_examples_are_what_there_is(text: Path) -> None:
+def test_the_number_of_examples_is_limited_by_the_text(text: Path) -> None:
     run = tiny.run_with("full")
     size = 2 + len(tiny.TEXT.encode())
     assert analyze(run, None, str(text), LENGTH)["examples"] == size // LENGTH
 
 
-# what is refused ----------------------------------------------------------------------------------
+# invalid requests ---------------------------------------------------------------------------------
 
 
-def refused(said: str, *args: Any, **named: Any) -> None:
+def assert_rejected(said: str, *args: Any, **named: Any) -> None:
     with pytest.raises(UserError, match=said):
         analyze(*args, **named)
 
 
-def test_what_cannot_be_measured(text: Path) -> None:
+def test_invalid_requests_are_rejected(text: Path) -> None:
     full = tiny.run_with("full")
     files = str(text)
-    refused("no such file", full, None, "/no/such/file", LENGTH)
-    refused("no document has 64 tokens|the longest has", full, None, _short(text), 64)
-    refused("--length 65: the run has full attention of 64 tokens", full, None, files, 65)
-    refused("--length 0: must be at least 1", full, None, files, 0)
-    refused("--examples 0: must be at least 1", full, None, files, LENGTH, 0)
-    refused("the run has only model.mixer=fam", tiny.run_with("fam"), None, files, LENGTH)
+    assert_rejected("no such file", full, None, "/no/such/file", LENGTH)
+    assert_rejected("no document has 64 tokens|the longest has", full, None, _short(text), 64)
+    assert_rejected("--length 65: the run has full attention of 64 tokens", full, None, files, 65)
+    assert_rejected("--length 0: must be at least 1", full, None, files, 0)
+    assert_rejected("--examples 0: must be at least 1", full, None, files, LENGTH, 0)
+    assert_rejected("the run has only model.mixer=fam", tiny.run_with("fam"), None, files, LENGTH)
     lstm = tiny.run_with("full", stack="lstm", block_len=1)
-    refused("the teacher has model.stack=lstm", full, lstm, files, LENGTH)
+    assert_rejected("the teacher has model.stack=lstm", full, lstm, files, LENGTH)
     feedback = tiny.run_with("full", stack="feedback", feedback=FeedbackConfig(span=6))
-    refused("the run has model.stack=feedback", feedback, None, files, LENGTH)
+    assert_rejected("the run has model.stack=feedback", feedback, None, files, LENGTH)
 
 
-def test_models_that_cannot_be_compared(text: Path) -> None:
+def test_incompatible_models_are_rejected(text: Path) -> None:
     full = tiny.run_with("full")
     for shape in ({"heads": 4}, {"layers": 4}, {"vocab_size": 300}):
         key, value = next(iter(shape.items()))
         other = tiny.run_with("full", **shape)
-        refused(f"--teacher: model.{key}={value}, but", full, other, str(text), LENGTH)
+        assert_rejected(f"--teacher: model.{key}={value}, but", full, other, str(text), LENGTH)
 
     class Other:
         name, fingerprint = "other.model", "x"
 
     other = replace(full, tokenizer=Other())  # type: ignore[arg-type]
-    refused("its tokenizer other.model is not the run's bytes", full, other, str(text), LENGTH)
+    assert_rejected(
+        "its tokenizer other.model is not the run's bytes", full, other, str(text), LENGTH
+    )
 
 
 def _short(text: Path) -> str:

@@ -1,4 +1,4 @@
-"""Progress of reading: silent for a moment, then tokens, their rate and the time left."""
+"""Progress of reading: silent at first, then tokens, their rate and the remaining time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def lines(
     capsys: pytest.CaptureFixture[str],
     quiet: bool = False,
 ) -> list[str]:
-    """Return what is printed when tokens are read at certain seconds."""
+    """Return the output when tokens are read at these seconds."""
     times = iter(itertools.chain([0.0], (time for time, _ in steps)))
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(times))
     with TokenProgress("reading", total, quiet) as shown:
@@ -38,7 +38,7 @@ def test_short_work_is_silent(
     assert lines([(1, 10), (60, 10)], 20, monkeypatch, capsys, quiet=True) == []
 
 
-def test_rate_and_time_left_do_not_count_compilation(
+def test_rate_and_remaining_time_exclude_compilation(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     steps = [(4.0, 100), (6.0, 200), (10.0, 200), (17.0, 800)]
@@ -48,7 +48,7 @@ def test_rate_and_time_left_do_not_count_compilation(
     ]
 
 
-def test_unknown_total_and_a_first_call_of_many_seconds(
+def test_unknown_total_and_a_slow_first_call(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert lines([(30.0, 100), (41.0, 110)], None, monkeypatch, capsys) == [
@@ -57,7 +57,7 @@ def test_unknown_total_and_a_first_call_of_many_seconds(
     ]
 
 
-def test_compilation_is_told_if_it_takes_long(
+def test_long_compilation_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with TokenProgress("reading") as shown, shown.compiling():
@@ -72,7 +72,7 @@ def test_compilation_is_told_if_it_takes_long(
     assert re.fullmatch(r"reading: compiled in [\d.]+ s\n", capsys.readouterr().err)
 
 
-def test_compilation_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compilation_shows_a_spinner_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("sys.stderr", terminal)

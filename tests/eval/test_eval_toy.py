@@ -1,4 +1,4 @@
-"""Evaluation of toy tasks: through the command line from training on, and counted by hand."""
+"""Evaluation of toy tasks: on the command line after training, and against direct counts."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from famjax.train.run import Run, open_run
 
 
 @pytest.fixture(autouse=True)
-def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use the compile cache of the tests and one device; let episodes go over many calls."""
+def small_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the compilation cache of the tests and one device; let episodes span many calls."""
     monkeypatch.setattr("famjax.processes.runtime.setup", lambda: None)
     make_mesh = sharding.make_mesh
     monkeypatch.setattr(
@@ -34,7 +34,7 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toy, "CHUNK", 32)
 
 
-def run_of(task: str, mixer: str = "fam", **sizes: Any) -> Run:
+def make_run(task: str, mixer: str = "fam", **sizes: Any) -> Run:
     """Return a run of a task with random parameters."""
     config = ToyConfig(episodes=30, **sizes)
     words = task_tokenizer(task, config)
@@ -43,8 +43,8 @@ def run_of(task: str, mixer: str = "fam", **sizes: Any) -> Run:
     return replace(run, config=replace(run.config, data=data), tokenizer=words)
 
 
-def direct(run: Run, task: str, length: int, examples: int) -> tuple[float, float]:
-    """Return accuracies of answers and of episodes, each read alone by one call."""
+def direct_accuracies(run: Run, task: str, length: int, examples: int) -> tuple[float, float]:
+    """Return accuracies of answers and of episodes, each episode in one call."""
     config = replace(run.config.data.toy, steps=length, episodes=examples)
     source = ToySource(task, config, run.tokenizer, run.config.seed, "holdout")
     right = []
@@ -59,10 +59,10 @@ def direct(run: Run, task: str, length: int, examples: int) -> tuple[float, floa
     ("task", "mixer", "length"),
     [("random_walk", "bswa", 2), ("counting", "full", 3)],
 )
-def test_alone_every_answer_is_counted_in_its_episode(task: str, mixer: str, length: int) -> None:
-    run = run_of(task, mixer, concatenate=False, size=2)
+def test_separate_episodes_count_every_answer(task: str, mixer: str, length: int) -> None:
+    run = make_run(task, mixer, concatenate=False, size=2)
     (row,) = evaluate_toy(run, task, [length], examples=25, batch=4, quiet=True)["rows"]
-    accuracy, whole = direct(run, task, length, 25)
+    accuracy, whole = direct_accuracies(run, task, length, 25)
     assert row["examples"] == 25
     assert row["accuracy"] == pytest.approx(accuracy)
     assert row["episode_accuracy"] == pytest.approx(whole)
@@ -70,17 +70,17 @@ def test_alone_every_answer_is_counted_in_its_episode(task: str, mixer: str, len
 
 @pytest.mark.parametrize("concatenate", [True, False])
 @pytest.mark.parametrize("batch", [1, 4, 50])
-def test_every_episode_is_asked_once(
+def test_every_episode_is_evaluated_once(
     batch: int, concatenate: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # an oracle that is wrong at one answer in every third episode
+    # an oracle with one wrong answer in every third episode
     seen: list[np.ndarray] = []
 
     def lane_losses(self: Any, read: Any) -> tuple[Any, Any]:
         seen.append(read["targets"][read["weights"] > 0])
         return read["weights"], read["targets"] != wrong
 
-    run = run_of("copy", concatenate=concatenate)
+    run = make_run("copy", concatenate=concatenate)
     wrong = run.tokenizer.encode("7")[0]
     monkeypatch.setattr("famjax.eval.streaming.Streamer.lane_losses", lane_losses)
     (row,) = evaluate_toy(run, "copy", [5], examples=20, batch=batch, quiet=True)["rows"]
@@ -95,16 +95,18 @@ def test_every_episode_is_asked_once(
     np.testing.assert_array_equal(np.sort(np.concatenate(seen)), np.sort(np.concatenate(expected)))
 
 
-def test_what_cannot_be_asked() -> None:
+def test_invalid_requests_are_rejected() -> None:
     with pytest.raises(UserError, match="copy: tokenizer bytes has other words than the task"):
         evaluate_toy(tiny.run(), "copy", quiet=True)
     with pytest.raises(UserError, match=r"full attention: .* tokens do not fit its cache of 64"):
-        evaluate_toy(run_of("copy", "full", concatenate=False), "copy", [40], 4, quiet=True)
+        evaluate_toy(make_run("copy", "full", concatenate=False), "copy", [40], 4, quiet=True)
     with pytest.raises(UserError, match="examples=0, batch=8: must be at least 1"):
-        evaluate_toy(run_of("copy"), "copy", examples=0)
+        evaluate_toy(make_run("copy"), "copy", examples=0)
 
 
-def test_from_training_to_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trained_run_is_evaluated_on_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = str(tmp_path / "run")
     given = ["data.task=blocked_walk", "data.tokenizer=task", "data.toy.episodes=50"]
     given += ["data.toy.steps=20", "model.mixer=bswa", "train.steps=2"]

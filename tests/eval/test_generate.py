@@ -1,4 +1,4 @@
-"""Generation: out of a prompt, or of the memory of a document, to the same text."""
+"""Generation from a prompt, or from the memory of a document, gives the same text."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def text(generator: Generator, *args: Any, **kwargs: Any) -> str:
     return "".join(generator.generate(*args, **{"max_tokens": 12, **kwargs}))
 
 
-def test_greedy_takes_the_likeliest_token_each_time(generator: Generator) -> None:
+def test_greedy_selects_the_most_probable_token(generator: Generator) -> None:
     run = tiny.run()
     tokens = [run.tokenizer.bos_id, *run.tokenizer.encode("the cat")]
     written: list[int] = []
     for n in range(12):
-        # what follows a token is not seen there; one length, compiled once
+        # causal: later tokens have no effect; one length is compiled
         logits = tiny.logits(run.model, np.array([tokens + written + [0] * (11 - n)]))
         written.append(int(logits[0, len(tokens) + n - 1].argmax()))
         if written[-1] == run.tokenizer.eos_id:
@@ -46,15 +46,15 @@ def test_greedy_takes_the_likeliest_token_each_time(generator: Generator) -> Non
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_reading_then_asking_equals_one_prompt(generator: Generator, temperature: float) -> None:
+def test_a_document_and_a_prompt_equal_one_prompt(generator: Generator, temperature: float) -> None:
     state = generator.read_document(tiny.TEXT * 3)
     asked = text(generator, "the", temperature=temperature, state=state)
     assert asked == text(generator, tiny.TEXT * 3 + "the", temperature=temperature)
-    # asking has not changed the memory
+    # generating has not changed the memory
     assert asked == text(generator, "the", temperature=temperature, state=state)
 
 
-def test_a_saved_state_answers_the_same(generator: Generator, tmp_path: Path) -> None:
+def test_a_saved_state_generates_the_same_text(generator: Generator, tmp_path: Path) -> None:
     file = tmp_path / "document.txt"
     file.write_text(tiny.TEXT * 3, encoding="utf-8")
     state = generator.read_document(file)
@@ -68,12 +68,12 @@ def test_a_saved_state_answers_the_same(generator: Generator, tmp_path: Path) ->
         )
 
 
-def test_seed_decides(generator: Generator) -> None:
+def test_the_seed_determines_samples(generator: Generator) -> None:
     drawn = [text(generator, "the", temperature=1.0, seed=seed) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-def test_two_texts_at_once_do_not_mix(generator: Generator) -> None:
+def test_interleaved_generations_are_independent(generator: Generator) -> None:
     expected = [text(generator, "the", temperature=1.0), text(generator, "log", temperature=1.0)]
     both = [generator.generate(prompt, max_tokens=12, temperature=1.0) for prompt in ("the", "log")]
     got = ["", ""]
@@ -82,8 +82,8 @@ def test_two_texts_at_once_do_not_mix(generator: Generator) -> None:
     assert all(e.startswith(g) for e, g in zip(expected, got, strict=True))
 
 
-def words(generator: Generator, seed: int, **kwargs: Any) -> list[int]:
-    """Return what is drawn at random, with no token that ends it."""
+def sample_tokens(generator: Generator, seed: int, **kwargs: Any) -> list[int]:
+    """Return randomly sampled tokens; no token stops the generation."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(generator._tokenizer, "stop_ids", frozenset([-1]))
         how = Sampling(jax.random.key(seed), 1.0, 0, 1.0, 258)
@@ -92,7 +92,7 @@ def words(generator: Generator, seed: int, **kwargs: Any) -> list[int]:
         return list(generator._sample_tokens(stream, **{"count": 40, "sampling": how, **kwargs}))
 
 
-def test_pieces_of_any_size_hold_what_single_tokens_would(generator: Generator) -> None:
+def test_pieces_of_any_size_equal_single_tokens(generator: Generator) -> None:
     stream = generator._streamer.new_stream()
     stream.read(np.array([generator._tokenizer.encode("the")]))
     how = Sampling(jax.random.key(4), 1.0, 0, 1.0, 258)
@@ -102,42 +102,42 @@ def test_pieces_of_any_size_hold_what_single_tokens_would(generator: Generator) 
         stream.step(token[None])
         expected.append(int(token[0]))
     # 1, 1, 2, ... PIECE, and the rest
-    assert words(generator, 4, count=70) == expected
+    assert sample_tokens(generator, 4, count=70) == expected
     for slow in (-1.0, 1e9):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("famjax.eval.generate.PIECE_SECONDS", slow)
-            assert words(generator, 4) == expected[:40]
+            assert sample_tokens(generator, 4) == expected[:40]
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 20])
-def test_the_first_of_the_stop_ids_ends(
+def test_generation_stops_at_the_first_stop_id(
     generator: Generator, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn = words(generator, 5)
+    drawn = sample_tokens(generator, 5)
     stop = next(n for n in drawn[at:] if n not in drawn[:at])
     monkeypatch.setattr(generator._tokenizer, "stop_ids", frozenset([stop, 300]))
     how = Sampling(jax.random.key(5), 1.0, 0, 1.0, 258)
     stream = generator._streamer.new_stream()
     stream.read(np.array([generator._tokenizer.encode("the")]))
     assert list(generator._sample_tokens(stream, 40, how)) == drawn[: drawn.index(stop)]
-    # nothing behind it was computed
+    # no token after it was computed
     assert stream.tokens == 3 + drawn.index(stop)
 
 
-def test_full_attention_writes_until_its_cache_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_attention_generates_until_its_cache_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = Generator(tiny.run_with("full", capacity=16))
     stream = generator._streamer.new_stream()
     stream.read(np.zeros((1, 5), np.int32))
     how = Sampling(jax.random.key(0), 1.0, 0, 1.0, 258)
     monkeypatch.setattr(generator._tokenizer, "stop_ids", frozenset([-1]))
-    # the last token is written, but not read
+    # the last token is generated but not processed
     assert len(list(generator._sample_tokens(stream, 12, how))) == 12
     assert stream.tokens == 16
     with pytest.raises(UserError, match="do not fit its cache of 16"):
         stream.write(0, 1, how, np.array([-1], np.int32))
 
 
-def test_chat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chat_renders_the_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = load_tokenizer(str(byte_level(tmp_path)))
     shape = {"vocab_size": tokenizer.vocab_size}
     generator = Generator(replace(tiny.run_with("fam", **shape), tokenizer=tokenizer))
@@ -147,7 +147,7 @@ def test_chat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer, "encode", lambda _: ids)
     assert asked == text(generator, "what encode returns")
     monkeypatch.undo()
-    # out of a memory, which began with bos
+    # from a memory that started with bos
     state = generator.read_document("")
     assert asked == text(generator, message["content"], chat=True, state=state)
 
@@ -157,7 +157,7 @@ def test_chat_needs_a_template(generator: Generator) -> None:
         text(generator, "the", chat=True)
 
 
-def test_padded_vocabulary_is_never_drawn() -> None:
+def test_padded_vocabulary_is_never_sampled() -> None:
     for temperature in (0.0, 1e-9):
         how = Sampling(jax.random.key(0), temperature, 0, 1.0, 100)
         assert int(how.draw(jnp.arange(258.0)[None], 0)[0, 0]) == 99
@@ -176,7 +176,7 @@ def test_padded_vocabulary_is_never_drawn() -> None:
         ({"stop": [""]}, "stop"),
     ],
 )
-def test_numbers_out_of_range(generator: Generator, options: Any, what: str) -> None:
+def test_numbers_out_of_range_are_rejected(generator: Generator, options: Any, what: str) -> None:
     with pytest.raises(UserError, match=what):
         text(generator, "the", **options)
 
@@ -190,7 +190,7 @@ def test_a_memory_needs_a_prompt(generator: Generator) -> None:
 @pytest.mark.parametrize(
     ("content", "what"), [(b"", "empty"), (b"a\0b", "binary"), (b"\xff\xfe", "UTF-8")]
 )
-def test_files_that_are_no_text(
+def test_files_that_are_not_text_are_rejected(
     generator: Generator, content: bytes, what: str, tmp_path: Path
 ) -> None:
     (tmp_path / "f").write_bytes(content)
@@ -225,7 +225,7 @@ def frequencies(temperature: float, top_k: int, top_p: float) -> dict[int, float
         (0.5, 2, 1.0, {1: 16 / 25, 3: 9 / 25}),
     ],
 )
-def test_draws_follow_the_probabilities(
+def test_samples_follow_the_probabilities(
     temperature: float, top_k: int, top_p: float, expected: dict[int, float]
 ) -> None:
     got = frequencies(temperature, top_k, top_p)
@@ -241,7 +241,7 @@ def test_draws_follow_the_probabilities(
     pieces=st.lists(st.text("ab", max_size=4), max_size=8),
     stop=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
 )
-def test_stop_strings_are_never_written(pieces: list[str], stop: list[str]) -> None:
+def test_stop_strings_are_never_emitted(pieces: list[str], stop: list[str]) -> None:
     got = list(_cut_at_stop(stop, iter(pieces)))
     whole = "".join(pieces)
     assert whole.startswith("".join(got))
@@ -250,14 +250,14 @@ def test_stop_strings_are_never_written(pieces: list[str], stop: list[str]) -> N
         assert "".join(got) == whole
 
 
-def test_text_is_held_back_only_while_a_stop_string_may_come() -> None:
+def test_text_is_buffered_only_while_a_stop_string_may_follow() -> None:
     source = iter(["x", "END", "ING", "y", "EN", "D", "!"])
     texts = _cut_at_stop(["END!"], source)
     assert [next(texts) for _ in range(3)] == ["x", "ENDING", "y"]
     assert list(texts) == []
 
 
-def test_the_part_before_a_stop_string_is_written() -> None:
+def test_text_before_a_stop_string_is_emitted() -> None:
     assert "".join(_cut_at_stop(["\n"], iter(["ab", "c\nd", "e"]))) == "abc"
     assert "".join(_cut_at_stop([], iter(["ab", "", "c"]))) == "abc"
     assert "".join(_cut_at_stop(["cd"], iter(["ab", "c"]))) == "abc"

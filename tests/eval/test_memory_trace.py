@@ -1,4 +1,4 @@
-"""The measures of a memory along a document equal what is computed block by block from states."""
+"""Measures of a memory along a document equal those computed from the states of each block."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOKENS = np.random.default_rng(0).integers(258, size=W * N + 3)
 
 @cache
 def run(update: str = "gated") -> Run:
-    """A FAM layer after a windowed one, twice."""
+    """Return a run whose layers alternate a windowed one and a FAM layer, twice."""
     model = tiny.model("bswa,fam", layers=4, fam_len=3, fam_update=update, memory_segments=1)
     shape = replace(tiny.SHAPE, mixer="bswa,fam", layers=4, fam_len=3, fam_update=update)
     return Run(Config(model=shape), tiny.run().tokenizer, model, 1)
@@ -36,7 +36,7 @@ def run(update: str = "gated") -> Run:
 
 @cache
 def states() -> list[Any]:
-    """The states before each block, and after the last one."""
+    """Return the states before each block and after the last one."""
     held = [run().model.init_state(1)]
     for tau in range(N):
         held.append(read(tau, held[-1])[1])
@@ -44,7 +44,7 @@ def states() -> list[Any]:
 
 
 def read(tau: int, state: Any) -> tuple[Any, Any]:
-    """The mean loss of a block, and the state after it."""
+    """Return the mean loss of a block and the state after it."""
     return _read(nnx.split(run().model)[1], jnp.asarray(TOKENS[tau * W : (tau + 1) * W + 1]), state)
 
 
@@ -56,7 +56,7 @@ def _read(params: Any, block: Any, state: Any) -> tuple[Any, Any]:
 
 
 def memories(state: Any) -> np.ndarray:
-    """[l f d]; the only layer of the pattern with a memory is the second one."""
+    """Return [l f d]; only the second layer of the pattern has a memory."""
     return np.asarray(state[1].fam[:, 0], np.float64)
 
 
@@ -65,7 +65,7 @@ def trace():
     return trace_memory(run(), TOKENS, quiet=True)
 
 
-def test_size_and_turn() -> None:
+def test_norm_and_rotation() -> None:
     assert trace().rms.shape == (N, 2)
     for tau in range(N):
         before, after = memories(states()[tau]), memories(states()[tau + 1])
@@ -75,7 +75,7 @@ def test_size_and_turn() -> None:
         np.testing.assert_allclose(trace().turn[tau], degrees.mean(-1), rtol=1e-3)
 
 
-def test_rank_and_similarity() -> None:
+def test_rank_and_similarity_of_memory_tokens() -> None:
     fam = memories(states()[N])[0]
     s = np.linalg.svd(fam)[1]
     share = s / s.sum()
@@ -85,16 +85,16 @@ def test_rank_and_similarity() -> None:
     assert trace().similarity[-1, 0] == pytest.approx(np.mean(pairs), rel=1e-4)
 
 
-def test_loss_is_that_of_one_call() -> None:
+def test_loss_equals_one_call() -> None:
     model = run().model
     x, _ = model.stack(model.embed(jnp.asarray(TOKENS[None, : W * N])), states()[0], Context())
     nll = np.asarray(model.losses(x, jnp.asarray(TOKENS[None, 1 : W * N + 1]))[0])
     np.testing.assert_allclose(trace().loss, nll.reshape(N, W).mean(1), rtol=1e-5)
 
 
-def test_gates() -> None:
+def test_gates_interpolate_the_update() -> None:
     """An open gate replaces its token, a closed one keeps it."""
-    assert (trace().gates[0] == 1).all()  # the first update has none
+    assert (trace().gates[0] == 1).all()  # the first update has no gate
     graph, params = nnx.split(run().model)
     for bias, opening in ((50.0, 1.0), (-50.0, 0.0)):
         changed = jax.tree_util.tree_map_with_path(
@@ -108,12 +108,12 @@ def test_gates() -> None:
         assert (found.turn[1:] == 0).all() == (opening == 0)
 
 
-def test_the_sum_has_no_gates() -> None:
+def test_the_sum_update_has_no_gates() -> None:
     assert trace_memory(run("sum"), TOKENS, quiet=True).gates.shape == (N, 0, 3)
 
 
 def test_loss_without_memory_tokens() -> None:
-    """In the first block all memory tokens have their initial value already."""
+    """In the first block, all memory tokens still have their initial value."""
     np.testing.assert_allclose(trace().without[0], 0, atol=1e-6)
     np.testing.assert_allclose(trace().fresh[0], 0, atol=1e-6)
     model, state, initial = run().model, states()[3], states()[0]
@@ -134,8 +134,8 @@ def test_replacing_a_memory_by_itself_changes_nothing() -> None:
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_reach_is_the_gradient() -> None:
-    """Against differences of the loss by each number of the memory three blocks before."""
+def test_reach_equals_the_gradient() -> None:
+    """It equals differences of the loss by each memory component three blocks before."""
     model = run().model
     found = gradient_reach(run(), TOKENS)
     assert found.shape == (N - 1, 2)
@@ -153,7 +153,7 @@ def test_reach_is_the_gradient() -> None:
     np.testing.assert_allclose(found[2], expected, rtol=1e-3)
 
 
-def test_documents() -> None:
+def test_documents_that_are_too_short_are_rejected() -> None:
     passkey = tiny.run()
     with pytest.raises(UserError, match="no document has 9,999,999 tokens"):
         memory_tokens(passkey, None, 9_999_999)
@@ -161,14 +161,14 @@ def test_documents() -> None:
         trace_memory(run(), TOKENS[:9], quiet=True)
 
 
-def test_a_model_without_memory_is_refused() -> None:
+def test_a_model_without_memory_is_rejected() -> None:
     shape = replace(tiny.SHAPE, mixer="bswa")
     other = Run(Config(model=shape), tiny.run().tokenizer, tiny.model("bswa"), 1)
     with pytest.raises(UserError, match="--memory: bswa has no feedback memory"):
         trace_memory(other, TOKENS, quiet=True)
 
 
-def test_command(
+def test_the_command_prints_the_measures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")

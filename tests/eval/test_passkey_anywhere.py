@@ -1,4 +1,4 @@
-"""Questions anywhere in their block: documents of one length are cut by a part of a block."""
+"""Questions anywhere in their block: documents of one length are shortened by part of a block."""
 
 from __future__ import annotations
 

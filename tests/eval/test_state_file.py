@@ -1,4 +1,4 @@
-"""State files: bit for bit, of constant size, and refused in one line when they are not right."""
+"""State files: bitwise exact, of constant size, and rejected in one line when invalid."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def bits(state: Any) -> list[tuple[Any, Any, bytes]]:
     return [(x.shape, x.dtype, np.asarray(x).tobytes()) for x in jax.tree.leaves(state)]
 
 
-def refusal(path: Path, run: Any = None) -> str:
+def error_of(path: Path, run: Any = None) -> str:
     with pytest.raises(UserError) as caught:
         load_state(path, run or tiny.run())
     assert "\n" not in str(caught.value)
@@ -73,7 +73,7 @@ def test_size_does_not_depend_on_the_document(file: Path, tmp_path: Path) -> Non
     assert abs((tmp_path / "s").stat().st_size - file.stat().st_size) <= 8
 
 
-def test_it_is_a_safetensors_file(file: Path, state: StreamState) -> None:
+def test_a_state_is_a_safetensors_file(file: Path, state: StreamState) -> None:
     content = file.read_bytes()
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])
@@ -95,41 +95,41 @@ def test_it_is_a_safetensors_file(file: Path, state: StreamState) -> None:
 
 @settings(max_examples=60)
 @given(data=st.data())
-def test_every_changed_bit_is_refused(file: Path, data: st.DataObject) -> None:
+def test_every_changed_bit_is_rejected(file: Path, data: st.DataObject) -> None:
     content = bytearray(file.read_bytes())
     header = 8 + int.from_bytes(content[:8], "little")
     where = data.draw(st.integers(0, header) | st.integers(0, len(content) - 1))
     content[where] ^= 1 << data.draw(st.integers(0, 7))
     changed = file.with_name("changed")
     changed.write_bytes(content)
-    assert "damaged" in refusal(changed)
+    assert "damaged" in error_of(changed)
 
 
 @settings(max_examples=20)
 @given(data=st.data())
-def test_every_cut_is_refused(file: Path, data: st.DataObject) -> None:
+def test_every_truncation_is_rejected(file: Path, data: st.DataObject) -> None:
     content = file.read_bytes()
     cut = file.with_name("cut")
     cut.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
-    assert "damaged" in refusal(cut)
+    assert "damaged" in error_of(cut)
 
 
-def test_something_behind_is_refused(file: Path, tmp_path: Path) -> None:
+def test_trailing_data_is_rejected(file: Path, tmp_path: Path) -> None:
     (tmp_path / "longer").write_bytes(file.read_bytes() + b"\0")
-    assert "damaged" in refusal(tmp_path / "longer")
+    assert "damaged" in error_of(tmp_path / "longer")
 
 
 @pytest.mark.parametrize(
     "content",
     [b"", b"some text that is no state", b"\x02\0\0\0\0\0\0\0{}", b"\x04" + b"\0" * 7 + b"null"],
 )
-def test_other_files_are_refused(content: bytes, tmp_path: Path) -> None:
+def test_other_files_are_rejected(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(content)
-    assert "not a famjax state" in refusal(tmp_path / "other")
+    assert "not a famjax state" in error_of(tmp_path / "other")
 
 
-def craft(file: Path, target: Path, change: Any) -> Path:
-    """Write a state whose header was changed, with the checksum that it has then."""
+def write_with_header(file: Path, target: Path, change: Any) -> Path:
+    """Write a state with a changed header and a matching checksum."""
     content = file.read_bytes()
     begin = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:begin])
@@ -142,7 +142,7 @@ def craft(file: Path, target: Path, change: Any) -> Path:
     return target
 
 
-def first(header: dict[str, Any]) -> dict[str, Any]:
+def first_array(header: dict[str, Any]) -> dict[str, Any]:
     return next(about for name, about in header.items() if name != "__metadata__")
 
 
@@ -156,57 +156,59 @@ def first(header: dict[str, Any]) -> dict[str, Any]:
         lambda h: h["__metadata__"].pop("version"),
         lambda h: h["__metadata__"].pop("model"),
         lambda h: h.update(x=5),
-        lambda h: first(h).update(shape=[10**12]),
-        lambda h: first(h).update(shape="x"),
-        lambda h: first(h).update(data_offsets=[0, 10**30]),
-        lambda h: first(h).update(data_offsets=[-8, "a"]),
-        lambda h: first(h).update(dtype="F7"),
-        lambda h: first(h).update(dtype=[]),
-        lambda h: first(h).pop("dtype"),
+        lambda h: first_array(h).update(shape=[10**12]),
+        lambda h: first_array(h).update(shape="x"),
+        lambda h: first_array(h).update(data_offsets=[0, 10**30]),
+        lambda h: first_array(h).update(data_offsets=[-8, "a"]),
+        lambda h: first_array(h).update(dtype="F7"),
+        lambda h: first_array(h).update(dtype=[]),
+        lambda h: first_array(h).pop("dtype"),
     ],
 )
-def test_a_header_that_was_made_up(file: Path, tmp_path: Path, change: Any) -> None:
-    assert "read the document again" in refusal(craft(file, tmp_path / "made.state", change))
+def test_a_forged_header_is_rejected(file: Path, tmp_path: Path, change: Any) -> None:
+    assert "read the document again" in error_of(
+        write_with_header(file, tmp_path / "made.state", change)
+    )
 
 
-def test_files_that_never_end(tmp_path: Path) -> None:
+def test_endless_files_are_rejected(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    assert "not a regular file" in refusal(tmp_path / "pipe")
-    assert "not a regular file" in refusal(Path("/dev/zero"))
+    assert "not a regular file" in error_of(tmp_path / "pipe")
+    assert "not a regular file" in error_of(Path("/dev/zero"))
     with (tmp_path / "hole").open("wb") as stream:
         stream.truncate(10**12)
-    assert "not a famjax state of this model" in refusal(tmp_path / "hole")
+    assert "not a famjax state of this model" in error_of(tmp_path / "hole")
     deep = b"[" * 100_000
     (tmp_path / "deep").write_bytes(len(deep).to_bytes(8, "little") + deep)
-    assert "not a famjax state, or damaged" in refusal(tmp_path / "deep")
+    assert "not a famjax state, or damaged" in error_of(tmp_path / "deep")
 
 
-def test_missing_file_and_folder(tmp_path: Path) -> None:
-    assert "No such file" in refusal(tmp_path / "none")
-    assert "directory" in refusal(tmp_path)
+def test_missing_files_and_folders_are_rejected(tmp_path: Path) -> None:
+    assert "No such file" in error_of(tmp_path / "none")
+    assert "directory" in error_of(tmp_path)
 
 
-def test_other_parameters_config_and_tokenizer_are_refused(
+def test_other_parameters_config_and_tokenizer_are_rejected(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tiny.run()
-    assert "another model" in refusal(file, tiny.run_with("fam", seed=1))
+    assert "another model" in error_of(file, tiny.run_with("fam", seed=1))
     model = replace(run.config.model, rope_base=500.0)
-    assert "another model" in refusal(file, replace(run, config=replace(run.config, model=model)))
+    assert "another model" in error_of(file, replace(run, config=replace(run.config, model=model)))
     monkeypatch.setattr(run.tokenizer, "fingerprint", "0")
-    assert "another tokenizer" in refusal(file)
+    assert "another tokenizer" in error_of(file)
 
 
-def test_other_version_is_refused(
+def test_another_version_is_rejected(
     state: StreamState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state_file, "_VERSION", "2")
     save_state(tmp_path / "s", state, tiny.run())
     monkeypatch.undo()
-    assert "format 2" in refusal(tmp_path / "s")
+    assert "format 2" in error_of(tmp_path / "s")
 
 
-def test_saving_replaces_whole_files_only(
+def test_a_failed_save_keeps_the_previous_file(
     file: Path, state: StreamState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = file.read_bytes()
@@ -221,7 +223,7 @@ def test_saving_replaces_whole_files_only(
     assert not [path for path in file.parent.iterdir() if path.name.startswith(".")]
 
 
-def test_bad_places_and_states(state: StreamState, tmp_path: Path) -> None:
+def test_invalid_paths_and_states_are_rejected(state: StreamState, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="No such file"):
         save_state(tmp_path / "none" / "s", state, tiny.run())
     with pytest.raises(UserError, match="directory"):

@@ -1,4 +1,4 @@
-"""Streaming: any split of the reading gives the same, in constant memory."""
+"""Streaming: any split of a document gives the same results, in constant memory."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def close(a: Any, b: Any) -> None:
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-5), a, b)
 
 
-def test_losses_are_those_of_one_call_of_the_model(whole: tuple[np.ndarray, np.ndarray]) -> None:
+def test_losses_equal_one_call_of_the_model(whole: tuple[np.ndarray, np.ndarray]) -> None:
     nats, right = token_losses(tiny.logits(tiny.model("fam"), TOKENS), TARGETS)
     close(whole[0], nats)
-    assert (whole[1] == right).mean() > 0.98  # a tie in float32 may go either way
+    assert (whole[1] == right).mean() > 0.98  # ties in float32 may be decided either way
 
 
 @settings(max_examples=10)
@@ -57,7 +57,7 @@ def test_any_split_equals_one_call(
     assert stream.tokens == T
 
 
-def test_reading_and_stepping_leave_the_same_state_and_logits(streamer: Streamer) -> None:
+def test_reading_and_stepping_give_the_same_state_and_logits(streamer: Streamer) -> None:
     read, scored, stepped = streamer.new_stream(), streamer.new_stream(), streamer.new_stream()
     read.read(TOKENS)
     scored.losses(TOKENS, TARGETS)
@@ -68,7 +68,7 @@ def test_reading_and_stepping_leave_the_same_state_and_logits(streamer: Streamer
         close(other.logits, read.logits)
 
 
-def test_a_saved_state_goes_on_and_is_not_consumed(
+def test_a_saved_state_continues_and_is_not_donated(
     streamer: Streamer, whole: tuple[np.ndarray, np.ndarray]
 ) -> None:
     stream = streamer.new_stream()
@@ -81,13 +81,13 @@ def test_a_saved_state_goes_on_and_is_not_consumed(
     close(stream.losses(TOKENS[:, 21:], TARGETS[:, 21:])[0], whole[0][:, 21:])
 
 
-def test_state_of_other_lanes_is_refused(streamer: Streamer) -> None:
+def test_a_state_of_other_lanes_is_rejected(streamer: Streamer) -> None:
     with pytest.raises(ValueError, match="does not fit"):
         streamer.new_stream(1).state = streamer.new_stream().state
 
 
 @pytest.mark.parametrize("mixer", ["fam", "full"])
-def test_reset_every_block_reads_each_block_alone(mixer: str) -> None:
+def test_reset_every_block_processes_blocks_independently(mixer: str) -> None:
     model = tiny.model(mixer)
     forgetful = Streamer(model, B, chunk=16, reset_every=8)
     plain = Streamer(model, B, chunk=16)
@@ -96,19 +96,19 @@ def test_reset_every_block_reads_each_block_alone(mixer: str) -> None:
         for t in range(0, T, 8)
     ]
     close(forgetful.new_stream().losses(TOKENS, TARGETS)[0], np.concatenate(expected, 1))
-    # in pieces, and from the middle of a block
+    # in pieces, also from the middle of a block
     parts = [forgetful.losses(TOKENS[:, a:b], TARGETS[:, a:b])[0] for a, b in [(0, 13), (13, T)]]
     close(np.concatenate(parts, 1), np.concatenate(expected, 1))
 
 
-def test_state_bytes_do_not_depend_on_what_was_read(streamer: Streamer) -> None:
+def test_state_bytes_do_not_depend_on_the_document(streamer: Streamer) -> None:
     stream = streamer.new_stream()
     before = stream.state_bytes()
     stream.read(np.tile(TOKENS, 20))
     assert stream.state_bytes() == before > 0
 
 
-def test_nothing_read_is_nothing(streamer: Streamer) -> None:
+def test_empty_reads_change_nothing(streamer: Streamer) -> None:
     stream = streamer.new_stream()
     nats, right = stream.losses(TOKENS[:, :0], TARGETS[:, :0])
     assert nats.shape == right.shape == (B, 0)
@@ -116,7 +116,7 @@ def test_nothing_read_is_nothing(streamer: Streamer) -> None:
         _ = stream.logits
 
 
-def test_full_attention_refuses_before_its_capacity_is_exceeded() -> None:
+def test_full_attention_rejects_tokens_beyond_its_capacity() -> None:
     stream = Streamer(tiny.model("full"), B)
     stream.read(TOKENS)
     nats = stream.losses(TOKENS[:, :14], TARGETS[:, :14])[0]
@@ -129,12 +129,12 @@ def test_full_attention_refuses_before_its_capacity_is_exceeded() -> None:
 @pytest.mark.parametrize(
     "sizes", [{"chunk": 12}, {"chunk": 0}, {"chunk": -8}, {"reset_every": 4}, {"batch": 0}]
 )
-def test_sizes_that_do_not_fit(sizes: dict[str, int]) -> None:
+def test_invalid_sizes_are_rejected(sizes: dict[str, int]) -> None:
     with pytest.raises(UserError, match="must be"):
         Streamer(tiny.model("fam"), **{"batch": 1, **sizes})
 
 
-def test_one_compiled_shape(streamer: Streamer) -> None:
+def test_one_shape_is_compiled(streamer: Streamer) -> None:
     stream = streamer.new_stream()
     programs = stream._functions.losses, stream._functions.step
     stream.losses(TOKENS[:, :17], TARGETS[:, :17])
@@ -146,7 +146,7 @@ def test_one_compiled_shape(streamer: Streamer) -> None:
     assert [program._cache_size() for program in programs] == before
 
 
-def test_parameters_spread_over_devices_are_read_where_they_are(
+def test_sharded_parameters_are_used_in_place(
     whole: tuple[np.ndarray, np.ndarray],
 ) -> None:
     graph, params = nnx.split(tiny.model("fam"))

@@ -1,4 +1,4 @@
-"""Evaluation: every token is counted once, and the numbers are those of a direct computation."""
+"""Evaluation counts every token once, and its numbers equal direct computations."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from famjax.ops.losses import token_losses
 from famjax.tasks.passkey import QUESTION, Passkey
 from famjax.train.run import Run
 
-W, LONGEST = 8, 2048  # block_len; tokens of a direct computation
+W, LONGEST = 8, 2048  # block_len; tokens of the longest direct computation
 TEXTS = ["a", "short one", tiny.TEXT * 5, "é" * 40, tiny.TEXT * 20]
 
 
 @pytest.fixture(autouse=True)
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let documents go over many calls."""
+    """Let documents span many calls."""
     monkeypatch.setattr("famjax.eval.text.CHUNK", 64)
     monkeypatch.setattr("famjax.eval.streaming.CHUNK", 64)
 
@@ -46,8 +46,8 @@ def line(text: str) -> np.ndarray:
     return np.array([[run.tokenizer.bos_id, *run.tokenizer.encode(text), run.tokenizer.eos_id]])
 
 
-def direct(run: Run, text: str, block: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Return nats and hits of a document's tokens, [t]; with a block, of blocks read alone."""
+def direct_losses(run: Run, text: str, block: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Return nll and hits of a document's tokens [t]; with `block`, of independent blocks."""
     tokens = line(text)
     read, targets = tokens[:, :-1], tokens[:, 1:]
     if block is None:
@@ -60,14 +60,14 @@ def direct(run: Run, text: str, block: int | None = None) -> tuple[np.ndarray, n
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_text_totals_equal_a_direct_computation(batch: int, tmp_path: Path) -> None:
+def test_text_losses_equal_a_direct_computation(batch: int, tmp_path: Path) -> None:
     run = tiny.run()
     result = evaluate_text(run, str(write(tmp_path / "d", TEXTS)), batch=batch, quiet=True)
     size = sum(len(text.encode()) for text in TEXTS)
     for scores, block in ((result, None), (result["without_memory"], W)):
         nats, right = (
             np.concatenate(parts)
-            for parts in zip(*(direct(run, text, block) for text in TEXTS), strict=True)
+            for parts in zip(*(direct_losses(run, text, block) for text in TEXTS), strict=True)
         )
         assert scores["loss"] == pytest.approx(nats.mean(), rel=1e-5)
         assert scores["perplexity"] == pytest.approx(math.exp(nats.mean()), rel=1e-4)
@@ -82,7 +82,7 @@ def test_text_totals_equal_a_direct_computation(batch: int, tmp_path: Path) -> N
 
 
 def test_predictions_without_context_equal_a_direct_computation(tmp_path: Path) -> None:
-    """Whatever the windows, each predicted token counts once."""
+    """Each predicted token counts once for any windows."""
     files = str(write(tmp_path / "d", TEXTS))
     targets = np.concatenate([line(text)[0, 1:] for text in TEXTS])
     seen = np.unique(targets, return_counts=True)[1]
@@ -101,10 +101,10 @@ def test_predictions_without_context_equal_a_direct_computation(tmp_path: Path) 
             assert result[name]["bits_per_byte"] == pytest.approx(bits)
 
 
-def test_loss_by_position(tmp_path: Path) -> None:
+def test_loss_by_position_equals_a_direct_computation(tmp_path: Path) -> None:
     run = tiny.run()
     result = evaluate_text(run, str(write(tmp_path / "d", TEXTS)), quiet=True)
-    nats, alone = ([direct(run, text, block)[0] for text in TEXTS] for block in (None, W))
+    nats, alone = ([direct_losses(run, text, block)[0] for text in TEXTS] for block in (None, W))
     rows = result["by_position"]
     assert [(row["from"], row["to"]) for row in rows] == [
         (0, 255),
@@ -122,7 +122,7 @@ def test_loss_by_position(tmp_path: Path) -> None:
     assert sum(row["tokens"] for row in rows) == result["tokens"]
 
 
-def test_layout_of_documents_does_not_matter(tmp_path: Path) -> None:
+def test_the_split_into_files_does_not_matter(tmp_path: Path) -> None:
     files = write(tmp_path / "d", TEXTS)
     expected = evaluate_text(tiny.run(), str(files), quiet=True)
     lines = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
@@ -147,7 +147,7 @@ def test_held_out_documents_are_the_default() -> None:
     assert result["bytes"] == pytest.approx(len((tiny.TEXT * 60).encode()) / 20, abs=20)
 
 
-def test_text_of_passkey_runs_and_bad_files(tmp_path: Path) -> None:
+def test_text_of_passkey_runs_and_invalid_files(tmp_path: Path) -> None:
     run = tiny.run()
     passkey = replace(run.config, data=replace(run.config.data, task="passkey"))
     with pytest.raises(UserError, match="trained on passkey"):
@@ -163,7 +163,7 @@ def test_text_of_passkey_runs_and_bad_files(tmp_path: Path) -> None:
         evaluate_text(run, str(tmp_path / "none"), quiet=True)
 
 
-def test_full_attention_refuses_a_document_it_cannot_hold(tmp_path: Path) -> None:
+def test_full_attention_rejects_a_document_beyond_its_capacity(tmp_path: Path) -> None:
     run = tiny.run_with("full")
     result = evaluate_text(run, str(write(tmp_path / "a", ["x" * 63, "ab"])), quiet=True)
     assert result["tokens"] == 67
@@ -176,7 +176,7 @@ def test_full_attention_refuses_a_document_it_cannot_hold(tmp_path: Path) -> Non
 
 
 def keys(length: int, count: int) -> list[str]:
-    """Return the keys of the evaluation's documents, read from the documents."""
+    """Return the keys in the evaluation's documents."""
     task = Passkey(tiny.run().tokenizer, 3)
     found = []
     for number in range(count):
@@ -188,7 +188,7 @@ def keys(length: int, count: int) -> list[str]:
 
 
 class Oracle:
-    """A stream that knows some answers: right wherever `knows(row, token)` says so."""
+    """A stream that knows some answers: correct where `knows(row, token)` is true."""
 
     def __init__(self, stream: Streamer, knows: Any, log: list[Any]):
         self.stream, self.knows, self.log = stream, knows, log
@@ -211,7 +211,7 @@ class Oracle:
 
 def test_passkey_counts_known_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[Any] = []
-    # row 0 is always right, row 1 when the digit is less than 5, others never
+    # row 0 is always correct, row 1 when the digit is less than 5, others never
     knows = lambda row, token: row == 0 or (row == 1 and token < ord("5"))  # noqa: E731
     oracle = lambda *args: Oracle(Streamer(*args), knows, log)  # noqa: E731
     monkeypatch.setattr("famjax.eval.passkey.Streamer", oracle)
@@ -220,7 +220,7 @@ def test_passkey_counts_known_predictions(monkeypatch: pytest.MonkeyPatch) -> No
     assert [row["length"] for row in rows] == lengths
     for row in rows:
         found = keys(row["length"], 3)
-        # rows 0 and 1, then row 0 again and a filler that does not count
+        # rows 0 and 1, then row 0 again with a filler row that does not count
         hits = [[True] * 3, [int(d) < 5 for d in found[1]], [True] * 3]
         assert row["examples"] == 3
         assert row["token_accuracy"] == pytest.approx(np.mean(hits))
@@ -246,16 +246,16 @@ def test_passkey_of_a_model_equals_its_own_argmax() -> None:
     assert row["tokens_per_second"] > 0
 
 
-def test_windows_need_not_read_what_they_cannot_see(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_outside_the_receptive_field_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
-    class Watched(Streamer):
+    class RecordingStreamer(Streamer):
         def losses(self, tokens: np.ndarray, targets: np.ndarray) -> Any:
             seen.append(super().losses(tokens, targets))
             return seen[-1]
 
-    monkeypatch.setattr("famjax.eval.passkey.Streamer", Watched)
-    # chunks of 64, a reach of 144; the second length has its answer in two chunks
+    monkeypatch.setattr("famjax.eval.passkey.Streamer", RecordingStreamer)
+    # chunks of 64, a receptive field of 144; the second length has its answer in two chunks
     lengths = [5000, 4100]
     for mixer, read in (("bswa", [5000 - 4736, 4100 - 3840]), ("fam", lengths)):
         run = tiny.run_with(mixer, memory_segments=9)
@@ -269,7 +269,7 @@ def test_windows_need_not_read_what_they_cannot_see(monkeypatch: pytest.MonkeyPa
         assert [row["token_accuracy"] for row in whole] == [row["token_accuracy"] for row in late]
 
 
-def test_passkey_refuses_before_it_reads() -> None:
+def test_passkey_errors_are_raised_before_reading() -> None:
     with pytest.raises(UserError, match="are too few for needle and question"):
         evaluate_passkey(tiny.run(), [500, 10], quiet=True)
     with pytest.raises(UserError, match="at least 1"):
@@ -281,9 +281,9 @@ def test_passkey_refuses_before_it_reads() -> None:
 # windows --------------------------------------------------------------------------------------
 
 
-def by_hand(run: Run, texts: Sequence[str], window: int, score: int) -> tuple[float, int]:
-    """Return the mean of what documents' tokens lose, each read with its own window up to it, and
-    how many they are."""
+def windowed_loss(run: Run, texts: Sequence[str], window: int, score: int) -> tuple[float, int]:
+    """Return the mean loss of documents' tokens, each predicted from its own window, and
+    their number."""
     rows, before, targets = [], [], []
     for tokens in (line(text)[0] for text in texts):
         for last in range(len(tokens) - 1):
@@ -301,18 +301,18 @@ def by_hand(run: Run, texts: Sequence[str], window: int, score: int) -> tuple[fl
 @pytest.mark.parametrize(("window", "score"), [(16, 8), (24, 5), (16, None)])
 def test_windows_count_every_token_once(window: int, score: int | None, tmp_path: Path) -> None:
     run = tiny.run()
-    # whose predictions end with a window, one behind it, and within the first
+    # documents whose targets end with a window, one token after it, and within the first
     texts = ["x" * 23, "y" * 24, "é" * 40, "", "a cat", tiny.TEXT * 3]
     files = str(write(tmp_path / "d", texts))
     result = evaluate_text(run, files, batch=3, quiet=True, window=window, score=score)
     assert (result["window"], result["score"]) == (window, score or window)
-    nats, tokens = by_hand(run, [text for text in texts if text], window, score or window)
+    nats, tokens = windowed_loss(run, [text for text in texts if text], window, score or window)
     assert result["tokens"] == tokens
     assert result["bytes"] == sum(len(text.encode()) for text in texts)
     assert result["loss"] == pytest.approx(nats, rel=1e-5)
 
 
-def test_windows_that_cannot_be_read(tmp_path: Path) -> None:
+def test_invalid_windows_are_rejected(tmp_path: Path) -> None:
     files = str(write(tmp_path / "d", ["some text"]))
     full = replace(tiny.run(), model=tiny.model("full"))
     for run, window, score, told in (

@@ -1,4 +1,4 @@
-"""Configs by name, overrides, JSON, differences, and one clear line for every wrong value."""
+"""Configs by name, overrides, JSON, differences, and a one-line error for every wrong value."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from famjax.optimizers import OPTIMIZERS
 from famjax.tasks import TASKS
 
 
-def refused(call: Any, *args: Any) -> str:
-    """Return the one line that `call` is refused with."""
+def error_of(call: Any, *args: Any) -> str:
+    """Return the error line of `call`."""
     with pytest.raises(UserError) as caught:
         call(*args)
     line = str(caught.value)
@@ -46,7 +46,7 @@ def refused(call: Any, *args: Any) -> str:
 
 
 @pytest.mark.parametrize("name", available_configs())
-def test_every_config_loads_and_says_what_it_is(name: str) -> None:
+def test_every_config_loads_and_has_a_description(name: str) -> None:
     config = load_config(name)
     text = available_configs()[name].read_text()
     assert config.name == name
@@ -64,7 +64,7 @@ def test_every_config_loads_and_says_what_it_is(name: str) -> None:
         ("fam_24b", 56, 4096, 32, 8, 1),
     ],
 )
-def test_the_papers_shapes(
+def test_shapes_are_those_of_the_papers(
     name: str, layers: int, width: int, heads: int, multiplier: int, kv_heads: int
 ) -> None:
     config = load_config(name)
@@ -115,10 +115,10 @@ def test_config_from_a_run_gives_the_same_config(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_bad_python_file(tmp_path: Path, source: str, said: str) -> None:
+def test_an_invalid_python_file_is_rejected(tmp_path: Path, source: str, said: str) -> None:
     path = tmp_path / "mine.py"
     path.write_text(source)
-    assert said in refused(load_config, str(path))
+    assert said in error_of(load_config, str(path))
 
 
 DERIVED = """from famjax import Config, load_config, replace_values
@@ -128,7 +128,7 @@ def config() -> Config:
 """
 
 
-def test_config_that_derives_from_another(tmp_path: Path) -> None:
+def test_a_config_derives_from_another(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     changes = {"name": "mine", "model.layers": 8, "optimizer.learning_rate": 1}
     path.write_text(DERIVED.format(base="text_fam", changes=changes))
@@ -142,7 +142,7 @@ def test_config_that_derives_from_another(tmp_path: Path) -> None:
     assert type(config.optimizer.learning_rate) is float
 
 
-def test_bases_are_found_where_another_project_has_configs(
+def test_bases_are_found_in_the_folder_of_the_config(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "configs", ModuleType("configs"))
@@ -159,18 +159,20 @@ def test_bases_are_found_where_another_project_has_configs(
         ("text_fam", {"model.remat": "blok"}, "did you mean 'block'?"),
     ],
 )
-def test_bad_derived_config(tmp_path: Path, base: str, changes: dict, said: str) -> None:
+def test_an_invalid_derived_config_is_rejected(
+    tmp_path: Path, base: str, changes: dict, said: str
+) -> None:
     path = tmp_path / "mine.py"
     path.write_text(DERIVED.format(base=base, changes=changes))
-    line = refused(load_config, str(path))
+    line = error_of(load_config, str(path))
     assert said in line
     assert line.startswith(f"{path}:4: ")
 
 
-def test_config_that_derives_from_itself(tmp_path: Path) -> None:
+def test_a_config_that_derives_from_itself_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(DERIVED.format(base=str(path), changes={}))
-    line = refused(load_config, str(path))
+    line = error_of(load_config, str(path))
     assert "RecursionError" in line
     assert line.count(str(path)) == 1
 
@@ -178,23 +180,23 @@ def test_config_that_derives_from_itself(tmp_path: Path) -> None:
 def test_bases_are_not_listed() -> None:
     assert load_config("_toy_small").data.tokenizer == "task"
     assert not any(name.startswith("_") for name in available_configs())
-    assert "unknown config '_toy'" in refused(load_config, "_toy")
-    assert "unknown config '__init__'" in refused(load_config, "__init__")
+    assert "unknown config '_toy'" in error_of(load_config, "_toy")
+    assert "unknown config '__init__'" in error_of(load_config, "__init__")
 
 
 def test_unknown_config_names_the_nearest_and_all() -> None:
-    line = refused(load_config, "text_fm")
+    line = error_of(load_config, "text_fm")
     assert "did you mean 'text_fam'?" in line
     assert all(name in line for name in available_configs())
 
 
-def test_missing_folder_and_binary_paths(tmp_path: Path) -> None:
-    assert "nowhere.json" in refused(load_config, str(tmp_path / "nowhere.json"))
-    assert "config.json" in refused(load_config, str(tmp_path))
+def test_missing_folders_and_binary_paths_are_rejected(tmp_path: Path) -> None:
+    assert "nowhere.json" in error_of(load_config, str(tmp_path / "nowhere.json"))
+    assert "config.json" in error_of(load_config, str(tmp_path))
     (tmp_path / "x.json").write_bytes(b"\xff\xfe\x00")
-    assert "not a text file" in refused(load_config, str(tmp_path / "x.json"))
+    assert "not a text file" in error_of(load_config, str(tmp_path / "x.json"))
     (tmp_path / "x.py").write_bytes(b"\x00\xff")
-    assert "x.py" in refused(load_config, str(tmp_path / "x.py"))
+    assert "x.py" in error_of(load_config, str(tmp_path / "x.py"))
 
 
 # Overrides
@@ -208,7 +210,7 @@ def test_missing_folder_and_binary_paths(tmp_path: Path) -> None:
         ["--train.rpo", "True", "--data.files=a b.txt", "--data.passkey.digits", "3"],
     ],
 )
-def test_overrides(overrides: list[str]) -> None:
+def test_overrides_set_values(overrides: list[str]) -> None:
     config = override(Config(), overrides)
     assert difference(Config(), config) == [
         "data.files: '' -> 'a b.txt'",
@@ -217,7 +219,7 @@ def test_overrides(overrides: list[str]) -> None:
     ]
 
 
-def test_overrides_keep_text_as_it_is_and_the_last_one_stands() -> None:
+def test_overrides_keep_text_and_the_last_one_wins() -> None:
     config = override(Config(), ["data.files=a=--b", "name=x", "name=", "data.files=--x"])
     assert (config.data.files, config.name) == ("--x", "")
     assert override(Config(), ["data.repeat-len=5"]).data.repeat_len == 5
@@ -226,7 +228,7 @@ def test_overrides_keep_text_as_it_is_and_the_last_one_stands() -> None:
 def test_an_override_does_not_build_a_parser_of_the_schema(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """That took 40 ms for each of them."""
+    """It took 40 ms per override."""
     cli, fields = tyro.cli, []
     monkeypatch.setattr(
         tyro,
@@ -256,8 +258,10 @@ def test_an_override_does_not_build_a_parser_of_the_schema(
         ("books.txt", "'books.txt' is not an override"),
     ],
 )
-def test_bad_overrides(text: str, line: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert refused(override, Config(), [text]).startswith(line)
+def test_invalid_overrides_are_rejected(
+    text: str, line: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert error_of(override, Config(), [text]).startswith(line)
     assert capfd.readouterr() == ("", "")
 
 
@@ -268,7 +272,7 @@ def test_bad_overrides(text: str, line: str, capfd: pytest.CaptureFixture[str]) 
 def test_json_round_trip_is_exact(data: st.DataObject) -> None:
     config = Config()
     for key in data.draw(st.lists(st.sampled_from(sorted(keys())), max_size=5)):
-        config = replaced(config, key, data.draw(values_like(values(config)[key])))
+        config = with_value(config, key, data.draw(values_like(values(config)[key])))
     again = from_json(to_json(config))
     assert again == config
     assert to_json(again) == to_json(config)
@@ -284,26 +288,28 @@ def values_like(value: Any) -> st.SearchStrategy[Any]:
     return st.just(value)
 
 
-def replaced(config: Any, key: str, value: Any) -> Any:
+def with_value(config: Any, key: str, value: Any) -> Any:
     """Return the config with one key set, unchecked."""
     head, _, rest = key.partition(".")
     return replace(
-        config, **{head: replaced(getattr(config, head), rest, value) if rest else value}
+        config, **{head: with_value(getattr(config, head), rest, value) if rest else value}
     )
 
 
-def test_bad_json() -> None:
+def test_invalid_json_is_rejected() -> None:
     tree = json.loads(to_json(Config()))
-    assert "not a config" in refused(from_json, "{")
-    assert "table of keys" in refused(from_json, "[]")
-    assert "model=3: must be a table of keys" in refused(from_json, json.dumps(tree | {"model": 3}))
+    assert "not a config" in error_of(from_json, "{")
+    assert "table of keys" in error_of(from_json, "[]")
+    assert "model=3: must be a table of keys" in error_of(
+        from_json, json.dumps(tree | {"model": 3})
+    )
     tree["model"]["layer"] = tree["model"].pop("layers")
-    assert "unknown key 'model.layer'; did you mean 'model.layers'?" in refused(
+    assert "unknown key 'model.layer'; did you mean 'model.layers'?" in error_of(
         from_json, json.dumps(tree)
     )
 
 
-def test_the_config_of_an_older_famjax_is_read_and_says_so() -> None:
+def test_an_older_config_is_read_and_reported() -> None:
     config = override(Config(), ["seed=7", "model.layers=6", "data.passkey.digits=3"])
     tree = json.loads(to_json(config))
     del tree["model"]["layers"], tree["data"]["passkey"], tree["name"]
@@ -318,10 +324,10 @@ def test_the_config_of_an_older_famjax_is_read_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("value", [True, "4", 4.0, None])
-def test_json_of_another_type(value: Any) -> None:
+def test_json_of_another_type_is_rejected(value: Any) -> None:
     tree = dataclasses.asdict(Config())
     tree["model"]["layers"] = value
-    assert "model.layers" in refused(from_json, json.dumps(tree))
+    assert "model.layers" in error_of(from_json, json.dumps(tree))
 
 
 # Checks
@@ -337,26 +343,26 @@ WARM = ["train.bptt_start=128", "train.bptt_double_every=9"]
 @pytest.mark.parametrize("key", [k for k, v in values(Config()).items() if type(v) is not str])
 def test_no_number_may_be_very_negative(key: str) -> None:
     kind = keys()[key]
-    line = refused(validate, replaced(Config(), key, kind(-7) if kind is not bool else -7))
+    line = error_of(validate, with_value(Config(), key, kind(-7) if kind is not bool else -7))
     assert line.startswith(f"{key}=-7")
 
 
 @pytest.mark.parametrize("key", [k for k, v in values(Config()).items() if type(v) is float])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_no_number_may_be_infinite(key: str, value: float) -> None:
-    assert refused(validate, replaced(Config(), key, value)).startswith(f"{key}=")
+    assert error_of(validate, with_value(Config(), key, value)).startswith(f"{key}=")
 
 
 @pytest.mark.parametrize("value", [1e39, -1e39, 1e-39, 1e308, 5e-324])
 @pytest.mark.parametrize("key", ["model.arch.embed_scale", "model.rope_base", "optimizer.beta1"])
 def test_no_number_may_be_infinite_or_lost_in_float32(key: str, value: float) -> None:
-    line = refused(validate, replaced(Config(), key, value))
+    line = error_of(validate, with_value(Config(), key, value))
     assert line.startswith(f"{key}={value}: is {'0' if abs(value) < 1 else 'infinite'} in float32")
 
 
 @pytest.mark.parametrize("key", [k for k, v in values(Config()).items() if type(v) is str])
 def test_no_text_may_be_a_number(key: str) -> None:
-    assert refused(validate, replaced(Config(), key, 3)).startswith(f"{key}=3: must be")
+    assert error_of(validate, with_value(Config(), key, 3)).startswith(f"{key}=3: must be")
 
 
 ZERO = [
@@ -391,8 +397,8 @@ ZERO = [
 
 
 @pytest.mark.parametrize("key", ZERO)
-def test_sizes_that_may_not_be_zero(key: str) -> None:
-    assert refused(validate, replaced(Config(), key, keys()[key](0))).startswith(f"{key}=0")
+def test_sizes_must_be_positive(key: str) -> None:
+    assert error_of(validate, with_value(Config(), key, keys()[key](0))).startswith(f"{key}=0")
 
 
 @pytest.mark.parametrize(
@@ -525,13 +531,13 @@ def test_sizes_that_may_not_be_zero(key: str) -> None:
         (["name=.."], "name='..'"),
     ],
 )
-def test_what_cannot_work_together(overrides: list[str], line: str) -> None:
-    assert refused(load_config, "text_fam", overrides).startswith(line)
+def test_incompatible_values_are_rejected(overrides: list[str], line: str) -> None:
+    assert error_of(load_config, "text_fam", overrides).startswith(line)
 
 
-def test_the_default_and_unused_parts_pass() -> None:
+def test_defaults_and_unused_keys_are_accepted() -> None:
     validate(Config())
-    # the window of swa means nothing to other mixers
+    # the window of swa has no effect for other mixers
     validate(Config(model=ModelConfig(block_len=64, window=128)))
     validate(Config(model=ModelConfig(width=250, heads=4, head_dim=64)))
     validate(Config(data=DataConfig(layout="packed"), train=TrainConfig(rsp=0.8)))
@@ -540,7 +546,7 @@ def test_the_default_and_unused_parts_pass() -> None:
 # Differences
 
 
-def test_difference() -> None:
+def test_differences_are_listed_by_key() -> None:
     assert difference(Config(), Config()) == []
     changed = Config(model=ModelConfig(layers=6))
     assert difference(Config(), changed) == ["model.layers: 4 -> 6"]

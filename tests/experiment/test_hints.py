@@ -1,4 +1,4 @@
-"""What users of other trainers type: one line with famjax's way."""
+"""Names that users of other trainers type: a one-line hint with famjax's name."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from famjax.experiment.hints import HINTS, TRAIN, find_hint
 
 
 def options(verb: str) -> set[str]:
-    """Return the options of a verb, without what has a place and no name."""
+    """Return the options of a verb, without positional arguments."""
     arguments = importlib.import_module(f"famjax.cli.{verb}").Arguments
     return {f.name for f in fields(arguments) if "Positional" not in str(f.type)}
 
 
-def test_every_key_that_is_named_exists() -> None:
+def test_every_key_in_hints_exists() -> None:
     dotted = re.compile(r"\b(?:model|data|optimizer|train|profile|mesh)\.[a-z_.]*[a-z0-9]")
     named = {key for way in TRAIN.values() for key in dotted.findall(way)}
     assert len(named) > 20
@@ -28,14 +28,14 @@ def test_every_key_that_is_named_exists() -> None:
 
 
 @pytest.mark.parametrize("verb", [verb for verb in HINTS if verb not in ("", "train")])
-def test_every_option_that_is_named_exists(verb: str) -> None:
+def test_every_option_in_hints_exists(verb: str) -> None:
     named = {
         o.replace("-", "_") for way in HINTS[verb].values() for o in re.findall("--([a-z-]+)", way)
     }
     assert named <= options(verb)
 
 
-def test_no_habit_is_hidden_by_a_name_that_exists() -> None:
+def test_no_hint_has_the_name_of_a_key_or_option() -> None:
     assert not TRAIN.keys() & keys().keys()
     for verb in HINTS.keys() - {"", "train"}:
         assert not HINTS[verb].keys() & options(verb)
@@ -43,7 +43,7 @@ def test_no_habit_is_hidden_by_a_name_that_exists() -> None:
     assert {way.split()[0] for way in HINTS[""].values()} <= VERBS.keys()
 
 
-def test_names_are_compared_loosely() -> None:
+def test_names_are_compared_without_punctuation() -> None:
     assert find_hint("--Batch-Size", "8") == "; write data.batch=8"
     assert find_hint("trainer.max_steps") == "; write train.steps=..."
     assert find_hint("hovercraft") == ""
@@ -83,7 +83,7 @@ WAYS = {
 }
 
 
-# without a config, what comes first without a dash would be one
+# without a config, the first positional argument would be taken as one
 @pytest.mark.parametrize(
     ("config", "typed", "way"),
     [
@@ -93,7 +93,9 @@ WAYS = {
         if config or typed.startswith("-")
     ],
 )
-def test_train(typed: str, way: str, config: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_gives_hints(
+    typed: str, way: str, config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     argv = [config] * bool(config) + typed.split()
     assert main(["train", *argv]) == 2
     out, err = capsys.readouterr()
@@ -102,8 +104,8 @@ def test_train(typed: str, way: str, config: str, capsys: pytest.CaptureFixture[
     assert way in err
 
 
-def test_what_is_no_habit_is_what_it_was(capsys: pytest.CaptureFixture[str]) -> None:
-    """--seed 3 is a key of this name."""
+def test_other_mistakes_have_their_usual_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    """--seed 3 is the key of this name."""
     assert main(["train", "text_fam", "--seed", "x"]) == 2
     assert capsys.readouterr().err.startswith("famjax: seed=x: must be a whole number")
 
@@ -123,7 +125,7 @@ def test_what_is_no_habit_is_what_it_was(capsys: pytest.CaptureFixture[str]) -> 
         ("resume x", "unknown verb 'resume'; did you mean famjax train?"),
     ],
 )
-def test_other_verbs(typed: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_verbs_give_hints(typed: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(typed.split()) == 2
     out, err = capsys.readouterr()
     assert out == ""

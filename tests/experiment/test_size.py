@@ -1,4 +1,4 @@
-"""What a model takes is known without making it, and what cannot fit is refused."""
+"""The size of a model is computed without creating it, and one that cannot fit is rejected."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ MODELS = {
 
 @pytest.mark.parametrize("name", [*MODELS, *available_configs()])
 def test_parameters_and_states_are_counted(name):
-    """Equal numbers of parameters; a state is never thought larger than it is."""
+    """Parameter counts are equal; the estimate of a state is never too large."""
     model = MODELS.get(name) or replace(load_config(name).model, vocab_size=300_000)
     model = replace(model, lora=replace(model.lora, dropout=0.0), dropout=type(model.dropout)())
     made = nnx.eval_shape(lambda: LanguageModel(model, rngs=nnx.Rngs(0)))
@@ -94,7 +94,7 @@ HUGE = [
 
 
 @pytest.mark.parametrize(("key", "value"), HUGE)
-def test_the_key_that_is_too_large_is_named(key, value):
+def test_error_names_the_key_that_is_too_large(key, value):
     *path, name = key.split(".")
     config = memory._replace_value(Config(), tuple(path), name, value)
     with pytest.raises(
@@ -113,12 +113,12 @@ def test_the_key_that_is_too_large_is_named(key, value):
         (replace(SHAPE, block_len=10**9), "model.block_len"),
     ],
 )
-def test_sizes_of_other_models(model, key):
+def test_error_names_the_key_of_other_models(model, key):
     with pytest.raises(UserError, match=rf"^{key}"):
         memory.check_training_fits(Config(model=model))
 
 
-def test_what_fits_is_not_refused(monkeypatch):
+def test_a_model_that_fits_is_accepted(monkeypatch):
     config = Config(model=replace(SHAPE, vocab_size=258))
     memory.check_training_fits(config)
     needed = size.training_bytes(config)
@@ -126,13 +126,13 @@ def test_what_fits_is_not_refused(monkeypatch):
     said = f"would take at least {byte_size(needed)}, and this machine has "
     with pytest.raises(UserError, match=said):
         memory.check_training_fits(config)
-    memory.check_model_fits(config.model)  # without gradients it does fit
+    memory.check_model_fits(config.model)  # fits without gradients
     with pytest.raises(UserError, match="2 rows would take at least"):
         memory.check_bytes_fit("2 rows", needed)
     memory.check_training_fits(config, memory.DeviceMemory(10**12, "another machine has"))
 
 
-def test_what_is_trained_has_gradients_and_moments():
+def test_trained_parameters_need_gradients_and_moments():
     plain, model = Config(model=SHAPE), replace(SHAPE, lora=LoraConfig(rank=3, base="bfloat16"))
     weights, adapters, _ = size.count_params(model)
     assert size.training_bytes(plain) == 16 * weights
@@ -141,7 +141,7 @@ def test_what_is_trained_has_gradients_and_moments():
     assert size.training_bytes(slow) == 8 * weights
 
 
-def test_the_machine_is_what_its_limits_leave(monkeypatch, tmp_path):
+def test_available_memory_respects_cgroup_limits(monkeypatch, tmp_path):
     total = memory.host_bytes()
     assert 2**28 < total < 2**60
     monkeypatch.setattr(memory, "_cgroup_limits", lambda: iter([10**9, 2 * 10**9]))

@@ -1,4 +1,4 @@
-"""A key that does nothing in a model is refused, and every key of the schema has decided when."""
+"""A key without effect on a model is rejected, and every key of the schema has a rule."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ HOME = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("key", keys())
-def test_every_key_decides(key: str) -> None:
-    """A new key is either always used, or a rule says when: famjax/experiment/unused_keys.py."""
+def test_every_key_has_a_rule(key: str) -> None:
+    """A new key is always used or has a rule in famjax/experiment/unused_keys.py."""
     always = any(fnmatchcase(key, pattern) for pattern in ALWAYS)
     assert always != bool(find_rules(key))
 
 
-def test_no_pattern_is_of_no_key() -> None:
+def test_every_pattern_matches_a_key() -> None:
     patterns = [*ALWAYS, *(pattern for rule in make_rules() for pattern in rule.keys)]
     assert not [p for p in patterns if not any(fnmatchcase(key, p) for key in keys())]
 
@@ -87,7 +87,7 @@ def test_no_pattern_is_of_no_key() -> None:
         ("data.layout=packed model.mixer=bswa train.rsp=0.5", "train.rsp: has no effect with"),
     ],
 )
-def test_a_key_that_does_nothing_is_refused(given: str, said: str) -> None:
+def test_an_unused_key_is_rejected(given: str, said: str) -> None:
     with pytest.raises(UserError) as caught:
         load_config("text_fam", given.split())
     assert said in str(caught.value)
@@ -110,7 +110,7 @@ def test_a_key_that_does_nothing_is_refused(given: str, said: str) -> None:
         ),
     ],
 )
-def test_keys_of_another_task_are_refused(name: str, given: str, said: str) -> None:
+def test_keys_of_another_task_are_rejected(name: str, given: str, said: str) -> None:
     with pytest.raises(UserError) as caught:
         load_config(name, given.split())
     assert said in str(caught.value)
@@ -126,17 +126,17 @@ def test_keys_of_another_task_are_refused(name: str, given: str, said: str) -> N
         "model.lora.rank=4 model.lora.alpha=9",
         "data.layout=packed data.repeat_len=9 data.repeat_weight=1",
         "optimizer.schedule=wsd optimizer.decay_fraction=0.5",
-        # turned off, as what a config file may have turned on
+        # disables what a config file may have enabled
         "model.stack=lstm model.block_len=1 model.dropout.attention=0 model.arch.parallel=false",
         "train.rsp=0 train.rpo=false data.keep_whole=false model.lora.dropout=0 data.files=",
     ],
 )
-def test_a_key_that_does_something_is_taken(given: str) -> None:
+def test_a_used_key_is_accepted(given: str) -> None:
     load_config("text_fam", given.split())
 
 
 def commands() -> list[str]:
-    """Return the commands to train and to plan that the documents and the configs have."""
+    """Return the commands in docs and configs that train or plan."""
     paths = [HOME / "README.md", *HOME.glob("docs/*.md"), *HOME.glob("configs/[!_]*.py")]
     texts = [path.read_text(encoding="utf-8").replace("\\\n", " ") for path in paths]
     found = [
@@ -148,9 +148,9 @@ def commands() -> list[str]:
 
 
 @pytest.mark.parametrize("command", commands())
-def test_documented_commands_have_no_key_that_does_nothing(command: str) -> None:
+def test_documented_commands_have_no_unused_keys(command: str) -> None:
     name, *words = command.split()
-    # what `init` and the stage of its layers need is a folder that is not here
+    # keys for `init` and its stage need a folder that does not exist here
     needs_init = ("init=", "train.only=", "train.match=")
     given = [w.strip("'\"") for w in words if re.match(r"[a-z0-9_.]+=", w) and "..." not in w]
     load_config(name, [w for w in given if not w.startswith(needs_init)])

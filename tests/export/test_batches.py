@@ -1,4 +1,4 @@
-"""The exported PyTorch code among its users: padded batches, generate, resizing, training."""
+"""The exported PyTorch code in use: padded batches, generate, resizing, training."""
 
 from functools import cache
 
@@ -39,8 +39,8 @@ def texts(lengths=LENGTHS, seed=1):
     return [torch.randint(PAD, (1, length), generator=generator) for length in lengths]
 
 
-def padded(rows, side="left"):
-    """Return [b t] and the mask of what is no padding."""
+def pad_rows(rows, side="left"):
+    """Return tokens [b t] and the mask of tokens that are not padding."""
     width = max(row.shape[1] for row in rows)
     ids = torch.full((len(rows), width), PAD)
     mask = torch.zeros(len(rows), width, dtype=torch.long)
@@ -59,9 +59,9 @@ def close(a, b):
 @every
 @pytest.mark.parametrize("side", ["left", "right"])
 @torch.no_grad()
-def test_a_padded_row_is_the_row_alone_and_so_is_what_follows(name, side):
+def test_a_padded_row_equals_the_row_alone_and_continues_equally(name, side):
     rows, more = texts(), texts([10] * len(LENGTHS), seed=2)
-    ids, mask = padded(rows, side)
+    ids, mask = pad_rows(rows, side)
     output = model(name)(ids, attention_mask=mask)
     following = model(name)(torch.cat(more), state=output.state)
     assert output.logits.isfinite().all()
@@ -73,12 +73,12 @@ def test_a_padded_row_is_the_row_alone_and_so_is_what_follows(name, side):
 
 @every
 @torch.no_grad()
-def test_rows_padded_within_a_stream(name):
-    """Pieces whose rows start at other positions, and rows that a piece leaves where they were."""
+def test_rows_may_be_padded_within_a_stream(name):
+    """Pieces whose rows start at different positions, and rows that a piece does not change."""
     before, rows = texts([6] * 5, seed=3), texts((3, 9, 0, 4, 1))
-    ids, mask = padded(rows, "right")
+    ids, mask = pad_rows(rows, "right")
     state = model(name)(torch.cat(before)).state
-    whole = torch.cat([torch.ones(5, 6), mask], 1)  # as generate gives it
+    whole = torch.cat([torch.ones(5, 6), mask], 1)  # as in generate
     output = model(name)(ids, attention_mask=whole, state=state)
     last = model(name)(ids[:, :2], state=output.state).logits
     for i in range(5):
@@ -90,8 +90,8 @@ def test_rows_padded_within_a_stream(name):
 
 @every
 @torch.no_grad()
-def test_the_last_logits_and_hidden_states_of_padded_rows(name):
-    ids, mask = padded(texts())
+def test_last_logits_and_hidden_states_of_padded_rows(name):
+    ids, mask = pad_rows(texts())
     whole = model(name)(ids, attention_mask=mask, output_hidden_states=True)
     some = model(name)(ids, attention_mask=mask, logits_to_keep=3)
     close(some.logits[:3], whole.logits[:3, -3:])
@@ -115,8 +115,8 @@ GREEDY = {"do_sample": False, "max_new_tokens": 9, "eos_token_id": None, "pad_to
 
 
 @every
-def test_a_padded_batch_generates_what_each_row_alone_does(name):
-    ids, mask = padded(texts())
+def test_a_padded_batch_generates_the_same_as_separate_rows(name):
+    ids, mask = pad_rows(texts())
     made = model(name).generate(ids, attention_mask=mask, **GREEDY)
     for row, text in zip(made, texts(), strict=True):
         alone = model(name).generate(text, **GREEDY)
@@ -126,15 +126,15 @@ def test_a_padded_batch_generates_what_each_row_alone_does(name):
 
 
 @every
-def test_beams_are_those_of_a_model_that_reads_all_again(name):
-    ids, mask = padded(texts())
+def test_beam_search_equals_recomputation_of_all_tokens(name):
+    ids, mask = pad_rows(texts())
     beams = GREEDY | {"num_beams": 3, "num_return_sequences": 2, "return_dict_in_generate": True}
     beams |= {"output_scores": True}
     made = model(name).generate(ids, attention_mask=mask, **beams)
     again = model(name).generate(ids, attention_mask=mask, use_cache=False, **beams)
     assert torch.equal(made.sequences, again.sequences)
     close(made.sequences_scores, again.sequences_scores)
-    # some beam gave way to another's continuation, or there was nothing to reorder
+    # a beam was replaced by a continuation of another, or there was nothing to reorder
     assert (made.beam_indices % 3 != 0).any()
     for i, text in enumerate(texts()):
         alone = model(name).generate(text, **beams)
@@ -170,9 +170,9 @@ def test_sampled_sequences_differ():
 
 
 @pytest.mark.parametrize("name", ["full", "fam"])
-def test_a_loss_of_padded_rows(name):
+def test_loss_of_padded_rows(name):
     rows = texts()
-    ids, mask = padded(rows)
+    ids, mask = pad_rows(rows)
     labels = ids.masked_fill(mask == 0, -100)
     labels[0, 5:9] = -100
     total, count = 0.0, 0
@@ -189,9 +189,9 @@ def test_a_loss_of_padded_rows(name):
 
 
 @pytest.mark.parametrize("name", ["bswa_sg", "fam", "mixed"])
-def test_gradients_of_padded_rows_and_of_checkpointed_layers(name):
+def test_gradients_of_padded_rows_and_checkpointed_layers(name):
     rows = texts()
-    ids, mask = padded(rows)
+    ids, mask = pad_rows(rows)
     own = model(name)
 
     def gradients(*losses):
@@ -221,7 +221,7 @@ def test_gradients_of_padded_rows_and_of_checkpointed_layers(name):
 @pytest.mark.parametrize("name", ["fam", "fam-0"])
 @pytest.mark.parametrize("size", [VOCAB + 5, VOCAB - 4])
 @torch.no_grad()
-def test_embeddings_of_another_size(name, size, tmp_path):
+def test_embeddings_can_be_resized(name, size, tmp_path):
     tied = model(name).config.tie_word_embeddings
     model(name).save_pretrained(tmp_path / "before")
     changed = FamjaxForCausalLM.from_pretrained(tmp_path / "before").eval()
@@ -244,7 +244,7 @@ def test_embeddings_of_another_size(name, size, tmp_path):
     assert (both[0] is both[1]) == tied
 
 
-# what is refused ---------------------------------------------------------------------------------
+# unsupported use ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -263,15 +263,15 @@ def test_embeddings_of_another_size(name, size, tmp_path):
         ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, "have no token"),
     ],
 )
-def test_what_it_cannot_do_is_one_line(given, said):
+def test_unsupported_arguments_are_one_line_errors(given, said):
     ids = torch.tensor([[1, 2, 3, 4]])
     with pytest.raises(ValueError, match=said) as caught:
         model("fam")(**{"input_ids": ids} | given)
     assert "\n" not in str(caught.value)
 
 
-def test_what_says_nothing_new_is_taken():
-    ids, mask = padded(texts())
+def test_redundant_arguments_are_accepted():
+    ids, mask = pad_rows(texts())
     positions = (mask.cumsum(1) - 1).clamp_min(0)
     more = {"position_ids": positions, "token_type_ids": mask, "use_cache": False}
     output = model("fam")(ids, attention_mask=mask, output_attentions=False, **more)
@@ -279,12 +279,12 @@ def test_what_says_nothing_new_is_taken():
     assert torch.equal(output.logits, model("fam")(ids, attention_mask=mask).logits)
 
 
-def test_states_and_batches_that_do_not_fit():
-    ids, mask = padded(texts())
+def test_states_of_another_batch_are_rejected():
+    ids, mask = pad_rows(texts())
     state = model("fam")(ids, attention_mask=mask).state
     with pytest.raises(ValueError, match="the state has 5 rows and input_ids have 1"):
         model("fam")(ids[:1], state=state)
-    ids, mask = padded(texts(), "right")
+    ids, mask = pad_rows(texts(), "right")
     with pytest.raises(ValueError, match="padding_side='left'"):
         model("fam").generate(ids, attention_mask=mask, **GREEDY)
     with pytest.raises(ValueError, match="assisted generation is not supported"):

@@ -1,4 +1,4 @@
-"""A run becomes a folder that others read to the same logits, or nothing at all."""
+"""A run becomes a folder from which others compute the same logits, or nothing is written."""
 
 import json
 import re
@@ -31,7 +31,7 @@ TEXT = "  Pure thought, 12345  — très bien —\n\tin\r\n  lines 猫 \U0001f60
 
 @pytest.fixture(scope="module", autouse=True)
 def _modules_of_exported_folders(tmp_path_factory):
-    """transformers copies remote code to its cache; not to the user's."""
+    """Keep remote code out of the user's cache of transformers."""
     with pytest.MonkeyPatch.context() as patch:
         cache = str(tmp_path_factory.mktemp("modules"))
         patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", cache)
@@ -39,14 +39,14 @@ def _modules_of_exported_folders(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    """The FAM run as a Hugging Face folder, and what was said."""
+def exported_folder(tmp_path_factory):
+    """Return the FAM run as a Hugging Face folder, and the messages."""
     folder = tmp_path_factory.mktemp("hf") / "out"
     return folder, exporting.export(tiny.folder(), folder)
 
 
 def lines_of(folder):
-    """Return the code of the model card."""
+    """Return the code in the model card."""
     text = (folder / "README.md").read_text()
     return [
         block.replace("FOLDER", repr(str(folder)))
@@ -54,8 +54,8 @@ def lines_of(folder):
     ]
 
 
-def test_an_exported_folder_is_converted_and_its_code_not_run(exported, tmp_path, capsys):
-    folder, _ = exported
+def test_an_exported_folder_is_converted_and_its_code_not_run(exported_folder, tmp_path, capsys):
+    folder, _ = exported_folder
     assert main(["convert", str(folder), str(tmp_path / "back")]) == 0
     said = capsys.readouterr().err
     assert "not compared with Hugging Face's code: the folder has its own" in said
@@ -65,15 +65,15 @@ def test_an_exported_folder_is_converted_and_its_code_not_run(exported, tmp_path
     jax.tree.map(np.testing.assert_array_equal, *parts)
 
 
-def test_what_was_compared_is_said(exported):
-    _, said = exported
+def test_the_comparison_is_reported(exported_folder):
+    _, said = exported_folder
     assert re.match(r"compared with famjax reading it back: logits differ by 0\.0e\+00 at", said[0])
     assert said[1].startswith(f"compared with transformers {transformers.__version__}: logits diff")
     assert said[2].startswith("compared with transformers' AutoTokenizer: the same ")
 
 
-def test_the_lines_of_the_model_card(exported, capsys):
-    folder, _ = exported
+def test_code_in_the_model_card_runs(exported_folder, capsys):
+    folder, _ = exported_folder
     load, stream, batches = lines_of(folder)
     names = {}
     exec(load, names)
@@ -89,16 +89,16 @@ def test_the_lines_of_the_model_card(exported, capsys):
     assert "2 steps of 16 tokens, 32 in total" in (folder / "README.md").read_text()
 
 
-def test_famjax_reads_it_too(exported):
-    config, model = load_pretrained(exported[0])
+def test_famjax_loads_an_exported_folder(exported_folder):
+    config, model = load_pretrained(exported_folder[0])
     assert config.mixer == "fam"
     ours = tiny.run().model.stack.prompt[...]
     assert (model.stack.prompt[...] == ours).all()
 
 
-def test_a_folder_on_a_device_map_resized_and_saved_again(exported, tmp_path):
+def test_a_folder_can_be_dispatched_resized_and_saved_again(exported_folder, tmp_path):
     kind = transformers.AutoModelForCausalLM
-    model = kind.from_pretrained(exported[0], trust_remote_code=True, device_map="cpu")
+    model = kind.from_pretrained(exported_folder[0], trust_remote_code=True, device_map="cpu")
     ids = torch.tensor([[256, 1, 2, 3] * 6])
     expected = model(ids).logits
     model.resize_token_embeddings(260)
@@ -110,19 +110,19 @@ def test_a_folder_on_a_device_map_resized_and_saved_again(exported, tmp_path):
     assert config.vocab_size == 260
 
 
-def test_layers_on_several_devices(exported, tmp_path):
+def test_layers_may_be_on_several_devices(exported_folder, tmp_path):
     kind = transformers.AutoModelForCausalLM
     ids = torch.tensor([[256, 1, 2, 3] * 6])
-    expected = kind.from_pretrained(exported[0], trust_remote_code=True)(ids).logits
+    expected = kind.from_pretrained(exported_folder[0], trust_remote_code=True)(ids).logits
     places = dict.fromkeys(("embed", "prompt", "layers.0", "norm", "head"), "cpu")
     spread = {"device_map": places | {"layers.1": "disk"}, "offload_folder": str(tmp_path)}
-    model = kind.from_pretrained(exported[0], trust_remote_code=True, **spread)
+    model = kind.from_pretrained(exported_folder[0], trust_remote_code=True, **spread)
     with torch.no_grad():
         assert torch.allclose(model(ids).logits, expected, atol=1e-5)
 
 
-def test_bytes_are_the_same_ids(exported):
-    theirs = transformers.AutoTokenizer.from_pretrained(exported[0], trust_remote_code=False)
+def test_the_byte_tokenizer_has_the_same_ids(exported_folder):
+    theirs = transformers.AutoTokenizer.from_pretrained(exported_folder[0], trust_remote_code=False)
     ids = tiny.run().tokenizer.encode(TEXT).tolist()
     assert theirs.encode(TEXT) == ids
     assert theirs.decode(ids) == TEXT
@@ -131,53 +131,53 @@ def test_bytes_are_the_same_ids(exported):
     assert batch == {"input_ids": [[97, 98], [257, 99]], "attention_mask": [[1, 1], [0, 1]]}
 
 
-def written(mixer, tmp_path, dtype="float32", run=None, **shape):
-    """Export a random model by hf; return the folder and what was said."""
+def export_model(mixer, tmp_path, dtype="float32", run=None, **shape):
+    """Export a random model as hf; return the folder and the messages."""
     given = run or tiny.run_with(mixer, **shape)
     folder = tmp_path / "out"
     folder.mkdir()
     return folder, hf.write(ExportSource(given, tmp_path, dtype), folder)
 
 
-def test_a_run_that_llama_can_say_is_a_llama(tmp_path):
+def test_a_run_that_llama_can_represent_is_a_llama(tmp_path):
     arch = replace(tiny.SHAPE.arch, embed_scale=1.0)
     (tmp_path / hf.SOURCE).write_text(
         json.dumps({"model_type": "llama", "bos_token_id": 7, "attention_dropout": 0.25})
     )
-    folder, said = written("full", tmp_path, arch=arch)
+    folder, said = export_model("full", tmp_path, arch=arch)
     config = json.loads((folder / "config.json").read_text())
     assert (config["model_type"], config["architectures"]) == ("llama", ["LlamaForCausalLM"])
-    # what the source said besides stays
+    # other keys of the source are kept
     assert (config["bos_token_id"], config["attention_dropout"]) == (7, 0.25)
     assert not (folder / "modeling_famjax.py").exists()
     assert len(said) == 3
 
 
-def test_a_tuned_model_keeps_what_its_base_said(tmp_path):
+def test_a_finetuned_model_keeps_keys_of_its_base(tmp_path):
     (tmp_path / "base").mkdir()
     said = {"model_type": "llama", "attention_dropout": 0.25}
     (tmp_path / "base" / hf.SOURCE).write_text(json.dumps(said))
     run = tiny.run_with("full", arch=replace(tiny.SHAPE.arch, embed_scale=1.0))
     run = replace(run, config=replace(run.config, init=str(tmp_path / "base")))
-    folder, _ = written("full", tmp_path, run=run)
+    folder, _ = export_model("full", tmp_path, run=run)
     assert json.loads((folder / "config.json").read_text())["attention_dropout"] == 0.25
 
 
-def test_half_the_bytes(tmp_path):
-    folder, said = written("fam", tmp_path, dtype="bfloat16")
+def test_bfloat16_halves_the_size(tmp_path):
+    folder, said = export_model("fam", tmp_path, dtype="bfloat16")
     assert "differ by 0.0e+00" in said[0]
     kind = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     assert kind.dtype == torch.bfloat16
     assert kind(torch.tensor([[1, 2, 3] * 7])).logits.isfinite().all()
 
 
-def test_without_transformers_it_is_said(tmp_path, monkeypatch):
+def test_missing_transformers_is_reported(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    folder, said = written("fam", tmp_path)
+    folder, said = export_model("fam", tmp_path)
     assert said[1:] == [
         "not compared with transformers: transformers not installed; pip install transformers"
     ]
-    # whoever may read the folder may read the file
+    # the file is as readable as the folder
     assert (folder / "model.safetensors").stat().st_mode & 0o666 == folder.stat().st_mode & 0o666
 
 
@@ -185,7 +185,7 @@ def test_adapters_are_merged(tmp_path):
     run = tiny.run_with("fam", lora=LoraConfig(rank=2))
     linear = run.model.stack.layers[0].mixer.qkv.q
     linear.lora.b[...] = linear.lora.b[...] + 0.3
-    folder, said = written("fam", tmp_path, run=run)
+    folder, said = export_model("fam", tmp_path, run=run)
     assert said[0].startswith("compared with famjax reading it back: logits differ by")
     kernel = load_pretrained(folder)[1].stack.layers[0].mixer.qkv.q.kernel[...]
     assert np.abs(kernel - linear.kernel[...]).max() > 0.01
@@ -206,7 +206,7 @@ def test_a_sentencepiece_model_becomes_a_tokenizer(tmp_path):
     assert (theirs.bos_token, theirs.eos_token) == ("<s>", "</s>")
 
 
-def test_a_list_of_words_becomes_a_tokenizer(tmp_path):
+def test_a_word_list_becomes_a_tokenizer(tmp_path):
     made = WordTokenizer("w", ["the", "cat", "mat,"])
     assert write_tokenizer(made, tmp_path)[0].startswith("compared with transformers'")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -220,14 +220,14 @@ def test_a_tokenizer_of_hugging_face_is_copied(tmp_path, awkward):
     (home / "config.json").write_text('{"model_type": "another"}')
     made = load_tokenizer(str(home / "tokenizer.json"))
     run = replace(tiny.run_with("full"), tokenizer=made)
-    folder, said = written("full", tmp_path, run=run)
+    folder, said = export_model("full", tmp_path, run=run)
     assert said[2].startswith("compared with" if not awkward else "transformers' AutoTokenizer giv")
     assert (folder / "tokenizer.json").read_bytes() == (home / "tokenizer.json").read_bytes()
     ends = [json.loads((folder / f"{n}.json").read_text()) for n in ("config", "generation_config")]
     assert [end["eos_token_id"] for end in ends] == [sorted(made.stop_ids)] * 2
 
 
-def test_orbax(tmp_path, capsys):
+def test_orbax_export_is_a_run(tmp_path, capsys):
     folder = tmp_path / "out"
     assert main(["export", str(tiny.folder()), str(folder), "--format", "orbax"]) == 0
     *said, last = capsys.readouterr().out.splitlines()
@@ -241,7 +241,7 @@ def test_orbax(tmp_path, capsys):
     assert (table == np.asarray(tiny.run().model.embedding[...])).all()
 
 
-def test_stablehlo(tmp_path):
+def test_stablehlo_export_computes_the_same_logits(tmp_path):
     folder = tmp_path / "out"
     said = exporting.export(tiny.folder(), folder, "stablehlo")
     assert said[0].startswith("compared with the programs read back, on cpu: logits differ by")
@@ -259,7 +259,7 @@ def test_stablehlo(tmp_path):
     assert names["likeliest"].tolist() == [text[-1]] * 2
 
 
-def test_an_adaptive_model_is_a_program_and_no_folder_of_hugging_face(tmp_path, monkeypatch):
+def test_an_adaptive_model_is_exported_as_stablehlo_only(tmp_path, monkeypatch):
     run = tiny.run_with("bswa", adaptive=AdaptiveConfig("64,128", factor=2))
     monkeypatch.setattr(exporting, "open_model", lambda folder: run)
     said = exporting.export(tiny.folder(), tmp_path / "out", "stablehlo")
@@ -270,7 +270,7 @@ def test_an_adaptive_model_is_a_program_and_no_folder_of_hugging_face(tmp_path, 
         assert not (tmp_path / kind).exists()
 
 
-def test_linear_attention_is_no_folder_of_hugging_face(tmp_path, monkeypatch):
+def test_linear_attention_is_not_exported_to_hugging_face(tmp_path, monkeypatch):
     run = tiny.run_with("linear", linear=LinearConfig("performer"))
     monkeypatch.setattr(exporting, "open_model", lambda folder: run)
     for kind in ("hf", "peft"):
@@ -278,34 +278,34 @@ def test_linear_attention_is_no_folder_of_hugging_face(tmp_path, monkeypatch):
             exporting.export(tiny.folder(), tmp_path / kind, kind)
 
 
-# what is refused, and leaves nothing
+# rejected exports leave no files
 
 
-def line(capsys):
+def last_line(capsys):
     err = capsys.readouterr().err.splitlines()
     return [said for said in err if said.startswith("famjax: ")][-1].removeprefix("famjax: ")
 
 
-def test_what_is_refused(tmp_path, capsys):
+def test_unsupported_exports_are_rejected(tmp_path, capsys):
     there = tmp_path / "there"
     there.mkdir()
     run = str(tiny.folder())
     assert main(["export", run, str(there)]) == 2
-    assert line(capsys) == f"{there} exists already; give another folder, or remove it"
+    assert last_line(capsys) == f"{there} exists already; give another folder, or remove it"
     assert main(["export", run, str(tmp_path / "no" / "out")]) == 2
-    assert line(capsys).endswith(f"there is no folder {tmp_path / 'no'}; create it first")
+    assert last_line(capsys).endswith(f"there is no folder {tmp_path / 'no'}; create it first")
     assert main(["export", str(there), str(tmp_path / "out")]) == 2
-    assert "is not a run" in line(capsys)
+    assert "is not a run" in last_line(capsys)
     assert main(["export", run, str(tmp_path / "out"), "--format", "orbx"]) == 2
-    assert "--format orbx: unknown; did you mean 'orbax'?" in line(capsys)
+    assert "--format orbx: unknown; did you mean 'orbax'?" in last_line(capsys)
     arguments = ["--format", "orbax", "--dtype", "bfloat16"]
     assert main(["export", run, str(tmp_path / "out"), *arguments]) == 2
-    assert line(capsys) == "--dtype bfloat16 is for --format hf; orbax keeps float32"
+    assert last_line(capsys) == "--dtype bfloat16 is for --format hf; orbax keeps float32"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["there"]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, UserError("no")])
-def test_nothing_partial_is_left(tmp_path, monkeypatch, error):
+def test_a_failed_export_leaves_no_files(tmp_path, monkeypatch, error):
     def write(source, folder):
         (folder / "half").write_text("x")
         raise error
@@ -316,7 +316,7 @@ def test_nothing_partial_is_left(tmp_path, monkeypatch, error):
     assert not list(tmp_path.iterdir())
 
 
-def test_other_logits_are_refused(tmp_path, monkeypatch):
+def test_other_logits_are_rejected(tmp_path, monkeypatch):
     def wrong(*args):
         found = logits(*args).copy()
         found[0, 0, 0] += 1
@@ -330,8 +330,8 @@ def test_other_logits_are_refused(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_that_has_diverged_is_refused(tmp_path):
+def test_a_diverged_run_is_rejected(tmp_path):
     run = tiny.run_with("bswa", seed=5)
     run.model.embedding[...] = run.model.embedding[...] * np.nan
     with pytest.raises(UserError, match="the run's logits are not finite;"):
-        written("bswa", tmp_path, run=run)
+        export_model("bswa", tmp_path, run=run)

@@ -1,4 +1,4 @@
-"""Adapters that peft reads: the same logits, whatever shape the family keeps its maps in."""
+"""Adapters exported for peft: equal logits for every layout of a family's projections."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from famjax.train.partition import inference_config
 from famjax.train.run import Run
 
 
-def adapted(case: str, **lora) -> ExportSource:
-    """A pretrained model with adapters that do something."""
+def source_with_adapters(case: str, **lora) -> ExportSource:
+    """Return a pretrained model with non-trivial adapters."""
     folder, _ = hugging_face.pretrained(case)
     config, plain = load_pretrained(folder)
     of_training = DropoutConfig(residual=0.1)
@@ -50,7 +50,7 @@ def adapted(case: str, **lora) -> ExportSource:
     ],
 )
 def test_peft_has_the_same_logits(case, lora, tmp_path):
-    source = adapted(case, **lora)
+    source = source_with_adapters(case, **lora)
     first, said = peft.write(source, tmp_path)
     assert first.startswith("compared with the adapters read back: their updates differ by ")
     assert said.startswith("compared with peft ")
@@ -61,7 +61,7 @@ def test_peft_has_the_same_logits(case, lora, tmp_path):
         assert about["target_modules"] == ["attn.c_attn", "mlp.c_fc", "mlp.c_proj"]
 
 
-def test_adapters_that_are_not_those_are_noticed(tmp_path, monkeypatch):
+def test_wrong_adapters_are_detected(tmp_path, monkeypatch):
     def other(source, tensors):
         weights, about = adapters(source, tensors)
         return weights, about | {"lora_alpha": about["lora_alpha"] * 2}
@@ -69,30 +69,30 @@ def test_adapters_that_are_not_those_are_noticed(tmp_path, monkeypatch):
     adapters = peft._adapter_files
     monkeypatch.setattr(peft, "_adapter_files", other)
     with pytest.raises(UserError, match="logits differ by"):
-        peft.write(adapted("llama"), tmp_path)
+        peft.write(source_with_adapters("llama"), tmp_path)
 
 
-def test_without_peft_they_are_read_back(tmp_path, monkeypatch):
+def test_without_peft_adapters_are_read_back(tmp_path, monkeypatch):
     def other(source, tensors):
         weights, about = adapters(source, tensors)
         return {name: a * 1.01 for name, a in weights.items()}, about
 
     adapters = peft._adapter_files
     monkeypatch.setattr(optional.importlib.util, "find_spec", lambda name: None)
-    said = peft.write(adapted("gpt2"), tmp_path)
+    said = peft.write(source_with_adapters("gpt2"), tmp_path)
     assert said[1] == (
         "not compared with peft: torch, transformers and peft not installed; "
         "pip install torch transformers peft"
     )
     monkeypatch.setattr(peft, "_adapter_files", other)
     with pytest.raises(UserError, match="the updates of the adapters read back differ"):
-        peft.write(adapted("gpt2"), tmp_path)
+        peft.write(source_with_adapters("gpt2"), tmp_path)
 
 
-def test_what_peft_has_not(tmp_path):
+def test_unsupported_adapters_are_rejected(tmp_path):
     with pytest.raises(UserError, match="has no adapters; take --format hf"):
-        peft.write(adapted("llama", rank=0), tmp_path)
-    source = adapted("llama")
+        peft.write(source_with_adapters("llama", rank=0), tmp_path)
+    source = source_with_adapters("llama")
     config = replace(source.run.config, model=replace(source.model, mixer="fam"))
     with pytest.raises(UserError, match=r"none of which has model\.mixer=fam"):
         peft.write(replace(source, run=replace(source.run, config=config)), tmp_path)

@@ -1,4 +1,4 @@
-"""The PyTorch code that a folder takes along is famjax's mathematics, written a second time."""
+"""The exported PyTorch code computes the same function as famjax."""
 
 import tempfile
 from dataclasses import replace
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from contracts.harness import CASES, FAMILIES, TOKENS, VOCAB, jit, lively
+from contracts.harness import CASES, FAMILIES, TOKENS, VOCAB, jit, perturb_params
 from flax import nnx
 from safetensors.torch import load_file
 
@@ -21,8 +21,8 @@ from famjax.export.pytorch.modeling_famjax import FamjaxForCausalLM
 from famjax.models.language_model import LanguageModel
 
 MODELS = (
-    # other stacks are in no format of Hugging Face's
-    # linear layers are refused
+    # no Hugging Face format has the other stacks
+    # linear layers are rejected
     {
         name: config
         for name, config in (CASES | FAMILIES).items()
@@ -40,17 +40,17 @@ MODELS = (
 
 
 @cache
-def both(name):
+def logits_and_pytorch(name):
     """Return famjax's logits [b t v] of TOKENS, and the PyTorch model."""
     config = MODELS[name]
     graph, params = nnx.split(LanguageModel(config, rngs=nnx.Rngs(0)))
-    params = jax.tree.map(lambda a, b: jnp.asarray(b, a.dtype), params, lively(params))
+    params = jax.tree.map(lambda a, b: jnp.asarray(b, a.dtype), params, perturb_params(params))
 
-    def read(params, tokens):
+    def apply(params, tokens):
         model = nnx.merge(graph, params)
         return model(tokens, model.init_state(len(tokens)))[0]
 
-    logits = np.asarray(jit(read)(params, jnp.asarray(TOKENS, jnp.int32)))
+    logits = np.asarray(jit(apply)(params, jnp.asarray(TOKENS, jnp.int32)))
     return logits, pytorch(config, nnx.merge(graph, params))
 
 
@@ -72,21 +72,21 @@ def close(theirs, ours):
 
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_logits_are_those_of_famjax(name):
-    ours, model = both(name)
+def test_logits_equal_famjax(name):
+    ours, model = logits_and_pytorch(name)
     close(model(torch.tensor(TOKENS)).logits, ours)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if "," not in name or name in CASES])
 @pytest.mark.parametrize("sizes", [[1] * 24, [3, 1, 9, 4, 7]])
 @torch.no_grad()
-def test_pieces_of_any_length_are_one_call(name, sizes):
-    ours, model = both(name)
+def test_pieces_of_any_length_equal_one_call(name, sizes):
+    ours, model = logits_and_pytorch(name)
     state, logits = None, []
     for piece in torch.tensor(TOKENS).split(sizes, 1):
         output = model(piece, state=state)
         if len(piece[0]) > 1:
-            # a state may be read from twice
+            # a state may be used twice
             assert torch.equal(model(piece, state=state).logits, output.logits)
         state = output.state
         logits.append(output.logits)
@@ -99,8 +99,8 @@ def size(state):
 
 @pytest.mark.parametrize("name", ["swa-6", "bswa-3", "fam-1-3", "bswa,fam"])
 @torch.no_grad()
-def test_memory_does_not_grow(name):
-    model = both(name)[1]
+def test_the_state_does_not_grow(name):
+    model = logits_and_pytorch(name)[1]
     tokens = torch.tensor(np.random.default_rng(0).integers(VOCAB, size=(1, 96)))
     early = model(tokens[:, :48]).state
     late = model(tokens[:, 48:], state=early).state
@@ -108,15 +108,15 @@ def test_memory_does_not_grow(name):
 
 
 @torch.no_grad()
-def test_the_last_logits_alone():
-    model = both("fam-1-3")[1]
+def test_last_logits_only():
+    model = logits_and_pytorch("fam-1-3")[1]
     tokens = torch.tensor(TOKENS)
     assert torch.equal(model(tokens, logits_to_keep=5).logits, model(tokens).logits[:, -5:])
 
 
 @torch.no_grad()
-def test_generate_is_the_likeliest_token_each_time_and_goes_on_from_a_state():
-    model = both("bswa,fam")[1]
+def test_generate_is_greedy_and_continues_from_a_state():
+    model = logits_and_pytorch("bswa,fam")[1]
     tokens = torch.tensor(TOKENS)
     expected = tokens
     for _ in range(7):
@@ -129,14 +129,14 @@ def test_generate_is_the_likeliest_token_each_time_and_goes_on_from_a_state():
     assert torch.equal(made, expected[:, 15:])
 
 
-def test_what_it_cannot_do_is_said():
+def test_unsupported_arguments_are_errors():
     tokens = torch.tensor(TOKENS)
     with pytest.raises(ValueError, match="25 tokens do not fit its capacity of 24"):
-        both("full")[1](torch.cat([tokens, tokens[:, :1]], 1))
+        logits_and_pytorch("full")[1](torch.cat([tokens, tokens[:, :1]], 1))
 
 
-def test_a_loss_and_its_gradient_reach_the_initial_memory():
-    model = both("fam-2-1")[1]
+def test_the_gradient_of_the_loss_reaches_the_initial_memory():
+    model = logits_and_pytorch("fam-2-1")[1]
     tokens = torch.tensor(TOKENS)
     output = model(tokens, labels=tokens)
     expected = torch.nn.functional.cross_entropy(
@@ -148,8 +148,8 @@ def test_a_loss_and_its_gradient_reach_the_initial_memory():
 
 
 @torch.no_grad()
-def test_bfloat16():
-    ours, model = both("fam-1-3")
+def test_bfloat16_is_supported():
+    ours, model = logits_and_pytorch("fam-1-3")
     short = FamjaxForCausalLM(model.config).to(torch.bfloat16)
     short.load_state_dict(model.state_dict())
     logits, state = short(torch.tensor(TOKENS), return_dict=False)[:2]

@@ -1,4 +1,4 @@
-"""Stacks other than the residual one: what formats can hold them, and what cannot."""
+"""Stacks other than the residual one: formats that can represent them, and others."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ SHAPE = [
         "stack=lstm",
     ],
 )
-def test_formats(stack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_formats_of_each_stack(stack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_mesh = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
     monkeypatch.setattr(sharding, "make_mesh", make_mesh)
     given = override(Config(), [*SHAPE, *f"model.{stack}".split()])
     train(given, tmp_path / "run", quiet=True)
     for name in ("orbax", "stablehlo"):
-        # each is read again and compared before it is there
+        # each format is loaded and compared before it is moved into place
         assert export(tmp_path / "run", tmp_path / name, name)
         assert (tmp_path / name).is_dir()
     for name in ("hf", "peft"):

@@ -1,4 +1,4 @@
-"""The launch scripts: what shellcheck says, what they would run, and what they do when TPUs go."""
+"""Launch scripts: shellcheck, the commands they run, and how they handle preempted TPUs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted([*ROOT.glob("launch/*.sh"), *ROOT.glob("launch/*.sbatch")])
-# whatever a script could do something with
+# characters that a shell could interpret
 COMMANDS = (
     *("gcloud", "xpk", "kubectl", "docker", "srun", "scontrol", "sudo", "gcsfuse", "curl"),
     *("python3", "famjax", "git", "sleep", "mkdir", "rm", "pkill", "nvidia-smi"),
@@ -51,24 +51,24 @@ STATUS = (
 
 
 def start(arguments: str) -> str:
-    """Return the command that starts training; `arguments` as a shell on the worker reads them."""
+    """Return the command that starts training, as parsed by a shell on the worker."""
     remote = f"nohup famjax/launch/tpu_worker.sh train first {arguments} "
     remote += ">>train.log 2>&1 </dev/null &"
     command = "gcloud compute tpus tpu-vm ssh first --quiet --worker=all"
     return shlex.join([*command.split(), f"--command={remote}", *IN.split()])
 
 
-# what local.sh runs: the checkout's own, where there is one
+# local.sh runs the checkout's own famjax, if installed
 OWN = ROOT / ".venv/bin/famjax"
 FAMJAX_HERE = OWN if OWN.exists() else "famjax"
 
-# what the scripts themselves, and the fakes here, are made of
+# commands used by the scripts and by the fakes
 TOOLS = ("bash", "basename", "cat", "dirname", "grep", "head", "pgrep", "rm", "sed", "tail", "wc")
 
 
 @functools.cache
 def tools() -> tempfile.TemporaryDirectory[str]:
-    """Return a folder of commands that are everywhere, and of no others."""
+    """Return a folder with commands that exist everywhere, and no others."""
     folder = tempfile.TemporaryDirectory(prefix="famjax-tests-")
     for name in (*TOOLS, "mountpoint"):
         found = shutil.which(name)
@@ -79,7 +79,7 @@ def tools() -> tempfile.TemporaryDirectory[str]:
 
 @pytest.fixture
 def fakes(tmp_path: Path) -> Path:
-    """Return a folder of commands that write down how they were called, and fail."""
+    """Return a folder of commands that record their arguments and fail."""
     folder = tmp_path / "fakes"
     folder.mkdir()
     for name in COMMANDS:
@@ -93,25 +93,25 @@ def fake(folder: Path, name: str, body: str) -> None:
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
-def called(tmp_path: Path) -> list[str]:
+def recorded_calls(tmp_path: Path) -> list[str]:
     path = tmp_path / "called"
     return path.read_text().splitlines() if path.exists() else []
 
 
 def script(line: str, fakes: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run a script of launch/ with its arguments, `fakes` before all other commands."""
+    """Run a script of launch/ with its arguments; `fakes` precede all other commands."""
     path = f"{fakes}:{tools().name}" if fakes else tools().name
     name, *arguments = shlex.split(line)
     environment = {"PATH": path, "HOME": "/home/me", "TMPDIR": "/tmp", **more}
     command = ["bash", str(ROOT / "launch" / name), *arguments]
-    # not in the checkout, where there may be a .venv, which slurm.sbatch prefers
+    # not in the checkout, whose .venv slurm.sbatch would prefer
     return subprocess.run(
         command, env=environment, cwd=tools().name, capture_output=True, text=True, timeout=60
     )
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_shellcheck(path: Path) -> None:
+def test_shellcheck_passes(path: Path) -> None:
     binary = Path(sys.executable).with_name("shellcheck")
     done = subprocess.run([binary, path], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
@@ -119,9 +119,9 @@ def test_shellcheck(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tpu_vm.sh", "gke.sh", "gpu.sh", "slurm.sbatch", "local.sh"])
-def test_help_tells_the_usage(name: str, fakes: Path, tmp_path: Path) -> None:
+def test_help_shows_the_usage(name: str, fakes: Path, tmp_path: Path) -> None:
     done = script(f"{name} --help", fakes)
-    assert (done.returncode, done.stderr, called(tmp_path)) == (0, "", [])
+    assert (done.returncode, done.stderr, recorded_calls(tmp_path)) == (0, "", [])
     assert f"launch/{name}" in done.stdout
     assert "--dry-run" in done.stdout
 
@@ -245,19 +245,19 @@ def test_help_tells_the_usage(name: str, fakes: Path, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_dry_run_prints_what_it_would_run(
+def test_dry_run_prints_the_command(
     line: str, expected: list[str], fakes: Path, tmp_path: Path
 ) -> None:
     name, *rest = line.split(" ", 1)
     verb = rest[0].split(" ", 1)
-    # behind the verb where there is one that takes options, else first
+    # after the verb if it takes options, else first
     dry = f"{name} {verb[0]} --dry-run {verb[1]}" if name in ("tpu_vm.sh", "gke.sh") else ""
     done = script(dry or f"{name} --dry-run {rest[0]}", fakes)
     assert done.returncode == 0, done.stderr
-    # compared as a shell reads them, since quotes may stand in several ways
+    # compared after parsing, since quoting may differ
     printed = [shlex.split(line) for line in done.stdout.splitlines()]
     assert printed == [shlex.split(line) for line in expected]
-    assert called(tmp_path) == []
+    assert recorded_calls(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_dry_run_prints_what_it_would_run(
         ("slurm.sbatch text_fam --dry-run", "--dry-run comes after the config; put it before"),
     ],
 )
-def test_mistakes_are_one_line(line: str, said: str) -> None:
+def test_mistakes_are_one_line_errors(line: str, said: str) -> None:
     done = script(line)
     assert (done.returncode, done.stdout) == (2, "")
     (told,) = done.stderr.splitlines()
@@ -308,7 +308,7 @@ def test_mistakes_are_one_line(line: str, said: str) -> None:
 
 
 @pytest.mark.parametrize("answer", ["", "(unset)"])
-def test_a_missing_project_is_one_line(answer: str, fakes: Path) -> None:
+def test_a_missing_project_is_a_one_line_error(answer: str, fakes: Path) -> None:
     fake(fakes, "gcloud", f'[[ $1 == config ]] && echo "{answer}"')
     done = script("tpu_vm.sh delete --name a --zone b", fakes)
     assert done.returncode == 2
@@ -317,8 +317,8 @@ def test_a_missing_project_is_one_line(answer: str, fakes: Path) -> None:
     )
 
 
-# Plays a cloud: `states` and `ends` hold what the queue and the training say, a line at a time,
-# the last one again and again; every call that changes something is written down.
+# A fake cloud: `states` and `ends` have one line per answer of the queue and the training, the last
+# of which repeats; calls that change something are recorded.
 CLOUD = """
 cd {folder}
 next() {{
@@ -349,7 +349,7 @@ esac
 def watch(
     tmp_path: Path, fakes: Path, states: list[str], ends: list[str]
 ) -> subprocess.CompletedProcess[str]:
-    """Call `tpu_vm.sh train` in a cloud that answers so."""
+    """Call `tpu_vm.sh train` in a cloud with these answers."""
     fake(fakes, "gcloud", CLOUD.format(folder=tmp_path))
     fake(fakes, "sleep", "exit")
     fake(fakes, "git", "exit")
@@ -359,8 +359,8 @@ def watch(
     return script(line, fakes)
 
 
-def test_training_goes_on_after_each_preemption(tmp_path: Path, fakes: Path) -> None:
-    # each is asked for by the loop, then before a request, then until there is a TPU or none
+def test_training_continues_after_each_preemption(tmp_path: Path, fakes: Path) -> None:
+    # the state is queried by the loop, then before a request, then until there is a TPU
     first = ["NONE", "NONE", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"]
     taken = ["ACTIVE", "DOWN", "ACTIVE", "SUSPENDING", "SUSPENDING", "SUSPENDED"]
     failed = ["SUSPENDED", "SUSPENDED", "FAILED"]
@@ -372,30 +372,32 @@ def test_training_goes_on_after_each_preemption(tmp_path: Path, fakes: Path) -> 
         ["none", "running", "LOST", "143", "none", "running", "0"],
     )
     assert done.returncode == 0, done.stderr
-    assert called(tmp_path) == [
+    assert recorded_calls(tmp_path) == [
         *("create", "install", "train"),
-        "train",  # it was told to end before the TPU was seen to go
+        "train",  # it was asked to end before the TPU was reported lost
         *("delete", "create", "delete", "create", "install", "train"),
         "delete",
     ]
 
 
-def test_a_tpu_that_is_preempted_while_the_queue_says_active(tmp_path: Path, fakes: Path) -> None:
+def test_a_tpu_preempted_while_the_queue_says_active_is_replaced(
+    tmp_path: Path, fakes: Path
+) -> None:
     (tmp_path / "node").write_text("PREEMPTED\n")
     done = watch(tmp_path, fakes, ["ACTIVE"], ["none", "0"])
     assert done.returncode == 0, done.stderr
-    assert called(tmp_path) == ["delete", "create", "install", "train", "delete"]
+    assert recorded_calls(tmp_path) == ["delete", "create", "install", "train", "delete"]
 
 
-def test_a_mistake_is_not_tried_again(tmp_path: Path, fakes: Path) -> None:
+def test_a_mistake_is_not_retried(tmp_path: Path, fakes: Path) -> None:
     done = watch(tmp_path, fakes, ["ACTIVE"], ["none", "running", "2"])
     assert done.returncode == 2
-    assert called(tmp_path) == ["install", "train"]
+    assert recorded_calls(tmp_path) == ["install", "train"]
     assert done.stderr.splitlines()[-1].startswith("tpu_vm.sh: famjax reported a mistake; see tail")
     assert "costs money: launch/tpu_vm.sh delete --name first" in done.stderr
 
 
-def test_one_that_was_stopped_is_not_begun_again(worker: Path, tmp_path: Path, fakes: Path) -> None:
+def test_a_stopped_training_is_not_restarted(worker: Path, tmp_path: Path, fakes: Path) -> None:
     home = {"HOME": str(worker)}
     (worker / "end").write_text("143")
     fake(fakes, "touch", '/bin/touch "$@"')
@@ -404,18 +406,18 @@ def test_one_that_was_stopped_is_not_begun_again(worker: Path, tmp_path: Path, f
     assert script("tpu_worker.sh status", fakes, **home).stdout == "stopped\n"
     done = watch(tmp_path, fakes, ["ACTIVE"], ["running", "stopped"])
     assert done.returncode == 0
-    assert "train" not in called(tmp_path)
+    assert "train" not in recorded_calls(tmp_path)
     assert "stopped, and saved. The TPU still exists" in done.stderr
 
 
-def test_what_fails_again_and_again_is_given_up(tmp_path: Path, fakes: Path) -> None:
+def test_repeated_failures_end_the_loop(tmp_path: Path, fakes: Path) -> None:
     done = watch(tmp_path, fakes, ["ACTIVE"], ["1"])
     assert done.returncode == 2
-    assert called(tmp_path) == ["train"] * 5
+    assert recorded_calls(tmp_path) == ["train"] * 5
     assert "the training failed five times" in done.stderr.splitlines()[-1]
 
 
-def test_a_refused_request_ends_it(tmp_path: Path, fakes: Path) -> None:
+def test_a_rejected_request_ends_the_loop(tmp_path: Path, fakes: Path) -> None:
     said = '*describe*) echo NOT_FOUND >&2 ;; *) echo "quota exceeded" >&2 ;;'
     fake(fakes, "gcloud", f'case "$*" in {said} esac; exit 1')
     done = script(f"tpu_vm.sh create {TPU} --type v5p-8", fakes)
@@ -428,7 +430,7 @@ def test_a_refused_request_ends_it(tmp_path: Path, fakes: Path) -> None:
 
 @pytest.fixture
 def worker(tmp_path: Path, fakes: Path) -> Path:
-    """Return the home folder of a worker where famjax is installed, which writes down its words."""
+    """Return the home folder of a worker with famjax installed, which records its arguments."""
     home = tmp_path / "home"
     for folder in ("venv/bin", "famjax"):
         (home / folder).mkdir(parents=True)
@@ -440,7 +442,9 @@ def worker(tmp_path: Path, fakes: Path) -> Path:
 
 
 @pytest.mark.parametrize("status", [0, 2, 143])
-def test_a_worker_tells_how_the_training_ended(worker: Path, fakes: Path, status: int) -> None:
+def test_a_worker_returns_the_status_of_the_training(
+    worker: Path, fakes: Path, status: int
+) -> None:
     (worker / "end").write_text(str(status))
     home = {"HOME": str(worker)}
     assert script("tpu_worker.sh status", fakes, **home).stdout == "none\n"
@@ -448,22 +452,24 @@ def test_a_worker_tells_how_the_training_ended(worker: Path, fakes: Path, status
     assert script("tpu_worker.sh status", fakes, **home).stdout == f"{status}\n"
 
 
-def test_a_training_that_is_under_way_ends_first(worker: Path, fakes: Path, tmp_path: Path) -> None:
-    """Told once, looked at until it is gone, and not killed."""
+def test_a_running_training_ends_before_the_next_starts(
+    worker: Path, fakes: Path, tmp_path: Path
+) -> None:
+    """It is signaled once, polled until it ends, and not killed."""
     fake(fakes, "pkill", f'echo "pkill $*" >>{tmp_path}/called')
     looks = f"{tmp_path}/looks"
     fake(fakes, "pgrep", f"echo x >>{looks}; [[ $(grep -c x {looks}) -lt 3 ]]")
     fake(fakes, "sleep", f"echo sleep >>{tmp_path}/called")
     script("tpu_worker.sh train first text_fam", fakes, HOME=str(worker))
     told = f"pkill -TERM -f {worker}/venv/bin/famjax train"
-    assert called(tmp_path) == [told, "sleep", "sleep", "sleep"]
+    assert recorded_calls(tmp_path) == [told, "sleep", "sleep", "sleep"]
     assert (worker / "words").exists()
 
 
 ARGUMENTS = ["text_fam", 'data.files=it\'s "here"/*.txt', "name=$HOME & co", "train.steps=9"]
 
 
-def test_arguments_reach_famjax_on_a_tpu_as_they_were_given(worker: Path, fakes: Path) -> None:
+def test_arguments_on_a_tpu_are_passed_unchanged(worker: Path, fakes: Path) -> None:
     given = shlex.join(ARGUMENTS)
     printed = script(f"tpu_vm.sh run --dry-run {TPU} {given}", fakes).stdout
     (command,) = [w for w in shlex.split(printed) if w.startswith("--command=")]
@@ -478,7 +484,7 @@ def test_arguments_reach_famjax_on_a_tpu_as_they_were_given(worker: Path, fakes:
     assert words == ["train", *ARGUMENTS, "--run", f"{worker}/runs/first"]
 
 
-def test_arguments_reach_famjax_on_gke_as_they_were_given(fakes: Path, tmp_path: Path) -> None:
+def test_arguments_on_gke_are_passed_unchanged(fakes: Path, tmp_path: Path) -> None:
     given = shlex.join(ARGUMENTS)
     line = f"gke.sh run --dry-run {GKE} --type v5p-8 --image I --name first {given}"
     (command,) = [w for w in shlex.split(script(line, fakes).stdout) if w.startswith("--command=")]
@@ -493,7 +499,7 @@ def test_arguments_reach_famjax_on_gke_as_they_were_given(fakes: Path, tmp_path:
 @pytest.mark.parametrize(
     ("status", "again"), [(0, False), (2, False), (1, False), (143, True), (75, True)]
 )
-def test_slurm_queues_again_what_has_saved(
+def test_slurm_requeues_a_saved_training(
     status: int, again: bool, tmp_path: Path, fakes: Path
 ) -> None:
     fake(fakes, "srun", f'echo "srun $*"; exit {status}')
@@ -502,11 +508,11 @@ def test_slurm_queues_again_what_has_saved(
     assert done.returncode == status
     assert done.stdout.startswith("srun --kill-on-bad-exit=0 ")
     assert done.stdout.endswith("famjax train text_fam name=a b\n")
-    assert called(tmp_path) == (["scontrol requeue 7"] if again else [])
+    assert recorded_calls(tmp_path) == (["scontrol requeue 7"] if again else [])
 
 
-def test_the_dockerfile_copies_what_is_there() -> None:
-    """And the ignore file lets it: everything but the copied is ignored."""
+def test_paths_copied_by_the_dockerfile_exist() -> None:
+    """The ignore file excludes everything except the copied paths."""
     copied = [
         word
         for line in (ROOT / "launch/Dockerfile").read_text().splitlines()
@@ -522,7 +528,7 @@ def test_the_dockerfile_copies_what_is_there() -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Return a checkout's scripts, with a virtual environment in which famjax is installed."""
+    """Return a checkout's scripts, with a virtual environment that has famjax."""
     home = tmp_path / "checkout"
     shutil.copytree(ROOT / "launch", home / "launch")
     (home / ".venv/bin").mkdir(parents=True)
@@ -539,7 +545,7 @@ def checkout(tmp_path: Path) -> Path:
         ("text_fam data.length=1000", "famjax: data.length=1000 is not a multiple of model.block"),
     ],
 )
-def test_a_dry_run_refuses_what_training_would(
+def test_a_dry_run_rejects_what_training_would(
     line: str, given: str, said: str, checkout: Path
 ) -> None:
     done = dry_run(checkout, f"{line} {given}")
@@ -556,7 +562,9 @@ def test_a_dry_run_accepts_what_training_would(line: str, checkout: Path) -> Non
 
 
 @pytest.mark.parametrize("line", ["gpu.sh --dry-run", "local.sh --dry-run train"])
-def test_a_dry_run_without_famjax_says_that_it_checked_nothing(line: str, checkout: Path) -> None:
+def test_a_dry_run_without_famjax_reports_that_nothing_was_checked(
+    line: str, checkout: Path
+) -> None:
     fake(checkout / ".venv/bin", "python", "exit 1")
     done = dry_run(checkout, f"{line} text_fam train.stps=9")
     assert done.returncode == 0

@@ -24,7 +24,7 @@ WEIGHTS = {"rfa": {"tau": (G,)}} | {
 }
 
 
-def made(kind, features=6, **changes):
+def make_map(kind, features=6, **changes):
     linear = LinearConfig(kind, features=features)
     return FeatureMap(resolve_model(replace(BASE, linear=linear, **changes)), rngs=nnx.Rngs(0))
 
@@ -33,7 +33,7 @@ def made(kind, features=6, **changes):
 def test_equals_the_transcription(kind):
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
-        phi = made(kind)
+        phi = make_map(kind)
         params = nnx.state(phi, nnx.Param)
         assert {name: a.shape for name, a in nnx.to_pure_dict(params).items()} == WEIGHTS.get(
             kind, {}
@@ -52,7 +52,7 @@ def test_equals_the_transcription(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_finite_for_zero_inputs_and_narrow_heads(kind):
-    phi = made(kind, dtype="bfloat16")
+    phi = make_map(kind, dtype="bfloat16")
     x = jnp.zeros((G, R, E), jnp.bfloat16)
 
     @jit
@@ -66,7 +66,7 @@ def test_finite_for_zero_inputs_and_narrow_heads(kind):
 
 
 def similar(kind, q, k, features):
-    """phi(q) phi(k) of one head."""
+    """Return phi(q) phi(k) of one head."""
     config = replace(BASE, heads=1, kv_heads=1, linear=LinearConfig(kind, features=features))
     phi = FeatureMap(resolve_model(config), rngs=nnx.Rngs(0))
     return float(jit(lambda q, k: (phi(q) * phi(k)).sum())(q[None, None], k[None, None]))
@@ -74,7 +74,7 @@ def similar(kind, q, k, features):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_features_approximate_their_kernel(seed):
-    """exp(q k / sqrt(e)) of positive ones, the Gaussian kernel of unit vectors of rfa's."""
+    """exp(q k / sqrt(e)) for positive features; for rfa the Gaussian kernel of unit vectors."""
     q, k = 0.6 * np.random.default_rng(seed).normal(size=(2, E))
     assert similar("performer", q, k, 20_000) == pytest.approx(np.exp(q @ k / E**0.5), rel=0.05)
     apart = q / np.linalg.norm(q) - k / np.linalg.norm(k)
@@ -82,7 +82,7 @@ def test_random_features_approximate_their_kernel(seed):
     assert similar("rfa", q, k, 20_000) == pytest.approx(gaussian, rel=0.05)
 
 
-def test_vectors_are_fixed_and_orthogonal_by_blocks():
+def test_random_vectors_are_fixed_and_orthogonal_by_blocks():
     assert random_vectors(1, 2, 2)[0, 0, 0] == pytest.approx(1.764052345967664)
     w = orthogonal_vectors(2, 4, 10)
     assert w.shape == (2, 4, 10)

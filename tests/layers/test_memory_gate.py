@@ -34,8 +34,8 @@ def test_a_gate_below_the_threshold_is_exactly_closed():
     assert (opening[2:] == 0).all()
 
 
-def test_gates_do_not_depend_on_the_size_of_what_they_see():
-    """A memory that has grown must not open or close them."""
+def test_gates_do_not_depend_on_the_scale_of_their_inputs():
+    """The gates of a grown memory neither open nor close."""
     gate = MemoryGate(MODEL)
     gate.weight[...] = jnp.linspace(-1, 1, 8)
     a = jax.random.normal(jax.random.key(1), (4, 8))

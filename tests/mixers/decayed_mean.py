@@ -1,8 +1,8 @@
-"""A mixer as a user would write one: each token sees a decayed mean of its document's values.
+"""A user-defined mixer: each token sees a decayed mean of its document's values.
 
     s_t = a s_{t-1} + v_t          z_t = a z_{t-1} + 1          out_t = s_t / z_t
 
-a = sigmoid(decay), one number a head, is learned.
+a = sigmoid(decay), one learned number per head.
 """
 
 from __future__ import annotations

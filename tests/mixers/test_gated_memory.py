@@ -1,4 +1,4 @@
-"""`model.fam_update=gated` from training to adapters, conversion, memory files and exports."""
+"""`model.fam_update=gated` in training, adapters, conversion, memory files and exports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GATED = "model.fam_update=gated"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs that were trained with both updates, and their text."""
+    """Return a folder with a run of each memory update, and their training text."""
     folder = tmp_path_factory.mktemp("gated")
     (folder / "train.txt").write_text(tiny.TEXT * 40)
     train(config(folder, "text_fam", GATED), folder / "gated", quiet=True)
@@ -48,7 +48,7 @@ def gates(run: Run) -> dict[str, np.ndarray]:
     return {name: a for name, a in named.items() if "memory_gate" in name}
 
 
-def line(capsys: pytest.CaptureFixture[str]) -> str:
+def last_line(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err.splitlines()[-1]
 
 
@@ -57,10 +57,10 @@ def test_gates_are_trained(folder: Path) -> None:
     assert len(found) == 2
     assert not gates(open_run(folder / "sum"))
     for name, a in found.items():
-        assert a.any(), name  # the weights start at 0
+        assert a.any(), name  # weights are initialized to 0
 
 
-def test_gates_are_trained_beside_adapters(folder: Path, tmp_path: Path) -> None:
+def test_gates_are_trained_together_with_adapters(folder: Path, tmp_path: Path) -> None:
     main(["convert", str(folder / "sum"), str(tmp_path / "new"), "--to", "keep", GATED])
     new = open_run(tmp_path / "new")
     lora = [f"init={tmp_path / 'new'}", "model.lora.rank=2", GATED]
@@ -69,7 +69,7 @@ def test_gates_are_trained_beside_adapters(folder: Path, tmp_path: Path) -> None
         assert (a != gates(new)[name]).any(), name
 
 
-def test_a_memory_of_the_other_update_is_refused(
+def test_a_memory_of_the_other_update_is_rejected(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text, memory = str(folder / "train.txt"), str(tmp_path / "x.memory")
@@ -79,20 +79,22 @@ def test_a_memory_of_the_other_update_is_refused(
     for run in (folder / "gated", tmp_path / "new"):
         arguments = ["generate", str(run), "--state-in", memory, "--prompt", "a"]
         assert main(arguments) == 2
-        assert "belongs to another model" in line(capsys)
+        assert "belongs to another model" in last_line(capsys)
 
 
 def test_exports_have_equal_logits(folder: Path, tmp_path: Path) -> None:
     for form in ("hf", "orbax", "stablehlo"):
-        # each compares what it wrote with the run
+        # each format is compared with the run when it is written
         assert main(["export", str(folder / "gated"), str(tmp_path / form), "--format", form]) == 0
     after = gates(open_model(str(tmp_path / "hf")))
     for name, a in gates(open_run(folder / "gated")).items():
         np.testing.assert_array_equal(a, after[name])
 
 
-def test_a_folder_without_the_key_has_the_papers_update(folder: Path, tmp_path: Path) -> None:
-    """Folders exported before there was another one."""
+def test_a_folder_without_the_key_uses_the_update_of_the_paper(
+    folder: Path, tmp_path: Path
+) -> None:
+    """As folders exported before the key existed."""
     assert main(["export", str(folder / "sum"), str(tmp_path / "hf")]) == 0
     path = tmp_path / "hf" / "config.json"
     hf = json.loads(path.read_text())
@@ -102,7 +104,7 @@ def test_a_folder_without_the_key_has_the_papers_update(folder: Path, tmp_path: 
     assert open_model(str(tmp_path / "hf")).config.model.fam_update == "sum"
 
 
-def test_a_folder_of_another_memory_is_loaded_with_a_new_one(folder: Path, tmp_path: Path) -> None:
+def test_the_update_can_be_changed_when_loading_a_folder(folder: Path, tmp_path: Path) -> None:
     assert main(["export", str(folder / "gated"), str(tmp_path / "hf")]) == 0
     _, same = load_pretrained(tmp_path / "hf", memory_segments=2)
     _, longer = load_pretrained(tmp_path / "hf", fam_len=5)

@@ -1,5 +1,5 @@
-"""A mixer that nothing in famjax knows of is one file and one registry line, and then everything
-works: the contract, training and resuming, evaluation, a plan, exports and refusals."""
+"""A user-defined mixer takes one module and one registry line; then training, resuming,
+evaluation, plans and exports work, and formats that cannot represent it are rejected."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ SHORT = ["data.files=x.txt", "data.length=64", "data.repeat_len=0", "train.steps
 
 
 @pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The registry line."""
+def register_mixer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Add the registry line."""
     monkeypatch.setitem(MIXERS, NAME, DecayedMeanSpec())
 
 
@@ -60,7 +60,7 @@ def small(text: Path, *more: str) -> Config:
 
 
 def oracle(mixer: Any, x: np.ndarray, reset: np.ndarray) -> np.ndarray:
-    """Return the layer's output before the feed-forward, in float64 and token by token."""
+    """Return the layer's output before the feed-forward, token by token in float64."""
     _, _, v = (np.asarray(a, np.float64) for a in mixer.qkv.project(jnp.asarray(x)))
     a = 1 / (1 + np.exp(-np.asarray(mixer.decay[...], np.float64)))
     y = np.zeros_like(v)
@@ -75,7 +75,7 @@ def oracle(mixer: Any, x: np.ndarray, reset: np.ndarray) -> np.ndarray:
     return np.asarray(mixer.qkv.output_projection(jnp.asarray(heads), jnp.asarray(x)))
 
 
-def test_it_equals_its_oracle_and_steps_equal_calls() -> None:
+def test_a_new_mixer_equals_its_oracle_and_steps_equal_calls() -> None:
     shape = resolve_model(SHAPE)
     mixer = make_mixer(NAME, shape, rngs=nnx.Rngs(0))
     mlp = FeedForward(shape, rngs=nnx.Rngs(1))
@@ -93,7 +93,7 @@ def test_it_equals_its_oracle_and_steps_equal_calls() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), state, end)
 
 
-def test_sizes_and_flops_are_its_own() -> None:
+def test_sizes_and_flops_come_from_the_spec() -> None:
     model = tiny.model(NAME, kv_heads=1)
     params = sum(a.size for a in jax.tree.leaves(nnx.state(model, nnx.Param)))
     assert count_params(SHAPE).weights == params
@@ -104,7 +104,9 @@ def test_sizes_and_flops_are_its_own() -> None:
     assert forward_flops(SHAPE) == 2 * (SHAPE.layers * layer + d * SHAPE.vocab_size)
 
 
-def test_it_trains_resumes_and_is_evaluated(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_new_mixer_trains_resumes_and_is_evaluated(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     longer = small(run.parent / "train.txt", "train.steps=3")
     assert train(longer, run, quiet=True).step == 3
     assert main(["eval", str(run), "--tasks", "text:holdout", "--json"]) == 0
@@ -112,7 +114,7 @@ def test_it_trains_resumes_and_is_evaluated(run: Path, capsys: pytest.CaptureFix
     assert main(["generate", str(run), "--prompt", "the cat", "--max-tokens", "4"]) == 0
 
 
-def test_a_plan_knows_its_arrays(run: Path) -> None:
+def test_a_plan_counts_its_arrays(run: Path) -> None:
     mesh = ["mesh.data=2", "mesh.tensor=2", "mesh.sequence=2", "data.layout=packed"]
     config = small(run.parent / "train.txt", *mesh, "model.kv_heads=2", "model.vocab_size=258")
     request = {"config": to_json(config), "topology": "cpu:8", "compile": False}
@@ -121,7 +123,7 @@ def test_a_plan_knows_its_arrays(run: Path) -> None:
     assert decay["mesh"] == [None, "tensor"]
 
 
-def test_formats_that_cannot_hold_it_are_refused(
+def test_formats_that_cannot_represent_it_are_rejected(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for form in ("hf", "peft"):
@@ -133,19 +135,19 @@ def test_formats_that_cannot_hold_it_are_refused(
     assert main(["export", str(run), str(tmp_path / "orbax"), "--format", "orbax"]) == 0
 
 
-def test_its_check_and_keys_of_others() -> None:
+def test_its_check_is_applied_and_keys_of_other_mixers_are_rejected() -> None:
     with pytest.raises(UserError, match="a decayed mean has no scores"):
         load_config("text_fam", ["model.mixer=decayed_mean", "model.arch.qk_norm=true"])
     with pytest.raises(
         UserError, match=r"model\.fam_len: has no effect with model\.mixer=decayed_"
     ):
         load_config("text_fam", ["model.mixer=decayed_mean", "model.fam_len=4"])
-    load_config("text_fam", ["model.mixer=decayed_mean", "model.window=8"])  # one of its keys
+    load_config("text_fam", ["model.mixer=decayed_mean", "model.window=8"])  # a key of bswa
     with pytest.raises(UserError, match="did you mean 'decayed_mean'"):
         load_config("text_fam", ["model.mixer=decaid_mean"])
 
 
-def test_it_replaces_the_attention_of_a_trained_model(tmp_path: Path) -> None:
+def test_a_new_mixer_replaces_attention_in_a_trained_model(tmp_path: Path) -> None:
     from famjax.convert.folder import convert
 
     config = convert(tiny.folder(), tmp_path / "out", NAME, layers="1")

@@ -1,4 +1,4 @@
-"""Every config can be loaded, and docs say what those of the papers count and read."""
+"""Every config can be loaded, and docs state the sizes and token counts of those of the papers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from famjax.tasks.toy import task_tokenizer
 CONFIGS = sorted(Path(__file__).parents[2].joinpath("configs").glob("[!_]*.py"))
 
 ROOT = Path(__file__).parents[2]
-# of the adaptive softmax, and of bytes with their two special tokens
+# for the adaptive softmax, and for bytes with two special tokens
 VOCABULARY = {"wikitext103.txt": 267_735, "bytes": 258}
-# of text, at the papers' sizes: the papers train on all of it
+# text, with the papers' sizes: the papers train on all of it
 WHOLE_TEXT = [
     *("char_ptb_paper", "enwik8_paper", "wikitext103_small_paper", "wikitext103_large_paper"),
     *("t2r_lm_paper", "t2r_finetune_paper", "fam_1b", "fam_8b", "fam_24b"),
@@ -30,8 +30,7 @@ WHOLE_TEXT = [
 
 
 def rows_of(page: str, heading: str) -> list[list[str]]:
-    """Return the cells of the first table under a heading of docs/PAGE, its two first lines left
-    out."""
+    """Return the cells of the first table under a heading of docs/PAGE, without its header."""
     text = ROOT.joinpath("docs", page).read_text()
     lines = iter(text.partition(f"\n## {heading}\n")[2].splitlines())
     table = itertools.takewhile(
@@ -43,8 +42,8 @@ def rows_of(page: str, heading: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_loads(path: Path) -> None:
-    # those with adapters need a model to begin with
+def test_every_config_loads(path: Path) -> None:
+    # configs with adapters need a base model
     config = load_config(str(path), [])
     validate(config)
     assert config.name == path.stem
@@ -53,7 +52,7 @@ def test_loads(path: Path) -> None:
 
 
 def test_no_config_is_a_copy() -> None:
-    """Configs with much in common derive from a base, so that each value is written once."""
+    """Similar configs derive from a common base, so that each value is written once."""
     written = {}
     for path in CONFIGS[0].parent.glob("*.py"):
         if path.stem != "__init__" and "load_config(" not in path.read_text():
@@ -63,8 +62,8 @@ def test_no_config_is_a_copy() -> None:
         assert len(written[a] & written[b]) < 12, f"{a} and {b} need a base"
 
 
-def test_commands_are_runs_of_their_own() -> None:
-    """What a docstring tells to run has a name that no other command has."""
+def test_commands_have_unique_run_names() -> None:
+    """Each command in a docstring uses a run name that no other command has."""
     before: dict[str, str] = {}
     for path in CONFIGS:
         for line in path.read_text().split('"""')[1].replace("\\\n", " ").splitlines():
@@ -76,26 +75,26 @@ def test_commands_are_runs_of_their_own() -> None:
 
 
 def parameters(*given: str) -> int:
-    """Return how many the model of `t2r_lm_paper` has on WikiText-103."""
+    """Return the parameter count of `t2r_lm_paper` on WikiText-103."""
     model = load_config("t2r_lm_paper", [*given]).model
     _, shapes = abstract_inference_model(replace(model, vocab_size=267_735))
     return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
-def test_size_of_t2r() -> None:
-    """The T2R paper counts no parameters; Baevski & Auli (2019) have 247M in 16 layers."""
+def test_parameter_count_of_t2r() -> None:
+    """The T2R paper gives no parameter count; Baevski & Auli (2019) have 247M with 16 layers."""
     teacher, shallow = parameters(), parameters("model.layers=16")
     assert abs(shallow / 1e6 - 247) < 1
     d, c = 1024, 4096
-    # four projections, two of the feed-forward, their biases, two norms
+    # four projections, two feed-forward kernels, their biases, two norms
     layer = 4 * (d * d + d) + 2 * d * c + c + d + 4 * d
     assert teacher - shallow == 16 * layer
-    # a map for each head and layer: r k (e + 1) (T2R 2.2)
+    # a feature map per head and layer: r k (e + 1) (T2R 2.2)
     assert parameters("model.mixer=linear") - teacher == 32 * 8 * 32 * (128 + 1)
 
 
 def test_schedule_of_t2r() -> None:
-    """Tables 3 and 4: tokens of a step, and a run that is one cycle of the cosine."""
+    """Tables 3 and 4: tokens per step, and one cosine cycle per run."""
     for name, tokens, period, rates in (
         ("t2r_lm_paper", 3 * 8 * 3072, 270_000, (1, 1e-4)),
         ("t2r_finetune_paper", 8 * 3072, 135_000, (0.5, 5e-5)),
@@ -110,7 +109,7 @@ def test_schedule_of_t2r() -> None:
 
 
 def count_of(config: Config) -> int:
-    """Return a config's parameters, of `fam_*` without the table of words and adapters."""
+    """Return a config's parameter count; for `fam_*` without embeddings and adapters."""
     model, data = config.model, config.data
     if data.tokenizer == "task":
         words = task_tokenizer(data.task, data.toy).vocab_size
@@ -125,8 +124,8 @@ def count_of(config: Config) -> int:
 @pytest.mark.parametrize(
     "row", rows_of("papers.md", "Parameters"), ids=lambda row: row[0].strip("`")
 )
-def test_sizes_beside_the_papers(row: list[str]) -> None:
-    """docs/papers.md has what the configs count, within 1.6% of what the Feedback papers print."""
+def test_parameter_counts_match_the_papers(row: list[str]) -> None:
+    """docs/papers.md has the configs' counts, within 1.6% of those in the Feedback papers."""
     command, paper, here, difference = row
     name, *given = command.strip("`").split()
     millions = count_of(load_config(name, given)) / 1e6
@@ -140,13 +139,13 @@ def test_sizes_beside_the_papers(row: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", WHOLE_TEXT)
-def test_papers_train_on_all_of_the_text(name: str) -> None:
+def test_configs_of_papers_train_on_the_full_text(name: str) -> None:
     assert load_config(name, []).data.holdout == 0
     assert "--tasks text:" in ROOT.joinpath("configs", f"{name}.py").read_text()
 
 
-def test_toy_runs_beside_the_papers() -> None:
-    """docs/tasks.md has how much the configs for two cores read."""
+def test_token_counts_of_toy_runs() -> None:
+    """docs/tasks.md has the token counts of the configs for two cores."""
     rows = rows_of("tasks.md", "How much the runs read, compared with the papers")
     assert len(rows) == 7
     for command, _, episodes, _, memory, start, lines, tokens in rows:
@@ -160,10 +159,10 @@ def test_toy_runs_beside_the_papers() -> None:
         assert tokens == f"{read * config.data.length / 1e6:.1f}M"
 
 
-def test_the_page_of_the_papers_names_what_there_is() -> None:
-    """docs/papers.md: its configs, files, links and keys exist, and no config of the papers lacks.
+def test_docs_of_the_papers_are_complete() -> None:
+    """docs/papers.md: configs, files, links and keys exist; all configs of the papers are listed.
 
-    Names such as `_5_paper` are ends of the one before.
+    Names such as `_5_paper` are suffixes of the previous name.
     """
     text = ROOT.joinpath("docs", "papers.md").read_text()
     code = set(itertools.chain(*(part.split() for part in re.findall(r"`([^`\n]+)`", text))))

@@ -1,4 +1,4 @@
-"""The language model around the stack: embedding gradient, heads, and refusals Python can see."""
+"""The language model around the stack: embedding gradients, heads, and checks of calls."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ def test_the_embedding_gradient_is_that_of_a_gather(monkeypatch):
 
 
 @pytest.mark.parametrize("scan", [True, False])
-def test_full_attention_refuses_a_call_that_does_not_fit(scan):
+def test_full_attention_rejects_a_call_beyond_its_capacity(scan):
     config = ModelConfig(
         vocab_size=20, layers=2, width=16, heads=2, mixer="full", capacity=8, scan_layers=scan
     )
@@ -41,8 +41,8 @@ def test_full_attention_refuses_a_call_that_does_not_fit(scan):
 
 
 @pytest.mark.parametrize("scan", [True, False])
-def test_scanned_layers_make_a_program_of_one_size_at_any_depth(scan):
-    """What takes time to compile is the program's length; a scanned stack has one layer's."""
+def test_program_size_is_independent_of_depth_with_scanned_layers(scan):
+    """Compile time depends on program size; a scanned stack has the program of one layer."""
 
     def lines(layers: int) -> int:
         config = ModelConfig(
@@ -60,7 +60,7 @@ def test_scanned_layers_make_a_program_of_one_size_at_any_depth(scan):
     assert (lines(4) == lines(12)) == scan
 
 
-def test_a_call_that_ends_within_a_block_is_refused():
+def test_a_call_that_ends_within_a_block_is_rejected():
     config = ModelConfig(vocab_size=20, layers=1, width=16, heads=2, mixer="fam", block_len=8)
     model = LanguageModel(config, rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match="a call of 12 tokens does not fill blocks of 8"):

@@ -1,4 +1,4 @@
-"""`remap_params` between softmax and linear attention, and between updates of the FAM."""
+"""`remap_params` between softmax and linear attention, and between memory updates."""
 
 import itertools
 from dataclasses import replace
@@ -52,11 +52,11 @@ def test_a_missing_map_is_initialized_by_its_layer():
         nnx.to_pure_dict(p)["stack"]["layers"][0]["mixer"]["map"]["kernel"] for p in (whole, rest)
     ]
     assert (kernels[0][0] != kernels[0][1]).any()
-    assert not kernels[1][0].any()  # what was given
+    assert not kernels[1][0].any()  # the given value
     assert (kernels[1][1] == kernels[0][1]).all()
 
 
-def test_a_map_of_another_size_is_not_lost():
+def test_a_map_of_another_size_is_an_error():
     old = replace(RELU, linear=LinearConfig())
     with pytest.raises(UserError, match=r"model\.linear\.features=4: the given feature maps"):
         remap_params(weights(old), old, RELU)
@@ -85,7 +85,7 @@ def gate(params):
 
 
 def test_stacks_whose_weights_are_compatible() -> None:
-    """Those with the same positions are, except the LSTM, which has no parameters in common."""
+    """Stacks with the same positions are compatible, except the LSTM, which shares nothing."""
     rotary = FeedbackConfig(positions="rotary")
     models = {
         name: ModelConfig(stack=name, block_len=1, feedback=rotary)

@@ -1,4 +1,4 @@
-"""Real processes on this machine that train together, with devices of the CPU and gloo."""
+"""Processes on this machine that train together, with fake CPU devices and gloo."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# `famjax`, which takes a process for gone after seconds instead of a minute
+# `famjax`, with heartbeats that detect a lost process after seconds instead of a minute
 FAMJAX = """
 import sys
 from famjax.processes import collective
@@ -27,8 +27,8 @@ from famjax.cli.main import main
 sys.exit(main())
 """
 
-# Imports, half of the time of a short training, are done once: this program is forked for each
-# process, before JAX has devices or threads. The process between the two waits for the exit status.
+# Imports are half of the time of a short training, so this program imports once and is forked for
+# each process, before JAX has devices or threads. A process in between waits for the exit status.
 TEMPLATE = """
 import gc, json, os, pathlib, signal, sys, threading
 import famjax.cli.main, famjax.cli.train, famjax.train.loop
@@ -64,7 +64,7 @@ for line in sys.stdin:
 
 @functools.cache
 def template() -> subprocess.Popen[str]:
-    """Return the process that is forked; it ends when this process closes its standard input."""
+    """Return the process to fork; it ends when its standard input is closed."""
     return subprocess.Popen(
         [sys.executable, "-c", TEMPLATE],
         env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"},
@@ -75,7 +75,7 @@ def template() -> subprocess.Popen[str]:
 
 
 class Process:
-    """A forked process that runs a program, as `subprocess.Popen`."""
+    """A forked process that runs a program, with an interface like `subprocess.Popen`."""
 
     def __init__(self, code: str, arguments: Sequence[str], env: dict[str, str]):
         self._files = tempfile.TemporaryDirectory(prefix="famjax-tests-")
@@ -93,7 +93,7 @@ class Process:
         return int(status.read_text()) if status.exists() else None
 
     def communicate(self, timeout: float) -> tuple[str, str]:
-        """Wait for the end, and return standard output and standard error."""
+        """Wait for the process, and return its standard output and standard error."""
         end = time.monotonic() + timeout
         while self.returncode is None:
             if time.monotonic() > end:
@@ -125,7 +125,7 @@ def start(
     patience: int = 120,
     more: str = "",
 ) -> Process:
-    """Run `famjax train` with so many devices in another process; `more` is run before it."""
+    """Run `famjax train` with this many devices in another process, after the code `more`."""
     kept = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ["XLA_FLAGS"])
     count = f"--xla_force_host_platform_device_count={devices}"
     code = FAMJAX.format(heartbeat=heartbeat, patience=patience, more=more)
@@ -141,7 +141,7 @@ def start_all(
     more: dict[int, str] | None = None,
     **named: int,
 ) -> list[Process]:
-    """Start `count` processes that train one run; `more` is what some do before it."""
+    """Start `count` processes that train one run; `more` is code that some of them run first."""
     port = free_port()
     where = [flags(i, count, port) if count > 1 else [] for i in range(count)]
     arguments = [str(config), f"--run={run}", *overrides]
@@ -152,8 +152,8 @@ def start_all(
     ]
 
 
-def ended(processes: Sequence[Process]) -> list[tuple[int, str]]:
-    """Wait for all, which say nothing on standard output; return status and standard error."""
+def wait_all(processes: Sequence[Process]) -> list[tuple[int, str]]:
+    """Wait for all, check that standard output is empty; return statuses and standard errors."""
     try:
         said = [process.communicate(timeout=240) for process in processes]
     finally:
@@ -165,10 +165,10 @@ def ended(processes: Sequence[Process]) -> list[tuple[int, str]]:
     return [(-1 if s is None else s, error) for s, error in zip(statuses, errors, strict=True)]
 
 
-def trained(
+def train_in_processes(
     config: Path, run: Path, count: int, devices: int, *overrides: str
 ) -> list[tuple[int, str]]:
-    """Train with so many processes of so many devices, all of which end well."""
-    done = ended(start_all(config, run, count, devices, *overrides))
+    """Train with this many processes and devices each; check that all exit with status 0."""
+    done = wait_all(start_all(config, run, count, devices, *overrides))
     assert [status for status, _ in done] == [0] * count, done
     return done

@@ -1,4 +1,4 @@
-"""Processes that cannot train together say so at once, each in one line."""
+"""Processes that cannot train together fail quickly, each with a one-line error."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from small import config
-from spawn import ended, flags, free_port, start
+from spawn import flags, free_port, start, wait_all
 
 from famjax.core.errors import UserError
 from famjax.experiment.load import override, to_json
@@ -24,15 +24,15 @@ from famjax.processes import collective
         (("10.0.0.2:8476", "0", "0"), "--process-count 0: must be an integer of at least 1"),
     ],
 )
-def test_flags(given: tuple[str | None, ...], said: str) -> None:
+def test_invalid_flags_are_rejected(given: tuple[str | None, ...], said: str) -> None:
     with pytest.raises(UserError) as error:
         collective.parse_flags(*given)
     assert str(error.value).startswith(said)
     assert "\n" not in str(error.value)
 
 
-def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slurm's, whether it started one process or several."""
+def test_slurm_variables_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm variables are detected for one process and for several."""
     slurm = {"JOB_ID": "7", "STEP_NODELIST": "node[003-004]", "PROCID": "1", "LOCALID": "0"}
     for name, value in slurm.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
@@ -40,10 +40,10 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert collective.detect() is None
     collective.check_single_process("eval")
     monkeypatch.setenv("SLURM_NTASKS", "2")
-    place = collective.detect()
-    assert place is not None
-    assert (place.index, place.count) == (1, 2)
-    assert place.coordinator.startswith("node003:")
+    info = collective.detect()
+    assert info is not None
+    assert (info.index, info.count) == (1, 2)
+    assert info.coordinator.startswith("node003:")
     with pytest.raises(UserError, match="famjax eval runs in one process, and 2 were started"):
         collective.check_single_process("eval")
 
@@ -55,15 +55,15 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_other_settings_and_an_unshared_folder(tmp_path: Path, path: Path) -> None:
-    """On every process, the line that names the process and what differs."""
+def test_different_settings_and_unshared_folders_are_rejected(tmp_path: Path, path: Path) -> None:
+    """Every process prints a line that names the process and what differs."""
     port, runs = free_port(), [tmp_path / "a", tmp_path / "b"]
     given = [["seed=0"], ["seed=3"]]
-    begun = [
+    processes = [
         start([str(path), f"--run={runs[0]}", *more, *flags(i, 2, port)])
         for i, more in enumerate(given)
     ]
-    for status, said in ended(begun):
+    for status, said in wait_all(processes):
         assert status == 2
         assert said.splitlines()[-1].endswith(
             "process 1 of 2 has other settings than process 0 (seed: 0 -> 3); start all with the "
@@ -72,19 +72,19 @@ def test_other_settings_and_an_unshared_folder(tmp_path: Path, path: Path) -> No
     assert not runs[0].exists()
 
     port = free_port()
-    soon = "from famjax.train import hosts; hosts._VISIBLE_SECONDS = 1.0"
-    begun = [
-        start([str(path), f"--run={run}", *flags(i, 2, port)], more=soon)
+    short_timeout = "from famjax.train import hosts; hosts._VISIBLE_SECONDS = 1.0"
+    processes = [
+        start([str(path), f"--run={run}", *flags(i, 2, port)], more=short_timeout)
         for i, run in enumerate(runs)
     ]
-    for status, said in ended(begun):
+    for status, said in wait_all(processes):
         assert status == 2
         assert "is not shared: process 1 of 2 does not see what process 0 wrote there" in said
         assert "Traceback" not in said
 
 
-# Imports take seconds, more of them on a loaded machine; the processes connect when all are done.
-TOGETHER = """
+# Imports take seconds, longer on a loaded machine; processes connect when all have finished them.
+WAIT_FOR_IMPORTS = """
 import pathlib, time
 import famjax.train.loop
 folder = pathlib.Path({folder!r})
@@ -94,20 +94,20 @@ while len(list(folder.glob("ready-*"))) < 2:
 """
 
 
-def test_who_does_not_come_is_named(tmp_path: Path, path: Path) -> None:
-    """Of three processes one is missing; and one waits where nobody listens."""
+def test_error_names_missing_processes(tmp_path: Path, path: Path) -> None:
+    """One of three processes is missing, and one process waits at an address without a service."""
     port = free_port()
     run = f"--run={tmp_path / 'run'}"
-    begun = [
+    processes = [
         start(
             [str(path), run, *flags(i, 3, port)],
             patience=5,
-            more=TOGETHER.format(folder=str(tmp_path), index=i),
+            more=WAIT_FOR_IMPORTS.format(folder=str(tmp_path), index=i),
         )
         for i in (0, 2)
     ]
     alone = start([str(path), run, *flags(1, 2, free_port())], patience=1)
-    *missing, (status, said) = ended([*begun, alone])
+    *missing, (status, said) = wait_all([*processes, alone])
     assert said.splitlines()[-1].startswith("famjax: no answer at 127.0.0.1:")
     assert status == 75
     for status, said in missing:

@@ -1,4 +1,4 @@
-"""Wrong shapes and dtypes are errors; run by `test_shapes.py`, with `--shapes`."""
+"""Wrong shapes and dtypes raise errors; run by `test_shapes.py` with `--shapes`."""
 
 from __future__ import annotations
 

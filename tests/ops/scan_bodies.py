@@ -1,4 +1,4 @@
-"""Random bodies of scans: compositions of what a `token_fn` or a scan's body may compute."""
+"""Random bodies of scans: compositions of operations that a `token_fn` or scan body may have."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def twice(w: Params, p: Params, x: Array) -> Array:
 
 
 def feed_forward(w: Params, p: Params, x: Array) -> Array:
-    """A kernel with more columns than rows, and one with fewer."""
+    """One kernel with more columns than rows, and one with fewer."""
     x = jax.nn.silu(weight_einsum("...d,df->...f", x, w["up"]))
     return weight_einsum("...f,fd->...d", x, w["down"])
 
 
 def heads(w: Params, p: Params, x: Array) -> Array:
-    """Two axes of outputs, and two contracted ones."""
+    """Two output axes and two contracted ones."""
     q = weight_einsum("...d,dge->...ge", x, w["split"])
     return weight_einsum("...ge,ged->...d", jnp.sin(q), w["join"])
 
@@ -64,7 +64,7 @@ def gate(w: Params, p: Params, x: Array) -> Array:
 
 
 def half(w: Params, p: Params, x: Array) -> Array:
-    """A part without gradient."""
+    """Stop the gradient of one half."""
     return x + jax.lax.stop_gradient(jnp.tanh(x)) * x
 
 
@@ -74,7 +74,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 def names(*more: str) -> st.SearchStrategy[tuple[str, ...]]:
-    """Draw up to five operations, and names of others."""
+    """Draw up to five operations, with names from `more` too."""
     return st.lists(st.sampled_from((*OPERATIONS, *more)), min_size=1, max_size=5).map(tuple)
 
 
@@ -83,7 +83,7 @@ def normal(seed: int, *shape: int) -> Array:
 
 
 def parameters() -> tuple[Params, Params]:
-    """Return kernels and other parameters in float64, one of each unused."""
+    """Return kernels and other parameters in float64; one of each is unused."""
     shapes = {
         "square": (D, D),
         "up": (D, F),
@@ -103,7 +103,7 @@ def parameters() -> tuple[Params, Params]:
 
 
 def assert_equal(ours: Any, plain: Any, tolerance: float) -> None:
-    """Assert that two pytrees of float64 arrays are equal, relative to their largest element."""
+    """Check that two trees of float64 arrays are equal, relative to their largest element."""
     assert jax.tree.structure(ours) == jax.tree.structure(plain)
     paths = jax.tree.leaves_with_path(plain)
     for a, (path, b) in zip(jax.tree.leaves(ours), paths, strict=True):

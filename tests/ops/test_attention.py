@@ -25,18 +25,18 @@ def test_gradient_equals_plain_differentiation(heads, masked, cap, dtype, apart)
             jnp.asarray(rng.normal(size=(2, length, n, e)), dtype)
             for length, n in ((t, h), (s, g), (s, g), (t, h))
         )
-        # one row for all, as a window's mask is
+        # one mask for all rows, like that of a window
         mask = jnp.asarray(rng.random((t, s)) < 0.6).at[:, 0].set(True) if masked else None
 
         def read(attention, wide):
             def value(q, k, v):
-                # vmapped over rows, as blocks are
+                # vmapped over rows, like blocks
                 out = jax.vmap(lambda q, k, v: attention(q, k, v, mask, cap))(q, k, v)
                 return (out * probe.astype(out.dtype)).sum(dtype=wide)
 
             return jax.grad(value, argnums=(0, 1, 2))
 
-        # the definition in the widest type there is
+        # the definition, in the widest dtype
         wide = jnp.promote_types(dtype, jnp.float32)
         expected = read(plain, wide)(*(a.astype(wide) for a in (q, k, v)))
         for ours, theirs in zip(read(attend, wide)(q, k, v), expected, strict=True):

@@ -27,8 +27,8 @@ def wide():
         yield
 
 
-def turn(matmul_params: Any, other_params: Any, carry: Any, x: Any) -> Any:
-    """Two products with one kernel, one with another, a scale, and a select by `non_diff`."""
+def scan_body(matmul_params: Any, other_params: Any, carry: Any, x: Any) -> Any:
+    """Apply one kernel twice, another once, a scale, and a select by `non_diff`."""
     (x, (keep, _)) = x
     h = jnp.tanh(
         weight_einsum("...d,de->...e", carry * other_params["scale"] + x["in"], matmul_params["up"])
@@ -51,23 +51,23 @@ def arguments(seed: int = 0) -> tuple[Any, ...]:
     return matmul_params, other_params, normal(B, D), xs, non_diff
 
 
-def of(loop: Any, *given: Any) -> jax.Array:
+def loss_of(loop: Any, *given: Any) -> jax.Array:
     """Return a scalar that depends on all results of the scan."""
-    last, (out, new) = loop(turn, *given)
+    last, (out, new) = loop(scan_body, *given)
     return (last**3).sum() + (jnp.cos(out) * new).sum()
 
 
 def test_values_and_gradients_equal_lax_scan() -> None:
     given = arguments()
     for ours, theirs in zip(
-        jax.tree.leaves(jax.jit(deferred_scan, static_argnums=0)(turn, *given)),
-        jax.tree.leaves(plain_scan(turn, *given)),
+        jax.tree.leaves(jax.jit(deferred_scan, static_argnums=0)(scan_body, *given)),
+        jax.tree.leaves(plain_scan(scan_body, *given)),
         strict=True,
     ):
         np.testing.assert_allclose(ours, theirs, rtol=1e-12)
     by = (1, 2, 3, 4)
-    d_weights = jax.jit(jax.grad(of, by), static_argnums=0)(deferred_scan, *given)
-    expected = jax.grad(of, by)(plain_scan, *given)
+    d_weights = jax.jit(jax.grad(loss_of, by), static_argnums=0)(deferred_scan, *given)
+    expected = jax.grad(loss_of, by)(plain_scan, *given)
     assert jax.tree.structure(d_weights) == jax.tree.structure(expected)
     for a, b in zip(jax.tree.leaves(d_weights), jax.tree.leaves(expected), strict=True):
         assert a.dtype == b.dtype
@@ -76,12 +76,14 @@ def test_values_and_gradients_equal_lax_scan() -> None:
 
 
 def test_the_forward_scan_is_not_recomputed() -> None:
-    """Under full rematerialization: one forward and one backward loop, no second forward loop."""
+    """With full rematerialization: one forward and one backward loop, no second forward loop."""
     *given, non_diff = arguments()
 
     def loss(loop: Any, *given: Any) -> jax.Array:
         def body(matmul_params: Any, other_params: Any, carry: Any, xs: Any) -> jax.Array:
-            return of(loop, matmul_params, other_params, carry, jax.tree.map(jnp.exp, xs), non_diff)
+            return loss_of(
+                loop, matmul_params, other_params, carry, jax.tree.map(jnp.exp, xs), non_diff
+            )
 
         return remat_with_policy(body, "layer", scanned=False)(*given)
 
@@ -100,7 +102,7 @@ class Case(NamedTuple):
     """A body, and the number of iterations.
 
     Attributes:
-      operations: in this order, names of `OPERATIONS` and of what `_body` adds to them.
+      operations: names of `OPERATIONS` and of operations that `_body` adds, in this order.
     """
 
     operations: tuple[str, ...]
@@ -112,7 +114,7 @@ cases = st.builds(Case, names(*EXTRA), st.sampled_from((1, 4)))
 
 
 def _body(case: Case, w: Any, p: Any, carry: Any, x: Any) -> Any:
-    """Carry (h [b d], count [b]), x (u, v [b d]) -> carry, (y, z [b d])."""
+    """Map carry (h [b d], count [b]) and x (u, v [b d]) -> carry, (y, z [b d])."""
     h, slow = carry
     (u, v), (keep, shift) = x
     new = h + v
@@ -166,11 +168,11 @@ def test_random_bodies_equal_plain_differentiation(case: Case) -> None:
 
 
 def test_a_scan_of_no_iterations() -> None:
-    """The carry is unchanged; gradients are refused."""
+    """The carry is unchanged; differentiation is an error."""
     w, p, carry, xs, non_diff = arguments()
     none = jax.tree.map(lambda a: a[:0], (xs, non_diff))
-    last, ys = deferred_scan(turn, w, p, carry, *none)
+    last, ys = deferred_scan(scan_body, w, p, carry, *none)
     np.testing.assert_array_equal(last, carry)
     assert [y.shape for y in jax.tree.leaves(ys)] == [(0, B, D), (0, B, D)]
     with pytest.raises(ValueError, match="deferred_scan: xs has no iterations"):
-        jax.grad(of, 1)(deferred_scan, w, p, carry, *none)
+        jax.grad(loss_of, 1)(deferred_scan, w, p, carry, *none)

@@ -24,8 +24,8 @@ START = np.maximum.accumulate(np.where(RESET, np.arange(T), -1), axis=1).astype(
 ON = np.full((B, T), -1, np.int32)
 
 
-def drawn(dtype="float64", t=T):
-    """Positive features, values, and sums of earlier tokens."""
+def random_inputs(dtype="float64", t=T):
+    """Return positive features, values, and sums over earlier tokens."""
     rng = np.random.default_rng(0)
     q, k, z = (rng.random(shape) for shape in ((B, t, G, R, K), (B, t, G, K), (B, G, K)))
     v, s = rng.normal(size=(B, t, G, E)), rng.normal(size=(B, G, K, E))
@@ -35,7 +35,7 @@ def drawn(dtype="float64", t=T):
 
 
 def definition(q, k, v, sums, start):
-    """Equation 4 with a mask, and Equation 5 after the last token."""
+    """Equation 4 with a mask; Equation 5 after the last token."""
     index = jnp.arange(q.shape[1])
     seen = (start[:, :, None] == start[:, None]) & (index[:, None] >= index)
     before = start < 0
@@ -49,11 +49,11 @@ def definition(q, k, v, sums, start):
     return num / jnp.maximum(den, EPS)[..., None], Sums(s, sums.z * kept + last.sum(1))
 
 
-def stepped(q, k, v, sums, start):
+def recurrent(q, k, v, sums, start):
     ys, read = [], jit(recurrent_attention)
     for i in range(q.shape[1]):
         now = slice(i, i + 1)
-        # of its own call, a document begins with the token or before it
+        # each step is a call: a document starts at or before its token
         begins = np.where(RESET[:, now] & (start[:, now] >= 0), 0, -1)
         y, sums = read(q[:, now], k[:, now], v[:, now], sums, jnp.asarray(begins))
         ys.append(y)
@@ -65,35 +65,35 @@ compiled = functools.cache(jit)
 
 
 @functools.cache
-def in_chunks(chunk):
+def chunkwise(chunk):
     return functools.partial(chunkwise_attention, chunk=chunk)
 
 
-def close(a, b, apart):
+def close(a, b, tolerance):
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         assert x.shape == y.shape
         assert jnp.isfinite(x).all()
-        assert jnp.abs(x - y).max() <= apart * jnp.abs(y).max()
+        assert jnp.abs(x - y).max() <= tolerance * jnp.abs(y).max()
 
 
 @pytest.mark.parametrize("start", [START, ON], ids=["documents", "one"])
 @pytest.mark.parametrize("chunk", [1, 4, T, 64])
 def test_chunkwise_equals_quadratic(start, chunk):
     with jax.enable_x64(True):
-        args = drawn()
-        close(compiled(in_chunks(chunk))(*args, start), all_pairs(*args, start), 1e-12)
+        args = random_inputs()
+        close(compiled(chunkwise(chunk))(*args, start), all_pairs(*args, start), 1e-12)
 
 
 @pytest.mark.parametrize("start", [START, ON], ids=["documents", "one"])
 def test_recurrent_equals_quadratic(start):
     with jax.enable_x64(True):
-        args = drawn()
-        close(stepped(*args, start), all_pairs(*args, start), 1e-12)
+        args = random_inputs()
+        close(recurrent(*args, start), all_pairs(*args, start), 1e-12)
 
 
 @functools.cache
 def gradient(f):
-    """With respect to q, k, v and the sums before, of the outputs and the final sums."""
+    """Return gradients with respect to q, k, v and initial sums, of outputs and final sums."""
 
     def value(q, k, v, sums, start):
         rng = np.random.default_rng(1)
@@ -107,42 +107,42 @@ def gradient(f):
 @pytest.mark.parametrize("chunk", [4, T])
 def test_gradient_equals_plain_differentiation(start, chunk):
     with jax.enable_x64(True):
-        args = *drawn(), start
-        close(gradient(in_chunks(chunk))(*args), gradient(definition)(*args), 1e-12)
+        args = *random_inputs(), start
+        close(gradient(chunkwise(chunk))(*args), gradient(definition)(*args), 1e-12)
 
 
-def test_in_bfloat16_values_and_gradients_are_close_and_sums_stay_float32():
-    args = *drawn("bfloat16"), START
+def test_bfloat16_results_are_close_and_sums_are_float32():
+    args = *random_inputs("bfloat16"), START
     wide = jax.tree.map(lambda a: a.astype(jnp.float32) if a.dtype != np.int32 else a, args)
-    y, sums = compiled(in_chunks(4))(*args)
+    y, sums = compiled(chunkwise(4))(*args)
     assert y.dtype == jnp.bfloat16
     assert sums.s.dtype == sums.z.dtype == jnp.float32
     close((y.astype(jnp.float32), sums), all_pairs(*wide), 0.01)
-    ours = gradient(in_chunks(4))(*args)
+    ours = gradient(chunkwise(4))(*args)
     assert [a.dtype for a in ours[:3]] == [jnp.bfloat16] * 3
     narrowed = jax.tree.map(lambda a: a.astype(jnp.float32), ours)
     close(narrowed, gradient(definition)(*wide), 0.03)
 
 
 def test_non_causal_attention():
-    """The last token of a document sees it all in either."""
+    """The last token of a document attends to all of it with or without a causal mask."""
     with jax.enable_x64(True):
-        q, k, v, sums = drawn()
+        q, k, v, sums = random_inputs()
         empty = jax.tree.map(jnp.zeros_like, sums)
-        causal, _ = compiled(in_chunks(4))(q, k, v, empty, ON)
+        causal, _ = compiled(chunkwise(4))(q, k, v, empty, ON)
         close(attend_all(q, k, v)[:, -1], causal[:, -1], 1e-12)
 
 
-def test_features_that_are_all_zero_give_zero_and_finite_gradients():
-    q, k, v, sums = drawn("float32")
+def test_zero_features_give_zero_outputs_and_finite_gradients():
+    q, k, v, sums = random_inputs("float32")
     args = (0 * q, 0 * k, v, jax.tree.map(jnp.zeros_like, sums), ON)
-    y, _ = compiled(in_chunks(4))(*args)
+    y, _ = compiled(chunkwise(4))(*args)
     assert (y == 0).all()
-    assert all(jnp.isfinite(g).all() for g in jax.tree.leaves(gradient(in_chunks(4))(*args)))
+    assert all(jnp.isfinite(g).all() for g in jax.tree.leaves(gradient(chunkwise(4))(*args)))
 
 
-def test_no_residuals_of_states():
-    """Each chunk of 4 tokens would have 32 x 32 numbers, where its tokens have 4 x 3 x 32."""
+def test_states_are_not_residuals():
+    """States would take 32 x 32 numbers per chunk of 4 tokens, whose inputs are 4 x 3 x 32."""
     t, k = 1024, 32
     shapes = [(1, t, 1, 1, k), (1, t, 1, k), (1, t, 1, k)]
     q, key, v = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
@@ -158,7 +158,7 @@ def test_no_residuals_of_states():
 
 
 def test_a_document_of_100_000_tokens_stays_finite_and_near_the_mean():
-    """In steps, in float32: with like weights the output is the mean of all values."""
+    """In float32 steps: with similar weights the output is the mean of all values."""
     t, k = 100_000, 3
     rng = np.random.default_rng(0)
     keys = jnp.asarray(rng.random((t, 1, 1, 1, k)), jnp.float32)

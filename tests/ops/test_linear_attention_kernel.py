@@ -21,18 +21,18 @@ from famjax.ops.linear_attention import Sums, chunkwise_attention
 from famjax.parallel import sharding
 
 PLATFORMS = ["tpu", "cuda"]
-# 9 chunks of 16 are two of a TPU's chunks, the second of them padded, and three of a GPU's
+# 9 chunks of 16 are two chunks on TPU, the second one padded, and three on GPU
 B, G, R, C, K, E = 2, 2, 2, 16, 16, 32
 T = 140
-# sums of 300 terms in another order
+# sums of 300 terms in different orders
 ROUNDING = 2e-6
 
 
-def drawn(dtype="float32", t=T, b=B, g=G, r=R, k=K, e=E):
-    """Features that are positive, values, sums of what was read before, and where documents begin.
+def random_inputs(dtype="float32", t=T, b=B, g=G, r=R, k=K, e=E):
+    """Return positive features, values, sums over earlier tokens, and starts of documents.
 
-    In lane 0 at the first token, within a chunk and next to each other, at a chunk's first and
-    last token; in lane 1 nowhere.
+    Documents of lane 0 start at the first token, within a chunk, at adjacent tokens, and at the
+    first and last token of a chunk; lane 1 has none.
     """
     rng = np.random.default_rng(0)
     q, key, z = (rng.random(shape) for shape in ((b, t, g, r, k), (b, t, g, k), (b, g, k)))
@@ -46,13 +46,13 @@ def drawn(dtype="float32", t=T, b=B, g=G, r=R, k=K, e=E):
 
 
 @pytest.fixture
-def alone(monkeypatch):
-    """Of the fake devices there is one."""
+def one_device(monkeypatch):
+    """Use one of the fake devices."""
     monkeypatch.setattr(jax, "device_count", lambda: 1)
 
 
-def by_kernel(platform, f):
-    """Return f as this machine would run it if it took the kernels of a platform; interpreted."""
+def with_kernels(platform, f):
+    """Return f with the kernels of a platform, run in interpret mode."""
     on, asked = kernel.platform_kernels(interpret=True)[platform], []
 
     def supported_kernels(*args):
@@ -75,53 +75,53 @@ def read(q, k, v, sums, start):
     return chunkwise_attention(q, k, v, sums, start, C)
 
 
-def close(a, b, apart=ROUNDING):
+def close(a, b, tolerance=ROUNDING):
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         assert x.shape == y.shape
         assert x.dtype == y.dtype
         x, y = (np.asarray(a, np.float64) for a in (x, y))
-        assert np.abs(x - y).max() <= apart * np.abs(y).max()
+        assert np.abs(x - y).max() <= tolerance * np.abs(y).max()
 
 
-def both_ways(f, q, k, v, sums, start):
-    """Return the results and the gradients of everything, for random gradients of the results."""
+def results_and_gradients(f, q, k, v, sums, start):
+    """Return results and all gradients, for random cotangents of the results."""
     results, backward = jax.vjp(lambda *args: f(*args, start), q, k, v, sums)
     rng = np.random.default_rng(1)
     to = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype), results)
     return results, backward(to)
 
 
-training = functools.partial(both_ways, read)
+training = functools.partial(results_and_gradients, read)
 
 
 @functools.cache
-def compiled(dtype):
-    """What XLA's form gives, and takes as gradients."""
-    return jit(training)(*drawn(dtype))
+def xla_results(dtype):
+    """Return results and gradients of the XLA form."""
+    return jit(training)(*random_inputs(dtype))
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_results_and_gradients_equal_xla(alone, platform):
-    ours = jit(by_kernel(platform, training))(*drawn())
-    close(ours, compiled("float32"))
+def test_results_and_gradients_equal_xla(one_device, platform):
+    ours = jit(with_kernels(platform, training))(*random_inputs())
+    close(ours, xla_results("float32"))
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_in_bfloat16_too(alone, platform):
-    """Both round pairs to bfloat16: these differ where float32 sums fall on either side."""
-    ours, gradients = jit(by_kernel(platform, training))(*drawn("bfloat16"))
-    theirs, to = compiled("bfloat16")
+def test_bfloat16_results_are_close_to_xla(one_device, platform):
+    """Both round pairs to bfloat16: results differ where float32 sums round differently."""
+    ours, gradients = jit(with_kernels(platform, training))(*random_inputs("bfloat16"))
+    theirs, to = xla_results("bfloat16")
     close(ours, theirs, 0.01)
     close(gradients, to, 0.01)
     close(ours[1], theirs[1])
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_error_to_the_float64_oracle(alone, platform):
-    # the oracle's values are as wide as its keys
-    q, k, v, sums, start = drawn(e=K)
+def test_error_to_the_float64_oracle(one_device, platform):
+    # the oracle needs values as wide as keys
+    q, k, v, sums, start = random_inputs(e=K)
     empty = jax.tree.map(jnp.zeros_like, sums)
-    y, last = jit(by_kernel(platform, read))(q, k, v, empty, start)
+    y, last = jit(with_kernels(platform, read))(q, k, v, empty, start)
     q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
     for lane in range(B):
         begin = np.asarray(start)[lane].clip(0)
@@ -134,32 +134,32 @@ def test_error_to_the_float64_oracle(alone, platform):
 
 
 def same(head, x):
-    """q and k are features already."""
+    """Return q and k unchanged: they are features."""
     return x
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_padding_adds_nothing_to_the_sums(alone, platform):
-    """Zeros in k and v add nothing, for any q."""
-    q, k, v, sums, start = drawn()
+def test_padding_adds_nothing_to_the_sums(one_device, platform):
+    """Rows of zeros in k and v add nothing, for any q."""
+    q, k, v, sums, start = random_inputs()
     valid = (np.arange(T) < 131)[:, None, None]
-    f = jit(by_kernel(platform, read))
+    f = jit(with_kernels(platform, read))
     _, padded = f(q, k * valid, v * valid, sums, start)
     shorter = [a[:, :131] for a in (q, k, v, start)]
     close(padded, jit(read)(*shorter[:3], sums, shorter[3])[1])
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_one_key_head_for_all_queries(alone, platform):
-    args = drawn(t=128, b=1, g=1, r=4)
-    close(jit(by_kernel(platform, read))(*args), jit(read)(*args))
+def test_one_key_head_for_all_queries(one_device, platform):
+    args = random_inputs(t=128, b=1, g=1, r=4)
+    close(jit(with_kernels(platform, read))(*args), jit(read)(*args))
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
 @pytest.mark.parametrize("sizes", [(2, 2, 2, 1), (1, 2, 2, 2)])
 def test_sharded_rows_and_heads(platform, sizes):
-    """Of 8: rows over 2 x 2 and key heads over 2; or tokens over 2 of them."""
-    args = drawn(t=128 * sizes[3], b=4, r=1)
+    """On 8 devices: rows over 2 x 2 and key heads over 2; or tokens over 2 of them."""
+    args = random_inputs(t=128 * sizes[3], b=4, r=1)
     mesh = sharding.make_mesh(MeshConfig(*sizes))
     tokens, sums = ("batch", None, "kv_heads"), ("batch", "kv_heads")
     axes = (tokens, tokens, tokens, Sums(sums, sums), ("batch",))
@@ -169,7 +169,7 @@ def test_sharded_rows_and_heads(platform, sizes):
         sharding.named_sharding(mesh, (*of, *(None,) * (a.ndim - len(of))), a.shape)
         for of, a in zip(names, leaves, strict=True)
     ]
-    f = jit(sharding.with_mesh(mesh, by_kernel(platform, training)))
+    f = jit(sharding.with_mesh(mesh, with_kernels(platform, training)))
     ours = f(*jax.device_put(args, jax.tree.unflatten(tree, places)))
     if sizes[3] == 1:
         assert ours[0][0].sharding.spec[0] == ("data", "fsdp")
@@ -180,13 +180,19 @@ def test_sharded_rows_and_heads(platform, sizes):
 
 
 def kernels_in(platform, dtype="float32", chunk=C, **sizes):
-    """Count the kernels of the program, forward and backward, that is lowered for a platform.
+    """Count the forward and backward kernels in a program lowered for a platform.
 
-    It is traced as on a machine that has kernels.
+    It is traced as on a machine that supports the kernels.
     """
     unsafe = [jax.export.DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton")]
-    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), drawn(dtype, **sizes))
-    f = jax.jit(functools.partial(both_ways, functools.partial(chunkwise_attention, chunk=chunk)))
+    shapes = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), random_inputs(dtype, **sizes)
+    )
+    f = jax.jit(
+        functools.partial(
+            results_and_gradients, functools.partial(chunkwise_attention, chunk=chunk)
+        )
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plain, "_has_kernels", lambda device: True)
         exported = jax.export.export(f, platforms=[platform], disabled_checks=unsafe)(*shapes)
@@ -195,7 +201,7 @@ def kernels_in(platform, dtype="float32", chunk=C, **sizes):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_programs_for_tpu_and_cuda_have_kernels_and_those_for_cpu_have_none(alone, dtype):
+def test_programs_for_tpu_and_cuda_have_kernels_and_those_for_cpu_have_none(one_device, dtype):
     shape = {"t": 256, "g": 8, "r": 1, "k": 32, "e": 128, "chunk": 32, "dtype": dtype}
     assert kernels_in("tpu", **shape) == (3, 0)
     assert kernels_in("cuda", **shape) == (0, 3)
@@ -205,17 +211,17 @@ def test_programs_for_tpu_and_cuda_have_kernels_and_those_for_cpu_have_none(alon
 @pytest.mark.parametrize(
     ("sizes", "tpu", "cuda"),
     [
-        ({"t": 100}, 0, 3),  # less than a TPU's chunk
+        ({"t": 100}, 0, 3),  # shorter than a TPU chunk
         ({"k": 4}, 0, 0),
-        ({"k": 20}, 3, 0),  # no power of 2
-        ({"k": 64, "e": 128}, 3, 0),  # too much shared memory
+        ({"k": 20}, 3, 0),  # not a power of 2
+        ({"k": 64, "e": 128}, 3, 0),  # exceeds shared memory
         ({"r": 1, "chunk": 128}, 3, 0),
         ({"r": 3}, 3, 0),
         ({"chunk": 48}, 0, 0),
-        ({"chunk": 128, "r": 64, "e": 128}, 0, 0),  # no room
+        ({"chunk": 128, "r": 64, "e": 128}, 0, 0),  # exceeds both memories
     ],
 )
-def test_unsupported_sizes_use_xla(alone, sizes, tpu, cuda):
+def test_unsupported_sizes_use_xla(one_device, sizes, tpu, cuda):
     assert kernels_in("tpu", **sizes) == (tpu, 0)
     assert kernels_in("cuda", **sizes) == (0, cuda)
 
@@ -243,11 +249,11 @@ class Device:
         (Device("gpu"), False),
     ],
 )
-def test_devices_that_have_kernels(device, has):
+def test_kernels_are_used_on_supported_devices(device, has):
     assert plain._has_kernels(device) is has
 
 
-def test_float64_uses_xla(alone):
+def test_float64_uses_xla(one_device):
     shapes = (9, B, G, R, C, K), (9, B, G, C, K), (9, B, G, C, E), (B, G, K, E)
     args = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
     assert kernel.supported_kernels(*args).keys() == {"tpu", "cuda"}
@@ -259,13 +265,13 @@ _COMPILE = """
 import jax
 from jax.experimental import topologies
 from famjax.parallel import sharding
-from ops.test_linear_attention_kernel import drawn, training
+from ops.test_linear_attention_kernel import random_inputs, training
 
 devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
 mesh = sharding.make_mesh(sharding.MeshConfig(data=1, fsdp=2, tensor=2), devices)
 everywhere = sharding.replicated(mesh)
 shapes = jax.tree.map(
-    lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=everywhere), drawn()
+    lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=everywhere), random_inputs()
 )
 f = jax.jit(sharding.with_mesh(mesh, training))
 text = f.lower(*shapes).compile().as_text()
@@ -274,8 +280,8 @@ print("kernels:", text.count('custom_call_target="tpu_custom_call"'))
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="libtpu is not installed")
-def test_it_compiles_for_four_tpus():
-    """By a process of its own: libtpu stays where it is loaded."""
+def test_kernels_compile_for_four_tpus():
+    """In another process, as libtpu cannot be unloaded."""
     path = os.pathsep.join(p for p in sys.path if p)
     of_its_own = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "PYTHONPATH": path}
     done = subprocess.run(

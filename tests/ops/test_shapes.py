@@ -1,4 +1,4 @@
-"""The shapes in the annotations of famjax/ops hold, and are checked in these tests only."""
+"""The shape annotations of famjax/ops are correct; they are checked only in these tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-# with `--shapes`; the tests of whole models pass NumPy arrays too, which are not checked
+# with `--shapes`; tests of whole models also pass NumPy arrays, which are not checked
 CHECKED = ("checked_shapes.py", "test_attention.py", "test_weight_einsum.py")
 
 
@@ -18,7 +18,7 @@ def test_annotated_shapes_hold() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_nothing_is_checked_elsewhere() -> None:
+def test_annotations_are_not_checked_by_default() -> None:
     code = (
         "import sys; from famjax.ops import rotary; import numpy as np\n"
         "rotary.rotate(np.ones((2, 4), np.float32), np.ones(2, np.float32))\n"

@@ -39,9 +39,9 @@ class Case(NamedTuple):
     """A token function and the sizes of a call.
 
     Attributes:
-      operations: in this order, names of `OPERATIONS` and of what `_token` adds to them.
-      tokens, block: of the call; the tokens are padded to whole blocks, as the stack does.
-      spans: of keys and values of two sets.
+      operations: names of `OPERATIONS` and of operations that `_token` adds, in this order.
+      tokens, block: of the call; tokens are padded to whole blocks, as in the stack.
+      spans: of two sets of keys and values.
     """
 
     operations: tuple[str, ...]
@@ -55,7 +55,7 @@ EXTRA = (*ATTENTION, "index", "select")
 cases = st.builds(
     lambda operations, attention, sizes, spans: Case((*operations, *attention), *sizes, spans),
     names(*EXTRA),
-    # most of what can go wrong is in the attention
+    # attention is the part with the most cases
     st.sampled_from((ATTENTION, ("attend", "weight"), ())),
     st.sampled_from(((6, 3), (5, 3), (4, 4), (3, 1))),
     st.sampled_from(((2, 3), (1, 0))),
@@ -64,7 +64,7 @@ EVERYTHING = (*OPERATIONS, *EXTRA, *reversed(ATTENTION))
 
 
 def _token(case: Case, w: Any, p: Any, visible: Visible, xs: Any) -> Any:
-    """x [b d] -> ((y, z), ((k, v), (k, v))), entries [b g e]."""
+    """Map x [b d] -> ((y, z), ((k, v), (k, v))), entries [b g e]."""
     (x, side), (keep, shift) = xs
     for name in case.operations:
         if name in ATTENTION:
@@ -82,7 +82,7 @@ def _token(case: Case, w: Any, p: Any, visible: Visible, xs: Any) -> Any:
 
 
 def _attend(w: Any, visible: Visible, spans: tuple[int, int], s: int, x: Array) -> Array:
-    """Attend to the `span` entries before the token, and to nothing with a score of 0."""
+    """Attend to the `span` entries before the token, and to a null entry with score 0."""
     (k_past, v_past), (k, v) = visible.past[s], visible.current[s]
     q = weight_einsum("...d,dge->...ge", x, w["key"])
     scores = [history_einsum("bge,bgse->bgs", q, k_past), jnp.einsum("bge,bgse->bgs", q, k)]
@@ -122,7 +122,7 @@ def _plain(case: Case, w: Any, p: Any, history: Any, xs: Any) -> Any:
     for i in range(case.tokens):
         index = i % case.block
         if index == 0:
-            # a set's last `span` entries, none of a span of 0
+            # the last `span` entries of a set; none if span is 0
             past = tuple(
                 jax.tree.map(lambda a, n=n: a[:, :, a.shape[2] - n :], set)
                 for set, n in zip(history, case.spans, strict=True)
@@ -154,7 +154,7 @@ def _loss(scan: Any, case: Case, *args: Any) -> tuple[Array, Any]:
 @example(Case(EVERYTHING, 5, 3, (2, 3)))
 @example(Case(("norm",), 4, 4, (1, 0)))
 def test_values_and_gradients_equal_plain_differentiation(case: Case) -> None:
-    """Of the kernels, the other parameters, the history and xs."""
+    """With respect to kernels, other parameters, the history and xs."""
     args = _arguments(case)
 
     def value_and_grad(scan: Any) -> Any:
@@ -167,7 +167,7 @@ def test_values_and_gradients_equal_plain_differentiation(case: Case) -> None:
     assert_equal(grads, expected_grads, 1e-10)
 
 
-def test_a_call_of_no_tokens_is_refused() -> None:
+def test_a_call_without_tokens_is_rejected() -> None:
     case = Case(ATTENTION, 0, 3, (2, 3))
     with pytest.raises(ValueError, match="token_scan: xs has no tokens"):
         _ours(case, *_arguments(case))

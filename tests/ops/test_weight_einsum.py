@@ -1,4 +1,4 @@
-"""The custom VJP of `weight_einsum` against plain differentiation, for either factor order."""
+"""The custom VJP of `weight_einsum` against plain differentiation, for both factor orders."""
 
 import jax
 import jax.numpy as jnp

@@ -1,1 +1,1 @@
-"""Slow, literal float64 NumPy transcriptions of the papers' equations: the truth in tests."""
+"""Literal float64 NumPy transcriptions of the papers' equations: slow reference implementations."""

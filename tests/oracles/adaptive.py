@@ -1,6 +1,6 @@
 """Adaptive input (arXiv 1809.10853) and softmax (arXiv 1609.04309), token by token in NumPy.
 
-A cluster is {"table": [s c], "projection": [c d] or None}; ids count through the clusters.
+A cluster is {"table": [s c], "projection": [c d] or None}; token ids continue across clusters.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Array = np.ndarray
 
 
 def embed(clusters: list[Any], token: int) -> Array:
-    """[d] of one token."""
+    """Embed one token: [d]."""
     for cluster in clusters:
         if token < len(cluster["table"]):
             return cluster["table"][token] @ cluster["projection"]
@@ -29,7 +29,7 @@ def log_softmax(scores: list[float]) -> list[float]:
 
 
 def log_probs(clusters: list[Any], entries: Array, x: Array) -> Array:
-    """log p of every word [v], of one normed x [d]; entries [d n]."""
+    """Return log p of every token [v], of one normalized x [d]; entries [d n]."""
     first, *tails = clusters
     scores = [float(row @ x) for row in first["table"]]
     scores += [float(entries[:, i] @ x) for i in range(len(tails))]

@@ -1,4 +1,4 @@
-"""What every query gives every token, and the measures of it (T2R 4, A.2), in float64 NumPy."""
+"""Attention weights of every query, and their measures (T2R 4, A.2), in float64 NumPy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array = np.ndarray
 
 
 def weights(w: transformer.LayerWeights, kind: str, hyper: dict[str, Any], x: Array) -> Array:
-    """One layer's attention over a document [t d]: [h t t]."""
+    """Return one layer's attention weights over a document [t d]: [h t t]."""
     t, similar = len(x), _similar(kind, hyper)
     rotated = kind != "linear" or hyper["rope"]
     read = [
@@ -34,7 +34,7 @@ def weights(w: transformer.LayerWeights, kind: str, hyper: dict[str, Any], x: Ar
 
 
 def _similar(kind: str, hyper: dict[str, Any]) -> Callable[[int, Array, Array], float]:
-    """The similarity of a query and a key of key head j: (j, [e], [e])."""
+    """Return the similarity of a query and a key of key head j: (j, [e], [e])."""
     if kind == "linear":
         phi = hyper["phi"]
         return lambda j, q, k: phi(j, q) @ phi(j, k)
@@ -56,7 +56,7 @@ def of_model(
     prompt: Array | None,
     x: Array,
 ) -> list[Array | None]:
-    """Every layer's [h t t], None for FAM; x [t d] is what the first one reads."""
+    """Return every layer's [h t t], None for FAM; x [t d] is the input of the first layer."""
     out: list[Array | None] = []
     for i, (w, kind, hyper) in enumerate(layers):
         before, _ = transformer.stack(layers[:i], prompt, x)
@@ -65,7 +65,7 @@ def of_model(
 
 
 def entropy(row: Array) -> float:
-    """Of one query's weights, taken to sum to 1; NaN if that is no distribution."""
+    """Return the entropy of one query's weights, which should sum to 1; NaN otherwise."""
     if (row < 0).any() or row.sum() == 0:
         return math.nan
     return -sum(p * math.log(p) for p in row / row.sum() if p > 0)

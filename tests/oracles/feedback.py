@@ -1,6 +1,6 @@
-"""The Feedback Transformer (arXiv 2002.09402), written down token by token in float64 NumPy.
+"""The Feedback Transformer (arXiv 2002.09402), token by token in float64 NumPy.
 
-One sequence, no batch dimension, nothing carried but a list of memory vectors. Letters as in
+One sequence without a batch dimension; the only state is a list of memory vectors. Letters as in
 `oracles.transformer`, and
 
     L  layers       tau  tokens that a token sees, itself not included       j  memories of a token
@@ -22,9 +22,9 @@ from .transformer import Array, LayerWeights, f64, feed_forward, norm, rotate
 
 @dataclass
 class KeyWeights:
-    """What makes keys and values of a memory, where it is the same for all layers (3.3)."""
+    """Projections that make keys and values of a memory for all layers (3.3)."""
 
-    norm_scale: Array | None  # [d], or None: norms stand behind the sums
+    norm_scale: Array | None  # [d], or None: norms follow the residual sums
     norm_bias: Array | None  # [d], or None for RMSNorm
     wk: Array  # [d g e]
     wv: Array  # [d g e]
@@ -32,20 +32,20 @@ class KeyWeights:
 
 @dataclass
 class Stack:
-    """A stack's weights and what it is.
+    """A stack's weights and hyperparameters.
 
     Attributes:
       layers: L of them; their wk and wv are not used where keys are shared.
       tau: tokens whose memory a token attends to.
-      composition: what a memory is made of, see `compose`.
-      keys: of all layers, or None: each makes its own.
+      composition: how a memory is composed, see `compose`.
+      keys: shared by all layers, or None: each has its own.
       logits: w of Equation 1, [j L+1], for the compositions that learn it.
       layer: of the composition "layer"; 0 is the embedding.
       distances: the vector of each distance from 1 to tau, [tau e], or None: positions are rotary.
-      rope_base: of rotary positions.
+      rope_base: for rotary positions.
       spans: tokens that each head of each layer sees, [L h], or None: all of tau.
-      ramp: tokens over which its sight fades.
-      pre_norm: norms before the sublayers, or behind their sums.
+      ramp: tokens over which the span mask decreases.
+      pre_norm: norms before the sublayers, or after their residual sums.
     """
 
     layers: Sequence[LayerWeights]
@@ -63,12 +63,12 @@ class Stack:
 
 @dataclass
 class Memory:
-    """What the tokens so far have left: of each token, its memories, j vectors [d]."""
+    """Memories of the tokens so far: j vectors [d] for each token."""
 
     tokens: list[list[Array]] = field(default_factory=list)
 
     def of(self, s: int, layer: int) -> Array:
-        """Return what `layer` finds of token s."""
+        """Return the memory of token s for `layer`."""
         memories = self.tokens[s]
         return memories[0] if len(memories) == 1 else memories[layer]
 
@@ -100,7 +100,7 @@ def _top(w: Stack, x: list[Array]) -> list[Array]:
 
 
 def _layer(w: Stack, x: list[Array]) -> list[Array]:
-    """v3 6.4: the state behind one layer."""
+    """v3 6.4: the output of one layer."""
     return [x[w.layer]]
 
 
@@ -116,7 +116,7 @@ def _same_and_lower(w: Stack, x: list[Array]) -> list[Array]:
 
 
 def _previous(w: Stack, x: list[Array]) -> list[Array]:
-    """A Transformer: each layer remembers what it has read."""
+    """A Transformer: each layer remembers its input."""
     return x[:-1]
 
 
@@ -134,7 +134,7 @@ COMPOSITIONS = {
 
 
 def keys_values(w: Stack, i: int, memory: Array, position: int) -> tuple[Array, Array]:
-    """What layer i attends to of one memory: [d] -> k [g e], v [g e]."""
+    """Return what layer i attends to of one memory: [d] -> k [g e], v [g e]."""
     if w.keys is not None:
         scale, bias, wk, wv = w.keys.norm_scale, w.keys.norm_bias, w.keys.wk, w.keys.wv
     else:
@@ -152,7 +152,7 @@ def attend(w: Stack, i: int, x: Array, t: int, memory: Memory) -> Array:
     own = w.layers[i]
     seen = range(max(0, t - w.tau), t)
     if not seen:
-        return np.zeros_like(x)  # there is nothing to attend to
+        return np.zeros_like(x)  # nothing to attend to
     q = np.einsum(
         "d,dhe->he", norm(x, own.norm1_scale, own.norm1_bias) if w.pre_norm else x, own.wq
     )
@@ -179,9 +179,9 @@ def attend(w: Stack, i: int, x: Array, t: int, memory: Memory) -> Array:
 
 
 def faded(weights: Array, seen: Sequence[int], t: int, z: float, ramp: int) -> Array:
-    """Adaptive span (Sukhbaatar et al., 2019, Equations 3 and 4), behind the softmax.
+    """Adaptive span (Sukhbaatar et al., 2019, Equations 3 and 4), applied after the softmax.
 
-    m_z(x) = min(max((R + z - x) / R, 0), 1) of the distance x; then the weights are normed again.
+    m_z(x) = min(max((R + z - x) / R, 0), 1) of the distance x; the weights are then renormalized.
     """
     masked = f64(
         [

@@ -1,7 +1,7 @@
 """T2R's Equations 3 to 7 and its feature maps (2.2, 2.3, 3.1), token by token in float64 NumPy.
 
-One sequence, one head after another. Where the paper leaves a number open it is that of the
-authors' code: the least denominator, and the scale of features that may be negative.
+One sequence, sequentially by head. Constants that the paper does not give are those of the authors'
+code: the minimum of the denominator, and the scale of features that may be negative.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def attend(phi: Phi, q: Array, keys: Sequence[Array], values: Sequence[Array]) -
 
 
 def state(phi: Phi, keys: Sequence[Array], values: Sequence[Array]) -> Array:
-    """Equation 5: S behind the last token, [g k e]."""
+    """Equation 5: S after the last token, [g k e]."""
     heads = range(len(keys[0]))
     return np.stack(
         [
@@ -92,7 +92,7 @@ def state(phi: Phi, keys: Sequence[Array], values: Sequence[Array]) -> Array:
 
 
 def phi_of(kind: str, weights: Any, vectors: Array | None) -> Phi:
-    """One of the maps by its name in `model.linear.map`."""
+    """Return the feature map with this name in `model.linear.map`."""
     if kind == "elu":
         return elu_plus_one
     if kind == "rfa":

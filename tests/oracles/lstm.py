@@ -1,4 +1,4 @@
-"""The LSTM, written down token by token and unit by unit in float64 NumPy."""
+"""The LSTM, token by token and unit by unit in float64 NumPy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def token(w: Any, x: Array, h: Array, c: Array) -> tuple[Array, Array]:
 
 
 def stack(layers: list[Any], xs: Array) -> tuple[Array, Array, Array]:
-    """[t d] -> [t d], and h and c of every layer [l d] behind the last token."""
+    """[t d] -> [t d], and h and c of every layer [l d] after the last token."""
     h, c = np.zeros((2, len(layers), xs.shape[1]))
     ys = []
     for x in np.asarray(xs, np.float64):

@@ -1,4 +1,4 @@
-"""The loss of `train.match`, token by token in float64 NumPy: softmax and phi side by side."""
+"""The loss of `train.match`, token by token in float64 NumPy: softmax and linear attention."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BASE = 10_000.0
 def errors(layers: Sequence[tuple[transformer.LayerWeights, str, Any]], x: Array) -> list[float]:
     """Each linear layer's sum |linear - softmax|^2 / sum |softmax|^2 over a row x [t d].
 
-    layers: as `transformer.stack` takes them. The layers above read what softmax gave.
+    layers: as in `transformer.stack`. Higher layers have the softmax outputs as inputs.
     """
     found = []
     for w, kind, hyper in layers:

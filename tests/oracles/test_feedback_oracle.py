@@ -1,4 +1,4 @@
-"""The transcription of the Feedback Transformer against numbers worked out by hand."""
+"""The transcription of the Feedback Transformer against numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ X = sequence(T)
 
 
 def changed_by(w: oracle.Stack, token: int) -> list[int]:
-    """The tokens whose outputs depend on one token's input."""
+    """Return the tokens whose outputs depend on one token's input."""
     other = X.copy()
-    other[token] += sequence(1, seed=6)[0]  # not the same for all, which LayerNorm takes away
+    other[token] += sequence(1, seed=6)[0]  # not a constant, which LayerNorm removes
     return np.flatnonzero(moved(oracle.stack(w, other)[0], oracle.stack(w, X)[0])).tolist()
 
 
 def test_a_token_sees_the_memory_of_tau_tokens_before_it():
     one = stack("layer", layers=[layer()])
     assert changed_by(one, 2) == [2, 3, 4, 5]
-    # a layer of a Transformer sees as far behind the one below
+    # a Transformer layer sees as far back as the layer below, plus tau
     assert changed_by(stack("previous"), 1) == list(range(1, 1 + L * TAU + 1))
 
 
 @pytest.mark.parametrize("composition", ["all", "average", "top", "same_and_lower"])
-def test_a_memory_of_outputs_hands_on_everything(composition):
+def test_a_memory_of_outputs_has_an_unlimited_receptive_field(composition):
     assert changed_by(stack(composition), 1) == list(range(1, T))
 
 
 @pytest.mark.parametrize("pre_norm", [True, False])
 def test_the_first_token_attends_to_nothing(pre_norm):
-    """It goes through norms and feed-forwards alone."""
+    """It passes through norms and feed-forwards only."""
     w = stack(pre_norm=pre_norm)
     x = X[0]
     for own in w.layers:
@@ -63,31 +63,31 @@ def test_the_first_token_attends_to_nothing(pre_norm):
     np.testing.assert_allclose(oracle.stack(w, X)[0][0], x, **CLOSE)
 
 
-def test_a_transformer_is_attention_over_what_a_layer_reads():
-    """As the other transcription has it, of one layer; its first token must see something there."""
+def test_composition_previous_is_a_transformer():
+    """Equal to the other transcription with one layer; its first token must attend to something."""
     w = stack("previous", layers=[layer(seed=1)], distances=None)
     seen = [[0], *(range(max(0, t - TAU), t) for t in range(1, T))]
     expected = transformer.tokens_layer(w.layers[0], X, seen, 0, w.rope_base)
     np.testing.assert_allclose(oracle.stack(w, X)[0][1:], expected[1:], **CLOSE)
 
 
-def test_what_a_memory_is_made_of():
+def test_compositions_of_the_memory():
     x = [np.full(D, 1.0), np.full(D, 10.0), np.full(D, 100.0)]
 
-    def made(composition, **changes):
+    def memory_of(composition, **changes):
         found = oracle.COMPOSITIONS[composition](stack(**changes), x)
         return [float(m[0]) for m in found]
 
     thirds = np.log([[1, 1, 2], [1, 1, 2]])
-    assert made("all", logits=thirds[:1]) == pytest.approx([52.75])
-    assert made("average") == pytest.approx([37])
-    assert made("top") == [100]
-    assert made("layer", layer=1) == [10]
-    assert made("same_and_lower", logits=thirds) == pytest.approx([5.5, 52.75])
-    assert made("previous") == [1, 10]
+    assert memory_of("all", logits=thirds[:1]) == pytest.approx([52.75])
+    assert memory_of("average") == pytest.approx([37])
+    assert memory_of("top") == [100]
+    assert memory_of("layer", layer=1) == [10]
+    assert memory_of("same_and_lower", logits=thirds) == pytest.approx([5.5, 52.75])
+    assert memory_of("previous") == [1, 10]
 
 
-def test_keys_of_all_layers_are_one_layers():
+def test_shared_keys_equal_those_of_one_layer():
     w = stack(layers=[layer(seed=1)] * L)
     own = w.layers[0]
     keys = oracle.KeyWeights(own.norm1_scale, own.norm1_bias, own.wk, own.wv)
@@ -97,7 +97,7 @@ def test_keys_of_all_layers_are_one_layers():
     assert moved(oracle.stack(stack(keys=keys), X)[0], oracle.stack(stack(), X)[0])[1:].all()
 
 
-def test_sight_fades_over_the_ramp_and_weights_are_normed_again():
+def test_the_span_mask_has_a_ramp_and_weights_are_renormalized():
     """With R = 4 and z = 1.5: distances 1, 2, 3, 5 and 6 have 1, 7/8, 5/8, 1/8 and 0."""
     found = oracle.faded(np.full(5, 0.2), [9, 8, 7, 5, 4], 10, z=1.5, ramp=4)
     np.testing.assert_allclose(found, np.array([8, 7, 5, 1, 0]) / 21, **CLOSE)
@@ -107,16 +107,16 @@ def test_sight_fades_over_the_ramp_and_weights_are_normed_again():
     assert changed_by(narrow, 2) == [2, 3]
 
 
-def test_distances_are_those_to_the_memory():
-    """The nearest one's vector matters from the second token on, the farthest's when it is seen."""
+def test_relative_positions_are_distances_to_the_memory():
+    """The nearest vector matters from the second token on, the farthest once it is in range."""
     w = stack()
     for number in range(TAU):
         distances = w.distances.copy()
         distances[number] += 1
         other = oracle.stack(replace(w, distances=distances), X)[0]
         first = np.flatnonzero(moved(other, oracle.stack(w, X)[0]))[0]
-        assert first == max(2, number + 1)  # the second token has no choice
+        assert first == max(2, number + 1)  # the second token sees only one memory
 
 
-def test_relu():
+def test_relu_feed_forward():
     np.testing.assert_array_equal(transformer.relu(np.array([-2.0, 0.0, 3.0])), [0, 0, 3])

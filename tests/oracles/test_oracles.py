@@ -1,4 +1,4 @@
-"""The transcription against itself, and against attention written out by hand."""
+"""Consistency of the transcription, and comparisons with attention computed by hand."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def run(kind, w, x, **kw):
     return oracle.fam_layer(w, x, fam_init=init, block=BLOCK, segments=1, previous=2, **kw)[0]
 
 
-def moved(a, b):
-    """Which rows differ."""
+def changed_rows(a, b):
+    """Return which rows differ."""
     return np.abs(a - b).max(axis=-1) > 1e-8
 
 
@@ -63,16 +63,16 @@ KINDS = ["full", "swa", "bswa", "fam"]
 
 # --------------------------------------------------------------------- attention written by hand
 
-N = 15  # identifiers; the last coordinate is 1 everywhere, queries and keys come from it
+N = 15  # identifiers; the last coordinate is always 1 and determines queries and keys
 WIDE = N + 1
 
 
 def reading_layer():
-    """A layer without feed-forward whose y - x shows each key's share of the attention."""
+    """Return a layer without feed-forward whose y - x shows each key's attention weight."""
     rng = np.random.default_rng(5)
     wq, wk = np.zeros((WIDE, 1, WIDE)), np.zeros((WIDE, 1, WIDE))
     wq[-1, 0], wk[-1, 0] = 2 * rng.normal(size=(2, WIDE))
-    unit = np.full(WIDE, math.sqrt(2 / WIDE + oracle.EPS))  # the norm leaves a token as it is
+    unit = np.full(WIDE, math.sqrt(2 / WIDE + oracle.EPS))  # the norm is the identity on tokens
     w = oracle.LayerWeights(
         norm1_scale=unit,
         norm1_bias=None,
@@ -130,7 +130,7 @@ def f64(x):
         ("bswa", {"block": 3, "segments": 0}, {2: [0, 1, 2], 3: [3], 7: [6, 7]}),
     ],
 )
-def test_visible_keys_and_their_shares(kind, hyper, seen):
+def test_visible_keys_and_their_weights(kind, hyper, seen):
     w, q, k = reading_layer()
     x = rows(range(11))
     y = oracle.LAYERS[kind](w, x, **hyper)
@@ -139,7 +139,7 @@ def test_visible_keys_and_their_shares(kind, hyper, seen):
         np.testing.assert_allclose((y - x)[t], by_hand(q, k, x[t], t, x[keys], keys), **CLOSE)
 
 
-def test_fam_by_hand():
+def test_fam_equals_a_computation_by_hand():
     """Blocks of 4, FAM of 2, one memory segment, two previous FAMs; block 3 is incomplete."""
     w, q, k = reading_layer()
     x = rows(range(13))
@@ -169,7 +169,7 @@ def test_fam_by_hand():
     token(12, [x[8:12], f2, f1, x[12:]], [*b2, 10, 11, 6, 7, 12])
 
 
-def test_prompt_by_hand():
+def test_memory_prompt_equals_a_computation_by_hand():
     w, q, k = reading_layer()
     h = rows([3, 1, 4])
     y = oracle.prompt_layer(w, h)
@@ -178,33 +178,33 @@ def test_prompt_by_hand():
         np.testing.assert_allclose((y - h)[j], expected, **CLOSE)
 
 
-# ------------------------------------------------------------------------------- the layers' laws
+# ----------------------------------------------------------------------- properties of the layers
 
 
 @pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
 @pytest.mark.parametrize("mlp", ["gelu", "swiglu", "geglu"])
-def test_windows_over_everything_are_full_attention(norm, mlp):
+def test_windows_over_the_full_sequence_are_full_attention(norm, mlp):
     w, x = layer(mlp=mlp, norm=norm), sequence(14)
     full = oracle.full_layer(w, x)
     np.testing.assert_allclose(oracle.swa_layer(w, x, window=14), full, **CLOSE)
     np.testing.assert_allclose(oracle.bswa_layer(w, x, block=4, segments=3), full, **CLOSE)
-    # and one less is not: token 13, and block 3, no longer see the beginning
-    assert np.flatnonzero(moved(oracle.swa_layer(w, x, window=13), full)).tolist() == [13]
+    # but with one less, token 13, and block 3, no longer see the start
+    assert np.flatnonzero(changed_rows(oracle.swa_layer(w, x, window=13), full)).tolist() == [13]
     less = oracle.bswa_layer(w, x, block=4, segments=2)
-    assert np.flatnonzero(moved(less, full)).tolist() == [12, 13]
+    assert np.flatnonzero(changed_rows(less, full)).tolist() == [12, 13]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_causality(kind):
+def test_layers_are_causal(kind):
     w, x = layer(), sequence(18)
     y = run(kind, w, x)
     for t in [0, 3, 4, 9]:
         other = x.copy()
         other[t] += 1
-        changed = moved(run(kind, w, other), y)
+        changed = changed_rows(run(kind, w, other), y)
         assert not changed[:t].any()
-        assert changed[t : t // BLOCK * BLOCK + BLOCK].all()  # t and what follows in its block
-    # a shorter sequence, ending within a block, gives the same beginning
+        assert changed[t : t // BLOCK * BLOCK + BLOCK].all()  # t and later tokens of its block
+    # a shorter sequence that ends within a block has the same prefix
     np.testing.assert_allclose(run(kind, w, x[:10]), y[:10], **CLOSE)
 
 
@@ -221,9 +221,9 @@ def test_fam_remembers_what_bswa_cannot_see(previous):
     def bswa(x):
         return oracle.bswa_layer(w, x, block=BLOCK, segments=0)
 
-    assert moved(fam(x)[0], fam(other)[0])[5 * BLOCK :].all()
-    assert all(moved(a, b).all() for a, b in zip(fam(x)[2], fam(other)[2], strict=True))
-    assert not moved(bswa(x), bswa(other))[BLOCK:].any()
+    assert changed_rows(fam(x)[0], fam(other)[0])[5 * BLOCK :].all()
+    assert all(changed_rows(a, b).all() for a, b in zip(fam(x)[2], fam(other)[2], strict=True))
+    assert not changed_rows(bswa(x), bswa(other))[BLOCK:].any()
 
 
 def test_fam_is_updated_by_complete_blocks_only():
@@ -235,7 +235,7 @@ def test_fam_is_updated_by_complete_blocks_only():
     assert [len(fam(t)[2]) for t in [0, 3, 4, 7, 8, 11]] == [0, 0, 1, 1, 2, 2]
     assert (fam(3)[1] == init).all()
     np.testing.assert_allclose(fam(11)[1], fam(8)[1], **CLOSE)
-    assert moved(fam(8)[1], fam(4)[1]).all()
+    assert changed_rows(fam(8)[1], fam(4)[1]).all()
 
 
 def test_a_fam_of_zeros_only_dilutes():
@@ -245,7 +245,7 @@ def test_a_fam_of_zeros_only_dilutes():
     y, _, _ = oracle.fam_layer(w, x, fam_init=np.zeros((FAM, D)), block=BLOCK, segments=0)
     diluted = oracle.full_layer(replace(w, wo=w.wo / (1 + FAM)), x)
     np.testing.assert_allclose(y, diluted, **CLOSE)
-    assert moved(y, oracle.full_layer(w, x)).all()
+    assert changed_rows(y, oracle.full_layer(w, x)).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -253,10 +253,10 @@ def test_a_common_offset_of_positions_changes_nothing(kind):
     w, x = layer(), sequence(14)
     y = run(kind, w, x)
     np.testing.assert_allclose(run(kind, w, x, offset=4321), y, **CLOSE)
-    # though positions matter: order does, and so does the base
-    assert moved(run(kind, w, x, rope_base=100.0), y)[1:].all()
+    # although positions matter: both their order and the base
+    assert changed_rows(run(kind, w, x, rope_base=100.0), y)[1:].all()
     swapped = run(kind, w, x[[1, 0, *range(2, 14)]])
-    assert moved(swapped[2:4], y[2:4]).all()
+    assert changed_rows(swapped[2:4], y[2:4]).all()
 
 
 def test_grouped_queries_are_repeated_key_heads():
@@ -265,10 +265,10 @@ def test_grouped_queries_are_repeated_key_heads():
     repeated = replace(w, wk=w.wk.repeat(H // G, axis=1), wv=w.wv.repeat(H // G, axis=1))
     tiled = replace(w, wk=np.tile(w.wk, (1, H // G, 1)), wv=np.tile(w.wv, (1, H // G, 1)))
     np.testing.assert_allclose(oracle.full_layer(repeated, x), y, **CLOSE)
-    assert moved(oracle.full_layer(tiled, x), y).all()
+    assert changed_rows(oracle.full_layer(tiled, x), y).all()
 
 
-def test_parts():
+def test_norms_activations_and_rotations():
     x = sequence(1)[0]
     np.testing.assert_allclose(
         oracle.norm(x, np.full(D, 2.0), None), 2 * x / np.sqrt((x**2).mean() + 1e-6), **CLOSE
@@ -290,8 +290,8 @@ def test_parts():
 
 
 @pytest.mark.parametrize("kind", KINDS[:-1])
-def test_a_lone_token_goes_through_both_norms_and_the_feed_forward(kind):
-    """One key has all the attention, at whatever position: A = V W_O + I, O = FF(PreLN(A)) + A."""
+def test_a_single_token_passes_through_norms_and_feed_forward(kind):
+    """One key has all the attention at any position: A = V W_O + I, O = FF(PreLN(A)) + A."""
     w, x = layer(mlp="geglu", norm="layernorm"), sequence(1)
     pre = oracle.norm(x[0], w.norm1_scale, w.norm1_bias)
     v = np.einsum("d,dge->ge", pre, w.wv)
@@ -302,13 +302,13 @@ def test_a_lone_token_goes_through_both_norms_and_the_feed_forward(kind):
     np.testing.assert_allclose(oracle.prompt_layer(w, x)[0], expected, **CLOSE)
 
 
-def test_fam_goes_through_the_feed_forward():
-    """Attention silenced: F_0 = FF(PreLN(0)), with zero residual; then FF(PreLN(F_0)) + F_0."""
+def test_fam_passes_through_the_feed_forward():
+    """Without attention: F_0 = FF(PreLN(0)), with zero residual; then FF(PreLN(F_0)) + F_0."""
     w, x = layer(norm="layernorm"), sequence(2 * BLOCK)
     w = replace(w, wo=0 * w.wo)
     init = sequence(FAM, seed=2)
     _, _, (f0, f1) = oracle.fam_layer(w, x, fam_init=init, block=BLOCK, segments=1)
-    first = oracle.feed_forward(w.mlp, w.norm2_bias)  # LayerNorm leaves of 0 its bias
+    first = oracle.feed_forward(w.mlp, w.norm2_bias)  # LayerNorm maps 0 to its bias
     second = first + oracle.feed_forward(w.mlp, oracle.norm(first, w.norm2_scale, w.norm2_bias))
     np.testing.assert_allclose(f0, [first] * FAM, **CLOSE)
     np.testing.assert_allclose(f1, [second] * FAM, **CLOSE)
@@ -340,7 +340,7 @@ def make_model(kinds, with_prompt=True, tied=True):
 TOKENS = np.random.default_rng(8).integers(V, size=14)
 
 
-def test_prompt_passes_through_every_kind_of_layer():
+def test_the_prompt_passes_through_every_kind_of_layer():
     m = make_model(["bswa", "fam", "full", "swa", "fam"])
     logits, fams = oracle.model(**m, tokens=TOKENS)
     assert logits.shape == (14, V)
@@ -363,33 +363,33 @@ def test_prompt_passes_through_every_kind_of_layer():
     np.testing.assert_allclose(fams[4], second, **CLOSE)
 
 
-def test_prompt_matters_to_fam_alone():
+def test_the_prompt_affects_fam_layers_only():
     for kinds, matters in [(["bswa", "full"], False), (["bswa", "fam"], True)]:
         m = make_model(kinds)
         logits, _ = oracle.model(**m, tokens=TOKENS)
         other, _ = oracle.model(**{**m, "prompt": m["prompt"] + sequence(FAM)}, tokens=TOKENS)
-        assert moved(logits, other).all() == matters
-        assert moved(logits, other).any() == matters
+        assert changed_rows(logits, other).all() == matters
+        assert changed_rows(logits, other).any() == matters
     with pytest.raises(ValueError, match="prompt"):
         oracle.model(**make_model(["fam"], with_prompt=False), tokens=TOKENS)
 
 
-def test_model_is_causal_untied_and_moves_with_the_offset():
+def test_the_model_is_causal_untied_and_uses_the_offset():
     m = make_model(["fam", "bswa"], tied=False)
     logits, _ = oracle.model(**m, tokens=TOKENS)
     other = TOKENS.copy()
     other[6] = (other[6] + 1) % V
-    changed = moved(oracle.model(**m, tokens=other)[0], logits)
+    changed = changed_rows(oracle.model(**m, tokens=other)[0], logits)
     assert not changed[:6].any()
     assert changed[6:].all()
     np.testing.assert_allclose(oracle.model(**m, tokens=TOKENS, offset=999)[0], logits, **CLOSE)
     tied, _ = oracle.model(**{**m, "head": None}, tokens=TOKENS)
     transposed, _ = oracle.model(**{**m, "head": m["embedding"].T}, tokens=TOKENS)
     np.testing.assert_allclose(tied, transposed, **CLOSE)
-    assert moved(tied, logits).all()
+    assert changed_rows(tied, logits).all()
 
 
-def test_cross_entropy():
+def test_cross_entropy_is_a_weighted_mean():
     assert oracle.cross_entropy(np.full((3, 8), 1e4), [0, 3, 7]) == pytest.approx(math.log(8))
     logits = np.log([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]])
     logits += np.array([[3.0], [-5.0]])

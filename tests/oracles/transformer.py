@@ -1,6 +1,6 @@
-"""TransformerFAM's equations (2.1, 2.2, B.1, B.2), written down token by token in float64 NumPy.
+"""TransformerFAM's equations (2.1, 2.2, B.1, B.2), token by token in float64 NumPy.
 
-One sequence at a time, no batch dimension, nothing clever. Letters as in `famjax.core.types`, and
+One sequence without a batch dimension. Letters as in `famjax.core.types`, and
 
     c  hidden width of the feed-forward      tau  index of a block      m  segments      p  previous
 
@@ -29,7 +29,7 @@ def f64(x: Any) -> Array:
 
 @dataclass
 class LayerWeights:
-    """One layer's weights; everything is turned to float64. A norm without bias is RMSNorm.
+    """One layer's weights, converted to float64. A norm without bias is RMSNorm.
 
     `mlp` is {"kind": "gelu" or "relu", "w_in": [d c], "w_out": [c d]} or
     {"kind": "swiglu" or "geglu", "w_gate": [d c], "w_up": [d c], "w_out": [c d]}.
@@ -87,7 +87,7 @@ def feed_forward(mlp: dict[str, Any], x: Array) -> Array:
 
 
 def rotate(x: Array, position: float, base: float) -> Array:
-    """[heads e] -> [heads e]. RoPE: components i and i + e/2 turn by position * base**(-2i/e)."""
+    """[heads e] -> [heads e]. RoPE rotates components i and i + e/2 by position * base**(-2i/e)."""
     e = x.shape[-1]
     out = np.zeros_like(x)
     for i in range(e // 2):
@@ -103,7 +103,7 @@ def qkv(
 ) -> tuple[Array, Array, Array]:
     """QKV(PreLN(x)) of one token: [d] -> q [h e], k [g e], v [g e], with q and k rotated.
 
-    At no position they are not.
+    Without a position they are not rotated.
     """
     x = norm(x, w.norm1_scale, w.norm1_bias)
     q = np.einsum("d,dhe->he", x, w.wq)
@@ -115,9 +115,9 @@ def qkv(
 
 
 def attend(w: LayerWeights, q: Array, keys: Sequence[Array], values: Sequence[Array]) -> Array:
-    """SelfAttention of one query over the listed keys and values, output projection included.
+    """SelfAttention of one query over the given keys and values, with the output projection.
 
-    q: [h e]; keys, values: each [g e]. Returns [d]. Query head i reads head i // (h / g).
+    q: [h e]; keys, values: each [g e]. Returns [d]. Query head i uses key head i // (h / g).
     """
     h, e = q.shape
     g = w.wk.shape[1]
@@ -140,7 +140,7 @@ def finish(w: LayerWeights, a: Array) -> Array:
 def tokens_layer(
     w: LayerWeights, x: Array, seen: Sequence[Sequence[int]], first: float, base: float
 ) -> Array:
-    """a_t = SelfAttention(q_t, K of seen[t], V of seen[t]) + i_t; token t stands at first + t."""
+    """a_t = SelfAttention(q_t, K of seen[t], V of seen[t]) + i_t; token t is at first + t."""
     x = f64(x)
     projected = [qkv(w, x[t], first + t, base) for t in range(len(x))]
     y = np.zeros_like(x)
@@ -158,7 +158,7 @@ def tokens_layer(
 def full_layer(
     w: LayerWeights, x: Array, *, rope_base: float = 10_000.0, offset: float = 0
 ) -> Array:
-    """Causal attention over everything. x: [t d]; returns [t d]."""
+    """Causal attention over the full sequence. x: [t d]; returns [t d]."""
     return tokens_layer(w, x, [range(t + 1) for t in range(len(x))], offset, rope_base)
 
 
@@ -171,7 +171,7 @@ def swa_layer(
 
 
 def seen_in_memory(tau: int, block: int, segments: int) -> list[int]:
-    """Tokens of the blocks tau-m to tau-1, as far as they exist."""
+    """Return the tokens of blocks tau-m to tau-1 that exist."""
     return [
         s for b in range(max(0, tau - segments), tau) for s in range(b * block, (b + 1) * block)
     ]
@@ -186,7 +186,7 @@ def bswa_layer(
     rope_base: float = 10_000.0,
     offset: float = 0,
 ) -> Array:
-    """Equation 1: all of the blocks tau-m to tau-1 and the own block up to t. [t d] -> [t d]."""
+    """Equation 1: all of blocks tau-m to tau-1, and the current block up to t. [t d] -> [t d]."""
     seen = []
     for t in range(len(x)):
         tau = t // block
@@ -208,8 +208,7 @@ def fam_layer(
 ) -> tuple[Array, Array, list[Array]]:
     """Algorithm 2, with the first update's zero residual (B.1) and FAM's positions (B.2.1).
 
-    With a gate, its weight [d] and bias [f], F_tau is between F_{tau-1} and what the block would
-    add to it.
+    With a gate, with weight [d] and bias [f], F_tau interpolates between F_{tau-1} and the sum.
 
     x: [t d]; fam_init: [f d], F_{-1}. Returns y [t d], the last F [f d] (fam_init if no block was
     completed) and [F_0, F_1, ...], one for each completed block.
@@ -220,7 +219,7 @@ def fam_layer(
     y = np.zeros_like(x)
 
     def project(fam: Array, tau: int) -> list[tuple[Array, Array, Array]]:
-        """QKV(PreLN(F_tau)). F_tau stands at the last f numbers of block tau; F_{-1} at -f..-1."""
+        """QKV(PreLN(F_tau)). F_tau is at the last f positions of block tau, F_{-1} at -f..-1."""
         start = offset + tau * block + block - f
         return [qkv(w, fam[j], start + j, rope_base) for j in range(f)]
 
@@ -234,7 +233,7 @@ def fam_layer(
         for t in range(begin, end):
             projected.append(qkv(w, x[t], offset + t, rope_base))
 
-        # the block's input attends to memory segments, the last p FAMs and its own past
+        # the block's input attends to memory segments, the last p FAMs and its own prefix
         for t in range(begin, end):
             past = [projected[s] for s in seen_in_memory(tau, block, segments)]
             for back in range(1, previous + 1):  # F_{tau-back}, at index tau-back+1
@@ -245,7 +244,7 @@ def fam_layer(
             y[t] = finish(w, a)
 
         if end - begin < block:
-            break  # an incomplete block updates nothing
+            break  # an incomplete block makes no update
 
         # FAM attends to itself and to the whole block
         compressed = projected_fams[-1] + projected[begin:end]
@@ -279,9 +278,9 @@ def linear_layer(
     rope_base: float = 10_000.0,
     offset: float = 0,
 ) -> tuple[Array, Array]:
-    """T2R's Equations 3 to 7 (`linear`): causal, or all tokens see everything.
+    """T2R's Equations 3 to 7 (`linear`): causal, or all tokens attend to all.
 
-    x: [t d]; returns [t d], and S behind the last token [g k e].
+    x: [t d]; returns [t d], and S after the last token [g k e].
     """
     x = f64(x)
     projected = [qkv(w, x[t], offset + t if rope else None, rope_base) for t in range(len(x))]
@@ -297,7 +296,7 @@ def linear_layer(
 def prompt_layer(
     w: LayerWeights, h: Array, *, rope_base: float = 10_000.0, offset: float = 0
 ) -> Array:
-    """B.1: the FAM prompt's way through a layer, full attention at positions -f to -1. [f d]."""
+    """B.1: a layer applied to the FAM prompt, full attention at positions -f to -1. [f d]."""
     f = len(h)
     return tokens_layer(w, h, [range(f)] * f, offset - f, rope_base)
 
@@ -321,7 +320,7 @@ def stack(
     rope_base: float = 10_000.0,
     offset: float = 0,
 ) -> tuple[Array, list[Array | None]]:
-    """The layers of `model`: [t d] -> [t d], and what each remembers: its last FAM, or its S."""
+    """The layers of `model`: [t d] -> [t d], and the last FAM or S of each."""
     h = None if prompt is None else f64(prompt)
     memory: list[Array | None] = []
     for w, kind, hyper in layers:
@@ -360,12 +359,12 @@ def model(
 
     Args:
       embedding: [v d].
-      layers: of (weights, kind in LAYERS, the keyword arguments that this kind needs beyond
+      layers: of (weights, kind in LAYERS, keyword arguments of this kind other than
         rope_base, offset and fam_init).
       final_norm: scale [d] and bias [d] or None.
       head: [d v], or None for the transposed embedding.
-      prompt: [f d], the FAM prompt at the level of the embedding, or None. It goes through all
-        layers, whatever their kind; a layer's initial FAM is the prompt as it arrives there.
+      prompt: [f d], the FAM prompt as embeddings, or None. It passes through all layers of any
+      kind; a layer's initial FAM is its input prompt.
       tokens: [t] integers.
 
     Returns:

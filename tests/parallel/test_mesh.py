@@ -1,4 +1,4 @@
-"""Mesh selection, and errors and warnings about meshes that do not divide a config."""
+"""Automatic meshes; errors and warnings about meshes that do not divide a config."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL = MeshDemand(weights=100, rows=8, tensor=(4, 2, 32), blocks=16, limit=100)
 @pytest.mark.parametrize(
     ("changes", "mesh"),
     [
-        # rows first; weights are replicated as long as they fit
+        # rows first; weights are replicated while they fit
         ({}, (8, 1, 1, 1)),
         ({"rows": 24}, (8, 1, 1, 1)),
         ({"weights": 101}, (4, 2, 1, 1)),
@@ -34,7 +34,7 @@ SMALL = MeshDemand(weights=100, rows=8, tensor=(4, 2, 32), blocks=16, limit=100)
         # rows of the carried state are sharded too
         ({"weights": 60, "state": 320}, (8, 1, 1, 1)),
         ({"weights": 60, "state": 321}, (4, 2, 1, 1)),
-        # then everything that tensor divides, then blocks
+        # then all that tensor divides, then blocks
         ({"rows": 4}, (4, 1, 2, 1)),
         ({"rows": 2}, (2, 1, 2, 2)),
         ({"rows": 1}, (1, 1, 2, 4)),
@@ -43,11 +43,11 @@ SMALL = MeshDemand(weights=100, rows=8, tensor=(4, 2, 32), blocks=16, limit=100)
         ({"rows": 4, "weights": 800}, (1, 4, 2, 1)),
         # for odd sizes some devices duplicate work
         ({"rows": 3, "tensor": (3,), "blocks": 5}, (8, 1, 1, 1)),
-        # what fits nowhere is sharded the most
+        # the largest memory savings if nothing fits
         ({"weights": 10_000}, (1, 8, 1, 1)),
     ],
 )
-def test_chosen_mesh(changes: dict, mesh: tuple[int, ...]) -> None:
+def test_automatic_mesh(changes: dict, mesh: tuple[int, ...]) -> None:
     assert choose_mesh(AUTO, 8, replace(SMALL, **changes)) == MeshConfig(*mesh)
 
 
@@ -125,7 +125,7 @@ def config(mesh: tuple[int, ...], *overrides: str) -> Config:
         ((1, 1, 1, 16), ["model.mixer=full,bswa"], "mesh.sequence=16 does not divide the 8 blocks"),
     ],
 )
-def test_a_mesh_that_does_not_divide(
+def test_a_mesh_that_does_not_divide_is_rejected(
     mesh: tuple[int, ...], overrides: list[str], said: str
 ) -> None:
     with pytest.raises(UserError) as error:
@@ -133,7 +133,7 @@ def test_a_mesh_that_does_not_divide(
     assert str(error.value).startswith(said)
 
 
-def test_a_mesh_that_divides() -> None:
+def test_a_mesh_that_divides_is_accepted() -> None:
     check_divides(resolved((1, 1, 2, 8)))
     # without windows every token is a block
     check_divides(resolved((1, 1, 1, 16), "model.mixer=full"))
@@ -143,8 +143,8 @@ def test_a_mesh_that_divides() -> None:
     ("mesh", "overrides", "said"),
     [
         ((4, 2, 1, 1), ["data.batch=8"], None),
-        ((-1, 1, 1, 1), ["data.batch=3"], None),  # the number of devices is not the user's choice
-        ((3, 1, 1, 1), ["data.batch=4"], None),  # does not fit the devices either: another error
+        ((-1, 1, 1, 1), ["data.batch=3"], None),  # the user did not choose the number of devices
+        ((3, 1, 1, 1), ["data.batch=4"], None),  # another error: 3 does not divide the devices
         (
             (4, 2, 1, 1),
             ["data.batch=8", "train.accumulate=2"],
@@ -159,7 +159,7 @@ def test_a_mesh_that_divides() -> None:
         ),
     ],
 )
-def test_rows_that_do_not_divide_over_explicit_axes(
+def test_rows_must_divide_over_explicit_axes(
     mesh: tuple[int, ...], overrides: list[str], said: str | None
 ) -> None:
     if said is None:

@@ -15,8 +15,8 @@ from famjax.parallel import sequence_parallel, sharding
 B = 12
 
 
-def on(devices: int, f: Any) -> Any:
-    """Return f compiled for tokens sharded over so many devices."""
+def sharded(devices: int, f: Any) -> Any:
+    """Return f compiled with tokens sharded over this many devices."""
     mesh = sharding.make_mesh(MeshConfig(1, 1, 1, devices), jax.devices()[:devices])
     return jax.jit(sharding.with_mesh(mesh, f))
 
@@ -29,7 +29,9 @@ def test_halo_exchange(devices: int, n: int, c: int) -> None:
     old, new = (rng.random((B, size, 2), np.float32) for size in (c, n))
     line = np.concatenate([old, new], 1)
     expected = np.stack([line[:, j : j + c] for j in range(n)], 1)
-    np.testing.assert_array_equal(on(devices, sequence_parallel.halo_exchange)(old, new), expected)
+    np.testing.assert_array_equal(
+        sharded(devices, sequence_parallel.halo_exchange)(old, new), expected
+    )
 
 
 @pytest.mark.parametrize(("devices", "n"), [(1, 6), (8, 8), (4, 12)])
@@ -37,10 +39,10 @@ def test_halo_exchange(devices: int, n: int, c: int) -> None:
 def test_gather_last(devices: int, n: int, c: int, size: int) -> None:
     rng = np.random.default_rng(0)
     old, new = (rng.random((B, s, 2), np.float32) for s in (c, n))
-    end = rng.permutation(np.arange(B) % (n + 1))  # every one, the first and the last too
+    end = rng.permutation(np.arange(B) % (n + 1))  # all of them, including the first and the last
     line = np.concatenate([old, new, np.zeros((B, size - c, 2), np.float32)], 1)
     expected = np.stack([lane[i : i + size] for lane, i in zip(line, end, strict=True)])
-    found = on(devices, lambda *a: sequence_parallel.gather_last(*a, size))(old, new, end)
+    found = sharded(devices, lambda *a: sequence_parallel.gather_last(*a, size))(old, new, end)
     np.testing.assert_array_equal(found, expected)
 
 
@@ -64,7 +66,7 @@ def test_ring_scan(n: int) -> None:
         return jax.value_and_grad(lambda *a: loss(scan, *a), argnums=(0, 1, 2), has_aux=True)
 
     plain = gradients(lambda f, shared, *a: jax.lax.scan(lambda c, x: f(shared, c, x), *a))
-    (value, count), grads = on(8, gradients(sequence_parallel.ring_scan))(shared, carry, xs)
+    (value, count), grads = sharded(8, gradients(sequence_parallel.ring_scan))(shared, carry, xs)
     (value_, _), grads_ = jax.jit(plain)(shared, carry, xs)
     assert count == n
     np.testing.assert_allclose(value, value_, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""What FAM adds to the collectives of a training step: sums of a few tokens, nothing at a block."""
+"""Collectives that FAM adds to a training step: sums over memory tokens, and none per block."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def collectives(mixer: str) -> dict[str, hlo.Collective]:
     return {c.kind: c for c in found}
 
 
-def test_none_is_within_fams_loop_over_blocks() -> None:
-    """The gradient of what its blocks read is summed once, behind them, beside that of BSWA."""
+def test_fams_loop_over_blocks_has_no_collectives() -> None:
+    """Gradients of what its blocks use are summed once after them, together with those of BSWA."""
     summed = collectives("bswa")["all-reduce"].bytes
     assert summed < collectives("fam")["all-reduce"].bytes < 2.5 * summed
 
 
-def test_a_layers_weights_are_fetched_once_for_each_pass() -> None:
-    """Forward, and backward, which computes it again; and for FAM no more than for BSWA."""
+def test_a_layers_weights_are_gathered_once_per_pass() -> None:
+    """Forward, and backward with recomputation; FAM needs no more gathers than BSWA."""
     layer = 4 * 64 * 64 + 3 * 64 * 256
     fsdp_all_gather = collectives("bswa")["all-gather"].bytes
     weights = 2 * LAYERS * layer * 4 * 7 / 8
     table = 2 * 64 * 64 * 4 * 7 / 8
     assert weights <= fsdp_all_gather <= weights + 2 * table
     more = collectives("fam")["all-gather"].bytes - fsdp_all_gather
-    # the prompt's tokens, and not a layer's weights
+    # tokens of the memory prompt, not a layer's weights
     assert more < 8 * LAYERS * FAM * 64 * 4 < layer * 4

@@ -1,4 +1,4 @@
-"""Costs read from HLO text, of programs whose costs are known by arithmetic."""
+"""Costs parsed from HLO text, for programs with known costs."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def shape(*dims: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(dims, jnp.float32)
 
 
-def test_products_in_loops_count_by_turn():
-    def turn(x, w):
+def test_matmuls_in_loops_count_once_per_iteration():
+    def body(x, w):
         return jnp.tanh(x @ w), None
 
     def f(x, ws):
-        return jax.lax.scan(turn, x, ws)[0]
+        return jax.lax.scan(body, x, ws)[0]
 
     counted = cost(f, shape(4, N), shape(7, N, N))
     assert counted.flops == 7 * 2 * 4 * N * N
     assert counted.unknown_loops == 0
 
 
-def test_loops_within_loops():
+def test_nested_loops_multiply():
     def outer(x, w):
         inner = lambda y, _: (jnp.tanh(y @ w), None)  # noqa: E731
         return jax.lax.scan(inner, x, None, length=3)[0], None
@@ -50,14 +50,14 @@ def test_loops_within_loops():
     assert counted.flops == 5 * 3 * 2 * 4 * N * N
 
 
-def test_products_of_batches():
+def test_batched_matmuls():
     counted = cost(
         lambda x, y: jnp.einsum("bthe,bshe->bhts", x, y), shape(2, 5, 3, N), shape(2, 9, 3, N)
     )
     assert counted.flops == 2 * (2 * 3 * 5 * 9 * N)
 
 
-def test_a_loop_of_unknown_length_is_said_to_be_one():
+def test_a_loop_of_unknown_length_is_reported():
     def f(x):
         return jax.lax.while_loop(lambda x: jnp.sum(x) < 1e3, lambda x: jnp.tanh(x @ x), x)
 
@@ -66,7 +66,7 @@ def test_a_loop_of_unknown_length_is_said_to_be_one():
     assert counted.flops == 2 * N**3
 
 
-def test_the_dearest_branch_counts():
+def test_the_most_expensive_branch_counts():
     def f(n, x):
         branches = (lambda x: x, lambda x: x @ x, lambda x: x @ x @ x)
         return jax.lax.switch(n, branches, x)
@@ -76,7 +76,7 @@ def test_the_dearest_branch_counts():
 
 
 COLLECTIVES = {
-    # what a device has is [4], 16 bytes
+    # the shape on one device is [4], 16 bytes
     "all-reduce": (lambda x: jax.lax.psum(x, "i"), 2 * 16 * 7 / 8),
     "all-gather": (lambda x: jax.lax.all_gather(x, "i"), 16 * 7),
     "reduce-scatter": (lambda x: jax.lax.psum_scatter(jnp.tile(x, 2), "i", tiled=True), 32 * 7 / 8),
@@ -98,17 +98,17 @@ def on_eight(f: Callable[..., Any], axes: tuple[int, ...] = (8,)) -> Callable[..
 
 
 @pytest.mark.parametrize("kind", COLLECTIVES)
-def test_collectives(kind):
+def test_collectives_are_counted(kind):
     f, sent = COLLECTIVES[kind]
     (row,) = hlo.collective_rows(cost(on_eight(lambda x: f(x).reshape(-1)), shape(32)))
     assert (row["kind"], row["group"], row["count"]) == (kind, 8, 1)
     assert row["bytes"] == row["largest"] == sent
 
 
-def test_collectives_in_loops_count_by_turn():
+def test_collectives_in_loops_count_once_per_iteration():
     def f(x):
-        turn = lambda y, _: (jax.lax.psum(y, "i") / 8 + 1, None)  # noqa: E731
-        return jax.lax.scan(turn, x, None, length=5)[0]
+        body = lambda y, _: (jax.lax.psum(y, "i") / 8 + 1, None)  # noqa: E731
+        return jax.lax.scan(body, x, None, length=5)[0]
 
     (row,) = hlo.collective_rows(cost(on_eight(f), shape(32)))
     assert row["count"] == 5
@@ -137,13 +137,13 @@ def test_group_sizes(attributes, size):
     assert hlo.group_size(attributes) == size
 
 
-def test_memory_traffic_is_what_goes_in_and_out():
+def test_memory_traffic_is_inputs_plus_outputs():
     counted = cost(lambda x, y: jnp.tanh(x) * y + 1, shape(64, 64), shape(64, 64))
     assert counted.bytes == 3 * 64 * 64 * 4
 
 
-def test_of_a_stack_a_turn_reads_its_slice():
-    """512 layers would otherwise be read 512 times."""
+def test_an_iteration_reads_its_slice_of_stacked_inputs():
+    """Otherwise 512 layers would count 512 times."""
 
     def f(x, ws):
         return jax.lax.scan(lambda x, w: (x * w, None), x, ws)[0]
@@ -153,7 +153,7 @@ def test_of_a_stack_a_turn_reads_its_slice():
     assert once < counted.bytes < 10 * once
 
 
-def test_of_what_is_stacked_a_turn_writes_its_slice():
+def test_an_iteration_writes_its_slice_of_stacked_outputs():
     def f(x):
         return jax.lax.scan(lambda x, _: (x * 2, x), x, None, length=512)[1]
 
@@ -162,15 +162,15 @@ def test_of_what_is_stacked_a_turn_writes_its_slice():
     assert once < counted.bytes < 10 * once
 
 
-def test_seconds_take_the_longer_of_both():
+def test_time_is_the_maximum_of_compute_and_memory():
     program = hlo.parse(text(lambda x: jnp.tanh(x @ x), shape(64, 64)))
     flops, moved = 2 * 64**3, hlo.count_cost(program).bytes
     assert hlo.count_cost(program, peak=1.0, bandwidth=1e30).seconds == pytest.approx(flops)
     assert hlo.count_cost(program, peak=1e30, bandwidth=1.0).seconds == pytest.approx(moved)
 
 
-# As libtpu writes it: trip counts to be read from the condition, products as convolutions, arrays
-# that lie on the chip, one asynchronous collective in several fusions.
+# In libtpu's format: trip counts are parsed from the condition, products are convolutions, some
+# arrays are in on-chip memory, and one asynchronous collective spans several fusions.
 TPU = """HloModule jit_f, is_scheduled=true
 
 %start (p.1: bf16[8,4]) -> (bf16[8,4], bf16[64,4]) {
@@ -221,7 +221,7 @@ condition=%condition, body=%body
 """.replace("\\\n", "").replace("%y.1, %z.1", "%y.1, %y.1")
 
 
-def test_a_tpu_program():
+def test_costs_of_a_tpu_program():
     counted = hlo.count_cost(hlo.parse(TPU))
     # from 1 by 2 to below 17
     turns = 8
@@ -230,7 +230,7 @@ def test_a_tpu_program():
     assert row["largest"] == 7 * 8 * 4 * 2
     # each of the 3 products of the batch [8 16] [8 16] meets once, at o=2k's third of the holes
     assert counted.flops == turns * 2 * 8 * 16 * 8 * 3
-    # the fusions read x, and nothing is written but on the chip; once, a copied counter
+    # fusions read x and write on-chip memory only; a counter is copied once
     assert counted.bytes == turns * 2 * 8 * 4 * 2 + turns * 2 * 4 + 2 * 4
 
 
@@ -255,8 +255,8 @@ def test_convolutions_do_not_count_padding_and_holes(window):
     assert cost(f, shape(5, 3, size), shape(7, 3, kernel)).flops == 2 * pairs * 5 * 3 * 7
 
 
-def test_an_asynchronous_collective_may_go_on_within_a_loop():
-    """It begins before the loop and is carried along by its turns."""
+def test_an_asynchronous_collective_may_span_a_loop():
+    """It starts before the loop and is carried through its iterations."""
     begun = TPU.replace(
         "  %tuple.2 =",
         "  %fusion.0 = (bf16[8,4]{1,0}, bf16[64,4]{1,0}) fusion(%x), calls=%start\n  %tuple.2 =",
@@ -266,6 +266,6 @@ def test_an_asynchronous_collective_may_go_on_within_a_loop():
     assert row["bytes"] == row["largest"]
 
 
-def test_other_text():
+def test_text_that_is_not_hlo_is_rejected():
     with pytest.raises(ValueError, match="no ENTRY"):
         hlo.parse("module @jit_f {}")

@@ -1,4 +1,4 @@
-"""`famjax plan`: what it says of small models on fake devices, and of what cannot be planned."""
+"""`famjax plan` for small models on fake devices, and its errors."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def small(*overrides: str) -> Config:
     return override(Config(), [*SHAPE, *overrides])
 
 
-def resolved(config: Config) -> ResolvedConfig:
+def resolve_for_eight(config: Config) -> ResolvedConfig:
     """Return the config for eight devices."""
     return resolve(config, None, 8)
 
 
 def overrides(config: Config) -> list[str]:
-    """Return what makes the config of `text_fam`'s, without keys that do nothing in it."""
+    """Return the overrides of `text_fam` that make this config, without unused keys."""
     given = format_overrides(load_config("text_fam"), config).split()
     return [pair for pair in given if is_used(config, pair.partition("=")[0])]
 
@@ -61,20 +61,20 @@ def is_used(config: Config, key: str) -> bool:
     return True
 
 
-def planned(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+def plan_json(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
     assert main(["plan", "text_fam", *argv, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
 def test_a_small_model_on_eight_devices(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without recomputing, all products of the program are the formula's."""
+    """Without rematerialization, all matmuls of the program are in the formula."""
     config = small("model.mixer=bswa", "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
-    found = planned(capsys, *overrides(config), "name=text_fam", "--topology", "cpu:8")
+    found = plan_json(capsys, *overrides(config), "name=text_fam", "--topology", "cpu:8")
     assert found["mesh"] == {"data": 2, "fsdp": 2, "tensor": 2, "sequence": 1}
     tokens = 16 * 32
-    assert found["computed_flops"] == tokens * step_flops(resolved(config), computed=True)
-    assert found["model_flops"] == tokens * step_flops(resolved(config))
-    # and the look-up's gradient, a product with the words' places
+    assert found["computed_flops"] == tokens * step_flops(resolve_for_eight(config), computed=True)
+    assert found["model_flops"] == tokens * step_flops(resolve_for_eight(config))
+    # and the gradient of the look-up, a matmul with one-hot tokens
     look_up = 2 * tokens * 64 * 16
     assert found["flops"] * 8 == found["computed_flops"] + look_up
     layer = 4 * 16 * 16 + 3 * 16 * 32
@@ -93,19 +93,19 @@ def test_a_small_model_on_eight_devices(capsys: pytest.CaptureFixture[str]) -> N
     assert roofline["step"] == max(roofline["device"], roofline["network"])
 
 
-def test_what_is_frozen_and_carried() -> None:
+def test_frozen_parameters_and_carried_memory_are_counted() -> None:
     config = small("model.lora.rank=2", "train.rsp=0.5", "optimizer.name=adafactor")
     arrays = plans.run_worker(config, parse_topology("cpu:2"), compile=False)["arrays"]
     assert arrays["frozen"]["elements"] > arrays["trained"]["elements"] > 0
-    # of each layer a FAM, its keys and values [f d], and a count
+    # each layer has a FAM, its keys and values [f d], and a counter
     assert arrays["carried"]["elements"] == 2 * (3 * 2 * 16 + 1)
-    # and a window of two blocks' keys and values, with two counts
+    # and a window with keys and values of two blocks, and two counters
     assert arrays["state of a row"]["elements"] == 2 * (3 * 2 * 16 + 1 + 2 * 2 * 8 * 16 + 2)
 
 
 @pytest.mark.slow
-def test_tokens_are_divided_beside_rows_in_a_model_of_many_layers() -> None:
-    """XLA on CPU refused a device's own number in it: "PartitionId is not supported"."""
+def test_tokens_and_rows_can_be_sharded_in_a_model_of_many_layers() -> None:
+    """XLA on CPU rejected axis_index in it: "PartitionId is not supported"."""
     deep = ["model.layers=4", "model.scan_layers=false", "mesh.data=2", "mesh.sequence=2"]
     found = plans.run_worker(small(*deep), parse_topology("cpu:4"), compile=True)
     assert {row["kind"] for row in found["collectives"]} >= {"all-reduce", "collective-permute"}
@@ -123,7 +123,7 @@ def test_shardings() -> None:
     assert not any(row["whole"] for row in found)
 
 
-def test_a_big_parameter_on_every_device_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_large_replicated_parameter_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["model.vocab_size=66001", "model.layers=1", "mesh.data=4", "mesh.tensor=2"]
     assert main(["plan", "text_fam", *given, "--topology", "cpu:8", "--shardings"]) == 0
     said = capsys.readouterr().out
@@ -141,7 +141,7 @@ def candidate(**mesh: int) -> Config:
 
 
 def test_candidates_divide_rows_and_heads() -> None:
-    """Of 4 blocks, 4 heads, and the batch, half and twice of it."""
+    """With 4 blocks, 4 heads, and the batch, half and twice of it."""
     found = list(candidates(small(), parse_topology("cpu:8")))
     meshes = {tuple(vars(c.mesh).values()) for c in found}
     up_to_8, up_to_4 = (1, 2, 4, 8), (1, 2, 4)
@@ -154,36 +154,38 @@ def test_candidates_divide_rows_and_heads() -> None:
 
 
 @pytest.mark.parametrize("mixer", ["fam", "bswa"])
-def test_what_the_axis_sequence_keeps_and_sends(mixer: str) -> None:
-    """Devices keep their part of a row's tokens. Memory segments are sent beside the gradients,
-    which are summed as over rows; and FAM's devices wait for each other."""
+def test_memory_and_communication_of_the_sequence_axis(mixer: str) -> None:
+    """Devices hold their part of a row's tokens. Memory segments are sent, besides the gradients,
+    which are summed as over rows; FAM's devices run sequentially."""
     on = parse_topology("v5e:2x4")
     alone, divided = (
-        resolved(override(candidate(data=data, sequence=sequence), [f"model.mixer={mixer}"]))
+        resolve_for_eight(
+            override(candidate(data=data, sequence=sequence), [f"model.mixer={mixer}"])
+        )
         for data, sequence in ((8, 1), (1, 8))
     )
     assert estimate(divided, on).activations == pytest.approx(estimate(alone, on).activations)
     assert estimate(divided, on).seconds > estimate(alone, on).seconds
 
 
-def test_estimates_order_what_is_known() -> None:
-    """Recomputing keeps less, more devices hold less each, parts of a batch too."""
+def test_estimates_have_the_expected_order() -> None:
+    """Rematerialization, more devices and accumulation all need less memory per device."""
     on = parse_topology("v5e:2x4")
     long = ["model.layers=8", "data.length=256", "model.memory_segments=3"]
 
-    def of(remat: str, **mesh: int) -> float:
-        config = resolved(override(candidate(**mesh), [*long, f"model.remat={remat}"]))
+    def memory_of(remat: str, **mesh: int) -> float:
+        config = resolve_for_eight(override(candidate(**mesh), [*long, f"model.remat={remat}"]))
         return estimate(config, on).bytes
 
-    kept = [of(remat, data=8, fsdp=1) for remat in ("block", "attention", "layer", "none")]
+    kept = [memory_of(remat, data=8, fsdp=1) for remat in ("block", "attention", "layer", "none")]
     assert kept == sorted(kept)
-    assert of("none", data=1, fsdp=8) < of("none", data=8, fsdp=1)
-    model = resolved(small(*long)).model
+    assert memory_of("none", data=1, fsdp=8) < memory_of("none", data=8, fsdp=1)
+    model = resolve_for_eight(small(*long)).model
     assert layer_activations(model, 512, 2, 1) == 2 * layer_activations(model, 256, 1, 1)
 
 
-def test_search_compiles_what_was_given_and_the_best_by_formula() -> None:
-    """Of what it compiles it returns those that fit, the most tokens a second first."""
+def test_search_compiles_the_given_and_the_best_estimated_candidates() -> None:
+    """Of the compiled candidates, those that fit are returned, ordered by throughput."""
     on, lines, compiled = parse_topology("cpu:8"), list[str](), list[Config]()
 
     def compile(config: Config, on: Any) -> plans.Plan:
@@ -202,11 +204,11 @@ def test_search_compiles_what_was_given_and_the_best_by_formula() -> None:
     assert [p.config for p in found.too_large] == [second]
     assert len(lines) == 5
     rows = (c for c in candidates(small(), on) if c.data.batch == 16)
-    seconds = [estimate(resolved(c), on).seconds for c in (best, *rows)]
+    seconds = [estimate(resolve_for_eight(c), on).seconds for c in (best, *rows)]
     assert seconds[0] == min(seconds[1:])
 
 
-def test_a_candidate_that_cannot_be_compiled_takes_no_other_with_it() -> None:
+def test_a_candidate_that_does_not_compile_is_skipped() -> None:
     on, lines, good = parse_topology("cpu:8"), list[str](), plans.Roofline(1, 0, 1, 0)
     turns = iter([UserError("out of memory"), good, good, RuntimeError("crashed")])
 
@@ -223,15 +225,15 @@ def test_a_candidate_that_cannot_be_compiled_takes_no_other_with_it() -> None:
         search(small(), on, 1, lines.append, compile)
 
 
-def test_attention_of_all_tokens_at_once_is_not_by_block() -> None:
+def test_remat_block_equals_layer_for_full_attention() -> None:
     layer, block = (
-        layer_activations(resolved(full).model, 512, 2, 1)
+        layer_activations(resolve_for_eight(full).model, 512, 2, 1)
         for full in (small("model.mixer=full", f"model.remat={r}") for r in ("layer", "block"))
     )
     assert layer == block
 
 
-def test_no_mesh_divides_the_rows() -> None:
+def test_search_without_a_valid_mesh_is_an_error() -> None:
     odd = small("data.batch=3", "data.length=8", "model.heads=1")
     with pytest.raises(UserError, match="no mesh of 8 chips divides the rows"):
         search(odd, parse_topology("cpu:8"), 1, print)
@@ -247,7 +249,7 @@ def test_no_mesh_divides_the_rows() -> None:
         ("cpu:2x2", "give a number of chips, such as cpu:8"),
     ],
 )
-def test_topologies_that_do_not_exist(name: str, said: str) -> None:
+def test_unknown_topologies_are_rejected(name: str, said: str) -> None:
     with pytest.raises(UserError) as error:
         parse_topology(name)
     assert said.split(" are ")[0] in str(error.value)
@@ -256,7 +258,7 @@ def test_topologies_that_do_not_exist(name: str, said: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["v5e:4x8", "v5p:4x4x4", "v6e:8x8", "h200:8", "cpu:8"])
-def test_topologies_that_do(name: str) -> None:
+def test_known_topologies_are_accepted(name: str) -> None:
     on = parse_topology(name)
     assert on.name == name
     assert on.is_tpu == name.startswith("v")
@@ -290,7 +292,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("argv", "said"), BAD)
-def test_mistakes_are_one_line(
+def test_mistakes_are_one_line_errors(
     argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", *argv]) == 2
@@ -299,7 +301,7 @@ def test_mistakes_are_one_line(
     assert lines[-1].startswith("famjax: ")
 
 
-def test_without_libtpu(
+def test_missing_libtpu_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -308,7 +310,7 @@ def test_without_libtpu(
     assert "needs libtpu, which is not installed; pip install -e '.[tpu]'" in said
 
 
-def test_a_compiler_that_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_compiler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     killed = subprocess.CompletedProcess([], -9, "", "")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: killed)
     with pytest.raises(UserError, match="ended by SIGKILL: if this machine ran out of memory"):
@@ -318,8 +320,8 @@ def test_a_compiler_that_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "billions"), [("fam_1b", 1.19), ("fam_8b", 8.59), ("fam_24b", 24.49)]
 )
-def test_the_papers_jobs_are_at_its_size(name: str, billions: float) -> None:
-    """Tables 5 and 6, 3.1: without the weights being there."""
+def test_jobs_of_the_paper_have_its_sizes(name: str, billions: float) -> None:
+    """Tables 5 and 6, 3.1; without allocating the weights."""
     config = load_config(name)
     _, frozen, held = count_parameters(config.model, config.train.only)
     table = config.model.vocab_size * config.model.width
@@ -332,8 +334,8 @@ def test_the_papers_jobs_are_at_its_size(name: str, billions: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_TPU, reason="libtpu is not installed")
-def test_a_tpu_slice(capfd: pytest.CaptureFixture[str]) -> None:
-    """Compiled for eight chips; nothing of libtpu's own talk is heard."""
+def test_a_plan_for_a_tpu_slice(capfd: pytest.CaptureFixture[str]) -> None:
+    """Compiled for eight chips; messages of libtpu are suppressed."""
     given = [*overrides(small("mesh.data=1", "mesh.fsdp=4", "mesh.tensor=2")), "name=text_fam"]
     assert main(["plan", "text_fam", *given, "--topology", "v5e:2x4", "--json"]) == 0
     out, err = capfd.readouterr()
@@ -347,7 +349,7 @@ def test_a_tpu_slice(capfd: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_TPU, reason="libtpu is not installed")
-def test_a_job_that_is_too_large(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_that_is_too_large_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["model.vocab_size=64", "model.width=4096", "model.mlp_width=65536", "data.batch=512"]
     assert main(["plan", "text_fam", *given, "data.length=8192", "--topology", "v5e:2x2"]) == 1
     assert "does not fit" in capsys.readouterr().out
@@ -356,10 +358,10 @@ def test_a_job_that_is_too_large(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("mixer", "keys"), [("bswa", 3 * 8), ("full", 48), ("linear", 0), ("bswa,full", 48)]
 )
-def test_keys_and_values_from_other_devices(mixer: str, keys: int) -> None:
+def test_communication_of_keys_and_values(mixer: str, keys: int) -> None:
     """Per row and layer: 2 (keys and values) x tokens x heads x elements x 4 bytes."""
     given = [f"model.mixer={mixer}", "model.dtype=float32", "data.length=64"]
     if "bswa" in mixer:
         given.append("model.memory_segments=3")
-    config = resolved(small(*given, "mesh.data=2", "mesh.sequence=4"))
+    config = resolve_for_eight(small(*given, "mesh.data=2", "mesh.sequence=4"))
     assert _remote_kv_bytes(config) == 2 * keys * 4 * 4 * 4

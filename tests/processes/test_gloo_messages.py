@@ -1,4 +1,4 @@
-"""Gloo's lines are dropped on CPUs, all others are passed on."""
+"""Gloo's messages are dropped on CPU; other output is passed on."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ print("after")
 """
 
 
-def test_what_is_dropped() -> None:
+def test_gloo_messages_are_dropped() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["before", "kept", "17", "of Python", "of a child", "after"]
     assert done.stderr == ""
 
 
-def test_a_reader_that_left() -> None:
-    """Writers are not held up when nobody reads what is passed on."""
+def test_a_closed_reader_does_not_block_writers() -> None:
+    """Writers do not block when nobody reads the output."""
     code = (
         "import os\nfrom famjax.processes.gloo_messages import filter_gloo_lines\n"
         "with filter_gloo_lines():\n    for _ in range(2000):\n"
@@ -83,7 +83,7 @@ def test_without_named_platforms_installed_software_decides(
     assert gloo_messages.uses_gloo() == (not installed)
 
 
-def test_asking_starts_no_backend() -> None:
+def test_platform_detection_starts_no_backend() -> None:
     code = (
         "from famjax.processes.gloo_messages import uses_gloo\nuses_gloo()\n"
         "from jax._src import xla_bridge\nassert not xla_bridge.backends_are_initialized()\n"

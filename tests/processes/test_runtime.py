@@ -1,4 +1,4 @@
-"""The program starts itself again once, and no more, to have huge pages."""
+"""The program restarts itself exactly once to use huge pages."""
 
 import os
 import subprocess
@@ -29,7 +29,9 @@ print("runs", os.environ.get("GLIBC_TUNABLES"), sys.argv[1:])
         ({}, "keep", 2, f"{runtime._HUGE}:{runtime._KEEP}"),
     ],
 )
-def test_huge_pages(given: dict[str, str], argument: str, starts: int, runs: str) -> None:
+def test_the_program_restarts_once_for_huge_pages(
+    given: dict[str, str], argument: str, starts: int, runs: str
+) -> None:
     names = ("GLIBC_TUNABLES", "FAMJAX_STARTED")
     env = {k: v for k, v in os.environ.items() if k not in names} | given
     done = subprocess.run(
@@ -39,13 +41,13 @@ def test_huge_pages(given: dict[str, str], argument: str, starts: int, runs: str
         text=True,
         check=True,
     )
-    *begun, ran = done.stdout.splitlines()
-    assert len(begun) == starts
-    assert len(set(begun)) == 1  # one process
+    *process_ids, ran = done.stdout.splitlines()
+    assert len(process_ids) == starts
+    assert len(set(process_ids)) == 1  # one process
     assert ran == f"runs {runs} ['{argument}']"
 
 
-def test_a_cache_that_cannot_be_written_is_told(tmp_path, monkeypatch, capsys) -> None:
+def test_an_unwritable_cache_is_reported(tmp_path, monkeypatch, capsys) -> None:
     import jax
 
     given = jax.config.jax_compilation_cache_dir

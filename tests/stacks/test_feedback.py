@@ -1,6 +1,6 @@
-"""The Feedback Transformer and its Transformer: gradients, dropout, learned spans, sweeps, memory.
+"""Feedback Transformer and Transformer stacks: gradients, dropout, learned spans, sweeps, memory.
 
-What holds of every stack is in `tests/contracts`.
+Contracts of all stacks are in `tests/contracts`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BASE = ModelConfig(
 
 
 def config(*, dropout: Any = None, arch: Any = None, lora: Any = None, **changes: Any):
-    """BASE with other fields, of its feedback section where they are that section's."""
+    """Return BASE with changed fields; fields of the feedback section are recognized by name."""
     ours = {k: changes.pop(k) for k in list(changes) if hasattr(SECTION, k)}
     return replace(
         BASE,
@@ -50,13 +50,15 @@ def config(*, dropout: Any = None, arch: Any = None, lora: Any = None, **changes
     )
 
 
-class Made:
+class StackRunner:
     """A partitioned stack with non-trivial parameters and a non-initial state."""
 
-    def __init__(self, config: ModelConfig, of: type[Feedback] = Feedback, x64: bool = True):
+    def __init__(
+        self, config: ModelConfig, stack_type: type[Feedback] = Feedback, x64: bool = True
+    ):
         self.x64 = x64
         with jax.enable_x64(x64):
-            stack = of(resolve_model(config), rngs=nnx.Rngs(0))
+            stack = stack_type(resolve_model(config), rngs=nnx.Rngs(0))
             self.graph, params, self.rest = nnx.split(stack, nnx.Param, ...)
             self.fresh = jax.tree.map(np.asarray, stack.init_state(B))
         kind = np.float64 if x64 else np.float32
@@ -92,7 +94,7 @@ class Made:
         return self.run(self._call, params, np.array(key, np.uint32), x, state, ctx or Context())
 
     def grad(self, x: Any, state: Any) -> Any:
-        """Value, new state and gradients by (params, x, slots) of sums over all that comes out."""
+        """Return the value, state and gradients by (params, x, slots) of a sum of all outputs."""
         b, t, d = x.shape
         to_y = normal(7, b, t, d)
 
@@ -112,20 +114,20 @@ class Made:
 
 
 X = normal(0, B, T, D)
-# for calls that share a program with calls that have resets and padding
+# such calls share a program with calls that have resets and padding
 NO_MASKS = Context(np.zeros((B, T), bool), np.ones((B, T), bool))
 
 
-def read(made: Made) -> Any:
-    """The state after more tokens than the ring's size, in lane 1 of another document."""
+def filled_state(runner: StackRunner) -> Any:
+    """Return a state after more tokens than the ring's size; lane 1 is in its second document."""
     assert SPAN < T
-    x = normal(5, B, T, D).astype(made.kind)
+    x = normal(5, B, T, D).astype(runner.kind)
     reset = np.zeros((B, T), bool)
     reset[1, 2] = True
-    return made.call(x, ctx=NO_MASKS._replace(reset=reset))[1]
+    return runner.call(x, ctx=NO_MASKS._replace(reset=reset))[1]
 
 
-# a Transformer ------------------------------------------------------------------------------------
+# equivalence with a Transformer ------------------------------------------------------------------
 
 OWN = {"shared_kv": False}
 ROTARY = {"positions": "rotary"}
@@ -140,24 +142,24 @@ ROTARY = {"positions": "rotary"}
     ],
     ids=str,
 )
-def test_a_memory_of_layers_inputs_is_a_transformer(changes):
+def test_memory_of_layer_inputs_equals_a_transformer(changes):
     """Sequential and parallel solvers are equal: values, states and gradients."""
-    of = config(composition="previous", **changes)
-    sequential, at_once = Made(of), Made(of, Transformer)
+    stack_type = config(composition="previous", **changes)
+    sequential, at_once = StackRunner(stack_type), StackRunner(stack_type, Transformer)
     reset, valid = np.zeros((B, T), bool), np.ones((B, T), bool)
     reset[0, 2] = True
     valid[1, 4:] = False
-    state, ctx = read(sequential), Context(reset, valid)
-    close(read(at_once), state)
+    state, ctx = filled_state(sequential), Context(reset, valid)
+    close(filled_state(at_once), state)
     close(at_once.grad(X, state), sequential.grad(X, state))
-    (y, end), (z, also) = (made.call(X, state, ctx) for made in (sequential, at_once))
+    (y, end), (z, also) = (runner.call(X, state, ctx) for runner in (sequential, at_once))
     close((z[valid], also), (y[valid], end))
 
 
-# the gradient -------------------------------------------------------------------------------------
+# gradients ----------------------------------------------------------------------------------------
 
 
-def plainly(
+def token_scan_in_python(
     token: Any, block: int, matmul_params: Any, other_params: Any, line: Any, xs: Any, rest: Any
 ) -> Any:
     """`token_scan.token_scan` as a Python loop, for plain differentiation."""
@@ -166,14 +168,17 @@ def plainly(
     line = jax.tree.map(lambda a: token_scan._extend(a, t), line)
     ys = []
     for i in range(t):
-        place = i % block
-        at = i - place
+        site = i % block
+        at = i - site
         before = jax.tree.map(lambda a, n: a[..., at : at + n, :], line, spans)  # noqa: B023
         own = jax.tree.map(lambda a, n: a[..., at + n : at + n + block, :], line, spans)  # noqa: B023
-        seen = Visible(before, own, jnp.int32(place), jnp.int32(i))
+        visible = Visible(before, own, jnp.int32(site), jnp.int32(i))
         with use_tape(einsum):
             y, slots = token(
-                matmul_params, other_params, seen, jax.tree.map(operator.itemgetter(i), (xs, rest))
+                matmul_params,
+                other_params,
+                visible,
+                jax.tree.map(operator.itemgetter(i), (xs, rest)),
             )
         line = jax.tree.map(lambda a, s, n: a.at[..., n + i, :].set(s), line, slots, spans)  # noqa: B023
         ys.append(y)
@@ -199,7 +204,7 @@ GRADIENTS = {
     ("case", "x64", "tolerance"),
     [
         ("dropout", True, 1e-10),
-        # compilation of these takes longest
+        # these compile the longest
         pytest.param("spans", True, 1e-10, marks=pytest.mark.slow),
         pytest.param("families", True, 1e-10, marks=pytest.mark.slow),
         pytest.param("adapters", True, 1e-10, marks=pytest.mark.slow),
@@ -207,18 +212,18 @@ GRADIENTS = {
     ],
 )
 def test_token_scan_gradients_equal_plain_differentiation(case, x64, tolerance, monkeypatch):
-    """By all parameters, the inputs and the history; over blocks of 2, the last one padded."""
+    """With respect to all parameters, inputs and history; in blocks of 2, the last one padded."""
     monkeypatch.setattr(solve, "BLOCK", 2)
-    made = Made(GRADIENTS[case], x64=x64)
-    state = read(made)
-    ours = made.grad(X, state)
-    monkeypatch.setattr(solve, "token_scan", plainly)
-    close(ours, made.grad(X, state), tolerance)
+    runner = StackRunner(GRADIENTS[case], x64=x64)
+    state = filled_state(runner)
+    ours = runner.grad(X, state)
+    monkeypatch.setattr(solve, "token_scan", token_scan_in_python)
+    close(ours, runner.grad(X, state), tolerance)
     moved = jax.tree.map(lambda a: np.abs(a).max() > 0, ours[1][:2])
-    assert all(jax.tree.leaves(moved))  # all of it is used
+    assert all(jax.tree.leaves(moved))  # every parameter has an effect
 
 
-def test_a_training_step_takes_no_more_memory_than_a_transformers():
+def test_a_training_step_takes_no_more_memory_than_a_transformer():
     shape = ModelConfig(
         layers=4, width=64, heads=4, mlp_width=256, block_len=1, mlp="relu", vocab_size=32,
         feedback=FeedbackConfig(span=64),
@@ -226,8 +231,10 @@ def test_a_training_step_takes_no_more_memory_than_a_transformers():
 
     def temporary(stack: str) -> int:
         shared = stack == "feedback"
-        of = replace(shape, stack=stack, feedback=replace(shape.feedback, shared_kv=shared))
-        graph, params = nnx.split(nnx.eval_shape(lambda: LanguageModel(of, rngs=nnx.Rngs(0))))
+        stack_type = replace(shape, stack=stack, feedback=replace(shape.feedback, shared_kv=shared))
+        graph, params = nnx.split(
+            nnx.eval_shape(lambda: LanguageModel(stack_type, rngs=nnx.Rngs(0)))
+        )
         tokens = jnp.zeros((8, 128), jnp.int32)
 
         def loss(params, state):
@@ -244,7 +251,7 @@ def test_a_training_step_takes_no_more_memory_than_a_transformers():
 
 # dropout ------------------------------------------------------------------------------------------
 
-both_stacks = pytest.mark.parametrize("of", [Feedback, Transformer])
+both_stacks = pytest.mark.parametrize("stack_type", [Feedback, Transformer])
 
 
 def test_dropout_zeroes_a_share_and_keeps_the_mean():
@@ -257,51 +264,51 @@ def test_dropout_zeroes_a_share_and_keeps_the_mean():
 
 
 @both_stacks
-def test_dropout_is_active_only_in_training(of):
-    dropping = Made(config(composition="previous", dropout=DROPPED), of)
+def test_dropout_is_active_only_in_training(stack_type):
+    dropping = StackRunner(config(composition="previous", dropout=DROPPED), stack_type)
     used = inference_config(config(composition="previous", dropout=DROPPED, sweeps=0))
-    plain = Made(used, of)
+    plain = StackRunner(used, stack_type)
     assert len(jax.tree.leaves(dropping.rest)) == 1
     assert not jax.tree.leaves(nnx.state(plain.stack(), DropoutKey))
     y, _ = plain.call(X)
     one, _ = dropping.call(X, key=(1, 2))
-    again, _ = dropping.call(X, key=(1, 2))
+    repeated, _ = dropping.call(X, key=(1, 2))
     other, _ = dropping.call(X, key=(1, 3))
-    same(again, one)
+    same(repeated, one)
     assert np.abs(one - other).max() > 1e-3
     assert np.abs(one - y).max() > 1e-3
-    # one token at a time is generation
+    # step is used for generation only
     stack = dropping.stack()
     stepped, _ = dropping.run(jit(stack.step), X[:, :1], dropping.fresh, Context())
     close(stepped, y[:, :1])
 
 
-def _silenced(params: Any, part: str) -> Any:
-    """The parameters, where what `part` adds to the stream is nothing."""
+def _zero_weights(params: Any, part: str) -> Any:
+    """Return the parameters with zero weights in `part`, so that it adds nothing to the stream."""
     return jax.tree_util.tree_map_with_path(
         lambda path, a: 0 * a if f"'{part}'" in jax.tree_util.keystr(path) else a, params
     )
 
 
 @both_stacks
-@pytest.mark.parametrize(("place", "silent"), [("hidden", "out"), ("attention", "down")])
-def test_dropout_masks_differ_by_token_and_keep_the_mean(of, place, silent):
-    """One layer, all tokens alike: what it adds is linear in what is dropped."""
+@pytest.mark.parametrize(("site", "silent"), [("hidden", "out"), ("attention", "down")])
+def test_dropout_masks_differ_by_token_and_keep_the_mean(stack_type, site, silent):
+    """With one layer and equal tokens, the layer's output is linear in what is dropped."""
     b, t, rate = 16, 64, 0.4
-    composition = {"composition": "layer", "layer": 0} if of is Feedback else {}
+    composition = {"composition": "layer", "layer": 0} if stack_type is Feedback else {}
     shape = config(layers=1, **composition, **OWN, **ROTARY)
     x = np.broadcast_to(normal(2, D), (b, t, D))
 
     def added(dropout: DropoutConfig) -> Any:
-        made = Made(replace(shape, dropout=dropout), of, x64=False)
-        state = jax.tree.map(lambda a: np.repeat(a, b // B, 1), made.fresh)
-        y, _ = made.call(x.astype(np.float32), state, params=_silenced(made.params, silent))
-        return (y - x)[:, SPAN:].reshape(-1, D)  # where all see as many others
+        runner = StackRunner(replace(shape, dropout=dropout), stack_type, x64=False)
+        state = jax.tree.map(lambda a: np.repeat(a, b // B, 1), runner.fresh)
+        y, _ = runner.call(x.astype(np.float32), state, params=_zero_weights(runner.params, silent))
+        return (y - x)[:, SPAN:].reshape(-1, D)  # tokens with full spans
 
-    plain, found = added(DropoutConfig())[0], added(DropoutConfig(**{place: rate}))
+    plain, found = added(DropoutConfig())[0], added(DropoutConfig(**{site: rate}))
     distinct = len(np.unique(found.round(5), axis=0))
-    # of four weights there are 16 ways to drop some, and 4 equal ones leave 5 sums
-    assert distinct > (len(found) / 2 if place == "hidden" else 4)
+    # with four equal attention weights, dropout has 16 outcomes but only 5 sums
+    assert distinct > (len(found) / 2 if site == "hidden" else 4)
     per_call = found.reshape(b, -1, D).std((0, 1))
     error = per_call / len(found) ** 0.5
     assert (np.abs(found.mean(0) - plain) < 5 * error + 1e-6).all()
@@ -309,29 +316,31 @@ def test_dropout_masks_differ_by_token_and_keep_the_mean(of, place, silent):
 
 
 @both_stacks
-def test_dropping_all_layers_is_the_identity(of):
-    made = Made(config(composition="previous", dropout={"layer": 0.999999}), of)
-    same(made.call(X)[0], X)
+def test_dropping_all_layers_is_the_identity(stack_type):
+    runner = StackRunner(config(composition="previous", dropout={"layer": 0.999999}), stack_type)
+    same(runner.call(X)[0], X)
 
 
 @both_stacks
-def test_dropout_of_the_embedding_and_the_output_is_of_what_goes_in_and_comes_out(of):
+def test_embedding_and_output_dropout_apply_to_the_stacks_input_and_output(stack_type):
     x = normal(3, B, 400, D)
-    for place in ("embedding", "output"):
-        rates = {"layer": 0.999999, place: 0.25}
-        y, _ = Made(config(composition="previous", dropout=rates), of).call(x)
+    for site in ("embedding", "output"):
+        rates = {"layer": 0.999999, site: 0.25}
+        y, _ = StackRunner(config(composition="previous", dropout=rates), stack_type).call(x)
         kept = y != 0
         np.testing.assert_allclose(y[kept], x[kept] / 0.75)
         assert abs(kept.mean() - 0.75) < 5 * (0.25 * 0.75 / x.size) ** 0.5
 
 
 @both_stacks
-def test_a_layer_is_dropped_for_the_whole_call(of):
-    made = Made(config(composition="previous", layers=3, dropout={"layer": 0.5}), of)
-    plain = Made(config(composition="previous", layers=3), of)
+def test_a_layer_is_dropped_for_the_whole_call(stack_type):
+    runner = StackRunner(
+        config(composition="previous", layers=3, dropout={"layer": 0.5}), stack_type
+    )
+    plain = StackRunner(config(composition="previous", layers=3), stack_type)
     drawn = set()
     for key in range(6):
-        out = made.run(lambda key: made.stack(key=(0, key))._dropout_rng().layers, key)
+        out = runner.run(lambda key: runner.stack(key=(0, key))._dropout_rng().layers, key)
         drawn.add(tuple(out))
         keep = ~out
 
@@ -340,26 +349,26 @@ def test_a_layer_is_dropped_for_the_whole_call(of):
             return a * keep.reshape(-1, *(1,) * (a.ndim - 1)) if added else a
 
         params = jax.tree_util.tree_map_with_path(silent, plain.params)
-        close(made.call(X, key=(0, key))[0], plain.call(X, params=params)[0])
+        close(runner.call(X, key=(0, key))[0], plain.call(X, params=params)[0])
     assert len(drawn) > 2
 
 
 # learned spans ------------------------------------------------------------------------------------
 
 
-def spanning(**changes: Any) -> ModelConfig:
+def span_config(**changes: Any) -> ModelConfig:
     return config(**{"adaptive_span": True, "span": 16, "span_loss": 0.5, **changes})
 
 
-def with_spans(made: Made, shares: Any) -> Any:
+def with_spans(runner: StackRunner, shares: Any) -> Any:
     return jax.tree_util.tree_map_with_path(
         lambda path, a: np.asarray(shares) if "'span'" in jax.tree_util.keystr(path) else a,
-        made.params,
+        runner.params,
     )
 
 
 @pytest.mark.parametrize(
-    ("of", "changes", "attention_span"),
+    ("stack_type", "changes", "attention_span"),
     [
         (Feedback, {}, (8,)),
         (Feedback, {"composition": "same_and_lower", "cache": "memory"}, (8, 4)),
@@ -367,97 +376,97 @@ def with_spans(made: Made, shares: Any) -> Any:
     ],
     ids=str,
 )
-def test_attention_span_covers_the_learned_spans(of, changes, attention_span):
-    """Spans of 4.8 and 1.6 tokens at most and a ramp of 2, in steps of 4."""
-    made = Made(spanning(**changes), of)
+def test_attention_span_covers_the_learned_spans(stack_type, changes, attention_span):
+    """Spans of at most 4.8 and 1.6 tokens and a ramp of 2, rounded up to multiples of 4."""
+    runner = StackRunner(span_config(**changes), stack_type)
     shares = [[0.1, 0.3], [0.1, 0.05]]
-    made.params = with_spans(made, shares)
-    stack = made.stack()
+    runner.params = with_spans(runner, shares)
+    stack = runner.stack()
     assert stack.attention_span(to=4) == attention_span
     assert stack.attention_span(margin=100) == (16,) * len(attention_span)
     close(np.asarray(stack.spans()), 16 * np.array(shares))
     np.testing.assert_allclose(stack.loss(), 0.5 * 16 * (0.2 + 0.075))
-    state = made.call(normal(5, B, 20, D))[1]
+    state = runner.call(normal(5, B, 20, D))[1]
 
     def measured() -> Any:
         def steps(x, state):
-            # around the ring, whose slots a step sees in another order than a call
+            # past the ring's size: a step and a call see its slots in different orders
             return jax.lax.scan(
-                lambda s, x: made.stack().step(x[:, None], s, Context())[::-1],
+                lambda s, x: runner.stack().step(x[:, None], s, Context())[::-1],
                 state,
                 jnp.moveaxis(x, 1, 0),
             )
 
         x = normal(6, B, 20, D)
         with jax.enable_x64(True):
-            call = jax.jit(lambda *args: made.stack()(*args)).lower(X, state, Context())
-            # of a loop its body is counted
-            step = jit(steps).lower(x, made.fresh)
-            results = made.grad(X, state), step.compile()(x, made.fresh)
+            call = jax.jit(lambda *args: runner.stack()(*args)).lower(X, state, Context())
+            # cost analysis counts a loop's body once
+            step = jit(steps).lower(x, runner.fresh)
+            results = runner.grad(X, state), step.compile()(x, runner.fresh)
         return results, [lowered.cost_analysis()["flops"] for lowered in (call, step)]
 
     whole, much = measured()
     stack.set_attention_span(attention_span)
-    made.graph = nnx.split(stack, nnx.Param, ...)[0]
+    runner.graph = nnx.split(stack, nnx.Param, ...)[0]
     trimmed, less = measured()
     close(trimmed, whole, 1e-12)
     assert all(a < b for a, b in zip(less, much, strict=True))
 
 
-def test_spans_stay_shares_of_the_longest():
-    made = Made(spanning())
-    params = with_spans(made, [[-0.2, 1.4], [0.3, 1.0]])
-    close(made.run(within_bounds, params), with_spans(made, [[0.0, 1.0], [0.3, 1.0]]))
+def test_spans_are_clipped_to_shares_of_the_maximum():
+    runner = StackRunner(span_config())
+    params = with_spans(runner, [[-0.2, 1.4], [0.3, 1.0]])
+    close(runner.run(within_bounds, params), with_spans(runner, [[0.0, 1.0], [0.3, 1.0]]))
 
 
 def test_a_mean_span_is_reported():
-    made = Made(spanning())
-    made.params = with_spans(made, np.full((2, 2), 0.25))
-    assert made.run(jit(made.stack().report), X, made.fresh, Context()) == {"mean_span": 4}
-    assert made.stack().mixing_weights().shape == (1, 3)
+    runner = StackRunner(span_config())
+    runner.params = with_spans(runner, np.full((2, 2), 0.25))
+    assert runner.run(jit(runner.stack().report), X, runner.fresh, Context()) == {"mean_span": 4}
+    assert runner.stack().mixing_weights().shape == (1, 3)
 
 
-# sweeps -------------------------------------------------------------------------------------------
+# parallel sweeps ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def exact() -> Any:
-    made = Made(config())
-    state = read(made)
-    return state, made.grad(X, state)
+    runner = StackRunner(config())
+    state = filled_state(runner)
+    return state, runner.grad(X, state)
 
 
-def swept(sweeps: int, tolerance: float, state: Any) -> Any:
-    return Made(config(sweeps=sweeps, tolerance=tolerance)).grad(X, state)
+def run_sweeps(sweeps: int, tolerance: float, state: Any) -> Any:
+    return StackRunner(config(sweeps=sweeps, tolerance=tolerance)).grad(X, state)
 
 
 @pytest.mark.slow
 def test_after_n_sweeps_the_first_n_tokens_are_exact(exact):
     state, ((_, (y, _)), _) = exact
     for n in (1, 3):
-        (_, (z, end)), grads = swept(n, np.inf, state)
+        (_, (z, end)), grads = run_sweeps(n, np.inf, state)
         close(z[:, :n], y[:, :n], 1e-12)
         assert (np.abs(z[:, n:] - y[:, n:]).max((0, 2)) > 1e-6).all()
         assert all(np.isfinite(a).all() for a in jax.tree.leaves((end, grads)))
 
 
-def test_as_many_sweeps_as_tokens_are_exact(exact):
-    """One more, to see that the last one changes nothing: gradients too, as it is a fixed point."""
+def test_one_sweep_per_token_is_exact(exact):
+    """One more sweep detects that nothing changes. Gradients too, as it is a fixed point."""
     state, expected = exact
-    close(swept(T + 1, 1e-12, state), expected, 1e-9)
+    close(run_sweeps(T + 1, 1e-12, state), expected, 1e-9)
 
 
-def test_beyond_the_tolerance_tokens_are_sequential(exact):
+def test_beyond_the_tolerance_tokens_are_processed_sequentially(exact):
     state, expected = exact
-    close(swept(1, 0.0, state), expected, 1e-12)
+    close(run_sweeps(1, 0.0, state), expected, 1e-12)
 
 
-def test_the_last_sweeps_change_is_reported_and_evaluation_has_none(exact):
+def test_the_change_of_the_last_sweep_is_reported_in_training_only(exact):
     state, _ = exact
     changes = []
     for n in (1, 2, T + 1):
-        made = Made(config(sweeps=n))
-        report = made.run(jit(made.stack().report), X, state, Context())
+        runner = StackRunner(config(sweeps=n))
+        report = runner.run(jit(runner.stack().report), X, state, Context())
         changes.append(float(report["sweep_change"]))
     assert changes[0] > changes[1] > changes[2]
     assert changes[2] < 1e-12
@@ -472,22 +481,24 @@ def test_the_last_sweeps_change_is_reported_and_evaluation_has_none(exact):
     [(OWN, 2 * 2), ({}, 2), ({"kv_heads": 1}, 1), ({"composition": "same_and_lower"}, 2)],
     ids=str,
 )
-def test_memory_is_smaller_than_the_keys_and_values_made_of_it(changes, factor):
-    keys_values, memory = (Made(config(cache=c, **changes)) for c in ("keys_values", "memory"))
-    sizes = [sum(a.nbytes for a in made.fresh.slots) for made in (keys_values, memory)]
+def test_cached_memory_is_smaller_than_its_keys_and_values(changes, factor):
+    keys_values, memory = (
+        StackRunner(config(cache=c, **changes)) for c in ("keys_values", "memory")
+    )
+    sizes = [sum(a.nbytes for a in runner.fresh.slots) for runner in (keys_values, memory)]
     assert sizes[0] == factor * sizes[1]
-    start = [read(made) for made in (keys_values, memory)]
+    start = [filled_state(runner) for runner in (keys_values, memory)]
     expected, found = (
-        made.call(X, state, NO_MASKS)[0]
-        for made, state in zip((keys_values, memory), start, strict=True)
+        runner.call(X, state, NO_MASKS)[0]
+        for runner, state in zip((keys_values, memory), start, strict=True)
     )
     close(found, expected)
 
 
 @both_stacks
-def test_in_bfloat16_parameters_and_gradients_stay_float32(of):
+def test_in_bfloat16_parameters_and_gradients_stay_float32(stack_type):
     narrow, wide = (
-        Made(config(composition="previous", dtype=kind), of, x64=False)
+        StackRunner(config(composition="previous", dtype=kind), stack_type, x64=False)
         for kind in ("bfloat16", "float32")
     )
     (_, (y, end)), (to_params, *_) = narrow.grad(X, narrow.fresh)

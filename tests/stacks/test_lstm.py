@@ -1,4 +1,4 @@
-"""The LSTM baseline, beyond the contracts of all stacks (`tests/contracts`)."""
+"""The LSTM baseline; contracts of all stacks are in `tests/contracts`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def wide():
 
 @functools.cache
 def parts() -> Any:
-    """The graph and the parameters, biases other than they are drawn."""
+    """Return the graph and parameters with non-initial biases."""
     graph, params = nnx.split(LstmStack(CONFIG, rngs=nnx.Rngs(0)))
     rng = np.random.default_rng(3)
     return graph, jax.tree.map(lambda a: np.asarray(a) + 0.3 * rng.normal(size=a.shape), params)
@@ -65,7 +65,7 @@ def test_a_reset_at_padding_has_no_effect():
 
 
 def test_gradient_equals_plain_differentiation():
-    """With resets and padding, with respect to the parameters, the inputs and the state."""
+    """With resets and padding; by parameters, inputs and state."""
     graph, params = parts()
     _, start = call(normal(1, B, 7, D), fresh())
     reset, valid = np.random.default_rng(2).random((2, B, T)) < np.array([0.2, 0.8])[:, None, None]
@@ -97,5 +97,5 @@ def test_state_and_kernels_are_sharded_by_gates():
     assert places.c.spec == P(None, ("data", "fsdp"), "tensor")
     kernels = nnx.to_pure_dict(sharding.parameter_shardings(mesh, params))["cells"][0]
     assert kernels["input"]["kernel"].spec == P("fsdp", None, "tensor")
-    # read at every token: nothing of it is fetched from other rows' devices
+    # read at every token: no rows are communicated
     assert kernels["hidden"]["kernel"].spec == P(None, None, "tensor")

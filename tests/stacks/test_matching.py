@@ -1,4 +1,4 @@
-"""The matching loss (`train.match`): the softmax model's stream, errors and gradients."""
+"""The matching loss (`train.match`): the stream of the softmax model, errors and gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contracts import transcribed
+from contracts import transcription
 from contracts.harness import BASE, FAMILIES, LENGTH, POST, TOKENS, B, Runner, close, jit
 from flax import nnx
 from oracles import matching as oracle
@@ -25,7 +25,7 @@ RELU, TURNED = {"map": "relu", "rope": False}, {"map": "relu"}
 
 
 def linear(mixer: str, map: dict[str, Any], **model: Any) -> ModelConfig:
-    """Chunks that do not divide the stream."""
+    """Return a config whose chunks do not divide the stream."""
     config = replace(BASE, mixer=mixer, linear=LinearConfig(features=6, chunk=5, **map))
     return replace(config, **model)
 
@@ -41,7 +41,7 @@ CASES = {
         "full,linear,linear", RELU | {"map": "cos"}, layers=6, kv_heads=4, remat="layer"
     ),
     "unrolled": linear("linear,swa", TURNED, layers=4, scan_layers=False),
-    # FAM's prompt goes through the layers as well
+    # FAM's memory prompt passes through the layers too
     "fam": linear("linear,fam", TURNED, layers=4, tied=False),
 }
 
@@ -57,15 +57,15 @@ def match(r: Runner, params: Any) -> tuple[Any, Any]:
 
 
 @functools.cache
-def matched(case: str) -> tuple[np.ndarray, np.ndarray]:
-    """The stream after the layers [b t d], and the errors [l b]."""
+def match_outputs(case: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the stream after each layer [b t d] and the errors [l b]."""
     r = runner(case)
     return r.run(jit(functools.partial(match, r)))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_stream_is_that_of_the_softmax_model(case: str) -> None:
-    """It has the same weights, full attention where the linear layers are, and no maps."""
+    """The softmax model has the same weights, full instead of linear attention, and no maps."""
     r = runner(case)
     config = replace(r.config, mixer=r.config.mixer.replace("linear", "full"))
     with jax.enable_x64(True):
@@ -76,20 +76,20 @@ def test_the_stream_is_that_of_the_softmax_model(case: str) -> None:
         return model.stack(model.embed(TOKENS), model.init_state(B), Context())[0]
 
     expected = teacher.run(jit(stream))
-    close(matched(case)[0], expected)
-    # and it is not the model's own
+    close(match_outputs(case)[0], expected)
+    # and it differs from the linear model's own stream
     own = r.run(jit(lambda p: r.model(p).stack(r.model(p).embed(TOKENS), r.model(p).init_state(B),
                                                Context())[0]))  # fmt: skip
     assert np.abs(own - expected).max() > 1e-3 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("case", ["linear", "hybrid", "unrolled"])
-def test_errors_are_the_oracles(case: str) -> None:
+def test_errors_equal_the_oracle(case: str) -> None:
     r = runner(case)
-    layers = transcribed.residual_layers(r.config, pure(r.params)["stack"])
+    layers = transcription.residual_layers(r.config, pure(r.params)["stack"])
     rows = pure(r.params)["embedding"][TOKENS] * r.config.width**0.5
     expected = np.transpose([oracle.errors(layers, row) for row in rows])
-    found = matched(case)[1]
+    found = match_outputs(case)[1]
     assert found.shape == expected.shape
     np.testing.assert_allclose(found, expected, rtol=1e-8)
     assert (expected > 0.01).all()
@@ -101,7 +101,7 @@ def pure(params: Any) -> Any:
 
 @pytest.mark.parametrize("case", ["post", "unrolled", "fam"])
 def test_only_maps_have_gradients(case: str) -> None:
-    """Against central differences, and 0 in all else."""
+    """They equal central differences, and all other gradients are 0."""
     r = runner(case)
     loss = jit(lambda params: match(r, params)[1].mean())
     grads = r.run(jit(jax.grad(lambda params: match(r, params)[1].mean())))
@@ -132,7 +132,7 @@ def test_only_maps_have_gradients(case: str) -> None:
 
 @pytest.mark.parametrize("scan", [True, False])
 def test_the_backward_pass_recomputes_no_softmax(scan: bool) -> None:
-    """It has the teacher's output, and all that softmax takes of n^2 is done once."""
+    """The teacher's output is saved, so that softmax over n^2 scores is computed once."""
     config = linear("linear", TURNED, scan_layers=scan)
     graph, params = nnx.split(nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0))))
 
@@ -147,8 +147,8 @@ def test_the_backward_pass_recomputes_no_softmax(scan: bool) -> None:
     assert flops(jax.grad(loss)) < 1.3 * flops(loss)
 
 
-def test_a_layer_that_gives_nothing_has_no_error() -> None:
-    """Values of 0: nothing is divided by 0."""
+def test_a_layer_with_zero_output_has_no_error() -> None:
+    """With values of 0, the relative error does not divide by 0."""
     r = runner("linear")
 
     def without_values(path: Any, a: Any) -> Any:

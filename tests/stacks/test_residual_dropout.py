@@ -1,4 +1,4 @@
-"""Dropout sites of the residual stack: what each drops, only in training."""
+"""Dropout in the residual stack: what each site drops, and that inference drops nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SHAPE = ModelConfig(
 )
 ALL = {"attention": 0.3, "hidden": 0.3, "residual": 0.2, "embedding": 0.2, "output": 0.2}
 EVERY = DropoutConfig(**ALL, layer=0.3)
-# swa and bswa_sg are bswa with another mask and gradient
+# swa and bswa_sg are bswa with another mask or gradient
 MIXERS = ("full", "bswa", "fam", "linear")
 NO_ROTATION = ArchConfig(rotary_fraction=0.0)
 X = np.random.default_rng(0).normal(size=(B, T, D)).astype(np.float32)
@@ -79,30 +79,30 @@ def close(a: Any, b: Any) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), a, b)
 
 
-# the places that depend on the mixer, and of one mixer the others
+# sites that depend on the mixer for each mixer, other sites for one mixer
 PLACES = [(m, p) for m in MIXERS for p in ("attention", "residual")] + [
     ("full", p) for p in ("hidden", "embedding", "output", "layer")
 ]
 
 
-@pytest.mark.parametrize(("mixer", "place"), PLACES)
-def test_each_site_drops_only_in_training(mixer: str, place: str) -> None:
+@pytest.mark.parametrize(("mixer", "site"), PLACES)
+def test_each_site_drops_only_in_training(mixer: str, site: str) -> None:
     plain = call(shape(mixer))
-    given = shape(mixer, DropoutConfig(**{place: 0.5}))
+    given = shape(mixer, DropoutConfig(**{site: 0.5}))
     one, again, *others = (call(given, key) for key in (1, 1, 2, 3, 4))
     same(one, again)
-    nothing = place == "attention" and mixer == "linear"
+    nothing = site == "attention" and mixer == "linear"
     if nothing:
         same(one, plain)
     else:
-        # that of four draws of two layers all leave out the same has probability 4^-3
+        # four masks of two layers are all equal with probability 4^-3
         assert any(np.abs(one[0] - other[0]).max() > 1e-3 for other in others)
         assert any(np.abs(plain[0] - other[0]).max() > 1e-3 for other in (one, *others))
     assert inference_config(given) == shape(mixer)
 
 
 @each_mixer
-def test_one_token_at_a_time_and_the_first_state_drop_nothing(mixer: str) -> None:
+def test_step_and_init_state_have_no_dropout(mixer: str) -> None:
     def begin(config: ModelConfig) -> Any:
         stack = ResidualStack(resolve_model(config), rngs=nnx.Rngs(0))
         state = stack.init_state(B)
@@ -130,8 +130,8 @@ def test_scan_and_remat_have_equal_masks(mixer: str) -> None:
     )
 
 
-def _silent(params: Any, *parts: str) -> Any:
-    """The parameters, where what these parts add to the stream is nothing."""
+def _zero_weights(params: Any, *parts: str) -> Any:
+    """Return the parameters with zero weights in these parts, so that they add nothing."""
     return jax.tree_util.tree_map_with_path(
         lambda path, a: 0 * a if any(f"'{p}'" in jax.tree_util.keystr(path) for p in parts) else a,
         params,
@@ -139,40 +139,40 @@ def _silent(params: Any, *parts: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("mixer", "place", "silent"),
+    ("mixer", "site", "silent"),
     [("linear", "hidden", "out"), *((m, "attention", "down") for m in ("full", "bswa", "fam"))],
 )
-def test_masks_differ_by_token_and_keep_the_mean(mixer: str, place: str, silent: str) -> None:
-    """One layer, all tokens alike: what it adds is linear in what is dropped."""
+def test_masks_differ_by_token_and_keep_the_mean(mixer: str, site: str, silent: str) -> None:
+    """With one layer and equal tokens, the layer's output is linear in what is dropped."""
     b, t, rate = 16, 64, 0.4
     x = np.broadcast_to(X[:1, :1], (b, t, D))
     config = shape(mixer, layers=1, fam_len=1, capacity=t, arch=NO_ROTATION)
-    params = _silent(_read(config)[0], silent)
+    params = _zero_weights(_read(config)[0], silent)
     plain = call(config, x=x, params=params)[0] - x
-    dropping = replace(config, dropout=DropoutConfig(**{place: rate}))
+    dropping = replace(config, dropout=DropoutConfig(**{site: rate}))
     found = call(dropping, 3, x, params)[0] - x
-    if mixer != "fam":  # whose memory drops too, and is not linear
+    if mixer != "fam":  # its memory has dropout too and is not linear
         error = found.reshape(-1, D).std(0) / len(found.reshape(-1, D)) ** 0.5
         assert (np.abs((found - plain).reshape(-1, D).mean(0)) < 5 * error + 1e-6).all()
-    # of a document's first token all have one weight, which stays or goes
+    # a document's first token has one attention weight, which is kept or dropped
     tokens = found[:, W:].round(5)
     assert len(np.unique(tokens[0], axis=0)) > 4
     assert len(np.unique(tokens[:, 0], axis=0)) > 4
-    # blocks have random numbers of their own
+    # masks differ between blocks
     blocks = tokens[0].reshape(-1, W * D)
     assert len(np.unique(blocks, axis=0)) == len(blocks)
 
 
 @each_mixer
-def test_the_residual_is_of_what_is_added(mixer: str) -> None:
-    """Of attention and of the feed-forward, each with numbers of its own."""
+def test_residual_dropout_applies_to_both_branches(mixer: str) -> None:
+    """Residual dropout applies to attention and to the feed-forward, with different masks."""
     config = shape(mixer, layers=1)
     for silent in ("out", "down"):
-        params = _silent(_read(config)[0], silent)
+        params = _zero_weights(_read(config)[0], silent)
         plain = call(config, params=params)[0] - X
         dropping = replace(config, dropout=DropoutConfig(residual=0.25))
         found = call(dropping, 3, params=params)[0] - X
-        if "fam" in mixer:  # but for the first block, what the memory holds is another
+        if "fam" in mixer:  # except for the first block, the memory differs
             plain, found = plain[:, :W], found[:, :W]
         kept = np.abs(found) > 1e-7
         np.testing.assert_allclose(found[kept], plain[kept] / 0.75, rtol=1e-3, atol=1e-5)
@@ -183,8 +183,8 @@ def test_the_residual_is_of_what_is_added(mixer: str) -> None:
 def test_dropped_layers_add_nothing_and_update_their_state(mixer: str) -> None:
     y, state = call(shape(mixer, DropoutConfig(layer=0.999999)))
     same(y, X)
-    params = _silent(_read(shape(mixer))[0], "out", "down")
-    if "fam" in mixer:  # whose memory is made by what is silenced: of the first layer alone
+    params = _zero_weights(_read(shape(mixer))[0], "out", "down")
+    if "fam" in mixer:  # the silenced parts also update the memory: only the first layer's is equal
         expected = call(shape(mixer))[1]
         same(*(jax.tree.map(lambda a: a[:1], s) for s in (state, expected)))
     else:
@@ -192,7 +192,7 @@ def test_dropped_layers_add_nothing_and_update_their_state(mixer: str) -> None:
 
 
 def test_layers_are_dropped_independently() -> None:
-    """The outputs are those of a model in which the layers that are left out add nothing."""
+    """Outputs equal those of a model in which the dropped layers add nothing."""
     config = shape("full", layers=4)
     params = _read(config)[0]
     drawn = set()
@@ -215,10 +215,10 @@ def test_layers_are_dropped_independently() -> None:
     assert len(drawn) > 2
 
 
-@pytest.mark.parametrize("place", ["embedding", "output"])
-def test_what_goes_in_and_comes_out(place: str) -> None:
+@pytest.mark.parametrize("site", ["embedding", "output"])
+def test_embedding_and_output_dropout(site: str) -> None:
     x = np.random.default_rng(1).normal(size=(B, 32, D)).astype(np.float32)
-    y, _ = call(shape("full", DropoutConfig(**{"layer": 0.999999, place: 0.25})), x=x)
+    y, _ = call(shape("full", DropoutConfig(**{"layer": 0.999999, site: 0.25})), x=x)
     kept = y != 0
     np.testing.assert_allclose(y[kept], x[kept] / 0.75, rtol=1e-6)
     assert abs(kept.mean() - 0.75) < 5 * (0.25 * 0.75 / x.size) ** 0.5
@@ -230,7 +230,7 @@ def test_fam_updates_have_dropout_with_a_mask_for_each_block(monkeypatch: Any) -
         call(replace(config, dropout=DropoutConfig(hidden=rate)))[1][0].fam for rate in (0.0, 0.5)
     )
     assert np.abs(plain - dropping).max() > 1e-3
-    # with one key for all blocks it would be another
+    # one key for all blocks would give equal updates
     with monkeypatch.context() as patch:
         patch.setattr(
             fam_mixer, "split_key", lambda *given: split_key(*given)[:1].repeat(given[-1], 0)
@@ -239,14 +239,14 @@ def test_fam_updates_have_dropout_with_a_mask_for_each_block(monkeypatch: Any) -
         alike = call(replace(config, dropout=DropoutConfig(hidden=0.5)))[1][0].fam
     _read.cache_clear()
     assert np.abs(alike - dropping).max() > 1e-3
-    # rows drop each for itself
+    # rows have different masks
     x = np.broadcast_to(X[:1], X.shape)
     fam = call(replace(config, dropout=DropoutConfig(hidden=0.5)), x=x)[1][0].fam[0]
     assert np.abs(fam[0] - fam[1]).max() > 1e-3
 
 
 def test_a_reset_starts_from_the_prompt_without_dropout() -> None:
-    """A reset in a call leads to the same memory as an empty one."""
+    """A reset within a call gives the same memory as an empty state."""
     reset = np.zeros((B, T), bool)
     reset[:, 0] = True
     config = shape("fam", EVERY)
@@ -264,13 +264,13 @@ def test_a_reset_starts_from_the_prompt_without_dropout() -> None:
         ("model.stack=lstm model.block_len=1 model.dropout.residual=0.1", "no such dropout"),
     ],
 )
-def test_refused(given: str, told: str) -> None:
+def test_invalid_dropout_is_rejected(given: str, told: str) -> None:
     with pytest.raises(UserError, match=told) as caught:
         load_config("text_bswa", given.split())
     assert "\n" not in str(caught.value)
 
 
-def test_attention_of_some_layers_is_enough() -> None:
+def test_attention_dropout_needs_attention_in_some_layer() -> None:
     config = load_config("text_bswa", ["model.mixer=linear,bswa", "model.dropout.attention=0.1"])
     validate(config)
     assert isinstance(config, Config)

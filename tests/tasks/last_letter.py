@@ -1,4 +1,4 @@
-"""A task as a user would write one: after a row of letters and "?", which letter was the last?"""
+"""A user-defined task: after a row of letters and "?", predict the last letter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LETTERS = "abcd"
 
 
 class LastLetterSource(Source):
-    """Endless documents: bos, 6 letters, "?", the answer, eos."""
+    """Infinite documents: bos, 6 letters, "?", the answer, eos."""
 
     def __init__(self, tokenizer: Tokenizer, seed: int, split: Split):
         self._tokenizer, self._seed = tokenizer, (seed, split == "holdout")

@@ -1,5 +1,5 @@
-"""A task that nothing in famjax knows of is one file and one registry line, and then it is trained
-on, evaluated, refused where it cannot be, and offered after training."""
+"""A user-defined task takes one module and one registry line; then it can be trained on and
+evaluated, its mistakes are rejected, and evaluation is suggested after training."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ SMALL = [
 
 
 @pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The registry line."""
+def register_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Add the registry line."""
     monkeypatch.setitem(TASKS, "last_letter", LastLetter())
 
 
-def test_it_trains_and_is_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_new_task_trains_and_is_evaluated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = load_config("text_fam", SMALL)
     train(config, tmp_path, quiet=True)
     assert main(["eval", str(tmp_path), "--examples", "4", "--json"]) == 0
@@ -48,7 +50,7 @@ def test_it_trains_and_is_evaluated(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert said.startswith(f"famjax eval {tmp_path},")
 
 
-def test_mistakes() -> None:
+def test_mistakes_are_one_line_errors() -> None:
     with pytest.raises(UserError, match="letters are no text; set 0"):
         load_config("text_fam", [*SMALL, "data.layout=packed", "data.repeat_len=4"])
     with pytest.raises(UserError, match=r"holdout: has no effect with data\.task=last_letter"):

@@ -1,4 +1,4 @@
-"""Passkey documents: needle first, the filler between, the question last, of exactly the length."""
+"""Passkey documents of an exact length: needle first, then filler, question last."""
 
 import re
 from dataclasses import replace
@@ -39,7 +39,7 @@ def read(task, length, seed=0):
 
 @pytest.mark.parametrize("kind", ["bytes", "words"])
 @pytest.mark.parametrize("extra", [0, 1, 700, 9000])
-def test_a_document_reads_as_the_paper_prints_it(kind, extra, words):
+def test_a_document_has_the_text_of_the_paper(kind, extra, words):
     tokenizer = words if kind == "words" else load_tokenizer("bytes")
     task = Passkey(tokenizer, digits=5, other_weight=0.02)
     tokens, weights = read(task, task.shortest + extra)
@@ -53,27 +53,27 @@ def test_a_document_reads_as_the_paper_prints_it(kind, extra, words):
     assert text.endswith(QUESTION + key)
     filler = text[len(NEEDLE.format(key=key)) : -len(QUESTION + key)]
     assert filler in "".join(FILLER) * (2 + len(filler) // 50)
-    # only the answer has full weight, and each digit of it is a token of its own
+    # only the answer has full weight, with one token per digit
     assert tokenizer.decode(tokens[weights == 1]) == key
     assert (weights == 1).sum() == 5
     assert np.allclose(weights[weights < 1], 0.02)
 
 
-def test_keys_differ_and_a_seed_repeats_them(words):
+def test_keys_differ_and_depend_on_the_seed(words):
     task = Passkey(words, digits=5)
     keys = {tuple(read(task, 200, seed)[0][-6:-1]) for seed in range(50)}
     assert len(keys) == 50
     np.testing.assert_array_equal(read(task, 200, 7)[0], read(task, 200, 7)[0])
 
 
-def test_a_tokenizer_that_does_not_know_digits_is_refused(tmp_path):
+def test_a_tokenizer_without_digits_is_rejected(tmp_path):
     (tmp_path / "words.txt").write_text("<s>\n<unk>\n<eos>\nred\nblue\n")
-    # all keys are <unk>, and every answer would be right
+    # otherwise all keys are <unk> and every answer is correct
     with pytest.raises(UserError, match="does not tell keys apart"):
         Passkey(load_tokenizer(str(tmp_path / "words.txt")), digits=5)
 
 
-def test_a_length_that_holds_no_question_is_refused(words):
+def test_a_length_too_short_for_the_question_is_rejected(words):
     task = Passkey(words, digits=5)
     with pytest.raises(UserError, match=r"passkey: 40 tokens do not hold needle and question"):
         read(task, 40)
@@ -81,7 +81,7 @@ def test_a_length_that_holds_no_question_is_refused(words):
         PasskeySource(PasskeyConfig(min_length=10), words, 0)
 
 
-def test_documents_grow_as_they_are_solved(words):
+def test_documents_grow_with_the_curriculum(words):
     config = PasskeyConfig(min_length=96, start_length=96, max_length=400, threshold=0.9)
     source = PasskeySource(config, words, seed=0)
     assert [source.key(0, 4, k)[2] for k in range(5)] == [96] * 5
@@ -100,7 +100,7 @@ def test_documents_grow_as_they_are_solved(words):
     assert lengths == {*range(128, 417, 32)}
 
 
-def test_a_key_is_asked_for_again_and_again(words):
+def test_a_key_is_asked_for_repeatedly(words):
     config = PasskeyConfig(min_length=96, start_length=2000, max_length=2000, multiple=32)
     asking = PasskeySource(replace(config, ask_every=256), words, seed=0)
     silent = PasskeySource(config, words, seed=0)
@@ -129,7 +129,7 @@ def test_a_key_is_asked_for_again_and_again(words):
 
 
 def test_questions_are_anywhere_and_no_memory_knows_the_answer(words):
-    """A document that another one follows has question and answer within its last block."""
+    """If another document follows, question and answer are within the last block."""
     w = 64
     config = PasskeyConfig(min_length=96, start_length=900, max_length=900, ask_every=256)
     source = PasskeySource(config, words, seed=0, block_len=w)
@@ -207,7 +207,7 @@ def test_one_of_several_named_keys_is_asked_for():
         assert (weights == 1).sum() == 5
         asked.append(name)
     assert set(asked) == set(NAMES[:4])
-    # as the evaluation draws it
+    # as in the evaluation
     task = evaluated_task(tokenizer, config)
     drawn = set()
     for seed in range(40):
@@ -220,7 +220,7 @@ def test_one_of_several_named_keys_is_asked_for():
     assert drawn == set(NAMES[:4])
 
 
-def test_names_that_a_tokenizer_does_not_tell_apart_are_refused(tmp_path):
+def test_names_that_a_tokenizer_does_not_distinguish_are_rejected(tmp_path):
     digits = "\n".join("0123456789")
     (tmp_path / "words.txt").write_text(f"<s>\n<unk>\n<eos>\n{digits}\n")
     tokenizer = load_tokenizer(str(tmp_path / "words.txt"))

@@ -1,4 +1,4 @@
-"""The toy tasks: answers as by a literal simulator, baselines as published."""
+"""Toy tasks: answers equal those of a literal simulator, baselines the published ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def source(task, config=FEW, split="train", seed=0):
 
 
 def read(task, config=FEW):
-    """Return the words, the answers' words and the weights of each episode."""
+    """Return the words, the answers and the weights of each episode."""
     words = task_tokenizer(task, config).words
     for piece in source(task, config).episodes():
         said = piece.tokens if piece.targets is None else piece.targets
@@ -45,7 +45,7 @@ def read(task, config=FEW):
 
 
 @pytest.mark.parametrize("size", [2, 8])
-def test_random_walk(size):
+def test_random_walk_equals_a_simulator(size):
     for words, cells, weights in read("random_walk", replace(FEW, size=size)):
         row = column = 0
         heading = "east"
@@ -66,8 +66,8 @@ def test_random_walk(size):
             assert cell == f"{row},{column}"
 
 
-def test_blocked_walk():
-    # what east, south, west and north of each cell is, written out; "-" is a block
+def test_blocked_walk_equals_a_simulator():
+    # neighbors to the east, south, west and north of each cell; "-" is blocked
     around = {
         "A": "BDCG", "B": "C--H", "C": "-FBI", "D": "-GF-", "E": "FHDB",
         "F": "DI-C", "G": "H-ID", "H": "IBG-", "I": "GCHF",
@@ -84,7 +84,7 @@ def test_blocked_walk():
         assert not set(cells[1:]) & {"A"}
 
 
-def test_sequences():
+def test_sequence_tasks_equal_simulators():
     for task in ("copy", "reverse"):
         for words, _, weights in read(task):
             assert words[0] == "<s>"
@@ -102,7 +102,7 @@ def test_sequences():
 
 
 @pytest.mark.parametrize("variables", [1, 3, 5])
-def test_algorithmic(variables):
+def test_algorithmic_equals_an_interpreter(variables):
     for words, said, weights in read("algorithmic", replace(FEW, variables=variables)):
         statements = " ".join(words[1:]).split(" ;")[:-1]
         assert len(statements) == 100
@@ -118,7 +118,7 @@ def test_algorithmic(variables):
 
 
 def execute(words, values):
-    """Execute a statement, and return what it prints."""
+    """Execute a statement and return its output."""
     match words:
         case ["print", name]:
             return [str(values[name])]
@@ -133,7 +133,7 @@ def execute(words, values):
             assert nested[0] not in ("if", "print")
             bound = values[right] if right in values else int(right)
             holds = values[name] < bound if sign == "<" else values[name] > bound
-            # what is not executed must be possible all the same
+            # statements that are skipped must be valid too
             execute(nested, values if holds else dict(values))
         case _:
             pytest.fail(f"no statement: {words}")
@@ -141,7 +141,7 @@ def execute(words, values):
     return []
 
 
-# figures ---------------------------------------------------------------------------------------
+# published figures --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def execute(words, values):
         ("algorithmic", 5, 0.104, 0.393),
     ],
 )
-def test_baselines(task, variables, commonest, last):
+def test_baselines_are_the_published_ones(task, variables, commonest, last):
     config = ToyConfig(variables=variables)
     found = baselines(task, config, 100 if task != "counting" else 50, seed=1)
     assert found["commonest_accuracy"] == pytest.approx(commonest, abs=0.01)
@@ -169,7 +169,7 @@ def test_programs_look_like_the_published_ones():
     assert np.mean([len(episode_answers(piece)) for piece in found]) == pytest.approx(25.6, abs=0.6)
 
 
-def test_default_steps_are_the_papers():
+def test_default_steps_are_those_of_the_paper():
     assert {task: TOYS[task].steps for task in TOYS} == {
         "random_walk": (100, 100),
         "blocked_walk": (100, 100),
@@ -200,7 +200,7 @@ def test_episodes_are_fixed_and_test_episodes_differ(task):
     )
     assert first == again
     assert TOYS.keys() == set(TOYS)
-    if task != "counting":  # there are but 30 of those
+    if task != "counting":  # which has only 30
         assert len({*first, *test, *other}) == 3 * 40
     else:
         assert first != test
@@ -246,22 +246,22 @@ def test_reading_resumes_at_any_piece(task):
 
 @pytest.mark.parametrize("layout", ["lanes", "packed"])
 @pytest.mark.parametrize("task", TOYS)
-def test_batches_have_every_answer_and_resume_exactly(task, layout):
+def test_batches_contain_every_answer_and_resume_exactly(task, layout):
     config = replace(FEW, episodes=3, steps=9)
     made = source(task, config)
     lanes = (
-        Lanes(made, 2, 32, 8) if layout == "lanes" else PackedRows(made, made_words(task), 2, 32, 0)
+        Lanes(made, 2, 32, 8) if layout == "lanes" else PackedRows(made, words_of(task), 2, 32, 0)
     )
     iterator, states, batches = iter(lanes), [], []
     for _ in range(12):
         states.append(json.dumps(iterator.get_state()))
         batches.append(next(iterator))
-    # every answer of the first epoch is asked for once
+    # every answer of the first epoch is a target once
     joined = {name: np.concatenate([b[name] for b in batches], 1)[0] for name in batches[0]}
     expected = np.concatenate([episode_answers(piece) for piece in made.open(made.key(0, 2, 0))])
     asked = joined["targets"][joined["weights"] > 0][: len(expected)]
     np.testing.assert_array_equal(asked, expected)
-    if task == "random_walk":  # the answer stands at its action, and not one further
+    if task == "random_walk":  # the answer's weight is at its action, not at the next token
         first = next(made.open(made.key(0, 2, 0)))
         np.testing.assert_array_equal(joined["tokens"][:10], first.tokens)
         np.testing.assert_array_equal(joined["targets"][:10], first.targets)
@@ -274,23 +274,23 @@ def test_batches_have_every_answer_and_resume_exactly(task, layout):
                 np.testing.assert_array_equal(got[name], batch[name], err_msg=name)
 
 
-def made_words(task):
+def words_of(task):
     return task_tokenizer(task, FEW)
 
 
-def test_whole_episodes_stay_whole():
+def test_episodes_are_not_split():
     made = source("counting", replace(FEW, steps=12, concatenate=False))
     batch = next(iter(Lanes(made, 2, 64, 8, keep_whole=True)))
     for lane in range(2):
         begins = np.flatnonzero(batch["reset"][lane])
         assert len(begins) > 1
         assert not (begins % 8).any()
-        # the last one that began has ended: its "." is asked for
+        # the last episode has ended: its "." is a target
         last = batch["targets"][lane][begins[-1] :][batch["weights"][lane][begins[-1] :] > 0]
         assert last[-1] == task_tokenizer("counting", FEW).words.index(".")
 
 
-def test_the_pipeline_has_them():
+def test_the_pipeline_makes_toy_sources():
     config = Config(data=DataConfig(task="reverse", tokenizer="task", toy=FEW))
     words = make_tokenizer(config.data)
     assert words.words[: len(SPECIALS)] == SPECIALS

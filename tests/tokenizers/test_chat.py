@@ -1,4 +1,4 @@
-"""Conversations: rendered as by transformers, with weights by message; content stays plain text."""
+"""Conversations are rendered as by transformers, with weights by message; content is plain text."""
 
 import json
 import re
@@ -48,7 +48,7 @@ def llama(tmp_path_factory):
 
 
 def with_template(folder, template, tmp_path):
-    """The byte-level tokenizer with another template."""
+    """Return the byte-level tokenizer with another template."""
     for path in folder.iterdir():
         write(tmp_path, path.name, path.read_text())
     write(tmp_path, "chat_template.jinja", template)
@@ -60,7 +60,7 @@ def with_template(folder, template, tmp_path):
 
 @pytest.mark.parametrize("prompt", [False, True])
 @pytest.mark.parametrize("template", [CHATML, LLAMA, EVERYTHING])
-def test_rendered_as_transformers_does(chatml, tmp_path, template, prompt):
+def test_rendering_equals_transformers(chatml, tmp_path, template, prompt):
     from transformers import PreTrainedTokenizerFast
 
     folder = with_template(chatml, template, tmp_path)
@@ -102,7 +102,7 @@ def test_the_template_is_the_file_or_the_default_of_a_list(chatml, tmp_path):
         ("{{ ().__class__.__base__.__subclasses__() }}", "rejects the messages: .* is unsafe"),
     ],
 )
-def test_templates_that_fail_or_escape(chatml, tmp_path, template, message):
+def test_templates_that_fail_or_escape_are_rejected(chatml, tmp_path, template, message):
     tokenizer = load_tokenizer(str(with_template(chatml, template, tmp_path)))
     with pytest.raises(UserError, match=message) as error:
         tokenizer.encode_chat(TALK)
@@ -142,7 +142,7 @@ FAILS = [
 ]
 
 
-def refused(template):
+def error_of(template):
     tokenizer = ChatTemplate("t", template, {}, "", "", ["<|im_end|>"])
     begin = time.perf_counter()
     with pytest.raises(UserError) as error:
@@ -153,24 +153,24 @@ def refused(template):
 
 @pytest.mark.parametrize("template", TAKES_MEMORY)
 def test_memory_is_limited(template):
-    assert "takes more than 512 MiB of memory" in refused(template)[0]
+    assert "takes more than 512 MiB of memory" in error_of(template)[0]
 
 
 @pytest.mark.parametrize(("template", "message"), FAILS)
-def test_templates_that_exceed_the_limits(template, message):
-    assert message in refused(template)[0]
+def test_templates_that_exceed_the_limits_are_stopped(template, message):
+    assert message in error_of(template)[0]
 
 
 @pytest.mark.parametrize("template", TAKES_LONG)
 @pytest.mark.slow
 def test_time_is_limited(template):
-    message, seconds = refused(template)
+    message, seconds = error_of(template)
     assert "takes seconds to render one conversation and was stopped" in message
-    assert seconds < 30  # 3 of a processor that others use too
+    assert seconds < 30  # 3 s of CPU time, on a loaded machine
 
 
 def test_a_stopped_template_leaves_no_process():
-    """The next conversation gets a new process, and the last one's ends."""
+    """The next conversation gets a new process, and the previous one ends."""
     template = ChatTemplate("t", "{{ messages[0].content * 10**messages|length }}", {}, "", "", [])
     say = [{"role": "user", "content": "a"}]
     assert template.render(say, True) == "a" * 10
@@ -206,7 +206,7 @@ def load_chatml(folder, loaded={}):  # noqa: B006
     return loaded[folder]
 
 
-# learning ----------------------------------------------------------------------------------------
+# weights -----------------------------------------------------------------------------------------
 
 
 def lines(tmp_path, *documents):
@@ -224,13 +224,13 @@ def document(files, tokenizer, k=0):
 
 
 def test_assistant_messages_have_weight_one(chatml, tmp_path, monkeypatch):
-    # no piece of text ends within a control token
+    # text pieces do not end within a control token
     monkeypatch.setattr("famjax.data.files.PIECE_BYTES", 4)
     tokenizer = load_tokenizer(str(chatml))
     tokens, weights = document(lines(tmp_path, {"messages": [*TALK, TALK[1]]}), tokenizer)
     end = tokenizer.encode_rendered("<|im_end|>").tolist()
     answers = [*tokenizer.encode("four, äh"), *end, *tokenizer.encode("seven"), *end]
-    # eos is learned after every document
+    # eos is a target after every document
     assert tokens[weights == 1].tolist() == [*answers, tokenizer.eos_id]
     assert weights.sum() == len(answers) + 1
     whole = tokenizer.encode_chat(TALK, add_generation_prompt=False)
@@ -241,7 +241,7 @@ def test_assistant_messages_have_weight_one(chatml, tmp_path, monkeypatch):
     ]
 
 
-def test_eos_that_ends_the_answer_is_not_written_twice(llama, tmp_path):
+def test_eos_at_the_end_of_an_answer_is_not_repeated(llama, tmp_path):
     tokenizer = load_tokenizer(str(llama))
     tokens, weights = document(lines(tmp_path, {"messages": TALK[1:]}), tokenizer)
     assert tokenizer.decode(tokens[weights == 1]) == " four, äh  seven "
@@ -250,7 +250,7 @@ def test_eos_that_ends_the_answer_is_not_written_twice(llama, tmp_path):
     assert (tokens == tokenizer.bos_id).tolist() == [True] + [False] * (len(tokens) - 1)
 
 
-def test_prompt_and_response(chatml, tmp_path):
+def test_prompt_and_response_are_a_conversation(chatml, tmp_path):
     files = lines(tmp_path, {"prompt": "two?", "response": "four"})
     tokens, weights = document(files, load_tokenizer("bytes"))
     assert bytes(tokens[1:-1].tolist()) == b"two?four"
@@ -331,7 +331,7 @@ NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system'
         (CHATML, {"messages": [{"role": "assistant", "content": "\ud800"}]}, "not JSON with valid"),
     ],
 )
-def test_bad_lines_are_named(chatml, tmp_path, template, line, message):
+def test_error_names_invalid_lines(chatml, tmp_path, template, line, message):
     spec = "bytes"
     if template is not None:
         spec = str(with_template(chatml, template, tmp_path / "tokenizer"))
@@ -343,7 +343,7 @@ def test_bad_lines_are_named(chatml, tmp_path, template, line, message):
     assert "\n" not in str(error.value)
 
 
-# templates that lose what is said -----------------------------------------------------------------
+# templates that lose content ----------------------------------------------------------------------
 
 LAST_FIRST = (
     "{% for m in messages if m.role != 'system' %}{% if loop.last %}{{ messages[0].content }} "
@@ -371,7 +371,7 @@ LAST_FIRST = (
         ("hello", "message 1 (role 'system')"),
     ],
 )
-def test_a_template_that_drops_content(chatml, tmp_path, template, lost):
+def test_a_template_that_drops_content_is_rejected(chatml, tmp_path, template, lost):
     tokenizer = load_tokenizer(str(with_template(chatml, template, tmp_path / "tokenizer")))
     said = rf"does not write what {re.escape(lost)} says; use another template"
     with pytest.raises(UserError, match=said):

@@ -1,4 +1,4 @@
-"""Hugging Face's tokenizers: the same ids as transformers, and lossless, also in pieces."""
+"""Hugging Face tokenizers: the same ids as transformers, and lossless, also in pieces."""
 
 import itertools
 import json
@@ -39,7 +39,7 @@ def tokenizer(request, folders):
 
 @pytest.fixture
 def folder(request, folders, tmp_path):
-    """A copy that tests may damage."""
+    """Return a copy of the folder that may be damaged."""
     return shutil.copytree(folders["gemma"], tmp_path / "gemma")
 
 
@@ -54,7 +54,7 @@ def reference(folder):
 @example(text="  two  spaces\n\n \ttab\r\n    x", cuts=[1, 4])
 @example(text="▁ is not a space, <0x0A> no byte, <s></s><|im_end|> no specials \0", cuts=[20])
 @example(text=" <think>  ▁▁e\u0301 \ufdd0\ufdd1", cuts=[5, 11])
-def test_text_comes_back_in_pieces(tokenizer, text, cuts):
+def test_text_round_trips_in_pieces(tokenizer, text, cuts):
     cuts = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     parts = [text[a:b] for a, b in itertools.pairwise(cuts)]
     for pieces in ([text], parts):
@@ -68,7 +68,7 @@ def test_text_comes_back_in_pieces(tokenizer, text, cuts):
 
 
 @pytest.mark.parametrize("name", ["byte-level", "gemma", "llama", "mistral"])
-def test_ids_and_texts_are_those_of_transformers(folders, name):
+def test_ids_and_texts_equal_transformers(folders, name):
     theirs, ours = reference(folders[name]), load_tokenizer(str(folders[name]))
     prefix = " " if name in ("llama", "mistral") else ""
     assert ours.vocab_size == len(theirs)
@@ -145,7 +145,7 @@ def special(number, content, **changes):
         ({"config.json": {"bos_token_id": 1, "eos_token_id": [2, 7]}}, (1, 2, {2})),
     ],
 )
-def test_bos_and_eos_are_found(folder, files, expected):
+def test_bos_and_eos_are_detected(folder, files, expected):
     (folder / "tokenizer_config.json").unlink()
     for name, content in files.items():
         write(folder, name, content)
@@ -166,7 +166,7 @@ def test_bos_and_eos_have_no_bytes_though_the_json_lists_them_as_text(folder, na
     assert tokenizer.decode(tokenizer.encode("<s> </s>")) == "<s> </s>"
 
 
-def test_the_fingerprint_is_of_the_ids(folders, folder):
+def test_the_fingerprint_depends_on_the_ids(folders, folder):
     tokenizer = load_tokenizer(str(folder))
     assert (
         tokenizer.fingerprint
@@ -205,9 +205,9 @@ WORDPIECE = {"type": "WordPiece", "unk_token": "[UNK]", "vocab": {"[UNK]": 0}}
         ({"added_tokens": [{"content": "x", "special": True, "id": 1}]}, "library cannot read it"),
     ],
 )
-def test_what_has_no_fixed_bytes_is_refused(folder, changes, message):
+def test_tokens_without_fixed_bytes_are_rejected(folder, changes, message):
     edit(folder, **changes)
-    refused(folder, message)
+    assert_rejected(folder, message)
 
 
 @pytest.mark.parametrize(
@@ -217,10 +217,10 @@ def test_what_has_no_fixed_bytes_is_refused(folder, changes, message):
         ("end_of_word_suffix", "</w>", "marks words with '</w>'"),
     ],
 )
-def test_models_that_lose_text_are_refused(folder, key, value, message):
+def test_lossy_models_are_rejected(folder, key, value, message):
     model = json.loads((folder / "tokenizer.json").read_text())["model"]
     edit(folder, model={**model, key: value})
-    refused(folder, message)
+    assert_rejected(folder, message)
 
 
 @pytest.mark.parametrize("byte", ["E2", "F0"])
@@ -228,7 +228,7 @@ def test_every_byte_needs_a_token(folder, byte):
     model = json.loads((folder / "tokenizer.json").read_text())["model"]
     del model["vocab"][f"<0x{byte}>"]
     edit(folder, model=model)
-    refused(folder, f"no token for the byte 0x{byte}")
+    assert_rejected(folder, f"no token for the byte 0x{byte}")
 
 
 @pytest.mark.parametrize(
@@ -250,25 +250,25 @@ def test_every_byte_needs_a_token(folder, byte):
         ("special_tokens_map.json", "5", "not a JSON object"),
     ],
 )
-def test_damaged_files_are_named(folder, name, content, message):
+def test_error_names_damaged_files(folder, name, content, message):
     if name == "tokenizer_config.json":
         (folder / "chat_template.jinja").unlink()
     write(folder, name, content)
-    refused(folder, message)
+    assert_rejected(folder, message)
 
 
-def test_ids_beyond_the_vocabulary(folder):
+def test_ids_beyond_the_vocabulary_are_rejected(folder):
     (folder / "tokenizer_config.json").unlink()
     write(folder, "config.json", {"eos_token_id": 10**6})
-    refused(folder, "eos 1000000 is none of its tokens")
+    assert_rejected(folder, "eos 1000000 is none of its tokens")
 
 
-def test_missing_files(tmp_path):
-    refused(tmp_path, "has no tokenizer.json and no tokenizer.model")
-    refused(tmp_path / "tokenizer.json", "No such file")
+def test_missing_files_are_rejected(tmp_path):
+    assert_rejected(tmp_path, "has no tokenizer.json and no tokenizer.model")
+    assert_rejected(tmp_path / "tokenizer.json", "No such file")
 
 
-def refused(spec, message):
+def assert_rejected(spec, message):
     with pytest.raises(UserError, match=message) as error:
         load_tokenizer(str(spec))
     assert "\n" not in str(error.value)
@@ -290,7 +290,7 @@ def test_a_run_saves_all_files_of_the_tokenizer(folders, tmp_path):
     run.mkdir()
     given = load_tokenizer(str(source))
     save_tokenizer(str(source), run)
-    save_tokenizer(str(run / "tokenizer"), run)  # itself
+    save_tokenizer(str(run / "tokenizer"), run)  # onto itself
     shutil.rmtree(source)
     kept = load_saved_tokenizer(run, str(source))
     assert kept.fingerprint == given.fingerprint
@@ -299,17 +299,17 @@ def test_a_run_saves_all_files_of_the_tokenizer(folders, tmp_path):
     assert kept.encode_chat(messages).tolist() == given.encode_chat(messages).tolist()
 
 
-def test_the_last_copy_counts(folders, model, tmp_path):
-    """A failed attempt may have left another tokenizer in the folder."""
+def test_a_previous_copy_is_replaced(folders, model, tmp_path):
+    """A failed attempt may have left a copy of another tokenizer in the folder."""
     for spec in [model, folders["gemma"], folders["byte-level"], model, "bytes"]:
         save_tokenizer(str(spec), tmp_path)
         found = load_saved_tokenizer(tmp_path, str(spec))
         assert found.fingerprint == load_tokenizer(str(spec)).fingerprint
         assert (found.chat_template is None) == (load_tokenizer(str(spec)).chat_template is None)
-    assert not (tmp_path / "tokenizer" / "chat_template.jinja").exists()  # of gemma's
+    assert not (tmp_path / "tokenizer" / "chat_template.jinja").exists()  # gemma's
 
 
-def test_old_runs_and_folders_with_a_sentencepiece_model(model, tmp_path):
+def test_old_runs_and_sentencepiece_folders_load(model, tmp_path):
     (tmp_path / "run").mkdir()
     shutil.copyfile(model, tmp_path / "run" / "tokenizer.model")
     fingerprint = load_tokenizer(str(model)).fingerprint
@@ -317,7 +317,7 @@ def test_old_runs_and_folders_with_a_sentencepiece_model(model, tmp_path):
     assert load_tokenizer(str(tmp_path / "run")).fingerprint == fingerprint
 
 
-def test_training_writes_the_copy(folders, tmp_path):
+def test_training_copies_the_tokenizer(folders, tmp_path):
     from famjax.config.schema import Config, DataConfig
     from famjax.train.run import prepare_run, run_tokenizer
 

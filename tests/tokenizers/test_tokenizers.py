@@ -40,7 +40,7 @@ def test_text_round_trips(tokenizer, text):
 
 
 @given(seed=st.integers(0, 10**6), length=st.integers(0, 30))
-def test_streaming_equals_decoding_at_once(tokenizer, seed, length):
+def test_streaming_equals_decoding_of_the_full_sequence(tokenizer, seed, length):
     ids = np.random.default_rng(seed).integers(0, tokenizer.vocab_size, length)
     decoder = StreamDecoder(tokenizer)
     assert "".join(decoder.push(i) for i in ids) + decoder.flush() == tokenizer.decode(ids)
@@ -60,7 +60,7 @@ def test_specials_have_no_text(tokenizer):
     assert len(tokenizer.token_bytes) == tokenizer.vocab_size
 
 
-def test_bytes_are_their_own_ids():
+def test_byte_tokens_have_their_values_as_ids():
     tokenizer = load_tokenizer("bytes")
     assert tokenizer.encode("aß").tolist() == [97, 195, 159]
     assert (tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_id) == (258, 256, 257)
@@ -79,7 +79,7 @@ def test_training_is_deterministic(model):
     assert tokenizer.fingerprint == load_tokenizer(str(model)).fingerprint
 
 
-def test_a_small_text_gives_fewer_tokens_than_asked_for(model):
+def test_a_small_text_gives_fewer_tokens_than_requested(model):
     corpus, out = model.parent / "corpus.txt", model.parent / "large.model"
     assert train_sentencepiece(str(corpus), 100_000, out).vocab_size < 1000
 
@@ -93,7 +93,7 @@ def test_a_small_text_gives_fewer_tokens_than_asked_for(model):
         (2**31, "too large"),
     ],
 )
-def test_impossible_vocabulary_sizes(model, size, message):
+def test_invalid_vocabulary_sizes_are_rejected(model, size, message):
     with pytest.raises(UserError, match=message):
         train_sentencepiece(str(model.parent / "corpus.txt"), size, model.parent / "x.model")
     assert not (model.parent / "x.model").exists()
@@ -123,16 +123,16 @@ def test_the_training_text_is_not_overwritten(tmp_path):
     assert text.read_text() == "some text " * 50
 
 
-def test_a_bad_byte_deep_in_the_training_text_is_named(tmp_path):
+def test_error_names_an_invalid_byte_in_the_training_text(tmp_path):
     (tmp_path / "bad.txt").write_bytes(b"good text\n" * 30_000 + b"\xff")
     path = tmp_path / "bad.txt"
     with pytest.raises(UserError) as error:
         train_sentencepiece(str(path), 300, tmp_path / "x.model")
-    # without the trainer's words around it
+    # without the messages of the trainer
     assert str(error.value).startswith(f"{path}: not UTF-8 at byte 300000; convert it")
 
 
-def test_what_is_not_a_model(tmp_path):
+def test_files_that_are_not_models_are_rejected(tmp_path):
     (tmp_path / "not.model").write_text("hello")
     (tmp_path / "empty.model").write_text("")
     for path, message in [

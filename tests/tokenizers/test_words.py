@@ -1,4 +1,4 @@
-"""Word lists: encoding, and how a list is built, saved and loaded."""
+"""Word lists: encoding, and how lists are built, saved and loaded."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def test_words_and_ends_of_lines_are_tokens():
     assert words.decode(words.encode("the  ü\ncat")) == "the ü \ncat "
     # the word and a space; a line break; nothing
     assert words.token_bytes[[3, 6, 2, 0]].tolist() == [4, 3, 1, 0]
-    # strings of the other specials are no specials
+    # text of the other special tokens is plain text
     assert words.encode("<s> <eos> <unk>").tolist() == [1, 1, 1]
     assert words.encode("").tolist() == []
 
 
-def test_unknown_words_are_named_once():
+def test_unknown_words_are_reported_once():
     words = WordTokenizer("list", ["a", "b"])
     assert words.unknown_words("a c\nb c d <s>") == ["c", "d", "<s>"]
 
@@ -43,7 +43,7 @@ def test_pieces_of_a_text_have_its_tokens():
         np.testing.assert_array_equal(np.concatenate(parts), words.encode(text))
 
 
-def test_a_list_is_made_saved_and_found(tmp_path, capsys):
+def test_a_list_is_built_saved_and_loaded(tmp_path, capsys):
     text, out = tmp_path / "text.txt", tmp_path / "made.txt"
     text.write_text(TEXT * 3 + "b a b\n")
     made = build_word_list(str(text), out)
@@ -75,13 +75,13 @@ def test_a_list_is_made_saved_and_found(tmp_path, capsys):
         ("<s>\n<unk>\n<eos>\na\na\n", "'a' is in it twice"),
     ],
 )
-def test_files_that_are_no_word_list(text, said, tmp_path):
+def test_files_that_are_not_word_lists_are_rejected(text, said, tmp_path):
     (tmp_path / "w.txt").write_text(text)
     with pytest.raises(UserError, match=said):
         load_tokenizer(str(tmp_path / "w.txt"))
 
 
-def test_bytes_are_no_list(tmp_path):
+def test_binary_files_are_rejected(tmp_path):
     (tmp_path / "w.txt").write_bytes(b"\xff")
     with pytest.raises(UserError, match="not a text file"):
         load_tokenizer(str(tmp_path / "w.txt"))
@@ -93,7 +93,7 @@ def test_bytes_are_no_list(tmp_path):
         build_word_list(str(tmp_path / "t.txt"), tmp_path / "m.model")
 
 
-def test_a_list_with_line_ends_of_windows(tmp_path):
+def test_a_list_may_have_windows_line_endings(tmp_path):
     (tmp_path / "w.txt").write_bytes(b"<s>\r\n<unk>\r\n<eos>\r\ncat\r\n")
     words = load_tokenizer(str(tmp_path / "w.txt"))
     assert isinstance(words, WordTokenizer)

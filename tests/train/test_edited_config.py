@@ -112,7 +112,7 @@ def test_a_checkpoint_without_a_config_is_accepted(run: Path) -> None:
     assert open_run(run).config.model.rope_base == 500.0
 
 
-@pytest.mark.parametrize("made_up", [5, [1], {"a": 1}])
+@pytest.mark.parametrize("invalid", [5, [1], {"a": 1}])
 def test_an_invalid_config_in_the_checkpoint_is_rejected(run: Path, invalid: Any) -> None:
     (path,) = (run / "checkpoints").glob("0*/extra.json")
     path.write_text(json.dumps({"config": invalid}))

@@ -1,4 +1,4 @@
-"""Held-out loss while training: equal to `famjax eval`'s on the same tokens, and no other run."""
+"""Held-out loss during training equals that of `famjax eval`, and does not change the run."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ from famjax.experiment.load import load_config, override
 from famjax.train.loop import train
 from famjax.train.metrics import read_metrics
 
-# as many tokens as the longest of the documents, so that all are read to their end
+# as many tokens as the longest document, so that all are read to their end
 EVAL = ["eval.every=4", "eval.batches=30", "data.holdout=3", "train.steps=8"]
 FIELDS = [
     f"{split}_bits_per_byte{suffix}"
@@ -30,7 +30,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.usefixtures("compiled_once")
 @pytest.mark.parametrize("layout", ["lanes", "packed"])
-def test_it_equals_the_evaluation_of_the_run(tmp_path: Path, layout: str) -> None:
+def test_heldout_loss_equals_famjax_eval(tmp_path: Path, layout: str) -> None:
     config = small.config(tmp_path / "texts", layout, "text", *EVAL)
     run = train(config, tmp_path / "run", quiet=True)
     found = evaluate_text(run, quiet=True)
@@ -43,7 +43,7 @@ def test_it_equals_the_evaluation_of_the_run(tmp_path: Path, layout: str) -> Non
 
 
 @pytest.mark.usefixtures("compiled_once")
-def test_the_run_is_the_same_bit_for_bit(tmp_path: Path) -> None:
+def test_heldout_evaluation_does_not_change_a_bit_of_the_run(tmp_path: Path) -> None:
     config = small.config(tmp_path / "texts", "lanes", "text", *EVAL)
     train(config, tmp_path / "run", quiet=True)
     train(override(config, ["eval.every=0"]), tmp_path / "plain", quiet=True)
@@ -55,7 +55,7 @@ def test_the_run_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     assert losses[0] == losses[1]
     measured = [[name in row for name in FIELDS] for row in rows(tmp_path / "run")]
     assert measured == [[True] * 4] * 2
-    # stopped after the first evaluation, and resumed with another interval
+    # stopped after the first evaluation and resumed with another interval
     train(override(config, ["train.steps=4"]), tmp_path / "two", quiet=True)
     train(config, tmp_path / "two", quiet=True)
     last, resumed = rows(tmp_path / "run")[-1], rows(tmp_path / "two")[-1]
@@ -73,7 +73,7 @@ def test_the_run_is_the_same_bit_for_bit(tmp_path: Path) -> None:
         (["data.task=passkey"], "data.task=passkey has none; set eval.every=0"),
     ],
 )
-def test_mistakes_are_one_line(given: list[str], message: str) -> None:
+def test_mistakes_are_one_line_errors(given: list[str], message: str) -> None:
     config = [*small.COMMAND, *EVAL[:3], "train.log_every=4", *given]
     with pytest.raises(UserError, match=re.escape(message)):
         load_config("text_fam", config)

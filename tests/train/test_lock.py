@@ -146,7 +146,7 @@ def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "_NAME_SECONDS", 0.2)
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_timeouts")
 def test_a_silent_remote_holder_is_replaced(tmp_path: Path) -> None:
     write_remote_holder(tmp_path)
     notes: list[str] = []
@@ -155,7 +155,7 @@ def test_a_silent_remote_holder_is_replaced(tmp_path: Path) -> None:
     assert line.startswith(f"process 7 on far was training in {tmp_path}; waiting for up to ")
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_timeouts")
 def test_a_remote_holder_with_heartbeats_is_respected(tmp_path: Path) -> None:
     """The other host's clock is two minutes late."""
     late = time.time() - 120
@@ -231,7 +231,7 @@ def hold_file_lock(path: Path) -> Iterator[None]:
         yield
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_timeouts")
 def test_a_lock_of_a_dead_host_is_replaced_after_silence(tmp_path: Path) -> None:
     """NFSv4 frees the lock when its lease expires, NFSv3 never does."""
     path = write_remote_holder(tmp_path)
@@ -249,7 +249,7 @@ def test_a_lock_of_a_dead_host_is_replaced_after_silence(tmp_path: Path) -> None
     assert line.startswith(f"process 7 on far was training in {tmp_path}; waiting for up to ")
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_timeouts")
 def test_a_lock_released_during_the_wait_is_acquired(tmp_path: Path) -> None:
     """The wait is counted from the first check."""
     path = write_remote_holder(tmp_path)
@@ -272,7 +272,7 @@ def test_a_lock_released_during_the_wait_is_acquired(tmp_path: Path) -> None:
     assert len(notes) == 1
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_timeouts")
 def test_a_heartbeat_of_a_locked_remote_holder_ends_the_wait(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -292,7 +292,7 @@ def test_a_heartbeat_of_a_locked_remote_holder_ends_the_wait(
     assert path.exists()
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_timeouts")
 def test_a_lock_is_acquired_when_its_remote_holder_ends(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(lock, "SILENCE_SECONDS", 60)
     path = write_remote_holder(tmp_path)
@@ -305,7 +305,7 @@ def test_a_lock_is_acquired_when_its_remote_holder_ends(tmp_path: Path, monkeypa
     assert len(notes) == 1
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_timeouts")
 def test_one_of_many_that_wait_for_a_dead_host_holds_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

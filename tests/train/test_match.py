@@ -64,7 +64,7 @@ def hybrid_model(work_dir: Path) -> Path:
 
 def train_with_source(work_dir: Path, init: Path, name: str, *more: str) -> Run:
     """Continue training from a folder, on one of the eight devices."""
-    files = [f"data.files={small.texts(home / 'texts')}", "data.length=32", "data.batch=4"]
+    files = [f"data.files={small.texts(work_dir / 'texts')}", "data.length=32", "data.batch=4"]
     few = ["data.holdout=0", "optimizer.warmup_steps=0", "train.log_every=1"]
     config = load_config("text_fam", [f"init={init}", *files, *few, *more])
     with pytest.MonkeyPatch.context() as patch:

@@ -145,7 +145,7 @@ def assert_close(state: TrainState, other: TrainState, tolerance: float = 1e-5) 
     jax.tree_util.tree_map_with_path(compare, state, other)
 
 
-@pytest.mark.usefixtures("wide")
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(("mesh", "layout"), CASES)
 def test_eight_devices_equal_one(mesh: Sizes, layout: tuple[str, ...]) -> None:
     """From one random start, parameters, both Adam moments, memory and losses agree after every
@@ -180,7 +180,7 @@ def spec(leaf: jax.Array) -> tuple[P, tuple[int, ...]]:
     return leaf.sharding.spec, leaf.addressable_shards[0].data.shape
 
 
-@pytest.mark.usefixtures("wide")
+@pytest.mark.usefixtures("float64")
 def test_the_state_is_sharded() -> None:
     """Each device holds only its shard of parameters, moments and memory."""
     state = train_with_source((2, 2, 2, 1), LANES).states[3]
@@ -213,7 +213,7 @@ def paths(tree: Any) -> dict[str, Any]:
     return {"/" + sharding.path_name(path): leaf for path, leaf in flat}
 
 
-@pytest.mark.usefixtures("wide")
+@pytest.mark.usefixtures("float64")
 def test_one_key_value_head_is_replicated() -> None:
     state = train_with_source((2, 2, 2, 1), PACKED).states[1]
     found = paths(state.params)
@@ -236,7 +236,7 @@ def test_optimizer_leaves_are_sharded_as_their_parameter() -> None:
     assert placed["count"].spec == P()
 
 
-@pytest.mark.usefixtures("wide")
+@pytest.mark.usefixtures("float64")
 def test_a_checkpoint_moves_to_another_mesh(tmp_path: Path) -> None:
     first, second = train_with_source((2, 2, 2, 1), LANES), train_with_source((1, 4, 2, 1), LANES)
     checkpoints = Checkpoints(tmp_path, 1)
@@ -252,7 +252,7 @@ def test_a_checkpoint_moves_to_another_mesh(tmp_path: Path) -> None:
     assert_close(after, train_with_source(ONE, LANES).states[4])
 
 
-@pytest.mark.usefixtures("wide")
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("mesh", [(2, 2, 2, 1), (8, 1, 1, 1)])
 def test_halving_the_lanes_moves_no_row(mesh: Sizes) -> None:
     """Halving the lanes (BPTT warm-up) keeps half of the rows on each device; with one lane per

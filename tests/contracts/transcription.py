@@ -1,8 +1,8 @@
-"""The transcription (`tests/oracles`) of every stack: one lane, parameters given as they are held.
+"""NumPy transcriptions (`tests/oracles`) of every stack, for one lane and the model's parameters.
 
-Each takes the config, the stack's parameters and the embedded tokens [t d], and returns what the
-stack makes of them [t d], and what it remembers behind the last token; `remembered` takes the same
-from a state.
+Each takes the config, the stack's parameters and the embedded tokens [t d], and returns the
+stack's outputs [t d] and its memory after the last token; `memory_in_state` extracts the same
+memory from a state.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from oracles import feedback, linear, lstm, transformer
 from famjax.config.schema import ModelConfig
 from famjax.layers import feature_map
 
-Read = tuple[Any, list[Any]]
+Outputs = tuple[Any, list[Any]]
 
 # the residual stack -------------------------------------------------------------------------------
 
-# what the oracle calls each mixer, and needs to know beside weights
+# the oracle's name of each mixer, and its arguments other than weights
 MIXERS: dict[str, Any] = {
     "full": lambda c: ("full", {}),
     "swa": lambda c: ("swa", {"window": c.window}),
@@ -35,14 +35,14 @@ MIXERS: dict[str, Any] = {
 }
 
 
-def _residual(c: ModelConfig, p: Any, x: Any, offset: float = 0) -> Read:
-    """The FAM or the S of every layer, None where it has none."""
+def _residual(c: ModelConfig, p: Any, x: Any, offset: float = 0) -> Outputs:
+    """Return outputs and, for every layer, its FAM or S; None where it has neither."""
     at = {"rope_base": c.rope_base, "offset": offset}
     return transformer.stack(residual_layers(c, p), p.get("prompt"), x, **at)
 
 
 def residual_layers(c: ModelConfig, p: Any) -> list[tuple[transformer.LayerWeights, str, Any]]:
-    """The layers of a residual stack, as `transformer.stack` takes them."""
+    """Return the layers of a residual stack as arguments of `transformer.stack`."""
     names = c.mixer.split(",")
     layers = []
     for i in range(c.layers):
@@ -60,7 +60,7 @@ def residual_layers(c: ModelConfig, p: Any) -> list[tuple[transformer.LayerWeigh
 
 
 def _phi(c: ModelConfig, weights: Any) -> linear.Phi:
-    """The random numbers are famjax's; what they must be is tested beside the map itself."""
+    """Return phi with famjax's random numbers, which the feature map's own tests check."""
     draw = {"rfa": feature_map.random_vectors, "performer": feature_map.orthogonal_vectors}
     kind, e = c.linear.map, c.head_dim or c.width // c.heads
     sizes = (c.kv_heads or c.heads, e, feature_map.num_vectors(c))
@@ -70,8 +70,8 @@ def _phi(c: ModelConfig, weights: Any) -> linear.Phi:
 # the feedback stacks ------------------------------------------------------------------------------
 
 
-def _feedback(c: ModelConfig, p: Any, x: Any) -> Read:
-    """The memories of the last tokens, token t in slot t of as many: [j span d]."""
+def _feedback(c: ModelConfig, p: Any, x: Any) -> Outputs:
+    """Return outputs and the memories of the last tokens, token t in slot t: [j span d]."""
     f = c.feedback
     own = [jax.tree.map(functools.partial(_at, i), p["layers"][0]) for i in range(c.layers)]
     w = feedback.Stack(
@@ -81,7 +81,7 @@ def _feedback(c: ModelConfig, p: Any, x: Any) -> Read:
         keys=_keys(p["keys"]) if "keys" in p else None,
         logits=p.get("mix"),
         layer=f.layer,
-        # they are held far first
+        # slots are in reversed order
         distances=p["distances"].T[::-1] if f.positions == "learned" else None,
         rope_base=c.rope_base,
         spans=np.stack([w["span"] for w in own]) * f.span if f.adaptive_span else None,
@@ -105,8 +105,8 @@ def _keys(p: Any) -> feedback.KeyWeights:
 # the LSTM -----------------------------------------------------------------------------------------
 
 
-def _lstm(c: ModelConfig, p: Any, x: Any) -> Read:
-    """h and c, [l d] each."""
+def _lstm(c: ModelConfig, p: Any, x: Any) -> Outputs:
+    """Return outputs, and h and c [l d]."""
     cells = [p["cells"][i] for i in range(c.layers)]
     layers = [
         {"input": w["input"]["kernel"], "hidden": w["hidden"]["kernel"], "bias": w["bias"]}
@@ -116,25 +116,25 @@ def _lstm(c: ModelConfig, p: Any, x: Any) -> Read:
     return y, memory
 
 
-# all ----------------------------------------------------------------------------------------------
+# all stacks ---------------------------------------------------------------------------------------
 
 STACKS = {"residual": _residual, "feedback": _feedback, "transformer": _feedback, "lstm": _lstm}
 
 
-def model(c: ModelConfig, p: Any, tokens: Any, **kw: Any) -> Read:
-    """Tokens [t] -> logits [t v], and what the stack remembers.
+def model(c: ModelConfig, p: Any, tokens: Any, **kw: Any) -> Outputs:
+    """Map tokens [t] -> logits [t v], and the memory of the stack.
 
-    With an `offset`, of the residual stack, all positions are moved by it (B.2.2).
+    An `offset` shifts all positions of a residual stack (B.2.2).
     """
-    embedded = p["embedding"][tokens] * c.width**0.5  # `LanguageModel.embed`; not so the head
+    embedded = p["embedding"][tokens] * c.width**0.5  # as in `LanguageModel.embed`, not in the head
     x, memory = STACKS[c.stack](c, p["stack"], embedded, **kw)
     if "norm" in p:
         x = np.stack([transformer.norm(y, p["norm"]["scale"], p["norm"].get("bias")) for y in x])
     return x @ (p["embedding"].T if c.tied else p["head"]["kernel"]), memory
 
 
-def remembered(c: ModelConfig, state: Any, lane: int) -> list[Any]:
-    """What a state holds of what `model` returns; where it holds something else, []."""
+def memory_in_state(c: ModelConfig, state: Any, lane: int) -> list[Any]:
+    """Return the memory in a state as `model` returns it, or [] for a stack with another memory."""
     if c.stack == "residual":
         names = c.mixer.split(",")
         places = [divmod(i, len(names)) for i in range(c.layers)]
@@ -157,7 +157,7 @@ def _weights(qkv: Any, mlp: Any, kind: str) -> transformer.LayerWeights:
         norm1_scale=qkv["norm"]["scale"],
         norm1_bias=qkv["norm"].get("bias"),
         wq=qkv["q"]["kernel"],
-        # keys may be shared by all layers, and lie elsewhere
+        # keys that all layers share are stored elsewhere
         wk=qkv["k"]["kernel"] if "k" in qkv else np.zeros(0),
         wv=qkv["v"]["kernel"] if "v" in qkv else np.zeros(0),
         wo=qkv["out"]["kernel"],
