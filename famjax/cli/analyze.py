@@ -34,7 +34,8 @@ class Arguments:
     """Folder of the run that it was converted from; it reads the same text."""
     tasks: str = "text:holdout"
     """text:FILES (file, folder or glob, several separated by commas), or text:holdout, the
-    documents that training held out. With --memory, passkey is a document of that task."""
+    documents that training held out. With --memory, passkey is a document of that task, which a run
+    of it reads without --tasks."""
     length: int = 512
     """Tokens of an example, contiguous within one document."""
     examples: int = 16
@@ -65,9 +66,12 @@ def run(argv: list[str]) -> int:
 def _measure_memory(arguments: Arguments) -> dict[str, Any]:
     if arguments.teacher:
         raise UserError("--memory measures one run; leave out --teacher")
-    files = None if arguments.tasks == "passkey" else _parse_files(arguments.tasks)
+    passkey = arguments.tasks == "passkey"
+    files = HOLDOUT if passkey else _parse_files(arguments.tasks)
     runtime.setup()
-    return measure_memory(arguments.run, None if files == HOLDOUT else files, arguments.length)
+    return measure_memory(
+        arguments.run, None if files == HOLDOUT else files, arguments.length, passkey
+    )
 
 
 def _parse_files(tasks: str) -> str:

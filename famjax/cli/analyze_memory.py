@@ -15,7 +15,9 @@ _OPENED = 5
 _MEASURES = ("rms", "turn", "rank", "similarity", "mass")
 
 
-def measure_memory(name: str, files: str | None, length: int) -> dict[str, Any]:
+def measure_memory(
+    name: str, files: str | None, length: int, passkey: bool = False
+) -> dict[str, Any]:
     """Return run, step, block_len, tokens, and the measures of `famjax.eval.memory_trace`.
 
     Each is a list over blocks, and in it over layers; `opened` is the text of the blocks whose
@@ -25,7 +27,7 @@ def measure_memory(name: str, files: str | None, length: int) -> dict[str, Any]:
     from famjax.eval.memory_trace import gradient_reach, memory_tokens, trace_memory
 
     run = open_model(name)
-    tokens = memory_tokens(run, files, length)
+    tokens = memory_tokens(run, files, length, passkey)
     trace = trace_memory(run, tokens)
     w = run.model.block_len
     report: dict[str, Any] = {

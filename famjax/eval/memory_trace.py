@@ -58,9 +58,14 @@ class MemoryTrace(NamedTuple):
     fresh: np.ndarray
 
 
-def memory_tokens(run: Run, files: str | None, length: int) -> np.ndarray:
-    """Return the first document of `length` tokens: of files, or of what the run is trained on."""
-    if files is None and run.config.data.task == "passkey":
+def memory_tokens(run: Run, files: str | None, length: int, passkey: bool = False) -> np.ndarray:
+    """Return the first document of `length` tokens.
+
+    Args:
+      files: text; None for documents of what the run is trained on.
+      passkey: a passkey document, whatever the run is trained on; `files` is None.
+    """
+    if passkey or (files is None and run.config.data.task == "passkey"):
         task = evaluated_task(run.tokenizer, run.config.data.passkey)
         pieces = task.document(np.random.default_rng([0, length, 0, 2]), length)
         return np.concatenate([piece.tokens for piece in pieces])

@@ -211,6 +211,7 @@ def check_compatible(old: ModelConfig, new: ModelConfig) -> None:
         )
     _check_rotation(old, new)
     _check_feature_maps(old, new)
+    _check_gates(old, new)
     for field in vars(ArchConfig()):
         if getattr(old.arch, field) != getattr(new.arch, field):
             raise UserError(
@@ -234,6 +235,24 @@ def _check_rotation(old: ModelConfig, new: ModelConfig) -> None:
                 f"{new.rope_base:g}; change only layers with full attention, and not to swa"
                 f"{hint}"
             )
+
+
+def _check_gates(old: ModelConfig, new: ModelConfig) -> None:
+    """Raise a `UserError` for initial timescales of gates that would be kept as they are."""
+    has_gates = (m.fam_update == "gated" and _has_memory(m) for m in (old, new))
+    if not all(has_gates) or old.fam_len != new.fam_len:
+        return
+    for field in ("fam_min_timescale", "fam_max_timescale"):
+        given, there = getattr(new, field), getattr(old, field)
+        if given != there:
+            raise UserError(
+                f"model.{field}={given:g}: the given gates are trained, from {there:g}, and not "
+                "initialized again; keep it"
+            )
+
+
+def _has_memory(model: ModelConfig) -> bool:
+    return any(spec.has_memory for spec in mixer_specs(model))
 
 
 def _check_feature_maps(old: ModelConfig, new: ModelConfig) -> None:

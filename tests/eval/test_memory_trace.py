@@ -16,7 +16,7 @@ import tiny
 from flax import nnx
 
 from famjax.cli.main import main
-from famjax.config.schema import Config
+from famjax.config.schema import Config, DataConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Context
 from famjax.eval.memory_trace import gradient_reach, memory_tokens, trace_memory
@@ -185,3 +185,10 @@ def test_the_command_prints_the_measures(
     assert len(report["rms"]) == len(report["loss"]) == 15
     assert main([*command, "--teacher", "x"]) == 2
     assert "--memory measures one run" in capsys.readouterr().err
+
+
+def test_memory_tokens_of_a_text_run_can_be_a_passkey_document() -> None:
+    text = replace(tiny.run(), config=replace(tiny.run().config, data=DataConfig(task="text")))
+    tokens = memory_tokens(text, None, 600, passkey=True)
+    assert len(tokens) == 600
+    assert "What is the pass key?" in text.tokenizer.decode(tokens)

@@ -80,6 +80,16 @@ def test_gates_of_another_number_of_tokens_are_new():
     assert longer["weight"].min() == 7
 
 
+def test_timescales_of_gates_that_are_kept_cannot_change() -> None:
+    """They set initial values, so they would have no effect."""
+    other = replace(GATED, fam_max_timescale=8.0)
+    with pytest.raises(UserError, match=r"model\.fam_max_timescale=8: the given gates are trained"):
+        check_compatible(GATED, other)
+    check_compatible(replace(GATED, fam_update="sum"), other)
+    check_compatible(GATED, replace(other, fam_len=5))
+    check_compatible(GATED, replace(other, mixer="bswa"))
+
+
 def gate(params):
     return nnx.to_pure_dict(params)["stack"]["layers"][0]["mixer"]["memory_gate"]
 
