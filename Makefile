@@ -1,6 +1,7 @@
 # make demo       install into .venv and run the demonstration
 # make demo-full  the same with BSWA M0 to M12 and a million tokens; 20 minutes
-# make demo-finetune  give a pretrained model a memory and finetune it with LoRA; 5 minutes
+# make demo-finetune  give a pretrained model a memory and finetune it with LoRA; 8 minutes
+# make demo-finetune-full  the same with three seeds, and the paper's update; 30 minutes
 # make test       the quick tests; make test-slow: those that take minutes each
 # make test-mutants  deliberate bugs, each of which the tests must catch
 # make tour       the README's five minutes at tiny sizes, in an environment without extras
@@ -15,7 +16,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PLAIN := .venv-plain
 
-.PHONY: demo demo-full demo-finetune test test-slow test-mutants tour docs lint types clean
+.PHONY: demo demo-full demo-finetune demo-finetune-full test test-slow test-mutants tour docs lint types clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m famjax.demo
@@ -25,6 +26,9 @@ demo-full: $(VENV)/.installed
 
 demo-finetune: $(VENV)/.installed
 	$(BIN)/python -m famjax.demo_finetune
+
+demo-finetune-full: $(VENV)/.installed
+	$(BIN)/python -m famjax.demo_finetune --full
 
 # two processes, one test file each: most of the time is compilation, on one core
 test: $(VENV)/.installed-dev

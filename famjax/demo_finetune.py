@@ -1,13 +1,15 @@
 """The finetuning demo: a pretrained model is converted to one with memory, and learns to use it.
 
 `make demo-finetune` pretrains a tiny Llama on Python's standard library; exports it as a Hugging
-Face folder; converts that to FAM and to BSWA; finetunes both on passkey retrieval with the same
-LoRA; evaluates them before and after at lengths beyond training; and exports FAM, with adapters
-merged, with streaming PyTorch code.
+Face folder; converts that to FAM and to BSWA; finetunes both with the same LoRA on passkey
+retrieval, with a row of text in each batch; evaluates them before and after at lengths beyond
+training; and exports FAM, with adapters merged, with streaming PyTorch code.
+`make demo-finetune-full` adds two seeds of each, and FAM with the paper's sum.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import os
@@ -15,7 +17,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,37 @@ _TRAINING_PACKAGES = ("asyncio", "email", "http", "json", "unittest")
 _EVALUATION_PACKAGES = ("wsgiref",)
 _VOCABULARY = 512
 _BLOCK = 192
-LOG = "bswa.log"
+LOG = "other_process.log"
+
+
+@dataclass(frozen=True)
+class TunedModel:
+    """A model that is converted and finetuned.
+
+    Attributes:
+      name: of its folder, and in the table.
+      to: of `famjax convert --to`.
+      settings: of the converted model.
+      seed: of the finetuning.
+    """
+
+    name: str
+    to: str
+    settings: tuple[str, ...]
+    seed: int = 0
+
+    @property
+    def converted(self) -> str:
+        """The folder's name of the converted model, which seeds share."""
+        return "-".join(["converted", self.to, *self.settings]).replace("model.", "")
+
+
+# Blocks of 192 tokens hold the shortest document: the models first learn to find the key within a
+# block, then to keep it. BSWA attends to one previous block in each of two layers; FAM only to its
+# 16 memory tokens.
+_FAM = TunedModel("FAM", "fam", ("model.memory_segments=0", "model.fam_len=16"))
+_SUM = replace(_FAM, name="sum", settings=(*_FAM.settings, "model.fam_update=sum"))
+_BSWA = TunedModel("BSWA", "bswa", ("model.memory_segments=1",))
 
 
 @dataclass(frozen=True)
@@ -56,37 +88,44 @@ class FinetuneDemo:
       folder: of its output.
       lengths: tokens of the evaluated documents.
       examples: most documents of one length; of long ones fewer, see `count_documents`.
+      tokens: of all documents of one length, beyond which there are fewer documents.
+      models: those with even index are trained in this process, the others in another one.
       pretraining, finetuning: overrides of the two configs.
     """
 
     folder: Path
     lengths: tuple[int, ...]
     examples: int
+    tokens: int = 400_000
+    models: tuple[TunedModel, ...] = (_FAM, _BSWA)
     pretraining: tuple[str, ...] = ()
     finetuning: tuple[str, ...] = ()
 
 
-# tokens of all documents of one length, from which on there are fewer documents
-_TOKENS = 400_000
 _FEWEST_DOCUMENTS = 4
 # an untrained memory finds nothing: "before" is measured up to this length
 _LONGEST_BEFORE = 16 * _BLOCK
 # the longest is a hundred times that of the rows trained on, 20 blocks
-DEMO = FinetuneDemo(
-    Path("runs/demo-finetune"), tuple(_BLOCK * n for n in (1, 4, 16, 64, 512, 2048)), examples=16
+_LENGTHS = tuple(_BLOCK * n for n in (1, 4, 16, 64, 512, 2048))
+DEMO = FinetuneDemo(Path("runs/demo-finetune"), _LENGTHS, examples=16)
+FULL_DEMO = FinetuneDemo(
+    Path("runs/demo-finetune-full"),
+    _LENGTHS,
+    examples=32,
+    tokens=3_200_000,
+    models=(
+        *(_FAM, _SUM),
+        *(replace(_FAM, name="FAM-1", seed=1), replace(_FAM, name="FAM-2", seed=2)),
+        *(_BSWA, replace(_SUM, name="sum-1", seed=1)),
+    ),
 )
-
-# Blocks of 192 tokens hold the shortest document: the models first learn to find the key within a
-# block, then to keep it. BSWA attends to one previous block in each of two layers; FAM only to its
-# 16 memory tokens.
-_ATTENTION = {
-    "FAM": ("fam", ("model.memory_segments=0", "model.fam_len=16")),
-    "BSWA": ("bswa", ("model.memory_segments=1",)),
-}
 
 
 def main() -> int:
-    return run_guarded(lambda: demonstrate(DEMO))
+    parser = argparse.ArgumentParser(prog="python -m famjax.demo_finetune", description=__doc__)
+    parser.add_argument("--full", action="store_true", help="three seeds, the sum, 32 documents")
+    demo = FULL_DEMO if parser.parse_args().full else DEMO
+    return run_guarded(lambda: demonstrate(demo))
 
 
 def demonstrate(demo: FinetuneDemo) -> int:
@@ -98,7 +137,8 @@ def demonstrate(demo: FinetuneDemo) -> int:
     console.print("Pretraining a tiny Llama on Python's standard library.")
     pretrain(demo)
     convert_models(demo, console)
-    console.print("Finetuning FAM with LoRA on passkey retrieval; BSWA trains in parallel.")
+    names = ", ".join(model.name for model in demo.models)
+    console.print(f"Finetuning with LoRA on passkey retrieval and text, two at a time: {names}.")
     results = tune_all(demo, console)
     console.print("Merging FAM's adapters and exporting it.")
     exported = demo.folder / "exported"
@@ -152,50 +192,52 @@ def convert_models(demo: FinetuneDemo, console: Console) -> None:
     if not source.exists():
         for line in export(demo.folder / "pretrained", source, "hf", "float32"):
             console.print(line)
-    for name, (to, sizes) in _ATTENTION.items():
-        target = demo.folder / f"converted-{name}"
+    for model in demo.models:
+        target = demo.folder / model.converted
         if not target.exists():
-            overrides = (f"model.block_len={_BLOCK}", "model.scan_layers=false", *sizes)
-            convert(source, target, to, overrides=overrides, report=console.print)
+            overrides = (f"model.block_len={_BLOCK}", "model.scan_layers=false", *model.settings)
+            convert(source, target, model.to, overrides=overrides, report=console.print)
 
 
 def tune_all(demo: FinetuneDemo, console: Console) -> list[dict[str, Any]]:
-    """Finetune and measure FAM here and BSWA in another process, each on half of the cores."""
-    baseline_process = multiprocessing.get_context("spawn").Process(
-        target=tune_in_process, args=(demo, "BSWA")
-    )
-    baseline_process.start()
+    """Finetune and measure every other model here, the rest in a process with half of the cores."""
+    process = multiprocessing.get_context("spawn").Process(target=tune_in_process, args=(demo,))
+    process.start()
     cores = share_cores(first_half=True)
     try:
-        tune(demo, "FAM", quiet=False)
-        with console.status("waiting for BSWA"):
-            baseline_process.join()
+        for model in demo.models[::2]:
+            tune(demo, model, quiet=False)
+        with console.status("waiting for the other process"):
+            process.join()
     finally:
-        baseline_process.kill()
+        process.kill()
         if cores:
             os.sched_setaffinity(0, cores)
-    if baseline_process.exitcode:
-        raise UserError(f"finetuning BSWA failed; see {demo.folder / LOG}")
+    if process.exitcode:
+        names = ", ".join(model.name for model in demo.models[1::2])
+        raise UserError(f"finetuning {names} failed; see {demo.folder / LOG}")
     return [
-        read_json(demo.folder / name / "result.json", "remove it, and run again")
-        for name in _ATTENTION
+        read_json(demo.folder / model.name / "result.json", "remove it, and run again")
+        for model in demo.models
     ]
 
 
-def tune_in_process(demo: FinetuneDemo, name: str) -> None:
+def tune_in_process(demo: FinetuneDemo) -> None:
     """Finetune and measure in a separate process; its output goes to a file."""
     with (demo.folder / LOG).open("w") as log:
         os.dup2(log.fileno(), sys.stderr.fileno())
         share_cores(first_half=False)
         runtime.setup()
-        tune(demo, name, quiet=True)
+        for model in demo.models[1::2]:
+            tune(demo, model, quiet=True)
 
 
-def make_config(demo: FinetuneDemo, name: str) -> Config:
+def make_config(demo: FinetuneDemo, model: TunedModel) -> Config:
     """Return the finetuning config: that of `make demo`, with adapters."""
     overrides = [
-        f"init={demo.folder / f'converted-{name}'}",
-        f"name={name}",
+        f"init={demo.folder / model.converted}",
+        f"name={model.name}",
+        f"seed={model.seed}",
         "model.lora.rank=16",
         f"data.length={20 * _BLOCK}",
         f"data.passkey.max_length={20 * _BLOCK}",
@@ -215,7 +257,7 @@ def make_config(demo: FinetuneDemo, name: str) -> Config:
         "optimizer.decay_fraction=0.3",
         "train.steps=600",
     ]
-    if name == "BSWA":
+    if model.to == "bswa":
         # It has no memory beyond its receptive field: no intermediate questions or longer
         # documents.
         overrides += [
@@ -226,23 +268,23 @@ def make_config(demo: FinetuneDemo, name: str) -> Config:
     return load_config("passkey", [*overrides, *demo.finetuning])
 
 
-def tune(demo: FinetuneDemo, name: str, quiet: bool) -> None:
+def tune(demo: FinetuneDemo, model: TunedModel, quiet: bool) -> None:
     """Finetune a converted model with LoRA, measure it before and after, and write the results."""
     lengths = tuple(length for length in demo.lengths if length <= _LONGEST_BEFORE)
-    before = measure(demo, open_run(demo.folder / f"converted-{name}"), lengths)
+    before = measure(demo, open_run(demo.folder / model.converted), lengths)
     begin = time.perf_counter()
-    run = train(make_config(demo, name), demo.folder / name, quiet)
+    run = train(make_config(demo, model), demo.folder / model.name, quiet)
     seconds = time.perf_counter() - begin
     _, trained, frozen = partition_trainable(run.config.model, run.model)
     result = {
-        "name": name,
+        "name": model.name,
         "trained": _count(trained),
         "frozen": _count(frozen),
         "finetuning_seconds": seconds,
         "before": before,
         "after": measure(demo, run, demo.lengths),
     }
-    (demo.folder / name / "result.json").write_text(json.dumps(result, indent=1))
+    (demo.folder / model.name / "result.json").write_text(json.dumps(result, indent=1))
 
 
 def measure(demo: FinetuneDemo, run: Run, lengths: Sequence[int]) -> dict[str, Any]:
@@ -260,7 +302,7 @@ def measure(demo: FinetuneDemo, run: Run, lengths: Sequence[int]) -> dict[str, A
 
 def count_documents(demo: FinetuneDemo, length: int) -> int:
     """Return the number of evaluated documents of a length."""
-    return min(demo.examples, max(_TOKENS // length, _FEWEST_DOCUMENTS))
+    return min(demo.examples, max(demo.tokens // length, _FEWEST_DOCUMENTS))
 
 
 def _packages(names: Sequence[str]) -> str:
@@ -272,19 +314,20 @@ def _count(tree: Any) -> int:
 
 
 def table(demo: FinetuneDemo, results: Sequence[dict[str, Any]]) -> Table:
-    """Return the table of retrieved keys by length, before and after, and parameter counts."""
-    columns = [(r, when) for r in results for when in ("before", "after")]
-    headings = ("tokens", *(f"{r['name']} {when}" for r, when in columns))
-    out = Table("Whole keys retrieved, by tokens", headings, words=(0,))
+    """Return the table of keys retrieved after finetuning by length, and of what it changed."""
+    headings = ("tokens", *(result["name"] for result in results))
+    out = Table("Whole keys retrieved after finetuning, by tokens", headings, words=(0,))
     for i, length in enumerate(demo.lengths):
-        rows = [r[when]["passkey"][i : i + 1] for r, when in columns]
-        shares = [f"{row[0]['key_accuracy']:.0%}" if row else "" for row in rows]
+        shares = (f"{r['after']['passkey'][i]['key_accuracy']:.0%}" for r in results)
         out.add_row(format_count(length), *shares)
     out.add_rule()
-    bits = (f"{r[when]['bits_per_byte']:.2f}" for r, when in columns)
-    out.add_row("code, bits per byte", *bits)
+    best = (max(row["key_accuracy"] for row in r["before"]["passkey"]) for r in results)
+    out.add_row("most before finetuning", *(f"{share:.0%}" for share in best))
+    for when in ("before", "after"):
+        bits = (f"{r[when]['bits_per_byte']:.3f}" for r in results)
+        out.add_row(f"code, bits per byte {when}", *bits)
     for label, key in (("parameters trained", "trained"), ("frozen", "frozen")):
-        out.add_row(label, *("" if when == "before" else f"{r[key]:,}" for r, when in columns))
+        out.add_row(label, *(f"{r[key]:,}" for r in results))
     return out
 
 
