@@ -171,10 +171,8 @@ def resize_rows(state: dict[str, Any], count: int, source: Source) -> dict[str, 
         old = reassigned.leftover or Leftover([], [0] * len(rows))
         starts = [old.starts[i] + max(0, n - old.count(i)) for i, n in enumerate(taken)]
         leftover = Leftover(old.unread(taken), [*starts, *[0] * (count - len(rows))][:count])
-        reassigned.leftover, reassigned.assigned_counts = (
-            leftover if leftover.documents else None,
-            [],
-        )
+        reassigned.leftover = leftover if leftover.documents else None
+        reassigned.assigned_counts = []
         continued = [
             _restart_count(row) if leftover.documents else _continue_at(row, start)
             for row, start in zip(rows, starts, strict=True)
