@@ -15,14 +15,17 @@ from famjax.data.files import TextFile, is_system_path, probe_text, read_error_m
 from famjax.data.scan import CheckedFiles, Scanner
 from famjax.tokenizers.chat import ChatTemplate
 
-_MAX_FILES = 1_000_000
+MAX_FILES = 1_000_000
 # reasons for skipping a folder
 _UNREADABLE = "folder without permission"
 _RUN = "folder of a run"
 
 
 def find_files(
-    files: str, template: ChatTemplate | None = None, checked: CheckedFiles | None = None
+    files: str,
+    template: ChatTemplate | None = None,
+    checked: CheckedFiles | None = None,
+    max_files: int = MAX_FILES,
 ) -> tuple[list[TextFile], Counter[str]]:
     """Return the text files that `data.files` names, and the number skipped, by reason.
 
@@ -32,6 +35,7 @@ def find_files(
     Args:
       template: chat template that renders conversations.
       checked: files whose lines are not checked again; those checked now are added.
+      max_files: maximum number of files in a folder or of a glob.
     """
     skipped: Counter[str] = Counter()
     by_path: dict[str, TextFile] = {}
@@ -42,7 +46,7 @@ def find_files(
     if not entries or "\0" in files:
         raise UserError(f"data.files={files!r}: names no file; give a file, a folder or a glob")
     for entry in entries:
-        for path, name, explicit in _expand_entry(os.path.expanduser(entry), skipped):
+        for path, name, explicit in _expand_entry(os.path.expanduser(entry), skipped, max_files):
             if reason := probe_text(path, explicit):
                 skipped[reason] += 1
             else:
@@ -53,7 +57,9 @@ def find_files(
     return [scan.index_documents(file) for file in by_path.values()], skipped
 
 
-def _expand_entry(entry: str, skipped: Counter[str]) -> Iterator[tuple[str, str, bool]]:
+def _expand_entry(
+    entry: str, skipped: Counter[str], max_files: int
+) -> Iterator[tuple[str, str, bool]]:
     """Yield (path, relative name, whether the user named it) of the files of an entry."""
     unread = skipped[_UNREADABLE]
     if not entry:
@@ -64,11 +70,11 @@ def _expand_entry(entry: str, skipped: Counter[str]) -> Iterator[tuple[str, str,
     elif is_system_path(entry):
         raise UserError(f"data.files={entry}: is a system folder; name the folder of the texts")
     elif os.path.isdir(entry):
-        for path in _limit_count(_walk(entry, skipped), entry):
+        for path in _limit_count(_walk(entry, skipped), entry, max_files):
             yield path, os.path.relpath(path, entry), False
     elif os.path.exists(entry):
         yield entry, os.path.basename(entry), True
-    elif matches := sorted(filter(os.path.isfile, _glob_files(entry, skipped))):
+    elif matches := sorted(filter(os.path.isfile, _glob_files(entry, skipped, max_files))):
         folder = _literal_folder(entry)
         for path in matches:
             yield path, os.path.relpath(path, folder or "."), False
@@ -110,7 +116,7 @@ def _skip_unreadable(error: OSError, named: str, skipped: Counter[str]) -> None:
     skipped[_UNREADABLE] += 1
 
 
-def _glob_files(entry: str, skipped: Counter[str]) -> Iterator[str]:
+def _glob_files(entry: str, skipped: Counter[str], max_files: int = MAX_FILES) -> Iterator[str]:
     """Yield the paths that match a pattern."""
     folder = _literal_folder(entry) or "."
     # without "**" at most one folder is listed for each name of the pattern
@@ -118,12 +124,12 @@ def _glob_files(entry: str, skipped: Counter[str]) -> Iterator[str]:
         raise UserError(f"data.files={entry}: is a system folder; name the folder of the texts")
     parts = entry.split(os.sep)
     if "**" not in parts:
-        yield from _limit_count(glob.iglob(entry), entry)
+        yield from _limit_count(glob.iglob(entry), entry, max_files)
         return
     at = parts.index("**")
     head = os.sep.join(parts[:at])
     folders = sorted(filter(os.path.isdir, glob.iglob(head))) if at else [""]
-    yield from _limit_count(_walk_pattern(folders, parts[at:], head, skipped), entry)
+    yield from _limit_count(_walk_pattern(folders, parts[at:], head, skipped), entry, max_files)
 
 
 def _walk_pattern(
@@ -197,11 +203,11 @@ def _expand_positions(at: Set[int], pattern: Sequence[str]) -> frozenset[int]:
     return frozenset(positions)
 
 
-def _limit_count(paths: Iterable[str], entry: str) -> Iterator[str]:
+def _limit_count(paths: Iterable[str], entry: str, max_files: int) -> Iterator[str]:
     for count, path in enumerate(paths):
-        if count == _MAX_FILES:
+        if count == max_files:
             raise UserError(
-                f"data.files={entry}: more than {_MAX_FILES:,} files; name a folder with fewer, "
+                f"data.files={entry}: more than {max_files:,} files; name a folder with fewer, "
                 "or write the texts as lines of .jsonl files"
             )
         yield path

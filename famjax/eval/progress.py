@@ -14,8 +14,8 @@ from rich.text import Text
 
 from famjax.core.ticker import format_seconds, ticker
 
-# seconds before the first output, between updates of a live line, and between lines of a log
-_PATIENCE, _LIVE_INTERVAL, _PLAIN_INTERVAL = 5.0, 0.2, 10.0
+# seconds between updates of a live line, and between lines of a log
+_LIVE_INTERVAL, _PLAIN_INTERVAL = 0.2, 10.0
 
 
 class TokenProgress:
@@ -25,16 +25,19 @@ class TokenProgress:
       what: label.
       total: in the units of `part` in `advance`; None if unknown.
       quiet: show nothing.
+      patience: seconds before the first output.
     """
 
-    def __init__(self, what: str, total: int | None = None, quiet: bool = False):
-        self._what, self._total, self._quiet = what, total, quiet
+    def __init__(
+        self, what: str, total: int | None = None, quiet: bool = False, patience: float = 5.0
+    ):
+        self._what, self._total, self._quiet, self._patience = what, total, quiet, patience
         console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._console = console
         live = console.is_terminal and not console.is_dumb_terminal
         self._live = Live(console=console, auto_refresh=False, transient=True) if live else None
         self._tokens = self._part = 0
-        self._due = time.monotonic() + _PATIENCE
+        self._due = time.monotonic() + patience
         # time, tokens and part at the first advance, which excludes compilation
         self._first: tuple[float, int, int] | None = None
 
@@ -77,7 +80,7 @@ class TokenProgress:
             shown.append(took)
 
         begin = time.perf_counter()
-        with ticker(show, _PATIENCE, _LIVE_INTERVAL):
+        with ticker(show, self._patience, _LIVE_INTERVAL):
             yield
         if shown:
             took = format_seconds(time.perf_counter() - begin)

@@ -21,7 +21,7 @@ from famjax.experiment.size import batch_bytes, training_bytes, weight_bytes
 from famjax.processes import collective
 
 # cgroup memory limits of Linux, version 2 and version 1
-_CGROUPS = (("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"))
+_CGROUPS = (("sys/fs/cgroup", "memory.max"), ("sys/fs/cgroup/memory", "memory.limit_in_bytes"))
 
 
 class DeviceMemory(NamedTuple):
@@ -139,9 +139,13 @@ def device_memory() -> DeviceMemory:
     return DeviceMemory(host_bytes(), "this machine has")
 
 
-def host_bytes() -> int:
-    """Return the memory of this machine with its swap, or the limit of this process."""
-    return min([_total_bytes(), *_cgroup_limits(), *_process_limit()])
+def host_bytes(root: Path = Path("/")) -> int:
+    """Return the memory of this machine with its swap, or the limit of this process.
+
+    Args:
+      root: directory of the control groups' proc/self/cgroup and sys/fs/cgroup.
+    """
+    return min([_total_bytes(), *_cgroup_limits(root), *_process_limit()])
 
 
 def _total_bytes() -> int:
@@ -156,10 +160,10 @@ def _total_bytes() -> int:
     return 2**63  # a system that does not report it passes every check
 
 
-def _cgroup_limits() -> Iterator[int]:
+def _cgroup_limits(root: Path) -> Iterator[int]:
     """Yield the memory limits of this process's control groups."""
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return
     for line in lines:
@@ -167,7 +171,8 @@ def _cgroup_limits() -> Iterator[int]:
         if number != "0" and "memory" not in kinds.split(","):
             continue
         home, name = _CGROUPS[number != "0"]
-        for folder in (Path(home + path), *Path(home + path).parents):
+        group = root / (home + path)
+        for folder in (group, *group.parents):
             with contextlib.suppress(OSError, ValueError):  # "max" is no limit
                 yield int((folder / name).read_text())
 

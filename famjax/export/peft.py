@@ -73,7 +73,7 @@ def write(source: ExportSource, folder: Path) -> list[str]:
             f"model.mixer={model.mixer}; take --format hf, which merges the adapters"
         )
     tensors = family.tensors(normalize_model(plain))
-    weights, config = _adapter_files(source, tensors)
+    weights, config = adapter_files(source, tensors)
     save_file(weights, folder / _WEIGHTS)
     (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     name, step = source.run.config.name, source.run.step
@@ -120,7 +120,7 @@ def _describe_base(source: ExportSource) -> str:
     return f"what `famjax export {init} BASE --format hf` writes"
 
 
-def _adapter_files(
+def adapter_files(
     source: ExportSource, tensors: Tensors
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Return the tensors of the adapters, and their peft config."""

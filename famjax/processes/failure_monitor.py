@@ -32,7 +32,7 @@ from famjax.core.errors import (
 )
 from famjax.processes import collective
 from famjax.processes.collective import ProcessInfo
-from famjax.processes.gloo_messages import filter_gloo_lines, uses_gloo
+from famjax.processes.gloo_messages import filter_on_cpu
 
 _FAILED = "famjax/failed"
 _HEADER = re.compile(r"[IWEF]\d{4} [\d:.]+ +\d+ (\S+):\d+\] ")
@@ -163,7 +163,7 @@ def all_or_nothing(process: ProcessInfo | None) -> Iterator[None]:
     if process is None:
         yield
         return
-    with filter_gloo_lines() if uses_gloo() else contextlib.nullcontext(), _run_monitored(process):
+    with filter_on_cpu(), _run_monitored(process):
         yield
 
 

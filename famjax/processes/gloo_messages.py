@@ -36,6 +36,11 @@ def uses_gloo() -> bool:
     )
 
 
+def filter_on_cpu() -> contextlib.AbstractContextManager[None]:
+    """Return `filter_gloo_lines` if collectives would run on CPUs, else a null context."""
+    return filter_gloo_lines() if uses_gloo() else contextlib.nullcontext()
+
+
 @contextlib.contextmanager
 def filter_gloo_lines() -> Iterator[None]:
     """Drop the lines "[Gloo] Rank 0 is connected to 1 peer ranks ..." from standard output.

@@ -60,7 +60,7 @@ LOCK = "train.lock"
 # show a file as it was a minute ago); and by which the clocks of two hosts may differ.
 HEARTBEAT_SECONDS, SILENCE_SECONDS, CLOCK_SKEW_SECONDS = 20.0, 100.0, 600.0
 # seconds for a process that has just taken the lock to write its name into it
-_NAME_SECONDS = 2.0
+NAME_SECONDS = 2.0
 # maximum size of a lock file that is read
 _MAX_BYTES = 1 << 20
 # maximum characters of a command in messages
@@ -133,7 +133,7 @@ def _not_a_file_error(path: Path) -> UserError:
 
 def _acquire(path: Path, own: Holder, report: Callable[[str], None]) -> int:
     """Return the lock's open file, locked, with the holder `own` written to it."""
-    end = time.monotonic() + _NAME_SECONDS
+    end = time.monotonic() + NAME_SECONDS
     silence = _SilenceWatch(path, report)
     replaced = False
     while True:
@@ -230,7 +230,7 @@ def _survives(handle: int, path: Path, own: Holder) -> bool:
 
     Another process that waited for the same holder may remove it, mistaking it for the old one.
     """
-    time.sleep(_NAME_SECONDS)
+    time.sleep(NAME_SECONDS)
     return _is_ours(handle, path, own)
 
 

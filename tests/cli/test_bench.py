@@ -8,18 +8,24 @@ import numpy as np
 import pytest
 
 from famjax.bench import fam, feedback, feedback_peers, linear, linear_peers, mesh
-from famjax.cli import bench
 from famjax.cli.main import main
-from famjax.config.schema import FeedbackConfig, LinearConfig, ModelConfig
+from famjax.config.schema import Config, FeedbackConfig, LinearConfig, ModelConfig
 from famjax.core.errors import UserError
+from famjax.experiment.load import to_json
 from famjax.train.flops import linear_attention_flops
 
 TINY = ModelConfig(vocab_size=11, layers=1, width=8, heads=2, mlp_width=8, block_len=4, fam_len=2)
 
 
+def config_of(model, folder):
+    """Write a config with this model, and return the flags that select it."""
+    path = folder / "config.json"
+    path.write_text(to_json(Config(model=model)))
+    return ["--config", str(path)]
+
+
 @pytest.fixture
-def tiny_models(monkeypatch):
-    monkeypatch.setattr(bench, "_SMALL_FAM", TINY)
+def short_fam(monkeypatch):
     monkeypatch.setattr(fam, "SIZES", ((4, 2), (8, 2)))
     monkeypatch.setattr(fam, "CHUNK", 16)
     monkeypatch.setattr(fam, "GENERATED", 3)
@@ -27,9 +33,10 @@ def tiny_models(monkeypatch):
 
 
 @pytest.mark.slow
-def test_every_size_and_length_is_measured(tiny_models, capsys, monkeypatch):
+def test_every_size_and_length_is_measured(short_fam, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
-    assert main(["bench", "fam", "--batch", "2", "--length", "16", "--turns", "2", "--json"]) == 0
+    sizes = ["--batch", "2", "--length", "16", "--turns", "2"]
+    assert main(["bench", "fam", *config_of(TINY, tmp_path), *sizes, "--json"]) == 0
     printed = capsys.readouterr()
     assert "GLIBC_TUNABLES is already set" in printed.err
     report = json.loads(printed.out)
@@ -44,10 +51,9 @@ def test_every_size_and_length_is_measured(tiny_models, capsys, monkeypatch):
 @pytest.mark.slow
 def test_every_axis_is_compared_with_one_device(capsys, monkeypatch, tmp_path):
     """Sharding adds communication, and the ratio is that of the times."""
-    monkeypatch.setattr(bench, "_SMALL_MESH", TINY)
     monkeypatch.setattr(mesh, "bench_meshes", lambda _: [("", 1), ("fsdp", 2), ("sequence", 2)])
     drawn = tmp_path / "mesh.png"
-    sizes = ["--batch", "2", "--length", "8", "--turns", "2"]
+    sizes = [*config_of(TINY, tmp_path), "--batch", "2", "--length", "8", "--turns", "2"]
     assert main(["bench", "mesh", *sizes, "--json", "--plot", str(drawn)]) == 0
     printed = capsys.readouterr()
     one, fsdp, sequence = json.loads(printed.out)
@@ -79,7 +85,6 @@ SMALL_FEEDBACK = ModelConfig(
 
 @pytest.mark.slow
 def test_feedback_is_compared_with_other_stacks(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(bench, "_SMALL_FEEDBACK", SMALL_FEEDBACK)
     monkeypatch.setattr(feedback, "SPANS", (4, 8))
     monkeypatch.setattr(feedback, "BATCHES", (1,))
     monkeypatch.setattr(feedback, "SWEEPS", (2,))
@@ -87,6 +92,7 @@ def test_feedback_is_compared_with_other_stacks(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(feedback_peers, "is_installed", lambda: False)
     drawn = tmp_path / "bench.png"
     sizes = ["--batch", "2", "--length", "6", "--turns", "2", "--width", "16"]
+    sizes += config_of(SMALL_FEEDBACK, tmp_path)
     assert main(["bench", "feedback", *sizes, "--json", "--plot", str(drawn)]) == 0
     printed = capsys.readouterr()
     report = json.loads(printed.out)
@@ -123,7 +129,6 @@ SMALL_LINEAR = ModelConfig(
 
 
 def test_linear_is_compared_with_other_forms(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(bench, "_SMALL_LINEAR", SMALL_LINEAR)
     monkeypatch.setattr(linear, "LENGTHS", (16, 40, 80))
     monkeypatch.setattr(linear, "AIM_LENGTH", 16)
     monkeypatch.setattr(linear, "PRODUCT", 8)
@@ -135,7 +140,7 @@ def test_linear_is_compared_with_other_forms(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(linear, "MAX_SECONDS", 1e-9)
     monkeypatch.setattr(linear_peers, "is_installed", lambda: False)
     drawn = tmp_path / "bench.png"
-    sizes = ["--length", "60", "--turns", "2"]
+    sizes = [*config_of(SMALL_LINEAR, tmp_path), "--length", "60", "--turns", "2"]
     assert main(["bench", "linear", *sizes, "--json", "--plot", str(drawn)]) == 0
     printed = capsys.readouterr()
     report = json.loads(printed.out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 
 from famjax.cli import doctor
@@ -57,10 +58,10 @@ def test_a_missing_optional_part_does_not_fail(
 def test_a_broken_device_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail() -> str:
+    def fail(a: object, b: object) -> None:
         raise RuntimeError("no\ndevice")
 
-    monkeypatch.setattr(doctor, "_check_device", fail)
+    monkeypatch.setattr(jnp, "matmul", fail)
     assert main(["doctor", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["device_works"] == "no: no device"
 

@@ -88,12 +88,17 @@ def test_a_negative_gain_is_explained() -> None:
 
 
 def test_a_negative_gain_is_explained_where_it_is_printed(
-    run: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for loses in (True, False):
-        monkeypatch.setattr(eval_output, "_has_negative_gain", lambda _, loses=loses: loses)
-        assert main(["eval", run]) == 0
-        assert ("gained by memory is negative" in capsys.readouterr().out) == loses
+    assert main(["eval", run, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    (text,) = report["text"]
+    for gain in (-0.01, 0.01):
+        text["memory_gain"] = dict.fromkeys(text["memory_gain"], gain)
+        for row in text["by_position"]:
+            row["loss_without_memory"] = row["loss"] + gain
+        eval_output.show(report)
+        assert ("gained by memory is negative" in capsys.readouterr().out) == (gain < 0)
 
 
 @pytest.mark.parametrize(

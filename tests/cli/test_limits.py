@@ -554,12 +554,11 @@ def test_patterns_follow_links_as_in_glob(
     assert reals(_glob_files(pattern, Counter())) >= expected  # and it ends
 
 
-def test_too_many_files_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("famjax.data.find_files._MAX_FILES", 3)
+def test_too_many_files_are_rejected(tmp_path: Path) -> None:
     texts(tmp_path, 4)
     for given in (tmp_path, tmp_path / "*.txt"):
         with pytest.raises(UserError, match="more than 3 files; name a folder with fewer"):
-            find_files(str(given))
+            find_files(str(given), max_files=3)
 
 
 @pytest.mark.parametrize(

@@ -57,16 +57,13 @@ def test_unknown_total_and_a_slow_first_call(
     ]
 
 
-def test_long_compilation_is_reported(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_long_compilation_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with TokenProgress("reading") as shown, shown.compiling():
         pass
-    monkeypatch.setattr(progress, "_PATIENCE", 0.1)
-    with TokenProgress("reading", quiet=True) as shown, shown.compiling():
+    with TokenProgress("reading", quiet=True, patience=0.1) as shown, shown.compiling():
         time.sleep(0.3)
     assert capsys.readouterr().err == ""
-    with TokenProgress("reading") as shown, shown.compiling():
+    with TokenProgress("reading", patience=0.1) as shown, shown.compiling():
         time.sleep(0.7)
         assert capsys.readouterr().err == "reading: compiling\n"
     assert re.fullmatch(r"reading: compiled in [\d.]+ s\n", capsys.readouterr().err)
@@ -77,8 +74,7 @@ def test_compilation_shows_a_spinner_on_a_terminal(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(progress, "_PATIENCE", 0.1)
-    with TokenProgress("reading") as shown, shown.compiling():
+    with TokenProgress("reading", patience=0.1) as shown, shown.compiling():
         time.sleep(0.8)
     text = terminal.getvalue()
     assert "reading: compiling, 0." in text

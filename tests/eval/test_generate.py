@@ -85,7 +85,7 @@ def test_interleaved_generations_are_independent(generator: Generator) -> None:
 def sample_tokens(generator: Generator, seed: int, **kwargs: Any) -> list[int]:
     """Return randomly sampled tokens; no token stops the generation."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generator._tokenizer, "stop_ids", frozenset([-1]))
+        patch.setattr(tiny.run().tokenizer, "stop_ids", frozenset([-1]))
         how = Sampling(jax.random.key(seed), 1.0, 0, 1.0, 258)
         stream = generator._streamer.new_stream()
         stream.read(np.array([generator._tokenizer.encode("the")]))
@@ -115,7 +115,7 @@ def test_generation_stops_at_the_first_stop_id(
 ) -> None:
     drawn = sample_tokens(generator, 5)
     stop = next(n for n in drawn[at:] if n not in drawn[:at])
-    monkeypatch.setattr(generator._tokenizer, "stop_ids", frozenset([stop, 300]))
+    monkeypatch.setattr(tiny.run().tokenizer, "stop_ids", frozenset([stop, 300]))
     how = Sampling(jax.random.key(5), 1.0, 0, 1.0, 258)
     stream = generator._streamer.new_stream()
     stream.read(np.array([generator._tokenizer.encode("the")]))
@@ -129,7 +129,7 @@ def test_full_attention_generates_until_its_cache_is_full(monkeypatch: pytest.Mo
     stream = generator._streamer.new_stream()
     stream.read(np.zeros((1, 5), np.int32))
     how = Sampling(jax.random.key(0), 1.0, 0, 1.0, 258)
-    monkeypatch.setattr(generator._tokenizer, "stop_ids", frozenset([-1]))
+    monkeypatch.setattr(tiny.run().tokenizer, "stop_ids", frozenset([-1]))
     # the last token is generated but not processed
     assert len(list(generator._sample_tokens(stream, 12, how))) == 12
     assert stream.tokens == 16

@@ -199,13 +199,11 @@ def test_other_parameters_config_and_tokenizer_are_rejected(
     assert "another tokenizer" in error_of(file)
 
 
-def test_another_version_is_rejected(
-    state: StreamState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(state_file, "_VERSION", "2")
-    save_state(tmp_path / "s", state, tiny.run())
-    monkeypatch.undo()
-    assert "format 2" in error_of(tmp_path / "s")
+def test_another_version_is_rejected(file: Path, tmp_path: Path) -> None:
+    new = write_with_header(
+        file, tmp_path / "s", lambda header: header["__metadata__"].update(version="2")
+    )
+    assert "format 2" in error_of(new)
 
 
 def test_a_failed_save_keeps_the_previous_file(

@@ -141,8 +141,13 @@ def test_trained_parameters_need_gradients_and_moments():
     assert size.training_bytes(slow) == 8 * weights
 
 
-def test_available_memory_respects_cgroup_limits(monkeypatch, tmp_path):
+def test_available_memory_respects_cgroup_limits(tmp_path):
     total = memory.host_bytes()
     assert 2**28 < total < 2**60
-    monkeypatch.setattr(memory, "_cgroup_limits", lambda: iter([10**9, 2 * 10**9]))
-    assert memory.host_bytes() == 10**9
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("1:cpu:/x\n0::/jobs/a\n")
+    groups = tmp_path / "sys/fs/cgroup"
+    (groups / "jobs/a").mkdir(parents=True)
+    for folder, limit in (("jobs/a", "max"), ("jobs", 10**8), (".", 2 * 10**8)):
+        (groups / folder / "memory.max").write_text(f"{limit}\n")
+    assert memory.host_bytes(tmp_path) == 10**8

@@ -66,8 +66,8 @@ def test_wrong_adapters_are_detected(tmp_path, monkeypatch):
         weights, about = adapters(source, tensors)
         return weights, about | {"lora_alpha": about["lora_alpha"] * 2}
 
-    adapters = peft._adapter_files
-    monkeypatch.setattr(peft, "_adapter_files", other)
+    adapters = peft.adapter_files
+    monkeypatch.setattr(peft, "adapter_files", other)
     with pytest.raises(UserError, match="logits differ by"):
         peft.write(source_with_adapters("llama"), tmp_path)
 
@@ -77,14 +77,14 @@ def test_without_peft_adapters_are_read_back(tmp_path, monkeypatch):
         weights, about = adapters(source, tensors)
         return {name: a * 1.01 for name, a in weights.items()}, about
 
-    adapters = peft._adapter_files
+    adapters = peft.adapter_files
     monkeypatch.setattr(optional.importlib.util, "find_spec", lambda name: None)
     said = peft.write(source_with_adapters("gpt2"), tmp_path)
     assert said[1] == (
         "not compared with peft: torch, transformers and peft not installed; "
         "pip install torch transformers peft"
     )
-    monkeypatch.setattr(peft, "_adapter_files", other)
+    monkeypatch.setattr(peft, "adapter_files", other)
     with pytest.raises(UserError, match="the updates of the adapters read back differ"):
         peft.write(source_with_adapters("gpt2"), tmp_path)
 

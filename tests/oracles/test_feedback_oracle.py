@@ -9,7 +9,7 @@ import pytest
 
 from . import feedback as oracle
 from . import transformer
-from .test_oracles import CLOSE, D, E, layer, moved, sequence
+from .test_oracles import CLOSE, D, E, changed_rows, layer, sequence
 
 L, TAU, T = 2, 3, 9
 
@@ -33,7 +33,7 @@ def changed_by(w: oracle.Stack, token: int) -> list[int]:
     """Return the tokens whose outputs depend on one token's input."""
     other = X.copy()
     other[token] += sequence(1, seed=6)[0]  # not a constant, which LayerNorm removes
-    return np.flatnonzero(moved(oracle.stack(w, other)[0], oracle.stack(w, X)[0])).tolist()
+    return np.flatnonzero(changed_rows(oracle.stack(w, other)[0], oracle.stack(w, X)[0])).tolist()
 
 
 def test_a_token_sees_the_memory_of_tau_tokens_before_it():
@@ -94,7 +94,7 @@ def test_shared_keys_equal_those_of_one_layer():
     np.testing.assert_allclose(
         oracle.stack(replace(w, keys=keys), X)[0], oracle.stack(w, X)[0], **CLOSE
     )
-    assert moved(oracle.stack(stack(keys=keys), X)[0], oracle.stack(stack(), X)[0])[1:].all()
+    assert changed_rows(oracle.stack(stack(keys=keys), X)[0], oracle.stack(stack(), X)[0])[1:].all()
 
 
 def test_the_span_mask_has_a_ramp_and_weights_are_renormalized():
@@ -114,7 +114,7 @@ def test_relative_positions_are_distances_to_the_memory():
         distances = w.distances.copy()
         distances[number] += 1
         other = oracle.stack(replace(w, distances=distances), X)[0]
-        first = np.flatnonzero(moved(other, oracle.stack(w, X)[0]))[0]
+        first = np.flatnonzero(changed_rows(other, oracle.stack(w, X)[0]))[0]
         assert first == max(2, number + 1)  # the second token sees only one memory
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from famjax.cli.main import main
 from famjax.core.errors import UserError
+from famjax.core.ticker import ticker
 from famjax.data.train_tokenizer import build_word_list
 from famjax.tokenizers.load import load_saved_tokenizer, load_tokenizer, save_tokenizer
 from famjax.tokenizers.words import WordTokenizer
@@ -106,7 +107,7 @@ def test_long_work_is_reported(tmp_path, monkeypatch, capsys):
         return WordTokenizer("w", ["cat"])
 
     monkeypatch.setattr("famjax.data.train_tokenizer.build_word_list", wait)
-    monkeypatch.setattr("famjax.cli.tokenizer._PATIENCE", 0.1)
+    monkeypatch.setattr("famjax.cli.tokenizer.ticker", lambda report, *_: ticker(report, 0.1, 9))
     argv = ["tokenizer", "train", "FILES", "--kind", "words", "--out", str(tmp_path / "w.txt")]
     assert main(argv) == 0
     assert capsys.readouterr().err.startswith(

@@ -83,7 +83,7 @@ def test_one_of_many_simultaneous_starts_holds_the_lock(tmp_path: Path) -> None:
     threads = [threading.Thread(target=acquire) for _ in range(count)]
     for thread in threads:
         thread.start()
-    time.sleep(lock._NAME_SECONDS + 0.5)
+    time.sleep(lock.NAME_SECONDS + 0.5)
     assert held == [1]
     done.set()
     for thread in threads:
@@ -143,7 +143,7 @@ def write_remote_holder(folder: Path, **fields: Any) -> Path:
 def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.1)
     monkeypatch.setattr(lock, "SILENCE_SECONDS", 0.6)
-    monkeypatch.setattr(lock, "_NAME_SECONDS", 0.2)
+    monkeypatch.setattr(lock, "NAME_SECONDS", 0.2)
 
 
 @pytest.mark.usefixtures("short_timeouts")
@@ -310,7 +310,7 @@ def test_one_of_many_that_wait_for_a_dead_host_holds_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # all threads must see the silence within this time, also on a loaded machine
-    monkeypatch.setattr(lock, "_NAME_SECONDS", 1.0)
+    monkeypatch.setattr(lock, "NAME_SECONDS", 1.0)
     path, count, held, done = write_remote_holder(tmp_path), 5, [], threading.Event()
 
     def acquire() -> None:
@@ -352,7 +352,7 @@ def test_an_io_error_is_not_a_user_error(tmp_path: Path, monkeypatch: pytest.Mon
     def fail(*_: Any) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(lock, "_write_holder", fail)
+    monkeypatch.setattr(lock.os, "pwrite", fail)
     with pytest.raises(OSError, match="Input/output error"):
         hold(tmp_path)
 
