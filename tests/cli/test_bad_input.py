@@ -82,7 +82,7 @@ def test_a_file_that_is_not_text_is_rejected(
     path = famjax.folder / "book.txt"
     if content is not None:
         path.write_bytes(content)
-    line = famjax.refused(f"data.files={path}")
+    line = famjax.error_of(f"data.files={path}")
     assert said in line
     assert str(path) in line
 
@@ -92,7 +92,7 @@ def test_a_file_that_turns_binary_stops_the_run(famjax: Famjax) -> None:
     path = famjax.folder / "book.txt"
     good = b"some text. " * 40
     path.write_bytes(good * 22 + b"\xff" + good)  # after the part that is checked before the run
-    line = famjax.refused(f"data.files={path}", "data.holdout=0", "train.steps=200")
+    line = famjax.error_of(f"data.files={path}", "data.holdout=0", "train.steps=200")
     assert line.startswith(f"{path}: not UTF-8 at byte {len(good) * 22}; ")
 
 
@@ -100,7 +100,7 @@ def test_a_folder_without_text_is_rejected(famjax: Famjax) -> None:
     folder = famjax.folder / "pictures"
     folder.mkdir()
     (folder / "a.png").write_bytes(b"\x89PNG\0\0")
-    assert "no text found; skipped 1 binary" in famjax.refused(f"data.files={folder}")
+    assert "no text found; skipped 1 binary" in famjax.error_of(f"data.files={folder}")
 
 
 def test_the_run_folder_is_not_read_as_text(famjax: Famjax) -> None:
@@ -110,13 +110,13 @@ def test_the_run_folder_is_not_read_as_text(famjax: Famjax) -> None:
     given = f"data.files={famjax.folder}"
     assert famjax(given, "data.holdout=0", "train.steps=2") == 0
     assert famjax(given, "data.holdout=0", "train.steps=3") == 0
-    line = famjax.refused(f"data.files={famjax.run}", run=famjax.folder / "other")
+    line = famjax.error_of(f"data.files={famjax.run}", run=famjax.folder / "other")
     assert "no text found; skipped 1 folder of a run" in line
 
 
 def test_similar_names_are_suggested_for_a_missing_file(famjax: Famjax) -> None:
     (famjax.folder / "book.txt").write_text("text")
-    line = famjax.refused(f"data.files={famjax.folder / 'bok.txt'}")
+    line = famjax.error_of(f"data.files={famjax.folder / 'bok.txt'}")
     assert "did you mean '" in line
     assert "book.txt'?" in line
 
@@ -134,7 +134,7 @@ def test_the_shortest_texts_train(famjax: Famjax, content: str) -> None:
 
 def test_a_failed_first_start_does_not_reserve_the_folder(famjax: Famjax) -> None:
     """A misspelt file name must not reserve the run folder for another experiment."""
-    famjax.refused("data.files=no-such-file")
+    famjax.error_of("data.files=no-such-file")
     assert not famjax.run.exists()
     assert famjax(famjax.texts) == 0
 
@@ -167,7 +167,7 @@ def test_a_failed_first_start_does_not_reserve_the_folder(famjax: Famjax) -> Non
     ],
 )
 def test_invalid_values_are_rejected(famjax: Famjax, given: str, said: str) -> None:
-    assert said in famjax.refused(famjax.texts, given)
+    assert said in famjax.error_of(famjax.texts, given)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_folder_with_another_run_is_rejected(famjax: Famjax) -> None:
     assert famjax(famjax.texts) == 0
     before = contents(famjax.run)
-    line = famjax.refused(famjax.texts, "model.fam_len=4", "seed=1")
+    line = famjax.error_of(famjax.texts, "model.fam_len=4", "seed=1")
     assert "holds a run with another config (seed: 0 -> 1; model.fam_len: 2 -> 4)" in line
     assert contents(famjax.run) == before
 
@@ -216,7 +216,7 @@ def test_a_folder_in_use_is_rejected(famjax: Famjax) -> None:
     """Nothing is changed, and the folder can be used when the other process has ended."""
     with lock.hold(famjax.run, pytest.fail):
         before = contents(famjax.run)
-        line = famjax.refused(famjax.texts)
+        line = famjax.error_of(famjax.texts)
         assert f"{famjax.run}: process {os.getpid()} on " in line
         assert " is training there (user " in line
         assert contents(famjax.run) == before
@@ -228,13 +228,13 @@ def test_a_folder_in_use_is_rejected(famjax: Famjax) -> None:
 def test_a_damaged_config_is_rejected(famjax: Famjax, damage: bytes) -> None:
     assert famjax(famjax.texts) == 0
     (famjax.run / "config.json").write_bytes(damage)
-    assert famjax.refused(famjax.texts).startswith(f"{famjax.run / 'config.json'}: ")
+    assert famjax.error_of(famjax.texts).startswith(f"{famjax.run / 'config.json'}: ")
 
 
 def test_a_run_folder_that_is_a_file_is_rejected(famjax: Famjax) -> None:
     famjax.run.write_text("mine")
-    assert "Not a directory" in famjax.refused(famjax.texts)
-    assert "Not a directory" in famjax.refused(famjax.texts, run=famjax.run / "run")
+    assert "Not a directory" in famjax.error_of(famjax.texts)
+    assert "Not a directory" in famjax.error_of(famjax.texts, run=famjax.run / "run")
     assert famjax.run.read_text() == "mine"
 
 
@@ -247,7 +247,7 @@ def test_an_unwritable_folder_is_rejected(
 
     monkeypatch.setattr(Path, "write_text", refuse)
     given = f"data.files={famjax.folder}"
-    assert famjax.refused(given).startswith(
+    assert famjax.error_of(given).startswith(
         f"cannot write the run folder {famjax.run}: {os.strerror(number)}; free some space"
     )
 
@@ -290,14 +290,14 @@ def test_no_intact_checkpoint_is_an_error(famjax: Famjax) -> None:
     assert famjax(famjax.texts) == 0
     for folder in famjax.run.glob("checkpoints/0*"):
         truncate_file(folder)
-    line = famjax.refused(famjax.texts)
+    line = famjax.error_of(famjax.texts)
     assert f"no good checkpoint in {famjax.run / 'checkpoints'}: [3, 6] damaged; " in line
 
 
 def test_a_checkpoint_of_another_shape_is_rejected(famjax: Famjax) -> None:
     assert famjax(famjax.texts) == 0
     (famjax.run / "config.json").unlink()
-    line = famjax.refused(famjax.texts, "model.mlp_width=48")
+    line = famjax.error_of(famjax.texts, "model.mlp_width=48")
     assert "does not fit" in line
     assert "use the config the run was trained with" in line
 
@@ -316,7 +316,7 @@ def test_a_full_disk_while_saving_is_an_error(
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "write_arrays", full)
-        line = famjax.refused(famjax.texts, "train.steps=12")
+        line = famjax.error_of(famjax.texts, "train.steps=12")
     path = famjax.run / "checkpoints" / "000000006"
     assert line.startswith(
         f"disk full while saving checkpoint {path}; the last good one is step 3; "
@@ -351,7 +351,7 @@ def test_a_full_disk_while_logging_is_an_error(
 
     with monkeypatch.context() as patch:
         patch.setattr(metrics.MetricsWriter, "_append", full)
-        line = famjax.refused(famjax.texts)
+        line = famjax.error_of(famjax.texts)
     assert line.startswith(f"cannot write {famjax.run / 'metrics.jsonl'}: No space left on device")
     assert [row["step"] for row in rows(famjax.run)] == [4]
     assert famjax(famjax.texts) == 0
