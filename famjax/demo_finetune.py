@@ -255,7 +255,7 @@ def make_config(demo: FinetuneDemo, model: TunedModel) -> Config:
         f"data.files={_packages(_TRAINING_PACKAGES)}",
         "optimizer.schedule=wsd",
         "optimizer.decay_fraction=0.3",
-        "train.steps=600",
+        "train.steps=400",
     ]
     if model.to == "bswa":
         # It has no memory beyond its receptive field: no intermediate questions or longer
