@@ -4,7 +4,7 @@
 Face folder; converts that to FAM and to BSWA; finetunes both with the same LoRA on passkey
 retrieval, with a row of text in each batch; evaluates them before and after at lengths beyond
 training; and exports FAM, with adapters merged, with streaming PyTorch code.
-`make demo-finetune-full` adds two seeds of each, and FAM with the paper's sum.
+`make demo-finetune-full` adds two seeds of FAM, and the paper's sum with two.
 """
 
 from __future__ import annotations
@@ -123,7 +123,9 @@ FULL_DEMO = FinetuneDemo(
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m famjax.demo_finetune", description=__doc__)
-    parser.add_argument("--full", action="store_true", help="three seeds, the sum, 32 documents")
+    parser.add_argument(
+        "--full", action="store_true", help="FAM with three seeds, the sum with two"
+    )
     demo = FULL_DEMO if parser.parse_args().full else DEMO
     return run_guarded(lambda: demonstrate(demo))
 
@@ -203,8 +205,9 @@ def tune_all(demo: FinetuneDemo, console: Console) -> list[dict[str, Any]]:
     """Finetune and measure every other model here, the rest in a process with half of the cores."""
     process = multiprocessing.get_context("spawn").Process(target=tune_in_process, args=(demo,))
     process.start()
-    cores = share_cores(first_half=True)
+    cores: set[int] | None = None
     try:
+        cores = share_cores(first_half=True)
         for model in demo.models[::2]:
             tune(demo, model, quiet=False)
         with console.status("waiting for the other process"):
@@ -270,6 +273,9 @@ def make_config(demo: FinetuneDemo, model: TunedModel) -> Config:
 
 def tune(demo: FinetuneDemo, model: TunedModel, quiet: bool) -> None:
     """Finetune a converted model with LoRA, measure it before and after, and write the results."""
+    result_file = demo.folder / model.name / "result.json"
+    if result_file.exists():
+        return
     lengths = tuple(length for length in demo.lengths if length <= _LONGEST_BEFORE)
     before = measure(demo, open_run(demo.folder / model.converted), lengths)
     begin = time.perf_counter()
@@ -284,7 +290,7 @@ def tune(demo: FinetuneDemo, model: TunedModel, quiet: bool) -> None:
         "before": before,
         "after": measure(demo, run, demo.lengths),
     }
-    (demo.folder / model.name / "result.json").write_text(json.dumps(result, indent=1))
+    result_file.write_text(json.dumps(result, indent=1))
 
 
 def measure(demo: FinetuneDemo, run: Run, lengths: Sequence[int]) -> dict[str, Any]:

@@ -56,7 +56,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 # several threads for matrices of 16 numbers made PyTorch wait for its threads most of the time
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# TFDS looks for its datasets in the cloud, and TensorFlow then for a machine of Google's: 10 to 20 s
+# TFDS looks for datasets in the cloud, and TensorFlow then for a machine there: 10 to 20 s
 os.environ.setdefault("NO_GCE_CHECK", "true")
 # pytest-xdist sets it to the terminal's width; tests of widths set it themselves
 os.environ.pop("COLUMNS", None)

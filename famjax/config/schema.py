@@ -303,8 +303,8 @@ class DataConfig:
     length: int = 1024
     # lanes: a document that fits a row moves to the next one rather than cross a step boundary
     keep_whole: bool = False
-    # passkey and toy tasks: rows of a batch that read text (files, seqio, tfds) instead, so that a
-    # finetuned model keeps its language
+    # passkey: rows of a batch that read text (files, seqio, tfds) instead, so that a finetuned
+    # model keeps its language
     text_rows: int = 0
     # loss weight of their tokens, less than 1; an answer of the task has weight 1
     text_weight: float = 0.02
@@ -398,7 +398,8 @@ class EvalConfig:
     # steps between evaluations, a multiple of train.log_every: bits per byte of held-out documents
     # and of documents trained on, with the memory and without; 0 = never
     every: int = 0
-    # batches of data.batch * data.length tokens that are read of each, from the documents' start
+    # batches of data.batch * data.length tokens that are read of each, from the documents' start:
+    # figures of other rows (train.bptt_start) are of other tokens
     batches: int = 4
 
 

@@ -14,7 +14,7 @@ from famjax.data.sources import Key, Piece, Source
 
 
 class TextRows(Source):
-    """Documents of `task` in the first rows, and of `text` in the last `rows`.
+    """Documents of `task` in the first rows of a batch, and of `text` in the last `rows`.
 
     Args:
       task: source with a curriculum or without, whose lanes come first.

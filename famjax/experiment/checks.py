@@ -304,6 +304,16 @@ def _check_text_rows(config: Config) -> Iterator[str]:
     named, off = f"data.text_rows={d.text_rows}", "or set data.text_rows=0"
     if d.task == "text":
         yield f"{named}: all rows of data.task=text are text; set data.text_rows=0"
+    if TASKS[d.task].has_own_words:
+        yield (
+            f"{named}: data.task={d.task} has words of its own, not those of texts; "
+            "set data.text_rows=0"
+        )
+    if t.rsp:
+        yield (
+            f"{named}: train.rsp={t.rsp} would start rows of text with the memory of "
+            f"data.task={d.task}; set train.rsp=0, {off}"
+        )
     if d.text_rows >= d.batch:
         yield (
             f"{named} leaves none of data.batch={d.batch} rows for data.task={d.task}; take fewer, "
@@ -378,6 +388,8 @@ def _check_eval(config: Config) -> Iterator[str]:
     named, off = f"eval.every={every}", "set eval.every=0"
     if not every:
         return
+    if every > t.steps:
+        yield f"{named} is beyond train.steps={t.steps}; take at most that, or {off}"
     if every % t.log_every:
         steps = multiples(every, t.log_every)
         yield f"{named} is not a multiple of train.log_every={t.log_every}; take {steps}, or {off}"
@@ -398,7 +410,7 @@ def _check_eval_capacity(config: Config) -> Iterator[str]:
         most = capacity // length
         fix = f"take at most {most}" if most else "set eval.every=0"
         yield (
-            f"eval.batches={count}: documents of {count * length} tokens exceed "
+            f"eval.batches={count}: reading {count * length} tokens of a document exceeds "
             f"model.capacity={capacity} of full attention; {fix}"
         )
 

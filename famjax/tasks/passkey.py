@@ -250,7 +250,10 @@ class PasskeySource(Source):
         return [lane, k, self._end_anywhere(length - rest, rest, c.min_length, rng), rest, 0]
 
     def _end_anywhere(self, length: int, rest: int, shortest: int, rng: np.random.Generator) -> int:
-        """Return a similar length for which the question is anywhere, within a block if `left`."""
+        """Return a similar length for which the question is anywhere in its block.
+
+        If `rest` tokens of the text follow in further documents, it is within that block.
+        """
         w = self.block_len
         if not self.config.ask_every or self.config.multiple % w == 0:
             return length

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 from flax import nnx
 
-from famjax.config.resolved import ResolvedConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Array, Batch, Context, State
 from famjax.data.one_pass import DocumentPass, one_pass, reset_blocks
@@ -34,15 +33,19 @@ SPLITS: dict[str, Split] = {"heldout": "holdout", "training": "train"}
 
 
 class HeldOutLoss(Hook):
-    """Adds to a row of metrics, every `eval.every` steps, four figures in bits per byte.
+    """Adds to a row of metrics, every `eval.every` steps, figures in bits per byte.
 
-    heldout_bits_per_byte: of the first documents held out, `eval.batches` batches, each read from
-    its beginning; training_bits_per_byte: of as many that are trained on. The same with
-    _without_memory: the state is reset before every block.
+    heldout_bits_per_byte: of the first `eval.batches` batches of documents held out, each read from
+    its beginning; training_bits_per_byte: of as many batches of documents trained on. The same with
+    _without_memory: the state is reset before every block; not of stacks without blocks.
     """
 
     def __init__(self) -> None:
         self._program: TrainProgram | None = None
+
+    def before_first_step(self, session: Session) -> None:
+        if session.config.eval.every:
+            self._prepare(session)  # now, so that a mistake costs no steps
 
     def after_log(self, session: Session, row: dict[str, float]) -> dict[str, float]:
         every = session.config.eval.every
@@ -51,27 +54,29 @@ class HeldOutLoss(Hook):
         with session.clock.stopped():
             if self._program is not session.program:
                 self._prepare(session)
-            found = {}
-            for name, batches in self._batches.items():
-                for suffix, forget in (("", False), ("_without_memory", True)):
-                    bits = self._measure(session, batches, forget)
-                    found[f"{name}_bits_per_byte{suffix}"] = bits
-            return found
+            has_blocks = session.config.model.stack == "residual"
+            suffixes = {"": False, "_without_memory": True} if has_blocks else {"": False}
+            return {
+                f"{name}_bits_per_byte{suffix}": self._measure(session, batches, forget)
+                for name, batches in self._batches.items()
+                for suffix, forget in suffixes.items()
+            }
 
     def _prepare(self, session: Session) -> None:
-        """Read the documents, and compile; again when rows or program change in training."""
+        """Read the documents, and make the program; again when rows or program change."""
         self._program = program = session.program
         token_bytes = jax.numpy.asarray(session.tokenizer.token_bytes)
         self._start = make_start(program, session)
         self._evaluate = jax.jit(
-            sharding.with_mesh(program.mesh, make_evaluate(program.inference_graph, token_bytes))
+            sharding.with_mesh(program.mesh, make_evaluate(program.inference_graph, token_bytes)),
+            donate_argnums=2,
         )
         self._batches = {name: read_batches(session, split) for name, split in SPLITS.items()}
 
     def _measure(self, session: Session, batches: list[Batch[np.ndarray]], forget: bool) -> float:
         """Return bits per byte of documents that are read once, from their beginning."""
         state, program = session.state, session.program
-        block = block_len(session.config)
+        block = session.config.model.block_len
         memory, sums = self._start(state.params, state.frozen), zero_sums()
         for batch in batches:
             if forget:
@@ -118,7 +123,7 @@ def read_batches(session: Session, split: Split) -> list[Batch[np.ndarray]]:
     """Return the first `eval.batches` batches of a split's documents: this process's rows of them.
 
     Raises:
-      UserError: no text is held out.
+      UserError: no text is held out, or none of it is predicted.
     """
     config = session.config
     source = TASKS["text"].make_source(
@@ -130,15 +135,19 @@ def read_batches(session: Session, split: Split) -> list[Batch[np.ndarray]]:
             "eval.every=0"
         )
     documents = DocumentPass(source, None)
-    batches = one_pass(documents, session.rows, session.length, block_len(config))
+    batches = list(
+        islice(
+            one_pass(documents, session.rows, session.length, config.model.block_len),
+            config.eval.batches,
+        )
+    )
+    if not any((batch["weights"] > 0).any() for batch in batches):
+        raise UserError(
+            f"eval.every={config.eval.every}: the first {config.eval.batches} batches of documents "
+            f"({split}) have no text to predict; raise eval.batches, or set eval.every=0"
+        )
     local = list(hosts.local_rows(session.program.batch, session.rows, session.length))
     return [
         {name: part[local] for name, part in batch.items()}  # type: ignore[index, misc]
-        for batch in islice(batches, config.eval.batches)
+        for batch in batches
     ]
-
-
-def block_len(config: ResolvedConfig) -> int:
-    """Return the tokens between resets: of a stack without blocks, its attention span."""
-    model = config.model
-    return model.block_len if model.stack == "residual" else model.feedback.span

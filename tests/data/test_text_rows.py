@@ -104,6 +104,7 @@ def test_the_curriculum_applies_to_task_rows(files: Path) -> None:
         ),
         (["data.text_rows=0"], "data.files: has no effect with data.task=passkey"),
         (["data.task=text"], "data.text_rows=1: all rows of data.task=text are text"),
+        (["data.layout=packed", "train.rsp=0.5"], "train.rsp=0.5 would start rows of text"),
         (["train.bptt_start=128", "train.bptt_double_every=5"], "needs a constant number of rows"),
     ],
 )
@@ -122,3 +123,9 @@ def test_a_run_resumes_with_as_many_rows_and_is_evaluated_on_its_holdout(
     assert found["documents"] > 0
     with pytest.raises(UserError, match=r"resume with data.batch=4"):
         train(override(of, ["data.batch=5", "train.steps=2"]), tmp_path / "run", quiet=True)
+
+
+def test_toy_tasks_have_words_of_their_own(files: Path) -> None:
+    given = [f"data.files={files}", "data.text_rows=1", "data.task=copy", "data.tokenizer=task"]
+    with pytest.raises(UserError, match=r"data\.task=copy has words of its own"):
+        load_config("text_fam", given)

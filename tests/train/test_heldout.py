@@ -66,8 +66,9 @@ def test_heldout_evaluation_does_not_change_a_bit_of_the_run(tmp_path: Path) -> 
     ("given", "message"),
     [
         (["eval.every=6"], "eval.every=6 is not a multiple of train.log_every=4; take 4 or 8"),
+        (["train.steps=2"], "eval.every=4 is beyond train.steps=2"),
         (["data.holdout=0"], "data.holdout=0 holds out no text"),
-        (["model.mixer=full", "model.capacity=100"], "eval.batches=30: documents of 1920 tokens"),
+        (["model.mixer=full", "model.capacity=100"], "eval.batches=30: reading 1920 tokens"),
         (["eval.batches=0"], "eval.batches=0"),
         (["eval.every=0", "eval.batches=3"], "eval.batches: has no effect with eval.every=0"),
         (["data.task=passkey"], "data.task=passkey has none; set eval.every=0"),
