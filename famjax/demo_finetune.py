@@ -338,7 +338,7 @@ def table(demo: FinetuneDemo, results: Sequence[dict[str, Any]]) -> Table:
 
 
 def draw(demo: FinetuneDemo, results: Sequence[dict[str, Any]]) -> Path:
-    """Plot accuracy against length, before and after."""
+    """Plot accuracy against length, dotted before finetuning."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -354,7 +354,7 @@ def draw(demo: FinetuneDemo, results: Sequence[dict[str, Any]]) -> Path:
                 marker="o",
                 markersize=4,
                 color=f"C{number}",
-                label=f"{result['name']}, {when} finetuning",
+                label=result["name"] if when == "after" else None,
             )
     axes.set_xscale("log", base=2)
     axes.set_xticks(demo.lengths, [format_count(n) for n in demo.lengths])
