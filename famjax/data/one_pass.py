@@ -18,6 +18,8 @@ class EndOfDocuments(Exception):
 class DocumentPass(Source):
     """A source that yields each document once, to the first free lane.
 
+    Unlike other sources it ends: `key` then raises `EndOfDocuments`. Its arguments do not matter.
+
     Attributes:
       given: number of documents yielded.
       bytes: of text, counted by the caller.

@@ -80,6 +80,7 @@ class _PackedRow:
         self._count = 0
 
     def get_state(self) -> dict[str, Any]:
+        # "made" is a name in checkpoints
         return {"made": self._count, "reader": self._reader.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:

@@ -132,6 +132,7 @@ class ReassignedSource(Source):
 
     def get_assignments(self) -> dict[str, Any]:
         """Return the argument of `set_assignments`, JSON-able; {} without any reassignment."""
+        # "dealt" and "left" are names in checkpoints
         state: dict[str, Any] = {"dealt": self.assigned_counts} if self.assigned_counts else {}
         if self.leftover:
             state["left"] = {"documents": self.leftover.documents, "starts": self.leftover.starts}

@@ -343,6 +343,7 @@ def _check_ask_every(config: Config) -> Iterator[str]:
     if d.layout == "packed":
         yield f"{setting} needs memory that packed rows do not carry; set data.layout=lanes {off}"
     if not any(spec.has_memory for spec in mixer_specs(m)):
-        yield f"{setting} needs a FAM, and model.mixer={m.mixer} has none; add one {off}"
+        where = f"model.mixer={m.mixer}" if m.stack == "residual" else f"model.stack={m.stack}"
+        yield f"{setting} needs a FAM, and {where} has none; add one {off}"
     if m.fam_previous > 1:
         yield f"{setting} carries one FAM; set model.fam_previous=1 {off}"

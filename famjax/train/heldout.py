@@ -110,6 +110,7 @@ def make_evaluate(graph: Any, token_bytes: Array) -> Any:
     def evaluate(
         params: Any, frozen: Any, memory: State, batch: Batch[Array]
     ) -> tuple[State, MetricSums]:
+        # frozen weights without the dropout keys, which this graph lacks
         model: LanguageModel = nnx.merge(graph, params, *frozen[:1])
         x, memory = model.stack(
             model.embed(batch["tokens"]), memory, Context(batch["reset"], batch["valid"])

@@ -91,7 +91,7 @@ class AttentionSpans(Hook):
             session.set_attention_span(needed)
 
     def state_dict(self, session: Session) -> dict[str, Any]:
-        return {"looked": session.attention_span}
+        return {"looked": session.attention_span}  # a name in checkpoints
 
     def load_state_dict(self, session: Session, saved: dict[str, Any]) -> None:
         if saved.get("looked"):
@@ -158,6 +158,9 @@ class Saving(Hook):
 def make_hooks(
     log: Hook, evaluation: Hook, profiler: Profiler, signals: hosts.StopSignal
 ) -> list[Hook]:
-    """Return the hooks of a run, in the order in which they are called."""
+    """Return the hooks of a run, in the order in which they are called.
+
+    Log and evaluation are given, since their modules import this one.
+    """
     hooks = [log, Curriculum(), evaluation, AttentionSpans(), Profiling(profiler), BpttWarmup()]
     return [*hooks, Saving(signals, hooks)]

@@ -39,7 +39,8 @@ class TrainProgram(NamedTuple):
       start: () -> TrainState before the first step; (weights) -> the same for a model with these
         weights, which are donated (see `initial_weights`).
       step: (state, batch) -> state; the argument state is donated.
-      inspect: (params, frozen, memory, batch) -> dict of scalars about the memory.
+      inspect: (params, frozen, memory, batch) -> dict of scalars about the memory of the first row,
+        all from before the step.
       batch: sharding of a batch.
     """
 
