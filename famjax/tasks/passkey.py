@@ -250,15 +250,16 @@ class PasskeySource(Source):
         return [lane, k, self._end_anywhere(length - rest, rest, c.min_length, rng), rest, 0]
 
     def _end_anywhere(self, length: int, rest: int, shortest: int, rng: np.random.Generator) -> int:
-        """Return a similar length for which the question is anywhere in its block.
+        """Return a length that ends anywhere in the same block, so that the question is anywhere.
 
         If `rest` tokens of the text follow in further documents, it is within that block.
         """
         w = self.block_len
         if not self.config.ask_every or self.config.multiple % w == 0:
             return length
-        end = -(-length // w) * w - int(rng.integers(w - self.question_len + 1 if rest else w))
-        return end if end >= shortest else end + w
+        block_end = -(-length // w) * w
+        first = block_end - w + (self.question_len if rest else 1)
+        return int(rng.integers(max(first, shortest), block_end + 1))
 
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
         lane, needle, length, _, part = key

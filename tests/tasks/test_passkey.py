@@ -143,6 +143,20 @@ def test_questions_are_anywhere_and_no_memory_knows_the_answer(words):
     assert last == set(range(1, w + 1))
 
 
+def test_short_documents_end_anywhere_within_their_blocks(words):
+    """A document that should fit the first block fits it, and has its question there."""
+    shortest = Passkey(words, 5).shortest
+    w = shortest + 40
+    config = PasskeyConfig(
+        min_length=shortest, start_length=w, max_length=4 * w, ask_every=3 * w, threshold=0.5
+    )
+    source = PasskeySource(config, words, seed=0, block_len=w)
+    assert {source.key(0, 1, k)[2] for k in range(2000)} == set(range(shortest, w + 1))
+    source.set_state(source.advance(source.get_state(), 0.6))
+    ends = {source.key(0, 1, k)[2] for k in range(9000)}
+    assert ends == set(range(shortest, 2 * w + 1))
+
+
 def test_the_needle_is_anywhere_in_the_first_document(words):
     config = PasskeyConfig(
         min_length=512, start_length=2000, max_length=2000, ask_every=512, needle_within=300
