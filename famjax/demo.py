@@ -4,8 +4,9 @@
 all of them at lengths far beyond training; prints the table and plots the figure; and asks the
 saved FAM model for a key that it read 100,000 tokens ago.
 
-`make demo-full` trains BSWA with 0 to 12 memory segments, and goes to a million tokens. There the
-windows read only their receptive field of a document, with the same answers.
+`make demo-full` trains FAM with five seeds and BSWA with 0 to 12 memory segments, and goes to ten
+million tokens. There the windows read only their receptive field of a document, with the same
+answers.
 """
 
 from __future__ import annotations
@@ -48,12 +49,36 @@ _RUN_AGAIN = "remove it, and run again"
 
 
 @dataclass(frozen=True)
+class DemoModel:
+    """A model that is trained and evaluated.
+
+    Attributes:
+      name: of its folder, and in the table.
+      segments: memory segments of a BSWA baseline; None is FAM, which has none.
+      seed: of the training.
+    """
+
+    name: str
+    segments: int | None = None
+    seed: int = 0
+
+
+def _fam(seed: int) -> DemoModel:
+    return DemoModel(f"FAM-{seed}" if seed else "FAM", seed=seed)
+
+
+def _bswa(segments: int) -> DemoModel:
+    return DemoModel(f"M{segments}", segments)
+
+
+@dataclass(frozen=True)
 class Demo:
     """Settings of a demo.
 
     Attributes:
       folder: of its runs.
-      segments: memory segments of the BSWA baselines.
+      models: those with even index are evaluated in this process, the others in another one; FAM
+        models are trained first, on all cores, BSWA models where they are evaluated.
       lengths: tokens of the evaluated documents.
       examples: maximum number of documents of one length.
       tokens: maximum number of tokens of one length, over all its documents.
@@ -65,7 +90,7 @@ class Demo:
     """
 
     folder: Path
-    segments: tuple[int, ...]
+    models: tuple[DemoModel, ...]
     lengths: tuple[int, ...]
     examples: int
     tokens: int
@@ -79,14 +104,18 @@ class Demo:
 
 
 SHORT_DEMO = Demo(
-    Path("runs/demo"), (1, 2), (96, *(2**k for k in range(7, 19))), examples=32, tokens=2**19
+    Path("runs/demo"),
+    (_fam(0), _bswa(1), _bswa(2)),
+    (96, *(2**k for k in range(7, 19))),
+    examples=32,
+    tokens=2**19,
 )
 FULL_DEMO = Demo(
     Path("runs/demo-full"),
-    (0, 1, 2, 3, 4, 6, 8, 12),
-    tuple(2**k for k in range(7, 21)),
+    (*map(_fam, range(5)), *map(_bswa, (0, 1, 2, 3, 4, 6, 8, 12))),
+    (*(2**k for k in range(7, 21)), 10 * 2**20),
     examples=100,
-    tokens=100 * 2**20,
+    tokens=1000 * 2**20,
     batch=10,
     whole=False,
 )
@@ -94,14 +123,16 @@ FULL_DEMO = Demo(
 
 # what table and figure show
 CAVEAT = (
-    "One seed. Documents are up to 31 tokens shorter than that, so that questions are anywhere in "
-    "a block of 32 tokens or cross its end. Other seeds: docs/results.md."
+    "Documents are up to 31 tokens shorter than that, so that questions are anywhere in a block of "
+    "32 tokens or cross its end. Other seeds: docs/results.md."
 )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m famjax.demo", description=__doc__)
-    parser.add_argument("--full", action="store_true", help="M0 to M12, 100 examples, 1M tokens")
+    parser.add_argument(
+        "--full", action="store_true", help="5 seeds, M0 to M12, 100 examples, 10M tokens"
+    )
     demo = FULL_DEMO if parser.parse_args().full else SHORT_DEMO
     return run_guarded(lambda: demonstrate(demo))
 
@@ -112,13 +143,16 @@ def demonstrate(demo: Demo) -> int:
     begin = time.perf_counter()
     demo.folder.mkdir(parents=True, exist_ok=True)
     make_tokenizer(demo)
-    names = ["FAM", *(f"M{m}" for m in demo.segments)]
+    names = ", ".join(model.name for model in demo.models)
     console.print(
-        f"TransformerFAM without memory segments, and BSWA {', '.join(names[1:])} of equal size, "
-        "learn to find a passkey.\nTraining FAM; the others train in parallel."
+        "TransformerFAM without memory segments, and BSWA of equal size with some (M1: one), "
+        f"learn to find a passkey: {names}."
     )
-    train_all(demo, names, console)
-    results = [read_json(demo.folder / name / "result.json", _RUN_AGAIN) for name in names]
+    train_fam_models(demo)
+    measure_all(demo, console)
+    results = [
+        read_json(demo.folder / model.name / "result.json", _RUN_AGAIN) for model in demo.models
+    ]
     remembered = ask(demo, console)
     picture = draw(demo, results)
     Output().print(table(demo, results))
@@ -137,37 +171,45 @@ def demonstrate(demo: Demo) -> int:
     return 0
 
 
-def train_all(demo: Demo, names: Sequence[str], console: Console) -> None:
-    """Measure FAM here and the baselines in another process, each on half of the cores.
+def train_fam_models(demo: Demo) -> None:
+    """Train FAM on all cores: a CPU machine's are devices, each with a part of the rows."""
+    configs = [make_config(demo, model) for model in demo.models if model.segments is None]
+    runtime.share_cores(configs[0].data.batch)
+    runtime.setup()
+    for config in configs:
+        train_and_time(config, demo.folder / config.name, quiet=False)
+
+
+def measure_all(demo: Demo, console: Console) -> None:
+    """Measure every other model here, the rest in another process, each on half of the cores.
 
     Two small models on half of the cores each are faster than sequentially on all cores.
     """
-    baseline_process = multiprocessing.get_context("spawn").Process(
-        target=measure_baselines, args=(demo, names[1:])
-    )
-    baseline_process.start()
+    process = multiprocessing.get_context("spawn").Process(target=measure_in_process, args=(demo,))
+    process.start()
     cores = share_cores(first_half=True)
-    runtime.setup()
     try:
-        measure(demo, names[0], quiet=False)
-        with console.status("waiting for the baselines"):
-            baseline_process.join()
+        for model in demo.models[::2]:
+            measure(demo, model, quiet=False)
+        with console.status("waiting for the other process"):
+            process.join()
     finally:
-        baseline_process.kill()
+        process.kill()
         if cores:
             os.sched_setaffinity(0, cores)
-    if baseline_process.exitcode:
-        raise UserError(f"the baselines failed; see {demo.folder / LOG}")
+    if process.exitcode:
+        names = ", ".join(model.name for model in demo.models[1::2])
+        raise UserError(f"measuring {names} failed; see {demo.folder / LOG}")
 
 
-def measure_baselines(demo: Demo, names: Sequence[str]) -> None:
-    """Measure the baselines in a separate process; their output goes to a file."""
+def measure_in_process(demo: Demo) -> None:
+    """Measure in a separate process; its output goes to a file."""
     with (demo.folder / LOG).open("w") as log:
         os.dup2(log.fileno(), sys.stderr.fileno())
         share_cores(first_half=False)
         runtime.setup()
-        for name in names:
-            measure(demo, name, quiet=True)
+        for model in demo.models[1::2]:
+            measure(demo, model, quiet=True)
 
 
 def share_cores(first_half: bool) -> set[int]:
@@ -191,17 +233,17 @@ def make_tokenizer(demo: Demo) -> Path:
     return path
 
 
-def make_config(demo: Demo, name: str) -> Config:
-    """Return the config of "FAM", or of "M" plus a number of memory segments."""
+def make_config(demo: Demo, model: DemoModel) -> Config:
+    """Return the training config of a model."""
     tokenizer = f"data.tokenizer={demo.folder / 'tokenizer.model'}"
-    if name == "FAM":
-        config = load_config("passkey", [tokenizer, *demo.overrides])
-    else:
-        config = load_config("passkey", [tokenizer, *baseline_overrides(demo, int(name[1:]))])
-    return replace(config, name=name)
+    own = [f"seed={model.seed}"]
+    if model.segments is not None:
+        own += baseline_overrides(model.segments)
+    config = load_config("passkey", [tokenizer, *own, *demo.overrides])
+    return replace(config, name=model.name)
 
 
-def baseline_overrides(demo: Demo, segments: int) -> list[str]:
+def baseline_overrides(segments: int) -> list[str]:
     """Return the overrides of a BSWA baseline to FAM's config.
 
     A window has no memory beyond its receptive field: it cannot answer later questions or learn
@@ -216,28 +258,35 @@ def baseline_overrides(demo: Demo, segments: int) -> list[str]:
         f"train.steps={shape.train.steps // 2}",
         "data.passkey.ask_every=0",
         f"data.passkey.max_length={max(passkey.min_length, min(seen, passkey.max_length))}",
-        *demo.overrides,
     ]
 
 
-def measure(demo: Demo, name: str, quiet: bool) -> None:
+def measure(demo: Demo, model: DemoModel, quiet: bool) -> None:
     """Train a model, evaluate it at every length, and write the results."""
-    folder = demo.folder / name
-    run, trained = train_and_time(make_config(demo, name), folder, quiet)
-    begin = time.perf_counter()
-    rows = evaluate_passkey(
-        run, demo.lengths, demo.count, demo.batch, quiet, demo.whole, anywhere=True
-    )
+    folder = demo.folder / model.name
+    run, trained = train_and_time(make_config(demo, model), folder, quiet)
+    rows = evaluate(demo, run, folder / "rows.json", quiet)
     result = {
-        "name": name,
+        "name": model.name,
         "parameters": sum(x.size for x in jax.tree.leaves(parameters(run))),
         "train_seconds": trained,
-        "evaluation_seconds": time.perf_counter() - begin,
+        "evaluation_seconds": sum(row["seconds"] for row in rows),
         "state_bytes": Streamer(run.model, 1).state_bytes(),
         **memory_report(),
         "rows": rows,
     }
     (folder / "result.json").write_text(json.dumps(result, indent=1))
+
+
+def evaluate(demo: Demo, run: Run, file: Path, quiet: bool) -> list[dict[str, Any]]:
+    """Return a row for each length; they are kept in a file, so that no length is read twice."""
+    rows: list[dict[str, Any]] = read_json(file, _RUN_AGAIN) if file.exists() else []
+    for length in demo.lengths[len(rows) :]:
+        rows += evaluate_passkey(
+            run, [length], demo.count, demo.batch, quiet, demo.whole, anywhere=True
+        )
+        file.write_text(json.dumps(rows, indent=1))
+    return rows
 
 
 def train_and_time(config: Config, folder: Path, quiet: bool) -> tuple[Run, float]:
@@ -312,14 +361,14 @@ def draw(demo: Demo, results: Sequence[dict[str, Any]]) -> Path:
 
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     for result in results:
-        fam = result["name"] == "FAM"
+        fam = result["name"].startswith("FAM")
         axes.plot(
             demo.lengths,
             [100 * row["key_accuracy"] for row in result["rows"]],
             marker="o",
             markersize=4,
-            linewidth=2.5 if fam else 1.5,
-            label="TransformerFAM, M0" if fam else f"BSWA, {result['name']}",
+            linewidth=2.5 if result["name"] == "FAM" else 1.5,
+            label=f"Transformer{result['name']}" if fam else f"BSWA, {result['name']}",
             zorder=3 if fam else 2,
         )
     axes.set_xscale("log", base=2)
@@ -327,7 +376,7 @@ def draw(demo: Demo, results: Sequence[dict[str, Any]]) -> Path:
     axes.set(xlabel="document, tokens", ylabel="whole keys retrieved, %", ylim=(-3, 103))
     axes.set_title(
         "Passkey retrieval, needle first (TransformerFAM, Figure 3)\n"
-        "one seed; questions anywhere in a block, or across its end",
+        "questions anywhere in a block, or across its end",
         fontsize="medium",
     )
     axes.grid(alpha=0.3)

@@ -2,14 +2,14 @@
 
 import json
 
-from famjax.demo import Demo, demonstrate, make_config, train_and_time
+from famjax.demo import Demo, DemoModel, demonstrate, make_config, train_and_time
 
 
 def test_the_demo_writes_its_results(tmp_path, capsys):
     small = ("train.steps=2", "model.width=16", "model.mlp_width=16", "data.length=128")
     plan = Demo(
         tmp_path / "demo",
-        (1,),
+        (DemoModel("FAM"), DemoModel("M1", 1)),
         (128, 256),
         examples=4,
         tokens=1024,
@@ -29,8 +29,9 @@ def test_the_demo_writes_its_results(tmp_path, capsys):
         assert model["state_bytes"] > 0
         assert (plan.folder / model["name"] / "checkpoints" / "000000002").is_dir()
         # repeated, it does not train, and reports the original durations
-        name, folder = model["name"], plan.folder / model["name"]
-        _, seconds = train_and_time(make_config(plan, name), folder, quiet=True)
+    for demo_model, model in zip(plan.models, report["models"], strict=True):
+        folder = plan.folder / demo_model.name
+        _, seconds = train_and_time(make_config(plan, demo_model), folder, quiet=True)
         assert seconds == model["train_seconds"] > 0
     assert len(report["remembered"]["key"]) == 5
     picture = (plan.folder / "plots" / "passkey.png").read_bytes()

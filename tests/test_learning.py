@@ -15,9 +15,9 @@ import jax
 import numpy as np
 import pytest
 
-from famjax.demo import SHORT_DEMO, make_config, make_tokenizer
+from famjax.demo import SHORT_DEMO, DemoModel, make_config, make_tokenizer
 from famjax.eval.passkey import evaluate_passkey
-from famjax.experiment.load import load_config, override
+from famjax.experiment.load import load_config
 from famjax.parallel import sharding
 from famjax.train.loop import train
 from famjax.train.metrics import read_metrics
@@ -61,7 +61,7 @@ def test_the_demo_learns(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sharding, "make_mesh", one)
     demo = replace(SHORT_DEMO, folder=tmp_path)
     make_tokenizer(demo)
-    run = train(override(make_config(demo, "FAM"), [f"seed={seed}"]), tmp_path / "FAM", quiet=True)
+    run = train(make_config(demo, DemoModel("FAM", seed=seed)), tmp_path / "FAM", quiet=True)
     lengths = [512, 4096, 32768]
     for row in evaluate_passkey(run, lengths, 32, 4, quiet=True, anywhere=True):
         assert row["key_accuracy"] >= 0.6, row
