@@ -12,9 +12,8 @@ answers.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
-import multiprocessing
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -29,7 +28,6 @@ from rich.console import Console
 from famjax.cli.main import run_guarded
 from famjax.cli.tables import Output, Table
 from famjax.config.schema import Config
-from famjax.core.errors import UserError
 from famjax.core.json_files import read_json
 from famjax.data.train_tokenizer import train_sentencepiece
 from famjax.eval.memory import memory_report
@@ -37,14 +35,15 @@ from famjax.eval.passkey import evaluate_passkey
 from famjax.eval.streaming import Streamer
 from famjax.experiment.load import load_config
 from famjax.processes import runtime
+from famjax.processes.half_cores import run_in_halves
 from famjax.tasks.passkey import QUESTION, evaluated_task, sample_text
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.loop import train
 from famjax.train.run import Run, open_run
 
 _VOCABULARY = 600
-# of the baselines' process, in the demo's folder
-LOG = "baselines.log"
+# of the second process, in the demo's folder
+LOG = "other_process.log"
 _RUN_AGAIN = "remove it, and run again"
 
 
@@ -149,7 +148,7 @@ def demonstrate(demo: Demo) -> int:
         f"learn to find a passkey: {names}."
     )
     train_fam_models(demo)
-    measure_all(demo, console)
+    run_in_halves(functools.partial(measure, demo), demo.models, demo.folder / LOG, console)
     results = [
         read_json(demo.folder / model.name / "result.json", _RUN_AGAIN) for model in demo.models
     ]
@@ -178,49 +177,6 @@ def train_fam_models(demo: Demo) -> None:
     runtime.setup()
     for config in configs:
         train_and_time(config, demo.folder / config.name, quiet=False)
-
-
-def measure_all(demo: Demo, console: Console) -> None:
-    """Measure every other model here, the rest in another process, each on half of the cores.
-
-    Two small models on half of the cores each are faster than sequentially on all cores.
-    """
-    process = multiprocessing.get_context("spawn").Process(target=measure_in_process, args=(demo,))
-    process.start()
-    cores = share_cores(first_half=True)
-    try:
-        for model in demo.models[::2]:
-            measure(demo, model, quiet=False)
-        with console.status("waiting for the other process"):
-            process.join()
-    finally:
-        process.kill()
-        if cores:
-            os.sched_setaffinity(0, cores)
-    if process.exitcode:
-        names = ", ".join(model.name for model in demo.models[1::2])
-        raise UserError(f"measuring {names} failed; see {demo.folder / LOG}")
-
-
-def measure_in_process(demo: Demo) -> None:
-    """Measure in a separate process; its output goes to a file."""
-    with (demo.folder / LOG).open("w") as log:
-        os.dup2(log.fileno(), sys.stderr.fileno())
-        share_cores(first_half=False)
-        runtime.setup()
-        for model in demo.models[1::2]:
-            measure(demo, model, quiet=True)
-
-
-def share_cores(first_half: bool) -> set[int]:
-    """Restrict the process to half of the cores, if supported; return the previous set."""
-    if not hasattr(os, "sched_setaffinity"):
-        return set()
-    before = os.sched_getaffinity(0)
-    cores = sorted(before)
-    middle = (len(cores) + 1) // 2
-    os.sched_setaffinity(0, (cores[:middle] if first_half else cores[middle:]) or cores)
-    return before
 
 
 def make_tokenizer(demo: Demo) -> Path:

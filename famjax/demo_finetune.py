@@ -10,9 +10,8 @@ training; and exports FAM, with adapters merged, with streaming PyTorch code.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
-import multiprocessing
-import os
 import sys
 import sysconfig
 import time
@@ -28,15 +27,15 @@ from famjax.cli.main import run_guarded
 from famjax.cli.tables import Output, Table
 from famjax.config.schema import ArchConfig, Config, DataConfig, ModelConfig, OptimizerConfig
 from famjax.convert.folder import convert
-from famjax.core.errors import UserError
 from famjax.core.json_files import read_json
 from famjax.data.train_tokenizer import train_sentencepiece
-from famjax.demo import format_count, share_cores
+from famjax.demo import format_count
 from famjax.eval.passkey import evaluate_passkey
 from famjax.eval.text import evaluate_text
 from famjax.experiment.load import load_config, override
 from famjax.export.export import export
 from famjax.processes import runtime
+from famjax.processes.half_cores import run_in_halves
 from famjax.train.loop import train
 from famjax.train.partition import partition_trainable
 from famjax.train.run import Run, open_run
@@ -141,7 +140,11 @@ def demonstrate(demo: FinetuneDemo) -> int:
     convert_models(demo, console)
     names = ", ".join(model.name for model in demo.models)
     console.print(f"Finetuning with LoRA on passkey retrieval and text, two at a time: {names}.")
-    results = tune_all(demo, console)
+    run_in_halves(functools.partial(tune, demo), demo.models, demo.folder / LOG, console)
+    results = [
+        read_json(demo.folder / model.name / "result.json", "remove it, and run again")
+        for model in demo.models
+    ]
     console.print("Merging FAM's adapters and exporting it.")
     exported = demo.folder / "exported"
     if not exported.exists():
@@ -199,40 +202,6 @@ def convert_models(demo: FinetuneDemo, console: Console) -> None:
         if not target.exists():
             overrides = (f"model.block_len={_BLOCK}", "model.scan_layers=false", *model.settings)
             convert(source, target, model.to, overrides=overrides, report=console.print)
-
-
-def tune_all(demo: FinetuneDemo, console: Console) -> list[dict[str, Any]]:
-    """Finetune and measure every other model here, the rest in a process with half of the cores."""
-    process = multiprocessing.get_context("spawn").Process(target=tune_in_process, args=(demo,))
-    process.start()
-    cores: set[int] | None = None
-    try:
-        cores = share_cores(first_half=True)
-        for model in demo.models[::2]:
-            tune(demo, model, quiet=False)
-        with console.status("waiting for the other process"):
-            process.join()
-    finally:
-        process.kill()
-        if cores:
-            os.sched_setaffinity(0, cores)
-    if process.exitcode:
-        names = ", ".join(model.name for model in demo.models[1::2])
-        raise UserError(f"finetuning {names} failed; see {demo.folder / LOG}")
-    return [
-        read_json(demo.folder / model.name / "result.json", "remove it, and run again")
-        for model in demo.models
-    ]
-
-
-def tune_in_process(demo: FinetuneDemo) -> None:
-    """Finetune and measure in a separate process; its output goes to a file."""
-    with (demo.folder / LOG).open("w") as log:
-        os.dup2(log.fileno(), sys.stderr.fileno())
-        share_cores(first_half=False)
-        runtime.setup()
-        for model in demo.models[1::2]:
-            tune(demo, model, quiet=True)
 
 
 def make_config(demo: FinetuneDemo, model: TunedModel) -> Config:

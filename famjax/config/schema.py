@@ -227,8 +227,8 @@ class PasskeyConfig:
     digits: int = 5
     # keys of a document, at most 8; with more than one each has a name, and one is asked for
     keys: int = 1
-    # document lengths are uniform from min_length to the curriculum's current longest, including
-    # needle and question
+    # document lengths L have density 1 / L^2 from min_length to the curriculum's current longest,
+    # including needle and question
     min_length: int = 96
     # ... rounded up to a multiple of this; with model.block_len every document ends at a block
     # boundary, so that no question crosses one

@@ -233,8 +233,8 @@ class PasskeySource(Source):
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
         """Return [lane, number of the needle, tokens, tokens still to follow, index of the part].
 
-        The length of a needle's text is uniform, up to the curriculum's current longest. The text
-        is split into a first document with the remainder, and documents of `ask_every` tokens.
+        The length of a needle's text is at most the curriculum's current longest. The text is split
+        into a first document with the remainder, and documents of `ask_every` tokens.
         """
         c = self.config
         if before and before[3]:
@@ -244,7 +244,10 @@ class PasskeySource(Source):
             length = self._end_anywhere(c.ask_every, rest, self.question_len, rng)
             return [lane, needle, length, rest, part]
         rng = np.random.default_rng([self.seed, lane, k, 0])
-        length = round(rng.uniform(c.min_length, self.longest))
+        # density 1 / L^2: each octave of lengths has as many tokens. Many short documents teach
+        # which digit is which, the few long ones to keep the key
+        shortest, longest = 1 / c.min_length, 1 / self.longest
+        length = round(1 / rng.uniform(longest, shortest))
         length = -(-length // c.multiple) * c.multiple
         rest = (length - c.min_length) // c.ask_every * c.ask_every if c.ask_every else 0
         return [lane, k, self._end_anywhere(length - rest, rest, c.min_length, rng), rest, 0]
