@@ -26,7 +26,7 @@ def run(argv: list[str]) -> int:
     runtime.setup()
     process = collective.detect() if where == [None] * 3 else collective.parse_flags(*where)
     single_process = process is None
-    if single_process and config.model.stack != "residual" and config.mesh == MeshConfig():
+    if single_process and config.mesh == MeshConfig():
         runtime.share_cores(config.data.batch // config.train.accumulate)
     from famjax.train.loop import train_with_source
 

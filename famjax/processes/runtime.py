@@ -68,8 +68,8 @@ def keeps_memory() -> bool:
 def share_cores(rows: int) -> None:
     """Make the cores of a CPU machine JAX devices, as many as divide the rows of a batch.
 
-    The products in a scan over tokens are too small for multithreading; a mesh over rows uses the
-    cores instead.
+    The products in a scan over tokens or blocks are too small for multithreading; a mesh over rows
+    uses the cores instead.
     """
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1

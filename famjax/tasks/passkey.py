@@ -74,6 +74,7 @@ class Passkey:
       hard_keys: see `PasskeyConfig`.
 
     Attributes:
+      answer_len: tokens of an answer with eos.
       question_len: most tokens of a question with its answer and eos.
       shortest: fewest tokens of a document that may ask for any of its keys.
 
@@ -100,6 +101,7 @@ class Passkey:
         self.filler = np.concatenate([tokenizer.encode(sentence) for sentence in FILLER])
         self.starts = np.cumsum([0, *(len(tokenizer.encode(s)) for s in FILLER[:-1])])
         zeros = ["0" * digits] * keys
+        self.answer_len = len(tokenizer.encode(zeros[0])) + 1
         self.question_len = max(len(self.tail(zeros, asked)) for asked in range(keys))
         self.shortest = len(self.head(zeros)) + self.question_len
 
@@ -202,8 +204,8 @@ class PasskeySource(Source):
     """Endless passkey documents, of a length that grows as they are solved.
 
     Args:
-      block_len: w of the model. The question and answer of a document that another one follows
-        are within a block, so that the memory before this block knows neither.
+      block_len: w of the model. The answer of a document that another one follows is within a
+        block, so that the memory before this block does not know it.
     """
 
     def __init__(self, config: PasskeyConfig, tokenizer: Tokenizer, seed: int, block_len: int = 1):
@@ -222,11 +224,11 @@ class PasskeySource(Source):
                 f"data.passkey.min_length={config.min_length}: needle and question take "
                 f"{self.task.shortest} tokens with tokenizer {tokenizer.name}; raise it to that"
             )
-        self.question_len = self.task.question_len
-        if 0 < config.ask_every < self.question_len:
+        question_len = self.task.question_len
+        if 0 < config.ask_every < question_len:
             raise UserError(
                 f"data.passkey.ask_every={config.ask_every}: the question takes "
-                f"{self.question_len} tokens with tokenizer {tokenizer.name}; raise it to that"
+                f"{question_len} tokens with tokenizer {tokenizer.name}; raise it to that"
             )
         self.longest = config.start_length
 
@@ -241,7 +243,7 @@ class PasskeySource(Source):
             _, needle, _, rest, part = before
             rest, part = rest - c.ask_every, part + 1
             rng = np.random.default_rng([self.seed, lane, needle, 2, part])
-            length = self._end_anywhere(c.ask_every, rest, self.question_len, rng)
+            length = self._end_anywhere(c.ask_every, rest, self.task.question_len, rng)
             return [lane, needle, length, rest, part]
         rng = np.random.default_rng([self.seed, lane, k, 0])
         # density 1 / L^2: each octave of lengths has as many tokens. Many short documents teach
@@ -255,13 +257,14 @@ class PasskeySource(Source):
     def _end_anywhere(self, length: int, rest: int, shortest: int, rng: np.random.Generator) -> int:
         """Return a length that ends anywhere in the same block, so that the question is anywhere.
 
-        If `rest` tokens of the text follow in further documents, it is within that block.
+        If `rest` tokens of the text follow in further documents, the answer is within that block,
+        and the memory with which they begin has not read it.
         """
         w = self.block_len
         if not self.config.ask_every or self.config.multiple % w == 0:
             return length
         block_end = -(-length // w) * w
-        first = block_end - w + (self.question_len if rest else 1)
+        first = block_end - w + (self.task.answer_len if rest else 1)
         return int(rng.integers(max(first, shortest), block_end + 1))
 
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
@@ -316,10 +319,10 @@ class PasskeyTask(Task):
     ) -> PasskeySource:
         block_len = config.model.block_len
         source = PasskeySource(config.data.passkey, tokenizer, config.seed, block_len)
-        if config.data.passkey.ask_every and source.question_len > block_len:
+        if config.data.passkey.ask_every and source.task.answer_len > block_len:
             raise UserError(
-                f"model.block_len={block_len}: the question takes "
-                f"{source.question_len} tokens with tokenizer {tokenizer.name}, and must fit in "
+                f"model.block_len={block_len}: the answer takes "
+                f"{source.task.answer_len} tokens with tokenizer {tokenizer.name}, and must fit in "
                 "one block; raise it to that, or set data.passkey.ask_every=0"
             )
         return source

@@ -131,7 +131,7 @@ def test_a_key_is_asked_for_repeatedly(words):
 
 
 def test_questions_are_anywhere_and_no_memory_knows_the_answer(words):
-    """If another document follows, question and answer are within the last block."""
+    """If another document follows, the answer is within the last block, which is not in memory."""
     w = 64
     config = PasskeyConfig(min_length=96, start_length=900, max_length=900, ask_every=256)
     source = PasskeySource(config, words, seed=0, block_len=w)
@@ -141,7 +141,7 @@ def test_questions_are_anywhere_and_no_memory_knows_the_answer(words):
         length = sum(len(piece.tokens) for piece in source.open(key))
         assert length == key[2]
         (followed if key[3] else last).add((length - 1) % w + 1)
-    assert followed == set(range(source.question_len, w + 1))
+    assert followed == set(range(source.task.answer_len, w + 1))
     assert last == set(range(1, w + 1))
 
 
