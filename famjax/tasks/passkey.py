@@ -243,7 +243,7 @@ class PasskeySource(Source):
             _, needle, _, rest, part = before
             rest, part = rest - c.ask_every, part + 1
             rng = np.random.default_rng([self.seed, lane, needle, 2, part])
-            length = self._end_anywhere(c.ask_every, rest, self.task.question_len, rng)
+            length = self._end_anywhere(c.ask_every, rest, part, self.task.question_len, rng)
             return [lane, needle, length, rest, part]
         rng = np.random.default_rng([self.seed, lane, k, 0])
         # density 1 / L^2: each octave of lengths has as many tokens. Many short documents teach
@@ -252,20 +252,24 @@ class PasskeySource(Source):
         length = round(1 / rng.uniform(longest, shortest))
         length = -(-length // c.multiple) * c.multiple
         rest = (length - c.min_length) // c.ask_every * c.ask_every if c.ask_every else 0
-        return [lane, k, self._end_anywhere(length - rest, rest, c.min_length, rng), rest, 0]
+        return [lane, k, self._end_anywhere(length - rest, rest, 0, c.min_length, rng), rest, 0]
 
-    def _end_anywhere(self, length: int, rest: int, shortest: int, rng: np.random.Generator) -> int:
-        """Return a length that ends anywhere in the same block, so that the question is anywhere.
+    def _end_anywhere(
+        self, length: int, rest: int, part: int, shortest: int, rng: np.random.Generator
+    ) -> int:
+        """Return a length that ends in the same block, so that questions are anywhere.
 
         If `rest` tokens of the text follow in further documents, the answer is within that block,
-        and the memory with which they begin has not read it.
+        and the memory with which they begin has not read it. To make up for that, the block's end
+        cuts the last of several answers to one needle.
         """
-        w = self.block_len
+        w, answer = self.block_len, self.task.answer_len
         if not self.config.ask_every or self.config.multiple % w == 0:
             return length
         block_end = -(-length // w) * w
-        first = block_end - w + (self.task.answer_len if rest else 1)
-        return int(rng.integers(max(first, shortest), block_end + 1))
+        first = max(block_end - w + (answer if rest else 1), shortest)
+        last = block_end - w + answer - 1 if part and not rest else block_end
+        return int(rng.integers(first, max(first, last) + 1))
 
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
         lane, needle, length, _, part = key

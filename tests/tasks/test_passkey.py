@@ -135,14 +135,17 @@ def test_questions_are_anywhere_and_no_memory_knows_the_answer(words):
     w = 64
     config = PasskeyConfig(min_length=96, start_length=900, max_length=900, ask_every=256)
     source = PasskeySource(config, words, seed=0, block_len=w)
-    followed, last, before = set(), set(), None
+    followed, single, last, before = set(), set(), set(), None
     for k in range(4000):
         key = before = source.key(0, 1, k, before)
         length = sum(len(piece.tokens) for piece in source.open(key))
         assert length == key[2]
-        (followed if key[3] else last).add((length - 1) % w + 1)
+        kind = followed if key[3] else last if key[4] else single
+        kind.add((length - 1) % w + 1)
     assert followed == set(range(source.task.answer_len, w + 1))
-    assert last == set(range(1, w + 1))
+    assert single == set(range(1, w + 1))
+    # the others cannot be cut by the end of a block
+    assert last == set(range(1, source.task.answer_len))
 
 
 def test_short_documents_end_anywhere_within_their_blocks(words):
