@@ -54,7 +54,7 @@ def config() -> Config:
                 max_length=4096,
                 # first learned on short documents, of which a step has many
                 threshold=0.95,
-                ask_every=256,
+                ask_every=64,
                 hard_keys=0.5,
                 other_weight=0.02,
             ),

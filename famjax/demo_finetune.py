@@ -25,17 +25,26 @@ from rich.console import Console
 
 from famjax.cli.main import run_guarded
 from famjax.cli.tables import Output, Table
-from famjax.config.schema import ArchConfig, Config, DataConfig, ModelConfig, OptimizerConfig
+from famjax.config.schema import (
+    ArchConfig,
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PasskeyConfig,
+)
 from famjax.convert.folder import convert
 from famjax.core.json_files import read_json
 from famjax.data.train_tokenizer import train_sentencepiece
-from famjax.demo import format_count
+from famjax.demo import format_count, train_and_time
 from famjax.eval.passkey import evaluate_passkey
 from famjax.eval.text import evaluate_text
 from famjax.experiment.load import load_config, override
 from famjax.export.export import export
 from famjax.processes import runtime
 from famjax.processes.half_cores import run_in_halves
+from famjax.tasks.passkey import Passkey
+from famjax.tokenizers.load import load_tokenizer
 from famjax.train.loop import train
 from famjax.train.partition import partition_trainable
 from famjax.train.run import Run, open_run
@@ -46,6 +55,8 @@ _TRAINING_PACKAGES = ("asyncio", "email", "http", "json", "unittest")
 _EVALUATION_PACKAGES = ("wsgiref",)
 _VOCABULARY = 512
 _BLOCK = 192
+# of a batch, one of them text
+_ROWS = 4
 LOG = "other_process.log"
 
 
@@ -88,7 +99,8 @@ class FinetuneDemo:
       lengths: tokens of the evaluated documents.
       examples: most documents of one length; of long ones fewer, see `count_documents`.
       tokens: of all documents of one length, beyond which there are fewer documents.
-      models: those with even index are trained in this process, the others in another one.
+      models: those with even index are measured in this process, the others in another one; FAM
+        models are trained first, on all cores, BSWA where it is measured.
       pretraining, finetuning: overrides of the two configs.
     """
 
@@ -101,11 +113,12 @@ class FinetuneDemo:
     finetuning: tuple[str, ...] = ()
 
 
-_FEWEST_DOCUMENTS = 4
+_FEWEST_DOCUMENTS = 8
 # an untrained memory finds nothing: "before" is measured up to this length
 _LONGEST_BEFORE = 16 * _BLOCK
-# the longest is a hundred times that of the rows trained on, 20 blocks
-_LENGTHS = tuple(_BLOCK * n for n in (1, 4, 16, 64, 512, 2048))
+# blocks of a row that FAM is trained on; the longest document is a hundred times as long
+_ROW = 15
+_LENGTHS = tuple(_BLOCK * n for n in (1, 4, 16, 64, 512, 100 * _ROW))
 DEMO = FinetuneDemo(Path("runs/demo-finetune"), _LENGTHS, examples=16)
 FULL_DEMO = FinetuneDemo(
     Path("runs/demo-finetune-full"),
@@ -134,12 +147,16 @@ def demonstrate(demo: FinetuneDemo) -> int:
     console = Console(highlight=False)
     begin = time.perf_counter()
     demo.folder.mkdir(parents=True, exist_ok=True)
+    runtime.share_cores(_ROWS)
     runtime.setup()
     console.print("Pretraining a tiny Llama on Python's standard library.")
     pretrain(demo)
     convert_models(demo, console)
     names = ", ".join(model.name for model in demo.models)
-    console.print(f"Finetuning with LoRA on passkey retrieval and text, two at a time: {names}.")
+    console.print(f"Finetuning with LoRA on passkey retrieval and text: {names}.")
+    for model in demo.models:
+        if model.to == "fam":
+            train_and_time(make_config(demo, model), demo.folder / model.name, quiet=False)
     run_in_halves(functools.partial(tune, demo), demo.models, demo.folder / LOG, console)
     results = [
         read_json(demo.folder / model.name / "result.json", "remove it, and run again")
@@ -206,34 +223,36 @@ def convert_models(demo: FinetuneDemo, console: Console) -> None:
 
 def make_config(demo: FinetuneDemo, model: TunedModel) -> Config:
     """Return the finetuning config: that of `make demo`, with adapters."""
+    tokenizer = load_tokenizer(str(demo.folder / "tokenizer.model"))
+    shortest = Passkey(tokenizer, PasskeyConfig().digits).shortest
     overrides = [
         f"init={demo.folder / model.converted}",
         f"name={model.name}",
         f"seed={model.seed}",
         "model.lora.rank=16",
-        f"data.length={20 * _BLOCK}",
-        f"data.passkey.max_length={20 * _BLOCK}",
-        f"data.passkey.ask_every={3 * _BLOCK}",
-        f"data.passkey.min_length={_BLOCK}",
-        f"data.passkey.start_length={_BLOCK}",
-        f"data.passkey.multiple={_BLOCK}",
+        f"data.length={_ROW * _BLOCK}",
+        f"data.passkey.max_length={_ROW * _BLOCK}",
+        f"data.passkey.ask_every={2 * _BLOCK}",
+        f"data.passkey.min_length={shortest}",
+        f"data.passkey.start_length={max(shortest, _BLOCK)}",
         # hard keys are right in three of four cases when all others are
         "data.passkey.threshold=0.7",
         # a pretrained model can predict text already; it should learn the answers, and a row of
         # text in each batch keeps what it knows
         "data.passkey.other_weight=0.002",
-        "data.batch=3",
+        f"data.batch={_ROWS}",
         "data.text_rows=1",
+        "data.text_weight=0.04",
         f"data.files={_packages(_TRAINING_PACKAGES)}",
         "optimizer.schedule=wsd",
         "optimizer.decay_fraction=0.3",
-        "train.steps=400",
+        "train.steps=700",
     ]
     if model.to == "bswa":
         # It has no memory beyond its receptive field: no intermediate questions or longer
         # documents.
         overrides += [
-            f"data.length={10 * _BLOCK}",
+            f"data.length={5 * _BLOCK}",
             "data.passkey.ask_every=0",
             f"data.passkey.max_length={3 * _BLOCK}",
         ]
@@ -247,9 +266,7 @@ def tune(demo: FinetuneDemo, model: TunedModel, quiet: bool) -> None:
         return
     lengths = tuple(length for length in demo.lengths if length <= _LONGEST_BEFORE)
     before = measure(demo, open_run(demo.folder / model.converted), lengths)
-    begin = time.perf_counter()
-    run = train(make_config(demo, model), demo.folder / model.name, quiet)
-    seconds = time.perf_counter() - begin
+    run, seconds = train_and_time(make_config(demo, model), demo.folder / model.name, quiet)
     _, trained, frozen = partition_trainable(run.config.model, run.model)
     result = {
         "name": model.name,
@@ -268,7 +285,7 @@ def measure(demo: FinetuneDemo, run: Run, lengths: Sequence[int]) -> dict[str, A
         row
         for length in lengths
         for row in evaluate_passkey(
-            run, [length], count_documents(demo, length), demo.examples, quiet=True, whole=False
+            run, [length], count_documents(demo, length), 4, True, whole=False, anywhere=True
         )
     ]
     text = evaluate_text(run, _packages(_EVALUATION_PACKAGES), quiet=True)
