@@ -239,7 +239,7 @@ class PasskeyConfig:
     max_length: int = 4096
     threshold: float = 0.97
     # asks the question every so many tokens; the document continues from the memory before the
-    # block of the question. 0 asks at the end only
+    # block of the answer. 0 asks at the end only
     ask_every: int = 0
     # most tokens before the needle, uniform; 0 = the needle comes first, as in the paper
     needle_within: int = 0
