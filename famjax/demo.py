@@ -54,15 +54,17 @@ class DemoModel:
       name: of its folder, and in the table.
       segments: memory segments of a BSWA baseline; None is FAM, which has none.
       seed: of the training.
+      steps: of the training; None is the config's, of BSWA a quarter of it.
     """
 
     name: str
     segments: int | None = None
     seed: int = 0
+    steps: int | None = None
 
 
-def _fam(seed: int) -> DemoModel:
-    return DemoModel(f"FAM-{seed}" if seed else "FAM", seed=seed)
+def _fam(seed: int, steps: int | None = None) -> DemoModel:
+    return DemoModel(f"FAM-{seed}" if seed else "FAM", seed=seed, steps=steps)
 
 
 def _bswa(segments: int) -> DemoModel:
@@ -107,7 +109,7 @@ SHORT_DEMO = Demo(
 )
 FULL_DEMO = Demo(
     Path("runs/demo-full"),
-    (*map(_fam, range(5)), *map(_bswa, (0, 1, 2, 3, 4, 6, 8, 12))),
+    (*(_fam(seed, 2400) for seed in range(5)), *map(_bswa, (0, 1, 2, 3, 4, 6, 8, 12))),
     (*(2**k for k in range(7, 21)), 10 * 2**20),
     examples=100,
     tokens=100 * 2**20,
@@ -190,6 +192,8 @@ def make_config(demo: Demo, model: DemoModel) -> Config:
     own = [f"seed={model.seed}"]
     if model.segments is not None:
         own += baseline_overrides(model.segments)
+    if model.steps is not None:
+        own.append(f"train.steps={model.steps}")
     config = load_config("passkey", [tokenizer, *own, *demo.overrides])
     return replace(config, name=model.name)
 
