@@ -350,4 +350,5 @@ def format_count(number: int) -> str:
 
 
 if __name__ == "__main__":
+    runtime.use_huge_pages()
     sys.exit(main())

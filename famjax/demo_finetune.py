@@ -356,4 +356,5 @@ def draw(demo: FinetuneDemo, results: Sequence[dict[str, Any]]) -> Path:
 
 
 if __name__ == "__main__":
+    runtime.use_huge_pages()
     sys.exit(main())
