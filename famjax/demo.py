@@ -219,7 +219,8 @@ def baseline_overrides(segments: int) -> list[str]:
 def measure(demo: Demo, model: DemoModel, quiet: bool) -> None:
     """Train a model, evaluate it at every length, and write the results."""
     folder = demo.folder / model.name
-    run, trained = train_and_time(make_config(demo, model), folder, quiet)
+    # FAM is trained already
+    run, trained = train_and_time(make_config(demo, model), folder, quiet or model.segments is None)
     rows = evaluate(demo, run, folder / "rows.json", quiet)
     result = {
         "name": model.name,

@@ -266,7 +266,9 @@ def tune(demo: FinetuneDemo, model: TunedModel, quiet: bool) -> None:
         return
     lengths = tuple(length for length in demo.lengths if length <= _LONGEST_BEFORE)
     before = measure(demo, open_run(demo.folder / model.converted), lengths)
-    run, seconds = train_and_time(make_config(demo, model), demo.folder / model.name, quiet)
+    run, seconds = train_and_time(
+        make_config(demo, model), demo.folder / model.name, quiet or model.to == "fam"
+    )
     _, trained, frozen = partition_trainable(run.config.model, run.model)
     result = {
         "name": model.name,
