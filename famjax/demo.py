@@ -54,7 +54,7 @@ class DemoModel:
       name: of its folder, and in the table.
       segments: memory segments of a BSWA baseline; None is FAM, which has none.
       seed: of the training.
-      steps: of the training; None is the config's, of BSWA a quarter of it.
+      steps: of the training; None is the config's, of BSWA two thirds of it.
     """
 
     name: str
@@ -77,8 +77,8 @@ class Demo:
 
     Attributes:
       folder: of its runs.
-      models: those with even index are evaluated in this process, the others in another one; FAM
-        models are trained first, on all cores, BSWA models where they are evaluated.
+      models: FAM is trained on all cores; then two processes, each on half of the cores, evaluate
+        it, and train and evaluate BSWA.
       lengths: tokens of the evaluated documents.
       examples: maximum number of documents of one length.
       tokens: maximum number of tokens of one length, over all its documents.
@@ -202,7 +202,7 @@ def baseline_overrides(segments: int) -> list[str]:
     """Return the overrides of a BSWA baseline to FAM's config.
 
     A window has no memory beyond its receptive field: it cannot answer later questions or learn
-    from longer documents, and it learns from those in a quarter of the steps.
+    from longer documents, and of those it needs a quarter of the tokens in a step.
     """
     shape = load_config("passkey")
     seen = shape.model.layers * segments * shape.model.block_len
@@ -210,7 +210,10 @@ def baseline_overrides(segments: int) -> list[str]:
     return [
         "model.mixer=bswa",
         f"model.memory_segments={segments}",
-        f"train.steps={shape.train.steps // 4}",
+        f"train.steps={shape.train.steps * 2 // 3}",
+        "data.batch=2",
+        "data.length=1024",
+        "optimizer.learning_rate=3e-3",
         "data.passkey.ask_every=0",
         f"data.passkey.max_length={max(passkey.start_length, min(seen, passkey.max_length))}",
     ]

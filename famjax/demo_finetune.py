@@ -99,8 +99,8 @@ class FinetuneDemo:
       lengths: tokens of the evaluated documents.
       examples: most documents of one length; of long ones fewer, see `count_documents`.
       tokens: of all documents of one length, beyond which there are fewer documents.
-      models: those with even index are measured in this process, the others in another one; FAM
-        models are trained first, on all cores, BSWA where it is measured.
+      models: FAM is trained on all cores; then two processes, each on half of the cores, evaluate
+        it, and train and evaluate BSWA.
       pretraining, finetuning: overrides of the two configs.
     """
 

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 
@@ -23,24 +23,25 @@ Item = TypeVar("Item")
 def run_in_halves(
     work: Callable[[Item, bool], None], items: Sequence[Item], log: Path, console: Console
 ) -> None:
-    """Call `work(item, quiet)` for every other item here, and for the rest in another process.
+    """Call `work(item, quiet)` for all items, in order, each in the process that is free.
 
     Args:
       work: can be pickled; it is quiet in the other process.
-      items: those with even index are for this process.
+      items: this process takes the first.
       log: file of the other process's output.
       console: tells when this process waits for the other one.
 
     Raises:
       UserError: the other process failed.
     """
-    process = multiprocessing.get_context("spawn").Process(
-        target=_run_quietly, args=(work, items[1::2], log)
-    )
+    context = multiprocessing.get_context("spawn")
+    taken = context.Value("i", 1)
+    process = context.Process(target=_work_quietly, args=(work, items, taken, log))
     process.start()
     cores = _take_half(first=True)
     try:
-        for item in items[::2]:
+        work(items[0], False)
+        while (item := _take(items, taken)) is not None:
             work(item, False)
         with console.status("waiting for the other process"):
             process.join()
@@ -52,13 +53,23 @@ def run_in_halves(
         raise UserError(f"the other process, on half of the cores, failed; see {log}")
 
 
-def _run_quietly(work: Callable[[Item, bool], None], items: Sequence[Item], log: Path) -> None:
+def _work_quietly(
+    work: Callable[[Item, bool], None], items: Sequence[Item], taken: Any, log: Path
+) -> None:
     with log.open("w") as file:
         os.dup2(file.fileno(), sys.stderr.fileno())
         _take_half(first=False)
         runtime.setup()
-        for item in items:
+        while (item := _take(items, taken)) is not None:
             work(item, True)
+
+
+def _take(items: Sequence[Item], taken: Any) -> Item | None:
+    """Return the next item that no process has taken, if any; `taken` counts them."""
+    with taken.get_lock():
+        number = taken.value
+        taken.value += 1
+    return items[number] if number < len(items) else None
 
 
 def _take_half(first: bool) -> set[int]:
