@@ -250,11 +250,12 @@ def make_config(demo: FinetuneDemo, model: TunedModel) -> Config:
     ]
     if model.to == "bswa":
         # It has no memory beyond its receptive field: no intermediate questions or longer
-        # documents.
+        # documents, which it learns in half of the steps.
         overrides += [
             f"data.length={5 * _BLOCK}",
             "data.passkey.ask_every=0",
             f"data.passkey.max_length={3 * _BLOCK}",
+            "train.steps=350",
         ]
     return load_config("passkey", [*overrides, *demo.finetuning])
 
