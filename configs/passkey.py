@@ -3,7 +3,8 @@
 Command:  make demo (trains the tokenizer, this config, and BSWA M1 and M2)
           famjax train passkey data.tokenizer=runs/demo/tokenizer.model
 Cost:     4 minutes on two cores
-Expected: EXPECTED: docs/results.md
+Expected: 88 to 100% of keys at every length to 262,144 tokens, with seed 0 and questions anywhere,
+          after training on at most 4,096; 100% with train.steps=2400: docs/results.md
 """
 
 from famjax.config.schema import (

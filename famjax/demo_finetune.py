@@ -42,7 +42,7 @@ from famjax.eval.text import evaluate_text
 from famjax.experiment.load import load_config, override
 from famjax.export.export import export
 from famjax.processes import runtime
-from famjax.processes.half_cores import run_in_halves
+from famjax.processes.half_cores import run_in_halves, run_in_process
 from famjax.tasks.passkey import Passkey
 from famjax.tokenizers.load import load_tokenizer
 from famjax.train.loop import train
@@ -147,16 +147,8 @@ def demonstrate(demo: FinetuneDemo) -> int:
     console = Console(highlight=False)
     begin = time.perf_counter()
     demo.folder.mkdir(parents=True, exist_ok=True)
-    runtime.share_cores(_ROWS)
+    run_in_process(prepare, demo)
     runtime.setup()
-    console.print("Pretraining a tiny Llama on Python's standard library.")
-    pretrain(demo)
-    convert_models(demo, console)
-    names = ", ".join(model.name for model in demo.models)
-    console.print(f"Finetuning with LoRA on passkey retrieval and text: {names}.")
-    for model in demo.models:
-        if model.to == "fam":
-            train_and_time(make_config(demo, model), demo.folder / model.name, quiet=False)
     run_in_halves(functools.partial(tune, demo), demo.models, demo.folder / LOG, console)
     results = [
         read_json(demo.folder / model.name / "result.json", "remove it, and run again")
@@ -173,6 +165,27 @@ def demonstrate(demo: FinetuneDemo) -> int:
     report = {"seconds": seconds, "models": results}
     (demo.folder / "report.json").write_text(json.dumps(report, indent=1))
     console.print(f"figure: {picture}   exported: {exported}   {seconds:.0f} seconds")
+    return 0
+
+
+def prepare(demo: FinetuneDemo) -> int:
+    """Do what uses all cores; return the exit status."""
+    return run_guarded(lambda: train_fam_models(demo))
+
+
+def train_fam_models(demo: FinetuneDemo) -> int:
+    """Pretrain, convert, and finetune FAM on all cores."""
+    console = Console(highlight=False)
+    runtime.share_cores(_ROWS)
+    runtime.setup()
+    console.print("Pretraining a tiny Llama on Python's standard library.")
+    pretrain(demo)
+    convert_models(demo, console)
+    names = ", ".join(model.name for model in demo.models)
+    console.print(f"Finetuning with LoRA on passkey retrieval and text: {names}.")
+    for model in demo.models:
+        if model.to == "fam":
+            train_and_time(make_config(demo, model), demo.folder / model.name, quiet=False)
     return 0
 
 

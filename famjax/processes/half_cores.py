@@ -1,6 +1,8 @@
-"""Work shared by two processes, each on half of the cores.
+"""Work in other processes: one on all cores, or two on half of the cores each.
 
 Two small models on half of the cores each are trained sooner than one after the other on all cores.
+A process can be given cores only before JAX starts its threads, so this one must not use JAX before
+`run_in_halves`.
 """
 
 from __future__ import annotations
@@ -20,14 +22,34 @@ from famjax.processes import runtime
 Item = TypeVar("Item")
 
 
+def run_in_process(work: Callable[..., int], *arguments: Any) -> None:
+    """Call `work(*arguments)` in another process; it reports its errors, and returns a status.
+
+    Raises:
+      SystemExit: the status was not 0.
+    """
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=_exit_with_status, args=(work, arguments))
+    process.start()
+    try:
+        process.join()
+    except KeyboardInterrupt:
+        process.join()  # it has the signal too, and saves
+    if process.exitcode:
+        raise SystemExit(process.exitcode)
+
+
+def _exit_with_status(work: Callable[..., int], arguments: tuple[Any, ...]) -> None:
+    sys.exit(work(*arguments))
+
+
 def run_in_halves(
     work: Callable[[Item, bool], None], items: Sequence[Item], log: Path, console: Console
 ) -> None:
-    """Call `work(item, quiet)` for all items, in order, each in the process that is free.
+    """Call `work(item, quiet)` for all items, in order, each in the first process that is free.
 
     Args:
       work: can be pickled; it is quiet in the other process.
-      items: this process takes the first.
       log: file of the other process's output.
       console: tells when this process waits for the other one.
 
@@ -35,12 +57,11 @@ def run_in_halves(
       UserError: the other process failed.
     """
     context = multiprocessing.get_context("spawn")
-    taken = context.Value("i", 1)
+    taken = context.Value("i", 0)
     process = context.Process(target=_work_quietly, args=(work, items, taken, log))
     process.start()
     cores = _take_half(first=True)
     try:
-        work(items[0], False)
         while (item := _take(items, taken)) is not None:
             work(item, False)
         with console.status("waiting for the other process"):

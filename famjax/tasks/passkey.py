@@ -260,8 +260,8 @@ class PasskeySource(Source):
         """Return a length that ends in the same block, so that questions are anywhere.
 
         If `rest` tokens of the text follow in further documents, the answer is within that block,
-        and the memory with which they begin has not read it. To make up for that, the block's end
-        cuts the last of several answers to one needle.
+        and the memory with which they begin has not read it. Therefore the last of several answers
+        is always cut by the block's end, if the question is short enough.
         """
         w, answer = self.block_len, self.task.answer_len
         if not self.config.ask_every or self.config.multiple % w == 0:
@@ -269,7 +269,7 @@ class PasskeySource(Source):
         block_end = -(-length // w) * w
         first = max(block_end - w + (answer if rest else 1), shortest)
         last = block_end - w + answer - 1 if part and not rest else block_end
-        return int(rng.integers(first, max(first, last) + 1))
+        return int(rng.integers(first, (last if first <= last else block_end) + 1))
 
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
         lane, needle, length, _, part = key
