@@ -54,7 +54,7 @@ class DemoModel:
       name: of its folder, and in the table.
       segments: memory segments of a BSWA baseline; None is FAM, which has none.
       seed: of the training.
-      steps: of the training; None is the config's, of BSWA two thirds of it.
+      steps: of the training; None is the config's, and two thirds of that for BSWA.
     """
 
     name: str
@@ -209,7 +209,7 @@ def baseline_overrides(segments: int) -> list[str]:
     """Return the overrides of a BSWA baseline to FAM's config.
 
     A window has no memory beyond its receptive field: it cannot answer later questions or learn
-    from longer documents, and of those it needs a quarter of the tokens in a step.
+    from longer documents. A quarter of the tokens per step is enough for it.
     """
     shape = load_config("passkey")
     seen = shape.model.layers * segments * shape.model.block_len
@@ -246,12 +246,14 @@ def measure(demo: Demo, model: DemoModel, quiet: bool) -> None:
 
 def evaluate(demo: Demo, run: Run, file: Path, quiet: bool) -> list[dict[str, Any]]:
     """Return a row for each length; they are kept in a file, so that no length is read twice."""
-    rows: list[dict[str, Any]] = read_json(file, _RUN_AGAIN) if file.exists() else []
+    settings = [run.step, list(demo.lengths), demo.examples, demo.tokens, demo.batch]
+    saved = read_json(file, _RUN_AGAIN) if file.exists() else {}
+    rows: list[dict[str, Any]] = saved["rows"] if saved.get("settings") == settings else []
     for length in demo.lengths[len(rows) :]:
         rows += evaluate_passkey(
             run, [length], demo.count, demo.batch, quiet, whole=False, anywhere=True
         )
-        file.write_text(json.dumps(rows, indent=1))
+        file.write_text(json.dumps({"settings": settings, "rows": rows}, indent=1))
     return rows
 
 

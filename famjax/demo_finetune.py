@@ -263,7 +263,7 @@ def make_config(demo: FinetuneDemo, model: TunedModel) -> Config:
     ]
     if model.to == "bswa":
         # It has no memory beyond its receptive field: no intermediate questions or longer
-        # documents, which it learns in half of the steps.
+        # documents. It learns in half of the steps.
         overrides += [
             f"data.length={5 * _BLOCK}",
             "data.passkey.ask_every=0",

@@ -56,7 +56,7 @@ def test_the_demo_learns(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPa
 
     The paper's update had 0% at 32,768 tokens.
     """
-    # on eight devices, two rows would be computed four times
+    # on eight devices, four rows would be computed twice
     one = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
     monkeypatch.setattr(sharding, "make_mesh", one)
     demo = replace(SHORT_DEMO, folder=tmp_path)

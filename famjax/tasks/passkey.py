@@ -235,8 +235,9 @@ class PasskeySource(Source):
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
         """Return [lane, number of the needle, tokens, tokens still to follow, index of the part].
 
-        The length of a needle's text is at most the curriculum's current longest. The text is split
-        into a first document with the remainder, and documents of `ask_every` tokens.
+        The length of a needle's text is at most the curriculum's current longest, rounded up to a
+        block and to `multiple`. The text is split into a first document with the remainder, and
+        documents of `ask_every` tokens.
         """
         c = self.config
         if before and before[3]:

@@ -148,6 +148,23 @@ def test_questions_are_anywhere_and_no_memory_knows_the_answer(words):
     assert last == set(range(1, source.task.answer_len))
 
 
+@pytest.mark.parametrize("ask_every", [64, 128])
+def test_a_question_too_long_to_be_cut_in_its_answer_is_anywhere(words, ask_every):
+    w, before, last = 64, None, set()
+    config = PasskeyConfig(
+        min_length=96, start_length=900, max_length=900, ask_every=ask_every, digits=5
+    )
+    source = PasskeySource(config, words, seed=0, block_len=w)
+    for k in range(4000):
+        key = before = source.key(0, 1, k, before)
+        if key[4] and not key[3]:
+            last.add(key[2])
+    if ask_every == w:  # a document of one block, which needs room for the question
+        assert last == set(range(source.task.question_len, w + 1))
+    else:
+        assert last == set(range(w + 1, w + source.task.answer_len))
+
+
 def test_short_documents_end_anywhere_within_their_blocks(words):
     """A document that should fit the first block fits it, and has its question there."""
     shortest = Passkey(words, 5).shortest

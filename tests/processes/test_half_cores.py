@@ -1,0 +1,55 @@
+"""Work shared by two processes, and work in a process of its own."""
+
+import functools
+import os
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from famjax.core.errors import UserError
+from famjax.processes.half_cores import run_in_halves, run_in_process
+
+
+def write(folder: Path, fails: bool, name: str, quiet: bool) -> None:
+    """Write a file; the first process waits until the other one has begun."""
+    if quiet:
+        (folder / "other").touch()
+        if fails:
+            raise ValueError("this one fails")
+    deadline = time.monotonic() + 120
+    while not (folder / "other").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    (folder / name).write_text(f"{os.getpid()} {quiet}")
+
+
+def leave(status: int) -> int:
+    return status
+
+
+def test_every_item_is_done_once_by_two_processes(tmp_path: Path) -> None:
+    names = [f"item{i}" for i in range(20)]
+    cores = os.sched_getaffinity(0)
+    run_in_halves(functools.partial(write, tmp_path, False), names, tmp_path / "log", Console())
+    assert os.sched_getaffinity(0) == cores
+    assert {path.name for path in tmp_path.iterdir()} == {*names, "log", "other"}
+    quiet = {name: (tmp_path / name).read_text().split() for name in names}
+    assert {flag for _, flag in quiet.values()} == {"True", "False"}
+    for process, flag in quiet.values():
+        assert (int(process) == os.getpid()) == (flag == "False")
+
+
+def test_the_other_process_fails(tmp_path: Path) -> None:
+    work, log = functools.partial(write, tmp_path, True), tmp_path / "log"
+    with pytest.raises(UserError, match=f"failed; see {log}"):
+        run_in_halves(work, ["one", "two"], log, Console())
+    assert "this one fails" in log.read_text()
+
+
+def test_a_process_of_its_own_returns_its_status() -> None:
+    run_in_process(leave, 0)
+    with pytest.raises(SystemExit) as stop:
+        run_in_process(leave, 3)
+    assert stop.value.code == 3
