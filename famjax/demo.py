@@ -77,12 +77,12 @@ class Demo:
 
     Attributes:
       folder: of its runs.
-      models: FAM is trained on all cores; then two processes, each on half of the cores, evaluate
-        it, and train and evaluate BSWA.
+      models: the first is trained on all cores; then two processes, each on half of the cores,
+        evaluate it, and train and evaluate the others.
       lengths: tokens of the evaluated documents.
       examples: maximum number of documents of one length.
       tokens: maximum number of tokens of one length, over all its documents.
-      batch: documents per batch.
+      batch: documents that are read together.
       remembered: tokens of the document after which the saved model is asked.
       overrides: of the config.
     """
@@ -170,16 +170,16 @@ def demonstrate(demo: Demo) -> int:
 
 def prepare(demo: Demo) -> int:
     """Do what uses all cores; return the exit status."""
-    return run_guarded(lambda: train_fam_models(demo))
+    return run_guarded(lambda: train_first_model(demo))
 
 
-def train_fam_models(demo: Demo) -> int:
-    """Train FAM on all cores: a CPU machine's are devices, each with a part of the rows."""
-    configs = [make_config(demo, model) for model in demo.models if model.segments is None]
-    runtime.share_cores(configs[0].data.batch)
+def train_first_model(demo: Demo) -> int:
+    """Train the first model on all cores: a CPU's are devices, each with a part of the rows."""
+    model = demo.models[0]
+    config = make_config(demo, model)
+    runtime.share_cores(config.data.batch)
     runtime.setup()
-    for config in configs:
-        train_and_time(config, demo.folder / config.name, quiet=False)
+    train_and_time(config, demo.folder / model.name, quiet=False)
     return 0
 
 
@@ -229,9 +229,18 @@ def baseline_overrides(segments: int) -> list[str]:
 def measure(demo: Demo, model: DemoModel, quiet: bool) -> None:
     """Train a model, evaluate it at every length, and write the results."""
     folder = demo.folder / model.name
-    # FAM is trained already
-    run, trained = train_and_time(make_config(demo, model), folder, quiet or model.segments is None)
-    rows = evaluate(demo, run, folder / "rows.json", quiet)
+    is_trained = model == demo.models[0]
+    run, trained = train_and_time(make_config(demo, model), folder, quiet or is_trained)
+    rows = evaluate_passkey(
+        run,
+        demo.lengths,
+        demo.count,
+        demo.batch,
+        quiet,
+        whole=False,
+        anywhere=True,
+        file=folder / "answers.json",
+    )
     result = {
         "name": model.name,
         "parameters": sum(x.size for x in jax.tree.leaves(parameters(run))),
@@ -242,19 +251,6 @@ def measure(demo: Demo, model: DemoModel, quiet: bool) -> None:
         "rows": rows,
     }
     (folder / "result.json").write_text(json.dumps(result, indent=1))
-
-
-def evaluate(demo: Demo, run: Run, file: Path, quiet: bool) -> list[dict[str, Any]]:
-    """Return a row for each length; they are kept in a file, so that no length is read twice."""
-    settings = [run.step, list(demo.lengths), demo.examples, demo.tokens, demo.batch]
-    saved = read_json(file, _RUN_AGAIN) if file.exists() else {}
-    rows: list[dict[str, Any]] = saved["rows"] if saved.get("settings") == settings else []
-    for length in demo.lengths[len(rows) :]:
-        rows += evaluate_passkey(
-            run, [length], demo.count, demo.batch, quiet, whole=False, anywhere=True
-        )
-        file.write_text(json.dumps({"settings": settings, "rows": rows}, indent=1))
-    return rows
 
 
 def train_and_time(config: Config, folder: Path, quiet: bool) -> tuple[Run, float]:

@@ -58,6 +58,7 @@ _BLOCK = 192
 # of a batch, one of them text
 _ROWS = 4
 LOG = "other_process.log"
+_RUN_AGAIN = "remove it, and run again"
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,8 @@ class FinetuneDemo:
       lengths: tokens of the evaluated documents.
       examples: most documents of one length; of long ones fewer, see `count_documents`.
       tokens: of all documents of one length, beyond which there are fewer documents.
-      models: FAM is trained on all cores; then two processes, each on half of the cores, evaluate
-        it, and train and evaluate BSWA.
+      models: the first is trained on all cores; then two processes, each on half of the cores,
+        evaluate it, and train and evaluate the others.
       pretraining, finetuning: overrides of the two configs.
     """
 
@@ -151,11 +152,10 @@ def demonstrate(demo: FinetuneDemo) -> int:
     runtime.setup()
     run_in_halves(functools.partial(tune, demo), demo.models, demo.folder / LOG, console)
     results = [
-        read_json(demo.folder / model.name / "result.json", "remove it, and run again")
-        for model in demo.models
+        read_json(demo.folder / model.name / "result.json", _RUN_AGAIN) for model in demo.models
     ]
     console.print("Merging FAM's adapters and exporting it.")
-    exported = demo.folder / "exported"
+    exported = demo.folder / "FAM" / "exported"
     if not exported.exists():
         for line in export(demo.folder / "FAM", exported, "hf", "float32", report=console.print):
             console.print(line)
@@ -170,11 +170,11 @@ def demonstrate(demo: FinetuneDemo) -> int:
 
 def prepare(demo: FinetuneDemo) -> int:
     """Do what uses all cores; return the exit status."""
-    return run_guarded(lambda: train_fam_models(demo))
+    return run_guarded(lambda: train_first_model(demo))
 
 
-def train_fam_models(demo: FinetuneDemo) -> int:
-    """Pretrain, convert, and finetune FAM on all cores."""
+def train_first_model(demo: FinetuneDemo) -> int:
+    """Pretrain, convert, and finetune the first model, on all cores."""
     console = Console(highlight=False)
     runtime.share_cores(_ROWS)
     runtime.setup()
@@ -183,9 +183,8 @@ def train_fam_models(demo: FinetuneDemo) -> int:
     convert_models(demo, console)
     names = ", ".join(model.name for model in demo.models)
     console.print(f"Finetuning with LoRA on passkey retrieval and text: {names}.")
-    for model in demo.models:
-        if model.to == "fam":
-            train_and_time(make_config(demo, model), demo.folder / model.name, quiet=False)
+    model = demo.models[0]
+    train_and_time(make_config(demo, model), demo.folder / model.name, quiet=False)
     return 0
 
 
@@ -276,16 +275,18 @@ def make_config(demo: FinetuneDemo, model: TunedModel) -> Config:
 def tune(demo: FinetuneDemo, model: TunedModel, quiet: bool) -> None:
     """Finetune a converted model with LoRA, measure it before and after, and write the results."""
     result_file = demo.folder / model.name / "result.json"
-    if result_file.exists():
+    config = make_config(demo, model)
+    recipe = repr((config, demo.lengths, demo.examples, demo.tokens))
+    if result_file.exists() and read_json(result_file, _RUN_AGAIN).get("recipe") == recipe:
         return
     lengths = tuple(length for length in demo.lengths if length <= _LONGEST_BEFORE)
     before = measure(demo, open_run(demo.folder / model.converted), lengths)
-    run, seconds = train_and_time(
-        make_config(demo, model), demo.folder / model.name, quiet or model.to == "fam"
-    )
+    is_trained = model == demo.models[0]
+    run, seconds = train_and_time(config, demo.folder / model.name, quiet or is_trained)
     _, trained, frozen = partition_trainable(run.config.model, run.model)
     result = {
         "name": model.name,
+        "recipe": recipe,
         "trained": _count(trained),
         "frozen": _count(frozen),
         "finetuning_seconds": seconds,
@@ -297,13 +298,8 @@ def tune(demo: FinetuneDemo, model: TunedModel, quiet: bool) -> None:
 
 def measure(demo: FinetuneDemo, run: Run, lengths: Sequence[int]) -> dict[str, Any]:
     """Return retrieved keys by length, and bits per byte of held-out code."""
-    rows = [
-        row
-        for length in lengths
-        for row in evaluate_passkey(
-            run, [length], count_documents(demo, length), 4, True, whole=False, anywhere=True
-        )
-    ]
+    count = functools.partial(count_documents, demo)
+    rows = evaluate_passkey(run, lengths, count, 4, True, whole=False, anywhere=True)
     text = evaluate_text(run, _packages(_EVALUATION_PACKAGES), quiet=True)
     return {"passkey": rows, "bits_per_byte": text["bits_per_byte"]}
 

@@ -32,7 +32,7 @@ def test_the_finetuning_demo_writes_its_results(tmp_path, capsys):
             assert model[when]["bits_per_byte"] > 1
         run = open_run(plan.folder / model["name"])
         assert run.config.model.lora.rank == 16
-    config, _ = load_pretrained(plan.folder / "exported")
+    config, _ = load_pretrained(plan.folder / "FAM" / "exported")
     assert (config.mixer, config.lora.rank) == ("fam", 0)
     assert (plan.folder / "plots" / "finetune.png").read_bytes().startswith(b"\x89PNG")
     # repeated, nothing is recomputed

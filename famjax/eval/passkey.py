@@ -1,16 +1,22 @@
-"""Passkey retrieval from documents of any length (TransformerFAM 3.2, D.1)."""
+"""Passkey retrieval from documents of any length (TransformerFAM 3.2, D.1).
+
+A document is read once, and asked at every length: the question is put to a copy of the state.
+"""
 
 from __future__ import annotations
 
-import functools
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from famjax.core.errors import UserError
+from famjax.core.json_files import read_json
 from famjax.eval.memory import memory_report
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import Streamer, check_capacity, rechunk
@@ -18,7 +24,7 @@ from famjax.tasks.passkey import LENGTHS, Passkey, evaluated_task
 from famjax.tasks.task import Request
 from famjax.train.run import Run
 
-# the fourth number of a document's seed; training uses 0 and 1
+# the last number of a document's seed; training uses 0 and 1
 _EVALUATION, _SHIFT = 2, 3
 
 
@@ -36,8 +42,14 @@ def evaluate_passkey(
     quiet: bool = False,
     whole: bool = True,
     anywhere: bool = False,
+    file: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Return how often a run retrieves the passkey, by the length of the document.
+
+    The n-th document of every length has the same key and the same filler. It is read once, up to
+    the longest length; at every length a copy of the state reads the question. With
+    `data.passkey.needle_within`, which puts the needle anywhere in a part of the document, every
+    length has its own documents.
 
     Args:
       run: of any task; keys and digits are as many as in its `data.passkey`.
@@ -47,54 +59,190 @@ def evaluate_passkey(
       quiet: no progress.
       whole: read every document from its first token. Otherwise a stack with a finite receptive
         field reads only the tokens that the answer can depend on, with bitwise the same answer.
-      anywhere: the documents of a batch are shorter by a random part of a block, so that questions
-        are anywhere in their block, and cross the end of one.
+      anywhere: every document is shorter by a random part of a block, so that questions are
+        anywhere in their block, and cross the end of one.
+      file: keeps the answers of the batches that were read; a later call with equal arguments
+        continues after them.
 
     Returns:
       A row for each length: length, examples, key_accuracy (all tokens of the answer correct),
       token_accuracy, key_chance and token_chance (of guessing digits), read (tokens of each
-      document that were read), seconds, tokens_per_second (of those), peak_bytes (of the process so
-      far).
+      document that were read since the next shorter length), seconds, tokens_per_second (of those),
+      peak_bytes (of the process so far).
 
     Raises:
-      UserError: a length is too short for the task, or exceeds full attention's KV cache.
+      UserError: a length is too short for the task, or exceeds full attention's KV cache; or the
+        file is not readable.
     """
     task = evaluated_task(run.tokenizer, run.config.data.passkey)
     counts = [examples(length) if callable(examples) else examples for length in lengths]
     _check_passkey(run, task, lengths, [*counts, batch])
     streamer = Streamer(run.model, min(batch, max(counts, default=1)))
-    receptive_field = None if whole else run.model.stack.receptive_field
-    requests = list(zip(lengths, counts, strict=True))
-    rows = []
-
-    def span_of(length: int, first: int = 0) -> tuple[int, int]:
-        """Return the length of a batch of documents, and the first token to read."""
-        if anywhere:
-            shift = np.random.default_rng([0, length, first, _SHIFT]).integers(run.model.block_len)
-            length = max(length - int(shift), task.shortest)
-        return length, _first_token(task, length, receptive_field, streamer.chunk)
-
-    total = sum((length - span_of(length)[1]) * count for length, count in requests)
-    with TokenProgress("passkey", total, quiet) as progress:
-        for length, count in requests:
-            streamer = streamer.new_stream(min(batch, count))
+    documents = Documents(
+        task,
+        run.model.block_len if anywhere else 1,
+        streamer.chunk,
+        None if whole else run.model.stack.receptive_field,
+    )
+    batches = _plan(task, lengths, counts, streamer.batch)
+    settings = [run.step, list(lengths), counts, batch, whole, anywhere]
+    results = _read_results(file, settings)
+    rest = batches[len(results) :]
+    with TokenProgress("passkey", sum(documents.cost(b) for b in rest), quiet) as progress:
+        if rest:
             with progress.compiling():
                 streamer.warm_up()
-            begin = time.perf_counter()
-            spans = functools.partial(span_of, length)
-            correct = _retrieve(streamer, task, spans, count, progress)
-            start = spans()[1]
-            rows.append(_passkey_row(task, length, start, correct, time.perf_counter() - begin))
+        for group in rest:
+            results.append(_ask(streamer.new_stream(), documents, group, progress))
+            if file is not None:
+                file.write_text(json.dumps({"settings": settings, "batches": results}))
+    by_length = [_join(results, length) for length in lengths]
+    return [_passkey_row(task, *pair) for pair in zip(lengths, by_length, strict=True)]
+
+
+class Batch(NamedTuple):
+    """Documents that are read together.
+
+    Attributes:
+      numbers: of the documents.
+      questions: lengths in ascending order, and the number of documents to count there.
+      seed: of the documents, before their number.
+    """
+
+    numbers: range
+    questions: list[tuple[int, int]]
+    seed: tuple[int, ...]
+
+
+def _plan(task: Passkey, lengths: Sequence[int], counts: Sequence[int], batch: int) -> list[Batch]:
+    requests = sorted(set(zip(lengths, counts, strict=True)))
+    # a needle that may be beyond the shortest length is at another place for each length
+    groups = [[request] for request in requests] if task.needle_within else [requests]
+    batches = []
+    for group in groups:
+        seed = (0, group[0][0]) if task.needle_within else (0,)
+        for first in range(0, max(count for _, count in group), batch):
+            # the last batch is padded with documents that do not count, to keep the compiled shape
+            questions = [(n, min(count - first, batch)) for n, count in group if count > first]
+            batches.append(Batch(range(first, first + batch), questions, seed))
+    return batches
+
+
+@dataclass
+class Documents:
+    """The documents of an evaluation.
+
+    Attributes:
+      task: of the documents.
+      shifts: documents are shorter by less than this number of tokens.
+      chunk: tokens of a call; reading starts and is asked at multiples of it.
+      receptive_field: of the model; None reads everything.
+    """
+
+    task: Passkey
+    shifts: int
+    chunk: int
+    receptive_field: int | None
+
+    def length(self, batch: Batch, number: int, length: int) -> int:
+        """Return the tokens of a document."""
+        rng = np.random.default_rng([*batch.seed, length, number, _SHIFT])
+        return max(length - int(rng.integers(self.shifts)), self.task.shortest)
+
+    def tokens(self, batch: Batch, number: int, length: int, start: int) -> Iterator[np.ndarray]:
+        """Yield a document from token `start` in pieces [2 chunk]: tokens, and a flag that is 1
+        for the answer's."""
+        rng = np.random.default_rng([*batch.seed, number, _EVALUATION])
+        pieces = (
+            np.stack([piece.tokens, (piece.weights == 1).astype(np.int32)])
+            for piece in self.task.document(rng, length)
+        )
+        return islice(rechunk(pieces, self.chunk), start // self.chunk, None)
+
+    def start_of_question(self, batch: Batch, length: int) -> int:
+        """Return the chunk's start where the state is copied, before every question."""
+        shortest = min(self.length(batch, number, length) for number in batch.numbers)
+        return (shortest - self.task.question_len) // self.chunk * self.chunk
+
+    def first_token(self, start: int) -> int:
+        """Return the first token to read for the outputs from `start` on."""
+        if self.receptive_field is None:
+            return 0
+        return max(start - self.receptive_field, 0) // self.chunk * self.chunk
+
+    def cost(self, batch: Batch) -> int:
+        """Return the tokens that are read, questions and documents that do not count included."""
+        total = position = 0
+        for length, _ in batch.questions:
+            start = self.start_of_question(batch, length)
+            total += start - max(position, self.first_token(start)) + length - start
+            position = start
+        return total * len(batch.numbers)
+
+
+def _ask(
+    stream: Streamer, documents: Documents, batch: Batch, progress: TokenProgress
+) -> list[dict[str, Any]]:
+    """Read a batch of documents, and ask at every length; return the answers for each."""
+    rows = []
+    position, pieces = 0, _lockstep(documents, batch, 0)
+    for length, count in batch.questions:
+        begin = time.perf_counter()
+        start = documents.start_of_question(batch, length)
+        first = documents.first_token(start)
+        if first > position:
+            stream, position = stream.new_stream(), first
+            pieces = _lockstep(documents, batch, first)
+        read = length - position
+        while position < start:
+            stream.skim(next(pieces)[:, 0])
+            position += stream.chunk
+            progress.advance(stream.batch * stream.chunk)
+        asked = stream.new_stream()
+        asked.state = stream.state
+        correct = _answers(asked, documents, batch, length, start)
+        progress.advance(stream.batch * (length - start))
+        seconds = time.perf_counter() - begin
+        hits = correct[:count].tolist()
+        rows.append({"length": length, "hits": hits, "read": read, "seconds": seconds})
     return rows
 
 
-def _first_token(task: Passkey, length: int, receptive_field: int | None, chunk: int) -> int:
-    """Return the first token to read for an answer with this receptive field before its block."""
-    if receptive_field is None:
-        return 0
-    # the answer's block starts after this, since a chunk is at least a block
-    block = length - task.question_len - chunk
-    return max(block - receptive_field, 0) // chunk * chunk
+def _lockstep(documents: Documents, batch: Batch, start: int) -> Iterator[np.ndarray]:
+    """Yield the longest documents of a batch together from token `start`, [b 2 chunk]."""
+    longest = batch.questions[-1][0]
+    every = [
+        documents.tokens(batch, number, documents.length(batch, number, longest), start)
+        for number in batch.numbers
+    ]
+    # they are read up to the question of the shortest
+    return (np.stack(pieces) for pieces in zip(*every, strict=False))
+
+
+def _answers(
+    stream: Streamer, documents: Documents, batch: Batch, length: int, start: int
+) -> np.ndarray:
+    """Return which tokens of the answers are predicted correctly, [b tokens] bool."""
+    texts = []
+    for number in batch.numbers:
+        end = documents.length(batch, number, length)
+        text = np.concatenate(list(documents.tokens(batch, number, end, start)), -1)
+        # what follows a text cannot change its answers
+        texts.append(np.pad(text, ((0, 0), (0, length - end))))
+    line = np.stack(texts)
+    tokens, targets, wanted = line[:, 0, :-1], line[:, 0, 1:], line[:, 1, 1:] == 1
+    return stream.losses(tokens, targets)[1][wanted].reshape(len(texts), -1)
+
+
+def _read_results(file: Path | None, settings: list[Any]) -> list[list[dict[str, Any]]]:
+    if file is None or not file.exists():
+        return []
+    saved = read_json(file, "remove it, and run again")
+    return saved["batches"] if saved.get("settings") == settings else []
+
+
+def _join(results: list[list[dict[str, Any]]], length: int) -> list[dict[str, Any]]:
+    return [row for batch in results for row in batch if row["length"] == length]
 
 
 def _check_passkey(run: Run, task: Passkey, lengths: Sequence[int], sizes: Sequence[int]) -> None:
@@ -110,74 +258,10 @@ def _check_passkey(run: Run, task: Passkey, lengths: Sequence[int], sizes: Seque
         raise UserError(f"passkey: {min(sizes)} examples or rows of a batch; take at least 1")
 
 
-def _retrieve(
-    streamer: Streamer,
-    task: Passkey,
-    span_of: Callable[[int], tuple[int, int]],
-    count: int,
-    progress: TokenProgress,
-) -> np.ndarray:
-    """Return which tokens of the answers were predicted correctly, [examples tokens] bool.
-
-    `span_of` returns the length of a batch of documents, and the first token to read, by the number
-    of the first document.
-    """
-    rows = []
-    for first in range(0, count, streamer.batch):
-        # the last batch is padded with documents that do not count, to keep the compiled shape
-        numbers = range(first, first + streamer.batch)
-        documents = min(streamer.batch, count - first)
-        stream = streamer.new_stream()
-        rows.append(
-            _answers(stream, task, span_of(first), numbers, documents, progress)[:documents]
-        )
-    return np.concatenate(rows)
-
-
-def _answers(
-    stream: Streamer,
-    task: Passkey,
-    span: tuple[int, int],
-    numbers: Sequence[int],
-    kept: int,
-    progress: TokenProgress,
-) -> np.ndarray:
-    """Stream a batch of documents; return which tokens of the answers are correct, [b tokens]."""
-    documents = [_tokens_and_answers(task, span, number, stream.chunk) for number in numbers]
-    correct: list[np.ndarray] = [np.zeros((len(numbers), 0), bool)]
-    # tokens and answer flags, [b 2 n]; the target of the last token is in the next piece
-    pieces = (np.stack(together) for together in zip(*documents, strict=True))
-    piece: np.ndarray | None = next(pieces)
-    while piece is not None:
-        after = next(pieces, None)
-        line = piece if after is None else np.concatenate([piece, after[..., :1]], -1)
-        tokens, targets, wanted = line[:, 0, :-1], line[:, 0, 1:], line[:, 1, 1:] == 1
-        if wanted.any():
-            hits = stream.losses(tokens, targets)[1]
-            correct.append(hits[wanted].reshape(len(numbers), -1))
-        else:
-            stream.read(tokens)
-        progress.advance(kept * piece.shape[-1])
-        piece = after
-    return np.concatenate(correct, 1)
-
-
-def _tokens_and_answers(
-    task: Passkey, span: tuple[int, int], number: int, size: int
-) -> Iterator[np.ndarray]:
-    """Yield a document in pieces [2 size]: tokens, and a flag that is 1 for the answer's."""
-    length, start = span
-    rng = np.random.default_rng([0, length, number, _EVALUATION])
-    pieces = (
-        np.stack([piece.tokens, (piece.weights == 1).astype(np.int32)])
-        for piece in task.document(rng, length)
-    )
-    return islice(rechunk(pieces, size), start // size, None)
-
-
-def _passkey_row(
-    task: Passkey, length: int, start: int, correct: np.ndarray, seconds: float
-) -> dict[str, Any]:
+def _passkey_row(task: Passkey, length: int, batches: list[dict[str, Any]]) -> dict[str, Any]:
+    correct = np.array([hits for batch in batches for hits in batch["hits"]], bool)
+    seconds = sum(batch["seconds"] for batch in batches)
+    read = sum(batch["read"] * len(batch["hits"]) for batch in batches)
     return {
         "length": length,
         "examples": len(correct),
@@ -185,8 +269,8 @@ def _passkey_row(
         "token_accuracy": float(correct.mean()),
         "key_chance": 10.0**-task.digits,
         "token_chance": 0.1,
-        "read": length - start,
+        "read": batches[0]["read"],
         "seconds": seconds,
-        "tokens_per_second": (length - start) * len(correct) / seconds,
+        "tokens_per_second": read / seconds,
         "peak_bytes": memory_report()["peak_bytes"],
     }

@@ -45,6 +45,7 @@ class _StreamFunctions(NamedTuple):
     Attributes:
       start: (params, b) -> state.
       read: (params, state, tokens, ctx, last) -> (logits [b v] after token `last`, state).
+      skim: (params, state, tokens, ctx) -> (a number that is ready when the state is, state).
       losses: (params, state, tokens, targets, ctx, last) -> (nll, correct, logits [b v], state).
       step: (params, state, tokens [b 1], targets [b 1], ctx) -> as `losses`.
       draw: (logits [b v], sampling, position) -> [b 1], the token at that position of the text.
@@ -54,6 +55,7 @@ class _StreamFunctions(NamedTuple):
 
     start: Callable[..., Any]
     read: Callable[..., Any]
+    skim: Callable[..., Any]
     losses: Callable[..., Any]
     step: Callable[..., Any]
     draw: Callable[..., Any]
@@ -75,6 +77,12 @@ def _jit_functions(graph: Any) -> _StreamFunctions:
         x, state = model.stack(model.embed(tokens), state, ctx)
         # logits of one token only: with a large vocabulary those of all dominate the cost
         return model.logits(jnp.take(x, last, axis=1)), state
+
+    def skim(params: Params, state: State, tokens: Array, ctx: Context):
+        model = nnx.merge(graph, params)
+        # XLA omits what only the output needs: the last layer's attention and feed-forward
+        _, state = model.stack(model.embed(tokens), state, ctx)
+        return jax.tree.leaves(state)[0].ravel()[0], state
 
     def losses(
         params: Params, state: State, tokens: Array, targets: Array, ctx: Context, last: Array
@@ -113,6 +121,7 @@ def _jit_functions(graph: Any) -> _StreamFunctions:
     return _StreamFunctions(
         jax.jit(start, static_argnums=1),
         jax.jit(read, donate_argnums=1),
+        jax.jit(skim, donate_argnums=1),
         jax.jit(losses, donate_argnums=1),
         jax.jit(step, donate_argnums=1),
         jax.jit(lambda logits, sampling, position: sampling.draw(logits, position)),
@@ -206,6 +215,26 @@ class Streamer:
         for _ in self._dispatch(tokens, None):
             pass
 
+    def skim(self, tokens: np.ndarray) -> None:
+        """Read `chunk` tokens [b chunk] from a block's start, without logits; asynchronous.
+
+        Faster than `read`, with the same state.
+
+        Raises:
+          UserError: the tokens exceed full attention's KV cache; nothing was read.
+        """
+        if tokens.shape != (self.batch, self.chunk) or self.tokens % self._block:
+            raise ValueError(f"tokens {tokens.shape} at {self.tokens} are not a whole chunk")
+        self._check_capacity(self.chunk)
+        ctx = Context(self._reset_mask(np.ones(tokens.shape, bool)))
+        self._wait()
+        ready, self._memory = self._functions.skim(
+            self._params, self._memory, jnp.asarray(tokens, jnp.int32), ctx
+        )
+        self._in_flight.append(ready)
+        self._logits = None
+        self.tokens += self.chunk
+
     def losses(self, tokens: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Read tokens [b t], and return the loss of each target [b t].
 
@@ -287,15 +316,16 @@ class Streamer:
     def logits(self) -> Array:
         """[b v] of the token after the last one read."""
         if self._logits is None:
-            raise ValueError("nothing was read since the stream or its state began")
+            raise ValueError("no logits: nothing was read yet, or only skimmed")
         return self._logits
 
     def warm_up(self) -> None:
-        """Compile `read` and `losses`, so that later timings exclude compilation."""
-        stream = self.new_stream()
-        write_token = np.zeros((self.batch, self._block), np.int32)
-        stream.read(write_token)
-        stream.losses(write_token, write_token)
+        """Compile `skim` and `losses`, so that later timings exclude compilation."""
+        tokens = np.zeros((self.batch, self.chunk), np.int32)
+        block = tokens[:, : self._block]
+        self.new_stream().losses(block, block)
+        if self._capacity is None or self.chunk <= self._capacity:
+            self.new_stream().skim(tokens)
 
     def _dispatch(
         self, tokens: np.ndarray, targets: np.ndarray | None
@@ -396,7 +426,8 @@ class Streamer:
                 raise ValueError(
                     f"a state of {new.dtype}{new.shape} does not fit {old.dtype}{old.shape}"
                 )
-            return jax.device_put(new, old.sharding, may_alias=False)
+            # a state without parameters is not on the mesh before the first call
+            return jax.device_put(new, old.sharding if old.committed else None, may_alias=False)
 
         self._memory = jax.tree.map(position, state.memory, self._memory)
         self.tokens = state.tokens

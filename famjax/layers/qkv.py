@@ -119,7 +119,7 @@ class QKV(nnx.Module):
         return k if self.k_norm is None else self.k_norm(k, self.dtype), self.v(x)
 
     def rotate(self, x: Array, positions: Array, *, long_range: bool = False) -> Array:
-        """Rotate [... t h e] to positions [... t], in tokens.
+        """Rotate [... t h e] to positions [... t], in tokens, which are broadcast.
 
         Args:
           long_range: positions are integers of any size, see `rotary.long_range_angles`.

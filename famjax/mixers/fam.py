@@ -357,7 +357,7 @@ class Fam(Mixer):
 
         past_k, past_v = last(state.k, fam_k), last(state.v, fam_v)
         if p > 1:
-            past_k = self.qkv.rotate(past_k, jnp.broadcast_to(-w * distance[:, None], (p, f)))
+            past_k = self.qkv.rotate(past_k, -w * distance[:, None])
         visible = jnp.repeat(updates[..., None] >= distance, f, axis=-1)
         shape = (b, n, p * f, g, e)
         return ExtraKV(past_k.reshape(shape), past_v.reshape(shape), visible)

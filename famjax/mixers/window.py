@@ -183,7 +183,7 @@ class WindowAttention(Mixer):
         if self.stop_gradient:
             old_k, old_v, k, v = jax.lax.stop_gradient((old_k, old_v, k, v))
         distance = jnp.arange(m, 0, -1)
-        shift = jnp.broadcast_to(-w * distance[:, None], (m, w))
+        shift = -w * distance[:, None]
         seen_k = self.qkv.rotate(sequence_parallel.halo_exchange(old_k, k), shift).reshape(
             b, n, m * w, g, e
         )
@@ -235,7 +235,7 @@ class WindowAttention(Mixer):
                     lambda a: jnp.concatenate([jax.lax.stop_gradient(a[:, :m]), a[:, m:]], 1),
                     window,
                 )
-            shift = jnp.broadcast_to(-w * distance[:, None], (m + 1, w))
+            shift = -w * distance[:, None]
             seen_k = self.qkv.rotate(window[0], shift).reshape(b, (m + 1) * w, g, e)
             seen_v = window[1].reshape(b, (m + 1) * w, g, e)
             visible = jnp.repeat(blocks_since_reset[:, None] >= distance, w, axis=-1)[:, None]

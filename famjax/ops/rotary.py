@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Integer, Num
@@ -101,7 +102,9 @@ def rotate(x: Float[Array, "*lead e"], angle: Float[Array, "... pairs"]) -> Floa
     acc_dtype = jnp.promote_types(x.dtype, jnp.float32)
     half = angle.shape[-1]
     x1, x2, rest = jnp.split(x.astype(acc_dtype), (half, 2 * half), axis=-1)
-    cos, sin = jnp.cos(angle).astype(acc_dtype), jnp.sin(angle).astype(acc_dtype)
+    # XLA would fuse cos and sin into the product and compute them for each head and lane
+    cos, sin = jax.lax.optimization_barrier((jnp.cos(angle), jnp.sin(angle)))
+    cos, sin = cos.astype(acc_dtype), sin.astype(acc_dtype)
     rotated = (x1 * cos - x2 * sin, x2 * cos + x1 * sin, rest)
     return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
 

@@ -57,6 +57,23 @@ def test_any_split_equals_one_call(
     assert stream.tokens == T
 
 
+def test_skimming_gives_the_state_of_reading(streamer: Streamer) -> None:
+    skimmed, read = streamer.new_stream(), streamer.new_stream()
+    skimmed.skim(TOKENS[:, :16])
+    read.read(TOKENS[:, :16])
+    close(skimmed.state, read.state)
+    with pytest.raises(ValueError, match="no logits"):
+        _ = skimmed.logits
+    close(
+        skimmed.losses(TOKENS[:, 16:], TARGETS[:, 16:]),
+        read.losses(TOKENS[:, 16:], TARGETS[:, 16:]),
+    )
+    with pytest.raises(ValueError, match="are not a whole chunk"):
+        skimmed.skim(TOKENS[:, :16])
+    with pytest.raises(ValueError, match="are not a whole chunk"):
+        read.new_stream().skim(TOKENS[:, :8])
+
+
 def test_reading_and_stepping_give_the_same_state_and_logits(streamer: Streamer) -> None:
     read, scored, stepped = streamer.new_stream(), streamer.new_stream(), streamer.new_stream()
     read.read(TOKENS)

@@ -175,12 +175,12 @@ def test_full_attention_rejects_a_document_beyond_its_capacity(tmp_path: Path) -
 # passkey -----------------------------------------------------------------------------------------
 
 
-def keys(length: int, count: int) -> list[str]:
+def keys(count: int) -> list[str]:
     """Return the keys in the evaluation's documents."""
-    task = Passkey(tiny.run().tokenizer, 3)
+    task, length = Passkey(tiny.run().tokenizer, 3), 420
     found = []
     for number in range(count):
-        rng = np.random.default_rng([0, length, number, 2])
+        rng = np.random.default_rng([0, number, 2])
         tokens = np.concatenate([piece.tokens for piece in task.document(rng, length)])
         assert len(tokens) == length
         found.append(tiny.run().tokenizer.decode(tokens).split(QUESTION)[1])
@@ -192,7 +192,7 @@ class Oracle:
 
     def __init__(self, stream: Streamer, knows: Any, log: list[Any]):
         self.stream, self.knows, self.log = stream, knows, log
-        self.batch, self.chunk = stream.batch, stream.chunk
+        self.batch, self.chunk, self.state = stream.batch, stream.chunk, stream.state
 
     def new_stream(self, batch: int | None = None) -> Oracle:
         return Oracle(self.stream.new_stream(batch), self.knows, self.log)
@@ -200,8 +200,8 @@ class Oracle:
     def warm_up(self) -> None:
         pass
 
-    def read(self, tokens: np.ndarray) -> None:
-        self.log.append(("read", tokens))
+    def skim(self, tokens: np.ndarray) -> None:
+        self.log.append(("skim", tokens))
 
     def losses(self, tokens: np.ndarray, targets: np.ndarray) -> Any:
         self.log.append(("losses", targets))
@@ -218,32 +218,70 @@ def test_passkey_counts_known_predictions(monkeypatch: pytest.MonkeyPatch) -> No
     lengths = [420, 700]
     rows = evaluate_passkey(tiny.run(), lengths, examples=3, batch=2, quiet=True)
     assert [row["length"] for row in rows] == lengths
+    found = keys(3)
     for row in rows:
-        found = keys(row["length"], 3)
         # rows 0 and 1, then row 0 again with a filler row that does not count
         hits = [[True] * 3, [int(d) < 5 for d in found[1]], [True] * 3]
         assert row["examples"] == 3
         assert row["token_accuracy"] == pytest.approx(np.mean(hits))
         assert row["key_accuracy"] == pytest.approx(np.mean([all(h) for h in hits]))
         assert row["key_chance"] == pytest.approx(1e-3)
-    read = [tokens.shape[1] for kind, tokens in log if kind == "read"]
-    scored = [targets.shape[1] for kind, targets in log if kind == "losses"]
-    assert len(scored) <= 2 * len(read)
-    assert sum(read) + sum(scored) == 2 * (419 + 699)
+    # two batches are read once, in chunks of 64, and asked twice
+    skimmed = [tokens.shape for kind, tokens in log if kind == "skim"]
+    asked = [targets.shape[1] for kind, targets in log if kind == "losses"]
+    starts = [(n - Passkey(tiny.run().tokenizer, 3).question_len) // 64 * 64 for n in lengths]
+    assert skimmed == [(2, 64)] * (2 * starts[1] // 64)
+    assert asked == [n - start - 1 for n, start in zip(lengths, starts, strict=True)] * 2
 
 
-def test_passkey_of_a_model_equals_its_own_argmax() -> None:
-    run, length = tiny.run(), 450
-    task = Passkey(run.tokenizer, 3)
-    [row] = evaluate_passkey(run, [length], examples=lambda _: 2, batch=4, quiet=True)
-    hits = []
-    for number in range(2):
-        pieces = list(task.document(np.random.default_rng([0, length, number, 2]), length))
-        tokens = np.concatenate([piece.tokens for piece in pieces])[None]
-        likeliest = tiny.logits(run.model, tokens[:, :-1], pad=LONGEST).argmax(-1)
-        hits.append((likeliest == tokens[:, 1:])[0, -4:-1])
-    assert row["token_accuracy"] == pytest.approx(np.mean(hits))
-    assert row["tokens_per_second"] > 0
+@pytest.mark.parametrize("needle_within", [0, 300])
+def test_passkey_of_a_model_equals_its_own_argmax(needle_within: int) -> None:
+    run, lengths = tiny.run(), [450, 260]
+    passkey = replace(run.config.data.passkey, needle_within=needle_within)
+    run = replace(run, config=replace(run.config, data=replace(run.config.data, passkey=passkey)))
+    task = Passkey(run.tokenizer, 3, needle_within=needle_within)
+    rows = evaluate_passkey(run, lengths, examples=lambda n: 2 if n > 300 else 3, batch=4)
+    for row, length in zip(rows, lengths, strict=True):
+        hits = []
+        for number in range(row["examples"]):
+            # where the needle is depends on the length
+            rng = np.random.default_rng([0, *([length] if needle_within else []), number, 2])
+            tokens = np.concatenate([piece.tokens for piece in task.document(rng, length)])[None]
+            likeliest = tiny.logits(run.model, tokens[:, :-1], pad=LONGEST).argmax(-1)
+            hits.append((likeliest == tokens[:, 1:])[0, -4:-1])
+        assert row["examples"] == (2 if length > 300 else 3)
+        assert row["token_accuracy"] == pytest.approx(np.mean(hits))
+        assert row["tokens_per_second"] > 0
+
+
+def test_passkey_continues_after_the_batches_that_were_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, file, arguments = tiny.run(), tmp_path / "answers.json", ([450, 260], 6, 2)
+    whole = evaluate_passkey(run, *arguments, quiet=True)
+    calls: list[int] = []
+
+    class FailingStreamer(Streamer):
+        def losses(self, tokens: np.ndarray, targets: np.ndarray) -> Any:
+            calls.append(1)
+            if len(calls) == 5:
+                raise KeyboardInterrupt
+            return super().losses(tokens, targets)
+
+        def warm_up(self) -> None:
+            pass
+
+    monkeypatch.setattr("famjax.eval.passkey.Streamer", FailingStreamer)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_passkey(run, *arguments, quiet=True, file=file)
+    # two of three batches are kept; the last is asked twice, and nothing afterwards
+    for _ in range(2):
+        rows = evaluate_passkey(run, *arguments, quiet=True, file=file)
+        assert [r["token_accuracy"] for r in rows] == [r["token_accuracy"] for r in whole]
+        assert len(calls) == 5 + 2
+    # other arguments: nothing of it is used
+    evaluate_passkey(run, [450, 260], 4, 2, quiet=True, file=file)
+    assert len(calls) == 5 + 2 + 4
 
 
 def test_tokens_outside_the_receptive_field_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,16 +293,16 @@ def test_tokens_outside_the_receptive_field_are_skipped(monkeypatch: pytest.Monk
             return seen[-1]
 
     monkeypatch.setattr("famjax.eval.passkey.Streamer", RecordingStreamer)
-    # chunks of 64, a receptive field of 144; the second length has its answer in two chunks
+    # chunks of 64, a receptive field of 144; the second length has its question in two chunks
     lengths = [5000, 4100]
-    for mixer, read in (("bswa", [5000 - 4736, 4100 - 3840]), ("fam", lengths)):
+    for mixer, read in (("bswa", [5000 - 4736, 4100 - 3840]), ("fam", [5000 - 4032, 4100])):
         run = tiny.run_with(mixer, memory_segments=9)
         whole = evaluate_passkey(run, lengths, examples=2, quiet=True)
         every, seen[:] = list(seen), []
         late = evaluate_passkey(run, lengths, examples=2, quiet=True, whole=False)
         np.testing.assert_equal(seen, every)
         seen.clear()
-        assert [row["read"] for row in whole] == lengths
+        assert [row["read"] for row in whole] == [5000 - 4032, 4100]
         assert [row["read"] for row in late] == read
         assert [row["token_accuracy"] for row in whole] == [row["token_accuracy"] for row in late]
 
