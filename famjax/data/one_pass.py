@@ -21,20 +21,21 @@ class DocumentPass(Source):
     Unlike other sources it ends: `key` then raises `EndOfDocuments`. Its arguments do not matter.
 
     Attributes:
-      given: number of documents yielded.
+      keys: of the documents yielded.
       bytes: of text, counted by the caller.
     """
 
     def __init__(self, source: TextSource, max_bytes: int | None):
         self._source, self._max_bytes = source, max_bytes
-        self.given = self.bytes = 0
+        self.keys: list[Key] = []
+        self.bytes = 0
 
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
         enough = self._max_bytes is not None and self.bytes >= self._max_bytes
-        if enough or self.given == len(self._source):
+        if enough or len(self.keys) == len(self._source):
             raise EndOfDocuments
-        self.given += 1
-        return self._source.key(0, 1, self.given - 1)
+        self.keys.append(self._source.key(0, 1, len(self.keys)))
+        return self.keys[-1]
 
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
         return self._source.open(key, piece)

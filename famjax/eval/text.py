@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -16,7 +16,7 @@ from famjax.core.errors import UserError
 from famjax.core.types import Batch
 from famjax.data.lanes import Reader, empty_row, stack_rows, write_span
 from famjax.data.one_pass import DocumentPass, EndOfDocuments, one_pass, reset_blocks
-from famjax.data.sources import Source, TextSource
+from famjax.data.sources import Key, Source, TextSource
 from famjax.eval.guessing import TokenCounts
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import CHUNK, Streamer, check_capacity
@@ -30,9 +30,11 @@ _BUCKETS = 64 - _FIRST_BUCKET
 
 
 def evaluate(run: Run, request: Request) -> dict[str, Any]:
-    """Return the files and the results of `evaluate_text`."""
+    """Return the files and the results of `evaluate_text`, without those by document."""
     files, window, score = request.files, request.window, request.score
     scores = evaluate_text(run, files, batch=request.batch, window=window, score=score)
+    # they may be millions
+    del scores["by_document"]
     return {"files": files or "holdout", **scores}
 
 
@@ -71,7 +73,8 @@ def evaluate_text(
       same four in without_memory, and their improvement by memory in memory_gain; the same four of
       context-free baselines in unigram and uniform (`famjax.eval.guessing`); by_position: rows of
       from, to (position of the predicted token in its document or window), tokens, loss, accuracy,
-      loss_without_memory.
+      loss_without_memory; by_document, of documents that are read whole, by file and line: rows
+      of file, line, tokens, bytes, nats, nats_without_memory.
 
     Raises:
       UserError: there is no such text, a document exceeds full attention's KV cache, or the
@@ -94,6 +97,7 @@ def evaluate_text(
         rows = windows(documents, batch, window, score)
     streams = (streamer, streamer.new_stream())
     with_memory_sums, reset_sums = _MetricSums(), _MetricSums()
+    by_document = _DocumentSums(streamer.batch)
     counts = TokenCounts(run.tokenizer.vocab_size)
     tokens = 0
     with TokenProgress("text", source.text_bytes, quiet) as progress:
@@ -107,6 +111,7 @@ def evaluate_text(
             size = run.tokenizer.token_bytes[batch_read["targets"]] * counted
             for totals, (nll, correct) in zip((with_memory_sums, reset_sums), results, strict=True):
                 totals.add(counted, positions, nll, correct, size)
+            by_document.add(batch_read, size, *(nll for nll, _ in results))
             counts.add(batch_read["targets"][counted])
             valid = batch_read["valid"]
             # the overlap of windows is not new text
@@ -121,14 +126,15 @@ def evaluate_text(
     return {
         "window": window,
         "score": score,
-        "documents": documents.given,
-        "documents_left": len(source) - documents.given,
+        "documents": len(documents.keys),
+        "documents_left": len(source) - len(documents.keys),
         "tokens": int(with_memory_sums.tokens.sum()),
         "bytes": with_memory_sums.bytes,
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
         "state_bytes": streamer.state_bytes() // streamer.batch,
         **_scores(with_memory_sums, reset_sums),
+        "by_document": by_document.rows(documents.keys) if window is None else [],
         "unigram": with_memory_sums.compute_scores(*counts.unigram()),
         "uniform": with_memory_sums.compute_scores(*counts.uniform()),
     }
@@ -276,6 +282,38 @@ class _MetricSums:
             "perplexity": math.exp(loss) if loss < 700 else math.inf,
             "bits_per_byte": nll / self.bytes / math.log(2),
         }
+
+
+class _DocumentSums:
+    """Sums over the tokens of each document; a document starts at a reset."""
+
+    def __init__(self, lanes: int) -> None:
+        self._last = np.full(lanes, -1)
+        self._sums = np.zeros((4, 0))
+
+    def add(
+        self, batch: Batch[np.ndarray], size: np.ndarray, nll: np.ndarray, reset_nll: np.ndarray
+    ) -> None:
+        """Add one batch, [b t] each, as `_MetricSums.add`."""
+        # lanes take documents in turn: the first lane all that start in this batch, and so on
+        reset = batch["reset"]
+        started = self._sums.shape[1] + np.cumsum(reset.ravel()).reshape(reset.shape) - 1
+        document = np.where(np.logical_or.accumulate(reset, 1), started, self._last[:, None])
+        self._last = document[:, -1]
+        counted = batch["weights"] > 0
+        values = (np.ones_like(nll), size, nll, reset_nll)
+        count = self._sums.shape[1] + int(reset.sum())
+        self._sums = np.pad(self._sums, ((0, 0), (0, int(reset.sum()))))
+        for sums, value in zip(self._sums, values, strict=True):
+            sums += np.bincount(document[counted], value[counted], minlength=count)
+
+    def rows(self, keys: Sequence[Key]) -> list[dict[str, Any]]:
+        """Return a row for each document; `keys` are the documents' in the order of their start."""
+        rows = []
+        for (file, line, _), (tokens, size, nll, reset_nll) in zip(keys, self._sums.T, strict=True):
+            row = {"file": file, "line": line, "tokens": int(tokens), "bytes": int(size)}
+            rows.append({**row, "nats": float(nll), "nats_without_memory": float(reset_nll)})
+        return sorted(rows, key=lambda row: (row["file"], row["line"]))
 
 
 def _scores(with_memory_sums: _MetricSums, reset_sums: _MetricSums) -> dict[str, Any]:

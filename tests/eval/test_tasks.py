@@ -79,6 +79,12 @@ def test_text_losses_equal_a_direct_computation(batch: int, tmp_path: Path) -> N
     assert result["tokens"] == size + len(TEXTS)
     gain = result["without_memory"]["loss"] - result["loss"]
     assert result["memory_gain"]["loss"] == pytest.approx(gain)
+    assert len(result["by_document"]) == len(TEXTS)
+    for row, text in zip(result["by_document"], TEXTS, strict=True):
+        assert row["bytes"] == len(text.encode())
+        assert row["tokens"] == len(text.encode()) + 1
+        for name, block in (("nats", None), ("nats_without_memory", W)):
+            assert row[name] == pytest.approx(direct_losses(run, text, block)[0].sum(), rel=1e-5)
 
 
 def test_predictions_without_context_equal_a_direct_computation(tmp_path: Path) -> None:
