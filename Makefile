@@ -2,6 +2,7 @@
 # make demo-full  the same with five seeds, BSWA M0 to M12 and ten million tokens; hours
 # make demo-finetune  give a pretrained model a memory and finetune it with LoRA; 9 minutes
 # make demo-finetune-full  the same with three seeds, and the paper's update; an hour
+# make demo-text  FAM and windows on the standard library's code, three seeds; an hour
 # make test       the quick tests; make test-slow: those that take minutes each
 # make test-mutants  deliberate bugs, each of which the tests must catch
 # make tour       the README's five minutes at tiny sizes, in an environment without extras
@@ -16,7 +17,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PLAIN := .venv-plain
 
-.PHONY: demo demo-full demo-finetune demo-finetune-full test test-slow test-mutants tour docs lint types clean
+.PHONY: demo demo-full demo-finetune demo-finetune-full demo-text test test-slow test-mutants tour docs lint types clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m famjax.demo
@@ -29,6 +30,9 @@ demo-finetune: $(VENV)/.installed
 
 demo-finetune-full: $(VENV)/.installed
 	$(BIN)/python -m famjax.demo_finetune --full
+
+demo-text: $(VENV)/.installed
+	$(BIN)/python -m famjax.demo_text
 
 # two processes, one test file each: most of the time is compilation, on one core
 test: $(VENV)/.installed-dev

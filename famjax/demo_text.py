@@ -1,0 +1,334 @@
+"""FAM against block sliding window attention on text, at equal steps and at equal time.
+
+`make demo-text` trains both with and without a memory segment, with three seeds, on the long
+modules of Python's standard library, evaluates them on modules that were held out, and prints bits
+per byte with paired intervals. Other texts:
+
+    python -m famjax.demo_text --data books=TRAIN_FOLDER:HELD_OUT_FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import shutil
+import sys
+import sysconfig
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from famjax.cli.main import run_guarded
+from famjax.cli.tables import Output, Table
+from famjax.config.schema import Config
+from famjax.core.errors import UserError
+from famjax.core.json_files import parse_json, read_json
+from famjax.data.train_tokenizer import train_sentencepiece
+from famjax.demo import train_and_time
+from famjax.eval.intervals import paired_interval
+from famjax.eval.text import evaluate_text
+from famjax.experiment.load import load_config
+from famjax.processes import runtime
+from famjax.processes.half_cores import run_in_halves
+
+LOG = "other_process.log"
+_RUN_AGAIN = "remove it, and run again"
+_VOCABULARY = 1024
+# modules of at least this size, in bytes, of which one in so many is held out
+_MODULE_BYTES, _HELD_OUT = 30_000, 16
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts of one kind.
+
+    Attributes:
+      name: of its folder, and in the table.
+      training, held_out: as `data.files`.
+    """
+
+    name: str
+    training: str
+    held_out: str
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """A model that is trained and evaluated.
+
+    Attributes:
+      mixer: fam or bswa.
+      segments: memory segments.
+      seed: of the training.
+      steps: of the training; None is the demo's.
+    """
+
+    mixer: str
+    segments: int
+    seed: int
+    steps: int | None = None
+
+    @property
+    def kind(self) -> str:
+        """All models of a kind differ in the seed only."""
+        name = f"{self.mixer.upper()} M{self.segments}"
+        return f"{name}, time of FAM" if self.steps else name
+
+    @property
+    def folder(self) -> str:
+        return f"{self.kind}-{self.seed}".lower().replace(", ", "-").replace(" ", "-")
+
+
+@dataclass(frozen=True)
+class TextDemo:
+    """Settings of a comparison on texts of one kind.
+
+    Attributes:
+      folder: of its output.
+      texts: the documents.
+      seeds: number of trainings of each model.
+      steps: of a training.
+      overrides: of the config.
+    """
+
+    folder: Path
+    texts: Texts
+    seeds: int = 3
+    steps: int = 500
+    overrides: tuple[str, ...] = ()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m famjax.demo_text", description=__doc__)
+    parser.add_argument("--data", help="NAME=TRAINING:HELD_OUT; default: the standard library")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of both configs")
+    arguments = parser.parse_args()
+    return run_guarded(lambda: demonstrate(_read_arguments(arguments)))
+
+
+def _read_arguments(arguments: argparse.Namespace) -> TextDemo:
+    folder = Path("runs/demo-text")
+    if arguments.data is None:
+        texts = standard_library(folder / "library")
+    else:
+        name, _, files = arguments.data.partition("=")
+        training, _, held_out = files.partition(":")
+        if not (name and training and held_out):
+            raise UserError(f"--data {arguments.data}: give NAME=TRAINING:HELD_OUT")
+        texts = Texts(name, training, held_out)
+    return TextDemo(
+        folder / texts.name, texts, arguments.seeds, arguments.steps, tuple(arguments.overrides)
+    )
+
+
+def standard_library(folder: Path) -> Texts:
+    """Return the long modules of Python's standard library; they are copied, once."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    texts = Texts("code", str(folder / "training"), str(folder / "held_out"))
+    if not folder.exists():
+        modules = sorted(
+            path.relative_to(library)
+            for path in library.rglob("*.py")
+            if not {"site-packages", "dist-packages"} & set(path.parts)
+            and path.stat().st_size >= _MODULE_BYTES
+        )
+        # a name appears when all files are there
+        partial = folder.with_name(folder.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        for number, module in enumerate(modules):
+            target = partial / ("training" if (number + 1) % _HELD_OUT else "held_out")
+            target.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(library / module, target / "_".join(module.parts))
+        partial.rename(folder)
+    return texts
+
+
+def demonstrate(demo: TextDemo) -> int:
+    """Train, evaluate, print; all output is in the demo's folder."""
+    console = Console(highlight=False)
+    begin = time.perf_counter()
+    demo.folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = demo.folder / "tokenizer.model"
+    if not tokenizer.exists():
+        train_sentencepiece(demo.texts.training, _VOCABULARY, tokenizer)
+    models = [
+        TextModel(mixer, segments, seed)
+        for seed in range(demo.seeds)
+        for segments in (0, 1)
+        for mixer in ("fam", "bswa")
+    ]
+    console.print(f"FAM and BSWA learn to predict {demo.texts.name}, with {demo.seeds} seeds.")
+    _measure_all(demo, models, console)
+    slower = [
+        replace(model, mixer="bswa", steps=steps_in_equal_time(demo, model))
+        for model in models
+        if model.mixer == "fam"
+    ]
+    _measure_all(demo, slower, console)
+    results = _by_kind(demo, [*models, *slower])
+    Output().print(table(demo, results))
+    console.print(
+        "Gain: by what is remembered, against a reset at every block. FAM against it: FAM's bits "
+        "less the row's (negative: FAM predicts better), and the 95% interval of a paired "
+        "bootstrap over documents."
+    )
+    picture = draw(demo, results)
+    seconds = time.perf_counter() - begin
+    (demo.folder / "report.json").write_text(json.dumps(results, indent=1))
+    report = demo.folder / "report.json"
+    console.print(f"figure: {picture}   report: {report}   {seconds:.0f} seconds")
+    return 0
+
+
+def _measure_all(demo: TextDemo, models: Sequence[TextModel], console: Console) -> None:
+    run_in_halves(functools.partial(measure, demo), models, demo.folder / LOG, console)
+
+
+def make_config(demo: TextDemo, model: TextModel) -> Config:
+    """Return the training config of a model."""
+    fam = ["model.fam_update=gated", "model.fam_len=8"] if model.mixer == "fam" else []
+    return load_config(
+        f"text_{model.mixer}",
+        [
+            f"name={model.folder}",
+            f"seed={model.seed}",
+            f"model.memory_segments={model.segments}",
+            "model.layers=2",
+            "model.mlp_width=512",
+            *fam,
+            f"data.files={demo.texts.training}",
+            f"data.tokenizer={demo.folder / 'tokenizer.model'}",
+            "data.holdout=0",
+            # many documents in a step: with few the memory becomes a fingerprint of them
+            "data.batch=8",
+            "data.length=512",
+            f"train.steps={model.steps or demo.steps}",
+            "train.log_every=20",
+            "train.checkpoint_every=250",
+            *demo.overrides,
+        ],
+    )
+
+
+def measure(demo: TextDemo, model: TextModel, quiet: bool) -> None:
+    """Train a model, evaluate it on the documents that were held out, and write the results."""
+    folder = demo.folder / model.folder
+    file = folder / "result.json"
+    config = make_config(demo, model)
+    recipe = repr((config, demo.texts))
+    if file.exists() and read_json(file, _RUN_AGAIN).get("recipe") == recipe:
+        return
+    run, seconds = train_and_time(config, folder, quiet)
+    scores = evaluate_text(run, demo.texts.held_out, batch=16, quiet=quiet)
+    result = {"recipe": recipe, "train_seconds": seconds, "step_seconds": _step_seconds(folder)}
+    file.write_text(json.dumps({**result, **scores}, indent=1))
+
+
+def _step_seconds(folder: Path) -> float:
+    """Return the median time of a training step."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return float(np.median([parse_json(line)["step_seconds"] for line in lines]))
+
+
+def steps_in_equal_time(demo: TextDemo, fam: TextModel) -> int:
+    """Return the steps that BSWA takes in the time of FAM's; equal for all seeds."""
+    times = {
+        mixer: [
+            _read_result(demo, replace(fam, mixer=mixer, seed=seed))["step_seconds"]
+            for seed in range(demo.seeds)
+        ]
+        for mixer in ("fam", "bswa")
+    }
+    return round(demo.steps * np.median(times["fam"]) / np.median(times["bswa"]))
+
+
+def _read_result(demo: TextDemo, model: TextModel) -> dict[str, Any]:
+    return dict(read_json(demo.folder / model.folder / "result.json", _RUN_AGAIN))
+
+
+def _by_kind(demo: TextDemo, models: Sequence[TextModel]) -> list[dict[str, Any]]:
+    """Return the results of all seeds of each kind of model."""
+    kinds: dict[str, list[TextModel]] = {}
+    for model in sorted(models, key=lambda m: (m.segments, bool(m.steps), m.mixer)):
+        kinds.setdefault(model.kind, []).append(model)
+    rows = []
+    for kind, every in kinds.items():
+        seeds = [_read_result(demo, model) for model in every]
+        first = every[0]
+        row = {"kind": kind, "mixer": first.mixer, "segments": first.segments, "seeds": seeds}
+        rows.append({**row, "steps": first.steps or demo.steps})
+    for row in rows:
+        fam = next(r for r in rows if (r["mixer"], r["segments"]) == ("fam", row["segments"]))
+        row["fam_against"] = paired_interval(_nats(fam), _nats(row), _bytes(row))
+    return rows
+
+
+def _nats(row: dict[str, Any]) -> np.ndarray:
+    """Return the nats of each document, averaged over seeds, [documents]."""
+    seeds = [[document["nats"] for document in seed["by_document"]] for seed in row["seeds"]]
+    return np.array(seeds).mean(0)
+
+
+def _bytes(row: dict[str, Any]) -> np.ndarray:
+    return np.array([document["bytes"] for document in row["seeds"][0]["by_document"]])
+
+
+def table(demo: TextDemo, results: Sequence[dict[str, Any]]) -> Table:
+    """Return the table of bits per byte."""
+    numbers = [str(seed) for seed in range(demo.seeds)]
+    columns = ("model", "steps", "s/step", *numbers, "mean", "gain", "FAM against it")
+    out = Table(f"Bits per byte of held-out {demo.texts.name}, by seed", columns, words=(0, 8))
+    for row in results:
+        bits = [seed["bits_per_byte"] for seed in row["seeds"]]
+        gain = np.mean([seed["memory_gain"]["bits_per_byte"] for seed in row["seeds"]])
+        step = np.median([seed["step_seconds"] for seed in row["seeds"]])
+        against = "{:+.4f} ({:+.4f} to {:+.4f})".format(*row["fam_against"])
+        out.add_row(
+            row["kind"],
+            f"{row['steps']:,}",
+            f"{step:.2f}",
+            *(f"{value:.4f}" for value in bits),
+            f"{np.mean(bits):.4f}",
+            f"{gain:.4f}",
+            "" if row["mixer"] == "fam" else against,
+        )
+    return out
+
+
+def draw(demo: TextDemo, results: Sequence[dict[str, Any]]) -> Path:
+    """Plot the loss by the position in the document."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    for row in results:
+        ends = [bucket["to"] + 1 for bucket in row["seeds"][0]["by_position"]]
+        nats = np.mean([[b["loss"] for b in seed["by_position"]] for seed in row["seeds"]], 0)
+        style = "-" if row["mixer"] == "fam" else ":" if "time" in row["kind"] else "--"
+        color = f"C{row['segments']}"
+        axes.plot(ends, nats, style, marker="o", markersize=3, color=color, label=row["kind"])
+    axes.set_xscale("log", base=2)
+    axes.set(xlabel="position in the document, tokens", ylabel="nats per token")
+    axes.set_title(f"Held-out {demo.texts.name}, mean of {demo.seeds} seeds")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    path = demo.folder / "plots" / "text.png"
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=140)
+    plt.close(figure)
+    return path
+
+
+if __name__ == "__main__":
+    runtime.use_huge_pages()
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""Intervals of differences between models that were evaluated on the same documents."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def paired_interval(
+    nats: np.ndarray,
+    other_nats: np.ndarray,
+    size: np.ndarray,
+    samples: int = 10_000,
+    level: float = 0.95,
+) -> tuple[float, float, float]:
+    """Return how many bits per byte a model is above another, by a bootstrap over documents.
+
+    Documents are drawn with replacement, the same for both models, so that what makes a document
+    hard cancels. Seeds of training are not drawn: they are averaged.
+
+    Args:
+      nats: [documents], the sum over a document's tokens, averaged over seeds.
+      other_nats: [documents], of the other model.
+      size: [documents], bytes.
+      samples: draws.
+      level: of confidence.
+
+    Returns:
+      the difference in bits per byte, and the ends of its interval.
+    """
+    difference = (nats - other_nats) / np.log(2)
+    rng = np.random.default_rng(0)
+    drawn = rng.integers(len(size), size=(samples, len(size)))
+    means = difference[drawn].sum(1) / size[drawn].sum(1)
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return float(difference.sum() / size.sum()), float(low), float(high)

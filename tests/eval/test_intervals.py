@@ -1,0 +1,28 @@
+"""Paired intervals: coverage, and what cancels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from famjax.eval.intervals import paired_interval
+
+
+def test_what_makes_a_document_hard_cancels() -> None:
+    rng = np.random.default_rng(1)
+    size, hard = rng.uniform(1e3, 1e5, 20), rng.uniform(0.5, 3, 20)
+    difference, low, high = paired_interval((hard + 0.1) * size, hard * size, size)
+    for value in (difference, low, high):
+        assert value == pytest.approx(0.1 / np.log(2))
+
+
+def test_the_interval_covers_the_true_difference_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(2)
+    size = np.full(40, 1000.0)
+    covered = 0
+    for _ in range(200):
+        noise = rng.normal(0.02, 0.05, 40) * size * np.log(2)
+        difference, low, high = paired_interval(noise, 0 * noise, size, samples=1000)
+        assert low < difference < high
+        covered += low < 0.02 < high
+    assert 0.88 < covered / 200 < 0.99

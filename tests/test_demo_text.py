@@ -1,0 +1,93 @@
+"""The comparison on text, with models that are hardly trained."""
+
+import json
+import sysconfig
+
+import numpy as np
+import pytest
+import tiny
+
+from famjax import demo_text
+from famjax.demo_text import TextDemo, TextModel, Texts, standard_library
+
+SMALL = ("model.width=16", "model.mlp_width=16", "model.layers=1", "data.length=64", "data.batch=2")
+
+
+def write_result(demo, model, step_seconds, nats):
+    """Write the result of a model with two documents of 100 and 300 bytes."""
+    folder = demo.folder / model.folder
+    folder.mkdir(parents=True)
+    documents = [
+        {"bytes": size, "nats": value} for size, value in zip((100, 300), nats, strict=True)
+    ]
+    result = {
+        "step_seconds": step_seconds,
+        "bits_per_byte": sum(nats) / 400 / np.log(2),
+        "memory_gain": {"bits_per_byte": 0.25},
+        "by_document": documents,
+        "by_position": [{"to": 255, "loss": 1.0}, {"to": 511, "loss": 0.5}],
+    }
+    (folder / "result.json").write_text(json.dumps(result))
+
+
+def test_the_table_compares_fam_with_bswa_of_as_many_segments(tmp_path):
+    demo = TextDemo(tmp_path, Texts("code", "", ""), seeds=2, steps=100)
+    fam = [TextModel("fam", 1, seed) for seed in range(2)]
+    bswa = [TextModel("bswa", 1, seed) for seed in range(2)]
+    for seed in range(2):
+        write_result(demo, fam[seed], 0.3, np.array([90.0, 200.0]) + 10 * seed)
+        write_result(demo, bswa[seed], 0.2, np.array([90.0, 240.0]) + 10 * seed)
+    # seconds of all seeds: 100 steps of 0.3 s are 150 of 0.2 s
+    assert demo_text.steps_in_equal_time(demo, fam[1]) == 150
+    rows = demo_text._by_kind(demo, [*fam, *bswa])
+    assert [row["kind"] for row in rows] == ["BSWA M1", "FAM M1"]
+    difference, low, high = rows[0]["fam_against"]
+    assert difference == pytest.approx(-40 / 400 / np.log(2))
+    # documents of either kind only: no difference, and 40 nats on 300 bytes
+    assert (low, high) == pytest.approx((-40 / 300 / np.log(2), 0))
+    text = "\n".join(demo_text.table(demo, rows).lines(None))
+    assert "-0.1443 (-0.1924 to +0.0000)" in text
+    assert demo_text.draw(demo, rows).read_bytes().startswith(b"\x89PNG")
+
+
+def test_long_modules_of_the_library_are_copied_once(tmp_path, monkeypatch):
+    library = tmp_path / "library"
+    (library / "site-packages").mkdir(parents=True)
+    for number in range(17):
+        (library / f"m{number:02}.py").write_text("x" * (30_000 + number))
+    (library / "short.py").write_text("x")
+    (library / "site-packages" / "other.py").write_text("x" * 40_000)
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(library)})
+    for _ in range(2):
+        standard_library(tmp_path / "copy")
+        assert len(list((tmp_path / "copy" / "training").iterdir())) == 16
+        assert [p.name for p in (tmp_path / "copy" / "held_out").iterdir()] == ["m15.py"]
+        (library / "m00.py").unlink(missing_ok=True)
+
+
+def test_incomplete_arguments_are_told(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["demo_text", "--data", "books=folder"])
+    assert demo_text.main() == 2
+    assert "--data books=folder: give NAME=TRAINING:HELD_OUT" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_demo_trains_and_compares(tmp_path, capsys):
+    for name in ("training", "held_out"):
+        (tmp_path / name).mkdir()
+        for number in range(3):
+            (tmp_path / name / f"{number}.txt").write_text(tiny.TEXT * (20 + number))
+    texts = Texts("tiny", str(tmp_path / "training"), str(tmp_path / "held_out"))
+    demo = TextDemo(tmp_path / "demo", texts, seeds=1, steps=4, overrides=SMALL)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo_text, "_VOCABULARY", 300)
+        demo_text.demonstrate(demo)
+    shown = capsys.readouterr().out
+    for kind in ("FAM M0", "BSWA M0", "FAM M1", "BSWA M1", "BSWA M1, time"):
+        assert kind in shown
+    report = json.loads((demo.folder / "report.json").read_text())
+    assert len(report) == 6
+    # repeated, nothing is trained
+    before = {p: p.stat().st_mtime for p in demo.folder.glob("*/result.json")}
+    demo_text.demonstrate(demo)
+    assert before == {p: p.stat().st_mtime for p in demo.folder.glob("*/result.json")}
