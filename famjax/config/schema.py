@@ -225,7 +225,8 @@ class PasskeyConfig:
     """Passkey retrieval (TransformerFAM 3.2, D.1): needle, filler, question, answer."""
 
     digits: int = 5
-    # keys of a document, at most 8; with more than one each has a name, and one is asked for
+    # most keys of a document, up to 8; if more than one, each has a name, and one is asked for.
+    # Training documents have 1 to `keys`, as many as the curriculum's longest holds
     keys: int = 1
     # document lengths L have density 1 / L^2 from min_length to the curriculum's current longest,
     # including needle and question

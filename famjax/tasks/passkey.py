@@ -6,6 +6,7 @@ takes no more memory than one of a hundred.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -68,7 +69,7 @@ class Passkey:
     Args:
       tokenizer: any that encodes each digit of a key in separate tokens.
       digits: of a key.
-      keys: in a document; with more than one each has a name.
+      keys: most in a document; if more than one, each has a name.
       other_weight: of the tokens that are not the answer.
       needle_within: most tokens of filler before the needle.
       hard_keys: see `PasskeyConfig`.
@@ -76,7 +77,7 @@ class Passkey:
     Attributes:
       answer_len: tokens of an answer with eos.
       question_len: most tokens of a question with its answer and eos.
-      shortest: fewest tokens of a document that may ask for any of its keys.
+      shortest: fewest tokens of a document with all keys that may ask for any of them.
 
     Raises:
       UserError: the tokenizer encodes different keys, or different names, to the same ids.
@@ -100,15 +101,23 @@ class Passkey:
         self.needle_within, self.hard_keys = needle_within, hard_keys
         self.filler = np.concatenate([tokenizer.encode(sentence) for sentence in FILLER])
         self.starts = np.cumsum([0, *(len(tokenizer.encode(s)) for s in FILLER[:-1])])
-        zeros = ["0" * digits] * keys
-        self.answer_len = len(tokenizer.encode(zeros[0])) + 1
-        self.question_len = max(len(self.tail(zeros, asked)) for asked in range(keys))
-        self.shortest = len(self.head(zeros)) + self.question_len
+        zero = "0" * digits
+        self.answer_len = len(tokenizer.encode(zero)) + 1
+        self.question_len = max(len(self.tail(name, zero)) for name in self.names or [""])
+        self.shortest = self.shortest_with(keys)
 
-    def head(self, keys: Sequence[str], before: np.ndarray | tuple[()] = ()) -> np.ndarray:
+    def shortest_with(self, count: int) -> int:
+        """Return the fewest tokens of a document with any `count` keys that may ask for any."""
+        zeros = ["0" * self.digits] * count
+        names = sorted(self.names, key=lambda name: len(self.tokenizer.encode(name)))
+        return len(self.head(names[-count:], zeros)) + self.question_len
+
+    def head(
+        self, names: Sequence[str], keys: Sequence[str], before: np.ndarray | tuple[()] = ()
+    ) -> np.ndarray:
         """Return bos, filler `before`, and the needle of all keys, [n]."""
         if self.names:
-            named = zip(self.names, keys, strict=True)
+            named = zip(names, keys, strict=True)
             needles = (NAMED_NEEDLE.format(name=name, key=key) for name, key in named)
             needle = NEEDLES + "".join(needles)
         else:
@@ -116,15 +125,15 @@ class Passkey:
         tokens = self.tokenizer.encode(needle)
         return np.concatenate([[self.tokenizer.bos_id], before, tokens]).astype(np.int32)
 
-    def question(self, asked: int) -> np.ndarray:
-        """Return the tokens that ask for one of the keys, [n]."""
-        text = NAMED_QUESTION.format(name=self.names[asked]) if self.names else QUESTION
+    def question(self, name: str) -> np.ndarray:
+        """Return the tokens that ask for a key, [n]; an only key has no name."""
+        text = NAMED_QUESTION.format(name=name) if self.names else QUESTION
         return self.tokenizer.encode(text)
 
-    def tail(self, keys: Sequence[str], asked: int) -> np.ndarray:
+    def tail(self, name: str, key: str) -> np.ndarray:
         """Return the question, its answer and eos, [n]."""
-        answer = self.tokenizer.encode(keys[asked])
-        parts = (self.question(asked), answer, np.array([self.tokenizer.eos_id]))
+        answer = self.tokenizer.encode(key)
+        parts = (self.question(name), answer, np.array([self.tokenizer.eos_id]))
         return np.concatenate(parts).astype(np.int32)
 
     def document(
@@ -133,6 +142,7 @@ class Passkey:
         length: int,
         follows: bool = False,
         asked: int | None = None,
+        count: int | None = None,
     ) -> Iterator[Piece]:
         """Yield a document of `length` tokens, bos and eos included, in pieces.
 
@@ -143,14 +153,18 @@ class Passkey:
           follows: the document has no needle: it asks for a key of the previous document, and
             begins with its memory.
           asked: index of the key; None draws it.
+          count: of keys, which have any of the names; None is all.
 
         Raises:
           UserError: needle and question do not fit in `length`.
         """
-        keys = [self._draw_key(rng) for _ in range(max(len(self.names), 1))]
+        names = self.names or ("",)
+        keys = [self._draw_key(rng) for _ in range(count or len(names))]
+        if len(keys) < len(names):
+            names = tuple(names[i] for i in sorted(rng.permutation(len(names))[: len(keys)]))
         if asked is None:
             asked = int(rng.integers(len(keys))) if self.names else 0
-        head, tail = self.head(keys), self.tail(keys, asked)
+        head, tail = self.head(names, keys), self.tail(names[asked], keys[asked])
         if follows:
             head = head[:0]
         filler = length - len(head) - len(tail)
@@ -161,15 +175,15 @@ class Passkey:
             )
         start = int(rng.choice(self.starts))
         if self.needle_within and not follows:
-            count = int(rng.integers(min(self.needle_within, filler) + 1))
-            head = self.head(keys, self._filler(start, count))
-            start, filler = start + count, filler - count
+            moved = int(rng.integers(min(self.needle_within, filler) + 1))
+            head = self.head(names, keys, self._filler(start, moved))
+            start, filler = start + moved, filler - moved
         yield self._context_piece(head, follows)
         for done in range(0, filler, _PIECE_TOKENS):
-            count = min(_PIECE_TOKENS, filler - done)
-            yield self._context_piece(self._filler(start + done, count))
+            size = min(_PIECE_TOKENS, filler - done)
+            yield self._context_piece(self._filler(start + done, size))
         weights = np.full(len(tail), self.other_weight, np.float32)
-        weights[len(self.question(asked)) : -1] = 1
+        weights[len(self.question(names[asked])) : -1] = 1
         yield Piece(tail, weights)
 
     def _draw_key(self, rng: np.random.Generator) -> str:
@@ -219,10 +233,12 @@ class PasskeySource(Source):
             config.needle_within,
             config.hard_keys,
         )
-        if config.min_length < self.task.shortest:
+        # of a document with 1, 2, ... keys
+        self._shortest = [self.task.shortest_with(n) for n in range(1, config.keys + 1)]
+        if config.min_length < self._shortest[0]:
             raise UserError(
                 f"data.passkey.min_length={config.min_length}: needle and question take "
-                f"{self.task.shortest} tokens with tokenizer {tokenizer.name}; raise it to that"
+                f"{self._shortest[0]} tokens with tokenizer {tokenizer.name}; raise it to that"
             )
         question_len = self.task.question_len
         if 0 < config.ask_every < question_len:
@@ -235,25 +251,36 @@ class PasskeySource(Source):
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
         """Return [lane, number of the needle, tokens, tokens still to follow, index of the part].
 
+        With `keys` more than one also the number of keys in the document: any from one to as many
+        as fit, so that a model learns with few in short documents.
+
         The length of a needle's text is at most the curriculum's current longest, rounded up to a
         block and to `multiple`. The text is split into a first document with the remainder, and
         documents of `ask_every` tokens.
         """
         c = self.config
         if before and before[3]:
-            _, needle, _, rest, part = before
+            _, needle, _, rest, part, *count = before
             rest, part = rest - c.ask_every, part + 1
             rng = np.random.default_rng([self.seed, lane, needle, 2, part])
             length = self._end_anywhere(c.ask_every, rest, part, self.task.question_len, rng)
-            return [lane, needle, length, rest, part]
+            return [lane, needle, length, rest, part, *count]
         rng = np.random.default_rng([self.seed, lane, k, 0])
+        number = self._draw_number(rng)
+        min_length = max(c.min_length, self._shortest[number - 1])
         # density 1 / L^2: each octave of lengths has as many tokens. Many short documents teach
         # which digit is which, the few long ones to keep the key
-        shortest, longest = 1 / c.min_length, 1 / self.longest
-        length = round(1 / rng.uniform(longest, shortest))
+        length = round(1 / rng.uniform(1 / self.longest, 1 / min_length))
         length = -(-length // c.multiple) * c.multiple
-        rest = (length - c.min_length) // c.ask_every * c.ask_every if c.ask_every else 0
-        return [lane, k, self._end_anywhere(length - rest, rest, 0, c.min_length, rng), rest, 0]
+        rest = (length - min_length) // c.ask_every * c.ask_every if c.ask_every else 0
+        key = [lane, k, self._end_anywhere(length - rest, rest, 0, min_length, rng), rest, 0]
+        return key if c.keys == 1 else [*key, number]
+
+    def _draw_number(self, rng: np.random.Generator) -> int:
+        """Return the number of keys in a document: any that the longest documents hold."""
+        if self.config.keys == 1:
+            return 1
+        return int(rng.integers(bisect.bisect_right(self._shortest, self.longest))) + 1
 
     def _end_anywhere(
         self, length: int, rest: int, part: int, shortest: int, rng: np.random.Generator
@@ -273,11 +300,12 @@ class PasskeySource(Source):
         return int(rng.integers(first, (last if first <= last else block_end) + 1))
 
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
-        lane, needle, length, _, part = key
+        lane, needle, length, _, part, *count = key
         rng = np.random.default_rng([self.seed, lane, needle, 1])
         chosen = np.random.default_rng([self.seed, lane, needle, 3, part])
-        asked = int(chosen.integers(self.config.keys))
-        return islice(self.task.document(rng, length, part > 0, asked), piece, None)
+        number = count[0] if count else self.config.keys
+        asked = int(chosen.integers(number))
+        return islice(self.task.document(rng, length, part > 0, asked, number), piece, None)
 
     def get_state(self) -> dict[str, Any]:
         return {"longest": self.longest}
@@ -292,7 +320,7 @@ class PasskeySource(Source):
         return {"longest": min(2 * state["longest"], self.config.max_length)}
 
     def report(self) -> str:
-        count = f"{self.config.keys} keys of " if self.config.keys > 1 else ""
+        count = f"1 to {self.config.keys} keys of " if self.config.keys > 1 else ""
         return (
             f"passkey documents of {self.config.min_length:,} to {self.longest:,} tokens, growing "
             f"to {self.config.max_length:,}; {count}{self.config.digits} digits"

@@ -191,7 +191,7 @@ def test_the_needle_is_anywhere_in_the_first_document(words):
         text = words.decode(np.concatenate([piece.tokens for piece in pieces]))
         assert ("There is an important" in text) == (key[4] == 0)
         if key[4] == 0:
-            starts.append(len(pieces[0].tokens) - len(source.task.head(["0" * 5])))
+            starts.append(len(pieces[0].tokens) - len(source.task.head([""], ["0" * 5])))
         answer = text.split("The pass key is ")[-1]
         assert keys.setdefault(key[1], answer) == answer
     assert min(starts) < 20
@@ -228,14 +228,16 @@ def test_one_of_several_named_keys_is_asked_for():
     )
     tokenizer = load_tokenizer("bytes")
     source = PasskeySource(config, tokenizer, seed=0)
-    told, asked, before = {}, [], None
+    told, asked, counts, before = {}, [], [], None
     for k in range(300):
         key = before = source.key(0, 1, k, before)
         pieces = list(source.open(key))
         text = tokenizer.decode(np.concatenate([piece.tokens for piece in pieces]))
         if key[4] == 0:
             told = dict(re.findall(r"The pass key of (\w+) is (\d{5})\. Remember", text))
-            assert list(told) == list(NAMES[:4])
+            assert list(told) == [name for name in NAMES[:4] if name in told]
+            assert len(told) == key[5]
+            counts.append(tuple(told))
         assert ("Remember it" in text) == (key[4] == 0)
         name, answer = re.findall(r"What is .* The pass key of (\w+) is (\d{5})$", text)[0]
         assert answer == told[name]
@@ -243,6 +245,9 @@ def test_one_of_several_named_keys_is_asked_for():
         assert (weights == 1).sum() == 5
         asked.append(name)
     assert set(asked) == set(NAMES[:4])
+    # one key or more, of any name
+    assert {len(names) for names in counts} == {1, 2, 3, 4}
+    assert {names[0] for names in counts if len(names) == 1} == set(NAMES[:4])
     # as in the evaluation
     task = evaluated_task(tokenizer, config)
     drawn = set()
@@ -254,6 +259,26 @@ def test_one_of_several_named_keys_is_asked_for():
         assert f"{answer} is the pass key of {name}. " in text
         drawn.add(name)
     assert drawn == set(NAMES[:4])
+
+
+def test_documents_begin_with_one_key_and_get_more():
+    tokenizer = load_tokenizer("bytes")
+    task = Passkey(tokenizer, 5, keys=4)
+    shortest = [task.shortest_with(n) for n in range(1, 5)]
+    assert sorted(shortest) == shortest
+    assert shortest[-1] == task.shortest
+    config = PasskeyConfig(
+        keys=4, min_length=shortest[0], start_length=shortest[0], max_length=4 * shortest[0]
+    )
+    source = PasskeySource(config, tokenizer, seed=0)
+    for longest in (shortest[0], shortest[1] - 1, shortest[2], shortest[3]):
+        source.set_state({"longest": longest})
+        drawn = [source.key(0, 1, k) for k in range(300)]
+        assert {key[5] for key in drawn} == {n for n in range(1, 5) if shortest[n - 1] <= longest}
+        for key in drawn:
+            text = tokenizer.decode(np.concatenate([p.tokens for p in source.open(key)]))
+            assert len(re.findall("Remember it", text)) == key[5]
+            assert key[2] <= longest
 
 
 def test_names_that_a_tokenizer_does_not_distinguish_are_rejected(tmp_path):
