@@ -54,7 +54,7 @@ class DemoModel:
       name: of its folder, and in the table.
       segments: memory segments of a BSWA baseline; None is FAM, which has none.
       seed: of the training.
-      steps: of the training; None is the config's, and two thirds of that for BSWA.
+      steps: of the training; None is the config's, and half of that for BSWA.
     """
 
     name: str
@@ -217,7 +217,7 @@ def baseline_overrides(segments: int) -> list[str]:
     return [
         "model.mixer=bswa",
         f"model.memory_segments={segments}",
-        f"train.steps={shape.train.steps * 2 // 3}",
+        f"train.steps={shape.train.steps // 2}",
         "data.batch=2",
         "data.length=1024",
         "optimizer.learning_rate=3e-3",

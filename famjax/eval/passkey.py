@@ -200,10 +200,9 @@ def _ask(
             progress.advance(stream.batch * stream.chunk)
         asked = stream.new_stream()
         asked.state = stream.state
-        correct = _answers(asked, documents, batch, length, start)
+        hits = _answers(asked, documents, batch, length, start)[:count]
         progress.advance(stream.batch * (length - start))
         seconds = time.perf_counter() - begin
-        hits = correct[:count].tolist()
         rows.append({"length": length, "hits": hits, "read": read, "seconds": seconds})
     return rows
 
@@ -221,8 +220,8 @@ def _lockstep(documents: Documents, batch: Batch, start: int) -> Iterator[np.nda
 
 def _answers(
     stream: Streamer, documents: Documents, batch: Batch, length: int, start: int
-) -> np.ndarray:
-    """Return which tokens of the answers are predicted correctly, [b tokens] bool."""
+) -> list[list[bool]]:
+    """Return for each document which tokens of the answer are predicted correctly."""
     texts = []
     for number in batch.numbers:
         end = documents.length(batch, number, length)
@@ -231,7 +230,8 @@ def _answers(
         texts.append(np.pad(text, ((0, 0), (0, length - end))))
     line = np.stack(texts)
     tokens, targets, wanted = line[:, 0, :-1], line[:, 0, 1:], line[:, 1, 1:] == 1
-    return stream.losses(tokens, targets)[1][wanted].reshape(len(texts), -1)
+    correct = stream.losses(tokens, targets)[1]
+    return [hits[answer].tolist() for hits, answer in zip(correct, wanted, strict=True)]
 
 
 def _read_results(file: Path | None, settings: list[Any]) -> list[list[dict[str, Any]]]:
@@ -259,14 +259,14 @@ def _check_passkey(run: Run, task: Passkey, lengths: Sequence[int], sizes: Seque
 
 
 def _passkey_row(task: Passkey, length: int, batches: list[dict[str, Any]]) -> dict[str, Any]:
-    correct = np.array([hits for batch in batches for hits in batch["hits"]], bool)
+    answers = [hits for batch in batches for hits in batch["hits"]]
     seconds = sum(batch["seconds"] for batch in batches)
     read = sum(batch["read"] * len(batch["hits"]) for batch in batches)
     return {
         "length": length,
-        "examples": len(correct),
-        "key_accuracy": float(correct.all(-1).mean()),
-        "token_accuracy": float(correct.mean()),
+        "examples": len(answers),
+        "key_accuracy": float(np.mean([all(hits) for hits in answers])),
+        "token_accuracy": float(np.mean(np.concatenate(answers))),
         "key_chance": 10.0**-task.digits,
         "token_chance": 0.1,
         "read": batches[0]["read"],

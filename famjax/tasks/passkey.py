@@ -67,7 +67,7 @@ class Passkey:
     """The task in the tokens of one tokenizer.
 
     Args:
-      tokenizer: any that encodes each digit of a key in separate tokens.
+      tokenizer: of any kind; a token may be several digits.
       digits: of a key.
       keys: most in a document; if more than one, each has a name.
       other_weight: of the tokens that are not the answer.
@@ -101,16 +101,18 @@ class Passkey:
         self.needle_within, self.hard_keys = needle_within, hard_keys
         self.filler = np.concatenate([tokenizer.encode(sentence) for sentence in FILLER])
         self.starts = np.cumsum([0, *(len(tokenizer.encode(s)) for s in FILLER[:-1])])
-        zero = "0" * digits
-        self.answer_len = len(tokenizer.encode(zero)) + 1
-        self.question_len = max(len(self.tail(name, zero)) for name in self.names or [""])
+        # a tokenizer may have tokens of several digits
+        self._longest_key = max(_sample_keys(digits), key=lambda key: len(tokenizer.encode(key)))
+        self.answer_len = len(tokenizer.encode(self._longest_key)) + 1
+        tails = (self.tail(name, self._longest_key) for name in self.names or [""])
+        self.question_len = max(map(len, tails))
         self.shortest = self.shortest_with(keys)
 
     def shortest_with(self, count: int) -> int:
         """Return the fewest tokens of a document with any `count` keys that may ask for any."""
-        zeros = ["0" * self.digits] * count
+        keys = [self._longest_key] * count
         names = sorted(self.names, key=lambda name: len(self.tokenizer.encode(name)))
-        return len(self.head(names[-count:], zeros)) + self.question_len
+        return len(self.head(names[-count:], keys)) + self.question_len
 
     def head(
         self, names: Sequence[str], keys: Sequence[str], before: np.ndarray | tuple[()] = ()
@@ -202,6 +204,11 @@ class Passkey:
 def evaluated_task(tokenizer: Tokenizer, config: PasskeyConfig) -> Passkey:
     """Return the task on which a run with this config is evaluated: its keys are uniform."""
     return Passkey(tokenizer, config.digits, config.keys, needle_within=config.needle_within)
+
+
+def _sample_keys(digits: int) -> list[str]:
+    keys = np.random.default_rng(0).integers(10, size=(1000, digits))
+    return ["".join(map(str, key)) for key in keys]
 
 
 def _check_tokenizer(tokenizer: Tokenizer, words: Sequence[str], what: str) -> None:

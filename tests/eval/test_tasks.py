@@ -290,6 +290,30 @@ def test_passkey_continues_after_the_batches_that_were_read(
     assert len(calls) == 5 + 2 + 4
 
 
+def test_answers_may_have_different_numbers_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tiny.run()
+    encode = type(run.tokenizer).encode
+
+    def encode_pairs(self: Any, text: str) -> np.ndarray:
+        """Encode "00" to "44" as one token each; everything else in bytes."""
+        for digit in range(5):
+            text = text.replace(str(digit) * 2, chr(200 + digit))
+        return encode(self, text) if text.isascii() else np.array([*map(ord, text)], np.int32)
+
+    monkeypatch.setattr(type(run.tokenizer), "encode", encode_pairs)
+    task = Passkey(run.tokenizer, 3)
+    assert task.answer_len == 4
+    [row] = evaluate_passkey(run, [450], examples=40, batch=8, quiet=True)
+    sizes = []
+    for number in range(40):
+        pieces = list(task.document(np.random.default_rng([0, number, 2]), 450))
+        assert sum(len(piece.tokens) for piece in pieces) == 450
+        sizes.append(int(sum((piece.weights == 1).sum() for piece in pieces)))
+    assert set(sizes) == {2, 3}
+    assert row["examples"] == 40
+    assert 0 <= row["key_accuracy"] <= row["token_accuracy"] <= 1
+
+
 def test_tokens_outside_the_receptive_field_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
