@@ -259,13 +259,17 @@ def train_and_time(config: Config, folder: Path, quiet: bool) -> tuple[Run, floa
     A call after the end of training adds none.
     """
     path = folder / "train_seconds.json"
-    before = Checkpoints(folder / "checkpoints").latest()
+    checkpoints = Checkpoints(folder / "checkpoints")
+    before = checkpoints.latest()
     spent = read_json(path, _RUN_AGAIN) if before and path.exists() else 0.0
     begin = time.perf_counter()
-    run = train(config, folder, quiet)
-    if run.step != before:
-        spent += time.perf_counter() - begin
-        path.write_text(json.dumps(spent))
+    try:
+        run = train(config, folder, quiet)
+    finally:
+        # an interrupted training has saved, and goes on from there
+        if checkpoints.latest() != before:
+            spent += time.perf_counter() - begin
+            path.write_text(json.dumps(spent))
     return run, spent
 
 

@@ -2,7 +2,11 @@
 
 import json
 
+import pytest
+
+from famjax import replace_values
 from famjax.demo import Demo, DemoModel, demonstrate, make_config, train_and_time
+from famjax.train.loop import train
 
 
 def test_the_demo_writes_its_results(tmp_path, capsys):
@@ -33,6 +37,17 @@ def test_the_demo_writes_its_results(tmp_path, capsys):
         folder = plan.folder / demo_model.name
         _, seconds = train_and_time(make_config(plan, demo_model), folder, quiet=True)
         assert seconds == model["train_seconds"] > 0
+    # an interrupted training has saved, and keeps the seconds that it took
+
+    def interrupt(config, folder, quiet):
+        train(replace_values(config, {"train.steps": 3}), folder, quiet)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("famjax.demo.train", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            train_and_time(make_config(plan, demo_model), folder, quiet=True)
+    assert float((folder / "train_seconds.json").read_text()) > seconds
     assert len(report["remembered"]["key"]) == 5
     picture = (plan.folder / "plots" / "passkey.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
