@@ -30,7 +30,7 @@ ORDER = (
     {"bench"},
     {"cli"},
     {"demo"},
-    {"demo_finetune"},
+    {"demo_finetune", "demo_text"},
 )
 
 
