@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -27,7 +26,8 @@ from rich.console import Console
 from famjax.cli.main import run_guarded
 from famjax.cli.tables import Output, Table
 from famjax.config.schema import Config
-from famjax.core.json_files import read_json
+from famjax.core.errors import UserError
+from famjax.core.json_files import read_json, write_json
 from famjax.data.train_tokenizer import train_sentencepiece
 from famjax.eval.memory import memory_report
 from famjax.eval.passkey import evaluate_passkey
@@ -161,7 +161,7 @@ def demonstrate(demo: Demo) -> int:
         "models": results,
         "remembered": remembered,
     }
-    (demo.folder / "report.json").write_text(json.dumps(report, indent=1))
+    write_json(demo.folder / "report.json", report)
     console.print(
         f"figure: {picture}   report: {demo.folder / 'report.json'}   {seconds:.0f} seconds"
     )
@@ -250,14 +250,33 @@ def measure(demo: Demo, model: DemoModel, quiet: bool) -> None:
         **memory_report(),
         "rows": rows,
     }
-    (folder / "result.json").write_text(json.dumps(result, indent=1))
+    write_json(folder / "result.json", result)
+
+
+def claim_folder(folder: Path, recipe: str) -> None:
+    """Let a folder hold the results of one recipe only.
+
+    Raises:
+      UserError: it has results of another.
+    """
+    file = folder / "recipe.txt"
+    before = file.read_text() if file.exists() else None
+    if before != recipe:
+        if before is not None or (folder / "checkpoints").exists():
+            raise UserError(f"{folder}: was made by another recipe; remove it, and run again")
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(recipe)
 
 
 def train_and_time(config: Config, folder: Path, quiet: bool) -> tuple[Run, float]:
     """Train, or continue training; return the run and the training seconds over all calls.
 
     A call after the end of training adds none.
+
+    Raises:
+      UserError: the folder has a run of another config.
     """
+    claim_folder(folder, repr(config))
     path = folder / "train_seconds.json"
     checkpoints = Checkpoints(folder / "checkpoints")
     before = checkpoints.latest()
@@ -269,7 +288,7 @@ def train_and_time(config: Config, folder: Path, quiet: bool) -> tuple[Run, floa
         # an interrupted training has saved, and goes on from there
         if checkpoints.latest() != before:
             spent += time.perf_counter() - begin
-            path.write_text(json.dumps(spent))
+            write_json(path, spent)
     return run, spent
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import sys
 import sysconfig
 import time
@@ -34,9 +33,9 @@ from famjax.config.schema import (
     PasskeyConfig,
 )
 from famjax.convert.folder import convert
-from famjax.core.json_files import read_json
+from famjax.core.json_files import read_json, write_json
 from famjax.data.train_tokenizer import train_sentencepiece
-from famjax.demo import format_count, train_and_time
+from famjax.demo import claim_folder, format_count, train_and_time
 from famjax.eval.passkey import evaluate_passkey
 from famjax.eval.text import evaluate_text
 from famjax.experiment.load import load_config, override
@@ -163,7 +162,7 @@ def demonstrate(demo: FinetuneDemo) -> int:
     Output().print(table(demo, results))
     seconds = time.perf_counter() - begin
     report = {"seconds": seconds, "models": results}
-    (demo.folder / "report.json").write_text(json.dumps(report, indent=1))
+    write_json(demo.folder / "report.json", report)
     console.print(f"figure: {picture}   exported: {exported}   {seconds:.0f} seconds")
     return 0
 
@@ -217,6 +216,7 @@ def pretrain(demo: FinetuneDemo) -> Run:
         optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=20),
     )
     config = override(config, ["train.steps=350", "train.checkpoint_every=350", *demo.pretraining])
+    claim_folder(demo.folder / "pretrained", repr(config))
     return train(config, demo.folder / "pretrained")
 
 
@@ -276,8 +276,9 @@ def tune(demo: FinetuneDemo, model: TunedModel, quiet: bool) -> None:
     """Finetune a converted model with LoRA, measure it before and after, and write the results."""
     result_file = demo.folder / model.name / "result.json"
     config = make_config(demo, model)
-    recipe = repr((config, demo.lengths, demo.examples, demo.tokens))
-    if result_file.exists() and read_json(result_file, _RUN_AGAIN).get("recipe") == recipe:
+    evaluation = repr((demo.lengths, demo.examples, demo.tokens))
+    claim_folder(demo.folder / model.name, repr(config))
+    if result_file.exists() and read_json(result_file, _RUN_AGAIN)["evaluation"] == evaluation:
         return
     lengths = tuple(length for length in demo.lengths if length <= _LONGEST_BEFORE)
     before = measure(demo, open_run(demo.folder / model.converted), lengths)
@@ -286,14 +287,14 @@ def tune(demo: FinetuneDemo, model: TunedModel, quiet: bool) -> None:
     _, trained, frozen = partition_trainable(run.config.model, run.model)
     result = {
         "name": model.name,
-        "recipe": recipe,
+        "evaluation": evaluation,
         "trained": _count(trained),
         "frozen": _count(frozen),
         "finetuning_seconds": seconds,
         "before": before,
         "after": measure(demo, run, demo.lengths),
     }
-    result_file.write_text(json.dumps(result, indent=1))
+    write_json(result_file, result)
 
 
 def measure(demo: FinetuneDemo, run: Run, lengths: Sequence[int]) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import shutil
 import sys
 import sysconfig
@@ -28,9 +27,9 @@ from famjax.cli.main import run_guarded
 from famjax.cli.tables import Output, Table
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
-from famjax.core.json_files import parse_json, read_json
+from famjax.core.json_files import parse_json, read_json, write_json
 from famjax.data.train_tokenizer import train_sentencepiece
-from famjax.demo import train_and_time
+from famjax.demo import claim_folder, train_and_time
 from famjax.eval.intervals import paired_interval
 from famjax.eval.text import evaluate_text
 from famjax.experiment.load import load_config
@@ -146,7 +145,7 @@ def standard_library(folder: Path) -> Texts:
         for number, module in enumerate(modules):
             target = partial / ("training" if (number + 1) % _HELD_OUT else "held_out")
             target.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(library / module, target / "_".join(module.parts))
+            shutil.copyfile(library / module, target / ".".join(module.parts))
         partial.rename(folder)
     return texts
 
@@ -165,6 +164,7 @@ def demonstrate(demo: TextDemo) -> int:
         for segments in (0, 1)
         for mixer in ("fam", "bswa")
     ]
+    runtime.setup()
     console.print(f"FAM and BSWA learn to predict {demo.texts.name}, with {demo.seeds} seeds.")
     _measure_all(demo, models, console)
     slower = [
@@ -182,7 +182,7 @@ def demonstrate(demo: TextDemo) -> int:
     )
     picture = draw(demo, results)
     seconds = time.perf_counter() - begin
-    (demo.folder / "report.json").write_text(json.dumps(results, indent=1))
+    write_json(demo.folder / "report.json", results)
     report = demo.folder / "report.json"
     console.print(f"figure: {picture}   report: {report}   {seconds:.0f} seconds")
     return 0
@@ -223,19 +223,21 @@ def measure(demo: TextDemo, model: TextModel, quiet: bool) -> None:
     folder = demo.folder / model.folder
     file = folder / "result.json"
     config = make_config(demo, model)
-    recipe = repr((config, demo.texts))
-    if file.exists() and read_json(file, _RUN_AGAIN).get("recipe") == recipe:
+    claim_folder(folder, repr(config))
+    if file.exists() and read_json(file, _RUN_AGAIN)["held_out"] == demo.texts.held_out:
         return
     run, seconds = train_and_time(config, folder, quiet)
     scores = evaluate_text(run, demo.texts.held_out, batch=16, quiet=quiet)
-    result = {"recipe": recipe, "train_seconds": seconds, "step_seconds": _step_seconds(folder)}
-    file.write_text(json.dumps({**result, **scores}, indent=1))
+    result = {"held_out": demo.texts.held_out, "train_seconds": seconds}
+    write_json(file, {**result, "step_seconds": _step_seconds(folder), **scores})
 
 
 def _step_seconds(folder: Path) -> float:
     """Return the median time of a training step."""
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return float(np.median([parse_json(line)["step_seconds"] for line in lines]))
+    rows = [parse_json(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    # the first step of all compiles, and has none
+    times = [row["step_seconds"] for row in rows if "step_seconds" in row]
+    return float(np.median(times)) if times else float("nan")
 
 
 def steps_in_equal_time(demo: TextDemo, fam: TextModel) -> int:
@@ -285,7 +287,11 @@ def table(demo: TextDemo, results: Sequence[dict[str, Any]]) -> Table:
     """Return the table of bits per byte."""
     numbers = [str(seed) for seed in range(demo.seeds)]
     columns = ("model", "steps", "s/step", *numbers, "mean", "gain", "FAM against it")
-    out = Table(f"Bits per byte of held-out {demo.texts.name}, by seed", columns, words=(0, 8))
+    out = Table(
+        f"Bits per byte of held-out {demo.texts.name}, by seed",
+        columns,
+        words=(0, len(columns) - 1),
+    )
     for row in results:
         bits = [seed["bits_per_byte"] for seed in row["seeds"]]
         gain = np.mean([seed["memory_gain"]["bits_per_byte"] for seed in row["seeds"]])

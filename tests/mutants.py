@@ -65,8 +65,8 @@ MUTANTS = (
     Mutant(
         "window: keys of memory segments stay in their own frame",
         "mixers/window.py",
-        "shift = jnp.broadcast_to(-w * distance[:, None], (m, w))",
-        "shift = jnp.broadcast_to(0 * distance[:, None], (m, w))",
+        "sequence_parallel.halo_exchange(old_k, k), shift)",
+        "sequence_parallel.halo_exchange(old_k, k), 0 * shift)",
         f"{STREAM} -k transcription",
     ),
     Mutant(

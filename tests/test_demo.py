@@ -5,7 +5,8 @@ import json
 import pytest
 
 from famjax import replace_values
-from famjax.demo import Demo, DemoModel, demonstrate, make_config, train_and_time
+from famjax.core.errors import UserError
+from famjax.demo import Demo, DemoModel, claim_folder, demonstrate, make_config, train_and_time
 from famjax.train.loop import train
 
 
@@ -51,3 +52,12 @@ def test_the_demo_writes_its_results(tmp_path, capsys):
     assert len(report["remembered"]["key"]) == 5
     picture = (plan.folder / "plots" / "passkey.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
+
+
+def test_a_folder_holds_one_recipe(tmp_path):
+    claim_folder(tmp_path / "a", "500 steps")
+    claim_folder(tmp_path / "a", "500 steps")
+    (tmp_path / "b" / "checkpoints").mkdir(parents=True)
+    for name in "ab":
+        with pytest.raises(UserError, match=f"{name}: was made by another recipe; remove it"):
+            claim_folder(tmp_path / name, "250 steps")

@@ -2,12 +2,14 @@
 
 import json
 import sysconfig
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import tiny
 
 from famjax import demo_text
+from famjax.core.errors import UserError
 from famjax.demo_text import TextDemo, TextModel, Texts, standard_library
 
 SMALL = ("model.width=16", "model.mlp_width=16", "model.layers=1", "data.length=64", "data.batch=2")
@@ -87,7 +89,9 @@ def test_the_demo_trains_and_compares(tmp_path, capsys):
         assert kind in shown
     report = json.loads((demo.folder / "report.json").read_text())
     assert len(report) == 6
-    # repeated, nothing is trained
+    # repeated, nothing is trained; another number of steps is another recipe
     before = {p: p.stat().st_mtime for p in demo.folder.glob("*/result.json")}
     demo_text.demonstrate(demo)
     assert before == {p: p.stat().st_mtime for p in demo.folder.glob("*/result.json")}
+    with pytest.raises(UserError, match="was made by another recipe"):
+        demo_text.measure(replace(demo, steps=2), TextModel("fam", 0, 0), True)

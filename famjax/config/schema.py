@@ -229,7 +229,7 @@ class PasskeyConfig:
     # Training documents have 1 to `keys`, as many as the curriculum's longest holds
     keys: int = 1
     # document lengths L have density 1 / L^2 from min_length to the curriculum's current longest,
-    # including needle and question
+    # including needle and question, or from what a document with its number of keys takes
     min_length: int = 96
     # ... rounded up to a multiple of this; with model.block_len every document ends at a block
     # boundary, so that no question crosses one

@@ -7,6 +7,7 @@ of ten thousand digits and a half-written file all raise a `ValueError`.
 from __future__ import annotations
 
 import json
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,13 @@ def read_json(path: Path, hint: str, unique: bool = False) -> Any:
         raise UserError(f"{path}: damaged (not UTF-8 at byte {error.start}); {hint}") from None
     except ValueError as error:
         raise UserError(f"{path}: damaged ({error}); {hint}") from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a file that is whole at any time: the old one, or the new one."""
+    new = path.with_name(path.name + ".new")
+    new.write_text(json.dumps(value, indent=1))
+    os.replace(new, path)
 
 
 def read_whole(path: Path, hint: str) -> bytes:

@@ -12,7 +12,9 @@ def paired_interval(
     samples: int = 10_000,
     level: float = 0.95,
 ) -> tuple[float, float, float]:
-    """Return how many bits per byte a model is above another, by a bootstrap over documents.
+    """Return by how many bits per byte a model is worse than another.
+
+    The interval is a bootstrap over documents.
 
     Documents are drawn with replacement, the same for both models, so that what makes a document
     hard cancels. Seeds of training are not drawn: they are averaged.

@@ -5,7 +5,6 @@ A document is read once, and asked at every length: the question is put to a cop
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from famjax.core.errors import UserError
-from famjax.core.json_files import read_json
+from famjax.core.json_files import read_json, write_json
 from famjax.eval.memory import memory_report
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import Streamer, check_capacity, rechunk
@@ -24,7 +23,7 @@ from famjax.tasks.passkey import LENGTHS, Passkey, evaluated_task
 from famjax.tasks.task import Request
 from famjax.train.run import Run
 
-# the last number of a document's seed; training uses 0 and 1
+# the last number of a document's seed; training's third number is another
 _EVALUATION, _SHIFT = 2, 3
 
 
@@ -51,6 +50,9 @@ def evaluate_passkey(
     `data.passkey.needle_within`, which puts the needle anywhere in a part of the document, every
     length has its own documents.
 
+    A batch keeps its size to its longest length: `examples` of less than `batch` documents for some
+    lengths cost as much as `batch` documents.
+
     Args:
       run: of any task; keys and digits are as many as in its `data.passkey`.
       lengths: tokens of a document.
@@ -59,16 +61,16 @@ def evaluate_passkey(
       quiet: no progress.
       whole: read every document from its first token. Otherwise a stack with a finite receptive
         field reads only the tokens that the answer can depend on, with bitwise the same answer.
-      anywhere: every document is shorter by a random part of a block, so that questions are
+      anywhere: the n-th document is shorter by a random part of a block, so that questions are
         anywhere in their block, and cross the end of one.
       file: keeps the answers of the batches that were read; a later call with equal arguments
         continues after them.
 
     Returns:
       A row for each length: length, examples, key_accuracy (all tokens of the answer correct),
-      token_accuracy, key_chance and token_chance (of guessing digits), read (tokens of each
-      document that were read since the next shorter length), seconds, tokens_per_second (of those),
-      peak_bytes (of the process so far).
+      token_accuracy, key_chance and token_chance (of guessing digits), read (tokens read of each
+      document after the question at the next shorter length), seconds, tokens_per_second (of
+      those), peak_bytes (of the process so far).
 
     Raises:
       UserError: a length is too short for the task, or exceeds full attention's KV cache; or the
@@ -85,7 +87,7 @@ def evaluate_passkey(
         None if whole else run.model.stack.receptive_field,
     )
     batches = _plan(task, lengths, counts, streamer.batch)
-    settings = [run.step, list(lengths), counts, batch, whole, anywhere]
+    settings = [repr(run.config), run.step, list(lengths), counts, batch, whole, anywhere]
     results = _read_results(file, settings)
     rest = batches[len(results) :]
     with TokenProgress("passkey", sum(documents.cost(b) for b in rest), quiet) as progress:
@@ -95,7 +97,7 @@ def evaluate_passkey(
         for group in rest:
             results.append(_ask(streamer.new_stream(), documents, group, progress))
             if file is not None:
-                file.write_text(json.dumps({"settings": settings, "batches": results}))
+                write_json(file, {"settings": settings, "batches": results})
     by_length = [_join(results, length) for length in lengths]
     return [_passkey_row(task, *pair) for pair in zip(lengths, by_length, strict=True)]
 
@@ -119,8 +121,8 @@ def _plan(task: Passkey, lengths: Sequence[int], counts: Sequence[int], batch: i
     # a needle that may be beyond the shortest length is at another place for each length
     groups = [[request] for request in requests] if task.needle_within else [requests]
     batches = []
-    for group in groups:
-        seed = (0, group[0][0]) if task.needle_within else (0,)
+    for group in filter(None, groups):
+        seed = (0, group[0][0] if task.needle_within else 0)
         for first in range(0, max(count for _, count in group), batch):
             # the last batch is padded with documents that do not count, to keep the compiled shape
             questions = [(n, min(count - first, batch)) for n, count in group if count > first]
@@ -146,7 +148,8 @@ class Documents:
 
     def length(self, batch: Batch, number: int, length: int) -> int:
         """Return the tokens of a document."""
-        rng = np.random.default_rng([*batch.seed, length, number, _SHIFT])
+        # the same at all lengths: a longer document's question never begins before a shorter one's
+        rng = np.random.default_rng([*batch.seed, number, _SHIFT])
         return max(length - int(rng.integers(self.shifts)), self.task.shortest)
 
     def tokens(self, batch: Batch, number: int, length: int, start: int) -> Iterator[np.ndarray]:
@@ -198,9 +201,7 @@ def _ask(
             stream.skim(next(pieces)[:, 0])
             position += stream.chunk
             progress.advance(stream.batch * stream.chunk)
-        asked = stream.new_stream()
-        asked.state = stream.state
-        hits = _answers(asked, documents, batch, length, start)[:count]
+        hits = _answers(stream.copy(), documents, batch, length, start)[:count]
         progress.advance(stream.batch * (length - start))
         seconds = time.perf_counter() - begin
         rows.append({"length": length, "hits": hits, "read": read, "seconds": seconds})
@@ -260,6 +261,7 @@ def _check_passkey(run: Run, task: Passkey, lengths: Sequence[int], sizes: Seque
 
 def _passkey_row(task: Passkey, length: int, batches: list[dict[str, Any]]) -> dict[str, Any]:
     answers = [hits for batch in batches for hits in batch["hits"]]
+    digits = np.array([task.digits / len(hits) for hits in answers])
     seconds = sum(batch["seconds"] for batch in batches)
     read = sum(batch["read"] * len(batch["hits"]) for batch in batches)
     return {
@@ -268,7 +270,8 @@ def _passkey_row(task: Passkey, length: int, batches: list[dict[str, Any]]) -> d
         "key_accuracy": float(np.mean([all(hits) for hits in answers])),
         "token_accuracy": float(np.mean(np.concatenate(answers))),
         "key_chance": 10.0**-task.digits,
-        "token_chance": 0.1,
+        # of a token with the answer's mean number of digits
+        "token_chance": float(np.mean(10.0**-digits)),
         "read": batches[0]["read"],
         "seconds": seconds,
         "tokens_per_second": read / seconds,

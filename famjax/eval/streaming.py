@@ -80,7 +80,8 @@ def _jit_functions(graph: Any) -> _StreamFunctions:
 
     def skim(params: Params, state: State, tokens: Array, ctx: Context):
         model = nnx.merge(graph, params)
-        # XLA omits what only the output needs: the last layer's attention and feed-forward
+        # XLA omits what only the logits need: without `scan_layers` also the last layer's attention
+        # and feed-forward
         _, state = model.stack(model.embed(tokens), state, ctx)
         return jax.tree.leaves(state)[0].ravel()[0], state
 
@@ -196,12 +197,26 @@ class Streamer:
         self.tokens = 0
         self._logits: Array | None = None
         self._in_flight: deque[Array] = deque()
-        self._memory = self._functions.start(self._params, batch)
+        self._memory = jax.tree.map(self._commit, self._functions.start(self._params, batch))
+
+    def _commit(self, array: Array) -> Array:
+        """Commit a state that no parameter went into to the parameters' device, if it is one."""
+        device = jax.tree.leaves(self._params)[0].sharding
+        if array.committed or len(device.device_set) > 1:
+            return array
+        return jax.device_put(array, device)
 
     def new_stream(self, batch: int | None = None) -> Streamer:
         """Return a stream in the initial state, with the same jitted functions."""
         stream = copy.copy(self)
         stream._start(batch or self.batch)
+        return stream
+
+    def copy(self) -> Streamer:
+        """Return a stream that continues from a copy of this one's state."""
+        stream = copy.copy(self)
+        stream._memory = jax.tree.map(jnp.copy, self._memory)
+        stream._in_flight = deque()
         return stream
 
     # reading ------------------------------------------------------------------------------------
@@ -218,7 +233,7 @@ class Streamer:
     def skim(self, tokens: np.ndarray) -> None:
         """Read `chunk` tokens [b chunk] from a block's start, without logits; asynchronous.
 
-        Faster than `read`, with the same state.
+        The state is that of `read`. Small models without `scan_layers` are read faster.
 
         Raises:
           UserError: the tokens exceed full attention's KV cache; nothing was read.

@@ -111,7 +111,8 @@ def evaluate_text(
             size = run.tokenizer.token_bytes[batch_read["targets"]] * counted
             for totals, (nll, correct) in zip((with_memory_sums, reset_sums), results, strict=True):
                 totals.add(counted, positions, nll, correct, size)
-            by_document.add(batch_read, size, *(nll for nll, _ in results))
+            if window is None:
+                by_document.add(batch_read, size, *(nll for nll, _ in results))
             counts.add(batch_read["targets"][counted])
             valid = batch_read["valid"]
             # the overlap of windows is not new text
@@ -288,29 +289,30 @@ class _DocumentSums:
     """Sums over the tokens of each document; a document starts at a reset."""
 
     def __init__(self, lanes: int) -> None:
-        self._last = np.full(lanes, -1)
-        self._sums = np.zeros((4, 0))
+        self._sums: list[np.ndarray] = []
+        # the document that each lane reads
+        self._current = [-1] * lanes
 
     def add(
         self, batch: Batch[np.ndarray], size: np.ndarray, nll: np.ndarray, reset_nll: np.ndarray
     ) -> None:
         """Add one batch, [b t] each, as `_MetricSums.add`."""
+        weights = batch["weights"] > 0
+        values = np.stack([weights, size, nll * weights, reset_nll * weights])
         # lanes take documents in turn: the first lane all that start in this batch, and so on
-        reset = batch["reset"]
-        started = self._sums.shape[1] + np.cumsum(reset.ravel()).reshape(reset.shape) - 1
-        document = np.where(np.logical_or.accumulate(reset, 1), started, self._last[:, None])
-        self._last = document[:, -1]
-        counted = batch["weights"] > 0
-        values = (np.ones_like(nll), size, nll, reset_nll)
-        count = self._sums.shape[1] + int(reset.sum())
-        self._sums = np.pad(self._sums, ((0, 0), (0, int(reset.sum()))))
-        for sums, value in zip(self._sums, values, strict=True):
-            sums += np.bincount(document[counted], value[counted], minlength=count)
+        for lane, reset in enumerate(batch["reset"]):
+            starts = np.flatnonzero(reset)
+            before, *started = np.split(values[:, lane], starts, axis=1)
+            if self._current[lane] >= 0:
+                self._sums[self._current[lane]] += before.sum(1)
+            self._sums += [part.sum(1) for part in started]
+            if started:
+                self._current[lane] = len(self._sums) - 1
 
     def rows(self, keys: Sequence[Key]) -> list[dict[str, Any]]:
         """Return a row for each document; `keys` are the documents' in the order of their start."""
         rows = []
-        for (file, line, _), (tokens, size, nll, reset_nll) in zip(keys, self._sums.T, strict=True):
+        for (file, line, _), (tokens, size, nll, reset_nll) in zip(keys, self._sums, strict=True):
             row = {"file": file, "line": line, "tokens": int(tokens), "bytes": int(size)}
             rows.append({**row, "nats": float(nll), "nats_without_memory": float(reset_nll)})
         return sorted(rows, key=lambda row: (row["file"], row["line"]))

@@ -2,7 +2,7 @@
 
 Two small models on half of the cores each are trained sooner than one after the other on all cores.
 A process can be given cores only before JAX starts its threads, so this one must not use JAX before
-`run_in_halves`.
+the first `run_in_halves`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from famjax.core.errors import UserError
+from famjax.core.errors import StopRequested, UserError
 from famjax.processes import runtime
 
 Item = TypeVar("Item")
+# of an interrupted process
+_SECONDS_TO_SAVE = 60
 
 
 def run_in_process(work: Callable[..., int], *arguments: Any) -> None:
@@ -66,6 +68,9 @@ def run_in_halves(
             work(item, False)
         with console.status("waiting for the other process"):
             process.join()
+    except (KeyboardInterrupt, StopRequested):
+        process.join(_SECONDS_TO_SAVE)  # it has the signal too, and saves
+        raise
     finally:
         process.kill()
         if cores:

@@ -69,7 +69,7 @@ class Passkey:
     Args:
       tokenizer: of any kind; a token may be several digits.
       digits: of a key.
-      keys: most in a document; if more than one, each has a name.
+      keys: at most so many in a document; if more than one, each has a name.
       other_weight: of the tokens that are not the answer.
       needle_within: most tokens of filler before the needle.
       hard_keys: see `PasskeyConfig`.
@@ -101,7 +101,7 @@ class Passkey:
         self.needle_within, self.hard_keys = needle_within, hard_keys
         self.filler = np.concatenate([tokenizer.encode(sentence) for sentence in FILLER])
         self.starts = np.cumsum([0, *(len(tokenizer.encode(s)) for s in FILLER[:-1])])
-        # a tokenizer may have tokens of several digits
+        # a tokenizer may have tokens of several digits; keys that take more tokens are not drawn
         self._longest_key = max(_sample_keys(digits), key=lambda key: len(tokenizer.encode(key)))
         self.answer_len = len(tokenizer.encode(self._longest_key)) + 1
         tails = (self.tail(name, self._longest_key) for name in self.names or [""])
@@ -155,7 +155,7 @@ class Passkey:
           follows: the document has no needle: it asks for a key of the previous document, and
             begins with its memory.
           asked: index of the key; None draws it.
-          count: of keys, which have any of the names; None is all.
+          count: number of keys, with any of the names; None is one for each name.
 
         Raises:
           UserError: needle and question do not fit in `length`.
@@ -189,10 +189,13 @@ class Passkey:
         yield Piece(tail, weights)
 
     def _draw_key(self, rng: np.random.Generator) -> str:
-        key = rng.integers(0, 10, self.digits)
-        if self.hard_keys and rng.random() < self.hard_keys:
-            key = rng.choice(rng.choice(10, rng.integers(2, 4), replace=False), self.digits)
-        return "".join(map(str, key))
+        while True:
+            key = rng.integers(0, 10, self.digits)
+            if self.hard_keys and rng.random() < self.hard_keys:
+                key = rng.choice(rng.choice(10, rng.integers(2, 4), replace=False), self.digits)
+            text = "".join(map(str, key))
+            if len(self.tokenizer.encode(text)) < self.answer_len:
+                return text
 
     def _filler(self, start: int, count: int) -> np.ndarray:
         return self.filler[(start + np.arange(count)) % len(self.filler)]

@@ -2,30 +2,55 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import tiny
 
 from famjax.eval.passkey import evaluate_passkey
+from famjax.eval.streaming import Streamer
 from famjax.tasks.passkey import Passkey
 
 
 def test_documents_are_shorter_by_a_part_of_a_block() -> None:
-    run, length, w = tiny.run(), 450, tiny.SHAPE.block_len
+    # lengths less than a block apart, and documents of several calls
+    run, lengths, w = tiny.run(), [451, 450, 300], tiny.SHAPE.block_len
     task = Passkey(run.tokenizer, 3)
-    [row] = evaluate_passkey(run, [length], examples=6, batch=2, quiet=True, anywhere=True)
-    hits, shorter = [], set()
-    for number in range(6):
-        n = length - int(np.random.default_rng([0, length, number, 3]).integers(w))
-        shorter.add(length - n)
-        pieces = list(task.document(np.random.default_rng([0, number, 2]), n))
-        tokens = np.concatenate([piece.tokens for piece in pieces])[None]
-        likeliest = tiny.logits(run.model, tokens[:, :-1]).argmax(-1)
-        hits.append((likeliest == tokens[:, 1:])[0, -4:-1])
-    assert row["token_accuracy"] == pytest.approx(np.mean(hits))
+    rows = evaluate_passkey(run, lengths, examples=6, batch=2, quiet=True, anywhere=True)
+    shorter = [int(np.random.default_rng([0, 0, i, 3]).integers(w)) for i in range(6)]
     # documents of one batch, too
-    assert len(shorter) > 3
-    assert max(shorter) < w
+    assert len(set(shorter)) > 3
+    for row, length in zip(rows, lengths, strict=True):
+        hits = []
+        for number in range(6):
+            n = length - shorter[number]
+            pieces = list(task.document(np.random.default_rng([0, 0, number, 2]), n))
+            tokens = np.concatenate([piece.tokens for piece in pieces])[None]
+            likeliest = tiny.logits(run.model, tokens[:, :-1], pad=480).argmax(-1)
+            hits.append((likeliest == tokens[:, 1:])[0, -4:-1])
+        assert row["token_accuracy"] == pytest.approx(np.mean(hits))
+
+
+def test_a_window_reads_the_same_questions_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    losses: list[np.ndarray] = []
+
+    class RecordingStreamer(Streamer):
+        def losses(self, tokens: np.ndarray, targets: np.ndarray) -> Any:
+            losses.append(super().losses(tokens, targets)[0])
+            return np.zeros(targets.shape), np.zeros(targets.shape, bool)
+
+        def warm_up(self) -> None:
+            pass
+
+    monkeypatch.setattr("famjax.eval.passkey.Streamer", RecordingStreamer)
+    monkeypatch.setattr("famjax.eval.streaming.CHUNK", 64)
+    run, arguments = tiny.run_with("bswa"), ([900, 300, 310, 290], 4, 2, True)
+    evaluate_passkey(run, *arguments, whole=True, anywhere=True)
+    whole, losses[:] = list(losses), []
+    evaluate_passkey(run, *arguments, whole=False, anywhere=True)
+    assert len(whole) == 2 * 4
+    np.testing.assert_equal(losses, whole)
 
 
 def test_no_document_is_too_short() -> None:

@@ -163,16 +163,28 @@ def test_one_shape_is_compiled(streamer: Streamer) -> None:
     assert [program._cache_size() for program in programs] == before
 
 
-def test_sharded_parameters_are_used_in_place(
-    whole: tuple[np.ndarray, np.ndarray],
-) -> None:
-    graph, params = nnx.split(tiny.model("fam"))
+@pytest.mark.parametrize("mixer", ["fam", "bswa"])
+def test_sharded_parameters_are_used_in_place(mixer: str) -> None:
+    graph, params = nnx.split(tiny.model(mixer))
+    whole = Streamer(tiny.model(mixer), B, chunk=16).losses(TOKENS, TARGETS)[0]
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     model = nnx.merge(graph, jax.device_put(params, parameter_shardings(mesh, params)))
     stream = Streamer(model, B, chunk=16)
+    # the initial state of a window is on no mesh
+    stream.state = stream.copy().state
     stream.read(TOKENS[:, :21])
     stream.state = stream.state
-    close(stream.losses(TOKENS[:, 21:], TARGETS[:, 21:])[0], whole[0][:, 21:])
+    close(stream.losses(TOKENS[:, 21:], TARGETS[:, 21:])[0], whole[:, 21:])
+
+
+def test_a_copy_continues_by_itself(streamer: Streamer) -> None:
+    stream = streamer.new_stream()
+    stream.read(TOKENS[:, :21])
+    asked = stream.copy()
+    expected = streamer.new_stream().losses(TOKENS, TARGETS)[0][:, 21:]
+    for reader in (asked, stream):
+        assert reader.tokens == 21
+        close(reader.losses(TOKENS[:, 21:], TARGETS[:, 21:])[0], expected)
 
 
 @given(sizes=st.lists(st.integers(0, 7), max_size=8), size=st.integers(1, 5))
