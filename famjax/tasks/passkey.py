@@ -101,6 +101,7 @@ class Passkey:
         self.needle_within, self.hard_keys = needle_within, hard_keys
         self.filler = np.concatenate([tokenizer.encode(sentence) for sentence in FILLER])
         self.starts = np.cumsum([0, *(len(tokenizer.encode(s)) for s in FILLER[:-1])])
+        self._questions: dict[str, np.ndarray] = {}
         # a tokenizer may have tokens of several digits; keys that take more tokens are not drawn
         self._longest_key = max(_sample_keys(digits), key=lambda key: len(tokenizer.encode(key)))
         self.answer_len = len(tokenizer.encode(self._longest_key)) + 1
@@ -129,8 +130,10 @@ class Passkey:
 
     def question(self, name: str) -> np.ndarray:
         """Return the tokens that ask for a key, [n]; an only key has no name."""
-        text = NAMED_QUESTION.format(name=name) if self.names else QUESTION
-        return self.tokenizer.encode(text)
+        if name not in self._questions:
+            text = NAMED_QUESTION.format(name=name) if self.names else QUESTION
+            self._questions[name] = self.tokenizer.encode(text)
+        return self._questions[name]
 
     def tail(self, name: str, key: str) -> np.ndarray:
         """Return the question, its answer and eos, [n]."""
