@@ -23,11 +23,12 @@ import jax
 import numpy as np
 from rich.console import Console
 
+from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.main import run_guarded
 from famjax.cli.tables import Output, Table
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
-from famjax.core.json_files import read_json, write_json
+from famjax.core.json_files import RUN_AGAIN, read_json, write_json
 from famjax.data.train_tokenizer import train_sentencepiece
 from famjax.eval.memory import memory_report
 from famjax.eval.passkey import evaluate_passkey
@@ -43,7 +44,6 @@ from famjax.train.run import Run, open_run
 _VOCABULARY = 600
 # of the second process, in the demo's folder
 LOG = "other_process.log"
-_RUN_AGAIN = "remove it, and run again"
 
 
 @dataclass(frozen=True)
@@ -147,9 +147,7 @@ def demonstrate(demo: Demo) -> int:
     run_in_process(prepare, demo)
     runtime.setup()
     run_in_halves(functools.partial(measure, demo), demo.models, demo.folder / LOG, console)
-    results = [
-        read_json(demo.folder / model.name / "result.json", _RUN_AGAIN) for model in demo.models
-    ]
+    results = [read_result(demo.folder / model.name) for model in demo.models]
     remembered = ask(demo, console)
     picture = draw(demo, results)
     Output().print(table(demo, results))
@@ -253,6 +251,11 @@ def measure(demo: Demo, model: DemoModel, quiet: bool) -> None:
     write_json(folder / "result.json", result)
 
 
+def read_result(folder: Path) -> dict[str, Any]:
+    """Return what a model's measurement wrote into its folder."""
+    return dict(read_json(folder / "result.json", RUN_AGAIN))
+
+
 def claim_folder(folder: Path, recipe: str) -> None:
     """Let a folder hold the results of one recipe only.
 
@@ -263,7 +266,7 @@ def claim_folder(folder: Path, recipe: str) -> None:
     before = file.read_text() if file.exists() else None
     if before != recipe:
         if before is not None or (folder / "checkpoints").exists():
-            raise UserError(f"{folder}: was made by another recipe; remove it, and run again")
+            raise UserError(f"{folder}: was made by another recipe; {RUN_AGAIN}")
         folder.mkdir(parents=True, exist_ok=True)
         file.write_text(recipe)
 
@@ -280,7 +283,7 @@ def train_and_time(config: Config, folder: Path, quiet: bool) -> tuple[Run, floa
     path = folder / "train_seconds.json"
     checkpoints = Checkpoints(folder / "checkpoints")
     before = checkpoints.latest()
-    spent = read_json(path, _RUN_AGAIN) if before and path.exists() else 0.0
+    spent = read_json(path, RUN_AGAIN) if before and path.exists() else 0.0
     begin = time.perf_counter()
     try:
         run = train(config, folder, quiet)
@@ -341,12 +344,7 @@ def table(demo: Demo, results: Sequence[dict[str, Any]]) -> Table:
 
 def draw(demo: Demo, results: Sequence[dict[str, Any]]) -> Path:
     """Plot accuracy against length, the paper's Figure 3."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    figure, axes = new_figure(size=(8, 4.5))
     for result in results:
         fam = result["name"].startswith("FAM")
         axes.plot(
@@ -368,11 +366,7 @@ def draw(demo: Demo, results: Sequence[dict[str, Any]]) -> Path:
     )
     axes.grid(alpha=0.3)
     axes.legend(loc="center right")
-    path = demo.folder / "plots" / "passkey.png"
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=140)
-    plt.close(figure)
-    return path
+    return save_figure(figure, demo.folder / "plots" / "passkey.png")
 
 
 def format_count(number: int) -> str:

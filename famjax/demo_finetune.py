@@ -22,6 +22,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
+from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.main import run_guarded
 from famjax.cli.tables import Output, Table
 from famjax.config.schema import (
@@ -33,9 +34,9 @@ from famjax.config.schema import (
     PasskeyConfig,
 )
 from famjax.convert.folder import convert
-from famjax.core.json_files import read_json, write_json
+from famjax.core.json_files import write_json
 from famjax.data.train_tokenizer import train_sentencepiece
-from famjax.demo import claim_folder, format_count, train_and_time
+from famjax.demo import LOG, claim_folder, format_count, read_result, train_and_time
 from famjax.eval.passkey import evaluate_passkey
 from famjax.eval.text import evaluate_text
 from famjax.experiment.load import load_config, override
@@ -56,8 +57,6 @@ _VOCABULARY = 512
 _BLOCK = 192
 # of a batch, one of them text
 _ROWS = 4
-LOG = "other_process.log"
-_RUN_AGAIN = "remove it, and run again"
 
 
 @dataclass(frozen=True)
@@ -150,9 +149,7 @@ def demonstrate(demo: FinetuneDemo) -> int:
     run_in_process(prepare, demo)
     runtime.setup()
     run_in_halves(functools.partial(tune, demo), demo.models, demo.folder / LOG, console)
-    results = [
-        read_json(demo.folder / model.name / "result.json", _RUN_AGAIN) for model in demo.models
-    ]
+    results = [read_result(demo.folder / model.name) for model in demo.models]
     console.print("Merging FAM's adapters and exporting it.")
     exported = demo.folder / "FAM" / "exported"
     if not exported.exists():
@@ -273,16 +270,16 @@ def make_config(demo: FinetuneDemo, model: TunedModel) -> Config:
 
 def tune(demo: FinetuneDemo, model: TunedModel, quiet: bool) -> None:
     """Finetune a converted model with LoRA, measure it before and after, and write the results."""
-    result_file = demo.folder / model.name / "result.json"
     config = make_config(demo, model)
     evaluation = repr((demo.lengths, demo.examples, demo.tokens))
-    claim_folder(demo.folder / model.name, repr(config))
-    if result_file.exists() and read_json(result_file, _RUN_AGAIN)["evaluation"] == evaluation:
+    folder = demo.folder / model.name
+    claim_folder(folder, repr(config))
+    if (folder / "result.json").exists() and read_result(folder)["evaluation"] == evaluation:
         return
     lengths = tuple(length for length in demo.lengths if length <= _LONGEST_BEFORE)
     before = measure(demo, open_run(demo.folder / model.converted), lengths)
     is_trained = model == demo.models[0]
-    run, seconds = train_and_time(config, demo.folder / model.name, quiet or is_trained)
+    run, seconds = train_and_time(config, folder, quiet or is_trained)
     _, trained, frozen = partition_trainable(run.config.model, run.model)
     result = {
         "name": model.name,
@@ -293,7 +290,7 @@ def tune(demo: FinetuneDemo, model: TunedModel, quiet: bool) -> None:
         "before": before,
         "after": measure(demo, run, demo.lengths),
     }
-    write_json(result_file, result)
+    write_json(folder / "result.json", result)
 
 
 def measure(demo: FinetuneDemo, run: Run, lengths: Sequence[int]) -> dict[str, Any]:
@@ -337,12 +334,7 @@ def table(demo: FinetuneDemo, results: Sequence[dict[str, Any]]) -> Table:
 
 def draw(demo: FinetuneDemo, results: Sequence[dict[str, Any]]) -> Path:
     """Plot accuracy against length, dotted before finetuning."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    figure, axes = new_figure(size=(8, 4.5))
     for number, result in enumerate(results):
         for when, style in (("before", ":"), ("after", "-")):
             axes.plot(
@@ -360,11 +352,7 @@ def draw(demo: FinetuneDemo, results: Sequence[dict[str, Any]]) -> Path:
     axes.set_title("A pretrained Llama converted to FAM, LoRA of rank 16")
     axes.grid(alpha=0.3)
     axes.legend()
-    path = demo.folder / "plots" / "finetune.png"
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=140)
-    plt.close(figure)
-    return path
+    return save_figure(figure, demo.folder / "plots" / "finetune.png")
 
 
 if __name__ == "__main__":

@@ -23,21 +23,20 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.main import run_guarded
 from famjax.cli.tables import Output, Table
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
-from famjax.core.json_files import parse_json, read_json, write_json
+from famjax.core.json_files import parse_json, write_json
 from famjax.data.train_tokenizer import train_sentencepiece
-from famjax.demo import claim_folder, train_and_time
+from famjax.demo import LOG, claim_folder, read_result, train_and_time
 from famjax.eval.intervals import paired_interval
 from famjax.eval.text import evaluate_text
 from famjax.experiment.load import load_config
 from famjax.processes import runtime
 from famjax.processes.half_cores import run_in_halves
 
-LOG = "other_process.log"
-_RUN_AGAIN = "remove it, and run again"
 _VOCABULARY = 1024
 # modules of at least this size, in bytes, of which one in so many is held out
 _MODULE_BYTES, _HELD_OUT = 30_000, 16
@@ -221,10 +220,10 @@ def make_config(demo: TextDemo, model: TextModel) -> Config:
 def measure(demo: TextDemo, model: TextModel, quiet: bool) -> None:
     """Train a model, evaluate it on the documents that were held out, and write the results."""
     folder = demo.folder / model.folder
-    file = folder / "result.json"
     config = make_config(demo, model)
     claim_folder(folder, repr(config))
-    if file.exists() and read_json(file, _RUN_AGAIN)["held_out"] == demo.texts.held_out:
+    file = folder / "result.json"
+    if file.exists() and read_result(folder)["held_out"] == demo.texts.held_out:
         return
     run, seconds = train_and_time(config, folder, quiet)
     scores = evaluate_text(run, demo.texts.held_out, batch=16, quiet=quiet)
@@ -244,16 +243,12 @@ def steps_in_equal_time(demo: TextDemo, fam: TextModel) -> int:
     """Return the steps that BSWA takes in the time of FAM's; equal for all seeds."""
     times = {
         mixer: [
-            _read_result(demo, replace(fam, mixer=mixer, seed=seed))["step_seconds"]
+            read_result(demo.folder / replace(fam, mixer=mixer, seed=seed).folder)["step_seconds"]
             for seed in range(demo.seeds)
         ]
         for mixer in ("fam", "bswa")
     }
     return round(demo.steps * np.median(times["fam"]) / np.median(times["bswa"]))
-
-
-def _read_result(demo: TextDemo, model: TextModel) -> dict[str, Any]:
-    return dict(read_json(demo.folder / model.folder / "result.json", _RUN_AGAIN))
 
 
 def _by_kind(demo: TextDemo, models: Sequence[TextModel]) -> list[dict[str, Any]]:
@@ -263,7 +258,7 @@ def _by_kind(demo: TextDemo, models: Sequence[TextModel]) -> list[dict[str, Any]
         kinds.setdefault(model.kind, []).append(model)
     rows = []
     for kind, every in kinds.items():
-        seeds = [_read_result(demo, model) for model in every]
+        seeds = [read_result(demo.folder / model.folder) for model in every]
         first = every[0]
         row = {"kind": kind, "mixer": first.mixer, "segments": first.segments, "seeds": seeds}
         rows.append({**row, "steps": first.steps or demo.steps})
@@ -311,12 +306,7 @@ def table(demo: TextDemo, results: Sequence[dict[str, Any]]) -> Table:
 
 def draw(demo: TextDemo, results: Sequence[dict[str, Any]]) -> Path:
     """Plot the loss by the position in the document."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    figure, axes = new_figure(size=(8, 4.5))
     for row in results:
         ends = [bucket["to"] + 1 for bucket in row["seeds"][0]["by_position"]]
         nats = np.mean([[b["loss"] for b in seed["by_position"]] for seed in row["seeds"]], 0)
@@ -328,11 +318,7 @@ def draw(demo: TextDemo, results: Sequence[dict[str, Any]]) -> Path:
     axes.set_title(f"Held-out {demo.texts.name}, mean of {demo.seeds} seeds")
     axes.grid(alpha=0.3)
     axes.legend()
-    path = demo.folder / "plots" / "text.png"
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=140)
-    plt.close(figure)
-    return path
+    return save_figure(figure, demo.folder / "plots" / "text.png")
 
 
 if __name__ == "__main__":

@@ -67,6 +67,21 @@ def test_long_modules_of_the_library_are_copied_once(tmp_path, monkeypatch):
         (library / "m00.py").unlink(missing_ok=True)
 
 
+def test_arguments_name_texts_and_override_both_configs(monkeypatch):
+    asked = []
+    monkeypatch.setattr(demo_text, "demonstrate", lambda demo: asked.append(demo) or 0)
+    command = ["demo_text", "--data", "books=a:b", "--seeds", "1", "--steps", "7", "model.width=32"]
+    monkeypatch.setattr("sys.argv", command)
+    assert demo_text.main() == 0
+    (demo,) = asked
+    assert demo.texts == Texts("books", "a", "b")
+    assert demo.folder.parts == ("runs", "demo-text", "books")
+    for mixer, seed in (("fam", 0), ("bswa", 1)):
+        config = demo_text.make_config(demo, TextModel(mixer, 1, seed))
+        assert (config.model.mixer, config.seed, config.train.steps) == (mixer, seed, 7)
+        assert (config.model.width, config.data.files) == (32, "a")
+
+
 def test_incomplete_arguments_are_told(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["demo_text", "--data", "books=folder"])
     assert demo_text.main() == 2

@@ -13,6 +13,7 @@ import tyro
 
 from famjax.cli.analyze_memory import measure_memory, plot_memory, show_memory
 from famjax.cli.eval import HOLDOUT, parse_tasks
+from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.main import parse
 from famjax.cli.plot import plot_file
 from famjax.cli.tables import Output, Table
@@ -148,19 +149,13 @@ def _notes(report: dict[str, Any]) -> list[str]:
 
 def plot(report: dict[str, Any], path: Path) -> None:
     """Plot a heat map, layers by heads, of each measure over all queries."""
-    import matplotlib
-
-    matplotlib.use("Agg")
     import numpy as np
-    from matplotlib import pyplot
 
     shown = [name for name in ("entropy", "distance") if report[name] is not None]
-    figure, axes = pyplot.subplots(
-        1, len(shown), figsize=(5 * len(shown), 4), layout="constrained", squeeze=False
-    )
+    figure, axes = new_figure(1, len(shown), (5 * len(shown), 4))
     heads = max(len(row["entropy"]["heads"]) for row in report["layers"] if row["entropy"])
     blank = {"heads": [None] * heads}
-    for name, axis in zip(shown, axes[0], strict=True):
+    for name, axis in zip(shown, np.atleast_1d(axes), strict=True):
         values = [(row[name] or blank)["heads"] for row in report["layers"]]
         image = axis.imshow(np.array(values, float), aspect="auto")
         title = "entropy (nats)" if name == "entropy" else "distance from the teacher"
@@ -168,8 +163,4 @@ def plot(report: dict[str, Any], path: Path) -> None:
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.yaxis.get_major_locator().set_params(integer=True)
         figure.colorbar(image, ax=axis)
-    try:
-        figure.savefig(path, dpi=150)
-    except PermissionError as error:
-        raise UserError(f"--plot {path}: {error.strerror}; give another file") from None
-    pyplot.close(figure)
+    save_figure(figure, path)

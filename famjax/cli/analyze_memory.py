@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.tables import Output, Table
-from famjax.core.errors import UserError
 
 # blocks named for what opened the gates
 _OPENED = 5
@@ -87,12 +87,7 @@ def _size(value: list[Any]) -> int:
 
 def plot_memory(report: dict[str, Any], path: Path) -> None:
     """Plot the measures by block, the gates by memory token, and the reach of the gradient."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(2, 4, figsize=(16, 7), layout="constrained")
+    figure, axes = new_figure(2, 4, (16, 7))
     panels = dict(zip(("rms", "turn", "rank", "similarity", "mass"), axes.flat, strict=False))
     titles = {
         "rms": "size (RMS)",
@@ -116,11 +111,7 @@ def plot_memory(report: dict[str, Any], path: Path) -> None:
     axes[1, 2].set(title="gradient of the last block's loss", xlabel="blocks before", yscale="log")
     axes[1, 3].bar(np.arange(len(report["without"][0])), np.mean(report["without"], 0))
     axes[1, 3].set(title="loss without a memory token, nats", xlabel="memory token")
-    try:
-        figure.savefig(path, dpi=150)
-    except PermissionError as error:
-        raise UserError(f"--plot {path}: {error.strerror}; give another file") from None
-    pyplot.close(figure)
+    save_figure(figure, path)
 
 
 def _plot_gates(figure: Any, axis: Any, gates: np.ndarray) -> None:

@@ -9,6 +9,7 @@ from famjax.bench import feedback as bench
 from famjax.bench import feedback_peers as peers
 from famjax.bench.timing import Pair
 from famjax.cli.bench_output import BenchSizes, format_aim, format_median, missing_peers, to_dict
+from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.plot import plot_file
 from famjax.cli.tables import Output, Table
 from famjax.config.schema import ModelConfig
@@ -141,12 +142,7 @@ def _shape(model: ModelConfig) -> str:
 
 
 def _draw(steps: list[bench.TrainingStep], rows: list[bench.Generation], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure, (left, right) = new_figure(1, 2, (10, 4))
     left.barh([step.name for step in steps], [step.transformer.ratio for step in steps])
     left.axvline(bench.TRAINING_AIM, color="grey", linestyle=":", label="aim")
     left.invert_yaxis()
@@ -161,5 +157,4 @@ def _draw(steps: list[bench.TrainingStep], rows: list[bench.Generation], path: P
     right.set_xscale("log", base=2)
     right.set(xlabel="tokens before", ylabel="tokens/s / transformer's", ylim=(0, None))
     right.legend(fontsize="small")
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    save_figure(figure, path)

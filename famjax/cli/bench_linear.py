@@ -11,6 +11,7 @@ from famjax.bench import linear_peers as peers
 from famjax.bench.linear import Attention, Decoding
 from famjax.bench.timing import compare_times
 from famjax.cli.bench_output import BenchSizes, format_aim, format_median, missing_peers, to_dict
+from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.plot import plot_file
 from famjax.cli.tables import Output, Table
 from famjax.config.resolved import resolve_model
@@ -165,12 +166,7 @@ def _all_seconds(rows: list[Decoding], name: str) -> list[float]:
 
 def _draw(rows: list[Decoding], path: Path) -> None:
     """Plot speed (Figure 2) and attention's memory (Figure 3) against length."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure, (left, right) = new_figure(1, 2, (10, 4))
     for name in dict.fromkeys(row.name for row in rows):
         mine = [row for row in rows if row.name == name and row.seconds]
         lengths = [row.length for row in mine]
@@ -182,5 +178,4 @@ def _draw(rows: list[Decoding], path: Path) -> None:
     left.set(ylabel="tokens/s", ylim=(0, None))
     right.set(ylabel="MB of attention state", yscale="log")
     left.legend(fontsize="small")
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    save_figure(figure, path)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from famjax.bench import mesh as bench
 from famjax.cli.bench_output import BenchSizes, format_median, to_dict
+from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.plot import plot_file
 from famjax.cli.tables import Output, Table
 from famjax.config.schema import AXES, ModelConfig
@@ -75,12 +76,7 @@ def _format_sent(row: bench.MeshTiming, kind: str) -> str:
 
 
 def _draw(timings: list[bench.MeshTiming], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    figure, (left, right) = new_figure(1, 2, (11, 4))
     one, *divided = timings
     for axis in AXES:
         rows = [one, *(row for row in divided if row.axis == axis)]
@@ -97,5 +93,4 @@ def _draw(timings: list[bench.MeshTiming], path: Path) -> None:
     right.tick_params("x", rotation=60)
     right.set(ylabel="MB sent per device and step")
     right.legend(fontsize="small")
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    save_figure(figure, path)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from famjax.cli.eval_output import show
+from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.main import parse
 from famjax.core.errors import UserError, nearest
 from famjax.processes import runtime
@@ -159,28 +160,19 @@ def _check_options(arguments: Arguments, tasks: list[Task]) -> None:
 
 def plot(report: dict[str, Any], folder: Path) -> list[Path]:
     """Plot the results and return the files."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        paths = []
-        if "passkey" in report:
-            paths.append(_plot_passkey(report["passkey"], folder / "passkey.png"))
-        for toy in report["toy"]:
-            paths.append(_plot_toy(toy, folder / f"{toy['task']}.png"))
-        for i, text in enumerate(report["text"]):
-            name = f"text_{i + 1}.png" if i else "text.png"
-            paths.append(_plot_text(text, folder / name))
-    except PermissionError as error:
-        raise UserError(f"{folder}: {error.strerror}; --plot draws into the run's folder") from None
+    paths = []
+    if "passkey" in report:
+        paths.append(_plot_passkey(report["passkey"], folder / "passkey.png"))
+    for toy in report["toy"]:
+        paths.append(_plot_toy(toy, folder / f"{toy['task']}.png"))
+    for i, text in enumerate(report["text"]):
+        name = f"text_{i + 1}.png" if i else "text.png"
+        paths.append(_plot_text(text, folder / name))
     return paths
 
 
 def _plot_passkey(rows: list[dict[str, Any]], path: Path) -> Path:
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    figure, axes = new_figure()
     lengths = [row["length"] for row in rows]
     axes.plot(lengths, [row["key_accuracy"] for row in rows], "o-", label="whole keys")
     axes.plot(lengths, [row["token_accuracy"] for row in rows], "o--", label="digits")
@@ -188,15 +180,11 @@ def _plot_passkey(rows: list[dict[str, Any]], path: Path) -> Path:
     axes.set_xscale("log", base=2)
     axes.set(xlabel="tokens of the document", ylabel="accuracy", ylim=(-0.03, 1.03))
     axes.legend()
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
-    return path
+    return save_figure(figure, path)
 
 
 def _plot_toy(toy: dict[str, Any], path: Path) -> Path:
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    figure, axes = new_figure()
     lengths = [row["length"] for row in toy["rows"]]
     axes.plot(lengths, [row["episode_accuracy"] for row in toy["rows"]], "o-", label="episodes")
     axes.plot(lengths, [row["accuracy"] for row in toy["rows"]], "o--", label="answers")
@@ -204,15 +192,11 @@ def _plot_toy(toy: dict[str, Any], path: Path) -> Path:
     axes.plot(lengths, guessed, ":", color="grey", label="the commonest answer")
     axes.set(xlabel=f"steps of an episode of {toy['task']}", ylabel="accuracy", ylim=(-0.03, 1.03))
     axes.legend()
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
-    return path
+    return save_figure(figure, path)
 
 
 def _plot_text(text: dict[str, Any], path: Path) -> Path:
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    figure, axes = new_figure()
     ends = [row["to"] + 1 for row in text["by_position"]]
     for key, label in {
         "loss": "with memory",
@@ -223,6 +207,4 @@ def _plot_text(text: dict[str, Any], path: Path) -> Path:
     whole = "window" if text["window"] else "document"
     axes.set(xlabel=f"position in the {whole}, up to", ylabel="loss (nats a token)")
     axes.legend()
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
-    return path
+    return save_figure(figure, path)

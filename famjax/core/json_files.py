@@ -19,6 +19,8 @@ from famjax.core.errors import UserError
 MAX_DEPTH = 100
 # of a file that is read as a whole; a tokenizer.json of 256,000 tokens has 35 MB
 MAX_BYTES = 256 << 20
+# the remedy for a damaged file that a command makes
+RUN_AGAIN = "remove it, and run again"
 
 
 class JsonError(ValueError):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from famjax.core.errors import UserError
-from famjax.core.json_files import read_json, write_json
+from famjax.core.json_files import RUN_AGAIN, read_json, write_json
 from famjax.eval.memory import memory_report
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import Streamer, check_capacity, rechunk
@@ -238,7 +238,7 @@ def _answers(
 def _read_results(file: Path | None, settings: list[Any]) -> list[list[dict[str, Any]]]:
     if file is None or not file.exists():
         return []
-    saved = read_json(file, "remove it, and run again")
+    saved = read_json(file, RUN_AGAIN)
     return saved["batches"] if saved.get("settings") == settings else []
 
 

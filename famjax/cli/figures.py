@@ -1,0 +1,35 @@
+"""Figures of results, drawn without a display."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from famjax.core.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def new_figure(
+    rows: int = 1, columns: int = 1, size: tuple[float, float] = (6, 4)
+) -> tuple[Figure, Any]:
+    """Return a figure and its axes, as `pyplot.subplots` does; `size` is in inches."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(rows, columns)
+
+
+def save_figure(figure: Figure, path: Path) -> Path:
+    """Write a figure, and its folder where there is none.
+
+    Raises:
+      UserError: permission denied.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+    except PermissionError as error:
+        raise UserError(f"{path}: {error.strerror}; the figure cannot be written") from None
+    return path
