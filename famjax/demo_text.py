@@ -1,8 +1,10 @@
 """FAM against block sliding window attention on text, at equal steps and at equal time.
 
-`make demo-text` trains both with and without a memory segment, with three seeds, on the long
-modules of Python's standard library, evaluates them on modules that were held out, and prints bits
-per byte with paired intervals. Other texts:
+`make demo-text` trains a window without any memory on the long modules of Python's standard
+library; gives it a FAM, a memory segment, both or neither, and trains each of them for as many
+steps more; evaluates them on modules that were held out, and prints bits per byte of three seeds
+with paired intervals. The models of a seed share the first training, since a memory is of use only
+to a model that predicts from its block already. Other texts:
 
     python -m famjax.demo_text --data books=TRAIN_FOLDER:HELD_OUT_FOLDER
 """
@@ -65,16 +67,25 @@ class TextModel:
       segments: memory segments.
       seed: of the training.
       steps: of the training; None is the demo's.
+      pretrained: continues the training of the seed's base, else it is a base.
     """
 
     mixer: str
     segments: int
     seed: int
     steps: int | None = None
+    pretrained: bool = True
+
+    @property
+    def base(self) -> TextModel:
+        """The model that this one continues: a window without memory."""
+        return TextModel("bswa", 0, self.seed, pretrained=False)
 
     @property
     def kind(self) -> str:
         """All models of a kind differ in the seed only."""
+        if not self.pretrained:
+            return "base"
         name = f"{self.mixer.upper()} M{self.segments}"
         return f"{name}, time of FAM" if self.steps else name
 
@@ -91,14 +102,16 @@ class TextDemo:
       folder: of its output.
       texts: the documents.
       seeds: number of trainings of each model.
-      steps: of a training.
+      base_steps: of the training that the models of a seed share.
+      steps: of the training of each model from there.
       overrides: of the config.
     """
 
     folder: Path
     texts: Texts
     seeds: int = 3
-    steps: int = 500
+    base_steps: int = 1000
+    steps: int = 400
     overrides: tuple[str, ...] = ()
 
 
@@ -106,7 +119,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m famjax.demo_text", description=__doc__)
     parser.add_argument("--data", help="NAME=TRAINING:HELD_OUT; default: the standard library")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--base-steps", type=int, default=1000, help="without any memory")
+    parser.add_argument("--steps", type=int, default=400, help="of each model after them")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of both configs")
     arguments = parser.parse_args()
     return run_guarded(lambda: demonstrate(_read_arguments(arguments)))
@@ -123,7 +137,12 @@ def _read_arguments(arguments: argparse.Namespace) -> TextDemo:
             raise UserError(f"--data {arguments.data}: give NAME=TRAINING:HELD_OUT")
         texts = Texts(name, training, held_out)
     return TextDemo(
-        folder / texts.name, texts, arguments.seeds, arguments.steps, tuple(arguments.overrides)
+        folder / texts.name,
+        texts,
+        arguments.seeds,
+        arguments.base_steps,
+        arguments.steps,
+        tuple(arguments.overrides),
     )
 
 
@@ -165,6 +184,8 @@ def demonstrate(demo: TextDemo) -> int:
     ]
     runtime.setup()
     console.print(f"FAM and BSWA learn to predict {demo.texts.name}, with {demo.seeds} seeds.")
+    bases = list(dict.fromkeys(model.base for model in models))
+    run_in_halves(functools.partial(pretrain, demo), bases, demo.folder / LOG, console)
     _measure_all(demo, models, console)
     slower = [
         replace(model, mixer="bswa", steps=steps_in_equal_time(demo, model))
@@ -194,11 +215,19 @@ def _measure_all(demo: TextDemo, models: Sequence[TextModel], console: Console) 
 def make_config(demo: TextDemo, model: TextModel) -> Config:
     """Return the training config of a model."""
     fam = ["model.fam_update=gated", "model.fam_len=8"] if model.mixer == "fam" else []
+    if model.pretrained:
+        # of another seed, for another order of the documents
+        training = [f"init={demo.folder / model.base.folder}", f"seed={demo.seeds + model.seed}"]
+        training += [f"train.steps={model.steps or demo.steps}", "optimizer.warmup_steps=20"]
+    else:
+        training = [f"seed={model.seed}", f"train.steps={demo.base_steps}"]
+        training += ["optimizer.schedule=constant"]
     return load_config(
         f"text_{model.mixer}",
         [
             f"name={model.folder}",
-            f"seed={model.seed}",
+            f"model.mixer={model.mixer}",
+            *training,
             f"model.memory_segments={model.segments}",
             "model.layers=2",
             "model.mlp_width=512",
@@ -209,12 +238,16 @@ def make_config(demo: TextDemo, model: TextModel) -> Config:
             # many documents in a step: with few the memory becomes a fingerprint of them
             "data.batch=8",
             "data.length=512",
-            f"train.steps={model.steps or demo.steps}",
             "train.log_every=20",
             "train.checkpoint_every=250",
             *demo.overrides,
         ],
     )
+
+
+def pretrain(demo: TextDemo, base: TextModel, quiet: bool) -> None:
+    """Train the model that all models of its seed continue."""
+    train_and_time(make_config(demo, base), demo.folder / base.folder, quiet)
 
 
 def measure(demo: TextDemo, model: TextModel, quiet: bool) -> None:

@@ -70,16 +70,24 @@ def test_long_modules_of_the_library_are_copied_once(tmp_path, monkeypatch):
 def test_arguments_name_texts_and_override_both_configs(monkeypatch):
     asked = []
     monkeypatch.setattr(demo_text, "demonstrate", lambda demo: asked.append(demo) or 0)
-    command = ["demo_text", "--data", "books=a:b", "--seeds", "1", "--steps", "7", "model.width=32"]
-    monkeypatch.setattr("sys.argv", command)
+    command = "demo_text --data books=a:b --seeds 1 --base-steps 5 --steps 7 model.width=32"
+    monkeypatch.setattr("sys.argv", command.split())
     assert demo_text.main() == 0
     (demo,) = asked
     assert demo.texts == Texts("books", "a", "b")
     assert demo.folder.parts == ("runs", "demo-text", "books")
-    for mixer, seed in (("fam", 0), ("bswa", 1)):
-        config = demo_text.make_config(demo, TextModel(mixer, 1, seed))
-        assert (config.model.mixer, config.seed, config.train.steps) == (mixer, seed, 7)
-        assert (config.model.width, config.data.files) == (32, "a")
+    # a model continues a base that is not there yet
+    monkeypatch.setattr(demo_text, "load_config", lambda name, overrides: (name, overrides))
+    model = TextModel("fam", 1, 0)
+    name, overrides = demo_text.make_config(demo, model)
+    assert name == "text_fam"
+    own = {"model.memory_segments=1", "train.steps=7", f"init={demo.folder / 'base-0'}"}
+    assert {*own, "model.width=32", "data.files=a"} <= set(overrides)
+    name, overrides = demo_text.make_config(demo, model.base)
+    assert (name, model.base.folder) == ("text_bswa", "base-0")
+    own = {"model.memory_segments=0", "train.steps=5", "seed=0"}
+    assert {*own, "model.width=32", "data.files=a"} <= set(overrides)
+    assert not any(key.startswith("init=") for key in overrides)
 
 
 def test_incomplete_arguments_are_told(monkeypatch, capsys):
@@ -95,7 +103,7 @@ def test_the_demo_trains_and_compares(tmp_path, capsys):
         for number in range(3):
             (tmp_path / name / f"{number}.txt").write_text(tiny.TEXT * (20 + number))
     texts = Texts("tiny", str(tmp_path / "training"), str(tmp_path / "held_out"))
-    demo = TextDemo(tmp_path / "demo", texts, seeds=1, steps=4, overrides=SMALL)
+    demo = TextDemo(tmp_path / "demo", texts, seeds=1, base_steps=3, steps=4, overrides=SMALL)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo_text, "_VOCABULARY", 300)
         demo_text.demonstrate(demo)
