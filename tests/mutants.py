@@ -77,6 +77,13 @@ MUTANTS = (
         f"{STREAM} -k transcription",
     ),
     Mutant(
+        "smeared keys: the first key of a block is blended with the last",
+        "layers/key_smear.py",
+        ".at[..., 0, :, :].set(0)",
+        "",
+        f"{STREAM} -k transcription",
+    ),
+    Mutant(
         "fam: the first residual is the prompt",
         "mixers/fam.py",
         "residual = select_rows(updates > 0, fam, jnp.zeros_like(fam))",

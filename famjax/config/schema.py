@@ -190,6 +190,9 @@ class ModelConfig:
     block_len: int = 128
     # m, memory segments of bswa, bswa_sg and fam (2.1)
     memory_segments: int = 1
+    # bswa, bswa_sg and fam: keys blended with the key before, so that one layer finds what
+    # followed an earlier token (Olsson et al. 2022)
+    smeared_keys: bool = False
     # tokens that a query of swa attends to, itself included
     window: int = 128
     # KV cache size of full attention, in tokens

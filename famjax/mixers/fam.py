@@ -101,7 +101,12 @@ class Fam(Mixer):
     """Block sliding window attention with feedback memory."""
 
     def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
-        self.window = WindowAttention(config, rngs=rngs, segments=config.memory_segments)
+        self.window = WindowAttention(
+            config,
+            rngs=rngs,
+            segments=config.memory_segments,
+            smeared_keys=config.smeared_keys,
+        )
         self.block_len = config.block_len
         self.fam_len = config.fam_len
         self.previous = config.fam_previous
@@ -235,7 +240,8 @@ class Fam(Mixer):
             return None
         _, k, v, _ = self.window.project_blocks(x, ctx)
         fam = state.fam
-        attended = self.attend_block(fam, self.project(fam), k[:, 0], v[:, 0])
+        keys = self.window.smear_keys(k[:, 0])
+        attended = self.attend_block(fam, self.project(fam), keys, v[:, 0])
         gates = self.memory_gate(attended)[..., 0]
         return select_rows(state.updates > 0, gates, jnp.ones_like(gates))
 
@@ -261,6 +267,7 @@ class Fam(Mixer):
         Returns:
           the FAM before each block; the last FAM [b f d]; its updates [b].
         """
+        k = self.window.smear_keys(k)
         reset = blocks.reset
         if ctx.pass_state is not None:
             reset = reset & ~ctx.pass_state[:, :: self.block_len]
@@ -432,7 +439,7 @@ class Fam(Mixer):
 
     def commit_block(self, state: FamState, window: WindowState, mlp: FeedForward) -> FamState:
         """Update the FAM with the block that was just filled."""
-        k, v = window.k[:, -1], window.v[:, -1]
+        k, v = self.window.smear_keys(window.k[:, -1]), window.v[:, -1]
         fam = self.update_memory(state.fam, self.project(state.fam), state.updates, k, v, mlp)
         _, fam_k, fam_v = self.project(fam)
         return state._replace(
@@ -453,7 +460,7 @@ class FamSpec(BswaSpec):
         "model.fam_min_timescale",
         "model.fam_max_timescale",
     )
-    switches = ("train.rsp",)
+    switches = ("model.smeared_keys", "train.rsp")
     has_memory = True
     has_attention_map = False  # unlike bswa's: it also attends to memories
     # the paper's sum forgets keys that were finetuned in (docs/memory.md)
@@ -467,7 +474,8 @@ class FamSpec(BswaSpec):
         return getattr(MemoryGate(model), name.removeprefix("memory_gate."))[...]
 
     def parameters(self, model: ModelConfig) -> int:
-        return count_params(model) if model.fam_update == "gated" else 0
+        gate = count_params(model) if model.fam_update == "gated" else 0
+        return gate + super().parameters(model)
 
     def check(self, config: Config) -> Iterator[str]:
         yield from super().check(config)

@@ -15,10 +15,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.config.resolved import ResolvedModelConfig
+from famjax.config.resolved import ResolvedModelConfig, sizes
 from famjax.config.schema import Config, ModelConfig
 from famjax.core.types import Array, Context, State
 from famjax.layers.dropout import ATTENTION_WEIGHTS, split_key
+from famjax.layers.key_smear import KeySmear
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
 from famjax.mixers.mixer import FORMATS, Mixer, MixerSpec, kv_bytes
@@ -28,6 +29,8 @@ from famjax.parallel import sequence_parallel
 
 class WindowState(NamedTuple):
     """Keys and values of the last blocks, each key rotated by its offset in its own block.
+
+    Keys are those of their own tokens, also where `smear_keys` blends them.
 
     Attributes:
       k, v: [b m+1 w g e]: the m memory segments, oldest first, then the block being filled by
@@ -114,6 +117,7 @@ class WindowAttention(Mixer):
       config: block_len w, memory_segments m.
       segments: m.
       window: tokens that a query attends to, itself included; None is all memory segments.
+      smeared_keys: the keys of a block are blended, see `KeySmear`; those of the state are not.
       stop_gradient: no gradient flows into memory segments (3.2, M1_SG).
     """
 
@@ -124,9 +128,11 @@ class WindowAttention(Mixer):
         rngs: nnx.Rngs,
         segments: int,
         window: int | None = None,
+        smeared_keys: bool = False,
         stop_gradient: bool = False,
     ):
         self.qkv = QKV(config, rngs=rngs, local=window is not None)
+        self.key_smear = KeySmear(config) if smeared_keys else None
         self.block_len = config.block_len
         self.segments = segments
         self.window = window
@@ -165,10 +171,19 @@ class WindowAttention(Mixer):
         q, k = self.qkv.rotate(q, offsets), self.qkv.rotate(k, offsets)
         return BlockInputs(q, k, v, Blocks.from_context(ctx, b, t, w))
 
+    def smear_keys(self, k: Array) -> Array:
+        """Return the keys that queries meet, of whole blocks: [... w g e] -> [... w g e]."""
+        if self.key_smear is None:
+            return k
+        return self.key_smear(k, lambda k: self.qkv.rotate(k, jnp.ones(self.block_len, jnp.int32)))
+
     def segment_kv(
         self, k: Array, v: Array, state: WindowState, blocks: Blocks
     ) -> tuple[Array, Array, Array]:
         """Return the memory segments of each block.
+
+        Args:
+          k: of `smear_keys`.
 
         Returns:
           keys and values [b n m*w g e], keys rotated into the block's own frame; the mask
@@ -180,6 +195,7 @@ class WindowAttention(Mixer):
             empty = jnp.zeros((b, n, 0, g, e), k.dtype)
             return empty, empty, jnp.zeros((b, n, w, 0), bool)
         old_k, old_v = state.k[:, :m].astype(k.dtype), state.v[:, :m].astype(v.dtype)
+        old_k = self.smear_keys(old_k)
         if self.stop_gradient:
             old_k, old_v, k, v = jax.lax.stop_gradient((old_k, old_v, k, v))
         distance = jnp.arange(m, 0, -1)
@@ -223,6 +239,7 @@ class WindowAttention(Mixer):
     ) -> Array:
         """As `attend_blocks`, with the keys and scores of one block at a time: [b n w h e]."""
         q, k, v, blocks = inputs
+        k = self.smear_keys(k)
         b, n, w, g, e = k.shape
         m = self.segments
         offset = None if ctx.offset is None else jnp.broadcast_to(ctx.offset, (n, b))
@@ -254,7 +271,7 @@ class WindowAttention(Mixer):
             q, seen_k = (self.qkv.shift(a, offset) for a in (q, seen_k))
             return self.qkv.attend(q, seen_k, seen_v, mask, key)
 
-        old = (state.k[:, :m].astype(k.dtype), state.v[:, :m].astype(v.dtype))
+        old = (self.smear_keys(state.k[:, :m].astype(k.dtype)), state.v[:, :m].astype(v.dtype))
         extra_k, extra_v, extra_visible = extra or (None, None, None)
         block_major = jax.tree.map(
             lambda a: jnp.moveaxis(a, 1, 0),
@@ -274,6 +291,7 @@ class WindowAttention(Mixer):
         Keys are ordered: memory segments, `extra`, the block itself.
         """
         q, k, v, blocks = inputs
+        k = self.smear_keys(k)
         b, n, w = q.shape[:3]
         seen_k, seen_v, visible = self.segment_kv(k, v, state, blocks)
         keys, values, masks = [seen_k], [seen_v], [visible]
@@ -366,7 +384,8 @@ class WindowAttention(Mixer):
         if self.window is not None:
             mask &= distance < self.window
         frames = self.qkv.rotate(jnp.repeat(q[:, None], m + 1, 1), position)
-        return attend_frames((frames, state.k, state.v, mask), *more, cap=self.qkv.cap)
+        keys = self.smear_keys(state.k)
+        return attend_frames((frames, keys, state.v, mask), *more, cap=self.qkv.cap)
 
     def advance(self, state: WindowState) -> WindowState:
         """Advance by the token just written; a full block becomes the newest memory segment."""
@@ -387,11 +406,16 @@ class WindowAttention(Mixer):
 class BswaSpec(MixerSpec):
     title = "block sliding window attention"
     keys: ClassVar[tuple[str, ...]] = ("model.memory_segments",)
+    switches: ClassVar[tuple[str, ...]] = ("model.smeared_keys",)
     has_attention_map = True
     formats = FORMATS
 
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
-        return WindowAttention(config, rngs=rngs, segments=config.memory_segments)
+        segments, smeared = config.memory_segments, config.smeared_keys
+        return WindowAttention(config, rngs=rngs, segments=segments, smeared_keys=smeared)
+
+    def parameters(self, model: ModelConfig) -> int:
+        return sizes(model).g if model.smeared_keys else 0
 
     def keys_seen(self, model: ModelConfig) -> float:
         return (model.memory_segments + 0.5) * model.block_len
@@ -416,8 +440,10 @@ class BswaStopGradientSpec(BswaSpec):
     title = "block sliding window attention without gradients to memory segments"
 
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
-        segments = config.memory_segments
-        return WindowAttention(config, rngs=rngs, segments=segments, stop_gradient=True)
+        segments, smeared = config.memory_segments, config.smeared_keys
+        return WindowAttention(
+            config, rngs=rngs, segments=segments, smeared_keys=smeared, stop_gradient=True
+        )
 
 
 class SwaSpec(MixerSpec):
@@ -441,6 +467,9 @@ class SwaSpec(MixerSpec):
 
     def remote_keys(self, model: ModelConfig, tokens: float) -> float:
         return _window_segments(model) * model.block_len
+
+    def parameters(self, model: ModelConfig) -> int:
+        return 0
 
     def state_bytes(self, model: ModelConfig) -> int:
         return kv_bytes(model) * (_window_segments(model) + 1) * model.block_len

@@ -89,6 +89,10 @@ CASES: dict[str, ModelConfig] = {
         kv_heads=4,
         fam_max_timescale=90.0,
     ),
+    "bswa-smeared": replace(BASE, mixer="bswa", memory_segments=2, smeared_keys=True),
+    "fam-smeared": replace(
+        BASE, mixer="fam", memory_segments=1, smeared_keys=True, kv_heads=4, norm="layernorm"
+    ),
     "bswa,fam": replace(BASE, mixer="bswa,fam", layers=4, norm="layernorm", tied=False),
     "linear": _linear("relu", rope=True),
     "linear-relu": _linear("relu", kv_heads=4),
@@ -111,7 +115,8 @@ CASES: dict[str, ModelConfig] = {
     "lstm": replace(BASE, stack="lstm", block_len=1, mixer="full", tied=False),
 }
 # one case of each mixer and stack, for tests that gain little from all variants
-KINDS = ["full", "swa-2", "bswa-1", "bswa_sg-2", "fam-1-3", "fam-gated", "bswa,fam"]
+KINDS = ["full", "swa-2", "bswa-1", "bswa_sg-2", "fam-1-3", "fam-gated", "fam-smeared"]
+KINDS += ["bswa,fam"]
 KINDS += ["linear", "feedback-all", "feedback-same_and_lower", "transformer-shared", "lstm"]
 
 # options of pretrained families; Hugging Face's code is their oracle (tests/convert)
@@ -333,7 +338,7 @@ def perturb_params(params: Any) -> Any:
             return rng.uniform(0, 1, a.shape)
         if "'mix'" in name:
             return rng.normal(size=a.shape)
-        if "'memory_gate'" in name:
+        if "'memory_gate'" in name or "'key_smear'" in name:
             return 0.5 * rng.normal(size=a.shape)
         sharp = 1.5 if "'q'" in name or "'k'" in name else 1.0
         return np.asarray(a) * (2 * sharp if "'out'" in name or "'down'" in name else sharp)

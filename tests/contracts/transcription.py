@@ -55,6 +55,8 @@ def residual_layers(c: ModelConfig, p: Any) -> list[tuple[transformer.LayerWeigh
         if kind == "fam" and c.fam_update == "gated":
             gate = w["mixer"]["memory_gate"]
             hyper |= {"gate": (gate["weight"], gate["bias"])}
+        if "key_smear" in mixer:
+            hyper |= {"smear_weight": mixer["key_smear"]["weight"]}
         layers.append((_weights(mixer["qkv"], w["mlp"], c.mlp), kind, hyper))
     return layers
 

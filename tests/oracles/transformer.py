@@ -114,6 +114,23 @@ def qkv(
     return rotate(q, position, base), rotate(k, position, base), v
 
 
+def smear(
+    w: LayerWeights, x: Array, block: int, weight: Array, position: float, base: float
+) -> list[Array]:
+    """Keys of tokens [t d], the first of which begins a block, at `position` and after: t x [g e].
+
+    Each is blended, before its rotation, with the unrotated key of the token before it in its
+    block (Olsson et al. 2022); weight: [g].
+    """
+    share = 1 / (1 + np.exp(-f64(weight)))[:, None]
+    keys = []
+    for t in range(len(x)):
+        own = qkv(w, x[t], None, base)[1]
+        before = qkv(w, x[t - 1], None, base)[1] if t % block else np.zeros_like(own)
+        keys.append(rotate((1 - share) * own + share * before, position + t, base))
+    return keys
+
+
 def attend(w: LayerWeights, q: Array, keys: Sequence[Array], values: Sequence[Array]) -> Array:
     """SelfAttention of one query over the given keys and values, with the output projection.
 
@@ -138,15 +155,24 @@ def finish(w: LayerWeights, a: Array) -> Array:
 
 
 def tokens_layer(
-    w: LayerWeights, x: Array, seen: Sequence[Sequence[int]], first: float, base: float
+    w: LayerWeights,
+    x: Array,
+    seen: Sequence[Sequence[int]],
+    first: float,
+    base: float,
+    smeared: Sequence[Array] = (),
 ) -> Array:
-    """a_t = SelfAttention(q_t, K of seen[t], V of seen[t]) + i_t; token t is at first + t."""
+    """a_t = SelfAttention(q_t, K of seen[t], V of seen[t]) + i_t; token t is at first + t.
+
+    `smeared` are the keys, if they are not the tokens' own.
+    """
     x = f64(x)
     projected = [qkv(w, x[t], first + t, base) for t in range(len(x))]
+    own = smeared or [k for _, k, _ in projected]
     y = np.zeros_like(x)
     for t in range(len(x)):
         q = projected[t][0]
-        keys = [projected[s][1] for s in seen[t]]
+        keys = [own[s] for s in seen[t]]
         values = [projected[s][2] for s in seen[t]]
         y[t] = finish(w, attend(w, q, keys, values) + x[t])
     return y
@@ -183,6 +209,7 @@ def bswa_layer(
     *,
     block: int,
     segments: int,
+    smear_weight: Array | None = None,
     rope_base: float = 10_000.0,
     offset: float = 0,
 ) -> Array:
@@ -191,7 +218,10 @@ def bswa_layer(
     for t in range(len(x)):
         tau = t // block
         seen.append(seen_in_memory(tau, block, segments) + list(range(tau * block, t + 1)))
-    return tokens_layer(w, x, seen, offset, rope_base)
+    smeared = []
+    if smear_weight is not None:
+        smeared = smear(w, f64(x), block, smear_weight, offset, rope_base)
+    return tokens_layer(w, x, seen, offset, rope_base, smeared)
 
 
 def fam_layer(
@@ -203,6 +233,7 @@ def fam_layer(
     segments: int,
     previous: int = 1,
     gate: tuple[Array, Array] | None = None,
+    smear_weight: Array | None = None,
     rope_base: float = 10_000.0,
     offset: float = 0,
 ) -> tuple[Array, Array, list[Array]]:
@@ -232,6 +263,10 @@ def fam_layer(
         begin, end = tau * block, min((tau + 1) * block, len(x))
         for t in range(begin, end):
             projected.append(qkv(w, x[t], offset + t, rope_base))
+        if smear_weight is not None:
+            inside = smear(w, x[begin:end], block, smear_weight, offset + begin, rope_base)
+            for t in range(begin, end):
+                projected[t] = (projected[t][0], inside[t - begin], projected[t][2])
 
         # the block's input attends to memory segments, the last p FAMs and its own prefix
         for t in range(begin, end):

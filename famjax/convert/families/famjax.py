@@ -24,7 +24,7 @@ _FIELDS = [
     if field.default is not dataclasses.MISSING and field.name not in _LEFT
 ]
 # keys that older exports lack, which were all of models with the defaults
-_LATER = ("fam_update", "fam_min_timescale", "fam_max_timescale")
+_LATER = ("fam_update", "fam_min_timescale", "fam_max_timescale", "smeared_keys")
 _KEYS = Keys(
     dict.fromkeys((*_FIELDS, "arch", "tie_word_embeddings"), REQUIRED)
     | {name: getattr(ModelConfig(), name) for name in _LATER},
@@ -97,6 +97,8 @@ def tensors(model: ModelConfig) -> Tensors:
             for name in ("weight", "bias"):
                 gate = f"mixer.memory_gate.{name}"
                 layouts[f"layer.{gate}"] = Tensor(f"layers.{{}}.attention.memory_gate.{name}")
+    if model.smeared_keys:
+        layouts["layer.mixer.key_smear.weight"] = Tensor("layers.{}.attention.key_smear.weight")
     layer = "layers.{}."
     for ours, theirs in kernels.items():
         layouts[f"layer.{ours}.kernel"] = linear_kernel(

@@ -14,6 +14,7 @@ class FamjaxConfig(PreTrainedConfig):
         full, swa, bswa, bswa_sg, fam.
       block_len: tokens per block.
       memory_segments: previous blocks that bswa, bswa_sg and fam attend to.
+      smeared_keys: keys of bswa, bswa_sg and fam are blended with the key before.
       window: tokens that a query of swa attends to, itself included.
       capacity: maximum tokens of full attention; rows of the learned position table.
       fam_len, fam_previous: memory tokens of fam, and how many of its last memories a block
@@ -49,6 +50,7 @@ class FamjaxConfig(PreTrainedConfig):
         mixer="fam",
         block_len=8,
         memory_segments=1,
+        smeared_keys=False,
         window=8,
         capacity=64,
         fam_len=2,
@@ -73,6 +75,7 @@ class FamjaxConfig(PreTrainedConfig):
         self.mixer = mixer
         self.block_len = block_len
         self.memory_segments = memory_segments
+        self.smeared_keys = smeared_keys
         self.window = window
         self.capacity = capacity
         self.fam_len = fam_len

@@ -176,6 +176,22 @@ class MemoryGate(nn.Module):
         return gate.clamp(min=0) / (1 - self.threshold)
 
 
+class KeySmear(nn.Module):
+    """Blends each key of a block with the one before it, by one weight for each key head."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.block_len = config.block_len
+        self.weight = nn.Parameter(torch.zeros(config.kv_heads))
+
+    def forward(self, k, position):
+        """k [b s g e], unrotated; position [b or 1, s], from the start of any block."""
+        share = self.weight.float().sigmoid()[:, None].to(k.dtype)
+        follows = (position % self.block_len != 0)[..., None, None]
+        before = torch.where(follows, k.roll(1, 1), torch.zeros_like(k))
+        return (1 - share) * k + share * before
+
+
 class Attention(nn.Module):
     """Attention of one layer, with its mixer's mask and memory."""
 
@@ -200,6 +216,8 @@ class Attention(nn.Module):
         self.post_norm = Norm(config.norm, d, arch) if arch["post_norm"] else None
         is_gated = mixer == "fam" and config.fam_update == "gated"
         self.memory_gate = MemoryGate(config) if is_gated else None
+        is_smeared = config.smeared_keys and mixer in ("bswa", "bswa_sg", "fam")
+        self.key_smear = KeySmear(config) if is_smeared else None
 
     def project(self, x):
         """[b t d] -> q [b t h e], k and v [b t g e]."""
@@ -264,7 +282,7 @@ class Attention(nn.Module):
             at, [self.cached_tokens(tokens) for tokens in step.tokens]
         )
         position = offset + new  # in the block
-        seen_k, seen_v = self.rotate(k, offset + at), v
+        seen_k, seen_v = self.rotate(self.smear_keys(k, offset + at), offset + at), v
         if self.mixer == "fam":
             fam_k = self.rotate(state.fam_k, self.fam_positions(state))
             seen_k, seen_v = torch.cat([seen_k, fam_k], 1), torch.cat([seen_v, state.fam_v], 1)
@@ -276,6 +294,9 @@ class Attention(nn.Module):
             mask = torch.cat([mask.expand(rows, -1, -1), fam_mask.expand(rows, t, -1)], 2)
         y = self.project_output(self.attend(self.rotate(q, position), seen_k, seen_v, mask), x)
         return y, state._replace(k=align_right(k, step.counts), v=align_right(v, step.counts))
+
+    def smear_keys(self, k, position):
+        return k if self.key_smear is None else self.key_smear(k, position)
 
     def cached_tokens(self, tokens):
         """Return how many tokens' keys a row caches after so many tokens."""
@@ -311,7 +332,8 @@ class Attention(nn.Module):
         completed = row_tensor(ends, fam.device)[..., None]
         q, fam_k, fam_v = self.project(fam)
         at = torch.arange(-f, w, device=fam.device)
-        k, v = torch.cat([fam_k, state.k[:, -w:]], 1), torch.cat([fam_v, state.v[:, -w:]], 1)
+        block_k = self.smear_keys(state.k[:, -w:], at[None, f:])
+        k, v = torch.cat([fam_k, block_k], 1), torch.cat([fam_v, state.v[:, -w:]], 1)
         attended = self.attend(self.rotate(q, at[:f]), self.rotate(k, at), v)
         # the initial memory carries no context: the first residual is zero (B.1)
         first = row_tensor([tokens < w for tokens in step.tokens], fam.device)[..., None]

@@ -1,0 +1,26 @@
+"""Smeared keys; attention with them is tested as cases of `contracts.harness`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from famjax.config.resolved import resolve_model
+from famjax.config.schema import ModelConfig
+from famjax.layers.key_smear import KeySmear
+
+MODEL = resolve_model(ModelConfig(width=8, heads=4, kv_heads=2, smeared_keys=True))
+
+
+def test_heads_start_at_different_shares():
+    shares = jax.nn.sigmoid(KeySmear(MODEL).weight[...])
+    np.testing.assert_allclose(shares, [0.1192, 0.8808], atol=1e-4)
+
+
+def test_a_key_is_blended_with_the_one_before_it_in_its_block():
+    smear = KeySmear(MODEL)
+    smear.weight[...] = jnp.log(jnp.array([1 / 3, 3.0]))  # shares of 1/4 and 3/4
+    k = jnp.arange(12.0).reshape(1, 2, 3, 2, 1)  # two blocks of three tokens
+    blended = smear(k, lambda k: 10 * k)
+    own, before = k[..., 0], jnp.zeros((1, 2, 3, 2)).at[:, :, 1:].set(10 * k[:, :, :-1, :, 0])
+    share = jnp.array([0.25, 0.75])
+    np.testing.assert_allclose(blended[..., 0], (1 - share) * own + share * before, rtol=1e-6)

@@ -1,0 +1,119 @@
+"""`model.smeared_keys` in training, conversion and exports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from flax import nnx
+
+from famjax import load_pretrained
+from famjax.cli.main import main
+from famjax.config.schema import Config
+from famjax.convert.open import open_model
+from famjax.core.errors import UserError
+from famjax.experiment.load import load_config
+from famjax.parallel.sharding import path_name
+from famjax.train.loop import train
+from famjax.train.metrics import read_metrics
+from famjax.train.run import Run, open_run
+
+SMALL = [
+    *("model.layers=2", "model.width=16", "model.heads=2", "model.mlp_width=32"),
+    *("model.block_len=8", "model.fam_len=3", "model.memory_segments=1"),
+    *("data.batch=2", "data.length=64", "train.steps=2", "optimizer.warmup_steps=0"),
+]
+
+
+def config(folder: Path, *more: str) -> Config:
+    return load_config("text_fam", [*SMALL, f"data.files={folder / 'train.txt'}", *more])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a run with smeared keys, one without, and their training text."""
+    folder = tmp_path_factory.mktemp("smeared")
+    (folder / "train.txt").write_text(tiny.TEXT * 40)
+    train(config(folder, "model.smeared_keys=true"), folder / "smeared", quiet=True)
+    train(config(folder), folder / "plain", quiet=True)
+    return folder
+
+
+def smears(run: Run) -> list[np.ndarray]:
+    leaves = jax.tree_util.tree_leaves_with_path(nnx.state(run.model, nnx.Param))
+    return [np.asarray(leaf) for path, leaf in leaves if "key_smear" in path_name(path)]
+
+
+def test_the_shares_are_trained(folder: Path) -> None:
+    (found,) = smears(open_run(folder / "smeared"))
+    assert found.shape == (2, 2)  # layers, heads
+    assert (found != np.array([-2.0, 2.0])).all()
+    assert not smears(open_run(folder / "plain"))
+
+
+def test_exports_have_equal_logits(folder: Path, tmp_path: Path) -> None:
+    for form in ("hf", "orbax", "stablehlo"):
+        # each format is compared with the run when it is written
+        assert (
+            main(["export", str(folder / "smeared"), str(tmp_path / form), "--format", form]) == 0
+        )
+    np.testing.assert_array_equal(
+        smears(open_model(str(tmp_path / "hf"))), smears(open_run(folder / "smeared"))
+    )
+
+
+def test_a_folder_without_the_key_has_keys_of_their_own_tokens(
+    folder: Path, tmp_path: Path
+) -> None:
+    """As folders exported before the key existed."""
+    assert main(["export", str(folder / "plain"), str(tmp_path / "hf")]) == 0
+    path = tmp_path / "hf" / "config.json"
+    hf = json.loads(path.read_text())
+    del hf["smeared_keys"]
+    path.write_text(json.dumps(hf))
+    assert not open_model(str(tmp_path / "hf")).config.model.smeared_keys
+
+
+def test_mixers_change_with_smeared_keys(folder: Path, tmp_path: Path) -> None:
+    shape = [key for key in SMALL if not key.startswith("model.")]
+    data = f"data.files={folder / 'train.txt'}"
+    bswa = ["model.mixer=bswa", f"init={folder / 'smeared'}", data]
+    run = train(load_config("text_fam", [*shape, *bswa]), tmp_path / "bswa", quiet=True)
+    assert smears(run)[0].shape == (2, 2)
+
+
+def test_weights_without_smeared_keys_keep_to_that(folder: Path, tmp_path: Path) -> None:
+    assert main(["export", str(folder / "plain"), str(tmp_path / "hf")]) == 0
+    with pytest.raises(UserError, match="smeared_keys=True: the given weights have False; keep it"):
+        load_pretrained(tmp_path / "hf", smeared_keys=True)
+
+
+REPEATS = (
+    *("model.layers=1", "model.width=32", "model.heads=2", "model.mlp_width=32"),
+    *("model.mixer=bswa", "model.memory_segments=0", "model.block_len=64"),
+    *("data.batch=16", "data.length=64", "data.holdout=0", "train.steps=300", "train.log_every=50"),
+    *("optimizer.learning_rate=0.01", "optimizer.warmup_steps=20"),
+)
+
+
+@pytest.mark.slow
+def test_one_layer_learns_to_copy_with_smeared_keys_only(tmp_path: Path) -> None:
+    """What followed the same letter before, in documents of 4 to 12 random letters, repeated."""
+    rng = np.random.default_rng(0)
+    with (tmp_path / "repeats.jsonl").open("w") as file:
+        for _ in range(5000):
+            letters = rng.choice(list("abcdefghijklmnopqrstuvwxyz"), rng.integers(4, 13), False)
+            word = "".join(letters)
+            file.write(json.dumps({"inputs": word, "targets": (word * 15)[:48]}) + "\n")
+    accuracy = {}
+    for smeared in ("true", "false"):
+        overrides = [*REPEATS, f"data.files={tmp_path / 'repeats.jsonl'}"]
+        made = load_config("text_fam", [*overrides, f"model.smeared_keys={smeared}"])
+        train(made, tmp_path / smeared, quiet=True)
+        accuracy[smeared] = read_metrics(tmp_path / smeared / "metrics.jsonl")[-1]["accuracy"]
+    assert accuracy["true"] > 0.95
+    assert accuracy["false"] < 0.6
