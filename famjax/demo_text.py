@@ -217,7 +217,7 @@ def make_config(demo: TextDemo, model: TextModel) -> Config:
     fam = ["model.fam_update=gated", "model.fam_len=8"] if model.mixer == "fam" else []
     if model.pretrained:
         # of another seed, for another order of the documents
-        training = [f"init={demo.folder / model.base.folder}", f"seed={demo.seeds + model.seed}"]
+        training = [f"init={demo.folder / model.base.folder}", f"seed={1000 + model.seed}"]
         training += [f"train.steps={model.steps or demo.steps}", "optimizer.warmup_steps=20"]
     else:
         training = [f"seed={model.seed}", f"train.steps={demo.base_steps}"]
@@ -229,6 +229,8 @@ def make_config(demo: TextDemo, model: TextModel) -> Config:
             f"model.mixer={model.mixer}",
             *training,
             f"model.memory_segments={model.segments}",
+            # without them, models of this size do not even copy from their own window
+            "model.smeared_keys=true",
             "model.layers=2",
             "model.mlp_width=512",
             *fam,
