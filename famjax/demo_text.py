@@ -1,10 +1,11 @@
-"""FAM against block sliding window attention on text, at equal steps and at equal time.
+"""Memories against block sliding window attention on text, at equal steps and at equal time.
 
 `make demo-text` trains a window without any memory on the long modules of Python's standard
-library; gives it a FAM, a memory segment, both or neither, and trains each of them for as many
-steps more; evaluates them on modules that were held out, and prints bits per byte of three seeds
-with paired intervals. The models of a seed share the first training, since a memory is of use only
-to a model that predicts from its block already. Other texts:
+library; gives it a FAM, a delta-rule memory or neither, with a memory segment and without, and
+trains each of them for as many steps more; evaluates them on modules that were held out, and
+prints bits per byte of three seeds with paired intervals. The models of a seed share the first
+training, since a memory is of use only to a model that predicts from its block already. Other
+texts:
 
     python -m famjax.demo_text --data books=TRAIN_FOLDER:HELD_OUT_FOLDER
 """
@@ -42,6 +43,8 @@ from famjax.processes.half_cores import run_in_halves
 _VOCABULARY = 1024
 # modules of at least this size, in bytes, of which one in so many is held out
 _MODULE_BYTES, _HELD_OUT = 30_000, 16
+# the mixers with a memory that outlives the window
+_MEMORIES = ("fam", "delta")
 
 
 @dataclass(frozen=True)
@@ -63,17 +66,19 @@ class TextModel:
     """A model that is trained and evaluated.
 
     Attributes:
-      mixer: fam or bswa.
+      mixer: fam, delta or bswa.
       segments: memory segments.
       seed: of the training.
-      steps: of the training; None is the demo's.
+      time_of: its training takes the time of that mixer's; "" is the demo's steps.
+      steps: of the training; 0 is the demo's.
       pretrained: continues the training of the seed's base, else it is a base.
     """
 
     mixer: str
     segments: int
     seed: int
-    steps: int | None = None
+    time_of: str = ""
+    steps: int = 0
     pretrained: bool = True
 
     @property
@@ -87,7 +92,7 @@ class TextModel:
         if not self.pretrained:
             return "base"
         name = f"{self.mixer.upper()} M{self.segments}"
-        return f"{name}, time of FAM" if self.steps else name
+        return f"{name}, time of {self.time_of.upper()}" if self.time_of else name
 
     @property
     def folder(self) -> str:
@@ -180,25 +185,27 @@ def demonstrate(demo: TextDemo) -> int:
         TextModel(mixer, segments, seed)
         for seed in range(demo.seeds)
         for segments in (0, 1)
-        for mixer in ("fam", "bswa")
+        for mixer in (*_MEMORIES, "bswa")
     ]
     runtime.setup()
-    console.print(f"FAM and BSWA learn to predict {demo.texts.name}, with {demo.seeds} seeds.")
+    console.print(
+        f"FAM, delta and BSWA learn to predict {demo.texts.name}, with {demo.seeds} seeds."
+    )
     bases = list(dict.fromkeys(model.base for model in models))
     run_in_halves(functools.partial(pretrain, demo), bases, demo.folder / LOG, console)
     _measure_all(demo, models, console)
     slower = [
-        replace(model, mixer="bswa", steps=steps_in_equal_time(demo, model))
+        replace(model, mixer="bswa", time_of=model.mixer, steps=steps_in_equal_time(demo, model))
         for model in models
-        if model.mixer == "fam"
+        if model.mixer in _MEMORIES
     ]
     _measure_all(demo, slower, console)
     results = _by_kind(demo, [*models, *slower])
     Output().print(table(demo, results))
     console.print(
-        "Gain: by what is remembered, against a reset at every block. FAM against it: FAM's bits "
-        "less the row's (negative: FAM predicts better), and the 95% interval of a paired "
-        "bootstrap over documents."
+        "Gain: by what is remembered, against a reset at every block. Against BSWA: the row's bits "
+        "less BSWA's with as many segments, at equal steps and in the row's time (negative: the "
+        "row predicts better), and the 95% interval of a paired bootstrap over documents."
     )
     picture = draw(demo, results)
     seconds = time.perf_counter() - begin
@@ -223,7 +230,7 @@ def make_config(demo: TextDemo, model: TextModel) -> Config:
         training = [f"seed={model.seed}", f"train.steps={demo.base_steps}"]
         training += ["optimizer.schedule=constant"]
     return load_config(
-        f"text_{model.mixer}",
+        "text_fam" if model.mixer == "fam" else "text_bswa",
         [
             f"name={model.folder}",
             f"model.mixer={model.mixer}",
@@ -274,33 +281,42 @@ def _step_seconds(folder: Path) -> float:
     return float(np.median(times)) if times else float("nan")
 
 
-def steps_in_equal_time(demo: TextDemo, fam: TextModel) -> int:
-    """Return the steps that BSWA takes in the time of FAM's; equal for all seeds."""
-    times = {
-        mixer: [
-            read_result(demo.folder / replace(fam, mixer=mixer, seed=seed).folder)["step_seconds"]
-            for seed in range(demo.seeds)
-        ]
-        for mixer in ("fam", "bswa")
-    }
-    return round(demo.steps * np.median(times["fam"]) / np.median(times["bswa"]))
+def steps_in_equal_time(demo: TextDemo, model: TextModel) -> int:
+    """Return the steps that BSWA takes in the time of the model's; equal for all seeds."""
+    own, window = (
+        np.median(
+            [
+                read_result(demo.folder / replace(model, mixer=mixer, seed=seed).folder)[
+                    "step_seconds"
+                ]
+                for seed in range(demo.seeds)
+            ]
+        )
+        for mixer in (model.mixer, "bswa")
+    )
+    return round(demo.steps * own / window)
 
 
 def _by_kind(demo: TextDemo, models: Sequence[TextModel]) -> list[dict[str, Any]]:
-    """Return the results of all seeds of each kind of model."""
+    """Return the results of all seeds of each kind of model, memories against windows."""
     kinds: dict[str, list[TextModel]] = {}
-    for model in sorted(models, key=lambda m: (m.segments, bool(m.steps), m.mixer)):
+    for model in sorted(models, key=lambda m: (m.segments, m.mixer, m.time_of)):
         kinds.setdefault(model.kind, []).append(model)
-    rows = []
+    rows: dict[str, dict[str, Any]] = {}
     for kind, every in kinds.items():
         seeds = [read_result(demo.folder / model.folder) for model in every]
         first = every[0]
         row = {"kind": kind, "mixer": first.mixer, "segments": first.segments, "seeds": seeds}
-        rows.append({**row, "steps": first.steps or demo.steps})
-    for row in rows:
-        fam = next(r for r in rows if (r["mixer"], r["segments"]) == ("fam", row["segments"]))
-        row["fam_against"] = paired_interval(_nats(fam), _nats(row), _bytes(row))
-    return rows
+        rows[kind] = {**row, "time_of": first.time_of, "steps": first.steps or demo.steps}
+    for row in rows.values():
+        if row["mixer"] in _MEMORIES:
+            window = replace(kinds[row["kind"]][0], mixer="bswa", time_of="", steps=0)
+            others = {"steps": window, "time": replace(window, time_of=row["mixer"])}
+            row["against_bswa"] = {
+                name: paired_interval(_nats(row), _nats(rows[other.kind]), _bytes(row))
+                for name, other in others.items()
+            }
+    return list(rows.values())
 
 
 def _nats(row: dict[str, Any]) -> np.ndarray:
@@ -316,17 +332,18 @@ def _bytes(row: dict[str, Any]) -> np.ndarray:
 def table(demo: TextDemo, results: Sequence[dict[str, Any]]) -> Table:
     """Return the table of bits per byte."""
     numbers = [str(seed) for seed in range(demo.seeds)]
-    columns = ("model", "steps", "s/step", *numbers, "mean", "gain", "FAM against it")
+    columns = ("model", "steps", "s/step", *numbers, "mean", "gain")
+    columns = (*columns, "against BSWA, steps", "time")
     out = Table(
         f"Bits per byte of held-out {demo.texts.name}, by seed",
         columns,
-        words=(0, len(columns) - 1),
+        words=(0, len(columns) - 2, len(columns) - 1),
     )
     for row in results:
         bits = [seed["bits_per_byte"] for seed in row["seeds"]]
         gain = np.mean([seed["memory_gain"]["bits_per_byte"] for seed in row["seeds"]])
         step = np.median([seed["step_seconds"] for seed in row["seeds"]])
-        against = "{:+.4f} ({:+.4f} to {:+.4f})".format(*row["fam_against"])
+        against = row.get("against_bswa", {})
         out.add_row(
             row["kind"],
             f"{row['steps']:,}",
@@ -334,7 +351,10 @@ def table(demo: TextDemo, results: Sequence[dict[str, Any]]) -> Table:
             *(f"{value:.4f}" for value in bits),
             f"{np.mean(bits):.4f}",
             f"{gain:.4f}",
-            "" if row["mixer"] == "fam" else against,
+            *(
+                "{:+.3f} ({:+.3f} to {:+.3f})".format(*against[name]) if against else ""
+                for name in ("steps", "time")
+            ),
         )
     return out
 
@@ -345,7 +365,9 @@ def draw(demo: TextDemo, results: Sequence[dict[str, Any]]) -> Path:
     for row in results:
         ends = [bucket["to"] + 1 for bucket in row["seeds"][0]["by_position"]]
         nats = np.mean([[b["loss"] for b in seed["by_position"]] for seed in row["seeds"]], 0)
-        style = "-" if row["mixer"] == "fam" else ":" if "time" in row["kind"] else "--"
+        if row["time_of"]:
+            continue  # as many lines as can be told apart
+        style = {"fam": "--", "delta": "-", "bswa": ":"}[row["mixer"]]
         color = f"C{row['segments']}"
         axes.plot(ends, nats, style, marker="o", markersize=3, color=color, label=row["kind"])
     axes.set_xscale("log", base=2)

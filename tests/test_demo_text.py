@@ -32,23 +32,28 @@ def write_result(demo, model, step_seconds, nats):
     (folder / "result.json").write_text(json.dumps(result))
 
 
-def test_the_table_compares_fam_with_bswa_of_as_many_segments(tmp_path):
+def test_the_table_compares_memories_with_bswa_of_as_many_segments(tmp_path):
     demo = TextDemo(tmp_path, Texts("code", "", ""), seeds=2, steps=100)
     fam = [TextModel("fam", 1, seed) for seed in range(2)]
     bswa = [TextModel("bswa", 1, seed) for seed in range(2)]
+    slower = [replace(model, time_of="fam", steps=150) for model in bswa]
     for seed in range(2):
         write_result(demo, fam[seed], 0.3, np.array([90.0, 200.0]) + 10 * seed)
         write_result(demo, bswa[seed], 0.2, np.array([90.0, 240.0]) + 10 * seed)
+        write_result(demo, slower[seed], 0.2, np.array([90.0, 180.0]) + 10 * seed)
     # seconds of all seeds: 100 steps of 0.3 s are 150 of 0.2 s
     assert demo_text.steps_in_equal_time(demo, fam[1]) == 150
-    rows = demo_text._by_kind(demo, [*fam, *bswa])
-    assert [row["kind"] for row in rows] == ["BSWA M1", "FAM M1"]
-    difference, low, high = rows[0]["fam_against"]
+    rows = demo_text._by_kind(demo, [*fam, *bswa, *slower])
+    assert [row["kind"] for row in rows] == ["BSWA M1", "BSWA M1, time of FAM", "FAM M1"]
+    assert "against_bswa" not in rows[0]
+    difference, low, high = rows[2]["against_bswa"]["steps"]
     assert difference == pytest.approx(-40 / 400 / np.log(2))
     # documents of either kind only: no difference, and 40 nats on 300 bytes
     assert (low, high) == pytest.approx((-40 / 300 / np.log(2), 0))
+    assert rows[2]["against_bswa"]["time"][0] == pytest.approx(20 / 400 / np.log(2))
     text = "\n".join(demo_text.table(demo, rows).lines(None))
-    assert "-0.1443 (-0.1924 to +0.0000)" in text
+    assert "-0.144 (-0.192 to +0.000)" in text
+    assert "+0.072 (+0.000 to +0.096)" in text
     assert demo_text.draw(demo, rows).read_bytes().startswith(b"\x89PNG")
 
 
@@ -108,10 +113,10 @@ def test_the_demo_trains_and_compares(tmp_path, capsys):
         patch.setattr(demo_text, "_VOCABULARY", 300)
         demo_text.demonstrate(demo)
     shown = capsys.readouterr().out
-    for kind in ("FAM M0", "BSWA M0", "FAM M1", "BSWA M1", "BSWA M1, time"):
+    for kind in ("FAM M0", "BSWA M0", "DELTA M1", "BSWA M1", "BSWA M1, time of DELTA"):
         assert kind in shown
     report = json.loads((demo.folder / "report.json").read_text())
-    assert len(report) == 6
+    assert len(report) == 10
     # repeated, nothing is trained; another number of steps is another recipe
     before = {p: p.stat().st_mtime for p in demo.folder.glob("*/result.json")}
     demo_text.demonstrate(demo)

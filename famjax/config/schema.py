@@ -188,9 +188,9 @@ class ModelConfig:
     mixer: str = "fam"
     # w, tokens in a block (2.1)
     block_len: int = 128
-    # m, memory segments of bswa, bswa_sg and fam (2.1)
+    # m, memory segments of bswa, bswa_sg, fam and delta (2.1)
     memory_segments: int = 1
-    # bswa, bswa_sg and fam: keys blended with the key before, so that one layer finds what
+    # bswa, bswa_sg, fam and delta: keys blended with the key before, so that one layer finds what
     # followed an earlier token (Olsson et al. 2022)
     smeared_keys: bool = False
     # tokens that a query of swa attends to, itself included
@@ -207,6 +207,8 @@ class ModelConfig:
     # gated: 1 / the initial gates before their threshold, in blocks; log-uniform over the f tokens
     fam_min_timescale: float = 1.5
     fam_max_timescale: float = 64.0
+    # delta: features of a key in its memory, times 2 * head_dim (nu of DPFP, Schlag et al. 2021)
+    delta_order: int = 2
     # scans over the repeats of the pattern, so that one is compiled; same results either way
     scan_layers: bool = True
     # rematerialisation in the backward pass. none: cheap operations only; attention: each layer

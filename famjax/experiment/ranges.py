@@ -30,6 +30,7 @@ _LOWEST: dict[str, float] = {
     "model.capacity": 1,
     "model.fam_len": 1,
     "model.fam_previous": 1,
+    "model.delta_order": 1,
     "model.arch.query_scale": 0,
     "model.arch.embed_scale": 0,
     "model.arch.attention_cap": 0,

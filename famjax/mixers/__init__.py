@@ -8,6 +8,7 @@ from famjax.config.derived import mixer_pattern
 from famjax.config.resolved import ResolvedModelConfig
 from famjax.config.schema import ModelConfig
 from famjax.core.errors import UserError, nearest
+from famjax.mixers.delta import DeltaSpec
 from famjax.mixers.fam import FamSpec
 from famjax.mixers.full import FullSpec
 from famjax.mixers.linear import LinearSpec
@@ -20,6 +21,7 @@ MIXERS: dict[str, MixerSpec] = {
     "bswa": BswaSpec(),
     "bswa_sg": BswaStopGradientSpec(),
     "fam": FamSpec(),
+    "delta": DeltaSpec(),
     "linear": LinearSpec(),
 }
 

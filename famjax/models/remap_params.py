@@ -38,6 +38,7 @@ _MAY_DIFFER = {
     "fam_update",
     "fam_min_timescale",
     "fam_max_timescale",
+    "delta_order",
     "rope_base",
     "scan_layers",
     "remat",

@@ -93,6 +93,12 @@ CASES: dict[str, ModelConfig] = {
     "fam-smeared": replace(
         BASE, mixer="fam", memory_segments=1, smeared_keys=True, kv_heads=4, norm="layernorm"
     ),
+    "delta": replace(
+        BASE, mixer="delta", memory_segments=0, kv_heads=4, delta_order=3, norm="layernorm"
+    ),
+    "delta-smeared": replace(
+        BASE, mixer="delta", memory_segments=1, smeared_keys=True, mlp="gelu", tied=False
+    ),
     "bswa,fam": replace(BASE, mixer="bswa,fam", layers=4, norm="layernorm", tied=False),
     "linear": _linear("relu", rope=True),
     "linear-relu": _linear("relu", kv_heads=4),
@@ -116,7 +122,7 @@ CASES: dict[str, ModelConfig] = {
 }
 # one case of each mixer and stack, for tests that gain little from all variants
 KINDS = ["full", "swa-2", "bswa-1", "bswa_sg-2", "fam-1-3", "fam-gated", "fam-smeared"]
-KINDS += ["bswa,fam"]
+KINDS += ["delta-smeared", "bswa,fam"]
 KINDS += ["linear", "feedback-all", "feedback-same_and_lower", "transformer-shared", "lstm"]
 
 # options of pretrained families; Hugging Face's code is their oracle (tests/convert)
@@ -338,7 +344,7 @@ def perturb_params(params: Any) -> Any:
             return rng.uniform(0, 1, a.shape)
         if "'mix'" in name:
             return rng.normal(size=a.shape)
-        if "'memory_gate'" in name or "'key_smear'" in name:
+        if any(f"'{own}'" in name for own in ("memory_gate", "key_smear", "delta_memory")):
             return 0.5 * rng.normal(size=a.shape)
         sharp = 1.5 if "'q'" in name or "'k'" in name else 1.0
         return np.asarray(a) * (2 * sharp if "'out'" in name or "'down'" in name else sharp)

@@ -31,6 +31,10 @@ MIXERS: dict[str, Any] = {
         "fam",
         {"block": c.block_len, "segments": c.memory_segments, "previous": c.fam_previous},
     ),
+    "delta": lambda c: (
+        "delta",
+        {"block": c.block_len, "segments": c.memory_segments, "order": c.delta_order},
+    ),
     "linear": lambda c: ("linear", {"rope": c.linear.rope}),
 }
 
@@ -55,6 +59,8 @@ def residual_layers(c: ModelConfig, p: Any) -> list[tuple[transformer.LayerWeigh
         if kind == "fam" and c.fam_update == "gated":
             gate = w["mixer"]["memory_gate"]
             hyper |= {"gate": (gate["weight"], gate["bias"])}
+        if kind == "delta":
+            hyper |= {"memory": w["mixer"]["delta_memory"]}
         if "key_smear" in mixer:
             hyper |= {"smear_weight": mixer["key_smear"]["weight"]}
         layers.append((_weights(mixer["qkv"], w["mlp"], c.mlp), kind, hyper))
@@ -140,7 +146,7 @@ def memory_in_state(c: ModelConfig, state: Any, lane: int) -> list[Any]:
     if c.stack == "residual":
         names = c.mixer.split(",")
         places = [divmod(i, len(names)) for i in range(c.layers)]
-        held = {"fam": "fam", "linear": "s"}
+        held = {"fam": "fam", "delta": "s", "linear": "s"}
         return [
             getattr(state[place], held[names[place]])[repeat, lane]
             if names[place] in held

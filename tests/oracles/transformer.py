@@ -303,6 +303,69 @@ def fam_layer(
     return y, fam, fams
 
 
+def dpfp(x: Array, order: int) -> Array:
+    """Schlag et al. 2021, 5.3, with unit norm: [e] -> [2 e order]."""
+    y = np.maximum(np.concatenate([x, -x]), 0)
+    features = f64(
+        [y[i] * y[(i - offset) % len(y)] for offset in range(1, order + 1) for i in range(len(y))]
+    )
+    return features / math.sqrt(sum(a * a for a in features) + 1e-6)
+
+
+def delta_layer(
+    w: LayerWeights,
+    x: Array,
+    *,
+    memory: dict[str, Array],
+    block: int,
+    segments: int,
+    order: int,
+    smear_weight: Array | None = None,
+    rope_base: float = 10_000.0,
+    offset: float = 0,
+) -> tuple[Array, Array]:
+    """Window attention, and what S of the blocks before the own one returns; token by token.
+
+    memory: rate_weight [g e], rate_bias [g], retention [g], gain [h]. x: [t d]; returns y [t d],
+    and S [g k e] of the completed blocks.
+    """
+    x = f64(x)
+    h, e = w.wq.shape[1:]
+    g = w.wk.shape[1]
+    rate_weight, rate_bias = f64(memory["rate_weight"]), f64(memory["rate_bias"])
+    kept = 1 / (1 + np.exp(-f64(memory["retention"])))
+    plain = [qkv(w, token, None, rope_base) for token in x]  # without positions
+    rotated = [qkv(w, token, offset + t, rope_base) for t, token in enumerate(x)]
+    keys = [k for _, k, _ in rotated]
+    blended = [k for _, k, _ in plain]
+    if smear_weight is not None:
+        keys = smear(w, x, block, smear_weight, offset, rope_base)
+        share = 1 / (1 + np.exp(-f64(smear_weight)))[:, None]
+        for t in range(len(x)):
+            before = plain[t - 1][1] if t % block else np.zeros((g, e))
+            blended[t] = (1 - share) * plain[t][1] + share * before
+    s = np.zeros((g, 2 * order * e, e))
+    y = np.zeros_like(x)
+    for tau in range(math.ceil(len(x) / block)):
+        begin, end = tau * block, min((tau + 1) * block, len(x))
+        for t in range(begin, end):
+            seen = seen_in_memory(tau, block, segments) + list(range(begin, t + 1))
+            a = attend(w, rotated[t][0], [keys[i] for i in seen], [rotated[i][2] for i in seen])
+            for i in range(h):
+                recalled = s[i // (h // g)].T @ dpfp(plain[t][0][i], order)
+                a = a + f64(memory["gain"])[i] * recalled @ f64(w.wo)[i]
+            y[t] = finish(w, a + x[t])
+        if end - begin < block:
+            break  # an incomplete block writes nothing
+        for j in range(g):
+            s[j] = kept[j] * s[j]
+            for t in range(begin, end):
+                phi, own, v = dpfp(blended[t][j], order), plain[t][1][j], plain[t][2][j]
+                rate = 1 / (1 + math.exp(-(rate_weight[j] @ own + rate_bias[j])))
+                s[j] = s[j] + rate * np.outer(phi, v - s[j].T @ phi)
+    return y, s
+
+
 def linear_layer(
     w: LayerWeights,
     x: Array,
@@ -343,6 +406,7 @@ LAYERS: dict[str, Any] = {
     "swa": swa_layer,
     "bswa": bswa_layer,
     "fam": fam_layer,
+    "delta": delta_layer,
     "linear": linear_layer,
 }
 
@@ -367,6 +431,9 @@ def stack(
             memory.append(fam)
         elif kind == "linear":
             x, s = linear_layer(w, x, **hyper, **at)
+            memory.append(s)
+        elif kind == "delta":
+            x, s = delta_layer(w, x, **hyper, **at)
             memory.append(s)
         else:
             x = LAYERS[kind](w, x, **hyper, **at)

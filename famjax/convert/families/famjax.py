@@ -24,7 +24,7 @@ _FIELDS = [
     if field.default is not dataclasses.MISSING and field.name not in _LEFT
 ]
 # keys that older exports lack, which were all of models with the defaults
-_LATER = ("fam_update", "fam_min_timescale", "fam_max_timescale", "smeared_keys")
+_LATER = ("fam_update", "fam_min_timescale", "fam_max_timescale", "delta_order", "smeared_keys")
 _KEYS = Keys(
     dict.fromkeys((*_FIELDS, "arch", "tie_word_embeddings"), REQUIRED)
     | {name: getattr(ModelConfig(), name) for name in _LATER},
@@ -41,6 +41,8 @@ _KEYS = Keys(
         "intermediate_size": "mlp_width",
     },
 )
+# the memory's parameters, and how many of their axes are rows of the checkpoint's tensor
+_DELTA_MEMORY = {"rate_weight": 1, "rate_bias": 0, "retention": 0, "gain": 0}
 
 
 def parse(hf: HF) -> ModelConfig:
@@ -97,6 +99,10 @@ def tensors(model: ModelConfig) -> Tensors:
             for name in ("weight", "bias"):
                 gate = f"mixer.memory_gate.{name}"
                 layouts[f"layer.{gate}"] = Tensor(f"layers.{{}}.attention.memory_gate.{name}")
+    if "delta" in model.mixer.split(","):
+        for name, inputs in _DELTA_MEMORY.items():
+            memory = f"delta_memory.{name}"
+            layouts[f"layer.mixer.{memory}"] = Tensor(f"layers.{{}}.attention.{memory}", inputs)
     if model.smeared_keys:
         layouts["layer.mixer.key_smear.weight"] = Tensor("layers.{}.attention.key_smear.weight")
     layer = "layers.{}."

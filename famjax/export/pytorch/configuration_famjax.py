@@ -11,16 +11,18 @@ class FamjaxConfig(PreTrainedConfig):
       mlp: gelu, gelu_exact, swiglu or geglu.
       norm: rmsnorm or layernorm.
       mixer: what the layers attend to, a comma-separated pattern that is repeated over the layers:
-        full, swa, bswa, bswa_sg, fam.
+        full, swa, bswa, bswa_sg, fam, delta.
       block_len: tokens per block.
-      memory_segments: previous blocks that bswa, bswa_sg and fam attend to.
-      smeared_keys: keys of bswa, bswa_sg and fam are blended with the key before.
+      memory_segments: previous blocks that bswa, bswa_sg, fam and delta attend to.
+      smeared_keys: keys of bswa, bswa_sg, fam and delta are blended with the key
+        before.
       window: tokens that a query of swa attends to, itself included.
       capacity: maximum tokens of full attention; rows of the learned position table.
       fam_len, fam_previous: memory tokens of fam, and how many of its last memories a block
         attends to.
       fam_update: sum, or gated: memory tokens move to their new value by a gate.
       fam_min_timescale, fam_max_timescale: of training; not read here.
+      delta_order: features of a key in the memory of delta, times 2 * head_dim.
       arch: options in which pretrained families differ.
       tie_word_embeddings: the head shares the embedding's weights.
     """
@@ -58,6 +60,7 @@ class FamjaxConfig(PreTrainedConfig):
         fam_update="sum",
         fam_min_timescale=1.5,
         fam_max_timescale=64.0,
+        delta_order=2,
         arch=None,
         tie_word_embeddings=True,
         **kwargs,
@@ -83,6 +86,7 @@ class FamjaxConfig(PreTrainedConfig):
         self.fam_update = fam_update
         self.fam_min_timescale = fam_min_timescale
         self.fam_max_timescale = fam_max_timescale
+        self.delta_order = delta_order
         self.arch = _ARCH | (arch or {})
         self.tie_word_embeddings = tie_word_embeddings
         super().__init__(**kwargs)

@@ -44,8 +44,9 @@ ACTIVATIONS = {
 class LayerState(NamedTuple):
     """A layer's state: unrotated keys [b s g e] and values [b s g e].
 
-    `k` and `v` are of the tokens that are still visible, oldest first. Only fam has the others: the
-    memory [b f d] in float32, and the keys and values of the last memories, oldest first.
+    `k` and `v` are of the tokens that are still visible, oldest first. Only fam has the next three:
+    the memory [b f d] in float32, and the keys and values of the last memories, oldest first. Only
+    delta has `s`, its memory [b g k e] in float32.
     """
 
     k: torch.Tensor
@@ -53,6 +54,7 @@ class LayerState(NamedTuple):
     fam: torch.Tensor | None = None
     fam_k: torch.Tensor | None = None
     fam_v: torch.Tensor | None = None
+    s: torch.Tensor | None = None
 
 
 class FamjaxState(NamedTuple):
@@ -192,6 +194,50 @@ class KeySmear(nn.Module):
         return (1 - share) * k + share * before
 
 
+class DeltaMemory(nn.Module):
+    """An associative memory: a matrix for each key head, written by the delta rule."""
+
+    def __init__(self, config):
+        super().__init__()
+        h, g, e = config.heads, config.kv_heads, config.head_dim
+        self.order = config.delta_order
+        self.rate_weight = nn.Parameter(torch.zeros(g, e))
+        self.rate_bias = nn.Parameter(torch.ones(g))
+        self.retention = nn.Parameter(torch.zeros(g))
+        self.gain = nn.Parameter(torch.zeros(h))
+
+    def init_state(self, batch):
+        """Return the empty memory [b g k e]."""
+        g, e = self.rate_weight.shape
+        return self.rate_weight.new_zeros(batch, g, 2 * self.order * e, e, dtype=torch.float32)
+
+    def features(self, x):
+        """[... e] -> [... k], of unit norm."""
+        x = x.float()
+        y = torch.cat([x, -x], -1).relu()
+        products = torch.cat([y * y.roll(o, -1) for o in range(1, self.order + 1)], -1)
+        return products * torch.rsqrt(products.square().sum(-1, keepdim=True) + 1e-6)
+
+    def read(self, q, s):
+        """Ask the memory with queries [b t h e], unrotated: [b t h*e]."""
+        features = self.features(q).unflatten(2, (s.shape[1], -1))
+        recalled = torch.einsum("btgrk,bgke->btgre", features, s).flatten(2, 3)
+        return (self.gain.float()[:, None] * recalled).to(q.dtype).flatten(2)
+
+    def write(self, s, own, k, v):
+        """Write a block into the memory: its own keys, blended keys and values [b w g e]."""
+        rates = (
+            (own.float() * self.rate_weight.float()).sum(-1) + self.rate_bias.float()
+        ).sigmoid()
+        s = self.retention.float().sigmoid()[:, None, None] * s
+        features, v = self.features(k), v.float()
+        for i in range(k.shape[1]):
+            error = v[:, i] - torch.einsum("bgk,bgke->bge", features[:, i], s)
+            update = rates[:, i, :, None] * error
+            s = s + features[:, i, :, :, None] * update[:, :, None]
+        return s
+
+
 class Attention(nn.Module):
     """Attention of one layer, with its mixer's mask and memory."""
 
@@ -216,7 +262,8 @@ class Attention(nn.Module):
         self.post_norm = Norm(config.norm, d, arch) if arch["post_norm"] else None
         is_gated = mixer == "fam" and config.fam_update == "gated"
         self.memory_gate = MemoryGate(config) if is_gated else None
-        is_smeared = config.smeared_keys and mixer in ("bswa", "bswa_sg", "fam")
+        self.delta_memory = DeltaMemory(config) if mixer == "delta" else None
+        is_smeared = config.smeared_keys and mixer in ("bswa", "bswa_sg", "fam", "delta")
         self.key_smear = KeySmear(config) if is_smeared else None
 
     def project(self, x):
@@ -257,6 +304,8 @@ class Attention(nn.Module):
     def init_state(self, prompt):
         """Return the initial state, from the memory prompt [b f d]."""
         _, k, v = self.project(prompt)
+        if self.delta_memory is not None:
+            return LayerState(k[:, :0], v[:, :0], s=self.delta_memory.init_state(len(prompt)))
         if self.mixer != "fam":
             return LayerState(k[:, :0], v[:, :0])
         return LayerState(k[:, :0], v[:, :0], prompt.float(), k, v)
@@ -292,7 +341,10 @@ class Attention(nn.Module):
             )
             rows = max(len(mask), len(fam_mask))
             mask = torch.cat([mask.expand(rows, -1, -1), fam_mask.expand(rows, t, -1)], 2)
-        y = self.project_output(self.attend(self.rotate(q, position), seen_k, seen_v, mask), x)
+        attended = self.attend(self.rotate(q, position), seen_k, seen_v, mask)
+        if self.delta_memory is not None:
+            attended = attended + self.delta_memory.read(q, state.s)
+        y = self.project_output(attended, x)
         return y, state._replace(k=align_right(k, step.counts), v=align_right(v, step.counts))
 
     def smear_keys(self, k, position):
@@ -322,6 +374,18 @@ class Attention(nn.Module):
         at = torch.arange(-f, 0, device=state.fam_k.device)
         distance = torch.arange(count - 1, -1, -1, device=at.device) * self.block_len
         return (at - distance[:, None]).flatten()
+
+    def write_delta_memory(self, state, step):
+        """Write the completed block, the last w tokens, into the associative memory."""
+        w = self.block_len
+        ends = step.completes_block(w)
+        if not any(ends):
+            return state
+        own, v = state.k[:, -w:], state.v[:, -w:]
+        k = self.smear_keys(own, torch.arange(w, device=own.device)[None])
+        completed = row_tensor(ends, own.device)[..., None, None]
+        written = self.delta_memory.write(state.s, own, k, v)
+        return state._replace(s=torch.where(completed, written, state.s))
 
     def update_memory(self, state, step, mlp):
         """Update the memory with the completed block, the last w tokens (2.2, Equation 2)."""
@@ -481,6 +545,8 @@ class Layer(nn.Module):
         a, state = self.attention(x, state, step)
         if self.attention.mixer == "fam":
             state = self.attention.update_memory(state, step, self.mlp)
+        elif self.attention.mixer == "delta":
+            state = self.attention.write_delta_memory(state, step)
         return self.mlp(a, x), self.attention.trim_state(state, step.tokens_after())
 
 

@@ -1,0 +1,116 @@
+"""An associative memory of constant size: a matrix for each key head, written by the delta rule.
+
+    S     = (1 - 1/T) S                                         before the tokens of a block
+    S_j   = S_{j-1} + beta_j phi(k_j) (v_j - S_{j-1}^T phi(k_j))^T
+    out_i = gain S^T phi(q_i)                                   beta_j = sigmoid(w . k_j + b)
+
+T, w and b of each key head and the gain of each query head are learned. phi has unit norm, so that
+with beta = 1 S returns v_j when asked with k_j again. Its features are those of DPFP (Schlag et al.
+2021, arXiv 2102.11174, 5.3): with y = relu([x, -x]), products y_i y_{i-o} for offsets o from 1 to
+`delta_order`. Most are 0, so that keys disturb each other less than in e dimensions.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from famjax.config.resolved import ResolvedModelConfig, sizes
+from famjax.config.schema import ModelConfig
+from famjax.core.types import Array, param_dtype
+from famjax.ops.delta_rule import DeltaUpdate, chunk_len, delta_update
+from famjax.parallel.sharding import register_parameter_axes
+
+register_parameter_axes(
+    (r"delta_memory/rate_weight$", ("kv_heads", None)),
+    (r"delta_memory/(rate_bias|retention)$", ("kv_heads",)),
+    (r"delta_memory/gain$", ("heads",)),
+)
+
+# initial timescales of forgetting, in blocks, spaced evenly in log T over the key heads
+_TIMESCALES = (20.0, 1000.0)
+# the initial gain; with 1 a trained window is disturbed first, and learns no more in the end
+_GAIN = 0.1
+
+
+class DeltaMemory(nnx.Module):
+    """The parameters of the memory, and its reads and writes; the state is the caller's."""
+
+    def __init__(self, config: ResolvedModelConfig):
+        g, e = config.kv_heads, config.head_dim
+        self.order = config.delta_order
+        self.rate_weight = nnx.Param(jnp.zeros((g, e)))
+        self.rate_bias = nnx.Param(jnp.ones(g))
+        timescales = np.geomspace(*_TIMESCALES, g)
+        dtype = self.rate_bias[...].dtype
+        self.retention = nnx.Param(jnp.asarray(np.log(timescales - 1), dtype))
+        self.gain = nnx.Param(jnp.full(config.heads, _GAIN))
+
+    def init_state(self, batch: int) -> Array:
+        """Return the empty memory S [b g k e], float32 regardless of the compute dtype."""
+        g, e = self.rate_weight[...].shape
+        return jnp.zeros((batch, g, 2 * self.order * e, e), param_dtype())
+
+    def features(self, x: Array) -> Array:
+        """phi, of unit norm: [... e] -> [... k], k = 2 e delta_order."""
+        x = x.astype(param_dtype())
+        y = jax.nn.relu(jnp.concatenate([x, -x], -1))
+        offsets = range(1, self.order + 1)
+        products = jnp.concatenate([y * jnp.roll(y, offset, -1) for offset in offsets], -1)
+        return products * jax.lax.rsqrt(jnp.square(products).sum(-1, keepdims=True) + 1e-6)
+
+    def updates(self, own: Array, k: Array, v: Array) -> DeltaUpdate:
+        """Return the updates by blocks, of their chunks: arrays of [... n_c g c ...].
+
+        Args:
+          own: [... w g e], the keys of the tokens themselves, which decide the rates.
+          k: [... w g e], the keys that values are written under.
+          v: [... w g e].
+        """
+        logits = (own.astype(param_dtype()) * self.rate_weight[...]).sum(-1) + self.rate_bias[...]
+        c = chunk_len(own.shape[-3])
+
+        def chunks(x: Array) -> Array:
+            """[... w g e] -> [... w/c g c e]."""
+            *lead, w, g, size = x.shape
+            return jnp.moveaxis(x.reshape(*lead, w // c, c, g, size), -2, -3)
+
+        rates = chunks(jax.nn.sigmoid(logits)[..., None])[..., 0]
+        return delta_update(chunks(self.features(k)), chunks(v.astype(param_dtype())), rates)
+
+    def decays(self) -> Array:
+        """Return what a block leaves of S, 1 - 1/T: [g 1 1]."""
+        return jax.nn.sigmoid(self.retention[...])[:, None, None]
+
+    def read(self, q: Array, s: Array) -> Array:
+        """Ask S [... g k e] with queries [... w h e]: [... w h e], in the queries' dtype."""
+        *lead, w, h, e = q.shape
+        features = self.features(q).reshape(*lead, w, s.shape[-3], -1, s.shape[-2])
+        out = jnp.einsum("...wgrk,...gke->...wgre", features, s).reshape(*lead, w, h, e)
+        return (self.gain[...][:, None] * out).astype(q.dtype)
+
+
+def write(s: Array, decays: Array, updates: DeltaUpdate) -> Array:
+    """Return S [b g k e] after one block, from its chunks' updates [b n_c g c ...]."""
+
+    def body(s: Array, update: DeltaUpdate) -> tuple[Array, None]:
+        return update(s), None
+
+    chunk_major = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), updates)
+    return jax.lax.scan(body, decays * s, chunk_major)[0]
+
+
+def count_params(config: ModelConfig) -> int:
+    """Return the number of a memory's parameters."""
+    _, h, g, e, _ = sizes(config)
+    return g * (e + 2) + h
+
+
+def flops(config: ModelConfig) -> float:
+    """Return the model FLOPs of one token: its update of S, and the read."""
+    _, h, g, e, _ = sizes(config)
+    k, c = 2 * config.delta_order * e, chunk_len(config.block_len)
+    update = 2 * g * (c * k + c * (k + e) + 2 * k * e)
+    return update + 2 * h * k * e

@@ -1,0 +1,188 @@
+"""Block sliding window attention with an associative memory of all blocks before the own one.
+
+    out_i = SelfAttention(q_i, K^_i, V^_i) + gain S_{tau-1}^T phi(q_i)
+
+S is of `famjax.layers.delta_memory`. A block reads the memory of the blocks before it, and then
+writes its tokens into it: keys without positions, so that a memory means the same at any distance.
+As in `famjax.mixers.fam`, all blocks are projected in parallel, a scan over the blocks updates the
+memory alone, and then all blocks attend in parallel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from famjax.config.resolved import ResolvedModelConfig, sizes
+from famjax.config.schema import Config, ModelConfig
+from famjax.core.types import Array, Context
+from famjax.layers import delta_memory
+from famjax.layers.delta_memory import DeltaMemory, write
+from famjax.layers.mlp import FeedForward
+from famjax.layers.qkv import QKV
+from famjax.mixers.mixer import Mixer
+from famjax.mixers.window import (
+    Blocks,
+    BswaSpec,
+    WindowAttention,
+    WindowState,
+    select_rows,
+    select_state,
+    select_valid,
+)
+from famjax.parallel import sequence_parallel
+
+
+class DeltaState(NamedTuple):
+    """The window, and the memory.
+
+    Attributes:
+      window: memory segments and the block being filled.
+      s: [b g k e] float32, S of the document's blocks before the one being filled.
+    """
+
+    window: WindowState
+    s: Array
+
+
+class DeltaAttention(Mixer):
+    """Block sliding window attention with a delta-rule memory."""
+
+    def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
+        self.window = WindowAttention(
+            config,
+            rngs=rngs,
+            segments=config.memory_segments,
+            smeared_keys=config.smeared_keys,
+        )
+        self.delta_memory = DeltaMemory(config)
+        self.block_len = config.block_len
+        self.receptive_blocks = None  # unbounded
+
+    @property
+    def qkv(self) -> QKV:  # type: ignore[override]  # no attribute: the window has it
+        return self.window.qkv
+
+    def init_state(self, batch: int, prompt: Array | None = None) -> DeltaState:
+        return DeltaState(self.window.init_state(batch), self.delta_memory.init_state(batch))
+
+    def state_axes(self) -> DeltaState:
+        s: Any = ("batch", "kv_heads", None, None)
+        return DeltaState(self.window.state_axes(), s)
+
+    def passable_state(self, state: DeltaState) -> DeltaState:
+        """Return S without the window."""
+        # a separate type is not worthwhile
+        return state._replace(window=())  # type: ignore[arg-type]
+
+    def pass_state(self, fresh: DeltaState, saved: DeltaState) -> DeltaState:
+        return saved._replace(window=fresh.window)
+
+    def __call__(
+        self, x: Array, state: DeltaState, ctx: Context, mlp: FeedForward
+    ) -> tuple[Array, DeltaState]:
+        """Process whole blocks: [b n*w d] -> [b n*w d]. All lanes are at the start of a block."""
+        inputs = self.window.project_blocks(x, ctx)
+        q, k, v, blocks = inputs
+        memories, s = self.scan_memory(k, v, state.s, blocks, ctx)
+        attended = self.window.attend_blocks(inputs, state.window, ctx)
+        recalled = self.delta_memory.read(self.unrotate(q), memories)
+        y = self.qkv.output_projection(attended + recalled.reshape(attended.shape), x, ctx.key)
+        return y, DeltaState(self.window.final_state(k, v, state.window, blocks), s)
+
+    def unrotate(self, x: Array) -> Array:
+        """Return queries or keys of whole blocks [... w h|g e] without positions."""
+        return self.qkv.rotate(x, -jnp.arange(self.block_len))
+
+    def updates(self, k: Array, v: Array) -> Any:
+        """Return the memory's updates by blocks of keys and values [... w g e]."""
+        smeared = self.unrotate(self.window.smear_keys(k))
+        return self.delta_memory.updates(self.unrotate(k), smeared, v)
+
+    def scan_memory(
+        self, k: Array, v: Array, s: Array, blocks: Blocks, ctx: Context
+    ) -> tuple[Array, Array]:
+        """Return S before each block [b n g k e], and after the last one [b g k e]."""
+        reset = blocks.reset
+        if ctx.pass_state is not None:
+            reset = reset & ~ctx.pass_state[:, :: self.block_len]
+        full = blocks.valid == self.block_len
+        xs = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), (self.updates(k, v), reset, full))
+
+        def body(decays: Array, s: Array, x: Any) -> tuple[Array, Array]:
+            updates, reset, full = x
+            s = select_rows(reset, jnp.zeros_like(s), s)
+            return select_rows(full, write(s, decays, updates), s), s
+
+        s, memories = sequence_parallel.ring_scan(body, self.delta_memory.decays(), s, xs)
+        return jnp.moveaxis(memories, 0, 1), s
+
+    def step(
+        self, x: Array, state: DeltaState, ctx: Context, mlp: FeedForward
+    ) -> tuple[Array, DeltaState]:
+        """Process one token per lane, at any position in its block: [b 1 d] -> [b 1 d]."""
+        before = state
+        if ctx.reset is not None:
+            fresh = self.init_state(x.shape[0])
+            if ctx.pass_state is not None:
+                fresh = select_state(ctx.pass_state[:, 0], self.pass_state(fresh, state), fresh)
+            state = select_state(ctx.reset[:, 0], fresh, state)
+        q, window = self.window.append_kv(x, state.window)
+        attended = self.window.attend_token(q, window)
+        recalled = self.delta_memory.read(q[:, None], state.s)
+        y = self.qkv.output_projection(attended[:, None] + recalled, x)
+        full = window.tokens + 1 == self.block_len
+        # a branch, since it is taken once in w tokens
+        s = jax.lax.cond(
+            full.any(),
+            lambda s: select_rows(full, self.commit_block(s, window), s),
+            lambda s: s,
+            state.s,
+        )
+        return y, select_valid(ctx, DeltaState(self.window.advance(window), s), before)
+
+    def commit_block(self, s: Array, window: WindowState) -> Array:
+        """Write the block that was just filled into S."""
+        updates = self.updates(window.k[:, -1], window.v[:, -1])
+        return write(s, self.delta_memory.decays(), updates)
+
+
+class DeltaSpec(BswaSpec):
+    title = "block sliding window attention with a delta-rule memory"
+    keys: ClassVar[tuple[str, ...]] = ("model.memory_segments", "model.delta_order")
+    switches: ClassVar[tuple[str, ...]] = ("model.smeared_keys", "train.rsp")
+    has_attention_map = False  # unlike bswa's: it also reads a memory
+
+    def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
+        return DeltaAttention(config, rngs=rngs)
+
+    def initial_param(self, model: ResolvedModelConfig, name: str, rngs: nnx.Rngs) -> Array:
+        # without the projections of a large model
+        return getattr(DeltaMemory(model), name.removeprefix("delta_memory."))[...]
+
+    def parameters(self, model: ModelConfig) -> int:
+        return delta_memory.count_params(model) + super().parameters(model)
+
+    def check(self, config: Config) -> Iterator[str]:
+        yield from super().check(config)
+        order, e = config.model.delta_order, sizes(config.model).e
+        if not 1 <= order < 2 * e:
+            yield (
+                f"model.delta_order={order}: features are products of elements so far apart, of "
+                f"2 * {e}; must be from 1 to {2 * e - 1}"
+            )
+
+    def flops(self, model: ModelConfig, computed: bool = False) -> float:
+        return super().flops(model, computed) + delta_memory.flops(model)
+
+    def state_bytes(self, model: ModelConfig) -> int:
+        _, _, g, e, _ = sizes(model)
+        return super().state_bytes(model) + 4 * g * 2 * model.delta_order * e * e  # float32
+
+    def describe(self, model: ModelConfig) -> list[str]:
+        e = sizes(model).e
+        return [*super().describe(model), f"a memory of {2 * model.delta_order * e} x {e} a head"]

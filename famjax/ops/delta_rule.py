@@ -1,0 +1,76 @@
+"""The delta rule, by chunks of tokens (Schlag et al. 2021, arXiv 2102.11174; Yang et al. 2024).
+
+    S_j = S_{j-1} + beta_j k_j (v_j - S_{j-1}^T k_j)^T
+
+A matrix S learns to return v_j when asked with k_j: what it returned before is taken out. Over a
+chunk of c tokens that is one update. With K, V the chunk's keys and values and B = diag(beta),
+
+    A = tril(B K K^T, -1)       T = (I + A)^{-1} B
+    S' = S + K^T (T V - T K S)
+
+so everything but the products with S is computed for all chunks in parallel (the WY form of Yang et
+al. 2024, arXiv 2406.06484). A is strictly lower triangular, so A^c = 0, and the inverse is a
+product of log2(c) factors, (I - A)(I + A^2)(I + A^4)...: products of matrices alone, which every
+device does fast and every mesh can shard, unlike a triangular solve.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from famjax.core.types import Array
+
+# products of c x c matrices cost little at this size, and an update is still a product
+_CHUNK = 16
+
+
+class DeltaUpdate(NamedTuple):
+    """The update of S by one chunk: S' = S + k^T (u - w S).
+
+    Attributes:
+      k: [... c k], keys.
+      u: [... c e], T V.
+      w: [... c k], T K.
+    """
+
+    k: Array
+    u: Array
+    w: Array
+
+    def __call__(self, s: Float[Array, "*lead k e"]) -> Float[Array, "*lead k e"]:
+        """Return S'."""
+        rest = self.u - jnp.einsum("...ck,...ke->...ce", self.w, s)
+        return s + jnp.einsum("...ck,...ce->...ke", self.k, rest)
+
+
+def chunk_len(tokens: int) -> int:
+    """Return the tokens of a chunk: the largest divisor of `tokens` that is at most 16."""
+    return max(c for c in range(1, min(_CHUNK, tokens) + 1) if tokens % c == 0)
+
+
+def delta_update(
+    k: Float[Array, "*lead c k"], v: Float[Array, "*lead c e"], beta: Float[Array, "*lead c"]
+) -> DeltaUpdate:
+    """Return the update of S by a chunk of tokens."""
+    kk = jnp.einsum("...ik,...jk->...ij", k, k)
+    a = jnp.tril(beta[..., None] * kk, -1)
+    t = _invert_unit_lower(a) * beta[..., None, :]
+    return DeltaUpdate(
+        k, jnp.einsum("...ij,...je->...ie", t, v), jnp.einsum("...ij,...jk->...ik", t, k)
+    )
+
+
+def _invert_unit_lower(a: Float[Array, "*lead c c"]) -> Float[Array, "*lead c c"]:
+    """Return (I + A)^{-1} of a strictly lower triangular A."""
+    c = a.shape[-1]
+    power = -a
+    inverse = jnp.eye(c, dtype=a.dtype) + power
+    terms = 2
+    while terms < c:
+        power = power @ power
+        inverse = inverse + inverse @ power
+        terms *= 2
+    return inverse

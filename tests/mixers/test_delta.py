@@ -1,0 +1,124 @@
+"""`model.mixer=delta` in training, adapters, conversion and exports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from flax import nnx
+
+from famjax import load_pretrained
+from famjax.cli.main import main
+from famjax.config.resolved import resolve_model
+from famjax.config.schema import Config, ModelConfig
+from famjax.convert.open import open_model
+from famjax.experiment.load import load_config
+from famjax.layers.delta_memory import DeltaMemory, write
+from famjax.parallel.sharding import path_name
+from famjax.train.loop import train
+from famjax.train.run import Run, open_run
+
+SMALL = [
+    *("model.layers=2", "model.width=16", "model.heads=2", "model.mlp_width=32"),
+    *("model.block_len=8", "model.memory_segments=1", "model.mixer=delta"),
+    *("data.batch=2", "data.length=64", "train.steps=2", "optimizer.warmup_steps=0"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a run and its training text."""
+    folder = tmp_path_factory.mktemp("delta")
+    (folder / "train.txt").write_text(tiny.TEXT * 40)
+    train(config(folder, "model.smeared_keys=true"), folder / "delta", quiet=True)
+    return folder
+
+
+def config(folder: Path, *more: str) -> Config:
+    return load_config("text_bswa", [*SMALL, f"data.files={folder / 'train.txt'}", *more])
+
+
+def memories(run: Run) -> dict[str, np.ndarray]:
+    leaves = jax.tree_util.tree_leaves_with_path(nnx.state(run.model, nnx.Param))
+    named = {path_name(path): np.asarray(leaf) for path, leaf in leaves}
+    return {name: a for name, a in named.items() if "delta_memory" in name}
+
+
+def test_all_its_parameters_are_trained(folder: Path) -> None:
+    found = memories(open_run(folder / "delta"))
+    assert {name.rsplit("/")[-1] for name in found} == {
+        "rate_weight",
+        "rate_bias",
+        "retention",
+        "gain",
+    }
+    fresh = DeltaMemory(resolve_model(config(folder).model))
+    for name, a in found.items():
+        assert (a != getattr(fresh, name.rsplit("/")[-1])[...]).all(), name
+
+
+def test_exports_have_equal_logits(folder: Path, tmp_path: Path) -> None:
+    for form in ("hf", "orbax", "stablehlo"):
+        # each format is compared with the run when it is written
+        assert main(["export", str(folder / "delta"), str(tmp_path / form), "--format", form]) == 0
+    after = memories(open_model(str(tmp_path / "hf")))
+    for name, a in memories(open_run(folder / "delta")).items():
+        np.testing.assert_array_equal(a, after[name])
+
+
+def test_a_window_is_given_a_memory_that_adapters_train_with_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    bswa = ["model.mixer=bswa", f"data.files={folder / 'train.txt'}"]
+    train(load_config("text_bswa", [*SMALL, *bswa]), tmp_path / "bswa", quiet=True)
+    arguments = ["convert", str(tmp_path / "bswa"), str(tmp_path / "new"), "--to", "delta"]
+    assert main([*arguments, "model.delta_order=1"]) == 0
+    new = open_run(tmp_path / "new")
+    shape = [key for key in SMALL if not key.startswith("model.")]
+    lora = [f"init={tmp_path / 'new'}", "model.lora.rank=2", f"data.files={folder / 'train.txt'}"]
+    adapted = train(load_config("text_bswa", [*shape, *lora]), tmp_path / "lora", quiet=True)
+    assert adapted.config.model.delta_order == 1
+    before = memories(new)
+    for name, a in memories(adapted).items():
+        assert (a != before[name]).any(), name
+
+
+def test_a_fam_becomes_a_delta_memory_and_the_other_way(folder: Path, tmp_path: Path) -> None:
+    assert main(["export", str(folder / "delta"), str(tmp_path / "hf")]) == 0
+    _, mixed = load_pretrained(tmp_path / "hf", mixer="delta,fam", fam_len=3)
+    trained = open_run(folder / "delta").model.stack.layers[0].mixer.delta_memory
+    kept = mixed.stack.layers[0].mixer.delta_memory
+    np.testing.assert_array_equal(kept.gain[...][0], trained.gain[...][0])
+    assert mixed.stack.prompt[...].shape == (3, 16)
+
+
+def test_a_memory_returns_what_was_written_under_a_key() -> None:
+    """Eight random values under eight random keys of 16 elements, with rate 1."""
+    model = resolve_model(ModelConfig(width=32, heads=2, kv_heads=2, block_len=8))
+    memory = DeltaMemory(model)
+    memory.rate_bias[...] = jnp.full(2, 100.0)
+    memory.gain[...] = jnp.ones(2)
+    rng = np.random.default_rng(0)
+    k, v = (jnp.asarray(rng.normal(size=(1, 8, 2, 16)), jnp.float32) for _ in range(2))
+    s = memory.init_state(1)
+    for _ in range(20):  # each write removes a part of what the others disturbed
+        s = write(s, jnp.ones((2, 1, 1)), memory.updates(k, k, v))
+    np.testing.assert_allclose(memory.read(k, s), v, atol=1e-3)
+
+
+def test_a_head_keeps_the_longer_the_larger_its_timescale() -> None:
+    memory = DeltaMemory(resolve_model(ModelConfig(width=32, heads=2, kv_heads=2)))
+    np.testing.assert_allclose(memory.decays()[:, 0, 0], [1 - 1 / 20, 1 - 1 / 1000], rtol=1e-6)
+
+
+@pytest.mark.parametrize("order", [0, 16])
+def test_an_order_that_head_dim_does_not_have_is_refused(
+    order: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--run", str(tmp_path), "model.mixer=delta", f"model.delta_order={order}"]
+    assert main(["train", "text_bswa", *arguments, "model.width=16", "model.heads=2"]) == 2
+    assert f"model.delta_order={order}: " in capsys.readouterr().err

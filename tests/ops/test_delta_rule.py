@@ -1,0 +1,50 @@
+"""The delta rule by chunks, against one token after the other."""
+
+import jax
+import numpy as np
+import pytest
+from contracts.harness import jit
+
+from famjax.ops.delta_rule import chunk_len, delta_update
+
+
+def random_inputs(tokens: int, k: int = 6, e: int = 4) -> tuple[np.ndarray, ...]:
+    """Return unit keys, values, rates and S of two heads."""
+    rng = np.random.default_rng(tokens)
+    keys = rng.normal(size=(2, tokens, k))
+    keys /= np.linalg.norm(keys, axis=-1, keepdims=True)
+    v, s = rng.normal(size=(2, tokens, e)), rng.normal(size=(2, k, e))
+    return keys, v, rng.uniform(0, 1, (2, tokens)), s
+
+
+def one_by_one(k: np.ndarray, v: np.ndarray, beta: np.ndarray, s: np.ndarray) -> np.ndarray:
+    s = s.copy()
+    for head in range(len(s)):
+        for key, value, rate in zip(k[head], v[head], beta[head], strict=True):
+            s[head] += rate * np.outer(key, value - s[head].T @ key)
+    return s
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 7, 16, 33])
+def test_a_chunk_is_its_tokens_one_after_the_other(tokens: int) -> None:
+    k, v, beta, s = random_inputs(tokens)
+    with jax.enable_x64(True):
+        written = jit(lambda k, v, beta, s: delta_update(k, v, beta)(s))(k, v, beta, s)
+    np.testing.assert_allclose(written, one_by_one(k, v, beta, s), rtol=1e-10, atol=1e-12)
+
+
+def test_what_was_written_last_with_rate_1_is_returned() -> None:
+    k, v, beta, s = random_inputs(5)
+    with jax.enable_x64(True):
+        written = jit(lambda k, v, beta, s: delta_update(k, v, beta)(s))(
+            k, v, np.ones_like(beta), s
+        )
+    answers = np.einsum("hke,hk->he", written, k[:, -1])
+    np.testing.assert_allclose(answers, v[:, -1], atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "c"), [(1, 1), (4, 4), (16, 16), (24, 12), (64, 16), (100, 10), (192, 16)]
+)
+def test_blocks_are_cut_into_equal_chunks(tokens: int, c: int) -> None:
+    assert chunk_len(tokens) == c
