@@ -306,11 +306,12 @@ def _by_kind(demo: TextDemo, models: Sequence[TextModel]) -> list[dict[str, Any]
     for kind, every in kinds.items():
         seeds = [read_result(demo.folder / model.folder) for model in every]
         first = every[0]
-        row = {"kind": kind, "mixer": first.mixer, "segments": first.segments, "seeds": seeds}
+        row: dict[str, Any] = {"kind": kind, "mixer": first.mixer, "seeds": seeds}
+        row["segments"] = first.segments
         rows[kind] = {**row, "time_of": first.time_of, "steps": first.steps or demo.steps}
     for row in rows.values():
         if row["mixer"] in _MEMORIES:
-            window = replace(kinds[row["kind"]][0], mixer="bswa", time_of="", steps=0)
+            window = TextModel("bswa", row["segments"], 0)
             others = {"steps": window, "time": replace(window, time_of=row["mixer"])}
             row["against_bswa"] = {
                 name: paired_interval(_nats(row), _nats(rows[other.kind]), _bytes(row))
