@@ -31,8 +31,8 @@ register_parameter_axes(
 
 # initial timescales of forgetting, in blocks, spaced evenly in log T over the key heads
 _TIMESCALES = (20.0, 1000.0)
-# the initial gain; with 1 a trained window is disturbed first, and learns no more in the end
-_GAIN = 0.1
+# the initial gain; with 1 a trained window is disturbed first, with 0.1 it learns later
+_GAIN = 0.3
 # chunks of a block that are compiled one after the other; a loop takes a quarter longer on CPU
 _UNROLLED = 4
 
