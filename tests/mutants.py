@@ -84,6 +84,20 @@ MUTANTS = (
         f"{STREAM} -k transcription",
     ),
     Mutant(
+        "delta: keys in memory have positions",
+        "mixers/delta.py",
+        "smeared = self.unrotate(self.window.smear_keys(k))",
+        "smeared = self.window.smear_keys(k)",
+        f"{STREAM} -k transcription",
+    ),
+    Mutant(
+        "delta: a block reads the memory that it writes",
+        "mixers/delta.py",
+        "select_rows(full, write(s, decays, updates), s), s",
+        "*[select_rows(full, write(s, decays, updates), s)] * 2,",
+        f"{STREAM} -k transcription",
+    ),
+    Mutant(
         "fam: the first residual is the prompt",
         "mixers/fam.py",
         "residual = select_rows(updates > 0, fam, jnp.zeros_like(fam))",
