@@ -50,7 +50,7 @@ class Piece(NamedTuple):
     Attributes:
       tokens: [t] int32.
       weights: [t] float32, the weight of predicting each token.
-      pass_state: of a document's first piece: the document begins with the FAM of the lane's
+      pass_state: of a document's first piece: the document begins with the memory of the lane's
         previous document, and not with the prompt.
       targets: [t] int32, the target at each token, with its weight in `weights`; None means the
         next token. Either all pieces of a document have targets, or none. Lanes never read the last

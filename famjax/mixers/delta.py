@@ -155,6 +155,7 @@ class DeltaSpec(BswaSpec):
     title = "block sliding window attention with a delta-rule memory"
     keys: ClassVar[tuple[str, ...]] = ("model.memory_segments", "model.delta_order")
     switches: ClassVar[tuple[str, ...]] = ("model.smeared_keys", "train.rsp")
+    passes_memory = True
     has_attention_map = False  # unlike bswa's: it also reads a memory
 
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:

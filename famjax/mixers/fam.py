@@ -462,6 +462,7 @@ class FamSpec(BswaSpec):
     )
     switches = ("model.smeared_keys", "train.rsp")
     has_memory = True
+    passes_memory = True
     has_attention_map = False  # unlike bswa's: it also attends to memories
     # the paper's sum forgets keys that were finetuned in (docs/memory.md)
     convert_settings = MappingProxyType({"fam_update": "gated"})

@@ -149,6 +149,7 @@ class MixerSpec(abc.ABC):
       is_bounded: a document is at most `model.capacity` tokens long: the state is a cache of them.
       is_local: it attends to a token window (`window`), with the RoPE base of local layers.
       has_memory: it has the FAM prompt and `Mixer.memory`.
+      passes_memory: it has a memory that outlives the window, which `Mixer.pass_state` passes on.
       has_feature_map: it has a feature map that `train.match` and `train.only` train.
       has_attention_weights: it computes weights that dropout and caps can apply to.
       has_attention_map: it defines `Mixer.attention_map`.
@@ -165,6 +166,7 @@ class MixerSpec(abc.ABC):
     is_bounded: ClassVar[bool] = False
     is_local: ClassVar[bool] = False
     has_memory: ClassVar[bool] = False
+    passes_memory: ClassVar[bool] = False
     has_feature_map: ClassVar[bool] = False
     has_attention_weights: ClassVar[bool] = True
     has_attention_map: ClassVar[bool] = False

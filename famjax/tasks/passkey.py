@@ -384,7 +384,7 @@ class PasskeyTask(Task):
 
 
 def _check_ask_every(config: Config) -> Iterator[str]:
-    """Yield what prevents a document from starting with the FAM before the last question."""
+    """Yield what prevents a document from starting with the memory before the last question."""
     m, d, p = config.model, config.data, config.data.passkey
     setting = f"data.passkey.ask_every={p.ask_every}"
     off = "or set data.passkey.ask_every=0"
@@ -395,8 +395,11 @@ def _check_ask_every(config: Config) -> Iterator[str]:
         )
     if d.layout == "packed":
         yield f"{setting} needs memory that packed rows do not carry; set data.layout=lanes {off}"
-    if not any(spec.has_memory for spec in mixer_specs(m)):
+    if not any(spec.passes_memory for spec in mixer_specs(m)):
         where = f"model.mixer={m.mixer}" if m.stack == "residual" else f"model.stack={m.stack}"
-        yield f"{setting} needs a FAM, and {where} has none; add one {off}"
+        yield (
+            f"{setting} needs a memory beside the window, and {where} has none; set "
+            f"model.mixer=fam or delta {off}"
+        )
     if m.fam_previous > 1:
         yield f"{setting} carries one FAM; set model.fam_previous=1 {off}"

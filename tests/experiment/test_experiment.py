@@ -499,7 +499,7 @@ def test_sizes_must_be_positive(key: str) -> None:
             "data.passkey.ask_every=100 is not a multiple of model.",
         ),
         ([*ASK, "data.layout=packed"], "data.passkey.ask_every=128 needs memory that packed rows"),
-        ([*ASK, "model.mixer=bswa"], "data.passkey.ask_every=128 needs a FAM"),
+        ([*ASK, "model.mixer=bswa"], "data.passkey.ask_every=128 needs a memory"),
         ([*ASK, "model.fam_previous=2"], "data.passkey.ask_every=128 carries one FAM"),
         (["data.passkey.threshold=1.5"], "data.passkey.threshold=1.5: must be from 0 to 1"),
         (["optimizer.beta2=1"], "optimizer.beta2=1.0: must be at least 0 and less than 1"),

@@ -122,3 +122,8 @@ def test_an_order_that_head_dim_does_not_have_is_refused(
     arguments = ["--run", str(tmp_path), "model.mixer=delta", f"model.delta_order={order}"]
     assert main(["train", "text_bswa", *arguments, "model.width=16", "model.heads=2"]) == 2
     assert f"model.delta_order={order}: " in capsys.readouterr().err
+
+
+def test_a_document_is_asked_more_than_once_about_its_memory() -> None:
+    config = load_config("passkey", ["model.mixer=delta"])
+    assert config.data.passkey.ask_every > 0
