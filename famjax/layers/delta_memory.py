@@ -83,7 +83,8 @@ class DeltaMemory(nnx.Module):
             return jnp.moveaxis(x.reshape(*lead, w // c, c, g, size), -2, -3)
 
         rates = chunks(jax.nn.sigmoid(logits)[..., None])[..., 0]
-        return delta_update(chunks(self.features(k)), chunks(v.astype(param_dtype())), rates)
+        # features of chunks: they are four times as large as keys, and need not be transposed
+        return delta_update(self.features(chunks(k)), chunks(v.astype(param_dtype())), rates)
 
     def decays(self) -> Array:
         """Return what a block leaves of S, 1 - 1/T: [g 1 1]."""
@@ -92,8 +93,10 @@ class DeltaMemory(nnx.Module):
     def read(self, q: Array, s: Array) -> Array:
         """Ask S [... g k e] with queries [... w h e]: [... w h e], in the queries' dtype."""
         *lead, w, h, e = q.shape
-        features = self.features(q).reshape(*lead, w, s.shape[-3], -1, s.shape[-2])
-        out = jnp.einsum("...wgrk,...gke->...wgre", features, s).reshape(*lead, w, h, e)
+        g = s.shape[-3]
+        # the queries of a key head beside each other, before their features, which are larger
+        asked = self.features(jnp.moveaxis(q, -2, -3).reshape(*lead, g, h // g * w, e))
+        out = jnp.moveaxis((asked @ s).reshape(*lead, h, w, e), -3, -2)
         return (self.gain[...][:, None] * out).astype(q.dtype)
 
 
@@ -117,5 +120,5 @@ def flops(config: ModelConfig) -> float:
     """Return the model FLOPs of one token: its update of S, and the read."""
     _, h, g, e, _ = sizes(config)
     k, c = 2 * config.delta_order * e, chunk_len(config.block_len)
-    update = 2 * g * (c * k + c * (k + e) + 2 * k * e)
+    update = 2 * g * (c * k + c * e + 2 * k * e)
     return update + 2 * h * k * e

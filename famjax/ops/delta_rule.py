@@ -6,18 +6,20 @@ A matrix S learns to return v_j when asked with k_j: what it returned before is 
 chunk of c tokens that is one update. With K, V the chunk's keys and values and B = diag(beta),
 
     A = tril(B K K^T, -1)       T = (I + A)^{-1} B
-    S' = S + K^T (T V - T K S)
+    S' = S + K^T T (V - K S)
 
-so everything but the products with S is computed for all chunks in parallel (the WY form of Yang et
-al. 2024, arXiv 2406.06484). A is strictly lower triangular, so A^c = 0, and the inverse is a
-product of log2(c) factors, (I - A)(I + A^2)(I + A^4)...: products of matrices alone, which every
-device does fast and every mesh can shard, unlike a triangular solve.
+so T is computed for all chunks in parallel (the WY form of Yang et al. 2024, arXiv 2406.06484, who
+also multiply T by K and V in advance: more products, and an array of keys more to read and write).
+A is strictly lower triangular, so A^c = 0, and the inverse is a product of log2(c) factors,
+(I - A)(I + A^2)(I + A^4)...: products of matrices alone, which every device does fast and every
+mesh can shard, unlike a triangular solve.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
@@ -28,22 +30,21 @@ _CHUNK = 16
 
 
 class DeltaUpdate(NamedTuple):
-    """The update of S by one chunk: S' = S + k^T (u - w S).
+    """The update of S by one chunk: S' = S + k^T t (v - k S).
 
     Attributes:
       k: [... c k], keys.
-      u: [... c e], T V.
-      w: [... c k], T K.
+      v: [... c e], values.
+      t: [... c c], T.
     """
 
     k: Array
-    u: Array
-    w: Array
+    v: Array
+    t: Array
 
     def __call__(self, s: Float[Array, "*lead k e"]) -> Float[Array, "*lead k e"]:
         """Return S'."""
-        rest = self.u - jnp.einsum("...ck,...ke->...ce", self.w, s)
-        return s + jnp.einsum("...ck,...ce->...ke", self.k, rest)
+        return s + jnp.einsum("...ck,...ce->...ke", self.k, self.t @ (self.v - self.k @ s))
 
 
 def chunk_len(tokens: int) -> int:
@@ -57,12 +58,10 @@ def delta_update(
     """Return the update of S by a chunk of tokens."""
     kk = jnp.einsum("...ik,...jk->...ij", k, k)
     a = jnp.tril(beta[..., None] * kk, -1)
-    t = _invert_unit_lower(a) * beta[..., None, :]
-    return DeltaUpdate(
-        k, jnp.einsum("...ij,...je->...ie", t, v), jnp.einsum("...ij,...jk->...ik", t, k)
-    )
+    return DeltaUpdate(k, v, _invert_unit_lower(a) * beta[..., None, :])
 
 
+@jax.custom_jvp
 def _invert_unit_lower(a: Float[Array, "*lead c c"]) -> Float[Array, "*lead c c"]:
     """Return (I + A)^{-1} of a strictly lower triangular A."""
     c = a.shape[-1]
@@ -74,3 +73,10 @@ def _invert_unit_lower(a: Float[Array, "*lead c c"]) -> Float[Array, "*lead c c"
         inverse = inverse + inverse @ power
         terms *= 2
     return inverse
+
+
+@_invert_unit_lower.defjvp
+def _differentiate_inverse(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    # two products, where the derivative of each factor would take several
+    inverse = _invert_unit_lower(*primals)
+    return inverse, -(inverse @ tangents[0] @ inverse)
