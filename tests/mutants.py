@@ -93,9 +93,16 @@ MUTANTS = (
     Mutant(
         "delta: a block reads the memory that it writes",
         "mixers/delta.py",
-        "select_rows(full, write(s, decays, updates), s), s",
-        "*[select_rows(full, write(s, decays, updates), s)] * 2,",
+        "select_rows(full, write(s, update), s), s",
+        "*[select_rows(full, write(s, update), s)] * 2,",
         f"{STREAM} -k transcription",
+    ),
+    Mutant(
+        "delta: a block that writes nothing is forgotten for",
+        "layers/delta_memory.py",
+        "kept = 1 - rates.mean(-2) * jax",
+        "kept = 1 - rates.mean(-2) * 0 - jax",
+        "tests/mixers/test_delta.py",
     ),
     Mutant(
         "fam: the first residual is the prompt",

@@ -1,16 +1,22 @@
 """An associative memory of constant size: a matrix for each key head, written by the delta rule.
 
-    S     = (1 - 1/T) S                                         before the tokens of a block
+    S     = (1 - mean_j(beta_j) / T) S                          before the tokens j of a block
     S_j   = S_{j-1} + beta_j phi(k_j) (v_j - S_{j-1}^T phi(k_j))^T
-    out_i = gain S^T phi(q_i)                                   beta_j = sigmoid(w . k_j + b)
+    out_i = gain S^T phi(q_i)
+    beta_j = max(0, sigmoid(a w . x_j / rms(x_j) + b) - c) / (1 - c)         x_j = [k_j, v_j]
 
 T, w and b of each key head and the gain of each query head are learned. phi has unit norm, so that
 with beta = 1 S returns v_j when asked with k_j again. Its features are those of DPFP (Schlag et al.
 2021, arXiv 2102.11174, 5.3): with y = relu([x, -x]), products y_i y_{i-o} for offsets o from 1 to
 `delta_order`. Most are 0, so that keys disturb each other less than in e dimensions.
+
+A rate beta reaches 0, and a memory forgets in proportion to what is written: tokens that a head
+learned to ignore leave S as it is, bit for bit, however many they are.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,12 +35,29 @@ register_parameter_axes(
     (r"delta_memory/gain$", ("heads",)),
 )
 
-# initial timescales of forgetting, in blocks, spaced evenly in log T over the key heads
+# initial timescales of forgetting, in blocks that are written at rate 1, spaced evenly in log T
+# over the key heads
 _TIMESCALES = (20.0, 1000.0)
 # the initial gain; with 1 a trained window is disturbed first, with 0.1 it learns later
 _GAIN = 0.3
+# the factor a: rates learn so many times as fast as their weights; with 1 they do not close in time
+_RATE_SCALE = 10.0
+# the threshold c: rates below it are 0
+_RATE_THRESHOLD = 0.1
 # chunks of a block that are compiled one after the other; a loop takes a quarter longer on CPU
 _UNROLLED = 4
+
+
+class BlockUpdate(NamedTuple):
+    """The update of S by one block.
+
+    Attributes:
+      kept: [... g], the factor of S before it.
+      chunks: of its chunks in order, arrays of [... n_c g c ...].
+    """
+
+    kept: Array
+    chunks: DeltaUpdate
 
 
 class DeltaMemory(nnx.Module):
@@ -43,7 +66,7 @@ class DeltaMemory(nnx.Module):
     def __init__(self, config: ResolvedModelConfig):
         g, e = config.kv_heads, config.head_dim
         self.order = config.delta_order
-        self.rate_weight = nnx.Param(jnp.zeros((g, e)))
+        self.rate_weight = nnx.Param(jnp.zeros((g, 2 * e)))
         self.rate_bias = nnx.Param(jnp.ones(g))
         timescales = np.geomspace(*_TIMESCALES, g)
         dtype = self.rate_bias[...].dtype
@@ -52,8 +75,8 @@ class DeltaMemory(nnx.Module):
 
     def init_state(self, batch: int) -> Array:
         """Return the empty memory S [b g k e], float32 regardless of the compute dtype."""
-        g, e = self.rate_weight[...].shape
-        return jnp.zeros((batch, g, 2 * self.order * e, e), param_dtype())
+        g, width = self.rate_weight[...].shape
+        return jnp.zeros((batch, g, self.order * width, width // 2), param_dtype())
 
     def features(self, x: Array) -> Array:
         """phi, of unit norm: [... e] -> [... k], k = 2 e delta_order."""
@@ -66,15 +89,23 @@ class DeltaMemory(nnx.Module):
         products = jnp.concatenate([y * other for other in rolled], -1)
         return products * jax.lax.rsqrt(jnp.square(products).sum(-1, keepdims=True) + 1e-6)
 
-    def updates(self, own: Array, k: Array, v: Array) -> DeltaUpdate:
-        """Return the updates by blocks, of their chunks: arrays of [... n_c g c ...].
+    def rates(self, own: Array, v: Array) -> Array:
+        """beta of tokens with these keys and values: [... g e] -> [... g]."""
+        x = jnp.concatenate([own, v], -1).astype(param_dtype())
+        rms = jnp.sqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6)
+        logits = _RATE_SCALE * (x / rms * self.rate_weight[...]).sum(-1) + self.rate_bias[...]
+        return jax.nn.relu(jax.nn.sigmoid(logits) - _RATE_THRESHOLD) / (1 - _RATE_THRESHOLD)
+
+    def updates(self, own: Array, k: Array, v: Array) -> BlockUpdate:
+        """Return the updates by blocks.
 
         Args:
           own: [... w g e], the keys of the tokens themselves, which decide the rates.
           k: [... w g e], the keys that values are written under.
           v: [... w g e].
         """
-        logits = (own.astype(param_dtype()) * self.rate_weight[...]).sum(-1) + self.rate_bias[...]
+        rates = self.rates(own, v)
+        kept = 1 - rates.mean(-2) * jax.nn.sigmoid(-self.retention[...])
         c = chunk_len(own.shape[-3])
 
         def chunks(x: Array) -> Array:
@@ -82,13 +113,9 @@ class DeltaMemory(nnx.Module):
             *lead, w, g, size = x.shape
             return jnp.moveaxis(x.reshape(*lead, w // c, c, g, size), -2, -3)
 
-        rates = chunks(jax.nn.sigmoid(logits)[..., None])[..., 0]
         # features of chunks: they are four times as large as keys, and need not be transposed
-        return delta_update(self.features(chunks(k)), chunks(v.astype(param_dtype())), rates)
-
-    def decays(self) -> Array:
-        """Return what a block leaves of S, 1 - 1/T: [g 1 1]."""
-        return jax.nn.sigmoid(self.retention[...])[:, None, None]
+        k, v = self.features(chunks(k)), chunks(v.astype(param_dtype()))
+        return BlockUpdate(kept, delta_update(k, v, chunks(rates[..., None])[..., 0]))
 
     def read(self, q: Array, s: Array) -> Array:
         """Ask S [... g k e] with queries [... w h e]: [... w h e], in the queries' dtype."""
@@ -100,20 +127,20 @@ class DeltaMemory(nnx.Module):
         return (self.gain[...][:, None] * out).astype(q.dtype)
 
 
-def write(s: Array, decays: Array, updates: DeltaUpdate) -> Array:
-    """Return S [b g k e] after one block, from its chunks' updates [b n_c g c ...]."""
+def write(s: Array, block: BlockUpdate) -> Array:
+    """Return S [b g k e] after a block, from its update: arrays of [b ...]."""
 
     def body(s: Array, update: DeltaUpdate) -> tuple[Array, None]:
         return update(s), None
 
-    chunk_major = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), updates)
-    return jax.lax.scan(body, decays * s, chunk_major, unroll=_UNROLLED)[0]
+    chunk_major = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), block.chunks)
+    return jax.lax.scan(body, block.kept[..., None, None] * s, chunk_major, unroll=_UNROLLED)[0]
 
 
 def count_params(config: ModelConfig) -> int:
     """Return the number of a memory's parameters."""
     _, h, g, e, _ = sizes(config)
-    return g * (e + 2) + h
+    return g * (2 * e + 2) + h
 
 
 def flops(config: ModelConfig) -> float:

@@ -21,7 +21,7 @@ from famjax.config.resolved import ResolvedModelConfig, sizes
 from famjax.config.schema import Config, ModelConfig
 from famjax.core.types import Array, Context
 from famjax.layers import delta_memory
-from famjax.layers.delta_memory import DeltaMemory, write
+from famjax.layers.delta_memory import BlockUpdate, DeltaMemory, write
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
 from famjax.mixers.mixer import Mixer
@@ -98,7 +98,7 @@ class DeltaAttention(Mixer):
         """Return queries or keys of whole blocks [... w h|g e] without positions."""
         return self.qkv.rotate(x, -jnp.arange(self.block_len))
 
-    def updates(self, k: Array, v: Array) -> Any:
+    def updates(self, k: Array, v: Array) -> BlockUpdate:
         """Return the memory's updates by blocks of keys and values [... w g e]."""
         smeared = self.unrotate(self.window.smear_keys(k))
         return self.delta_memory.updates(self.unrotate(k), smeared, v)
@@ -113,12 +113,12 @@ class DeltaAttention(Mixer):
         full = blocks.valid == self.block_len
         xs = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), (self.updates(k, v), reset, full))
 
-        def body(decays: Array, s: Array, x: Any) -> tuple[Array, Array]:
-            updates, reset, full = x
+        def body(_: tuple[()], s: Array, x: Any) -> tuple[Array, Array]:
+            update, reset, full = x
             s = select_rows(reset, jnp.zeros_like(s), s)
-            return select_rows(full, write(s, decays, updates), s), s
+            return select_rows(full, write(s, update), s), s
 
-        s, memories = sequence_parallel.ring_scan(body, self.delta_memory.decays(), s, xs)
+        s, memories = sequence_parallel.ring_scan(body, (), s, xs)
         return jnp.moveaxis(memories, 0, 1), s
 
     def step(
@@ -147,8 +147,7 @@ class DeltaAttention(Mixer):
 
     def commit_block(self, s: Array, window: WindowState) -> Array:
         """Write the block that was just filled into S."""
-        updates = self.updates(window.k[:, -1], window.v[:, -1])
-        return write(s, self.delta_memory.decays(), updates)
+        return write(s, self.updates(window.k[:, -1], window.v[:, -1]))
 
 
 class DeltaSpec(BswaSpec):

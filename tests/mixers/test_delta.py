@@ -102,17 +102,38 @@ def test_a_memory_returns_what_was_written_under_a_key() -> None:
     memory = DeltaMemory(model)
     memory.rate_bias[...] = jnp.full(2, 100.0)
     memory.gain[...] = jnp.ones(2)
-    rng = np.random.default_rng(0)
-    k, v = (jnp.asarray(rng.normal(size=(1, 8, 2, 16)), jnp.float32) for _ in range(2))
+    k, v = random_block(np.random.default_rng(0))
     s = memory.init_state(1)
+    update = memory.updates(k, k, v)._replace(kept=jnp.ones((1, 2)))
     for _ in range(20):  # each write removes a part of what the others disturbed
-        s = write(s, jnp.ones((2, 1, 1)), memory.updates(k, k, v))
+        s = write(s, update)
     np.testing.assert_allclose(memory.read(k, s), v, atol=1e-3)
+
+
+def random_block(rng: np.random.Generator) -> tuple[jax.Array, jax.Array]:
+    """Return keys and values [b w g e] of a block."""
+    k, v = (jnp.asarray(rng.normal(size=(1, 8, 2, 16)), jnp.float32) for _ in range(2))
+    return k, v
 
 
 def test_a_head_keeps_the_longer_the_larger_its_timescale() -> None:
     memory = DeltaMemory(resolve_model(ModelConfig(width=32, heads=2, kv_heads=2)))
-    np.testing.assert_allclose(memory.decays()[:, 0, 0], [1 - 1 / 20, 1 - 1 / 1000], rtol=1e-6)
+    memory.rate_bias[...] = jnp.full(2, 100.0)
+    k, v = random_block(np.random.default_rng(0))
+    kept = memory.updates(k, k, v).kept
+    np.testing.assert_allclose(kept, [[1 - 1 / 20, 1 - 1 / 1000]], rtol=1e-6)
+
+
+def test_tokens_that_a_head_ignores_leave_its_memory_as_it_is() -> None:
+    """A rate is exactly 0, and nothing is forgotten for it, unlike with a sigmoid alone."""
+    memory = DeltaMemory(resolve_model(ModelConfig(width=32, heads=2, kv_heads=2)))
+    memory.rate_bias[...] = jnp.asarray([1.0, -2.2])  # sigmoid 0.73 and 0.0998
+    rng = np.random.default_rng(0)
+    before = jnp.asarray(rng.normal(size=memory.init_state(1).shape), jnp.float32)
+    k, v = random_block(rng)
+    after = write(before, memory.updates(k, k, v))
+    assert (after[:, 0] != before[:, 0]).mean() > 0.5
+    np.testing.assert_array_equal(after[:, 1], before[:, 1])
 
 
 @pytest.mark.parametrize("order", [0, 16])

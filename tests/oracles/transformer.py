@@ -326,14 +326,14 @@ def delta_layer(
 ) -> tuple[Array, Array]:
     """Window attention, and what S of the blocks before the own one returns; token by token.
 
-    memory: rate_weight [g e], rate_bias [g], retention [g], gain [h]. x: [t d]; returns y [t d],
+    memory: rate_weight [g 2e], rate_bias [g], retention [g], gain [h]. x: [t d]; returns y [t d],
     and S [g k e] of the completed blocks.
     """
     x = f64(x)
     h, e = w.wq.shape[1:]
     g = w.wk.shape[1]
     rate_weight, rate_bias = f64(memory["rate_weight"]), f64(memory["rate_bias"])
-    kept = 1 / (1 + np.exp(-f64(memory["retention"])))
+    timescale = 1 + np.exp(f64(memory["retention"]))
     plain = [qkv(w, token, None, rope_base) for token in x]  # without positions
     rotated = [qkv(w, token, offset + t, rope_base) for t, token in enumerate(x)]
     keys = [k for _, k, _ in rotated]
@@ -358,12 +358,23 @@ def delta_layer(
         if end - begin < block:
             break  # an incomplete block writes nothing
         for j in range(g):
-            s[j] = kept[j] * s[j]
-            for t in range(begin, end):
-                phi, own, v = dpfp(blended[t][j], order), plain[t][1][j], plain[t][2][j]
-                rate = 1 / (1 + math.exp(-(rate_weight[j] @ own + rate_bias[j])))
+            rates = [
+                _rate(rate_weight[j], rate_bias[j], plain[t][1][j], plain[t][2][j])
+                for t in range(begin, end)
+            ]
+            s[j] = (1 - sum(rates) / block / timescale[j]) * s[j]
+            for t, rate in zip(range(begin, end), rates, strict=True):
+                phi, v = dpfp(blended[t][j], order), plain[t][2][j]
                 s[j] = s[j] + rate * np.outer(phi, v - s[j].T @ phi)
     return y, s
+
+
+def _rate(weight: Array, bias: float, k: Array, v: Array) -> float:
+    """The rate at which a token is written, from its key and value."""
+    x = [*k, *v]
+    rms = math.sqrt(sum(a * a for a in x) / len(x) + 1e-6)
+    logit = 10 * sum(a * b for a, b in zip(weight, x, strict=True)) / rms + bias
+    return max(0.0, 1 / (1 + math.exp(-logit)) - 0.1) / 0.9
 
 
 def linear_layer(

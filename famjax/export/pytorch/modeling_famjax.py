@@ -201,15 +201,16 @@ class DeltaMemory(nn.Module):
         super().__init__()
         h, g, e = config.heads, config.kv_heads, config.head_dim
         self.order = config.delta_order
-        self.rate_weight = nn.Parameter(torch.zeros(g, e))
+        self.rate_weight = nn.Parameter(torch.zeros(g, 2 * e))
         self.rate_bias = nn.Parameter(torch.ones(g))
         self.retention = nn.Parameter(torch.zeros(g))
         self.gain = nn.Parameter(torch.zeros(h))
 
     def init_state(self, batch):
         """Return the empty memory [b g k e]."""
-        g, e = self.rate_weight.shape
-        return self.rate_weight.new_zeros(batch, g, 2 * self.order * e, e, dtype=torch.float32)
+        g, width = self.rate_weight.shape
+        shape = (batch, g, self.order * width, width // 2)
+        return self.rate_weight.new_zeros(shape, dtype=torch.float32)
 
     def features(self, x):
         """[... e] -> [... k], of unit norm."""
@@ -226,10 +227,12 @@ class DeltaMemory(nn.Module):
 
     def write(self, s, own, k, v):
         """Write a block into the memory: its own keys, blended keys and values [b w g e]."""
-        rates = (
-            (own.float() * self.rate_weight.float()).sum(-1) + self.rate_bias.float()
-        ).sigmoid()
-        s = self.retention.float().sigmoid()[:, None, None] * s
+        x = torch.cat([own, v], -1).float()
+        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+        logits = 10 * (x * self.rate_weight.float()).sum(-1) + self.rate_bias.float()
+        rates = (logits.sigmoid() - 0.1).relu() / 0.9
+        kept = 1 - rates.mean(1) * (-self.retention.float()).sigmoid()
+        s = kept[..., None, None] * s
         features, v = self.features(k), v.float()
         for i in range(k.shape[1]):
             error = v[:, i] - torch.einsum("bgk,bgke->bge", features[:, i], s)
