@@ -86,8 +86,8 @@ MUTANTS = (
     Mutant(
         "delta: keys in memory have positions",
         "mixers/delta.py",
-        "smeared = self.unrotate(self.window.smear_keys(k))",
-        "smeared = self.window.smear_keys(k)",
+        "self.delta_memory.updates(self.unrotate(k), v)",
+        "self.delta_memory.updates(k, v)",
         f"{STREAM} -k transcription",
     ),
     Mutant(

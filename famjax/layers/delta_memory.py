@@ -1,12 +1,14 @@
 """An associative memory of constant size: a matrix for each key head, written by the delta rule.
 
     S     = (1 - mean_j(beta_j) / T) S                          before the tokens j of a block
-    S_j   = S_{j-1} + beta_j phi(k_j) (v_j - S_{j-1}^T phi(k_j))^T
+    S_j   = S_{j-1} + beta_j phi(k~_j) (v_j - S_{j-1}^T phi(k~_j))^T
     out_i = gain S^T phi(q_i)
+    k~_j  = (1 - s) k_j + s k_{j-1}
     beta_j = max(0, sigmoid(a w . x_j / rms(x_j) + b) - c) / (1 - c)         x_j = [k_j, v_j]
 
-T, w and b of each key head and the gain of each query head are learned. phi has unit norm, so that
-with beta = 1 S returns v_j when asked with k_j again. Its features are those of DPFP (Schlag et al.
+T, s, w and b of each key head and the gain of each query head are learned. A value is written under
+a blend of its token's key and the one before (`KeySmear`), so that a memory can tell what followed
+a token. phi has unit norm, so that with beta = 1 S returns v_j when asked with k~_j again. Its features are those of DPFP (Schlag et al.
 2021, arXiv 2102.11174, 5.3): with y = relu([x, -x]), products y_i y_{i-o} for offsets o from 1 to
 `delta_order`. Most are 0, so that keys disturb each other less than in e dimensions.
 
@@ -26,6 +28,7 @@ from flax import nnx
 from famjax.config.resolved import ResolvedModelConfig, sizes
 from famjax.config.schema import ModelConfig
 from famjax.core.types import Array, param_dtype
+from famjax.layers.key_smear import KeySmear
 from famjax.ops.delta_rule import DeltaUpdate, chunk_len, delta_update
 from famjax.parallel.sharding import register_parameter_axes
 
@@ -36,8 +39,8 @@ register_parameter_axes(
 )
 
 # initial timescales of forgetting, in blocks that are written at rate 1, spaced evenly in log T
-# over the key heads
-_TIMESCALES = (20.0, 1000.0)
+# over the key heads; the one with the largest s keeps for longest
+_TIMESCALES = (1000.0, 20.0)
 # the initial gain; with 1 a trained window is disturbed first, with 0.1 it learns later
 _GAIN = 0.3
 # the factor a: rates learn so many times as fast as their weights; with 1 they do not close in time
@@ -66,6 +69,7 @@ class DeltaMemory(nnx.Module):
     def __init__(self, config: ResolvedModelConfig):
         g, e = config.kv_heads, config.head_dim
         self.order = config.delta_order
+        self.key_smear = KeySmear(config)
         self.rate_weight = nnx.Param(jnp.zeros((g, 2 * e)))
         self.rate_bias = nnx.Param(jnp.ones(g))
         timescales = np.geomspace(*_TIMESCALES, g)
@@ -89,24 +93,18 @@ class DeltaMemory(nnx.Module):
         products = jnp.concatenate([y * other for other in rolled], -1)
         return products * jax.lax.rsqrt(jnp.square(products).sum(-1, keepdims=True) + 1e-6)
 
-    def rates(self, own: Array, v: Array) -> Array:
+    def rates(self, k: Array, v: Array) -> Array:
         """beta of tokens with these keys and values: [... g e] -> [... g]."""
-        x = jnp.concatenate([own, v], -1).astype(param_dtype())
+        x = jnp.concatenate([k, v], -1).astype(param_dtype())
         rms = jnp.sqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6)
         logits = _RATE_SCALE * (x / rms * self.rate_weight[...]).sum(-1) + self.rate_bias[...]
         return jax.nn.relu(jax.nn.sigmoid(logits) - _RATE_THRESHOLD) / (1 - _RATE_THRESHOLD)
 
-    def updates(self, own: Array, k: Array, v: Array) -> BlockUpdate:
-        """Return the updates by blocks.
-
-        Args:
-          own: [... w g e], the keys of the tokens themselves, which decide the rates.
-          k: [... w g e], the keys that values are written under.
-          v: [... w g e].
-        """
-        rates = self.rates(own, v)
+    def updates(self, k: Array, v: Array) -> BlockUpdate:
+        """Return the updates by blocks of keys and values [... w g e], keys without positions."""
+        rates = self.rates(k, v)
         kept = 1 - rates.mean(-2) * jax.nn.sigmoid(-self.retention[...])
-        c = chunk_len(own.shape[-3])
+        c = chunk_len(k.shape[-3])
 
         def chunks(x: Array) -> Array:
             """[... w g e] -> [... w/c g c e]."""
@@ -114,7 +112,8 @@ class DeltaMemory(nnx.Module):
             return jnp.moveaxis(x.reshape(*lead, w // c, c, g, size), -2, -3)
 
         # features of chunks: they are four times as large as keys, and need not be transposed
-        k, v = self.features(chunks(k)), chunks(v.astype(param_dtype()))
+        blended = self.key_smear(k, lambda k: k)
+        k, v = self.features(chunks(blended)), chunks(v.astype(param_dtype()))
         return BlockUpdate(kept, delta_update(k, v, chunks(rates[..., None])[..., 0]))
 
     def read(self, q: Array, s: Array) -> Array:
@@ -140,7 +139,7 @@ def write(s: Array, block: BlockUpdate) -> Array:
 def count_params(config: ModelConfig) -> int:
     """Return the number of a memory's parameters."""
     _, h, g, e, _ = sizes(config)
-    return g * (2 * e + 2) + h
+    return g * (2 * e + 3) + h
 
 
 def flops(config: ModelConfig) -> float:

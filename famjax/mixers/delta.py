@@ -11,6 +11,7 @@ memory alone, and then all blocks attend in parallel.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -100,8 +101,7 @@ class DeltaAttention(Mixer):
 
     def updates(self, k: Array, v: Array) -> BlockUpdate:
         """Return the memory's updates by blocks of keys and values [... w g e]."""
-        smeared = self.unrotate(self.window.smear_keys(k))
-        return self.delta_memory.updates(self.unrotate(k), smeared, v)
+        return self.delta_memory.updates(self.unrotate(k), v)
 
     def scan_memory(
         self, k: Array, v: Array, s: Array, blocks: Blocks, ctx: Context
@@ -162,7 +162,8 @@ class DeltaSpec(BswaSpec):
 
     def initial_param(self, model: ResolvedModelConfig, name: str, rngs: nnx.Rngs) -> Array:
         # without the projections of a large model
-        return getattr(DeltaMemory(model), name.removeprefix("delta_memory."))[...]
+        path = name.removeprefix("delta_memory.")
+        return attrgetter(path)(DeltaMemory(model))[...]
 
     def parameters(self, model: ModelConfig) -> int:
         return delta_memory.count_params(model) + super().parameters(model)

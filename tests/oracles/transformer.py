@@ -316,7 +316,7 @@ def delta_layer(
     w: LayerWeights,
     x: Array,
     *,
-    memory: dict[str, Array],
+    memory: dict[str, Any],
     block: int,
     segments: int,
     order: int,
@@ -326,8 +326,9 @@ def delta_layer(
 ) -> tuple[Array, Array]:
     """Window attention, and what S of the blocks before the own one returns; token by token.
 
-    memory: rate_weight [g 2e], rate_bias [g], retention [g], gain [h]. x: [t d]; returns y [t d],
-    and S [g k e] of the completed blocks.
+    memory: key_smear.weight [g], rate_weight [g 2e], rate_bias [g], retention [g], gain [h]; its
+    blend of keys is another than the window's, smear_weight. x: [t d]; returns y [t d], and S
+    [g k e] of the completed blocks.
     """
     x = f64(x)
     h, e = w.wq.shape[1:]
@@ -337,13 +338,13 @@ def delta_layer(
     plain = [qkv(w, token, None, rope_base) for token in x]  # without positions
     rotated = [qkv(w, token, offset + t, rope_base) for t, token in enumerate(x)]
     keys = [k for _, k, _ in rotated]
-    blended = [k for _, k, _ in plain]
     if smear_weight is not None:
         keys = smear(w, x, block, smear_weight, offset, rope_base)
-        share = 1 / (1 + np.exp(-f64(smear_weight)))[:, None]
-        for t in range(len(x)):
-            before = plain[t - 1][1] if t % block else np.zeros((g, e))
-            blended[t] = (1 - share) * plain[t][1] + share * before
+    share = 1 / (1 + np.exp(-f64(memory["key_smear"]["weight"])))[:, None]
+    blended = []
+    for t in range(len(x)):
+        before = plain[t - 1][1] if t % block else np.zeros((g, e))
+        blended.append((1 - share) * plain[t][1] + share * before)
     s = np.zeros((g, 2 * order * e, e))
     y = np.zeros_like(x)
     for tau in range(math.ceil(len(x) / block)):

@@ -42,7 +42,13 @@ _KEYS = Keys(
     },
 )
 # the memory's parameters, and how many of their axes are rows of the checkpoint's tensor
-_DELTA_MEMORY = {"rate_weight": 1, "rate_bias": 0, "retention": 0, "gain": 0}
+_DELTA_MEMORY = {
+    "key_smear.weight": 0,
+    "rate_weight": 1,
+    "rate_bias": 0,
+    "retention": 0,
+    "gain": 0,
+}
 
 
 def parse(hf: HF) -> ModelConfig:

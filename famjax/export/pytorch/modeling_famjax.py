@@ -201,6 +201,7 @@ class DeltaMemory(nn.Module):
         super().__init__()
         h, g, e = config.heads, config.kv_heads, config.head_dim
         self.order = config.delta_order
+        self.key_smear = KeySmear(config)
         self.rate_weight = nn.Parameter(torch.zeros(g, 2 * e))
         self.rate_bias = nn.Parameter(torch.ones(g))
         self.retention = nn.Parameter(torch.zeros(g))
@@ -225,15 +226,16 @@ class DeltaMemory(nn.Module):
         recalled = torch.einsum("btgrk,bgke->btgre", features, s).flatten(2, 3)
         return (self.gain.float()[:, None] * recalled).to(q.dtype).flatten(2)
 
-    def write(self, s, own, k, v):
-        """Write a block into the memory: its own keys, blended keys and values [b w g e]."""
-        x = torch.cat([own, v], -1).float()
+    def write(self, s, k, v):
+        """Write a block into the memory: unrotated keys and values [b w g e]."""
+        x = torch.cat([k, v], -1).float()
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
         logits = 10 * (x * self.rate_weight.float()).sum(-1) + self.rate_bias.float()
         rates = (logits.sigmoid() - 0.1).relu() / 0.9
         kept = 1 - rates.mean(1) * (-self.retention.float()).sigmoid()
         s = kept[..., None, None] * s
-        features, v = self.features(k), v.float()
+        position = torch.arange(k.shape[1], device=k.device)[None]
+        features, v = self.features(self.key_smear(k, position)), v.float()
         for i in range(k.shape[1]):
             error = v[:, i] - torch.einsum("bgk,bgke->bge", features[:, i], s)
             update = rates[:, i, :, None] * error
@@ -384,10 +386,9 @@ class Attention(nn.Module):
         ends = step.completes_block(w)
         if not any(ends):
             return state
-        own, v = state.k[:, -w:], state.v[:, -w:]
-        k = self.smear_keys(own, torch.arange(w, device=own.device)[None])
-        completed = row_tensor(ends, own.device)[..., None, None]
-        written = self.delta_memory.write(state.s, own, k, v)
+        k, v = state.k[:, -w:], state.v[:, -w:]
+        completed = row_tensor(ends, k.device)[..., None, None]
+        written = self.delta_memory.write(state.s, k, v)
         return state._replace(s=torch.where(completed, written, state.s))
 
     def update_memory(self, state, step, mlp):
