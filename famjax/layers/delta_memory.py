@@ -42,7 +42,7 @@ register_parameter_axes(
 )
 
 # initial timescales of forgetting, in blocks that are written at rate 1, spaced evenly in log T
-# over the key heads; the one with the largest s keeps for longest
+# over the key heads; heads of a larger s keep for longer
 _TIMESCALES = (1000.0, 20.0)
 # the initial gain; with 1 a trained window is disturbed first, with 0.1 it learns later
 _GAIN = 0.3
@@ -75,7 +75,7 @@ class DeltaMemory(nnx.Module):
         self.key_smear = KeySmear(config)
         self.rate_weight = nnx.Param(jnp.zeros((g, 2 * e)))
         self.rate_bias = nnx.Param(jnp.ones(g))
-        timescales = np.geomspace(*_TIMESCALES, g)
+        timescales = np.geomspace(*_TIMESCALES, g)[::-1]
         dtype = self.rate_bias[...].dtype
         self.retention = nnx.Param(jnp.asarray(np.log(timescales - 1), dtype))
         self.gain = nnx.Param(jnp.full(config.heads, _GAIN))

@@ -25,11 +25,11 @@ class KeySmear(nnx.Module):
 
         k_j -> (1 - s) k_j + s k_{j-1},   s = sigmoid(a),   k_{-1} = 0 before the block's first key
 
-    The heads start at different s, from 0.88 to 0.12; a single one at 0.88.
+    The heads start at different s, from 0.12 to 0.88; a single one at 0.88.
     """
 
     def __init__(self, config: ResolvedModelConfig):
-        self.weight = nnx.Param(jnp.linspace(2.0, -2.0, config.kv_heads))
+        self.weight = nnx.Param(jnp.linspace(2.0, -2.0, config.kv_heads)[::-1])
 
     def __call__(self, k: Array, advance: Callable[[Array], Array]) -> Array:
         """[... w g e] -> [... w g e], keys of whole blocks, each rotated to its own position.

@@ -1,5 +1,7 @@
 """Smeared keys; attention with them is tested as cases of `contracts.harness`."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,9 @@ MODEL = resolve_model(ModelConfig(width=8, heads=4, kv_heads=2, smeared_keys=Tru
 
 def test_heads_start_at_different_shares():
     shares = jax.nn.sigmoid(KeySmear(MODEL).weight[...])
-    np.testing.assert_allclose(shares, [0.8808, 0.1192], atol=1e-4)
+    np.testing.assert_allclose(shares, [0.1192, 0.8808], atol=1e-4)
+    single = KeySmear(dataclasses.replace(MODEL, kv_heads=1))
+    np.testing.assert_allclose(jax.nn.sigmoid(single.weight[...]), [0.8808], atol=1e-4)
 
 
 def test_a_key_is_blended_with_the_one_before_it_in_its_block():

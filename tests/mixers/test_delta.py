@@ -126,7 +126,7 @@ def test_a_head_keeps_the_longer_the_larger_its_timescale() -> None:
     memory.rate_bias[...] = jnp.full(2, 100.0)
     k, v = random_block(np.random.default_rng(0))
     kept = memory.updates(k, v).kept
-    np.testing.assert_allclose(kept, [[1 - 1 / 1000, 1 - 1 / 20]], rtol=1e-6)
+    np.testing.assert_allclose(kept, [[1 - 1 / 20, 1 - 1 / 1000]], rtol=1e-6)
 
 
 def test_tokens_that_a_head_ignores_leave_its_memory_as_it_is() -> None:
