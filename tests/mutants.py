@@ -98,10 +98,10 @@ MUTANTS = (
         f"{STREAM} -k transcription",
     ),
     Mutant(
-        "delta: a block that writes nothing is forgotten for",
+        "delta: rates do not close",
         "layers/delta_memory.py",
-        "kept = 1 - rates.mean(-2) * jax",
-        "kept = 1 - rates.mean(-2) * 0 - jax",
+        "jax.nn.relu(jax.nn.sigmoid(logits) - _RATE_THRESHOLD) / (1 - _RATE_THRESHOLD)",
+        "jax.nn.sigmoid(logits)",
         "tests/mixers/test_delta.py",
     ),
     Mutant(

@@ -1,12 +1,11 @@
 """An associative memory of constant size: a matrix for each key head, written by the delta rule.
 
-    S     = (1 - mean_j(beta_j) / T) S                          before the tokens j of a block
     S_j   = S_{j-1} + beta_j phi(k~_j) (v_j - S_{j-1}^T phi(k~_j))^T
     out_i = gain S^T phi(q_i)
     k~_j  = (1 - s) k_j + s k_{j-1}
     beta_j = max(0, sigmoid(a w . x_j / rms(x_j) + b) - c) / (1 - c)         x_j = [k_j, v_j]
 
-T, s, w and b of each key head and the gain of each query head are learned. A value is written under
+s, w and b of each key head and the gain of each query head are learned. A value is written under
 a blend of its token's key and the one before (`KeySmear`), so that a memory can tell what followed
 a token.
 
@@ -15,17 +14,15 @@ those of DPFP (Schlag et al. 2021, arXiv 2102.11174, 5.3): with y = relu([x, -x]
 y_{i-o} for offsets o from 1 to `delta_order`. Most are 0, so that keys disturb each other less than
 in e dimensions.
 
-A rate beta reaches 0, and a memory forgets in proportion to what is written: tokens that a head
-learned to ignore leave S as it is, bit for bit, however many they are.
+A rate beta reaches 0: tokens that a head learned to ignore leave S as it is, bit for bit, however
+many they are. Nothing else forgets: S returns no more than what was written, since a write takes
+out what the key had before.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig, sizes
@@ -37,13 +34,10 @@ from famjax.parallel.sharding import register_parameter_axes
 
 register_parameter_axes(
     (r"delta_memory/rate_weight$", ("kv_heads", None)),
-    (r"delta_memory/(rate_bias|retention)$", ("kv_heads",)),
+    (r"delta_memory/rate_bias$", ("kv_heads",)),
     (r"delta_memory/gain$", ("heads",)),
 )
 
-# initial timescales of forgetting, in blocks that are written at rate 1, spaced evenly in log T
-# over the key heads; heads of a larger s keep for longer
-_TIMESCALES = (1000.0, 20.0)
 # the initial gain; with 1 a trained window is disturbed first, with 0.1 it learns later
 _GAIN = 0.3
 # the factor a: rates learn so many times as fast as their weights; with 1 they do not close in time
@@ -52,18 +46,6 @@ _RATE_SCALE = 10.0
 _RATE_THRESHOLD = 0.1
 # chunks of a block that are compiled one after the other; a loop takes a quarter longer on CPU
 _UNROLLED = 4
-
-
-class BlockUpdate(NamedTuple):
-    """The update of S by one block.
-
-    Attributes:
-      kept: [... g], the factor of S before it.
-      chunks: of its chunks in order, arrays of [... n_c g c ...].
-    """
-
-    kept: Array
-    chunks: DeltaUpdate
 
 
 class DeltaMemory(nnx.Module):
@@ -75,9 +57,6 @@ class DeltaMemory(nnx.Module):
         self.key_smear = KeySmear(config)
         self.rate_weight = nnx.Param(jnp.zeros((g, 2 * e)))
         self.rate_bias = nnx.Param(jnp.ones(g))
-        timescales = np.geomspace(*_TIMESCALES, g)[::-1]
-        dtype = self.rate_bias[...].dtype
-        self.retention = nnx.Param(jnp.asarray(np.log(timescales - 1), dtype))
         self.gain = nnx.Param(jnp.full(config.heads, _GAIN))
 
     def init_state(self, batch: int) -> Array:
@@ -103,10 +82,17 @@ class DeltaMemory(nnx.Module):
         logits = _RATE_SCALE * (x / rms * self.rate_weight[...]).sum(-1) + self.rate_bias[...]
         return jax.nn.relu(jax.nn.sigmoid(logits) - _RATE_THRESHOLD) / (1 - _RATE_THRESHOLD)
 
-    def updates(self, k: Array, v: Array) -> BlockUpdate:
-        """Return the updates by blocks of keys and values [... w g e], keys without positions."""
+    def updates(self, k: Array, v: Array) -> DeltaUpdate:
+        """Return the updates of S by the chunks of blocks, in order.
+
+        Args:
+          k: [... w g e], without positions.
+          v: [... w g e].
+
+        Returns:
+          Arrays of [... n_c g c ...], n_c chunks of c tokens.
+        """
         rates = self.rates(k, v)
-        kept = 1 - rates.mean(-2) * jax.nn.sigmoid(-self.retention[...])
         c = chunk_len(k.shape[-3])
 
         def chunks(x: Array) -> Array:
@@ -117,7 +103,7 @@ class DeltaMemory(nnx.Module):
         # features of chunks: they are four times as large as keys, and need not be transposed
         blended = self.key_smear(k, lambda k: k)
         k, v = self.features(chunks(blended)), chunks(v.astype(param_dtype()))
-        return BlockUpdate(kept, delta_update(k, v, chunks(rates[..., None])[..., 0]))
+        return delta_update(k, v, chunks(rates[..., None])[..., 0])
 
     def read(self, q: Array, s: Array) -> Array:
         """Ask S [... g k e] with queries [... w h e]: [... w h e], in the queries' dtype."""
@@ -129,20 +115,20 @@ class DeltaMemory(nnx.Module):
         return (self.gain[...][:, None] * out).astype(q.dtype)
 
 
-def write(s: Array, block: BlockUpdate) -> Array:
-    """Return S [b g k e] after a block, from its update: arrays of [b ...]."""
+def write(s: Array, updates: DeltaUpdate) -> Array:
+    """Return S [b g k e] after a block, from its updates: arrays of [b n_c g c ...]."""
 
     def body(s: Array, update: DeltaUpdate) -> tuple[Array, None]:
         return update(s), None
 
-    chunk_major = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), block.chunks)
-    return jax.lax.scan(body, block.kept[..., None, None] * s, chunk_major, unroll=_UNROLLED)[0]
+    chunk_major = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), updates)
+    return jax.lax.scan(body, s, chunk_major, unroll=_UNROLLED)[0]
 
 
 def count_params(config: ModelConfig) -> int:
     """Return the number of a memory's parameters."""
     _, h, g, e, _ = sizes(config)
-    return g * (2 * e + 3) + h
+    return g * (2 * e + 2) + h
 
 
 def flops(config: ModelConfig) -> float:

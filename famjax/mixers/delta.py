@@ -22,7 +22,7 @@ from famjax.config.resolved import ResolvedModelConfig, sizes
 from famjax.config.schema import Config, ModelConfig
 from famjax.core.types import Array, Context
 from famjax.layers import delta_memory
-from famjax.layers.delta_memory import BlockUpdate, DeltaMemory, write
+from famjax.layers.delta_memory import DeltaMemory, write
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
 from famjax.mixers.mixer import Mixer
@@ -35,6 +35,7 @@ from famjax.mixers.window import (
     select_state,
     select_valid,
 )
+from famjax.ops.delta_rule import DeltaUpdate
 from famjax.parallel import sequence_parallel
 
 
@@ -99,7 +100,7 @@ class DeltaAttention(Mixer):
         """Return queries or keys of whole blocks [... w h|g e] without positions."""
         return self.qkv.rotate(x, -jnp.arange(self.block_len))
 
-    def updates(self, k: Array, v: Array) -> BlockUpdate:
+    def updates(self, k: Array, v: Array) -> DeltaUpdate:
         """Return the memory's updates by blocks of keys and values [... w g e]."""
         return self.delta_memory.updates(self.unrotate(k), v)
 

@@ -326,7 +326,7 @@ def delta_layer(
 ) -> tuple[Array, Array]:
     """Window attention, and what S of the blocks before the own one returns; token by token.
 
-    memory: key_smear.weight [g], rate_weight [g 2e], rate_bias [g], retention [g], gain [h]; its
+    memory: key_smear.weight [g], rate_weight [g 2e], rate_bias [g], gain [h]; its
     blend of keys is another than the window's, smear_weight. x: [t d]; returns y [t d], and S
     [g k e] of the completed blocks.
     """
@@ -334,7 +334,6 @@ def delta_layer(
     h, e = w.wq.shape[1:]
     g = w.wk.shape[1]
     rate_weight, rate_bias = f64(memory["rate_weight"]), f64(memory["rate_bias"])
-    timescale = 1 + np.exp(f64(memory["retention"]))
     plain = [qkv(w, token, None, rope_base) for token in x]  # without positions
     rotated = [qkv(w, token, offset + t, rope_base) for t, token in enumerate(x)]
     keys = [k for _, k, _ in rotated]
@@ -363,7 +362,6 @@ def delta_layer(
                 _rate(rate_weight[j], rate_bias[j], plain[t][1][j], plain[t][2][j])
                 for t in range(begin, end)
             ]
-            s[j] = (1 - sum(rates) / block / timescale[j]) * s[j]
             for t, rate in zip(range(begin, end), rates, strict=True):
                 phi, v = dpfp(blended[t][j], order), plain[t][2][j]
                 s[j] = s[j] + rate * np.outer(phi, v - s[j].T @ phi)

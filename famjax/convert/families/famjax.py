@@ -46,7 +46,6 @@ _DELTA_MEMORY = {
     "key_smear.weight": 0,
     "rate_weight": 1,
     "rate_bias": 0,
-    "retention": 0,
     "gain": 0,
 }
 

@@ -204,7 +204,6 @@ class DeltaMemory(nn.Module):
         self.key_smear = KeySmear(config)
         self.rate_weight = nn.Parameter(torch.zeros(g, 2 * e))
         self.rate_bias = nn.Parameter(torch.ones(g))
-        self.retention = nn.Parameter(torch.zeros(g))
         self.gain = nn.Parameter(torch.zeros(h))
 
     def init_state(self, batch):
@@ -232,8 +231,6 @@ class DeltaMemory(nn.Module):
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
         logits = 10 * (x * self.rate_weight.float()).sum(-1) + self.rate_bias.float()
         rates = (logits.sigmoid() - 0.1).relu() / 0.9
-        kept = 1 - rates.mean(1) * (-self.retention.float()).sigmoid()
-        s = kept[..., None, None] * s
         position = torch.arange(k.shape[1], device=k.device)[None]
         features, v = self.features(self.key_smear(k, position)), v.float()
         for i in range(k.shape[1]):
