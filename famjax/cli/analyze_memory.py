@@ -1,17 +1,23 @@
-"""`famjax analyze RUN --memory`: what a feedback memory does along a document."""
+"""`famjax analyze RUN --memory`: what a memory does along a document."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.tables import Output, Table
 
-# blocks named for what opened the gates
+if TYPE_CHECKING:
+    from famjax.eval.memory_trace import MemoryTrace
+    from famjax.train.run import Run
+
+# blocks or tokens named for what opened the gates
 _OPENED = 5
+# tokens printed with one that opened the gates
+_CONTEXT = 8
 _MEASURES = ("rms", "turn", "rank", "similarity", "mass")
 
 
@@ -20,8 +26,9 @@ def measure_memory(
 ) -> dict[str, Any]:
     """Return run, step, block_len, tokens, and the measures of `famjax.eval.memory_trace`.
 
-    Each is a list over blocks, and in it over layers; `opened` is the text of the blocks whose
-    gates opened most, `reach` a list over blocks before the last one.
+    Each is a list over blocks, and in it over layers; `part` says what F consists of; `opened` is
+    the text of the blocks whose gates opened most, or of the tokens with the highest rates;
+    `reach` is a list over blocks before the last one.
     """
     from famjax.convert.open import open_model
     from famjax.eval.memory_trace import gradient_reach, memory_tokens, trace_memory
@@ -36,24 +43,36 @@ def measure_memory(
         "block_len": w,
         "tokens": len(tokens),
         **{name: np.asarray(value, float).tolist() for name, value in trace._asdict().items()},
+        "part": "head" if trace.rates.size else "memory token",
         "reach": gradient_reach(run, tokens).tolist(),
     }
     if trace.gates.size:
-        opening = trace.gates[1:].mean((1, 2))
-        most = 1 + np.argsort(-opening)[:_OPENED]
-        report["opened"] = [
-            {
-                "block": int(i),
-                "gates": float(opening[i - 1]),
-                "text": run.tokenizer.decode(tokens[i * w : (i + 1) * w]),
-            }
-            for i in most
-        ]
+        report["opened"] = _opened(run, tokens, trace)
     return report
 
 
+def _opened(run: Run, tokens: np.ndarray, trace: MemoryTrace) -> list[dict[str, Any]]:
+    """Return the blocks, or the tokens with those before them, that opened the gates most."""
+    w = run.model.block_len
+    if trace.rates.size:
+        opening, first, length, before = trace.rates.reshape(-1), 0, 1, _CONTEXT - 1
+    else:  # the gates of the first block are not used
+        opening, first, length, before = trace.gates[1:].mean((1, 2)), 1, w, 0
+    rows = []
+    for i in first + np.argsort(-opening, stable=True)[:_OPENED]:
+        start = i * length
+        rows.append(
+            {
+                "block": int(start // w),
+                "gates": float(opening[i - first]),
+                "text": run.tokenizer.decode(tokens[max(start - before, 0) : start + length]),
+            }
+        )
+    return rows
+
+
 def show_memory(report: dict[str, Any]) -> None:
-    """Print a table of blocks 1, 2, 4, ..., and the blocks that opened the gates most."""
+    """Print a table of blocks 1, 2, 4, ..., and what opened the gates most."""
     out = Output()
     out.print(f"{report['run']}, step {report['step']:,}")
     table = Table(
@@ -69,12 +88,11 @@ def show_memory(report: dict[str, Any]) -> None:
     out.print(table)
     slots = np.mean(report["without"], 0)
     worst = ", ".join(f"{i} ({slots[i]:.3g})" for i in np.argsort(-slots)[:_OPENED])
-    out.print(f"memory tokens whose removal costs most, nats: {worst}")
+    out.print(f"{report['part']}s whose removal costs most, nats: {worst}")
     for opened in report.get("opened", []):
         text = " ".join(opened["text"].split())
-        out.print(
-            f"block {opened['block'] + 1:,} opened gates by {opened['gates']:.2f}: {text[:70]}"
-        )
+        where = f"block {opened['block'] + 1:,}"
+        out.print(f"{where} opened gates by {opened['gates']:.2f}: {text[:70]}")
 
 
 def _shown(n: int) -> list[int]:
@@ -86,15 +104,16 @@ def _size(value: list[Any]) -> int:
 
 
 def plot_memory(report: dict[str, Any], path: Path) -> None:
-    """Plot the measures by block, the gates by memory token, and the reach of the gradient."""
+    """Plot the measures by block, the gates by part, and the reach of the gradient."""
     figure, axes = new_figure(2, 4, (16, 7))
+    part = report["part"]
     panels = dict(zip(("rms", "turn", "rank", "similarity", "mass"), axes.flat, strict=False))
     titles = {
         "rms": "size (RMS)",
         "turn": "turn, degrees a block",
         "rank": "rank",
-        "similarity": "similarity of memory tokens (cosine)",
-        "mass": "attention on the memory",
+        "similarity": f"similarity of {part}s (cosine)",
+        "mass": "share of the memory in what is read",
     }
     blocks = np.arange(1, len(report["loss"]) + 1)
     for name, axis in panels.items():
@@ -105,17 +124,17 @@ def plot_memory(report: dict[str, Any], path: Path) -> None:
         if name in ("rms", "turn") and values.min() > 0:
             axis.set_yscale("log")
     axes[0, 0].legend()
-    _plot_gates(figure, axes[1, 1], np.array(report["gates"]))
+    _plot_gates(figure, axes[1, 1], np.array(report["gates"]), part)
     reach = np.array(report["reach"])
     axes[1, 2].plot(np.arange(1, len(reach) + 1), np.maximum(reach, 1e-12))
     axes[1, 2].set(title="gradient of the last block's loss", xlabel="blocks before", yscale="log")
     axes[1, 3].bar(np.arange(len(report["without"][0])), np.mean(report["without"], 0))
-    axes[1, 3].set(title="loss without a memory token, nats", xlabel="memory token")
+    axes[1, 3].set(title=f"loss without a {part}, nats", xlabel=part)
     save_figure(figure, path)
 
 
-def _plot_gates(figure: Any, axis: Any, gates: np.ndarray) -> None:
-    axis.set(title="gates by layer and memory token", xlabel="block")
+def _plot_gates(figure: Any, axis: Any, gates: np.ndarray, part: str) -> None:
+    axis.set(title=f"gates by layer and {part}", xlabel="block")
     if not gates.size:
         axis.text(0.5, 0.5, "model.fam_update=sum has none", ha="center")
         return

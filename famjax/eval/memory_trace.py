@@ -1,13 +1,17 @@
-"""What a feedback memory does along a document: its size, what changes it, and what it is worth.
+"""What a memory does along a document: its size, what changes it, and what it is worth.
 
-The measures of a memory F [f d] of one layer after block tau:
+The measures of a memory F of one layer after block tau. F has f parts: FAM's are its tokens [d],
+those of a delta-rule memory are its key heads [k e].
 
     rms         sqrt(mean F^2); of the paper's sum it grows with the document
-    turn        angle between a token of F_tau and of F_{tau-1} in degrees, mean over tokens
-    similarity  cosine between two tokens of F, mean over pairs
-    rank        exp(entropy of s / sum(s)), s the singular values of F: from 1 to min(f, d)
-    mass        share of the block's attention weights on F_{tau-1}
-    gates       how far each token moves (`famjax.layers.memory_gate`)
+    turn        angle between a part of F_tau and of F_{tau-1} in degrees, mean over parts
+    similarity  cosine between two parts of F, mean over pairs
+    rank        exp(entropy of s / sum(s)), s the singular values of F [f d], from 1 to min(f, d);
+                of a head [k e], mean over heads
+    mass        share of the block's attention weights on F_{tau-1}; of a delta-rule memory the
+                share of lengths, |read from F| / (|read from F| + |attention|)
+    gates       how far each token moves (`famjax.layers.memory_gate`), or the rates of a block's
+                tokens by head, mean over tokens (`famjax.layers.delta_memory`)
 """
 
 from __future__ import annotations
@@ -36,15 +40,16 @@ REACH = 32
 
 
 class MemoryTrace(NamedTuple):
-    """Measures by block (n) and layer with a memory (l), arrays of float32.
+    """Measures by block (n), layer with a memory (l) and part of it (f), arrays of float32.
 
     Attributes:
       loss: [n], nats per token.
       rms, turn, similarity, rank, mass: [n l], see above.
       gates: [n l f]; [n 0 f] if the update has none.
-      without: [n f], loss in excess of `loss` if one memory token of all layers is set back to its
-        initial value before the block.
-      fresh: [n], the same for all tokens.
+      without: [n f], loss in excess of `loss` if one part of all layers is set back to its initial
+        value before the block.
+      fresh: [n], the same for all parts.
+      rates: [n w], the mean rate of each token; [n 0] for FAM, whose gates are of blocks.
     """
 
     loss: np.ndarray
@@ -56,6 +61,7 @@ class MemoryTrace(NamedTuple):
     gates: np.ndarray
     without: np.ndarray
     fresh: np.ndarray
+    rates: np.ndarray
 
 
 def memory_tokens(run: Run, files: str | None, length: int, passkey: bool = False) -> np.ndarray:
@@ -76,7 +82,8 @@ def trace_memory(run: Run, tokens: np.ndarray, quiet: bool = False) -> MemoryTra
     """Read a document [t] and return the measures of the memory after each of its whole blocks.
 
     Raises:
-      UserError: the model has no feedback memory, or the document is shorter than two blocks.
+      UserError: the model has no memory, or memories of different shapes; or the document is
+        shorter than two blocks.
     """
     model = run.model
     check_has_memory(run)
@@ -103,11 +110,14 @@ def trace_memory(run: Run, tokens: np.ndarray, quiet: bool = False) -> MemoryTra
 
 
 def check_has_memory(run: Run) -> None:
-    """Raise a `UserError` for a model without feedback memory."""
-    model = run.config.model
-    if not isinstance(run.model.stack, ResidualStack) or run.model.stack.prompt is None:
-        name = model.mixer if model.stack == "residual" else model.stack
-        raise UserError(f"--memory: {name} has no feedback memory; give a run with model.mixer=fam")
+    """Raise a `UserError` for a model without a memory, or with different ones."""
+    model, stack = run.config.model, run.model.stack
+    name = model.mixer if model.stack == "residual" else model.stack
+    memories = stack.memories(run.model.init_state(1)) if isinstance(stack, ResidualStack) else []
+    if not memories:
+        raise UserError(f"--memory: {name} has no memory; give a run with model.mixer=fam or delta")
+    if len({memory.shape for memory in memories}) > 1:
+        raise UserError(f"--memory: {name} has memories of different shapes; give a run with one")
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -125,12 +135,12 @@ def _trace_blocks(
         loss, after = _block_loss(model, x, targets, state)
         before, fams = (_by_layer(stack.memories(s)) for s in (state, after))
         mass = stack.attention_mass(x, state, Context()).reshape(-1, len(stack.layers))
-        gates = stack.memory_gates(x, state, Context())
         f = fams.shape[1]
+        gates, rates = _mean_gates(stack.memory_gates(x, state, Context()), f)
 
         def loss_without(removed: Array) -> Array:
             memories = [
-                jnp.where(removed[:, None], first, memory)
+                jnp.where(removed.reshape(f, *[1] * (memory.ndim - 3)), first, memory)
                 for first, memory in zip(initial, stack.memories(state), strict=True)
             ]
             return _block_loss(model, x, targets, stack.replace_memories(state, memories))[0] - loss
@@ -138,12 +148,22 @@ def _trace_blocks(
         without = jax.lax.map(loss_without, jnp.concatenate([jnp.eye(f), jnp.ones((1, f))]) > 0)
         measures = (
             *(_rms(fams), _turn(before, fams), _similarity(fams), _rank(fams)),
-            mass[:, np.array(stack.has_memory)].reshape(-1),
-            _by_layer(gates) if gates else jnp.zeros((0, f)),
+            mass[:, np.array(stack.memory_layers(state))].reshape(-1),
+            gates,
         )
-        return after, (loss, *measures, without[:-1], without[-1])
+        return after, (loss, *measures, without[:-1], without[-1], rates)
 
     return jax.lax.scan(body, state, (tokens, targets))
+
+
+def _mean_gates(gates: list[Array], f: int) -> tuple[Array, Array]:
+    """Return a block's gates [l f], and by token [w]; empty where there are none."""
+    if not gates:
+        return jnp.zeros((0, f)), jnp.zeros(0)
+    by_layer = _by_layer(gates)
+    if by_layer.ndim == 2:
+        return by_layer, jnp.zeros(0)
+    return by_layer.mean(1), by_layer.mean((0, 2))
 
 
 def gradient_reach(run: Run, tokens: np.ndarray) -> np.ndarray:
@@ -206,8 +226,8 @@ def _reach(graph: Any, params: Params, state: State, tokens: Array, targets: Arr
 
 
 def _norms(memory: Array) -> Array:
-    """[repeats b f d] -> [repeats]."""
-    return jnp.sqrt(jnp.square(memory).sum((1, 2, 3)))
+    """[repeats b f ...] -> [repeats]."""
+    return jnp.sqrt(jnp.square(memory.reshape(len(memory), -1)).sum(1))
 
 
 def _block_loss(
@@ -225,30 +245,34 @@ def _by_layer(memories: list[Array]) -> Array:
 
 
 def _rms(fams: Array) -> Array:
-    """[l f d] -> [l]."""
-    return jnp.sqrt(jnp.square(fams).mean((1, 2)))
+    """[l f ...] -> [l]."""
+    return jnp.sqrt(jnp.square(fams.reshape(len(fams), -1)).mean(1))
 
 
 def _turn(before: Array, after: Array) -> Array:
-    """[l f d], [l f d] -> [l] in degrees."""
+    """[l f ...], [l f ...] -> [l] in degrees; 0 for parts that were empty."""
     # of the chord, since an arccos of a cosine near 1 has no digits in float32
     chord = jnp.sqrt(jnp.square(_unit(after) - _unit(before)).sum(-1))
-    return jnp.rad2deg(2 * jnp.arcsin(jnp.minimum(chord / 2, 1))).mean(-1)
+    degrees = jnp.rad2deg(2 * jnp.arcsin(jnp.minimum(chord / 2, 1)))
+    return jnp.where(_unit(before).any(-1), degrees, 0).mean(-1)
 
 
 def _similarity(fams: Array) -> Array:
-    """[l f d] -> [l]."""
+    """[l f ...] -> [l]."""
     f = fams.shape[1]
     cosines = jnp.einsum("lfd,lgd->lfg", _unit(fams), _unit(fams))
     return (cosines.sum((1, 2)) - f) / max(f * (f - 1), 1)
 
 
 def _rank(fams: Array) -> Array:
-    """[l f d] -> [l]."""
+    """[l f d] or [l g k e] -> [l]."""
     share = jnp.linalg.svd(fams, compute_uv=False)
-    share = share / share.sum(-1, keepdims=True)
-    return jnp.exp(-(share * jnp.log(share + 1e-12)).sum(-1))
+    share = share / (share.sum(-1, keepdims=True) + 1e-30)
+    ranks = jnp.exp(-(share * jnp.log(share + 1e-12)).sum(-1))
+    return ranks.reshape(len(fams), -1).mean(-1)
 
 
-def _unit(x: Array) -> Array:
+def _unit(fams: Array) -> Array:
+    """[l f ...] -> [l f d], of unit norm."""
+    x = fams.reshape(*fams.shape[:2], -1)
     return x / jnp.sqrt(jnp.square(x).sum(-1, keepdims=True) + 1e-30)

@@ -76,6 +76,12 @@ class DeltaAttention(Mixer):
         s: Any = ("batch", "kv_heads", None, None)
         return DeltaState(self.window.state_axes(), s)
 
+    def memory(self, state: DeltaState) -> Array:
+        return state.s
+
+    def replace_memory(self, state: DeltaState, memory: Array) -> DeltaState:
+        return state._replace(s=memory)
+
     def passable_state(self, state: DeltaState) -> DeltaState:
         """Return S without the window."""
         # a separate type is not worthwhile
@@ -95,6 +101,20 @@ class DeltaAttention(Mixer):
         recalled = self.delta_memory.read(self.unrotate(q), memories)
         y = self.qkv.output_projection(attended + recalled.reshape(attended.shape), x, ctx.key)
         return y, DeltaState(self.window.final_state(k, v, state.window, blocks), s)
+
+    def attention_mass(self, x: Array, state: DeltaState, ctx: Context, mlp: FeedForward) -> Array:
+        inputs = self.window.project_blocks(x, ctx)
+        q, k, v, blocks = inputs
+        memories, _ = self.scan_memory(k, v, state.s, blocks, ctx)
+        attended = self.window.attend_blocks(inputs, state.window, ctx)
+        recalled = jnp.linalg.norm(self.delta_memory.read(self.unrotate(q), memories), axis=-1)
+        seen = jnp.linalg.norm(attended.reshape(*recalled.shape, -1), axis=-1)
+        return (recalled / (recalled + seen)).mean()
+
+    def memory_gates(self, x: Array, state: DeltaState, ctx: Context, mlp: FeedForward) -> Array:
+        """Return the rates beta of a block's tokens: [b w d] -> [b w g]."""
+        _, k, v, _ = self.window.project_blocks(x, ctx)
+        return self.delta_memory.rates(self.unrotate(k[:, 0]), v[:, 0])
 
     def unrotate(self, x: Array) -> Array:
         """Return queries or keys of whole blocks [... w h|g e] without positions."""

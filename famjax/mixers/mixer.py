@@ -84,7 +84,10 @@ class Mixer(nnx.Module):
         return self.qkv.encode_memory_prompt(prompt, offset)
 
     def memory(self, state: State) -> Array | None:
-        """Return the memory [b f d] in a state; None if there is none."""
+        """Return the memory [b f ...] in a state, f its parts; None if there is none.
+
+        The parts are memory tokens [d] or heads [k e].
+        """
         return None
 
     def passable_state(self, state: State) -> State:
@@ -100,15 +103,21 @@ class Mixer(nnx.Module):
         return fresh
 
     def attention_mass(self, x: Array, state: State, ctx: Context, mlp: FeedForward) -> Array:
-        """Return the mean share of attention weights on the memory: a scalar."""
+        """Return the mean share of the memory in what is read: a scalar.
+
+        Of attention weights, or of lengths |memory| / (|memory| + |window|).
+        """
         return jnp.zeros(())
 
     def memory_gates(self, x: Array, state: State, ctx: Context, mlp: FeedForward) -> Array | None:
-        """Return the gates of the update by one block: [b w d] -> [b f]; None without gates."""
+        """Return the gates of the update by one block, [b w d] -> [b f]; None without gates.
+
+        Of a memory that is written token by token, [b w f].
+        """
         return None
 
     def replace_memory(self, state: State, memory: Array) -> State:
-        """Return a state with another memory [b f d]."""
+        """Return a state with another memory [b f ...]."""
         return state
 
     # measurements, and training of feature maps

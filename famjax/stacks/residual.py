@@ -138,7 +138,6 @@ class ResidualStack(Stack):
         prompt = jax.random.normal(rngs.params(), (config.fam_len, config.width))
         self.prompt = nnx.Param(prompt) if any(spec.has_memory for spec in specs) else None
         # by layer of the pattern
-        self.has_memory = tuple(spec.has_memory for spec in specs)
         self.matched = tuple(spec.has_feature_map for spec in specs)
         self.rates = config.dropout
         self.key = empty_key() if any(vars(config.dropout).values()) else None
@@ -249,12 +248,13 @@ class ResidualStack(Stack):
         return (*_stack_repeats(state.repeats), *state.extra_state)
 
     def attention_mass(self, x: Array, state: State, ctx: Context) -> Array:
-        """Return the mean share of attention weights on the FAM, by layer: [l]."""
+        """Return the mean share of the memory in what is read, by layer: [l]."""
         _, shares = self._run(x, state, ctx, lambda layer: layer.attention_mass)
         return jnp.stack(shares[: len(self.layers)], 1).reshape(-1)
 
     def memory_gates(self, x: Array, state: State, ctx: Context) -> list[Array]:
-        """Return the gates of a block's update, of the layers that have some: [repeats b f]."""
+        """Return the gates of a block's update, of the layers that have some: [repeats b f]
+        or [repeats b w f]."""
         _, gates = self._run(x, state, ctx, lambda layer: layer.memory_gates)
         return [g for g in gates[: len(self.layers)] if g is not None]
 
@@ -262,7 +262,8 @@ class ResidualStack(Stack):
         """Return a state with other memories, in the order of `memories`."""
         layers, extra_state = self._split_state(state)
         remaining = iter(memories)
-        placed = tuple(next(remaining) if has else None for has in self.has_memory)
+        held = self.memory_layers(state)
+        placed = tuple(next(remaining) if i in held else None for i in range(len(self.layers)))
 
         def replace(carry: None, layers: list[Layer], xs: Any) -> tuple[None, State]:
             new = [
@@ -285,9 +286,16 @@ class ResidualStack(Stack):
         return {"state_norm": norms.mean(), "fam_attention": mass.sum() / sum(map(len, fams))}
 
     def memories(self, state: State) -> list[Array]:
+        """Return the memories [repeats b f ...] of the layers that have one."""
+        return [memory for memory in self._memories(state) if memory is not None]
+
+    def memory_layers(self, state: State) -> list[int]:
+        """Return which layers of the pattern have a memory."""
+        return [i for i, memory in enumerate(self._memories(state)) if memory is not None]
+
+    def _memories(self, state: State) -> list[Array | None]:
         layers, _ = self._split_state(state)
-        memories = (layer.mixer.memory(s) for layer, s in zip(self.layers, layers, strict=True))
-        return [memory for memory in memories if memory is not None]
+        return [layer.mixer.memory(s) for layer, s in zip(self.layers, layers, strict=True)]
 
     def _run(self, x: Array, state: State, ctx: Context, layer_method: Any) -> tuple[Array, State]:
         encode_prompt = self.prompt is not None and ctx.reset is not None

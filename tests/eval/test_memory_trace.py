@@ -164,7 +164,7 @@ def test_documents_that_are_too_short_are_rejected() -> None:
 def test_a_model_without_memory_is_rejected() -> None:
     shape = replace(tiny.SHAPE, mixer="bswa")
     other = Run(Config(model=shape), tiny.run().tokenizer, tiny.model("bswa"), 1)
-    with pytest.raises(UserError, match="--memory: bswa has no feedback memory"):
+    with pytest.raises(UserError, match="--memory: bswa has no memory; give"):
         trace_memory(other, TOKENS, quiet=True)
 
 
@@ -185,6 +185,111 @@ def test_the_command_prints_the_measures(
     assert len(report["rms"]) == len(report["loss"]) == 15
     assert main([*command, "--teacher", "x"]) == 2
     assert "--memory measures one run" in capsys.readouterr().err
+
+
+@cache
+def delta_run() -> Run:
+    """Return a run of windowed and delta-rule layers in turn, with memories that are read."""
+    arguments = {"mixer": "bswa,delta", "layers": 4, "kv_heads": 2}
+    graph, params = nnx.split(tiny.model(memory_segments=1, **arguments))
+    # rates that depend on the token; at first they are equal
+    params = jax.tree_util.tree_map_with_path(
+        lambda path, a: (
+            a + 0.1 * jax.random.normal(jax.random.key(0), a.shape)
+            if "rate_weight" in str(path)
+            else a
+        ),
+        params,
+    )
+    shape = replace(tiny.SHAPE, **arguments)
+    return Run(Config(model=shape), tiny.run().tokenizer, nnx.merge(graph, params), 1)
+
+
+@cache
+def delta_states() -> list[Any]:
+    """Return the states of `delta_run` before each block and after the last one."""
+    model = delta_run().model
+    held = [model.init_state(1)]
+    for tau in range(N):
+        x = model.embed(jnp.asarray(TOKENS[None, tau * W : (tau + 1) * W]))
+        held.append(model.stack(x, held[-1], Context())[1])
+    return held
+
+
+def test_measures_of_a_delta_rule_memory() -> None:
+    trace = trace_memory(delta_run(), TOKENS, quiet=True)
+    s = np.asarray(delta_states()[3][1].s[:, 0], np.float64)  # [l g k e]
+    before = np.asarray(delta_states()[2][1].s[:, 0], np.float64)
+    assert trace.rms.shape == (N, 2)
+    assert trace.gates.shape == (N, 2, 2)
+    np.testing.assert_allclose(trace.rms[2], np.sqrt((s**2).mean((1, 2, 3))), rtol=1e-5)
+    for layer in range(2):
+        turns, ranks = [], []
+        for a, b in zip(before[layer], s[layer], strict=True):
+            cosine = (a * b).sum() / np.linalg.norm(a) / np.linalg.norm(b)
+            turns.append(np.rad2deg(np.arccos(cosine)))
+            share = np.linalg.svd(b)[1]
+            share = share[share > 0] / share.sum()
+            ranks.append(np.exp(-(share * np.log(share)).sum()))
+        assert trace.turn[2, layer] == pytest.approx(np.mean(turns), rel=1e-3)
+        assert trace.rank[2, layer] == pytest.approx(np.mean(ranks), rel=1e-3)
+    assert (trace.turn[0] == 0).all()  # nothing was there to turn
+
+
+def test_rates_are_those_of_the_tokens() -> None:
+    trace = trace_memory(delta_run(), TOKENS, quiet=True)
+    assert trace.rates.shape == (N, W)
+    np.testing.assert_allclose(trace.rates.mean(1), trace.gates.mean((1, 2)), rtol=1e-5)
+    assert trace.rates.std() > 0
+    graph, params = nnx.split(delta_run().model)
+    closed = jax.tree_util.tree_map_with_path(
+        lambda path, a: jnp.full_like(a, -50.0) if "rate_bias" in str(path) else a, params
+    )
+    run = replace(delta_run(), model=nnx.merge(graph, closed))
+    found = trace_memory(run, TOKENS, quiet=True)
+    # nothing was written, and nothing is missed
+    for measure in (found.rates, found.gates, found.rms, found.turn, found.mass, found.fresh):
+        assert (measure == 0).all()
+
+
+def test_loss_without_a_head_of_the_memory() -> None:
+    trace = trace_memory(delta_run(), TOKENS, quiet=True)
+    model, state = delta_run().model, delta_states()[3]
+    block = jnp.asarray(TOKENS[3 * W : 4 * W + 1])
+
+    def loss(s: Any) -> float:
+        state_without = model.stack.replace_memories(state, [s])
+        x, _ = model.stack(model.embed(block[None, :-1]), state_without, Context())
+        return float(model.losses(x, block[None, 1:])[0].mean())
+
+    own = state[1].s
+    assert trace.loss[3] == pytest.approx(loss(own), rel=1e-5)
+    assert trace.fresh[3] == pytest.approx(loss(0 * own) - loss(own), abs=1e-6)
+    one = loss(own.at[:, :, 1].set(0)) - loss(own)
+    assert trace.without[3, 1] == pytest.approx(one, abs=1e-6)
+    assert abs(one) > 1e-5
+
+
+@pytest.mark.parametrize(("gain", "low", "high"), [(0.0, 0, 0), (0.3, 0.01, 0.9), (1e6, 0.999, 1)])
+def test_memory_share_of_what_a_delta_layer_reads(gain: float, low: float, high: float) -> None:
+    graph, params = nnx.split(delta_run().model)
+    scaled = jax.tree_util.tree_map_with_path(
+        lambda path, a: jnp.full_like(a, gain) if "gain" in str(path[-2:]) else a, params
+    )
+    model, state = nnx.merge(graph, scaled), delta_states()[3]
+    x = model.embed(jnp.asarray(TOKENS[None, 3 * W : 4 * W]))
+    found = np.asarray(model.stack.attention_mass(x, state, Context()))
+    assert found.shape == (4,)
+    assert (found[::2] == 0).all()
+    assert (low <= found[1::2]).all()
+    assert (found[1::2] <= high).all()
+
+
+def test_memories_of_different_shapes_are_rejected() -> None:
+    shape = replace(tiny.SHAPE, mixer="fam,delta", layers=2)
+    mixed = Run(Config(model=shape), tiny.run().tokenizer, tiny.model("fam,delta", layers=2), 1)
+    with pytest.raises(UserError, match="fam,delta has memories of different shapes"):
+        trace_memory(mixed, TOKENS, quiet=True)
 
 
 def test_memory_tokens_of_a_text_run_can_be_a_passkey_document() -> None:
