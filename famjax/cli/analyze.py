@@ -24,13 +24,13 @@ from famjax.processes import runtime
 @dataclass(frozen=True)
 class Arguments:
     """Measure the entropy of a run's attention and its distance from a teacher's (T2R 4, A.2), or
-    with --memory what a feedback memory does along a document."""
+    with --memory what a memory does along a document."""
 
     run: tyro.conf.Positional[str]
     """Folder of the run, or of a Hugging Face model."""
     memory: bool = False
-    """Instead: size, turn, rank and gates of the feedback memory by block, attention on it, and the
-    loss without it, along one document of --length tokens."""
+    """Instead: size, turn, rank and gates of the memory by block, attention on it, and the loss
+    without it, along one document of --length tokens."""
     teacher: str = ""
     """Folder of the run that it was converted from; it reads the same text."""
     tasks: str = "text:holdout"
