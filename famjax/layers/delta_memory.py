@@ -41,7 +41,10 @@ register_parameter_axes(
 # the initial gain; with 1 a trained window is disturbed first, with 0.1 it learns later
 _GAIN = 0.3
 # the factor a: rates learn so many times as fast as their weights; with 1 they do not close in time
-_RATE_SCALE = 10.0
+_RATE_SCALE = 5.0
+# the initial b, a rate of 0.09: heads that write every token at first still write most at the end,
+# and overwrite what a long document needs (docs/memory.md)
+_RATE_BIAS = -1.5
 # the threshold c: rates below it are 0
 _RATE_THRESHOLD = 0.1
 # chunks of a block that are compiled one after the other; a loop takes a quarter longer on CPU
@@ -56,7 +59,7 @@ class DeltaMemory(nnx.Module):
         self.order = config.delta_order
         self.key_smear = KeySmear(config)
         self.rate_weight = nnx.Param(jnp.zeros((g, 2 * e)))
-        self.rate_bias = nnx.Param(jnp.ones(g))
+        self.rate_bias = nnx.Param(jnp.full(g, _RATE_BIAS))
         self.gain = nnx.Param(jnp.full(config.heads, _GAIN))
 
     def init_state(self, batch: int) -> Array:

@@ -372,7 +372,7 @@ def _rate(weight: Array, bias: float, k: Array, v: Array) -> float:
     """The rate at which a token is written, from its key and value."""
     x = [*k, *v]
     rms = math.sqrt(sum(a * a for a in x) / len(x) + 1e-6)
-    logit = 10 * sum(a * b for a, b in zip(weight, x, strict=True)) / rms + bias
+    logit = 5 * sum(a * b for a, b in zip(weight, x, strict=True)) / rms + bias
     return max(0.0, 1 / (1 + math.exp(-logit)) - 0.1) / 0.9
 
 

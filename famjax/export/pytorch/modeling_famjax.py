@@ -203,7 +203,7 @@ class DeltaMemory(nn.Module):
         self.order = config.delta_order
         self.key_smear = KeySmear(config)
         self.rate_weight = nn.Parameter(torch.zeros(g, 2 * e))
-        self.rate_bias = nn.Parameter(torch.ones(g))
+        self.rate_bias = nn.Parameter(torch.zeros(g))
         self.gain = nn.Parameter(torch.zeros(h))
 
     def init_state(self, batch):
@@ -229,7 +229,7 @@ class DeltaMemory(nn.Module):
         """Write a block into the memory: unrotated keys and values [b w g e]."""
         x = torch.cat([k, v], -1).float()
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
-        logits = 10 * (x * self.rate_weight.float()).sum(-1) + self.rate_bias.float()
+        logits = 5 * (x * self.rate_weight.float()).sum(-1) + self.rate_bias.float()
         rates = (logits.sigmoid() - 0.1).relu() / 0.9
         position = torch.arange(k.shape[1], device=k.device)[None]
         features, v = self.features(self.key_smear(k, position)), v.float()
