@@ -4,7 +4,8 @@
 Face folder; converts that to FAM and to BSWA; finetunes both with the same LoRA on passkey
 retrieval, with a row of text in each batch; evaluates them before and after at lengths beyond
 training; and exports FAM, with adapters merged, with streaming PyTorch code.
-`make demo-finetune-full` adds two seeds of FAM, and the paper's sum with two.
+`make demo-finetune-full` adds two seeds of FAM, the paper's sum with two, and three of a memory
+written by the delta rule.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ class TunedModel:
 _FAM = TunedModel("FAM", "fam", ("model.memory_segments=0", "model.fam_len=16"))
 _SUM = replace(_FAM, name="sum", settings=(*_FAM.settings, "model.fam_update=sum"))
 _BSWA = TunedModel("BSWA", "bswa", ("model.memory_segments=1",))
+_DELTA = TunedModel("DELTA", "delta", ("model.memory_segments=0",))
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ FULL_DEMO = FinetuneDemo(
         *(_FAM, _SUM),
         *(replace(_FAM, name="FAM-1", seed=1), replace(_FAM, name="FAM-2", seed=2)),
         *(_BSWA, replace(_SUM, name="sum-1", seed=1)),
+        *(_DELTA, replace(_DELTA, name="DELTA-1", seed=1), replace(_DELTA, name="DELTA-2", seed=2)),
     ),
 )
 
@@ -135,7 +138,7 @@ FULL_DEMO = FinetuneDemo(
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m famjax.demo_finetune", description=__doc__)
     parser.add_argument(
-        "--full", action="store_true", help="FAM with three seeds, the sum with two"
+        "--full", action="store_true", help="FAM and delta with three seeds, the sum with two"
     )
     demo = FULL_DEMO if parser.parse_args().full else DEMO
     return run_guarded(lambda: demonstrate(demo))
@@ -349,7 +352,7 @@ def draw(demo: FinetuneDemo, results: Sequence[dict[str, Any]]) -> Path:
     axes.set_xscale("log", base=2)
     axes.set_xticks(demo.lengths, [format_count(n) for n in demo.lengths])
     axes.set(xlabel="document, tokens", ylabel="whole keys retrieved, %", ylim=(-3, 103))
-    axes.set_title("A pretrained Llama converted to FAM, LoRA of rank 16")
+    axes.set_title("A pretrained Llama with a new memory, LoRA of rank 16")
     axes.grid(alpha=0.3)
     axes.legend()
     return save_figure(figure, demo.folder / "plots" / "finetune.png")
