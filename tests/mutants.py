@@ -98,6 +98,20 @@ MUTANTS = (
         f"{STREAM} -k transcription",
     ),
     Mutant(
+        "delta: chunks are written in reverse order",
+        "layers/delta_memory.py",
+        "jax.lax.scan(body, s, chunk_major, unroll=_UNROLLED)",
+        "jax.lax.scan(body, s, chunk_major, unroll=_UNROLLED, reverse=True)",
+        "tests/mixers/test_delta.py",
+    ),
+    Mutant(
+        "delta: half of the inverse's derivative",
+        "ops/delta_rule.py",
+        "inverse, -_product(_product(inverse, tangents[0]), inverse)",
+        "inverse, -0.5 * _product(_product(inverse, tangents[0]), inverse)",
+        "tests/ops/test_delta_rule.py",
+    ),
+    Mutant(
         "delta: rates do not close",
         "layers/delta_memory.py",
         "jax.nn.relu(jax.nn.sigmoid(logits) - _RATE_THRESHOLD) / (1 - _RATE_THRESHOLD)",

@@ -92,7 +92,9 @@ def show_memory(report: dict[str, Any]) -> None:
     for opened in report.get("opened", []):
         text = " ".join(opened["text"].split())
         where = f"block {opened['block'] + 1:,}"
-        out.print(f"{where} opened gates by {opened['gates']:.2f}: {text[:70]}")
+        # of a token's rate the token itself comes last
+        shown = text[-70:] if report["part"] == "head" else text[:70]
+        out.print(f"{where} opened gates by {opened['gates']:.2f}: {shown}")
 
 
 def _shown(n: int) -> list[int]:

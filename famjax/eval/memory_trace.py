@@ -258,10 +258,11 @@ def _turn(before: Array, after: Array) -> Array:
 
 
 def _similarity(fams: Array) -> Array:
-    """[l f ...] -> [l]."""
+    """[l f ...] -> [l]; 0 with a part that is empty, and for a single part."""
     f = fams.shape[1]
-    cosines = jnp.einsum("lfd,lgd->lfg", _unit(fams), _unit(fams))
-    return (cosines.sum((1, 2)) - f) / max(f * (f - 1), 1)
+    unit = _unit(fams)
+    cosines = jnp.einsum("lfd,lgd->lfg", unit, unit) * (1 - jnp.eye(f))
+    return cosines.sum((1, 2)) / max(f * (f - 1), 1)
 
 
 def _rank(fams: Array) -> Array:

@@ -192,10 +192,11 @@ class DeltaSpec(BswaSpec):
     def check(self, config: Config) -> Iterator[str]:
         yield from super().check(config)
         order, e = config.model.delta_order, sizes(config.model).e
-        if not 1 <= order < 2 * e:
+        # larger offsets give products that are 0 or there already: y_i and y_{i+e} are x and -x
+        if not 1 <= order < e:
             yield (
-                f"model.delta_order={order}: features are products of elements so far apart, of "
-                f"2 * {e}; must be from 1 to {2 * e - 1}"
+                f"model.delta_order={order}: the features of a key are products of its elements up "
+                f"to so many places apart; with {e} elements it must be from 1 to {e - 1}"
             )
 
     def flops(self, model: ModelConfig, computed: bool = False) -> float:

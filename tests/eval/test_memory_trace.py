@@ -248,8 +248,10 @@ def test_rates_are_those_of_the_tokens() -> None:
     run = replace(delta_run(), model=nnx.merge(graph, closed))
     found = trace_memory(run, TOKENS, quiet=True)
     # nothing was written, and nothing is missed
-    for measure in (found.rates, found.gates, found.rms, found.turn, found.mass, found.fresh):
+    zeros = (found.rates, found.gates, found.rms, found.turn, found.similarity, found.mass)
+    for measure in (*zeros, found.fresh):
         assert (measure == 0).all()
+    assert (found.rank == 1).all()
 
 
 def test_loss_without_a_head_of_the_memory() -> None:

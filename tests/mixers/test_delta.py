@@ -115,10 +115,28 @@ def test_a_memory_returns_what_was_written_under_a_key() -> None:
     np.testing.assert_allclose(out[:, :-1, 1], v[:, 1:, 1], atol=1e-3)
 
 
-def random_block(rng: np.random.Generator) -> tuple[jax.Array, jax.Array]:
+def random_block(rng: np.random.Generator, tokens: int = 8) -> tuple[jax.Array, jax.Array]:
     """Return keys and values [b w g e] of a block."""
-    k, v = (jnp.asarray(rng.normal(size=(1, 8, 2, 16)), jnp.float32) for _ in range(2))
+    k, v = (jnp.asarray(rng.normal(size=(1, tokens, 2, 16)), jnp.float32) for _ in range(2))
     return k, v
+
+
+def test_the_chunks_of_a_block_are_written_in_order() -> None:
+    """A block of three chunks, with rates that differ, against one token after the other."""
+    memory = DeltaMemory(resolve_model(ModelConfig(width=32, heads=2, kv_heads=2)))
+    rng = np.random.default_rng(0)
+    memory.rate_weight[...] = jnp.asarray(rng.normal(size=(2, 32)), jnp.float32)
+    memory.key_smear.weight[...] = jnp.full(2, -100.0)  # no blend
+    k, v = random_block(rng, 48)
+    after = write(memory.init_state(1), memory.updates(k, v))
+    rates, keys = (np.asarray(x, np.float64) for x in (memory.rates(k, v), memory.features(k)))
+    values = np.asarray(v, np.float64)
+    for head in range(2):
+        s = np.zeros((64, 16))
+        for t in range(48):
+            key = keys[0, t, head]
+            s += rates[0, t, head] * np.outer(key, values[0, t, head] - s.T @ key)
+        np.testing.assert_allclose(after[0, head], s, atol=1e-4)
 
 
 def test_tokens_that_a_head_ignores_leave_its_memory_as_it_is() -> None:

@@ -1,9 +1,11 @@
 """The delta rule by chunks, against one token after the other."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from contracts.harness import jit
+from jax.test_util import check_grads
 
 from famjax.ops.delta_rule import chunk_len, delta_update
 
@@ -31,6 +33,25 @@ def test_a_chunk_is_its_tokens_one_after_the_other(tokens: int) -> None:
     with jax.enable_x64(True):
         written = jit(lambda k, v, beta, s: delta_update(k, v, beta)(s))(k, v, beta, s)
     np.testing.assert_allclose(written, one_by_one(k, v, beta, s), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("tokens", [16, 33])
+def test_equal_keys_lose_no_digits(tokens: int) -> None:
+    """With the series of powers of A the error is 1e-4 after a chunk of 16."""
+    rng = np.random.default_rng(0)
+    k = np.ones((1, tokens, 6)) / np.sqrt(6)
+    beta, (v, s) = np.full((1, tokens), 0.95), (rng.normal(size=(1, n, 4)) for n in (tokens, 6))
+    written = jit(lambda *inputs: delta_update(*inputs[:3])(inputs[3]))(
+        *(x.astype(np.float32) for x in (k, v, beta, s))
+    )
+    np.testing.assert_allclose(written, one_by_one(k, v, beta, s), atol=3e-6)
+
+
+@pytest.mark.parametrize("tokens", [3, 16])
+def test_gradients_equal_differences(tokens: int) -> None:
+    with jax.enable_x64(True):
+        inputs = tuple(map(jnp.asarray, random_inputs(tokens)))
+        check_grads(lambda k, v, beta, s: delta_update(k, v, beta)(s), inputs, order=1, eps=1e-5)
 
 
 def test_what_was_written_last_with_rate_1_is_returned() -> None:
