@@ -256,13 +256,13 @@ def read_result(folder: Path) -> dict[str, Any]:
     return dict(read_json(folder / "result.json", RUN_AGAIN))
 
 
-def claim_folder(folder: Path, recipe: str) -> None:
-    """Let a folder hold the results of one recipe only.
+def claim_folder(folder: Path, recipe: str, name: str = "recipe.txt") -> None:
+    """Let a folder hold the results of one recipe only, which is written to the file `name`.
 
     Raises:
       UserError: it has results of another.
     """
-    file = folder / "recipe.txt"
+    file = folder / name
     before = file.read_text() if file.exists() else None
     if before != recipe:
         if before is not None or (folder / "checkpoints").exists():

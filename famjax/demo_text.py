@@ -263,6 +263,8 @@ def measure(demo: TextDemo, model: TextModel, quiet: bool) -> None:
     """Train a model, evaluate it on the documents that were held out, and write the results."""
     folder = demo.folder / model.folder
     config = make_config(demo, model)
+    if model.pretrained:  # its recipe has the base's folder only
+        claim_folder(folder, repr(make_config(demo, model.base)), "base.txt")
     claim_folder(folder, repr(config))
     file = folder / "result.json"
     if file.exists() and read_result(folder)["held_out"] == demo.texts.held_out:

@@ -25,11 +25,13 @@ def save_figure(figure: Figure, path: Path) -> Path:
     """Write a figure, and its folder where there is none.
 
     Raises:
-      UserError: permission denied.
+      UserError: the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
-    except PermissionError as error:
-        raise UserError(f"{path}: {error.strerror}; the figure cannot be written") from None
+    except OSError as error:
+        raise UserError(
+            f"{path}: {error.strerror}; the figure cannot be written, give another file"
+        ) from None
     return path

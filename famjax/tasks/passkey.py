@@ -399,7 +399,7 @@ def _check_ask_every(config: Config) -> Iterator[str]:
         where = f"model.mixer={m.mixer}" if m.stack == "residual" else f"model.stack={m.stack}"
         yield (
             f"{setting} needs a memory beside the window, and {where} has none; set "
-            f"model.mixer=fam or delta {off}"
+            f"model.stack=residual with model.mixer=fam or model.mixer=delta, {off}"
         )
     if m.fam_previous > 1:
         yield f"{setting} carries one FAM; set model.fam_previous=1 {off}"
