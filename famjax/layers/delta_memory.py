@@ -9,10 +9,10 @@ s, w and b of each key head and the gain of each query head are learned. A value
 a blend of its token's key and the one before (`KeySmear`), so that a memory can tell what followed
 a token.
 
-phi has unit norm (less for keys near 0), so that with beta = 1 S returns v_j when asked with k~_j again. Its features are
-those of DPFP (Schlag et al. 2021, arXiv 2102.11174, 5.3): with y = relu([x, -x]), products y_i
-y_{i-o} for offsets o from 1 to `delta_order`. Most are 0, so that keys disturb each other less than
-in e dimensions.
+phi has unit norm (less for keys near 0), so that with beta = 1 S returns v_j when it is asked with
+k~_j again. Its features are those of DPFP (Schlag et al. 2021, arXiv 2102.11174, 5.3): with
+y = relu([x, -x]), products y_i y_{i-o} for offsets o from 1 to `delta_order`. Most are 0, so that
+keys disturb each other less than in e dimensions.
 
 A rate beta reaches 0: tokens that a head learned to ignore leave S as it is, bit for bit, however
 many they are. Nothing else forgets: a write takes out what its key had before, so S does not grow
