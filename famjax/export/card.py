@@ -45,8 +45,8 @@ print(tokenizer.batch_decode(model.generate(**batch, num_beams=2, max_new_tokens
 ```
 
 Not supported (an error): padding within a row, `inputs_embeds`, `output_attentions`,
-`past_key_values` (give `state`), texts packed into one row by `position_ids`, assisted generation
-and prompt lookup, which would have to roll back the state.
+`cache` and `past_key_values` (give `state`), texts packed into one row by `position_ids`,
+assisted generation and prompt lookup, which would have to roll back the state.
 """
 
 

@@ -257,6 +257,7 @@ def test_embeddings_can_be_resized(name, size, tmp_path):
         ({"inputs_embeds": torch.zeros(1, 4, 16)}, "inputs_embeds is not supported"),
         ({"output_attentions": True}, "output_attentions is not supported"),
         ({"past_key_values": object()}, "past_key_values is not supported: pass state"),
+        ({"cache": object()}, "cache is not supported: pass state"),
         ({"position_ids": torch.tensor([[0, 1, 0, 1]])}, "put each packed text in its own row"),
         ({"cu_seq_lens_q": torch.tensor([0, 2, 4])}, "cu_seq_lens_q is not supported"),
         ({"labels": torch.ones(1, 4, dtype=torch.long), "logits_to_keep": 1}, "need all logits"),

@@ -26,6 +26,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from transformers import GenerationMixin, PreTrainedModel
+from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.utils import ModelOutput
 
 from .configuration_famjax import FamjaxConfig
@@ -34,6 +35,9 @@ GATED_ACTIVATIONS = {
     "swiglu": functional.silu,
     "geglu": lambda x: functional.gelu(x, approximate="tanh"),
 }
+# `generate` keeps the current state under the name that beam search looks for first:
+# "past_key_values", and "cache" from transformers 5.24 on
+CACHE = ALL_CACHE_NAMES[0]
 ACTIVATIONS = {
     "gelu": lambda x: functional.gelu(x, approximate="tanh"),
     "gelu_exact": functional.gelu,
@@ -677,7 +681,7 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
         ignored = {"position_ids", "cache_position", "token_type_ids"}
         for name, value in others.items():
             if name not in ignored and value is not None and value is not False:
-                instead = ": pass state" if name == "past_key_values" else ""
+                instead = ": pass state" if name in ("past_key_values", "cache") else ""
                 raise ValueError(f"{name} is not supported{instead}")
 
     def check_state(self, state, starts, stops, positions):
@@ -735,21 +739,20 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
     def _supports_default_dynamic_cache(cls):
         return False
 
-    def prepare_inputs_for_generation(
-        self, input_ids, state=None, past_key_values=None, attention_mask=None, **kwargs
-    ):
+    def prepare_inputs_for_generation(self, input_ids, state=None, attention_mask=None, **kwargs):
         """Return the arguments of `forward`.
 
         All tokens after `state`, as passed by the caller of `generate`; or the last token after
-        `past_key_values`, the current state of this `generate`.
+        the current state of this `generate`.
         """
         if attention_mask is not None and not attention_mask[:, -1].all():
             raise ValueError("generate continues the last column: pad with padding_side='left'")
-        started = isinstance(past_key_values, FamjaxState)
+        current = kwargs.get(CACHE)
+        started = isinstance(current, FamjaxState)
         forwarded = ("use_cache", "output_hidden_states", "output_attentions")
         return {
             "input_ids": input_ids[:, -1:] if started else input_ids,
-            "state": past_key_values if started else state,
+            "state": current if started else state,
             "attention_mask": attention_mask,
             "logits_to_keep": 1,
             **{name: kwargs[name] for name in forwarded if name in kwargs},
@@ -762,8 +765,7 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
         )
         model_kwargs["state"] = given
         if outputs.state is not None:
-            # the name that beam search reorders
-            model_kwargs["past_key_values"] = outputs.state
+            model_kwargs[CACHE] = outputs.state
         return model_kwargs
 
     def _expand_inputs_for_generation(self, expand_size=1, *args, **kwargs):
@@ -773,5 +775,5 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
             kwargs["state"] = state.select(rows)
         return ids, kwargs
 
-    def _reorder_cache(self, past_key_values, beam_idx):
-        return None if past_key_values is None else past_key_values.select(beam_idx)
+    def _reorder_cache(self, state, beam_idx):
+        return None if state is None else state.select(beam_idx)
