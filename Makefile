@@ -2,6 +2,7 @@
 # make demo-full  the same with five seeds, BSWA M0 to M12 and ten million tokens; hours
 # make demo-finetune  give a pretrained model a memory and finetune it with LoRA; 11 minutes
 # make demo-finetune-full  the same with three seeds, the paper's update, and a delta-rule memory; 90 minutes
+# make demo-finetune-large BOOKS=TRAINING:HELD_OUT  with a base pretrained for an hour; 3 hours
 # make demo-text  memories and windows on the standard library's code, three seeds; hours
 # make test       the quick tests; make test-slow: those that take minutes each
 # make test-mutants  deliberate bugs, each of which the tests must catch
@@ -17,7 +18,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PLAIN := .venv-plain
 
-.PHONY: demo demo-full demo-finetune demo-finetune-full demo-text test test-slow test-mutants tour docs lint types clean
+.PHONY: demo demo-full demo-finetune demo-finetune-full demo-finetune-large demo-text test test-slow test-mutants tour docs lint types clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m famjax.demo
@@ -30,6 +31,9 @@ demo-finetune: $(VENV)/.installed
 
 demo-finetune-full: $(VENV)/.installed
 	$(BIN)/python -m famjax.demo_finetune --full
+
+demo-finetune-large: $(VENV)/.installed
+	$(BIN)/python -m famjax.demo_finetune --large $(if $(BOOKS),--books $(BOOKS))
 
 demo-text: $(VENV)/.installed
 	$(BIN)/python -m famjax.demo_text

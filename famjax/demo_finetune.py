@@ -5,7 +5,10 @@ Face folder; converts that to FAM and to BSWA; finetunes both with the same LoRA
 retrieval, with a row of text in each batch; evaluates them before and after at lengths beyond
 training; and exports FAM, with adapters merged, with streaming PyTorch code.
 `make demo-finetune-full` adds two seeds of FAM, the paper's sum with two, and three of a memory
-written by the delta rule.
+written by the delta rule. `make demo-finetune-large` does it with a Llama of a million parameters
+that is pretrained for an hour on the standard library, and on books if there are some:
+
+    python -m famjax.demo_finetune --large --books TRAINING:HELD_OUT
 """
 
 from __future__ import annotations
@@ -35,9 +38,11 @@ from famjax.config.schema import (
     PasskeyConfig,
 )
 from famjax.convert.folder import convert
+from famjax.core.errors import UserError
 from famjax.core.json_files import write_json
 from famjax.data.train_tokenizer import train_sentencepiece
 from famjax.demo import LOG, claim_folder, format_count, read_result, train_and_time
+from famjax.demo_text import standard_library
 from famjax.eval.passkey import evaluate_passkey
 from famjax.eval.text import evaluate_text
 from famjax.experiment.load import load_config, override
@@ -51,13 +56,35 @@ from famjax.train.partition import partition_trainable
 from famjax.train.run import Run, open_run
 
 _LIBRARY = Path(sysconfig.get_paths()["stdlib"])
-# packages of Python's standard library, for training and for evaluation
-_TRAINING_PACKAGES = ("asyncio", "email", "http", "json", "unittest")
-_EVALUATION_PACKAGES = ("wsgiref",)
-_VOCABULARY = 512
-_BLOCK = 192
-# of a batch, one of them text
+# of a batch of the finetuning, one of them text
 _ROWS = 4
+
+
+def _packages(*names: str) -> str:
+    """Return packages of Python's standard library as `data.files`."""
+    return ",".join(str(_LIBRARY / name) for name in names)
+
+
+@dataclass(frozen=True)
+class Base:
+    """A pretrained model.
+
+    Attributes:
+      texts: that it is trained on, as is a row of each batch of the finetuning; as `data.files`.
+      held_out: names and `data.files` of the texts that measure its language.
+      vocabulary: SentencePiece tokens.
+      overrides: of its config.
+    """
+
+    texts: str
+    held_out: tuple[tuple[str, str], ...]
+    vocabulary: int = 512
+    overrides: tuple[str, ...] = ()
+
+
+_TINY = Base(
+    _packages("asyncio", "email", "http", "json", "unittest"), (("code", _packages("wsgiref")),)
+)
 
 
 @dataclass(frozen=True)
@@ -82,13 +109,16 @@ class TunedModel:
         return "-".join(["converted", self.to, *self.settings]).replace("model.", "")
 
 
-# Blocks of 192 tokens hold the shortest document: the models first learn to find the key within a
-# block, then to keep it. BSWA attends to one previous block in each of two layers; FAM only to its
-# 16 memory tokens.
+# A block holds the shortest document: the models first learn to find the key within a block, then
+# to keep it. BSWA attends to one previous block in each layer; FAM only to its 16 memory tokens.
 _FAM = TunedModel("FAM", "fam", ("model.memory_segments=0", "model.fam_len=16"))
 _SUM = replace(_FAM, name="sum", settings=(*_FAM.settings, "model.fam_update=sum"))
 _BSWA = TunedModel("BSWA", "bswa", ("model.memory_segments=1",))
 _DELTA = TunedModel("DELTA", "delta", ("model.memory_segments=0",))
+
+
+def _seeds(model: TunedModel, *seeds: int) -> list[TunedModel]:
+    return [replace(model, name=f"{model.name}-{seed}", seed=seed) for seed in seeds]
 
 
 @dataclass(frozen=True)
@@ -97,8 +127,11 @@ class FinetuneDemo:
 
     Attributes:
       folder: of its output.
-      lengths: tokens of the evaluated documents.
       examples: most documents of one length; of long ones fewer, see `count_documents`.
+      base: the model that is pretrained.
+      blocks: in the documents that are evaluated.
+      block: tokens of a block.
+      row: blocks of a row that a memory is trained on.
       tokens: of all documents of one length, beyond which there are fewer documents.
       models: the first is trained on all cores; then two processes, each on half of the cores,
         evaluate it, and train and evaluate the others.
@@ -106,42 +139,94 @@ class FinetuneDemo:
     """
 
     folder: Path
-    lengths: tuple[int, ...]
     examples: int
+    base: Base = _TINY
+    # the longest document is a hundred times as long as a row
+    blocks: tuple[int, ...] = (1, 4, 16, 64, 512, 1500)
+    block: int = 192
+    row: int = 15
     tokens: int = 400_000
     models: tuple[TunedModel, ...] = (_FAM, _BSWA)
     pretraining: tuple[str, ...] = ()
     finetuning: tuple[str, ...] = ()
 
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of the evaluated documents."""
+        return tuple(self.block * n for n in self.blocks)
+
 
 _FEWEST_DOCUMENTS = 8
-# an untrained memory finds nothing: "before" is measured up to this length
-_LONGEST_BEFORE = 16 * _BLOCK
-# blocks of a row that FAM is trained on; the longest document is a hundred times as long
-_ROW = 15
-_LENGTHS = tuple(_BLOCK * n for n in (1, 4, 16, 64, 512, 100 * _ROW))
-DEMO = FinetuneDemo(Path("runs/demo-finetune"), _LENGTHS, examples=16)
+# an untrained memory finds nothing: "before" is measured up to so many blocks
+_BLOCKS_BEFORE = 16
+DEMO = FinetuneDemo(Path("runs/demo-finetune"), examples=16)
 FULL_DEMO = FinetuneDemo(
     Path("runs/demo-finetune-full"),
-    _LENGTHS,
     examples=32,
     tokens=3_200_000,
     models=(
-        *(_FAM, _SUM),
-        *(replace(_FAM, name="FAM-1", seed=1), replace(_FAM, name="FAM-2", seed=2)),
-        *(_BSWA, replace(_SUM, name="sum-1", seed=1)),
-        *(_DELTA, replace(_DELTA, name="DELTA-1", seed=1), replace(_DELTA, name="DELTA-2", seed=2)),
+        *(_FAM, _SUM, *_seeds(_FAM, 1, 2), _BSWA, *_seeds(_SUM, 1)),
+        *(_DELTA, *_seeds(_DELTA, 1, 2)),
     ),
 )
 
 
+def make_large_demo(books: str | None) -> FinetuneDemo:
+    """Return the demo with a larger base, trained on code and, if there are some, on books.
+
+    Args:
+      books: TRAINING:HELD_OUT, each as `data.files`.
+    """
+    folder = Path("runs/demo-finetune-large")
+    code = standard_library(folder / "library")
+    texts, held_out = code.training, [("code", code.held_out)]
+    if books:
+        training, _, evaluated = books.partition(":")
+        if not (training and evaluated):
+            raise UserError(f"--books {books}: give TRAINING:HELD_OUT")
+        texts = f"{texts},{training}"
+        held_out.append(("books", evaluated))
+    shape = ("layers=4", "width=128", "mlp_width=384", "capacity=512")
+    base = Base(
+        texts,
+        tuple(held_out),
+        vocabulary=1024,
+        overrides=(
+            *(f"model.{setting}" for setting in shape),
+            *("data.length=512", "train.steps=2400", "train.checkpoint_every=100"),
+        ),
+    )
+    return FinetuneDemo(
+        folder,
+        examples=32,
+        base=base,
+        block=128,
+        tokens=3_200_000,
+        models=(_FAM, _DELTA, *_seeds(_FAM, 1, 2), *_seeds(_DELTA, 1, 2), _BSWA),
+        finetuning=("train.steps=400",),
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m famjax.demo_finetune", description=__doc__)
-    parser.add_argument(
+    sizes = parser.add_mutually_exclusive_group()
+    sizes.add_argument(
         "--full", action="store_true", help="FAM and delta with three seeds, the sum with two"
     )
-    demo = FULL_DEMO if parser.parse_args().full else DEMO
-    return run_guarded(lambda: demonstrate(demo))
+    sizes.add_argument(
+        "--large", action="store_true", help="a base of a million parameters; three seeds"
+    )
+    parser.add_argument("--books", help="TRAINING:HELD_OUT, more texts of --large's base")
+    arguments = parser.parse_args()
+    return run_guarded(lambda: demonstrate(_read_arguments(arguments)))
+
+
+def _read_arguments(arguments: argparse.Namespace) -> FinetuneDemo:
+    if arguments.large:
+        return make_large_demo(arguments.books)
+    if arguments.books:
+        raise UserError("--books: only --large trains on them")
+    return FULL_DEMO if arguments.full else DEMO
 
 
 def demonstrate(demo: FinetuneDemo) -> int:
@@ -177,7 +262,7 @@ def train_first_model(demo: FinetuneDemo) -> int:
     console = Console(highlight=False)
     runtime.share_cores(_ROWS)
     runtime.setup()
-    console.print("Pretraining a tiny Llama on Python's standard library.")
+    console.print("Pretraining a tiny Llama.")
     pretrain(demo)
     convert_models(demo, console)
     names = ", ".join(model.name for model in demo.models)
@@ -191,7 +276,14 @@ def pretrain(demo: FinetuneDemo) -> Run:
     """Train the base model, with the mathematics of a Llama."""
     tokenizer = demo.folder / "tokenizer.model"
     if not tokenizer.exists():
-        train_sentencepiece(_packages(_TRAINING_PACKAGES), _VOCABULARY, tokenizer)
+        train_sentencepiece(demo.base.texts, demo.base.vocabulary, tokenizer)
+    config = make_base_config(demo)
+    claim_folder(demo.folder / "pretrained", repr(config))
+    return train(config, demo.folder / "pretrained")
+
+
+def make_base_config(demo: FinetuneDemo) -> Config:
+    """Return the pretraining config."""
     config = Config(
         name="pretrained",
         model=ModelConfig(
@@ -207,17 +299,16 @@ def pretrain(demo: FinetuneDemo) -> Run:
             arch=ArchConfig(embed_scale=1.0),
         ),
         data=DataConfig(
-            files=_packages(_TRAINING_PACKAGES),
-            tokenizer=str(tokenizer),
+            files=demo.base.texts,
+            tokenizer=str(demo.folder / "tokenizer.model"),
             layout="packed",
             batch=16,
             length=256,
         ),
         optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=20),
     )
-    config = override(config, ["train.steps=350", "train.checkpoint_every=350", *demo.pretraining])
-    claim_folder(demo.folder / "pretrained", repr(config))
-    return train(config, demo.folder / "pretrained")
+    steps = ["train.steps=350", "train.checkpoint_every=350"]
+    return override(config, [*steps, *demo.base.overrides, *demo.pretraining])
 
 
 def convert_models(demo: FinetuneDemo, console: Console) -> None:
@@ -229,7 +320,11 @@ def convert_models(demo: FinetuneDemo, console: Console) -> None:
     for model in demo.models:
         target = demo.folder / model.converted
         if not target.exists():
-            overrides = (f"model.block_len={_BLOCK}", "model.scan_layers=false", *model.settings)
+            overrides = (
+                f"model.block_len={demo.block}",
+                "model.scan_layers=false",
+                *model.settings,
+            )
             convert(source, target, model.to, overrides=overrides, report=console.print)
 
 
@@ -237,16 +332,17 @@ def make_config(demo: FinetuneDemo, model: TunedModel) -> Config:
     """Return the finetuning config: that of `make demo`, with adapters."""
     tokenizer = load_tokenizer(str(demo.folder / "tokenizer.model"))
     shortest = Passkey(tokenizer, PasskeyConfig().digits).shortest
+    row = demo.row * demo.block
     overrides = [
         f"init={demo.folder / model.converted}",
         f"name={model.name}",
         f"seed={model.seed}",
         "model.lora.rank=16",
-        f"data.length={_ROW * _BLOCK}",
-        f"data.passkey.max_length={_ROW * _BLOCK}",
-        f"data.passkey.ask_every={2 * _BLOCK}",
+        f"data.length={row}",
+        f"data.passkey.max_length={row}",
+        f"data.passkey.ask_every={2 * demo.block}",
         f"data.passkey.min_length={shortest}",
-        f"data.passkey.start_length={max(shortest, _BLOCK)}",
+        f"data.passkey.start_length={max(shortest, demo.block)}",
         # hard keys are right in three of four cases when all others are
         "data.passkey.threshold=0.7",
         # a pretrained model can predict text already; it should learn the answers, and a row of
@@ -255,7 +351,7 @@ def make_config(demo: FinetuneDemo, model: TunedModel) -> Config:
         f"data.batch={_ROWS}",
         "data.text_rows=1",
         "data.text_weight=0.04",
-        f"data.files={_packages(_TRAINING_PACKAGES)}",
+        f"data.files={demo.base.texts}",
         "optimizer.schedule=wsd",
         "optimizer.decay_fraction=0.3",
         "train.steps=700",
@@ -263,10 +359,11 @@ def make_config(demo: FinetuneDemo, model: TunedModel) -> Config:
     if model.to == "bswa":
         # It has no memory beyond its receptive field: no intermediate questions or longer
         # documents. In half of the steps it learns nothing.
+        seen = make_base_config(demo).model.layers + 1
         overrides += [
-            f"data.length={5 * _BLOCK}",
+            f"data.length={(seen + 2) * demo.block}",
             "data.passkey.ask_every=0",
-            f"data.passkey.max_length={3 * _BLOCK}",
+            f"data.passkey.max_length={seen * demo.block}",
         ]
     return load_config("passkey", [*overrides, *demo.finetuning])
 
@@ -274,12 +371,13 @@ def make_config(demo: FinetuneDemo, model: TunedModel) -> Config:
 def tune(demo: FinetuneDemo, model: TunedModel, quiet: bool) -> None:
     """Finetune a converted model with LoRA, measure it before and after, and write the results."""
     config = make_config(demo, model)
-    evaluation = repr((demo.lengths, demo.examples, demo.tokens))
+    evaluation = repr((demo.lengths, demo.examples, demo.tokens, demo.base.held_out))
     folder = demo.folder / model.name
     claim_folder(folder, repr(config))
     if (folder / "result.json").exists() and read_result(folder)["evaluation"] == evaluation:
         return
-    lengths = tuple(length for length in demo.lengths if length <= _LONGEST_BEFORE)
+    longest = _BLOCKS_BEFORE * demo.block
+    lengths = tuple(length for length in demo.lengths if length <= longest)
     before = measure(demo, open_run(demo.folder / model.converted), lengths)
     is_trained = model == demo.models[0]
     run, seconds = train_and_time(config, folder, quiet or is_trained)
@@ -297,20 +395,19 @@ def tune(demo: FinetuneDemo, model: TunedModel, quiet: bool) -> None:
 
 
 def measure(demo: FinetuneDemo, run: Run, lengths: Sequence[int]) -> dict[str, Any]:
-    """Return retrieved keys by length, and bits per byte of held-out code."""
+    """Return retrieved keys by length, and bits per byte of the held-out texts."""
     count = functools.partial(count_documents, demo)
     rows = evaluate_passkey(run, lengths, count, 4, True, whole=False, anywhere=True)
-    text = evaluate_text(run, _packages(_EVALUATION_PACKAGES), quiet=True)
-    return {"passkey": rows, "bits_per_byte": text["bits_per_byte"]}
+    bits = {
+        name: evaluate_text(run, files, quiet=True)["bits_per_byte"]
+        for name, files in demo.base.held_out
+    }
+    return {"passkey": rows, "bits_per_byte": bits}
 
 
 def count_documents(demo: FinetuneDemo, length: int) -> int:
     """Return the number of evaluated documents of a length."""
     return min(demo.examples, max(demo.tokens // length, _FEWEST_DOCUMENTS))
-
-
-def _packages(names: Sequence[str]) -> str:
-    return ",".join(str(_LIBRARY / name) for name in names)
 
 
 def _count(tree: Any) -> int:
@@ -327,9 +424,10 @@ def table(demo: FinetuneDemo, results: Sequence[dict[str, Any]]) -> Table:
     out.add_rule()
     best = (max(row["key_accuracy"] for row in r["before"]["passkey"]) for r in results)
     out.add_row("most before finetuning", *(f"{share:.0%}" for share in best))
-    for when in ("before", "after"):
-        bits = (f"{r[when]['bits_per_byte']:.3f}" for r in results)
-        out.add_row(f"code, bits per byte {when}", *bits)
+    for name, _ in demo.base.held_out:
+        for when in ("before", "after"):
+            bits = (f"{r[when]['bits_per_byte'][name]:.3f}" for r in results)
+            out.add_row(f"{name}, bits per byte {when}", *bits)
     for label, key in (("parameters trained", "trained"), ("frozen", "frozen")):
         out.add_row(label, *(f"{r[key]:,}" for r in results))
     return out

@@ -1,11 +1,11 @@
 """Memories against block sliding window attention on text, at equal steps and at equal time.
 
 `make demo-text` trains a window without any memory on the long modules of Python's standard
-library; gives it a FAM, a delta-rule memory or neither, with a memory segment and without, and
-trains each of them for as many steps more; evaluates them on modules that were held out, and
-prints bits per byte of three seeds with paired intervals. The models of a seed share the first
-training, since a memory is of use only to a model that predicts from its block already. Other
-texts:
+library; gives it a FAM, a delta-rule memory (in both layers, or in the upper one) or neither, with
+a memory segment and without, and trains each of them for as many steps more; evaluates them on
+modules that were held out, and prints bits per byte of three seeds with paired intervals. The
+models of a seed share the first training, since a memory is of use only to a model that predicts
+from its block already. Other texts:
 
     python -m famjax.demo_text --data books=TRAIN_FOLDER:HELD_OUT_FOLDER
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import re
 import shutil
 import sys
 import sysconfig
@@ -43,8 +44,8 @@ from famjax.processes.half_cores import run_in_halves
 _VOCABULARY = 1024
 # modules of at least this size, in bytes, of which one in so many is held out
 _MODULE_BYTES, _HELD_OUT = 30_000, 16
-# the mixers with a memory that outlives the window
-_MEMORIES = ("fam", "delta")
+# the mixers with a memory that outlives the window, in all layers or in the upper one
+_MEMORIES = ("fam", "delta", "bswa,delta")
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class TextModel:
     """A model that is trained and evaluated.
 
     Attributes:
-      mixer: fam, delta or bswa.
+      mixer: of the model, such as fam.
       segments: memory segments.
       seed: of the training.
       time_of: its training takes the time of that mixer's; "" is the demo's steps.
@@ -96,7 +97,8 @@ class TextModel:
 
     @property
     def folder(self) -> str:
-        return f"{self.kind}-{self.seed}".lower().replace(", ", "-").replace(" ", "-")
+        steps = f"{self.steps} steps" if self.time_of else ""
+        return "-".join(re.findall("[a-z0-9]+", f"{self.kind} {steps} {self.seed}".lower()))
 
 
 @dataclass(frozen=True)
@@ -370,7 +372,7 @@ def draw(demo: TextDemo, results: Sequence[dict[str, Any]]) -> Path:
         nats = np.mean([[b["loss"] for b in seed["by_position"]] for seed in row["seeds"]], 0)
         if row["time_of"]:
             continue  # as many lines as can be told apart
-        style = {"fam": "--", "delta": "-", "bswa": ":"}[row["mixer"]]
+        style = {"fam": "--", "delta": "-", "bswa,delta": "-.", "bswa": ":"}[row["mixer"]]
         color = f"C{row['segments']}"
         axes.plot(ends, nats, style, marker="o", markersize=3, color=color, label=row["kind"])
     axes.set_xscale("log", base=2)

@@ -4,8 +4,47 @@ import json
 
 import pytest
 
-from famjax import load_pretrained, open_run
-from famjax.demo_finetune import FinetuneDemo, demonstrate
+from famjax import demo_finetune, load_pretrained, open_run
+from famjax.demo_finetune import FinetuneDemo, demonstrate, make_base_config
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The demos that `main` would run."""
+    demos = []
+    monkeypatch.setattr(demo_finetune, "demonstrate", lambda demo: demos.append(demo) or 0)
+    return demos
+
+
+def test_a_larger_base_reads_code_and_books(asked, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "demo-finetune-large" / "library").mkdir(parents=True)
+    monkeypatch.setattr("sys.argv", ["demo", "--large", "--books", "novels:others"])
+    assert demo_finetune.main() == 0
+    (demo,) = asked
+    library = "runs/demo-finetune-large/library"
+    config = make_base_config(demo)
+    assert config.data.files == f"{library}/training,novels"
+    assert demo.base.held_out == (("code", f"{library}/held_out"), ("books", "others"))
+    assert (config.model.layers, config.model.width, config.data.length) == (4, 128, 512)
+    assert demo.lengths[-1] == 100 * demo.row * demo.block
+    assert sorted(model.seed for model in demo.models) == [0, 0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("demo --large --books novels", "--books novels: give TRAINING:HELD_OUT"),
+        ("demo --books novels:others", "--books: only --large trains on them"),
+    ],
+)
+def test_incomplete_arguments_are_told(command, told, asked, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "demo-finetune-large" / "library").mkdir(parents=True)
+    monkeypatch.setattr("sys.argv", command.split())
+    assert demo_finetune.main() == 2
+    assert told in capsys.readouterr().err
+    assert not asked
 
 
 @pytest.mark.slow
@@ -13,8 +52,8 @@ def test_the_finetuning_demo_writes_its_results(tmp_path, capfd):
     tiny = ("model.width=16", "model.heads=1", "model.mlp_width=16", "model.lora.rank=0")
     plan = FinetuneDemo(
         tmp_path / "demo",
-        (192, 384),
         examples=2,
+        blocks=(1, 2),
         pretraining=("train.steps=2", "data.batch=1", *tiny),
         finetuning=("train.steps=2", "data.length=576", "data.passkey.max_length=384"),
     )
@@ -29,7 +68,7 @@ def test_the_finetuning_demo_writes_its_results(tmp_path, capfd):
         assert 0 < model["trained"] < model["frozen"]
         for when in ("before", "after"):
             assert [row["length"] for row in model[when]["passkey"]] == [192, 384]
-            assert model[when]["bits_per_byte"] > 1
+            assert model[when]["bits_per_byte"]["code"] > 1
         run = open_run(plan.folder / model["name"])
         assert run.config.model.lora.rank == 16
     config, _ = load_pretrained(plan.folder / "FAM" / "exported")
