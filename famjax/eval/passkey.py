@@ -86,7 +86,7 @@ def evaluate_passkey(
         streamer.chunk,
         None if whole else run.model.stack.receptive_field,
     )
-    batches = _plan(task, lengths, counts, streamer.batch)
+    batches = _plan(documents, lengths, counts, streamer.batch)
     settings = [repr(run.config), run.step, list(lengths), counts, batch, whole, anywhere]
     results = _read_results(file, settings)
     rest = batches[len(results) :]
@@ -116,18 +116,29 @@ class Batch(NamedTuple):
     seed: tuple[int, ...]
 
 
-def _plan(task: Passkey, lengths: Sequence[int], counts: Sequence[int], batch: int) -> list[Batch]:
-    requests = sorted(set(zip(lengths, counts, strict=True)))
-    # a needle that may be beyond the shortest length is at another place for each length
-    groups = [[request] for request in requests] if task.needle_within else [requests]
+def _plan(
+    documents: Documents, lengths: Sequence[int], counts: Sequence[int], batch: int
+) -> list[Batch]:
     batches = []
-    for group in filter(None, groups):
-        seed = (0, group[0][0] if task.needle_within else 0)
+    for group in _group_lengths(documents, sorted(set(zip(lengths, counts, strict=True)))):
+        seed = (0, group[0][0] if documents.task.needle_within else 0)
         for first in range(0, max(count for _, count in group), batch):
             # the last batch is padded with documents that do not count, to keep the compiled shape
             questions = [(n, min(count - first, batch)) for n, count in group if count > first]
             batches.append(Batch(range(first, first + batch), questions, seed))
     return batches
+
+
+def _group_lengths(
+    documents: Documents, requests: list[tuple[int, int]]
+) -> list[list[tuple[int, int]]]:
+    """Return ascending lengths and counts, grouped by those whose documents begin equally."""
+    if not documents.task.needle_within:
+        return [requests] if requests else []
+    # shorter documents have their needles earlier
+    short = [pair for pair in requests if pair[0] < documents.needle_anywhere]
+    groups = [[pair] for pair in short] + [requests[len(short) :]]
+    return [group for group in groups if group]
 
 
 @dataclass
@@ -151,6 +162,11 @@ class Documents:
         # the same at all lengths: a longer document's question never begins before a shorter one's
         rng = np.random.default_rng([*batch.seed, number, _SHIFT])
         return max(length - int(rng.integers(self.shifts)), self.task.shortest)
+
+    @property
+    def needle_anywhere(self) -> int:
+        """The length from which on a needle is at the same place, whatever the length."""
+        return self.task.needle_within + self.task.shortest + self.shifts - 1
 
     def tokens(self, batch: Batch, number: int, length: int, start: int) -> Iterator[np.ndarray]:
         """Yield a document from token `start` in pieces [2 chunk]: tokens, and a flag that is 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,19 +14,25 @@ from famjax.eval.streaming import Streamer
 from famjax.tasks.passkey import Passkey
 
 
-def test_documents_are_shorter_by_a_part_of_a_block() -> None:
+@pytest.mark.parametrize("needle_within", [0, 40])
+def test_documents_are_shorter_by_a_part_of_a_block(needle_within: int) -> None:
     # lengths less than a block apart, and documents of several calls
     run, lengths, w = tiny.run(), [451, 450, 300], tiny.SHAPE.block_len
-    task = Passkey(run.tokenizer, 3)
+    passkey = replace(run.config.data.passkey, needle_within=needle_within)
+    run = replace(run, config=replace(run.config, data=replace(run.config.data, passkey=passkey)))
+    task = Passkey(run.tokenizer, 3, needle_within=needle_within)
+    # all lengths hold the farthest needle, so they share their documents
+    assert task.shortest + needle_within + w <= 300
+    seed = (0, 300 if needle_within else 0)
     rows = evaluate_passkey(run, lengths, examples=6, batch=2, quiet=True, anywhere=True)
-    shorter = [int(np.random.default_rng([0, 0, i, 3]).integers(w)) for i in range(6)]
+    shorter = [int(np.random.default_rng([*seed, i, 3]).integers(w)) for i in range(6)]
     # documents of one batch, too
     assert len(set(shorter)) > 3
     for row, length in zip(rows, lengths, strict=True):
         hits = []
         for number in range(6):
             n = length - shorter[number]
-            pieces = list(task.document(np.random.default_rng([0, 0, number, 2]), n))
+            pieces = list(task.document(np.random.default_rng([*seed, number, 2]), n))
             tokens = np.concatenate([piece.tokens for piece in pieces])[None]
             likeliest = tiny.logits(run.model, tokens[:, :-1], pad=480).argmax(-1)
             hits.append((likeliest == tokens[:, 1:])[0, -4:-1])
