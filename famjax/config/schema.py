@@ -61,7 +61,10 @@ class ArchConfig:
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """Low-rank adapters of frozen weights; the FAM prompt is trained with them."""
+    """Low-rank adapters of frozen weights.
+
+    Trained with them: the FAM prompt, gates, key blends, delta-rule memories and feature maps.
+    """
 
     # r; 0 = no adapters, everything is trained
     rank: int = 0
