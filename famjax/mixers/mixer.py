@@ -184,6 +184,11 @@ class MixerSpec(abc.ABC):
     convert_name: ClassVar[str] = ""
     convert_settings: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
+    @property
+    def smears_keys(self) -> bool:
+        """Whether `model.smeared_keys` blends its keys."""
+        return "model.smeared_keys" in (*self.keys, *self.switches)
+
     @abc.abstractmethod
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
         """Return a new mixer."""
