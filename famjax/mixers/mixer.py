@@ -165,7 +165,8 @@ class MixerSpec(abc.ABC):
       formats: of `famjax export`; hf and peft (`FORMATS` is all) need the layer in PyTorch.
       layer_type: its name in Hugging Face's `layer_types`; "" if there is none.
       convert_name: its name for `famjax convert --to`; "" is the registered one.
-      convert_settings: what `famjax convert` sets in the model's config, unless told otherwise.
+      convert_settings: what `famjax convert`, or a run that starts from a model without this mixer
+        (`init`), sets in the model's config, unless told otherwise.
     """
 
     title: ClassVar[str]
