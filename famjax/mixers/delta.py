@@ -189,6 +189,9 @@ class DeltaSpec(BswaSpec):
     def parameters(self, model: ModelConfig) -> int:
         return delta_memory.count_params(model) + super().parameters(model)
 
+    def constants(self, model: ModelConfig) -> dict[str, float]:
+        return dict(delta_memory.CONSTANTS)
+
     def check(self, config: Config) -> Iterator[str]:
         yield from super().check(config)
         order, e = config.model.delta_order, sizes(config.model).e

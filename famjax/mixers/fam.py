@@ -478,6 +478,9 @@ class FamSpec(BswaSpec):
         gate = count_params(model) if model.fam_update == "gated" else 0
         return gate + super().parameters(model)
 
+    def constants(self, model: ModelConfig) -> dict[str, float]:
+        return {"memory_gate.threshold": THRESHOLD} if model.fam_update == "gated" else {}
+
     def check(self, config: Config) -> Iterator[str]:
         yield from super().check(config)
         m = config.model

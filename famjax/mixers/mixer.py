@@ -238,6 +238,13 @@ class MixerSpec(abc.ABC):
         """Return the number of parameters besides those of `QKV`."""
         return 0
 
+    def constants(self, model: ModelConfig) -> dict[str, float]:
+        """Return the constants, by name, without which equal parameters are another function.
+
+        No key sets them, so that checkpoints and memory files record them.
+        """
+        return {}
+
     @abc.abstractmethod
     def state_bytes(self, model: ModelConfig) -> int:
         """Return a lower bound on the bytes of the state of one document."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -16,10 +18,15 @@ from famjax.cli.main import main
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import Config, ModelConfig
 from famjax.convert.open import open_model
+from famjax.core.errors import UserError
+from famjax.eval.state_file import load_state, save_state
+from famjax.eval.streaming import StreamState
 from famjax.experiment.load import load_config
 from famjax.layers.delta_memory import DeltaMemory, write
 from famjax.parallel.sharding import path_name
+from famjax.train.checkpoint import Checkpoints
 from famjax.train.loop import train
+from famjax.train.manifest import write_manifest
 from famjax.train.run import Run, open_run
 
 SMALL = [
@@ -67,6 +74,46 @@ def test_exports_have_equal_logits(folder: Path, tmp_path: Path) -> None:
     after = memories(open_model(str(tmp_path / "hf")))
     for name, a in memories(open_run(folder / "delta")).items():
         np.testing.assert_array_equal(a, after[name])
+
+
+def test_a_run_of_another_rate_is_not_loaded_as_another_function(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parameters have the same shapes."""
+    assert main(["convert", str(folder / "delta"), str(tmp_path / "copy"), "--to", "keep"]) == 0
+    (step,) = Checkpoints(folder / "delta" / "checkpoints").steps()
+    monkeypatch.setattr(
+        "famjax.layers.delta_memory.CONSTANTS", {"delta_memory.rate_scale": 10.0, "new": 1.0}
+    )
+    said = r"rate_scale 5\.0 -> 10\.0\); open it with that version"
+    for run in (folder / "delta", tmp_path / "copy"):
+        with pytest.raises(UserError, match=said):
+            open_run(run)
+    # nor resumed
+    with pytest.raises(UserError, match=f"{step:09d}: is of another version of famjax"):
+        train(config(folder, "model.smeared_keys=true", "train.steps=3"), folder / "delta")
+
+
+def test_a_run_without_recorded_constants_is_loaded(folder: Path, tmp_path: Path) -> None:
+    """As those from before they were recorded."""
+    run = Path(shutil.copytree(folder / "delta", tmp_path / "old"))
+    (path,) = run.glob("checkpoints/*/extra.json")
+    extra = json.loads(path.read_text())
+    assert extra.pop("constants")
+    path.write_text(json.dumps(extra))
+    write_manifest(path.parent)
+    assert open_run(run).step == 2
+
+
+def test_a_memory_of_another_rate_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = open_run(folder / "delta")
+    save_state(tmp_path / "x", StreamState(run.model.init_state(1), 0), run)
+    assert load_state(tmp_path / "x", run).tokens == 0
+    monkeypatch.setattr("famjax.layers.delta_memory.CONSTANTS", {"delta_memory.rate_scale": 10.0})
+    with pytest.raises(UserError, match="belongs to another model"):
+        load_state(tmp_path / "x", run)
 
 
 def test_a_window_is_given_a_memory_that_adapters_train_with_it(
