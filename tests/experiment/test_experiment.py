@@ -564,6 +564,8 @@ def test_defaults_and_unused_keys_are_accepted() -> None:
     validate(Config(model=ModelConfig(block_len=64, window=128)))
     validate(Config(model=ModelConfig(width=250, heads=4, head_dim=64)))
     validate(Config(data=DataConfig(layout="packed"), train=TrainConfig(rsp=0.8)))
+    # the previous FAMs of a model without FAM
+    validate(override(Config(), [*ASK, "model.mixer=delta", "model.fam_previous=2"]))
 
 
 # Differences
