@@ -127,6 +127,24 @@ def test_loss_without_memory_tokens() -> None:
     assert trace().fresh[3] == pytest.approx(loss(initial[1].fam) - loss(own), abs=1e-6)
 
 
+def test_a_replaced_memory_token_is_replaced_in_all_previous_fams() -> None:
+    """Else the loss without it would still be that of a block that sees what it was before."""
+    model = tiny.model("fam", fam_len=3, fam_previous=2)
+    x = model.embed(jnp.asarray(TOKENS[None, : 3 * W]))
+    initial = model.init_state(1)
+    _, state = model.stack(x, initial, Context())
+    (own,), (first,) = (model.stack.memories(s) for s in (state, initial))
+    replaced = model.stack.replace_memories(state, [own.at[:, :, 2].set(first[:, :, 2])])[0]
+    for now, before, new in (
+        (getattr(s[0], f) for s in ([replaced], state, initial)) for f in "kv"
+    ):
+        assert now.shape[2] == 2  # [repeats b p f g e]
+        for age in range(2):
+            np.testing.assert_allclose(now[:, :, age, 2], new[:, :, -1, 2], atol=1e-5)
+            np.testing.assert_allclose(now[:, :, age, :2], before[:, :, age, :2], atol=1e-5)
+            assert (np.abs(now[:, :, age, 2] - before[:, :, age, 2]) > 1e-3).any()
+
+
 def test_replacing_a_memory_by_itself_changes_nothing() -> None:
     state = states()[2]
     same = run().model.stack.replace_memories(state, run().model.stack.memories(state))
