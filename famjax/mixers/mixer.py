@@ -105,14 +105,15 @@ class Mixer(nnx.Module):
     def attention_mass(self, x: Array, state: State, ctx: Context, mlp: FeedForward) -> Array:
         """Return the mean share of the memory in what is read: a scalar.
 
-        Of attention weights, or of lengths |memory| / (|memory| + |window|).
+        Of attention weights, or of lengths |memory| / (|memory| + |window|), which leaves out
+        padding.
         """
         return jnp.zeros(())
 
     def memory_gates(self, x: Array, state: State, ctx: Context, mlp: FeedForward) -> Array | None:
         """Return the gates of the update by one block, [b w d] -> [b f]; None without gates.
 
-        Of a memory that is written token by token, [b w f].
+        Of a memory that is written token by token, of all tokens: [b t d] -> [b t f].
         """
         return None
 
@@ -264,6 +265,14 @@ class MixerSpec(abc.ABC):
     def describe(self, model: ModelConfig) -> list[str]:
         """Return phrases on the sizes of its memory, for the card of an exported model."""
         return []
+
+
+def mean_of_valid(x: Array, valid: Array | None) -> Array:
+    """Return the mean of x [b t ...] over the tokens that `valid` [b t] names; 0 without any."""
+    if valid is None:
+        return x.mean()
+    used = valid.reshape(*valid.shape, *[1] * (x.ndim - 2))
+    return jnp.where(used, x, 0).sum() / jnp.maximum(valid.sum() * x[0, 0].size, 1)
 
 
 def layer_weights(model: ModelConfig) -> int:
