@@ -20,6 +20,8 @@ from famjax.cli.tables import Output, Table
 from famjax.core.errors import UserError
 from famjax.processes import runtime
 
+_EXAMPLES = 16
+
 
 @dataclass(frozen=True)
 class Arguments:
@@ -39,8 +41,8 @@ class Arguments:
     of it reads without --tasks."""
     length: int = 512
     """Tokens of an example, contiguous within one document."""
-    examples: int = 16
-    """Number of examples, the first ones; they are processed one at a time."""
+    examples: int | None = None
+    """Number of examples, the first ones; they are processed one at a time. Default: 16."""
     json: bool = False
     """Print one JSON object, with every head, instead of a table."""
     plot: str = ""
@@ -67,6 +69,8 @@ def run(argv: list[str]) -> int:
 def _measure_memory(arguments: Arguments) -> dict[str, Any]:
     if arguments.teacher:
         raise UserError("--memory measures one run; leave out --teacher")
+    if arguments.examples is not None:
+        raise UserError("--memory reads one document; leave out --examples")
     passkey = arguments.tasks == "passkey"
     files = HOLDOUT if passkey else _parse_files(arguments.tasks)
     runtime.setup()
@@ -90,6 +94,7 @@ def measure(arguments: Arguments, files: str) -> dict[str, Any]:
 
     opened = open_model(arguments.run)
     teacher = open_model(arguments.teacher) if arguments.teacher else None
+    examples = _EXAMPLES if arguments.examples is None else arguments.examples
     text_files = None if files == HOLDOUT else files
     return {
         "run": arguments.run,
@@ -97,7 +102,7 @@ def measure(arguments: Arguments, files: str) -> dict[str, Any]:
         "teacher": arguments.teacher or None,
         "teacher_step": None if teacher is None else teacher.step,
         "files": files,
-        **analyze(opened, teacher, text_files, arguments.length, arguments.examples),
+        **analyze(opened, teacher, text_files, arguments.length, examples),
     }
 
 
@@ -136,7 +141,9 @@ def _notes(report: dict[str, Any]) -> list[str]:
     layers = report["layers"]
     skipped = [str(row["layer"]) for row in layers if row["entropy"] is None]
     if skipped:
-        notes.append(f"skipped: layers {', '.join(skipped)} (fam also attends to memory)")
+        notes.append(
+            f"skipped: layers {', '.join(skipped)}, which also read a memory; --memory measures it"
+        )
     for row in layers:
         share = 0 if row["entropy"] is None else row["entropy"]["undefined"]
         if share:

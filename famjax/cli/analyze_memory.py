@@ -12,12 +12,13 @@ from famjax.cli.tables import Output, Table
 
 if TYPE_CHECKING:
     from famjax.eval.memory_trace import MemoryTrace
+    from famjax.tokenizers.tokenizer import Tokenizer
     from famjax.train.run import Run
 
 # blocks or tokens named for what opened the gates
 _OPENED = 5
-# tokens printed with one that opened the gates
-_CONTEXT = 8
+# tokens printed before one that opened the gates
+_CONTEXT = 7
 _MEASURES = ("rms", "turn", "rank", "similarity", "mass")
 
 
@@ -27,8 +28,8 @@ def measure_memory(
     """Return run, step, block_len, tokens, and the measures of `famjax.eval.memory_trace`.
 
     Each is a list over blocks, and in it over layers; `part` says what F consists of; `opened` is
-    the text of the blocks whose gates opened most, or of the tokens with the highest rates;
-    `reach` is a list over blocks before the last one.
+    the text of the blocks whose gates opened most, or the tokens with the highest rates and the
+    text before them; `reach` is a list over blocks before the last one.
     """
     from famjax.convert.open import open_model
     from famjax.eval.memory_trace import gradient_reach, memory_tokens, trace_memory
@@ -52,23 +53,26 @@ def measure_memory(
 
 
 def _opened(run: Run, tokens: np.ndarray, trace: MemoryTrace) -> list[dict[str, Any]]:
-    """Return the blocks, or the tokens with those before them, that opened the gates most."""
-    w = run.model.block_len
-    if trace.rates.size:
-        opening, first, length, before = trace.rates.reshape(-1), 0, 1, _CONTEXT - 1
-    else:  # the gates of the first block are not used
-        opening, first, length, before = trace.gates[1:].mean((1, 2)), 1, w, 0
+    """Return the blocks, or the tokens and the text before them, that opened the gates most."""
+    w, by_token = run.model.block_len, trace.rates.size > 0
+    # the gates of the first block are not used
+    opening = trace.rates.reshape(-1) if by_token else trace.gates[1:].mean((1, 2))
     rows = []
-    for i in first + np.argsort(-opening, stable=True)[:_OPENED]:
-        start = i * length
-        rows.append(
-            {
-                "block": int(start // w),
-                "gates": float(opening[i - first]),
-                "text": run.tokenizer.decode(tokens[max(start - before, 0) : start + length]),
-            }
-        )
+    for i in np.argsort(-opening, stable=True)[:_OPENED]:
+        start = int(i) if by_token else (int(i) + 1) * w
+        row: dict[str, Any] = {"block": start // w, "gates": float(opening[i])}
+        if by_token:
+            row["text"] = run.tokenizer.decode(tokens[max(start - _CONTEXT, 0) : start])
+            row["token"] = _name_token(run.tokenizer, int(tokens[start]))
+        else:
+            row["text"] = run.tokenizer.decode(tokens[start : start + w])
+        rows.append(row)
     return rows
+
+
+def _name_token(tokenizer: Tokenizer, token: int) -> str:
+    """Return a token's text, or its id for one without text, such as the end of a document."""
+    return tokenizer.decode([token]) or f"<{token}>"
 
 
 def show_memory(report: dict[str, Any]) -> None:
@@ -92,8 +96,8 @@ def show_memory(report: dict[str, Any]) -> None:
     for opened in report.get("opened", []):
         text = " ".join(opened["text"].split())
         where = f"block {opened['block'] + 1:,}"
-        # of a token's rate the token itself comes last
-        shown = text[-70:] if report["part"] == "head" else text[:70]
+        # the token itself apart: it may be a newline or an indent
+        shown = f"{text[-60:]} {opened['token']!r}" if "token" in opened else text[:70]
         out.print(f"{where} opened gates by {opened['gates']:.2f}: {shown}")
 
 

@@ -25,7 +25,7 @@ from famjax.core.errors import UserError
 from famjax.experiment.checks import validate, validate_model
 from famjax.experiment.load import override, to_json
 from famjax.experiment.unused_keys import check_unused_keys
-from famjax.mixers import mixer_specs
+from famjax.mixers import mixer_constants, mixer_specs
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import canonical_name, check_compatible, is_feature_map
 from famjax.tokenizers.load import WORDS, load_tokenizer, save_tokenizer
@@ -118,7 +118,8 @@ def write_model(folder: Path, config: Config, model: LanguageModel, step: int = 
     (folder / CONFIG).write_text(to_json(config), encoding="utf-8")
     checkpoints = Checkpoints(folder / CHECKPOINTS, keep=1)
     try:
-        extra = {"config": dataclasses.asdict(config)}
+        constants = mixer_constants(config.model)
+        extra = {"config": dataclasses.asdict(config), "constants": constants}
         checkpoints.save(step, {"params": nnx.state(model, nnx.Param)}, extra, copy=False)
     finally:
         # the folder may be removed on an error, so finish writing first

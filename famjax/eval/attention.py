@@ -84,7 +84,9 @@ def analyze(
 
 
 def attention_weights(model: LanguageModel, tokens: np.ndarray) -> Iterator[Array | None]:
-    """Run a document [t] with an empty memory; yield each layer's weights [h t t], None for FAM.
+    """Run a document [t] with an empty memory; yield each layer's weights [h t t].
+
+    None for a layer that also reads a memory.
 
     Only one layer's weights are in memory at a time.
     """
@@ -266,8 +268,8 @@ def _check_run(run: Run, which: str, length: int) -> None:
         )
     if not any(spec.has_attention_map for spec in mixer_specs(run.config.model)):
         raise UserError(
-            f"{which} has only model.mixer=fam, which also attends to its memory; give one with "
-            "other layers"
+            f"{which} has model.mixer={run.config.model.mixer}, whose layers also read a memory; "
+            "measure that with --memory, or give one with other layers"
         )
     if capacity is not None and length > capacity:
         raise UserError(

@@ -28,6 +28,7 @@ from famjax.core.errors import UserError
 from famjax.core.types import Array, Context, Params, State
 from famjax.eval.attention import text_spans
 from famjax.eval.progress import TokenProgress
+from famjax.eval.streaming import check_capacity
 from famjax.models.language_model import LanguageModel
 from famjax.stacks.residual import ResidualStack
 from famjax.tasks.passkey import evaluated_task
@@ -70,7 +71,12 @@ def memory_tokens(run: Run, files: str | None, length: int, passkey: bool = Fals
     Args:
       files: text; None for documents of what the run is trained on.
       passkey: a passkey document, whatever the run is trained on; `files` is None.
+
+    Raises:
+      UserError: there is no document of that length.
     """
+    if length < 1:
+        raise UserError(f"--length {length}: must be at least 1")
     if passkey or (files is None and run.config.data.task == "passkey"):
         task = evaluated_task(run.tokenizer, run.config.data.passkey)
         pieces = task.document(np.random.default_rng([0, length, 0, 2]), length)
@@ -82,15 +88,10 @@ def trace_memory(run: Run, tokens: np.ndarray, quiet: bool = False) -> MemoryTra
     """Read a document [t] and return the measures of the memory after each of its whole blocks.
 
     Raises:
-      UserError: the model has no memory, or memories of different shapes; or the document is
-        shorter than two blocks.
+      UserError: the model has no memory, or memories of different shapes; or the document has
+        fewer than two blocks and a token after them, or more than full attention's cache.
     """
-    model = run.model
-    check_has_memory(run)
-    w = model.block_len
-    n = (len(tokens) - 1) // w
-    if n < 2:
-        raise UserError(f"{len(tokens):,} tokens are less than two blocks of {w}; give more")
+    model, n, w = run.model, _whole_blocks(run, tokens), run.model.block_len
     graph, params = nnx.split(model)
     state, parts = model.init_state(1), []
     targets = np.stack([tokens[: n * w], tokens[1 : n * w + 1]]).reshape(2, n, w)
@@ -107,6 +108,24 @@ def trace_memory(run: Run, tokens: np.ndarray, quiet: bool = False) -> MemoryTra
             parts.append(jax.tree.map(lambda a, count=count: np.asarray(a)[:count], out))
             progress.advance(count * w)
     return MemoryTrace(*(np.concatenate(field) for field in zip(*parts, strict=True)))
+
+
+def _whole_blocks(run: Run, tokens: np.ndarray) -> int:
+    """Return how many blocks of a document [t] have a target for each token.
+
+    Raises:
+      UserError: as `trace_memory`.
+    """
+    check_has_memory(run)
+    w = run.model.block_len
+    n = (len(tokens) - 1) // w
+    if n < 2:
+        raise UserError(
+            f"{len(tokens):,} tokens are too few: two blocks of {w} and the token after them are "
+            f"{2 * w + 1:,}; give a document of at least so many"
+        )
+    check_capacity(run.model.stack.capacity, n * w)
+    return n
 
 
 def check_has_memory(run: Run) -> None:
@@ -172,14 +191,12 @@ def gradient_reach(run: Run, tokens: np.ndarray) -> np.ndarray:
     Entry k is |dL/dF| |F| of the memory k + 1 blocks before the last one, that is before which the
     block k blocks earlier is read: the change of the loss by a relative change of the memory, to
     first order.
+
+    Raises:
+      UserError: as `trace_memory`.
     """
-    model = run.model
-    check_has_memory(run)
-    w = model.block_len
-    n = (len(tokens) - 1) // w
+    model, n, w = run.model, _whole_blocks(run, tokens), run.model.block_len
     reach = min(REACH, n - 1)
-    if reach < 1:
-        raise UserError(f"{len(tokens):,} tokens are less than two blocks of {w}; give more")
     graph, params = nnx.split(model)
     state = model.init_state(1)
     blocks = np.stack([tokens[: n * w], tokens[1 : n * w + 1]]).reshape(2, n, w)

@@ -24,6 +24,7 @@ from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json, regular_file_size
 from famjax.core.types import PyTree
 from famjax.eval.streaming import StreamState
+from famjax.mixers import mixer_constants
 from famjax.parallel.sharding import path_name
 from famjax.train.run import Run
 
@@ -151,9 +152,12 @@ def _fingerprints(run: Run) -> dict[str, str]:
 def model_fingerprint(run: Run) -> str:
     """Return the sha256, in hex, of the model's config and of every bit of its parameters.
 
-    Default values of the config are excluded, so that new keys do not invalidate old memories.
+    Default values of the config are excluded, so that new keys do not invalidate old memories. The
+    constants of its mixers are included.
     """
     digest = hashlib.sha256(json.dumps(_non_defaults(run.config.model), sort_keys=True).encode())
+    if constants := mixer_constants(run.config.model):
+        digest.update(json.dumps(constants, sort_keys=True).encode())
     for name, leaf in zip(*_flatten(nnx.state(run.model, nnx.Param)), strict=True):
         digest.update(f"{name} {leaf.dtype} {leaf.shape}".encode())
         digest.update(np.ascontiguousarray(jax.device_get(leaf)).reshape(-1).view(np.uint8).data)

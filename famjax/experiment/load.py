@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
 
+from famjax.config.derived import mixer_pattern
 from famjax.config.keys import (
     check_types,
     has_type,
@@ -27,7 +28,7 @@ from famjax.config.keys import (
     unknown_key_message,
     values,
 )
-from famjax.config.schema import AXES, Config
+from famjax.config.schema import AXES, Config, ModelConfig
 from famjax.core.errors import UserError, nearest
 from famjax.core.json_files import parse_json, read_whole, shorten
 from famjax.core.paths import expanded
@@ -46,12 +47,14 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
         the path of a run's `config.json`. A name that begins with an underscore is a base that
         experiments derive from (`famjax.replace_values`).
       overrides: "section.key=value", "--section.key=value", or "--section.key", "value".
-        "init=FOLDER" takes shape and tokenizer from that folder before the others are applied.
+        "init=FOLDER" takes shape and tokenizer from that folder before the others are applied, and
+        mixers that its model lacks have the settings of `famjax convert` unless given.
 
     Raises:
       UserError: an unknown config or key, a value of the wrong type, or a size that cannot work.
     """
-    config = override(_apply_init(read_config(name_or_path), overrides), overrides)
+    started = _apply_init(read_config(name_or_path), overrides)
+    config = override(started, overrides)
     if config.init:
         # the run may be opened from any working directory
         config = replace(config, init=str(expanded(config.init).absolute()))
@@ -59,8 +62,11 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
     from famjax.experiment.checks import validate
     from famjax.experiment.unused_keys import check_unused_keys
 
+    given = [key for key, _ in _parse_overrides(overrides)]
+    if config.init:
+        config = _apply_convert_settings(config, started.model, given)
     validate(config)
-    check_unused_keys(config, (key for key, _ in _parse_overrides(overrides)))
+    check_unused_keys(config, given)
     return config
 
 
@@ -104,6 +110,25 @@ def _apply_init(config: Config, overrides: Sequence[str]) -> Config:
     tokenizer = there.data.tokenizer if copy is None else copy
     data = replace(config.data, tokenizer=tokenizer)
     return replace(config, init=init, model=model, data=data)
+
+
+def _apply_convert_settings(config: Config, old: ModelConfig, given: Sequence[str]) -> Config:
+    """Return the config with `MixerSpec.convert_settings` of mixers that the model `old` lacks.
+
+    Args:
+      given: keys that stay as they are.
+    """
+    # as in `load_config`
+    from famjax.mixers import MIXERS
+
+    new = set(mixer_pattern(config.model)) - set(mixer_pattern(old))
+    settings = {
+        f"model.{field}": value
+        for name, spec in MIXERS.items()
+        if name in new
+        for field, value in spec.convert_settings.items()
+    }
+    return replace_values(config, {k: v for k, v in settings.items() if k not in given})
 
 
 def _check_task_words(init: str, there: Config, here: Config) -> None:

@@ -21,6 +21,8 @@ with the document.
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -47,6 +49,10 @@ _RATE_SCALE = 5.0
 _RATE_BIAS = -1.5
 # the threshold c: rates below it are 0
 _RATE_THRESHOLD = 0.1
+# what, beside its parameters, makes the memory the function that it is (`MixerSpec.constants`)
+CONSTANTS = MappingProxyType(
+    {"delta_memory.rate_scale": _RATE_SCALE, "delta_memory.rate_threshold": _RATE_THRESHOLD}
+)
 # chunks of a block that are compiled one after the other; a loop takes a quarter longer on CPU
 _UNROLLED = 4
 

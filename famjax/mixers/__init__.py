@@ -33,6 +33,12 @@ def make_mixer(name: str, config: ResolvedModelConfig, *, rngs: nnx.Rngs) -> Mix
     return MIXERS[name].make(config, rngs)
 
 
+def mixer_constants(model: ModelConfig) -> dict[str, float]:
+    """Return `MixerSpec.constants` of all layers."""
+    constants = (spec.constants(model) for spec in mixer_specs(model))
+    return {name: value for found in constants for name, value in found.items()}
+
+
 def mixer_specs(model: ModelConfig) -> list[MixerSpec]:
     """Return the specs of the mixers in the layers' pattern, in the order of `MIXERS`.
 

@@ -20,12 +20,12 @@ from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig, sizes
 from famjax.config.schema import Config, ModelConfig
-from famjax.core.types import Array, Context
+from famjax.core.types import Array, Context, param_dtype
 from famjax.layers import delta_memory
 from famjax.layers.delta_memory import DeltaMemory, write
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
-from famjax.mixers.mixer import Mixer
+from famjax.mixers.mixer import Mixer, mean_of_valid
 from famjax.mixers.window import (
     Blocks,
     BswaSpec,
@@ -107,14 +107,18 @@ class DeltaAttention(Mixer):
         q, k, v, blocks = inputs
         memories, _ = self.scan_memory(k, v, state.s, blocks, ctx)
         attended = self.window.attend_blocks(inputs, state.window, ctx)
-        recalled = jnp.linalg.norm(self.delta_memory.read(self.unrotate(q), memories), axis=-1)
-        seen = jnp.linalg.norm(attended.reshape(*recalled.shape, -1), axis=-1)
-        return (recalled / (recalled + seen)).mean()
+        recalled = self.delta_memory.read(self.unrotate(q), memories)
+        recalled, seen = (
+            jnp.linalg.norm(a.reshape(*attended.shape).astype(param_dtype()), axis=-1)
+            for a in (recalled, attended)
+        )
+        total = recalled + seen  # [b n*w h]
+        return mean_of_valid(recalled / jnp.where(total > 0, total, 1), ctx.valid)
 
     def memory_gates(self, x: Array, state: DeltaState, ctx: Context, mlp: FeedForward) -> Array:
-        """Return the rates beta of a block's tokens: [b w d] -> [b w g]."""
+        """Return the rates beta of all tokens: [b n*w d] -> [b n*w g]."""
         _, k, v, _ = self.window.project_blocks(x, ctx)
-        return self.delta_memory.rates(self.unrotate(k[:, 0]), v[:, 0])
+        return self.delta_memory.rates(self.unrotate(k), v).reshape(*x.shape[:2], -1)
 
     def unrotate(self, x: Array) -> Array:
         """Return queries or keys of whole blocks [... w h|g e] without positions."""
@@ -188,6 +192,9 @@ class DeltaSpec(BswaSpec):
 
     def parameters(self, model: ModelConfig) -> int:
         return delta_memory.count_params(model) + super().parameters(model)
+
+    def constants(self, model: ModelConfig) -> dict[str, float]:
+        return dict(delta_memory.CONSTANTS)
 
     def check(self, config: Config) -> Iterator[str]:
         yield from super().check(config)

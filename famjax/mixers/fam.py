@@ -246,12 +246,17 @@ class Fam(Mixer):
         return select_rows(state.updates > 0, gates, jnp.ones_like(gates))
 
     def replace_memory(self, state: FamState, memory: Array) -> FamState:
+        """Return a state with another FAM; tokens of it that differ are so in all p FAMs."""
         _, k, v = self.project(memory)
-        return state._replace(
-            fam=memory,
-            k=state.k.at[:, -1].set(k.astype(state.k.dtype)),
-            v=state.v.at[:, -1].set(v.astype(state.v.dtype)),
-        )
+        differs = (memory != state.fam).any(-1)[:, None]  # [b 1 f]
+        newest = jnp.arange(self.previous) == self.previous - 1
+        replaced = (differs | newest[:, None])[..., None, None]  # [b p f 1 1]
+
+        def replace(old: Array, new: Array) -> Array:
+            """[b p f g e], [b f g e] -> [b p f g e]."""
+            return jnp.where(replaced, new[:, None].astype(old.dtype), old)
+
+        return state._replace(fam=memory, k=replace(state.k, k), v=replace(state.v, v))
 
     def scan_memory(
         self,
@@ -477,6 +482,9 @@ class FamSpec(BswaSpec):
     def parameters(self, model: ModelConfig) -> int:
         gate = count_params(model) if model.fam_update == "gated" else 0
         return gate + super().parameters(model)
+
+    def constants(self, model: ModelConfig) -> dict[str, float]:
+        return {"memory_gate.threshold": THRESHOLD} if model.fam_update == "gated" else {}
 
     def check(self, config: Config) -> Iterator[str]:
         yield from super().check(config)

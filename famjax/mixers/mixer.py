@@ -105,14 +105,15 @@ class Mixer(nnx.Module):
     def attention_mass(self, x: Array, state: State, ctx: Context, mlp: FeedForward) -> Array:
         """Return the mean share of the memory in what is read: a scalar.
 
-        Of attention weights, or of lengths |memory| / (|memory| + |window|).
+        Of attention weights, or of lengths |memory| / (|memory| + |window|), which leaves out
+        padding.
         """
         return jnp.zeros(())
 
     def memory_gates(self, x: Array, state: State, ctx: Context, mlp: FeedForward) -> Array | None:
         """Return the gates of the update by one block, [b w d] -> [b f]; None without gates.
 
-        Of a memory that is written token by token, [b w f].
+        Of a memory that is written token by token, of all tokens: [b t d] -> [b t f].
         """
         return None
 
@@ -165,7 +166,8 @@ class MixerSpec(abc.ABC):
       formats: of `famjax export`; hf and peft (`FORMATS` is all) need the layer in PyTorch.
       layer_type: its name in Hugging Face's `layer_types`; "" if there is none.
       convert_name: its name for `famjax convert --to`; "" is the registered one.
-      convert_settings: what `famjax convert` sets in the model's config, unless told otherwise.
+      convert_settings: what `famjax convert`, or a run that starts from a model without this mixer
+        (`init`), sets in the model's config, unless told otherwise.
     """
 
     title: ClassVar[str]
@@ -183,6 +185,11 @@ class MixerSpec(abc.ABC):
     layer_type: ClassVar[str] = ""
     convert_name: ClassVar[str] = ""
     convert_settings: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+
+    @property
+    def smears_keys(self) -> bool:
+        """Whether `model.smeared_keys` blends its keys."""
+        return "model.smeared_keys" in (*self.keys, *self.switches)
 
     @abc.abstractmethod
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
@@ -232,6 +239,13 @@ class MixerSpec(abc.ABC):
         """Return the number of parameters besides those of `QKV`."""
         return 0
 
+    def constants(self, model: ModelConfig) -> dict[str, float]:
+        """Return the constants, by name, without which equal parameters are another function.
+
+        No key sets them, so that checkpoints and memory files record them.
+        """
+        return {}
+
     @abc.abstractmethod
     def state_bytes(self, model: ModelConfig) -> int:
         """Return a lower bound on the bytes of the state of one document."""
@@ -251,6 +265,14 @@ class MixerSpec(abc.ABC):
     def describe(self, model: ModelConfig) -> list[str]:
         """Return phrases on the sizes of its memory, for the card of an exported model."""
         return []
+
+
+def mean_of_valid(x: Array, valid: Array | None) -> Array:
+    """Return the mean of x [b t ...] over the tokens that `valid` [b t] names; 0 without any."""
+    if valid is None:
+        return x.mean()
+    used = valid.reshape(*valid.shape, *[1] * (x.ndim - 2))
+    return jnp.where(used, x, 0).sum() / jnp.maximum(valid.sum() * x[0, 0].size, 1)
 
 
 def layer_weights(model: ModelConfig) -> int:

@@ -211,6 +211,7 @@ def check_compatible(old: ModelConfig, new: ModelConfig) -> None:
             "learned positions; keep it, and use documents of at most so many tokens"
         )
     _check_rotation(old, new)
+    _check_smeared_keys(old, new)
     _check_feature_maps(old, new)
     _check_gates(old, new)
     for field in vars(ArchConfig()):
@@ -235,6 +236,22 @@ def _check_rotation(old: ModelConfig, new: ModelConfig) -> None:
                 f"local layers (swa) have RoPE base {new.arch.local_rope_base:g} and the others "
                 f"{new.rope_base:g}; change only layers with full attention, and not to swa"
                 f"{hint}"
+            )
+
+
+def _check_smeared_keys(old: ModelConfig, new: ModelConfig) -> None:
+    """Raise a `UserError` for a layer whose keys were not smeared and would be."""
+    if not new.smeared_keys:
+        return
+    # other stacks smear no keys
+    given = layer_mixers(old) or (old.stack,) * old.layers
+    for i, names in enumerate(zip(given, layer_mixers(new), strict=False)):
+        one, other = (name in MIXERS and MIXERS[name].smears_keys for name in names)
+        if other and not one:
+            raise UserError(
+                f"model.mixer: layer {i} changes from {names[0]} to {names[1]}, whose keys "
+                "model.smeared_keys would blend, which its weights were not trained with; keep "
+                f"{names[0]} there, or start from a model with model.smeared_keys=false"
             )
 
 

@@ -28,6 +28,7 @@ from famjax.layers.dropout import (
 from famjax.layers.mlp import FeedForward
 from famjax.layers.positions import Positions
 from famjax.mixers import MIXERS, make_mixer
+from famjax.mixers.mixer import mean_of_valid
 from famjax.parallel.sharding import (
     TOKENS,
     fsdp_all_gather,
@@ -36,6 +37,10 @@ from famjax.parallel.sharding import (
     with_state_constraint,
 )
 from famjax.stacks.stack import Stack
+
+# names of a memory's size and of its share in what is read, see `ResidualStack.report`
+_FAM_METRICS = ("state_norm", "fam_attention")
+_MEMORY_METRICS = ("memory_norm", "memory_share")
 
 
 class Layer(nnx.Module):
@@ -85,6 +90,15 @@ class Layer(nnx.Module):
         """Return the output, and the mean share of attention weights on the memory."""
         share = self.mixer.attention_mass(x, state, ctx, self.mlp)
         return self(x, state, ctx)[0], share
+
+    def measure_memory(
+        self, x: Array, state: State, ctx: Context
+    ) -> tuple[Array, tuple[Array | None, Array, Array | None]]:
+        """Return the output; the memory after it, its share in what is read, and its gates."""
+        y, after = self(x, state, ctx)
+        share = self.mixer.attention_mass(x, state, ctx, self.mlp)
+        gates = self.mixer.memory_gates(x, state, ctx, self.mlp)
+        return y, (self.mixer.memory(after), share, gates)
 
     def memory_gates(self, x: Array, state: State, ctx: Context) -> tuple[Array, Array | None]:
         """Return the output, and the gates of the memory's update."""
@@ -138,6 +152,7 @@ class ResidualStack(Stack):
         prompt = jax.random.normal(rngs.params(), (config.fam_len, config.width))
         self.prompt = nnx.Param(prompt) if any(spec.has_memory for spec in specs) else None
         # by layer of the pattern
+        self.is_fam = tuple(spec.has_memory for spec in specs)
         self.matched = tuple(spec.has_feature_map for spec in specs)
         self.rates = config.dropout
         self.key = empty_key() if any(vars(config.dropout).values()) else None
@@ -276,14 +291,30 @@ class ResidualStack(Stack):
         return (*states, *extra_state)
 
     def report(self, x: Array, state: State, ctx: Context) -> dict[str, Array]:
-        """Return the RMS of the FAMs after a call, and their share of its attention weights."""
-        if self.prompt is None:
+        """Return measures of the memory in a call, each a mean over the layers that have it.
+
+        state_norm, fam_attention: the RMS of the FAMs after the call, and their share of its
+          attention weights.
+        memory_norm, memory_share: the same of other memories, whose share is one of lengths.
+        memory_rate, memory_closed: of memories that are written token by token, the mean rate of
+          the tokens, and the share of rates that are 0; without padding.
+        """
+        held = self.memory_layers(state)
+        if not held:
             return {}
-        mass = self.attention_mass(x, state, ctx)
-        fams = self.memories(self(x, state, ctx)[1])
-        norms = jnp.stack([jnp.sqrt(jnp.square(fam).mean()) for fam in fams])
-        # averaged over the FAM layers; the share of the others is 0
-        return {"state_norm": norms.mean(), "fam_attention": mass.sum() / sum(map(len, fams))}
+        measured = self._run(x, state, ctx, lambda layer: layer.measure_memory)[1]
+        by_name: dict[str, list[Array]] = {}
+        for i in held:
+            memory, share, gates = measured[i]
+            size, read = _FAM_METRICS if self.is_fam[i] else _MEMORY_METRICS
+            metrics = {size: jnp.sqrt(jnp.square(memory).mean()), read: share.mean()}
+            if gates is not None and gates.ndim == 4:
+                rates = jnp.moveaxis(gates, 0, -1)  # [b t f repeats]
+                metrics["memory_rate"] = mean_of_valid(rates, ctx.valid)
+                metrics["memory_closed"] = mean_of_valid(rates == 0, ctx.valid)
+            for name, value in metrics.items():
+                by_name.setdefault(name, []).append(value)
+        return {name: jnp.stack(values).mean() for name, values in by_name.items()}
 
     def memories(self, state: State) -> list[Array]:
         """Return the memories [repeats b f ...] of the layers that have one."""

@@ -22,7 +22,7 @@ from famjax.processes.collective import broadcast_from_first
 from famjax.train.checkpoint import wrap_extra_errors
 from famjax.train.partition import check_base, has_frozen_params
 from famjax.train.profile import check_profile_steps
-from famjax.train.run import check_resumable, initial_weights
+from famjax.train.run import check_constants, check_resumable, initial_weights
 from famjax.train.session import Session
 from famjax.train.state import TrainState, from_tree, to_tree
 from famjax.train.warmup import resize_memory, row_length_at, with_row_length
@@ -46,6 +46,7 @@ def start_or_resume(session: Session, parts: Iterable[Loadable]) -> None:
         session.progress.note(f"continues from step {step:,} of {steps:,}")
     with wrap_extra_errors(session.checkpoints.path(step)):
         _compare(session, from_json(json.dumps(extra["config"])), step)
+        check_constants(extra, session.config.model, session.checkpoints.path(step))
         state = _with_rows(session, from_tree(tree), extra["data"])
         for part in parts:
             part.load_state_dict(session, extra)

@@ -21,6 +21,7 @@ from famjax.core.types import Params, PyTree
 from famjax.experiment.checks import validate, validate_model
 from famjax.experiment.load import difference, from_json, to_json
 from famjax.experiment.memory import check_model_fits, check_training_fits
+from famjax.mixers import mixer_constants
 from famjax.models.fold_feature_maps import fold_feature_maps, why_not_foldable
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import abstract_inference_model, merge_adapters, remap_params
@@ -31,7 +32,7 @@ from famjax.stacks.feedback import Feedback
 from famjax.tokenizers.load import load_saved_tokenizer, save_tokenizer, save_words
 from famjax.tokenizers.tokenizer import Tokenizer
 from famjax.tokenizers.words import WordTokenizer
-from famjax.train.checkpoint import Checkpoints
+from famjax.train.checkpoint import Checkpoints, wrap_extra_errors
 from famjax.train.manifest import EXTRA
 from famjax.train.partition import (
     Frozen,
@@ -177,6 +178,8 @@ def open_run(
     check_not_edited(config, checkpoints, step, folder)
     restored, tree, extra = checkpoints.restore({"params": template}, step, report)
     check_not_edited(config, checkpoints, restored, folder)
+    with wrap_extra_errors(checkpoints.path(restored)):
+        check_constants(extra, model, checkpoints.path(restored))
     frozen: Frozen = ()
     base = ""
     if has_frozen_params(config):
@@ -348,6 +351,26 @@ def check_not_edited(
         raise UserError(
             f"{folder / CONFIG}: was edited, its checkpoint of step {step} is of another model: "
             f"{edits}; undo the edit, or make that model of it with famjax convert"
+        )
+
+
+def check_constants(extra: dict[str, Any], model: ModelConfig, where: Path) -> None:
+    """Raise a `UserError` for a checkpoint of a famjax with other `MixerSpec.constants`.
+
+    Its parameters have the same shapes here and would be another function. A checkpoint without
+    constants is accepted: it is of 0.1.0 from before they were recorded.
+
+    Args:
+      extra: of the checkpoint.
+      where: its folder.
+    """
+    saved, now = extra.get("constants", {}), mixer_constants(model)
+    changed = [name for name, value in now.items() if saved.get(name, value) != value]
+    if changed:
+        differences = ", ".join(f"{name} {saved[name]} -> {now[name]}" for name in changed)
+        raise UserError(
+            f"{where}: is of another version of famjax, with which its weights are another model "
+            f"({differences}); open it with that version, or train again"
         )
 
 

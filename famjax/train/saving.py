@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import jax
 
 from famjax.core.errors import UserError
-from famjax.mixers import mixer_specs
+from famjax.mixers import mixer_constants, mixer_specs
 from famjax.train import hosts
 from famjax.train.session import Session
 from famjax.train.state import to_tree
@@ -32,6 +32,7 @@ def save(session: Session, parts: Iterable[Stateful]) -> None:
         "config": dataclasses.asdict(
             dataclasses.replace(session.given_config, mesh=session.config.mesh)
         ),
+        "constants": mixer_constants(session.config.model),
         "base": session.base,
     }
     for part in parts:

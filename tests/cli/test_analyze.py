@@ -28,6 +28,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {
         "student": lambda: tiny.run_with("fam,linear", **STUDENT),
         "teacher": lambda: tiny.run_with("full", layers=4),
+        "delta": lambda: tiny.run_with("delta"),
         "wide": lambda: tiny.run_with("full", layers=4, heads=4),
         "lstm": lambda: tiny.run_with("full", stack="lstm", block_len=1),
     }
@@ -43,7 +44,7 @@ def test_tables_name_omitted_layers(text: Path, capsys: pytest.CaptureFixture[st
     words = " ".join(out.split())
     assert "2 x 32 tokens" in words
     assert "maximum entropy 3.466 nats" in words
-    assert "skipped: layers 0, 2 (fam also attends to memory)" in words
+    assert "skipped: layers 0, 2, which also read a memory; --memory measures it" in words
     lines = [line.replace("│", " ").split() for line in out.splitlines()]
     numbers = {line[0]: len(line) for line in lines if line and line[0] in ("0", "1", "2", "3")}
     assert numbers == {"0": 2, "1": 6, "2": 2, "3": 6}
@@ -77,6 +78,11 @@ def test_json_has_every_head_and_the_plot_is_drawn(
         ("teacher --plot /no/such/a.png", "there is no folder /no/such"),
         ("teacher --techer x", "unknown option --techer; did you mean '--teacher'?"),
         ("student --teacher wide --length 8", "--teacher: model.heads=4, but the run's is 2"),
+        (
+            "delta --length 8",
+            "the run has model.mixer=delta, whose layers also read a memory; measure that with "
+            "--memory, or",
+        ),
         ("lstm", "the run has model.stack=lstm, which is not supported"),
     ],
 )

@@ -175,7 +175,13 @@ def test_invalid_requests_are_rejected(text: Path) -> None:
     assert_rejected("--length 65: the run has full attention of 64 tokens", full, None, files, 65)
     assert_rejected("--length 0: must be at least 1", full, None, files, 0)
     assert_rejected("--examples 0: must be at least 1", full, None, files, LENGTH, 0)
-    assert_rejected("the run has only model.mixer=fam", tiny.run_with("fam"), None, files, LENGTH)
+    assert_rejected(
+        "the run has model.mixer=fam, whose layers also read a memory",
+        tiny.run_with("fam"),
+        None,
+        files,
+        LENGTH,
+    )
     lstm = tiny.run_with("full", stack="lstm", block_len=1)
     assert_rejected("the teacher has model.stack=lstm", full, lstm, files, LENGTH)
     feedback = tiny.run_with("full", stack="feedback", feedback=FeedbackConfig(span=6))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +127,24 @@ def test_loss_without_memory_tokens() -> None:
     assert trace().fresh[3] == pytest.approx(loss(initial[1].fam) - loss(own), abs=1e-6)
 
 
+def test_a_replaced_memory_token_is_replaced_in_all_previous_fams() -> None:
+    """Else the loss without it would still be that of a block that sees what it was before."""
+    model = tiny.model("fam", fam_len=3, fam_previous=2)
+    x = model.embed(jnp.asarray(TOKENS[None, : 3 * W]))
+    initial = model.init_state(1)
+    _, state = model.stack(x, initial, Context())
+    (own,), (first,) = (model.stack.memories(s) for s in (state, initial))
+    replaced = model.stack.replace_memories(state, [own.at[:, :, 2].set(first[:, :, 2])])[0]
+    for now, before, new in (
+        (getattr(s[0], f) for s in ([replaced], state, initial)) for f in "kv"
+    ):
+        assert now.shape[2] == 2  # [repeats b p f g e]
+        for age in range(2):
+            np.testing.assert_allclose(now[:, :, age, 2], new[:, :, -1, 2], atol=1e-5)
+            np.testing.assert_allclose(now[:, :, age, :2], before[:, :, age, :2], atol=1e-5)
+            assert (np.abs(now[:, :, age, 2] - before[:, :, age, 2]) > 1e-3).any()
+
+
 def test_replacing_a_memory_by_itself_changes_nothing() -> None:
     state = states()[2]
     same = run().model.stack.replace_memories(state, run().model.stack.memories(state))
@@ -157,8 +175,21 @@ def test_documents_that_are_too_short_are_rejected() -> None:
     passkey = tiny.run()
     with pytest.raises(UserError, match="no document has 9,999,999 tokens"):
         memory_tokens(passkey, None, 9_999_999)
-    with pytest.raises(UserError, match="less than two blocks of 8"):
-        trace_memory(run(), TOKENS[:9], quiet=True)
+    for call in (partial(trace_memory, quiet=True), gradient_reach):
+        with pytest.raises(UserError, match=r"16 tokens are too few: two blocks of 8 and .* 17;"):
+            call(run(), TOKENS[:16])
+    for length in (0, -1):
+        with pytest.raises(UserError, match=f"--length {length}: must be at least 1"):
+            memory_tokens(passkey, None, length)
+
+
+def test_a_document_beyond_the_cache_of_full_attention_is_rejected() -> None:
+    """Its measures would be NaN."""
+    hybrid = tiny.run_with("full,fam", capacity=32)
+    for call in (partial(trace_memory, quiet=True), gradient_reach):
+        with pytest.raises(UserError, match="40 tokens do not fit its cache of 32"):
+            call(hybrid, TOKENS[:41])
+    assert np.isfinite(trace_memory(hybrid, TOKENS[:40], quiet=True).loss).all()
 
 
 def test_a_model_without_memory_is_rejected() -> None:
@@ -185,6 +216,8 @@ def test_the_command_prints_the_measures(
     assert len(report["rms"]) == len(report["loss"]) == 15
     assert main([*command, "--teacher", "x"]) == 2
     assert "--memory measures one run" in capsys.readouterr().err
+    assert main([*command, "--examples", "16"]) == 2
+    assert "--memory reads one document; leave out --examples" in capsys.readouterr().err
 
 
 @cache
@@ -252,6 +285,30 @@ def test_rates_are_those_of_the_tokens() -> None:
     for measure in (*zeros, found.fresh):
         assert (measure == 0).all()
     assert (found.rank == 1).all()
+
+
+def test_the_token_with_a_high_rate_is_shown_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a newline, an indent, and a token without text."""
+    monkeypatch.setattr("famjax.convert.open.open_model", lambda folder: delta_run())
+    text = "".join(f"if {c}:\n    {c} = {c}\n" for c in "abcdefgh")
+    (tmp_path / "x.py").write_text(text)
+    tokens = np.frombuffer(text.encode(), np.uint8)
+    newline, bos = int(np.flatnonzero(tokens == 10)[1]), 0
+
+    def trace(run: Run, tokens: np.ndarray) -> Any:
+        found = trace_memory(run, tokens, quiet=True)
+        rates = np.zeros_like(found.rates)
+        rates.flat[newline + 1], rates.flat[bos] = 0.9, 0.8  # bos is before the text
+        return found._replace(rates=rates)
+
+    monkeypatch.setattr("famjax.eval.memory_trace.trace_memory", trace)
+    command = ["analyze", "delta", "--memory", "--tasks", f"text:{tmp_path / 'x.py'}"]
+    assert main([*command, "--length", "64"]) == 0
+    said = capsys.readouterr().out
+    assert r"opened gates by 0.90: a = a '\n'" in said
+    assert "opened gates by 0.80:  '<256>'" in said
 
 
 def test_loss_without_a_head_of_the_memory() -> None:

@@ -97,6 +97,29 @@ def test_config_from_a_run_gives_the_same_config(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("mixer", "overrides", "update"),
+    [
+        ("bswa", ["model.mixer=fam"], "gated"),
+        ("bswa", ["model.mixer=bswa,fam", "model.fam_max_timescale=8"], "gated"),
+        ("bswa", ["model.mixer=fam", "model.fam_update=sum"], "sum"),
+        ("bswa", ["model.mixer=delta"], "sum"),
+        ("bswa,fam", ["model.mixer=fam"], "sum"),  # its own FAM stays what it is
+    ],
+)
+def test_layers_that_change_with_init_have_the_settings_of_convert(
+    tmp_path: Path, mixer: str, overrides: list[str], update: str
+) -> None:
+    there = Config(model=ModelConfig(vocab_size=258, mixer=mixer), init=str(tmp_path))
+    (tmp_path / "config.json").write_text(to_json(there))
+    files = ["data.files=x", f"init={tmp_path}"]
+    made = load_config("text_bswa", [*files, *overrides]).model
+    assert (made.mixer, made.fam_update) == (overrides[0].removeprefix("model.mixer="), update)
+    # of a run's own config.json, without init on the command line
+    again = load_config(str(tmp_path / "config.json"), [*files[:1], *overrides]).model
+    assert again.fam_update == update
+
+
+@pytest.mark.parametrize(
     ("source", "said"),
     [
         ("x = 1", "must define a function config()"),
@@ -541,6 +564,8 @@ def test_defaults_and_unused_keys_are_accepted() -> None:
     validate(Config(model=ModelConfig(block_len=64, window=128)))
     validate(Config(model=ModelConfig(width=250, heads=4, head_dim=64)))
     validate(Config(data=DataConfig(layout="packed"), train=TrainConfig(rsp=0.8)))
+    # the previous FAMs of a model without FAM
+    validate(override(Config(), [*ASK, "model.mixer=delta", "model.fam_previous=2"]))
 
 
 # Differences

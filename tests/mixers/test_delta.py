@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +20,17 @@ from famjax.cli.main import main
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import Config, ModelConfig
 from famjax.convert.open import open_model
+from famjax.core.errors import UserError
+from famjax.core.types import Context
+from famjax.eval.state_file import load_state, save_state
+from famjax.eval.streaming import StreamState
 from famjax.experiment.load import load_config
 from famjax.layers.delta_memory import DeltaMemory, write
 from famjax.parallel.sharding import path_name
+from famjax.train.checkpoint import Checkpoints
 from famjax.train.loop import train
+from famjax.train.manifest import write_manifest
+from famjax.train.metrics import read_metrics
 from famjax.train.run import Run, open_run
 
 SMALL = [
@@ -60,6 +71,72 @@ def test_all_its_parameters_are_trained(folder: Path) -> None:
         assert (a != fresh[name.partition("delta_memory/")[2]]).all(), name
 
 
+def test_rows_of_metrics_have_the_memory(folder: Path) -> None:
+    for row in read_metrics(folder / "delta" / "metrics.jsonl"):
+        assert row["memory_norm"] > 0
+        assert 0 < row["memory_share"] < 1
+        assert 0 <= row["memory_rate"] < 1
+        assert 0 <= row["memory_closed"] <= 1
+        assert not {"state_norm", "fam_attention"} & row.keys()
+
+
+def mixed_report(valid: int, filler: int = 0) -> Any:
+    """Return the report of a row with so many tokens, of a model with FAM and delta layers; its
+    memories, and its layers' shares.
+
+    Of the two key heads of its delta layers the second never writes.
+    """
+    graph, params = nnx.split(tiny.model("fam,bswa,delta", layers=6, kv_heads=2))
+    biases = jnp.asarray([1.0, -50.0])
+    params = jax.tree_util.tree_map_with_path(
+        lambda path, a: jnp.broadcast_to(biases, a.shape) if "rate_bias" in str(path) else a, params
+    )
+    model = nnx.merge(graph, params)
+    tokens = np.random.default_rng(0).integers(258, size=(1, 24))
+    tokens[:, valid:] = filler
+    is_valid = jnp.asarray(np.arange(24) < valid)[None]
+    ctx = Context(reset=jnp.asarray(np.arange(24) == 0)[None], valid=is_valid)
+    found = _report(*nnx.split(model), jnp.asarray(tokens), ctx)
+    return jax.tree.map(np.asarray, found)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _report(graph: Any, params: Any, tokens: Any, ctx: Context) -> Any:
+    model = nnx.merge(graph, params)
+    x, state, stack = model.embed(tokens), model.init_state(1), model.stack
+    # and what it is measured from
+    memories = stack.memories(stack(x, state, ctx)[1])
+    return stack.report(x, state, ctx), memories, stack.attention_mass(x, state, ctx)
+
+
+def test_each_kind_of_memory_is_reported_apart() -> None:
+    found, memories, mass = mixed_report(24)
+    names = {"memory_norm", "memory_share", "memory_rate", "memory_closed"}
+    assert found.keys() == {"state_norm", "fam_attention", *names}
+    for name, memory in zip(("state_norm", "memory_norm"), memories, strict=True):
+        assert found[name] == pytest.approx(np.sqrt((memory**2).mean()), rel=1e-5)
+    for name, first in (("fam_attention", 0), ("memory_share", 2)):
+        assert found[name] == pytest.approx(mass[first::3].mean(), rel=1e-5)
+    assert found["memory_closed"] == 0.5
+    # of one head: the threshold of 0.1 is subtracted from sigmoid(1)
+    assert found["memory_rate"] == pytest.approx((0.7311 - 0.1) / 0.9 / 2, rel=1e-3)
+
+
+def test_a_report_leaves_out_padding() -> None:
+    found, other = (mixed_report(12, filler)[0] for filler in (0, 7))
+    for name in ("memory_norm", "memory_share", "memory_rate", "memory_closed"):
+        assert found[name] == pytest.approx(other[name], rel=1e-6), name
+    for name, value in mixed_report(0)[0].items():
+        assert np.isfinite(value), name
+
+
+def test_a_layer_that_reads_nothing_has_no_share() -> None:
+    """Not 0 / 0."""
+    model = tiny.model("delta")
+    x = jnp.zeros((1, 16, 16))
+    assert (model.stack.attention_mass(x, model.init_state(1), Context()) == 0).all()
+
+
 def test_exports_have_equal_logits(folder: Path, tmp_path: Path) -> None:
     for form in ("hf", "orbax", "stablehlo"):
         # each format is compared with the run when it is written
@@ -67,6 +144,46 @@ def test_exports_have_equal_logits(folder: Path, tmp_path: Path) -> None:
     after = memories(open_model(str(tmp_path / "hf")))
     for name, a in memories(open_run(folder / "delta")).items():
         np.testing.assert_array_equal(a, after[name])
+
+
+def test_a_run_of_another_rate_is_not_loaded_as_another_function(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parameters have the same shapes."""
+    assert main(["convert", str(folder / "delta"), str(tmp_path / "copy"), "--to", "keep"]) == 0
+    (step,) = Checkpoints(folder / "delta" / "checkpoints").steps()
+    monkeypatch.setattr(
+        "famjax.layers.delta_memory.CONSTANTS", {"delta_memory.rate_scale": 10.0, "new": 1.0}
+    )
+    said = r"rate_scale 5\.0 -> 10\.0\); open it with that version"
+    for run in (folder / "delta", tmp_path / "copy"):
+        with pytest.raises(UserError, match=said):
+            open_run(run)
+    # nor resumed
+    with pytest.raises(UserError, match=f"{step:09d}: is of another version of famjax"):
+        train(config(folder, "model.smeared_keys=true", "train.steps=3"), folder / "delta")
+
+
+def test_a_run_without_recorded_constants_is_loaded(folder: Path, tmp_path: Path) -> None:
+    """As those from before they were recorded."""
+    run = Path(shutil.copytree(folder / "delta", tmp_path / "old"))
+    (path,) = run.glob("checkpoints/*/extra.json")
+    extra = json.loads(path.read_text())
+    assert extra.pop("constants")
+    path.write_text(json.dumps(extra))
+    write_manifest(path.parent)
+    assert open_run(run).step == 2
+
+
+def test_a_memory_of_another_rate_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = open_run(folder / "delta")
+    save_state(tmp_path / "x", StreamState(run.model.init_state(1), 0), run)
+    assert load_state(tmp_path / "x", run).tokens == 0
+    monkeypatch.setattr("famjax.layers.delta_memory.CONSTANTS", {"delta_memory.rate_scale": 10.0})
+    with pytest.raises(UserError, match="belongs to another model"):
+        load_state(tmp_path / "x", run)
 
 
 def test_a_window_is_given_a_memory_that_adapters_train_with_it(

@@ -15,6 +15,7 @@ from famjax import load_pretrained
 from famjax.cli.main import main
 from famjax.config.schema import Config
 from famjax.convert.open import open_model
+from famjax.eval.state_file import model_fingerprint
 from famjax.experiment.load import load_config
 from famjax.parallel.sharding import path_name
 from famjax.train.loop import train
@@ -80,6 +81,17 @@ def test_a_memory_of_the_other_update_is_rejected(
         arguments = ["generate", str(run), "--state-in", memory, "--prompt", "a"]
         assert main(arguments) == 2
         assert "belongs to another model" in last_line(capsys)
+
+
+def test_a_memory_of_another_threshold_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gates with it are another function of equal parameters; the sum has none."""
+    runs = [open_run(folder / name) for name in ("sum", "gated")]
+    before = [model_fingerprint(run) for run in runs]
+    monkeypatch.setattr("famjax.mixers.fam.THRESHOLD", 1e-3)
+    after = [model_fingerprint(run) for run in runs]
+    assert (after[0] == before[0], after[1] == before[1]) == (True, False)
 
 
 def test_exports_have_equal_logits(folder: Path, tmp_path: Path) -> None:

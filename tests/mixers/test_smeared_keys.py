@@ -92,6 +92,28 @@ def test_weights_without_smeared_keys_keep_to_that(folder: Path, tmp_path: Path)
         load_pretrained(tmp_path / "hf", smeared_keys=True)
 
 
+def test_layers_without_smeared_keys_are_not_given_them(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a hybrid, whose config has smeared keys but one of its layers has not."""
+    keys = [key for key in SMALL if not key.startswith("model.fam_len")]
+    keys += ["model.smeared_keys=true", "model.mixer=full,bswa", "train.steps=1"]
+    hybrid = load_config("text_fam", [*keys, f"data.files={folder / 'train.txt'}"])
+    train(hybrid, tmp_path / "hybrid", quiet=True)
+    for to in ("fam", "bswa", "delta"):
+        argv = ["convert", str(tmp_path / "hybrid"), str(tmp_path / to), "--to", to]
+        assert main(argv) == 2
+        said = capsys.readouterr().err
+        assert (
+            f"model.mixer: layer 0 changes from full to {to}, whose keys model.smeared_keys" in said
+        )
+        assert not (tmp_path / to).exists()
+    # the other layer has them already
+    argv = ["convert", str(tmp_path / "hybrid"), str(tmp_path / "kept"), "--to", "delta"]
+    assert main([*argv, "--layers", "1"]) == 0
+    assert open_run(tmp_path / "kept").config.model.mixer == "full,delta"
+
+
 REPEATS = (
     *("model.layers=1", "model.width=32", "model.heads=2", "model.mlp_width=32"),
     *("model.mixer=bswa", "model.memory_segments=0", "model.block_len=64"),
