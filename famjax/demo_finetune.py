@@ -39,7 +39,7 @@ from famjax.config.schema import (
 )
 from famjax.convert.folder import convert
 from famjax.core.errors import UserError
-from famjax.core.json_files import write_json
+from famjax.core.json_files import RUN_AGAIN, read_json, write_json
 from famjax.data.train_tokenizer import train_sentencepiece
 from famjax.demo import LOG, claim_folder, format_count, read_result, train_and_time
 from famjax.demo_text import standard_library
@@ -376,9 +376,7 @@ def tune(demo: FinetuneDemo, model: TunedModel, quiet: bool) -> None:
     claim_folder(folder, repr(config))
     if (folder / "result.json").exists() and read_result(folder)["evaluation"] == evaluation:
         return
-    longest = _BLOCKS_BEFORE * demo.block
-    lengths = tuple(length for length in demo.lengths if length <= longest)
-    before = measure(demo, open_run(demo.folder / model.converted), lengths)
+    before = measure_before(demo, model, evaluation)
     is_trained = model == demo.models[0]
     run, seconds = train_and_time(config, folder, quiet or is_trained)
     _, trained, frozen = partition_trainable(run.config.model, run.model)
@@ -392,6 +390,20 @@ def tune(demo: FinetuneDemo, model: TunedModel, quiet: bool) -> None:
         "after": measure(demo, run, demo.lengths),
     }
     write_json(folder / "result.json", result)
+
+
+def measure_before(demo: FinetuneDemo, model: TunedModel, evaluation: str) -> dict[str, Any]:
+    """Measure a converted model before it is finetuned, once for all seeds."""
+    file = demo.folder / model.converted / "before.json"
+    if file.exists():
+        saved = read_json(file, RUN_AGAIN)
+        if saved["evaluation"] == evaluation:
+            return dict(saved["before"])
+    longest = _BLOCKS_BEFORE * demo.block
+    lengths = tuple(length for length in demo.lengths if length <= longest)
+    before = measure(demo, open_run(demo.folder / model.converted), lengths)
+    write_json(file, {"evaluation": evaluation, "before": before})
+    return before
 
 
 def measure(demo: FinetuneDemo, run: Run, lengths: Sequence[int]) -> dict[str, Any]:
