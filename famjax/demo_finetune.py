@@ -351,6 +351,8 @@ def make_config(demo: FinetuneDemo, model: TunedModel) -> Config:
         f"data.batch={_ROWS}",
         "data.text_rows=1",
         "data.text_weight=0.04",
+        # a text in every step: of whole books it would read few, and forget the others
+        f"data.part_bytes={4 * row}",
         f"data.files={demo.base.texts}",
         "optimizer.schedule=wsd",
         "optimizer.decay_fraction=0.3",

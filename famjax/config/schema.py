@@ -317,6 +317,9 @@ class DataConfig:
     text_rows: int = 0
     # loss weight of their tokens, less than 1; an answer of the task has weight 1
     text_weight: float = 0.02
+    # text: documents of data.files are cut into parts of about so many bytes, read in random order,
+    # each without the memory of the ones before it; 0 = whole documents
+    part_bytes: int = 0
     # one document in so many is held out for evaluation; 0 = none
     holdout: int = 20
     # packed: tokens of the row repeated at its end after '[repeat random segment]' (3.1.1); 0 none

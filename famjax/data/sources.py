@@ -246,10 +246,10 @@ class TextSource(Source):
         self._holdout_note = f"its last {(size - cut) / size:.1%} held out" if size else "empty"
 
     def document_count(self) -> int:
-        return len(self)
+        return len(self._documents)
 
     def __len__(self) -> int:
-        """Return the number of documents: the keys of a single lane before they repeat."""
+        """Return the number of whole documents."""
         return len(self._documents)
 
     @property
@@ -272,16 +272,16 @@ class TextSource(Source):
         self._checked.save()
 
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
-        count = len(self._documents)
+        count = self.document_count()
         if count >= lanes:
             epoch, position = divmod(k, len(range(lane, count, lanes)))
-            return self._make_key(self._permuted_document(lane + position * lanes, epoch, 0))
+            return self._permuted_key(lane + position * lanes, epoch, 0)
         # each group of `count` lanes has its own permutations, in which each lane is one document
         # ahead of the lane before it
         group, ahead = divmod(lane, count)
         epoch, position = divmod(k, count)
-        key = self._make_key(self._permuted_document((position + ahead) % count, epoch, group))
-        if k == 0 and group:
+        key = self._permuted_key((position + ahead) % count, epoch, group)
+        if k == 0 and group and len(key) == 3:
             groups = -(-lanes // count)
             first, last = key[2], self._text_size(key) if self._end is None else self._end
             key[2] = self._find_boundary(key, first + (last - first) * group // groups)
@@ -289,16 +289,21 @@ class TextSource(Source):
 
     def epoch_size(self, lane: int, lanes: int) -> int:
         """Return the number of documents of a lane in one epoch."""
-        count = len(self._documents)
+        count = self.document_count()
         return len(range(lane, count, lanes)) if count >= lanes else count
 
-    def _permuted_document(self, position: int, epoch: int, group: int) -> int:
-        """Return the number of the document at a position of a permutation."""
+    def _permuted_key(self, position: int, epoch: int, group: int) -> Key:
+        """Return the key of the document at a position of a permutation."""
         seed = np.random.SeedSequence((self._seed, epoch, group)).generate_state(1)[0]
-        return int(self._documents[permuted_index(position, len(self._documents), int(seed))])
+        index = permuted_index(position, self.document_count(), int(seed))
+        return self._indexed_key(index, epoch, group)
+
+    def _indexed_key(self, index: int, epoch: int, group: int) -> Key:
+        """Return the key of one of `document_count()` documents."""
+        return self._make_key(int(self._documents[index]))
 
     def _make_key(self, document: int) -> Key:
-        """Return a document's key: path, row in the file, first byte."""
+        """Return a document's key: path, row in the file, first byte; of a part also its end."""
         file = bisect.bisect_right(self._starts, document) - 1
         return [self._paths[file], document - int(self._starts[file]), self._begin]
 
@@ -308,7 +313,7 @@ class TextSource(Source):
 
     def texts(self) -> Iterator[str]:
         """Yield the text of all documents once, in the order of the first epoch."""
-        for k in range(len(self._documents)):
+        for k in range(len(self)):
             for text, *_ in self._iter_text(self.key(0, 1, k), skip=0):
                 yield text
 
@@ -329,12 +334,12 @@ class TextSource(Source):
 
     def _iter_text(self, key: Key, skip: int) -> Iterator[TextPiece]:
         """Yield the pieces of a document's text, without the first `skip`."""
-        path, _, begin = key
+        path, _, begin, *end = key
         stream, line = self._open_text_stream(key)
         with stream:
             cuts = (
                 (offset, data, weight)
-                for first, end, weight in self._weighted_ranges(line, begin)
+                for first, end, weight in _weighted_ranges(line, begin, *end or [self._end])
                 for offset, data in _iter_range(stream, path, first, end, line)
             )
             for offset, data, weight in islice(cuts, skip, None):
@@ -343,25 +348,11 @@ class TextSource(Source):
                     decode(data, path, offset), weight, line is not None and line.rendered
                 )
 
-    def _weighted_ranges(
-        self, line: Line | None, begin: int
-    ) -> Iterator[tuple[int, int | None, float]]:
-        """Yield (first byte, end, weight) of the parts of a document; `end` is exclusive."""
-        if line is None:
-            yield begin, self._end, 1.0
-            return
-        at = 0
-        for data, weight in line.parts:
-            first, at = at, at + len(data)
-            first, end = max(first, begin), at if self._end is None else min(at, self._end)
-            if first < end:
-                yield first, end, weight
-
     def _open_text_stream(self, key: Key) -> tuple[BinaryIO, Line | None]:
         """Return a stream of a document's text, and its line if the file is a .jsonl file."""
         file = None
         with suppress(TypeError, ValueError):  # not a key of famjax
-            path, row, _ = key
+            path, row, *_ = key
             file = self._files.get(path)
         if file is None or not isinstance(row, int) or not 0 <= row < len(file):
             label = shorten(key[0] if isinstance(key, list) and key else key)
@@ -388,6 +379,21 @@ class TextSource(Source):
             return offset + space.start()
         ends = (i for i, byte in enumerate(window) if byte & 0xC0 != 0x80)
         return offset + next(ends, len(window))  # inside the last character: after it
+
+
+def _weighted_ranges(
+    line: Line | None, begin: int, end: int | None
+) -> Iterator[tuple[int, int | None, float]]:
+    """Yield (first byte, end, weight) of the parts of a document; ends are exclusive."""
+    if line is None:
+        yield begin, end, 1.0
+        return
+    at = 0
+    for data, weight in line.parts:
+        first, at = at, at + len(data)
+        first, last = max(first, begin), at if end is None else min(at, end)
+        if first < last:
+            yield first, last, weight
 
 
 def _iter_range(

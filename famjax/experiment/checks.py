@@ -24,6 +24,8 @@ from famjax.tasks import TASKS
 
 # clusters of an adaptive softmax, one table each; WikiText-103 uses 4
 _MAX_CLUSTERS = 64
+# of data.part_bytes
+_SHORTEST_PART = 256
 # layers unrolled in one program
 _MAX_UNROLLED_LAYERS = 1000
 
@@ -275,6 +277,11 @@ def _check_data(config: Config) -> Iterator[str]:
         yield (
             "data.tokenizer='': give 'bytes', the path of a SentencePiece model, of a "
             "tokenizer.json or of a list of words, or a folder with one of them"
+        )
+    if 0 < d.part_bytes < _SHORTEST_PART:
+        yield (
+            f"data.part_bytes={d.part_bytes}: such parts are a few words; take 0 (whole documents) "
+            f"or at least {_SHORTEST_PART}"
         )
     if d.holdout == 1:
         yield "data.holdout=1 keeps every document from training; take 0 or at least 2"

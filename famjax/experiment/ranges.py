@@ -50,6 +50,7 @@ _LOWEST: dict[str, float] = {
     "model.lora.alpha": 0,
     "data.batch": 1,
     "data.length": 1,
+    "data.part_bytes": 0,
     "data.holdout": 0,
     "data.text_rows": 0,
     "data.text_weight": 0,

@@ -365,7 +365,7 @@ _RULES = (
         "data.seqio or data.tfds",
     ),
     Rule(
-        ("data.holdout",),
+        ("data.holdout", "data.part_bytes"),
         lambda c: next(
             (f"data.{k}={v}" for k in ("seqio", "tfds") if (v := getattr(c.data, k))), ""
         ),

@@ -7,13 +7,14 @@ from typing import Any
 
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
+from famjax.data.parts import TextParts
 from famjax.data.sources import Source, Split, TextSource
 from famjax.tasks.task import Task
 from famjax.tokenizers.tokenizer import Tokenizer
 
 
 class TextTask(Task):
-    switches = ("data.files", "data.seqio", "data.tfds", "data.holdout")
+    switches = ("data.files", "data.seqio", "data.tfds", "data.holdout", "data.part_bytes")
     group = "text"
     options = ("window", "score")
     evaluation = "famjax.eval.text:evaluate"
@@ -30,7 +31,10 @@ class TextTask(Task):
             from famjax.data.seqio_tasks import TfSource  # an optional library
 
             return TfSource(data, tokenizer, config.seed, split)
-        return TextSource(data.files, tokenizer, config.seed, data.holdout, split, checked)
+        arguments = (data.files, tokenizer, config.seed, data.holdout, split, checked)
+        if data.part_bytes and split == "train":
+            return TextParts(*arguments, part_bytes=data.part_bytes)
+        return TextSource(*arguments)
 
     def eval_options(self, config: Config, source: Any, capacity: int | None) -> str | None:
         if not isinstance(source, TextSource) or not source.holds_out:
