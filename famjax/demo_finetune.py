@@ -385,6 +385,7 @@ def tune(demo: FinetuneDemo, model: TunedModel, quiet: bool) -> None:
     result = {
         "name": model.name,
         "evaluation": evaluation,
+        "pretrained": measure_base(demo),
         "trained": _count(trained),
         "frozen": _count(frozen),
         "finetuning_seconds": seconds,
@@ -412,11 +413,29 @@ def measure(demo: FinetuneDemo, run: Run, lengths: Sequence[int]) -> dict[str, A
     """Return retrieved keys by length, and bits per byte of the held-out texts."""
     count = functools.partial(count_documents, demo)
     rows = evaluate_passkey(run, lengths, count, 4, True, whole=False, anywhere=True)
-    bits = {
-        name: evaluate_text(run, files, quiet=True)["bits_per_byte"]
+    return {"passkey": rows, "bits_per_byte": measure_text(demo, run)}
+
+
+def measure_text(demo: FinetuneDemo, run: Run, window: int | None = None) -> dict[str, float]:
+    """Return bits per byte of each held-out text."""
+    return {
+        name: evaluate_text(run, files, quiet=True, window=window)["bits_per_byte"]
         for name, files in demo.base.held_out
     }
-    return {"passkey": rows, "bits_per_byte": bits}
+
+
+def measure_base(demo: FinetuneDemo) -> dict[str, float]:
+    """Return bits per byte with the base's own attention, in windows of what it was trained on."""
+    folder = demo.folder / "pretrained"
+    file, texts = folder / "text.json", repr(demo.base.held_out)
+    if file.exists():
+        saved = read_json(file, RUN_AGAIN)
+        if saved["held_out"] == texts:
+            return dict(saved["bits_per_byte"])
+    run = open_run(folder)
+    bits = measure_text(demo, run, run.config.data.length)
+    write_json(file, {"held_out": texts, "bits_per_byte": bits})
+    return bits
 
 
 def count_documents(demo: FinetuneDemo, length: int) -> int:
@@ -439,6 +458,8 @@ def table(demo: FinetuneDemo, results: Sequence[dict[str, Any]]) -> Table:
     best = (max(row["key_accuracy"] for row in r["before"]["passkey"]) for r in results)
     out.add_row("most before finetuning", *(f"{share:.0%}" for share in best))
     for name, _ in demo.base.held_out:
+        bits = (f"{r['pretrained'][name]:.3f}" for r in results)
+        out.add_row(f"{name}, bits per byte pretrained", *bits)
         for when in ("before", "after"):
             bits = (f"{r[when]['bits_per_byte'][name]:.3f}" for r in results)
             out.add_row(f"{name}, bits per byte {when}", *bits)

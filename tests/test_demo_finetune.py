@@ -66,6 +66,7 @@ def test_the_finetuning_demo_writes_its_results(tmp_path, capfd):
     assert [model["name"] for model in report["models"]] == ["FAM", "BSWA"]
     for model in report["models"]:
         assert 0 < model["trained"] < model["frozen"]
+        assert model["pretrained"]["code"] > 1
         for when in ("before", "after"):
             assert [row["length"] for row in model[when]["passkey"]] == [192, 384]
             assert model[when]["bits_per_byte"]["code"] > 1
