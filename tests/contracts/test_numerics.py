@@ -141,7 +141,9 @@ def test_a_common_offset_is_an_identity(case):
         *((case, "none") for case in ("full", "swa-2", "bswa-1", "fam-1-3")),
         # one pattern with two mixers: all layers have the same offset
         *((case, "none") for case in ("linear", "fam,linear")),
-        *((case, "block") for case in ("bswa-1", "fam-1-3")),
+        # S without an offset; test_a_common_offset_is_an_identity has blocks that read one
+        *((case, "none") for case in ("delta", "delta-smeared", "fam-gated", "fam-smeared")),
+        *((case, "block") for case in ("bswa-1", "fam-1-3", "delta-smeared")),
     ],
 )
 def test_offsets_apply_by_row_at_every_position(case, remat, monkeypatch):
