@@ -95,6 +95,21 @@ def test_a_fam_becomes_a_delta_memory_and_the_other_way(folder: Path, tmp_path: 
     assert mixed.stack.prompt[...].shape == (3, 16)
 
 
+@pytest.mark.parametrize("to", ["bswa", "fam"])
+def test_a_memory_of_another_mixer_is_refused(
+    to: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, memory, new = str(folder / "train.txt"), str(tmp_path / "x.memory"), str(tmp_path / "new")
+    run = str(folder / "delta")
+    assert main(["generate", run, "--read", text, "--state-out", memory]) == 0
+    assert main(["convert", run, new, "--to", to]) == 0
+    capsys.readouterr()
+    assert main(["generate", new, "--state-in", memory, "--prompt", "a"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"{memory}: belongs to another model" in error
+
+
 def test_a_memory_returns_what_was_written_under_a_key() -> None:
     """Eight random values under eight random keys of 16 elements, with rate 1.
 
