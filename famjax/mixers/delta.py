@@ -95,19 +95,18 @@ class DeltaAttention(Mixer):
     ) -> tuple[Array, DeltaState]:
         """Process whole blocks: [b n*w d] -> [b n*w d]. All lanes are at the start of a block."""
         inputs = self.window.project_blocks(x, ctx)
-        q, k, v, blocks = inputs
+        k, v, blocks = inputs.k, inputs.v, inputs.blocks
         memories, s = self.scan_memory(k, v, state.s, blocks, ctx)
         attended = self.window.attend_blocks(inputs, state.window, ctx)
-        recalled = self.delta_memory.read(self.unrotate(q), memories)
+        recalled = self.delta_memory.read(inputs.unrotated_q, memories)
         y = self.qkv.output_projection(attended + recalled.reshape(attended.shape), x, ctx.key)
         return y, DeltaState(self.window.final_state(k, v, state.window, blocks), s)
 
     def attention_mass(self, x: Array, state: DeltaState, ctx: Context, mlp: FeedForward) -> Array:
         inputs = self.window.project_blocks(x, ctx)
-        q, k, v, blocks = inputs
-        memories, _ = self.scan_memory(k, v, state.s, blocks, ctx)
+        memories, _ = self.scan_memory(inputs.k, inputs.v, state.s, inputs.blocks, ctx)
         attended = self.window.attend_blocks(inputs, state.window, ctx)
-        recalled = self.delta_memory.read(self.unrotate(q), memories)
+        recalled = self.delta_memory.read(inputs.unrotated_q, memories)
         recalled, seen = (
             jnp.linalg.norm(a.reshape(*attended.shape).astype(param_dtype()), axis=-1)
             for a in (recalled, attended)
@@ -117,15 +116,17 @@ class DeltaAttention(Mixer):
 
     def memory_gates(self, x: Array, state: DeltaState, ctx: Context, mlp: FeedForward) -> Array:
         """Return the rates beta of all tokens: [b n*w d] -> [b n*w g]."""
-        _, k, v, _ = self.window.project_blocks(x, ctx)
-        return self.delta_memory.rates(self.unrotate(k), v).reshape(*x.shape[:2], -1)
+        inputs = self.window.project_blocks(x, ctx)
+        rates = self.delta_memory.rates(self.unrotate(inputs.k), inputs.v)
+        return rates.reshape(*x.shape[:2], -1)
 
-    def unrotate(self, x: Array) -> Array:
-        """Return queries or keys of whole blocks [... w h|g e] without positions."""
-        return self.qkv.rotate(x, -jnp.arange(self.block_len))
+    def unrotate(self, k: Array) -> Array:
+        """Return the window's keys of whole blocks [... w g e] without positions."""
+        return self.qkv.rotate(k, -jnp.arange(self.block_len))
 
     def updates(self, k: Array, v: Array) -> DeltaUpdate:
-        """Return the memory's updates by blocks of keys and values [... w g e]."""
+        """Return the memory's updates by blocks of the window's keys and values [... w g e]."""
+        # in calls too, so that they write what `step` writes, which has no other keys
         return self.delta_memory.updates(self.unrotate(k), v)
 
     def scan_memory(

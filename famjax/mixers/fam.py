@@ -216,7 +216,7 @@ class Fam(Mixer):
     ) -> tuple[Array, FamState]:
         """Process whole blocks: [b n*w d] -> [b n*w d]. All lanes are at the start of a block."""
         inputs = self.window.project_blocks(x, ctx)
-        _, k, v, blocks = inputs
+        k, v, blocks = inputs.k, inputs.v, inputs.blocks
         fams, fam, updates = self.scan_memory(k, v, state, blocks, ctx, mlp)
         extra = self.memory_kv(state, fams)
         attended = self.window.attend_blocks(inputs, state.window, ctx, extra)
@@ -238,10 +238,10 @@ class Fam(Mixer):
     ) -> Array | None:
         if self.memory_gate is None:
             return None
-        _, k, v, _ = self.window.project_blocks(x, ctx)
+        inputs = self.window.project_blocks(x, ctx)
         fam = state.fam
-        keys = self.window.smear_keys(k[:, 0])
-        attended = self.attend_block(fam, self.project(fam), keys, v[:, 0])
+        keys = self.window.smear_keys(inputs.k[:, 0])
+        attended = self.attend_block(fam, self.project(fam), keys, inputs.v[:, 0])
         gates = self.memory_gate(attended)[..., 0]
         return select_rows(state.updates > 0, gates, jnp.ones_like(gates))
 

@@ -84,12 +84,19 @@ class Blocks(NamedTuple):
 
 
 class BlockInputs(NamedTuple):
-    """A call's queries, keys and values [b n w h|g e], each in its own block's frame."""
+    """A call's queries, keys and values [b n w h|g e].
+
+    Attributes:
+      q, k, v: queries and keys in the frame of their own block.
+      blocks: the call's blocks.
+      unrotated_q: queries without positions.
+    """
 
     q: Array
     k: Array
     v: Array
     blocks: Blocks
+    unrotated_q: Array
 
 
 class ExtraKV(NamedTuple):
@@ -168,8 +175,8 @@ class WindowAttention(Mixer):
         w = self.block_len
         q, k, v = self.qkv.project(x.reshape(b, t // w, w, d))
         offsets = jnp.arange(w)
-        q, k = self.qkv.rotate(q, offsets), self.qkv.rotate(k, offsets)
-        return BlockInputs(q, k, v, Blocks.from_context(ctx, b, t, w))
+        blocks = Blocks.from_context(ctx, b, t, w)
+        return BlockInputs(self.qkv.rotate(q, offsets), self.qkv.rotate(k, offsets), v, blocks, q)
 
     def smear_keys(self, k: Array) -> Array:
         """Return the keys that queries meet, of whole blocks: [... w g e] -> [... w g e]."""
@@ -238,7 +245,7 @@ class WindowAttention(Mixer):
         keys: Array | None,
     ) -> Array:
         """As `attend_blocks`, with the keys and scores of one block at a time: [b n w h e]."""
-        q, k, v, blocks = inputs
+        q, k, v, blocks, _ = inputs
         k = self.smear_keys(k)
         b, n, w, g, e = k.shape
         m = self.segments
@@ -290,7 +297,7 @@ class WindowAttention(Mixer):
 
         Keys are ordered: memory segments, `extra`, the block itself.
         """
-        q, k, v, blocks = inputs
+        q, k, v, blocks, _ = inputs
         k = self.smear_keys(k)
         b, n, w = q.shape[:3]
         seen_k, seen_v, visible = self.segment_kv(k, v, state, blocks)

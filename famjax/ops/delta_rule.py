@@ -17,8 +17,10 @@ diagonal blocks and C the block below them,
 
 These are products of matrices alone, which every device does fast and every mesh can shard, unlike
 a triangular solve. The series (I - A)(I + A^2)(I + A^4)... would be, too, but its terms cancel: for
-16 equal keys A^8 has elements of 3,432, and float32 loses three digits. The inverse is computed
-with full precision on every device, since an error in it is written into S with every chunk.
+16 equal keys A^8 has elements of 3,432, and float32 loses three digits.
+
+All products have full precision on every device: an error in one is written into S with every
+chunk, and S is float32 regardless of the compute dtype.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ from famjax.core.types import Array
 
 # products of c x c matrices cost little at this size, and an update is still a product
 _CHUNK = 16
+# by default TPUs multiply float32 in bfloat16, GPUs in TF32
+_FULL = jax.lax.Precision.HIGHEST
 # rows of a matrix that is inverted without halving
 _SMALL = 4
 
@@ -52,7 +56,8 @@ class DeltaUpdate(NamedTuple):
 
     def __call__(self, s: Float[Array, "*lead k e"]) -> Float[Array, "*lead k e"]:
         """Return S'."""
-        return s + jnp.einsum("...ck,...ce->...ke", self.k, self.t @ (self.v - self.k @ s))
+        written = _product(self.t, self.v - _product(self.k, s))
+        return s + jnp.einsum("...ck,...ce->...ke", self.k, written, precision=_FULL)
 
 
 def chunk_len(tokens: int) -> int:
@@ -91,5 +96,5 @@ def _differentiate_inverse(primals: tuple[Array], tangents: tuple[Array]) -> tup
 
 
 def _product(a: Array, b: Array) -> Array:
-    """Return a @ b with full precision: by default TPUs multiply in bfloat16, GPUs in TF32."""
-    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+    """Return a @ b with full precision."""
+    return jnp.matmul(a, b, precision=_FULL)

@@ -125,17 +125,31 @@ def test_a_stopped_gradient_is_cut_at_carried_keys_and_values_too(mixer):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"scan_layers": False}, {"remat": "layer"}, {"remat": "attention"}], ids=str
+    ("case", "changes"),
+    [
+        ("fam-1-3", {"scan_layers": False}),
+        *((case, {"remat": "layer"}) for case in ("fam-1-3", "fam-gated", "delta-smeared")),
+        ("fam-1-3", {"remat": "attention"}),
+        *(
+            pytest.param(case, changes, marks=pytest.mark.slow)
+            for case in ("fam-gated", "fam-smeared", "delta")
+            for changes in ({"scan_layers": False}, {"remat": "block"})
+        ),
+    ],
+    ids=str,
 )
-def test_scan_and_remat_change_no_number(changes):
-    close(runner("fam-1-3", **changes).grad(X, PROBE), runner("fam-1-3").grad(X, PROBE))
+def test_scan_and_remat_change_no_number(case, changes):
+    close(runner(case, **changes).grad(X, PROBE), runner(case).grad(X, PROBE))
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        *("fam-1-3", "bswa_sg-2"),
-        *(pytest.param(case, marks=pytest.mark.slow) for case in ("swa-2", "bswa-1")),
+        *("fam-1-3", "fam-gated", "delta-smeared", "bswa_sg-2"),
+        *(
+            pytest.param(case, marks=pytest.mark.slow)
+            for case in ("swa-2", "bswa-1", "bswa-smeared", "fam-smeared", "delta")
+        ),
     ],
 )
 def test_sequential_blocks_have_the_same_gradients(case):

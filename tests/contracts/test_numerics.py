@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -139,7 +141,9 @@ def test_a_common_offset_is_an_identity(case):
         *((case, "none") for case in ("full", "swa-2", "bswa-1", "fam-1-3")),
         # one pattern with two mixers: all layers have the same offset
         *((case, "none") for case in ("linear", "fam,linear")),
-        *((case, "block") for case in ("bswa-1", "fam-1-3")),
+        # S without an offset; test_a_common_offset_is_an_identity has blocks that read one
+        *((case, "none") for case in ("delta", "delta-smeared", "fam-gated", "fam-smeared")),
+        *((case, "block") for case in ("bswa-1", "fam-1-3", "delta-smeared")),
     ],
 )
 def test_offsets_apply_by_row_at_every_position(case, remat, monkeypatch):
@@ -243,10 +247,22 @@ def test_only_the_sum_grows(update, grows, dtype):
 # 11 -----------------------------------------------------------------------------------------------
 
 
+def blocks_200() -> Iterator[Any]:
+    """Yield random tokens of 200 blocks, LENGTH at a time."""
+    for call in range(200 * W // LENGTH + 1):
+        yield np.random.default_rng(call).integers(VOCAB, size=(B, LENGTH))
+
+
+def error(a: Any, b: Any) -> float:
+    """Return the RMS of a - b relative to that of b."""
+    return float(np.sqrt(np.square(a - b).mean() / np.square(b).mean()))
+
+
 @pytest.mark.parametrize(
     "case",
     [
-        *("swa-2", "bswa-1", "fam-1-3", "bswa,fam", "linear", "linear-performer"),
+        *("swa-2", "bswa-1", "fam-1-3", "bswa,fam", "delta", "delta-smeared"),
+        *("linear", "linear-performer"),
         *("feedback-all", "feedback-average", "transformer-own", "transformer-shared", "lstm"),
     ],
 )
@@ -255,12 +271,8 @@ def test_bfloat16_stays_finite_and_close(case):
     wide = Runner(CASES[case], x64=False, params=init_params(CASES[case]))
     narrow = Runner(replace(CASES[case], dtype="bfloat16"), x64=False, params=wide.params)
 
-    def error(a, b):
-        return np.sqrt(np.square(a - b).mean() / np.square(b).mean())
-
     a, b = narrow.fresh, wide.fresh
-    for call in range(200 * W // LENGTH + 1):
-        x = np.random.default_rng(call).integers(VOCAB, size=(B, LENGTH))
+    for x in blocks_200():
         y, a = narrow.tokens(x, a)
         z, b = wide.tokens(x, b)
         assert np.isfinite(y).all()
@@ -271,9 +283,36 @@ def test_bfloat16_stays_finite_and_close(case):
         if narrow.config.stack != "residual":
             assert {x.dtype for x in jax.tree.leaves(narrow_layer)} <= {kept, np.dtype(np.int32)}
         if hasattr(narrow_layer, "s"):
-            assert narrow_layer.s.dtype == narrow_layer.z.dtype == np.float32
-            assert error(narrow_layer.s, wide_layer.s) < 0.03
+            assert narrow_layer.s.dtype == np.float32
+            # float32 with weights rounded to bfloat16 moves the S of delta-smeared by 0.032
+            assert error(narrow_layer.s, wide_layer.s) < (0.05 if "delta" in case else 0.03)
+        if hasattr(narrow_layer, "z"):
+            assert narrow_layer.z.dtype == np.float32
         if hasattr(narrow_layer, "fam"):
             assert narrow_layer.fam.dtype == np.float32
             assert narrow_layer.k.dtype == jnp.bfloat16
             assert error(narrow_layer.fam, wide_layer.fam) < 0.1
+
+
+def test_a_gated_memory_in_bfloat16_is_as_close_as_with_rounded_weights():
+    """Over 200 blocks, with initial parameters.
+
+    Errors of the memory come back, as in an RNN (see `test_only_the_sum_grows`), so they are
+    compared with those of rounded weights in float32.
+    """
+    case = CASES["fam-gated"]
+    wide = Runner(case, x64=False, params=init_params(case))
+    narrow = Runner(replace(case, dtype="bfloat16"), x64=False, params=wide.params)
+    weights = jax.tree.map(lambda a: jnp.asarray(jnp.bfloat16(a), a.dtype), wide.params)
+    others = [narrow, Runner(case, x64=False, params=weights)]
+    state, states, errors = wide.fresh, [r.fresh for r in others], []
+    for x in blocks_200():
+        expected, state = wide.tokens(x, state)
+        ys, states = zip(*map(Runner.tokens, others, [x] * 2, states), strict=True)
+        assert np.isfinite(ys[0]).all()
+        errors.append([error(y, expected) for y in ys])
+    assert states[0][0].fam.dtype == np.float32
+    assert states[0][0].k.dtype == jnp.bfloat16
+    assert np.max(errors[:5]) < 0.03  # 30 blocks
+    of_dtype, of_weights = np.mean(errors, 0)
+    assert of_dtype < 3 * of_weights

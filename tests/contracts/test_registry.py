@@ -21,6 +21,7 @@ from famjax.stacks import STACKS
 
 from . import transcription
 from .harness import CASES, KINDS
+from .test_sharded import QUICK, SHARDED, SLOW
 
 
 def allowed(section: type, name: str) -> set[Any]:
@@ -34,6 +35,15 @@ def test_every_mixer_has_a_case_an_oracle_and_a_schema_entry():
     assert set(transcription.MIXERS) == set(MIXERS)
     called = {transcription.MIXERS[name](CASES["full"])[0] for name in MIXERS}
     assert called == set(transformer.LAYERS)
+
+
+@pytest.mark.parametrize("cases", [SHARDED, QUICK + SLOW], ids=["rows", "tokens"])
+def test_every_mixer_and_kind_of_memory_runs_on_a_mesh(cases: tuple[str, ...]) -> None:
+    configs = [CASES[case] for case in cases]
+    assert {mixer for config in configs for mixer in mixer_pattern(config)} == set(MIXERS)
+    assert {config.stack for config in configs} == set(STACKS)
+    assert {config.fam_update for config in configs} == allowed(ModelConfig, "fam_update")
+    assert {config.smeared_keys for config in configs} == {True, False}
 
 
 def test_every_stack_and_composition_has_a_case_an_oracle_and_a_schema_entry():

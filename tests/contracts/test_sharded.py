@@ -19,13 +19,13 @@ from .harness import CASES, VOCAB, Runner, W, close, jit
 LANES = 4
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        *("full", "swa-2", "bswa_sg-2", "fam-1-3", "bswa,fam", "linear", "linear-rfa"),
-        *("feedback-all", "feedback-same_and_lower", "transformer-shared", "lstm"),
-    ],
-)
+# rows, heads and parameters on several devices
+SHARDED = ("full", "swa-2", "bswa_sg-2", "fam-1-3", "fam-gated", "delta-smeared", "bswa,fam")
+SHARDED += ("linear", "linear-rfa")
+SHARDED += ("feedback-all", "feedback-same_and_lower", "transformer-shared", "lstm")
+
+
+@pytest.mark.parametrize("case", SHARDED)
 def test_sharded_equals_unsharded(case):
     """Shard lanes over data and fsdp, heads over tensor; run a call with a reset, then a step."""
     # vocabulary and heads are divisible, so that everything that can be sharded is
@@ -73,9 +73,11 @@ def call_and_loss(r: Runner, params: Any, tokens: Any, ctx: Context, state: Any)
     return sum((jnp.square(a).mean() for a in wide), jnp.square(y).mean()), (y, state)
 
 
-# one case of each communication: several hops, a ring, a mask by distance, gathered tensors
-QUICK = ("bswa-3", "fam-1-3", "linear", "full", "lstm")
+# tokens on several devices; one case of each communication: several hops, a ring with shared
+# parameters and one without, a mask by distance, gathered tensors
+QUICK = ("bswa-3", "fam-1-3", "delta-smeared", "linear", "full", "lstm")
 SLOW = ("swa-6", "bswa_sg-2", "bswa-0", "fam-0-1", "bswa,fam", "fam,linear", "linear-rfa")
+SLOW += ("fam-gated", "fam-smeared", "bswa-smeared", "delta")
 SLOW += ("feedback-all", "feedback-same_and_lower", "transformer-shared")
 
 

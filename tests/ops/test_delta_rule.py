@@ -54,6 +54,17 @@ def test_gradients_equal_differences(tokens: int) -> None:
         check_grads(lambda k, v, beta, s: delta_update(k, v, beta)(s), inputs, order=1, eps=1e-5)
 
 
+def test_all_products_have_full_precision() -> None:
+    """By default TPUs multiply float32 in bfloat16, GPUs in TF32; CPUs do not."""
+
+    def loss(k: jax.Array, v: jax.Array, beta: jax.Array, s: jax.Array) -> jax.Array:
+        return delta_update(k, v, beta)(s).sum()
+
+    program = str(jax.make_jaxpr(jax.grad(loss, argnums=(0, 1, 2, 3)))(*random_inputs(16)))
+    full = "precision=(Precision.HIGHEST, Precision.HIGHEST)"
+    assert program.count("dot_general[") == program.count(full) > 20
+
+
 def test_what_was_written_last_with_rate_1_is_returned() -> None:
     k, v, beta, s = random_inputs(5)
     with jax.enable_x64(True):

@@ -41,6 +41,8 @@ PACKED = (
 )
 # learned positions depend on the offset of each row
 OFFSETS = (*LANES, "train.rpo=true", "model.arch.learned_positions=true", "model.capacity=64")
+DELTA = (*LANES, "model.mixer=delta", "model.smeared_keys=true", "model.scan_layers=true")
+GATED = (*LANES, "model.fam_update=gated", "model.smeared_keys=true")
 ADAPTERS = (*LANES, "model.lora.rank=2", "model.lora.dropout=0.3")
 # more FAM blocks than a device has; dropout masks do not depend on the sharding
 DROPOUT = (
@@ -55,10 +57,10 @@ CASES = [(mesh, LANES) for mesh in MESHES] + [
     pytest.param(mesh, PACKED, marks=() if mesh == (2, 2, 2, 1) else pytest.mark.slow)
     for mesh in [*MESHES, (1, 2, 2, 2)]
 ]
-CASES += [((2, 2, 2, 1), OFFSETS)] + [
+CASES += [((2, 2, 2, 1), OFFSETS), ((2, 2, 2, 1), DELTA)] + [
     pytest.param(mesh, layout, marks=pytest.mark.slow)
     for mesh in [(1, 1, 1, 8), (1, 2, 2, 2)]
-    for layout in (ADAPTERS, DROPOUT, OFFSETS)
+    for layout in (ADAPTERS, DROPOUT, OFFSETS, DELTA, GATED)
 ]
 
 
@@ -153,7 +155,7 @@ def test_eight_devices_equal_one(mesh: Sizes, layout: tuple[str, ...]) -> None:
     one, many = train_with_source(ONE, layout), train_with_source(mesh, layout)
     for before, after in zip(one.states, many.states, strict=True):
         assert_close(after, before)
-    if layout == LANES:
+    if layout in (LANES, DELTA):
         np.testing.assert_array_equal(generate(many), generate(one))
 
 
@@ -206,6 +208,23 @@ def test_the_state_is_sharded() -> None:
     # [r b p f g e]
     assert spec(memory.k) == (P(None, axes, None, None, "tensor", None), (1, 2, 1, 2, 1, 4))
     assert spec(memory.window.k)[1] == (1, 2, 2, 4, 1, 4)
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_delta_memory_is_sharded_by_key_heads() -> None:
+    state = train_with_source((2, 2, 2, 1), DELTA).states[3]
+    # [r b g k e]
+    assert spec(state.memory[0].s) == (
+        P(None, ("data", "fsdp"), "tensor", None, None),
+        (2, 2, 1, 16, 4),
+    )
+    found = paths(state.params)
+    for end, expected in {
+        "delta_memory/rate_weight": (P(None, "tensor", None), (2, 1, 8)),
+        "delta_memory/rate_bias": (P(None, "tensor"), (2, 1)),
+        "delta_memory/gain": (P(None, "tensor"), (2, 2)),
+    }.items():
+        assert {spec(leaf) for name, leaf in found.items() if name.endswith(end)} == {expected}
 
 
 def paths(tree: Any) -> dict[str, Any]:
