@@ -209,6 +209,8 @@ def test_training_from_a_folder_converts_in_the_same_way(llama, work_dir, text):
         "stack.prompt",
         "layer.mixer.map.kernel",
         "layer.mixer.map.bias",
+        "layer.mixer.memory_gate.weight",
+        "layer.mixer.memory_gate.bias",
     }
     back = remap_params(params, config.model, teacher.config.model)
     for ours, theirs in zip(
