@@ -93,9 +93,23 @@ MUTANTS = (
     Mutant(
         "delta: a block reads the memory that it writes",
         "mixers/delta.py",
-        "select_rows(full, write(s, update), s), s",
-        "*[select_rows(full, write(s, update), s)] * 2,",
+        "select_rows(full, write_block(s, update), s), s",
+        "*[select_rows(full, write_block(s, update), s)] * 2,",
         f"{STREAM} -k transcription",
+    ),
+    Mutant(
+        "delta: S is read with rotated queries",
+        "mixers/delta.py",
+        "recalled = self.delta_memory.read(inputs.unrotated_q, memories)",
+        "recalled = self.delta_memory.read(inputs.q, memories)",
+        f"{STREAM} -k transcription",
+    ),
+    Mutant(
+        "delta: an offset reaches S",
+        "mixers/delta.py",
+        "(self.updates(k, v), reset, full)",
+        "(self.updates(self.qkv.shift(k, ctx.offset), v), reset, full)",
+        "tests/contracts/test_numerics.py -k offsets",
     ),
     Mutant(
         "delta: chunks are written in reverse order",

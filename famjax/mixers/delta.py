@@ -139,10 +139,13 @@ class DeltaAttention(Mixer):
         full = blocks.valid == self.block_len
         xs = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), (self.updates(k, v), reset, full))
 
+        # otherwise the gradient keeps S before each chunk, not only before each block
+        write_block = jax.checkpoint(write)
+
         def body(_: tuple[()], s: Array, x: Any) -> tuple[Array, Array]:
             update, reset, full = x
             s = select_rows(reset, jnp.zeros_like(s), s)
-            return select_rows(full, write(s, update), s), s
+            return select_rows(full, write_block(s, update), s), s
 
         s, memories = sequence_parallel.ring_scan(body, (), s, xs)
         return jnp.moveaxis(memories, 0, 1), s

@@ -309,6 +309,22 @@ def test_in_bfloat16_a_call_reads_with_the_queries_of_step(rotated: float) -> No
         np.testing.assert_allclose(called[:, t : t + 1], stepped, rtol=0, atol=2e-4)
 
 
+def test_the_gradient_keeps_the_memory_before_each_block_not_each_chunk() -> None:
+    """Three blocks of four chunks; no other array has its last two dimensions."""
+    config = resolve_model(ModelConfig(width=16, heads=2, block_len=64))
+    mixer = DeltaAttention(config, rngs=nnx.Rngs(0))
+    inputs = mixer.window.project_blocks(jnp.ones((1, 3 * 64, 16)), Context())
+    before = mixer.init_state(1).s
+
+    def scan(k: jax.Array, s: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return mixer.scan_memory(k, inputs.v, s, inputs.blocks, Context())
+
+    _, backward = jax.vjp(scan, inputs.k, before)
+    floats = [a for a in jax.tree.leaves(backward) if a.dtype == before.dtype]
+    # the zeros of a reset too
+    assert sum(a.size for a in floats if a.shape[-2:] == (32, 8)) <= 4 * before.size
+
+
 @pytest.mark.parametrize("order", [0, 8])
 def test_an_order_that_head_dim_does_not_have_is_refused(
     order: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
