@@ -106,10 +106,10 @@ class DeltaAttention(Mixer):
         inputs = self.window.project_blocks(x, ctx)
         memories, _ = self.scan_memory(inputs.k, inputs.v, state.s, inputs.blocks, ctx)
         attended = self.window.attend_blocks(inputs, state.window, ctx)
-        recalled = self.delta_memory.read(inputs.unrotated_q, memories)
+        read = self.delta_memory.read(inputs.unrotated_q, memories)
         recalled, seen = (
             jnp.linalg.norm(a.reshape(*attended.shape).astype(param_dtype()), axis=-1)
-            for a in (recalled, attended)
+            for a in (read, attended)
         )
         total = recalled + seen  # [b n*w h]
         return mean_of_valid(recalled / jnp.where(total > 0, total, 1), ctx.valid)
