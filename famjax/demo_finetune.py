@@ -264,6 +264,8 @@ def train_first_model(demo: FinetuneDemo) -> int:
     runtime.setup()
     console.print("Pretraining a tiny Llama.")
     pretrain(demo)
+    # here, so that the two processes that tune do not both do it
+    measure_base(demo)
     convert_models(demo, console)
     names = ", ".join(model.name for model in demo.models)
     console.print(f"Finetuning with LoRA on passkey retrieval and text: {names}.")

@@ -24,7 +24,7 @@ class TextParts(TextSource):
 
     Args:
       part_bytes: of the text. Of files that are compressed, and of lines of .jsonl, the number of
-        parts is estimated from the size of the file.
+        parts is estimated from the size of the file. A conversation longer than that is cut too.
     """
 
     def __init__(self, *arguments: Any, part_bytes: int, **options: Any):

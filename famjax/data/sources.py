@@ -281,7 +281,7 @@ class TextSource(Source):
         group, ahead = divmod(lane, count)
         epoch, position = divmod(k, count)
         key = self._permuted_key((position + ahead) % count, epoch, group)
-        if k == 0 and group and len(key) == 3:
+        if k == 0 and group and len(key) == 3:  # not a part, which is elsewhere in its document
             groups = -(-lanes // count)
             first, last = key[2], self._text_size(key) if self._end is None else self._end
             key[2] = self._find_boundary(key, first + (last - first) * group // groups)
