@@ -193,7 +193,9 @@ def make_large_demo(books: str | None) -> FinetuneDemo:
         vocabulary=1024,
         overrides=(
             *(f"model.{setting}" for setting in shape),
-            *("data.length=512", "train.steps=2400", "train.checkpoint_every=100"),
+            # parts, so that each batch has as many texts as rows: whole books are forgotten again
+            *("data.length=512", "data.part_bytes=2048"),
+            *("train.steps=2400", "train.checkpoint_every=100"),
         ),
     )
     return FinetuneDemo(
