@@ -285,7 +285,11 @@ class PasskeySource(Source):
         # which digit is which, the few long ones to keep the key
         length = round(1 / rng.uniform(1 / self.longest, 1 / min_length))
         length = -(-length // c.multiple) * c.multiple
-        rest = (length - min_length) // c.ask_every * c.ask_every if c.ask_every else 0
+        room = length - min_length
+        if c.needle_within and c.ask_every:
+            # the needle is in the first document, which is of any length, so that it is anywhere
+            room -= int(rng.integers(min(c.needle_within, room) + 1))
+        rest = room // c.ask_every * c.ask_every if c.ask_every else 0
         key = [lane, k, self._end_anywhere(length - rest, rest, 0, min_length, rng), rest, 0]
         return key if c.keys == 1 else [*key, number]
 
