@@ -119,8 +119,9 @@ FULL_DEMO = Demo(
 
 # what table and figure show
 CAVEAT = (
-    "The key is anywhere in the first 4,096 tokens. Documents are up to 31 tokens shorter than that, "
-    "so that questions are anywhere in a block of 32 or cross its end. Other seeds: docs/results.md."
+    "The key is anywhere in the first 4,096 tokens. Documents are up to 31 tokens shorter than "
+    "that, so that questions are anywhere in a block of 32 or cross its end. Other seeds: "
+    "docs/results.md."
 )
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tyro
 
-from famjax.cli.eval_output import show
+from famjax.cli.eval_output import depth_labels, show
 from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.main import parse
 from famjax.core.errors import UserError, nearest
@@ -29,14 +30,19 @@ class Arguments:
     run: tyro.conf.Positional[str]
     """Folder of the run, or of a Hugging Face model."""
     tasks: str = ""
-    """passkey, text:FILES (file, folder or glob, several separated by commas), text:holdout (the
-    documents that training held out), or a toy task (random_walk, blocked_walk, copy, reverse,
-    counting, algorithmic); several separated by commas. Default: what the run was trained on."""
+    """passkey; RULER's niah_single_1 to 3, niah_multikey_1 to 3, niah_multivalue, niah_multiquery
+    and vt (niah_single_2:FILES: with the text of FILES as filler); text:FILES (file, folder or
+    glob, several separated by commas), text:holdout (the documents that training held out); a toy
+    task (random_walk, blocked_walk, copy, reverse, counting, algorithmic); several separated by
+    commas. Default: what the run was trained on."""
     lengths: str = ""
-    """Passkey: tokens of the documents, default 256,1024,4096,16384. Toy tasks: steps of the
-    episodes (digits, A's, actions, statements), default data.toy.test_steps."""
+    """Tokens of the documents, default 256,1024,4096,16384 for passkey and 1024,4096,16384 for
+    RULER's. Toy tasks: steps of the episodes (digits, A's, actions, statements), default
+    data.toy.test_steps."""
     examples: int | None = None
-    """Documents or episodes of each length, default 20 for passkey and 1000 for toy tasks."""
+    """Documents or episodes of each length, default 20, and 1000 for toy tasks."""
+    questions: int | None = None
+    """RULER's tasks: questions about each document, which is read once, default 1."""
     window: int | None = None
     """Texts: evaluate in windows of so many tokens, each with an empty memory, instead of whole."""
     score: int | None = None
@@ -54,7 +60,7 @@ def run(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, "famjax eval")
     tasks = parse_tasks(arguments.tasks)
     lengths = parse_lengths(arguments.lengths) if arguments.lengths else None
-    for name in ("examples", "batch"):
+    for name in ("examples", "batch", "questions"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
             raise UserError(f"--{name} {value}: must be at least 1")
@@ -82,12 +88,14 @@ def parse_tasks(text: str) -> list[tuple[str, str]]:
     tasks: list[tuple[str, str]] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, colon, files = part.partition(":")
-        if name in TASKS and not (name != "text" and colon):
+        task = TASKS.get(name)
+        if task and (not colon or name == "text" or task.group == "long"):
             if colon and not files:
-                raise UserError("text: names no files; write text:FILES, or text:holdout")
+                holdout = ", or text:holdout" if name == "text" else ""
+                raise UserError(f"{name}: names no files; write {name}:FILES{holdout}")
             tasks.append((name, files or (HOLDOUT if name == "text" else "")))
-        elif tasks and tasks[-1][0] == "text" and tasks[-1][1] != HOLDOUT:
-            tasks[-1] = ("text", f"{tasks[-1][1]},{part}")
+        elif tasks and tasks[-1][1] not in ("", HOLDOUT):
+            tasks[-1] = (tasks[-1][0], f"{tasks[-1][1]},{part}")
         else:
             raise UserError(
                 f"unknown task {part!r}{nearest(name, TASKS)} (known: text:FILES, "
@@ -122,7 +130,13 @@ def evaluate(
     opened = open_model(arguments.run)
     tasks = tasks or [(opened.config.data.task, HOLDOUT)]
     _check_options(arguments, [TASKS[name] for name, _ in tasks])
-    report: dict[str, Any] = {"run": arguments.run, "step": opened.step, "text": [], "toy": []}
+    report: dict[str, Any] = {
+        "run": arguments.run,
+        "step": opened.step,
+        "text": [],
+        "toy": [],
+        "long": [],
+    }
     for name, files in tasks:
         task = TASKS[name]
         request = Request(
@@ -133,6 +147,8 @@ def evaluate(
             arguments.batch,
             arguments.window,
             arguments.score,
+            arguments.questions,
+            Path(arguments.run) / "eval",
         )
         result = task.evaluate(opened, request)
         if task.group == "passkey":
@@ -144,7 +160,7 @@ def evaluate(
 
 def _check_options(arguments: Arguments, tasks: list[Task]) -> None:
     """Raise a `UserError` if an option is given that none of the tasks takes."""
-    for option in ("lengths", "window", "score"):
+    for option in ("lengths", "questions", "window", "score"):
         value = getattr(arguments, option)
         if value in (None, "") or any(option in task.options for task in tasks):
             continue
@@ -152,6 +168,8 @@ def _check_options(arguments: Arguments, tasks: list[Task]) -> None:
             raise UserError(
                 "--lengths is for passkey, texts are read whole; remove it or add --tasks passkey"
             )
+        if option == "questions":
+            raise UserError(f"--questions {value}: is for RULER's tasks; remove it")
         raise UserError(f"--{option} {value}: is for texts; remove it or add text:FILES")
 
 
@@ -165,6 +183,8 @@ def plot(report: dict[str, Any], folder: Path) -> list[Path]:
         paths.append(_plot_passkey(report["passkey"], folder / "passkey.png"))
     for toy in report["toy"]:
         paths.append(_plot_toy(toy, folder / f"{toy['task']}.png"))
+    for long in report["long"]:
+        paths.append(_plot_long(long, folder / f"{long['task']}.png"))
     for i, text in enumerate(report["text"]):
         name = f"text_{i + 1}.png" if i else "text.png"
         paths.append(_plot_text(text, folder / name))
@@ -192,6 +212,19 @@ def _plot_toy(toy: dict[str, Any], path: Path) -> Path:
     axes.plot(lengths, guessed, ":", color="grey", label="the commonest answer")
     axes.set(xlabel=f"steps of an episode of {toy['task']}", ylabel="accuracy", ylim=(-0.03, 1.03))
     axes.legend()
+    return save_figure(figure, path)
+
+
+def _plot_long(long: dict[str, Any], path: Path) -> Path:
+    """Plot the scores by depth and length, as a heat map."""
+    rows = long["rows"]
+    scores = np.array([row["by_depth"] for row in rows], float).T
+    figure, axes = new_figure()
+    image = axes.imshow(scores, aspect="auto", vmin=0, vmax=1, cmap="RdYlGn")
+    axes.set_xticks(range(len(rows)), [f"{row['length']:,}" for row in rows])
+    axes.set_yticks(range(len(scores)), depth_labels(len(scores)))
+    axes.set(xlabel="tokens of the document", ylabel="depth of the fact", title=long["task"])
+    figure.colorbar(image, label="score")
     return save_figure(figure, path)
 
 

@@ -8,7 +8,7 @@ from famjax.cli.tables import Output, Table
 from famjax.core.units import byte_size
 
 # of the report: what has a table of its own here, and what is not a task's
-_KNOWN = {"run", "step", "memory", "passkey", "toy", "text"}
+_KNOWN = {"run", "step", "memory", "passkey", "toy", "text", "long"}
 _NEGATIVE = (
     "gained by memory is negative where the memory makes predictions worse than a reset at every "
     "block: usual early in training, and for texts unlike the training data, or longer"
@@ -26,6 +26,9 @@ def show(report: dict[str, Any]) -> None:
         out.print(passkey_table(report["passkey"]))
     for toy in report["toy"]:
         out.print(toy_table(toy))
+    for long in report["long"]:
+        out.print(long_table(long))
+        out.print(_effective(long["effective_length"]))
     for text in report["text"]:
         out.print(text_table(text))
         out.print(_UNIGRAM)
@@ -88,6 +91,41 @@ def toy_table(toy: dict[str, Any]) -> Table:
             f"{row['tokens_per_second']:,.0f}",
         )
     return table
+
+
+def depth_labels(count: int) -> list[str]:
+    """Return the names of equal parts of a document."""
+    return [f"{100 * i // count}-{100 * (i + 1) // count}%" for i in range(count)]
+
+
+def long_table(long: dict[str, Any]) -> Table:
+    rows = long["rows"]
+    depths = depth_labels(len(rows[0]["by_depth"]))
+    table = Table(
+        f"{long['task']} ({long['source']}): share of the references in the answers, by depth",
+        ("tokens", "answers", "score", *depths, "cut", "updates", "tokens/s", "s/answer"),
+    )
+    for row in rows:
+        table.add_row(
+            f"{row['length']:,}",
+            f"{row['examples']:,}",
+            f"{row['score']:.1%}",
+            *("" if share is None else f"{share:.0%}" for share in row["by_depth"]),
+            f"{row['cut']:,}",
+            f"{row['updates']:,}",
+            f"{row['tokens_per_second']:,.0f}",
+            f"{row['answer_seconds']:.2f}",
+        )
+    return table
+
+
+def _effective(lengths: dict[str, int | None]) -> str:
+    """Return the line of effective lengths."""
+    shown = {rule: "none" if n is None else f"{n:,} tokens" for rule, n in lengths.items()}
+    return (
+        f"effective length: {shown['ruler']} (RULER: scores of 85.6% and more), {shown['nolima']} "
+        "(NoLiMa: at least 85% of the score of the shortest)"
+    )
 
 
 def text_table(text: dict[str, Any]) -> Table:

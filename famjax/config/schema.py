@@ -260,6 +260,17 @@ class PasskeyConfig:
 
 
 @dataclass(frozen=True)
+class LongConfig:
+    """Training documents of the long tasks (niah_single_1, vt, ...): docs/evaluation.md."""
+
+    # tokens of a document, bos, question and answer included; each octave has as many tokens
+    min_length: int = 512
+    max_length: int = 4096
+    # loss weight of the tokens that are not the answer
+    other_weight: float = 0.02
+
+
+@dataclass(frozen=True)
 class ToyConfig:
     """The toy tasks of the Feedback Transformer (v3 4.1, 7.1, 7.4; v1 B.1): docs/tasks.md."""
 
@@ -288,7 +299,9 @@ class DataConfig:
     """Where tokens come from and how they are batched."""
 
     # source of documents: text, generated passkey retrieval, or a toy task (data.toy): random_walk,
-    # blocked_walk, copy, reverse, counting, algorithmic
+    # blocked_walk, copy, reverse, counting, algorithmic; RULER's niah_single_1, niah_single_2,
+    # niah_single_3, niah_multikey_1, niah_multikey_2, niah_multikey_3, niah_multivalue,
+    # niah_multiquery, vt
     task: str = "text"
     # text: file, folder or glob, several separated by commas; empty: Python's standard library.
     # .jsonl: a document on each line, {"text": ...}, {"inputs": ..., "targets": ...},
@@ -327,6 +340,7 @@ class DataConfig:
     # packed: loss weight of the repeated tokens
     repeat_weight: float = 0.1
     passkey: PasskeyConfig = field(default_factory=PasskeyConfig)
+    long: LongConfig = field(default_factory=LongConfig)
     toy: ToyConfig = field(default_factory=ToyConfig)
 
 

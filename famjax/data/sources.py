@@ -314,8 +314,12 @@ class TextSource(Source):
     def texts(self) -> Iterator[str]:
         """Yield the text of all documents once, in the order of the first epoch."""
         for k in range(len(self)):
-            for text, *_ in self._iter_text(self.key(0, 1, k), skip=0):
-                yield text
+            yield from self.document_texts(k)
+
+    def document_texts(self, k: int) -> Iterator[str]:
+        """Yield the text of the k-th document, in the order of the epochs."""
+        for text, *_ in self._iter_text(self.key(0, 1, k), skip=0):
+            yield text
 
     def get_state(self) -> dict[str, Any]:
         """Return a fingerprint of the documents: keys and cursors are valid for these only."""

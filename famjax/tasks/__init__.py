@@ -5,6 +5,8 @@ Episodes are generated from a seed and a number when they are read; nothing is d
 
 from __future__ import annotations
 
+from famjax.tasks.long.needles import NEEDLES
+from famjax.tasks.long.variables import VariableTracking
 from famjax.tasks.passkey import PasskeyTask
 from famjax.tasks.task import Task
 from famjax.tasks.text import TextTask
@@ -14,4 +16,6 @@ TASKS: dict[str, Task] = {
     "text": TextTask(),
     "passkey": PasskeyTask(),
     **{name: ToyTaskSpec(toy) for name, toy in TOYS.items()},
+    **NEEDLES,
+    "vt": VariableTracking(),
 }

@@ -77,6 +77,30 @@ def test_tables_are_of_the_training_task(run: str, capsys: pytest.CaptureFixture
     assert "guessing gets 0.1% of whole keys, 10% of digits" in capsys.readouterr().out
 
 
+def test_long_documents_are_asked_by_length_and_depth(
+    run: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "book.txt").write_text("It was a book. " * 50)
+    task = f"niah_multikey_1:{tmp_path / 'book.txt'}"
+    arguments = ["eval", run, "--tasks", f"{task},vt", "--lengths", "900,1400", "--examples", "1"]
+    assert main(["eval", run, "--tasks", task, "--lengths", "600", "--questions", "4"]) == 2
+    assert "600 tokens do not hold" in capsys.readouterr().err
+    arguments[5] = "1300,1400"
+    assert main([*arguments[:3], task, *arguments[4:], "--questions", "4", "--plot"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "niah_multikey_1 (RULER, arXiv 2404.06654): share of the references" in out
+    assert "1,300 4 0.0%" in out
+    assert "effective length: none (RULER" in out
+    assert (Path(run) / "plots" / "niah_multikey_1.png").read_bytes().startswith(b"\x89PNG")
+    lines = (Path(run) / "eval" / "niah_multikey_1.jsonl").read_text().splitlines()
+    examples = [line for line in map(json.loads, lines) if "output" in line]
+    assert [example["question"] for example in examples] == [0, 1, 2, 3] * 2
+    # what is there is not read again
+    assert main([*arguments, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [long["task"] for long in report["long"]] == ["niah_multikey_1", "vt"]
+
+
 def test_a_negative_gain_is_explained() -> None:
     scores = {"bits_per_byte": 0.0, "loss": 0.0, "accuracy": 0.0}
     rows = [{"loss": 1.2, "loss_without_memory": 1.3}, {"loss": 1.2, "loss_without_memory": 1.1}]
@@ -110,6 +134,7 @@ def test_a_negative_gain_is_explained_where_it_is_printed(
         ("text:holdout, passkey", [("text", "holdout"), ("passkey", "")]),
         ("text:a.txt,b.txt,passkey", [("text", "a.txt,b.txt"), ("passkey", "")]),
         ("text:a,text:b:c", [("text", "a"), ("text", "b:c")]),
+        ("vt,niah_single_2:a,b", [("vt", ""), ("niah_single_2", "a,b")]),
     ],
 )
 def test_tasks_are_parsed(given: str, expected: list[tuple[str, str]]) -> None:
@@ -122,6 +147,7 @@ def test_tasks_are_parsed(given: str, expected: list[tuple[str, str]]) -> None:
         ("paskey", "did you mean 'passkey'"),
         ("passkey:a", "unknown task"),
         ("text:", "no files"),
+        ("niah_single_2:", "niah_single_2: names no files"),
         (",", "--tasks ,: names no task"),
     ],
 )
@@ -145,6 +171,9 @@ def test_lengths_are_parsed() -> None:
         (["--tasks", "passkey", "--lengths", "5"], "are too few for needle and question"),
         (["--tasks", "text", "--lengths", "9"], "--lengths is for passkey, texts are read whole"),
         (["--examples", "0"], "--examples 0: must be at least 1"),
+        (["--tasks", "text", "--questions", "2"], "--questions 2: is for RULER's tasks"),
+        (["--tasks", "vt", "--questions", "2"], "--questions 2: a document of vt has 1"),
+        (["--tasks", "vt:a.txt"], "vt:a.txt: the task has its own filler; write vt"),
         (["--tsks", "x"], "did you mean '--tasks'"),
     ],
 )

@@ -1,0 +1,397 @@
+"""Long documents with questions: a document is read once, and asked from copies of its state.
+
+Answers are generated greedily, and scored by RULER's rule: the share of the references that an
+answer contains, whatever the case (arXiv 2404.06654, 4).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from famjax.core.errors import UserError
+from famjax.core.json_files import parse_json
+from famjax.eval.memory import memory_report
+from famjax.eval.progress import TokenProgress
+from famjax.eval.streaming import Streamer, check_capacity, rechunk
+from famjax.tasks import TASKS
+from famjax.tasks.long.document import Document, LongTask
+from famjax.tasks.task import Request
+from famjax.train.run import Run
+
+LENGTHS = [1024, 4096, 16384]
+# RULER's bar, the score of Llama 2 7B at 4,096 tokens; NoLiMa's share of the base score
+RULER_BAR, NOLIMA_SHARE = 0.856, 0.85
+# equal parts of a document, by which scores are reported
+_DEPTHS = 5
+
+
+@dataclass
+class Example:
+    """A question of a document, and its answer.
+
+    Attributes:
+      length: most tokens of the document, as asked for.
+      document, question: their numbers.
+      tokens: before the question.
+      depth: of the last fact that the question needs, from 0 to 1.
+      prompt: the question.
+      references: of which an answer should have every one.
+      output: the answer.
+      score: the share of references in it.
+      cut: the output has its most tokens, and not all references.
+    """
+
+    length: int
+    document: int
+    question: int
+    tokens: int
+    depth: float
+    prompt: str
+    references: list[str]
+    output: str
+    score: float
+    cut: bool
+
+
+def evaluate(run: Run, request: Request) -> dict[str, Any]:
+    """Return the results of `evaluate_long`."""
+    return evaluate_long(
+        run,
+        request.task,
+        request.lengths or LENGTHS,
+        request.examples or 20,
+        request.batch,
+        request.questions or 1,
+        request.files or "",
+        file=None if request.folder is None else request.folder / f"{request.task}.jsonl",
+    )
+
+
+def evaluate_long(
+    run: Run,
+    name: str,
+    lengths: Sequence[int],
+    examples: int = 20,
+    batch: int = 8,
+    questions: int = 1,
+    files: str = "",
+    quiet: bool = False,
+    file: Path | None = None,
+) -> dict[str, Any]:
+    """Evaluate a run on a long task (`famjax.tasks.long`), by length and by depth.
+
+    Documents are generated while they are read; memory does not grow with their length.
+
+    Args:
+      run: of any task.
+      name: of the task.
+      lengths: most tokens of a document, the question and its answer included.
+      examples: documents of each length.
+      batch: documents read together.
+      questions: asked of each document.
+      files: filler of a task that has files, as `data.files`; "" is Python's standard library.
+      quiet: no progress.
+      file: keeps every example, in JSON lines; a later call with equal arguments continues.
+
+    Returns:
+      task, source, effective_length (of RULER's and NoLiMa's rule), and rows, one for each length:
+      length, examples (answers), score (their mean), by_depth (of each fifth of the document, None
+      where nothing was asked), cut (answers without all references at their most tokens), updates
+      (blocks of a document), seconds, tokens_per_second (of reading), answer_seconds (of one
+      question to a batch), state_bytes (of a document), peak_bytes (of the process so far).
+
+    Raises:
+      UserError: a length is too short, or exceeds full attention's KV cache, the tokenizer cannot
+        express an answer, the task has fewer questions, or the file is of another evaluation.
+    """
+    task = TASKS[name]
+    assert isinstance(task, LongTask)
+    if files and not task.has_files:
+        raise UserError(f"{name}:{files}: the task has its own filler; write {name}")
+    texts = task.texts(files, run.tokenizer)
+    lengths = sorted(set(lengths))
+
+    def document(length: int, number: int) -> Document:
+        return task.evaluated_document(run.tokenizer, length, number, examples, texts)
+
+    _check(run, name, document, lengths, questions)
+    streamer = Streamer(run.model, min(batch, examples))
+    settings = {
+        "run": repr(run.config),
+        "step": run.step,
+        "task": name,
+        "files": files,
+        "examples": examples,
+        "batch": batch,
+        "questions": questions,
+    }
+    store = _Examples(file, settings)
+    groups = [
+        (length, range(first, min(first + streamer.batch, examples)))
+        for length in lengths
+        for first in range(0, examples, streamer.batch)
+    ]
+    left = [group for group in groups if not store.has(group)]
+    with TokenProgress(name, sum(n * len(numbers) for n, numbers in left), quiet) as progress:
+        if left:
+            with progress.compiling():
+                _warm_up(streamer)
+        for length, numbers in left:
+            # the last batch is padded with the first documents, to keep the compiled shape
+            padded = [*numbers, *range(streamer.batch - len(numbers))]
+            documents = [document(length, number) for number in padded]
+            found, times = _ask(run, streamer, documents, questions, task.answer_tokens, progress)
+            kept = [
+                Example(length, number, **fields)
+                for number, asked in zip(numbers, found, strict=False)
+                for fields in asked
+            ]
+            store.add((length, numbers), kept, times)
+    rows = [
+        _row(run, length, *store.of_length(length), streamer.state_bytes() // streamer.batch)
+        for length in lengths
+    ]
+    return {
+        "task": name,
+        "source": task.source,
+        "files": files,
+        "effective_length": effective_lengths(rows),
+        "rows": rows,
+    }
+
+
+def effective_lengths(rows: Sequence[dict[str, Any]]) -> dict[str, int | None]:
+    """Return the longest length whose score reaches a bar, as do all shorter ones, by rule.
+
+    RULER: 85.6%. NoLiMa: 85% of the score of the shortest length. None: not even the shortest.
+    """
+    bars = {"ruler": RULER_BAR, "nolima": NOLIMA_SHARE * rows[0]["score"]}
+    lengths: dict[str, int | None] = {}
+    for rule, bar in bars.items():
+        lengths[rule] = None
+        for row in rows:
+            if row["score"] < bar or not row["score"]:
+                break
+            lengths[rule] = row["length"]
+    return lengths
+
+
+def score(output: str, references: Sequence[str]) -> float:
+    """Return the share of the references that an output contains, whatever the case."""
+    lowered = output.lower()
+    return sum(reference.lower() in lowered for reference in references) / len(references)
+
+
+def _check(
+    run: Run,
+    name: str,
+    document: Callable[[int, int], Document],
+    lengths: Sequence[int],
+    questions: int,
+) -> None:
+    for length in lengths:
+        check_capacity(run.model.stack.capacity, length)
+        known = len(document(length, 0).questions)
+        if questions > known:
+            raise UserError(f"--questions {questions}: a document of {name} has {known}")
+
+
+def _warm_up(streamer: Streamer) -> None:
+    """Compile what reads and answers, so that it is not timed."""
+    streamer.warm_up()
+    stream, token = streamer.new_stream(), np.zeros((streamer.batch, 1), np.int32)
+    stream.read(token)
+    stream.step(token)
+
+
+def _ask(
+    run: Run,
+    streamer: Streamer,
+    documents: list[Document],
+    questions: int,
+    answer_tokens: int,
+    progress: TokenProgress,
+) -> tuple[list[list[dict[str, Any]]], dict[str, Any]]:
+    """Read a batch of documents and answer their questions; return the fields of each `Example`."""
+    begin = time.perf_counter()
+    stream = streamer.new_stream()
+    rest = _read(stream, documents, progress)
+    read, sizes = time.perf_counter(), [stream.tokens + len(tokens) for tokens in rest]
+    found: list[list[dict[str, Any]]] = [[] for _ in documents]
+    for number in range(questions):
+        asked = [document.content.questions[number] for document in documents]
+        prompts = [
+            np.concatenate([tokens, document.questions[number]])
+            for tokens, document in zip(rest, documents, strict=True)
+        ]
+        references = [question.references for question in asked]
+        outputs = answer(run, stream.copy(), prompts, references, answer_tokens)
+        for i, (text, cut) in enumerate(outputs):
+            found[i].append(
+                {
+                    "question": number,
+                    "tokens": sizes[i],
+                    "depth": max(documents[i].depths[fact] for fact in asked[i].facts),
+                    "prompt": asked[i].text,
+                    "references": list(references[i]),
+                    "output": text,
+                    "score": score(text, references[i]),
+                    "cut": cut,
+                }
+            )
+    answering = (time.perf_counter() - read) / questions
+    times = {"tokens": sum(sizes), "read": read - begin, "answer": answering}
+    return found, times
+
+
+def _read(stream: Streamer, documents: list[Document], progress: TokenProgress) -> list[np.ndarray]:
+    """Read documents together as far as all of them go; return what is left of each, [n]."""
+    pieces = [rechunk(document.tokens(), stream.chunk) for document in documents]
+    while True:
+        heads = [next(piece, np.zeros(0, np.int32)) for piece in pieces]
+        if min(map(len, heads)) < stream.chunk:
+            break
+        stream.skim(np.stack(heads))
+        progress.advance(stream.batch * stream.chunk)
+    rest = [np.concatenate([head, *piece]) for head, piece in zip(heads, pieces, strict=True)]
+    common = min(map(len, rest))
+    stream.read(np.stack([tokens[:common] for tokens in rest]))
+    # so that what follows is timed by itself
+    jax.block_until_ready(stream.logits)
+    progress.advance(stream.batch * common)
+    return [tokens[common:] for tokens in rest]
+
+
+def answer(
+    run: Run,
+    stream: Streamer,
+    prompts: Sequence[np.ndarray],
+    references: Sequence[Sequence[str]],
+    most: int,
+) -> list[tuple[str, bool]]:
+    """Read a prompt [n] in each lane, of any length, and continue it greedily.
+
+    A lane that is through with its prompt generates while others still read theirs. It ends with a
+    stop token, with all references, or after `most` tokens.
+
+    Returns:
+      for each lane the text, and whether it ended after `most` tokens.
+    """
+    common = min(map(len, prompts))
+    stream.read(np.stack([prompt[:common] for prompt in prompts]))
+    vocabulary, stops = run.tokenizer.vocab_size, set(run.tokenizer.stop_ids)
+    waiting = [prompt[common:].tolist()[::-1] for prompt in prompts]
+    written: list[list[int]] = [[] for _ in prompts]
+    ended: dict[int, tuple[str, bool]] = {}
+
+    def write(lane: int, token: int) -> None:
+        if token not in stops:
+            written[lane].append(token)
+        text = run.tokenizer.decode(written[lane])
+        done = token in stops or score(text, references[lane]) == 1
+        if done or len(written[lane]) == most:
+            ended[lane] = text, not done
+
+    while True:
+        likeliest = np.asarray(stream.logits)[:, :vocabulary].argmax(-1).tolist()
+        tokens = []
+        for lane, rest in enumerate(waiting):
+            if not rest and lane not in ended:
+                write(lane, likeliest[lane])
+            tokens.append(rest.pop() if rest else likeliest[lane])
+        if len(ended) == len(prompts):
+            break
+        stream.step(np.array(tokens, np.int32)[:, None])
+    return [ended[lane] for lane in range(len(prompts))]
+
+
+class _Examples:
+    """The examples of an evaluation by batch, kept in a file of JSON lines if there is one.
+
+    The first line is the evaluation's settings; each other line an example, or the times of a batch
+    after its examples.
+
+    Args:
+      file: None keeps them in memory only.
+      settings: examples of others are not continued.
+
+    Raises:
+      UserError: the file has the examples of another evaluation, or is damaged.
+    """
+
+    def __init__(self, file: Path | None, settings: dict[str, Any]):
+        self._file, self._settings = file, settings
+        self._examples: list[Example] = []
+        self._times: dict[tuple[int, int], dict[str, Any]] = {}
+        if file is not None and file.exists():
+            self._load(file)
+
+    def _load(self, file: Path) -> None:
+        remedy = "remove it, and run again"
+        try:
+            first, *lines = map(parse_json, file.read_text().splitlines())
+            for line in lines:
+                if "answer" in line:
+                    self._times[line["length"], line["first"]] = line
+                else:
+                    self._examples.append(Example(**line))
+        except (ValueError, TypeError, UnicodeDecodeError) as error:
+            raise UserError(f"{file}: damaged ({error}); {remedy}") from None
+        if first != self._settings:
+            self._examples, self._times = [], {}
+
+    def has(self, group: tuple[int, range]) -> bool:
+        """Return whether the batch of documents of a length is there."""
+        length, numbers = group
+        return (length, numbers.start) in self._times
+
+    def add(self, group: tuple[int, range], examples: list[Example], times: dict[str, Any]) -> None:
+        """Add a batch; the file is whole at any time."""
+        length, numbers = group
+        self._examples += examples
+        self._times[length, numbers.start] = {"length": length, "first": numbers.start, **times}
+        if self._file is None:
+            return
+        lines = [self._settings, *map(asdict, self._examples), *self._times.values()]
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        new = self._file.with_name(self._file.name + ".new")
+        new.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        os.replace(new, self._file)
+
+    def of_length(self, length: int) -> tuple[list[Example], list[dict[str, Any]]]:
+        """Return the examples of a length, and the times of its batches."""
+        times = [time for (n, _), time in self._times.items() if n == length]
+        return [example for example in self._examples if example.length == length], times
+
+
+def _row(
+    run: Run, length: int, examples: list[Example], times: list[dict[str, Any]], state_bytes: int
+) -> dict[str, Any]:
+    depths = np.minimum([int(example.depth * _DEPTHS) for example in examples], _DEPTHS - 1)
+    scores = np.array([example.score for example in examples])
+    seconds = sum(time["read"] for time in times)
+    return {
+        "length": length,
+        "examples": len(examples),
+        "score": float(scores.mean()),
+        "by_depth": [
+            float(scores[depths == i].mean()) if (depths == i).any() else None
+            for i in range(_DEPTHS)
+        ],
+        "cut": sum(example.cut for example in examples),
+        "updates": length // run.model.block_len,
+        "seconds": seconds,
+        "tokens_per_second": sum(time["tokens"] for time in times) / seconds,
+        "answer_seconds": float(np.mean([time["answer"] for time in times])),
+        "state_bytes": state_bytes,
+        "peak_bytes": memory_report()["peak_bytes"],
+    }

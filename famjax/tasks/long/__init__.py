@@ -1,0 +1,1 @@
+"""Long documents with facts in filler, and questions about them: RULER's families."""

@@ -1,0 +1,281 @@
+"""Documents of any length with facts among filler, streamed, and questions about them.
+
+A document is [bos] head, context, question, answer. The context is filler, whole sentences, in
+which every fact is at its depth. It is generated while it is read, so ten million tokens take no
+more memory than a thousand.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from famjax.config.schema import Config
+from famjax.core.errors import UserError
+from famjax.data.sources import Key, Piece, Source, Split, TextSource
+from famjax.tasks.long.filler import Filler, cycle_sentences, repeat_noise
+from famjax.tasks.task import Task
+from famjax.tokenizers.tokenizer import Tokenizer
+
+# the third number of a document's seed; a fourth is what it decides
+_TRAINING, _EVALUATION = 0, 1
+_CONTENT, _DEPTHS, _FILLER = 0, 1, 2
+
+
+class Question(NamedTuple):
+    """A question about a document.
+
+    Attributes:
+      text: up to where the answer begins.
+      references: strings of which an answer should have every one.
+      facts: indices of the facts that tell them.
+    """
+
+    text: str
+    references: tuple[str, ...]
+    facts: tuple[int, ...]
+
+    @property
+    def answer(self) -> str:
+        """The answer that is trained."""
+        return " " + ", ".join(self.references) + "."
+
+
+class Content(NamedTuple):
+    """What a document says, wherever it says it.
+
+    Attributes:
+      head: before the context.
+      facts: sentences that are put into the filler.
+      questions: any of which may be asked.
+      in_order: the facts are in the context in their order.
+    """
+
+    head: str
+    facts: tuple[str, ...]
+    questions: tuple[Question, ...]
+    in_order: bool = False
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document of a task.
+
+    Attributes:
+      content: of it.
+      tokenizer: of its tokens.
+      filler: returns its sentences, without end, the same in every call.
+      depths: where each fact is in the context, from 0 to 1.
+      length: most tokens, with bos, the longest question, and `answer_tokens`.
+      answer_tokens: reserved for the answer.
+
+    Raises:
+      UserError: facts and question do not fit in `length`.
+    """
+
+    content: Content
+    tokenizer: Tokenizer
+    filler: Callable[[], Iterator[str]]
+    depths: tuple[float, ...]
+    length: int
+    answer_tokens: int
+
+    def __post_init__(self) -> None:
+        if self.room < 0:
+            raise UserError(
+                f"{self.length:,} tokens do not hold facts, question and answer, which take "
+                f"{self.length - self.room:,} with tokenizer {self.tokenizer.name}; ask for more"
+            )
+
+    @functools.cached_property
+    def _facts(self) -> list[np.ndarray]:
+        return [self.tokenizer.encode(fact + " ") for fact in self.content.facts]
+
+    @functools.cached_property
+    def _head(self) -> np.ndarray:
+        head = self.tokenizer.encode(self.content.head)
+        return np.concatenate([[self.tokenizer.bos_id], head]).astype(np.int32)
+
+    @functools.cached_property
+    def questions(self) -> list[np.ndarray]:
+        """The tokens of each question, [n]."""
+        return [self.tokenizer.encode(question.text) for question in self.content.questions]
+
+    @functools.cached_property
+    def room(self) -> int:
+        """Tokens of filler that fit."""
+        fixed = len(self._head) + sum(map(len, self._facts)) + max(map(len, self.questions))
+        return self.length - fixed - self.answer_tokens
+
+    def tokens(self) -> Iterator[np.ndarray]:
+        """Yield the tokens before the question, in pieces [n] of a sentence."""
+        yield self._head
+        waiting = sorted(range(len(self._facts)), key=lambda i: self.depths[i])
+        written = 0
+        for sentence in self.filler():
+            tokens = encode_sentence(self.tokenizer, sentence)
+            while waiting and self.depths[waiting[0]] * self.room <= written:
+                yield self._facts[waiting.pop(0)]
+            if written + len(tokens) > self.room:
+                break
+            written += len(tokens)
+            yield tokens
+        for i in waiting:
+            yield self._facts[i]
+
+
+@functools.lru_cache(maxsize=1024)
+def encode_sentence(tokenizer: Tokenizer, sentence: str) -> np.ndarray:
+    """Return the tokens of a sentence and the space after it, [n]; noise repeats its sentences."""
+    return tokenizer.encode(sentence + " ")
+
+
+class LongTask(Task):
+    """A task on long documents; a new one is a file, with a line in `famjax.tasks`.
+
+    Attributes:
+      name: in `data.task` and `famjax eval --tasks`.
+      source: where it comes from, for the report.
+      answer_tokens: that an answer may take.
+    """
+
+    keys = ("data.long.*",)
+    group = "long"
+    options = ("lengths", "questions")
+    evaluation = "famjax.eval.long:evaluate"
+    name: str
+    source: str
+    answer_tokens: int
+
+    @property
+    def has_files(self) -> bool:
+        """Whether the filler is the text of files; else it is the task's own."""
+        return False
+
+    @abc.abstractmethod
+    def make_content(self, rng: np.random.Generator) -> Content:
+        """Return the content of a document."""
+
+    def make_filler(self, rng: np.random.Generator, content: Content) -> Iterator[str]:
+        """Yield sentences without end; of a task without files."""
+        return repeat_noise()
+
+    def document(
+        self,
+        tokenizer: Tokenizer,
+        length: int,
+        seed: tuple[int, ...],
+        texts: Filler | None = None,
+        depth: float | None = None,
+    ) -> Document:
+        """Return a document, equal for equal seeds; its content does not depend on its length.
+
+        Args:
+          tokenizer: of its tokens.
+          length: see `Document`.
+          seed: numbers.
+          texts: the filler of a task that `has_files`.
+          depth: of the first fact of the first question; None draws it, as those of the others.
+
+        Raises:
+          UserError: it does not fit in `length`, or the tokenizer cannot express an answer.
+        """
+        content = self.make_content(np.random.default_rng([*seed, _CONTENT]))
+        for question in content.questions:
+            for reference in question.references:
+                if reference not in tokenizer.decode(tokenizer.encode(reference)):
+                    raise UserError(
+                        f"{self.name}: tokenizer {tokenizer.name} cannot express {reference!r}; "
+                        "take a run with one that knows all letters and digits"
+                    )
+        depths = np.random.default_rng([*seed, _DEPTHS]).random(len(content.facts))
+        if depth is not None:
+            depths[content.questions[0].facts[0]] = depth
+        if content.in_order:
+            depths = np.sort(depths)
+
+        def filler() -> Iterator[str]:
+            rng = np.random.default_rng([*seed, _FILLER])
+            return self.make_filler(rng, content) if texts is None else texts(rng)
+
+        return Document(
+            content, tokenizer, filler, tuple(depths.tolist()), length, self.answer_tokens
+        )
+
+    def evaluated_document(
+        self, tokenizer: Tokenizer, length: int, number: int, of: int, texts: Filler | None
+    ) -> Document:
+        """Return the document `number` of the `of` that are evaluated.
+
+        The first fact of its first question is in the document's own part of all depths.
+        """
+        seed = (0, number, _EVALUATION)
+        depth = (number % of + np.random.default_rng(seed).random()) / of
+        return self.document(tokenizer, length, seed, texts, depth)
+
+    def texts(self, files: str, tokenizer: Tokenizer) -> Filler | None:
+        """Return the filler of files, as `data.files`; None if the task has its own."""
+        return cycle_sentences(TextSource(files, tokenizer, 0, 0)) if self.has_files else None
+
+    def make_source(
+        self, config: Config, tokenizer: Tokenizer, split: Split, checked: Path | None
+    ) -> Source:
+        return LongSource(self, config, tokenizer)
+
+    def check(self, config: Config) -> Iterator[str]:
+        long = config.data.long
+        if long.min_length > long.max_length:
+            yield (
+                f"data.long.min_length={long.min_length} is more than "
+                f"data.long.max_length={long.max_length}; swap them"
+            )
+
+
+class LongSource(Source):
+    """Endless training documents, each with one question and its answer.
+
+    Each octave of lengths has as many tokens.
+    """
+
+    def __init__(self, task: LongTask, config: Config, tokenizer: Tokenizer):
+        self.task, self.tokenizer = task, tokenizer
+        self.config, self.seed = config.data.long, config.seed
+        self._texts = task.texts(config.data.files, tokenizer)
+        self._open([0, 0, self.config.min_length])  # refuses what does not fit
+
+    def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
+        """Return [lane, number of the document, most tokens]."""
+        c = self.config
+        rng = np.random.default_rng([self.seed, lane, k, _TRAINING])
+        return [lane, k, round(1 / rng.uniform(1 / c.max_length, 1 / c.min_length))]
+
+    def _open(self, key: Key) -> tuple[Document, int]:
+        lane, k, length = key
+        seed = (self.seed, lane, k, _TRAINING)
+        document = self.task.document(self.tokenizer, length, seed, self._texts)
+        asked = int(np.random.default_rng([*seed, 3]).integers(len(document.questions)))
+        return document, asked
+
+    def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
+        document, asked = self._open(key)
+        weight = self.config.other_weight
+        for i, tokens in zip(count(), document.tokens(), strict=False):
+            if i >= piece:
+                yield Piece(tokens, np.full(len(tokens), weight, np.float32))
+        question = document.questions[asked]
+        text = document.content.questions[asked].answer
+        answer = np.append(self.tokenizer.encode(text), self.tokenizer.eos_id).astype(np.int32)
+        weights = np.repeat(np.array([weight, 1], np.float32), [len(question), len(answer)])
+        if piece <= i + 1:
+            yield Piece(np.concatenate([question, answer]), weights)
+
+    def report(self) -> str:
+        c = self.config
+        return f"{self.task.name} documents of {c.min_length:,} to {c.max_length:,} tokens"

@@ -1,0 +1,54 @@
+"""Filler of long documents: noise, or the sentences of texts, without end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from itertools import count, repeat
+
+import numpy as np
+
+from famjax.core.errors import UserError
+from famjax.data.sources import TextSource
+
+# returns the sentences of one document
+Filler = Callable[[np.random.Generator], Iterator[str]]
+
+# RULER's noise, which is that of the passkey task
+NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+_END = re.compile(r"(?<=[.!?])\s+|\s*\n\s*")
+# of a text without ends of sentences, so many characters are one
+_LONGEST = 1000
+
+
+def repeat_noise() -> Iterator[str]:
+    return repeat(NOISE)
+
+
+def cycle_sentences(source: TextSource) -> Filler:
+    """Return the sentences of all documents of a source, over and over.
+
+    Each long document begins with another of the source's documents.
+    """
+
+    def filler(rng: np.random.Generator) -> Iterator[str]:
+        first, empty = int(rng.integers(len(source))), 0
+        for k in count(first):
+            sentences = (s for text in source.document_texts(k) for s in split_sentences(text))
+            if (sentence := next(sentences, None)) is None:
+                empty += 1
+                if empty == len(source):
+                    raise UserError("the texts of the filler are empty; give files with text")
+                continue
+            empty = 0
+            yield sentence
+            yield from sentences
+
+    return filler
+
+
+def split_sentences(text: str) -> Iterator[str]:
+    """Yield the sentences of a text, without the spaces between them."""
+    for sentence in _END.split(text):
+        for at in range(0, len(sentence), _LONGEST):
+            yield sentence[at : at + _LONGEST]

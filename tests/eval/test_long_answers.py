@@ -1,0 +1,180 @@
+"""Long documents are read once and asked from copies of the state."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+
+from famjax.core.errors import UserError
+from famjax.eval import long
+from famjax.eval.long import answer, effective_lengths, evaluate_long, score
+from famjax.eval.streaming import Streamer
+from famjax.tasks import TASKS
+from famjax.tasks.long.document import LongTask
+from famjax.train.run import Run
+
+
+def continue_greedily(run: Run, tokens: np.ndarray, count: int) -> str:
+    """Continue a text by calls of the whole model, up to a stop token."""
+    written: list[int] = []
+    while len(written) < count:
+        line = np.concatenate([tokens, written]).astype(np.int32)[None]
+        likeliest = int(tiny.logits(run.model, line)[0, -1].argmax())
+        if likeliest in run.tokenizer.stop_ids:
+            break
+        written.append(likeliest)
+    return run.tokenizer.decode(written)
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return tiny.run_with("fam", seed=3, fam_update="gated")
+
+
+@pytest.fixture
+def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(TASKS["niah_multikey_1"]), "answer_tokens", 6)
+
+
+def test_answers_are_the_models_own(run: Run, short_answers: None) -> None:
+    task = TASKS["niah_multikey_1"]
+    assert isinstance(task, LongTask)
+    book = str(Path(__file__).parent.parent / "conftest.py")
+    arguments: dict[str, Any] = {"examples": 3, "batch": 2, "questions": 2, "quiet": True}
+    # documents of several calls, and shorter than one
+    found = long_examples(run, "niah_multikey_1", [2600, 1100], files=book, **arguments)
+    assert len(found) == 2 * 3 * 2
+    texts = task.texts(book, run.tokenizer)
+    for example in found:
+        length, number = example["length"], example["document"]
+        document = task.evaluated_document(run.tokenizer, length, number, 3, texts)
+        before = np.concatenate(list(document.tokens()))
+        question = document.content.questions[example["question"]]
+        tokens = np.concatenate([before, run.tokenizer.encode(question.text)])
+        assert example["tokens"] == len(before) <= length
+        assert example["prompt"] == question.text
+        assert example["references"] == list(question.references)
+        assert example["output"] == continue_greedily(run, tokens, 6)
+        assert example["depth"] == document.depths[question.facts[0]]
+        assert example["score"] == score(example["output"], question.references)
+    assert any(example["cut"] for example in found)
+    # documents of a batch are not equally long
+    assert len({example["tokens"] for example in found}) > 2
+
+
+def long_examples(run: Run, *arguments: Any, **options: Any) -> list[dict[str, Any]]:
+    """Return the examples of an evaluation, as they are in its file."""
+    file = tiny.folder().parent / "examples.jsonl"
+    file.unlink(missing_ok=True)
+    evaluate_long(run, *arguments, file=file, **options)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    return [line for line in lines if "output" in line]
+
+
+def test_lanes_end_at_a_stop_token_at_all_references_or_at_the_limit(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = run.tokenizer.eos_id
+    script = np.stack(
+        [run.tokenizer.encode("abcdefgh"), run.tokenizer.encode("abcdefgh"), [ord("x")] * 8], 1
+    )
+    script[3, 1] = stop
+    prompts = [np.arange(40, 40 + n, dtype=np.int32) for n in (3, 3, 5)]
+    seen: list[np.ndarray] = []
+
+    class Scripted(Streamer):
+        @property
+        def logits(self) -> Any:
+            # what a lane writes depends on how much of it there is
+            ready = [self.tokens - len(prompt) for prompt in prompts]
+            drawn = [script[max(n, 0), lane] for lane, n in enumerate(ready)]
+            return np.eye(self._vocabulary)[drawn]
+
+        def step(self, tokens: Any) -> None:
+            seen.append(np.asarray(tokens)[:, 0])
+            super().step(tokens)
+
+    stream = Scripted(run.model, 3)
+    stream._vocabulary = int(tiny.logits(run.model, np.zeros((1, 1), np.int32)).shape[-1])  # type: ignore[attr-defined]
+    found = answer(run, stream, prompts, [["CD"], ["zz"], ["yy"]], 6)
+    assert found == [("abcd", False), ("abc", False), ("xxxxxx", True)]
+    # the longest prompt is read to its end while others write
+    assert [tokens[2] for tokens in seen[:3]] == [43, 44, ord("x")]
+
+
+def test_a_stopped_evaluation_continues(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments: tuple[Any, ...] = (run, "vt", [700, 1300], 3, 2)
+    whole = evaluate_long(*arguments, quiet=True)
+    ask, calls = long._ask, []
+
+    def stop_at_third(*given: Any) -> Any:
+        calls.append(given)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return ask(*given)
+
+    monkeypatch.setattr(long, "_ask", stop_at_third)
+    file = tmp_path / "eval" / "vt.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_long(*arguments, quiet=True, file=file)
+    assert len(file.read_text().splitlines()) == 1 + 3 + 2
+    resumed = evaluate_long(*arguments, quiet=True, file=file)
+    assert len(calls) == 3 + 2
+    for row, other in zip(resumed["rows"], whole["rows"], strict=True):
+        for name in ("length", "examples", "score", "by_depth", "cut", "updates", "state_bytes"):
+            assert row[name] == other[name]
+    evaluate_long(*arguments, quiet=True, file=file)
+    assert len(calls) == 5
+    # another evaluation begins anew
+    evaluate_long(run, "vt", [700], 2, 2, quiet=True, file=file)
+    assert len(calls) == 6
+    file.write_text(file.read_text()[:-20])
+    with pytest.raises(UserError, match=r"vt\.jsonl: damaged .*; remove it, and run again"):
+        evaluate_long(run, "vt", [700], 2, 2, quiet=True, file=file)
+
+
+def test_rows_say_how_long_and_how_deep(run: Run) -> None:
+    result = evaluate_long(run, "niah_single_1", [1200, 600], 5, 5, quiet=True)
+    assert result["source"].startswith("RULER")
+    assert [row["length"] for row in result["rows"]] == [600, 1200]
+    for row in result["rows"]:
+        assert row["examples"] == 5
+        # each document has its needle in a part of its own
+        assert None not in row["by_depth"]
+        assert row["score"] == pytest.approx(np.mean(row["by_depth"]))
+        assert row["updates"] == row["length"] // run.model.block_len
+        assert min(row[name] for name in ("seconds", "tokens_per_second", "answer_seconds")) > 0
+        assert row["state_bytes"] == Streamer(run.model, 1).state_bytes()
+
+
+def test_the_score_is_the_share_of_references_whatever_the_case() -> None:
+    assert score("they are 12 and Ab-Cd", ["12", "ab-cd", "99", "98"]) == 0.5
+    assert score("", ["12"]) == 0
+    assert score("112", ["12"]) == 1
+
+
+def test_the_effective_length_is_the_longest_up_to_which_all_reach_the_bar() -> None:
+    def rows(*scores: float) -> list[dict[str, Any]]:
+        return [{"length": 2**i, "score": s} for i, s in enumerate(scores)]
+
+    assert effective_lengths(rows(1, 0.9, 0.856, 0.84, 0.9)) == {"ruler": 4, "nolima": 4}
+    assert effective_lengths(rows(0.6, 0.52, 0.5)) == {"ruler": None, "nolima": 2}
+    assert effective_lengths(rows(0, 0)) == {"ruler": None, "nolima": None}
+
+
+def test_mistakes_are_told(run: Run) -> None:
+    with pytest.raises(UserError, match="--questions 2: a document of vt has 1"):
+        evaluate_long(run, "vt", [900], questions=2)
+    with pytest.raises(UserError, match="vt:books: the task has its own filler; write vt"):
+        evaluate_long(run, "vt", [900], files="books")
+    with pytest.raises(UserError, match="100 tokens do not hold"):
+        evaluate_long(run, "vt", [900, 100])
+    with pytest.raises(UserError, match="900 tokens do not fit its cache of 64"):
+        evaluate_long(tiny.run_with("full"), "vt", [900])

@@ -1,0 +1,197 @@
+"""Documents with facts in filler: RULER's families, whatever the length."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from famjax.core.errors import UserError
+from famjax.experiment.load import load_config
+from famjax.pipeline import make_source
+from famjax.tasks import TASKS
+from famjax.tasks.long.document import LongTask
+from famjax.tasks.long.filler import NOISE, split_sentences
+from famjax.tokenizers.load import load_tokenizer
+
+TOKENIZER = load_tokenizer("bytes")
+LONG = {name: task for name, task in TASKS.items() if isinstance(task, LongTask)}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> str:
+    sentences = (f"Sentence {i} of the book is here." for i in range(300))
+    (tmp_path / "book.txt").write_text("\n".join(sentences))
+    return str(tmp_path)
+
+
+def read(task: LongTask, length: int, number: int, files: str) -> tuple[str, list[str]]:
+    """Return a document before its question, and its pieces."""
+    texts = task.texts(files, TOKENIZER)
+    document = task.evaluated_document(TOKENIZER, length, number, 5, texts)
+    first, *pieces = document.tokens()
+    assert first[0] == TOKENIZER.bos_id
+    texts_of = [TOKENIZER.decode(first[1:]), *map(TOKENIZER.decode, pieces)]
+    return "".join(texts_of), texts_of
+
+
+@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("length", [1500, 20_000])
+def test_a_document_tells_what_its_questions_ask(name: str, length: int, files: str) -> None:
+    task = LONG[name]
+    for number in range(5):
+        text, pieces = read(task, length, number, files)
+        document = task.evaluated_document(
+            TOKENIZER, length, number, 5, task.texts(files, TOKENIZER)
+        )
+        content = document.content
+        assert text.startswith(content.head)
+        assert "".join(read(task, length, number, files)[1]) == text
+        for fact in content.facts:
+            assert pieces.count(fact + " ") == 1
+        for question in content.questions:
+            for reference in question.references:
+                assert any(reference in content.facts[i] for i in question.facts)
+                assert reference in question.answer
+        # the question and the answer fit, and little is left
+        question = max(map(len, document.questions))
+        used = len(text.encode()) + 1 + question + task.answer_tokens
+        longest = max(map(len, pieces[1:]))
+        assert length - longest <= used <= length
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_facts_are_where_they_should_be(name: str, files: str) -> None:
+    task, length = LONG[name], 30_000
+    first_depths = []
+    for number in range(5):
+        text, _ = read(task, length, number, files)
+        document = task.evaluated_document(TOKENIZER, length, number, 5, None)
+        at = [text.index(fact) / len(text) for fact in document.content.facts]
+        np.testing.assert_allclose(at, document.depths, atol=0.05)
+        if document.content.in_order:
+            assert at == sorted(at)
+        else:
+            first_depths.append(document.depths[document.content.questions[0].facts[0]])
+    # five documents have their first needle in five parts of a document
+    assert [int(5 * depth) for depth in first_depths] in ([], [0, 1, 2, 3, 4])
+
+
+def test_the_wording_is_that_of_ruler() -> None:
+    content = LONG["niah_multikey_3"].make_content(np.random.default_rng(0))
+    assert content.head == (
+        "A special magic uuid is hidden within the following text. Make sure to memorize it. "
+        "I will quiz you about the uuid afterwards.\n"
+    )
+    (fact,), (question,) = content.facts, content.questions
+    key, value = re.fullmatch(
+        r"One of the special magic uuids for ([-\da-f]{36}) is: ([-\da-f]{36})\.", fact
+    ).groups()  # type: ignore[union-attr]
+    assert question.references == (value,)
+    assert question.text == (
+        f"\nWhat is the special magic uuid for {key} mentioned in the provided text? "
+        f"The special magic uuid for {key} mentioned in the provided text is"
+    )
+    content = LONG["niah_multiquery"].make_content(np.random.default_rng(0))
+    assert content.head.startswith("Some special magic numbers are hidden")
+    (question,) = content.questions
+    assert len(question.references) == len(content.facts) == 4
+    assert re.search(
+        r"What are all the special magic numbers for (\w+-\w+, ){3}and \w+-\w+ mentioned in the "
+        r"provided text\? .* mentioned in the provided text are$",
+        question.text,
+    )
+
+
+def test_a_question_of_several_keys_asks_each_of_them_once() -> None:
+    content = LONG["niah_multikey_1"].make_content(np.random.default_rng(1))
+    assert sorted(i for question in content.questions for i in question.facts) == [0, 1, 2, 3]
+    for question in content.questions:
+        key = re.search(r"number for (\S+) mentioned", question.text).group(1)  # type: ignore[union-attr]
+        assert key in content.facts[question.facts[0]]
+
+
+def test_distractors_have_other_keys() -> None:
+    task = LONG["niah_multikey_2"]
+    text, _ = read(task, 200_000, 0, "")
+    keys = re.findall(r"numbers for (\S+) is: ", text)
+    (question,) = task.evaluated_document(TOKENIZER, 2000, 0, 5, None).content.questions
+    assert len(keys) > 2000
+    assert sum(key in question.text for key in keys) == 1
+
+
+def test_a_chain_of_variables_ends_at_the_number() -> None:
+    content = LONG["vt"].make_content(np.random.default_rng(0))
+    (question,) = content.questions
+    value = re.search(r"assigned the value (\d{5}) in", question.text).group(1)  # type: ignore[union-attr]
+    values = dict(re.fullmatch(r"VAR (\w{5}) = (.*)", fact).groups() for fact in content.facts)  # type: ignore[union-attr]
+    assert len(values) == 5
+    for name in question.references:
+        while name in values:
+            name = values[name].removeprefix("VAR ")
+        assert name == value
+
+
+def test_a_document_is_streamed() -> None:
+    document = LONG["niah_single_1"].evaluated_document(TOKENIZER, 10**12, 1, 5, None)
+    pieces = itertools.islice(document.tokens(), 1, 50)
+    assert all(TOKENIZER.decode(tokens) == NOISE + " " for tokens in pieces)
+
+
+def test_sentences_are_split_at_their_ends_and_at_lines() -> None:
+    text = "One. Two is 2.5! Three?\n\n  Four\nfive" + "x" * 2500
+    parts = list(split_sentences(text))
+    assert parts[:4] == ["One.", "Two is 2.5!", "Three?", "Four"]
+    assert [len(part) for part in parts[4:]] == [1000, 1000, 504]
+
+
+def test_mistakes_are_told(tmp_path: Path) -> None:
+    single = LONG["niah_single_1"]
+    with pytest.raises(UserError, match=r"200 tokens do not hold .* which take [45]\d\d with"):
+        single.evaluated_document(TOKENIZER, 200, 0, 5, None)
+    (tmp_path / "empty.txt").write_text("\n \n")
+    with pytest.raises(UserError, match="texts of the filler are empty"):
+        read(LONG["niah_single_2"], 2000, 0, str(tmp_path / "empty.txt"))
+    (tmp_path / "words.txt").write_text("<s>\n<unk>\n<eos>\nthe\ngrass\nis\n")
+    words = load_tokenizer(str(tmp_path / "words.txt"))
+    with pytest.raises(UserError, match=r"cannot express '[A-Z]{5}'"):
+        LONG["vt"].evaluated_document(words, 2000, 0, 5, None)
+    with pytest.raises(UserError, match=r"min_length=900 is more than data\.long\.max_length=800"):
+        load_config("text_fam", ["data.task=vt", *lengths(900, 800)])
+    with pytest.raises(UserError, match=r"data\.files: has no effect with data\.task=niah"):
+        load_config("text_fam", ["data.task=niah_single_1", f"data.files={tmp_path}"])
+
+
+def lengths(low: int, high: int) -> list[str]:
+    return [f"data.long.min_length={low}", f"data.long.max_length={high}"]
+
+
+@pytest.mark.parametrize("name", ["niah_single_2", "niah_multikey_1", "vt"])
+def test_training_documents_end_with_an_answer(name: str, files: str) -> None:
+    given = [f"data.files={files}"] if LONG[name].has_files else []
+    config = load_config("text_fam", [f"data.task={name}", *lengths(1200, 4000), *given])
+    source = make_source(config, TOKENIZER)
+    sizes, asked = [], set()
+    for k in range(40):
+        key = json.loads(json.dumps(source.key(1, 4, k)))
+        pieces = list(source.open(key))
+        tokens, weights = (np.concatenate(x) for x in zip(*(p[:2] for p in pieces), strict=True))
+        sizes.append(len(tokens))
+        assert tokens[-1] == TOKENIZER.eos_id
+        assert set(np.unique(weights)) == {np.float32(0.02), np.float32(1)}
+        answer = TOKENIZER.decode(tokens[weights == 1][:-1])
+        text = TOKENIZER.decode(tokens[1 : -len(answer.encode()) - 1])
+        asked.add(text[-120:])
+        for value in answer.strip(" .").split(", "):
+            assert value in text
+        # opened in the middle, it continues
+        for start in (1, len(pieces) - 1):
+            rest = np.concatenate([piece.tokens for piece in source.open(key, start)])
+            skipped = sum(len(piece.tokens) for piece in pieces[:start])
+            np.testing.assert_array_equal(rest, tokens[skipped:])
+    assert 700 < min(sizes) < 1200 < 2500 < max(sizes) <= 4000
+    assert len(asked) > 30
