@@ -31,10 +31,10 @@ class Arguments:
     """Folder of the run, or of a Hugging Face model."""
     tasks: str = ""
     """passkey; RULER's niah_single_1 to 3, niah_multikey_1 to 3, niah_multivalue, niah_multiquery
-    and vt (niah_single_2:FILES: with the text of FILES as filler); text:FILES (file, folder or
-    glob, several separated by commas), text:holdout (the documents that training held out); a toy
-    task (random_walk, blocked_walk, copy, reverse, counting, algorithmic); several separated by
-    commas. Default: what the run was trained on."""
+    and vt, and babilong (niah_single_2:FILES, babilong:FILES: with the text of FILES as filler);
+    text:FILES (file, folder or glob, several separated by commas), text:holdout (the documents that
+    training held out); a toy task (random_walk, blocked_walk, copy, reverse, counting,
+    algorithmic); several separated by commas. Default: what the run was trained on."""
     lengths: str = ""
     """Tokens of the documents, default 256,1024,4096,16384 for passkey and 1024,4096,16384 for
     RULER's. Toy tasks: steps of the episodes (digits, A's, actions, statements), default
@@ -43,6 +43,8 @@ class Arguments:
     """Documents or episodes of each length, default 20, and 1000 for toy tasks."""
     questions: int | None = None
     """RULER's tasks: questions about each document, which is read once, default 1."""
+    facts: str = ""
+    """babilong: a file of bAbI with the facts, such as qa1_single-supporting-fact_test.txt."""
     window: int | None = None
     """Texts: evaluate in windows of so many tokens, each with an empty memory, instead of whole."""
     score: int | None = None
@@ -148,6 +150,7 @@ def evaluate(
             arguments.window,
             arguments.score,
             arguments.questions,
+            arguments.facts,
             Path(arguments.run) / "eval",
         )
         result = task.evaluate(opened, request)
@@ -160,7 +163,7 @@ def evaluate(
 
 def _check_options(arguments: Arguments, tasks: list[Task]) -> None:
     """Raise a `UserError` if an option is given that none of the tasks takes."""
-    for option in ("lengths", "questions", "window", "score"):
+    for option in ("lengths", "questions", "facts", "window", "score"):
         value = getattr(arguments, option)
         if value in (None, "") or any(option in task.options for task in tasks):
             continue
@@ -168,8 +171,8 @@ def _check_options(arguments: Arguments, tasks: list[Task]) -> None:
             raise UserError(
                 "--lengths is for passkey, texts are read whole; remove it or add --tasks passkey"
             )
-        if option == "questions":
-            raise UserError(f"--questions {value}: is for RULER's tasks; remove it")
+        if option in ("questions", "facts"):
+            raise UserError(f"--{option} {value}: is for tasks on long documents; remove it")
         raise UserError(f"--{option} {value}: is for texts; remove it or add text:FILES")
 
 

@@ -263,6 +263,8 @@ class PasskeyConfig:
 class LongConfig:
     """Training documents of the long tasks (niah_single_1, vt, ...): docs/evaluation.md."""
 
+    # babilong: a task of bAbI, such as qa1_single-supporting-fact_train.txt
+    facts: str = ""
     # tokens of a document, bos, question and answer included; each octave has as many tokens
     min_length: int = 512
     max_length: int = 4096
@@ -301,7 +303,7 @@ class DataConfig:
     # source of documents: text, generated passkey retrieval, or a toy task (data.toy): random_walk,
     # blocked_walk, copy, reverse, counting, algorithmic; RULER's niah_single_1, niah_single_2,
     # niah_single_3, niah_multikey_1, niah_multikey_2, niah_multikey_3, niah_multivalue,
-    # niah_multiquery, vt
+    # niah_multiquery, vt; babilong
     task: str = "text"
     # text: file, folder or glob, several separated by commas; empty: Python's standard library.
     # .jsonl: a document on each line, {"text": ...}, {"inputs": ..., "targets": ...},

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +24,7 @@ from famjax.eval.memory import memory_report
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import Streamer, check_capacity, rechunk
 from famjax.tasks import TASKS
-from famjax.tasks.long.document import Document, LongTask
+from famjax.tasks.long.document import Document, LongTask, Question
 from famjax.tasks.task import Request
 from famjax.train.run import Run
 
@@ -72,6 +73,7 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
         request.batch,
         request.questions or 1,
         request.files or "",
+        request.facts or run.config.data.long.facts,
         file=None if request.folder is None else request.folder / f"{request.task}.jsonl",
     )
 
@@ -84,6 +86,7 @@ def evaluate_long(
     batch: int = 8,
     questions: int = 1,
     files: str = "",
+    facts: str = "",
     quiet: bool = False,
     file: Path | None = None,
 ) -> dict[str, Any]:
@@ -99,6 +102,7 @@ def evaluate_long(
       batch: documents read together.
       questions: asked of each document.
       files: filler of a task that has files, as `data.files`; "" is Python's standard library.
+      facts: file of the facts of a task that has them, as `data.long.facts`.
       quiet: no progress.
       file: keeps every example, in JSON lines; a later call with equal arguments continues.
 
@@ -117,11 +121,11 @@ def evaluate_long(
     assert isinstance(task, LongTask)
     if files and not task.has_files:
         raise UserError(f"{name}:{files}: the task has its own filler; write {name}")
-    texts = task.texts(files, run.tokenizer)
+    material = task.load(files, facts, run.tokenizer)
     lengths = sorted(set(lengths))
 
     def document(length: int, number: int) -> Document:
-        return task.evaluated_document(run.tokenizer, length, number, examples, texts)
+        return task.evaluated_document(run.tokenizer, length, number, examples, material)
 
     _check(run, name, document, lengths, questions)
     streamer = Streamer(run.model, min(batch, examples))
@@ -130,6 +134,7 @@ def evaluate_long(
         "step": run.step,
         "task": name,
         "files": files,
+        "facts": facts,
         "examples": examples,
         "batch": batch,
         "questions": questions,
@@ -164,6 +169,7 @@ def evaluate_long(
         "task": name,
         "source": task.source,
         "files": files,
+        "facts": facts,
         "effective_length": effective_lengths(rows),
         "rows": rows,
     }
@@ -185,10 +191,26 @@ def effective_lengths(rows: Sequence[dict[str, Any]]) -> dict[str, int | None]:
     return lengths
 
 
-def score(output: str, references: Sequence[str]) -> float:
-    """Return the share of the references that an output contains, whatever the case."""
+def score(output: str, question: Question) -> float:
+    """Return the share of the references that an output contains, whatever the case.
+
+    It is 0 if the first sentence has a wrong one.
+    """
     lowered = output.lower()
-    return sum(reference.lower() in lowered for reference in references) / len(references)
+    if any(wrong.lower() in _first_sentence(lowered) for wrong in question.wrong):
+        return 0.0
+    found = sum(reference.lower() in lowered for reference in question.references)
+    return found / len(question.references)
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"[.\n]", text, maxsplit=1)[0]
+
+
+def _is_settled(text: str, question: Question) -> bool:
+    """Return whether what follows a text cannot change its score."""
+    ended = not question.wrong or _first_sentence(text) != text
+    return ended and score(text, question) == 1
 
 
 def _check(
@@ -233,8 +255,7 @@ def _ask(
             np.concatenate([tokens, document.questions[number]])
             for tokens, document in zip(rest, documents, strict=True)
         ]
-        references = [question.references for question in asked]
-        outputs = answer(run, stream.copy(), prompts, references, answer_tokens)
+        outputs = answer(run, stream.copy(), prompts, asked, answer_tokens)
         for i, (text, cut) in enumerate(outputs):
             found[i].append(
                 {
@@ -242,9 +263,9 @@ def _ask(
                     "tokens": sizes[i],
                     "depth": max(documents[i].depths[fact] for fact in asked[i].facts),
                     "prompt": asked[i].text,
-                    "references": list(references[i]),
+                    "references": list(asked[i].references),
                     "output": text,
-                    "score": score(text, references[i]),
+                    "score": score(text, asked[i]),
                     "cut": cut,
                 }
             )
@@ -275,13 +296,13 @@ def answer(
     run: Run,
     stream: Streamer,
     prompts: Sequence[np.ndarray],
-    references: Sequence[Sequence[str]],
+    questions: Sequence[Question],
     most: int,
 ) -> list[tuple[str, bool]]:
     """Read a prompt [n] in each lane, of any length, and continue it greedily.
 
     A lane that is through with its prompt generates while others still read theirs. It ends with a
-    stop token, with all references, or after `most` tokens.
+    stop token, when its score is settled, or after `most` tokens.
 
     Returns:
       for each lane the text, and whether it ended after `most` tokens.
@@ -297,7 +318,7 @@ def answer(
         if token not in stops:
             written[lane].append(token)
         text = run.tokenizer.decode(written[lane])
-        done = token in stops or score(text, references[lane]) == 1
+        done = token in stops or _is_settled(text, questions[lane])
         if done or len(written[lane]) == most:
             ended[lane] = text, not done
 

@@ -5,6 +5,7 @@ Episodes are generated from a seed and a number when they are read; nothing is d
 
 from __future__ import annotations
 
+from famjax.tasks.long.babilong import BabiLong
 from famjax.tasks.long.needles import NEEDLES
 from famjax.tasks.long.variables import VariableTracking
 from famjax.tasks.passkey import PasskeyTask
@@ -18,4 +19,5 @@ TASKS: dict[str, Task] = {
     **{name: ToyTaskSpec(toy) for name, toy in TOYS.items()},
     **NEEDLES,
     "vt": VariableTracking(),
+    "babilong": BabiLong(),
 }

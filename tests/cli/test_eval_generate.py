@@ -171,7 +171,7 @@ def test_lengths_are_parsed() -> None:
         (["--tasks", "passkey", "--lengths", "5"], "are too few for needle and question"),
         (["--tasks", "text", "--lengths", "9"], "--lengths is for passkey, texts are read whole"),
         (["--examples", "0"], "--examples 0: must be at least 1"),
-        (["--tasks", "text", "--questions", "2"], "--questions 2: is for RULER's tasks"),
+        (["--tasks", "text", "--questions", "2"], "--questions 2: is for tasks on long"),
         (["--tasks", "vt", "--questions", "2"], "--questions 2: a document of vt has 1"),
         (["--tasks", "vt:a.txt"], "vt:a.txt: the task has its own filler; write vt"),
         (["--tsks", "x"], "did you mean '--tasks'"),

@@ -15,7 +15,7 @@ from famjax.eval import long
 from famjax.eval.long import answer, effective_lengths, evaluate_long, score
 from famjax.eval.streaming import Streamer
 from famjax.tasks import TASKS
-from famjax.tasks.long.document import LongTask
+from famjax.tasks.long.document import LongTask, Question
 from famjax.train.run import Run
 
 
@@ -49,10 +49,10 @@ def test_answers_are_the_models_own(run: Run, short_answers: None) -> None:
     # documents of several calls, and shorter than one
     found = long_examples(run, "niah_multikey_1", [2600, 1100], files=book, **arguments)
     assert len(found) == 2 * 3 * 2
-    texts = task.texts(book, run.tokenizer)
+    material = task.load(book, "", run.tokenizer)
     for example in found:
         length, number = example["length"], example["document"]
-        document = task.evaluated_document(run.tokenizer, length, number, 3, texts)
+        document = task.evaluated_document(run.tokenizer, length, number, 3, material)
         before = np.concatenate(list(document.tokens()))
         question = document.content.questions[example["question"]]
         tokens = np.concatenate([before, run.tokenizer.encode(question.text)])
@@ -61,7 +61,7 @@ def test_answers_are_the_models_own(run: Run, short_answers: None) -> None:
         assert example["references"] == list(question.references)
         assert example["output"] == continue_greedily(run, tokens, 6)
         assert example["depth"] == document.depths[question.facts[0]]
-        assert example["score"] == score(example["output"], question.references)
+        assert example["score"] == score(example["output"], question)
     assert any(example["cut"] for example in found)
     # documents of a batch are not equally long
     assert len({example["tokens"] for example in found}) > 2
@@ -101,7 +101,7 @@ def test_lanes_end_at_a_stop_token_at_all_references_or_at_the_limit(
 
     stream = Scripted(run.model, 3)
     stream._vocabulary = int(tiny.logits(run.model, np.zeros((1, 1), np.int32)).shape[-1])  # type: ignore[attr-defined]
-    found = answer(run, stream, prompts, [["CD"], ["zz"], ["yy"]], 6)
+    found = answer(run, stream, prompts, [asks("CD"), asks("zz"), asks("yy")], 6)
     assert found == [("abcd", False), ("abc", False), ("xxxxxx", True)]
     # the longest prompt is read to its end while others write
     assert [tokens[2] for tokens in seen[:3]] == [43, 44, ord("x")]
@@ -154,10 +154,22 @@ def test_rows_say_how_long_and_how_deep(run: Run) -> None:
         assert row["state_bytes"] == Streamer(run.model, 1).state_bytes()
 
 
+def asks(*references: str, wrong: tuple[str, ...] = ()) -> Question:
+    return Question("", references, (), wrong)
+
+
 def test_the_score_is_the_share_of_references_whatever_the_case() -> None:
-    assert score("they are 12 and Ab-Cd", ["12", "ab-cd", "99", "98"]) == 0.5
-    assert score("", ["12"]) == 0
-    assert score("112", ["12"]) == 1
+    assert score("they are 12 and Ab-Cd", asks("12", "ab-cd", "99", "98")) == 0.5
+    assert score("", asks("12")) == 0
+    assert score("112", asks("12")) == 1
+
+
+def test_an_answer_that_names_all_is_none() -> None:
+    question = asks("hall", wrong=("office", "garden"))
+    assert score(" the Hall. Or the office?", question) == 1
+    assert score(" hall\noffice", question) == 1
+    assert score(" the hall or the Office.", question) == 0
+    assert score(" the office. No, the hall", question) == 0
 
 
 def test_the_effective_length_is_the_longest_up_to_which_all_reach_the_bar() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ from famjax.core.errors import UserError
 from famjax.experiment.load import load_config
 from famjax.pipeline import make_source
 from famjax.tasks import TASKS
-from famjax.tasks.long.document import LongTask
+from famjax.tasks.long.document import LongTask, Material
 from famjax.tasks.long.filler import NOISE, split_sentences
 from famjax.tokenizers.load import load_tokenizer
 
@@ -22,17 +24,39 @@ TOKENIZER = load_tokenizer("bytes")
 LONG = {name: task for name, task in TASKS.items() if isinstance(task, LongTask)}
 
 
+STORY = """1 Mary moved to the bathroom.
+2 John went to the hall.
+3 Where is Mary? \tbathroom\t1
+4 Daniel went back to the hall.
+5 Mary took the milk there.
+6 Where is Daniel? \thall\t4
+1 Sandra got the milk and the apple.
+2 What is Sandra carrying?\tmilk,apple\t1
+"""
+
+
 @pytest.fixture
 def files(tmp_path: Path) -> str:
     sentences = (f"Sentence {i} of the book is here." for i in range(300))
     (tmp_path / "book.txt").write_text("\n".join(sentences))
-    return str(tmp_path)
+    return str(tmp_path / "book.txt")
+
+
+@functools.cache
+def facts() -> str:
+    file = Path(tempfile.mkdtemp(prefix="famjax-tests-")) / "qa1_test.txt"
+    file.write_text(STORY)
+    return str(file)
+
+
+def load(task: LongTask, files: str) -> Material:
+    return task.load(files, facts() if task.has_facts else "", TOKENIZER)
 
 
 def read(task: LongTask, length: int, number: int, files: str) -> tuple[str, list[str]]:
     """Return a document before its question, and its pieces."""
-    texts = task.texts(files, TOKENIZER)
-    document = task.evaluated_document(TOKENIZER, length, number, 5, texts)
+    material = load(task, files)
+    document = task.evaluated_document(TOKENIZER, length, number, 5, material)
     first, *pieces = document.tokens()
     assert first[0] == TOKENIZER.bos_id
     texts_of = [TOKENIZER.decode(first[1:]), *map(TOKENIZER.decode, pieces)]
@@ -45,9 +69,7 @@ def test_a_document_tells_what_its_questions_ask(name: str, length: int, files: 
     task = LONG[name]
     for number in range(5):
         text, pieces = read(task, length, number, files)
-        document = task.evaluated_document(
-            TOKENIZER, length, number, 5, task.texts(files, TOKENIZER)
-        )
+        document = task.evaluated_document(TOKENIZER, length, number, 5, load(task, files))
         content = document.content
         assert text.startswith(content.head)
         assert "".join(read(task, length, number, files)[1]) == text
@@ -70,7 +92,7 @@ def test_facts_are_where_they_should_be(name: str, files: str) -> None:
     first_depths = []
     for number in range(5):
         text, _ = read(task, length, number, files)
-        document = task.evaluated_document(TOKENIZER, length, number, 5, None)
+        document = task.evaluated_document(TOKENIZER, length, number, 5, load(task, files))
         at = [text.index(fact) / len(text) for fact in document.content.facts]
         np.testing.assert_allclose(at, document.depths, atol=0.05)
         if document.content.in_order:
@@ -82,7 +104,7 @@ def test_facts_are_where_they_should_be(name: str, files: str) -> None:
 
 
 def test_the_wording_is_that_of_ruler() -> None:
-    content = LONG["niah_multikey_3"].make_content(np.random.default_rng(0))
+    content = LONG["niah_multikey_3"].make_content(np.random.default_rng(0), Material())
     assert content.head == (
         "A special magic uuid is hidden within the following text. Make sure to memorize it. "
         "I will quiz you about the uuid afterwards.\n"
@@ -96,7 +118,7 @@ def test_the_wording_is_that_of_ruler() -> None:
         f"\nWhat is the special magic uuid for {key} mentioned in the provided text? "
         f"The special magic uuid for {key} mentioned in the provided text is"
     )
-    content = LONG["niah_multiquery"].make_content(np.random.default_rng(0))
+    content = LONG["niah_multiquery"].make_content(np.random.default_rng(0), Material())
     assert content.head.startswith("Some special magic numbers are hidden")
     (question,) = content.questions
     assert len(question.references) == len(content.facts) == 4
@@ -108,7 +130,7 @@ def test_the_wording_is_that_of_ruler() -> None:
 
 
 def test_a_question_of_several_keys_asks_each_of_them_once() -> None:
-    content = LONG["niah_multikey_1"].make_content(np.random.default_rng(1))
+    content = LONG["niah_multikey_1"].make_content(np.random.default_rng(1), Material())
     assert sorted(i for question in content.questions for i in question.facts) == [0, 1, 2, 3]
     for question in content.questions:
         key = re.search(r"number for (\S+) mentioned", question.text).group(1)  # type: ignore[union-attr]
@@ -119,13 +141,13 @@ def test_distractors_have_other_keys() -> None:
     task = LONG["niah_multikey_2"]
     text, _ = read(task, 200_000, 0, "")
     keys = re.findall(r"numbers for (\S+) is: ", text)
-    (question,) = task.evaluated_document(TOKENIZER, 2000, 0, 5, None).content.questions
+    (question,) = task.evaluated_document(TOKENIZER, 2000, 0, 5).content.questions
     assert len(keys) > 2000
     assert sum(key in question.text for key in keys) == 1
 
 
 def test_a_chain_of_variables_ends_at_the_number() -> None:
-    content = LONG["vt"].make_content(np.random.default_rng(0))
+    content = LONG["vt"].make_content(np.random.default_rng(0), Material())
     (question,) = content.questions
     value = re.search(r"assigned the value (\d{5}) in", question.text).group(1)  # type: ignore[union-attr]
     values = dict(re.fullmatch(r"VAR (\w{5}) = (.*)", fact).groups() for fact in content.facts)  # type: ignore[union-attr]
@@ -136,8 +158,45 @@ def test_a_chain_of_variables_ends_at_the_number() -> None:
         assert name == value
 
 
+def test_a_story_of_babi_is_read(tmp_path: Path) -> None:
+    contents = LONG["babilong"].read_facts(facts())
+    told, asked = [c.facts for c in contents], [c.questions[0] for c in contents]
+    assert told[0] == ("Mary moved to the bathroom.", "John went to the hall.")
+    assert told[1] == (
+        *told[0],
+        "Daniel went back to the hall.",
+        "Mary took the milk there.",
+    )
+    assert told[2] == ("Sandra got the milk and the apple.",)
+    assert [question.text for question in asked] == [
+        "\nQuestion: Where is Mary? Answer:",
+        "\nQuestion: Where is Daniel? Answer:",
+        "\nQuestion: What is Sandra carrying? Answer:",
+    ]
+    assert [question.facts for question in asked] == [(0,), (2,), (0,)]
+    assert [question.references for question in asked] == [
+        ("bathroom",),
+        ("hall",),
+        ("milk", "apple"),
+    ]
+    # the other answers of the file are wrong
+    assert [question.wrong for question in asked][:2] == [("hall",), ("bathroom",)]
+    for text, told_error in (
+        ("1 Mary left.\n", "has no questions of bAbI"),
+        ("Once upon a time\n", "babi.txt:1: not a line of bAbI"),
+        ("1 Mary left.\n2 Where?\thall\t7\n", "babi.txt:2: its facts '7' are not in the story"),
+    ):
+        (tmp_path / "babi.txt").write_text(text)
+        with pytest.raises(UserError, match=told_error):
+            LONG["babilong"].read_facts(str(tmp_path / "babi.txt"))
+    with pytest.raises(UserError, match="babilong: give the file with its facts, --facts FILE"):
+        LONG["babilong"].load("", "", TOKENIZER)
+    with pytest.raises(UserError, match="vt has its own facts; remove it"):
+        LONG["vt"].load("", facts(), TOKENIZER)
+
+
 def test_a_document_is_streamed() -> None:
-    document = LONG["niah_single_1"].evaluated_document(TOKENIZER, 10**12, 1, 5, None)
+    document = LONG["niah_single_1"].evaluated_document(TOKENIZER, 10**12, 1, 5)
     pieces = itertools.islice(document.tokens(), 1, 50)
     assert all(TOKENIZER.decode(tokens) == NOISE + " " for tokens in pieces)
 
@@ -152,14 +211,14 @@ def test_sentences_are_split_at_their_ends_and_at_lines() -> None:
 def test_mistakes_are_told(tmp_path: Path) -> None:
     single = LONG["niah_single_1"]
     with pytest.raises(UserError, match=r"200 tokens do not hold .* which take [45]\d\d with"):
-        single.evaluated_document(TOKENIZER, 200, 0, 5, None)
+        single.evaluated_document(TOKENIZER, 200, 0, 5)
     (tmp_path / "empty.txt").write_text("\n \n")
     with pytest.raises(UserError, match="texts of the filler are empty"):
         read(LONG["niah_single_2"], 2000, 0, str(tmp_path / "empty.txt"))
     (tmp_path / "words.txt").write_text("<s>\n<unk>\n<eos>\nthe\ngrass\nis\n")
     words = load_tokenizer(str(tmp_path / "words.txt"))
     with pytest.raises(UserError, match=r"cannot express '[A-Z]{5}'"):
-        LONG["vt"].evaluated_document(words, 2000, 0, 5, None)
+        LONG["vt"].evaluated_document(words, 2000, 0, 5)
     with pytest.raises(UserError, match=r"min_length=900 is more than data\.long\.max_length=800"):
         load_config("text_fam", ["data.task=vt", *lengths(900, 800)])
     with pytest.raises(UserError, match=r"data\.files: has no effect with data\.task=niah"):

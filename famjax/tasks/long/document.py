@@ -36,11 +36,13 @@ class Question(NamedTuple):
       text: up to where the answer begins.
       references: strings of which an answer should have every one.
       facts: indices of the facts that tell them.
+      wrong: strings of which its first sentence should have none.
     """
 
     text: str
     references: tuple[str, ...]
     facts: tuple[int, ...]
+    wrong: tuple[str, ...] = ()
 
     @property
     def answer(self) -> str:
@@ -62,6 +64,21 @@ class Content(NamedTuple):
     facts: tuple[str, ...]
     questions: tuple[Question, ...]
     in_order: bool = False
+
+
+class Material(NamedTuple):
+    """What a task reads from files.
+
+    Attributes:
+      texts: the filler of a task that `has_files`.
+      contents: of a task that `has_facts`, one of which a document has.
+    """
+
+    texts: Filler | None = None
+    contents: tuple[Content, ...] = ()
+
+
+NO_MATERIAL = Material()
 
 
 @dataclass(frozen=True)
@@ -144,23 +161,30 @@ class LongTask(Task):
       name: in `data.task` and `famjax eval --tasks`.
       source: where it comes from, for the report.
       answer_tokens: that an answer may take.
+      facts_hint: where there is a file of facts, of a task that `has_facts`.
     """
 
     keys = ("data.long.*",)
     group = "long"
-    options = ("lengths", "questions")
+    options = ("lengths", "questions", "facts")
     evaluation = "famjax.eval.long:evaluate"
     name: str
     source: str
     answer_tokens: int
+    facts_hint: str = ""
 
     @property
     def has_files(self) -> bool:
         """Whether the filler is the text of files; else it is the task's own."""
         return False
 
+    @property
+    def has_facts(self) -> bool:
+        """Whether its facts are those of a file, `data.long.facts`."""
+        return False
+
     @abc.abstractmethod
-    def make_content(self, rng: np.random.Generator) -> Content:
+    def make_content(self, rng: np.random.Generator, material: Material) -> Content:
         """Return the content of a document."""
 
     def make_filler(self, rng: np.random.Generator, content: Content) -> Iterator[str]:
@@ -172,7 +196,7 @@ class LongTask(Task):
         tokenizer: Tokenizer,
         length: int,
         seed: tuple[int, ...],
-        texts: Filler | None = None,
+        material: Material = NO_MATERIAL,
         depth: float | None = None,
     ) -> Document:
         """Return a document, equal for equal seeds; its content does not depend on its length.
@@ -181,13 +205,13 @@ class LongTask(Task):
           tokenizer: of its tokens.
           length: see `Document`.
           seed: numbers.
-          texts: the filler of a task that `has_files`.
+          material: of `load`.
           depth: of the first fact of the first question; None draws it, as those of the others.
 
         Raises:
           UserError: it does not fit in `length`, or the tokenizer cannot express an answer.
         """
-        content = self.make_content(np.random.default_rng([*seed, _CONTENT]))
+        content = self.make_content(np.random.default_rng([*seed, _CONTENT]), material)
         for question in content.questions:
             for reference in question.references:
                 if reference not in tokenizer.decode(tokenizer.encode(reference)):
@@ -203,14 +227,19 @@ class LongTask(Task):
 
         def filler() -> Iterator[str]:
             rng = np.random.default_rng([*seed, _FILLER])
-            return self.make_filler(rng, content) if texts is None else texts(rng)
+            return material.texts(rng) if material.texts else self.make_filler(rng, content)
 
         return Document(
             content, tokenizer, filler, tuple(depths.tolist()), length, self.answer_tokens
         )
 
     def evaluated_document(
-        self, tokenizer: Tokenizer, length: int, number: int, of: int, texts: Filler | None
+        self,
+        tokenizer: Tokenizer,
+        length: int,
+        number: int,
+        of: int,
+        material: Material = NO_MATERIAL,
     ) -> Document:
         """Return the document `number` of the `of` that are evaluated.
 
@@ -218,11 +247,29 @@ class LongTask(Task):
         """
         seed = (0, number, _EVALUATION)
         depth = (number % of + np.random.default_rng(seed).random()) / of
-        return self.document(tokenizer, length, seed, texts, depth)
+        return self.document(tokenizer, length, seed, material, depth)
 
-    def texts(self, files: str, tokenizer: Tokenizer) -> Filler | None:
-        """Return the filler of files, as `data.files`; None if the task has its own."""
-        return cycle_sentences(TextSource(files, tokenizer, 0, 0)) if self.has_files else None
+    def load(self, files: str, facts: str, tokenizer: Tokenizer) -> Material:
+        """Return what the task reads from files.
+
+        Args:
+          files: of the filler, as `data.files`; "" is Python's standard library.
+          facts: file of the facts.
+          tokenizer: of the run.
+
+        Raises:
+          UserError: facts are missing, or not needed.
+        """
+        if facts and not self.has_facts:
+            raise UserError(f"data.long.facts={facts}: {self.name} has its own facts; remove it")
+        if self.has_facts and not facts:
+            raise UserError(f"{self.name}: give the file with its facts, {self.facts_hint}")
+        texts = cycle_sentences(TextSource(files, tokenizer, 0, 0)) if self.has_files else None
+        return Material(texts, self.read_facts(facts) if facts else ())
+
+    def read_facts(self, facts: str) -> tuple[Content, ...]:
+        """Return the contents of a file; of a task that `has_facts`."""
+        raise NotImplementedError
 
     def make_source(
         self, config: Config, tokenizer: Tokenizer, split: Split, checked: Path | None
@@ -247,7 +294,7 @@ class LongSource(Source):
     def __init__(self, task: LongTask, config: Config, tokenizer: Tokenizer):
         self.task, self.tokenizer = task, tokenizer
         self.config, self.seed = config.data.long, config.seed
-        self._texts = task.texts(config.data.files, tokenizer)
+        self._material = task.load(config.data.files, self.config.facts, tokenizer)
         self._open([0, 0, self.config.min_length])  # refuses what does not fit
 
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
@@ -259,7 +306,7 @@ class LongSource(Source):
     def _open(self, key: Key) -> tuple[Document, int]:
         lane, k, length = key
         seed = (self.seed, lane, k, _TRAINING)
-        document = self.task.document(self.tokenizer, length, seed, self._texts)
+        document = self.task.document(self.tokenizer, length, seed, self._material)
         asked = int(np.random.default_rng([*seed, 3]).integers(len(document.questions)))
         return document, asked
 

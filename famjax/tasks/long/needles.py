@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from famjax.tasks.long.document import Content, LongTask, Question
+from famjax.tasks.long.document import Content, LongTask, Material, Question
 from famjax.tasks.long.words import ADJECTIVES, NOUNS
 
 Kind = Literal["words", "numbers", "uuids"]
@@ -81,7 +81,7 @@ class Needles(LongTask):
     def switches(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("data.files",) if self.has_files else ()
 
-    def make_content(self, rng: np.random.Generator) -> Content:
+    def make_content(self, rng: np.random.Generator, material: Material) -> Content:
         pairs: dict[str, list[str]] = {}
         while len(pairs) < self.keys_in:
             key = _DRAW[self.key_kind](rng)

@@ -6,7 +6,7 @@ import string
 
 import numpy as np
 
-from famjax.tasks.long.document import Content, LongTask, Question
+from famjax.tasks.long.document import Content, LongTask, Material, Question
 
 _HEAD = "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n"
 # "assgined" is RULER's
@@ -28,7 +28,7 @@ class VariableTracking(LongTask):
     answer_tokens = 30
     hops = 4
 
-    def make_content(self, rng: np.random.Generator) -> Content:
+    def make_content(self, rng: np.random.Generator, material: Material) -> Content:
         names: list[str] = []
         while len(names) <= self.hops:
             name = "".join(rng.choice(list(string.ascii_uppercase), 5))

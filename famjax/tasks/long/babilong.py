@@ -1,0 +1,85 @@
+"""BABILong: the facts of a bAbI story among the sentences of books (arXiv 2406.10149).
+
+A file of bAbI (arXiv 1502.05698) has lines `N text`, N from 1 in each story, and questions
+`N question<TAB>answer<TAB>numbers of the facts that tell it`. A document has one of its questions,
+with all facts of the story before it, in their order.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from famjax.core.errors import UserError
+from famjax.data.files import read_text_pieces
+from famjax.tasks.long.document import Content, LongTask, Material, Question
+
+_HEAD = "Somewhere in this text are facts, and at its end is a question about them.\n"
+_LINE = re.compile(r"(\d+) ([^\t]*)(?:\t([^\t]*)\t([\d ]*))?")
+
+
+class BabiLong(LongTask):
+    """A question about the facts of a story, by which its answer is one of few words."""
+
+    name = "babilong"
+    source = "BABILong, arXiv 2406.10149"
+    answer_tokens = 20
+    switches = ("data.files", "data.long.facts")
+    facts_hint = "--facts FILE or data.long.facts=FILE: a task of bAbI, such as qa1_..._test.txt"
+
+    @property
+    def has_files(self) -> bool:
+        return True
+
+    @property
+    def has_facts(self) -> bool:
+        return True
+
+    def make_content(self, rng: np.random.Generator, material: Material) -> Content:
+        return material.contents[rng.integers(len(material.contents))]
+
+    def read_facts(self, facts: str) -> tuple[Content, ...]:
+        """Return a content for each question of a file of bAbI.
+
+        Raises:
+          UserError: a line that is none of bAbI, or no question.
+        """
+        stories = parse_stories("".join(read_text_pieces(facts)), facts)
+        answers = {question.references for _, question in stories}
+        words = {answer[0] for answer in answers if len(answer) == 1}
+        contents = []
+        for told, question in stories:
+            # an answer that names every place is none
+            wrong = tuple(sorted(words - {*question.references, *question.references[0].split()}))
+            contents.append(Content(_HEAD, told, (question._replace(wrong=wrong),), in_order=True))
+        return tuple(contents)
+
+
+def parse_stories(text: str, name: str) -> list[tuple[tuple[str, ...], Question]]:
+    """Return for each question the facts before it and the question."""
+    found: list[tuple[tuple[str, ...], Question]] = []
+    told: dict[int, str] = {}
+    for row, line in enumerate(text.splitlines(), 1):
+        match = _LINE.fullmatch(line.strip("\r\n"))
+        if match is None:
+            raise UserError(f"{name}:{row}: not a line of bAbI, 'N text'; give a file of it")
+        number, sentence, answer, needed = match.groups()
+        if int(number) == 1:
+            told = {}
+        if answer is None:
+            told[int(number)] = sentence.strip()
+            continue
+        places = {n: i for i, n in enumerate(told)}
+        facts = [int(n) for n in needed.split()]
+        if not facts or not set(facts) <= places.keys():
+            raise UserError(f"{name}:{row}: its facts {needed!r} are not in the story before it")
+        asked = Question(
+            f"\nQuestion: {sentence.strip()} Answer:",
+            tuple(answer.split(",")),
+            tuple(places[n] for n in facts),
+        )
+        found.append((tuple(told.values()), asked))
+    if not found:
+        raise UserError(f"{name}: has no questions of bAbI, 'N question<TAB>answer<TAB>facts'")
+    return found
