@@ -45,6 +45,8 @@ class Arguments:
     """RULER's tasks: questions about each document, which is read once, default 1."""
     facts: str = ""
     """babilong: a file of bAbI with the facts, such as qa1_single-supporting-fact_test.txt."""
+    ablate: bool = False
+    """RULER's tasks and babilong: answer also with the memory reset at every block."""
     window: int | None = None
     """Texts: evaluate in windows of so many tokens, each with an empty memory, instead of whole."""
     score: int | None = None
@@ -151,6 +153,7 @@ def evaluate(
             arguments.score,
             arguments.questions,
             arguments.facts,
+            arguments.ablate,
             Path(arguments.run) / "eval",
         )
         result = task.evaluate(opened, request)
@@ -163,16 +166,17 @@ def evaluate(
 
 def _check_options(arguments: Arguments, tasks: list[Task]) -> None:
     """Raise a `UserError` if an option is given that none of the tasks takes."""
-    for option in ("lengths", "questions", "facts", "window", "score"):
+    for option in ("lengths", "questions", "facts", "ablate", "window", "score"):
         value = getattr(arguments, option)
-        if value in (None, "") or any(option in task.options for task in tasks):
+        if value in (None, "", False) or any(option in task.options for task in tasks):
             continue
         if option == "lengths":
             raise UserError(
                 "--lengths is for passkey, texts are read whole; remove it or add --tasks passkey"
             )
-        if option in ("questions", "facts"):
-            raise UserError(f"--{option} {value}: is for tasks on long documents; remove it")
+        if option in ("questions", "facts", "ablate"):
+            given = "--ablate" if option == "ablate" else f"--{option} {value}"
+            raise UserError(f"{given}: is for tasks on long documents; remove it")
         raise UserError(f"--{option} {value}: is for texts; remove it or add text:FILES")
 
 

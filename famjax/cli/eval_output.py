@@ -29,6 +29,8 @@ def show(report: dict[str, Any]) -> None:
     for long in report["long"]:
         out.print(long_table(long))
         out.print(_effective(long["effective_length"]))
+        if "gained" in long["rows"][0]:
+            out.print(ablation_table(long))
     for text in report["text"]:
         out.print(text_table(text))
         out.print(_UNIGRAM)
@@ -103,18 +105,37 @@ def long_table(long: dict[str, Any]) -> Table:
     depths = depth_labels(len(rows[0]["by_depth"]))
     table = Table(
         f"{long['task']} ({long['source']}): share of the references in the answers, by depth",
-        ("tokens", "answers", "score", *depths, "cut", "updates", "tokens/s", "s/answer"),
+        ("tokens", "answers", "score", "95%", *depths, "cut", "tokens/s", "s/answer"),
     )
     for row in rows:
         table.add_row(
             f"{row['length']:,}",
             f"{row['examples']:,}",
             f"{row['score']:.1%}",
+            "{:.0f}-{:.0f}".format(*(100 * end for end in row["interval"])),
             *("" if share is None else f"{share:.0%}" for share in row["by_depth"]),
             f"{row['cut']:,}",
-            f"{row['updates']:,}",
             f"{row['tokens_per_second']:,.0f}",
             f"{row['answer_seconds']:.2f}",
+        )
+    return table
+
+
+def ablation_table(long: dict[str, Any]) -> Table:
+    """Return the table of what the memory is worth."""
+    table = Table(
+        f"{long['task']}: gained by memory, against a reset at every block",
+        ("tokens", "updates", "reset", "with memory", "gained", "95%"),
+    )
+    for row in long["rows"]:
+        gain, low, high = row["gained"]
+        table.add_row(
+            f"{row['length']:,}",
+            f"{row['updates']:,}",
+            f"{row['forgetful_score']:.1%}",
+            f"{row['score']:.1%}",
+            f"{gain:+.1%}",
+            f"{100 * low:+.0f} to {100 * high:+.0f}",
         )
     return table
 

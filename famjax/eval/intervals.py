@@ -35,3 +35,12 @@ def paired_interval(
     means = difference[drawn].sum(1) / size[drawn].sum(1)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(difference.sum() / size.sum()), float(low), float(high)
+
+
+def mean_interval(
+    values: np.ndarray, samples: int = 10_000, level: float = 0.95
+) -> tuple[float, float, float]:
+    """Return the mean of values [n] of n documents, and the ends of its bootstrap interval."""
+    drawn = np.random.default_rng(0).integers(len(values), size=(samples, len(values)))
+    low, high = np.quantile(values[drawn].mean(1), [(1 - level) / 2, (1 + level) / 2])
+    return float(values.mean()), float(low), float(high)

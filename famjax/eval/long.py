@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json
+from famjax.eval.intervals import mean_interval
 from famjax.eval.memory import memory_report
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import Streamer, check_capacity, rechunk
@@ -49,6 +49,7 @@ class Example:
       output: the answer.
       score: the share of references in it.
       cut: the output has its most tokens, and not all references.
+      forgetful_output, forgetful_score: of the same model, its memory reset at every block.
     """
 
     length: int
@@ -61,6 +62,8 @@ class Example:
     output: str
     score: float
     cut: bool
+    forgetful_output: str | None = None
+    forgetful_score: float | None = None
 
 
 def evaluate(run: Run, request: Request) -> dict[str, Any]:
@@ -74,6 +77,7 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
         request.questions or 1,
         request.files or "",
         request.facts or run.config.data.long.facts,
+        request.ablate,
         file=None if request.folder is None else request.folder / f"{request.task}.jsonl",
     )
 
@@ -87,6 +91,7 @@ def evaluate_long(
     questions: int = 1,
     files: str = "",
     facts: str = "",
+    ablate: bool = False,
     quiet: bool = False,
     file: Path | None = None,
 ) -> dict[str, Any]:
@@ -103,12 +108,15 @@ def evaluate_long(
       questions: asked of each document.
       files: filler of a task that has files, as `data.files`; "" is Python's standard library.
       facts: file of the facts of a task that has them, as `data.long.facts`.
+      ablate: answer also with the memory reset at every block, of the same documents.
       quiet: no progress.
       file: keeps every example, in JSON lines; a later call with equal arguments continues.
 
     Returns:
       task, source, effective_length (of RULER's and NoLiMa's rule), and rows, one for each length:
-      length, examples (answers), score (their mean), by_depth (of each fifth of the document, None
+      length, examples (answers), score (their mean), interval (95%, a bootstrap over documents),
+      forgetful_score and gained (mean and 95% interval of the paired difference) of `ablate`,
+      by_depth (of each fifth of the document, None
       where nothing was asked), cut (answers without all references at their most tokens), updates
       (blocks of a document), seconds, tokens_per_second (of reading), answer_seconds (of one
       question to a batch), state_bytes (of a document), peak_bytes (of the process so far).
@@ -129,6 +137,9 @@ def evaluate_long(
 
     _check(run, name, document, lengths, questions)
     streamer = Streamer(run.model, min(batch, examples))
+    streamers = [streamer]
+    if ablate:
+        streamers.append(Streamer(run.model, streamer.batch, reset_every=run.model.block_len))
     settings = {
         "run": repr(run.config),
         "step": run.step,
@@ -138,6 +149,7 @@ def evaluate_long(
         "examples": examples,
         "batch": batch,
         "questions": questions,
+        "ablate": ablate,
     }
     store = _Examples(file, settings)
     groups = [
@@ -149,16 +161,17 @@ def evaluate_long(
     with TokenProgress(name, sum(n * len(numbers) for n, numbers in left), quiet) as progress:
         if left:
             with progress.compiling():
-                _warm_up(streamer)
+                for each in streamers:
+                    _warm_up(each)
         for length, numbers in left:
             # the last batch is padded with the first documents, to keep the compiled shape
             padded = [*numbers, *range(streamer.batch - len(numbers))]
             documents = [document(length, number) for number in padded]
-            found, times = _ask(run, streamer, documents, questions, task.answer_tokens, progress)
+            found, times = _ask(run, streamers, documents, questions, task.answer_tokens, progress)
             kept = [
                 Example(length, number, **fields)
-                for number, asked in zip(numbers, found, strict=False)
-                for fields in asked
+                for number, answers in zip(numbers, found, strict=False)
+                for fields in answers
             ]
             store.add((length, numbers), kept, times)
     rows = [
@@ -237,59 +250,68 @@ def _warm_up(streamer: Streamer) -> None:
 
 def _ask(
     run: Run,
-    streamer: Streamer,
+    streamers: list[Streamer],
     documents: list[Document],
     questions: int,
     answer_tokens: int,
     progress: TokenProgress,
 ) -> tuple[list[list[dict[str, Any]]], dict[str, Any]]:
-    """Read a batch of documents and answer their questions; return the fields of each `Example`."""
+    """Read a batch of documents and answer their questions; return the fields of each `Example`.
+
+    The first streamer reads all of them. The second one, if there is one, forgets at every block,
+    so that the last tokens are all that it needs to read.
+    """
     begin = time.perf_counter()
-    stream = streamer.new_stream()
-    rest = _read(stream, documents, progress)
-    read, sizes = time.perf_counter(), [stream.tokens + len(tokens) for tokens in rest]
+    stream = streamers[0].new_stream()
+    last = _skim(stream, documents, progress)
+    sizes = [stream.tokens + len(tokens) for tokens in last]
+    streams = [stream, *(streamer.new_stream() for streamer in streamers[1:])]
+    # of documents of unequal lengths, what all have is read once
+    common = min(map(len, last))
+    for each in streams:
+        each.read(np.stack([tokens[:common] for tokens in last]))
+    stream.wait()
+    progress.advance(stream.batch * common)
+    read = time.perf_counter()
     found: list[list[dict[str, Any]]] = [[] for _ in documents]
     for number in range(questions):
         asked = [document.content.questions[number] for document in documents]
         prompts = [
-            np.concatenate([tokens, document.questions[number]])
-            for tokens, document in zip(rest, documents, strict=True)
+            np.concatenate([tokens[common:], document.questions[number]])
+            for tokens, document in zip(last, documents, strict=True)
         ]
-        outputs = answer(run, stream.copy(), prompts, asked, answer_tokens)
-        for i, (text, cut) in enumerate(outputs):
-            found[i].append(
-                {
-                    "question": number,
-                    "tokens": sizes[i],
-                    "depth": max(documents[i].depths[fact] for fact in asked[i].facts),
-                    "prompt": asked[i].text,
-                    "references": list(asked[i].references),
-                    "output": text,
-                    "score": score(text, asked[i]),
-                    "cut": cut,
-                }
-            )
-    answering = (time.perf_counter() - read) / questions
+        outputs = [answer(run, each.copy(), prompts, asked, answer_tokens) for each in streams]
+        for i, ((text, cut), *forgetful) in enumerate(zip(*outputs, strict=True)):
+            fields = {
+                "question": number,
+                "tokens": sizes[i],
+                "depth": max(documents[i].depths[fact] for fact in asked[i].facts),
+                "prompt": asked[i].text,
+                "references": list(asked[i].references),
+                "output": text,
+                "score": score(text, asked[i]),
+                "cut": cut,
+            }
+            for output, _ in forgetful:
+                fields["forgetful_output"] = output
+                fields["forgetful_score"] = score(output, asked[i])
+            found[i].append(fields)
+    answering = (time.perf_counter() - read) / questions / len(streams)
     times = {"tokens": sum(sizes), "read": read - begin, "answer": answering}
     return found, times
 
 
-def _read(stream: Streamer, documents: list[Document], progress: TokenProgress) -> list[np.ndarray]:
-    """Read documents together as far as all of them go; return what is left of each, [n]."""
+def _skim(stream: Streamer, documents: list[Document], progress: TokenProgress) -> list[np.ndarray]:
+    """Read the chunks that all documents have; return what is left of each, [n]."""
     pieces = [rechunk(document.tokens(), stream.chunk) for document in documents]
     while True:
         heads = [next(piece, np.zeros(0, np.int32)) for piece in pieces]
         if min(map(len, heads)) < stream.chunk:
-            break
+            return [
+                np.concatenate([head, *piece]) for head, piece in zip(heads, pieces, strict=True)
+            ]
         stream.skim(np.stack(heads))
         progress.advance(stream.batch * stream.chunk)
-    rest = [np.concatenate([head, *piece]) for head, piece in zip(heads, pieces, strict=True)]
-    common = min(map(len, rest))
-    stream.read(np.stack([tokens[:common] for tokens in rest]))
-    # so that what follows is timed by itself
-    jax.block_until_ready(stream.logits)
-    progress.advance(stream.batch * common)
-    return [tokens[common:] for tokens in rest]
 
 
 def answer(
@@ -399,11 +421,13 @@ def _row(
 ) -> dict[str, Any]:
     depths = np.minimum([int(example.depth * _DEPTHS) for example in examples], _DEPTHS - 1)
     scores = np.array([example.score for example in examples])
+    by_document = _by_document(examples, scores)
     seconds = sum(time["read"] for time in times)
-    return {
+    row = {
         "length": length,
         "examples": len(examples),
         "score": float(scores.mean()),
+        "interval": mean_interval(by_document)[1:],
         "by_depth": [
             float(scores[depths == i].mean()) if (depths == i).any() else None
             for i in range(_DEPTHS)
@@ -416,3 +440,17 @@ def _row(
         "state_bytes": state_bytes,
         "peak_bytes": memory_report()["peak_bytes"],
     }
+    forgetful = [e.forgetful_score for e in examples if e.forgetful_score is not None]
+    if forgetful:
+        row["forgetful_score"] = float(np.mean(forgetful))
+        gains = _by_document(examples, scores - np.array(forgetful))
+        row["gained"] = mean_interval(gains)
+    return row
+
+
+def _by_document(examples: list[Example], values: np.ndarray) -> np.ndarray:
+    """Return the mean of the values of each document, [documents]."""
+    groups: dict[int, list[float]] = {}
+    for example, value in zip(examples, values, strict=True):
+        groups.setdefault(example.document, []).append(float(value))
+    return np.array([np.mean(group) for group in groups.values()])

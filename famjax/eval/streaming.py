@@ -334,6 +334,10 @@ class Streamer:
             raise ValueError("no logits: nothing was read yet, or only skimmed")
         return self._logits
 
+    def wait(self) -> None:
+        """Wait until everything is read."""
+        jax.block_until_ready(self._memory)
+
     def warm_up(self) -> None:
         """Compile `skim` and `losses`, so that later timings exclude compilation."""
         tokens = np.zeros((self.batch, self.chunk), np.int32)

@@ -29,6 +29,7 @@ class Request(NamedTuple):
       window, score: of texts, see `famjax.eval.text.evaluate_text`.
       questions: of each long document.
       facts: file of the facts of long documents.
+      ablate: answer about long documents also with the memory reset at every block.
       folder: for the examples, each with its output; None writes none.
     """
 
@@ -41,6 +42,7 @@ class Request(NamedTuple):
     score: int | None = None
     questions: int | None = None
     facts: str = ""
+    ablate: bool = False
     folder: Path | None = None
 
 
@@ -52,7 +54,8 @@ class Task(abc.ABC):
       switches: the same, of which 0, false, none and "" are always accepted.
       has_own_words: its vocabulary is a list of its own words, `data.tokenizer=task`.
       group: where its results are in the report of `famjax eval`, which tasks may share.
-      options: of `famjax eval`, which of lengths, questions, facts, window and score it takes.
+      options: of `famjax eval`, which of lengths, questions, facts, ablate, window and score it
+        takes.
       evaluation: "module:function" of `Request` and a `Run` to results: a dictionary with "rows",
         one for each length, in which the scores of trivial baselines are columns. It is a name,
         not a function, since evaluations import runs, which import the tasks.

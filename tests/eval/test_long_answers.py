@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import tiny
 
 from famjax.core.errors import UserError
 from famjax.eval import long
-from famjax.eval.long import answer, effective_lengths, evaluate_long, score
+from famjax.eval.long import Example, answer, effective_lengths, evaluate_long, score
 from famjax.eval.streaming import Streamer
 from famjax.tasks import TASKS
 from famjax.tasks.long.document import LongTask, Question
@@ -138,6 +139,45 @@ def test_a_stopped_evaluation_continues(
     file.write_text(file.read_text()[:-20])
     with pytest.raises(UserError, match=r"vt\.jsonl: damaged .*; remove it, and run again"):
         evaluate_long(run, "vt", [700], 2, 2, quiet=True, file=file)
+
+
+def test_without_memory_only_the_last_block_is_known(run: Run, short_answers: None) -> None:
+    w = run.model.block_len
+    found = long_examples(run, "vt", [2400, 700], 3, 2, ablate=True, quiet=True)
+    task = TASKS["vt"]
+    assert isinstance(task, LongTask)
+    for example in found:
+        document = task.evaluated_document(run.tokenizer, example["length"], example["document"], 3)
+        (question,) = document.content.questions
+        tokens = np.concatenate([*document.tokens(), run.tokenizer.encode(question.text)])
+        written: list[int] = []
+        while len(written) < len(run.tokenizer.encode(example["forgetful_output"])):
+            line = np.concatenate([tokens, written]).astype(np.int32)
+            # the block of the last token
+            block = line[(len(line) - 1) // w * w :][None]
+            written.append(int(tiny.logits(run.model, block)[0, -1].argmax()))
+        assert run.tokenizer.decode(written) == example["forgetful_output"]
+        assert example["forgetful_score"] == score(example["forgetful_output"], question)
+    assert any(example["output"] != example["forgetful_output"] for example in found)
+
+
+def test_gains_are_paired_and_have_intervals(run: Run) -> None:
+    def example(document: int, right: float, forgetful: float) -> Example:
+        return Example(64, document, 0, 60, 0.5, "?", ["a"], "a", right, False, "b", forgetful)
+
+    examples = [example(0, 1, 0), example(0, 1, 1), example(1, 1, 0), example(2, 0, 0)]
+    times = [{"read": 2.0, "answer": 0.5, "tokens": 240}]
+    row = long._row(run, 64, examples, times, 10)
+    assert row["score"] == 0.75
+    assert row["forgetful_score"] == 0.25
+    assert row["tokens_per_second"] == 120
+    gain, low, high = row["gained"]
+    assert gain == pytest.approx((0.5 + 1 + 0) / 3)
+    assert 0 <= low < gain < high <= 1
+    assert row["interval"][0] < 0.75 < row["interval"][1]
+    assert "gained" not in long._row(
+        run, 64, [replace(e, forgetful_score=None) for e in examples], times, 10
+    )
 
 
 def test_rows_say_how_long_and_how_deep(run: Run) -> None:

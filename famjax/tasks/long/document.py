@@ -166,7 +166,7 @@ class LongTask(Task):
 
     keys = ("data.long.*",)
     group = "long"
-    options = ("lengths", "questions", "facts")
+    options = ("lengths", "questions", "facts", "ablate")
     evaluation = "famjax.eval.long:evaluate"
     name: str
     source: str
