@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from famjax.cli.eval_output import depth_labels, show
 from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.main import parse
 from famjax.core.errors import UserError, nearest
+from famjax.core.json_files import RUN_AGAIN, read_json, write_json
 from famjax.processes import runtime
 
 if TYPE_CHECKING:
@@ -69,6 +71,8 @@ def run(argv: list[str]) -> int:
         if value is not None and value < 1:
             raise UserError(f"--{name} {value}: must be at least 1")
     report = evaluate(arguments, tasks, lengths)
+    if folder := eval_folder(arguments.run):
+        save_results(folder, report)
     if arguments.json:
         print(json.dumps(report))
     else:
@@ -154,7 +158,7 @@ def evaluate(
             arguments.questions,
             arguments.facts,
             arguments.ablate,
-            Path(arguments.run) / "eval",
+            eval_folder(arguments.run),
         )
         result = task.evaluate(opened, request)
         if task.group == "passkey":
@@ -162,6 +166,32 @@ def evaluate(
         else:
             report.setdefault(task.group, []).append(result)
     return {**report, "memory": memory_report()}
+
+
+def eval_folder(run: str) -> Path | None:
+    """Return the folder of a run's results; None if the run cannot be written to."""
+    return Path(run) / "eval" if os.access(run, os.W_OK) else None
+
+
+def save_results(folder: Path, report: dict[str, Any]) -> None:
+    """Add results to the report.json that `famjax report` reads.
+
+    It has the newest result of every task, all of them of one step.
+    """
+    folder.mkdir(exist_ok=True)
+    file = folder / "report.json"
+    saved = read_json(file, RUN_AGAIN) if file.exists() else {}
+    if saved.get("step") != report["step"]:
+        saved = {"step": report["step"], "results": {}}
+    for group, found in report.items():
+        if group in ("run", "step", "memory"):
+            continue
+        for result in [found] if group == "passkey" else found:
+            name = "passkey" if group == "passkey" else result.get("task", group)
+            files = "" if group == "passkey" else result.get("files", "")
+            label = f"{name}:{files}" if files else name
+            saved["results"][label] = {"group": group, "result": result}
+    write_json(file, saved)
 
 
 def _check_options(arguments: Arguments, tasks: list[Task]) -> None:

@@ -22,25 +22,28 @@ _UNIGRAM = (
 def show(report: dict[str, Any]) -> None:
     out = Output()
     out.print(f"{report['run']}, step {report['step']:,}")
-    if "passkey" in report:
-        out.print(passkey_table(report["passkey"]))
-    for toy in report["toy"]:
-        out.print(toy_table(toy))
-    for long in report["long"]:
-        out.print(long_table(long))
-        out.print(_effective(long["effective_length"]))
-        if "gained" in long["rows"][0]:
-            out.print(ablation_table(long))
-    for text in report["text"]:
-        out.print(text_table(text))
-        out.print(_UNIGRAM)
-        out.print(position_table(text))
-        if _has_negative_gain(text):
-            out.print(_NEGATIVE)
-    for group in report.keys() - _KNOWN:
-        for result in report[group]:
-            out.print(rows_table(group, result["rows"]))
+    groups = ["passkey", "toy", "long", "text", *sorted(report.keys() - _KNOWN)]
+    for group in groups:
+        found = report.get(group, [])
+        for result in [found] if group == "passkey" and found else found:
+            for part in result_tables(group, result):
+                out.print(part)
     out.print(f"peak memory {byte_size(report['memory']['peak_bytes'])}")
+
+
+def result_tables(group: str, result: Any) -> list[Table | str]:
+    """Return the tables of a result of a `Task.group`, and the lines that explain them."""
+    if group == "passkey":
+        return [passkey_table(result)]
+    if group == "toy":
+        return [toy_table(result)]
+    if group == "long":
+        ablation = [ablation_table(result)] if "gained" in result["rows"][0] else []
+        return [long_table(result), _effective(result["effective_length"]), *ablation]
+    if group == "text":
+        negative = [_NEGATIVE] if _has_negative_gain(result) else []
+        return [text_table(result), _UNIGRAM, position_table(result), *negative]
+    return [rows_table(group, result["rows"])]
 
 
 def rows_table(title: str, rows: list[dict[str, Any]]) -> Table:

@@ -14,6 +14,7 @@ import pytest
 import tiny
 from tiny_tokenizers import byte_level
 
+from famjax.cli import eval as eval_verb
 from famjax.cli import eval_output
 from famjax.cli.eval import parse_lengths, parse_tasks
 from famjax.cli.main import main
@@ -95,10 +96,54 @@ def test_long_documents_are_asked_by_length_and_depth(
     lines = (Path(run) / "eval" / "niah_multikey_1.jsonl").read_text().splitlines()
     examples = [line for line in map(json.loads, lines) if "output" in line]
     assert [example["question"] for example in examples] == [0, 1, 2, 3] * 2
+    assert main(["report", run, "--out", str(tmp_path / "page.html")]) == 0
+    assert "wrote" in capsys.readouterr().out
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<details") == page.count("<dt>question</dt>") == 8
+    assert examples[0]["references"][0] in page
+    assert "data:image/png;base64," in page
+    assert "http" not in page.replace("http-equiv", "")
     # what is there is not read again
     assert main([*arguments, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [long["task"] for long in report["long"]] == ["niah_multikey_1", "vt"]
+
+
+def test_a_page_of_results(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["eval", run, "--tasks", "passkey,text", "--lengths", "420", "--examples", "1"]) == 0
+    )
+    assert main(["report", run, run]) == 0
+    page = (Path(run) / "eval" / "report.html").read_text()
+    assert page.count("<h1>") == 2
+    assert page.count("<h2>passkey</h2>") == page.count("<h2>text:holdout</h2>") == 2
+    assert "reset at every block" in page
+    capsys.readouterr()
+    saved = json.loads((Path(run) / "eval" / "report.json").read_text())
+    # results of another step are not mixed with these
+    eval_verb.save_results(tmp_path, {"run": run, "step": 2, "passkey": [1], "text": [], "toy": []})
+    eval_verb.save_results(tmp_path, {"run": run, "step": 3, "text": [{"files": "a"}]})
+    assert json.loads((tmp_path / "report.json").read_text()) == {
+        "step": 3,
+        "results": {"text:a": {"group": "text", "result": {"files": "a"}}},
+    }
+    assert saved["step"] == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        ([], "name a run that was evaluated"),
+        (["/no/such"], "there is no such folder"),
+        (["TMP"], "has no results; run famjax eval TMP first"),
+    ],
+)
+def test_a_page_without_results(
+    argv: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [arg.replace("TMP", str(tmp_path)) for arg in argv]
+    assert main(["report", *argv]) == 2
+    assert told.replace("TMP", str(tmp_path)) in capsys.readouterr().err
 
 
 def test_a_negative_gain_is_explained() -> None:

@@ -1,0 +1,138 @@
+"""`famjax report RUN ... [--out FILE]`: one page with what `famjax eval` found."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from famjax.cli.eval import plot
+from famjax.cli.eval_output import result_tables
+from famjax.cli.main import parse
+from famjax.core.errors import UserError, nearest_path
+from famjax.core.json_files import RUN_AGAIN, parse_json, read_json, read_whole
+
+# examples of a task that are shown; the file has all of them
+_EXAMPLES = 500
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem }
+pre { overflow-x: auto; background: #f6f6f6; padding: .7rem }
+img { max-width: 100% }
+details { border-left: .4rem solid #c33; margin: .2rem 0; padding-left: .6rem }
+details.right { border-color: #3a3 }
+details.partly { border-color: #da3 }
+body.wrong details.right { display: none }
+dt { font-weight: 600 }
+dd { white-space: pre-wrap }
+"""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Write one page, which needs no network, with the results of `famjax eval`: tables, plots, and
+    for tasks on long documents every question with the answer."""
+
+    runs: tyro.conf.Positional[tuple[str, ...]]
+    """Folders of runs that were evaluated."""
+    out: str = ""
+    """The page. Default: eval/report.html in the first run."""
+
+
+def run(argv: list[str]) -> int:
+    arguments = parse(Arguments, argv, "famjax report")
+    if not arguments.runs:
+        raise UserError("famjax report: name a run that was evaluated")
+    sections = [_section(Path(run)) for run in arguments.runs]
+    out = Path(arguments.out or Path(arguments.runs[0]) / "eval" / "report.html")
+    if not out.parent.is_dir():
+        raise UserError(f"--out {out}: there is no folder {out.parent}; make it first")
+    out.write_text(_page("".join(sections)), encoding="utf-8")
+    print(f"wrote {out}")
+    return 0
+
+
+def _page(body: str) -> str:
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>famjax report</title>'
+        f"<style>{_STYLE}</style><body>"
+        '<label><input type="checkbox" '
+        "onchange=\"document.body.classList.toggle('wrong', this.checked)\"> "
+        f"hide right answers</label>{body}</body></html>\n"
+    )
+
+
+def _section(run: Path) -> str:
+    """Return the HTML of a run's results."""
+    folder = run / "eval"
+    if not run.is_dir():
+        raise UserError(f"{run}: there is no such folder{nearest_path(str(run))}")
+    if not (folder / "report.json").exists():
+        raise UserError(f"{run}: has no results; run famjax eval {run} first")
+    saved = read_json(folder / "report.json", RUN_AGAIN)
+    parts = [f"<h1>{html.escape(str(run))}, step {saved['step']:,}</h1>"]
+    for label, found in saved["results"].items():
+        group, result = found["group"], found["result"]
+        parts.append(f"<h2>{html.escape(label)}</h2>")
+        parts += map(_block, result_tables(group, result))
+        parts += map(_image, _plots(group, result, run / "plots"))
+        if group == "long":
+            parts += _examples(folder / f"{result['task']}.jsonl", result)
+    return "".join(parts)
+
+
+def _block(part: Any) -> str:
+    """Return a table, or a line of text."""
+    if isinstance(part, str):
+        return f"<p>{html.escape(part)}</p>"
+    return f"<pre>{html.escape(chr(10).join(part.lines(None)))}</pre>"
+
+
+def _plots(group: str, result: Any, folder: Path) -> list[Path]:
+    report: dict[str, Any] = {"toy": [], "long": [], "text": []}
+    if group == "passkey":
+        report["passkey"] = result
+    elif group in report:
+        report[group] = [result]
+    return plot(report, folder)
+
+
+def _image(path: Path) -> str:
+    data = base64.b64encode(path.read_bytes()).decode()
+    return f'<img alt="{html.escape(path.stem)}" src="data:image/png;base64,{data}">'
+
+
+def _examples(file: Path, result: dict[str, Any]) -> Iterator[str]:
+    """Yield the HTML of the examples of a result."""
+    if not file.exists():
+        return
+    lengths = {row["length"] for row in result["rows"]}
+    try:
+        lines = map(parse_json, read_whole(file, RUN_AGAIN).decode().splitlines()[1:])
+        examples = [x for x in lines if "output" in x and x["length"] in lengths]
+    except ValueError as error:
+        raise UserError(f"{file}: damaged ({error}); {RUN_AGAIN}") from None
+    yield f"<h3>{len(examples):,} answers</h3>"
+    for example in examples[:_EXAMPLES]:
+        kind = {1: "right", 0: "none"}.get(example["score"], "partly")
+        fields = {
+            "question": example["prompt"],
+            "answer": example["output"],
+            "should have": ", ".join(example["references"]),
+        }
+        if example.get("forgetful_output") is not None:
+            fields["answer with the memory reset at every block"] = example["forgetful_output"]
+        listed = "".join(
+            f"<dt>{name}</dt><dd>{html.escape(text)}</dd>" for name, text in fields.items()
+        )
+        summary = (
+            f"{example['tokens']:,} tokens, document {example['document']}, depth "
+            f"{example['depth']:.0%}, score {example['score']:.0%}{', cut' * example['cut']}"
+        )
+        yield f'<details class="{kind}"><summary>{summary}</summary><dl>{listed}</dl></details>'
+    if len(examples) > _EXAMPLES:
+        yield f"<p>{len(examples) - _EXAMPLES:,} more are in {html.escape(str(file))}.</p>"
