@@ -32,6 +32,7 @@ from famjax.processes.runtime import use_huge_pages
 VERBS = {
     "train": "train a model from a config, or continue a run",
     "eval": "stream documents of any length through a run and evaluate it",
+    "compare": "compare runs on what all of them were evaluated on",
     "report": "write a page with the results of evaluations, and every example",
     "analyze": "measure the entropy of a run's attention and its distance from a teacher's",
     "generate": "generate text with a run, from a prompt or from a saved memory",

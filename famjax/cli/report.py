@@ -56,6 +56,30 @@ def run(argv: list[str]) -> int:
     return 0
 
 
+def read_results(run: Path) -> dict[str, Any]:
+    """Return the results of a run's evaluations, a group and a result for each label.
+
+    Raises:
+      UserError: there are none.
+    """
+    if not run.is_dir():
+        raise UserError(f"{run}: there is no such folder{nearest_path(str(run))}")
+    file = run / "eval" / "report.json"
+    if not file.exists():
+        raise UserError(f"{run}: has no results; run famjax eval {run} first")
+    results: dict[str, Any] = read_json(file, RUN_AGAIN)["results"]
+    return results
+
+
+def read_examples(file: Path) -> list[dict[str, Any]]:
+    """Return the examples of an evaluation on long documents, see `famjax.eval.long.Example`."""
+    try:
+        lines = map(parse_json, read_whole(file, RUN_AGAIN).decode().splitlines()[1:])
+        return [line for line in lines if "output" in line]
+    except ValueError as error:
+        raise UserError(f"{file}: damaged ({error}); {RUN_AGAIN}") from None
+
+
 def _page(body: str) -> str:
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>famjax report</title>'
@@ -69,13 +93,8 @@ def _page(body: str) -> str:
 def _section(run: Path) -> str:
     """Return the HTML of a run's results."""
     folder = run / "eval"
-    if not run.is_dir():
-        raise UserError(f"{run}: there is no such folder{nearest_path(str(run))}")
-    if not (folder / "report.json").exists():
-        raise UserError(f"{run}: has no results; run famjax eval {run} first")
-    saved = read_json(folder / "report.json", RUN_AGAIN)
-    parts = [f"<h1>{html.escape(str(run))}, step {saved['step']:,}</h1>"]
-    for label, found in saved["results"].items():
+    parts = [f"<h1>{html.escape(str(run))}</h1>"]
+    for label, found in read_results(run).items():
         group, result = found["group"], found["result"]
         parts.append(f"<h2>{html.escape(label)}</h2>")
         parts += map(_block, result_tables(group, result))
@@ -111,11 +130,7 @@ def _examples(file: Path, result: dict[str, Any]) -> Iterator[str]:
     if not file.exists():
         return
     lengths = {row["length"] for row in result["rows"]}
-    try:
-        lines = map(parse_json, read_whole(file, RUN_AGAIN).decode().splitlines()[1:])
-        examples = [x for x in lines if "output" in x and x["length"] in lengths]
-    except ValueError as error:
-        raise UserError(f"{file}: damaged ({error}); {RUN_AGAIN}") from None
+    examples = [x for x in read_examples(file) if x["length"] in lengths]
     yield f"<h3>{len(examples):,} answers</h3>"
     for example in examples[:_EXAMPLES]:
         kind = {1: "right", 0: "none"}.get(example["score"], "partly")

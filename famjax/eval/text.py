@@ -29,12 +29,16 @@ _FIRST_BUCKET = 8
 _BUCKETS = 64 - _FIRST_BUCKET
 
 
+# a report does not list so many documents, which may be millions
+_MANY_DOCUMENTS = 1000
+
+
 def evaluate(run: Run, request: Request) -> dict[str, Any]:
-    """Return the files and the results of `evaluate_text`, without those by document."""
+    """Return the files and the results of `evaluate_text`; by document if they are not too many."""
     files, window, score = request.files, request.window, request.score
     scores = evaluate_text(run, files, batch=request.batch, window=window, score=score)
-    # they may be millions
-    del scores["by_document"]
+    if len(scores["by_document"]) > _MANY_DOCUMENTS:
+        del scores["by_document"]
     return {"files": files or "holdout", **scores}
 
 

@@ -1,0 +1,173 @@
+"""`famjax compare RUN RUN ... [--plot FILE]`: what `famjax eval` found of several runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+
+from famjax.cli.figures import new_figure, save_figure
+from famjax.cli.main import parse
+from famjax.cli.report import read_examples, read_results
+from famjax.cli.tables import Output, Table
+from famjax.core.errors import UserError
+from famjax.eval.intervals import mean_interval, paired_interval
+
+# key of the share of right answers, by `Task.group`
+_SHARES = {"passkey": "key_accuracy", "toy": "episode_accuracy", "long": "score"}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Compare runs on what all of them were evaluated on: tables, and for texts and long documents
+    the difference to the first run with a 95% interval (a paired bootstrap over documents)."""
+
+    runs: tyro.conf.Positional[tuple[str, ...]]
+    """Folders of runs that were evaluated, the reference first."""
+    plot: str = ""
+    """Plot the loss of texts by position and the right answers by length to this file."""
+
+
+def run(argv: list[str]) -> int:
+    arguments = parse(Arguments, argv, "famjax compare")
+    if len(arguments.runs) < 2:
+        raise UserError("famjax compare: name two runs or more that were evaluated")
+    runs = [Path(run) for run in arguments.runs]
+    found = [read_results(run) for run in runs]
+    shared = [label for label in found[0] if all(label in other for other in found)]
+    if not shared:
+        listed = "; ".join(f"{r}: {', '.join(f)}" for r, f in zip(runs, found, strict=True))
+        raise UserError(
+            f"no evaluation is of all runs ({listed}); run famjax eval with equal tasks"
+        )
+    names = short_names(runs)
+    out = Output()
+    for label in shared:
+        results = [results[label]["result"] for results in found]
+        group = found[0][label]["group"]
+        if group == "text":
+            out.print(text_table(label, names, results))
+            out.print(position_table(names, results))
+        elif group in _SHARES:
+            out.print(share_table(label, group, names, results, runs))
+    if arguments.plot:
+        path = draw(found, shared, names, Path(arguments.plot))
+        out.print(f"wrote {path}")
+    return 0
+
+
+def short_names(runs: Sequence[Path]) -> list[str]:
+    """Return the last parts of paths that tell them apart."""
+    for size in range(1, 1 + max(len(run.parts) for run in runs)):
+        names = ["/".join(run.parts[-size:]) for run in runs]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{run} ({number})" for number, run in enumerate(runs, 1)]
+
+
+def text_table(label: str, names: Sequence[str], results: Sequence[dict[str, Any]]) -> Table:
+    """Return the table of bits per byte."""
+    against = f"against {names[0]}"
+    columns = ("run", "bits per byte", against, "95%", "gained by memory", "tokens/s")
+    table = Table(label, columns, words=(0,))
+    for name, result in zip(names, results, strict=True):
+        difference = _difference(result, results[0]) if result is not results[0] else None
+        table.add_row(
+            name,
+            f"{result['bits_per_byte']:.4f}",
+            "" if difference is None else f"{difference[0]:+.4f}",
+            "" if difference is None else "{:+.4f} to {:+.4f}".format(*difference[1:]),
+            f"{result['memory_gain']['bits_per_byte']:.4f}",
+            f"{result['tokens_per_second']:,.0f}",
+        )
+    return table
+
+
+def _difference(result: dict[str, Any], other: dict[str, Any]) -> tuple[float, float, float] | None:
+    """Return by how many bits per byte a run is worse than another; None if it cannot be paired."""
+    rows, others = result.get("by_document") or [], other.get("by_document") or []
+    where = [[(row["file"], row["line"], row["bytes"]) for row in each] for each in (rows, others)]
+    if not rows or where[0] != where[1]:
+        return None
+    nats, other_nats = (np.array([row["nats"] for row in each]) for each in (rows, others))
+    return paired_interval(nats, other_nats, np.array([row["bytes"] for row in rows]))
+
+
+def position_table(names: Sequence[str], results: Sequence[dict[str, Any]]) -> Table:
+    """Return the table of the loss by position, as far as all results go."""
+    table = Table("loss by position", ("tokens before", *names))
+    for rows in zip(*(result["by_position"] for result in results), strict=False):
+        losses = (f"{row['loss']:.4f}" for row in rows)
+        table.add_row(f"{rows[0]['from']:,} to {rows[0]['to']:,}", *losses)
+    return table
+
+
+def share_table(
+    label: str,
+    group: str,
+    names: Sequence[str],
+    results: Sequence[Any],
+    runs: Sequence[Path],
+) -> Table:
+    """Return the table of the share of right answers by length."""
+    differences = [f"{name} against {names[0]}, 95%" for name in names[1:]] * (group == "long")
+    table = Table(label, ("length", *names, *differences))
+    every = [_rows(result) for result in results]
+    for length in (row["length"] for row in every[0]):
+        found = [next((r for r in rows if r["length"] == length), None) for rows in every]
+        cells = ["" if row is None else f"{row[_SHARES[group]]:.1%}" for row in found]
+        if differences:
+            scores = [_scores(run, results[0]["task"], length) for run in runs]
+            cells += [_paired(each, scores[0]) for each in scores[1:]]
+        table.add_row(f"{length:,}", *cells)
+    return table
+
+
+def _rows(result: Any) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = result if isinstance(result, list) else result["rows"]
+    return rows
+
+
+def _scores(run: Path, task: str, length: int) -> dict[int, dict[tuple[str, str], float]]:
+    """Return the scores of a length, by document, and by question and references."""
+    scores: dict[int, dict[tuple[str, str], float]] = {}
+    for example in read_examples(run / "eval" / f"{task}.jsonl"):
+        if example["length"] == length:
+            asked = (example["prompt"], repr(example["references"]))
+            scores.setdefault(example["document"], {})[asked] = example["score"]
+    return scores
+
+
+def _paired(scores: dict[int, dict[Any, float]], other: dict[int, dict[Any, float]]) -> str:
+    """Return the difference of the scores, if the same questions were asked, and its interval."""
+    asked = [{n: set(each[n]) for n in each} for each in (scores, other)]
+    if not scores or asked[0] != asked[1]:
+        return "other questions"
+    means = [
+        np.array([np.mean(list(each[n].values())) for n in scores]) for each in (scores, other)
+    ]
+    mean, low, high = mean_interval(means[0] - means[1])
+    return f"{mean:+.1%} ({100 * low:+.0f} to {100 * high:+.0f})"
+
+
+def draw(
+    found: Sequence[dict[str, Any]], shared: Sequence[str], names: Sequence[str], path: Path
+) -> Path:
+    """Plot the loss by position, and the share of right answers by length, of all runs."""
+    figure, axes = new_figure(1, len(shared), size=(6 * len(shared), 4))
+    for ax, label in zip(np.atleast_1d(axes), shared, strict=True):
+        group = found[0][label]["group"]
+        for name, results in zip(names, found, strict=True):
+            result = results[label]["result"]
+            rows = result["by_position"] if group == "text" else _rows(result)
+            at = "to" if group == "text" else "length"
+            key = "loss" if group == "text" else _SHARES.get(group, "accuracy")
+            ax.plot([row[at] for row in rows], [row[key] for row in rows], "o-", label=name)
+        ax.set_xscale("log", base=2)
+        ax.set(title=label, xlabel="tokens", ylabel="loss" if group == "text" else "right answers")
+        ax.legend()
+    return save_figure(figure, path)

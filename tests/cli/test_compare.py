@@ -1,0 +1,90 @@
+"""`famjax compare`: runs side by side, on the same documents."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+
+from famjax.cli.compare import _paired, short_names, text_table
+from famjax.cli.main import main
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Two equal runs, both evaluated; of one result the figures are changed."""
+    home = tmp_path_factory.mktemp("compare")
+    (home / "text.txt").write_text(tiny.TEXT * 8)
+    (home / "other.txt").write_text(tiny.TEXT * 5)
+    for name in ("a", "b"):
+        shutil.copytree(tiny.folder(), home / name)
+        tasks = f"text:{home}/text.txt,{home}/other.txt,niah_single_1,passkey"
+        sizes = ["--lengths", "700,900", "--examples", "3"]
+        assert main(["eval", str(home / name), "--tasks", tasks, *sizes]) == 0
+    file = home / "b" / "eval" / "niah_single_1.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        if line.get("length") == 700 and line.get("document") == 1:
+            line["score"] = 1.0
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = home / "b" / "eval" / "report.json"
+    saved = json.loads(report.read_text())
+    (label,) = (label for label in saved["results"] if label.startswith("text:"))
+    for row in saved["results"][label]["result"]["by_document"]:
+        row["nats"] += row["bytes"] * np.log(2) / 2
+    report.write_text(json.dumps(saved))
+    return [str(home / "a"), str(home / "b")]
+
+
+def test_runs_are_compared(
+    runs: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["compare", *runs, "--plot", str(tmp_path / "plot.png")]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "+0.5000 +0.5000 to +0.5000" in out
+    assert "loss by position" in out
+    assert "700 0.0% 0.0% +33.3% (+0 to +100)" in out
+    assert "900 0.0% 0.0% +0.0% (+0 to +0)" in out
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_only_the_same_questions_and_documents_are_paired() -> None:
+    scores = {0: {("a?", "x"): 1.0}, 1: {("b?", "y"): 0.0}}
+    assert _paired(scores, {0: {("a?", "x"): 0.0}, 1: {("b?", "y"): 0.0}}).startswith("+50.0%")
+    assert _paired(scores, {0: {("a?", "z"): 0.0}, 1: {("b?", "y"): 0.0}}) == "other questions"
+
+    def result(file: str) -> dict[str, Any]:
+        row = {"file": file, "line": 0, "bytes": 100, "nats": 70.0}
+        gain = {"bits_per_byte": 0.1}
+        return {
+            "bits_per_byte": 1.0,
+            "by_document": [row],
+            "memory_gain": gain,
+            "tokens_per_second": 1,
+        }
+
+    for other, told in (("a.txt", "+0.0000"), ("b.txt", "")):
+        rows = text_table("t", ["r", "s"], [result("a.txt"), result(other)])._cells()
+        assert rows[1][2] == told
+
+
+def test_names_are_as_short_as_tells_runs_apart() -> None:
+    assert short_names([Path("runs/a"), Path("runs/b")]) == ["a", "b"]
+    assert short_names([Path("x/a"), Path("y/a")]) == ["x/a", "y/a"]
+    assert len(set(short_names([Path("a"), Path("a")]))) == 2
+
+
+def test_mistakes_are_told(
+    runs: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["compare", runs[0]]) == 2
+    assert "name two runs or more" in capsys.readouterr().err
+    (tmp_path / "eval").mkdir()
+    (tmp_path / "eval" / "report.json").write_text('{"step": 1, "results": {"vt": {}}}')
+    assert main(["compare", runs[0], str(tmp_path)]) == 2
+    assert "no evaluation is of all runs" in capsys.readouterr().err
