@@ -32,8 +32,8 @@ class Arguments:
     run: tyro.conf.Positional[str]
     """Folder of the run, or of a Hugging Face model."""
     tasks: str = ""
-    """passkey; RULER's niah_single_1 to 3, niah_multikey_1 to 3, niah_multivalue, niah_multiquery
-    and vt, and babilong (niah_single_2:FILES, babilong:FILES: with the text of FILES as filler);
+    """passkey; RULER's niah_single_1 to 3, niah_multikey_1 to 3, niah_multivalue, niah_multiquery,
+    vt, cwe and fwe, and babilong (niah_single_2:FILES, babilong:FILES: with that text as filler);
     text:FILES (file, folder or glob, several separated by commas), text:holdout (the documents that
     training held out); a toy task (random_walk, blocked_walk, copy, reverse, counting,
     algorithmic); several separated by commas. Default: what the run was trained on."""

@@ -144,9 +144,10 @@ def _examples(file: Path, result: dict[str, Any]) -> Iterator[str]:
         listed = "".join(
             f"<dt>{name}</dt><dd>{html.escape(text)}</dd>" for name, text in fields.items()
         )
+        depth = "" if example["depth"] is None else f"depth {example['depth']:.0%}, "
         summary = (
-            f"{example['tokens']:,} tokens, document {example['document']}, depth "
-            f"{example['depth']:.0%}, score {example['score']:.0%}{', cut' * example['cut']}"
+            f"{example['tokens']:,} tokens, document {example['document']}, {depth}score "
+            f"{example['score']:.0%}{', cut' * example['cut']}"
         )
         yield f'<details class="{kind}"><summary>{summary}</summary><dl>{listed}</dl></details>'
     if len(examples) > _EXAMPLES:

@@ -303,7 +303,7 @@ class DataConfig:
     # source of documents: text, generated passkey retrieval, or a toy task (data.toy): random_walk,
     # blocked_walk, copy, reverse, counting, algorithmic; RULER's niah_single_1, niah_single_2,
     # niah_single_3, niah_multikey_1, niah_multikey_2, niah_multikey_3, niah_multivalue,
-    # niah_multiquery, vt; babilong
+    # niah_multiquery, vt, cwe, fwe; babilong
     task: str = "text"
     # text: file, folder or glob, several separated by commas; empty: Python's standard library.
     # .jsonl: a document on each line, {"text": ...}, {"inputs": ..., "targets": ...},

@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ class Example:
       length: most tokens of the document, as asked for.
       document, question: their numbers.
       tokens: before the question.
-      depth: of the last fact that the question needs, from 0 to 1.
+      depth: of the last fact that the question needs, from 0 to 1; None if there is no such fact.
       prompt: the question.
       references: of which an answer should have every one.
       output: the answer.
@@ -56,7 +57,7 @@ class Example:
     document: int
     question: int
     tokens: int
-    depth: float
+    depth: float | None
     prompt: str
     references: list[str]
     output: str
@@ -235,7 +236,10 @@ def _check(
 ) -> None:
     for length in lengths:
         check_capacity(run.model.stack.capacity, length)
-        known = len(document(length, 0).questions)
+        first = document(length, 0)
+        # a piece of the filler, which may not fit
+        list(islice(first.tokens(), 2))
+        known = len(first.questions)
         if questions > known:
             raise UserError(f"--questions {questions}: a document of {name} has {known}")
 
@@ -285,7 +289,7 @@ def _ask(
             fields = {
                 "question": number,
                 "tokens": sizes[i],
-                "depth": max(documents[i].depths[fact] for fact in asked[i].facts),
+                "depth": max((documents[i].depths[fact] for fact in asked[i].facts), default=None),
                 "prompt": asked[i].text,
                 "references": list(asked[i].references),
                 "output": text,
@@ -419,7 +423,7 @@ class _Examples:
 def _row(
     run: Run, length: int, examples: list[Example], times: list[dict[str, Any]], state_bytes: int
 ) -> dict[str, Any]:
-    depths = np.minimum([int(example.depth * _DEPTHS) for example in examples], _DEPTHS - 1)
+    depths = np.array([_part(example.depth) for example in examples])
     scores = np.array([example.score for example in examples])
     by_document = _by_document(examples, scores)
     seconds = sum(time["read"] for time in times)
@@ -446,6 +450,11 @@ def _row(
         gains = _by_document(examples, scores - np.array(forgetful))
         row["gained"] = mean_interval(gains)
     return row
+
+
+def _part(depth: float | None) -> int:
+    """Return the number of the part of a document; -1 is none."""
+    return -1 if depth is None else min(int(depth * _DEPTHS), _DEPTHS - 1)
 
 
 def _by_document(examples: list[Example], values: np.ndarray) -> np.ndarray:

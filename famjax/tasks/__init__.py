@@ -6,6 +6,7 @@ Episodes are generated from a seed and a number when they are read; nothing is d
 from __future__ import annotations
 
 from famjax.tasks.long.babilong import BabiLong
+from famjax.tasks.long.frequencies import CommonWords, FrequentWords
 from famjax.tasks.long.needles import NEEDLES
 from famjax.tasks.long.variables import VariableTracking
 from famjax.tasks.passkey import PasskeyTask
@@ -19,5 +20,7 @@ TASKS: dict[str, Task] = {
     **{name: ToyTaskSpec(toy) for name, toy in TOYS.items()},
     **NEEDLES,
     "vt": VariableTracking(),
+    "cwe": CommonWords(),
+    "fwe": FrequentWords(),
     "babilong": BabiLong(),
 }

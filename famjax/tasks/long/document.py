@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,7 +88,7 @@ class Document:
     Attributes:
       content: of it.
       tokenizer: of its tokens.
-      filler: returns its sentences, without end, the same in every call.
+      filler: returns its sentences for so many tokens, the same in every call.
       depths: where each fact is in the context, from 0 to 1.
       length: most tokens, with bos, the longest question, and `answer_tokens`.
       answer_tokens: reserved for the answer.
@@ -99,7 +99,7 @@ class Document:
 
     content: Content
     tokenizer: Tokenizer
-    filler: Callable[[], Iterator[str]]
+    filler: Callable[[int], Iterator[str]]
     depths: tuple[float, ...]
     length: int
     answer_tokens: int
@@ -136,7 +136,7 @@ class Document:
         yield self._head
         waiting = sorted(range(len(self._facts)), key=lambda i: self.depths[i])
         written = 0
-        for sentence in self.filler():
+        for sentence in self.filler(self.room):
             tokens = encode_sentence(self.tokenizer, sentence)
             while waiting and self.depths[waiting[0]] * self.room <= written:
                 yield self._facts[waiting.pop(0)]
@@ -187,8 +187,16 @@ class LongTask(Task):
     def make_content(self, rng: np.random.Generator, material: Material) -> Content:
         """Return the content of a document."""
 
-    def make_filler(self, rng: np.random.Generator, content: Content) -> Iterator[str]:
-        """Yield sentences without end; of a task without files."""
+    def make_filler(
+        self, rng: np.random.Generator, content: Content, count: Callable[[Sequence[str]], int]
+    ) -> Iterator[str]:
+        """Yield the sentences of a task without files.
+
+        Args:
+          rng: equal ones give equal sentences.
+          content: of the document.
+          count: how many sentences of the mean size of these fit in the document.
+        """
         return repeat_noise()
 
     def document(
@@ -220,14 +228,18 @@ class LongTask(Task):
                         "take a run with one that knows all letters and digits"
                     )
         depths = np.random.default_rng([*seed, _DEPTHS]).random(len(content.facts))
-        if depth is not None:
+        if depth is not None and content.facts:
             depths[content.questions[0].facts[0]] = depth
         if content.in_order:
             depths = np.sort(depths)
 
-        def filler() -> Iterator[str]:
+        def filler(room: int) -> Iterator[str]:
+            def count(sentences: Sequence[str]) -> int:
+                sizes = [len(encode_sentence(tokenizer, sentence)) for sentence in sentences]
+                return int(room / np.mean(sizes))
+
             rng = np.random.default_rng([*seed, _FILLER])
-            return material.texts(rng) if material.texts else self.make_filler(rng, content)
+            return material.texts(rng) if material.texts else self.make_filler(rng, content, count)
 
         return Document(
             content, tokenizer, filler, tuple(depths.tolist()), length, self.answer_tokens
@@ -295,7 +307,8 @@ class LongSource(Source):
         self.task, self.tokenizer = task, tokenizer
         self.config, self.seed = config.data.long, config.seed
         self._material = task.load(config.data.files, self.config.facts, tokenizer)
-        self._open([0, 0, self.config.min_length])  # refuses what does not fit
+        # refuses what does not fit
+        list(islice(self._open([0, 0, self.config.min_length])[0].tokens(), 2))
 
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
         """Return [lane, number of the document, most tokens]."""

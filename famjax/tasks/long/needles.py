@@ -7,7 +7,7 @@ Keys are of our own words.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -121,9 +121,11 @@ class Needles(LongTask):
         facts = tuple(i * self.values + j for i in group for j in range(self.values))
         return Question(text, references, facts)
 
-    def make_filler(self, rng: np.random.Generator, content: Content) -> Iterator[str]:
+    def make_filler(
+        self, rng: np.random.Generator, content: Content, count: Callable[[Sequence[str]], int]
+    ) -> Iterator[str]:
         if self.haystack == "noise":
-            yield from super().make_filler(rng, content)
+            yield from super().make_filler(rng, content, count)
         asked = " ".join(question.text for question in content.questions)
         while True:
             key = _DRAW[self.key_kind](rng)

@@ -1,0 +1,137 @@
+"""Words that are counted: RULER's `cwe` and `fwe` (arXiv 2404.06654, 3 and B).
+
+A list of words in random order, some of which are in it more often than others. The list has no
+facts at a depth: all of it has to be remembered.
+"""
+
+from __future__ import annotations
+
+import bisect
+import string
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from famjax.core.errors import UserError
+from famjax.data.shuffle import permuted_index
+from famjax.tasks.long.document import Content, LongTask, Material, Question
+from famjax.tasks.long.words import ADJECTIVES, NOUNS
+
+_PAIRS = len(ADJECTIVES) * len(NOUNS)
+
+
+class CommonWords(LongTask):
+    """A numbered list in which ten words are thirty times, all others three times."""
+
+    name = "cwe"
+    source = "RULER, arXiv 2404.06654"
+    answer_tokens = 120
+    common, often, seldom = 10, 30, 3
+    fewest = 120
+
+    def make_content(self, rng: np.random.Generator, material: Material) -> Content:
+        first = int(rng.integers(_PAIRS))
+        head = (
+            "Below is a numbered list of words. In these words, some appear more often than "
+            "others. Memorize the ones that appear most often.\n"
+        )
+        text = (
+            f"\nQuestion: What are the {self.common} most common words in the above list? "
+            f"Answer: The top {self.common} words that appear most often in the list are:"
+        )
+        words = tuple(_pair((first + i) % _PAIRS) for i in range(self.common))
+        return Content(head, (), (Question(text, words, ()),))
+
+    def make_filler(
+        self, rng: np.random.Generator, content: Content, count: Callable[[Sequence[str]], int]
+    ) -> Iterator[str]:
+        words = content.questions[0].references
+        first, shift = _index(words[0]), int(rng.integers(_PAIRS))
+
+        def other(number: int) -> str:
+            """Return one of the words that follow the common ones, all of which differ."""
+            around, place = divmod(number, _PAIRS - self.common)
+            place = (place + shift) % (_PAIRS - self.common)
+            return _pair((first + self.common + place) % _PAIRS + around * _PAIRS)
+
+        # numbers grow: a second estimate has those in the middle of the first one's list
+        middle = count([f"{i}. {other(i)}" for i in range(1, 201)]) // 2
+        total = count([f"{middle + i}. {other(i)}" for i in range(200)])
+        if total < self.fewest:
+            raise UserError(
+                f"{self.name}: {total} words fit, in which none is often; ask for a length that "
+                f"holds at least {self.fewest}"
+            )
+        # of a short list half are common words
+        often = min(self.often, total // (2 * self.common))
+        total = self.common * often + (total - self.common * often) // self.seldom * self.seldom
+        seed = int(rng.integers(2**32))
+        for position in range(total):
+            index = permuted_index(position, total, seed)
+            rare, is_common = index - self.common * often, index < self.common * often
+            word = words[index // often] if is_common else other(rare // self.seldom)
+            yield f"{position + 1}. {word}"
+
+
+class FrequentWords(LongTask):
+    """Coded words, the k-th as often as k^-2, of which the first is dots."""
+
+    name = "fwe"
+    source = "RULER, arXiv 2404.06654"
+    answer_tokens = 50
+
+    def make_content(self, rng: np.random.Generator, material: Material) -> Content:
+        head = (
+            "Read the following coded text and track the frequency of each coded word. Find the "
+            "three most frequently appeared coded words. "
+        )
+        text = (
+            "\nQuestion: Do not provide any explanation. Please ignore the dots '....'. What are "
+            "the three most frequently appeared words in the above coded text? Answer: According "
+            "to the coded text above, the three most frequently appeared words are:"
+        )
+        words: list[str] = []
+        while len(words) < 3:
+            word = _coded(rng)
+            if word not in words:
+                words.append(word)
+        return Content(head, (), (Question(text, tuple(words), ()),))
+
+    def make_filler(
+        self, rng: np.random.Generator, content: Content, count: Callable[[Sequence[str]], int]
+    ) -> Iterator[str]:
+        words = ["....", *content.questions[0].references]
+        total = count(["...."] * 61 + [_coded(rng) for _ in range(39)])
+        zeta = np.pi**2 / 6
+        ends: list[int] = []
+        while (size := int(total * (len(ends) + 1) ** -2.0 / zeta)) > 0:
+            ends.append((ends[-1] if ends else 0) + size)
+        while len(words) < len(ends):
+            word = _coded(rng)
+            if word not in words:
+                words.append(word)
+        seed = int(rng.integers(2**32))
+        for position in range(ends[-1] if ends else 0):
+            yield words[bisect.bisect_right(ends, permuted_index(position, ends[-1], seed))]
+
+
+def _pair(index: int) -> str:
+    """Return the word of an index; all differ, and neighbours have nothing in common."""
+    index, pair = divmod(index, _PAIRS)
+    noun, adjective = divmod(pair, len(ADJECTIVES))
+    word = f"{ADJECTIVES[adjective]}-{NOUNS[(noun + adjective) % len(NOUNS)]}"
+    while index:
+        index, noun = divmod(index - 1, len(NOUNS))
+        word += f"-{NOUNS[noun]}"
+    return word
+
+
+def _index(word: str) -> int:
+    """Return the index of a word of two parts."""
+    adjective, noun = word.split("-")
+    row = ADJECTIVES.index(adjective)
+    return (NOUNS.index(noun) - row) % len(NOUNS) * len(ADJECTIVES) + row
+
+
+def _coded(rng: np.random.Generator) -> str:
+    return "".join(rng.choice(list(string.ascii_lowercase), 6))
