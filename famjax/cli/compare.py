@@ -12,9 +12,10 @@ import tyro
 
 from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.main import parse
-from famjax.cli.report import read_examples, read_results
+from famjax.cli.report import check_file, read_examples, read_results
 from famjax.cli.tables import Output, Table
 from famjax.core.errors import UserError
+from famjax.core.paths import expanded
 from famjax.eval.intervals import mean_interval, paired_interval
 
 # key of the share of right answers, by `Task.group`
@@ -36,7 +37,7 @@ def run(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, "famjax compare")
     if len(arguments.runs) < 2:
         raise UserError("famjax compare: name two runs or more that were evaluated")
-    runs = [Path(run) for run in arguments.runs]
+    runs = list(map(expanded, arguments.runs))
     found = [read_results(run) for run in runs]
     shared = [label for label in found[0] if all(label in other for other in found)]
     if not shared:
@@ -55,7 +56,8 @@ def run(argv: list[str]) -> int:
         elif group in _SHARES:
             out.print(share_table(label, group, names, results, runs))
     if arguments.plot:
-        path = draw(found, shared, names, Path(arguments.plot))
+        check_file(expanded(arguments.plot), "--plot")
+        path = draw(found, shared, names, expanded(arguments.plot))
         out.print(f"wrote {path}")
     return 0
 
@@ -121,7 +123,7 @@ def share_table(
         found = [next((r for r in rows if r["length"] == length), None) for rows in every]
         cells = ["" if row is None else f"{row[_SHARES[group]]:.1%}" for row in found]
         if differences:
-            scores = [_scores(run, results[0]["task"], length) for run in runs]
+            scores = [_scores(r, result, length) for r, result in zip(runs, results, strict=True)]
             cells += [_paired(each, scores[0]) for each in scores[1:]]
         table.add_row(f"{length:,}", *cells)
     return table
@@ -132,12 +134,14 @@ def _rows(result: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def _scores(run: Path, task: str, length: int) -> dict[int, dict[tuple[str, str], float]]:
-    """Return the scores of a length, by document, and by question and references."""
-    scores: dict[int, dict[tuple[str, str], float]] = {}
-    for example in read_examples(run / "eval" / f"{task}.jsonl"):
+def _scores(run: Path, result: Any, length: int) -> dict[int, dict[tuple[Any, ...], float]]:
+    """Return the scores of a length, by document and by what tells a question of it."""
+    scores: dict[int, dict[tuple[Any, ...], float]] = {}
+    for example in read_examples(run, result):
         if example["length"] == length:
-            asked = (example["prompt"], repr(example["references"]))
+            asked = tuple(
+                repr(example[name]) for name in ("prompt", "references", "tokens", "depth")
+            )
             scores.setdefault(example["document"], {})[asked] = example["score"]
     return scores
 
@@ -146,7 +150,7 @@ def _paired(scores: dict[int, dict[Any, float]], other: dict[int, dict[Any, floa
     """Return the difference of the scores, if the same questions were asked, and its interval."""
     asked = [{n: set(each[n]) for n in each} for each in (scores, other)]
     if not scores or asked[0] != asked[1]:
-        return "other questions"
+        return "other documents"
     means = [
         np.array([np.mean(list(each[n].values())) for n in scores]) for each in (scores, other)
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +18,17 @@ from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.main import parse
 from famjax.core.errors import UserError, nearest
 from famjax.core.json_files import RUN_AGAIN, read_json, write_json
+from famjax.core.paths import expanded
 from famjax.processes import runtime
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from famjax.tasks.task import Task
 
 HOLDOUT = "holdout"
+# the results of a run, in its folder eval
+REPORT = "report.json"
 
 
 @dataclass(frozen=True)
@@ -71,14 +77,12 @@ def run(argv: list[str]) -> int:
         if value is not None and value < 1:
             raise UserError(f"--{name} {value}: must be at least 1")
     report = evaluate(arguments, tasks, lengths)
-    if folder := eval_folder(arguments.run):
-        save_results(folder, report)
     if arguments.json:
         print(json.dumps(report))
     else:
         show(report)
     if arguments.plot:
-        for path in plot(report, Path(arguments.run) / "plots"):
+        for path in plot(report, expanded(arguments.run) / "plots"):
             print(f"wrote {path}", file=sys.stderr)
     return 0
 
@@ -138,6 +142,9 @@ def evaluate(
     opened = open_model(arguments.run)
     tasks = tasks or [(opened.config.data.task, HOLDOUT)]
     _check_options(arguments, [TASKS[name] for name, _ in tasks])
+    folder = eval_folder(arguments.run)
+    if folder:
+        read_report(folder)  # a damaged one would be found after hours
     report: dict[str, Any] = {
         "run": arguments.run,
         "step": opened.step,
@@ -149,7 +156,7 @@ def evaluate(
         task = TASKS[name]
         request = Request(
             name,
-            None if files == HOLDOUT else files,
+            None if files in ("", HOLDOUT) else files,
             lengths,
             arguments.examples,
             arguments.batch,
@@ -158,40 +165,62 @@ def evaluate(
             arguments.questions,
             arguments.facts,
             arguments.ablate,
-            eval_folder(arguments.run),
+            folder,
         )
         result = task.evaluate(opened, request)
         if task.group == "passkey":
             report["passkey"] = result
         else:
             report.setdefault(task.group, []).append(result)
+        if folder:
+            # of each task, so that a mistake in a later one loses nothing
+            save_result(folder, opened.step, task.group, name, result)
     return {**report, "memory": memory_report()}
 
 
 def eval_folder(run: str) -> Path | None:
-    """Return the folder of a run's results; None if the run cannot be written to."""
-    return Path(run) / "eval" if os.access(run, os.W_OK) else None
+    """Return the folder of a run's results; None if the run cannot be written to.
 
-
-def save_results(folder: Path, report: dict[str, Any]) -> None:
-    """Add results to the report.json that `famjax report` reads.
-
-    It has the newest result of every task, all of them of one step.
+    Raises:
+      UserError: it is not a folder.
     """
+    folder = expanded(run) / "eval"
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is in the way of the results; remove it")
+    return folder if os.access(folder if folder.exists() else folder.parent, os.W_OK) else None
+
+
+def save_result(folder: Path, step: int, group: str, name: str, result: Any) -> None:
+    """Add a result to the report.json of a run, which `famjax report` reads.
+
+    It has the newest result of every task, files and settings, all of them of one step.
+    """
+    saved = read_report(folder)
+    if saved["step"] != step:
+        saved = {"step": step, "results": {}}
+    parts = [name]
+    if group != "passkey":
+        parts += [f":{result['files']}"] * bool(result.get("files"))
+        parts += [f" --{key} {result[key]}" for key in ("facts", "window") if result.get(key)]
+    saved["results"]["".join(parts)] = {"group": group, "result": result}
     folder.mkdir(exist_ok=True)
-    file = folder / "report.json"
-    saved = read_json(file, RUN_AGAIN) if file.exists() else {}
-    if saved.get("step") != report["step"]:
-        saved = {"step": report["step"], "results": {}}
-    for group, found in report.items():
-        if group in ("run", "step", "memory"):
-            continue
-        for result in [found] if group == "passkey" else found:
-            name = "passkey" if group == "passkey" else result.get("task", group)
-            files = "" if group == "passkey" else result.get("files", "")
-            label = f"{name}:{files}" if files else name
-            saved["results"][label] = {"group": group, "result": result}
-    write_json(file, saved)
+    write_json(folder / REPORT, saved)
+
+
+def read_report(folder: Path) -> dict[str, Any]:
+    """Return step and results of a run's report.json, which may not be there.
+
+    Raises:
+      UserError: it is damaged.
+    """
+    file = folder / REPORT
+    saved = read_json(file, RUN_AGAIN) if file.exists() else {"step": None, "results": {}}
+    results = saved.get("results") if isinstance(saved, dict) else None
+    if not isinstance(results, dict) or not all(
+        isinstance(found, dict) and set(found) == {"group", "result"} for found in results.values()
+    ):
+        raise UserError(f"{file}: damaged; {RUN_AGAIN}")
+    return {"step": saved.get("step"), "results": results}
 
 
 def _check_options(arguments: Arguments, tasks: list[Task]) -> None:
@@ -215,20 +244,23 @@ def _check_options(arguments: Arguments, tasks: list[Task]) -> None:
 
 def plot(report: dict[str, Any], folder: Path) -> list[Path]:
     """Plot the results and return the files."""
-    paths = []
+    return [save_figure(figure, folder / f"{name}.png") for name, figure in figures(report)]
+
+
+def figures(report: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
+    """Yield a figure of each result, and its name."""
     if "passkey" in report:
-        paths.append(_plot_passkey(report["passkey"], folder / "passkey.png"))
+        yield "passkey", _plot_passkey(report["passkey"])
     for toy in report["toy"]:
-        paths.append(_plot_toy(toy, folder / f"{toy['task']}.png"))
+        yield toy["task"], _plot_toy(toy)
     for long in report["long"]:
-        paths.append(_plot_long(long, folder / f"{long['task']}.png"))
+        if any(share is not None for row in long["rows"] for share in row["by_depth"]):
+            yield long["examples"].removesuffix(".jsonl"), _plot_long(long)
     for i, text in enumerate(report["text"]):
-        name = f"text_{i + 1}.png" if i else "text.png"
-        paths.append(_plot_text(text, folder / name))
-    return paths
+        yield f"text_{i + 1}" if i else "text", _plot_text(text)
 
 
-def _plot_passkey(rows: list[dict[str, Any]], path: Path) -> Path:
+def _plot_passkey(rows: list[dict[str, Any]]) -> Figure:
     figure, axes = new_figure()
     lengths = [row["length"] for row in rows]
     axes.plot(lengths, [row["key_accuracy"] for row in rows], "o-", label="whole keys")
@@ -237,10 +269,10 @@ def _plot_passkey(rows: list[dict[str, Any]], path: Path) -> Path:
     axes.set_xscale("log", base=2)
     axes.set(xlabel="tokens of the document", ylabel="accuracy", ylim=(-0.03, 1.03))
     axes.legend()
-    return save_figure(figure, path)
+    return figure
 
 
-def _plot_toy(toy: dict[str, Any], path: Path) -> Path:
+def _plot_toy(toy: dict[str, Any]) -> Figure:
     figure, axes = new_figure()
     lengths = [row["length"] for row in toy["rows"]]
     axes.plot(lengths, [row["episode_accuracy"] for row in toy["rows"]], "o-", label="episodes")
@@ -249,10 +281,10 @@ def _plot_toy(toy: dict[str, Any], path: Path) -> Path:
     axes.plot(lengths, guessed, ":", color="grey", label="the commonest answer")
     axes.set(xlabel=f"steps of an episode of {toy['task']}", ylabel="accuracy", ylim=(-0.03, 1.03))
     axes.legend()
-    return save_figure(figure, path)
+    return figure
 
 
-def _plot_long(long: dict[str, Any], path: Path) -> Path:
+def _plot_long(long: dict[str, Any]) -> Figure:
     """Plot the scores by depth and length, as a heat map."""
     rows = long["rows"]
     scores = np.array([row["by_depth"] for row in rows], float).T
@@ -262,10 +294,10 @@ def _plot_long(long: dict[str, Any], path: Path) -> Path:
     axes.set_yticks(range(len(scores)), depth_labels(len(scores)))
     axes.set(xlabel="tokens of the document", ylabel="depth of the fact", title=long["task"])
     figure.colorbar(image, label="score")
-    return save_figure(figure, path)
+    return figure
 
 
-def _plot_text(text: dict[str, Any], path: Path) -> Path:
+def _plot_text(text: dict[str, Any]) -> Figure:
     figure, axes = new_figure()
     ends = [row["to"] + 1 for row in text["by_position"]]
     for key, label in {
@@ -277,4 +309,4 @@ def _plot_text(text: dict[str, Any], path: Path) -> Path:
     whole = "window" if text["window"] else "document"
     axes.set(xlabel=f"position in the {whole}, up to", ylabel="loss (nats a token)")
     axes.legend()
-    return save_figure(figure, path)
+    return figure

@@ -27,6 +27,9 @@ def save_figure(figure: Figure, path: Path) -> Path:
     Raises:
       UserError: the file cannot be written.
     """
+    known = figure.canvas.get_supported_filetypes()
+    if path.suffix[1:] not in known:
+        raise UserError(f"{path}: no format of figures; end it with .png or .pdf")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)

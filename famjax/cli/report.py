@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import base64
 import html
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from famjax.cli.eval import plot
+from famjax.cli.eval import REPORT, figures, read_report
 from famjax.cli.eval_output import result_tables
 from famjax.cli.main import parse
 from famjax.core.errors import UserError, nearest_path
-from famjax.core.json_files import RUN_AGAIN, parse_json, read_json, read_whole
+from famjax.core.paths import expanded
+from famjax.eval.long import digest, read_lines
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # examples of a task that are shown; the file has all of them
 _EXAMPLES = 500
@@ -47,11 +52,12 @@ def run(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, "famjax report")
     if not arguments.runs:
         raise UserError("famjax report: name a run that was evaluated")
-    sections = [_section(Path(run)) for run in arguments.runs]
-    out = Path(arguments.out or Path(arguments.runs[0]) / "eval" / "report.html")
-    if not out.parent.is_dir():
-        raise UserError(f"--out {out}: there is no folder {out.parent}; make it first")
-    out.write_text(_page("".join(sections)), encoding="utf-8")
+    runs = list(map(expanded, arguments.runs))
+    out = expanded(arguments.out) if arguments.out else runs[0] / "eval" / "report.html"
+    if arguments.out:
+        check_file(out, "--out")
+    page = _page("".join(map(_section, runs)))
+    out.write_text(page, encoding="utf-8")
     print(f"wrote {out}")
     return 0
 
@@ -64,20 +70,33 @@ def read_results(run: Path) -> dict[str, Any]:
     """
     if not run.is_dir():
         raise UserError(f"{run}: there is no such folder{nearest_path(str(run))}")
-    file = run / "eval" / "report.json"
-    if not file.exists():
+    if not (run / "eval" / REPORT).exists():
         raise UserError(f"{run}: has no results; run famjax eval {run} first")
-    results: dict[str, Any] = read_json(file, RUN_AGAIN)["results"]
+    results: dict[str, Any] = read_report(run / "eval")["results"]
     return results
 
 
-def read_examples(file: Path) -> list[dict[str, Any]]:
-    """Return the examples of an evaluation on long documents, see `famjax.eval.long.Example`."""
-    try:
-        lines = map(parse_json, read_whole(file, RUN_AGAIN).decode().splitlines()[1:])
-        return [line for line in lines if "output" in line]
-    except ValueError as error:
-        raise UserError(f"{file}: damaged ({error}); {RUN_AGAIN}") from None
+def read_examples(run: Path, result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the examples of a result on long documents, see `famjax.eval.long.Example`.
+
+    There are none if the file is gone, or is of another evaluation.
+    """
+    file = run / "eval" / result["examples"]
+    if not file.exists():
+        return []
+    settings, lines = read_lines(file)
+    if digest(settings) != result["settings"]:
+        return []
+    lengths = {row["length"] for row in result["rows"]}
+    return [line for line in lines if "output" in line and line["length"] in lengths]
+
+
+def check_file(path: Path, option: str) -> None:
+    """Raise a `UserError` if a file of output is a folder, or in no folder."""
+    if path.is_dir():
+        raise UserError(f"{option} {path}: is a folder; give a file in it")
+    if not path.parent.is_dir():
+        raise UserError(f"{option} {path}: there is no folder {path.parent}; make it first")
 
 
 def _page(body: str) -> str:
@@ -92,15 +111,17 @@ def _page(body: str) -> str:
 
 def _section(run: Path) -> str:
     """Return the HTML of a run's results."""
-    folder = run / "eval"
     parts = [f"<h1>{html.escape(str(run))}</h1>"]
     for label, found in read_results(run).items():
         group, result = found["group"], found["result"]
         parts.append(f"<h2>{html.escape(label)}</h2>")
         parts += map(_block, result_tables(group, result))
-        parts += map(_image, _plots(group, result, run / "plots"))
+        report = {"toy": [], "long": [], "text": [], group: result}
+        if group != "passkey":
+            report[group] = [result]
+        parts += [_image(name, figure) for name, figure in figures(report)]
         if group == "long":
-            parts += _examples(folder / f"{result['task']}.jsonl", result)
+            parts += _examples(read_examples(run, result), result)
     return "".join(parts)
 
 
@@ -111,26 +132,16 @@ def _block(part: Any) -> str:
     return f"<pre>{html.escape(chr(10).join(part.lines(None)))}</pre>"
 
 
-def _plots(group: str, result: Any, folder: Path) -> list[Path]:
-    report: dict[str, Any] = {"toy": [], "long": [], "text": []}
-    if group == "passkey":
-        report["passkey"] = result
-    elif group in report:
-        report[group] = [result]
-    return plot(report, folder)
+def _image(name: str, figure: Figure) -> str:
+    """Return a figure as HTML."""
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=110)
+    data = base64.b64encode(content.getvalue()).decode()
+    return f'<img alt="{html.escape(name)}" src="data:image/png;base64,{data}">'
 
 
-def _image(path: Path) -> str:
-    data = base64.b64encode(path.read_bytes()).decode()
-    return f'<img alt="{html.escape(path.stem)}" src="data:image/png;base64,{data}">'
-
-
-def _examples(file: Path, result: dict[str, Any]) -> Iterator[str]:
+def _examples(examples: list[dict[str, Any]], result: dict[str, Any]) -> Iterator[str]:
     """Yield the HTML of the examples of a result."""
-    if not file.exists():
-        return
-    lengths = {row["length"] for row in result["rows"]}
-    examples = [x for x in read_examples(file) if x["length"] in lengths]
     yield f"<h3>{len(examples):,} answers</h3>"
     for example in examples[:_EXAMPLES]:
         kind = {1: "right", 0: "none"}.get(example["score"], "partly")
@@ -151,4 +162,4 @@ def _examples(file: Path, result: dict[str, Any]) -> Iterator[str]:
         )
         yield f'<details class="{kind}"><summary>{summary}</summary><dl>{listed}</dl></details>'
     if len(examples) > _EXAMPLES:
-        yield f"<p>{len(examples) - _EXAMPLES:,} more are in {html.escape(str(file))}.</p>"
+        yield f"<p>{len(examples) - _EXAMPLES:,} more are in {html.escape(result['examples'])}.</p>"

@@ -316,9 +316,17 @@ class TextSource(Source):
         for k in range(len(self)):
             yield from self.document_texts(k)
 
-    def document_texts(self, k: int) -> Iterator[str]:
-        """Yield the text of the k-th document, in the order of the epochs."""
-        for text, *_ in self._iter_text(self.key(0, 1, k), skip=0):
+    def document_texts(self, k: int, place: float = 0.0) -> Iterator[str]:
+        """Yield the text of the k-th document, in the order of the epochs.
+
+        Args:
+          k: number.
+          place: share of the document that is left out, from its beginning to a space.
+        """
+        key = self.key(0, 1, k)
+        if place:
+            key[2] = self._find_boundary(key, int(place * self._text_size(key)))
+        for text, *_ in self._iter_text(key, skip=0):
             yield text
 
     def get_state(self) -> dict[str, Any]:

@@ -40,7 +40,17 @@ def paired_interval(
 def mean_interval(
     values: np.ndarray, samples: int = 10_000, level: float = 0.95
 ) -> tuple[float, float, float]:
-    """Return the mean of values [n] of n documents, and the ends of its bootstrap interval."""
-    drawn = np.random.default_rng(0).integers(len(values), size=(samples, len(values)))
-    low, high = np.quantile(values[drawn].mean(1), [(1 - level) / 2, (1 + level) / 2])
-    return float(values.mean()), float(low), float(high)
+    """Return the mean of values [n] of n documents, and the ends of its bootstrap interval.
+
+    Equal values have none: the ends are then as far away as those of Clopper and Pearson are for n
+    successes of n, 1 - ((1 - level) / 2)^(1/n).
+    """
+    mean, tail = float(values.mean()), (1 - level) / 2
+    if np.ptp(values) == 0:
+        away = 1 - tail ** (1 / len(values))
+        return mean, mean - away, mean + away
+    rng = np.random.default_rng(0)
+    # one at a time, so that many documents take no more memory
+    means = [values[rng.integers(len(values), size=len(values))].mean() for _ in range(samples)]
+    low, high = np.quantile(means, [tail, 1 - tail])
+    return mean, float(low), float(high)

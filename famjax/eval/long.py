@@ -6,12 +6,13 @@ answer contains, whatever the case (arXiv 2404.06654, 4).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from famjax.core.errors import UserError
-from famjax.core.json_files import parse_json
+from famjax.core.json_files import RUN_AGAIN, parse_json, read_whole
 from famjax.eval.intervals import mean_interval
-from famjax.eval.memory import memory_report
+from famjax.eval.memory import memory_report, update_tokens
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import Streamer, check_capacity, rechunk
 from famjax.tasks import TASKS
@@ -68,7 +69,11 @@ class Example:
 
 
 def evaluate(run: Run, request: Request) -> dict[str, Any]:
-    """Return the results of `evaluate_long`."""
+    """Return the results of `evaluate_long`; files and facts are by default the run's own."""
+    task, data = find_task(request.task), run.config.data
+    own = data.files if data.task != "text" else ""
+    files = request.files or (own if task.has_files else "")
+    facts = (request.facts or data.long.facts) if task.has_facts else ""
     return evaluate_long(
         run,
         request.task,
@@ -76,11 +81,18 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
         request.examples or 20,
         request.batch,
         request.questions or 1,
-        request.files or "",
-        request.facts or run.config.data.long.facts,
+        files,
+        facts,
         request.ablate,
-        file=None if request.folder is None else request.folder / f"{request.task}.jsonl",
+        folder=request.folder,
     )
+
+
+def find_task(name: str) -> LongTask:
+    """Return the task on long documents of that name."""
+    task = TASKS[name]
+    assert isinstance(task, LongTask)
+    return task
 
 
 def evaluate_long(
@@ -94,7 +106,7 @@ def evaluate_long(
     facts: str = "",
     ablate: bool = False,
     quiet: bool = False,
-    file: Path | None = None,
+    folder: Path | None = None,
 ) -> dict[str, Any]:
     """Evaluate a run on a long task (`famjax.tasks.long`), by length and by depth.
 
@@ -111,10 +123,12 @@ def evaluate_long(
       facts: file of the facts of a task that has them, as `data.long.facts`.
       ablate: answer also with the memory reset at every block, of the same documents.
       quiet: no progress.
-      file: keeps every example, in JSON lines; a later call with equal arguments continues.
+      folder: keeps every example in a file of JSON lines; a later call with equal arguments
+        continues. With other lengths, too, what is there is kept.
 
     Returns:
-      task, source, effective_length (of RULER's and NoLiMa's rule), and rows, one for each length:
+      task, source, files, facts, examples (the name of the file), settings (what identifies its
+      examples), effective_length (of RULER's and NoLiMa's rule), and rows, one for each length:
       length, examples (answers), score (their mean), interval (95%, a bootstrap over documents),
       forgetful_score and gained (mean and 95% interval of the paired difference) of `ablate`,
       by_depth (of each fifth of the document, None
@@ -124,10 +138,9 @@ def evaluate_long(
 
     Raises:
       UserError: a length is too short, or exceeds full attention's KV cache, the tokenizer cannot
-        express an answer, the task has fewer questions, or the file is of another evaluation.
+        express an answer, the task has fewer questions, or the file is damaged.
     """
-    task = TASKS[name]
-    assert isinstance(task, LongTask)
+    task = find_task(name)
     if files and not task.has_files:
         raise UserError(f"{name}:{files}: the task has its own filler; write {name}")
     material = task.load(files, facts, run.tokenizer)
@@ -136,14 +149,15 @@ def evaluate_long(
     def document(length: int, number: int) -> Document:
         return task.evaluated_document(run.tokenizer, length, number, examples, material)
 
-    _check(run, name, document, lengths, questions)
+    _check(run, name, document, lengths, examples, questions)
     streamer = Streamer(run.model, min(batch, examples))
     streamers = [streamer]
     if ablate:
-        streamers.append(Streamer(run.model, streamer.batch, reset_every=run.model.block_len))
+        streamers.append(Streamer(run.model, streamer.batch, reset_every=update_tokens(run.config)))
     settings = {
         "run": repr(run.config),
-        "step": run.step,
+        "weights": None if folder is None else weights_version(folder.parent, run.step),
+        "material": material.version,
         "task": name,
         "files": files,
         "facts": facts,
@@ -152,14 +166,15 @@ def evaluate_long(
         "questions": questions,
         "ablate": ablate,
     }
-    store = _Examples(file, settings)
+    file_name = examples_name(name, files, facts)
+    store = _Examples(None if folder is None else folder / file_name, settings)
     groups = [
         (length, range(first, min(first + streamer.batch, examples)))
         for length in lengths
         for first in range(0, examples, streamer.batch)
     ]
     left = [group for group in groups if not store.has(group)]
-    with TokenProgress(name, sum(n * len(numbers) for n, numbers in left), quiet) as progress:
+    with TokenProgress(name, sum(n * streamer.batch for n, _ in left), quiet) as progress:
         if left:
             with progress.compiling():
                 for each in streamers:
@@ -168,11 +183,11 @@ def evaluate_long(
             # the last batch is padded with the first documents, to keep the compiled shape
             padded = [*numbers, *range(streamer.batch - len(numbers))]
             documents = [document(length, number) for number in padded]
-            found, times = _ask(run, streamers, documents, questions, task.answer_tokens, progress)
+            found, times = _ask(run, streamers, documents, questions, progress)
             kept = [
-                Example(length, number, **fields)
+                Example(length, number, **row)
                 for number, answers in zip(numbers, found, strict=False)
-                for fields in answers
+                for row in answers
             ]
             store.add((length, numbers), kept, times)
     rows = [
@@ -184,9 +199,28 @@ def evaluate_long(
         "source": task.source,
         "files": files,
         "facts": facts,
+        "examples": file_name,
+        "settings": digest(settings),
         "effective_length": effective_lengths(rows),
         "rows": rows,
     }
+
+
+def examples_name(task: str, files: str, facts: str) -> str:
+    """Return the name of the file of an evaluation's examples: other texts have another."""
+    texts = f"-{digest([files, facts])[:8]}" if files or facts else ""
+    return f"{task}{texts}.jsonl"
+
+
+def digest(value: Any) -> str:
+    """Return a hash of a JSON-able value."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+
+
+def weights_version(run: Path, step: int) -> list[Any]:
+    """Return what changes with a run's weights: the step; of a model's folder, its safetensors."""
+    files = sorted(run.glob("*.safetensors"))
+    return [step, *([f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files)]
 
 
 def effective_lengths(rows: Sequence[dict[str, Any]]) -> dict[str, int | None]:
@@ -206,25 +240,33 @@ def effective_lengths(rows: Sequence[dict[str, Any]]) -> dict[str, int | None]:
 
 
 def score(output: str, question: Question) -> float:
-    """Return the share of the references that an output contains, whatever the case.
+    """Return the share of the references that an output contains, whatever the case (RULER).
 
-    It is 0 if the first sentence has a wrong one.
+    Of a question with `wrong` answers (BABILong) only the first sentence counts, it has to have all
+    references, as whole words, and none of the wrong ones.
     """
-    lowered = output.lower()
-    if any(wrong.lower() in _first_sentence(lowered) for wrong in question.wrong):
-        return 0.0
-    found = sum(reference.lower() in lowered for reference in question.references)
-    return found / len(question.references)
+    if question.wrong is None:
+        lowered = output.lower()
+        found = sum(reference.lower() in lowered for reference in question.references)
+        return found / len(question.references)
+    first = _first_sentence(output)
+    has_all = all(_has_word(first, reference) for reference in question.references)
+    return float(has_all and not any(_has_word(first, wrong) for wrong in question.wrong))
 
 
 def _first_sentence(text: str) -> str:
-    return re.split(r"[.\n]", text, maxsplit=1)[0]
+    return re.split(r"[.\n]", text.lstrip(), maxsplit=1)[0]
+
+
+def _has_word(text: str, word: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE) is not None
 
 
 def _is_settled(text: str, question: Question) -> bool:
     """Return whether what follows a text cannot change its score."""
-    ended = not question.wrong or _first_sentence(text) != text
-    return ended and score(text, question) == 1
+    if question.wrong is None:
+        return score(text, question) == 1
+    return _first_sentence(text) != text.lstrip()
 
 
 def _check(
@@ -232,13 +274,16 @@ def _check(
     name: str,
     document: Callable[[int, int], Document],
     lengths: Sequence[int],
+    examples: int,
     questions: int,
 ) -> None:
-    for length in lengths:
-        check_capacity(run.model.stack.capacity, length)
-        first = document(length, 0)
-        # a piece of the filler, which may not fit
-        list(islice(first.tokens(), 2))
+    """Refuse what would fail while it is read."""
+    check_capacity(run.model.stack.capacity, lengths[-1])
+    for number in range(examples):
+        first = document(lengths[0], number)
+        if not number:
+            # a piece of the filler, which may not fit
+            list(islice(first.tokens(), 2))
         known = len(first.questions)
         if questions > known:
             raise UserError(f"--questions {questions}: a document of {name} has {known}")
@@ -257,7 +302,6 @@ def _ask(
     streamers: list[Streamer],
     documents: list[Document],
     questions: int,
-    answer_tokens: int,
     progress: TokenProgress,
 ) -> tuple[list[list[dict[str, Any]]], dict[str, Any]]:
     """Read a batch of documents and answer their questions; return the fields of each `Example`.
@@ -284,9 +328,10 @@ def _ask(
             np.concatenate([tokens[common:], document.questions[number]])
             for tokens, document in zip(last, documents, strict=True)
         ]
-        outputs = [answer(run, each.copy(), prompts, asked, answer_tokens) for each in streams]
+        most = [document.most_written for document in documents]
+        outputs = [answer(run, each.copy(), prompts, asked, most) for each in streams]
         for i, ((text, cut), *forgetful) in enumerate(zip(*outputs, strict=True)):
-            fields = {
+            row = {
                 "question": number,
                 "tokens": sizes[i],
                 "depth": max((documents[i].depths[fact] for fact in asked[i].facts), default=None),
@@ -297,9 +342,9 @@ def _ask(
                 "cut": cut,
             }
             for output, _ in forgetful:
-                fields["forgetful_output"] = output
-                fields["forgetful_score"] = score(output, asked[i])
-            found[i].append(fields)
+                row["forgetful_output"] = output
+                row["forgetful_score"] = score(output, asked[i])
+            found[i].append(row)
     answering = (time.perf_counter() - read) / questions / len(streams)
     times = {"tokens": sum(sizes), "read": read - begin, "answer": answering}
     return found, times
@@ -323,15 +368,15 @@ def answer(
     stream: Streamer,
     prompts: Sequence[np.ndarray],
     questions: Sequence[Question],
-    most: int,
+    most: Sequence[int],
 ) -> list[tuple[str, bool]]:
     """Read a prompt [n] in each lane, of any length, and continue it greedily.
 
     A lane that is through with its prompt generates while others still read theirs. It ends with a
-    stop token, when its score is settled, or after `most` tokens.
+    stop token, when its score is settled, or after the lane's `most` tokens.
 
     Returns:
-      for each lane the text, and whether it ended after `most` tokens.
+      for each lane the text, and whether it ended after `most` tokens without a full score.
     """
     common = min(map(len, prompts))
     stream.read(np.stack([prompt[:common] for prompt in prompts]))
@@ -345,8 +390,8 @@ def answer(
             written[lane].append(token)
         text = run.tokenizer.decode(written[lane])
         done = token in stops or _is_settled(text, questions[lane])
-        if done or len(written[lane]) == most:
-            ended[lane] = text, not done
+        if done or len(written[lane]) == most[lane]:
+            ended[lane] = text, not done and score(text, questions[lane]) < 1
 
     while True:
         likeliest = np.asarray(stream.logits)[:, :vocabulary].argmax(-1).tolist()
@@ -361,18 +406,35 @@ def answer(
     return [ended[lane] for lane in range(len(prompts))]
 
 
+def read_lines(file: Path) -> tuple[Any, list[dict[str, Any]]]:
+    """Return the settings of a file of examples, and its examples and times of batches.
+
+    Raises:
+      UserError: it is damaged.
+    """
+    example = {field.name for field in fields(Example)}
+    times = {"length", "first", "tokens", "read", "answer"}
+    try:
+        settings, *lines = map(parse_json, read_whole(file, RUN_AGAIN).decode().splitlines())
+        if any(not isinstance(line, dict) or set(line) not in (example, times) for line in lines):
+            raise ValueError("a line that is no example")
+    except ValueError as error:
+        raise UserError(f"{file}: damaged ({error}); {RUN_AGAIN}") from None
+    return settings, lines
+
+
 class _Examples:
     """The examples of an evaluation by batch, kept in a file of JSON lines if there is one.
 
-    The first line is the evaluation's settings; each other line an example, or the times of a batch
-    after its examples.
+    The first line is the evaluation's settings; each other line an example, or the times of a
+    batch.
 
     Args:
       file: None keeps them in memory only.
       settings: examples of others are not continued.
 
     Raises:
-      UserError: the file has the examples of another evaluation, or is damaged.
+      UserError: the file is damaged.
     """
 
     def __init__(self, file: Path | None, settings: dict[str, Any]):
@@ -383,18 +445,14 @@ class _Examples:
             self._load(file)
 
     def _load(self, file: Path) -> None:
-        remedy = "remove it, and run again"
-        try:
-            first, *lines = map(parse_json, file.read_text().splitlines())
-            for line in lines:
-                if "answer" in line:
-                    self._times[line["length"], line["first"]] = line
-                else:
-                    self._examples.append(Example(**line))
-        except (ValueError, TypeError, UnicodeDecodeError) as error:
-            raise UserError(f"{file}: damaged ({error}); {remedy}") from None
-        if first != self._settings:
-            self._examples, self._times = [], {}
+        settings, lines = read_lines(file)
+        if settings != self._settings:
+            return
+        for line in lines:
+            if "answer" in line:
+                self._times[line["length"], line["first"]] = line
+            else:
+                self._examples.append(Example(**line))
 
     def has(self, group: tuple[int, range]) -> bool:
         """Return whether the batch of documents of a length is there."""
@@ -437,7 +495,7 @@ def _row(
             for i in range(_DEPTHS)
         ],
         "cut": sum(example.cut for example in examples),
-        "updates": length // run.model.block_len,
+        "updates": length // update_tokens(run.config),
         "seconds": seconds,
         "tokens_per_second": sum(time["tokens"] for time in times) / seconds,
         "answer_seconds": float(np.mean([time["answer"] for time in times])),

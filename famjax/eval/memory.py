@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from famjax.config.schema import Config
 from famjax.eval.streaming import Streamer
 
 
@@ -54,3 +55,12 @@ def measure_flatness(
         mark *= 2
     growth = peaks[-1]["peak_bytes"] / peaks[0]["peak_bytes"] - 1
     return {"peaks": peaks, "growth": growth, "state_bytes": [before, stream.state_bytes()]}
+
+
+def update_tokens(config: Config) -> int:
+    """Return the tokens from one update of the memory to the next.
+
+    Of a stack without blocks it is the span that it attends to.
+    """
+    model = config.model
+    return model.block_len if model.stack == "residual" else model.feedback.span

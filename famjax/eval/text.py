@@ -18,6 +18,7 @@ from famjax.data.lanes import Reader, empty_row, stack_rows, write_span
 from famjax.data.one_pass import DocumentPass, EndOfDocuments, one_pass, reset_blocks
 from famjax.data.sources import Key, Source, TextSource
 from famjax.eval.guessing import TokenCounts
+from famjax.eval.memory import update_tokens
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import CHUNK, Streamer, check_capacity
 from famjax.tasks import TASKS
@@ -89,9 +90,7 @@ def evaluate_text(
     _check_window(run, window, score)
     source = text_source(run, files)
     documents = DocumentPass(source, max_bytes)
-    model = run.config.model
-    # a stack without blocks is reset after each attention span
-    block = model.block_len if model.stack == "residual" else model.feedback.span
+    block = update_tokens(run.config)
     if window is None:
         streamer = Streamer(run.model, min(batch, len(source)), max(CHUNK // block, 1) * block)
         rows = one_pass(documents, streamer.batch, streamer.chunk, block)

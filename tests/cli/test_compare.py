@@ -49,14 +49,14 @@ def test_runs_are_compared(
     assert "+0.5000 +0.5000 to +0.5000" in out
     assert "loss by position" in out
     assert "700 0.0% 0.0% +33.3% (+0 to +100)" in out
-    assert "900 0.0% 0.0% +0.0% (+0 to +0)" in out
+    assert "900 0.0% 0.0% +0.0% (-71 to +71)" in out
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_only_the_same_questions_and_documents_are_paired() -> None:
     scores = {0: {("a?", "x"): 1.0}, 1: {("b?", "y"): 0.0}}
     assert _paired(scores, {0: {("a?", "x"): 0.0}, 1: {("b?", "y"): 0.0}}).startswith("+50.0%")
-    assert _paired(scores, {0: {("a?", "z"): 0.0}, 1: {("b?", "y"): 0.0}}) == "other questions"
+    assert _paired(scores, {0: {("a?", "z"): 0.0}, 1: {("b?", "y"): 0.0}}) == "other documents"
 
     def result(file: str) -> dict[str, Any]:
         row = {"file": file, "line": 0, "bytes": 100, "nats": 70.0}
@@ -85,6 +85,15 @@ def test_mistakes_are_told(
     assert main(["compare", runs[0]]) == 2
     assert "name two runs or more" in capsys.readouterr().err
     (tmp_path / "eval").mkdir()
-    (tmp_path / "eval" / "report.json").write_text('{"step": 1, "results": {"vt": {}}}')
+    (tmp_path / "eval" / "report.json").write_text(
+        '{"step": 1, "results": {"vt": {"group": "long", "result": {}}}}'
+    )
     assert main(["compare", runs[0], str(tmp_path)]) == 2
     assert "no evaluation is of all runs" in capsys.readouterr().err
+    for plot, told in (
+        ("x.foo", "no format of figures"),
+        (".", "is a folder"),
+        ("q/x.png", "make"),
+    ):
+        assert main(["compare", *runs, "--plot", str(tmp_path / plot)]) == 2
+        assert told in capsys.readouterr().err

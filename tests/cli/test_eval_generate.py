@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -92,8 +93,10 @@ def test_long_documents_are_asked_by_length_and_depth(
     assert "niah_multikey_1 (RULER, arXiv 2404.06654): share of the references" in out
     assert "1,300 4 0.0%" in out
     assert "effective length: none (RULER" in out
-    assert (Path(run) / "plots" / "niah_multikey_1.png").read_bytes().startswith(b"\x89PNG")
-    lines = (Path(run) / "eval" / "niah_multikey_1.jsonl").read_text().splitlines()
+    (plot,) = (Path(run) / "plots").glob("niah_multikey_1-*.png")
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    (file,) = (Path(run) / "eval").glob("niah_multikey_1-*.jsonl")
+    lines = file.read_text().splitlines()
     examples = [line for line in map(json.loads, lines) if "output" in line]
     assert [example["question"] for example in examples] == [0, 1, 2, 3] * 2
     assert main(["report", run, "--out", str(tmp_path / "page.html")]) == 0
@@ -119,15 +122,28 @@ def test_a_page_of_results(run: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert page.count("<h2>passkey</h2>") == page.count("<h2>text:holdout</h2>") == 2
     assert "reset at every block" in page
     capsys.readouterr()
-    saved = json.loads((Path(run) / "eval" / "report.json").read_text())
-    # results of another step are not mixed with these
-    eval_verb.save_results(tmp_path, {"run": run, "step": 2, "passkey": [1], "text": [], "toy": []})
-    eval_verb.save_results(tmp_path, {"run": run, "step": 3, "text": [{"files": "a"}]})
+    # results of another step are not mixed with these, those of other texts are
+    for step, files in ((2, "a"), (3, "a"), (3, "b")):
+        eval_verb.save_result(tmp_path, step, "text", "text", {"files": files, "step": step})
     assert json.loads((tmp_path / "report.json").read_text()) == {
         "step": 3,
-        "results": {"text:a": {"group": "text", "result": {"files": "a"}}},
+        "results": {
+            f"text:{files}": {"group": "text", "result": {"files": files, "step": 3}}
+            for files in "ab"
+        },
     }
-    assert saved["step"] == 2
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"results": []}', '{"results": {"vt": {}}}'])
+def test_damaged_results_are_told_before_evaluating(
+    content: str, tmp_path: Path, run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / "eval").mkdir(exist_ok=True)
+    (tmp_path / "run" / "eval" / "report.json").write_text(content)
+    for argv in (["eval", "--tasks", "vt", "--lengths", "900"], ["report"]):
+        assert main([argv[0], str(tmp_path / "run"), *argv[1:]]) == 2
+        assert "report.json: damaged" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -218,6 +234,8 @@ def test_lengths_are_parsed() -> None:
         (["--examples", "0"], "--examples 0: must be at least 1"),
         (["--tasks", "text", "--questions", "2"], "--questions 2: is for tasks on long"),
         (["--tasks", "vt", "--questions", "2"], "--questions 2: a document of vt has 1"),
+        (["--tasks", "vt", "--facts", "qa1.txt"], "--facts qa1.txt: is for tasks on long"),
+        (["--tasks", "babilong"], "babilong: give the file with its facts, --facts FILE"),
         (["--tasks", "vt:a.txt"], "vt:a.txt: the task has its own filler; write vt"),
         (["--tsks", "x"], "did you mean '--tasks'"),
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+from long_texts import facts, load
 
 from famjax.core.errors import UserError
 from famjax.eval import long
-from famjax.eval.long import Example, answer, effective_lengths, evaluate_long, score
+from famjax.eval.intervals import mean_interval
+from famjax.eval.long import (
+    Example,
+    answer,
+    effective_lengths,
+    evaluate_long,
+    read_lines,
+    score,
+)
+from famjax.eval.memory import update_tokens
 from famjax.eval.streaming import Streamer
 from famjax.tasks import TASKS
 from famjax.tasks.long.document import LongTask, Question
@@ -60,7 +70,8 @@ def test_answers_are_the_models_own(run: Run, short_answers: None) -> None:
         assert example["tokens"] == len(before) <= length
         assert example["prompt"] == question.text
         assert example["references"] == list(question.references)
-        assert example["output"] == continue_greedily(run, tokens, 6)
+        most = document.most_written
+        assert example["output"] == continue_greedily(run, tokens, most)
         assert example["depth"] == document.depths[question.facts[0]]
         assert example["score"] == score(example["output"], question)
     assert any(example["cut"] for example in found)
@@ -70,11 +81,10 @@ def test_answers_are_the_models_own(run: Run, short_answers: None) -> None:
 
 def long_examples(run: Run, *arguments: Any, **options: Any) -> list[dict[str, Any]]:
     """Return the examples of an evaluation, as they are in its file."""
-    file = tiny.folder().parent / "examples.jsonl"
-    file.unlink(missing_ok=True)
-    evaluate_long(run, *arguments, file=file, **options)
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    return [line for line in lines if "output" in line]
+    folder = tiny.folder().parent / "examples"
+    shutil.rmtree(folder, ignore_errors=True)
+    result = evaluate_long(run, *arguments, folder=folder, **options)
+    return [line for line in read_lines(folder / result["examples"])[1] if "output" in line]
 
 
 def test_lanes_end_at_a_stop_token_at_all_references_or_at_the_limit(
@@ -102,7 +112,7 @@ def test_lanes_end_at_a_stop_token_at_all_references_or_at_the_limit(
 
     stream = Scripted(run.model, 3)
     stream._vocabulary = int(tiny.logits(run.model, np.zeros((1, 1), np.int32)).shape[-1])  # type: ignore[attr-defined]
-    found = answer(run, stream, prompts, [asks("CD"), asks("zz"), asks("yy")], 6)
+    found = answer(run, stream, prompts, [asks("CD"), asks("zz"), asks("yy")], [6] * 3)
     assert found == [("abcd", False), ("abc", False), ("xxxxxx", True)]
     # the longest prompt is read to its end while others write
     assert [tokens[2] for tokens in seen[:3]] == [43, 44, ord("x")]
@@ -122,23 +132,24 @@ def test_a_stopped_evaluation_continues(
         return ask(*given)
 
     monkeypatch.setattr(long, "_ask", stop_at_third)
-    file = tmp_path / "eval" / "vt.jsonl"
+    folder = tmp_path / "eval"
+    file = folder / "vt.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        evaluate_long(*arguments, quiet=True, file=file)
+        evaluate_long(*arguments, quiet=True, folder=folder)
     assert len(file.read_text().splitlines()) == 1 + 3 + 2
-    resumed = evaluate_long(*arguments, quiet=True, file=file)
+    resumed = evaluate_long(*arguments, quiet=True, folder=folder)
     assert len(calls) == 3 + 2
     for row, other in zip(resumed["rows"], whole["rows"], strict=True):
         for name in ("length", "examples", "score", "by_depth", "cut", "updates", "state_bytes"):
             assert row[name] == other[name]
-    evaluate_long(*arguments, quiet=True, file=file)
+    evaluate_long(*arguments, quiet=True, folder=folder)
     assert len(calls) == 5
     # another evaluation begins anew
-    evaluate_long(run, "vt", [700], 2, 2, quiet=True, file=file)
+    evaluate_long(run, "vt", [700], 2, 2, quiet=True, folder=folder)
     assert len(calls) == 6
     file.write_text(file.read_text()[:-20])
     with pytest.raises(UserError, match=r"vt\.jsonl: damaged .*; remove it, and run again"):
-        evaluate_long(run, "vt", [700], 2, 2, quiet=True, file=file)
+        evaluate_long(run, "vt", [700], 2, 2, quiet=True, folder=folder)
 
 
 def test_without_memory_only_the_last_block_is_known(run: Run, short_answers: None) -> None:
@@ -194,7 +205,7 @@ def test_rows_say_how_long_and_how_deep(run: Run) -> None:
         assert row["state_bytes"] == Streamer(run.model, 1).state_bytes()
 
 
-def asks(*references: str, wrong: tuple[str, ...] = ()) -> Question:
+def asks(*references: str, wrong: tuple[str, ...] | None = None) -> Question:
     return Question("", references, (), wrong)
 
 
@@ -204,12 +215,30 @@ def test_the_score_is_the_share_of_references_whatever_the_case() -> None:
     assert score("112", asks("12")) == 1
 
 
-def test_an_answer_that_names_all_is_none() -> None:
+def test_an_answer_of_babi_is_its_first_sentence() -> None:
     question = asks("hall", wrong=("office", "garden"))
     assert score(" the Hall. Or the office?", question) == 1
     assert score(" hall\noffice", question) == 1
+    assert score("\nhall", question) == 1
     assert score(" the hall or the Office.", question) == 0
     assert score(" the office. No, the hall", question) == 0
+    assert score(" I do not know. Hall", question) == 0
+    # whole words, all of them
+    assert score(" none.", asks("none", wrong=("one",))) == 1
+    assert score(" unknown", asks("n,w", wrong=("n,s",))) == 0
+    assert score(" n,w.", asks("n,w", wrong=("n,s",))) == 1
+    assert score(" milk", asks("milk", "apple", wrong=("football",))) == 0
+    assert score(" milk,apple", asks("milk", "apple", wrong=("football",))) == 1
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if isinstance(TASKS[name], LongTask)])
+def test_the_trained_answer_has_a_full_score(name: str) -> None:
+    task, tokenizer = long.find_task(name), tiny.run().tokenizer
+    document = task.evaluated_document(tokenizer, 20_000, 0, 1, load(task, ""))
+    for question in document.content.questions:
+        tokens = tokenizer.encode(question.answer)
+        assert len(tokens) < document.most_written
+        assert score(tokenizer.decode(tokens), question) == 1
 
 
 def test_the_effective_length_is_the_longest_up_to_which_all_reach_the_bar() -> None:
@@ -230,3 +259,28 @@ def test_mistakes_are_told(run: Run) -> None:
         evaluate_long(run, "vt", [900, 100])
     with pytest.raises(UserError, match="900 tokens do not fit its cache of 64"):
         evaluate_long(tiny.run_with("full"), "vt", [900])
+
+
+def test_a_story_is_evaluated(run: Run) -> None:
+    result = evaluate_long(run, "babilong", [900], 3, 2, facts=facts(), ablate=True, quiet=True)
+    (row,) = result["rows"]
+    assert row["examples"] == 3
+    assert 0 <= row["score"] <= 1
+    lengths = evaluate_long(run, "cwe", [5000], 1, 1, quiet=True)["rows"][0]["by_depth"]
+    assert lengths == [None] * 5
+
+
+def test_the_memory_of_a_stack_without_blocks_is_its_span(run: Run) -> None:
+    model = replace(run.config.model, stack="feedback")
+    model = replace(model, feedback=replace(model.feedback, span=24))
+    assert update_tokens(replace(run.config, model=model)) == 24
+    assert update_tokens(run.config) == run.model.block_len
+
+
+def test_an_interval_of_equal_values_is_that_of_their_number() -> None:
+    mean, low, high = mean_interval(np.ones(20))
+    # Clopper and Pearson, 20 of 20
+    assert (mean, low) == (1, pytest.approx(0.8316, abs=1e-4))
+    assert high > 1
+    mean, low, high = mean_interval(np.arange(100) % 2.0)
+    assert (low, mean, high) == (pytest.approx(0.4, abs=0.02), 0.5, pytest.approx(0.6, abs=0.02))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import re
-import tempfile
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from long_texts import facts, load
 
 from famjax.core.errors import UserError
 from famjax.experiment.load import load_config
@@ -26,33 +25,11 @@ TOKENIZER = load_tokenizer("bytes")
 LONG = {name: task for name, task in TASKS.items() if isinstance(task, LongTask)}
 
 
-STORY = """1 Mary moved to the bathroom.
-2 John went to the hall.
-3 Where is Mary? \tbathroom\t1
-4 Daniel went back to the hall.
-5 Mary took the milk there.
-6 Where is Daniel? \thall\t4
-1 Sandra got the milk and the apple.
-2 What is Sandra carrying?\tmilk,apple\t1
-"""
-
-
 @pytest.fixture
 def files(tmp_path: Path) -> str:
     sentences = (f"Sentence {i} of the book is here." for i in range(300))
     (tmp_path / "book.txt").write_text("\n".join(sentences))
     return str(tmp_path / "book.txt")
-
-
-@functools.cache
-def facts() -> str:
-    file = Path(tempfile.mkdtemp(prefix="famjax-tests-")) / "qa1_test.txt"
-    file.write_text(STORY)
-    return str(file)
-
-
-def load(task: LongTask, files: str) -> Material:
-    return task.load(files, facts() if task.has_facts else "", TOKENIZER)
 
 
 def read(task: LongTask, length: int, number: int, files: str) -> tuple[str, list[str]]:
@@ -83,7 +60,7 @@ def test_a_document_tells_what_its_questions_ask(name: str, length: int, files: 
                 assert reference in question.answer
         # the question and the answer fit, and little is left
         question = max(map(len, document.questions))
-        used = len(text.encode()) + 1 + question + task.answer_tokens
+        used = len(text.encode()) + 1 + question + document.most_written
         # lists of words are as long as an estimate of their tokens
         left = length // 10 if name in ("cwe", "fwe") else max(map(len, pieces[1:]))
         assert length - left <= used <= length
@@ -223,8 +200,15 @@ def test_a_story_of_babi_is_read(tmp_path: Path) -> None:
         ("hall",),
         ("milk", "apple"),
     ]
-    # the other answers of the file are wrong
-    assert [question.wrong for question in asked][:2] == [("hall",), ("bathroom",)]
+    # the other answers of the file are wrong, but for those of the question
+    others = {("bathroom",): ("apple", "hall", "milk"), ("hall",): ("apple", "bathroom", "milk")}
+    assert {q.references: q.wrong for q in asked[:2]} == others
+    path = "1 The hall is north of the office.\n2 What is north of the office?\thall\t1\n"
+    path += "3 How do you go from a to b?\tn,w\t1\n1 A b.\n2 Where is c?\toffice\t1\n"
+    (tmp_path / "babi.txt").write_text(path)
+    kept = [c.questions[0] for c in LONG["babilong"].read_facts(str(tmp_path / "babi.txt"))]
+    assert kept[0].wrong == ("n,w",)
+    assert kept[1].references == ("n,w",)
     for text, told_error in (
         ("1 Mary left.\n", "has no questions of bAbI"),
         ("Once upon a time\n", "babi.txt:1: not a line of bAbI"),
@@ -246,10 +230,23 @@ def test_a_document_is_streamed() -> None:
 
 
 def test_sentences_are_split_at_their_ends_and_at_lines() -> None:
-    text = "One. Two is 2.5! Three?\n\n  Four\nfive" + "x" * 2500
+    text = "One. Two is 2.5! Three?\n\n  Four\r\nfive" + "x" * 2500
     parts = list(split_sentences(text))
     assert parts[:4] == ["One.", "Two is 2.5!", "Three?", "Four"]
     assert [len(part) for part in parts[4:]] == [1000, 1000, 504]
+
+
+def test_a_filler_begins_anywhere_in_a_text(files: str) -> None:
+    starts = {read(LONG["niah_single_2"], 2000, number, files)[1][1] for number in range(5)}
+    assert len(starts) == 5
+
+
+def test_a_story_that_does_not_fit_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    told = "".join(f"{i} Mary moved to the bathroom again.\n" for i in range(1, 60))
+    (tmp_path / "long.txt").write_text("1 A b.\n2 C?\td\t1\n" * 30 + told + "60 C?\td\t1\n")
+    given = [*lengths(700, 900), f"data.long.facts={tmp_path / 'long.txt'}"]
+    with pytest.raises(UserError, match="700 tokens do not hold"):
+        make_source(load_config("text_fam", ["data.task=babilong", *given]), TOKENIZER)
 
 
 def test_mistakes_are_told(tmp_path: Path) -> None:
@@ -263,7 +260,7 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
     words = load_tokenizer(str(tmp_path / "words.txt"))
     with pytest.raises(UserError, match=r"cannot express '[A-Z]{5}'"):
         LONG["vt"].evaluated_document(words, 2000, 0, 5)
-    with pytest.raises(UserError, match=r"cwe: 35 words fit, in which none is often"):
+    with pytest.raises(UserError, match=r"cwe: 34 words fit, in which none is often"):
         read(LONG["cwe"], 1000, 0, "")
     with pytest.raises(UserError, match=r"min_length=900 is more than data\.long\.max_length=800"):
         load_config("text_fam", ["data.task=vt", *lengths(900, 800)])
@@ -286,6 +283,7 @@ def test_training_documents_end_with_an_answer(name: str, files: str) -> None:
         pieces = list(source.open(key))
         tokens, weights = (np.concatenate(x) for x in zip(*(p[:2] for p in pieces), strict=True))
         sizes.append(len(tokens))
+        assert len(tokens) <= key[2]
         assert tokens[-1] == TOKENIZER.eos_id
         assert set(np.unique(weights)) == {np.float32(0.02), np.float32(1)}
         answer = TOKENIZER.decode(tokens[weights == 1][:-1])

@@ -16,6 +16,7 @@ from famjax.data.files import read_text_pieces
 from famjax.tasks.long.document import Content, LongTask, Material, Question
 
 _HEAD = "Somewhere in this text are facts, and at its end is a question about them.\n"
+_PATH = 3
 _LINE = re.compile(r"(\d+) ([^\t]*)(?:\t([^\t]*)\t([\d ]*))?")
 
 
@@ -26,6 +27,7 @@ class BabiLong(LongTask):
     source = "BABILong, arXiv 2406.10149"
     answer_tokens = 20
     switches = ("data.files", "data.long.facts")
+    options = ("lengths", "questions", "facts", "ablate")
     facts_hint = "--facts FILE or data.long.facts=FILE: a task of bAbI, such as qa1_..._test.txt"
 
     @property
@@ -46,13 +48,17 @@ class BabiLong(LongTask):
           UserError: a line that is none of bAbI, or no question.
         """
         stories = parse_stories("".join(read_text_pieces(facts)), facts)
-        answers = {question.references for _, question in stories}
-        words = {answer[0] for answer in answers if len(answer) == 1}
+        labels = {label for _, question in stories for label in question.references}
         contents = []
         for told, question in stories:
-            # an answer that names every place is none
-            wrong = tuple(sorted(words - {*question.references, *question.references[0].split()}))
-            contents.append(Content(_HEAD, told, (question._replace(wrong=wrong),), in_order=True))
+            # a label that the question has may be in the answer, too
+            wrong = {
+                label
+                for label in labels - {*question.references}
+                if not re.search(rf"\b{re.escape(label)}\b", question.text, re.IGNORECASE)
+            }
+            closed = question._replace(wrong=tuple(sorted(wrong)))
+            contents.append(Content(_HEAD, told, (closed,), in_order=True))
         return tuple(contents)
 
 
@@ -61,6 +67,8 @@ def parse_stories(text: str, name: str) -> list[tuple[tuple[str, ...], Question]
     found: list[tuple[tuple[str, ...], Question]] = []
     told: dict[int, str] = {}
     for row, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
         match = _LINE.fullmatch(line.strip("\r\n"))
         if match is None:
             raise UserError(f"{name}:{row}: not a line of bAbI, 'N text'; give a file of it")
@@ -76,7 +84,8 @@ def parse_stories(text: str, name: str) -> list[tuple[tuple[str, ...], Question]
             raise UserError(f"{name}:{row}: its facts {needed!r} are not in the story before it")
         asked = Question(
             f"\nQuestion: {sentence.strip()} Answer:",
-            tuple(answer.split(",")),
+            # a path such as n,w is one answer; milk,apple are two
+            (answer,) if len(answer) <= _PATH else tuple(answer.split(",")),
             tuple(places[n] for n in facts),
         )
         found.append((tuple(told.values()), asked))

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import abc
 import functools
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,13 +37,14 @@ class Question(NamedTuple):
       text: up to where the answer begins.
       references: strings of which an answer should have every one.
       facts: indices of the facts that tell them.
-      wrong: strings of which its first sentence should have none.
+      wrong: the other answers of a question with few possible ones; see `famjax.eval.long.score`.
+        None: the references may be anywhere in the answer.
     """
 
     text: str
     references: tuple[str, ...]
     facts: tuple[int, ...]
-    wrong: tuple[str, ...] = ()
+    wrong: tuple[str, ...] | None = None
 
     @property
     def answer(self) -> str:
@@ -70,12 +72,14 @@ class Material(NamedTuple):
     """What a task reads from files.
 
     Attributes:
+      version: of the files, JSON-able; another one has other documents.
       texts: the filler of a task that `has_files`.
       contents: of a task that `has_facts`, one of which a document has.
     """
 
     texts: Filler | None = None
     contents: tuple[Content, ...] = ()
+    version: Any = None
 
 
 NO_MATERIAL = Material()
@@ -90,8 +94,8 @@ class Document:
       tokenizer: of its tokens.
       filler: returns its sentences for so many tokens, the same in every call.
       depths: where each fact is in the context, from 0 to 1.
-      length: most tokens, with bos, the longest question, and `answer_tokens`.
-      answer_tokens: reserved for the answer.
+      length: most tokens, with bos, the longest question, and `most_written`.
+      answer_tokens: fewest that are reserved for the answer.
 
     Raises:
       UserError: facts and question do not fit in `length`.
@@ -126,10 +130,16 @@ class Document:
         return [self.tokenizer.encode(question.text) for question in self.content.questions]
 
     @functools.cached_property
+    def most_written(self) -> int:
+        """Tokens reserved for an answer: `answer_tokens`, or those of the longest one with eos."""
+        answers = (question.answer for question in self.content.questions)
+        return max(self.answer_tokens, *(len(self.tokenizer.encode(a)) + 1 for a in answers))
+
+    @functools.cached_property
     def room(self) -> int:
         """Tokens of filler that fit."""
         fixed = len(self._head) + sum(map(len, self._facts)) + max(map(len, self.questions))
-        return self.length - fixed - self.answer_tokens
+        return self.length - fixed - self.most_written
 
     def tokens(self) -> Iterator[np.ndarray]:
         """Yield the tokens before the question, in pieces [n] of a sentence."""
@@ -166,7 +176,7 @@ class LongTask(Task):
 
     keys = ("data.long.*",)
     group = "long"
-    options = ("lengths", "questions", "facts", "ablate")
+    options: tuple[str, ...] = ("lengths", "questions", "ablate")
     evaluation = "famjax.eval.long:evaluate"
     name: str
     source: str
@@ -220,13 +230,6 @@ class LongTask(Task):
           UserError: it does not fit in `length`, or the tokenizer cannot express an answer.
         """
         content = self.make_content(np.random.default_rng([*seed, _CONTENT]), material)
-        for question in content.questions:
-            for reference in question.references:
-                if reference not in tokenizer.decode(tokenizer.encode(reference)):
-                    raise UserError(
-                        f"{self.name}: tokenizer {tokenizer.name} cannot express {reference!r}; "
-                        "take a run with one that knows all letters and digits"
-                    )
         depths = np.random.default_rng([*seed, _DEPTHS]).random(len(content.facts))
         if depth is not None and content.facts:
             depths[content.questions[0].facts[0]] = depth
@@ -241,9 +244,29 @@ class LongTask(Task):
             rng = np.random.default_rng([*seed, _FILLER])
             return material.texts(rng) if material.texts else self.make_filler(rng, content, count)
 
-        return Document(
-            content, tokenizer, filler, tuple(depths.tolist()), length, self.answer_tokens
-        )
+        return self.place(content, tokenizer, length, filler, tuple(depths.tolist()))
+
+    def place(
+        self,
+        content: Content,
+        tokenizer: Tokenizer,
+        length: int,
+        filler: Callable[[int], Iterator[str]] = lambda _: repeat_noise(),
+        depths: tuple[float, ...] = (),
+    ) -> Document:
+        """Return the document of a content, see `Document`.
+
+        Raises:
+          UserError: it does not fit in `length`, or the tokenizer cannot express an answer.
+        """
+        for question in content.questions:
+            for reference in question.references:
+                if reference not in tokenizer.decode(tokenizer.encode(reference)):
+                    raise UserError(
+                        f"{self.name}: tokenizer {tokenizer.name} cannot express {reference!r}; "
+                        "take a run with one that knows all letters and digits"
+                    )
+        return Document(content, tokenizer, filler, depths, length, self.answer_tokens)
 
     def evaluated_document(
         self,
@@ -255,7 +278,8 @@ class LongTask(Task):
     ) -> Document:
         """Return the document `number` of the `of` that are evaluated.
 
-        The first fact of its first question is in the document's own part of all depths.
+        The first fact of its first question is in the document's own part of all depths, unless
+        facts are in order.
         """
         seed = (0, number, _EVALUATION)
         depth = (number % of + np.random.default_rng(seed).random()) / of
@@ -276,8 +300,13 @@ class LongTask(Task):
             raise UserError(f"data.long.facts={facts}: {self.name} has its own facts; remove it")
         if self.has_facts and not facts:
             raise UserError(f"{self.name}: give the file with its facts, {self.facts_hint}")
-        texts = cycle_sentences(TextSource(files, tokenizer, 0, 0)) if self.has_files else None
-        return Material(texts, self.read_facts(facts) if facts else ())
+        source = TextSource(files, tokenizer, 0, 0) if self.has_files else None
+        contents = self.read_facts(facts) if facts else ()
+        version = [
+            source and source.get_state(),
+            hashlib.sha256(repr(contents).encode()).hexdigest(),
+        ]
+        return Material(cycle_sentences(source) if source else None, contents, version)
 
     def read_facts(self, facts: str) -> tuple[Content, ...]:
         """Return the contents of a file; of a task that `has_facts`."""
@@ -308,6 +337,8 @@ class LongSource(Source):
         self.config, self.seed = config.data.long, config.seed
         self._material = task.load(config.data.files, self.config.facts, tokenizer)
         # refuses what does not fit
+        for content in self._material.contents:
+            task.place(content, tokenizer, self.config.min_length)
         list(islice(self._open([0, 0, self.config.min_length])[0].tokens(), 2))
 
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:

@@ -16,7 +16,7 @@ Filler = Callable[[np.random.Generator], Iterator[str]]
 
 # RULER's noise, which is that of the passkey task
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
-_END = re.compile(r"(?<=[.!?])\s+|\s*\n\s*")
+_END = re.compile(r"(?<=[.!?])\s+")
 # of a text without ends of sentences, so many characters are one
 _LONGEST = 1000
 
@@ -26,18 +26,17 @@ def repeat_noise() -> Iterator[str]:
 
 
 def cycle_sentences(source: TextSource) -> Filler:
-    """Return the sentences of all documents of a source, over and over.
-
-    Each long document begins with another of the source's documents.
-    """
+    """Return the sentences of all documents of a source, over and over, from a random place on."""
 
     def filler(rng: np.random.Generator) -> Iterator[str]:
         first, empty = int(rng.integers(len(source))), 0
+        place = float(rng.random())
         for k in count(first):
-            sentences = (s for text in source.document_texts(k) for s in split_sentences(text))
+            texts = source.document_texts(k, place if k == first else 0.0)
+            sentences = (sentence for text in texts for sentence in split_sentences(text))
             if (sentence := next(sentences, None)) is None:
                 empty += 1
-                if empty == len(source):
+                if empty > len(source):
                     raise UserError("the texts of the filler are empty; give files with text")
                 continue
             empty = 0
@@ -49,6 +48,7 @@ def cycle_sentences(source: TextSource) -> Filler:
 
 def split_sentences(text: str) -> Iterator[str]:
     """Yield the sentences of a text, without the spaces between them."""
-    for sentence in _END.split(text):
-        for at in range(0, len(sentence), _LONGEST):
-            yield sentence[at : at + _LONGEST]
+    for line in text.splitlines():
+        for sentence in _END.split(line.strip()):
+            for at in range(0, len(sentence), _LONGEST):
+                yield sentence[at : at + _LONGEST]
