@@ -200,7 +200,7 @@ def save_result(folder: Path, step: int, group: str, name: str, result: Any) -> 
         saved = {"step": step, "results": {}}
     parts = [name]
     if group != "passkey":
-        parts += [f":{result['files']}"] * bool(result.get("files"))
+        parts += [f":{files}" for files in [result.get("files")] if files]
         parts += [f" --{key} {result[key]}" for key in ("facts", "window") if result.get(key)]
     saved["results"]["".join(parts)] = {"group": group, "result": result}
     folder.mkdir(exist_ok=True)

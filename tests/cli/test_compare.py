@@ -22,7 +22,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     (home / "text.txt").write_text(tiny.TEXT * 8)
     (home / "other.txt").write_text(tiny.TEXT * 5)
     for name in ("a", "b"):
-        shutil.copytree(tiny.folder(), home / name)
+        shutil.copytree(tiny.folder(), home / name, ignore=shutil.ignore_patterns("eval"))
         tasks = f"text:{home}/text.txt,{home}/other.txt,niah_single_1,passkey"
         sizes = ["--lengths", "700,900", "--examples", "3"]
         assert main(["eval", str(home / name), "--tasks", tasks, *sizes]) == 0
@@ -34,7 +34,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     report = home / "b" / "eval" / "report.json"
     saved = json.loads(report.read_text())
-    (label,) = (label for label in saved["results"] if label.startswith("text:"))
+    (label,) = (label for label in saved["results"] if label.startswith(f"text:{home}"))
     for row in saved["results"][label]["result"]["by_document"]:
         row["nats"] += row["bytes"] * np.log(2) / 2
     report.write_text(json.dumps(saved))
