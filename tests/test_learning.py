@@ -52,7 +52,7 @@ def test_a_memory_learns_to_carry_a_letter(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_demo_learns(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The FAM of `make demo` with three seeds and questions anywhere (tables in docs/results.md).
+    """The FAM of `make demo` with three seeds, key and question anywhere (docs/results.md).
 
     The paper's update had 0% at 32,768 tokens.
     """
@@ -64,4 +64,4 @@ def test_the_demo_learns(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPa
     run = train(make_config(demo, DemoModel("FAM", seed=seed)), tmp_path / "FAM", quiet=True)
     lengths = [512, 4096, 32768]
     for row in evaluate_passkey(run, lengths, 32, 4, quiet=True, anywhere=True):
-        assert row["key_accuracy"] >= 0.6, row
+        assert row["key_accuracy"] >= 0.8, row
