@@ -3,8 +3,8 @@
 Command:  make demo (trains the tokenizer, this config, and BSWA M1 and M2)
           famjax train passkey data.tokenizer=runs/demo/tokenizer.model
 Cost:     4 to 7 minutes on two cores
-Expected: 75 to 100% of keys at every length to 262,144 tokens with seed 0, keys anywhere in 4,096 tokens
-          and questions anywhere, after training on at most 4,096: docs/results.md
+Expected: 75 to 100% of keys at every length to 262,144 tokens with seed 0, the key anywhere in
+          4,096 and questions anywhere, after training on at most 4,096: docs/results.md
 """
 
 from famjax.config.schema import (
