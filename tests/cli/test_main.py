@@ -267,7 +267,7 @@ def test_train_help_shows_one_group(
         r"^  text_fam +TransformerFAM on text", help_of(capsys, "--help=configs"), re.M
     )
     assert "  digits" not in (data := help_of(capsys, "--help", "data"))
-    assert "More, each with --help: data.passkey, data.toy" in data
+    assert "More, each with --help: data.passkey, data.long, data.toy" in data
     assert "  data.passkey.digits=5\n" in help_of(capsys, "--help", "data.passkey")
     rates = help_of(capsys, "--help", "optimizer")
     assert re.search(r"^  optimizer.schedule=cosine +constant \| cosine \| wsd$", rates, re.M)
