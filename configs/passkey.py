@@ -2,7 +2,7 @@
 
 Command:  make demo (trains the tokenizer, this config, and BSWA M1 and M2)
           famjax train passkey data.tokenizer=runs/demo/tokenizer.model
-Cost:     4 to 7 minutes on two cores
+Cost:     5 minutes on two idle cores
 Expected: 75 to 100% of keys at every length to 262,144 tokens with seed 0, the key anywhere in
           4,096 and questions anywhere, after training on at most 4,096: docs/results.md
 """

@@ -38,7 +38,7 @@ def result_tables(group: str, result: Any) -> list[Table | str]:
     if group == "toy":
         return [toy_table(result)]
     if group == "long":
-        ablation = [ablation_table(result)] if "gained" in result["rows"][0] else []
+        ablation = [ablation_table(result)] if "memory_gain" in result["rows"][0] else []
         return [long_table(result), _effective(result["effective_length"]), *ablation]
     if group == "text":
         negative = [_NEGATIVE] if _has_negative_gain(result) else []
@@ -131,11 +131,11 @@ def ablation_table(long: dict[str, Any]) -> Table:
         ("tokens", "updates", "reset", "with memory", "gained", "95%"),
     )
     for row in long["rows"]:
-        gain, low, high = row["gained"]
+        gain, low, high = row["memory_gain"]
         table.add_row(
             f"{row['length']:,}",
             f"{row['updates']:,}",
-            f"{row['forgetful_score']:.1%}",
+            f"{row['score_without_memory']:.1%}",
             f"{row['score']:.1%}",
             f"{gain:+.1%}",
             f"{100 * low:+.0f} to {100 * high:+.0f}",

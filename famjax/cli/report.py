@@ -17,7 +17,7 @@ from famjax.cli.eval_output import result_tables
 from famjax.cli.main import parse
 from famjax.core.errors import UserError, nearest_path
 from famjax.core.paths import expanded
-from famjax.eval.long import digest, read_lines
+from famjax.eval.examples import digest, read_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,7 +77,7 @@ def read_results(run: Path) -> dict[str, Any]:
 
 
 def read_examples(run: Path, result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the examples of a result on long documents, see `famjax.eval.long.Example`.
+    """Return the examples of a result on long documents, see `famjax.eval.examples.Example`.
 
     There are none if the file is gone, or is of another evaluation.
     """
@@ -150,8 +150,9 @@ def _examples(examples: list[dict[str, Any]], result: dict[str, Any]) -> Iterato
             "answer": example["output"],
             "should have": ", ".join(example["references"]),
         }
-        if example.get("forgetful_output") is not None:
-            fields["answer with the memory reset at every block"] = example["forgetful_output"]
+        if example["output_without_memory"] is not None:
+            without = example["output_without_memory"]
+            fields["answer with the memory reset at every block"] = without
         listed = "".join(
             f"<dt>{name}</dt><dd>{html.escape(text)}</dd>" for name, text in fields.items()
         )

@@ -6,13 +6,9 @@ answer contains, whatever the case (arXiv 2404.06654, 4).
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from famjax.core.errors import UserError
-from famjax.core.json_files import RUN_AGAIN, parse_json, read_whole
+from famjax.eval.examples import Example, Examples, digest, examples_name, weights_version
 from famjax.eval.intervals import mean_interval
 from famjax.eval.memory import memory_report, update_tokens
 from famjax.eval.progress import TokenProgress
@@ -35,37 +31,6 @@ LENGTHS = [1024, 4096, 16384]
 RULER_BAR, NOLIMA_SHARE = 0.856, 0.85
 # equal parts of a document, by which scores are reported
 _DEPTHS = 5
-
-
-@dataclass
-class Example:
-    """A question of a document, and its answer.
-
-    Attributes:
-      length: most tokens of the document, as asked for.
-      document, question: their numbers.
-      tokens: before the question.
-      depth: of the last fact that the question needs, from 0 to 1; None if there is no such fact.
-      prompt: the question.
-      references: of which an answer should have every one.
-      output: the answer.
-      score: the share of references in it.
-      cut: the output has its most tokens, and not all references.
-      forgetful_output, forgetful_score: of the same model, its memory reset at every block.
-    """
-
-    length: int
-    document: int
-    question: int
-    tokens: int
-    depth: float | None
-    prompt: str
-    references: list[str]
-    output: str
-    score: float
-    cut: bool
-    forgetful_output: str | None = None
-    forgetful_score: float | None = None
 
 
 def evaluate(run: Run, request: Request) -> dict[str, Any]:
@@ -130,11 +95,11 @@ def evaluate_long(
       task, source, files, facts, examples (the name of the file), settings (what identifies its
       examples), effective_length (of RULER's and NoLiMa's rule), and rows, one for each length:
       length, examples (answers), score (their mean), interval (95%, a bootstrap over documents),
-      forgetful_score and gained (mean and 95% interval of the paired difference) of `ablate`,
-      by_depth (of each fifth of the document, None
-      where nothing was asked), cut (answers without all references at their most tokens), updates
-      (blocks of a document), seconds, tokens_per_second (of reading), answer_seconds (of one
-      question to a batch), state_bytes (of a document), peak_bytes (of the process so far).
+      score_without_memory and memory_gain (mean and 95% interval of the paired difference) of
+      `ablate`, by_depth (of each fifth of the document, None where nothing was asked), cut (answers
+      at their most tokens without the full score), updates (blocks of a document), seconds,
+      tokens_per_second (of reading), answer_seconds (of one question to a batch), state_bytes (of a
+      document), peak_bytes (of the process so far).
 
     Raises:
       UserError: a length is too short, or exceeds full attention's KV cache, the tokenizer cannot
@@ -167,7 +132,7 @@ def evaluate_long(
         "ablate": ablate,
     }
     file_name = examples_name(name, files, facts)
-    store = _Examples(None if folder is None else folder / file_name, settings)
+    store = Examples(None if folder is None else folder / file_name, settings)
     groups = [
         (length, range(first, min(first + streamer.batch, examples)))
         for length in lengths
@@ -204,23 +169,6 @@ def evaluate_long(
         "effective_length": effective_lengths(rows),
         "rows": rows,
     }
-
-
-def examples_name(task: str, files: str, facts: str) -> str:
-    """Return the name of the file of an evaluation's examples: other texts have another."""
-    texts = f"-{digest([files, facts])[:8]}" if files or facts else ""
-    return f"{task}{texts}.jsonl"
-
-
-def digest(value: Any) -> str:
-    """Return a hash of a JSON-able value."""
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
-
-
-def weights_version(run: Path, step: int) -> list[Any]:
-    """Return what changes with a run's weights: the step; of a model's folder, its safetensors."""
-    files = sorted(run.glob("*.safetensors"))
-    return [step, *([f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files)]
 
 
 def effective_lengths(rows: Sequence[dict[str, Any]]) -> dict[str, int | None]:
@@ -306,7 +254,7 @@ def _ask(
 ) -> tuple[list[list[dict[str, Any]]], dict[str, Any]]:
     """Read a batch of documents and answer their questions; return the fields of each `Example`.
 
-    The first streamer reads all of them. The second one, if there is one, forgets at every block,
+    The first streamer reads all of them. The second one, if there is one, is reset at every block,
     so that the last tokens are all that it needs to read.
     """
     begin = time.perf_counter()
@@ -330,7 +278,7 @@ def _ask(
         ]
         most = [document.most_written for document in documents]
         outputs = [answer(run, each.copy(), prompts, asked, most) for each in streams]
-        for i, ((text, cut), *forgetful) in enumerate(zip(*outputs, strict=True)):
+        for i, ((text, cut), *without_memory) in enumerate(zip(*outputs, strict=True)):
             row = {
                 "question": number,
                 "tokens": sizes[i],
@@ -341,9 +289,9 @@ def _ask(
                 "score": score(text, asked[i]),
                 "cut": cut,
             }
-            for output, _ in forgetful:
-                row["forgetful_output"] = output
-                row["forgetful_score"] = score(output, asked[i])
+            for output, _ in without_memory:
+                row["output_without_memory"] = output
+                row["score_without_memory"] = score(output, asked[i])
             found[i].append(row)
     answering = (time.perf_counter() - read) / questions / len(streams)
     times = {"tokens": sum(sizes), "read": read - begin, "answer": answering}
@@ -406,78 +354,6 @@ def answer(
     return [ended[lane] for lane in range(len(prompts))]
 
 
-def read_lines(file: Path) -> tuple[Any, list[dict[str, Any]]]:
-    """Return the settings of a file of examples, and its examples and times of batches.
-
-    Raises:
-      UserError: it is damaged.
-    """
-    example = {field.name for field in fields(Example)}
-    times = {"length", "first", "tokens", "read", "answer"}
-    try:
-        settings, *lines = map(parse_json, read_whole(file, RUN_AGAIN).decode().splitlines())
-        if any(not isinstance(line, dict) or set(line) not in (example, times) for line in lines):
-            raise ValueError("a line that is no example")
-    except ValueError as error:
-        raise UserError(f"{file}: damaged ({error}); {RUN_AGAIN}") from None
-    return settings, lines
-
-
-class _Examples:
-    """The examples of an evaluation by batch, kept in a file of JSON lines if there is one.
-
-    The first line is the evaluation's settings; each other line an example, or the times of a
-    batch.
-
-    Args:
-      file: None keeps them in memory only.
-      settings: examples of others are not continued.
-
-    Raises:
-      UserError: the file is damaged.
-    """
-
-    def __init__(self, file: Path | None, settings: dict[str, Any]):
-        self._file, self._settings = file, settings
-        self._examples: list[Example] = []
-        self._times: dict[tuple[int, int], dict[str, Any]] = {}
-        if file is not None and file.exists():
-            self._load(file)
-
-    def _load(self, file: Path) -> None:
-        settings, lines = read_lines(file)
-        if settings != self._settings:
-            return
-        for line in lines:
-            if "answer" in line:
-                self._times[line["length"], line["first"]] = line
-            else:
-                self._examples.append(Example(**line))
-
-    def has(self, group: tuple[int, range]) -> bool:
-        """Return whether the batch of documents of a length is there."""
-        length, numbers = group
-        return (length, numbers.start) in self._times
-
-    def add(self, group: tuple[int, range], examples: list[Example], times: dict[str, Any]) -> None:
-        """Add a batch; the file is whole at any time."""
-        length, numbers = group
-        self._examples += examples
-        self._times[length, numbers.start] = {"length": length, "first": numbers.start, **times}
-        if self._file is None:
-            return
-        lines = [self._settings, *map(asdict, self._examples), *self._times.values()]
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        new = self._file.with_name(self._file.name + ".new")
-        new.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        os.replace(new, self._file)
-
-    def of_length(self, length: int) -> tuple[list[Example], list[dict[str, Any]]]:
-        """Return the examples of a length, and the times of its batches."""
-        times = [time for (n, _), time in self._times.items() if n == length]
-        return [example for example in self._examples if example.length == length], times
-
-
 def _row(
     run: Run, length: int, examples: list[Example], times: list[dict[str, Any]], state_bytes: int
 ) -> dict[str, Any]:
@@ -489,7 +365,7 @@ def _row(
         "length": length,
         "examples": len(examples),
         "score": float(scores.mean()),
-        "interval": mean_interval(by_document)[1:],
+        "interval": np.clip(mean_interval(by_document)[1:], 0, 1).tolist(),
         "by_depth": [
             float(scores[depths == i].mean()) if (depths == i).any() else None
             for i in range(_DEPTHS)
@@ -502,11 +378,11 @@ def _row(
         "state_bytes": state_bytes,
         "peak_bytes": memory_report()["peak_bytes"],
     }
-    forgetful = [e.forgetful_score for e in examples if e.forgetful_score is not None]
-    if forgetful:
-        row["forgetful_score"] = float(np.mean(forgetful))
-        gains = _by_document(examples, scores - np.array(forgetful))
-        row["gained"] = mean_interval(gains)
+    without = [e.score_without_memory for e in examples if e.score_without_memory is not None]
+    if without:
+        row["score_without_memory"] = float(np.mean(without))
+        mean, *ends = mean_interval(_by_document(examples, scores - np.array(without)))
+        row["memory_gain"] = [mean, *np.clip(ends, -1, 1).tolist()]
     return row
 
 

@@ -14,15 +14,9 @@ from long_texts import facts, load
 
 from famjax.core.errors import UserError
 from famjax.eval import long
+from famjax.eval.examples import Example, read_lines
 from famjax.eval.intervals import mean_interval
-from famjax.eval.long import (
-    Example,
-    answer,
-    effective_lengths,
-    evaluate_long,
-    read_lines,
-    score,
-)
+from famjax.eval.long import answer, effective_lengths, evaluate_long, score
 from famjax.eval.memory import update_tokens
 from famjax.eval.streaming import Streamer
 from famjax.tasks import TASKS
@@ -162,14 +156,14 @@ def test_without_memory_only_the_last_block_is_known(run: Run, short_answers: No
         (question,) = document.content.questions
         tokens = np.concatenate([*document.tokens(), run.tokenizer.encode(question.text)])
         written: list[int] = []
-        while len(written) < len(run.tokenizer.encode(example["forgetful_output"])):
+        while len(written) < len(run.tokenizer.encode(example["output_without_memory"])):
             line = np.concatenate([tokens, written]).astype(np.int32)
             # the block of the last token
             block = line[(len(line) - 1) // w * w :][None]
             written.append(int(tiny.logits(run.model, block)[0, -1].argmax()))
-        assert run.tokenizer.decode(written) == example["forgetful_output"]
-        assert example["forgetful_score"] == score(example["forgetful_output"], question)
-    assert any(example["output"] != example["forgetful_output"] for example in found)
+        assert run.tokenizer.decode(written) == example["output_without_memory"]
+        assert example["score_without_memory"] == score(example["output_without_memory"], question)
+    assert any(example["output"] != example["output_without_memory"] for example in found)
 
 
 def test_gains_are_paired_and_have_intervals(run: Run) -> None:
@@ -180,14 +174,14 @@ def test_gains_are_paired_and_have_intervals(run: Run) -> None:
     times = [{"read": 2.0, "answer": 0.5, "tokens": 240}]
     row = long._row(run, 64, examples, times, 10)
     assert row["score"] == 0.75
-    assert row["forgetful_score"] == 0.25
+    assert row["score_without_memory"] == 0.25
     assert row["tokens_per_second"] == 120
-    gain, low, high = row["gained"]
+    gain, low, high = row["memory_gain"]
     assert gain == pytest.approx((0.5 + 1 + 0) / 3)
     assert 0 <= low < gain < high <= 1
     assert row["interval"][0] < 0.75 < row["interval"][1]
-    assert "gained" not in long._row(
-        run, 64, [replace(e, forgetful_score=None) for e in examples], times, 10
+    assert "memory_gain" not in long._row(
+        run, 64, [replace(e, score_without_memory=None) for e in examples], times, 10
     )
 
 
@@ -266,6 +260,15 @@ def test_a_story_is_evaluated(run: Run) -> None:
     (row,) = result["rows"]
     assert row["examples"] == 3
     assert 0 <= row["score"] <= 1
+    row = long._row(
+        run,
+        64,
+        [Example(64, n, 0, 60, 0.5, "", [], "", 1, False) for n in range(20)],
+        [{"read": 1, "answer": 1, "tokens": 1}],
+        1,
+    )
+    # shares, also where all are right
+    assert row["interval"] == pytest.approx([0.8316, 1], abs=1e-4)
     lengths = evaluate_long(run, "cwe", [5000], 1, 1, quiet=True)["rows"][0]["by_depth"]
     assert lengths == [None] * 5
 

@@ -236,6 +236,16 @@ def test_sentences_are_split_at_their_ends_and_at_lines() -> None:
     assert [len(part) for part in parts[4:]] == [1000, 1000, 504]
 
 
+def test_a_run_is_not_continued_with_other_texts(files: str) -> None:
+    config = load_config("text_fam", ["data.task=niah_single_2", f"data.files={files}"])
+    source = make_source(config, TOKENIZER)
+    state = json.loads(json.dumps(source.get_state()))
+    source.set_state(state)
+    Path(files).write_text("Another book. " * 100)
+    with pytest.raises(UserError, match=r"niah_single_2: data\.files .* changed since the run"):
+        make_source(config, TOKENIZER).set_state(state)
+
+
 def test_a_filler_begins_anywhere_in_a_text(files: str) -> None:
     starts = {read(LONG["niah_single_2"], 2000, number, files)[1][1] for number in range(5)}
     assert len(starts) == 5

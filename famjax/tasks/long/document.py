@@ -72,9 +72,9 @@ class Material(NamedTuple):
     """What a task reads from files.
 
     Attributes:
-      version: of the files, JSON-able; another one has other documents.
       texts: the filler of a task that `has_files`.
       contents: of a task that `has_facts`, one of which a document has.
+      version: of the files, JSON-able; another one has other documents.
     """
 
     texts: Filler | None = None
@@ -309,8 +309,8 @@ class LongTask(Task):
         return Material(cycle_sentences(source) if source else None, contents, version)
 
     def read_facts(self, facts: str) -> tuple[Content, ...]:
-        """Return the contents of a file; of a task that `has_facts`."""
-        raise NotImplementedError
+        """Return the contents of a file; a task that `has_facts` has some."""
+        return ()
 
     def make_source(
         self, config: Config, tokenizer: Tokenizer, split: Split, checked: Path | None
@@ -366,6 +366,17 @@ class LongSource(Source):
         weights = np.repeat(np.array([weight, 1], np.float32), [len(question), len(answer)])
         if piece <= i + 1:
             yield Piece(np.concatenate([question, answer]), weights)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return a fingerprint of the files: keys and cursors are valid for these only."""
+        return {"material": self._material.version}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        if state != self.get_state():
+            raise UserError(
+                f"{self.task.name}: data.files or data.long.facts changed since the run was saved; "
+                "restore them, or start another run"
+            )
 
     def report(self) -> str:
         c = self.config

@@ -1,0 +1,133 @@
+"""The file of an evaluation on long documents: every question with its answer, in JSON lines."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from famjax.core.errors import UserError
+from famjax.core.json_files import RUN_AGAIN, parse_json, read_whole
+
+
+@dataclass
+class Example:
+    """A question of a document, and its answer.
+
+    Attributes:
+      length: most tokens of the document, as asked for.
+      document, question: their numbers.
+      tokens: before the question.
+      depth: of the last fact that the question needs, from 0 to 1; None if there is no such fact.
+      prompt: the question.
+      references: of which an answer should have every one.
+      output: the answer.
+      score: the share of references in it.
+      cut: the output has its most tokens, and not the full score.
+      output_without_memory, score_without_memory: with the memory reset at every block.
+    """
+
+    length: int
+    document: int
+    question: int
+    tokens: int
+    depth: float | None
+    prompt: str
+    references: list[str]
+    output: str
+    score: float
+    cut: bool
+    output_without_memory: str | None = None
+    score_without_memory: float | None = None
+
+
+def examples_name(task: str, files: str, facts: str) -> str:
+    """Return the name of the file of an evaluation's examples: other texts have another."""
+    texts = f"-{digest([files, facts])[:8]}" if files or facts else ""
+    return f"{task}{texts}.jsonl"
+
+
+def digest(value: Any) -> str:
+    """Return a hash of a JSON-able value."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+
+
+def weights_version(run: Path, step: int) -> list[Any]:
+    """Return what changes with a run's weights: the step; of a model's folder, its safetensors."""
+    files = sorted(run.glob("*.safetensors"))
+    return [step, *([f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files)]
+
+
+def read_lines(file: Path) -> tuple[Any, list[dict[str, Any]]]:
+    """Return the settings of a file of examples, and its examples and times of batches.
+
+    Raises:
+      UserError: it is damaged.
+    """
+    example = {field.name for field in fields(Example)}
+    times = {"length", "first", "tokens", "read", "answer"}
+    try:
+        settings, *lines = map(parse_json, read_whole(file, RUN_AGAIN).decode().splitlines())
+        if any(not isinstance(line, dict) or set(line) not in (example, times) for line in lines):
+            raise ValueError("a line that is no example")
+    except ValueError as error:
+        raise UserError(f"{file}: damaged ({error}); {RUN_AGAIN}") from None
+    return settings, lines
+
+
+class Examples:
+    """The examples of an evaluation by batch, kept in a file of JSON lines if there is one.
+
+    The first line is the evaluation's settings; each other line an example, or the times of a
+    batch.
+
+    Args:
+      file: None keeps them in memory only.
+      settings: examples of others are not continued.
+
+    Raises:
+      UserError: the file is damaged.
+    """
+
+    def __init__(self, file: Path | None, settings: dict[str, Any]):
+        self._file, self._settings = file, settings
+        self._examples: list[Example] = []
+        self._times: dict[tuple[int, int], dict[str, Any]] = {}
+        if file is not None and file.exists():
+            self._load(file)
+
+    def _load(self, file: Path) -> None:
+        settings, lines = read_lines(file)
+        if settings != self._settings:
+            return
+        for line in lines:
+            if "answer" in line:
+                self._times[line["length"], line["first"]] = line
+            else:
+                self._examples.append(Example(**line))
+
+    def has(self, group: tuple[int, range]) -> bool:
+        """Return whether the batch of documents of a length is there."""
+        length, numbers = group
+        return (length, numbers.start) in self._times
+
+    def add(self, group: tuple[int, range], examples: list[Example], times: dict[str, Any]) -> None:
+        """Add a batch; the file is whole at any time."""
+        length, numbers = group
+        self._examples += examples
+        self._times[length, numbers.start] = {"length": length, "first": numbers.start, **times}
+        if self._file is None:
+            return
+        lines = [self._settings, *map(asdict, self._examples), *self._times.values()]
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        new = self._file.with_name(self._file.name + ".new")
+        new.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        os.replace(new, self._file)
+
+    def of_length(self, length: int) -> tuple[list[Example], list[dict[str, Any]]]:
+        """Return the examples of a length, and the times of its batches."""
+        times = [time for (n, _), time in self._times.items() if n == length]
+        return [example for example in self._examples if example.length == length], times
