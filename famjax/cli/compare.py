@@ -36,7 +36,7 @@ class Arguments:
 def run(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, "famjax compare")
     if len(arguments.runs) < 2:
-        raise UserError("famjax compare: name two runs or more that were evaluated")
+        raise UserError("compare: name two runs or more that were evaluated")
     runs = list(map(expanded, arguments.runs))
     found = [read_results(run) for run in runs]
     shared = [label for label in found[0] if all(label in other for other in found)]

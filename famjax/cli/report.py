@@ -51,7 +51,7 @@ class Arguments:
 def run(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, "famjax report")
     if not arguments.runs:
-        raise UserError("famjax report: name a run that was evaluated")
+        raise UserError("report: name a run that was evaluated")
     runs = list(map(expanded, arguments.runs))
     out = expanded(arguments.out) if arguments.out else runs[0] / "eval" / "report.html"
     if arguments.out:
