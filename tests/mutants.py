@@ -77,10 +77,10 @@ MUTANTS = (
         f"{STREAM} -k transcription",
     ),
     Mutant(
-        "smeared keys: the first key of a block is blended with the last",
-        "layers/key_smear.py",
-        ".at[..., 0, :, :].set(0)",
-        "",
+        "smeared keys: a document's first key is blended with the last of the one before",
+        "mixers/window.py",
+        "before = jnp.where(blocks.reset[..., None, None], 0, before)",
+        "pass",
         f"{STREAM} -k transcription",
     ),
     Mutant(

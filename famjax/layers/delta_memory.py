@@ -30,7 +30,7 @@ from flax import nnx
 from famjax.config.resolved import ResolvedModelConfig, sizes
 from famjax.config.schema import ModelConfig
 from famjax.core.types import Array, param_dtype
-from famjax.layers.key_smear import KeySmear
+from famjax.layers.key_smear import KeySmear, previous_keys
 from famjax.ops.delta_rule import DeltaUpdate, chunk_len, delta_update
 from famjax.parallel.sharding import register_parameter_axes
 
@@ -110,7 +110,7 @@ class DeltaMemory(nnx.Module):
             return jnp.moveaxis(x.reshape(*lead, w // c, c, g, size), -2, -3)
 
         # features of chunks: they are four times as large as keys, and need not be transposed
-        blended = self.key_smear(k, lambda k: k)
+        blended = self.key_smear(k, previous_keys(k))
         k, v = self.features(chunks(blended)), chunks(v.astype(param_dtype()))
         return delta_update(k, v, chunks(rates[..., None])[..., 0])
 

@@ -7,8 +7,6 @@ learns it late or never; with smeared keys it takes one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -21,9 +19,9 @@ register_parameter_axes((r"key_smear/weight$", ()))
 
 
 class KeySmear(nnx.Module):
-    """Blends each key of a block with the one before it, by one weight for each key head.
+    """Blends each key with the one before it, by one weight for each key head.
 
-        k_j -> (1 - s) k_j + s k_{j-1},   s = sigmoid(a),   k_{-1} = 0 before the block's first key
+        k_j -> (1 - s) k_j + s k_{j-1},   s = sigmoid(a)
 
     The heads start at different s, from 0.12 to 0.88; a single one at 0.88.
     """
@@ -31,12 +29,22 @@ class KeySmear(nnx.Module):
     def __init__(self, config: ResolvedModelConfig):
         self.weight = nnx.Param(jnp.linspace(2.0, -2.0, config.kv_heads)[::-1])
 
-    def __call__(self, k: Array, advance: Callable[[Array], Array]) -> Array:
-        """[... w g e] -> [... w g e], keys of whole blocks, each rotated to its own position.
+    def __call__(self, k: Array, previous: Array) -> Array:
+        """Return blended keys [... w g e].
 
         Args:
-          advance: rotates keys by one position.
+          k: [... w g e].
+          previous: [... w g e], the key before each, at the position of that one (`previous_keys`).
         """
         s = jax.nn.sigmoid(self.weight[...])[:, None].astype(k.dtype)
-        before = jnp.roll(advance(k), 1, axis=-3).at[..., 0, :, :].set(0)
-        return (1 - s) * k + s * before
+        return (1 - s) * k + s * previous
+
+
+def previous_keys(k: Array, before: Array | None = None) -> Array:
+    """Return the key before each key of blocks [... w g e]: [... w g e].
+
+    Args:
+      before: [... g e], the key before each block's first; None is 0.
+    """
+    first = jnp.zeros_like(k[..., :1, :, :]) if before is None else before[..., None, :, :]
+    return jnp.concatenate([first.astype(k.dtype), k[..., :-1, :, :]], axis=-3)

@@ -63,6 +63,7 @@ class DeltaAttention(Mixer):
         )
         self.delta_memory = DeltaMemory(config)
         self.block_len = config.block_len
+        self.remat = config.remat != "none"
         self.receptive_blocks = None  # unbounded
 
     @property
@@ -94,7 +95,7 @@ class DeltaAttention(Mixer):
         self, x: Array, state: DeltaState, ctx: Context, mlp: FeedForward
     ) -> tuple[Array, DeltaState]:
         """Process whole blocks: [b n*w d] -> [b n*w d]. All lanes are at the start of a block."""
-        inputs = self.window.project_blocks(x, ctx)
+        inputs = self.window.project_blocks(x, state.window, ctx)
         k, v, blocks = inputs.k, inputs.v, inputs.blocks
         memories, s = self.scan_memory(k, v, state.s, blocks, ctx)
         attended = self.window.attend_blocks(inputs, state.window, ctx)
@@ -103,7 +104,7 @@ class DeltaAttention(Mixer):
         return y, DeltaState(self.window.final_state(k, v, state.window, blocks), s)
 
     def attention_mass(self, x: Array, state: DeltaState, ctx: Context, mlp: FeedForward) -> Array:
-        inputs = self.window.project_blocks(x, ctx)
+        inputs = self.window.project_blocks(x, state.window, ctx)
         memories, _ = self.scan_memory(inputs.k, inputs.v, state.s, inputs.blocks, ctx)
         attended = self.window.attend_blocks(inputs, state.window, ctx)
         read = self.delta_memory.read(inputs.unrotated_q, memories)
@@ -116,7 +117,7 @@ class DeltaAttention(Mixer):
 
     def memory_gates(self, x: Array, state: DeltaState, ctx: Context, mlp: FeedForward) -> Array:
         """Return the rates beta of all tokens: [b n*w d] -> [b n*w g]."""
-        inputs = self.window.project_blocks(x, ctx)
+        inputs = self.window.project_blocks(x, state.window, ctx)
         rates = self.delta_memory.rates(self.unrotate(inputs.k), inputs.v)
         return rates.reshape(*x.shape[:2], -1)
 
@@ -139,8 +140,8 @@ class DeltaAttention(Mixer):
         full = blocks.valid == self.block_len
         xs = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), (self.updates(k, v), reset, full))
 
-        # otherwise the gradient keeps S before each chunk, not only before each block
-        write_block = jax.checkpoint(write)
+        # the gradient keeps S before each block, or, without remat, before each chunk
+        write_block = jax.checkpoint(write) if self.remat else write
 
         def body(_: tuple[()], s: Array, x: Any) -> tuple[Array, Array]:
             update, reset, full = x
@@ -198,7 +199,7 @@ class DeltaSpec(BswaSpec):
         return delta_memory.count_params(model) + super().parameters(model)
 
     def constants(self, model: ModelConfig) -> dict[str, float]:
-        return dict(delta_memory.CONSTANTS)
+        return {**delta_memory.CONSTANTS, **super().constants(model)}
 
     def check(self, config: Config) -> Iterator[str]:
         yield from super().check(config)

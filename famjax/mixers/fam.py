@@ -215,9 +215,9 @@ class Fam(Mixer):
         self, x: Array, state: FamState, ctx: Context, mlp: FeedForward
     ) -> tuple[Array, FamState]:
         """Process whole blocks: [b n*w d] -> [b n*w d]. All lanes are at the start of a block."""
-        inputs = self.window.project_blocks(x, ctx)
+        inputs = self.window.project_blocks(x, state.window, ctx)
         k, v, blocks = inputs.k, inputs.v, inputs.blocks
-        fams, fam, updates = self.scan_memory(k, v, state, blocks, ctx, mlp)
+        fams, fam, updates = self.scan_memory(inputs.seen_k, v, state, blocks, ctx, mlp)
         extra = self.memory_kv(state, fams)
         attended = self.window.attend_blocks(inputs, state.window, ctx, extra)
         y = self.qkv.output_projection(attended, x, ctx.key)
@@ -225,8 +225,8 @@ class Fam(Mixer):
 
     def attention_mass(self, x: Array, state: FamState, ctx: Context, mlp: FeedForward) -> Array:
         """Return the mean share of attention weights on the FAM: a scalar."""
-        inputs = self.window.project_blocks(x, ctx)
-        fams, _, _ = self.scan_memory(inputs.k, inputs.v, state, inputs.blocks, ctx, mlp)
+        inputs = self.window.project_blocks(x, state.window, ctx)
+        fams, _, _ = self.scan_memory(inputs.seen_k, inputs.v, state, inputs.blocks, ctx, mlp)
         extra = self.memory_kv(state, fams)
         q, k, _, mask = self.window.attention_inputs(inputs, state.window, ctx, extra)
         first = self.window.segments * self.block_len
@@ -238,10 +238,10 @@ class Fam(Mixer):
     ) -> Array | None:
         if self.memory_gate is None:
             return None
-        inputs = self.window.project_blocks(x, ctx)
+        inputs = self.window.project_blocks(x, state.window, ctx)
         fam = state.fam
-        keys = self.window.smear_keys(inputs.k[:, 0])
-        attended = self.attend_block(fam, self.project(fam), keys, inputs.v[:, 0])
+        keys, values = inputs.seen_k[:, 0], inputs.v[:, 0]
+        attended = self.attend_block(fam, self.project(fam), keys, values)
         gates = self.memory_gate(attended)[..., 0]
         return select_rows(state.updates > 0, gates, jnp.ones_like(gates))
 
@@ -269,10 +269,12 @@ class Fam(Mixer):
     ) -> tuple[BlockFams, Array, Array]:
         """Scan the blocks, updating the memory tokens.
 
+        Args:
+          k: the keys that queries meet.
+
         Returns:
           the FAM before each block; the last FAM [b f d]; its updates [b].
         """
-        k = self.window.smear_keys(k)
         reset = blocks.reset
         if ctx.pass_state is not None:
             reset = reset & ~ctx.pass_state[:, :: self.block_len]
@@ -444,7 +446,7 @@ class Fam(Mixer):
 
     def commit_block(self, state: FamState, window: WindowState, mlp: FeedForward) -> FamState:
         """Update the FAM with the block that was just filled."""
-        k, v = self.window.smear_keys(window.k[:, -1]), window.v[:, -1]
+        k, v = self.window.smear_state(window)[:, -1], window.v[:, -1]
         fam = self.update_memory(state.fam, self.project(state.fam), state.updates, k, v, mlp)
         _, fam_k, fam_v = self.project(fam)
         return state._replace(
@@ -484,7 +486,8 @@ class FamSpec(BswaSpec):
         return gate + super().parameters(model)
 
     def constants(self, model: ModelConfig) -> dict[str, float]:
-        return {"memory_gate.threshold": THRESHOLD} if model.fam_update == "gated" else {}
+        gate = {"memory_gate.threshold": THRESHOLD} if model.fam_update == "gated" else {}
+        return gate | super().constants(model)
 
     def check(self, config: Config) -> Iterator[str]:
         yield from super().check(config)

@@ -19,7 +19,7 @@ from famjax.config.resolved import ResolvedModelConfig, sizes
 from famjax.config.schema import Config, ModelConfig
 from famjax.core.types import Array, Context, State
 from famjax.layers.dropout import ATTENTION_WEIGHTS, split_key
-from famjax.layers.key_smear import KeySmear
+from famjax.layers.key_smear import KeySmear, previous_keys
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
 from famjax.mixers.mixer import FORMATS, Mixer, MixerSpec, kv_bytes
@@ -37,12 +37,20 @@ class WindowState(NamedTuple):
         `step`. Empty entries are zero.
       blocks: [b] int32, filled memory segments, at most m.
       tokens: [b] int32, tokens in the block being filled, less than w.
+      before: [b g e], with smeared keys the key of the token before the oldest of the m+1 blocks,
+        as `k`; 0 if there is none. None without smeared keys.
     """
 
     k: Array
     v: Array
     blocks: Array
     tokens: Array
+    before: Array | None = None
+
+    def keys_before(self) -> Array:
+        """Return the key of the token before each of the m+1 blocks: [b m+1 g e]."""
+        assert self.before is not None  # only smeared keys are asked for
+        return jnp.concatenate([self.before[:, None], self.k[:, :-1, -1]], 1)
 
 
 class Blocks(NamedTuple):
@@ -87,7 +95,8 @@ class BlockInputs(NamedTuple):
     """A call's queries, keys and values [b n w h|g e].
 
     Attributes:
-      q, k, v: queries and keys in the frame of their own block.
+      q, k, v: queries and keys in the frame of their own block; keys are those of their own tokens.
+      seen_k: the keys that queries meet: `k`, or blended ones.
       blocks: the call's blocks.
       unrotated_q: queries without positions.
     """
@@ -95,6 +104,7 @@ class BlockInputs(NamedTuple):
     q: Array
     k: Array
     v: Array
+    seen_k: Array
     blocks: Blocks
     unrotated_q: Array
 
@@ -124,7 +134,7 @@ class WindowAttention(Mixer):
       config: block_len w, memory_segments m.
       segments: m.
       window: tokens that a query attends to, itself included; None is all memory segments.
-      smeared_keys: the keys of a block are blended, see `KeySmear`; those of the state are not.
+      smeared_keys: queries meet blended keys, see `KeySmear`; those of the state are not blended.
       stop_gradient: no gradient flows into memory segments (3.2, M1_SG).
     """
 
@@ -146,6 +156,9 @@ class WindowAttention(Mixer):
         self.stop_gradient = stop_gradient
         # maximum number of earlier blocks that a block depends on
         self.receptive_blocks = segments if window is None else -(-(window - 1) // self.block_len)
+        if smeared_keys:
+            # the first key that is seen is blended with the last one of the block before
+            self.receptive_blocks += 1
         self.sequential_blocks = config.remat in ("attention", "block")
 
     def init_state(self, batch: int, prompt: Array | None = None) -> WindowState:
@@ -153,36 +166,60 @@ class WindowAttention(Mixer):
         shape = (batch, self.segments + 1, self.block_len, self.qkv.kv_heads, self.qkv.head_dim)
         empty = jnp.zeros(shape, self.qkv.dtype)
         zero = jnp.zeros((batch,), jnp.int32)
-        return WindowState(empty, empty, zero, zero)
+        before = None if self.key_smear is None else empty[:, 0, 0]
+        return WindowState(empty, empty, zero, zero, before)
 
     def state_axes(self) -> WindowState:
         kv: Any = ("batch", None, None, "kv_heads", None)
         lanes: Any = ("batch",)
-        return WindowState(kv, kv, lanes, lanes)
+        before: Any = None if self.key_smear is None else ("batch", "kv_heads", None)
+        return WindowState(kv, kv, lanes, lanes, before)
 
     def __call__(
         self, x: Array, state: WindowState, ctx: Context, mlp: FeedForward
     ) -> tuple[Array, WindowState]:
         """Process whole blocks: [b n*w d] -> [b n*w d]. All lanes are at the start of a block."""
-        inputs = self.project_blocks(x, ctx)
+        inputs = self.project_blocks(x, state, ctx)
         attended = self.attend_blocks(inputs, state, ctx)
         y = self.qkv.output_projection(attended, x, ctx.key)
         return y, self.final_state(inputs.k, inputs.v, state, inputs.blocks)
 
-    def project_blocks(self, x: Array, ctx: Context) -> BlockInputs:
+    def project_blocks(self, x: Array, state: WindowState, ctx: Context) -> BlockInputs:
         """Project all blocks: [b n*w d] -> q [b n w h e], k and v [b n w g e]."""
         b, t, d = x.shape
         w = self.block_len
         q, k, v = self.qkv.project(x.reshape(b, t // w, w, d))
         offsets = jnp.arange(w)
         blocks = Blocks.from_context(ctx, b, t, w)
-        return BlockInputs(self.qkv.rotate(q, offsets), self.qkv.rotate(k, offsets), v, blocks, q)
+        rotated_q, rotated_k = self.qkv.rotate(q, offsets), self.qkv.rotate(k, offsets)
+        seen_k = self.smear_blocks(rotated_k, state, blocks)
+        return BlockInputs(rotated_q, rotated_k, v, seen_k, blocks, q)
 
-    def smear_keys(self, k: Array) -> Array:
-        """Return the keys that queries meet, of whole blocks: [... w g e] -> [... w g e]."""
+    def smear_blocks(self, k: Array, state: WindowState, blocks: Blocks) -> Array:
+        """Return the keys that queries meet, of a call's blocks: [b n w g e] -> [b n w g e]."""
         if self.key_smear is None:
             return k
-        return self.key_smear(k, lambda k: self.qkv.rotate(k, jnp.ones(self.block_len, jnp.int32)))
+        old = state.keys_before()[:, -1:].astype(k.dtype)
+        before = sequence_parallel.halo_exchange(old, k[:, :, -1])[:, :, 0]
+        if self.stop_gradient:
+            before = jax.lax.stop_gradient(before)
+        before = jnp.where(blocks.reset[..., None, None], 0, before)
+        return self.smear_keys(k, before)
+
+    def smear_state(self, state: WindowState) -> Array:
+        """Return the keys that queries meet, of the state's blocks: [b m+1 w g e]."""
+        return state.k if self.key_smear is None else self.smear_keys(state.k, state.keys_before())
+
+    def smear_keys(self, k: Array, before: Array) -> Array:
+        """Blend keys [... w g e] of blocks, each rotated to its own position in its block.
+
+        Args:
+          before: [... g e], the last key of the block before; 0 if there is none.
+        """
+        assert self.key_smear is not None
+        # from the position of each key to the next one, and from the last of a block to the first
+        shift = jnp.where(jnp.arange(self.block_len) == 0, 1 - self.block_len, 1)
+        return self.key_smear(k, self.qkv.rotate(previous_keys(k, before), shift))
 
     def segment_kv(
         self, k: Array, v: Array, state: WindowState, blocks: Blocks
@@ -190,7 +227,7 @@ class WindowAttention(Mixer):
         """Return the memory segments of each block.
 
         Args:
-          k: of `smear_keys`.
+          k: the keys that queries meet.
 
         Returns:
           keys and values [b n m*w g e], keys rotated into the block's own frame; the mask
@@ -201,8 +238,8 @@ class WindowAttention(Mixer):
         if m == 0:
             empty = jnp.zeros((b, n, 0, g, e), k.dtype)
             return empty, empty, jnp.zeros((b, n, w, 0), bool)
-        old_k, old_v = state.k[:, :m].astype(k.dtype), state.v[:, :m].astype(v.dtype)
-        old_k = self.smear_keys(old_k)
+        old_k = self.smear_state(state)[:, :m].astype(k.dtype)
+        old_v = state.v[:, :m].astype(v.dtype)
         if self.stop_gradient:
             old_k, old_v, k, v = jax.lax.stop_gradient((old_k, old_v, k, v))
         distance = jnp.arange(m, 0, -1)
@@ -245,8 +282,7 @@ class WindowAttention(Mixer):
         keys: Array | None,
     ) -> Array:
         """As `attend_blocks`, with the keys and scores of one block at a time: [b n w h e]."""
-        q, k, v, blocks, _ = inputs
-        k = self.smear_keys(k)
+        q, _, v, k, blocks, _ = inputs
         b, n, w, g, e = k.shape
         m = self.segments
         offset = None if ctx.offset is None else jnp.broadcast_to(ctx.offset, (n, b))
@@ -278,7 +314,7 @@ class WindowAttention(Mixer):
             q, seen_k = (self.qkv.shift(a, offset) for a in (q, seen_k))
             return self.qkv.attend(q, seen_k, seen_v, mask, key)
 
-        old = (self.smear_keys(state.k[:, :m].astype(k.dtype)), state.v[:, :m].astype(v.dtype))
+        old = (self.smear_state(state)[:, :m].astype(k.dtype), state.v[:, :m].astype(v.dtype))
         extra_k, extra_v, extra_visible = extra or (None, None, None)
         block_major = jax.tree.map(
             lambda a: jnp.moveaxis(a, 1, 0),
@@ -297,8 +333,7 @@ class WindowAttention(Mixer):
 
         Keys are ordered: memory segments, `extra`, the block itself.
         """
-        q, k, v, blocks, _ = inputs
-        k = self.smear_keys(k)
+        q, _, v, k, blocks, _ = inputs
         b, n, w = q.shape[:3]
         seen_k, seen_v, visible = self.segment_kv(k, v, state, blocks)
         keys, values, masks = [seen_k], [seen_v], [visible]
@@ -318,7 +353,7 @@ class WindowAttention(Mixer):
     def attention_map(self, x: Array) -> Array:
         """Return the attention weights of a document in one call: [b n*w d] -> [b h n*w n*w]."""
         ctx, state = Context(), self.init_state(x.shape[0])
-        q, keys, _, mask = self.attention_inputs(self.project_blocks(x, ctx), state, ctx)
+        q, keys, _, mask = self.attention_inputs(self.project_blocks(x, state, ctx), state, ctx)
         b, n, w, h, _ = q.shape
         weights = self.qkv.weights(q, keys, mask)  # [b n h w m*w+w]
         # block i attends to blocks i-m to i; the first m are before the document
@@ -353,7 +388,20 @@ class WindowAttention(Mixer):
             append_latest(v, state.v),
             jnp.where(blocks.all_padding, state.blocks, filled),
             jnp.where(blocks.all_padding, state.tokens, tokens),
+            self.final_before(k, state, blocks),
         )
+
+    def final_before(self, k: Array, state: WindowState, blocks: Blocks) -> Array | None:
+        """Return the state's `before` after the call."""
+        if state.before is None:
+            return None
+        old = state.keys_before().astype(k.dtype)
+        (last,) = jnp.moveaxis(sequence_parallel.gather_last(old, k[:, :, -1], blocks.end, 1), 1, 0)
+        # keys of old blocks that are not filled are 0
+        start = jnp.where(blocks.reset, jnp.arange(k.shape[1]), 0).max(-1)
+        other_document = blocks.fresh & (blocks.end - self.segments - 1 < start)
+        last = select_rows(other_document, jnp.zeros_like(last), last).astype(state.before.dtype)
+        return select_rows(blocks.all_padding, state.before, last)
 
     # one token: equal results, by rotating the query for each frame instead of the keys ----------
 
@@ -391,7 +439,7 @@ class WindowAttention(Mixer):
         if self.window is not None:
             mask &= distance < self.window
         frames = self.qkv.rotate(jnp.repeat(q[:, None], m + 1, 1), position)
-        keys = self.smear_keys(state.k)
+        keys = self.smear_state(state)
         return attend_frames((frames, keys, state.v, mask), *more, cap=self.qkv.cap)
 
     def advance(self, state: WindowState) -> WindowState:
@@ -407,7 +455,10 @@ class WindowAttention(Mixer):
             full.any(), lambda kv: jax.tree.map(roll, kv), lambda kv: kv, (state.k, state.v)
         )
         blocks = jnp.minimum(state.blocks + full, self.segments)
-        return WindowState(k, v, blocks, jnp.where(full, 0, state.tokens + 1))
+        before = state.before
+        if before is not None:
+            before = select_rows(full, state.k[:, 0, -1], before)
+        return WindowState(k, v, blocks, jnp.where(full, 0, state.tokens + 1), before)
 
 
 class BswaSpec(MixerSpec):
@@ -423,6 +474,9 @@ class BswaSpec(MixerSpec):
 
     def parameters(self, model: ModelConfig) -> int:
         return sizes(model).g if model.smeared_keys else 0
+
+    def constants(self, model: ModelConfig) -> dict[str, float]:
+        return {"key_smear.across_blocks": 1.0} if model.smeared_keys else {}
 
     def keys_seen(self, model: ModelConfig) -> float:
         return (model.memory_segments + 0.5) * model.block_len

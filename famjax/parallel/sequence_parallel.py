@@ -102,7 +102,7 @@ def gather_last(old: Array, new: Array, end: Array, size: int) -> Array:
         return jax.lax.psum(_slice_lanes(entries, start, size), _AXIS)
 
     if sequence_shards(new.shape[1]) == 1:
-        return _slice_lanes(_pad_ends([old, new], 0, size - old.shape[1]), end, size)
+        return _slice_lanes(_pad_ends([old, new], 0, max(0, size - old.shape[1])), end, size)
     return shard_map_sequence(per_device, (None, 1, None), None)(old, new, end)
 
 

@@ -364,10 +364,12 @@ def check_constants(extra: dict[str, Any], model: ModelConfig, where: Path) -> N
       extra: of the checkpoint.
       where: its folder.
     """
-    saved, now = extra.get("constants", {}), mixer_constants(model)
-    changed = [name for name, value in now.items() if saved.get(name, value) != value]
+    if "constants" not in extra:
+        return
+    saved, now = extra["constants"], mixer_constants(model)
+    changed = [name for name, value in now.items() if saved.get(name) != value]
     if changed:
-        differences = ", ".join(f"{name} {saved[name]} -> {now[name]}" for name in changed)
+        differences = ", ".join(f"{name} {saved.get(name)} -> {now[name]}" for name in changed)
         raise UserError(
             f"{where}: is of another version of famjax, with which its weights are another model "
             f"({differences}); open it with that version, or train again"

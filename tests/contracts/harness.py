@@ -91,7 +91,7 @@ CASES: dict[str, ModelConfig] = {
     ),
     "bswa-smeared": replace(BASE, mixer="bswa", memory_segments=2, smeared_keys=True),
     "fam-smeared": replace(
-        BASE, mixer="fam", memory_segments=1, smeared_keys=True, kv_heads=4, norm="layernorm"
+        BASE, mixer="fam", memory_segments=0, smeared_keys=True, kv_heads=4, norm="layernorm"
     ),
     "delta": replace(
         BASE, mixer="delta", memory_segments=0, kv_heads=4, delta_order=3, norm="layernorm"

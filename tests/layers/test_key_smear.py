@@ -8,7 +8,7 @@ import numpy as np
 
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
-from famjax.layers.key_smear import KeySmear
+from famjax.layers.key_smear import KeySmear, previous_keys
 
 MODEL = resolve_model(ModelConfig(width=8, heads=4, kv_heads=2, smeared_keys=True))
 
@@ -20,11 +20,14 @@ def test_heads_start_at_different_shares():
     np.testing.assert_allclose(jax.nn.sigmoid(single.weight[...]), [0.8808], atol=1e-4)
 
 
-def test_a_key_is_blended_with_the_one_before_it_in_its_block():
+def test_a_key_is_blended_with_the_one_before_it():
     smear = KeySmear(MODEL)
     smear.weight[...] = jnp.log(jnp.array([1 / 3, 3.0]))  # shares of 1/4 and 3/4
     k = jnp.arange(12.0).reshape(1, 2, 3, 2, 1)  # two blocks of three tokens
-    blended = smear(k, lambda k: 10 * k)
-    own, before = k[..., 0], jnp.zeros((1, 2, 3, 2)).at[:, :, 1:].set(10 * k[:, :, :-1, :, 0])
-    share = jnp.array([0.25, 0.75])
-    np.testing.assert_allclose(blended[..., 0], (1 - share) * own + share * before, rtol=1e-6)
+    before = jnp.array([50.0, 60.0, 70.0, 80.0]).reshape(1, 2, 2, 1)
+    previous = previous_keys(k, before)
+    np.testing.assert_array_equal(previous[:, :, 1:], k[:, :, :-1])
+    np.testing.assert_array_equal(previous[:, :, 0], before)
+    assert not previous_keys(k)[:, :, 0].any()
+    share = jnp.array([0.25, 0.75])[:, None]
+    np.testing.assert_allclose(smear(k, previous), (1 - share) * k + share * previous, rtol=1e-6)

@@ -156,7 +156,7 @@ def test_a_run_of_another_rate_is_not_loaded_as_another_function(
     monkeypatch.setattr(
         "famjax.layers.delta_memory.CONSTANTS", {"delta_memory.rate_scale": 10.0, "new": 1.0}
     )
-    said = r"rate_scale 5\.0 -> 10\.0\); open it with that version"
+    said = r"rate_scale 5\.0 -> 10\.0, new None -> 1\.0\); open it with that version"
     for run in (folder / "delta", tmp_path / "copy"):
         with pytest.raises(UserError, match=said):
             open_run(run)
@@ -310,11 +310,12 @@ def test_in_bfloat16_a_call_reads_with_the_queries_of_step(rotated: float) -> No
 
 
 def test_the_gradient_keeps_the_memory_before_each_block_not_each_chunk() -> None:
-    """Three blocks of four chunks; no other array has its last two dimensions."""
-    config = resolve_model(ModelConfig(width=16, heads=2, block_len=64))
+    """With remat. Three blocks of four chunks; no other array has its last two dimensions."""
+    config = resolve_model(ModelConfig(width=16, heads=2, block_len=64, remat="layer"))
     mixer = DeltaAttention(config, rngs=nnx.Rngs(0))
-    inputs = mixer.window.project_blocks(jnp.ones((1, 3 * 64, 16)), Context())
-    before = mixer.init_state(1).s
+    state = mixer.init_state(1)
+    inputs = mixer.window.project_blocks(jnp.ones((1, 3 * 64, 16)), state.window, Context())
+    before = state.s
 
     def scan(k: jax.Array, s: jax.Array) -> tuple[jax.Array, jax.Array]:
         return mixer.scan_memory(k, inputs.v, s, inputs.blocks, Context())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -19,6 +20,7 @@ from famjax.core.errors import UserError
 from famjax.experiment.load import load_config
 from famjax.parallel.sharding import path_name
 from famjax.train.loop import train
+from famjax.train.manifest import write_manifest
 from famjax.train.metrics import read_metrics
 from famjax.train.run import Run, open_run
 
@@ -64,6 +66,18 @@ def test_exports_have_equal_logits(folder: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         smears(open_model(str(tmp_path / "hf"))), smears(open_run(folder / "smeared"))
     )
+
+
+def test_a_run_whose_blends_ended_with_a_block_is_refused(folder: Path, tmp_path: Path) -> None:
+    """As those of 2026-11-24, when a block's first key was blended with 0."""
+    run = Path(shutil.copytree(folder / "smeared", tmp_path / "old"))
+    (path,) = run.glob("checkpoints/*/extra.json")
+    extra = json.loads(path.read_text())
+    del extra["constants"]["key_smear.across_blocks"]
+    path.write_text(json.dumps(extra))
+    write_manifest(path.parent)
+    with pytest.raises(UserError, match=r"key_smear.across_blocks None -> 1.0"):
+        open_run(run)
 
 
 def test_a_folder_without_the_key_has_keys_of_their_own_tokens(

@@ -62,7 +62,7 @@ def test_all_products_have_full_precision() -> None:
 
     program = str(jax.make_jaxpr(jax.grad(loss, argnums=(0, 1, 2, 3)))(*random_inputs(16)))
     full = "precision=(Precision.HIGHEST, Precision.HIGHEST)"
-    assert program.count("dot_general[") == program.count(full) > 20
+    assert program.count("dot_general[") == program.count(full) > 10
 
 
 def test_what_was_written_last_with_rate_1_is_returned() -> None:

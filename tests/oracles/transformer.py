@@ -114,19 +114,17 @@ def qkv(
     return rotate(q, position, base), rotate(k, position, base), v
 
 
-def smear(
-    w: LayerWeights, x: Array, block: int, weight: Array, position: float, base: float
-) -> list[Array]:
-    """Keys of tokens [t d], the first of which begins a block, at `position` and after: t x [g e].
+def smear(w: LayerWeights, x: Array, weight: Array, position: float, base: float) -> list[Array]:
+    """Keys of a document's tokens [t d], the first of them at `position`: t x [g e].
 
-    Each is blended, before its rotation, with the unrotated key of the token before it in its
-    block (Olsson et al. 2022); weight: [g].
+    Each is blended, before its rotation, with the unrotated key of the token before it (Olsson et
+    al. 2022); weight: [g].
     """
     share = 1 / (1 + np.exp(-f64(weight)))[:, None]
     keys = []
     for t in range(len(x)):
         own = qkv(w, x[t], None, base)[1]
-        before = qkv(w, x[t - 1], None, base)[1] if t % block else np.zeros_like(own)
+        before = qkv(w, x[t - 1], None, base)[1] if t > 0 else np.zeros_like(own)
         keys.append(rotate((1 - share) * own + share * before, position + t, base))
     return keys
 
@@ -220,7 +218,7 @@ def bswa_layer(
         seen.append(seen_in_memory(tau, block, segments) + list(range(tau * block, t + 1)))
     smeared = []
     if smear_weight is not None:
-        smeared = smear(w, f64(x), block, smear_weight, offset, rope_base)
+        smeared = smear(w, f64(x), smear_weight, offset, rope_base)
     return tokens_layer(w, x, seen, offset, rope_base, smeared)
 
 
@@ -264,9 +262,9 @@ def fam_layer(
         for t in range(begin, end):
             projected.append(qkv(w, x[t], offset + t, rope_base))
         if smear_weight is not None:
-            inside = smear(w, x[begin:end], block, smear_weight, offset + begin, rope_base)
+            smeared = smear(w, x[:end], smear_weight, offset, rope_base)
             for t in range(begin, end):
-                projected[t] = (projected[t][0], inside[t - begin], projected[t][2])
+                projected[t] = (projected[t][0], smeared[t], projected[t][2])
 
         # the block's input attends to memory segments, the last p FAMs and its own prefix
         for t in range(begin, end):
@@ -338,7 +336,7 @@ def delta_layer(
     rotated = [qkv(w, token, offset + t, rope_base) for t, token in enumerate(x)]
     keys = [k for _, k, _ in rotated]
     if smear_weight is not None:
-        keys = smear(w, x, block, smear_weight, offset, rope_base)
+        keys = smear(w, x, smear_weight, offset, rope_base)
     share = 1 / (1 + np.exp(-f64(memory["key_smear"]["weight"])))[:, None]
     blended = []
     for t in range(len(x)):

@@ -183,18 +183,16 @@ class MemoryGate(nn.Module):
 
 
 class KeySmear(nn.Module):
-    """Blends each key of a block with the one before it, by one weight for each key head."""
+    """Blends each key with the one before it, by one weight for each key head."""
 
     def __init__(self, config):
         super().__init__()
-        self.block_len = config.block_len
         self.weight = nn.Parameter(torch.zeros(config.kv_heads))
 
-    def forward(self, k, position):
-        """k [b s g e], unrotated; position [b or 1, s], from the start of any block."""
+    def forward(self, k, follows):
+        """k [b s g e], unrotated; follows [b or 1, s] bool, whether a key has one before it."""
         share = self.weight.float().sigmoid()[:, None].to(k.dtype)
-        follows = (position % self.block_len != 0)[..., None, None]
-        before = torch.where(follows, k.roll(1, 1), torch.zeros_like(k))
+        before = torch.where(follows[..., None, None], k.roll(1, 1), torch.zeros_like(k))
         return (1 - share) * k + share * before
 
 
@@ -235,8 +233,8 @@ class DeltaMemory(nn.Module):
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
         logits = 5 * (x * self.rate_weight.float()).sum(-1) + self.rate_bias.float()
         rates = (logits.sigmoid() - 0.1).relu() / 0.9
-        position = torch.arange(k.shape[1], device=k.device)[None]
-        features, v = self.features(self.key_smear(k, position)), v.float()
+        follows = torch.arange(k.shape[1], device=k.device)[None] > 0
+        features, v = self.features(self.key_smear(k, follows)), v.float()
         for i in range(k.shape[1]):
             error = v[:, i] - torch.einsum("bgk,bgke->bge", features[:, i], s)
             update = rates[:, i, :, None] * error
@@ -328,16 +326,20 @@ class Attention(nn.Module):
             past = (at[:s] < -offset)[..., None, None]
             old_k = torch.where(past, old_k.detach(), old_k)
             old_v = torch.where(past, old_v.detach(), old_v)
-        k, v = torch.cat([old_k, k], 1), torch.cat([old_v, v], 1)
+        own_k, v = torch.cat([old_k, k], 1), torch.cat([old_v, v], 1)
+        k = own_k
         distance = new[:, None] - at
         mask = distance >= 0
         if self.mixer == "swa":
             mask &= distance < self.window
         mask = mask[None] & self.occupied(
-            at, [self.cached_tokens(tokens) for tokens in step.tokens]
+            at, [self.visible_tokens(tokens) for tokens in step.tokens]
         )
         position = offset + new  # in the block
-        seen_k, seen_v = self.rotate(self.smear_keys(k, offset + at), offset + at), v
+        if self.key_smear is not None:
+            cached = [self.cached_tokens(tokens) for tokens in step.tokens]
+            k = self.key_smear(k, self.occupied(at - 1, cached)[:, 0])
+        seen_k, seen_v = self.rotate(k, offset + at), v
         if self.mixer == "fam":
             fam_k = self.rotate(state.fam_k, self.fam_positions(state))
             seen_k, seen_v = torch.cat([seen_k, fam_k], 1), torch.cat([seen_v, state.fam_v], 1)
@@ -351,13 +353,16 @@ class Attention(nn.Module):
         if self.delta_memory is not None:
             attended = attended + self.delta_memory.read(q, state.s)
         y = self.project_output(attended, x)
-        return y, state._replace(k=align_right(k, step.counts), v=align_right(v, step.counts))
-
-    def smear_keys(self, k, position):
-        return k if self.key_smear is None else self.key_smear(k, position)
+        return y, state._replace(k=align_right(own_k, step.counts), v=align_right(v, step.counts))
 
     def cached_tokens(self, tokens):
         """Return how many tokens' keys a row caches after so many tokens."""
+        # the first key that is seen is blended with the one before it
+        more = 0 if self.key_smear is None else 1
+        return min(tokens, self.visible_tokens(tokens) + more)
+
+    def visible_tokens(self, tokens):
+        """Return how many earlier tokens a row's next token attends to after so many tokens."""
         if self.mixer == "full":
             return tokens
         if self.mixer == "swa":
@@ -401,11 +406,16 @@ class Attention(nn.Module):
         completed = row_tensor(ends, fam.device)[..., None]
         q, fam_k, fam_v = self.project(fam)
         at = torch.arange(-f, w, device=fam.device)
-        block_k = self.smear_keys(state.k[:, -w:], at[None, f:])
+        first = row_tensor([tokens < w for tokens in step.tokens], fam.device)[..., None]
+        block_k = state.k[:, -w - 1 :]
+        if self.key_smear is not None:
+            position = torch.arange(w - block_k.shape[1], w, device=fam.device)
+            follows = (position > 0) | (position == 0) & ~first[..., 0]
+            block_k = self.key_smear(block_k, follows)
+        block_k = block_k[:, -w:]
         k, v = torch.cat([fam_k, block_k], 1), torch.cat([fam_v, state.v[:, -w:]], 1)
         attended = self.attend(self.rotate(q, at[:f]), self.rotate(k, at), v)
         # the initial memory carries no context: the first residual is zero (B.1)
-        first = row_tensor([tokens < w for tokens in step.tokens], fam.device)[..., None]
         residual = torch.where(first, torch.zeros_like(fam), fam)
         attended = self.project_output(attended, residual)
         new = mlp(attended, fam)
