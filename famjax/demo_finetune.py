@@ -204,7 +204,7 @@ def make_large_demo(books: str | None) -> FinetuneDemo:
         base=base,
         block=128,
         tokens=3_200_000,
-        models=(_FAM, _DELTA, *_seeds(_FAM, 1, 2), *_seeds(_DELTA, 1, 2), _BSWA),
+        models=(_DELTA, _FAM, *_seeds(_DELTA, 1), _BSWA, *_seeds(_DELTA, 2), *_seeds(_FAM, 1, 2)),
         finetuning=("train.steps=400",),
     )
 

@@ -12,7 +12,6 @@ from typing import Any
 import tyro
 
 from famjax.cli.analyze_memory import measure_memory, plot_memory, show_memory
-from famjax.cli.eval import HOLDOUT, parse_tasks
 from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.main import parse
 from famjax.cli.plot import plot_file
@@ -72,14 +71,19 @@ def _measure_memory(arguments: Arguments) -> dict[str, Any]:
     if arguments.examples is not None:
         raise UserError("--memory reads one document; leave out --examples")
     passkey = arguments.tasks == "passkey"
-    files = HOLDOUT if passkey else _parse_files(arguments.tasks)
+    files = "" if passkey else _parse_files(arguments.tasks)
     runtime.setup()
-    return measure_memory(
-        arguments.run, None if files == HOLDOUT else files, arguments.length, passkey
-    )
+    return measure_memory(arguments.run, _text_files(files), arguments.length, passkey)
+
+
+def _text_files(files: str) -> str | None:
+    """Return what `evaluate_text` takes: None is what training held out."""
+    return None if files in ("", "holdout") else files
 
 
 def _parse_files(tasks: str) -> str:
+    from famjax.tasks.parse import parse_tasks  # JAX, for which --help need not wait
+
     requests = parse_tasks(tasks)
     if len(requests) != 1 or requests[0][0] != "text":
         raise UserError(f"--tasks {tasks}: analyze reads text; write text:FILES, or text:holdout")
@@ -95,14 +99,13 @@ def measure(arguments: Arguments, files: str) -> dict[str, Any]:
     opened = open_model(arguments.run)
     teacher = open_model(arguments.teacher) if arguments.teacher else None
     examples = _EXAMPLES if arguments.examples is None else arguments.examples
-    text_files = None if files == HOLDOUT else files
     return {
         "run": arguments.run,
         "step": opened.step,
         "teacher": arguments.teacher or None,
         "teacher_step": None if teacher is None else teacher.step,
         "files": files,
-        **analyze(opened, teacher, text_files, arguments.length, examples),
+        **analyze(opened, teacher, _text_files(files), arguments.length, examples),
     }
 
 

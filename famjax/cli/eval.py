@@ -16,7 +16,7 @@ import tyro
 from famjax.cli.eval_output import depth_labels, show
 from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.main import parse
-from famjax.core.errors import UserError, nearest
+from famjax.core.errors import UserError
 from famjax.core.json_files import RUN_AGAIN, read_json, write_json
 from famjax.core.paths import expanded
 from famjax.processes import runtime
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from famjax.tasks.task import Task
 
-HOLDOUT = "holdout"
 # the results of a run, in its folder eval
 REPORT = "report.json"
 
@@ -70,6 +69,8 @@ class Arguments:
 
 def run(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, "famjax eval")
+    from famjax.tasks.parse import parse_lengths, parse_tasks  # JAX, for which --help need not wait
+
     tasks = parse_tasks(arguments.tasks)
     lengths = parse_lengths(arguments.lengths) if arguments.lengths else None
     for name in ("examples", "batch", "questions"):
@@ -87,48 +88,6 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def parse_tasks(text: str) -> list[tuple[str, str]]:
-    """Parse "passkey,text:a.txt,b.txt" into (name, files) pairs.
-
-    A part after a text task that is not a task is another of its files.
-
-    Raises:
-      UserError: an unknown task, or commas without a task.
-    """
-    from famjax.tasks import TASKS  # it imports JAX, for which --help need not wait
-
-    tasks: list[tuple[str, str]] = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, colon, files = part.partition(":")
-        task = TASKS.get(name)
-        if task and (not colon or name == "text" or task.group == "long"):
-            if colon and not files:
-                holdout = ", or text:holdout" if name == "text" else ""
-                raise UserError(f"{name}: names no files; write {name}:FILES{holdout}")
-            tasks.append((name, files or (HOLDOUT if name == "text" else "")))
-        elif tasks and tasks[-1][1] not in ("", HOLDOUT):
-            tasks[-1] = (tasks[-1][0], f"{tasks[-1][1]},{part}")
-        else:
-            raise UserError(
-                f"unknown task {part!r}{nearest(name, TASKS)} (known: text:FILES, "
-                f"text:holdout, {', '.join(name for name in TASKS if name != 'text')})"
-            )
-    if text and not tasks:
-        raise UserError(f"--tasks {text}: names no task; leave it out for what was trained on")
-    return tasks
-
-
-def parse_lengths(text: str) -> list[int]:
-    """Parse "256,1024" into sorted lengths."""
-    try:
-        lengths = [int(part.replace("_", "")) for part in text.split(",")]
-    except ValueError:
-        raise UserError(f"--lengths {text}: write whole numbers, 256,1024") from None
-    if min(lengths) < 1:
-        raise UserError(f"--lengths {text}: must be at least 1")
-    return sorted(set(lengths))
-
-
 def evaluate(
     arguments: Arguments, tasks: list[tuple[str, str]], lengths: list[int] | None
 ) -> dict[str, Any]:
@@ -137,6 +96,7 @@ def evaluate(
     from famjax.convert.open import open_model
     from famjax.eval.memory import memory_report
     from famjax.tasks import TASKS
+    from famjax.tasks.parse import HOLDOUT
     from famjax.tasks.task import Request
 
     opened = open_model(arguments.run)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from famjax.config.schema import ModelConfig
+from famjax.config.schema import Config, ModelConfig
 
 
 def mixer_pattern(model: ModelConfig) -> tuple[str, ...]:
@@ -23,3 +23,10 @@ def cutoffs(model: ModelConfig) -> tuple[int, ...]:
     """Return the first word of each cluster after the first; () means one cluster."""
     text = model.adaptive.cutoffs
     return tuple(int(part) for part in text.split(",")) if text else ()
+
+
+def holds_out_text(config: Config) -> bool:
+    """Whether the run reads text, and keeps some of it for evaluation."""
+    data = config.data
+    reads_text = data.task == "text" or data.text_rows > 0
+    return reads_text and not (data.seqio or data.tfds) and data.holdout > 0

@@ -421,14 +421,22 @@ class ProfileConfig:
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """Evaluation of held-out text while a run trains, in metrics.jsonl; the run stays the same."""
+    """Evaluation while a run trains, in metrics.jsonl; the run stays the same."""
 
     # steps between evaluations, a multiple of train.log_every: bits per byte of held-out documents
-    # and of documents trained on, with the memory and without; 0 = never
+    # and of documents trained on, with the memory and without, and `tasks`; 0 = never
     every: int = 0
     # batches of data.batch * data.length tokens that are read of each, from the documents' start:
     # figures of other rows (train.bptt_start) are of other tokens
     batches: int = 4
+    # tasks, as of famjax eval --tasks, each measured on documents of these lengths
+    tasks: str = ""
+    lengths: str = "1024"
+    # documents of each length
+    examples: int = 20
+    # keep the checkpoint with the best of these in RUN/best, a run like any other:
+    # heldout_bits_per_byte, or the name of one of the tasks, whose lengths count alike
+    best: str = ""
 
 
 @dataclass(frozen=True)

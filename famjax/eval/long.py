@@ -49,7 +49,8 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
         files,
         facts,
         request.ablate,
-        folder=request.folder,
+        request.quiet,
+        request.folder,
     )
 
 

@@ -30,7 +30,7 @@ _EVALUATION, _SHIFT = 2, 3
 def evaluate(run: Run, request: Request) -> list[dict[str, Any]]:
     """Return the rows of `evaluate_passkey`."""
     lengths, examples = request.lengths or LENGTHS, request.examples or 20
-    return evaluate_passkey(run, lengths, examples, request.batch)
+    return evaluate_passkey(run, lengths, examples, request.batch, request.quiet)
 
 
 def evaluate_passkey(

@@ -37,7 +37,9 @@ _MANY_DOCUMENTS = 1000
 def evaluate(run: Run, request: Request) -> dict[str, Any]:
     """Return the files and the results of `evaluate_text`; by document if they are not too many."""
     files, window, score = request.files, request.window, request.score
-    scores = evaluate_text(run, files, batch=request.batch, window=window, score=score)
+    scores = evaluate_text(
+        run, files, batch=request.batch, quiet=request.quiet, window=window, score=score
+    )
     if len(scores["by_document"]) > _MANY_DOCUMENTS:
         del scores["by_document"]
     return {"files": files or "holdout", **scores}

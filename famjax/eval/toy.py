@@ -30,7 +30,7 @@ from famjax.train.run import Run
 def evaluate(run: Run, request: Request) -> dict[str, Any]:
     """Return the results of `evaluate_toy`."""
     examples = request.examples or 1000
-    return evaluate_toy(run, request.task, request.lengths, examples, request.batch)
+    return evaluate_toy(run, request.task, request.lengths, examples, request.batch, request.quiet)
 
 
 def evaluate_toy(

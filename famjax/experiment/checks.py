@@ -17,6 +17,7 @@ from famjax.config.resolved import resolve_model
 from famjax.config.schema import AXES, Config, DataConfig, ModelConfig
 from famjax.core.errors import UserError, divisors, multiples, nearest
 from famjax.core.json_files import shorten
+from famjax.experiment.eval_checks import check_eval
 from famjax.experiment.ranges import check_ranges
 from famjax.mixers import MIXERS, mixer_specs
 from famjax.optimizers import OPTIMIZERS
@@ -45,7 +46,7 @@ def validate(config: Config) -> None:
             _check_data,
             _check_train,
             _check_bptt_warmup,
-            _check_eval,
+            check_eval,
             _check_profile,
             _check_mesh,
         ),
@@ -387,38 +388,6 @@ def _check_bptt_warmup(config: Config) -> Iterator[str]:
             f"{start} does not double to data.length={d.length} in multiples of model.block_len="
             f"{m.block_len} times train.bptt_segments={t.bptt_segments}; "
             f"take one of {', '.join(map(str, fitting))}, {off}"
-        )
-
-
-def _check_eval(config: Config) -> Iterator[str]:
-    d, t, every = config.data, config.train, config.eval.every
-    named, off = f"eval.every={every}", "set eval.every=0"
-    if not every:
-        return
-    if every > t.steps:
-        yield f"{named} is beyond train.steps={t.steps}; take at most that, or {off}"
-    if every % t.log_every:
-        steps = multiples(every, t.log_every)
-        yield f"{named} is not a multiple of train.log_every={t.log_every}; take {steps}, or {off}"
-    if t.match:
-        yield f"{named} measures predictions, train.match=true makes none; {off}"
-    if d.task != "text" and not d.text_rows:
-        yield f"{named} reads held-out text, data.task={d.task} has none; {off}"
-    if d.seqio or d.tfds:
-        yield f"{named} reads held-out text, seqio and TFDS sets have none; {off}"
-    if not d.holdout:
-        yield f"{named}: data.holdout=0 holds out no text; set data.holdout=20, or {off}"
-    yield from _check_eval_capacity(config)
-
-
-def _check_eval_capacity(config: Config) -> Iterator[str]:
-    count, length, capacity = config.eval.batches, config.data.length, config.model.capacity
-    if count * length > capacity and any(spec.is_bounded for spec in mixer_specs(config.model)):
-        most = capacity // length
-        fix = f"take at most {most}" if most else "set eval.every=0"
-        yield (
-            f"eval.batches={count}: reading {count * length} tokens of a document exceeds "
-            f"model.capacity={capacity} of full attention; {fix}"
         )
 
 

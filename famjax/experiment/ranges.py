@@ -88,6 +88,7 @@ _LOWEST: dict[str, float] = {
     "train.keep": 1,
     "eval.every": 0,
     "eval.batches": 1,
+    "eval.examples": 1,
     "profile.memory": 0,
 }
 # of every int except the seed: shapes and step counts are 32-bit integers

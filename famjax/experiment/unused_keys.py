@@ -135,8 +135,9 @@ def _requires_stack(*names: str) -> Callable[[Config], str]:
 
 def _requires_task(*names: str) -> Callable[[Config], str]:
     def used(config: Config) -> bool:
-        data = config.data
-        return data.task in names or ("text" in names and data.text_rows > 0)
+        evaluated = {part.partition(":")[0].strip() for part in config.eval.tasks.split(",")}
+        texts = {"text"} if config.data.text_rows > 0 else set()
+        return bool({config.data.task, *evaluated, *texts} & {*names})
 
     return _unused_unless(used, "data.task")
 
@@ -394,9 +395,14 @@ _RULES = (
         "data.toy.start_steps=10",
     ),
     Rule(
-        ("eval.batches",),
+        ("eval.batches", "eval.tasks", "eval.best"),
         _unused_unless(lambda c: c.eval.every > 0, "eval.every"),
         "eval.every=100",
+    ),
+    Rule(
+        ("eval.lengths", "eval.examples"),
+        _unused_unless(lambda c: bool(c.eval.tasks), "eval.tasks"),
+        "eval.tasks=passkey",
     ),
     # optimizer and training
     Rule(

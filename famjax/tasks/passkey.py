@@ -348,6 +348,7 @@ class PasskeyTask(Task):
     keys = ("data.passkey.*",)
     group = "passkey"
     evaluation = "famjax.eval.passkey:evaluate"
+    headline = "key_accuracy"
 
     def check(self, config: Config) -> Iterator[str]:
         p = config.data.passkey

@@ -31,6 +31,7 @@ class Request(NamedTuple):
       facts: file of the facts of long documents.
       ablate: answer about long documents also with the memory reset at every block.
       folder: for the examples, each with its output; None writes none.
+      quiet: no progress.
     """
 
     task: str
@@ -44,6 +45,7 @@ class Request(NamedTuple):
     facts: str = ""
     ablate: bool = False
     folder: Path | None = None
+    quiet: bool = False
 
 
 class Task(abc.ABC):
@@ -59,6 +61,8 @@ class Task(abc.ABC):
       evaluation: "module:function" of `Request` and a `Run` to results: a dictionary with "rows",
         one for each length, in which the scores of trivial baselines are columns. It is a name,
         not a function, since evaluations import runs, which import the tasks.
+      headline: the figure by which a run is judged, in each row of the results.
+      lower_is_better: of the headline.
     """
 
     keys: tuple[str, ...] = ()
@@ -67,6 +71,8 @@ class Task(abc.ABC):
     group: str
     options: tuple[str, ...] = ("lengths",)
     evaluation: str
+    headline: str
+    lower_is_better = False
 
     def check(self, config: Config) -> Iterator[str]:
         """Yield an error line for each setting that this task cannot work with."""
@@ -102,3 +108,8 @@ class Task(abc.ABC):
         module, _, name = self.evaluation.partition(":")
         function: Callable[[Any, Request], Any] = getattr(importlib.import_module(module), name)
         return function(run, request)
+
+    def scores(self, results: Any) -> dict[str, float]:
+        """Return the headline by length ("1024") of what `evaluate` returned; "" is of all."""
+        rows = results["rows"] if isinstance(results, dict) else results
+        return {str(row["length"]): float(row[self.headline]) for row in rows}

@@ -18,6 +18,11 @@ class TextTask(Task):
     group = "text"
     options = ("window", "score")
     evaluation = "famjax.eval.text:evaluate"
+    headline = "bits_per_byte"
+    lower_is_better = True
+
+    def scores(self, results: Any) -> dict[str, float]:
+        return {"": results[self.headline]}
 
     def make_source(
         self, config: Config, tokenizer: Tokenizer, split: Split, checked: Path | None

@@ -249,6 +249,7 @@ class ToyTaskSpec(Task):
     has_own_words = True
     group = "toy"
     evaluation = "famjax.eval.toy:evaluate"
+    headline = "accuracy"
 
     def __init__(self, toy: type[ToyTask]):
         self.toy = toy

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from famjax.config.derived import holds_out_text
 from famjax.core.errors import UserError
 from famjax.core.types import Array, Batch, Context, State
 from famjax.data.one_pass import DocumentPass, one_pass, reset_blocks
@@ -44,12 +45,11 @@ class HeldOutLoss(Hook):
         self._program: TrainProgram | None = None
 
     def before_first_step(self, session: Session) -> None:
-        if session.config.eval.every:
+        if session.config.eval.every and holds_out_text(session.given_config):
             self._prepare(session)  # now, so that a mistake costs no steps
 
     def after_log(self, session: Session, row: dict[str, float]) -> dict[str, float]:
-        every = session.config.eval.every
-        if not every or session.step % every:
+        if not evaluates_at(session) or not holds_out_text(session.given_config):
             return {}
         with session.clock.stopped():
             if self._program is not session.program:
@@ -85,6 +85,12 @@ class HeldOutLoss(Hook):
             memory, part = self._evaluate(state.params, state.frozen, memory, device_batch)
             sums = jax.tree.map(jax.numpy.add, sums, part)
         return summarize(jax.device_get(sums))["bits_per_byte"]
+
+
+def evaluates_at(session: Session) -> bool:
+    """Whether the run is evaluated at this step."""
+    every = session.config.eval.every
+    return every > 0 and session.step % every == 0
 
 
 def make_start(program: TrainProgram, session: Session) -> Any:

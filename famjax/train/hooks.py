@@ -1,4 +1,4 @@
-"""What happens around the steps of a run, one object each, in the order of `make_hooks`."""
+"""What happens around the steps of a run, one object each."""
 
 from __future__ import annotations
 
@@ -153,14 +153,3 @@ class Saving(Hook):
             save(session, self._hooks)
             session.checkpoints.wait()
             raise StopRequested(number, session.step)
-
-
-def make_hooks(
-    log: Hook, evaluation: Hook, profiler: Profiler, signals: hosts.StopSignal
-) -> list[Hook]:
-    """Return the hooks of a run, in the order in which they are called.
-
-    Log and evaluation are given, since their modules import this one.
-    """
-    hooks = [log, Curriculum(), evaluation, AttentionSpans(), Profiling(profiler), BpttWarmup()]
-    return [*hooks, Saving(signals, hooks)]

@@ -10,8 +10,9 @@ from flax import nnx
 from famjax.config.schema import Config
 from famjax.data.sources import Source
 from famjax.train import hosts
+from famjax.train.best import Best
 from famjax.train.heldout import HeldOutLoss
-from famjax.train.hooks import make_hooks
+from famjax.train.hooks import AttentionSpans, BpttWarmup, Curriculum, Hook, Profiling, Saving
 from famjax.train.log import Log
 from famjax.train.profile import Profiler
 from famjax.train.program import make_program
@@ -20,6 +21,7 @@ from famjax.train.run import Run
 from famjax.train.saving import save
 from famjax.train.session import ProgramMaker, Session
 from famjax.train.start import open_session
+from famjax.train.task_scores import TaskScores
 
 
 def train(config: Config, run_dir: str | Path, quiet: bool = False) -> Run:
@@ -66,7 +68,7 @@ def fit(session: Session) -> None:
     train = session.config.train
     signals, log = hosts.StopSignal(), Log()
     profiler = Profiler(session.config, session.folder, session.progress.note)
-    hooks = make_hooks(log, HeldOutLoss(), profiler, signals)
+    hooks = _make_hooks(log, profiler, signals)
     if session.latest is None:
         session.describe()
     start_or_resume(session, hooks)
@@ -94,3 +96,10 @@ def fit(session: Session) -> None:
                 hook.after_step(session, is_logged)
         save(session, hooks)
         session.checkpoints.wait()
+
+
+def _make_hooks(log: Log, profiler: Profiler, signals: hosts.StopSignal) -> list[Hook]:
+    """Return the hooks of a run, in the order in which they are called."""
+    hooks: list[Hook] = [log, Curriculum(), HeldOutLoss(), TaskScores(), AttentionSpans()]
+    hooks += [Profiling(profiler), BpttWarmup(), Best(hooks), Saving(signals, hooks)]
+    return hooks

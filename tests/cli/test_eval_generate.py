@@ -17,11 +17,11 @@ from tiny_tokenizers import byte_level
 
 from famjax.cli import eval as eval_verb
 from famjax.cli import eval_output
-from famjax.cli.eval import parse_lengths, parse_tasks
 from famjax.cli.main import main
 from famjax.core.errors import UserError
 from famjax.eval.generate import Generator
 from famjax.eval.state_file import refuse_special
+from famjax.tasks.parse import parse_lengths, parse_tasks
 from famjax.tokenizers.load import load_tokenizer
 
 

@@ -71,7 +71,7 @@ def test_heldout_evaluation_does_not_change_a_bit_of_the_run(tmp_path: Path) -> 
         (["model.mixer=full", "model.capacity=100"], "eval.batches=30: reading 1920 tokens"),
         (["eval.batches=0"], "eval.batches=0"),
         (["eval.every=0", "eval.batches=3"], "eval.batches: has no effect with eval.every=0"),
-        (["data.task=passkey"], "data.task=passkey has none; set eval.every=0"),
+        (["data.task=passkey"], "data.task=passkey has none; name eval.tasks, or set eval.every=0"),
     ],
 )
 def test_mistakes_are_one_line_errors(given: list[str], message: str) -> None:

@@ -178,6 +178,7 @@ class LongTask(Task):
     group = "long"
     options: tuple[str, ...] = ("lengths", "questions", "ablate")
     evaluation = "famjax.eval.long:evaluate"
+    headline = "score"
     name: str
     source: str
     answer_tokens: int

@@ -1,0 +1,51 @@
+"""Lists of tasks and lengths as people write them: of `famjax eval`, and of `eval.tasks`."""
+
+from __future__ import annotations
+
+from famjax.core.errors import UserError, nearest
+from famjax.tasks import TASKS
+
+HOLDOUT = "holdout"
+
+
+def parse_tasks(text: str, option: str = "--tasks") -> list[tuple[str, str]]:
+    """Parse "passkey,text:a.txt,b.txt" into (name, files) pairs.
+
+    A part after a text task that is not a task is another of its files.
+
+    Args:
+      option: that the text was given to.
+
+    Raises:
+      UserError: an unknown task, or commas without a task.
+    """
+    tasks: list[tuple[str, str]] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, colon, files = part.partition(":")
+        task = TASKS.get(name)
+        if task and (not colon or name == "text" or task.group == "long"):
+            if colon and not files:
+                holdout = ", or text:holdout" if name == "text" else ""
+                raise UserError(f"{name}: names no files; write {name}:FILES{holdout}")
+            tasks.append((name, files or (HOLDOUT if name == "text" else "")))
+        elif tasks and tasks[-1][1] not in ("", HOLDOUT):
+            tasks[-1] = (tasks[-1][0], f"{tasks[-1][1]},{part}")
+        else:
+            raise UserError(
+                f"unknown task {part!r}{nearest(name, TASKS)} (known: text:FILES, "
+                f"text:holdout, {', '.join(name for name in TASKS if name != 'text')})"
+            )
+    if text and not tasks:
+        raise UserError(f"{option} {text}: names no task; leave it out for what was trained on")
+    return tasks
+
+
+def parse_lengths(text: str, option: str = "--lengths") -> list[int]:
+    """Parse "256,1024" into sorted lengths."""
+    try:
+        lengths = [int(part.replace("_", "")) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"{option} {text}: write whole numbers, 256,1024") from None
+    if min(lengths) < 1:
+        raise UserError(f"{option} {text}: must be at least 1")
+    return sorted(set(lengths))

@@ -1,0 +1,90 @@
+"""The best checkpoint of a run (`eval.best`), kept as a run of its own in RUN/best."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from famjax.processes.collective import process_index
+from famjax.tasks import TASKS
+from famjax.train.hooks import Hook
+from famjax.train.lock import LOCK
+from famjax.train.metrics import METRICS
+from famjax.train.saving import save
+from famjax.train.session import Session
+
+BEST = "best"
+# of RUN, what a run that is only read has no use for
+_LEFT_OUT = (METRICS, LOCK)
+
+
+class Best(Hook):
+    """Keeps the checkpoint of the step at which `eval.best` was best; the first of equal ones.
+
+    Args:
+      hooks: whose `state_dict` is saved.
+    """
+
+    def __init__(self, hooks: list[Hook]):
+        self._hooks = hooks
+        self._value: float | None = None
+        self._is_new = False
+
+    def after_log(self, session: Session, row: dict[str, float]) -> dict[str, float]:
+        name = session.config.eval.best
+        if name and name in row and self._is_better(name, row[name]):
+            self._value, self._is_new = row[name], True
+        return {}
+
+    def _is_better(self, name: str, value: float) -> bool:
+        if self._value is None:
+            return True
+        lower = name not in TASKS or TASKS[name].lower_is_better
+        return value < self._value if lower else value > self._value
+
+    def after_step(self, session: Session, is_logged: bool) -> None:
+        if not self._is_new:
+            return
+        self._is_new = False
+        save(session, self._hooks)
+        session.checkpoints.wait()
+        if process_index() == 0:
+            keep(session.folder, session.checkpoints.path(session.step))
+        session.progress.note(
+            f"step {session.step:,}: {session.config.eval.best} {self._value:.4f}, the best so "
+            f"far, is kept in {session.folder / BEST}"
+        )
+
+    def state_dict(self, session: Session) -> dict[str, Any]:
+        return {"best": self._value}
+
+    def load_state_dict(self, session: Session, saved: dict[str, Any]) -> None:
+        # runs from before 2026-11-25 have none
+        self._value = saved.get("best")
+
+
+def keep(run: Path, checkpoint: Path) -> None:
+    """Make of a checkpoint a run in RUN/best, in place of the one that is there.
+
+    Its files are links where the file system has them. A kill leaves the old run, the new one, or
+    none, and the next best makes one again.
+    """
+    partial, target = run / f"{BEST}.partial", run / BEST
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    for path in run.iterdir():
+        if path.is_file() and path.name not in _LEFT_OUT:
+            shutil.copyfile(path, partial / path.name)
+    checkpoints = partial / checkpoint.parent.name
+    shutil.copytree(checkpoint, checkpoints / checkpoint.name, copy_function=_link)
+    shutil.rmtree(target, ignore_errors=True)
+    partial.rename(target)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -1,0 +1,59 @@
+"""Scores on tasks while a run trains (`eval.tasks`), as `famjax eval` measures them.
+
+The model that is evaluated has the weights of the step and a memory of its own; that of the lanes
+is not touched.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from flax import nnx
+
+from famjax.core.errors import UserError
+from famjax.processes.collective import process_count
+from famjax.tasks import TASKS
+from famjax.tasks.parse import parse_lengths, parse_tasks
+from famjax.tasks.task import Request
+from famjax.train.heldout import evaluates_at
+from famjax.train.hooks import Hook
+from famjax.train.run import Run
+from famjax.train.session import Session
+
+
+class TaskScores(Hook):
+    """Adds to a row of metrics, every `eval.every` steps, the headline of each of `eval.tasks`.
+
+    TASK_LENGTH: at that length; TASK: the mean over the lengths, or the score of a text.
+    """
+
+    def before_first_step(self, session: Session) -> None:
+        if not session.config.eval.tasks:
+            return
+        if process_count() > 1:
+            raise UserError("eval.tasks: is for one process; evaluate with famjax eval")
+        with session.clock.stopped():
+            measure(session, examples=1)  # now, so that a mistake costs no steps
+
+    def after_log(self, session: Session, row: dict[str, float]) -> dict[str, float]:
+        if not session.config.eval.tasks or not evaluates_at(session):
+            return {}
+        with session.clock.stopped():
+            return measure(session, session.config.eval.examples)
+
+
+def measure(session: Session, examples: int) -> dict[str, float]:
+    """Return the scores of the weights as they are, by name and length."""
+    state, config = session.state, session.config.eval
+    model = nnx.merge(session.program.inference_graph, state.params, *state.frozen[:1])
+    run = Run(session.given_config, session.tokenizer, model, session.step, session.base)
+    fields: dict[str, float] = {}
+    for name, files in parse_tasks(config.tasks):
+        # text is read whole, as `famjax eval` does
+        lengths = parse_lengths(config.lengths) if "lengths" in TASKS[name].options else None
+        request = Request(name, files or None, lengths, examples, quiet=True)
+        scores: dict[str, Any] = TASKS[name].scores(TASKS[name].evaluate(run, request))
+        fields |= {f"{name}_{length}": score for length, score in scores.items() if length}
+        fields[name] = float(np.mean(list(scores.values())))
+    return fields

@@ -1,0 +1,105 @@
+"""`eval.tasks` and `eval.best`: what a run scores while it trains, and its best checkpoint."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small
+from small import compiled_once  # noqa: F401
+
+from famjax.core.errors import UserError
+from famjax.eval.passkey import evaluate_passkey
+from famjax.eval.text import evaluate_text
+from famjax.experiment.load import load_config, override
+from famjax.train import best
+from famjax.train.loop import train
+from famjax.train.metrics import read_metrics
+from famjax.train.run import open_run
+
+TASKS = ["eval.every=4", "eval.lengths=250,300", "eval.examples=6", "train.steps=8"]
+PASSKEY = [*TASKS, "eval.tasks=passkey", "eval.best=passkey"]
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return read_metrics(folder / "metrics.jsonl")
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_scores_equal_famjax_eval_and_change_no_bit_of_the_run(tmp_path: Path) -> None:
+    config = small.config(tmp_path / "texts", "lanes", "passkey", *PASSKEY)
+    run = train(config, tmp_path / "run", quiet=True)
+    found = evaluate_passkey(run, [250, 300], 6, quiet=True)
+    last = rows(tmp_path / "run")[-1]
+    scores = [row["key_accuracy"] for row in found]
+    assert [last["passkey_250"], last["passkey_300"]] == scores
+    assert last["passkey"] == pytest.approx(sum(scores) / 2)
+    assert "heldout_bits_per_byte" not in last  # the run reads no text
+    off = ["eval.every=0", "eval.tasks=", "eval.best=", "eval.lengths=1024", "eval.examples=20"]
+    train(override(config, off), tmp_path / "plain", quiet=True)
+    ends = [small.final(tmp_path / name, config) for name in ("run", "plain")]
+    assert ends[0][1][0] == ends[1][1][0]
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_the_best_checkpoint_is_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kept where the loss is lowest, also if the run was stopped and resumed."""
+    values = {4: 3.0, 8: 1.0, 12: 2.0}
+    after_log = best.Best.after_log
+
+    def measured(self: best.Best, session: Any, row: dict[str, float]) -> dict[str, float]:
+        return after_log(self, session, {**row, "heldout_bits_per_byte": values[session.step]})
+
+    monkeypatch.setattr(best.Best, "after_log", measured)
+    keys = ["eval.every=4", "data.holdout=3", "eval.best=heldout_bits_per_byte"]
+    keys += ["train.steps=12", "train.log_every=4", "train.checkpoint_every=12", "train.keep=1"]
+    config = small.config(tmp_path / "texts", "lanes", "text", *keys)
+    train(override(config, ["train.steps=4"]), tmp_path / "run", quiet=True)
+    assert open_run(tmp_path / "run" / "best").step == 4
+    train(config, tmp_path / "run", quiet=True)
+    kept = open_run(tmp_path / "run" / "best")
+    assert (kept.step, open_run(tmp_path / "run").step) == (8, 12)
+    assert not (tmp_path / "run" / "best" / "metrics.jsonl").exists()
+    assert not list((tmp_path / "run").glob("*.partial"))
+    assert kept.fingerprint() != open_run(tmp_path / "run").fingerprint()
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_a_text_that_is_named_is_scored_in_bits(tmp_path: Path) -> None:
+    (tmp_path / "own.txt").write_text("a text of its own, " * 40)
+    keys = ["eval.every=4", f"eval.tasks=text:{tmp_path / 'own.txt'}", "eval.best=text"]
+    config = small.config(tmp_path / "texts", "lanes", "text", *keys, "data.holdout=3")
+    run = train(config, tmp_path / "run", quiet=True)
+    found = evaluate_text(run, str(tmp_path / "own.txt"), quiet=True)
+    row = [row for row in rows(tmp_path / "run") if "text" in row][-1]
+    assert row["text"] == pytest.approx(found["bits_per_byte"], rel=1e-6)
+    assert "heldout_bits_per_byte" in row
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["eval.tasks=paskey"], "unknown task 'paskey'; did you mean 'passkey'?"),
+        (["eval.lengths=a"], "eval.lengths a: write whole numbers"),
+        (["eval.tasks=passkey,passkey"], "names a task twice"),
+        (["eval.tasks=text:holdout"], "write text:FILES"),
+        (["eval.tasks=copy"], "copy has words of its own; train on it"),
+        (["eval.best=vt"], "eval.best=vt: is not measured; take one of"),
+        (["eval.every=0"], "eval.tasks: has no effect with eval.every=0"),
+        (["eval.tasks="], "data.task=passkey has none; name eval.tasks, or set eval.every=0"),
+    ],
+)
+def test_mistakes_are_one_line_errors(given: list[str], message: str) -> None:
+    keys = ["eval.every=4", "eval.tasks=passkey", "eval.lengths=100", "train.steps=8"]
+    config = [*small.COMMAND, "data.task=passkey", *keys, "train.log_every=4", *given]
+    with pytest.raises(UserError, match=re.escape(message)):
+        load_config("text_fam", config)
+
+
+def test_a_length_that_the_task_has_no_document_of_is_told_before_the_first_step(
+    tmp_path: Path,
+) -> None:
+    config = small.config(tmp_path / "texts", "lanes", "passkey", *PASSKEY, "eval.lengths=5")
+    with pytest.raises(UserError, match="5"):
+        train(config, tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
