@@ -55,9 +55,14 @@ def run(argv: list[str]) -> int:
             out.print(position_table(names, results))
         elif group in _SHARES:
             out.print(share_table(label, group, names, results, runs))
+        elif group == "lm_eval":
+            out.print(harness_table(label, names, results))
     if arguments.plot:
         check_file(expanded(arguments.plot), "--plot")
-        path = draw(found, shared, names, expanded(arguments.plot))
+        drawn = [each for each in shared if found[0][each]["group"] in ("text", *_SHARES)]
+        if not drawn:
+            raise UserError("--plot: only texts and tasks of several lengths are drawn")
+        path = draw(found, drawn, names, expanded(arguments.plot))
         out.print(f"wrote {path}")
     return 0
 
@@ -127,6 +132,32 @@ def share_table(
             cells += [_paired(each, scores[0]) for each in scores[1:]]
         table.add_row(f"{length:,}", *cells)
     return table
+
+
+def harness_table(label: str, names: Sequence[str], results: Sequence[dict[str, Any]]) -> Table:
+    """Return the table of the harness's metrics, and of the differences by example."""
+    differences = [f"{name} against {names[0]}, 95%" for name in names[1:]]
+    table = Table(label, ("task", "metric", *names, *differences), words=(0, 1))
+    every = [{_metric(row): row for row in result["rows"]} for result in results]
+    for metric, first in every[0].items():
+        found = [rows.get(metric) for rows in every]
+        cells = ["" if row is None else f"{row['value']:.4f}" for row in found]
+        table.add_row(*metric[:2], *cells, *(_paired_examples(row, first) for row in found[1:]))
+    return table
+
+
+def _metric(row: dict[str, Any]) -> tuple[str, ...]:
+    return row["task"], row["metric"], row["filter"], str(row["version"]), str(row["shots"])
+
+
+def _paired_examples(row: dict[str, Any] | None, other: dict[str, Any]) -> str:
+    """Return the mean difference of a metric of the same examples, and its interval."""
+    if row is None or not row["by_example"]:
+        return ""
+    if len(row["by_example"]) != len(other["by_example"]):
+        return "other examples"
+    each = np.array(row["by_example"]) - np.array(other["by_example"])
+    return "{:+.4f} ({:+.4f} to {:+.4f})".format(*mean_interval(each))
 
 
 def _rows(result: Any) -> list[dict[str, Any]]:

@@ -41,19 +41,25 @@ class Arguments:
     vt, cwe and fwe, and babilong (niah_single_2:FILES, babilong:FILES: with that text as filler);
     text:FILES (file, folder or glob, several separated by commas), text:holdout (the documents that
     training held out); a toy task (random_walk, blocked_walk, copy, reverse, counting,
-    algorithmic); several separated by commas. Default: what the run was trained on."""
+    algorithmic); lm_eval:NAMES (tasks of lm-evaluation-harness, or YAML files of such tasks);
+    several separated by commas. Default: what the run was trained on."""
     lengths: str = ""
     """Tokens of the documents, default 256,1024,4096,16384 for passkey and 1024,4096,16384 for
     RULER's. Toy tasks: steps of the episodes (digits, A's, actions, statements), default
     data.toy.test_steps."""
     examples: int | None = None
-    """Documents or episodes of each length, default 20, and 1000 for toy tasks."""
+    """Documents or episodes of each length, default 20, and 1000 for toy tasks; lm_eval: questions
+    of each task, default all."""
     questions: int | None = None
     """RULER's tasks: questions about each document, which is read once, default 1."""
     facts: str = ""
     """babilong: a file of bAbI with the facts, such as qa1_single-supporting-fact_test.txt."""
     ablate: bool = False
     """RULER's tasks and babilong: answer also with the memory reset at every block."""
+    shots: int | None = None
+    """lm_eval: solved examples before each question, default the task's own number."""
+    chat: bool = False
+    """lm_eval: ask with the tokenizer's chat template."""
     window: int | None = None
     """Texts: evaluate in windows of so many tokens, each with an empty memory, instead of whole."""
     score: int | None = None
@@ -111,6 +117,7 @@ def evaluate(
         "text": [],
         "toy": [],
         "long": [],
+        "lm_eval": [],
     }
     for name, files in tasks:
         task = TASKS[name]
@@ -126,6 +133,8 @@ def evaluate(
             arguments.facts,
             arguments.ablate,
             folder,
+            shots=arguments.shots,
+            chat=arguments.chat,
         )
         result = task.evaluate(opened, request)
         if task.group == "passkey":
@@ -161,7 +170,11 @@ def save_result(folder: Path, step: int, group: str, name: str, result: Any) -> 
     parts = [name]
     if group != "passkey":
         parts += [f":{files}" for files in [result.get("files")] if files]
-        parts += [f" --{key} {result[key]}" for key in ("facts", "window") if result.get(key)]
+        parts += [
+            f" --{key} {result[key]}"
+            for key in ("facts", "window", "shots", "chat")
+            if result.get(key)
+        ]
     saved["results"]["".join(parts)] = {"group": group, "result": result}
     folder.mkdir(exist_ok=True)
     write_json(folder / REPORT, saved)
@@ -185,7 +198,7 @@ def read_report(folder: Path) -> dict[str, Any]:
 
 def _check_options(arguments: Arguments, tasks: list[Task]) -> None:
     """Raise a `UserError` if an option is given that none of the tasks takes."""
-    for option in ("lengths", "questions", "facts", "ablate", "window", "score"):
+    for option in ("lengths", "questions", "facts", "ablate", "window", "score", "shots", "chat"):
         value = getattr(arguments, option)
         if value in (None, "", False) or any(option in task.options for task in tasks):
             continue
@@ -193,10 +206,12 @@ def _check_options(arguments: Arguments, tasks: list[Task]) -> None:
             raise UserError(
                 "--lengths is for passkey, texts are read whole; remove it or add --tasks passkey"
             )
+        given = f"--{option}" if value is True else f"--{option} {value}"
         if option in ("questions", "facts", "ablate"):
-            given = "--ablate" if option == "ablate" else f"--{option} {value}"
             raise UserError(f"{given}: is for tasks on long documents; remove it")
-        raise UserError(f"--{option} {value}: is for texts; remove it or add text:FILES")
+        if option in ("shots", "chat"):
+            raise UserError(f"{given}: is for tasks of lm-evaluation-harness, lm_eval:NAMES")
+        raise UserError(f"{given}: is for texts; remove it or add text:FILES")
 
 
 # plots -----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from famjax.cli.tables import Output, Table
 from famjax.core.units import byte_size
 
 # of the report: what has a table of its own here, and what is not a task's
-_KNOWN = {"run", "step", "memory", "passkey", "toy", "text", "long"}
+_KNOWN = {"run", "step", "memory", "passkey", "toy", "text", "long", "lm_eval"}
 _NEGATIVE = (
     "gained by memory is negative where the memory makes predictions worse than a reset at every "
     "block: usual early in training, and for texts unlike the training data, or longer"
@@ -22,7 +22,7 @@ _UNIGRAM = (
 def show(report: dict[str, Any]) -> None:
     out = Output()
     out.print(f"{report['run']}, step {report['step']:,}")
-    groups = ["passkey", "toy", "long", "text", *sorted(report.keys() - _KNOWN)]
+    groups = ["passkey", "toy", "long", "text", "lm_eval", *sorted(report.keys() - _KNOWN)]
     for group in groups:
         found = report.get(group, [])
         for result in [found] if group == "passkey" and found else found:
@@ -43,7 +43,29 @@ def result_tables(group: str, result: Any) -> list[Table | str]:
     if group == "text":
         negative = [_NEGATIVE] if _has_negative_gain(result) else []
         return [text_table(result), _UNIGRAM, position_table(result), *negative]
+    if group == "lm_eval":
+        return [harness_table(result)]
     return [rows_table(group, result["rows"])]
+
+
+def harness_table(result: dict[str, Any]) -> Table:
+    table = Table(
+        f"lm-evaluation-harness {result['harness']}, {result['seconds']:.0f} seconds",
+        ("task", "version", "shots", "examples", "metric", "value", "standard error"),
+        words=(0, 4),
+    )
+    for row in result["rows"]:
+        filtered = "" if row["filter"] == "none" else f", {row['filter']}"
+        table.add_row(
+            row["task"],
+            f"{row['version']}",
+            f"{row['shots']}",
+            "" if row["examples"] is None else f"{row['examples']:,}",
+            f"{row['metric']}{filtered}",
+            f"{row['value']:.4f}",
+            "" if row["error"] is None else f"{row['error']:.4f}",
+        )
+    return table
 
 
 def rows_table(title: str, rows: list[dict[str, Any]]) -> Table:

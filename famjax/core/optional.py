@@ -16,6 +16,7 @@ _PACKAGES = {
     "torch": "torch",
     "transformers": "transformers",
     "peft": "peft",
+    "lm_eval": "-e '.[eval]'",
     "feedback_transformer_pytorch": "feedback-transformer-pytorch",
     "performer_pytorch": "performer-pytorch",
 }

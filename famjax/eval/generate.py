@@ -88,17 +88,33 @@ class Generator:
           UserError: a number out of range, an empty stop string, an empty prompt with a state, more
             tokens than full attention's KV cache, or chat with a tokenizer without a template.
         """
-        check_sampling(max_tokens, temperature, top_k, top_p, stop, seed)
         if state is not None and not prompt:
             raise UserError("the prompt is empty; a saved memory needs at least one character")
-        stream = self._streamer.new_stream()
         if chat:
             tokens = self._tokenizer.encode_chat([{"role": "user", "content": prompt}])
         else:
             tokens = self._tokenizer.encode(prompt)
         if state is None:
             tokens = np.append(self._tokenizer.bos_id, tokens)
-        else:
+        return self.continue_tokens(
+            tokens, max_tokens, temperature, top_k, top_p, stop, seed, state
+        )
+
+    def continue_tokens(
+        self,
+        tokens: np.ndarray,
+        max_tokens: int = 256,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        stop: Sequence[str] = (),
+        seed: int = 0,
+        state: StreamState | None = None,
+    ) -> Iterator[str]:
+        """As `generate`, from a prompt of tokens [t], with bos if it starts a document."""
+        check_sampling(max_tokens, temperature, top_k, top_p, stop, seed)
+        stream = self._streamer.new_stream()
+        if state is not None:
             stream.state = state
         stream.read(tokens[None])
         key = jax.random.key(seed)

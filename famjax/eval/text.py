@@ -17,6 +17,7 @@ from famjax.core.types import Batch
 from famjax.data.lanes import Reader, empty_row, stack_rows, write_span
 from famjax.data.one_pass import DocumentPass, EndOfDocuments, one_pass, reset_blocks
 from famjax.data.sources import Key, Source, TextSource
+from famjax.eval.document_sums import DocumentSums
 from famjax.eval.guessing import TokenCounts
 from famjax.eval.memory import update_tokens
 from famjax.eval.progress import TokenProgress
@@ -102,7 +103,7 @@ def evaluate_text(
         rows = windows(documents, batch, window, score)
     streams = (streamer, streamer.new_stream())
     with_memory_sums, reset_sums = _MetricSums(), _MetricSums()
-    by_document = _DocumentSums(streamer.batch)
+    by_document = DocumentSums(streamer.batch)
     counts = TokenCounts(run.tokenizer.vocab_size)
     tokens = 0
     with TokenProgress("text", source.text_bytes, quiet) as progress:
@@ -117,7 +118,8 @@ def evaluate_text(
             for totals, (nll, correct) in zip((with_memory_sums, reset_sums), results, strict=True):
                 totals.add(counted, positions, nll, correct, size)
             if window is None:
-                by_document.add(batch_read, size, *(nll for nll, _ in results))
+                losses = [nll * counted for nll, _ in results]
+                by_document.add(batch_read["reset"], np.stack([counted, size, *losses]))
             counts.add(batch_read["targets"][counted])
             valid = batch_read["valid"]
             # the overlap of windows is not new text
@@ -140,7 +142,7 @@ def evaluate_text(
         "tokens_per_second": tokens / seconds,
         "state_bytes": streamer.state_bytes() // streamer.batch,
         **_scores(with_memory_sums, reset_sums),
-        "by_document": by_document.rows(documents.keys) if window is None else [],
+        "by_document": _document_rows(by_document, documents.keys) if window is None else [],
         "unigram": with_memory_sums.compute_scores(*counts.unigram()),
         "uniform": with_memory_sums.compute_scores(*counts.uniform()),
     }
@@ -290,37 +292,13 @@ class _MetricSums:
         }
 
 
-class _DocumentSums:
-    """Sums over the tokens of each document; a document starts at a reset."""
-
-    def __init__(self, lanes: int) -> None:
-        self._sums: list[np.ndarray] = []
-        # the document that each lane reads
-        self._current = [-1] * lanes
-
-    def add(
-        self, batch: Batch[np.ndarray], size: np.ndarray, nll: np.ndarray, reset_nll: np.ndarray
-    ) -> None:
-        """Add one batch, [b t] each, as `_MetricSums.add`."""
-        weights = batch["weights"] > 0
-        values = np.stack([weights, size, nll * weights, reset_nll * weights])
-        # lanes take documents in turn: the first lane all that start in this batch, and so on
-        for lane, reset in enumerate(batch["reset"]):
-            starts = np.flatnonzero(reset)
-            before, *started = np.split(values[:, lane], starts, axis=1)
-            if self._current[lane] >= 0:
-                self._sums[self._current[lane]] += before.sum(1)
-            self._sums += [part.sum(1) for part in started]
-            if started:
-                self._current[lane] = len(self._sums) - 1
-
-    def rows(self, keys: Sequence[Key]) -> list[dict[str, Any]]:
-        """Return a row for each document; `keys` are the documents' in the order of their start."""
-        rows = []
-        for (file, line, _), (tokens, size, nll, reset_nll) in zip(keys, self._sums, strict=True):
-            row = {"file": file, "line": line, "tokens": int(tokens), "bytes": int(size)}
-            rows.append({**row, "nats": float(nll), "nats_without_memory": float(reset_nll)})
-        return sorted(rows, key=lambda row: (row["file"], row["line"]))
+def _document_rows(sums: DocumentSums, keys: Sequence[Key]) -> list[dict[str, Any]]:
+    """Return a row for each document; `keys` are the documents' in the order of their start."""
+    rows = []
+    for (file, line, _), (tokens, size, nll, reset_nll) in zip(keys, sums.sums, strict=True):
+        row = {"file": file, "line": line, "tokens": int(tokens), "bytes": int(size)}
+        rows.append({**row, "nats": float(nll), "nats_without_memory": float(reset_nll)})
+    return sorted(rows, key=lambda row: (row["file"], row["line"]))
 
 
 def _scores(with_memory_sums: _MetricSums, reset_sums: _MetricSums) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Episodes are generated from a seed and a number when they are read; nothing is d
 
 from __future__ import annotations
 
+from famjax.tasks.harness import HarnessTask
 from famjax.tasks.long.babilong import BabiLong
 from famjax.tasks.long.frequencies import CommonWords, FrequentWords
 from famjax.tasks.long.needles import NEEDLES
@@ -23,4 +24,5 @@ TASKS: dict[str, Task] = {
     "cwe": CommonWords(),
     "fwe": FrequentWords(),
     "babilong": BabiLong(),
+    "lm_eval": HarnessTask(),
 }

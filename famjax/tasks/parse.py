@@ -23,10 +23,10 @@ def parse_tasks(text: str, option: str = "--tasks") -> list[tuple[str, str]]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, colon, files = part.partition(":")
         task = TASKS.get(name)
-        if task and (not colon or name == "text" or task.group == "long"):
-            if colon and not files:
-                holdout = ", or text:holdout" if name == "text" else ""
-                raise UserError(f"{name}: names no files; write {name}:FILES{holdout}")
+        if task and (not colon or task.files):
+            if not files and (colon or name == "lm_eval"):
+                what = "tasks" if name == "lm_eval" else "files"
+                raise UserError(f"{name}: names no {what}; write {name}:{task.files}")
             tasks.append((name, files or (HOLDOUT if name == "text" else "")))
         elif tasks and tasks[-1][1] not in ("", HOLDOUT):
             tasks[-1] = (tasks[-1][0], f"{tasks[-1][1]},{part}")

@@ -32,6 +32,8 @@ class Request(NamedTuple):
       ablate: answer about long documents also with the memory reset at every block.
       folder: for the examples, each with its output; None writes none.
       quiet: no progress.
+      shots: solved examples before each question; None is the task's own number.
+      chat: questions are messages of the tokenizer's chat template.
     """
 
     task: str
@@ -46,6 +48,8 @@ class Request(NamedTuple):
     ablate: bool = False
     folder: Path | None = None
     quiet: bool = False
+    shots: int | None = None
+    chat: bool = False
 
 
 class Task(abc.ABC):
@@ -56,8 +60,9 @@ class Task(abc.ABC):
       switches: the same, of which 0, false, none and "" are always accepted.
       has_own_words: its vocabulary is a list of its own words, `data.tokenizer=task`.
       group: where its results are in the report of `famjax eval`, which tasks may share.
-      options: of `famjax eval`, which of lengths, questions, facts, ablate, window and score it
-        takes.
+      options: of `famjax eval`, which of lengths, questions, facts, ablate, window, score, shots
+        and chat it takes.
+      files: what may follow its name and a colon; "" is nothing.
       evaluation: "module:function" of `Request` and a `Run` to results: a dictionary with "rows",
         one for each length, in which the scores of trivial baselines are columns. It is a name,
         not a function, since evaluations import runs, which import the tasks.
@@ -70,6 +75,7 @@ class Task(abc.ABC):
     has_own_words: bool = False
     group: str
     options: tuple[str, ...] = ("lengths",)
+    files: str = ""
     evaluation: str
     headline: str
     lower_is_better = False

@@ -17,6 +17,7 @@ class TextTask(Task):
     switches = ("data.files", "data.seqio", "data.tfds", "data.holdout", "data.part_bytes")
     group = "text"
     options = ("window", "score")
+    files = "FILES, or text:holdout"
     evaluation = "famjax.eval.text:evaluate"
     headline = "bits_per_byte"
     lower_is_better = True

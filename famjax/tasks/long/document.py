@@ -177,6 +177,7 @@ class LongTask(Task):
     keys = ("data.long.*",)
     group = "long"
     options: tuple[str, ...] = ("lengths", "questions", "ablate")
+    files = "FILES"
     evaluation = "famjax.eval.long:evaluate"
     headline = "score"
     name: str

@@ -1,0 +1,233 @@
+"""lm-evaluation-harness, unmodified, on a run: a subclass of its `TemplateLM`.
+
+Differences from the harness's own `hf` model: a document always begins with bos, as in training
+(`add_bos_token=True` there); nothing is ever cut off on the left; and `loglikelihood_rolling` reads
+a document of any length in one stream, so that every token is predicted from all before it, where
+`hf` starts again every `max_length` tokens. Documents that fit a window have equal results.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from famjax.core.errors import UserError, nearest
+from famjax.core.optional import missing_message, missing_modules
+
+if missing := missing_modules(["lm_eval"]):
+    raise UserError(f"lm_eval: {missing_message(missing)}")
+
+import lm_eval
+from lm_eval.api.model import TemplateLM
+from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.tasks import TaskManager
+
+from famjax.eval.generate import Generator
+from famjax.eval.log_likelihoods import Continuation, log_likelihoods
+from famjax.eval.memory import memory_report
+from famjax.eval.progress import TokenProgress
+from famjax.tasks.task import Request
+from famjax.train.run import Run
+
+_MAX_GENERATED = 256
+# settings of generation that a run has
+_SAMPLING = ("temperature", "top_k", "top_p")
+# of files with tasks
+_FILES = (".yaml", ".yml")
+
+
+class FamjaxLM(TemplateLM):
+    """A run as a model of the harness: `simple_evaluate(model=FamjaxLM(run), ...)`.
+
+    Args:
+      run: any.
+      batch: documents that are read together.
+      quiet: no progress.
+    """
+
+    def __init__(self, run: Run, batch: int = 8, quiet: bool = True):
+        super().__init__()
+        self._run, self._batch, self._quiet = run, batch, quiet
+
+    @property
+    def eot_token_id(self) -> int:
+        return self._run.tokenizer.eos_id
+
+    @property
+    def prefix_token_id(self) -> int:
+        return self._run.tokenizer.bos_id
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self._run.tokenizer.fingerprint
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
+    ) -> list[int]:
+        """Return the ids of a text, after bos unless `add_special_tokens` is False."""
+        # what a chat template wrote is marked in the text; other text is plain, whatever is in it
+        ids = self._run.tokenizer.encode_rendered(string).tolist()
+        return ids if add_special_tokens is False else [self.prefix_token_id, *ids]
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        template = self._run.tokenizer.chat_template
+        if template is None:
+            raise UserError(
+                f"--chat: tokenizer {self._run.tokenizer.name} has no chat template; leave it out"
+            )
+        return template.render_prompt(chat_history, add_generation_prompt)
+
+    def chat_template(self, chat_template: bool | str = False) -> str:
+        return "" if not chat_template else self.tokenizer_name
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], **kwargs: Any
+    ) -> list[tuple[float, bool]]:
+        continuations = [
+            Continuation(np.array(context, np.int32), np.array(tokens, np.int32))
+            for _, context, tokens in requests
+        ]
+        scores = log_likelihoods(self._run, continuations, self._batch, self._quiet)
+        return [(score.log_likelihood, score.is_greedy) for score in scores]
+
+    def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
+        """Return the log-likelihood of whole texts, each token predicted from all before it."""
+        pairs = []
+        for (text,) in (request.args for request in requests):
+            first, *tokens = self.tok_encode(text)
+            pairs.append((None, [first], tokens))
+        return [score for score, _ in self._loglikelihood_tokens(pairs)]
+
+    def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
+        """Return what is generated after each context, up to one of its stop strings."""
+        generator = Generator(self._run)
+        texts = []
+        with TokenProgress("answers", len(requests), self._quiet) as progress:
+            for context, settings in (request.args for request in requests):
+                settings = normalize_gen_kwargs(settings, _MAX_GENERATED)
+                sampling = {name: settings[name] for name in _SAMPLING if name in settings}
+                pieces = generator.continue_tokens(
+                    np.array(self.tok_encode(context), np.int32),
+                    settings["max_gen_toks"],
+                    stop=[stop for stop in settings["until"] if stop],
+                    **sampling,
+                )
+                texts.append("".join(pieces))
+                progress.advance(1)
+        return texts
+
+
+def evaluate(run: Run, request: Request) -> dict[str, Any]:
+    """Return the results of the harness's tasks.
+
+    Returns:
+      files: names of the tasks, as given; shots, chat, harness (its version), seconds; rows: of
+      task, metric, filter, value, error (standard error of the value, or None), examples, shots,
+      version, by_example (the metric of each example, if the value is their mean, else empty).
+
+    Raises:
+      UserError: a task that the harness does not have, or whose data is not on this machine.
+    """
+    names = [name for name in (request.files or "").split(",") if name]
+    tasks, manager = _load_tasks(names)
+    begin = time.perf_counter()
+    try:
+        found = lm_eval.simple_evaluate(
+            model=FamjaxLM(run, request.batch, request.quiet),
+            tasks=tasks,
+            num_fewshot=request.shots,
+            limit=request.examples,
+            apply_chat_template=request.chat,
+            fewshot_as_multiturn=request.chat,
+            task_manager=manager,
+            bootstrap_iters=1000,
+            log_samples=True,
+        )
+    except (ConnectionError, FileNotFoundError, OSError) as error:
+        message = str(error).splitlines()[0]
+        raise UserError(
+            f"lm_eval:{request.files}: its data cannot be read ({message}); run once with a "
+            "network, which keeps a copy, or write a task of local files (docs/evaluation.md)"
+        ) from None
+    return {
+        "files": request.files,
+        "shots": request.shots,
+        "chat": request.chat,
+        "seconds": time.perf_counter() - begin,
+        "harness": lm_eval.__version__,
+        "rows": _rows(found),
+        **memory_report(),
+    }
+
+
+def _load_tasks(names: Sequence[str]) -> tuple[list[str], TaskManager]:
+    """Return the tasks' names in the harness, and what finds them: files among them too."""
+    files = [Path(name) for name in names if name.endswith(_FILES)]
+    # the harness reads all its own files otherwise, for seconds
+    own = len(files) < len(names)
+    manager = TaskManager(include_path=[str(f.parent) for f in files], include_defaults=own)
+    found = []
+    for name in names:
+        if name.endswith(_FILES):
+            name = _task_of(Path(name))
+        elif name not in manager.all_tasks:
+            hint = nearest(name, manager.all_tasks)
+            raise UserError(f"lm_eval:{name}: lm-evaluation-harness has no such task{hint}")
+        found.append(name)
+    return found, manager
+
+
+def _task_of(file: Path) -> str:
+    """Return the name of the task in a file; it may have functions, which no plain parser reads."""
+    if not file.exists():
+        raise UserError(f"lm_eval:{file}: there is no such file")
+    name = re.search(r"^(?:task|group):\s*([^\s#]+)", file.read_text(), re.MULTILINE)
+    if name is None:
+        raise UserError(f"lm_eval:{file}: is no task of the harness: it has no field task")
+    return name[1].strip("\"'")
+
+
+def _rows(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a row for each metric of each task."""
+    rows = []
+    for task, results in found["results"].items():
+        samples = found.get("n-samples", {}).get(task, {})
+        for key, value in results.items():
+            metric, _, filtered = key.partition(",")
+            if not filtered or metric.endswith("_stderr") or not isinstance(value, int | float):
+                continue
+            error = results.get(f"{metric}_stderr,{filtered}")
+            known = isinstance(error, int | float) and math.isfinite(error)
+            rows.append(
+                {
+                    "task": task,
+                    "metric": metric,
+                    "filter": filtered,
+                    "value": float(value),
+                    "error": float(error) if known else None,
+                    "examples": samples.get("effective"),
+                    "shots": found.get("n-shot", {}).get(task),
+                    "version": found.get("versions", {}).get(task),
+                    "by_example": _by_example(found, task, metric, filtered, float(value)),
+                }
+            )
+    return rows
+
+
+def _by_example(
+    found: dict[str, Any], task: str, metric: str, filtered: str, value: float
+) -> list[float]:
+    """Return a metric of each example; none if the value is not their mean."""
+    samples = sorted(found["samples"].get(task, []), key=lambda sample: sample["doc_id"])
+    values = [sample.get(metric) for sample in samples if sample["filter"] == filtered]
+    if not values or not all(isinstance(each, int | float) for each in values):
+        return []
+    return [float(each) for each in values] if np.isclose(np.mean(values), value) else []

@@ -1,0 +1,186 @@
+"""lm-evaluation-harness on runs: equal to its own `hf` model on their exports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from tiny_tokenizers import byte_level
+
+from famjax.cli.main import main
+from famjax.core.errors import UserError
+from famjax.eval.log_likelihoods import Continuation, log_likelihoods
+from famjax.eval.streaming import Streamer
+from famjax.experiment.load import load_config
+from famjax.train.loop import train
+from famjax.train.run import Run, open_run
+
+lm_eval = pytest.importorskip("lm_eval")
+
+PAIRS = [
+    ("The quick brown", " fox"),
+    ("The quick brown ", "fox, 1234 times."),  # the harness moves the space
+    ("", "def f(x):"),
+    ("def f(x):\n        return x  # naïve" * 4, " café 😀"),
+    ("a", "b"),
+]
+TEXTS = ["The quick brown fox", "def f(x):\n    return x\n" * 8, "x"]
+ASKED = {"until": ["\n"], "do_sample": False, "max_gen_toks": 12}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a run with full attention, one with FAM, and their exports."""
+    folder = tmp_path_factory.mktemp("harness")
+    tokenizer = byte_level(folder / "tokenizer")
+    (folder / "train.txt").write_text(tiny.TEXT * 40)
+    for name, mixer in (("native", "full"), ("fam", "fam")):
+        keys = [f"data.files={folder / 'train.txt'}", f"data.tokenizer={tokenizer}"]
+        keys += ["model.layers=2", "model.width=32", "model.heads=2", "model.mlp_width=64"]
+        keys += [f"model.mixer={mixer}", "data.batch=2", "data.length=64", "train.steps=3"]
+        if mixer == "fam":
+            keys += ["model.block_len=16", "model.fam_len=4"]
+        else:
+            keys += ["model.capacity=512"]
+        config = load_config("text_fam" if mixer == "fam" else "text_bswa", keys)
+        train(config, folder / name, quiet=True)
+        assert main(["export", str(folder / name), str(folder / f"{name}-hf")]) == 0
+    return folder
+
+
+def instances(kind: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
+    from lm_eval.api.instance import Instance
+
+    return [Instance(kind, {}, given, i) for i, given in enumerate(arguments)]
+
+
+@pytest.mark.parametrize("name", ["native", "fam"])
+def test_scores_and_answers_are_those_of_the_harness_own_model(folder: Path, name: str) -> None:
+    from lm_eval.models.huggingface import HFLM
+
+    from famjax.eval.harness import FamjaxLM
+
+    ours = FamjaxLM(open_run(folder / name), batch=3)
+    theirs = HFLM(
+        pretrained=str(folder / f"{name}-hf"),
+        add_bos_token=True,
+        dtype="float32",
+        device="cpu",
+        max_length=512,
+        trust_remote_code=True,
+    )
+    pairs = instances("loglikelihood", list(PAIRS))
+    expected = theirs.loglikelihood(pairs, disable_tqdm=True)
+    found = ours.loglikelihood(pairs, disable_tqdm=True)
+    np.testing.assert_allclose([a for a, _ in found], [a for a, _ in expected], atol=1e-4)
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
+    rolling = instances("loglikelihood_rolling", [(text,) for text in TEXTS])
+    # `hf` begins with bos twice if it adds one
+    theirs.add_bos_token = False
+    expected_rolling = theirs.loglikelihood_rolling(rolling, disable_tqdm=True)
+    theirs.add_bos_token = True
+    np.testing.assert_allclose(ours.loglikelihood_rolling(rolling), expected_rolling, atol=1e-4)
+    asked = instances("generate_until", [(text, dict(ASKED)) for text in TEXTS])
+    assert ours.generate_until(asked) == theirs.generate_until(asked, disable_tqdm=True)
+
+
+def random_continuations(run: Run) -> list[Continuation]:
+    rng = np.random.default_rng(0)
+    draw = lambda n: rng.integers(0, run.tokenizer.vocab_size, n)  # noqa: E731
+    return [Continuation(draw(n), draw(m)) for n, m in [(1, 3), (40, 1), (15, 20), (200, 7), (3, 5)]]
+
+
+def test_batches_of_unequal_lengths_are_each_document_alone(folder: Path) -> None:
+    run = open_run(folder / "fam")
+    documents = random_continuations(run)
+    found = log_likelihoods(run, documents, batch=2, quiet=True)
+    for (context, tokens), score in zip(documents, found, strict=True):
+        both = np.concatenate([context, tokens])[None]
+        nll, correct = Streamer(run.model, 1).losses(both[:, :-1], both[:, 1:])
+        asked = slice(len(context) - 1, None)
+        np.testing.assert_allclose(score.log_likelihood, -nll[0, asked].sum(), rtol=1e-5)
+        assert score.is_greedy == bool(correct[0, asked].all())
+    assert log_likelihoods(run, [], quiet=True) == []
+
+
+def write_task(folder: Path, name: str, fields: str, rows: list[dict[str, Any]]) -> Path:
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = folder / f"{name}.yaml"
+    file.write_text(
+        f"task: {name}\ndataset_path: json\ntest_split: test\n"
+        f"dataset_kwargs:\n  data_files:\n    test: {folder / f'{name}.jsonl'}\n{fields}"
+    )
+    return file
+
+
+CHOICES = """output_type: multiple_choice
+doc_to_text: "{{query}}"
+doc_to_choice: choices
+doc_to_target: gold
+metric_list:
+  - metric: acc
+  - metric: acc_norm
+"""
+
+
+def choices(folder: Path) -> Path:
+    rows = [
+        {"query": f"{n} plus {n} is", "choices": ["one", "two", "three"], "gold": n % 3}
+        for n in range(6)
+    ]
+    return write_task(folder, "sums", CHOICES, rows)
+
+
+def test_a_task_of_local_files_is_evaluated_and_compared(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = choices(tmp_path)
+    runs = [str(folder / "native"), str(folder / "fam-hf")]
+    for run in runs:
+        assert main(["eval", run, "--tasks", f"lm_eval:{task}", "--shots", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "acc_norm" in printed
+    assert "lm-evaluation-harness" in printed
+    report = json.loads((folder / "native" / "eval" / "report.json").read_text())
+    ((label, found),) = report["results"].items()
+    assert label == f"lm_eval:{task} --shots 1"
+    row = found["result"]["rows"][0]
+    assert (row["task"], row["metric"], row["examples"], row["shots"]) == ("sums", "acc", 6, 1)
+    assert np.mean(row["by_example"]) == pytest.approx(row["value"])
+    assert main(["compare", *runs]) == 0
+    assert "fam-hf against native" in capsys.readouterr().out
+    assert main(["report", *runs, "--out", str(tmp_path / "page.html")]) == 0
+    assert "sums" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        ("lm_eval", "names no tasks; write lm_eval:hellaswag"),
+        ("lm_eval:nothere.yaml", "there is no such file"),
+        ("lm_eval:empty.yaml", "has no field task"),
+    ],
+)
+def test_mistakes_are_one_line_errors(
+    folder: Path, tmp_path: Path, tasks: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty.yaml").write_text("a: 1\n")
+    tasks = tasks.replace("empty.yaml", str(tmp_path / "empty.yaml"))
+    assert main(["eval", str(folder / "fam"), "--tasks", tasks]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_options_of_the_harness_are_for_its_tasks(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", str(folder / "fam"), "--tasks", "text:x", "--shots", "2"]) == 2
+    assert "--shots 2: is for tasks of lm-evaluation-harness" in capsys.readouterr().err
+
+
+def test_it_is_no_task_to_train_on() -> None:
+    with pytest.raises(UserError, match="data.task=lm_eval: is for famjax eval"):
+        load_config("text_fam", ["data.task=lm_eval"])
