@@ -91,7 +91,9 @@ def test_scores_and_answers_are_those_of_the_harness_own_model(folder: Path, nam
 def random_continuations(run: Run) -> list[Continuation]:
     rng = np.random.default_rng(0)
     draw = lambda n: rng.integers(0, run.tokenizer.vocab_size, n)  # noqa: E731
-    return [Continuation(draw(n), draw(m)) for n, m in [(1, 3), (40, 1), (15, 20), (200, 7), (3, 5)]]
+    return [
+        Continuation(draw(n), draw(m)) for n, m in [(1, 3), (40, 1), (15, 20), (200, 7), (3, 5)]
+    ]
 
 
 def test_batches_of_unequal_lengths_are_each_document_alone(folder: Path) -> None:
