@@ -55,6 +55,8 @@ def run(argv: list[str]) -> int:
             out.print(position_table(names, results))
         elif group in _SHARES:
             out.print(share_table(label, group, names, results, runs))
+        elif group == "questions":
+            out.print(questions_table(label, names, results, runs))
         elif group == "lm_eval":
             out.print(harness_table(label, names, results))
     if arguments.plot:
@@ -131,6 +133,27 @@ def share_table(
             scores = [_scores(r, result, length) for r, result in zip(runs, results, strict=True)]
             cells += [_paired(each, scores[0]) for each in scores[1:]]
         table.add_row(f"{length:,}", *cells)
+    return table
+
+
+def questions_table(
+    label: str, names: Sequence[str], results: Sequence[dict[str, Any]], runs: Sequence[Path]
+) -> Table:
+    """Return the table of the scores of questions in files, and of the paired differences."""
+    against = f"against {names[0]}, 95%"
+    columns = ("run", "metric", "score", against, "gained by memory", "tokens/s")
+    table = Table(label, columns, words=(0, 1))
+    scores = [_scores(r, result, 0) for r, result in zip(runs, results, strict=True)]
+    for i, (name, result) in enumerate(zip(names, results, strict=True)):
+        gain = result.get("memory_gain")
+        table.add_row(
+            name,
+            result["metric"],
+            f"{result['score']:.1%}",
+            _paired(scores[i], scores[0]) if i else "",
+            f"{gain[0]:+.1%}" if gain else "",
+            f"{result['tokens_per_second']:,.0f}",
+        )
     return table
 
 

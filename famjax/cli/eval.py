@@ -40,28 +40,32 @@ class Arguments:
     """passkey; RULER's niah_single_1 to 3, niah_multikey_1 to 3, niah_multivalue, niah_multiquery,
     vt, cwe and fwe, and babilong (niah_single_2:FILES, babilong:FILES: with that text as filler);
     text:FILES (file, folder or glob, several separated by commas), text:holdout (the documents that
-    training held out); a toy task (random_walk, blocked_walk, copy, reverse, counting,
-    algorithmic); lm_eval:NAMES (tasks of lm-evaluation-harness, or YAML files of such tasks);
-    several separated by commas. Default: what the run was trained on."""
+    training held out); questions in files of JSON lines (narrativeqa:FILES, qasper, quality,
+    squality, xlsum, longbench, leval); a toy task (random_walk, blocked_walk, copy, reverse,
+    counting, algorithmic); lm_eval:NAMES (tasks of lm-evaluation-harness, or YAML files of such
+    tasks); several separated by commas. Default: what the run was trained on."""
     lengths: str = ""
     """Tokens of the documents, default 256,1024,4096,16384 for passkey and 1024,4096,16384 for
     RULER's. Toy tasks: steps of the episodes (digits, A's, actions, statements), default
     data.toy.test_steps."""
     examples: int | None = None
-    """Documents or episodes of each length, default 20, and 1000 for toy tasks; lm_eval: questions
-    of each task, default all."""
+    """Documents or episodes of each length, default 20, and 1000 for toy tasks; documents of files
+    with questions, and questions of each task of lm_eval, default all."""
     questions: int | None = None
-    """RULER's tasks: questions about each document, which is read once, default 1."""
+    """Questions about each document, which is read once: default 1, and all of those in files."""
     facts: str = ""
     """babilong: a file of bAbI with the facts, such as qa1_single-supporting-fact_test.txt."""
     ablate: bool = False
-    """RULER's tasks and babilong: answer also with the memory reset at every block."""
+    """Documents with questions: answer also with the memory reset at every block."""
+    skip_broken: bool = False
+    """Files with questions: leave out lines that cannot be read, and say how many."""
     shots: int | None = None
     """lm_eval: solved examples before each question, default the task's own number."""
     chat: bool = False
     """lm_eval: ask with the tokenizer's chat template."""
     window: int | None = None
-    """Texts: evaluate in windows of so many tokens, each with an empty memory, instead of whole."""
+    """Texts: evaluate in windows of so many tokens, each with an empty memory, instead of whole.
+    Files with questions: read only the last so many tokens, question and answer included."""
     score: int | None = None
     """Texts in windows: score only the last so many predictions of a window, default all. Windows
     overlap so that every token is scored once; of a document's first window all are."""
@@ -117,6 +121,7 @@ def evaluate(
         "text": [],
         "toy": [],
         "long": [],
+        "questions": [],
         "lm_eval": [],
     }
     for name, files in tasks:
@@ -135,6 +140,7 @@ def evaluate(
             folder,
             shots=arguments.shots,
             chat=arguments.chat,
+            skip_broken=arguments.skip_broken,
         )
         result = task.evaluate(opened, request)
         if task.group == "passkey":
@@ -196,9 +202,16 @@ def read_report(folder: Path) -> dict[str, Any]:
     return {"step": saved.get("step"), "results": results}
 
 
+# that only some tasks take
+_OPTIONS = (
+    *("lengths", "questions", "facts", "ablate", "window", "score", "shots", "chat"),
+    "skip_broken",
+)
+
+
 def _check_options(arguments: Arguments, tasks: list[Task]) -> None:
     """Raise a `UserError` if an option is given that none of the tasks takes."""
-    for option in ("lengths", "questions", "facts", "ablate", "window", "score", "shots", "chat"):
+    for option in _OPTIONS:
         value = getattr(arguments, option)
         if value in (None, "", False) or any(option in task.options for task in tasks):
             continue
@@ -207,6 +220,8 @@ def _check_options(arguments: Arguments, tasks: list[Task]) -> None:
                 "--lengths is for passkey, texts are read whole; remove it or add --tasks passkey"
             )
         given = f"--{option}" if value is True else f"--{option} {value}"
+        if option == "skip_broken":
+            raise UserError("--skip-broken: is for files with questions; remove it")
         if option in ("questions", "facts", "ablate"):
             raise UserError(f"{given}: is for tasks on long documents; remove it")
         if option in ("shots", "chat"):

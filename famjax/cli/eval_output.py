@@ -8,7 +8,7 @@ from famjax.cli.tables import Output, Table
 from famjax.core.units import byte_size
 
 # of the report: what has a table of its own here, and what is not a task's
-_KNOWN = {"run", "step", "memory", "passkey", "toy", "text", "long", "lm_eval"}
+_KNOWN = {"run", "step", "memory", "passkey", "toy", "text", "long", "questions", "lm_eval"}
 _NEGATIVE = (
     "gained by memory is negative where the memory makes predictions worse than a reset at every "
     "block: usual early in training, and for texts unlike the training data, or longer"
@@ -22,7 +22,15 @@ _UNIGRAM = (
 def show(report: dict[str, Any]) -> None:
     out = Output()
     out.print(f"{report['run']}, step {report['step']:,}")
-    groups = ["passkey", "toy", "long", "text", "lm_eval", *sorted(report.keys() - _KNOWN)]
+    groups = [
+        "passkey",
+        "toy",
+        "long",
+        "questions",
+        "text",
+        "lm_eval",
+        *sorted(report.keys() - _KNOWN),
+    ]
     for group in groups:
         found = report.get(group, [])
         for result in [found] if group == "passkey" and found else found:
@@ -43,9 +51,71 @@ def result_tables(group: str, result: Any) -> list[Table | str]:
     if group == "text":
         negative = [_NEGATIVE] if _has_negative_gain(result) else []
         return [text_table(result), _UNIGRAM, position_table(result), *negative]
+    if group == "questions":
+        return [questions_table(result), questions_note(result), octaves_table(result)]
     if group == "lm_eval":
         return [harness_table(result)]
     return [rows_table(group, result["rows"])]
+
+
+def questions_table(result: dict[str, Any]) -> Table:
+    """Return the table of the scores of a set of questions."""
+    table = Table(
+        f"{result['task']}:{result['files']} ({result['source']})",
+        ("documents", "longest", "questions", "metric", "score", "95%", "cut"),
+        words=(3,),
+    )
+    table.add_row(
+        f"{result['documents']:,}",
+        f"{result['longest']:,}",
+        f"{result['questions']:,}",
+        result["metric"],
+        f"{result['score']:.1%}",
+        "{:.1f}-{:.1f}".format(*(100 * end for end in result["interval"])),
+        f"{result['cut']:,}",
+    )
+    for name, score in result["scores"].items():
+        if name != result["metric"]:
+            table.add_row("", "", "", name, f"{score:.1%}", "", "")
+    if "memory_gain" in result:
+        gain, low, high = result["memory_gain"]
+        score = f"{result['score_without_memory']:.1%}"
+        table.add_row("", "", "", "reset at every block", score, "", "")
+        ends = f"{100 * low:+.1f} to {100 * high:+.1f}"
+        table.add_row("", "", "", "gained by memory", f"{gain:+.1%}", ends, "")
+    return table
+
+
+def questions_note(result: dict[str, Any]) -> str:
+    """Return the lines that say how a set of questions was read."""
+    lines = [
+        f"read in {result['lanes']} lanes by {result['chunk']:,} tokens ({result['padding']:.1%} "
+        f"padding), {result['tokens_per_second']:,.0f} tokens/s, {result['answer_seconds']:.2f} "
+        f"s/answer, {byte_size(result['state_bytes'])} of memory per document, up to "
+        f"{result['updates']:,} memory updates"
+    ]
+    if result["cut_documents"]:
+        lines.append(
+            f"{result['cut_documents']:,} documents were cut to their last tokens, "
+            f"--window {result['window']:,}"
+        )
+    if result["skipped"]:
+        first = result["skipped"][0]
+        lines.append(f"{len(result['skipped']):,} broken lines left out, the first: {first}")
+    return "\n".join(lines)
+
+
+def octaves_table(result: dict[str, Any]) -> Table:
+    """Return the table of the scores by the length of the documents."""
+    table = Table("by length of the document", ("tokens", "documents", "questions", "score"))
+    for row in result["rows"]:
+        table.add_row(
+            f"{row['from']:,} to {row['to']:,}",
+            f"{row['documents']:,}",
+            f"{row['questions']:,}",
+            f"{row['score']:.1%}",
+        )
+    return table
 
 
 def harness_table(result: dict[str, Any]) -> Table:

@@ -40,7 +40,7 @@ dd { white-space: pre-wrap }
 @dataclass(frozen=True)
 class Arguments:
     """Write one page, which needs no network, with the results of `famjax eval`: tables, plots, and
-    for tasks on long documents every question with the answer."""
+    for documents with questions every question with the answer."""
 
     runs: tyro.conf.Positional[tuple[str, ...]]
     """Folders of runs that were evaluated."""
@@ -77,7 +77,7 @@ def read_results(run: Path) -> dict[str, Any]:
 
 
 def read_examples(run: Path, result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the examples of a result on long documents, see `famjax.eval.examples.Example`.
+    """Return the examples of a result (`famjax.eval.examples.Example`).
 
     There are none if the file is gone, or is of another evaluation.
     """
@@ -87,7 +87,8 @@ def read_examples(run: Path, result: dict[str, Any]) -> list[dict[str, Any]]:
     settings, lines = read_lines(file)
     if digest(settings) != result["settings"]:
         return []
-    lengths = {row["length"] for row in result["rows"]}
+    # questions of files have no length that was asked for
+    lengths = {row.get("length", 0) for row in result["rows"]}
     return [line for line in lines if "output" in line and line["length"] in lengths]
 
 
@@ -120,7 +121,7 @@ def _section(run: Path) -> str:
         if group != "passkey":
             report[group] = [result]
         parts += [_image(name, figure) for name, figure in figures(report)]
-        if group == "long":
+        if group in ("long", "questions"):
             parts += _examples(read_examples(run, result), result)
     return "".join(parts)
 

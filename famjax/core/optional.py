@@ -17,6 +17,7 @@ _PACKAGES = {
     "transformers": "transformers",
     "peft": "peft",
     "lm_eval": "-e '.[eval]'",
+    "rouge_score": "-e '.[eval]'",
     "feedback_transformer_pytorch": "feedback-transformer-pytorch",
     "performer_pytorch": "performer-pytorch",
 }

@@ -57,6 +57,21 @@ def find_files(
     return [scan.index_documents(file) for file in by_path.values()], skipped
 
 
+def list_files(files: str, option: str) -> list[str]:
+    """Return the files that a list of files, folders and globs names, whatever is in them.
+
+    Args:
+      option: that they were given to, for errors.
+    """
+    found: dict[str, None] = {}
+    for entry in filter(None, (part.strip() for part in files.split(","))):
+        for path, *_ in _expand_entry(os.path.expanduser(entry), Counter(), MAX_FILES):
+            found.setdefault(path)
+    if not found:
+        raise UserError(f"{option}{files}: there is no such file")
+    return list(found)
+
+
 def _expand_entry(
     entry: str, skipped: Counter[str], max_files: int
 ) -> Iterator[tuple[str, str, bool]]:

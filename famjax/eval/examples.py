@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ class Example:
       output: the answer.
       score: the share of references in it.
       cut: the output has its most tokens, and not the full score.
+      scores: by metric, of questions in files.
       output_without_memory, score_without_memory: with the memory reset at every block.
     """
 
@@ -42,6 +43,7 @@ class Example:
     cut: bool
     output_without_memory: str | None = None
     score_without_memory: float | None = None
+    scores: dict[str, float] | None = None
 
 
 def examples_name(task: str, files: str, facts: str) -> str:
@@ -67,12 +69,15 @@ def read_lines(file: Path) -> tuple[Any, list[dict[str, Any]]]:
     Raises:
       UserError: it is damaged.
     """
-    example = {field.name for field in fields(Example)}
+    known = {field.name for field in fields(Example)}
+    needed = {field.name for field in fields(Example) if field.default is MISSING}
     times = {"length", "first", "tokens", "read", "answer"}
     try:
         settings, *lines = map(parse_json, read_whole(file, RUN_AGAIN).decode().splitlines())
-        if any(not isinstance(line, dict) or set(line) not in (example, times) for line in lines):
-            raise ValueError("a line that is no example")
+        for line in lines:
+            names = set(line) if isinstance(line, dict) else set()
+            if names != times and not needed <= names <= known:
+                raise ValueError("a line that is no example")
     except ValueError as error:
         raise UserError(f"{file}: damaged ({error}); {RUN_AGAIN}") from None
     return settings, lines

@@ -39,12 +39,13 @@ class StreamState(NamedTuple):
     tokens: int
 
 
-class _StreamFunctions(NamedTuple):
+class StreamFunctions(NamedTuple):
     """The jitted functions of a model. Their state argument is donated.
 
     Attributes:
       start: (params, b) -> state.
-      read: (params, state, tokens, ctx, last) -> (logits [b v] after token `last`, state).
+      read: (params, state, tokens, ctx, last) -> (logits [b v] after token `last`, one number or
+        one for each lane, [b]; state).
       skim: (params, state, tokens, ctx) -> (a number that is ready when the state is, state).
       losses: (params, state, tokens, targets, ctx, last) -> (nll, correct, logits [b v], state).
       step: (params, state, tokens [b 1], targets [b 1], ctx) -> as `losses`.
@@ -63,7 +64,7 @@ class _StreamFunctions(NamedTuple):
 
 
 @functools.lru_cache(maxsize=8)
-def _jit_functions(graph: Any) -> _StreamFunctions:
+def jit_functions(graph: Any) -> StreamFunctions:
     """Return the jitted functions of a model's graph, with parameters as arguments.
 
     All streams over models of one shape share them and compile once.
@@ -76,7 +77,8 @@ def _jit_functions(graph: Any) -> _StreamFunctions:
         model = nnx.merge(graph, params)
         x, state = model.stack(model.embed(tokens), state, ctx)
         # logits of one token only: with a large vocabulary those of all dominate the cost
-        return model.logits(jnp.take(x, last, axis=1)), state
+        x = jnp.take(x, last, axis=1) if last.ndim == 0 else x[jnp.arange(len(last)), last]
+        return model.logits(x), state
 
     def skim(params: Params, state: State, tokens: Array, ctx: Context):
         model = nnx.merge(graph, params)
@@ -119,7 +121,7 @@ def _jit_functions(graph: Any) -> _StreamFunctions:
         _, written, tokens, logits, state = jax.lax.while_loop(keep_writing, write_token, carry)
         return tokens, written, logits, model.restack(state)
 
-    return _StreamFunctions(
+    return StreamFunctions(
         jax.jit(start, static_argnums=1),
         jax.jit(read, donate_argnums=1),
         jax.jit(skim, donate_argnums=1),
@@ -146,6 +148,7 @@ class Streamer:
 
     Attributes:
       batch, chunk: as given.
+      block: of the model.
       tokens: read so far by every lane.
 
     Raises:
@@ -164,9 +167,9 @@ class Streamer:
                 "model.feedback.sweeps approximates the memory and is for training only; streaming "
                 "is exact: set model.feedback.sweeps=0 in the model's config"
             )
-        self._block = model.block_len
+        self.block = model.block_len
         size = model.stack.call_len or CHUNK
-        self.chunk = max(size // self._block, 1) * self._block if chunk is None else chunk
+        self.chunk = max(size // self.block, 1) * self.block if chunk is None else chunk
         self._check_multiple("chunk", self.chunk)
         if reset_every is not None:
             self._check_multiple("reset_every", reset_every)
@@ -179,14 +182,12 @@ class Streamer:
         # state of a lane, and its layer inputs in a call
         self._lane_bytes = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(state))
         self._lane_bytes += self.chunk * model.width * model.dtype.itemsize
-        self._functions = _jit_functions(graph)
+        self._functions = jit_functions(graph)
         self._start(batch)
 
     def _check_multiple(self, name: str, size: int) -> None:
-        if size <= 0 or size % self._block:
-            raise UserError(
-                f"{name}={size}: must be a multiple of the model's block, {self._block}"
-            )
+        if size <= 0 or size % self.block:
+            raise UserError(f"{name}={size}: must be a multiple of the model's block, {self.block}")
 
     def _start(self, batch: int) -> None:
         if batch <= 0:
@@ -238,7 +239,7 @@ class Streamer:
         Raises:
           UserError: the tokens exceed full attention's KV cache; nothing was read.
         """
-        if tokens.shape != (self.batch, self.chunk) or self.tokens % self._block:
+        if tokens.shape != (self.batch, self.chunk) or self.tokens % self.block:
             raise ValueError(f"tokens {tokens.shape} at {self.tokens} are not a whole chunk")
         self._check_capacity(self.chunk)
         ctx = Context(self._reset_mask(np.ones(tokens.shape, bool)))
@@ -341,7 +342,7 @@ class Streamer:
     def warm_up(self) -> None:
         """Compile `skim` and `losses`, so that later timings exclude compilation."""
         tokens = np.zeros((self.batch, self.chunk), np.int32)
-        block = tokens[:, : self._block]
+        block = tokens[:, : self.block]
         self.new_stream().losses(block, block)
         if self._capacity is None or self.chunk <= self._capacity:
             self.new_stream().skim(tokens)
@@ -356,7 +357,7 @@ class Streamer:
         self._check_capacity(count)
         at = 0
         while at < count:
-            aligned = self.tokens % self._block == 0
+            aligned = self.tokens % self.block == 0
             window = slice(at, min(at + self.chunk, count) if aligned else at + 1)
             piece, piece_targets = (
                 tokens[:, window],
@@ -388,7 +389,11 @@ class Streamer:
         return results
 
     def _call(
-        self, tokens: np.ndarray, targets: np.ndarray | None, ctx: Context, last: int
+        self,
+        tokens: np.ndarray,
+        targets: np.ndarray | None,
+        ctx: Context,
+        last: int | np.ndarray,
     ) -> tuple[Array, ...]:
         arguments = (self._params, self._memory, jnp.asarray(tokens, jnp.int32))
         where = jnp.asarray(last, jnp.int32)
@@ -406,15 +411,18 @@ class Streamer:
         return results
 
     def _read_token(self, tokens: Any, targets: np.ndarray | None) -> tuple[Array, Array]:
-        self._wait()
         ctx = Context(self._reset_mask(np.ones((self.batch, 1), bool)))
+        self.tokens += 1
+        return self._step(tokens, targets, ctx)
+
+    def _step(self, tokens: Any, targets: np.ndarray | None, ctx: Context) -> tuple[Array, Array]:
+        self._wait()
         arguments = (self._params, self._memory, jnp.asarray(tokens, jnp.int32))
         wanted = np.zeros((self.batch, 1), np.int32) if targets is None else targets
         nats, correct, self._logits, self._memory = self._functions.step(
             *arguments, jnp.asarray(wanted, jnp.int32), ctx
         )
         self._in_flight.append(self._logits)
-        self.tokens += 1
         return nats, correct
 
     def _wait(self) -> None:

@@ -11,6 +11,11 @@ from famjax.tasks.long.frequencies import CommonWords, FrequentWords
 from famjax.tasks.long.needles import NEEDLES
 from famjax.tasks.long.variables import VariableTracking
 from famjax.tasks.passkey import PasskeyTask
+from famjax.tasks.questions.longbench import L_EVAL, LONG_BENCH
+from famjax.tasks.questions.narrativeqa import NARRATIVE_QA
+from famjax.tasks.questions.qasper import QASPER
+from famjax.tasks.questions.quality import QUALITY
+from famjax.tasks.questions.summaries import SQUALITY, XLSUM
 from famjax.tasks.task import Task
 from famjax.tasks.text import TextTask
 from famjax.tasks.toy import TOYS, ToyTaskSpec
@@ -24,5 +29,12 @@ TASKS: dict[str, Task] = {
     "cwe": CommonWords(),
     "fwe": FrequentWords(),
     "babilong": BabiLong(),
+    "narrativeqa": NARRATIVE_QA,
+    "qasper": QASPER,
+    "quality": QUALITY,
+    "squality": SQUALITY,
+    "xlsum": XLSUM,
+    "longbench": LONG_BENCH,
+    "leval": L_EVAL,
     "lm_eval": HarnessTask(),
 }

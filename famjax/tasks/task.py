@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from famjax.config.schema import Config, DataConfig
+from famjax.core.errors import UserError
 from famjax.data.sources import Source, Split
 from famjax.tokenizers.load import load_tokenizer
 from famjax.tokenizers.tokenizer import Tokenizer
@@ -34,6 +35,7 @@ class Request(NamedTuple):
       quiet: no progress.
       shots: solved examples before each question; None is the task's own number.
       chat: questions are messages of the tokenizer's chat template.
+      skip_broken: lines of files that cannot be read are left out.
     """
 
     task: str
@@ -50,6 +52,7 @@ class Request(NamedTuple):
     quiet: bool = False
     shots: int | None = None
     chat: bool = False
+    skip_broken: bool = False
 
 
 class Task(abc.ABC):
@@ -60,8 +63,8 @@ class Task(abc.ABC):
       switches: the same, of which 0, false, none and "" are always accepted.
       has_own_words: its vocabulary is a list of its own words, `data.tokenizer=task`.
       group: where its results are in the report of `famjax eval`, which tasks may share.
-      options: of `famjax eval`, which of lengths, questions, facts, ablate, window, score, shots
-        and chat it takes.
+      options: of `famjax eval`, which of lengths, questions, facts, ablate, window, score, shots,
+        chat and skip_broken it takes.
       files: what may follow its name and a colon; "" is nothing.
       evaluation: "module:function" of `Request` and a `Run` to results: a dictionary with "rows",
         one for each length, in which the scores of trivial baselines are columns. It is a name,
@@ -119,3 +122,24 @@ class Task(abc.ABC):
         """Return the headline by length ("1024") of what `evaluate` returned; "" is of all."""
         rows = results["rows"] if isinstance(results, dict) else results
         return {str(row["length"]): float(row[self.headline]) for row in rows}
+
+
+class EvaluationTask(Task):
+    """A task that nothing is trained on.
+
+    Attributes:
+      instead: what to train on.
+    """
+
+    instead = "train on another task"
+
+    def check(self, config: Config) -> Iterator[str]:
+        yield self._no_training(config)
+
+    def make_source(
+        self, config: Config, tokenizer: Tokenizer, split: Split, checked: Path | None
+    ) -> Source:
+        raise UserError(self._no_training(config))
+
+    def _no_training(self, config: Config) -> str:
+        return f"data.task={config.data.task}: is for famjax eval; {self.instead}"

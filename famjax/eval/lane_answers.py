@@ -1,0 +1,117 @@
+"""Answers and log-likelihoods of continuations, from a state of its own in each lane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import numpy as np
+
+from famjax.eval.lane_stream import LaneState, LaneStream
+from famjax.tokenizers.tokenizer import Tokenizer
+
+
+def answer_prompts(
+    stream: LaneStream,
+    tokenizer: Tokenizer,
+    states: Sequence[LaneState],
+    prompts: Sequence[np.ndarray],
+    most: Sequence[int],
+    is_done: Callable[[int, str], bool],
+) -> list[tuple[str, bool]]:
+    """Read a prompt [n] in each lane, and continue it greedily.
+
+    Args:
+      states: at the beginning of a block, one for each lane of the stream or fewer, as the prompts.
+      most: tokens of each answer.
+      is_done: of a lane and its text: it needs no further token.
+
+    Returns:
+      for each lane the text, and whether it ended at its most tokens.
+    """
+    lanes = len(states)
+    stream.set_lanes(_padded(states, stream.batch))
+    logits = _read_prompts(stream, prompts)
+    stops = set(tokenizer.stop_ids)
+    written: list[list[int]] = [[] for _ in prompts]
+    ended: dict[int, tuple[str, bool]] = {}
+    while True:
+        likeliest = logits[:, : tokenizer.vocab_size].argmax(-1)
+        for lane in range(lanes):
+            if lane in ended:
+                continue
+            token = int(likeliest[lane])
+            if token not in stops:
+                written[lane].append(token)
+            text = tokenizer.decode(written[lane])
+            done = token in stops or is_done(lane, text)
+            if done or len(written[lane]) == most[lane]:
+                ended[lane] = text, not done
+        if len(ended) == lanes:
+            return [ended[lane] for lane in range(lanes)]
+        stream.step_lanes(likeliest[:, None])
+        logits = np.asarray(stream.logits)
+
+
+def score_continuations(
+    stream: LaneStream,
+    states: Sequence[LaneState],
+    prompts: Sequence[np.ndarray],
+    continuations: Sequence[np.ndarray],
+) -> list[float]:
+    """Return the log-likelihood, in nats, of a continuation [n] of each lane's prompt [n].
+
+    Args:
+      states: at the beginning of a block, one for each lane of the stream or fewer.
+    """
+    lanes = len(states)
+    stream.set_lanes(_padded(states, stream.batch))
+    texts = [np.concatenate(pair) for pair in zip(prompts, continuations, strict=True)]
+    sums = np.zeros(stream.batch)
+    for rows, at, sizes in _rounds(stream, [text[:-1] for text in texts]):
+        targets, counted = np.zeros_like(rows), np.zeros(rows.shape, bool)
+        for lane, text in enumerate(texts):
+            size = sizes[lane]
+            targets[lane, :size] = text[at + 1 : at + 1 + size]
+            counted[lane, :size] = np.arange(at + 1, at + 1 + size) >= len(prompts[lane])
+        nll, _ = jax.device_get(stream.losses_lanes(rows, targets, sizes))
+        sums -= (nll * counted).sum(1)
+    return sums[:lanes].tolist()
+
+
+def _read_prompts(stream: LaneStream, prompts: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the logits [b v] after each prompt."""
+    found: np.ndarray | None = None
+    for rows, _, sizes in _rounds(stream, prompts):
+        stream.read_lanes(rows, sizes, np.zeros(stream.batch, bool))
+        logits = np.asarray(stream.logits)
+        found = logits if found is None else np.where(sizes[:, None] > 0, logits, found)
+    assert found is not None
+    return found
+
+
+def _rounds(
+    stream: LaneStream, texts: Sequence[np.ndarray]
+) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
+    """Yield calls that read a text [n] in each lane: tokens [b t], what is before them, sizes [b].
+
+    Calls are a chunk long, the last of them half of that, or a quarter ..., in whole blocks.
+    """
+    longest = max(map(len, texts))
+    at = 0
+    while at < longest:
+        width = stream.chunk
+        while (half := width // stream.block // 2 * stream.block) and at + half >= longest:
+            width = half
+        rows = np.zeros((stream.batch, width), np.int32)
+        sizes = np.zeros(stream.batch, np.int64)
+        for lane, text in enumerate(texts):
+            piece = text[at : at + width]
+            rows[lane, : len(piece)], sizes[lane] = piece, len(piece)
+        yield rows, at, sizes
+        at += width
+
+
+def _padded(states: Sequence[LaneState], lanes: int) -> list[LaneState]:
+    """Return a state for each lane; those that are not needed have the first."""
+    return [*states, *[states[0]] * (lanes - len(states))]

@@ -1,0 +1,408 @@
+"""Questions about documents of files: each document is read once, answers start from its state."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from famjax.core.errors import UserError
+from famjax.eval.answer_scores import check_metrics, score_answer
+from famjax.eval.examples import Example, Examples, digest, examples_name, weights_version
+from famjax.eval.intervals import mean_interval
+from famjax.eval.lane_answers import answer_prompts, score_continuations
+from famjax.eval.lane_stream import LanePlan, LaneState, LaneStream, plan_lanes, read_documents
+from famjax.eval.memory import memory_report, update_tokens
+from famjax.eval.progress import TokenProgress
+from famjax.tasks import TASKS
+from famjax.tasks.questions.question_set import QuestionSet
+from famjax.tasks.questions.records import Asked, AskedDocument
+from famjax.tasks.task import Request
+from famjax.train.run import Run
+
+# documents whose questions are answered together, in batches of prompts of about equal lengths
+_TOGETHER = 8
+
+
+class _Work(NamedTuple):
+    """A document to read.
+
+    Attributes:
+      number: in the file's order.
+      document: with the questions that are asked.
+      prompts: tokens [n] of each question.
+      size: tokens with bos, as it is read.
+      tokens: tokens with bos; more than `size` were cut off.
+    """
+
+    number: int
+    document: AskedDocument
+    prompts: list[np.ndarray]
+    size: int
+    tokens: int
+
+
+def evaluate(run: Run, request: Request) -> dict[str, Any]:
+    """Evaluate a run on documents with questions.
+
+    Returns:
+      task, source, files, examples (the name of the file of examples), settings (what identifies
+      them), window; documents, questions, skipped (errors of lines that were left out), cut
+      (answers at their most tokens), cut_documents (to the window); metric (the first), score (its
+      mean), interval (95%, a bootstrap over documents), scores (the mean of each metric),
+      score_without_memory and memory_gain of `ablate`, as `famjax.eval.long.evaluate_long`; rows,
+      one for each octave of document lengths: from, to, documents, questions, score; longest
+      (tokens of a document), lanes, chunk, padding (share of the computed tokens of documents),
+      tokens_per_second (of reading), answer_seconds (of a question), state_bytes (of a document).
+
+    Raises:
+      UserError: a line that cannot be read, a document that exceeds full attention's cache, or a
+        metric without its library.
+    """
+    task = TASKS[request.task]
+    assert isinstance(task, QuestionSet)
+    if not request.files:
+        raise UserError(f"{task.name}: names no files; write {task.name}:{task.files}")
+    documents, skipped = task.load(request.files, request.skip_broken)
+    documents = _select(documents, request)
+    metrics = _metrics(task, documents)
+    check_metrics(metrics)
+    work, cut_documents = _prepare(run, task, documents, request.window)
+    settings = {
+        "run": repr(run.config),
+        "weights": None
+        if request.folder is None
+        else weights_version(request.folder.parent, run.step),
+        "task": task.name,
+        "documents": digest([list(document) for document in documents]),
+        "ablate": request.ablate,
+        "window": request.window,
+    }
+    name = examples_name(task.name, request.files, "")
+    store = Examples(None if request.folder is None else request.folder / name, settings)
+    left = [each for each in work if not store.has(_group(each.number))]
+    if left:
+        _answer_all(run, task, left, request, store)
+    examples, times = store.of_length(0)
+    plan = _plan(run, work, request.batch)
+    return {
+        "task": task.name,
+        "source": task.source,
+        "files": request.files,
+        "examples": name,
+        "settings": digest(settings),
+        "window": request.window,
+        "skipped": skipped,
+        "cut_documents": cut_documents,
+        **_scores(metrics, examples),
+        "rows": _rows(work, examples),
+        "longest": max(each.tokens for each in work),
+        "updates": max(each.size for each in work) // update_tokens(run.config),
+        "lanes": plan.lanes,
+        "chunk": plan.chunk,
+        "padding": plan.padding,
+        "tokens_per_second": sum(t["tokens"] for t in times) / sum(t["read"] for t in times),
+        "answer_seconds": sum(t["answer"] for t in times) / len(examples),
+        "state_bytes": _state_bytes(run),
+        "peak_bytes": memory_report()["peak_bytes"],
+    }
+
+
+def _select(documents: list[AskedDocument], request: Request) -> list[AskedDocument]:
+    """Return the documents and questions that are asked for."""
+    asked = request.questions
+    return [
+        document._replace(questions=document.questions[:asked])
+        for document in documents[: request.examples]
+    ]
+
+
+def _metrics(task: QuestionSet, documents: Sequence[AskedDocument]) -> list[str]:
+    own = {asked.metric for document in documents for asked in document.questions if asked.metric}
+    return [*task.metrics, *sorted(own)]
+
+
+def _prepare(
+    run: Run, task: QuestionSet, documents: Sequence[AskedDocument], window: int | None
+) -> tuple[list[_Work], int]:
+    """Tokenize; return the documents that are read, and how many were cut to the window."""
+    encode, capacity = run.tokenizer.encode, run.model.stack.capacity
+    work, cut = [], 0
+    for number, document in enumerate(documents):
+        prompts = [encode(asked.prompt) for asked in document.questions]
+        asks = zip(prompts, document.questions, strict=True)
+        after = max(len(prompt) + _most(run, task, asked) for prompt, asked in asks)
+        tokens = size = len(encode(document.text)) + 1
+        if window is not None and size + after > window:
+            if after >= window:
+                raise UserError(
+                    f"--window {window}: question and answer of {document.name} take {after:,} "
+                    "tokens; give more"
+                )
+            size, cut = window - after, cut + 1
+        if capacity is not None and size + after > capacity:
+            raise UserError(
+                f"{document.name}: {size + after:,} tokens with question and answer, and the model "
+                f"has full attention of {capacity:,} (model.capacity); --window {capacity} reads "
+                "only the last of them, and says of how many documents"
+            )
+        work.append(_Work(number, document, prompts, size, tokens))
+    return work, cut
+
+
+def _most(run: Run, task: QuestionSet, asked: Asked) -> int:
+    """Return the most tokens that follow a question."""
+    if not asked.options or not _is_ranked(task):
+        return task.answer_tokens
+    return max(len(run.tokenizer.encode(f" {option}")) for option in asked.options)
+
+
+def _is_ranked(task: QuestionSet) -> bool:
+    return "accuracy" in task.metrics
+
+
+def _encode(run: Run, work: _Work) -> np.ndarray:
+    """Return the tokens of a document, [size]: bos, and the last of them."""
+    tokens = run.tokenizer.encode(work.document.text)
+    tokens = tokens[len(tokens) - (work.size - 1) :]
+    return np.append(np.int32(run.tokenizer.bos_id), tokens).astype(np.int32)
+
+
+def _group(number: int) -> tuple[int, range]:
+    return 0, range(number, number + 1)
+
+
+def _plan(run: Run, work: Sequence[_Work], batch: int) -> LanePlan:
+    return plan_lanes([each.size for each in work], batch, update_tokens(run.config))
+
+
+# reading and answering --------------------------------------------------------------------------
+
+
+class _Prompt(NamedTuple):
+    """A question of a document that was read.
+
+    Attributes:
+      work: the document.
+      question: its number.
+      state: after the document's whole chunks.
+      tokens: [n], the rest of the document and the question.
+    """
+
+    work: _Work
+    question: int
+    state: LaneState
+    tokens: np.ndarray
+
+    @property
+    def asked(self) -> Asked:
+        return self.work.document.questions[self.question]
+
+
+def _answer_all(
+    run: Run, task: QuestionSet, work: list[_Work], request: Request, store: Examples
+) -> None:
+    """Read the documents, answer their questions, and store the examples."""
+    plan = _plan(run, work, request.batch)
+    block = update_tokens(run.config)
+    streams = [LaneStream(run.model, plan.lanes, plan.chunk)]
+    questions = sum(len(each.prompts) for each in work)
+    answering = [LaneStream(run.model, min(request.batch, questions), plan.chunk)]
+    if request.ablate:
+        answering.append(LaneStream(run.model, answering[0].batch, plan.chunk, reset_every=block))
+    with TokenProgress(task.name, sum(each.size for each in work), request.quiet) as progress:
+        found = read_documents(
+            streams[0],
+            [each.size for each in work],
+            lambda i: _encode(run, work[i]),
+            progress.advance,
+        )
+        for group in _groups(found, _TOGETHER * plan.lanes):
+            read = group.seconds / len(group.documents)
+            begin = time.perf_counter()
+            prompts = [
+                _Prompt(work[i], n, state, np.concatenate([rest, prompt]))
+                for i, state, rest in group.documents
+                for n, prompt in enumerate(work[i].prompts)
+            ]
+            outputs = [_answer(run, task, stream, prompts) for stream in answering]
+            answer = (time.perf_counter() - begin) / len(group.documents) / len(answering)
+            progress.advance(sum(len(rest) for _, _, rest in group.documents))
+            for i, *_ in group.documents:
+                rows = [
+                    _example(task, prompt, [each[j] for each in outputs])
+                    for j, prompt in enumerate(prompts)
+                    if prompt.work is work[i]
+                ]
+                times = {"tokens": work[i].size, "read": read, "answer": answer}
+                store.add(_group(work[i].number), rows, times)
+
+
+class _Group(NamedTuple):
+    documents: list[tuple[int, LaneState, np.ndarray]]
+    seconds: float
+
+
+def _groups(documents: Iterator[tuple[int, LaneState, np.ndarray]], count: int) -> Iterator[_Group]:
+    """Yield documents in groups of `count`, with the seconds that it took to read them."""
+    begin = time.perf_counter()
+    while group := list(islice(documents, count)):
+        jax.block_until_ready(group[-1][1].memory)
+        yield _Group(group, time.perf_counter() - begin)
+        begin = time.perf_counter()
+
+
+def _answer(
+    run: Run, task: QuestionSet, stream: LaneStream, prompts: Sequence[_Prompt]
+) -> list[tuple[str, dict[str, float], bool]]:
+    """Return the output of each prompt, its scores, and whether it was cut."""
+    if _is_ranked(task):
+        return _rank(run, task, stream, prompts)
+    found: dict[int, tuple[str, dict[str, float], bool]] = {}
+    for numbers in _batches(prompts, stream.batch):
+        together = [prompts[i] for i in numbers]
+
+        def is_done(lane: int, text: str, together: list[_Prompt] = together) -> bool:
+            stop = _stop(task, together[lane].asked)
+            return bool(stop) and stop in text.lstrip("\n ")
+
+        outputs = answer_prompts(
+            stream,
+            run.tokenizer,
+            [prompt.state for prompt in together],
+            [prompt.tokens for prompt in together],
+            [task.answer_tokens] * len(together),
+            is_done,
+        )
+        for i, (text, cut) in zip(numbers, outputs, strict=True):
+            asked, text = prompts[i].asked, text.lstrip("\n ")
+            stop = _stop(task, asked)
+            output = text.split(stop)[0] if stop else text
+            metrics = [asked.metric] if asked.metric else task.metrics
+            arguments = (output, asked.references, asked.options)
+            found[i] = output, {name: score_answer(name, *arguments) for name in metrics}, cut
+    return [found[i] for i in range(len(prompts))]
+
+
+def _stop(task: QuestionSet, asked: Asked) -> str:
+    return task.stop if asked.stop is None else asked.stop
+
+
+def _rank(
+    run: Run, task: QuestionSet, stream: LaneStream, prompts: Sequence[_Prompt]
+) -> list[tuple[str, dict[str, float], bool]]:
+    """Return for each prompt the likeliest of its options, and whether it is right."""
+    pairs = [(prompt, option) for prompt in prompts for option in prompt.asked.options]
+    scores = np.zeros(len(pairs))
+    sizes = np.array([len(f" {option}".encode()) for _, option in pairs])
+    for numbers in _batches([prompt for prompt, _ in pairs], stream.batch):
+        scores[numbers] = score_continuations(
+            stream,
+            [pairs[i][0].state for i in numbers],
+            [pairs[i][0].tokens for i in numbers],
+            [run.tokenizer.encode(f" {pairs[i][1]}") for i in numbers],
+        )
+    found, at = [], 0
+    for prompt in prompts:
+        options = prompt.asked.options
+        own = slice(at, at + len(options))
+        at = own.stop
+        chosen = options[int(scores[own].argmax())]
+        by_byte = options[int((scores[own] / sizes[own]).argmax())]
+        right = prompt.asked.references
+        shares = (float(chosen in right), float(by_byte in right))
+        found.append((chosen, dict(zip(task.metrics, shares, strict=True)), False))
+    return found
+
+
+def _batches(prompts: Sequence[_Prompt], batch: int) -> Iterator[list[int]]:
+    """Yield the numbers of prompts of about equal lengths."""
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i].tokens))
+    for first in range(0, len(order), batch):
+        yield order[first : first + batch]
+
+
+def _state_bytes(run: Run) -> int:
+    state = jax.eval_shape(lambda: run.model.init_state(1))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+
+
+def _example(
+    task: QuestionSet, prompt: _Prompt, outputs: list[tuple[str, dict[str, float], bool]]
+) -> Example:
+    (output, scores, cut), *without = outputs
+    asked = prompt.asked
+    example = Example(
+        length=0,
+        document=prompt.work.number,
+        question=prompt.question,
+        tokens=prompt.work.size,
+        depth=None,
+        prompt=asked.prompt,
+        references=list(asked.references),
+        output=output,
+        score=next(iter(scores.values())),
+        cut=cut,
+        scores=scores,
+    )
+    for text, found, _ in without:
+        example.output_without_memory = text
+        example.score_without_memory = next(iter(found.values()))
+    return example
+
+
+# results ----------------------------------------------------------------------------------------
+
+
+def _scores(metrics: Sequence[str], examples: Sequence[Example]) -> dict[str, Any]:
+    by_document = _by_document(examples, lambda example: example.score)
+    scores: dict[str, float] = {}
+    for metric in metrics:
+        known = [e.scores[metric] for e in examples if e.scores and metric in e.scores]
+        scores[metric] = float(np.mean(known))
+    result = {
+        "documents": len(by_document),
+        "questions": len(examples),
+        "metric": metrics[0] if set(metrics) == set(examples[0].scores or ()) else "mean",
+        "score": float(np.mean([example.score for example in examples])),
+        "interval": np.clip(mean_interval(by_document)[1:], 0, 1).tolist(),
+        "scores": scores,
+        "cut": sum(example.cut for example in examples),
+    }
+    if examples[0].score_without_memory is not None:
+        without = [float(example.score_without_memory or 0) for example in examples]
+        result["score_without_memory"] = float(np.mean(without))
+        gains = _by_document(examples, lambda e: e.score - float(e.score_without_memory or 0))
+        mean, *ends = mean_interval(gains)
+        result["memory_gain"] = [mean, *np.clip(ends, -1, 1).tolist()]
+    return result
+
+
+def _by_document(examples: Sequence[Example], value: Callable[[Example], float]) -> np.ndarray:
+    """Return the mean of a value over each document's questions, [documents]."""
+    groups: dict[int, list[float]] = {}
+    for example in examples:
+        groups.setdefault(example.document, []).append(value(example))
+    return np.array([np.mean(group) for _, group in sorted(groups.items())])
+
+
+def _rows(work: Sequence[_Work], examples: Sequence[Example]) -> list[dict[str, Any]]:
+    """Return the score by octave of document lengths."""
+    octaves: dict[int, list[Example]] = {}
+    sizes = {each.number: each.size for each in work}
+    for example in examples:
+        octaves.setdefault((sizes[example.document] - 1).bit_length(), []).append(example)
+    return [
+        {
+            "from": (1 << octave >> 1) + 1,
+            "to": 1 << octave,
+            "documents": len({example.document for example in found}),
+            "questions": len(found),
+            "score": float(np.mean([example.score for example in found])),
+        }
+        for octave, found in sorted(octaves.items())
+    ]

@@ -1,0 +1,37 @@
+"""QuALITY: questions with four options about stories (arXiv 2112.08608)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from famjax.tasks.questions.question_set import QuestionSet
+from famjax.tasks.questions.records import (
+    Asked,
+    AskedDocument,
+    parse_leval,
+    parse_scrolls,
+    question_prompt,
+    strings,
+    with_options,
+)
+
+
+def _parse(record: dict[str, Any]) -> AskedDocument:
+    """Parse QuALITY's {article, questions: [{question, options, gold_label}]}, or as Qasper's."""
+    if "instructions" in record:
+        return with_options(parse_leval(record))
+    if "output" in record:
+        return with_options(parse_scrolls(record))
+    questions = []
+    for asked in record["questions"]:
+        options = strings(asked["options"])
+        right = options[int(asked["gold_label"]) - 1]
+        listed = "".join(f"\n ({'ABCD'[i]}) {text}" for i, text in enumerate(options))
+        prompt = question_prompt(f"{asked['question'].strip()}\n{listed}")
+        questions.append(Asked(prompt, (right,), options))
+    return AskedDocument(record["article"], tuple(questions))
+
+
+QUALITY = QuestionSet(
+    "quality", "arXiv 2112.08608", _parse, ("accuracy", "accuracy_per_byte"), answer_tokens=0
+)

@@ -1,0 +1,50 @@
+"""A set of documents with questions as a task: `famjax eval RUN --tasks qasper:FILES`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from famjax.tasks.questions.records import AskedDocument, read_documents
+from famjax.tasks.task import EvaluationTask
+
+
+@dataclass(frozen=True)
+class QuestionSet(EvaluationTask):
+    """A set of documents with questions.
+
+    A new one is an instance in a file of its own, and a line in `famjax.tasks.TASKS`.
+
+    Attributes:
+      name: of the task.
+      source: where its records and metrics are from.
+      parse: returns the document of a JSON record, see `famjax.tasks.questions.records`.
+      metrics: of `famjax.eval.answer_scores`, by the first of which a run is judged.
+      answer_tokens: most tokens of an answer.
+      stop: an answer ends before this string; "" is none.
+    """
+
+    name: str
+    source: str
+    parse: Callable[[dict[str, Any]], AskedDocument]
+    metrics: tuple[str, ...]
+    answer_tokens: int
+    stop: str = "\n"
+
+    group = "questions"
+    options = ("questions", "ablate", "window", "skip_broken")
+    files = "FILES.jsonl"
+    evaluation = "famjax.eval.questions:evaluate"
+    headline = "score"
+    instead = (
+        'to train on such questions write them as {"inputs": ..., "targets": ...} lines, for '
+        "data.files"
+    )
+
+    def load(self, files: str, skip_broken: bool) -> tuple[list[AskedDocument], list[str]]:
+        """Return the documents of files, and the errors of lines that were skipped."""
+        return read_documents(files, self.parse, skip_broken)
+
+    def scores(self, results: Any) -> dict[str, float]:
+        return {"": results["score"]}

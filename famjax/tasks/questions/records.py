@@ -1,0 +1,187 @@
+"""Documents with questions, of JSON lines in the shapes in which data sets are published."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from famjax.core.errors import UserError
+from famjax.core.json_files import parse_json
+from famjax.data.files import open_text, wrap_read_errors
+from famjax.data.find_files import list_files
+from famjax.data.json_lines import iter_lines, wrap_line_errors
+
+# "(A) text" of the options in a question
+_OPTION = re.compile(r"^\s*\(([A-Z])\)\s*(.*?)\s*$", re.MULTILINE)
+
+
+class Asked(NamedTuple):
+    """A question about a document.
+
+    Attributes:
+      prompt: what follows the document, up to where the answer begins.
+      references: right answers, of which one suffices.
+      options: answers to choose from; none of an open question.
+      metric: that scores it; "" is the task's.
+      stop: an answer ends before this string, "" is none; None is the task's.
+    """
+
+    prompt: str
+    references: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    metric: str = ""
+    stop: str | None = None
+
+
+class AskedDocument(NamedTuple):
+    """A document with questions.
+
+    Attributes:
+      text: the document.
+      questions: about it.
+      name: file and line.
+    """
+
+    text: str
+    questions: tuple[Asked, ...]
+    name: str = ""
+
+
+def read_documents(
+    files: str, parse: Callable[[dict[str, Any]], AskedDocument], skip_broken: bool = False
+) -> tuple[list[AskedDocument], list[str]]:
+    """Return the documents of files of JSON lines, and the errors of lines that were skipped.
+
+    Documents of equal text, which sets with one question a line repeat, become one.
+
+    Args:
+      files: file, folder or glob of .jsonl, .jsonl.gz or .jsonl.xz; several separated by commas.
+      parse: returns the document of a record; a missing field is a KeyError.
+      skip_broken: lines that cannot be read are left out.
+
+    Raises:
+      UserError: a line cannot be read, or there is none.
+    """
+    found: dict[str, AskedDocument] = {}
+    errors: list[str] = []
+    for path in list_files(files, "--tasks ..:"):
+        for number, line in _numbered_lines(path):
+            try:
+                with wrap_line_errors(path, functools.partial(int, number)):
+                    document = _parse_line(line, parse)
+            except UserError as error:
+                if not skip_broken:
+                    raise UserError(f"{error}; --skip-broken leaves such lines out") from None
+                errors.append(str(error))
+                continue
+            name = f"{path}:{number}"
+            known = found.setdefault(document.text, AskedDocument(document.text, (), name))
+            questions = (*known.questions, *document.questions)
+            found[document.text] = known._replace(questions=questions)
+    if not found:
+        raise UserError(f"{files}: has no document with questions in {len(errors):,} lines")
+    return list(found.values()), errors
+
+
+def _numbered_lines(path: str) -> Iterator[tuple[int, bytes]]:
+    with open_text(path) as stream, wrap_read_errors(path):
+        for number, line in enumerate(iter_lines(stream), 1):
+            if line.strip():
+                yield number, line
+
+
+def _parse_line(line: bytes, parse: Callable[[dict[str, Any]], AskedDocument]) -> AskedDocument:
+    record = parse_json(line)
+    if not isinstance(record, dict):
+        raise UserError(f"a {type(record).__name__} instead of an object")
+    try:
+        document = parse(record)
+    except KeyError as error:
+        has = ", ".join(map(repr, list(record)[:8]))
+        raise UserError(f"has no field {error}; it has {has}") from None
+    except (TypeError, AttributeError, IndexError) as error:
+        raise UserError(f"a field is not what the task's records have ({error})") from None
+    if not document.text.strip():
+        raise UserError("the document is empty")
+    if not document.questions:
+        raise UserError("has no question")
+    for asked in document.questions:
+        if not any(reference.strip() for reference in asked.references):
+            raise UserError(f"no reference answers {asked.prompt.strip()[-60:]!r}")
+        if asked.options and not set(asked.references) & set(asked.options):
+            raise UserError(f"the answer {asked.references[0][:40]!r} is none of the options")
+    return document
+
+
+def question_prompt(question: str) -> str:
+    """Return the prompt of a question after its document."""
+    return f"\n\nQuestion: {question.strip()}\nAnswer:"
+
+
+def strings(value: Any) -> tuple[str, ...]:
+    """Return a string, or each of a list of them."""
+    every = (value,) if isinstance(value, str) else tuple(value)
+    if not all(isinstance(each, str) for each in every):
+        raise TypeError(f"{value!r} is no text")
+    return every
+
+
+def parse_leval(record: dict[str, Any]) -> AskedDocument:
+    """Parse L-Eval's {input, instructions: [question], outputs: [answer]}."""
+    questions, answers = strings(record["instructions"]), strings(record["outputs"])
+    if len(questions) != len(answers):
+        raise UserError(f"{len(questions)} instructions and {len(answers)} outputs")
+    asked = [Asked(question_prompt(q), (a,)) for q, a in zip(questions, answers, strict=True)]
+    return AskedDocument(record["input"], tuple(asked))
+
+
+def parse_longbench(record: dict[str, Any]) -> AskedDocument:
+    """Parse LongBench's {context, input, answers, prompt_template}, or {prompt, answers}.
+
+    Of a template, what is before the context belongs to the document, the rest to the question.
+    """
+    answers = strings(record["answers"])
+    options = strings(record.get("all_classes") or ())
+    if "context" not in record:
+        # the question is the last line of a prompt
+        prompt = record["prompt"]
+        cut = prompt.rstrip().rfind("\n")
+        return AskedDocument(prompt[:cut], (Asked(prompt[cut:], answers, options),))
+    template = record.get("prompt_template") or "{context}\n\nQuestion: {input}\nAnswer:"
+    head, found, tail = template.partition("{context}")
+    if not found:
+        raise UserError("prompt_template has no {context}")
+    prompt = tail.replace("{input}", record["input"])
+    return AskedDocument(head + record["context"], (Asked(prompt, answers, options),))
+
+
+def parse_scrolls(record: dict[str, Any]) -> AskedDocument:
+    """Parse SCROLLS' {input: question, empty line, document; output}."""
+    question, found, text = record["input"].partition("\n\n")
+    if not found:
+        raise UserError("input has no empty line after the question")
+    if text.lstrip().startswith("(A)"):
+        # options are a paragraph of their own
+        listed, _, text = text.lstrip().partition("\n\n")
+        question = f"{question}\n\n{listed}"
+    return AskedDocument(text, (Asked(question_prompt(question), strings(record["output"])),))
+
+
+def with_options(document: AskedDocument) -> AskedDocument:
+    """Return a document whose questions list their options, "(A) text", with these.
+
+    Questions without are left out.
+    """
+    questions = []
+    for asked in document.questions:
+        found = _OPTION.findall(asked.prompt)
+        options = tuple(text for _, text in found)
+        answer = asked.references[0].strip()
+        letter = re.match(r"\(?([A-Z])\)?(?:\s|$)", answer)
+        by_letter = dict(found).get(letter[1]) if letter else None
+        if len(options) > 1:
+            right = answer if answer in options else by_letter or answer
+            questions.append(asked._replace(references=(right,), options=options))
+    return document._replace(questions=tuple(questions))
