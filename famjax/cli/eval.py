@@ -69,6 +69,9 @@ class Arguments:
     score: int | None = None
     """Texts in windows: score only the last so many predictions of a window, default all. Windows
     overlap so that every token is scored once; of a document's first window all are."""
+    words: int | None = None
+    """Texts: their number of words, as it is published, for the perplexity of a word. Default: those
+    between white space are counted."""
     batch: int = 8
     """Batch size, in documents or windows."""
     json: bool = False
@@ -83,7 +86,7 @@ def run(argv: list[str]) -> int:
 
     tasks = parse_tasks(arguments.tasks)
     lengths = parse_lengths(arguments.lengths) if arguments.lengths else None
-    for name in ("examples", "batch", "questions"):
+    for name in ("examples", "batch", "questions", "words"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
             raise UserError(f"--{name} {value}: must be at least 1")
@@ -134,6 +137,7 @@ def evaluate(
             arguments.batch,
             arguments.window,
             arguments.score,
+            arguments.words,
             arguments.questions,
             arguments.facts,
             arguments.ablate,
@@ -204,8 +208,8 @@ def read_report(folder: Path) -> dict[str, Any]:
 
 # that only some tasks take
 _OPTIONS = (
-    *("lengths", "questions", "facts", "ablate", "window", "score", "shots", "chat"),
-    "skip_broken",
+    *("lengths", "questions", "facts", "ablate", "window", "score", "words"),
+    *("shots", "chat", "skip_broken"),
 )
 
 

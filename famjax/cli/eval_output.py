@@ -50,7 +50,7 @@ def result_tables(group: str, result: Any) -> list[Table | str]:
         return [long_table(result), _effective(result["effective_length"]), *ablation]
     if group == "text":
         negative = [_NEGATIVE] if _has_negative_gain(result) else []
-        return [text_table(result), _UNIGRAM, position_table(result), *negative]
+        return [text_table(result), _words(result), _UNIGRAM, position_table(result), *negative]
     if group == "questions":
         return [questions_table(result), questions_note(result), octaves_table(result)]
     if group == "lm_eval":
@@ -264,6 +264,10 @@ def text_table(text: dict[str, Any]) -> Table:
     _add_scores(table, "unigram", text["unigram"])
     _add_scores(table, "uniform", text["uniform"])
     return table
+
+
+def _words(text: dict[str, Any]) -> str:
+    return f"perplexity of a word: {text['word_perplexity']:,.2f} ({text['words']:,} words)"
 
 
 def _add_scores(table: Table, name: str, scores: dict[str, float], sign: str = "") -> None:

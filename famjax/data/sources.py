@@ -329,6 +329,10 @@ class TextSource(Source):
         for text, *_ in self._iter_text(key, skip=0):
             yield text
 
+    def scored_texts(self, key: Key) -> Iterator[str]:
+        """Yield the text of a document whose tokens are predicted: all but inputs."""
+        return (text for text, weight, *_ in self._iter_text(key, skip=0) if weight)
+
     def get_state(self) -> dict[str, Any]:
         """Return a fingerprint of the documents: keys and cursors are valid for these only."""
         return {"documents": int(self._starts[-1]), "bytes": self._bytes, "names": self._digest}

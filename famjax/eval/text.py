@@ -39,7 +39,13 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
     """Return the files and the results of `evaluate_text`; by document if they are not too many."""
     files, window, score = request.files, request.window, request.score
     scores = evaluate_text(
-        run, files, batch=request.batch, quiet=request.quiet, window=window, score=score
+        run,
+        files,
+        batch=request.batch,
+        quiet=request.quiet,
+        window=window,
+        score=score,
+        words=request.words,
     )
     if len(scores["by_document"]) > _MANY_DOCUMENTS:
         del scores["by_document"]
@@ -54,6 +60,7 @@ def evaluate_text(
     quiet: bool = False,
     window: int | None = None,
     score: int | None = None,
+    words: int | None = None,
 ) -> dict[str, Any]:
     """Evaluate a run on text, with its memory and without.
 
@@ -74,10 +81,13 @@ def evaluate_text(
       quiet: no progress.
       window: tokens of a window, a multiple of the model's block; None reads documents whole.
       score: at most the window, which is the default.
+      words: of the texts, by which `word_perplexity` is measured; None counts them, between white
+        space. Published figures have a data set's own count, whatever a tokenizer makes of it
+        (PG-19: arXiv 1911.05507, 4.2).
 
     Returns:
       window, score; documents, documents_left, tokens, bytes, seconds, tokens_per_second,
-      state_bytes (of one document); loss (nats per token), accuracy, perplexity, bits_per_byte; the
+      state_bytes (of one document); words, word_perplexity (e to the nats of a word); loss (nats per token), accuracy, perplexity, bits_per_byte; the
       same four in without_memory, and their improvement by memory in memory_gain; the same four of
       context-free baselines in unigram and uniform (`famjax.eval.guessing`); by_position: rows of
       from, to (position of the predicted token in its document or window), tokens, loss, accuracy,
@@ -142,6 +152,7 @@ def evaluate_text(
         "tokens_per_second": tokens / seconds,
         "state_bytes": streamer.state_bytes() // streamer.batch,
         **_scores(with_memory_sums, reset_sums),
+        **_word_scores(source, documents.keys, words, float(with_memory_sums.nll.sum())),
         "by_document": _document_rows(by_document, documents.keys) if window is None else [],
         "unigram": with_memory_sums.compute_scores(*counts.unigram()),
         "uniform": with_memory_sums.compute_scores(*counts.uniform()),
@@ -290,6 +301,17 @@ class _MetricSums:
             "perplexity": math.exp(loss) if loss < 700 else math.inf,
             "bits_per_byte": nll / self.bytes / math.log(2),
         }
+
+
+def _word_scores(
+    source: TextSource, keys: Sequence[Key], words: int | None, nats: float
+) -> dict[str, Any]:
+    """Return the words of the documents that were read, and the perplexity of a word."""
+    if words is None:
+        pieces = (text for key in keys for text in source.scored_texts(key))
+        words = sum(len(text.split()) for text in pieces)
+    each = nats / words if words else math.inf
+    return {"words": words, "word_perplexity": math.exp(each) if each < 700 else math.inf}
 
 
 def _document_rows(sums: DocumentSums, keys: Sequence[Key]) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ class Request(NamedTuple):
       lengths: of the documents or episodes.
       examples: documents or episodes of each length.
       batch: documents read together.
-      window, score: of texts, see `famjax.eval.text.evaluate_text`.
+      window, score, words: of texts, see `famjax.eval.text.evaluate_text`.
       questions: of each long document.
       facts: file of the facts of long documents.
       ablate: answer about long documents also with the memory reset at every block.
@@ -45,6 +45,7 @@ class Request(NamedTuple):
     batch: int = 8
     window: int | None = None
     score: int | None = None
+    words: int | None = None
     questions: int | None = None
     facts: str = ""
     ablate: bool = False
@@ -63,8 +64,8 @@ class Task(abc.ABC):
       switches: the same, of which 0, false, none and "" are always accepted.
       has_own_words: its vocabulary is a list of its own words, `data.tokenizer=task`.
       group: where its results are in the report of `famjax eval`, which tasks may share.
-      options: of `famjax eval`, which of lengths, questions, facts, ablate, window, score, shots,
-        chat and skip_broken it takes.
+      options: of `famjax eval`, which of lengths, questions, facts, ablate, window, score, words,
+        shots, chat and skip_broken it takes.
       files: what may follow its name and a colon; "" is nothing.
       evaluation: "module:function" of `Request` and a `Run` to results: a dictionary with "rows",
         one for each length, in which the scores of trivial baselines are columns. It is a name,

@@ -401,3 +401,16 @@ def test_invalid_windows_are_rejected(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=told) as caught:
             evaluate_text(run, files, quiet=True, window=window, score=score)
         assert "\n" not in str(caught.value)
+
+
+def test_the_perplexity_of_a_word_is_that_of_its_nats(tmp_path: Path) -> None:
+    run = tiny.run()
+    (tmp_path / "a.txt").write_text("one two  three\nfour\n")
+    # inputs are not predicted, so their words do not count
+    (tmp_path / "b.jsonl").write_text('{"inputs": "not these", "targets": "five six"}\n')
+    result = evaluate_text(run, str(tmp_path), quiet=True)
+    assert result["words"] == 6
+    nats = sum(row["nats"] for row in result["by_document"])
+    assert result["word_perplexity"] == pytest.approx(np.exp(nats / 6), rel=1e-5)
+    published = evaluate_text(run, str(tmp_path), quiet=True, words=12)
+    assert published["word_perplexity"] == pytest.approx(np.exp(nats / 12), rel=1e-5)
